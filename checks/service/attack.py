@@ -28,7 +28,7 @@ from checks.service.fuzz_answer import Sent, complaint, curl
 from checks.service.hostile import requests
 from checks.service.probe import Waits, probing
 from checks.service.report import Report
-from checks.service.service import Service, requests_inside, running, tiny_pool, wait_until_idle
+from checks.service.service import Service, running, tiny_pool, wait_until_idle
 from specrouter.request.lanes import LONG_CHARACTERS
 from tests.cache_damage import OF_FILE, OF_FOLDER, OF_NUMBERS
 
@@ -58,12 +58,10 @@ def main() -> int:
         check_hostile(service, report, sent)
         with report.check("the service is as before"):
             wait_until_idle(service.url)
-            assert requests_inside(service.url) == (0, 0)
             assert greedy(service.url) == before
             check_log(service)
     check_starts(report)
-    report.show()
-    return 0 if report.passed else 1
+    return report.show()
 
 
 def check_large(

@@ -1,7 +1,5 @@
 """AIPerf's whole benchmarks against the service.
 
-    python -m checks.service.client_aiperf URL KEY OUT
-
 Runs in an environment that has `aiperf`. Prompts are synthetic, their tokenizer is the target's.
 """
 
@@ -10,23 +8,19 @@ import os
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 
-from checks.service.report import Report
+from checks.service.report import Report, run_client
 
 _TOKENIZER = Path(__file__).resolve().parents[2] / "modelpool" / "bundled" / "tiny-8m"
 _REQUESTS = 10
 
 
-def main(url: str, key: str, saved: Path) -> int:
-    report = Report(f"aiperf {version('aiperf')}")
+def main(report: Report, url: str, key: str) -> None:
     for kind in ("chat", "completions"):
         with report.check(f"a benchmark of {kind}"), tempfile.TemporaryDirectory() as folder:
             run(url, key, kind, Path(folder))
             check_files(Path(folder))
-    report.save(saved)
-    return 0 if report.passed else 1
 
 
 def run(url: str, key: str, kind: str, folder: Path) -> None:
@@ -52,4 +46,4 @@ def check_files(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2], Path(sys.argv[3])))
+    run_client("aiperf", main)

@@ -1,7 +1,5 @@
 """GuideLLM's whole benchmarks against the service.
 
-    python -m checks.service.client_guidellm URL KEY OUT
-
 Runs in an environment that has `guidellm`. Prompts are synthetic, their tokenizer is the target's.
 """
 
@@ -9,11 +7,10 @@ import json
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from checks.service.report import Report
+from checks.service.report import Report, run_client
 
 _TOKENIZER = Path(__file__).resolve().parents[2] / "modelpool" / "bundled" / "tiny-8m"
 _STREAMS = (1, 4)
@@ -21,14 +18,11 @@ _REQUESTS = 12
 _OUTPUT_TOKENS = 24
 
 
-def main(url: str, key: str, saved: Path) -> int:
-    report = Report(f"guidellm {version('guidellm')}")
+def main(report: Report, url: str, key: str) -> None:
     for path in ("/v1/completions", "/v1/chat/completions"):
         with report.check(f"a benchmark of {path}"), tempfile.TemporaryDirectory() as folder:
             run(url, key, path, Path(folder))
             check_files(Path(folder))
-    report.save(saved)
-    return 0 if report.passed else 1
 
 
 def run(url: str, key: str, path: str, folder: Path) -> None:
@@ -71,4 +65,4 @@ def check_requests(requests: dict[str, list[dict[str, Any]]]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2], Path(sys.argv[3])))
+    run_client("guidellm", main)

@@ -1,19 +1,14 @@
 """Instructor against the service, in its default mode and others.
 
-    python -m checks.service.client_instructor URL KEY OUT
-
 Runs in an environment that has `instructor`.
 """
 
-import sys
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import instructor
 from openai import OpenAI
 
-from checks.service.report import Report
+from checks.service.report import Report, run_client
 from checks.service.tool_schemas import MODEL, QUESTION, Person
 
 _ASKED: dict[str, Any] = {
@@ -22,8 +17,7 @@ _ASKED: dict[str, Any] = {
 }  # fmt: skip
 
 
-def main(url: str, key: str, saved: Path) -> int:
-    report = Report(f"instructor {version('instructor')}")
+def main(report: Report, url: str, key: str) -> None:
     inner = OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=120)
     with report.check("default mode"):
         check_person(instructor.from_openai(inner))
@@ -32,8 +26,6 @@ def main(url: str, key: str, saved: Path) -> int:
             check_person(instructor.from_openai(inner, mode=mode))
     with report.check("a stream of parts"):
         check_partial(instructor.from_openai(inner))
-    report.save(saved)
-    return 0 if report.passed else 1
 
 
 def check_person(client: Any) -> None:
@@ -49,4 +41,4 @@ def check_partial(client: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2], Path(sys.argv[3])))
+    run_client("instructor", main)

@@ -1,25 +1,19 @@
 """LangChain's OpenAI client against the service: structured output in all its ways, and tools.
 
-    python -m checks.service.client_langchain URL KEY OUT
-
 Runs in an environment that has `langchain-openai`.
 """
 
-import sys
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from langchain_core.messages import ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 
-from checks.service.report import Report
+from checks.service.report import Report, run_client
 from checks.service.tool_schemas import MODEL, QUESTION, Person, weather
 
 
-def main(url: str, key: str, saved: Path) -> int:
-    report = Report(f"langchain-openai {version('langchain-openai')}")
+def main(report: Report, url: str, key: str) -> None:
     chat: Any = ChatOpenAI(
         model=MODEL, base_url=f"{url}/v1", api_key=key, max_retries=0, max_tokens=300, timeout=120
     )
@@ -35,8 +29,6 @@ def main(url: str, key: str, saved: Path) -> int:
     with report.check("tools, left to the model"):
         message = chat.bind_tools([tool(weather)]).invoke(QUESTION)
         assert message.content or message.tool_calls
-    report.save(saved)
-    return 0 if report.passed else 1
 
 
 def check_tools(chat: Any, choice: str) -> None:
@@ -60,4 +52,4 @@ def check_tools(chat: Any, choice: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2], Path(sys.argv[3])))
+    run_client("langchain-openai", main)

@@ -1,26 +1,20 @@
 """LiteLLM against the service.
 
-    python -m checks.service.client_litellm URL KEY OUT
-
 Runs in an environment that has `litellm`. With LITELLM_LOCAL_MODEL_COST_MAP set it fetches nothing.
 """
 
 import asyncio
 import json
-import sys
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import litellm
 
-from checks.service.report import Report
+from checks.service.report import Report, run_client
 
 _MESSAGES = [{"role": "user", "content": "Write a short function."}]
 
 
-def main(url: str, key: str, saved: Path) -> int:
-    report = Report(f"litellm {version('litellm')}")
+def main(report: Report, url: str, key: str) -> None:
     for provider in ("openai", "hosted_vllm"):
         asked: dict[str, Any] = {
             "model": f"{provider}/tiny-8m", "api_base": f"{url}/v1", "api_key": key,
@@ -39,8 +33,6 @@ def main(url: str, key: str, saved: Path) -> int:
         check_text(url, key)
     with report.check("errors keep their kinds"):
         check_errors(asked)
-    report.save(saved)
-    return 0 if report.passed else 1
 
 
 def check_completion(asked: dict[str, Any]) -> str:
@@ -101,4 +93,4 @@ def check_errors(asked: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2], Path(sys.argv[3])))
+    run_client("litellm", main)

@@ -1,13 +1,8 @@
 """LlamaIndex' OpenAI-like client against the service: structured output and tools.
 
-    python -m checks.service.client_llama_index URL KEY OUT
-
 Runs in an environment that has `llama-index-llms-openai-like`.
 """
 
-import sys
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from llama_index.core.llms import ChatMessage
@@ -15,12 +10,11 @@ from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
 
-from checks.service.report import Report
+from checks.service.report import Report, run_client
 from checks.service.tool_schemas import MODEL, QUESTION, Person, weather
 
 
-def main(url: str, key: str, saved: Path) -> int:
-    report = Report(f"llama-index {version('llama-index-llms-openai-like')}")
+def main(report: Report, url: str, key: str) -> None:
     llm: Any = OpenAILike(
         model=MODEL, api_base=f"{url}/v1", api_key=key, max_tokens=300, max_retries=0, timeout=120,
         is_chat_model=True, is_function_calling_model=True, context_window=1024,
@@ -35,8 +29,6 @@ def main(url: str, key: str, saved: Path) -> int:
         assert isinstance(answer.raw, Person)
     with report.check("tools, required"):
         check_tools(llm)
-    report.save(saved)
-    return 0 if report.passed else 1
 
 
 def check_tools(llm: Any) -> None:
@@ -51,4 +43,4 @@ def check_tools(llm: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2], Path(sys.argv[3])))
+    run_client("llama-index-llms-openai-like", main)

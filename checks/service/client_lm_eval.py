@@ -1,17 +1,13 @@
 """lm-evaluation-harness against the service.
 
-    python -m checks.service.client_lm_eval URL KEY OUT
-
 Runs in an environment that has `lm-eval[api]`, without a network: tasks and their data are our own.
 Every log-likelihood is compared with the one that `transformers` computes from the same tokens; the
 service has to compute in float32, as we do.
 """
 
 import os
-import sys
 import tempfile
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +17,7 @@ import yaml
 from lm_eval.tasks import TaskManager
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from checks.service.report import Finding, Report
+from checks.service.report import Finding, Report, run_client
 from checks.service.two_choices import choice_questions, whole_texts, write_lines
 
 _TARGET = Path(__file__).resolve().parents[2] / "modelpool" / "bundled" / "tiny-8m"
@@ -31,9 +27,8 @@ _LARGEST_DIFFERENCE = 1e-4
 Samples = dict[str, list[dict[str, Any]]]
 
 
-def main(url: str, key: str, saved: Path) -> int:
+def main(report: Report, url: str, key: str) -> None:
     os.environ.update({"OPENAI_API_KEY": key, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"})
-    report = Report(f"lm-eval {version('lm_eval')}")
     reference = Reference()
     for backend in ("tokens", "text"):
         with report.check(f"local-completions, prompts as {backend}: a whole run") as finding:
@@ -43,8 +38,6 @@ def main(url: str, key: str, saved: Path) -> int:
             compare(choices_of(samples["two_choices"], reference), finding)
         with report.check(f"prompts as {backend}: whole texts' log-likelihoods") as finding:
             compare(texts_of(samples["texts"], reference), finding)
-    report.save(saved)
-    return 0 if report.passed else 1
 
 
 class Reference:
@@ -134,4 +127,4 @@ def _arguments(sample: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2], Path(sys.argv[3])))
+    run_client("lm_eval", main)

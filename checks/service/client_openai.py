@@ -1,16 +1,11 @@
 """The official OpenAI client against the service.
 
-    python -m checks.service.client_openai URL KEY OUT
-
 Runs in an environment that has `openai`; the service has the API key and serves greedily the same
 text however it is asked.
 """
 
 import asyncio
 import json
-import sys
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -18,7 +13,7 @@ import openai
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel
 
-from checks.service.report import Report
+from checks.service.report import Report, run_client
 
 _PROMPT = "def fibonacci(n):\n"
 _MODEL = "tiny-8m"
@@ -44,8 +39,7 @@ class Answer(BaseModel):
     digit: int
 
 
-def main(url: str, key: str, saved: Path) -> int:
-    report = Report(f"openai {version('openai')}")
+def main(report: Report, url: str, key: str) -> None:
     client = OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=120)
     for check in (
         check_models, check_completion, check_completion_stream, check_logprobs, check_echo,
@@ -58,8 +52,6 @@ def main(url: str, key: str, saved: Path) -> int:
         asyncio.run(check_async(url, key))
     with report.check("AuthenticationError for a wrong key"):
         check_wrong_key(url)
-    report.save(saved)
-    return 0 if report.passed else 1
 
 
 def check_models(client: OpenAI) -> None:
@@ -225,4 +217,4 @@ def _refusal(client: OpenAI, kind: type[Any], changes: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2], Path(sys.argv[3])))
+    run_client("openai", main)

@@ -1,21 +1,16 @@
 """Tools and predicted outputs by the official OpenAI client.
 
-    python -m checks.service.client_openai_tools URL KEY OUT
-
 Runs in an environment that has `openai` and `jsonschema`.
 """
 
 import json
-import sys
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import jsonschema
 import openai
 from openai import OpenAI
 
-from checks.service.report import Report
+from checks.service.report import Report, run_client
 from checks.service.tool_schemas import MODEL, QUESTION, Person
 
 _SCHEMA: dict[str, Any] = {
@@ -38,8 +33,7 @@ _ASKED: dict[str, Any] = {
 }  # fmt: skip
 
 
-def main(url: str, key: str, saved: Path) -> int:
-    report = Report(f"openai's tools {version('openai')}")
+def main(report: Report, url: str, key: str) -> None:
     client = OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=120)
     for check in (
         check_named, check_required, check_stream, check_left_to_the_model, check_results,
@@ -47,8 +41,6 @@ def main(url: str, key: str, saved: Path) -> int:
     ):  # fmt: skip
         with report.check(check.__name__.removeprefix("check_").replace("_", " ")):
             check(client)
-    report.save(saved)
-    return 0 if report.passed else 1
 
 
 def check_named(client: OpenAI) -> None:
@@ -152,4 +144,4 @@ def check_prediction(client: OpenAI) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2], Path(sys.argv[3])))
+    run_client("openai", main, "openai's tools")

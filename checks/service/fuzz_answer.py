@@ -2,10 +2,20 @@
 
 import base64
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 
+# A body for each endpoint that would be served, with few tokens.
+SERVED: Mapping[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "def f(x):", "max_tokens": 4},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 4},
+    "/generate": {"prompt": "def f(x):", "max_new_tokens": 4},
+    "/tokenize": {"prompt": "def f(x):"},
+    "/detokenize": {"tokens": [5, 6, 7]},
+}
 _ERROR_FIELDS = {"message", "type", "param", "code"}
 _LONGEST_ARGUMENT = 20_000  # characters; beyond it the body comes from a pipe
 

@@ -16,19 +16,11 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.core import NOT_SET
 
-from checks.service.fuzz_answer import Sent
+from checks.service.fuzz_answer import SERVED, Sent
 
 _MOST_TOKENS = 8
 _MOST_SAMPLES = 4
 _JSON = {"content-type": "application/json"}
-_MESSAGES = [{"role": "user", "content": "Say something."}]
-SERVED: Mapping[str, dict[str, Any]] = {
-    "/v1/completions": {"prompt": "def f(x):", "max_tokens": 4},
-    "/v1/chat/completions": {"messages": _MESSAGES, "max_tokens": 4},
-    "/generate": {"prompt": "def f(x):", "max_new_tokens": 4},
-    "/tokenize": {"prompt": "def f(x):"},
-    "/detokenize": {"tokens": [5, 6, 7]},
-}
 _PATHS = (*SERVED, "/health", "/metrics", "/v1/models", "/version", "/openapi.json", "/nowhere")
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "BREW")
 _TYPES = (
@@ -78,12 +70,13 @@ def raw_requests() -> "st.SearchStrategy[Sent]":
     wrong = st.one_of(_odd_bodies(), st.binary(max_size=300))
     headers = st.builds(_typed, st.sampled_from(_TYPES), _header_values())
     json_headers = st.just(_headers(_JSON))
+    plain = st.just(encoded(SERVED["/v1/completions"]))
     return st.one_of(
         st.builds(
             Sent, st.sampled_from(_METHODS), st.sampled_from(_PATHS), st.one_of(headers), wrong
         ),
         st.builds(Sent, st.just("POST"), st.sampled_from(tuple(SERVED)), json_headers, wrong),
-        st.builds(Sent, st.just("POST"), st.just("/v1/completions"), headers, _plain_body()),
+        st.builds(Sent, st.just("POST"), st.just("/v1/completions"), headers, plain),
     )
 
 
@@ -136,20 +129,11 @@ def _broken_bodies(draw: st.DrawFn) -> bytes:
     return bytes(whole[: draw(st.integers(0, len(whole)))])
 
 
-def _plain_body() -> "st.SearchStrategy[bytes]":
-    return st.just(encoded(SERVED["/v1/completions"]))
-
-
 def _header_values() -> "st.SearchStrategy[dict[str, str]]":
     names = (
-        "x-slo-tpot-ms",
-        "x-slo-ttft-ms",
-        "x-slo-e2e-ms",
-        "x-request-id",
-        "authorization",
-        "accept",
+        "x-slo-tpot-ms", "x-slo-ttft-ms", "x-slo-e2e-ms", "x-request-id", "authorization", "accept",
         "origin",
-    )
+    )  # fmt: skip
     text = st.text(st.characters(min_codepoint=32, max_codepoint=255), max_size=40)
     values = st.one_of(text, st.sampled_from(("nan", "inf", "-1", "1e999", "0", "50", "1_0")))
     return st.dictionaries(st.sampled_from(names), values, max_size=3)

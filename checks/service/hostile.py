@@ -9,16 +9,9 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from checks.service.fuzz_answer import Sent
+from checks.service.fuzz_answer import SERVED, Sent
 
 _JSON = (("content-type", "application/json"),)
-_SERVED: dict[str, dict[str, Any]] = {
-    "/v1/completions": {"prompt": "def f(x):", "max_tokens": 2},
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 2},
-    "/generate": {"prompt": "def f(x):", "max_new_tokens": 2},
-    "/tokenize": {"prompt": "def f(x):"},
-    "/detokenize": {"tokens": [5, 6, 7]},
-}
 _FIELDS = (
     "prompt", "messages", "input_ids", "tokens", "model", "max_tokens", "max_new_tokens",
     "temperature", "top_k", "top_p", "min_p", "seed", "n", "best_of", "stop", "stop_token_ids",
@@ -55,10 +48,10 @@ def requests(count: int, structures: int, seed: int) -> list[Sent]:
 
 
 def _one(generator: random.Random) -> Sent:
-    path = generator.choice(list(_SERVED))
+    path = generator.choice(list(SERVED))
     if generator.random() < 0.1:
         return Sent("POST", path, _JSON, generator.choice(_WRONG))
-    body = dict(_SERVED[path])
+    body = dict(SERVED[path])
     for name in generator.sample(_FIELDS, generator.choice((1, 1, 1, 2, 3))):
         body[name] = generator.choice(_VALUES)
     return _sent(path, body)
@@ -67,7 +60,7 @@ def _one(generator: random.Random) -> Sent:
 def _bomb(form: tuple[str, Any], generator: random.Random) -> Sent:
     kind, source = form
     path = generator.choice(("/v1/completions", "/v1/chat/completions", "/generate"))
-    body = {**_SERVED[path], "stream": generator.random() < 0.3}
+    body = {**SERVED[path], "stream": generator.random() < 0.3}
     body["max_new_tokens" if path == "/generate" else "max_tokens"] = 24
     body["temperature"] = generator.choice((0, 1))
     return _sent(path, {**body, "structured_outputs": {kind: source}})

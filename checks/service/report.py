@@ -5,11 +5,13 @@ are also written in environments of other packages.
 """
 
 import json
+import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 
 
@@ -62,14 +64,28 @@ class Report:
         saved = json.loads(path.read_text(encoding="utf-8"))
         self.checks += [Check(**check) for check in saved]
 
-    def show(self) -> None:
+    def show(self) -> int:
+        """The exit code of a program that reports this."""
         width = max(len(check.name) for check in self.checks)
         print(f"\n{self.subject}")
         for check in self.checks:
             print(f"  {'ok  ' if check.passed else 'FAIL'}  {check.name:<{width}}  {check.detail}")
         failed = sum(not check.passed for check in self.checks)
         print(f"  {len(self.checks) - failed} of {len(self.checks)} passed", flush=True)
+        return 0 if self.passed else 1
 
     def _add(self, check: Check) -> None:
         self.checks.append(check)
         print(f"{'ok  ' if check.passed else 'FAIL'} {check.name}  {check.detail}", flush=True)
+
+
+def run_client(package: str, check: Callable[[Report, str, str], None], subject: str = "") -> None:
+    """`python -m checks.service.client_NAME URL KEY OUT`, which saves its report to OUT.
+
+    `subject`: of the report, where it is not the package.
+    """
+    url, key, saved = sys.argv[1:]
+    report = Report(f"{subject or package} {version(package)}")
+    check(report, url, key)
+    report.save(Path(saved))
+    sys.exit(0 if report.passed else 1)

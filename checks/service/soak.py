@@ -74,12 +74,12 @@ def main() -> int:
         check = checks[name]
         print(f"\n{name}", flush=True)
         dtype = "float32" if check is faults else "auto"
-        with running(tiny_pool(dtype, **_copied(_LIMITS)), _WATCHED) as service:
+        with running(tiny_pool(dtype, **_LIMITS), _WATCHED) as service:
             figures[name] = asyncio.run(check(service, report, arguments))
             stop(service, report, name)
-    report.show()
+    code = report.show()
     print(json.dumps(figures))
-    return 0 if report.passed else 1
+    return code
 
 
 async def overload(
@@ -295,10 +295,6 @@ def check_memory(seen_mb: list[float], finding: Finding) -> None:
 
 def _progress(counts: Counter[str]) -> None:
     print(f"  {', '.join(f'{count} {kind}' for kind, count in counts.items())}", flush=True)
-
-
-def _copied(sections: dict[str, Any]) -> dict[str, Any]:
-    return {name: dict(section) for name, section in sections.items()}
 
 
 if __name__ == "__main__":

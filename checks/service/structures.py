@@ -46,8 +46,7 @@ def main() -> int:
         asyncio.run(check(service.url, arguments.requests, arguments.seed, report))
         with report.check("all rows are free"):
             wait_until_idle(service.url)
-    report.show()
-    return 0 if report.passed else 1
+    return report.show()
 
 
 async def check(url: str, count: int, seed: int, report: Report) -> None:
@@ -97,13 +96,12 @@ def random_schema(generator: random.Random) -> Schema:
     """An object whose texts are all of bounded length."""
     names = generator.sample(("name", "count", "colour", "tags", "where", "done", "price"), 3)
     properties = {name: _random_value(generator, depth=1) for name in names}
-    required = names if generator.random() < 0.7 else names[:2]
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": required,
-        "additionalProperties": False,
-    }
+    return _object(properties, names if generator.random() < 0.7 else names[:2])
+
+
+def _object(properties: Schema, required: list[str]) -> Schema:
+    named = {"properties": properties, "required": required}
+    return {"type": "object", **named, "additionalProperties": False}
 
 
 def _random_value(generator: random.Random, depth: int) -> Schema:
@@ -123,18 +121,9 @@ def _random_value(generator: random.Random, depth: int) -> Schema:
         items = _random_value(generator, depth - 1)
         return {"type": "array", "items": items, "minItems": 1, "maxItems": 3}
     if kind == "object":
-        return random_schema_of_values(generator, depth - 1)
+        inner = {name: _random_value(generator, depth - 1) for name in ("x", "y")}
+        return _object(inner, ["x", "y"])
     return {"type": "boolean"}
-
-
-def random_schema_of_values(generator: random.Random, depth: int) -> Schema:
-    properties = {name: _random_value(generator, depth) for name in ("x", "y")}
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": ["x", "y"],
-        "additionalProperties": False,
-    }
 
 
 def _body(schema: Schema, index: int) -> dict[str, Any]:

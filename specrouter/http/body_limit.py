@@ -8,6 +8,7 @@ its end where that is near, and thrown away: a client that still sends would mis
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Literal
 
 from fastapi import Response
@@ -15,14 +16,13 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specrouter.http.drain import Drain
-from specrouter.http.error_answer import error_response, shutting_down
+from specrouter.http.error_answer import error_response, overloaded, shutting_down
 from specrouter.http.metrics_page import Refusal
 
 SMALL_BYTES = 2**16  # of a body that counts for nothing: there are only so many connections
 _DISCARDED_BYTES = 64 * 2**20  # read and thrown away before a body is refused, at most
 _BODY_S = 60.0  # for a body to arrive
-_RETRY_AFTER_S = 1
-_Missing = Literal["too large", "no room", "gone"]
+_Missing = Literal["too large", "no room", "gone", "late"]
 Count = Callable[[Refusal], None]  # told why a request was refused
 
 
@@ -67,47 +67,33 @@ class BodyLimit:
             arriving.release()
 
     async def _serve(self, arriving: _Arriving, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
+        body: bytes | _Missing = "late"
+        with suppress(TimeoutError):
             async with self._drain.arrival(_BODY_S):
                 body = await arriving.read(scope, receive)
-        except TimeoutError:
-            await self._late()(scope, receive, send)
-            return
         if isinstance(body, bytes):
             answer = arriving.released_by(send) if arriving.held else send
             await self._app(scope, _replay(body, receive), answer)
         elif body != "gone":
             await self._refusal(body)(scope, receive, send)
 
-    def _refusal(self, reason: Literal["too large", "no room"]) -> Response:
+    def _refusal(self, reason: _Missing) -> Response:
         if reason == "no room":
             self._count("overloaded")
-            return error_response(
-                503,
+            return overloaded(
                 "the bodies of all requests together are too large now "
-                "(server.max_inflight_body_bytes)",
-                code="overloaded",
-                headers={"Retry-After": str(_RETRY_AFTER_S)},
+                "(server.max_inflight_body_bytes)"
             )
-        self._count("bad_request")
-        return error_response(
-            413,
-            f"the body has more than {self._max_bytes} bytes (server.max_body_bytes)",
-            code="request_too_large",
-            headers={"Connection": "close"},
-        )
-
-    def _late(self) -> Response:
-        if self._drain.is_draining:
+        if reason == "late" and self._drain.is_draining:
             self._count("unavailable")
             return shutting_down()
         self._count("bad_request")
-        return error_response(
-            408,
-            f"the body did not arrive within {_BODY_S:g} s",
-            code="body_timeout",
-            headers={"Connection": "close"},
-        )
+        closes = {"Connection": "close"}
+        if reason == "late":
+            message = f"the body did not arrive within {_BODY_S:g} s"
+            return error_response(408, message, code="body_timeout", headers=closes)
+        message = f"the body has more than {self._max_bytes} bytes (server.max_body_bytes)"
+        return error_response(413, message, code="request_too_large", headers=closes)
 
 
 class _Arriving:

@@ -7,6 +7,7 @@ in a way that is known here; where they are forced, the grammar makes the text n
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
@@ -21,8 +22,7 @@ from specrouter.http.service import Service
 from specrouter.http.streams import respond
 from specrouter.http.tools.call_reader import CallReader
 from specrouter.http.tools.forced_calls import forced_calls
-from specrouter.http.tools.formats import HERMES, ToolFormat, has_single_calls
-from specrouter.http.tools.tool_use import ToolUse
+from specrouter.http.tools.formats import HERMES, has_single_calls
 from specrouter.request.params import SamplingParams
 from specrouter.request.structure import Structure
 
@@ -45,8 +45,9 @@ def add_chat(app: FastAPI, service: Service) -> None:
             service.check_room()
             structure, reader = await _form(service, body)
             with_tools = body.tool_choice != "none"
+            check = partial(service.router.check_text, "messages")
             ids = await service.tokenized(
-                body.characters, service.template.token_ids, body, with_tools, service.check_chat
+                body.characters, service.template.token_ids, body, with_tools, check
             )
             room = service.router.max_request_tokens - len(ids)
             room = max(1, room)  # the router refuses what has no room
@@ -76,17 +77,11 @@ async def _form(service: Service, body: ChatRequest) -> tuple[Structure | None, 
     if use is None:
         return structure, None
     if has_single_calls(service.template.source):
-        use = use.with_single_calls()
+        use = replace(use, max_calls=1)
+    form = known or HERMES
     if use.forced:
-        form = known or HERMES
         lanes, check = service.router.lanes, service.router.check_structure
         structure = await lanes.run("structures", forced_calls, use, form, check)
     elif known is None or structure is not None:  # the text is what was asked for, whatever it says
         return structure, None
-    else:
-        form = known
-    return structure, lambda: _reader(form, use)
-
-
-def _reader(form: ToolFormat, use: ToolUse) -> CallReader:
-    return CallReader(form, use.names, use.forced, use.max_calls)
+    return structure, partial(CallReader, form, use.names, use.forced, use.max_calls)

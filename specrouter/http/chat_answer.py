@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from specrouter.http.openai_answer import Envelope, OpenAIAnswer, Prompt, ending, finite
+from specrouter.http.openai_answer import Envelope, OpenAIAnswer, Prompt, ending, finite, output_of
 from specrouter.http.openai_fields import ChatRequest
 from specrouter.http.streams import Outputs
 from specrouter.http.token_texts import TokenTexts
@@ -39,34 +39,36 @@ class ChatAnswer(OpenAIAnswer):
         self._readers: dict[int, CallReader] = {}  # of a stream, by choice
 
     def whole(self, outputs: Outputs) -> dict[str, Any]:
-        answer = super().whole(outputs)
-        if self.body.prompt_logprobs is not None:
-            answer["prompt_logprobs"] = self.prompt_logprobs(0, outputs[0][1].prompt_logprobs)
-        if self.body.return_token_ids:
-            answer["prompt_token_ids"] = list(self.prompts[0].token_ids)
-        return answer
+        return {**super().whole(outputs), **self._of_prompt(outputs[0][1])}
 
     def chunk(self, prompt: int, delta: Delta) -> dict[str, Any] | None:
         is_first = not self._begun
         chunk = super().chunk(prompt, delta)
-        if chunk is not None and is_first:
-            if self.body.prompt_logprobs is not None:
-                chunk["prompt_logprobs"] = self.prompt_logprobs(0, delta.prompt_logprobs)
-            if self.body.return_token_ids:
-                chunk["prompt_token_ids"] = list(self.prompts[0].token_ids)
-        return chunk
+        return chunk if chunk is None or not is_first else {**chunk, **self._of_prompt(delta)}
 
-    def choice(self, prompt: int, index: int, output: RequestOutput) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": output.text, "refusal": None}
+    def _of_prompt(self, part: RequestOutput | Delta) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        if self.body.prompt_logprobs is not None:
+            found["prompt_logprobs"] = self.prompt_logprobs(0, part.prompt_logprobs)
+        if self.body.return_token_ids:
+            found["prompt_token_ids"] = list(self.prompts[0].token_ids)
+        return found
+
+    def choice(
+        self, prompt: int, index: int, part: RequestOutput | Delta, is_first: bool
+    ) -> dict[str, Any]:
+        if isinstance(part, Delta):
+            return self._choice_delta(index, part, is_first)
+        message: dict[str, Any] = {"role": "assistant", "content": part.text, "refusal": None}
         reader = self._new_reader and self._new_reader()
         if reader is not None:
-            news = reader.read(output.text, ends=True)
+            news = reader.read(part.text, ends=True)
             message["content"] = news.content or (None if reader.calls or reader.forced else "")
             if news.calls:
                 message["tool_calls"] = [_call(call) for call in news.calls]
-        return {"index": index, "message": message, **self._rest(output, output, reader)}
+        return {"index": index, "message": message, **self._rest(part, reader)}
 
-    def choice_delta(self, prompt: int, index: int, delta: Delta, is_first: bool) -> dict[str, Any]:
+    def _choice_delta(self, index: int, delta: Delta, is_first: bool) -> dict[str, Any]:
         news: dict[str, Any] = {"role": "assistant"} if is_first else {}
         reader = self._reader(index)
         if reader is None:
@@ -77,10 +79,10 @@ class ChatAnswer(OpenAIAnswer):
                 news["content"] = found.content or None
             if found.calls:
                 news["tool_calls"] = [{"index": call.index, **_call(call)} for call in found.calls]
-        return {"index": index, "delta": news, **self._rest(delta, delta.output, reader)}
+        return {"index": index, "delta": news, **self._rest(delta, reader)}
 
-    def says_something(self, choice_delta: Mapping[str, Any]) -> bool:
-        news = choice_delta["delta"]
+    def says_something(self, choice: Mapping[str, Any]) -> bool:
+        news = choice["delta"]
         return bool(news.get("content") or news.get("tool_calls"))
 
     def _reader(self, index: int) -> CallReader | None:
@@ -88,12 +90,8 @@ class ChatAnswer(OpenAIAnswer):
             self._readers[index] = self._new_reader()
         return self._readers.get(index)
 
-    def _rest(
-        self,
-        part: RequestOutput | Delta,
-        output: RequestOutput | None,
-        reader: CallReader | None,
-    ) -> dict[str, Any]:
+    def _rest(self, part: RequestOutput | Delta, reader: CallReader | None) -> dict[str, Any]:
+        output = output_of(part)
         rest = {"logprobs": self._logprobs(part.logprobs), **ending(output)}
         if output is not None and output.finish_reason in _ENDS_BY_ITSELF and _has_called(reader):
             rest["finish_reason"] = "tool_calls"

@@ -34,9 +34,8 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         own = tokenizer.chat_template
         self._adds_special_tokens = file is None and own is None
-        self._template = (
-            DEFAULT_TEMPLATE if self._adds_special_tokens else None
-        )  # None: the tokenizer's
+        # None is the tokenizer's.
+        self._template = DEFAULT_TEMPLATE if self._adds_special_tokens else None
         if file is not None:
             self._template = _read(file)
             self._try_out()

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from specrouter.http.openai_answer import Envelope, OpenAIAnswer, Prompt, ending, finite
+from specrouter.http.openai_answer import Envelope, OpenAIAnswer, Prompt, ending, finite, output_of
 from specrouter.http.openai_fields import CompletionRequest
 from specrouter.http.streams import Outputs
 from specrouter.http.token_texts import TokenTexts
@@ -42,29 +42,18 @@ class CompletionAnswer(OpenAIAnswer):
             for one in sorted(samples, key=lambda one: -_mean_logprob(one[1]))[: self._kept]
         ]
 
-    def choice(self, prompt: int, index: int, output: RequestOutput) -> dict[str, Any]:
-        return self._choice(prompt, index, output, output, is_first=True)
+    def says_something(self, choice: Mapping[str, Any]) -> bool:
+        return bool(choice["text"])
 
-    def choice_delta(self, prompt: int, index: int, delta: Delta, is_first: bool) -> dict[str, Any]:
-        return self._choice(prompt, index, delta, delta.output, is_first)
-
-    def says_something(self, choice_delta: Mapping[str, Any]) -> bool:
-        return bool(choice_delta["text"])
-
-    def _choice(
-        self,
-        prompt: int,
-        index: int,
-        part: RequestOutput | Delta,
-        output: RequestOutput | None,
-        is_first: bool,
+    def choice(
+        self, prompt: int, index: int, part: RequestOutput | Delta, is_first: bool
     ) -> dict[str, Any]:
         echoed = is_first and self._echo
         choice = {
             "index": index,
             "text": self._prompt_text(prompt) + part.text if echoed else part.text,
             "logprobs": self._of_choice(prompt, index, part, echoed),
-            **ending(output),
+            **ending(output_of(part)),
         }
         if self.body.prompt_logprobs is not None and is_first:
             choice["prompt_logprobs"] = self.prompt_logprobs(prompt, part.prompt_logprobs)

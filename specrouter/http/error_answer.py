@@ -37,6 +37,12 @@ def error_response(
     return JSONResponse(payload, status_code=status, headers=dict(headers or {}))
 
 
+def overloaded(message: str, retry_after_s: int = 1, **headers: str) -> Response:
+    """By default the next try may come at once: behind a balancer it meets another server."""
+    headers = {"Retry-After": str(retry_after_s), **headers}
+    return error_response(503, message, code="overloaded", headers=headers)
+
+
 def shutting_down() -> Response:
     return error_response(
         503,

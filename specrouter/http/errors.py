@@ -20,7 +20,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from specrouter.engine.context_limit import ContextLengthError
-from specrouter.http.error_answer import error_payload, error_response
+from specrouter.http.error_answer import error_payload, error_response, overloaded
 from specrouter.http.generate_request import GenerateRequest
 from specrouter.http.metrics_page import count_refusal
 from specrouter.http.objective_fields import SloRequest, StageRequest
@@ -67,7 +67,9 @@ class Failure:
     def headers(self) -> dict[str, str]:
         if self.is_final:
             return {SHOULD_RETRY_HEADER: "false"}
-        return {} if self.retry_after_s is None else _retry_after(self.retry_after_s)
+        if self.retry_after_s is None:
+            return {}
+        return {"Retry-After": str(_retry_after(self.retry_after_s))}
 
     def payload(self) -> dict[str, Any]:
         return error_payload(self.status, self.message, self.param, self.code, self.details)
@@ -112,8 +114,8 @@ def _rejection(output: RequestOutput) -> Failure:
     )
 
 
-def _retry_after(delay_s: float) -> dict[str, str]:
-    return {"Retry-After": str(max(1, math.ceil(delay_s)))}
+def _retry_after(delay_s: float) -> int:
+    return max(1, math.ceil(delay_s))
 
 
 class UnknownModelError(Exception):
@@ -167,10 +169,9 @@ def add_error_handlers(app: FastAPI, fields: Collection[str]) -> None:
 
 def _add_server_errors(app: FastAPI) -> None:
     @app.exception_handler(OverloadedError)
-    async def overloaded(request: Request, error: OverloadedError) -> Response:
+    async def too_busy(request: Request, error: OverloadedError) -> Response:
         count_refusal(request.app, "overloaded")
-        retry = _retry_after(error.retry_after_s)
-        return error_response(503, str(error), code="overloaded", headers=retry)
+        return overloaded(str(error), _retry_after(error.retry_after_s))
 
     @app.exception_handler(UnavailableError)
     async def unavailable(request: Request, error: UnavailableError) -> Response:

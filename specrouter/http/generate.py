@@ -14,7 +14,7 @@ from specrouter.http.generate_request import GenerateRequest
 from specrouter.http.openai_answer import finite
 from specrouter.http.openapi import generation
 from specrouter.http.service import Service
-from specrouter.http.streams import Outputs, respond
+from specrouter.http.streams import Answer, Outputs, respond
 from specrouter.http.token_texts import TokenTexts
 from specrouter.request.output import Delta, RequestOutput, TokenLogprobs
 
@@ -42,8 +42,8 @@ def add_generate(app: FastAPI, service: Service) -> None:
 
 
 @dataclass(frozen=True)
-class GenerateAnswer:
-    """An `Answer`; `numbered` where the prompt has several samples."""
+class GenerateAnswer(Answer):
+    """`numbered` where the prompt has several samples."""
 
     texts: TokenTexts
     numbered: bool
@@ -59,9 +59,6 @@ class GenerateAnswer:
     def chunk(self, prompt: int, delta: Delta) -> dict[str, Any]:
         ending = {} if delta.output is None else _ending(delta.output)
         return {**self._content(delta), **ending}
-
-    def last_chunk(self) -> None:
-        return None
 
     def partial(self, outputs: Outputs) -> dict[str, Any]:
         return self.whole(outputs)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from fastapi import FastAPI, Response
+from fastapi import FastAPI
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from specrouter.config import ServerConfig
 from specrouter.http.body_limit import BodyLimit, Count
 from specrouter.http.drain import Drain
-from specrouter.http.error_answer import error_response, shutting_down
+from specrouter.http.error_answer import error_response, overloaded, shutting_down
 from specrouter.http.errors import SHOULD_RETRY_HEADER
 from specrouter.http.keys import api_keys
 from specrouter.http.metrics_page import count_refusal
@@ -36,8 +36,6 @@ from specrouter.http.request_log import HEADER as REQUEST_ID_HEADER
 PROBE_PATHS = frozenset({"/health", "/metrics"})
 # Probes and scrapers read without a key; the others show the API, which is public, and no data.
 OPEN_PATHS = PROBE_PATHS | {"/", "/docs", "/openapi.json"}
-
-_RETRY_AFTER_S = 1  # behind a balancer the next try meets another server
 
 
 def add_guards(app: FastAPI, config: ServerConfig, drain: Drain | None = None) -> None:
@@ -122,7 +120,8 @@ def concurrency_limit(app: ASGIApp, most: int, count: Count) -> ASGIApp:
             await app(scope, receive, send)
         elif running >= most:
             count("overloaded")
-            await _too_many(most)(scope, receive, send)
+            message = f"{most} requests are being answered already (server.limit_concurrency)"
+            await overloaded(message, Connection="close")(scope, receive, send)
         else:
             running += 1
             try:
@@ -147,12 +146,3 @@ def drain_gate(app: ASGIApp, drain: Drain, count: Count) -> ASGIApp:
                 await app(scope, receive, send)
 
     return gated
-
-
-def _too_many(most: int) -> Response:
-    return error_response(
-        503,
-        f"{most} requests are being answered already (server.limit_concurrency)",
-        code="overloaded",
-        headers={"Retry-After": str(_RETRY_AFTER_S), "Connection": "close"},
-    )

@@ -7,13 +7,13 @@ in the order in which deltas come.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from specrouter.http.openai_fields import OpenAIRequest
-from specrouter.http.streams import Outputs
+from specrouter.http.streams import Answer, Outputs
 from specrouter.http.token_texts import TokenTexts
 from specrouter.request.output import Delta, RequestMetrics, RequestOutput, TokenLogprobs
 
@@ -82,8 +82,8 @@ class Usage:
         }
 
 
-class OpenAIAnswer(ABC):
-    """An `Answer`; `kind` is its `object`, `chunk_kind` that of its chunks."""
+class OpenAIAnswer(Answer):
+    """`kind` is its `object`, `chunk_kind` that of its chunks."""
 
     kind: str
     chunk_kind: str
@@ -111,7 +111,7 @@ class OpenAIAnswer(ABC):
         for _, output in outputs:
             self._usage.add(len(output.token_ids), output.metrics, output.index)
         choices = [
-            self.choice(at, index, output)
+            self.choice(at, index, output, is_first=True)
             for index, (at, output) in enumerate(self.chosen(outputs))
         ]
         return {
@@ -127,7 +127,7 @@ class OpenAIAnswer(ABC):
         index = prompt * (self.body.n or 1) + delta.index
         is_first = index not in self._begun
         self._begun.add(index)
-        choice = self.choice_delta(prompt, index, delta, is_first)
+        choice = self.choice(prompt, index, delta, is_first)
         said = self.says_something(choice)
         if not (said or is_first or output or delta.logprobs or self.body.return_token_ids):
             return None  # half a character, or what may become a stop text or a call
@@ -143,26 +143,18 @@ class OpenAIAnswer(ABC):
             return None
         return {**self._chunk_head, "choices": [], "usage": self._usage.to_json()}
 
-    def partial(self, outputs: Outputs) -> dict[str, Any]:
-        return {}
-
-    def place(self, delta: Delta) -> dict[str, Any]:
-        return {}
-
     def chosen(self, outputs: Outputs) -> Outputs:
         """Those that the client sees, by prompt."""
         return outputs
 
     @abstractmethod
-    def choice(self, prompt: int, index: int, output: RequestOutput) -> dict[str, Any]:
-        """Of a whole answer."""
+    def choice(
+        self, prompt: int, index: int, part: RequestOutput | Delta, is_first: bool
+    ) -> dict[str, Any]:
+        """Of a whole answer, or of a chunk; `is_first` for each index once."""
 
     @abstractmethod
-    def choice_delta(self, prompt: int, index: int, delta: Delta, is_first: bool) -> dict[str, Any]:
-        """Of a chunk; `is_first` for each index once."""
-
-    @abstractmethod
-    def says_something(self, choice_delta: Mapping[str, Any]) -> bool:
+    def says_something(self, choice: Mapping[str, Any]) -> bool:
         """Whether there is more of the text in it."""
 
     def prompt_logprobs(
@@ -192,6 +184,11 @@ class OpenAIAnswer(ABC):
             }
             for token, logprob in (own, *position.top[:count])
         }
+
+
+def output_of(part: RequestOutput | Delta) -> RequestOutput | None:
+    """That a choice ends with; None where it goes on."""
+    return part.output if isinstance(part, Delta) else part
 
 
 def ending(output: RequestOutput | None) -> dict[str, Any]:

@@ -10,12 +10,10 @@ unknown key inside it is an error.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
-from starlette.datastructures import Headers
 
 from specrouter.http.fields import (
     MOST,
@@ -32,9 +30,8 @@ from specrouter.http.fields import (
     check_refused,
     refused,
 )
-from specrouter.http.objective_fields import SloRequest, asked_objective
+from specrouter.http.objective_fields import SloRequest
 from specrouter.http.structure_fields import StructureFields
-from specrouter.request.objective import SLO, SloLike
 from specrouter.request.params import (
     LEAST_TEMPERATURE,
     MAX_DEPTH,
@@ -44,7 +41,6 @@ from specrouter.request.params import (
     Speculation,
 )
 from specrouter.request.spec import MAX_PRIORITY
-from specrouter.request.stages import TokenIdOf
 
 MAX_STOPS = 64  # texts: each is looked for after every token
 MAX_STOP_CHARACTERS = 4096  # of all of them: to look for a beginning takes a square of its length
@@ -199,9 +195,3 @@ class RequestFields(StructureFields):
         asked = self.speculation
         chain = None if asked.chain is None else tuple(asked.chain)
         return Speculation(chain, asked.depth, asked.width, reuse_outputs=asked.reuse_outputs)
-
-    def objective(
-        self, headers: Headers, classes: Mapping[str, SLO], token_id_of: TokenIdOf
-    ) -> SloLike:
-        """Raises `RequestError`: see `asked_objective`."""
-        return asked_objective(self.slo, headers, classes, token_id_of)

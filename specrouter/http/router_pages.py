@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -55,18 +55,13 @@ def add_router_pages(app: FastAPI, router: ServingRouter) -> None:
         DecisionsAnswer,
     )
     async def decisions() -> Response:
-        switches, admissions, routings = (
-            router.decisions(), router.admissions(), router.routings(),
-        )  # fmt: skip
-        prefixes = router.prefixes()
-        return JSONResponse(
-            {
-                "decisions": [record.to_json() for record in switches],
-                "admissions": [record.to_json() for record in admissions],
-                "prefixes": [record.to_json() for record in prefixes],
-                "routings": list(routings),
-            }
-        )
+        records: dict[str, Sequence[Any]] = {
+            "decisions": router.decisions(),
+            "admissions": router.admissions(),
+            "prefixes": router.prefixes(),
+        }
+        found = {name: [one.to_json() for one in each] for name, each in records.items()}
+        return JSONResponse({**found, "routings": list(router.routings())})
 
     @page("statistics", "Totals since the start", StatisticsAnswer)
     async def statistics() -> Response:
@@ -115,11 +110,6 @@ async def _restarted(router: ServingRouter) -> None:
 
 def _calibration(router: ServingRouter) -> list[dict[str, Any]]:
     return [
-        {
-            "proposers": list(proposers),
-            "verifier": verifier,
-            "sampled": sampled,
-            **asdict(figures),
-        }
+        {"proposers": list(proposers), "verifier": verifier, "sampled": sampled, **asdict(figures)}
         for (proposers, verifier, sampled), figures in router.calibration().items()
     ]

@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -42,6 +41,8 @@ from specrouter.logs import adopt_transformers
 if TYPE_CHECKING:
     from specrouter.engine.serving import ServingRouter
 
+    _Loaded = tuple[ServingRouter, ASGIApp]  # and the service in front of it
+
 logger = logging.getLogger(__name__)
 
 _TELL_S = 10.0  # between two lines of the log about a load that takes long
@@ -56,12 +57,6 @@ class EngineFailureError(RuntimeError):
 
 class StoppedWhileLoadingError(RuntimeError):
     """The service was told to stop before it was ready. A thread still loads models."""
-
-
-@dataclass(frozen=True)
-class _Loaded:
-    router: ServingRouter
-    service: ASGIApp
 
 
 def serve(config: RouterConfig) -> None:
@@ -108,7 +103,7 @@ def _load(config: RouterConfig, drain: Drain, progress: LoadProgress) -> _Loaded
     except BaseException:
         router.close()
         raise
-    return _Loaded(router, app)
+    return router, app
 
 
 def _router(config: RouterConfig, progress: LoadProgress) -> ServingRouter:
@@ -191,7 +186,7 @@ class _Server(uvicorn.Server):
             logger.info("stopping before the models are loaded")
             return None
         try:
-            loaded = loading.result()
+            router, service = loading.result()
         except ConfigError as error:
             self.load_error = error
             return None
@@ -201,9 +196,9 @@ class _Server(uvicorn.Server):
             return None
         for sig in HANDLED_SIGNALS:  # what was loaded may have taken them: Ray does
             signal.signal(sig, self.handle_exit)
-        self._router = self._stack.enter_context(loaded.router)
-        self._startup.hand_over(loaded.service)
-        print(self._announcement(loaded.router.pool.target), flush=True)
+        self._router = self._stack.enter_context(router)
+        self._startup.hand_over(service)
+        print(self._announcement(router.pool.target), flush=True)
         return self._router
 
     def _announcement(self, target: str) -> str:
@@ -252,7 +247,7 @@ class _Server(uvicorn.Server):
 
 def _in_thread(work: Callable[[], _Loaded]) -> Future[_Loaded]:
     """In a thread that the end of the process does not wait for."""
-    result = Future[_Loaded]()
+    result: Future[_Loaded] = Future()
 
     def run() -> None:
         try:

@@ -22,6 +22,7 @@ from specrouter.engine.serving import ServingRouter
 from specrouter.http.chat_template import ChatTemplate
 from specrouter.http.errors import UnknownModelError
 from specrouter.http.keys import api_keys, cache_salt
+from specrouter.http.objective_fields import asked_objective
 from specrouter.http.openai_answer import Envelope
 from specrouter.http.request_fields import RequestFields
 from specrouter.http.streams import Deltas
@@ -71,10 +72,6 @@ class Service:
         """
         self.router.check_room(self.config.max_waiting)
 
-    def check_chat(self, text: str) -> None:
-        """Of a template's text. Raises `RequestError` for one that cannot fit."""
-        self.router.check_text("messages", text)
-
     async def tokenized(
         self, characters: int, job: Callable[..., Result], *arguments: Any
     ) -> Result:
@@ -101,7 +98,7 @@ class Service:
         terms = (
             params,
             body.speculation_override(),
-            body.objective(request.headers, self.router.slo_classes, self._token_id_of),
+            asked_objective(body.slo, request.headers, self.router.slo_classes, self._token_id_of),
             body.priority or 0,
             limit_s if body.timeout_s is None else min(limit_s, body.timeout_s),
         )

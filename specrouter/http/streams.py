@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -37,23 +38,28 @@ Deltas = AsyncGenerator[tuple[int, Delta]]  # each with its prompt's number
 Outputs = Sequence[tuple[int, RequestOutput]]
 
 
-class Answer(Protocol):
+class Answer(ABC):
     """How one request's outputs look in JSON. Plain dicts: a chunk is made for every delta."""
 
+    @abstractmethod
     def whole(self, outputs: Outputs) -> dict[str, Any]:
         """All outputs, none of which failed; by prompt, then by sample."""
 
+    @abstractmethod
     def chunk(self, prompt: int, delta: Delta) -> dict[str, Any] | None:
         """None where there is nothing to say yet. In the order in which deltas come."""
 
     def last_chunk(self) -> dict[str, Any] | None:
         """After all others."""
+        return None
 
     def partial(self, outputs: Outputs) -> dict[str, Any]:
         """What stands beside the error where one of the outputs failed."""
+        return {}
 
     def place(self, delta: Delta) -> dict[str, Any]:
         """What stands beside the error of one that failed in mid-stream."""
+        return {}
 
 
 async def respond(request: Request, deltas: Deltas, answer: Answer, stream: bool) -> Response:

@@ -77,7 +77,9 @@ class StructureFields(Fields):
             RequestError: names the field: a second one, one that holds no JSON, or
                 `structured_outputs` without a form.
         """
-        asked = [*self._of_response_format(), *self._of_structured_outputs(), *self._guided()]
+        guided = (self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
+        asked = [*self._of_response_format(), *self._of_structured_outputs()]
+        asked += _given("guided_", *guided)
         if not asked:
             return None, "response_format"
         if len(asked) > 1:
@@ -112,11 +114,6 @@ class StructureFields(Fields):
         if not forms:  # one that is unknown here, or misspelt: not to be answered with free text
             raise RequestError("structured_outputs", f"holds none of the forms {_FORMS}")
         yield from forms
-
-    def _guided(self) -> Iterator[tuple[str, Structure]]:
-        yield from _given(
-            "guided_", self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar
-        )
 
 
 def _given(

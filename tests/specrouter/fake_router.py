@@ -10,9 +10,9 @@ import itertools
 import math
 import time
 from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from transformers import PreTrainedTokenizerBase
@@ -155,6 +155,7 @@ PREFIX = PrefixRecord(
 )
 
 
+@dataclass(kw_only=True, eq=False)
 class FakeRouter:
     """Records what it is asked.
 
@@ -166,50 +167,46 @@ class FakeRouter:
     instead of the objectives that it cannot attain, for the last so many `rejected` samples.
     """
 
-    def __init__(
-        self,
-        *,
-        hold_after: int | None = None,
-        error: str | None = None,
-        crash: bool = False,
-        refuses: Exception | None = None,
-        ends: FinishReason = "length",
-        silent: int = 0,
-        stop_reason: str | int | None = None,
-        server: dict[str, Any] | None = None,
-        tokenizer: Any = None,
-        runs: Sequence[tuple[str, list[int]]] | None = None,
-        refuses_structures: Collection[str] = (),
-        rejects: Feasible | None = None,
-        rejected: int = 1,
-    ) -> None:
-        self._runs, self._refuses_structures = runs or RUNS, refuses_structures
+    hold_after: int | None = None
+    error: str | None = None
+    crash: bool = False
+    refuses: Exception | None = None
+    ends: FinishReason = "length"
+    silent: int = 0
+    stop_reason: str | int | None = None
+    server: Mapping[str, Any] = field(default_factory=dict)
+    tokenizer: Any = None
+    runs: Sequence[tuple[str, list[int]]] | None = None
+    refuses_structures: Collection[str] = ()
+    rejects: Feasible | None = None
+    rejected: int = 1
+
+    fingerprint = "fp_0123456789ab"
+    max_prompt_characters = 64 * 100
+    slo_classes: ClassVar = {
+        "interactive": SLO(tpot_ms=50, ttft_ms=1000),
+        "coding": SLO(tpot_ratio=1.2),
+    }
+    replicas: ClassVar[Mapping[str, str]] = {}  # what each is doing
+    is_closed = False
+    restarted = 0
+    open_requests = 0
+
+    def __post_init__(self) -> None:
         self.pool = SimpleNamespace(
             plan=lambda name: SimpleNamespace(dtype="float32", weights="auto"),
             target="big",
             names=("small", "big"),
-            tokenizer=tokenizer or FakeTokenizer(),
+            tokenizer=self.tokenizer or FakeTokenizer(),
             vocab_size=FakeTokenizer.vocab_size,
         )
-        self.config = RouterConfig.load({"pool": _POOL, "server": server or {}})
+        self.config = RouterConfig.load({"pool": _POOL, "server": self.server})
         self.max_request_tokens = 64
-        self.max_prompt_characters = 64 * 100
         self.lanes = Lanes()
         self.is_healthy = True
         self.calls: list[tuple[Any, Any, Any]] = []
-        self.slo_classes = {
-            "interactive": SLO(tpot_ms=50, ttft_ms=1000),
-            "coding": SLO(tpot_ratio=1.2),
-        }
         self.slos: list[SloLike] = []  # of the calls
         self.terms: list[tuple[int, float | None, int | None]] = []  # priority, timeout, waiting
-        self.open_requests = 0
-        self.is_closed = False
-        self._hold_after, self._error, self._crash = hold_after, error, crash
-        self._refuses = refuses
-        self._ends, self._stop_reason = ends, stop_reason
-        self._silent = silent
-        self._rejects, self._rejected = rejects, rejected
         self._objective: Objective | None = None  # of the last call
 
     def __enter__(self) -> FakeRouter:
@@ -221,11 +218,6 @@ class FakeRouter:
     def engine_state(self) -> EngineState:
         return EngineState(self.open_requests, 0, 8, 0, 64, {}, {}, frozenset())
 
-    fingerprint = "fp_0123456789ab"
-
-    replicas: Mapping[str, str] = {}  # what each is doing
-    restarted = 0
-
     def health(self) -> Health:
         return Health("ok" if self.is_healthy else "stopped", self.replicas)
 
@@ -236,8 +228,8 @@ class FakeRouter:
         return []
 
     def check_room(self, max_waiting: int | None = None) -> None:
-        if self._refuses is not None:
-            raise self._refuses
+        if self.refuses is not None:
+            raise self.refuses
 
     def check_text(self, field: str, text: str) -> None:
         if len(text) > self.max_prompt_characters:
@@ -245,45 +237,32 @@ class FakeRouter:
 
     def check_structure(self, structure: Structure) -> None:
         """A real router compiles it."""
-        if any(part in structure.source for part in self._refuses_structures):
+        if any(part in structure.source for part in self.refuses_structures):
             raise RequestError("structure", "cannot be compiled")
 
-    async def astream_all(
-        self,
-        prompts: Sequence[str | Sequence[int]],
-        params: Any,
-        speculation: Any = None,
-        slo: SloLike = None,
-        priority: int = 0,
-        timeout_s: float | None = None,
-        max_waiting: int | None = None,
+    async def astream_each(
+        self, asked: Sequence[RequestArgs], max_waiting: int | None = None
     ) -> AsyncGenerator[tuple[int, Delta]]:
         """The prompts take turns, the last one first."""
         self.check_room(max_waiting)
-        for prompt in prompts:
-            self._accept(prompt, params, speculation, slo)
-        self.terms.append((priority, timeout_s, max_waiting))
+        for one in asked:
+            self._accept(one.prompt, one.params, one.speculation, one.slo)
+        self.terms.append((one.priority, one.timeout_s, max_waiting))
         self.open_requests += 1
-        numbers = reversed(range(len(prompts)))
-        each = [[(at, delta) for delta in self._deltas(params, prompts[at])] for at in numbers]
+        each = [
+            [(at, delta) for delta in self._deltas(one.params, one.prompt)]
+            for at, one in reversed(list(enumerate(asked)))
+        ]
         try:
             deltas = itertools.chain.from_iterable(zip(*each, strict=True))
             for position, item in enumerate(deltas):
-                if position == self._hold_after:
+                if position == self.hold_after:
                     await asyncio.Event().wait()
-                if self._crash and position == 1:
+                if self.crash and position == 1:
                     raise RuntimeError("the engine broke")
                 yield item
         finally:
             self.open_requests -= 1
-
-    def astream_each(
-        self, asked: Sequence[RequestArgs], max_waiting: int | None = None
-    ) -> AsyncGenerator[tuple[int, Delta]]:
-        """All prompts are asked for alike."""
-        one = asked[0]
-        terms = (one.params, one.speculation, one.slo, one.priority, one.timeout_s, max_waiting)
-        return self.astream_all([each.prompt for each in asked], *terms)
 
     def stream(
         self,
@@ -327,11 +306,11 @@ class FakeRouter:
     def _deltas(self, params: Any, prompt: str | Sequence[int]) -> list[Delta]:
         """Run after run; the samples take turns, the last one first."""
         samples = [self._sample(params, index, prompt) for index in reversed(range(params.n))]
-        for sample in samples[: self._silent]:
+        for sample in samples[: self.silent]:
             sample[:] = [without_tokens(sample[-1])]
-        if self._rejects is not None:
-            for sample in samples[: self._rejected]:
-                sample[:] = [self._rejection(sample[-1], self._rejects)]
+        if self.rejects is not None:
+            for sample in samples[: self.rejected]:
+                sample[:] = [self._rejection(sample[-1], self.rejects)]
         turns = itertools.zip_longest(*samples)
         return [delta for turn in turns for delta in turn if delta is not None]
 
@@ -353,25 +332,26 @@ class FakeRouter:
         def logprobs(ids: Sequence[int]) -> list[TokenLogprobs] | None:
             return None if params.logprobs is None else logprobs_of(ids, params.logprobs)
 
+        runs = self.runs or RUNS
         deltas = [
             Delta(text=text, token_ids=ids, index=index, logprobs=logprobs(ids))
-            for text, ids in self._runs
+            for text, ids in runs
         ]
-        ids = list(itertools.chain.from_iterable(ids for _, ids in self._runs))
-        fails = self._error is not None and index == params.n - 1
+        ids = list(itertools.chain.from_iterable(ids for _, ids in runs))
+        fails = self.error is not None and index == params.n - 1
         read = prompt_logprobs_of(prompt, params.prompt_logprobs)
         output = RequestOutput(
-            text="".join(text for text, _ in self._runs),
+            text="".join(text for text, _ in runs),
             token_ids=ids,
-            finish_reason="error" if fails and self._ends != "unserved" else self._ends,
-            error=self._error if fails else None,
-            error_field="structure" if fails and "structure" in str(self._error) else None,
+            finish_reason="error" if fails and self.ends != "unserved" else self.ends,
+            error=self.error if fails else None,
+            error_field="structure" if fails and "structure" in str(self.error) else None,
             metrics=METRICS,
             seed=7,
             index=index,
             logprobs=logprobs(ids),
             prompt_logprobs=read,
-            stop_reason=self._stop_reason,
+            stop_reason=self.stop_reason,
         )
         ending = replace(deltas[-1], finish_reason=output.finish_reason, output=output)
         whole = [*deltas[:-1], ending]

@@ -7,7 +7,7 @@ looked at here; they are compiled where calls are forced.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from specrouter.request.params import RequestError
@@ -44,9 +44,6 @@ class ToolUse:
     @property
     def names(self) -> frozenset[str]:
         return frozenset(function.name for function in self.functions)
-
-    def with_single_calls(self) -> ToolUse:
-        return replace(self, max_calls=1)
 
 
 def asked_tools(

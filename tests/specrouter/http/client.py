@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
 import httpx
+import pytest
 from fastapi import FastAPI
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
 from starlette.types import ASGIApp
 
 from specrouter import ChainRouter
+from specrouter.cli.main import main
 from specrouter.http.app import create_app
 from specrouter.http.drain import Drain
 from tests.specrouter.fake_router import FakeRouter
+from tests.specrouter.faults import PATIENCE_S, wait_until
 
 Headers = Sequence[tuple[str, str]]
 
@@ -78,6 +86,55 @@ def send(
 def connected(app: ASGIApp, **transport: Any) -> httpx.AsyncClient:
     transport_ = httpx.ASGITransport(cast(Any, app), **transport)
     return httpx.AsyncClient(transport=transport_, base_url="http://test")
+
+
+@dataclass(frozen=True)
+class Call:
+    arguments: tuple[Any, ...]
+    result: Any
+    in_loop: bool  # the event loop's thread made it
+
+
+def noted(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> list[Call]:
+    """The calls of a function or method from now on, which does what it did."""
+    calls, original = list[Call](), getattr(owner, name)
+
+    def called(*arguments: Any) -> Any:
+        result = original(*arguments)
+        in_loop = threading.current_thread() is threading.main_thread()
+        calls.append(Call(arguments, result, in_loop))
+        return result
+
+    monkeypatch.setattr(owner, name, called)
+    return calls
+
+
+class Page:
+    """The families of `/metrics` by the names that queries use, but for endings of histograms."""
+
+    def __init__(self, app: FastAPI) -> None:
+        response = send(app, "GET", "/metrics")
+        assert response.status_code == 200
+        self.families: dict[str, Metric] = {}
+        for family in text_string_to_metric_families(response.text):
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            assert name not in self.families
+            self.families[name] = family
+
+    def values(self, series: str) -> dict[tuple[str, ...], float]:
+        """By the values of the labels, in the order of their names."""
+        return {
+            tuple(value for _, value in sorted(sample.labels.items())): sample.value
+            for family in self.families.values()
+            for sample in family.samples
+            if sample.name == series
+        }
+
+    def value(self, series: str, *labels: str) -> float:
+        return self.values(series)[labels]
+
+    def total(self, series: str) -> float:
+        return sum(self.values(series).values())
 
 
 def with_value(place: str, value: Any) -> dict[str, Any]:
@@ -145,3 +202,35 @@ async def leave(router: FakeRouter, body: dict[str, Any], path: str, after_event
         await asyncio.sleep(0)
     gone.set()
     await asyncio.wait_for(answering, timeout=60)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port
+
+
+def serve(act: Callable[[str], None], waits: bool = True) -> int:
+    """The exit code of `specrouter serve`, while a thread calls `act` with its address: once it is
+    ready, or at once."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+
+    def visit() -> None:
+        if waits:
+            wait_until(lambda: status(url) == 200)
+        act(url)
+
+    visitor = threading.Thread(target=visit, daemon=True)
+    visitor.start()
+    code = main(["serve", "--port", str(port)])
+    visitor.join()
+    return code
+
+
+def status(url: str) -> int | None:
+    """Of `/health`; None: nobody answers."""
+    try:
+        return httpx.get(f"{url}/health", timeout=PATIENCE_S).status_code
+    except httpx.HTTPError:
+        return None

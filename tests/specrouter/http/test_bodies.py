@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from specrouter.http.body_limit import SMALL_BYTES
 from specrouter.http.conversation_fields import MAX_MESSAGES, MAX_PARTS
 from specrouter.http.request_fields import MAX_BIASES, MAX_STOP_IDS
 from tests.specrouter.fake_router import FakeRouter
-from tests.specrouter.http.client import post, refusal, request
+from tests.specrouter.http.client import noted, post, refusal, request
 
 PADDING = b" " * SMALL_BYTES
 GOOD: dict[str, Any] = {
@@ -48,19 +47,13 @@ def test_whatever_is_no_json_is_told_as_such(body: bytes, reason: str, padding: 
 def test_a_large_body_is_read_in_a_thread_and_once(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen, loaded = list[threading.Thread](), bodies.loaded
-
-    def noted(body: bytes) -> Any:
-        seen.append(threading.current_thread())
-        return loaded(body)
-
-    monkeypatch.setattr(bodies, "loaded", noted)
+    loaded = noted(monkeypatch, bodies, "loaded")
     content = json.dumps(GOOD[path]).encode()
     small = post(FakeRouter(), content, path)
     large = post(FakeRouter(), PADDING + content, path)
     assert small.status_code == large.status_code == 200
     assert set(small.json()) == set(large.json())
-    assert [one is threading.main_thread() for one in seen] == [True, False]
+    assert [call.in_loop for call in loaded] == [True, False]
 
 
 @pytest.mark.parametrize("padding", [b"", PADDING])

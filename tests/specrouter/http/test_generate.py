@@ -10,15 +10,14 @@ from typing import Any
 
 import pytest
 
-from specrouter import SLO, SamplingParams, Speculation, Structure, TokenLogprobs
+from specrouter import SamplingParams, Speculation, Structure, TokenLogprobs
 from specrouter.http.generate_request import GenerateRequest
 from specrouter.http.request_fields import MAX_STOP_CHARACTERS
-from specrouter.request.objective import Objective, SloLike
 from tests.specrouter.fake_router import METRICS, RUNS, TOKEN_TEXTS, FakeRouter
-from tests.specrouter.http.client import UNASKED, Headers, cases, post, refusal, stream_of
+from tests.specrouter.http.client import UNASKED, cases, post, refusal, stream_of
 
 PATH = "/generate"
-LONGEST_STOP = "a" * MAX_STOP_CHARACTERS
+LONGEST_STOP, LONG_STOP = "a" * MAX_STOP_CHARACTERS, "a" * (MAX_STOP_CHARACTERS // 2)
 UNFIT = ("1", None, -math.inf)  # for a number
 PROMPT: dict[str, Any] = {"prompt": "def f"}
 
@@ -89,38 +88,19 @@ def test_priority_time_and_the_bound_on_waiting_reach_the_router() -> None:
     assert router.terms == [(-2, 1.5, 3), (0, 60.0, 3), (0, 60.0, 3)]
 
 
-def test_one_stop_string_needs_no_list() -> None:
+@pytest.mark.parametrize(
+    ("stop", "reached"), [("\n\n", ("\n\n",)), ([LONG_STOP] * 2, (LONG_STOP, LONG_STOP))]
+)
+def test_one_stop_text_needs_no_list_and_several_may_be_long(stop: Any, reached: Any) -> None:
     router = FakeRouter()
-    post(router, {**PROMPT, "stop": "\n\n"})
-    assert router.calls[0][1].stop == ("\n\n",)
-
-
-def test_stop_texts_may_be_long() -> None:
-    router = FakeRouter()
-    stops = ["a" * (MAX_STOP_CHARACTERS // 2), "b" * (MAX_STOP_CHARACTERS // 2)]
-    post(router, {**PROMPT, "stop": stops})
-    assert router.calls[0][1].stop == tuple(stops)
-
-
-def test_speculation_can_be_switched_off() -> None:
-    router = FakeRouter()
-    post(router, {**PROMPT, "speculation": "off"})
-    assert router.calls[0][2] == "off"
+    post(router, {**PROMPT, "stop": stop})
+    assert router.calls[0][1].stop == reached
 
 
 def test_the_schema_shows_our_name_for_the_length_alone() -> None:
     shown = GenerateRequest.model_json_schema()["properties"]
     assert "max_new_tokens" in shown
     assert "max_tokens" not in shown
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_openais_name_for_the_length_is_refused_with_ours(stream: bool) -> None:
-    router = FakeRouter()
-    error = refusal(post(router, {**PROMPT, "max_tokens": 5, "stream": stream}))
-    assert error["message"] == "max_tokens: this endpoint calls it max_new_tokens"
-    assert error["param"] == "max_tokens"
-    assert router.calls == []
 
 
 def test_several_samples_are_choices_by_index_with_one_seed() -> None:
@@ -169,112 +149,15 @@ def test_logprobs_of_zero_are_those_of_the_tokens_alone() -> None:
         assert all(position["top"] == [] for position in choice["logprobs"])
 
 
-def test_a_failed_sample_is_a_500_and_the_others_keep_their_text() -> None:
-    response = post(FakeRouter(error="out of memory"), {**PROMPT, "n": 2})
-    assert response.status_code == 500
-    answer = response.json()
-    assert [choice["finish_reason"] for choice in answer["choices"]] == ["length", "error"]
-    assert answer["error"]["message"] == "out of memory"
-
-
-def test_failed_generation_is_a_500_that_names_the_cause_and_keeps_the_text() -> None:
-    response = post(FakeRouter(error="out of memory"), PROMPT)
-    assert response.status_code == 500
-    answer = response.json()
-    assert answer["finish_reason"] == "error"
-    assert answer["text"] == " ab\nc é"
-    assert answer["error"]["message"] == "out of memory"
-    assert answer["error"]["type"] == "server_error"
-
-
-def test_unforeseen_exception_is_a_500_in_the_same_shape() -> None:
-    response = post(FakeRouter(crash=True), PROMPT)
-    assert response.status_code == 500
-    assert response.json()["error"]["type"] == "server_error"
-
-
-# Objectives
-
-
-TPOT, TTFT, E2E = "x-slo-tpot-ms", "x-slo-ttft-ms", "x-slo-e2e-ms"
-
-
-@pytest.mark.parametrize(
-    ("slo", "headers", "asked"),
-    [
-        (None, [], None),
-        ("interactive", [], "interactive"),
-        ({"tpot_ms": 40, "ttft_ms": None}, [], SLO(tpot_ms=40)),
-        ({"tpot_ratio": 1.2, "ttft_ms": 300.5}, [], SLO(ttft_ms=300.5, tpot_ratio=1.2)),
-        (None, [(TPOT, "40")], SLO(tpot_ms=40)),
-        ({"e2e_ms": 5000}, [], SLO(e2e_ms=5000)),
-        ({"tpot_ms": 40}, [(E2E, "5000")], SLO(tpot_ms=40, e2e_ms=5000)),
-        (None, [("X-SLO-TPOT-MS", " 4.5e1 "), (TTFT, "900")], SLO(tpot_ms=45, ttft_ms=900)),
-        ({"tpot_ms": 40}, [(TTFT, "900")], SLO(tpot_ms=40, ttft_ms=900)),
-        ({"tpot_ms": 40}, [(TPOT, "40.0")], SLO(tpot_ms=40)),
-        ("coding", [(TTFT, "900")], SLO(tpot_ratio=1.2, ttft_ms=900, slo_class="coding")),
-        ("interactive", [(TPOT, "50")], SLO(tpot_ms=50, ttft_ms=1000, slo_class="interactive")),
-    ],
-)
-@pytest.mark.parametrize("stream", [False, True])
-def test_an_objective_comes_from_the_body_the_headers_or_both(
-    slo: Any, headers: Headers, asked: SloLike, stream: bool
-) -> None:
-    router = FakeRouter()
-    response = post(router, {**PROMPT, "slo": slo, "stream": stream}, headers=headers)
-    assert response.status_code == 200
-    assert router.slos == [asked]
-
-
-@pytest.mark.parametrize("header", [TPOT, TTFT, E2E])
-@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "1e400", "fast", "", "1_000", "5 ms"])
-def test_a_header_that_is_no_positive_number_is_a_400_that_names_it(
-    header: str, value: str
-) -> None:
-    assert_objective_refused({}, [(header, value)], header)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    ("slo", "headers", "named"),
-    [
-        pytest.param({"tpot_ms": 40}, [(TPOT, "41")], TPOT, id="values and header"),
-        pytest.param({"ttft_ms": 40}, [(TTFT, "41")], TTFT, id="values and other header"),
-        pytest.param({"e2e_ms": 40}, [(E2E, "41")], E2E, id="values and end-to-end header"),
-        pytest.param({"tpot_ratio": 1.2}, [(TPOT, "48")], TPOT, id="ratio and header"),
-        pytest.param("interactive", [(TPOT, "49")], TPOT, id="class and header"),
-        pytest.param("interactive", [(TTFT, "999")], TTFT, id="class and other header"),
-        pytest.param("coding", [(TPOT, "48")], TPOT, id="class with a ratio and header"),
-        pytest.param(None, [(TPOT, "40"), (TPOT, "40")], TPOT, id="header twice"),
-        pytest.param("urgent", [(TPOT, "40")], "slo", id="unknown class and header"),
-    ],
-)
-def test_a_header_that_contradicts_the_body_is_a_400_that_names_it(
-    slo: Any, headers: Headers, named: str, stream: bool
-) -> None:
-    assert_objective_refused({"slo": slo, "stream": stream}, headers, named)
-
-
-def assert_objective_refused(fields: dict[str, Any], headers: Headers, named: str) -> None:
-    response = post(UNASKED, {**PROMPT, **fields}, headers=headers)
-    assert response.status_code == 400
-    error = refusal(response)
-    assert error["param"] == named
-    assert error["message"].startswith(f"{named}: ")
-    assert UNASKED.calls == []
-
-
-def test_the_metrics_carry_the_objective_and_whether_it_was_attained(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    judged = dataclasses.replace(
-        METRICS, objective=Objective(12.5, None, "coding"), attained=True, tpot_ms_every_10=(9.5,)
-    )
-    monkeypatch.setattr("tests.specrouter.fake_router.METRICS", judged)
-    metrics = post(FakeRouter(), PROMPT).json()["metrics"]
-    asked = {"tpot_ms": 12.5, "ttft_ms": None, "slo_class": "coding", "e2e_ms": None}
-    assert metrics["objective"] == {**asked, "stages": [], "on_unattainable": "best_effort"}
-    assert (metrics["attained"], metrics["tpot_ms_every_10"]) == (True, [9.5])
+def test_failed_generation_is_a_500_that_names_the_cause_and_keeps_the_texts() -> None:
+    responses = [post(FakeRouter(error="out of memory"), {**PROMPT, "n": n}) for n in (1, 2)]
+    for response in responses:
+        assert response.status_code == 500
+        error = response.json()["error"]
+        assert (error["message"], error["type"]) == ("out of memory", "server_error")
+    answer, several = (response.json() for response in responses)
+    assert (answer["finish_reason"], answer["text"]) == ("error", " ab\nc é")
+    assert [choice["finish_reason"] for choice in several["choices"]] == ["length", "error"]
 
 
 # Refusals: nothing reaches the router
@@ -303,6 +186,8 @@ BAD_VALUES: dict[str, Sequence[Any]] = {
     "n": (0, 129, 1.5, "2", True),
     "logprobs": (-1, 21, True),
     "prompt_logprobs": (21,),
+    "cache_salt": ("", 7, "x" * 1025),
+    "prefix_cache": ("off",),
     "priority": (1001, 0.5),
     "timeout_s": (0, INF),
     "speculation": ("on",),
@@ -369,8 +254,11 @@ def test_a_union_is_refused_with_all_that_it_allows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "message"),
+    ("fields", "message"),
     [
+        ({"temprature": 1}, "temprature: unknown; did you mean temperature?"),
+        ({"depth": 1}, "depth: unknown; see /docs"),
+        ({"max_tokens": 5}, "max_tokens: this endpoint calls it max_new_tokens"),
         (
             {"speculation": {"dept": 3}},
             "speculation.dept: unknown; known are chain, depth, width, reuse_outputs",
@@ -380,25 +268,18 @@ def test_a_union_is_refused_with_all_that_it_allows() -> None:
             "slo.tpot: unknown; known are "
             "tpot_ms, ttft_ms, e2e_ms, tpot_ratio, stages, on_unattainable",
         ),
+        (
+            {"slo": {"stages": [{"tpot": 50}]}},
+            "slo.stages[0].tpot: unknown; known are tpot_ms, until_tokens, until_token",
+        ),
     ],
 )
-def test_an_unknown_field_of_our_own_objects_is_answered_with_the_known_ones(
-    body: dict[str, Any], message: str
+def test_an_unknown_field_is_answered_with_the_known_ones(
+    fields: dict[str, Any], message: str
 ) -> None:
-    assert refusal(post(FakeRouter(), {**PROMPT, **body}))["message"] == message
-
-
-@pytest.mark.parametrize(
-    ("field", "message"),
-    [
-        ("temprature", "temprature: unknown; did you mean temperature?"),
-        ("depth", "depth: unknown; see /docs"),
-    ],
-)
-def test_an_unknown_field_is_a_400_that_names_it(field: str, message: str) -> None:
-    response = post(FakeRouter(), {**PROMPT, field: 1})
-    assert (response.status_code, refusal(response)["param"]) == (400, field)
-    assert refusal(response)["message"] == message
+    error = refusal(post(UNASKED, {**PROMPT, **fields}))
+    assert (error["param"], error["message"]) == (message.partition(":")[0], message)
+    assert UNASKED.calls == []
 
 
 # Streaming
@@ -439,19 +320,3 @@ def test_an_error_of_one_sample_does_not_end_the_others() -> None:
     events = stream_of(FakeRouter(error="the engine broke"), {**PROMPT, "n": 2}, PATH)
     assert [event["index"] for event in events if "error" in event] == [1]
     assert [event["index"] for event in events if "finish_reason" in event] == [0]
-
-
-@pytest.mark.parametrize(
-    ("ends", "status", "code"), [("timeout", 408, "timeout"), ("cancelled", 503, "shutting_down")]
-)
-def test_a_text_that_was_cut_short_is_an_error_beside_what_there_is(
-    ends: Any, status: int, code: str
-) -> None:
-    response = post(FakeRouter(ends=ends), PROMPT)
-    assert response.status_code == status
-    assert (response.json()["error"]["code"], response.json()["text"]) == (code, " ab\nc é")
-    *_, last = stream_of(FakeRouter(ends=ends), PROMPT, PATH)
-    assert last["error"]["code"] == code
-
-
-# Clients that leave

@@ -11,7 +11,6 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse
 from prometheus_client.metrics_core import Metric
-from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from modelpool.errors import ConfigError
@@ -22,15 +21,10 @@ from specrouter.http.drain import Drain
 from specrouter.http.guards import OPEN_PATHS, PROBE_PATHS, add_guards
 from specrouter.http.keys import API_KEY_VARIABLE
 from tests.specrouter.fake_router import FakeRouter
-from tests.specrouter.http.client import Headers, connected, send
+from tests.specrouter.http.client import Headers, Page, connected, send
 
 KEY, OTHER_KEY = "first-key", "second-key"
 LIMIT = 2000
-
-
-@pytest.fixture(autouse=True)
-def no_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(API_KEY_VARIABLE, raising=False)
 
 
 def guarded(drain: Drain | None = None, **settings: Any) -> FastAPI:
@@ -128,14 +122,15 @@ def test_variable_without_a_key_in_it_does_not_leave_the_door_open(
         guarded()
 
 
-@pytest.mark.parametrize("path", sorted(OPEN_PATHS))
-def test_probes_and_scrapers_need_no_key(path: str) -> None:
-    assert call(guarded(api_keys=[KEY]), "GET", path).status_code == 200
-
-
-@pytest.mark.parametrize("path", ["/healthy", "/health/", "/router/slo", "/v1/models", "/docs/"])
-def test_all_else_needs_one(path: str) -> None:
-    assert call(guarded(api_keys=[KEY]), "GET", path).status_code == 401
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        *((path, 200) for path in sorted(OPEN_PATHS)),
+        *((path, 401) for path in ("/healthy", "/health/", "/router/slo", "/v1/models", "/docs/")),
+    ],
+)
+def test_probes_and_scrapers_need_no_key_and_all_else_does(path: str, status: int) -> None:
+    assert call(guarded(api_keys=[KEY]), "GET", path).status_code == status
 
 
 def test_every_endpoint_of_the_service_but_the_open_ones_needs_a_key() -> None:
@@ -265,8 +260,7 @@ def test_new_generation_is_refused_while_the_service_drains() -> None:
     assert call(app).status_code == 200
     drain.begin()
     response = call(app)
-    assert response.status_code == 503
-    assert error_code(response) == "shutting_down"
+    assert (response.status_code, error_code(response)) == (503, "shutting_down")
     assert int(response.headers["Retry-After"]) >= 1
     assert app.state.calls == 1
     assert call(app, "GET", "/router/slo").status_code == 200
@@ -328,10 +322,8 @@ def service(refuses: Exception | None = None, drain: Drain | None = None) -> Fas
 
 def refused(app: FastAPI) -> dict[str, float]:
     """By reason, as a scraper reads them; those that were never given left out."""
-    page = text_string_to_metric_families(call(app, "GET", "/metrics").text)
-    [family] = [one for one in page if one.name == "specrouter_requests_refused"]
-    counts = {sample.labels["reason"]: sample.value for sample in family.samples}
-    return {reason: count for reason, count in counts.items() if count}
+    counts = Page(app).values("specrouter_requests_refused_total")
+    return {reason: count for (reason,), count in counts.items() if count}
 
 
 @pytest.mark.parametrize(
@@ -358,10 +350,29 @@ JSON = [*bearer(KEY), ("Content-Type", "application/json")]
 GOOD = b'{"prompt": "x", "max_new_tokens": 4}'
 
 
-def test_an_answered_request_is_no_refusal() -> None:
+LARGE = b"x" * (LIMIT + 1)
+UNKNOWN = b'{"prompt": "x", "model": "y"}'
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "status", "counted"),
+    [
+        pytest.param("/generate", GOOD, 200, {}, id="answered"),
+        pytest.param("/generate", LARGE, 413, {"bad_request": 1}, id="too large"),
+        pytest.param("/generate", b"{", 400, {"bad_request": 1}, id="no JSON"),
+        pytest.param("/generate", b'{"prompt": "\xff"}', 400, {"bad_request": 1}, id="no UTF-8"),
+        pytest.param("/generate", b'{"prompt": 5}', 400, {"bad_request": 1}, id="bad field"),
+        pytest.param("/v1/completions", UNKNOWN, 404, {"bad_request": 1}, id="no such model"),
+        pytest.param("/none", b"", 404, {"bad_request": 1}, id="no such path"),
+        pytest.param("/health", b"", 405, {"bad_request": 1}, id="no such method"),
+    ],
+)
+def test_a_mistake_of_the_client_is_counted_as_a_bad_request(
+    path: str, content: bytes, status: int, counted: dict[str, float]
+) -> None:
     app = service()
-    assert call(app, content=GOOD, headers=JSON).status_code == 200
-    assert refused(app) == {}
+    assert call(app, path=path, content=content, headers=JSON).status_code == status
+    assert refused(app) == counted
 
 
 def test_a_request_without_a_key_is_counted_as_unauthorized() -> None:
@@ -372,38 +383,19 @@ def test_a_request_without_a_key_is_counted_as_unauthorized() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "content", "status"),
+    ("refusal", "reason"),
     [
-        pytest.param("/generate", b"x" * (LIMIT + 1), 413, id="too large"),
-        pytest.param("/generate", b"{", 400, id="no JSON"),
-        pytest.param("/generate", b'{"prompt": "\xff"}', 400, id="no UTF-8"),
-        pytest.param("/generate", b'{"prompt": 5}', 400, id="bad field"),
-        pytest.param("/v1/completions", b'{"prompt": "x", "model": "y"}', 404, id="no such model"),
-        pytest.param("/none", b"", 404, id="no such path"),
-        pytest.param("/health", b"", 405, id="no such method"),
+        (OverloadedError(1, 1.0), "overloaded"),
+        (UnavailableError("stopped"), "unavailable"),
+        (None, "unavailable"),  # the service drains
     ],
 )
-def test_a_mistake_of_the_client_is_counted_as_a_bad_request(
-    path: str, content: bytes, status: int
+def test_a_refusal_of_the_service_is_counted_by_its_reason(
+    refusal: Exception | None, reason: str
 ) -> None:
-    app = service()
-    assert call(app, path=path, content=content, headers=JSON).status_code == status
-    assert refused(app) == {"bad_request": 1}
-
-
-def test_a_request_to_a_service_that_drains_is_counted_as_unavailable() -> None:
     drain = Drain()
-    app = service(drain=drain)
-    drain.begin()
-    assert call(app, content=GOOD, headers=JSON).status_code == 503
-    assert refused(app) == {"unavailable": 1}
-
-
-@pytest.mark.parametrize(
-    ("refusal", "reason"),
-    [(OverloadedError(1, 1.0), "overloaded"), (UnavailableError("stopped"), "unavailable")],
-)
-def test_a_refusal_of_the_router_is_counted_by_its_reason(refusal: Exception, reason: str) -> None:
-    app = service(refuses=refusal)
+    app = service(refuses=refusal, drain=drain)
+    if refusal is None:
+        drain.begin()
     assert call(app, content=GOOD, headers=JSON).status_code == 503
     assert refused(app) == {reason: 1}

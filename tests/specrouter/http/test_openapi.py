@@ -10,7 +10,7 @@ import pytest
 from specrouter.http.app import create_app
 from specrouter.http.openapi import TAGS
 from tests.specrouter.fake_router import FakeRouter
-from tests.specrouter.http.client import post, request
+from tests.specrouter.http.client import BODIES, post, request
 
 SCHEMA: dict[str, Any] = create_app(FakeRouter()).openapi()  # type: ignore[arg-type]
 
@@ -78,3 +78,34 @@ def test_answers_are_as_described(path: str, operation: dict[str, Any]) -> None:
 def conforms(answer: Any, operation: dict[str, Any]) -> None:
     schema = operation["responses"]["200"]["content"]["application/json"]["schema"]
     jsonschema.validate(answer, {**schema, "components": SCHEMA["components"]})
+
+
+def test_the_schema_documents_every_refusal_and_no_422() -> None:
+    for path in BODIES:
+        documented = set(SCHEMA["paths"][path]["post"]["responses"])
+        assert {"200", "400", "401", "404", "408", "413", "503"} <= documented
+        assert "422" not in documented
+
+
+@pytest.mark.parametrize(
+    ("path", "good", "bad"),
+    [
+        ("/generate", {"prompt": "a", "logit_bias": {"5": 1}}, {"prompt": "a", "top_p": 1.5}),
+        ("/v1/completions", {"prompt": [[1, 2]], "stop": None}, {"prompt": "a", "logprobs": 21}),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]},
+            {"messages": [{"role": "robot", "content": "a"}]},
+        ),
+        ("/tokenize", {"prompt": "a"}, {"prompt": 3}),
+    ],
+)
+def test_the_schema_tells_a_good_body_from_a_bad_one(
+    path: str, good: dict[str, Any], bad: dict[str, Any]
+) -> None:
+    body = SCHEMA["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    check = jsonschema.Draft202012Validator({**body, "components": SCHEMA["components"]})
+    assert check.is_valid(good)
+    assert not check.is_valid(bad)
+    assert post(FakeRouter(), good, path).status_code == 200
+    assert post(FakeRouter(), bad, path).status_code == 400

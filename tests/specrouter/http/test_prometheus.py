@@ -13,13 +13,11 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from prometheus_client.metrics_core import Metric
-from prometheus_client.parser import text_string_to_metric_families
 
 from specrouter import ChainRouter, RequestOutput, SamplingParams, Speculation
 from specrouter.http.metrics_page import add_metrics, count_refusal
 from specrouter.request.params import MAX_DEPTH
-from tests.specrouter.http.client import send
+from tests.specrouter.http.client import Page, send
 
 DOCS = Path(__file__).parents[3] / "docs"
 PROMPTS = [[5, 17, 300, 42, 9], [7, 8, 9], [11, 3, 250, 4]]
@@ -55,34 +53,6 @@ def app_of(router: ChainRouter) -> FastAPI:
 
 def get(app: FastAPI, accept: str = "*/*") -> httpx.Response:
     return send(app, "GET", "/metrics", headers=[("Accept", accept)])
-
-
-class Page:
-    """The families of a page by the names that queries use, but for endings of histograms."""
-
-    def __init__(self, app: FastAPI) -> None:
-        response = get(app)
-        assert response.status_code == 200
-        self.families: dict[str, Metric] = {}
-        for family in text_string_to_metric_families(response.text):
-            name = f"{family.name}_total" if family.type == "counter" else family.name
-            assert name not in self.families
-            self.families[name] = family
-
-    def values(self, series: str) -> dict[tuple[str, ...], float]:
-        """By the values of the labels, in the order of their names."""
-        return {
-            tuple(value for _, value in sorted(sample.labels.items())): sample.value
-            for family in self.families.values()
-            for sample in family.samples
-            if sample.name == series
-        }
-
-    def value(self, series: str, *labels: str) -> float:
-        return self.values(series)[labels]
-
-    def total(self, series: str) -> float:
-        return sum(self.values(series).values())
 
 
 @pytest.fixture(scope="module")

@@ -103,19 +103,12 @@ def test_refusals_and_failures_carry_the_id_too(
 
 def test_line_says_who_asked_what_and_what_came_of_it(caplog: pytest.LogCaptureFixture) -> None:
     get("/stream?key=secret", **{"x-request-id": "mine"})
-    line = vars(access_line(caplog))
-    expected = {
-        "request_id": "mine",
-        "client": "192.0.2.7:4321",
-        "method": "GET",
-        "path": "/stream",
-        "status": 200,
-        "bytes": 9,
-        "client_left": False,
-    }
+    record = access_line(caplog)
+    line, message = vars(record), record.getMessage()
+    who = {"request_id": "mine", "client": "192.0.2.7:4321", "method": "GET", "path": "/stream"}
+    expected = {**who, "status": 200, "bytes": 9, "client_left": False}
     assert {name: line[name] for name in expected} == expected
     assert 0 < line["duration_ms"] < 60_000
-    message = access_line(caplog).getMessage()
     assert message.startswith('192.0.2.7:4321 "GET /stream" 200, ')
     assert "secret" not in message
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-import time
+from typing import Any
 
 import pytest
 
@@ -18,6 +18,7 @@ from tests.specrouter.fake_router import (
     STATISTICS,
     FakeRouter,
 )
+from tests.specrouter.faults import wait_until
 from tests.specrouter.http.client import request
 
 
@@ -37,58 +38,33 @@ def test_a_service_that_drains_is_not_well() -> None:
     assert (response.status_code, response.json()["error"]["code"]) == (503, "shutting_down")
 
 
-def test_the_routers_decisions_are_shown_with_their_alternatives() -> None:
-    response = request(FakeRouter(), "GET", "/router/decisions")
-    assert response.status_code == 200
-    [decision] = response.json()["decisions"]
-    assert decision == DECISION.to_json()
-    assert decision["chain"] == ["small", "big"]
-    assert decision["reason"] == "first decision"
+def page(name: str) -> Any:
+    return request(FakeRouter(), "GET", f"/router/{name}").json()
+
+
+def test_decisions_are_shown_with_their_reasons() -> None:
+    shown = page("decisions")
+    recorded: dict[str, Any] = {"decisions": DECISION, "prefixes": PREFIX, "admissions": ADMISSION}
+    assert shown == {name: [one.to_json()] for name, one in recorded.items()} | {"routings": []}
+    [decision], [prefix], [admission] = (shown[name] for name in recorded)
+    assert (decision["chain"], decision["reason"]) == (["small", "big"], "first decision")
     assert [option["chain"] for option in decision["alternatives"]] == [["big"]]
-
-
-def test_what_requests_found_cached_is_shown() -> None:
-    [prefix] = request(FakeRouter(), "GET", "/router/decisions").json()["prefixes"]
-    assert prefix == PREFIX.to_json()
     assert (prefix["cached_tokens"], prefix["hit_rate"]) == (30, 0.75)
-
-
-def test_decisions_of_admission_are_shown_with_their_reasons() -> None:
-    [admission] = request(FakeRouter(), "GET", "/router/decisions").json()["admissions"]
-    assert admission == ADMISSION.to_json()
     assert (admission["request"], admission["outcome"]) == (3, "rejected")
     assert admission["feasible"] == {"ttft_ms": 900.0, "tpot_ms": None}
 
 
-def test_statistics_are_the_routers_totals() -> None:
-    response = request(FakeRouter(), "GET", "/router/statistics")
-    assert response.status_code == 200
-    assert response.json() == dataclasses.asdict(STATISTICS)
-    assert response.json()["forwards"] == {"big": 4}
+def test_statistics_and_objectives_are_the_routers() -> None:
+    statistics, slo = page("statistics"), page("slo")
+    assert (statistics, slo) == (dataclasses.asdict(STATISTICS), dataclasses.asdict(SLO_REPORT))
+    assert statistics["forwards"] == {"big": 4}
+    assert slo["classes"]["interactive"]["attainment"] == 0.5
 
 
 def test_how_true_probabilities_are_is_shown_by_chain() -> None:
-    response = request(FakeRouter(), "GET", "/router/calibration")
-    assert response.json() == {
-        "calibration": [
-            {
-                "proposers": ["small"],
-                "verifier": "big",
-                "sampled": True,
-                "nodes": 100.0,
-                "expected_error": 0.02,
-                "brier": 0.1,
-                "base_brier": 0.2,
-            }
-        ]
-    }
-
-
-def test_the_report_of_objectives_is_the_routers() -> None:
-    response = request(FakeRouter(), "GET", "/router/slo")
-    assert response.status_code == 200
-    assert response.json() == dataclasses.asdict(SLO_REPORT)
-    assert response.json()["classes"]["interactive"]["attainment"] == 0.5
+    tree = {"proposers": ["small"], "verifier": "big", "sampled": True}
+    figures = {"nodes": 100.0, "expected_error": 0.02, "brier": 0.1, "base_brier": 0.2}
+    assert page("calibration") == {"calibration": [{**tree, **figures}]}
 
 
 # Replicas: restarted by a request that does not wait for them, one restart at a time
@@ -130,10 +106,7 @@ def test_a_restart_is_not_waited_for() -> None:
     router.go_on.set()
     answer = request(router, "POST", "/router/restart")
     assert (answer.status_code, answer.json()) == (200, {"status": "restarting"})
-    deadline = time.monotonic() + 60.0
-    while not router.restarted:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: router.restarted > 0)
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT"])

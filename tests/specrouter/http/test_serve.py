@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from specrouter.http.keys import API_KEY_VARIABLE
 from specrouter.http.serve import check_server
 from tests.specrouter.fake_router import FakeRouter
 from tests.specrouter.faults import PATIENCE_S, wait_until
+from tests.specrouter.http.client import serve, status
 
 POOL = {"target": "tiny-1m", "models": [{"name": "tiny-1m", "source": "bundled:tiny-1m"}]}
 PROMPT = {"prompt": "def f", "ignore_eos": True, "stream": True}
@@ -81,11 +82,11 @@ def running(
         process.communicate()
 
 
-def events_of(lines: Iterator[str]) -> list[Any]:
-    """What is left of a stream; its last message is `[DONE]`."""
-    data = [line.removeprefix("data: ") for line in lines if line]
-    assert data[-1] == "[DONE]"
-    return [json.loads(item) for item in data[:-1]]
+def last_event(lines: Iterator[str]) -> Any:
+    """Of what is left of a stream, before `[DONE]`."""
+    *_, last, done = [line.removeprefix("data: ") for line in lines if line]
+    assert done == "[DONE]"
+    return json.loads(last)
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, list[Any]]:
@@ -104,15 +105,15 @@ def test_sigterm_lets_a_stream_finish_and_takes_no_new_request(tmp_path: Path) -
             lines = stream.iter_lines()
             next(lines)
             process.send_signal(signal.SIGTERM)
-            health = f"{url}/health"
-            wait_until(lambda: httpx.get(health, timeout=PATIENCE_S).status_code == 503)
-            assert httpx.get(health, timeout=PATIENCE_S).json()["status"] == "draining"
+            wait_until(lambda: status(url) == 503)
+            health = httpx.get(f"{url}/health", timeout=PATIENCE_S).json()
+            assert health["status"] == "draining"
             refused = httpx.post(f"{url}/generate", json={"prompt": "p"}, timeout=PATIENCE_S)
             assert refused.status_code == 503
             assert refused.json()["error"]["code"] == "shutting_down"
             assert "Retry-After" in refused.headers
             gate.unlink()
-            last = events_of(lines)[-1]
+            last = last_event(lines)
         assert (last["finish_reason"], last["metrics"]["output_tokens"]) == ("length", 200)
         code, out, log = ended(process)
     assert code == 0
@@ -128,7 +129,7 @@ def test_requests_that_outlast_the_drain_get_a_last_message(tmp_path: Path) -> N
             lines = stream.iter_lines()
             next(lines)
             process.send_signal(signal.SIGINT)
-            last = events_of(lines)[-1]
+            last = last_event(lines)
         assert last["error"]["code"] == "shutting_down"
         code, _, log = ended(process)
     assert code == 0
@@ -162,30 +163,6 @@ def router(monkeypatch: pytest.MonkeyPatch) -> Router:
     return fake
 
 
-def serve(act: Callable[[str], None]) -> int:
-    """The exit code of a service, while a thread calls `act` with its address."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-
-    def visit() -> None:
-        wait_until(lambda: answers(f"{url}/health"))
-        act(url)
-
-    visitor = threading.Thread(target=visit, daemon=True)
-    visitor.start()
-    code = main(["serve", "--port", str(port)])
-    visitor.join()
-    return code
-
-
-def answers(url: str) -> bool:
-    try:
-        return httpx.get(url, timeout=PATIENCE_S).status_code == 200
-    except httpx.HTTPError:
-        return False
-
-
 def begin_request(url: str, router: Router) -> None:
     """Leaves one running."""
 
@@ -197,18 +174,13 @@ def begin_request(url: str, router: Router) -> None:
     wait_until(lambda: router.open_requests == 1)
 
 
-def is_draining(url: str) -> bool:
-    answer = httpx.post(f"{url}/generate", json={}, timeout=PATIENCE_S)
-    return answer.status_code == 503  # else 400
-
-
 def test_second_signal_waits_for_no_request(router: Router) -> None:
     signalled: list[float] = []
 
     def act(url: str) -> None:
         begin_request(url, router)
         os.kill(os.getpid(), signal.SIGTERM)
-        wait_until(lambda: is_draining(url))
+        wait_until(lambda: status(url) == 503)
         assert router.closings == 0  # it may go on for 30 s
         os.kill(os.getpid(), signal.SIGTERM)
         signalled.append(time.monotonic())
@@ -256,7 +228,6 @@ def test_the_curl_that_is_announced_has_the_key_s_header_but_not_the_key(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.delenv(API_KEY_VARIABLE, raising=False)
     if key is not None:
         monkeypatch.setenv(API_KEY_VARIABLE, key)
     assert serve(lambda _: os.kill(os.getpid(), signal.SIGTERM)) == 0
@@ -268,27 +239,21 @@ def test_the_curl_that_is_announced_has_the_key_s_header_but_not_the_key(
     assert "a-secret" not in out + err
 
 
+@pytest.mark.parametrize("drains", [False, True])
 def test_engine_that_has_failed_stops_the_service_with_code_3_and_the_cause(
-    router: Router, capsys: pytest.CaptureFixture[str]
+    drains: bool, router: Router, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def act(url: str) -> None:
         begin_request(url, router)
+        if drains:
+            os.kill(os.getpid(), signal.SIGTERM)
+            wait_until(lambda: status(url) == 503)
         router.fail()
 
     assert serve(act) == 3
     out, err = capsys.readouterr()
     assert err.splitlines()[-1] == "specrouter: the engine has failed: the disk is full"
     assert "has stopped" not in out
-
-
-def test_engine_that_fails_while_the_service_drains_is_a_failure_too(router: Router) -> None:
-    def act(url: str) -> None:
-        begin_request(url, router)
-        os.kill(os.getpid(), signal.SIGTERM)
-        wait_until(lambda: is_draining(url))
-        router.fail()
-
-    assert serve(act) == 3
 
 
 # What is refused before a model is loaded

@@ -8,23 +8,17 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-from starlette.responses import PlainTextResponse
 
 from modelpool.errors import ConfigError
 from modelpool.progress import LoadProgress
 from specrouter import ChainRouter
-from specrouter.cli.main import main
 from specrouter.http.startup import Startup
-from tests.specrouter.cli.test_cli import free_port
 from tests.specrouter.fake_router import FakeRouter
 from tests.specrouter.faults import wait_until
-from tests.specrouter.http.client import send
+from tests.specrouter.http.client import free_port, send, serve, status
 
 
 def test_health_says_what_is_being_done() -> None:
@@ -48,34 +42,8 @@ def test_every_other_request_is_to_be_tried_again(method: str, path: str) -> Non
     response = send(Startup("big", LoadProgress()), method, path)
     assert response.status_code == 503
     assert response.headers["retry-after"]
-    assert response.json()["error"]["code"] == "loading"
-    assert response.json()["error"]["type"] == "server_error"
-
-
-def test_from_then_on_all_requests_reach_the_service() -> None:
-    startup = Startup("big", LoadProgress())
-    startup.hand_over(PlainTextResponse("here"))
-    assert send(startup, "GET", "/health").text == "here"
-
-
-def serve_while(
-    load: Callable[..., Any], act: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
-) -> int:
-    """The exit code of a service whose models are loaded by `load`."""
-    monkeypatch.setattr(ChainRouter, "from_config", load)
-    port = free_port()
-    visitor = threading.Thread(target=act, args=(f"http://127.0.0.1:{port}",), daemon=True)
-    visitor.start()
-    code = main(["serve", "--port", str(port)])
-    visitor.join()
-    return code
-
-
-def status(url: str) -> int | None:
-    try:
-        return httpx.get(url).status_code
-    except httpx.ConnectError:
-        return None
+    error = response.json()["error"]
+    assert (error["code"], error["type"]) == ("loading", "server_error")
 
 
 def test_the_port_becomes_the_service_without_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,15 +55,16 @@ def test_the_port_becomes_the_service_without_a_gap(monkeypatch: pytest.MonkeyPa
         return FakeRouter()
 
     def act(url: str) -> None:
-        wait_until(lambda: status(f"{url}/health") is not None)
+        wait_until(lambda: status(url) is not None)
         with httpx.Client() as client:  # one connection, kept
             seen.append(client.get(f"{url}/health").status_code)
             may_load.set()
             while seen[-1] != 200:
-                seen.extend([status(f"{url}/health"), client.get(f"{url}/health").status_code])
+                seen.extend([status(url), client.get(f"{url}/health").status_code])
         os.kill(os.getpid(), signal.SIGTERM)
 
-    assert serve_while(load, act, monkeypatch) == 0
+    monkeypatch.setattr(ChainRouter, "from_config", load)
+    assert serve(act, waits=False) == 0
     assert seen[0] == 503
     assert set(seen) == {503, 200}
     assert seen == sorted(seen, reverse=True)  # type: ignore[type-var]
@@ -112,11 +81,8 @@ def test_the_log_says_what_a_long_load_is_at(
         wait_until(lambda: "not ready yet: loading big, " in caplog.text)
         return FakeRouter()
 
-    def act(url: str) -> None:
-        wait_until(lambda: status(f"{url}/health") == 200)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    assert serve_while(load, act, monkeypatch) == 0
+    monkeypatch.setattr(ChainRouter, "from_config", load)
+    assert serve(lambda _: os.kill(os.getpid(), signal.SIGTERM)) == 0
 
 
 @pytest.mark.parametrize(
@@ -136,7 +102,8 @@ def test_a_load_that_fails_ends_the_process_with_its_cause(
     def load(*_: object) -> FakeRouter:
         raise fault
 
-    assert serve_while(load, lambda url: None, monkeypatch) == code
+    monkeypatch.setattr(ChainRouter, "from_config", load)
+    assert serve(lambda _: None, waits=False) == code
     out, err = capsys.readouterr()
     assert err.splitlines()[-1] == f"specrouter: {line}"
     assert "SpecRouter serves" not in out
@@ -151,12 +118,12 @@ sys.exit(main(["serve", "--port", sys.argv[1]]))
 """
 
 
-def test_a_signal_ends_a_service_that_still_loads(tmp_path: Path) -> None:
+def test_a_signal_ends_a_service_that_still_loads() -> None:
     port = free_port()
     script = [sys.executable, "-c", _HANGING, str(port)]
     with subprocess.Popen(script, stdout=subprocess.PIPE, text=True) as process:
         try:
-            wait_until(lambda: status(f"http://127.0.0.1:{port}/health") == 503)
+            wait_until(lambda: status(f"http://127.0.0.1:{port}") == 503)
             process.send_signal(signal.SIGTERM)
             out, _ = process.communicate(timeout=60)
         finally:

@@ -69,17 +69,14 @@ def joined(chunks: Iterable[dict[str, Any]]) -> tuple[str, list[tuple[str, str]]
     return content, [(name, arguments) for name, arguments in calls.values()], reason
 
 
-def test_calls_are_read_out_of_what_the_family_writes() -> None:
-    choice = answer_of(router_of(TEXT))
-    assert choice["message"]["content"] == "Let me see."
+@pytest.mark.parametrize(
+    ("text", "content"), [(TEXT, "Let me see."), (TEXT.partition("\n")[2], None)]
+)
+def test_calls_are_read_out_of_what_the_family_writes(text: str, content: str | None) -> None:
+    choice = answer_of(router_of(text))
+    assert choice["message"]["content"] == content
     assert calls_of(choice["message"]) == CALLS
     assert choice["finish_reason"] == "tool_calls"
-
-
-def test_an_answer_of_calls_alone_has_no_content() -> None:
-    message = answer_of(router_of(TEXT.partition("\n")[2]))["message"]
-    assert message["content"] is None
-    assert calls_of(message) == CALLS
 
 
 def test_tags_that_are_special_tokens_are_looked_for_in_the_text() -> None:
@@ -100,12 +97,6 @@ def test_a_stream_says_the_same(size: int) -> None:
     assert joined(chunks) == ("Let me see.", CALLS, "tool_calls")
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     assert ["role" in delta for delta in deltas] == [True] + [False] * (len(deltas) - 1)
-
-
-def test_arguments_are_streamed_as_they_come() -> None:
-    chunks = stream_of(router_of(TEXT, 4), CHAT, PATH)
-    told = [chunk["choices"][0]["delta"].get("tool_calls", []) for chunk in chunks]
-    assert len([one for calls in told for one in calls if one["index"] == 0]) >= 2
 
 
 def test_text_without_calls_is_content() -> None:
@@ -191,23 +182,14 @@ def test_a_forced_answer_that_is_cut_before_its_name_has_neither_content_nor_cal
     choice = answer_of(router, tool_choice="required")
     assert choice["message"] == {"role": "assistant", "content": None, "refusal": None}
     assert choice["finish_reason"] == "length"
-    assert joined(stream_of(router, {**CHAT, "tool_choice": "required"}, PATH)) == (
-        "",
-        [],
-        "length",
-    )
+    streamed = stream_of(router, {**CHAT, "tool_choice": "required"}, PATH)
+    assert joined(streamed) == ("", [], "length")
 
 
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"tools": [F, F]}, "tools[1].function.name"),
-        ({"tools": [{"type": "function"}]}, "tools[0].function"),
-        ({"tools": [], "tool_choice": "required"}, "tool_choice"),
-        (
-            {"tool_choice": {"type": "function", "function": {"name": "h"}}},
-            "tool_choice.function.name",
-        ),
         ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
         ({"tool_choice": "required", "guided_regex": "a"}, "guided_regex"),
     ],

@@ -142,20 +142,20 @@ def test_a_header_within_the_limit_and_any_body_are_taken() -> None:
     serving(test)
 
 
-def test_what_is_no_http_is_a_400_in_the_shape_of_the_service() -> None:
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"\x16\x03\x01 nonsense\r\n\r\n", ""),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nhOST: b\r\n\r\n", "more than one Host"),
+    ],
+)
+def test_what_is_no_http_and_two_hosts_are_a_400_in_the_shape_of_the_service(
+    data: bytes, said: str
+) -> None:
     async def test(served: Served) -> None:
-        status, error = await answer(await sent(served, b"\x16\x03\x01 nonsense\r\n\r\n"))
+        status, error = await answer(await sent(served, data))
         assert (status, error["code"]) == (400, "invalid_http")
-
-    serving(test)
-
-
-def test_two_hosts_are_a_400() -> None:
-    async def test(served: Served) -> None:
-        hosts = b"GET / HTTP/1.1\r\nHost: a\r\nhOST: b\r\n\r\n"
-        status, error = await answer(await sent(served, hosts))
-        assert (status, error["code"]) == (400, "invalid_http")
-        assert "more than one Host" in error["message"]
+        assert said in error["message"]
 
     serving(test)
 

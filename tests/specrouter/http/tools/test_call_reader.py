@@ -62,9 +62,8 @@ HERMES_TEXTS: list[tuple[str, Read]] = [
     ('<tool_call>{"name":"f","arguments":{}}</tool_call>', ("", [("f", "{}")])),
     (f"<tool_call>\n{F}", ("", [("f", '{"x": 1}')])),  # the end tag is missing
     (f"<tool_call>\n{F}\n<tool_call>\n{F}", ("", [("f", '{"x": 1}')] * 2)),
-    # The members in another order, or the arguments as a text.
+    # The members in another order: read as a whole (test_call_object).
     ('<tool_call>{"arguments": {"x": 1}, "name": "f"}</tool_call>', ("", [("f", '{"x": 1}')])),
-    (r'<tool_call>{"name": "f", "arguments": "{\"x\": 1}"}</tool_call>', ("", [("f", '{"x": 1}')])),
     ('<tool_call>{"name": "f"}</tool_call>', ("", [("f", "{}")])),
     ('<tool_call>{"name": "f", "arguments": {}, "id": 3}</tool_call>', ("", [("f", "{}")])),
     # A brace too few: the arguments are whole.
@@ -94,10 +93,6 @@ LLAMA_TEXTS: list[tuple[str, Read]] = [
     (f"{LLAMA} Done.", (" Done.", [("f", '{"x": 1}')])),
     (f"Let me see. <|python_tag|>{LLAMA}", ("Let me see.", [("f", '{"x": 1}')])),
     (call("f", TRICKY, "parameters"), ("", [("f", TRICKY)])),
-    (
-        '{"type": "function", "function": "f", "parameters": {"x": 1}}',
-        ("", [("f", '{"x": 1}')]),
-    ),
     ('{"type": "function", "name": "f", "parameters": {"x": 1}}', ("", [("f", '{"x": 1}')])),
     # Answers that happen to be JSON.
     ('{"name": "Anna", "parameters": {"x": 1}}', ('{"name": "Anna", "parameters": {"x": 1}}', [])),
