@@ -10,9 +10,10 @@ from modelpool.errors import ConfigError
 
 
 @contextmanager
-def refused(field: str, reason: str = "") -> Iterator[None]:
-    """What is done within it raises a `ConfigError`. `reason`: a pattern."""
-    with pytest.raises(ConfigError) as caught:
+def refused(field: str, reason: str = "", kind: type[ConfigError] = ConfigError) -> Iterator[None]:
+    """What is done within it raises such an error. `reason`: a pattern."""
+    with pytest.raises(kind) as caught:
         yield
     assert caught.value.field == field
     assert re.search(reason, caught.value.reason), caught.value.reason
+    assert "\n" not in caught.value.reason

@@ -9,11 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modelpool.attention.packed import (
-    OpaqueView,
-    UnsupportedAttention,
-    packed_attention_forward,
-)
+from modelpool.attention.packed import OpaqueView, UnsupportedAttention, packed_attention_forward
 from modelpool.fast.tuning import Tuning
 from modelpool.packed_model import PackedModel
 from statemgr import ModelState

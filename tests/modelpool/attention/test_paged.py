@@ -15,9 +15,9 @@ from modelpool.attention.packed import AttentionLayer, UnsupportedAttention
 from modelpool.attention.paged import PagedAttention, flashinfer_attention
 from modelpool.attention.path import PathSettings, reference
 from modelpool.in_flight import Mark, Reached
+from statemgr.key_paths import KeyPaths, PackRows
 from tests.modelpool.attention.fake_flashinfer import FakeWrapper
-from tests.modelpool.attention.packs import Paths
-from tests.modelpool.attention.rows import Row, Rows, packs, paths_of, windows
+from tests.modelpool.attention.packs import Row, pack_rows_of, packs, paths_of, windows
 
 HEADS, KV_HEADS, DIM = 6, 2, 8
 
@@ -26,8 +26,8 @@ HEADS, KV_HEADS, DIM = 6, 2, 8
 class View:
     """What paged attention asks of a view."""
 
-    pack_rows: Rows
-    paths: Paths
+    pack_rows: PackRows
+    paths: KeyPaths
     keys: Tensor
     values: Tensor
 
@@ -37,12 +37,12 @@ class View:
         slots = sum(row.gap + row.length for row in rows)
         shape = (2, slots, KV_HEADS, DIM)
         keys, values = torch.randn(shape, generator=random, dtype=torch.float64)
-        return cls(Rows.of(rows), paths_of(rows), keys, values)
+        return cls(pack_rows_of(rows), paths_of(rows), keys, values)
 
     def arena(self, layer: int, window: int | None) -> tuple[Tensor, Tensor]:
         return self.keys, self.values
 
-    def key_paths(self, device: torch.device) -> Paths:
+    def key_paths(self, device: torch.device) -> KeyPaths:
         return self.paths
 
     def query(self) -> Tensor:

@@ -4,12 +4,20 @@ import numpy as np
 from hypothesis import given
 
 from modelpool.attention.pages import PageTable, is_causal, packed_mask
-from tests.modelpool.attention.rows import Row, Rows, firsts_of, packs, paths_of, visible, windows
+from tests.modelpool.attention.packs import (
+    Row,
+    firsts_of,
+    pack_rows_of,
+    packs,
+    paths_of,
+    visible,
+    windows,
+)
 
 
 @given(packs)
 def test_pages_of_a_row_are_its_slots_in_their_order(rows: list[Row]) -> None:
-    table = PageTable.of(Rows.of(rows))
+    table = PageTable.of(pack_rows_of(rows))
     for index, (first, row) in enumerate(zip(firsts_of(rows).tolist(), rows, strict=True)):
         start, stop = table.page_starts[index : index + 2]
         assert table.pages[start:stop].tolist() == [first + slot for slot in range(row.length)]
@@ -29,7 +37,7 @@ def test_bits_are_what_each_token_sees_and_zeros_behind(
     rows: list[Row], window: int | None
 ) -> None:
     """Trees and texts, rows without tokens, windows; what paths hold behind their ends is any."""
-    asked = Rows.of(rows)
+    asked = pack_rows_of(rows)
     table = PageTable.of(asked)
     packed = packed_mask(asked, table, paths_of(rows), window).numpy()
     wanted = []
@@ -46,7 +54,7 @@ def test_bits_are_what_each_token_sees_and_zeros_behind(
 @given(packs, windows)
 def test_bits_are_those_of_numpy(rows: list[Row], window: int | None) -> None:
     """FlashInfer's own packing is numpy's, row by row, the lowest bit first."""
-    asked = Rows.of(rows)
+    asked = pack_rows_of(rows)
     table = PageTable.of(asked)
     packed = packed_mask(asked, table, paths_of(rows), window).numpy()
     for index, row in enumerate(rows):
@@ -58,7 +66,7 @@ def test_bits_are_those_of_numpy(rows: list[Row], window: int | None) -> None:
 @given(packs)
 def test_texts_without_a_window_are_causal_from_the_right(rows: list[Row]) -> None:
     """Where no bits are given, token i of n sees the slots up to `length - n + i`."""
-    if not is_causal(Rows.of(rows), None):
+    if not is_causal(pack_rows_of(rows), None):
         assert any(row.parents for row in rows)
         return
     for row in rows:
@@ -67,4 +75,4 @@ def test_texts_without_a_window_are_causal_from_the_right(rows: list[Row]) -> No
 
 
 def test_a_window_needs_bits() -> None:
-    assert not is_causal(Rows.of([Row(0, 3, 2, ())]), 4)
+    assert not is_causal(pack_rows_of([Row(0, 3, 2, ())]), 4)
