@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from modelpool.errors import ConfigError
 from modelpool.inflate.inflate import inflate, inflate_to
-from modelpool.inflate.llama_sizes import Growth, realistic_shape
+from modelpool.inflate.llama_sizes import Growth, realistic_growth
 from tests.modelpool.factories import MAX_POSITIONS, VOCAB_SIZE, save_gpt2, save_llama
 from tests.modelpool.refused import refused
 
@@ -101,7 +101,7 @@ def test_inflate_to_reaches_what_was_asked_for_and_little_more(tmp_path: Path) -
     assert stored == shape.parameter_count
     assert shape.parameter_count >= 12_000_000
     assert (shape.hidden, shape.mlp, shape.query_heads, shape.kv_heads) == (768, 3072, 32, 16)
-    at_200m, _ = realistic_shape(shape, 200_000_000)
+    at_200m = realistic_growth(shape, 200_000_000).of(shape)
     assert 200_000_000 <= at_200m.parameter_count < 215_000_000
 
 

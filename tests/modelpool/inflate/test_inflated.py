@@ -20,7 +20,7 @@ from modelpool.inflate.checksums import damage
 from modelpool.inflate.inflate import inflate
 from modelpool.inflate.inflated import inflated_source
 from modelpool.inflate.llama_sizes import Growth
-from tests.cache_damage import OF_FILE, OF_FOLDER
+from tests.cache_damage import OF_FILE, OF_FOLDER, Damage
 from tests.modelpool.factories import VOCAB_SIZE, save_gpt2, save_llama
 from tests.modelpool.refused import refused
 
@@ -129,13 +129,25 @@ def test_what_cannot_be_inflated_names_the_field(tmp_path: Path) -> None:
         inflated(source)
 
 
-@pytest.mark.parametrize("name", OF_FOLDER)
+@pytest.mark.parametrize(
+    ("file", "harm"),
+    [
+        *((".", harm) for harm in OF_FOLDER.values()),
+        *(("model.safetensors", OF_FILE[name]) for name in ("a bit in the middle", "a pipe")),
+        ("tokenizer.json", OF_FILE["gone"]),
+    ],
+)
 def test_a_damaged_folder_is_made_anew(
-    name: str, cache: Path, quick: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    file: str,
+    harm: Damage,
+    cache: Path,
+    quick: list[Path],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     source = save_llama(tmp_path / "source")
     folder = inflated(source)
-    OF_FOLDER[name](folder)
+    harm(folder / file)
     assert inflated(source) == folder
     assert len(quick) == 2
     assert damage(folder) is None
@@ -144,20 +156,6 @@ def test_a_damaged_folder_is_made_anew(
     assert "is made anew" in warning.getMessage()
     inflated(source)
     assert len(quick) == 2
-
-
-@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json"])
-@pytest.mark.parametrize("name", ["a bit in the middle", "cut to half", "empty", "gone", "a pipe"])
-@pytest.mark.usefixtures("cache")
-def test_a_folder_with_a_damaged_file_is_made_anew(
-    name: str, file: str, quick: list[Path], tmp_path: Path
-) -> None:
-    source = save_llama(tmp_path / "source")
-    folder = inflated(source)
-    OF_FILE[name](folder / file)
-    assert inflated(source) == folder
-    assert len(quick) == 2
-    assert damage(folder) is None
 
 
 def test_what_a_killed_process_left_goes_after_an_hour(
