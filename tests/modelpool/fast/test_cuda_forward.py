@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from modelpool.fast.cuda_forward import cuda_forward_of
-from modelpool.fast.layer_reference import LayerKernels, reference_kernels
+from modelpool.fast.layer_reference import reference_kernels
 from modelpool.packed_model import PackedModel
 from tests.modelpool.fast.test_forwards import WAYS
 from tests.modelpool.llama_models import LLAMA_SHAPED, VOCAB, Feeder, feed_tree, make_model
@@ -29,8 +29,7 @@ def test_weights_are_shared_with_the_model_which_goes_on_to_work() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["llama-biased", "mistral", "qwen3"])
 def test_triton_kernels_say_what_the_reference_says(name: str) -> None:
-    from modelpool.attention.path_kernels import path_attention
-    from modelpool.fast.layer_kernels import gated, rotate_and_write
+    from modelpool.fast.layer_kernels import triton_kernels
 
     config = LLAMA_SHAPED[name]()
     config.head_dim = 16  # the least of a matrix product
@@ -39,10 +38,8 @@ def test_triton_kernels_say_what_the_reference_says(name: str) -> None:
         config.layer_types = config.layer_types[:1]
     model: Any = make_model(config, torch.float32)
     packed = PackedModel.wrap("m", model.to(DEVICE), VOCAB)
-    forwards = [
-        cuda_forward_of(packed, kernels)
-        for kernels in (reference_kernels(), LayerKernels(rotate_and_write, path_attention, gated))
-    ]
+    both = reference_kernels(), triton_kernels()
+    forwards = [cuda_forward_of(packed, kernels) for kernels in both]
     wanted, got = (
         feed_tree(forward, packed, walks_paths=True) for forward in forwards if forward is not None
     )
