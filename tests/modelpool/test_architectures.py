@@ -10,14 +10,11 @@ import torch
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
-    BloomConfig,
     Gemma3TextConfig,
     LlamaConfig,
-    MambaConfig,
     MistralConfig,
     PhimoeConfig,
     PreTrainedModel,
-    RecurrentGemmaConfig,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -29,11 +26,11 @@ from tests.modelpool.factories import MAX_POSITIONS, SAVERS, SLIDING_WINDOW, VOC
 from tests.modelpool.llama_models import Feeder, make_model, texts
 
 WINDOWED = ("mistral", "gemma2", "gemma3")
-_COMMON: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE, "hidden_size": 32, "bos_token_id": 0, "eos_token_id": 0,
-}  # fmt: skip
 _SHAPE: dict[str, Any] = {
-    **_COMMON,
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -127,20 +124,6 @@ def refusal(model: PreTrainedModel, vocab_size: int = VOCAB_SIZE) -> str:
         PackedModel.wrap("odd-one", model, vocab_size)
     assert caught.value.field == "pool.models[odd-one]"
     return caught.value.reason
-
-
-def test_bloom_is_refused_because_its_attention_is_its_own() -> None:
-    config = BloomConfig(**_COMMON, n_layer=2, n_head=4)
-    assert refusal(make_model(config)) == (
-        "BloomForCausalLM does not dispatch its attention (AttentionInterface)"
-    )
-
-
-def test_recurrent_models_are_refused() -> None:
-    mamba = MambaConfig(**_COMMON, state_size=4, num_hidden_layers=2, pad_token_id=None)
-    assert "linear_attention" in refusal(make_model(mamba))
-    mixed = RecurrentGemmaConfig(**{**_SHAPE, "num_hidden_layers": 3})
-    assert "linear_attention" in refusal(make_model(mixed))
 
 
 def test_an_encoder_decoder_is_refused() -> None:

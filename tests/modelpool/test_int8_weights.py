@@ -12,31 +12,22 @@ from modelpool import ModelPool
 from modelpool.checkpoint.int8_values import read_int8
 from modelpool.config import PoolConfig, validate_config
 from modelpool.device_manager import DeviceInfo
-from modelpool.fast.cpu import int8_refusal
 from modelpool.fast.int8 import Int8Linear, Int8Weight
 from modelpool.fast.lean_forward import LeanForward
 from modelpool.fast.linear import PackedLinear
 from modelpool.packed_model import PackedModel
-from modelpool.probe import probed
-from tests.modelpool.compressed import compress, declare
+from tests.modelpool.compressed import compress, declare, logits, needs_int8
 from tests.modelpool.factories import save_gpt2, save_llama, save_qwen3
 from tests.modelpool.refused import refused
 
 GIB = 2**30
 FIELD = "pool.models[0]"
-PARTS = ((0, 6), (6, 9))
-needs_int8 = pytest.mark.skipif(int8_refusal() is not None, reason=str(int8_refusal()))
 
 
 def pool_of(path: Path, *devices: DeviceInfo, **member: Any) -> ModelPool:
     settings = {"target": "m", "models": [{"name": "m", "source": str(path), **member}]}
     config = validate_config(PoolConfig, settings, "pool")
     return ModelPool(config, devices=devices or None)
-
-
-def logits(model: PackedModel) -> torch.Tensor:
-    with torch.inference_mode():
-        return probed(model.forward, model, PARTS)[0].float()
 
 
 def int8_layers(model: PackedModel) -> dict[str, Int8Linear]:

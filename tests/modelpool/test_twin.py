@@ -11,30 +11,21 @@ from torch import nn
 from modelpool import ModelPool
 from modelpool.config import PoolConfig, validate_config
 from modelpool.device_manager import DeviceInfo
-from modelpool.fast.cpu import int8_refusal
 from modelpool.fast.lean_forward import LeanForward
 from modelpool.packed_model import PackedModel
-from modelpool.probe import probed
 from modelpool.twin import share_weights
-from tests.modelpool.compressed import compress
+from tests.modelpool.compressed import compress, logits, needs_int8
 from tests.modelpool.factories import save_llama
 from tests.modelpool.refused import refused
 
 GIB = 2**30
 FIELD = "pool.models[0]"
-PARTS = ((0, 6), (6, 9))
-needs_int8 = pytest.mark.skipif(int8_refusal() is not None, reason=str(int8_refusal()))
 
 
 def twins(path: Path, target: dict[str, Any] | None = None, **twin: Any) -> dict[str, Any]:
     """A pool of a model and its twin."""
     model = {"name": "m", "source": str(path), "device": "cpu", **(target or {})}
     return {"target": "m", "models": [{"name": "t", "source": "quantised:m", **twin}, model]}
-
-
-def logits(model: PackedModel) -> torch.Tensor:
-    with torch.inference_mode():
-        return probed(model.forward, model, PARTS)[0].float()
 
 
 def embedding(model: PackedModel) -> torch.Tensor:

@@ -97,7 +97,8 @@ def visible(row: Row, window: int | None) -> list[list[bool]]:
 def changed(paths: KeyPaths, change: Callable[[Tensor], Tensor]) -> KeyPaths:
     """With each of its tensors changed."""
     parts = paths.firsts, paths.positions, paths.tails, paths.path
-    return KeyPaths(*map(change, parts), paths.longest)
+    firsts, positions, tails, path = map(change, parts)
+    return KeyPaths(firsts, positions, tails, path, paths.longest)
 
 
 class Pack:

@@ -127,7 +127,7 @@ NO_FILE = "is incomplete, or no safetensors file: download it again"
         (0, b"", NO_FILE),
         (0, b"\x00" * 7, NO_FILE),
         (0, b"<!DOCTYPE html><html>404</html>", NO_FILE),
-        (1_500_000, b"", r"is incomplete \(1\.5 of MB_WHOLE MB\): download it again"),
+        (1_500_000, b"", r"is incomplete \(1\.5 of 2\.7 MB\): download it again"),
         (-1, b"", "is incomplete"),
         (None, b"\0", "is longer than its header says"),
     ],
