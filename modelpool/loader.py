@@ -28,7 +28,6 @@ from modelpool.errors import ConfigError, UnsupportedModelError
 from modelpool.fast.cuda_forward import CudaForward, cuda_forward_of
 from modelpool.fast.direct_forward import direct_forward_of
 from modelpool.fast.graph_runner import CudaGraphs
-from modelpool.fast.layer_reference import LayerKernels
 from modelpool.fast.lean_forward import has_int8, lean_forward_of
 from modelpool.fast.tuning import PLAIN, Tuning
 from modelpool.packed_model import PackedModel
@@ -117,11 +116,9 @@ def _wrap(name: str, model: PreTrainedModel, vocab_size: int, tuning: Tuning) ->
 
 def _graphed(packed: PackedModel) -> CudaForward | None:
     """Of a member that runs on kernels of Triton, which is imported here."""
-    from modelpool.attention.path_kernels import path_attention
-    from modelpool.fast.layer_kernels import gated, rotate_and_write
+    from modelpool.fast.layer_kernels import triton_kernels
 
-    kernels = LayerKernels(rotate_and_write, path_attention, gated)
-    return cuda_forward_of(packed, kernels, CudaGraphs())
+    return cuda_forward_of(packed, triton_kernels(), CudaGraphs())
 
 
 def _wrap_drafter(

@@ -8,8 +8,9 @@ a forward need not reach. After that `forward` may be trusted.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from modelpool.attention.packed import KVView, OpaqueView, UnsupportedAttention
 from modelpool.checkpoint.architecture import ignored_window, max_positions, refusal
 from modelpool.checkpoint.int8_values import Int8Values
 from modelpool.errors import UnsupportedModelError
+from modelpool.fast.cpu import cpu_threads
 from modelpool.fast.int8 import quantise_linears
 from modelpool.fast.lean_norm import replace_norms
 from modelpool.fast.linear import pack_linears, parameter_count
@@ -31,10 +33,12 @@ from modelpool.probe import (
     Forward,
     KVLayer,
     ProbeView,
-    SizedForward,
     check_parity,
     probed,
 )
+
+if TYPE_CHECKING:
+    from modelpool.fast.cuda_forward import CudaForward
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +78,7 @@ class PackedModel:
         # A shorter way to the same logits: to the bit, or up to rounding for drafters.
         self.shortcut: Forward | None = None
         # The same for CUDA: it copies a pack by itself, and may fill it up.
-        self.sized: SizedForward | None = None
+        self.sized: CudaForward | None = None
         self.dtype: torch.dtype = model.dtype
         self.parameter_count = parameter_count(model)
         self.kv_bytes_per_token = sum(
@@ -249,17 +253,3 @@ def _tune(model: PreTrainedModel, tuning: Tuning) -> None:
 
 def _unwatched(tokens: int, attended: float) -> AbstractContextManager[None]:
     return nullcontext()
-
-
-@contextmanager
-def cpu_threads(count: int) -> Iterator[None]:
-    """Sets torch's threads for a while; a change costs less than a microsecond."""
-    before = torch.get_num_threads()
-    if before == count:
-        yield
-        return
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

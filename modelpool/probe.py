@@ -6,7 +6,7 @@ way it learns the layers' shapes and sliding windows.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,25 +15,17 @@ from torch import Tensor
 
 from modelpool.attention.packed import KVView, OnDevice, QueryGroup, UnsupportedAttention
 from modelpool.attention.pages import PackRows
-from modelpool.attention.path import NO_TAIL, PackPlaces
+from modelpool.attention.path import NO_TAIL, PackPlaces, Paths
 from modelpool.errors import UnsupportedModelError
+
+if TYPE_CHECKING:
+    from modelpool.packed_model import PackedModel
 
 _PACKED = "packed attention"
 MOST_DIFFERENCE = 0.2  # of logits, of their spread, whatever the dtype
 
 # tokens [T], positions [T], view, logit_index [n] -> logits [n, V]; see `PackedModel.forward`
 Forward = Callable[[Tensor, Tensor, KVView, Tensor], Tensor]
-
-
-class SizedForward(Protocol):
-    """The same, of tensors on the host or the device; `sizes`: see `PackedModel`."""
-
-    @property
-    def sizes(self) -> tuple[int, ...]: ...
-
-    def __call__(
-        self, tokens: Tensor, positions: Tensor, view: KVView, logit_index: Tensor
-    ) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -53,17 +45,6 @@ class KVLayer:
     def elements_per_token(self) -> int:
         """That it keeps."""
         return 0 if self.source is not None else 2 * self.kv_heads * self.head_dim
-
-
-class HasVocabulary(Protocol):
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def kv_layers(self) -> tuple[KVLayer, ...]: ...
 
 
 class _Everywhere(Mapping[torch.device, Tensor]):
@@ -99,19 +80,8 @@ class _ProbeGroup:
 
 
 @dataclass(frozen=True, eq=False)
-class _ProbePaths:
-    """Of requests without trees; see `KeyPaths`."""
-
-    firsts: Tensor
-    positions: Tensor
-    tails: Tensor
-    path: Tensor
-    longest: int
-
-
-@dataclass(frozen=True, eq=False)
 class _ProbeRows:
-    """The same; see `PackRows`."""
+    """Of requests without trees; see `PackRows`."""
 
     counts: NDArray[np.int64]
     firsts: NDArray[np.int64]
@@ -129,7 +99,7 @@ class _ProbePlaces:
 
 
 def probed(
-    forward: Forward, model: HasVocabulary, parts: Sequence[tuple[int, int]]
+    forward: Forward, model: "PackedModel", parts: Sequence[tuple[int, int]]
 ) -> tuple[Tensor, dict[int, int | None]]:
     """All logits of a few tokens that `forward` reads in parts, and the windows of its layers."""
     length = parts[-1][1]
@@ -251,10 +221,10 @@ class ProbeView:
     def slots(self, device: torch.device) -> Tensor:
         return torch.from_numpy(self.places.numbers[0]).to(device, torch.int64)
 
-    def key_paths(self, device: torch.device) -> _ProbePaths:
+    def key_paths(self, device: torch.device) -> Paths:
         _, firsts, positions, tails = torch.from_numpy(self.places.numbers).to(device)
         path = torch.zeros_like(firsts).unsqueeze(1)
-        return _ProbePaths(firsts, positions, tails, path, self.places.longest)
+        return Paths(firsts, positions, tails, path, self.places.longest)
 
     def layers(self) -> tuple[KVLayer, ...]:
         return tuple(

@@ -5,11 +5,9 @@ in all of them. Bookkeeping only: what stands in the slots moves in the stores (
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
+from statemgr.arrays import Ints
 from statemgr.row_groups import KV_QUANTUM
-
-Ints = NDArray[np.int64]
 
 NOBODY = -1
 

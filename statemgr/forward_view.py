@@ -17,15 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from statemgr.arrays import Bools, Ints
 from statemgr.key_paths import KeyPaths, PackPlaces, PackRows, PackTokens, TreePaths
 from statemgr.kv_store import KVStore
 from statemgr.row_groups import READING_QUERIES, RowGroup
 
 _MINUS_INFINITY = float("-inf")
 _NOWHERE = np.int64(2**62)  # no query's position
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)

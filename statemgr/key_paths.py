@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-Ints = NDArray[np.int64]
+from statemgr.arrays import Ints
 
 _NO_TAIL = 2**30  # a position that no token has
 

@@ -9,15 +9,13 @@ are too short for what runs do rows stand elsewhere, and move together when noth
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
 from statemgr.arena import Arena, blocks_of
+from statemgr.arrays import Ints
 from statemgr.model_state import ModelState
 from statemgr.prefix_cache import CachedPrefix, PrefixCache, TokenChain
 from statemgr.row_groups import KV_QUANTUM
 from statemgr.row_layout import RowLayout
-
-Ints = NDArray[np.int64]
 
 
 class KVPlacement:

@@ -11,8 +11,9 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
+
+from statemgr.arrays import Ints
 
 
 class LayerShape(Protocol):
@@ -67,11 +68,11 @@ class KVStore:
         """Keys and values of a layer, each [slots, kv_heads, head_dim], not copied."""
         return self._layers[number]
 
-    def move(self, source: NDArray[np.int64], destination: NDArray[np.int64]) -> None:
+    def move(self, source: Ints, destination: Ints) -> None:
         """Copies flat slots `source` to `destination`, in all layers; the two may overlap."""
         if not len(source) or np.array_equal(source, destination):
             return
-        if _is_run(source) and _is_run(destination):
+        if is_run(source) and is_run(destination):
             self._move_run(int(source[0]), int(destination[0]), len(source))
             return
         slots = self._on_devices(np.stack((source, destination)))
@@ -100,18 +101,18 @@ class KVStore:
         ]
         return all(bool(torch.isfinite(each)) for each in sums)
 
-    def scrub(self, flat_slots: NDArray[np.int64]) -> None:
+    def scrub(self, flat_slots: Ints) -> None:
         """Zeros slots: a NaN poisons attention even where a mask excludes it."""
         slots = self._on_devices(flat_slots)
         for tensor in self._tensors:
             tensor.index_fill_(2, slots[tensor.device], 0)
 
-    def _on_devices(self, slots: NDArray[np.int64]) -> dict[torch.device, Tensor]:
+    def _on_devices(self, slots: Ints) -> dict[torch.device, Tensor]:
         """Copied once to each device, which the host does not wait for."""
         host = torch.from_numpy(slots)
         return {device: host.to(device, non_blocking=True) for device in self.devices}
 
 
-def _is_run(slots: NDArray[np.int64]) -> bool:
+def is_run(slots: Ints) -> bool:
     """Whether slots are consecutive."""
     return bool(slots[-1] - slots[0] == len(slots) - 1 and (np.diff(slots) == 1).all())

@@ -14,15 +14,13 @@ Source: SpecRouter, section 4.4 (cache mask, logical rollback, `fix_kv_cache`).
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from statemgr.arrays import Ints
 from statemgr.forward_view import ForwardView, TreeMask
 from statemgr.key_paths import PackTokens, TreePaths
 from statemgr.kv_store import KVStore, LayerShape
 from statemgr.row_groups import GroupPlanner
 from statemgr.row_layout import RowLayout
-
-Ints = NDArray[np.int64]
 
 HOLE_SHARE = 0.25  # of the slots in use; beyond it `fix_kv_cache` compacts a row
 

@@ -18,11 +18,8 @@ back-off of MacKay and Peto (a Dirichlet prior whose mean is the shorter context
 
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from statemgr.arrays import Floats, Ints
+from statemgr.text_table import ranked
 
 MAX_ORDER = 4  # tokens of context, at most
 MAX_CANDIDATES = 32
@@ -72,11 +69,9 @@ class NgramTable:
         return (*where, token)[-MAX_ORDER:]
 
     def predict(self, row: int, suffix: Sequence[int]) -> tuple[Ints, Floats]:
-        """What may follow `suffix`, the last tokens of the text or of a path that goes on from it.
-
-        Returns ids that followed its end before, the most probable first and of equals the most
-        recent one, at most `MAX_CANDIDATES`; and their probabilities. What is missing to 1 is
-        spread evenly over all other ids.
+        """What may follow `suffix`, the last tokens of the text or of a path that goes on from it:
+        ids that followed its end before, of equals the most recent one first, at most
+        `MAX_CANDIDATES`.
         """
         text = self._texts[row]
         context = tuple(map(int, suffix[-MAX_ORDER:]))
@@ -93,12 +88,7 @@ class NgramTable:
             for token, probability in seen.items():
                 seen[token] = (counts.get(token, 0.0) + prior * probability) * scale
             unseen *= prior * scale
-        # A stable sort: followers come most recent first.
-        best = sorted(seen.items(), key=_negative_probability)[:MAX_CANDIDATES]
-        return (
-            np.array([token for token, _ in best], dtype=np.int64),
-            np.array([probability for _, probability in best], dtype=np.float64),
-        )
+        return ranked(seen, MAX_CANDIDATES)  # followers come most recent first
 
 
 class _Text:
@@ -159,7 +149,3 @@ class _Text:
 
     def _is_expected(self, place: int) -> bool:
         return 0 <= place - self._prompt_tokens < len(self._expected)
-
-
-def _negative_probability(entry: tuple[int, float]) -> float:
-    return -entry[1]

@@ -14,11 +14,9 @@ from copy import copy
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from statemgr.arrays import Ints
 from statemgr.row_groups import KV_QUANTUM
-
-Ints = NDArray[np.int64]
 
 _Key = tuple[str, int]  # salt, and the hash of a chain of blocks
 

@@ -10,20 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from statemgr.arrays import Ints
 from statemgr.model_state import ModelState
-from statemgr.prefix_cache import (
-    CachedPrefix,
-    CacheUse,
-    PrefixCache,
-    TokenChain,
-    common_tokens,
-)
+from statemgr.prefix_cache import CachedPrefix, CacheUse, PrefixCache, TokenChain, common_tokens
 
 logger = logging.getLogger(__name__)
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)

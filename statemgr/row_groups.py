@@ -14,17 +14,15 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from statemgr.arrays import Ints
 from statemgr.row_layout import RowLayout
 
 KV_QUANTUM = 128
 # What reading a row's keys and values costs, in queries: a fit to SDPA's times on a CPU in bfloat16
 # (1 x 1, 1 x 12, 16 x 1, 16 x 2, 4 x 4 rows x queries, 256 slots) within 5%.
 READING_QUERIES = 1.6
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from statemgr.kv_store import KVStore
+from statemgr.arrays import Ints
+from statemgr.kv_store import KVStore, is_run
 from statemgr.model_state import ModelState
 
-Ints = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 
 
@@ -92,10 +92,9 @@ def export_row(
     store, slots = state.store, state.slots_of(row, stop)[start:]
     form = KVFormat.of(store, model)
     data: Bytes = np.empty(len(slots) * form.token_bytes, dtype=np.uint8)
-    is_run = slots[-1] - slots[0] == len(slots) - 1 and bool((np.diff(slots) == 1).all())
-    index = torch.from_numpy(slots)
+    is_whole, index = is_run(slots), torch.from_numpy(slots)
     for part, piece in _pieces(store, data):
-        if is_run:
+        if is_whole:
             taken = part.narrow(0, int(slots[0]), len(slots))
         else:
             taken = part.index_select(0, index.to(part.device))

@@ -8,9 +8,8 @@ there is finite, and masked. All models of a `StateManager` have the same layout
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from statemgr.arrays import Ints
 
 
 @dataclass(eq=False)

@@ -13,9 +13,9 @@ import logging
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from statemgr.arena import blocks_of
+from statemgr.arrays import Ints
 from statemgr.kv_placement import KVPlacement
 from statemgr.kv_store import LayerShape
 from statemgr.model_state import ModelState
@@ -25,8 +25,6 @@ from statemgr.row_groups import KV_QUANTUM
 from statemgr.row_layout import RowLayout
 
 logger = logging.getLogger(__name__)
-
-Ints = NDArray[np.int64]
 
 
 def row_slots(max_tokens: int, tree_tokens: int = 0) -> int:

@@ -20,14 +20,10 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
+from statemgr.arrays import Floats, Ints
 from statemgr.output_store import OutputStore
 from statemgr.suffix_index import Match, SuffixIndex
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from statemgr.text_table import ranked
 
 OWN_ORDERS = (2, 4, 16)  # of contexts in a row's own text
 _LEAD = OWN_ORDERS[-1]  # tokens of a prompt's end before what is expected
@@ -121,12 +117,7 @@ class SuffixTable:
             token = source.texts.token(match.place)
             votes.append((match.length, token, source.weight + recency))
             recency = 0.0
-        seen = _interpolated(votes, 1.0 / self._vocab_size)
-        best = sorted(seen.items(), key=lambda entry: -entry[1])  # stable: the most recent first
-        return (
-            np.array([token for token, _ in best], dtype=np.int64),
-            np.array([probability for _, probability in best], dtype=np.float64),
-        )
+        return ranked(_interpolated(votes, 1.0 / self._vocab_size))  # the most recent come first
 
     def _looked_up(self, text: _Text, context: "array[int]") -> tuple[tuple[_Source, Match], ...]:
         earlier = None if text.tenant is None else self._outputs.of(text.tenant)

@@ -1,13 +1,12 @@
 """What a drafter without weights asks of the texts that it drafts from."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from statemgr.arrays import Floats, Ints
+
 Where = TypeVar("Where")
 
 
@@ -46,6 +45,13 @@ class TextTable(Protocol[Where]):
         """Ids that may follow, the most probable first, and their probabilities. What is missing
         to 1 is spread evenly over all other ids."""
         ...
+
+
+def ranked(seen: Mapping[int, float], most: int | None = None) -> tuple[Ints, Floats]:
+    """What `TextTable.predict` returns of these probabilities; of equals the first is first."""
+    best = sorted(seen.items(), key=lambda entry: -entry[1])[:most]
+    ids, probabilities = [token for token, _ in best], [chance for _, chance in best]
+    return np.array(ids, dtype=np.int64), np.array(probabilities, dtype=np.float64)
 
 
 def whole_distribution(ids: Ints, probabilities: Floats, vocab_size: int) -> Floats:

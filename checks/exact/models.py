@@ -5,7 +5,7 @@ layer that speaks softly. Sizes grow strictly, as chains want it.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,34 +13,10 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from tests.modelpool.factories import (
-    GEMMAS,
-    is_post_norm,
-    make_tokenizer,
-    save_gemma2,
-    save_gemma3,
-    save_gpt2,
-    save_gpt_neox,
-    save_llama,
-    save_mistral,
-    save_opt,
-    save_phi,
-    save_qwen2,
-    save_qwen3,
-)
+from tests.modelpool import factories
+from tests.modelpool.factories import GEMMAS, is_post_norm, make_tokenizer
 
-SAVERS: dict[str, Callable[..., Path]] = {
-    "llama": save_llama,
-    "qwen2": save_qwen2,
-    "qwen3": save_qwen3,
-    "mistral": save_mistral,
-    "gpt2": save_gpt2,
-    "opt": save_opt,
-    "gpt-neox": save_gpt_neox,
-    "phi": save_phi,
-    "gemma2": save_gemma2,
-    "gemma3": save_gemma3,
-}
+SAVERS = factories.SAVERS
 NAMES = ("small", "middle", "target")
 _LAYERS = {"gpt2": "transformer.h", "gpt_neox": "gpt_neox.layers", "opt": "model.decoder.layers"}
 # What a layer adds to the residual stream. Not covered: Gemma, which norms it afterwards.

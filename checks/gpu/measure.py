@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from modelpool.fast.cuda_forward import CudaForward
 from modelpool.fast.graph_runner import CudaGraphs
-from modelpool.fast.layer_reference import LayerKernels, reference_kernels
+from modelpool.fast.layer_reference import reference_kernels
 from modelpool.packed_model import PackedModel
 from statemgr import ModelState
 
@@ -114,10 +114,9 @@ def _forwards(shape: Shape) -> tuple[PackedModel, CudaForward, CudaForward | Non
     packed = PackedModel.wrap("random", model, shape.vocab)
     if not ON_GPU:
         return packed, CudaForward(packed, reference_kernels()), None
-    from modelpool.attention.path_kernels import path_attention
-    from modelpool.fast.layer_kernels import gated, rotate_and_write
+    from modelpool.fast.layer_kernels import triton_kernels
 
-    kernels = LayerKernels(rotate_and_write, path_attention, gated)
+    kernels = triton_kernels()
     return packed, CudaForward(packed, kernels), CudaForward(packed, kernels, CudaGraphs())
 
 

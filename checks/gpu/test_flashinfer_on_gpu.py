@@ -11,7 +11,7 @@ from modelpool.attention.packed import AttentionLayer
 from modelpool.attention.path import PathSettings, reference
 from modelpool.fast.tuning import PLAIN, Tuning
 from modelpool.packed_model import PackedModel
-from tests.modelpool.attention.rows import Row, Rows, paths_of
+from tests.modelpool.attention.packs import Row, changed, pack_rows_of, paths_of
 from tests.modelpool.attention.test_paged import View
 from tests.modelpool.llama_models import LLAMA_SHAPED, VOCAB, Feeder, feed_tree, make_model
 from tests.triton_interpreter import DEVICE
@@ -41,7 +41,8 @@ def test_trees_and_windows_are_path_attention(
     tokens = sum(row.count for row in ROWS)
     keys, values = torch.randn((2, slots, 2, dim), generator=random).to(DEVICE, dtype)
     query = torch.randn((2 * group, tokens, dim), generator=random).to(DEVICE, dtype)
-    view = View(Rows.of(ROWS), paths_of(ROWS).to(DEVICE), keys, values)
+    paths = changed(paths_of(ROWS), lambda part: part.to(DEVICE))
+    view = View(pack_rows_of(ROWS), paths, keys, values)
     layer = AttentionLayer(0, dim**-0.5, window, softcap)
     got = attend_of("flashinfer")(view, layer, query)  # type: ignore[arg-type]
     wanted = reference(

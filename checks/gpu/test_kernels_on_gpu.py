@@ -8,7 +8,6 @@ import yaml
 
 from modelpool.fast.cuda_forward import CudaForward
 from modelpool.fast.graph_runner import CudaGraphs
-from modelpool.fast.layer_reference import LayerKernels
 from modelpool.packed_model import PackedModel
 from specrouter import ChainRouter, SamplingParams, Speculation
 from specrouter.cli.arguments import default_config
@@ -23,19 +22,15 @@ pytestmark = [
 DTYPES = [torch.float32, torch.bfloat16]
 
 
-def on_gpu(model: Any) -> Any:
-    return model.to(DEVICE)
-
-
 def forwards(name: str, dtype: torch.dtype) -> tuple[PackedModel, CudaForward, CudaForward]:
     """A model, its forward run eagerly, and as graphs."""
-    from modelpool.attention.path_kernels import path_attention
-    from modelpool.fast.layer_kernels import gated, rotate_and_write
+    from modelpool.fast.layer_kernels import triton_kernels
 
     config = LLAMA_SHAPED[name]()
     config.head_dim = 16
-    packed = PackedModel.wrap("m", on_gpu(make_model(config, dtype)), VOCAB)
-    kernels = LayerKernels(rotate_and_write, path_attention, gated)
+    model: Any = make_model(config, dtype)
+    packed = PackedModel.wrap("m", model.to(DEVICE), VOCAB)
+    kernels = triton_kernels()
     return packed, CudaForward(packed, kernels), CudaForward(packed, kernels, CudaGraphs())
 
 

@@ -42,6 +42,17 @@ class KeyPaths(Protocol):
     def longest(self) -> int: ...  # the most keys of a token, or more; known on the host
 
 
+@dataclass(frozen=True, eq=False)
+class Paths:
+    """Implements `KeyPaths`."""
+
+    firsts: Tensor
+    positions: Tensor
+    tails: Tensor
+    path: Tensor
+    longest: int
+
+
 class PackPlaces(Protocol):
     """Where the T tokens of a pack and their keys stand, on the host; the paths of a tree may be
     on the device alone."""

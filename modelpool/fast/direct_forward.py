@@ -7,9 +7,8 @@ the last bit. `direct_forward_of` compares bits on packs of several sizes, and a
 differ keeps its ordinary forward. Architectures are an allow-list (`llama_shape`).
 """
 
-import copy
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -19,11 +18,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from modelpool.attention.packed import AttentionLayer, KVView
-from modelpool.fast.forward_parts import Watch, written
+from modelpool.fast.cpu import cpu_threads
+from modelpool.fast.forward_parts import Operator, ShortForward, Watch
 from modelpool.fast.joined import join_packed, joined, side_by_side
 from modelpool.fast.lean_norm import LeanRMSNorm
 from modelpool.fast.llama_shape import attention_window, is_llama_shaped, norm_eps
-from modelpool.packed_model import PackedModel, cpu_threads
+from modelpool.packed_model import PackedModel
 from modelpool.probe import probed
 
 logger = logging.getLogger(__name__)
@@ -32,20 +32,19 @@ _PROBES = ((0, 6), (6, 7), (7, 24))  # packs of a prompt, of a step, and of a tr
 
 _NORMED, _EPS = 16, 1e-6  # rows of a trial, and what it adds to their mean squares
 
-_Operator = Callable[[Tensor], Tensor]
 _Several = Callable[[Tensor], Sequence[Tensor]]  # outputs of layers that read the same input
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    before: _Operator
-    qkv: _Operator  # side by side
-    query_norm: _Operator | None
-    key_norm: _Operator | None
-    out: _Operator
-    between: _Operator
+    before: Operator
+    qkv: Operator  # side by side
+    query_norm: Operator | None
+    key_norm: Operator | None
+    out: Operator
+    between: Operator
     gate_up: _Several
-    down: _Operator
+    down: Operator
     attention: AttentionLayer
 
     def watched(self, watch: Watch) -> "_Layer":
@@ -63,8 +62,10 @@ class _Layer:
         )
 
 
-class DirectForward:
+class DirectForward(ShortForward):
     """The forward of one model; see `direct_forward_of`."""
+
+    _parts: Mapping[str, str] = {**ShortForward._parts, "_rotary": "rotation"}
 
     def __init__(self, packed: PackedModel) -> None:
         """`packed` holds a model that `is_llama_shaped`."""
@@ -82,32 +83,11 @@ class DirectForward:
             _layer(number, layer, config) for number, layer in enumerate(core.layers)
         )
         self._norm, self._head = _norm(core.norm), head.forward
-        self._rotate, self._write, self._gate = _rotated, written, _gated
-
-    def watched(self, watch: Watch) -> "DirectForward":
-        """The same forward, its parts called as `watch` has them."""
-        other = copy.copy(self)
-        other._layers = tuple(layer.watched(watch) for layer in self._layers)
-        other._norm, other._head = watch("norms", self._norm), watch("head", self._head)
-        other._rotary = watch("rotation", self._rotary)
-        other._rotate = watch("rotation", self._rotate)
-        other._write = watch("keys and values", self._write)
-        other._attend = watch("attention", self._attend)
-        other._gate = watch("activation", self._gate)
-        return other
 
     def __call__(
         self, tokens: Tensor, positions: Tensor, view: KVView, logit_index: Tensor
     ) -> Tensor:
-        """One pass over a pack, as `PackedModel.forward`.
-
-        Args:
-            tokens, positions: [T] int64; positions are below the model's maximum.
-            logit_index: [n] int64, the tokens of the pack whose logits are wanted.
-
-        Returns:
-            [n, vocab_size] logits in the model's dtype.
-        """
+        """One pass over a pack, as `PackedModel.forward`; positions are below the maximum."""
         x = self._embedding.index_select(0, tokens)  # [T, hidden]
         cos, sin = self._rotary(x, positions.unsqueeze(0))  # [1, T, head_dim]
         cos, sin = cos[0].unsqueeze(1), sin[0].unsqueeze(1)
@@ -118,6 +98,11 @@ class DirectForward:
             x = layer.down(self._gate(gate, up)).add_(x)
         logits: Tensor = self._head(self._norm(x.index_select(0, logit_index)))
         return logits[:, : self._vocab_size]
+
+    @staticmethod
+    def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Each product is rounded before they are added."""
+        return (x * cos).add_(x.roll(x.shape[-1] // 2, -1).mul_(sin))
 
     def _attention(
         self, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor, view: KVView
@@ -154,16 +139,7 @@ def direct_forward_of(packed: PackedModel) -> DirectForward | None:
         return DirectForward(packed) if spared else direct
 
 
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Each product is rounded before they are added."""
-    return (x * cos).add_(x.roll(x.shape[-1] // 2, -1).mul_(sin))
-
-
-def _gated(gate: Tensor, up: Tensor) -> Tensor:
-    return F.silu(gate).mul_(up)
-
-
-def _norm(module: Any) -> _Operator:
+def _norm(module: Any) -> Operator:
     """`module`'s forward in as few calls as have its bits."""
     if type(module) is LeanRMSNorm:
         return module.forward

@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from modelpool.fast.layer_reference import Arena, HeadNorms, PackInputs
+from modelpool.attention.path_kernels import path_attention
+from modelpool.fast.layer_reference import Arena, HeadNorms, LayerKernels, PackInputs
 
 _COLUMNS = 1024  # of a program
 
@@ -43,6 +44,10 @@ def gated(gate_up: Tensor) -> Tensor:
     assert gate_up.is_contiguous()
     gate_rows[(tokens, triton.cdiv(both // 2, _COLUMNS))](gate_up, out, both // 2, COLUMNS=_COLUMNS)
     return out
+
+
+def triton_kernels() -> LayerKernels:
+    return LayerKernels(rotate_and_write, path_attention, gated)
 
 
 @triton.jit

@@ -11,7 +11,6 @@ Layers that are not packed share their memory with the model, which goes on to w
 exist twice until `release`. Nothing that stays refers to the checkpoint's file.
 """
 
-import copy
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from transformers import PreTrainedModel
 
 from modelpool.attention.packed import AttentionLayer, KVView, attend_all
 from modelpool.checkpoint.architecture import max_positions
-from modelpool.fast.forward_parts import Watch, written
+from modelpool.fast.forward_parts import Operator, ShortForward, Watch
 from modelpool.fast.int8 import Int8Linear
 from modelpool.fast.lean_linear import Int8, Linear, Packed, Watched, linear_of
 from modelpool.fast.linear import PackedLinear, gains, let_go_of_file
@@ -36,8 +35,6 @@ logger = logging.getLogger(__name__)
 
 _PROBE_TOKENS = 9
 _LINEARS = (Int8Linear, PackedLinear, nn.Linear)
-
-_Operator = Callable[[Tensor], Tensor]
 
 
 class _Norm:
@@ -60,11 +57,11 @@ class _Norm:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    before: _Operator
+    before: Operator
     qkv: Linear
-    qk_norm: _Operator | None  # weight [heads + kv_heads, head_dim]
+    qk_norm: Operator | None  # weight [heads + kv_heads, head_dim]
     out: Linear
-    between: _Operator
+    between: Operator
     gate_up: Linear
     down: Linear
     attention: AttentionLayer
@@ -82,7 +79,7 @@ class _Layer:
         )
 
 
-class LeanForward:
+class LeanForward(ShortForward):
     """The forward of one model; see `build`."""
 
     def __init__(self, model: PreTrainedModel, vocab_size: int) -> None:
@@ -105,9 +102,8 @@ class LeanForward:
         self._layers = tuple(
             self._layer(number, layer, config) for number, layer in enumerate(core.layers)
         )
-        self._norm: _Operator = self._normed(core.norm)
+        self._norm: Operator = self._normed(core.norm)
         self._head = self._own_head(model, vocab_size)
-        self._rotate, self._write, self._gate = _rotated, written, _gated
         self._attend = attend_all
         self._kv_dtype = embedding.dtype
         self._head_dtype = self._dtype if isinstance(model.lm_head, Int8Linear) else self._kv_dtype
@@ -126,17 +122,6 @@ class LeanForward:
         """
         return cls(model, vocab_size) if is_llama_shaped(model) else None
 
-    def watched(self, watch: Watch) -> "LeanForward":
-        """The same forward, its parts called as `watch` has them."""
-        other = copy.copy(self)
-        other._layers = tuple(layer.watched(watch) for layer in self._layers)
-        other._norm, other._head = watch("norms", self._norm), watch("head", self._head)
-        other._rotate = watch("rotation", self._rotate)
-        other._write = watch("keys and values", self._write)
-        other._attend = watch("attention", self._attend)
-        other._gate = watch("activation", self._gate)
-        return other
-
     def release(self) -> None:
         """Frees the plain weights of packed layers: the model's own forward ends here."""
         for parent, name in self._originals:
@@ -148,15 +133,7 @@ class LeanForward:
     def __call__(
         self, tokens: Tensor, positions: Tensor, view: KVView, logit_index: Tensor
     ) -> Tensor:
-        """One pass over a pack, as `PackedModel.forward`.
-
-        Args:
-            tokens, positions: [T] int64; positions are below the model's maximum.
-            logit_index: [n] int64, the tokens of the pack whose logits are wanted.
-
-        Returns:
-            [n, vocab_size] logits in the model's dtype.
-        """
+        """One pass over a pack, as `PackedModel.forward`; positions are below the maximum."""
         x = self._embedded.weight.index_select(0, tokens).to(self._dtype)  # [T, hidden]
         cos, sin = self._rotations.index_select(0, positions).unbind(1)  # [T, 1, head_dim]
         last = len(self._layers) - 1
@@ -168,6 +145,10 @@ class LeanForward:
             gate, up = layer.gate_up(layer.between(x)).chunk(2, dim=1)
             layer.down.add_to(x, self._gate(gate, up))
         return self._head(self._norm(x).to(self._head_dtype))[:, : self._vocab_size]
+
+    @staticmethod
+    def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, -1), sin)
 
     def _attention(
         self, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor, view: KVView
@@ -235,14 +216,6 @@ class LeanForward:
             for part, rows in zip(parts, weight.split([len(w) for w in weights]), strict=True):
                 part.weight.data = rows
         return fused
-
-
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, -1), sin)
-
-
-def _gated(gate: Tensor, up: Tensor) -> Tensor:
-    return F.silu(gate).mul_(up)
 
 
 @torch.inference_mode()

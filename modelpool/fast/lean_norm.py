@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from modelpool.fast.linear import is_hooked
+
 _TRIAL_ROWS = 4
 _TOLERANCE = 1e-5  # of the largest value of a row, in float32
 
@@ -51,7 +53,7 @@ def _equivalent(norm: nn.Module) -> LeanRMSNorm | None:
         return None
     if weight.device.type != "cpu" or weight.dtype == torch.float64:
         return None
-    if norm._forward_hooks or norm._forward_pre_hooks or hasattr(norm, "_hf_hook"):
+    if is_hooked(norm):
         return None
     return LeanRMSNorm(weight, eps) if _is_same(norm, weight, eps) else None
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from modelpool.checkpoint.architecture import max_positions
 from modelpool.fast.int8 import Int8Linear
 from modelpool.fast.lean_norm import LeanRMSNorm
-from modelpool.fast.linear import PackedLinear
+from modelpool.fast.linear import PackedLinear, is_hooked
 
 _CLASSES = frozenset(
     {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
@@ -87,9 +87,8 @@ def _is_linear(module: Any) -> bool:
 
 
 def _is_hooked(module: nn.Module) -> bool:
-    """By `register_forward_hook`, or as `accelerate` does it: another `forward` in its place."""
-    hooks = module._forward_hooks or module._forward_pre_hooks
-    return bool(hooks) or hasattr(module, "_hf_hook") or "forward" in vars(module)
+    """Or has another `forward` in its place, as `accelerate` does it, too."""
+    return is_hooked(module) or "forward" in vars(module)
 
 
 def attention_window(attention: Any, config: Any) -> int | None:

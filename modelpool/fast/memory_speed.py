@@ -4,19 +4,17 @@ import time
 
 import torch
 
+from modelpool.fast.cpu import cpu_threads
+
 _BYTES = 256 * 2**20  # more than a cache of one core holds
 _READS = 6  # of which the fastest counts: others are disturbed
 
 
 def read_bytes_per_s(threads: int) -> float:
     """Measured now, in some 0.2 s, by sums over one large tensor."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with cpu_threads(threads):
         block = torch.ones(_BYTES // 4)
         return _BYTES / min(_seconds(block) for _ in range(_READS))
-    finally:
-        torch.set_num_threads(before)
 
 
 def _seconds(block: torch.Tensor) -> float:

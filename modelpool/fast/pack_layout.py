@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from modelpool.attention.path import PackPlaces
+from modelpool.attention.path import PackPlaces, Paths
 from modelpool.fast.layer_reference import PackInputs
 
 _ALIGNED = 4  # numbers, 16 bytes: Triton builds kernels of their own for other addresses
@@ -40,17 +40,6 @@ class Pack:
         if path is None:
             path = np.zeros((len(self.tokens), 1), dtype=np.int32)
         return self.tokens, *self.places.numbers, self.logit_index, path
-
-
-@dataclass(frozen=True, eq=False)
-class PackPaths:
-    """See `modelpool.attention.path.KeyPaths`."""
-
-    firsts: Tensor
-    positions: Tensor
-    tails: Tensor
-    path: Tensor
-    longest: int
 
 
 @dataclass(frozen=True)
@@ -92,7 +81,7 @@ class PackLayout:
     def inputs(self, buffer: Tensor, longest: int) -> PackInputs:
         """What a forward reads from a buffer. `longest`: see `KeyPaths`."""
         tokens, slots, firsts, positions, tails, logit_index, path = self.views(buffer)
-        paths = PackPaths(firsts, positions, tails, path, longest)
+        paths = Paths(firsts, positions, tails, path, longest)
         return PackInputs(tokens, slots, paths, logit_index)
 
     def fill(self, host: NDArray[np.int32], pack: Pack) -> None:

@@ -29,13 +29,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from modelpool.errors import ConfigError
-from modelpool.inflate.llama_sizes import (
-    Growth,
-    LlamaShape,
-    check_growth,
-    realistic_shape,
-    shape_of,
-)
+from modelpool.inflate.llama_sizes import Growth, LlamaShape, realistic_growth, shape_of
 from modelpool.inflate.tensors import InflatedTensors
 
 # What comes along unchanged.
@@ -99,24 +93,14 @@ def inflate_to(
     seed: int = 0,
 ) -> LlamaShape:
     """`inflate` to the proportions of a real model, of at least `min_parameters`."""
-    old = shape_of(_read_config(Path(source)))
-    new, width_exponent = realistic_shape(old, min_parameters)
-    growth = Growth(
-        width_exponent,
-        new.layers,
-        new.mlp,
-        new.query_heads // old.query_heads,
-        new.kv_heads // old.kv_heads,
-    )
+    growth = realistic_growth(shape_of(_read_config(Path(source))), min_parameters)
     return inflate(source, out, growth, dtype=dtype, seed=seed)
 
 
 def inflated_shape(source: Path | str, min_parameters: int) -> LlamaShape:
     """What `inflate_to` would write. Raises `ConfigError` where it cannot."""
     old = shape_of(_read_config(Path(source)))
-    new, width_exponent = realistic_shape(old, min_parameters)
-    check_growth(old, new, width_exponent)
-    return new
+    return realistic_growth(old, min_parameters).of(old)
 
 
 def _read_config(source: Path) -> dict[str, Any]:

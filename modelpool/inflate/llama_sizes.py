@@ -1,7 +1,7 @@
 """LlamaShape: the sizes of a Llama checkpoint, and those that it can be inflated to."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from modelpool.errors import ConfigError
@@ -49,22 +49,23 @@ class Growth:
 
     def of(self, old: LlamaShape) -> LlamaShape:
         """Raises `ConfigError`, naming what `old` does not allow."""
-        new = LlamaShape(
+        new = self.unchecked(old)
+        _check(old, new, self.width_exponent)
+        return new
+
+    def unchecked(self, old: LlamaShape) -> LlamaShape:
+        return replace(
+            old,
             hidden=int(old.hidden * 4.0**self.width_exponent),
             layers=self.layers,
             mlp=self.mlp,
             query_heads=old.query_heads * self.query_heads_factor,
             kv_heads=old.kv_heads * self.kv_heads_factor,
-            head_dim=old.head_dim,
-            vocab_size=old.vocab_size,
-            tied=old.tied,
         )
-        check_growth(old, new, self.width_exponent)
-        return new
 
 
-def realistic_shape(old: LlamaShape, min_parameters: int) -> tuple[LlamaShape, int]:
-    """A shape of at least `min_parameters` that `old` inflates to, and its width exponent.
+def realistic_growth(old: LlamaShape, min_parameters: int) -> Growth:
+    """To a shape of at least `min_parameters`.
 
     As wide as the narrowest real models, heads in proportion, an MLP four times as wide as the
     hidden state, and as many layers as it takes.
@@ -73,24 +74,11 @@ def realistic_shape(old: LlamaShape, min_parameters: int) -> tuple[LlamaShape, i
     while old.hidden * 4**width_exponent < _REAL_HIDDEN:
         width_exponent += 1
     factor = 4**width_exponent
-    hidden = old.hidden * factor
-
-    def shape(layers: int) -> LlamaShape:
-        return LlamaShape(
-            hidden=hidden,
-            layers=layers,
-            mlp=max(4 * hidden, old.mlp),
-            query_heads=old.query_heads * factor,
-            kv_heads=old.kv_heads * factor,
-            head_dim=old.head_dim,
-            vocab_size=old.vocab_size,
-            tied=old.tied,
-        )
-
-    fixed = shape(0).parameter_count
-    per_layer = shape(1).parameter_count - fixed
+    bare = Growth(width_exponent, 0, max(4 * old.hidden * factor, old.mlp), factor, factor)
+    fixed = bare.unchecked(old).parameter_count
+    per_layer = replace(bare, layers=1).unchecked(old).parameter_count - fixed
     layers = max(old.layers, math.ceil((min_parameters - fixed) / per_layer))
-    return shape(layers), width_exponent
+    return replace(bare, layers=layers)
 
 
 def shape_of(config: dict[str, Any]) -> LlamaShape:
@@ -108,7 +96,7 @@ def shape_of(config: dict[str, Any]) -> LlamaShape:
     )
 
 
-def check_growth(old: LlamaShape, new: LlamaShape, width_exponent: int) -> None:
+def _check(old: LlamaShape, new: LlamaShape, width_exponent: int) -> None:
     if width_exponent < 0:
         raise ConfigError("width_exponent", f"must be 0 or more, got {width_exponent}")
     for field in ("layers", "mlp"):

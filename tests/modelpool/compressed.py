@@ -4,8 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
+
+from modelpool.fast.cpu import int8_refusal
+from modelpool.packed_model import PackedModel
+from modelpool.probe import probed
 
 WEIGHTS: dict[str, Any] = {
     "num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False,
@@ -13,6 +18,12 @@ WEIGHTS: dict[str, Any] = {
 }  # fmt: skip
 ACTIVATIONS: dict[str, Any] = {**WEIGHTS, "strategy": "token", "dynamic": True, "observer": None}
 IGNORED = "lm_head"
+needs_int8 = pytest.mark.skipif(int8_refusal() is not None, reason=str(int8_refusal()))
+
+
+def logits(model: PackedModel) -> torch.Tensor:
+    with torch.inference_mode():
+        return probed(model.forward, model, ((0, 6), (6, 9)))[0].float()
 
 
 def scheme(

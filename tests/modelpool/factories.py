@@ -1,12 +1,14 @@
 """Small random models that share one byte-level BPE tokenizer, written as local checkpoints.
 
-Each `save_*` makes a directory that `transformers` loads: weights in safetensors, the config,
+Each saver makes a directory that `transformers` loads: weights in safetensors, the config,
 and the tokenizer. Weights are drawn from a seed, and are large enough that the logits of
 different contexts differ clearly: with the library's initialisation (0.02) every greedy
 continuation of so small a model is one repeated token.
 """
 
 import functools
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -55,7 +57,8 @@ def make_tokenizer(directory: Path | str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def save_llama(
+def save_model(
+    kind: type[PreTrainedConfig],
     directory: Path | str,
     *,
     hidden: int = 32,
@@ -65,218 +68,10 @@ def save_llama(
     vocab_size: int = VOCAB_SIZE,
     seed: int = 0,
     dtype: str = "float64",
-    tied: bool = True,
+    tied: bool | None = None,
 ) -> Path:
-    """Write a random Llama with its tokenizer."""
-    config = LlamaConfig(
-        **_shape(hidden, layers, heads, kv_heads, vocab_size), tie_word_embeddings=tied
-    )
-    return _save(config, Path(directory), seed=seed, dtype=dtype)
-
-
-def save_qwen2(
-    directory: Path | str,
-    *,
-    hidden: int = 32,
-    layers: int = 2,
-    heads: int = 4,
-    kv_heads: int = 2,
-    vocab_size: int = VOCAB_SIZE,
-    seed: int = 0,
-    dtype: str = "float64",
-    tied: bool = True,
-) -> Path:
-    """Write a random Qwen2 (biased queries, keys and values) with its tokenizer."""
-    config = Qwen2Config(
-        **_shape(hidden, layers, heads, kv_heads, vocab_size), tie_word_embeddings=tied
-    )
-    return _save(config, Path(directory), seed=seed, dtype=dtype)
-
-
-def save_qwen3(
-    directory: Path | str,
-    *,
-    hidden: int = 32,
-    layers: int = 2,
-    heads: int = 4,
-    kv_heads: int = 2,
-    vocab_size: int = VOCAB_SIZE,
-    seed: int = 0,
-    dtype: str = "float64",
-    tied: bool = True,
-) -> Path:
-    """Write a random Qwen3 (query and key norms) with its tokenizer."""
-    config = Qwen3Config(
-        **_shape(hidden, layers, heads, kv_heads, vocab_size),
-        head_dim=hidden // heads,
-        tie_word_embeddings=tied,
-    )
-    return _save(config, Path(directory), seed=seed, dtype=dtype)
-
-
-def save_gpt2(
-    directory: Path | str,
-    *,
-    hidden: int = 32,
-    layers: int = 2,
-    heads: int = 4,
-    vocab_size: int = VOCAB_SIZE,
-    seed: int = 0,
-    dtype: str = "float64",
-) -> Path:
-    """Write a random GPT-2 (learnt positions, no grouped heads) with its tokenizer."""
-    config = GPT2Config(
-        n_embd=hidden,
-        n_layer=layers,
-        n_head=heads,
-        n_positions=MAX_POSITIONS,
-        vocab_size=vocab_size,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-    return _save(config, Path(directory), seed=seed, dtype=dtype)
-
-
-def save_mistral(
-    directory: Path | str,
-    *,
-    hidden: int = 32,
-    layers: int = 2,
-    heads: int = 4,
-    kv_heads: int = 2,
-    vocab_size: int = VOCAB_SIZE,
-    seed: int = 0,
-    dtype: str = "float64",
-    tied: bool = True,
-) -> Path:
-    """Write a random Mistral (a sliding window in every layer) with its tokenizer."""
-    config = MistralConfig(
-        **_shape(hidden, layers, heads, kv_heads, vocab_size),
-        sliding_window=SLIDING_WINDOW,
-        tie_word_embeddings=tied,
-    )
-    return _save(config, Path(directory), seed=seed, dtype=dtype)
-
-
-def save_opt(
-    directory: Path | str,
-    *,
-    hidden: int = 32,
-    layers: int = 2,
-    heads: int = 4,
-    vocab_size: int = VOCAB_SIZE,
-    seed: int = 0,
-    dtype: str = "float64",
-) -> Path:
-    """Write a random OPT (learnt positions from 2 on) with its tokenizer."""
-    config = OPTConfig(
-        **_shape(hidden, layers, heads, heads, vocab_size),
-        ffn_dim=4 * hidden,
-        word_embed_proj_dim=hidden,
-    )
-    return _save(config, Path(directory), seed=seed, dtype=dtype)
-
-
-def save_gpt_neox(
-    directory: Path | str,
-    *,
-    hidden: int = 32,
-    layers: int = 2,
-    heads: int = 4,
-    vocab_size: int = VOCAB_SIZE,
-    seed: int = 0,
-    dtype: str = "float64",
-) -> Path:
-    """Write a random GPT-NeoX (parallel attention, partial rotation) with its tokenizer."""
-    config = GPTNeoXConfig(**_shape(hidden, layers, heads, heads, vocab_size))
-    return _save(config, Path(directory), seed=seed, dtype=dtype)
-
-
-def save_phi(
-    directory: Path | str,
-    *,
-    hidden: int = 32,
-    layers: int = 2,
-    heads: int = 4,
-    kv_heads: int = 2,
-    vocab_size: int = VOCAB_SIZE,
-    seed: int = 0,
-    dtype: str = "float64",
-) -> Path:
-    """Write a random Phi (parallel attention, a biased output) with its tokenizer."""
-    config = PhiConfig(**_shape(hidden, layers, heads, kv_heads, vocab_size))
-    return _save(config, Path(directory), seed=seed, dtype=dtype)
-
-
-def save_gemma2(
-    directory: Path | str,
-    *,
-    hidden: int = 32,
-    layers: int = 2,
-    heads: int = 4,
-    kv_heads: int = 2,
-    vocab_size: int = VOCAB_SIZE,
-    seed: int = 0,
-    dtype: str = "float64",
-    tied: bool = True,
-) -> Path:
-    """Write a random Gemma 2 (capped scores, windows in turn) with its tokenizer."""
-    config = Gemma2Config(
-        **_shape(hidden, layers, heads, kv_heads, vocab_size),
-        **_gemma_shape(hidden, layers, heads),
-        attn_logit_softcapping=2.0,
-        tie_word_embeddings=tied,
-    )
-    return _save(config, Path(directory), seed=seed, dtype=dtype)
-
-
-def save_gemma3(
-    directory: Path | str,
-    *,
-    hidden: int = 32,
-    layers: int = 2,
-    heads: int = 4,
-    kv_heads: int = 2,
-    vocab_size: int = VOCAB_SIZE,
-    seed: int = 0,
-    dtype: str = "float64",
-    tied: bool = True,
-) -> Path:
-    """Write a random Gemma 3 for text (two rotations, windows in turn) with its tokenizer."""
-    config = Gemma3TextConfig(
-        **_shape(hidden, layers, heads, kv_heads, vocab_size),
-        **_gemma_shape(hidden, layers, heads),
-        tie_word_embeddings=tied,
-    )
-    return _save(config, Path(directory), seed=seed, dtype=dtype)
-
-
-def save_perturbed(
-    source: Path | str, directory: Path | str, *, noise: float = 0.03, seed: int = 0
-) -> Path:
-    """Write a copy of a checkpoint with each weight moved by `noise` of its tensor's spread.
-
-    Such a pair agrees on some tokens and not on others, which two seeds never do.
-    """
-    model = AutoModelForCausalLM.from_pretrained(str(source))
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            spread = parameter.std().item() if parameter.numel() > 1 else 0.0
-            shift = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            parameter.add_((noise * spread * shift).to(parameter.dtype))
-    model.save_pretrained(str(directory))
-    make_tokenizer(directory)
-    return Path(directory)
-
-
-def is_post_norm(name: str) -> bool:
-    """Whether a Gemma's weight scales what a layer adds to the residual stream."""
-    return "post_attention_layernorm" in name or "post_feedforward_layernorm" in name
-
-
-def _shape(hidden: int, layers: int, heads: int, kv_heads: int, vocab_size: int) -> dict[str, Any]:
-    return {
+    """Write a random model with its tokenizer. `tied`: by default as its class has it."""
+    settings = {
         "hidden_size": hidden,
         "intermediate_size": 2 * hidden,
         "num_hidden_layers": layers,
@@ -287,17 +82,56 @@ def _shape(hidden: int, layers: int, heads: int, kv_heads: int, vocab_size: int)
         "bos_token_id": None,
         "eos_token_id": 0,
         "pad_token_id": None,
+        **_settings_of(kind, hidden, layers, heads),
     }
+    if tied is not None:
+        settings["tie_word_embeddings"] = tied
+    return _save(kind(**settings), Path(directory), seed=seed, dtype=dtype)
 
 
-def _gemma_shape(hidden: int, layers: int, heads: int) -> dict[str, Any]:
+save_llama = partial(save_model, LlamaConfig, tied=True)
+save_qwen2 = partial(save_model, Qwen2Config, tied=True)  # biased queries, keys and values
+save_qwen3 = partial(save_model, Qwen3Config, tied=True)  # norms of queries and keys
+save_gpt2 = partial(save_model, GPT2Config)  # learnt positions, no grouped heads
+SAVERS: dict[str, Callable[..., Path]] = {
+    "llama": save_llama,
+    "qwen2": save_qwen2,
+    "qwen3": save_qwen3,
+    "mistral": partial(save_model, MistralConfig, tied=True),  # a window in every layer
+    "gpt2": save_gpt2,
+    "opt": partial(save_model, OPTConfig),  # learnt positions from 2 on
+    "gpt-neox": partial(save_model, GPTNeoXConfig),  # parallel attention, partial rotation
+    "phi": partial(save_model, PhiConfig),  # parallel attention, a biased output
+    "gemma2": partial(save_model, Gemma2Config, tied=True),  # capped scores, windows in turn
+    "gemma3": partial(save_model, Gemma3TextConfig, tied=True),  # two rotations, windows in turn
+}
+
+
+def is_post_norm(name: str) -> bool:
+    """Whether a Gemma's weight scales what a layer adds to the residual stream."""
+    return "post_attention_layernorm" in name or "post_feedforward_layernorm" in name
+
+
+def _settings_of(kind: type, hidden: int, layers: int, heads: int) -> dict[str, Any]:
+    """What a class has beside the common settings, or in their place."""
     kinds = ("sliding_attention", "full_attention")
-    return {
+    gemma = {
         "head_dim": hidden // heads,
         "query_pre_attn_scalar": hidden // heads,
         "sliding_window": SLIDING_WINDOW,
         "layer_types": [kinds[layer % 2] for layer in range(layers)],
     }
+    alone = {"num_key_value_heads": heads}
+    settings: dict[type, dict[str, Any]] = {
+        Qwen3Config: {"head_dim": hidden // heads},
+        MistralConfig: {"sliding_window": SLIDING_WINDOW},
+        GPT2Config: {"bos_token_id": 0, **alone},
+        OPTConfig: {"ffn_dim": 4 * hidden, "word_embed_proj_dim": hidden, **alone},
+        GPTNeoXConfig: alone,
+        Gemma2Config: {**gemma, "attn_logit_softcapping": 2.0},
+        Gemma3TextConfig: gemma,
+    }
+    return settings.get(kind, {})
 
 
 def _save(config: PreTrainedConfig, directory: Path, *, seed: int, dtype: str) -> Path:

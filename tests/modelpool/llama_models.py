@@ -1,6 +1,7 @@
 """Small random decoders of Llama's shape and others, and packs of tokens to feed them."""
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,16 @@ LLAMA_SHAPED: dict[str, Callable[[], PreTrainedConfig]] = {
     "qwen3": lambda: Qwen3Config(**SHAPE, head_dim=8),
 }
 
+# By row, tokens. One group as it stands; one with idle places; one with an idle row; a long row
+# alone; a token alone.
+PACKS: tuple[dict[int, int], ...] = (
+    {0: 6, 1: 6, 2: 6, 3: 6},
+    {0: 1, 1: 4, 2: 1, 3: 2},
+    {0: 2, 2: 2},
+    {0: 3, 1: 20},
+    {3: 1},
+)
+
 OTHERS: dict[str, Callable[[], PreTrainedConfig]] = {
     "gpt2": lambda: GPT2Config(**COMMON, n_embd=32, n_layer=2, n_head=4),
     "opt": lambda: OPTConfig(**{**SHAPE, "pad_token_id": 1}, ffn_dim=48, word_embed_proj_dim=32),
@@ -127,6 +138,16 @@ class Feeder:
             self.fed[row] += counts[row]
         with torch.inference_mode():
             return self.forward(torch.from_numpy(tokens), torch.from_numpy(positions), view, index)
+
+    def feed_all(self, packs: Iterable[dict[int, int]]) -> dict[int, Tensor]:
+        """By row, the logits of all its tokens."""
+        got: dict[int, list[Tensor]] = defaultdict(list)
+        for counts in packs:
+            rows = sorted(counts)
+            parts = torch.split(self.feed(counts), [counts[row] for row in rows])
+            for row, part in zip(rows, parts, strict=True):
+                got[row].append(part)
+        return {row: torch.cat(parts) for row, parts in got.items()}
 
 
 def feed_tree(

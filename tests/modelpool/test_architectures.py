@@ -1,66 +1,48 @@
 """Architectures with their checkpoints: honoured ones say the same in packs, others say why not."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
-    BloomConfig,
     Gemma3TextConfig,
     LlamaConfig,
-    MambaConfig,
     MistralConfig,
     PhimoeConfig,
-    PreTrainedConfig,
     PreTrainedModel,
-    RecurrentGemmaConfig,
+    T5Config,
+    T5ForConditionalGeneration,
 )
 
 from modelpool.checkpoint.architecture import ignored_window
 from modelpool.errors import UnsupportedModelError
 from modelpool.packed_model import PackedModel
-from statemgr import ModelState
-from tests.modelpool import factories
-from tests.modelpool.factories import MAX_POSITIONS, SLIDING_WINDOW, VOCAB_SIZE
+from tests.modelpool.factories import MAX_POSITIONS, SAVERS, SLIDING_WINDOW, VOCAB_SIZE
+from tests.modelpool.llama_models import Feeder, make_model, texts
 
-SAVERS: dict[str, Callable[..., Path]] = {
-    "llama": factories.save_llama,
-    "qwen2": factories.save_qwen2,
-    "qwen3": factories.save_qwen3,
-    "mistral": factories.save_mistral,
-    "gpt2": factories.save_gpt2,
-    "opt": factories.save_opt,
-    "gpt-neox": factories.save_gpt_neox,
-    "phi": factories.save_phi,
-    "gemma2": factories.save_gemma2,
-    "gemma3": factories.save_gemma3,
-}
 WINDOWED = ("mistral", "gemma2", "gemma3")
-LENGTH = 5 * SLIDING_WINDOW
 _SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 32,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "intermediate_size": 48,
     "max_position_embeddings": 128,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
     "pad_token_id": None,
 }
 
 
 @contextmanager
-def float64_softmax() -> Iterator[None]:
-    """Eager attention takes its softmax in float32; this one in the dtype of its scores."""
+def softmax_in_the_dtype_of_scores() -> Iterator[None]:
+    """Eager attention takes it in float32."""
     ordinary = torch.nn.functional.softmax
 
     def wide(scores: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -75,92 +57,54 @@ def load(path: Path) -> PreTrainedModel:
     return cast(Any, AutoModelForCausalLM).from_pretrained(str(path)).eval()  # type: ignore[no-any-return]
 
 
-def random_model(config: PreTrainedConfig, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model: PreTrainedModel = cast(Any, AutoModelForCausalLM).from_config(config)
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                torch.nn.init.normal_(parameter, std=2.0 * parameter.shape[-1] ** -0.5)
-    wide: PreTrainedModel = cast(Any, model).to(dtype).eval()
-    return wide
-
-
-def ordinary_logits(model: PreTrainedModel, texts: NDArray[np.int64]) -> Tensor:
-    with torch.inference_mode(), float64_softmax():
-        logits: Tensor = model(input_ids=torch.from_numpy(texts), use_cache=False).logits
+def ordinary_logits(model: PreTrainedModel, read: Tensor) -> Tensor:
+    with torch.inference_mode(), softmax_in_the_dtype_of_scores():
+        logits: Tensor = model(input_ids=read, use_cache=False).logits
     return logits
 
 
-def packed_logits(
-    model: PackedModel, texts: NDArray[np.int64], steps: Sequence[tuple[int, ...]]
-) -> list[Tensor]:
-    """Logits of all tokens of each text, fed in packs of `steps[i][row]` tokens of each row."""
-    state = ModelState(model.kv_layers, rows=len(texts), slots=128)
-    got: list[list[Tensor]] = [[] for _ in texts]
-    done = np.zeros(len(texts), dtype=np.int64)
-    for step in steps:
-        rows = np.flatnonzero(step)
-        counts = np.array(step)[rows]
-        parts = [range(done[row], done[row] + step[row]) for row in rows]
-        positions = np.concatenate([np.array(part) for part in parts])
-        tokens = np.concatenate([texts[row, part] for row, part in zip(rows, parts, strict=True)])
-        slots = state.append(rows, counts, tokens, positions)
-        view = state.view(rows, counts, positions, slots)
-        index = torch.arange(len(tokens))
-        with torch.inference_mode():
-            logits = model.forward(
-                torch.from_numpy(tokens), torch.from_numpy(positions), view, index
-            )
-        for row, part in zip(rows.tolist(), torch.split(logits, counts.tolist()), strict=True):
-            got[row].append(part)
-        done[rows] += counts
-    return [torch.cat(parts) for parts in got]
-
-
-def texts_of(rows: int, length: int = LENGTH) -> NDArray[np.int64]:
-    return np.random.default_rng(1).integers(0, VOCAB_SIZE, (rows, length))
+def feeder(model: PreTrainedModel) -> Feeder:
+    packed = PackedModel.wrap("it", model, VOCAB_SIZE)
+    return Feeder(packed.forward, packed)
 
 
 # Honoured
 
 
-@pytest.mark.parametrize("vocab_size", [VOCAB_SIZE, VOCAB_SIZE + 24], ids=["whole", "padded"])
+@pytest.mark.parametrize(
+    ("dtype", "vocab_size", "tolerance"),
+    [("float64", VOCAB_SIZE, 1e-9), ("float32", VOCAB_SIZE + 24, 2e-4)],  # these are padded
+)
 @pytest.mark.parametrize("name", SAVERS)
-def test_packs_of_two_rows_give_the_logits_of_the_ordinary_forward(
-    name: str, vocab_size: int, tmp_path: Path
+def test_packs_give_the_logits_of_the_ordinary_forward(
+    name: str, dtype: str, vocab_size: int, tolerance: float, tmp_path: Path
 ) -> None:
-    path = SAVERS[name](tmp_path, layers=3, vocab_size=vocab_size)
-    texts = texts_of(2)
-    wanted = ordinary_logits(load(path), texts)
-    model = PackedModel.wrap(name, load(path), VOCAB_SIZE)
-    steps = [(3, 12), (1, 1), (LENGTH - 11, 4), (0, 20), (7, LENGTH - 37)]
-    got = packed_logits(model, texts, steps)
+    path = SAVERS[name](tmp_path, layers=3, vocab_size=vocab_size, dtype=dtype)
+    wanted = ordinary_logits(load(path), texts(4))
     assert wanted.shape[-1] == vocab_size
     assert wanted.std() > 0.3
-    for row in range(2):
-        expected = wanted[row, :, :VOCAB_SIZE]
-        torch.testing.assert_close(got[row], expected, rtol=0, atol=1e-9)
+    packs = ({0: 1, 2: 9}, {0: 1, 1: 30, 2: 1}, {0: 4, 1: 3, 2: 1, 3: 2}, {3: 38, 0: 1}, {1: 1})
+    for row, got in feeder(load(path)).feed_all(packs).items():
+        expected = wanted[row, : len(got), :VOCAB_SIZE]
+        torch.testing.assert_close(got, expected, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("name", WINDOWED)
 def test_a_window_forgets_what_lies_before_it(name: str, tmp_path: Path) -> None:
-    path = SAVERS[name](tmp_path, layers=1)  # of a single layer, with a window
-    model = PackedModel.wrap(name, load(path), VOCAB_SIZE)
-    texts = texts_of(2)
-    texts[1, 1:] = texts[0, 1:]
-    first, second = packed_logits(model, texts, [(5, 9), (LENGTH - 5, LENGTH - 9)])
-    assert (first - second)[:SLIDING_WINDOW].abs().amax(-1).min() > 1e-6
-    torch.testing.assert_close(first[SLIDING_WINDOW:], second[SLIDING_WINDOW:], rtol=0, atol=1e-10)
+    fed = feeder(load(SAVERS[name](tmp_path, layers=1)))  # of a single layer, with a window
+    fed.texts[1, 1:] = fed.texts[0, 1:]
+    got = fed.feed_all([{0: 5, 1: 9}, {0: 35, 1: 31}])
+    assert (got[0] - got[1])[:SLIDING_WINDOW].abs().amax(-1).min() > 1e-6
+    after = (got[row][SLIDING_WINDOW:] for row in range(2))
+    torch.testing.assert_close(*after, rtol=0, atol=1e-10)
 
 
 def test_capped_scores_show_in_the_logits(tmp_path: Path) -> None:
-    path = factories.save_gemma2(tmp_path)
+    path = SAVERS["gemma2"](tmp_path)
     uncapped = load(path)
     for layer in cast(Any, uncapped).model.layers:
         layer.self_attn.attn_logit_softcapping = None
-    texts = texts_of(1)
-    difference = ordinary_logits(load(path), texts) - ordinary_logits(uncapped, texts)
+    difference = ordinary_logits(load(path), texts(1)) - ordinary_logits(uncapped, texts(1))
     assert difference.abs().mean() > 0.1
 
 
@@ -174,45 +118,59 @@ def test_positions_are_known_before_loading(name: str, tmp_path: Path) -> None:
 # Refused
 
 
-def refusal(model: PreTrainedModel) -> str:
+def refusal(model: PreTrainedModel, vocab_size: int = VOCAB_SIZE) -> str:
+    """The refusal's reason; it must name the model as the configuration does."""
     with pytest.raises(UnsupportedModelError) as caught:
-        PackedModel.wrap("odd-one", model, VOCAB_SIZE)
+        PackedModel.wrap("odd-one", model, vocab_size)
+    assert caught.value.field == "pool.models[odd-one]"
     return caught.value.reason
 
 
-def test_bloom_is_refused_because_its_attention_is_its_own() -> None:
-    config = BloomConfig(
-        vocab_size=VOCAB_SIZE, hidden_size=32, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0
-    )
-    assert refusal(random_model(config)) == (
-        "BloomForCausalLM does not dispatch its attention (AttentionInterface)"
-    )
+def test_an_encoder_decoder_is_refused() -> None:
+    config = T5Config(d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4, pad_token_id=0)
+    assert "encoder-decoder" in refusal(T5ForConditionalGeneration(config))
 
 
-def test_recurrent_models_are_refused() -> None:
-    mamba = MambaConfig(
-        vocab_size=VOCAB_SIZE, hidden_size=32, state_size=4, num_hidden_layers=2, pad_token_id=None
-    )
-    assert "linear_attention" in refusal(random_model(mamba))
-    mixed = RecurrentGemmaConfig(**{**_SHAPE, "num_hidden_layers": 3})
-    assert "linear_attention" in refusal(random_model(mixed))
+def test_fewer_output_ids_than_the_tokenizer_are_refused() -> None:
+    assert "output ids" in refusal(make_model(LlamaConfig(**_SHAPE)), VOCAB_SIZE + 1)
+
+
+def test_a_model_that_mixes_the_tokens_of_a_pack_is_refused() -> None:
+    model = make_model(LlamaConfig(**_SHAPE))
+    norm: Any = model.model.norm
+    ordinary = norm.forward
+    norm.forward = lambda x: ordinary(x) + 0.1 * x.roll(1, dims=1)
+    assert "changes its logits" in refusal(model)
+
+
+def test_a_model_that_uses_its_attention_otherwise_is_refused() -> None:
+    model = make_model(LlamaConfig(**_SHAPE))
+    attention: Any = model.model.layers[1].self_attn
+    ordinary = attention.forward
+
+    def shifted(*args: Any, **kwargs: Any) -> Any:
+        output, weights = ordinary(*args, **kwargs)
+        return output + (0.3 if "packed_kv" in kwargs else 0.0), weights
+
+    attention.forward = shifted
+    assert "changes its logits" in refusal(model)
 
 
 def test_attention_in_both_directions_is_refused() -> None:
     config = Gemma3TextConfig(**_SHAPE, head_dim=8, use_bidirectional_attention=True)
-    assert refusal(random_model(config)) == "layer 0: its attention needs both directions"
+    assert refusal(make_model(config)) == "layer 0: its attention needs both directions"
 
 
 def test_a_window_that_only_the_models_mask_knows_is_refused() -> None:
     """The trial forward is shorter than the window and cannot notice it."""
     config = PhimoeConfig(**_SHAPE, sliding_window=64, num_local_experts=2)
-    reason = refusal(random_model(config, torch.float32))
+    reason = refusal(make_model(config, torch.float32))
     assert reason == "the attention of layer 0 is given a window of None, not of 64"
 
 
 def test_a_window_as_long_as_the_longest_text_is_none() -> None:
     config = PhimoeConfig(**_SHAPE, sliding_window=128, num_local_experts=2)
-    wrapped = PackedModel.wrap("phimoe", random_model(config, torch.float32), VOCAB_SIZE)
+    wrapped = PackedModel.wrap("phimoe", make_model(config, torch.float32), VOCAB_SIZE)
     assert wrapped.name == "phimoe"
 
 
@@ -228,17 +186,25 @@ def test_a_window_must_be_that_of_the_layer() -> None:
     assert "not of 16" in str(ignored_window(every, {0: 16, 1: 17}))
 
 
-def test_rotations_that_depend_on_the_longest_neighbour_are_capped() -> None:
-    rope = {
-        "rope_type": "dynamic",
-        "rope_theta": 10000.0,
-        "factor": 4.0,
-        "original_max_position_embeddings": 32,
-    }
-    config = LlamaConfig(**_SHAPE, rope_parameters=rope)
-    texts = texts_of(2, length=32)
-    wanted = ordinary_logits(random_model(config), texts)
-    model = PackedModel.wrap("llama", random_model(config), VOCAB_SIZE)
-    assert model.max_positions == 32
-    got = packed_logits(model, texts, [(32, 1), (0, 31)])
-    torch.testing.assert_close(torch.stack(got), wanted, rtol=0, atol=1e-9)
+_ORIGINAL = {"factor": 4.0, "original_max_position_embeddings": 32}
+_LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+
+
+@pytest.mark.parametrize(
+    ("rope", "limit"),
+    [
+        ({"rope_type": "dynamic", "factor": 4.0}, 128),
+        ({"rope_type": "dynamic", **_ORIGINAL}, 32),
+        ({"rope_type": "linear", "factor": 4.0}, 128),
+        ({**_LONG, **_ORIGINAL}, 32),
+    ],
+)
+def test_rotations_that_depend_on_the_longest_neighbour_are_capped(
+    rope: dict[str, Any], limit: int
+) -> None:
+    config = LlamaConfig(**_SHAPE, rope_parameters={"rope_theta": 10000.0, **rope})
+    wanted = ordinary_logits(make_model(config), texts(2)[:, :32])
+    packed = PackedModel.wrap("llama", make_model(config), VOCAB_SIZE)
+    assert packed.max_positions == limit
+    got = Feeder(packed.forward, packed).feed_all([{0: 32, 1: 1}, {1: 31}])
+    torch.testing.assert_close(torch.stack([got[0], got[1]]), wanted, rtol=0, atol=1e-9)

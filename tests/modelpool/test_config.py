@@ -32,73 +32,64 @@ def test_defaults_are_filled_in_and_the_result_is_frozen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("models", "target", "field", "word"),
+    ("models", "field", "word"),
     [
-        ([SMALL, {**LARGE, "dtype": "int3"}], "large", "pool.models[1].dtype", "int3"),
+        ([SMALL, {**LARGE, "dtype": "int3"}], "models[1].dtype", "int3"),
         (
             [SMALL, {**LARGE, "device": "gpu"}],
-            "large",
-            "pool.models[1].device",
+            "models[1].device",
             "must be auto, cpu, cuda or cuda:N (got 'gpu')",
         ),
-        ([SMALL, {**LARGE, "dtyp": "auto"}], "large", "pool.models[1].dtyp", "'dtype'"),
-        ([{"name": "small"}], "small", "pool.models[0].source", "required"),
-        ([SMALL, SMALL], "small", "pool.models[1].name", "models[0]"),
-        ([SMALL], "large", "pool.target", "'large'"),
-        ([{**SMALL, "name": "a>b"}], "a>b", "pool.models[0].name", "a>b"),
+        ([SMALL, {**LARGE, "dtyp": "auto"}], "models[1].dtyp", "'dtype'"),
+        ([{"name": "small"}], "models[0].source", "required"),
+        ([SMALL, SMALL], "models[1].name", "models[0]"),
+        ([SMALL], "target", "'large'"),
+        ([{**SMALL, "name": "a>b"}], "models[0].name", "a>b"),
         (
             [{**SMALL, "name": "tiny 1m"}],
-            "tiny 1m",
-            "pool.models[0].name",
+            "models[0].name",
             "must have no spaces, '>' or ',' (got 'tiny 1m')",
         ),
-        ([{**SMALL, "name": ""}], "", "pool.models[0].name", "at least 1 character"),
-        ([NGRAM, LARGE, {**NGRAM, "name": "b"}], "large", "pool.models[2].source", "models[0]"),
-        ([NGRAM, LARGE], "quoter", "pool.target", "cannot verify"),
-        ([LARGE, {**NGRAM, "dtype": "float32"}], "large", "pool.models[1].dtype", "float32"),
-        ([LARGE, {**NGRAM, "device": "cpu"}], "large", "pool.models[1].device", "cpu"),
-        ([LARGE, {**NGRAM, "threads": 2}], "large", "pool.models[1].threads", "2"),
-        ([SMALL, {**LARGE, "threads": 0}], "large", "pool.models[1].threads", "1"),
+        ([{**SMALL, "name": ""}], "models[0].name", "at least 1 character"),
+        ([NGRAM, LARGE, {**NGRAM, "name": "b"}], "models[2].source", "models[0]"),
+        ([LARGE, {**NGRAM, "dtype": "float32"}], "models[1].dtype", "float32"),
+        ([LARGE, {**NGRAM, "device": "cpu"}], "models[1].device", "cpu"),
+        ([LARGE, {**NGRAM, "threads": 2}], "models[1].threads", "2"),
+        ([SMALL, {**LARGE, "threads": 0}], "models[1].threads", "1"),
         (
             [SMALL, {**LARGE, "tensor_parallel": 2}],
-            "large",
-            "pool.models[1].tensor_parallel",
+            "models[1].tensor_parallel",
             "must be 1 (got 2): transformers' tp_plan",
         ),
-        ([{**LARGE, "tensor_parallel": 0}], "large", "pool.models[0].tensor_parallel", "1 (got 0)"),
-        ([{**LARGE, "tensor_parallel": "all"}], "large", "pool.models[0].tensor_parallel", "'all'"),
-        (
-            [LARGE, {**NGRAM, "tensor_parallel": 2}],
-            "large",
-            "pool.models[1].tensor_parallel",
-            "must be 1",
-        ),
-        (
-            [LARGE, {**NGRAM, "inflate_to": 2_000_000}],
-            "large",
-            "pool.models[1].inflate_to",
-            "no weights",
-        ),
-        ([SMALL, {**LARGE, "inflate_to": 9}], "large", "pool.models[1].inflate_to", "1000000"),
-        ([LARGE, {**NGRAM, "revision": "v1"}], "large", "pool.models[1].revision", "v1"),
+        ([{**LARGE, "tensor_parallel": 0}], "models[0].tensor_parallel", "1 (got 0)"),
+        ([{**LARGE, "tensor_parallel": "all"}], "models[0].tensor_parallel", "'all'"),
+        ([LARGE, {**NGRAM, "tensor_parallel": 2}], "models[1].tensor_parallel", "must be 1"),
+        ([LARGE, {**NGRAM, "inflate_to": 2_000_000}], "models[1].inflate_to", "no weights"),
+        ([SMALL, {**LARGE, "inflate_to": 9}], "models[1].inflate_to", "1000000"),
+        ([LARGE, {**NGRAM, "revision": "v1"}], "models[1].revision", "v1"),
         (
             [LARGE, {**NGRAM, "trust_remote_code": True}],
-            "large",
-            "pool.models[1].trust_remote_code",
+            "models[1].trust_remote_code",
             "no weights",
         ),
-        ([], "large", "pool.models", "1"),
-        ("small", "small", "pool.models", "must be a list, such as [a, b] (got 'small')"),
-        (SMALL, "small", "pool.models", "must be a list"),
-        (None, "small", "pool.models", "is empty; this setting is required"),
-        (["small"], "small", "pool.models[0]", "must be a mapping of settings (got 'small')"),
-        ([{**SMALL, "dtype": None}], "small", "pool.models[0].dtype", "is empty; fill it in"),
+        ([], "models", "1"),
+        ("small", "models", "must be a list, such as [a, b] (got 'small')"),
+        (SMALL, "models", "must be a list"),
+        (None, "models", "is empty; this setting is required"),
+        (["small"], "models[0]", "must be a mapping of settings (got 'small')"),
+        ([{**SMALL, "dtype": None}], "models[0].dtype", "is empty; fill it in"),
     ],
 )
-def test_a_fault_names_its_field(models: object, target: str, field: str, word: str) -> None:
-    found, reason = field_of({"target": target, "models": models})
-    assert found == field
+def test_a_fault_names_its_field(models: object, field: str, word: str) -> None:
+    found, reason = field_of({"target": "large", "models": models})
+    assert found == f"pool.{field}"
     assert word in reason
+
+
+def test_what_only_drafts_is_no_target() -> None:
+    found, reason = field_of({"target": "quoter", "models": [NGRAM, LARGE]})
+    assert found == "pool.target"
+    assert "cannot verify" in reason
 
 
 def test_an_unknown_key_is_told_before_what_is_missing_because_of_it() -> None:

@@ -7,13 +7,15 @@ from modelpool.in_flight import InFlight, Reached, mark_on
 
 
 class Later(Reached):
-    def __init__(self) -> None:
-        self.is_reached = False
+    """A mark that the device comes to when it is told, or waited for."""
+
+    is_reached = waited = False
 
     def query(self) -> bool:
         return self.is_reached
 
     def synchronize(self) -> None:
+        self.waited |= not self.is_reached
         self.is_reached = True
 
 

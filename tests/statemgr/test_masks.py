@@ -14,8 +14,7 @@ from torch import Tensor
 from modelpool.probe import KVLayer
 from statemgr import ForwardView, ModelState, TreeMask
 from statemgr.row_groups import RowGroup
-
-Ints = NDArray[np.int64]
+from tests.statemgr.trees import feed
 
 ROWS, SLOTS, WIDTH = 5, 256, 4
 CPU = torch.device("cpu")
@@ -68,34 +67,6 @@ def assert_as_defined(
         assert torch.equal(there, view._allowed(group, window, CPU))
 
 
-def feed(
-    state: ModelState, rows: Ints, counts: Ints, nodes: list[list[int]]
-) -> tuple[Ints, Ints, TreeMask | None]:
-    """Appends `counts[i]` tokens to each row, then nodes under the last one, with these parents.
-
-    Positions and flat slots, and a tree mask where there are nodes.
-    """
-    positions: list[int] = []
-    ancestors: list[list[int]] = []
-    for row, count, parents in zip(rows.tolist(), counts.tolist(), nodes, strict=True):
-        base = int(state.lengths(np.array([row]))[0])
-        lines: list[list[int]] = []
-        for node, parent in enumerate(parents):
-            lines.append([node, *(lines[parent % node] if node and parent % 3 else [])])
-        positions += [*range(base, base + count), *(base + count - 1 + len(one) for one in lines)]
-        ancestors += [[]] * count + lines
-    total = counts + np.array([len(one) for one in nodes])
-    slots = state.append(rows, total, np.zeros(len(positions), dtype=np.int64), np.array(positions))
-    if not any(nodes):
-        return np.array(positions), slots, None
-    visible = torch.zeros(len(positions), max(map(len, nodes)), dtype=torch.bool)
-    for token, line in enumerate(ancestors):
-        visible[token, line] = True
-    starts = np.full(ROWS, SLOTS)
-    starts[rows] = state.ends[rows] - (total - counts)
-    return np.array(positions), slots, TreeMask(starts, visible)
-
-
 def leave_holes(state: ModelState, row: int, siblings: int) -> None:
     """Commits the last of some nodes at one position."""
     one = np.array([row])
@@ -103,6 +74,10 @@ def leave_holes(state: ModelState, row: int, siblings: int) -> None:
     positions = np.repeat(length, siblings)
     slots = state.append(one, np.array([siblings]), np.zeros_like(positions), positions)
     state.commit(one, length, slots[-1:])
+
+
+def parents_of(draws: list[int]) -> list[int]:
+    return [draw % node if node and draw % 3 else -1 for node, draw in enumerate(draws)]
 
 
 @settings(max_examples=60)
@@ -134,7 +109,7 @@ def test_masks_are_as_defined(
             leave_holes(state, row, siblings)
     rows = np.array(sorted(fed))
     counts = np.array([fed[row] for row in rows.tolist()])
-    nodes = [parents[row] if is_tree else [] for row in rows.tolist()]
+    nodes = [parents_of(parents[row]) if is_tree else [] for row in rows.tolist()]
     positions, slots, tree = feed(state, rows, counts, nodes)
     total = counts + np.array([len(one) for one in nodes])
     view = state.view(rows, total, positions, slots, tree)

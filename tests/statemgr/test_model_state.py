@@ -70,15 +70,6 @@ def test_rollback_clears_bits_and_moves_nothing() -> None:
     assert stored(state, 0, 5) == [1, 2, 3, 4, 5]
 
 
-def test_rolled_back_slots_are_taken_again() -> None:
-    state = make_state()
-    fill(state, 0, [0, 1, 2])
-    state.rollback(ROWS, np.array([1]))
-    slots = state.append(ROWS, np.array([2]), np.array([8, 9]), np.array([1, 2]))
-    assert slots.tolist() == [1, 2]
-    state.check_integrity(0, np.array([100, 8, 9, 5]))
-
-
 def test_a_drafter_keeps_an_accepted_path_where_it_lies() -> None:
     state = make_state()
     fill(state, 0, [*range(8), 8, 8, 9, 9])  # eight committed; two nodes at 8, two at 9
@@ -120,17 +111,6 @@ def test_paths_of_several_rows_are_committed_at_once(canonical: bool) -> None:
     if canonical:
         assert [stored(state, row, 3) for row in (0, 2)] == [[1, 2, 4], [1, 2, 5]]
         assert state.ends.tolist() == [3, 1, 4]
-
-
-def test_rows_whose_trees_are_not_decided_stay_as_they_are() -> None:
-    state = make_state()
-    for row in range(2):
-        fill(state, row, [0, 1, 1])
-    state.commit(ROWS, np.array([1]), np.array([], dtype=np.int64))
-    assert state.lengths(np.array([0, 1])).tolist() == [1, 3]
-    nothing = np.zeros(0, dtype=np.int64)
-    state.commit(nothing, nothing, nothing)
-    assert state.lengths(np.array([0, 1])).tolist() == [1, 3]
 
 
 @pytest.mark.parametrize(("base", "end"), [(4, 5), (2, 2)])  # then it is compacted, too
@@ -221,16 +201,6 @@ def test_tokens_that_the_device_drafted_are_learnt_later() -> None:
     state.check_integrity(2, np.array([30, 31, 32]))
     with pytest.raises(AssertionError):
         state.check_integrity(2, np.array([30, 99, 32]))
-
-
-def test_freeing_a_row_leaves_the_others() -> None:
-    state = make_state()
-    fill(state, 0, [0, 1])
-    fill(state, 1, [0, 1])
-    state.free(0)
-    state.check_free(0)
-    state.check_integrity(1, np.array([100, 101, 5]))
-    assert state.lengths(np.array([0, 1])).tolist() == [0, 2]
 
 
 def test_layers_of_different_shapes_move_together() -> None:

@@ -91,21 +91,6 @@ def test_a_text_that_shrinks_is_noticed() -> None:
         read([1, 2, 3]).sync(0, np.array([1, 2]))
 
 
-@given(TEXTS, st.lists(st.integers(0, 60), max_size=5), TEXTS)
-def test_a_text_read_in_pieces_predicts_as_one_read_at_once(
-    tokens: list[int], cuts: list[int], suffix: list[int]
-) -> None:
-    table = NgramTable(VOCAB)
-    table.open(0)
-    for cut in sorted(cuts):
-        table.sync(0, np.array(tokens[:cut], dtype=np.int64))
-    table.sync(0, np.array(tokens, dtype=np.int64))
-    whole = read(tokens)
-    for asked in (tokens, suffix, tokens + suffix[:2]):
-        for found, expected in zip(table.predict(0, asked), whole.predict(0, asked), strict=True):
-            assert np.array_equal(found, expected)
-
-
 @given(TEXTS, st.lists(st.integers(0, VOCAB - 1), max_size=6))
 def test_a_distribution_is_positive_and_holds_the_candidates(
     tokens: list[int], path: list[int]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from modelpool.probe import KVLayer
 from statemgr import KVMismatchError, KVStore, ModelState, RowKV, export_row, import_row
-from statemgr.row_kv import Ints
+from statemgr.arrays import Ints
 
 CPU = torch.device("cpu")
 SLOTS = 128

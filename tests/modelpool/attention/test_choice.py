@@ -25,19 +25,15 @@ def test_what_is_plain_pytorch_runs_everywhere(asked: AttentionName, place: Atte
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize("head_dim", [32, 64, 128])
-def test_triton_runs_on_cuda(dtype: str, head_dim: int) -> None:
+@pytest.mark.parametrize("head_dim", [32, 64, 128, 256])
+def test_kernels_for_cuda_run_there(dtype: str, head_dim: int) -> None:
     place = replace(CUDA, dtype=dtype, head_dims=frozenset({head_dim}))
-    assert refusal("triton", place) is None
-    assert backend_for("triton", place) == "triton"
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_flashinfer_runs_on_cuda(dtype: str, head_dim: int) -> None:
-    place = replace(CUDA, dtype=dtype, head_dims=frozenset({head_dim}))
-    assert refusal("flashinfer", place) is None
-    assert backend_for("flashinfer", place) == "flashinfer"
+    asked: list[AttentionName] = ["triton"]
+    if dtype != "float32" and head_dim >= 64:
+        asked.append("flashinfer")
+    for name in asked:
+        assert refusal(name, place) is None
+        assert backend_for(name, place) == name
 
 
 @pytest.mark.parametrize(

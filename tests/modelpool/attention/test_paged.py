@@ -14,10 +14,11 @@ from modelpool.attention.backend import attend_of
 from modelpool.attention.packed import AttentionLayer, UnsupportedAttention
 from modelpool.attention.paged import PagedAttention, flashinfer_attention
 from modelpool.attention.path import PathSettings, reference
-from modelpool.in_flight import Mark, Reached
+from modelpool.in_flight import Mark
+from statemgr.key_paths import KeyPaths, PackRows
 from tests.modelpool.attention.fake_flashinfer import FakeWrapper
-from tests.modelpool.attention.packs import Paths
-from tests.modelpool.attention.rows import Row, Rows, packs, paths_of, windows
+from tests.modelpool.attention.packs import Row, pack_rows_of, packs, paths_of, windows
+from tests.modelpool.test_in_flight import Later
 
 HEADS, KV_HEADS, DIM = 6, 2, 8
 
@@ -26,8 +27,8 @@ HEADS, KV_HEADS, DIM = 6, 2, 8
 class View:
     """What paged attention asks of a view."""
 
-    pack_rows: Rows
-    paths: Paths
+    pack_rows: PackRows
+    paths: KeyPaths
     keys: Tensor
     values: Tensor
 
@@ -37,12 +38,12 @@ class View:
         slots = sum(row.gap + row.length for row in rows)
         shape = (2, slots, KV_HEADS, DIM)
         keys, values = torch.randn(shape, generator=random, dtype=torch.float64)
-        return cls(Rows.of(rows), paths_of(rows), keys, values)
+        return cls(pack_rows_of(rows), paths_of(rows), keys, values)
 
     def arena(self, layer: int, window: int | None) -> tuple[Tensor, Tensor]:
         return self.keys, self.values
 
-    def key_paths(self, device: torch.device) -> Paths:
+    def key_paths(self, device: torch.device) -> KeyPaths:
         return self.paths
 
     def query(self) -> Tensor:
@@ -92,28 +93,13 @@ def test_a_pack_is_planned_once_for_each_kind_of_layer(rows: list[Row], plans: i
     assert sum(wrapper.plans for wrapper in made) == plans + 1
 
 
-class Pending(Reached):
-    """A mark that the device comes to when the host waits for it."""
-
-    waited = 0
-    is_reached = False
-
-    def query(self) -> bool:
-        return self.is_reached
-
-    def synchronize(self) -> None:
-        Pending.waited += not self.is_reached
-        self.is_reached = True
-
-
 def test_a_wrapper_plans_again_only_when_its_last_plan_was_copied() -> None:
-    made, marks = Wrappers(), list[Pending]()
+    made, marks = Wrappers(), list[Later]()
 
     def mark(device: torch.device) -> Mark:
-        marks.append(Pending())
+        marks.append(Later())
         return marks[-1]
 
-    Pending.waited = 0
     attention, layer = PagedAttention(made, mark), AttentionLayer(0, 0.3)
     for _ in range(3):
         attend(attention, View.of(TREES), layer)
@@ -121,11 +107,11 @@ def test_a_wrapper_plans_again_only_when_its_last_plan_was_copied() -> None:
     marks[0].is_reached = True
     attend(attention, View.of(TREES), layer)
     assert [wrapper.plans for wrapper in made] == [2, 1, 1]
-    assert Pending.waited == 0
+    assert not any(mark.waited for mark in marks)
     for _ in range(20):
         attend(attention, View.of(TREES), layer)
     assert len(made) == 8
-    assert Pending.waited > 0
+    assert any(mark.waited for mark in marks)
 
 
 def test_a_plan_that_fails_gives_its_wrapper_back() -> None:

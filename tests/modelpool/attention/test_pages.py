@@ -4,12 +4,20 @@ import numpy as np
 from hypothesis import given
 
 from modelpool.attention.pages import PageTable, is_causal, packed_mask
-from tests.modelpool.attention.rows import Row, Rows, firsts_of, packs, paths_of, visible, windows
+from tests.modelpool.attention.packs import (
+    Row,
+    firsts_of,
+    pack_rows_of,
+    packs,
+    paths_of,
+    visible,
+    windows,
+)
 
 
 @given(packs)
 def test_pages_of_a_row_are_its_slots_in_their_order(rows: list[Row]) -> None:
-    table = PageTable.of(Rows.of(rows))
+    table = PageTable.of(pack_rows_of(rows))
     for index, (first, row) in enumerate(zip(firsts_of(rows).tolist(), rows, strict=True)):
         start, stop = table.page_starts[index : index + 2]
         assert table.pages[start:stop].tolist() == [first + slot for slot in range(row.length)]
@@ -28,37 +36,24 @@ def test_pages_of_a_row_are_its_slots_in_their_order(rows: list[Row]) -> None:
 def test_bits_are_what_each_token_sees_and_zeros_behind(
     rows: list[Row], window: int | None
 ) -> None:
-    """Trees and texts, rows without tokens, windows; what paths hold behind their ends is any."""
-    asked = Rows.of(rows)
+    """Trees and texts, rows without tokens, windows; what paths hold behind their ends is any.
+    FlashInfer's own packing is numpy's, row by row, the lowest bit first."""
+    asked = pack_rows_of(rows)
     table = PageTable.of(asked)
     packed = packed_mask(asked, table, paths_of(rows), window).numpy()
-    wanted = []
+    wanted = list[int]()
     for row in rows:
-        bits = [bit for seen in visible(row, window) for bit in seen]
-        bits += [False] * (-len(bits) % 8)
-        for byte in range(0, len(bits), 8):
-            wanted.append(sum(2**place for place in range(8) if bits[byte + place]))
+        bits = np.array(visible(row, window), dtype=np.bool_).reshape(-1)
+        wanted += np.packbits(bits, bitorder="little").tolist()
     assert packed.dtype == np.uint8
     assert packed.tolist() == wanted
     assert len(packed) == table.mask_starts[-1]
 
 
-@given(packs, windows)
-def test_bits_are_those_of_numpy(rows: list[Row], window: int | None) -> None:
-    """FlashInfer's own packing is numpy's, row by row, the lowest bit first."""
-    asked = Rows.of(rows)
-    table = PageTable.of(asked)
-    packed = packed_mask(asked, table, paths_of(rows), window).numpy()
-    for index, row in enumerate(rows):
-        bits = np.array(visible(row, window), dtype=np.bool_).reshape(-1)
-        own = packed[table.mask_starts[index] : table.mask_starts[index + 1]]
-        assert own.tolist() == np.packbits(bits, bitorder="little").tolist()
-
-
 @given(packs)
 def test_texts_without_a_window_are_causal_from_the_right(rows: list[Row]) -> None:
     """Where no bits are given, token i of n sees the slots up to `length - n + i`."""
-    if not is_causal(Rows.of(rows), None):
+    if not is_causal(pack_rows_of(rows), None):
         assert any(row.parents for row in rows)
         return
     for row in rows:
@@ -67,4 +62,4 @@ def test_texts_without_a_window_are_causal_from_the_right(rows: list[Row]) -> No
 
 
 def test_a_window_needs_bits() -> None:
-    assert not is_causal(Rows.of([Row(0, 3, 2, ())]), 4)
+    assert not is_causal(pack_rows_of([Row(0, 3, 2, ())]), 4)

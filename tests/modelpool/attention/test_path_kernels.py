@@ -1,14 +1,18 @@
 """The kernels of path attention by Triton's interpreter, or on a GPU where there is one."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from modelpool.attention.path import PathSettings, reference
-from tests.modelpool.attention.packs import Pack, Paths
+from statemgr.key_paths import KeyPaths
+from tests.modelpool.attention.packs import Pack, changed
 from tests.pairwise import pairwise
 from tests.triton_interpreter import DEVICE, needs_triton
 
@@ -32,11 +36,13 @@ CASES = pairwise(
 )
 
 
-def run(query: Tensor, keys: Tensor, values: Tensor, paths: Paths, how: PathSettings) -> Tensor:
+def run(query: Tensor, keys: Tensor, values: Tensor, paths: KeyPaths, how: PathSettings) -> Tensor:
     from modelpool.attention.path_kernels import path_attention
 
     query, keys, values = (part.to(DEVICE) for part in (query, keys, values))
-    return path_attention(query, keys, values, paths.to(DEVICE), how).cpu()
+    return path_attention(
+        query, keys, values, changed(paths, lambda part: part.to(DEVICE)), how
+    ).cpu()
 
 
 def made(case: dict[str, Any]) -> tuple[Pack, tuple[Tensor, Tensor, Tensor], PathSettings]:
@@ -70,7 +76,13 @@ def test_a_token_alone_has_the_bits_that_it_has_among_others(case: dict[str, Any
     pack, (query, keys, values), how = made(case)
     together = run(query, keys, values, pack.paths, how)
     for token in (0, len(query) - 1):
-        own = run(query[token : token + 1], keys, values, pack.paths.of(token), how)
+        own = run(
+            query[token : token + 1],
+            keys,
+            values,
+            changed(pack.paths, partial(torch.narrow, dim=0, start=token, length=1)),
+            how,
+        )
         assert torch.equal(own[0], together[token])
 
 
@@ -84,7 +96,8 @@ def test_padding_and_what_nobody_sees_change_no_bit(case: dict[str, Any]) -> Non
     unseen = [slot for slot in range(pack.size) if slot not in seen]
     keys[unseen], values[unseen] = torch.nan, torch.nan
     more = torch.cat((query, torch.full_like(query[:3], torch.nan)))
-    got = run(more, keys, values, pack.paths.padded(first=0, count=3), how)
+    paths = changed(pack.paths, lambda part: F.pad(part, (0, 0) * (part.dim() - 1) + (0, 3)))
+    got = run(more, keys, values, replace(paths, longest=paths.longest + 300), how)
     assert torch.equal(got[: len(query)], wanted)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from modelpool.errors import ConfigError
@@ -167,9 +167,7 @@ def test_llama_3_has_its_frequencies(tmp_path: Path, untied: Path) -> None:
 
 def copy_with(source: Path, target: Path, **changes: Any) -> Path:
     """A checkpoint with another configuration."""
-    target.mkdir()
-    for file in source.iterdir():
-        (target / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(source, target)
     config = json.loads((source / "config.json").read_text())
     (target / "config.json").write_text(json.dumps({**config, **changes}))
     return target
@@ -202,46 +200,28 @@ def test_other_architectures_are_refused_by_name(tmp_path: Path) -> None:
         export_gguf(source, tmp_path / "a.gguf")
 
 
-def without_tokenizer(source: Path) -> None:
-    (source / "tokenizer.json").unlink()
-
-
-def without_weights(source: Path) -> None:
-    (source / "model.safetensors").unlink()
-
-
-def with_damaged_weights(source: Path) -> None:
-    (source / "model.safetensors").write_bytes(b"\0" * 100)
-
-
-def with_other_weights(source: Path) -> None:
-    save_file({"a": torch.zeros(1)}, source / "model.safetensors")
-
-
-def with_a_damaged_config(source: Path) -> None:
-    (source / "config.json").write_text("{")
-
-
-def with_a_list_as_config(source: Path) -> None:
-    (source / "config.json").write_text("[]")
-
-
 @pytest.mark.parametrize(
-    "fault",
+    ("file", "content"),
     [
-        without_tokenizer,
-        without_weights,
-        with_damaged_weights,
-        with_other_weights,
-        with_a_damaged_config,
-        with_a_list_as_config,
+        ("tokenizer.json", None),
+        ("model.safetensors", None),
+        ("model.safetensors", b"\0" * 100),
+        ("model.safetensors", save({"a": torch.zeros(1)})),
+        ("config.json", b"{"),
+        ("config.json", b"[]"),
     ],
 )
 def test_what_cannot_be_exported_is_told_in_one_line(
-    fault: Callable[[Path], None], untied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    file: str,
+    content: bytes | None,
+    untied: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     source, out = copy_with(untied, tmp_path / "s"), tmp_path / "a.gguf"
-    fault(source)
+    (source / file).unlink()
+    if content is not None:
+        (source / file).write_bytes(content)
     assert main(["export-gguf", str(source), "--out", str(out)]) == 2
     error = capsys.readouterr().err
     assert error.startswith("specrouter: export-gguf: ")

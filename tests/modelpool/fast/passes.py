@@ -5,22 +5,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from modelpool.attention.path import NO_TAIL
 from modelpool.fast.pack_layout import Pack
 from modelpool.in_flight import Mark
-
-
-@dataclass(frozen=True, eq=False)
-class Places:
-    """See `modelpool.attention.path.PackPlaces`."""
-
-    numbers: NDArray[np.int32]
-    path: Tensor | None
-    longest: int
+from statemgr.key_paths import PackPlaces
 
 
 def pack_of(
@@ -33,7 +24,7 @@ def pack_of(
     )
     walks = None if path is None else torch.zeros((tokens, path), dtype=torch.int32)
     index = torch.arange(tokens if logits is None else logits)
-    return Pack(torch.arange(tokens) + 5, Places(numbers, walks, longest), index)
+    return Pack(torch.arange(tokens) + 5, PackPlaces(numbers, walks, longest), index)
 
 
 @dataclass(eq=False)

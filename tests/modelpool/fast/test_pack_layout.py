@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from modelpool.fast.pack_layout import Pack, PackLayout
-from tests.modelpool.fast.passes import Places, pack_of
+from statemgr.key_paths import PackPlaces
+from tests.modelpool.fast.passes import pack_of
 
 sizes = st.integers(0, 40)
 
@@ -26,7 +27,7 @@ def a_pack(draw: st.DrawFn) -> Pack:
         path = torch.from_numpy(random.integers(0, 99, (tokens, width)).astype(np.int32))
     index = torch.from_numpy(random.integers(0, tokens, draw(st.integers(1, tokens))))
     ids = torch.from_numpy(random.integers(0, 200_000, tokens))
-    return Pack(ids, Places(numbers, path, 9), index)
+    return Pack(ids, PackPlaces(numbers, path, 9), index)
 
 
 @given(sizes, sizes, sizes)

@@ -10,14 +10,17 @@ from torch import Tensor
 from modelpool.fast.layer_reference import PackInputs
 from modelpool.fast.pack_layout import Pack, PackLayout, buffer_on
 from modelpool.fast.pack_sender import PackSender, PlainMemory, memory_for
-from tests.modelpool.fast.passes import Places, SlowMemory, pack_of
+from statemgr.key_paths import PackPlaces
+from tests.modelpool.fast.passes import SlowMemory, pack_of
 
 CPU = torch.device("cpu")
 
 
 def numbered(tokens: int, first: int) -> Pack:
     places = np.full((4, tokens), first, dtype=np.int32)
-    return Pack(torch.arange(first, first + tokens), Places(places, None, 9), torch.arange(tokens))
+    return Pack(
+        torch.arange(first, first + tokens), PackPlaces(places, None, 9), torch.arange(tokens)
+    )
 
 
 def send(sender: PackSender, pack: Pack) -> PackInputs:
@@ -79,7 +82,7 @@ def test_a_buffer_grows_with_what_is_asked_for() -> None:
 def test_what_fails_on_the_way_leaves_the_buffer_to_others() -> None:
     memory = SlowMemory()
     sender = PackSender(memory)
-    broken = Pack(torch.arange(3), Places(np.zeros((4, 5), np.int32), None, 9), torch.arange(3))
+    broken = Pack(torch.arange(3), PackPlaces(np.zeros((4, 5), np.int32), None, 9), torch.arange(3))
     for _ in range(40):
         with pytest.raises(ValueError, match="broadcast"):
             send(sender, broken)

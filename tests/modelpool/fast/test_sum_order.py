@@ -34,8 +34,10 @@ def test_a_row_alone_has_the_bits_of_any_other(
     packed = PackedWeight(weight, None)
     with torch.inference_mode():
         together = packed.multiply(x)
-        for rows in (1, 2, 17, 32, 33):
+        for rows in (1, 2, 15, 16, 17, 32, 33):
             assert torch.equal(packed.multiply(x[:rows]), together[:rows]), rows
+        for row, expected in zip(x, together, strict=True):
+            assert torch.equal(packed.multiply(row), expected)
 
 
 @pytest.mark.parametrize("alike", [True, False])

@@ -12,8 +12,9 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from modelpool.errors import ConfigError
 from modelpool.inflate.inflate import inflate, inflate_to
-from modelpool.inflate.llama_sizes import Growth, realistic_shape
+from modelpool.inflate.llama_sizes import Growth, realistic_growth
 from tests.modelpool.factories import MAX_POSITIONS, VOCAB_SIZE, save_gpt2, save_llama
+from tests.modelpool.refused import refused
 
 
 def float64_norm(self: LlamaRMSNorm, hidden: torch.Tensor) -> torch.Tensor:
@@ -100,7 +101,7 @@ def test_inflate_to_reaches_what_was_asked_for_and_little_more(tmp_path: Path) -
     assert stored == shape.parameter_count
     assert shape.parameter_count >= 12_000_000
     assert (shape.hidden, shape.mlp, shape.query_heads, shape.kv_heads) == (768, 3072, 32, 16)
-    at_200m, _ = realistic_shape(shape, 200_000_000)
+    at_200m = realistic_growth(shape, 200_000_000).of(shape)
     assert 200_000_000 <= at_200m.parameter_count < 215_000_000
 
 
@@ -119,9 +120,8 @@ def test_a_shape_that_would_change_the_function_is_refused(
     field: str, change: dict[str, Any], tmp_path: Path
 ) -> None:
     source = save_llama(tmp_path / "source")
-    with pytest.raises(ConfigError) as caught:
+    with refused(field):
         inflate(source, tmp_path / "out", Growth(**{**SHAPES["as it was"], **change}))
-    assert caught.value.field == field
 
 
 def test_another_architecture_is_refused(tmp_path: Path) -> None:
@@ -140,9 +140,8 @@ def test_the_source_is_never_overwritten(tmp_path: Path) -> None:
     (tmp_path / "hard" / "tokenizer.json").hardlink_to(source / "tokenizer.json")
     itself = (source, source / ".." / "source", tmp_path / "link")
     for out in (*itself, tmp_path / "linked", tmp_path / "hard"):
-        with pytest.raises(ConfigError) as caught:
+        with refused("out"):
             inflate(source, out, Growth(**SHAPES["wider"]))
-        assert caught.value.field == "out"
     assert {file.name: file.read_bytes() for file in source.iterdir()} == before
     inflate(source, source / "tokenizer-and-model", Growth(**SHAPES["wider"]))  # no file of it
     inflate(source, source / "tokenizer-and-model", Growth(**SHAPES["wider"]))
