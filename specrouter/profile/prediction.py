@@ -40,10 +40,7 @@ from specrouter.profile.cycle_times import (
     verification_ms,
 )
 from specrouter.profile.snapshot import Mode, PerformanceSnapshot, outcome_of
-from specrouter.request.params import (
-    MAX_TREE_TOKENS,
-    Chain,
-)
+from specrouter.request.params import MAX_TREE_TOKENS, Chain
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -171,7 +168,7 @@ class OptionGrid:
         return np.asarray(allowed)
 
     @cached_property
-    def menu(self) -> "Menu":
+    def menu(self) -> Menu:
         """The options that may be the best for some cycle: of as many nodes, none is both faster to
         draft and better than another."""
         rows, columns = np.nonzero(self.allowed)

@@ -22,7 +22,7 @@ from research.policies.adaserve import (
     slo_customized,
 )
 from specrouter.config import SchedulerConfig, TreesConfig
-from specrouter.cycle import Candidates, DraftShape
+from specrouter.cycle import Candidates
 from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS, MAX_WIDTH
 from specrouter.slo.cycle_shape import Beside
 from specrouter.slo.node_selection import GLOBAL_GREEDY, NodeSelection
@@ -161,10 +161,8 @@ def test_a_tree_of_the_most_tokens_is_allowed(bounds: dict[str, Any]) -> None:
 # As the planner uses them
 
 
-def planner(
-    selection: NodeSelection, budget_tokens: int | None = None, only_paths: bool = False
-) -> TreePlanner:
-    return TreePlanner(TreesConfig(budget_tokens=budget_tokens), selection, only_paths)
+def planner(selection: NodeSelection, budget_tokens: int | None = None) -> TreePlanner:
+    return TreePlanner(TreesConfig(budget_tokens=budget_tokens), selection)
 
 
 def test_shapes_are_equations_8_and_9() -> None:
@@ -219,16 +217,6 @@ def test_shapes_keep_to_the_longest_path() -> None:
         assert found.shape.depth <= MAX_DEPTH
 
 
-def test_where_only_paths_are_exact_no_shape_is_wider() -> None:
-    strict = planner(AdaServe(max_width=5), 60, only_paths=True)
-    path = replace(CHOSEN, shape=DraftShape(5, 1, 4))
-    found = strict.choose(KNOWN, path, grid(), progress([0.0] * 4), Beside(0)).option
-    assert found is not None
-    assert found.shape.width == 1
-    assert found.shape.depth > 1
-    assert planner(SPECINFER, only_paths=True).branching is None
-
-
 def test_only_specinfers_trees_have_a_form() -> None:
     assert planner(SPECINFER).branching == SPECINFER_TREE
     assert all(planner(one).branching is None for one in (*PUBLISHED[:-1], AS_DECIDED))
@@ -253,21 +241,10 @@ def test_a_target_that_decodes_alone_goes_on_doing_so(selection: NodeSelection) 
             assert choice.active.all()
 
 
-@pytest.mark.parametrize("selection", PUBLISHED)
-def test_shapes_are_the_same_with_and_without_objectives(selection: NodeSelection) -> None:
-    late = progress([*HURRY[:4], *[np.inf] * 12])
-    found = [
-        planner(selection).choose(DEAR, CHOSEN, SLOW, at, Beside(40))
-        for at in (late, progress([0.0] * 16))
-    ]
-    assert same(*found)
-    assert found[0].active.all()
-
-
 @pytest.mark.parametrize("budget", [0, 1, 6, 14, 100])
 @pytest.mark.parametrize("aside", [0, 1, 5, 200])
 def test_a_budget_is_shared_equally_with_what_is_given(budget: int, aside: int) -> None:
-    equal = picked(planner(EQUAL_GREEDY), DRAFTS, FREE, budget, aside)
+    equal = picked(EQUAL_GREEDY, DRAFTS, FREE, budget, aside)
     assert np.array_equal(equal, equal_greedy(DRAFTS, max(0, budget - aside)))
 
 
@@ -287,7 +264,7 @@ def test_adaserve_is_algorithm_2_with_its_attributes(settings: dict[str, Any], a
     tpot_ms, budget = [NAN, 20.0, 24.0], 9
     trees = AdaServe(**settings)
     at = progress([0.0] * 3, tpot_ms=tpot_ms)
-    found = picked(planner(trees), DRAFTS, at, budget, aside)
+    found = picked(trees, DRAFTS, at, budget, aside)
     needs = needed_tokens(
         np.full(3, 100.0),
         np.full(3, 4),
@@ -310,8 +287,8 @@ def test_adaserve_is_algorithm_2_with_its_attributes(settings: dict[str, Any], a
 
 def test_objectives_are_met_first_by_algorithm_2_and_not_by_worth() -> None:
     late = progress([0.0] * 3, tpot_ms=[NAN, 20.0, NAN])
-    slo = picked(planner(ADASERVE), DRAFTS, late, budget=3).sum(axis=1)
-    greedy = picked(planner(GLOBAL_GREEDY), DRAFTS, late, budget=3).sum(axis=1)
+    slo = picked(ADASERVE, DRAFTS, late, budget=3).sum(axis=1)
+    greedy = picked(GLOBAL_GREEDY, DRAFTS, late, budget=3).sum(axis=1)
     assert slo[1] > greedy[1] == 0
 
 
@@ -319,7 +296,7 @@ def test_the_selector_knows_requests_by_their_rows() -> None:
     at = progress([0.0] * 4, rows=[2, 3, 7, 9], tpot_ms=[NAN, 20.0, NAN, NAN])
     drafts = paths(0.5, 0.5)  # of two of them, which are alike but for their objectives
     dear = CycleCost(10.0 + 2.6 * np.arange(17.0))
-    selector = planner(ADASERVE).selector(at, dear, 1)
+    selector = ADASERVE.selector(at, dear, 1)
     first = selector(np.array([7, 3]), drafts, 0).sum(axis=1).tolist()
     turned = selector(np.array([3, 7]), drafts, 0).sum(axis=1).tolist()
     assert first == turned[::-1]
@@ -331,7 +308,7 @@ def test_the_selector_knows_requests_by_their_rows() -> None:
 def test_selectors_take_drafts_without_a_node(selection: NodeSelection) -> None:
     none = np.zeros((3, 0))
     empty = Candidates(none, none.astype(np.int64))
-    assert picked(planner(selection), empty, FREE).shape == (3, 0)
+    assert picked(selection, empty, FREE).shape == (3, 0)
 
 
 @pytest.mark.parametrize(

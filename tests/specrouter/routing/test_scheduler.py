@@ -13,9 +13,8 @@ from specrouter.cycle import DraftShape
 from specrouter.profile.cycle_times import Workload, curve_of
 from specrouter.profile.snapshot import Pair, PerformanceSnapshot
 from specrouter.request.params import MAX_TREE_TOKENS, Chain
-from specrouter.routing.chain_policy import Models
+from specrouter.routing.chain_policy import Models, fitting_width
 from specrouter.routing.scheduler import ModelChainScheduler, candidate_chains
-from specrouter.slo.tree_shape import fitting_width
 from specrouter.view import SCHEDULED, ChainDecision, Override
 from tests.specrouter.predictions import (
     ALL,
