@@ -18,12 +18,7 @@ from specrouter.profile.snapshot import outcome_of
 from specrouter.request.params import Chain, Speculation
 from specrouter.request.spec import SpeculationOverride
 from specrouter.routing.catch_up import CycleCatchUp, Drafting, gain_ms
-from specrouter.routing.chain_policy import (
-    DEFAULT_DEPTH,
-    Models,
-    RequestDepth,
-    fitting_width,
-)
+from specrouter.routing.chain_policy import DEFAULT_DEPTH, Models, RequestDepth, fitting_width
 from specrouter.routing.cycle_budget import cut_to_budget
 from specrouter.routing.decisions import INTERVAL, CycleDecisions, workload_of
 from specrouter.routing.route import Asked, Prefill, Route, by_what_they_ask, nodes_of, route_ms

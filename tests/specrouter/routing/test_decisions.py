@@ -21,13 +21,8 @@ from specrouter.routing.decisions import (
 )
 from specrouter.routing.scheduler import ModelChainScheduler
 from specrouter.view import SCHEDULED, EngineView, RequestView, Standing
-from tests.specrouter.predictions import ALL, NAMES, PAIR, PARAMETERS, flat, rising, snapshot
-
-TWIN = ("twin", "big")
-TIMES = {"small": flat(1.0), "twin": flat(1.0), "middle": flat(90.0), "big": rising(50.0)}
-GOOD = snapshot(TIMES, {PAIR: 0.6, TWIN: 0.3})
-TURNED = snapshot(TIMES, {PAIR: 0.3, TWIN: 0.6})
-LATE = 1000  # a cycle in which decisions are not so frequent any more
+from tests.specrouter.predictions import ALL, NAMES, PAIR, PARAMETERS
+from tests.specrouter.routing.test_planner import GOOD, LATE, TURNED, TWIN
 
 
 def request(row: int, sampled: bool = True, slots: int = 128, remaining: int = 64) -> RequestView:

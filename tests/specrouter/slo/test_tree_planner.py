@@ -15,13 +15,7 @@ from specrouter.profile.snapshot import Outcome
 from specrouter.profile.staircase import Staircase
 from specrouter.request.params import MAX_TREE_TOKENS
 from specrouter.slo.cycle_shape import LONGEST_WAIT, Beside, CycleChoice, choose_cycle
-from specrouter.slo.node_selection import (
-    GLOBAL_GREEDY,
-    GOODPUT,
-    WHOLE,
-    NodeSelection,
-    Progress,
-)
+from specrouter.slo.node_selection import GLOBAL_GREEDY, GOODPUT, WHOLE, NodeSelection, Progress
 from specrouter.slo.tree_planner import TreePlanner, cycle_cost, selection_of
 from specrouter.slo.tree_selection import CycleCost, global_greedy, most_valuable, whole
 from tests.specrouter.own_selections import FORMED, RESHAPING, UNPLANNED
@@ -68,9 +62,6 @@ def grid(requests: int = 4, **limits: Any) -> OptionGrid:
     return OptionGrid(PAIR, KNOWN, Workload(requests), Limits(**limits))
 
 
-# Progress
-
-
 def test_progress_of_some_requests_is_theirs() -> None:
     rates = [0.0, 0.1, 0.2, 0.3]
     tpot_ms = [NAN, 10.0, 20.0, 30.0]
@@ -83,8 +74,6 @@ def test_progress_of_some_requests_is_theirs() -> None:
     assert (len(part.decode_ms), len(part.decoded)) == (2, 2)
     assert part.at(np.array([9, 3])).tolist() == [1, 0]
 
-
-# What a cycle does
 
 CHOSEN = Option(PAIR, DraftShape(5, 2, 4), cycle_ms=60.0, tokens=3.0, plain_ms=58.0)
 ALONE = Option(("big",), cycle_ms=25.0)
@@ -189,9 +178,6 @@ def test_trees_have_a_form_where_the_selection_has_one() -> None:
     assert all(planner(one).branching is None for one in others)
 
 
-# Costs
-
-
 def test_a_cycle_costs_its_levels_and_the_targets_pass_over_roots_prompts_and_nodes() -> None:
     known = snapshot({"big": rising(10.0)}, stages={"verify": rising(1.0, 0.1), "cycle": flat(2.0)})
     cost = cycle_cost(known, Workload(3), "big", 5.0, 7, 2.0)
@@ -215,9 +201,6 @@ def test_where_passes_are_filled_up_nodes_cost_what_their_pass_does() -> None:
     assert (
         cycle_cost(snapshot({"big": rising(10.0)}), Workload(3), "big", 5.0, 2, 1.0).filled is None
     )
-
-
-# Selectors
 
 
 def picked(
@@ -265,9 +248,6 @@ def test_selectors_take_drafts_without_a_node(selection: NodeSelection) -> None:
     none = np.zeros((3, 0))
     empty = Candidates(none, none.astype(np.int64))
     assert picked(selection, empty, FREE).shape == (3, 0)
-
-
-# Where nothing is configured
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,8 @@ from specrouter.request.attainment import stage_ends, tpot_of_runs
 from specrouter.request.objective import Stage
 from specrouter.slo.admission import Admission, Admit
 from specrouter.view import EngineView, RequestView
-from tests.specrouter.predictions import ALL, flat, snapshot
-
-KNOWN = snapshot({"big": flat(10.0)})
+from tests.specrouter.predictions import ALL
+from tests.specrouter.slo.test_admission import KNOWN
 
 
 @dataclass
