@@ -13,17 +13,7 @@ from specrouter.profile.cycle_times import Workload
 from specrouter.request.spec import SpeculationOverride
 from specrouter.slo.node_selection import NodeSelection
 from tests.specrouter.predictions import PAIR
-from tests.specrouter.routing.test_planner import (
-    CHEAP,
-    Planned,
-    Request,
-    pairs,
-)
-
-# SpecRouter's paper
-
-
-# AdaServe
+from tests.specrouter.routing.test_planner import CHEAP, Planned, Request, pairs
 
 
 def test_adaserves_shapes_are_predicted_as_they_are_drafted() -> None:
@@ -67,9 +57,6 @@ def test_whole_trees_need_no_selector(
     plan = pairs(Request(speculation), selection=selection)
     assert all(group.whole for group in plan.groups())
     assert plan.selector is None
-
-
-# SpecuStream
 
 
 def test_each_request_drafts_as_deep_as_its_own_flow_says() -> None:
