@@ -26,7 +26,13 @@ from specrouter.cycle import Candidates, DraftShape, TreeSelector
 from specrouter.profile.time_curve import ForwardTimes
 from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS, MAX_WIDTH
 from specrouter.slo.node_selection import NodeSelection, Progress, Whole
-from specrouter.slo.tree_selection import CycleCost, in_turn, nodes_towards, running_sums, topped_up
+from specrouter.slo.tree_selection import (
+    CycleCost,
+    in_turn,
+    nodes_towards,
+    running_sums,
+    topped_up,
+)
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

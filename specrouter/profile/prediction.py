@@ -40,7 +40,10 @@ from specrouter.profile.cycle_times import (
     verification_ms,
 )
 from specrouter.profile.snapshot import Mode, PerformanceSnapshot, outcome_of
-from specrouter.request.params import MAX_TREE_TOKENS, Chain
+from specrouter.request.params import (
+    MAX_TREE_TOKENS,
+    Chain,
+)
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

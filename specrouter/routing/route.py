@@ -15,7 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrouter.cycle import ChainGroup, DraftShape, Option
-from specrouter.profile.cycle_times import Workload, drafter_ms, drafting_ms, model_ms, stage_ms
+from specrouter.profile.cycle_times import (
+    Workload,
+    drafter_ms,
+    drafting_ms,
+    model_ms,
+    stage_ms,
+)
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.params import Chain, Speculation
 from specrouter.view import SCHEDULED, Override, RequestView

@@ -307,13 +307,11 @@ def time_of_selection(requests: int) -> Timing:
 
 
 @pytest.mark.timing
-@pytest.mark.parametrize(("requests", "yardsticks"), [(32, 1.0), (256, 4.0)])
-def test_selection_takes_no_time_to_speak_of(requests: int, yardsticks: float) -> None:
-    assert time_of_selection(requests).yardsticks < yardsticks
-
-
-@pytest.mark.timing
-@pytest.mark.parametrize(("requests", "promised_ms"), [(32, 0.5), (256, 3.0)])
-def test_selection_takes_as_long_as_is_promised(requests: int, promised_ms: float) -> None:
+@pytest.mark.parametrize(("requests", "yardsticks", "promised_ms"), [(32, 1, 0.5), (256, 4, 3.0)])
+def test_selection_takes_as_long_as_is_promised(
+    requests: int, yardsticks: float, promised_ms: float
+) -> None:
     """Twice that on a busy machine."""
-    assert time_of_selection(requests).ms < 2 * promised_ms
+    found = time_of_selection(requests)
+    assert found.yardsticks < yardsticks
+    assert found.ms < 2 * promised_ms

@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 from specrouter.cycle import DraftShape, Option
 from specrouter.profile.acceptance import UNTRIED_ALPHA, TreeAcceptance
 from specrouter.profile.cycle_times import Workload, curve_of, verification_ms
-from specrouter.profile.prediction import Limits, OptionGrid, acceptance_rate, target_only
+from specrouter.profile.prediction import (
+    Limits,
+    OptionGrid,
+    acceptance_rate,
+    target_only,
+)
 from specrouter.profile.snapshot import Outcome, PerformanceSnapshot, TreeKey
 from specrouter.profile.time_curve import TimeCurve
 from specrouter.request.params import MAX_TREE_TOKENS, Chain

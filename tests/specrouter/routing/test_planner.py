@@ -369,18 +369,18 @@ ALIKE = snapshot(TIMES, {PAIR: 0.6, TWIN: 0.55})
 QUIET = replace(ALIKE, idle_cycles={"twin": 20}, learning_ms=1e6)
 
 
-def evaluated(plan: Planned, cycles: int = 8) -> list[int]:
-    """Cycles in which somebody is evaluated."""
+def evaluated(plan: Planned) -> list[int]:
+    """Of eight cycles those in which somebody is evaluated."""
     found = []
-    for _ in range(cycles):
+    for _ in range(8):
         plan.groups()
         if plan.last.shadow_evaluation is not None:
             found.append(plan.at)
     return found
 
 
-def listening(*requests: Request, known: PerformanceSnapshot = QUIET, **settings: Any) -> Planned:
-    plan = Planned(*requests, known=known, **settings)
+def listening(*requests: Request, **settings: Any) -> Planned:
+    plan = Planned(*requests, known=QUIET, **settings)
     plan.rows = Rows(new_tokens=30)
     return plan
 
@@ -396,8 +396,7 @@ def test_an_idle_drafter_is_evaluated_in_one_cycle_of_four() -> None:
 def test_who_is_evaluated_is_so_in_the_mode_that_is_decided_for(
     greedy: int, evaluated_row: int
 ) -> None:
-    requests = [Request(temperature=float(row >= greedy)) for row in range(3)]
-    plan = listening(*requests)
+    plan = listening(*(Request(temperature=float(row >= greedy)) for row in range(3)))
     plan.rows.behind = {0: 35, 1: 36, 2: 37}
     plan.groups(4)
     assert plan.last.shadow_evaluation == ShadowEvaluation("twin", evaluated_row, 30)
@@ -623,12 +622,9 @@ def test_nodes_of_little_worth_do_not_keep_a_prompt_waiting() -> None:
 
 
 def test_prompts_that_are_being_read_count_as_requests_to_come() -> None:
-    plan = pairs(Request())
-    [few] = plan.groups()
-    plan = pairs(Request())
-    plan.prefill = Prefill(tokens=0, requests=31)
-    [many] = plan.groups()
-    assert drafted(many) < drafted(few)
+    few, many = pairs(Request()), pairs(Request())
+    many.prefill = Prefill(tokens=0, requests=31)
+    assert drafted(many.groups()[0]) < drafted(few.groups()[0])
 
 
 def test_urgent_requests_make_a_target_that_decodes_alone_use_the_best_chain() -> None:

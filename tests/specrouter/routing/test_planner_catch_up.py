@@ -7,10 +7,9 @@ import pytest
 from specrouter.request.params import Chain, Speculation
 from specrouter.slo import cycle_shape
 from tests.specrouter.predictions import PAIR, flat, rising, snapshot
-from tests.specrouter.routing.test_planner import ALONE, CHUNK, TIMES, TWIN, Planned, Request
+from tests.specrouter.routing.test_planner import ALONE, CHUNK, TIMES, Planned, Request
 
 LONG = 30_000  # tokens that no drafter has read
-ALIKE = snapshot(TIMES, {PAIR: 0.6, TWIN: 0.58})
 
 
 def lagging(*requests: Request, behind: dict[int, int], **settings: Any) -> Planned:

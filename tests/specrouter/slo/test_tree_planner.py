@@ -15,13 +15,18 @@ from specrouter.profile.snapshot import Outcome
 from specrouter.profile.staircase import Staircase
 from specrouter.request.params import MAX_TREE_TOKENS
 from specrouter.slo.cycle_shape import LONGEST_WAIT, Beside, CycleChoice, choose_cycle
-from specrouter.slo.node_selection import GLOBAL_GREEDY, GOODPUT, WHOLE, NodeSelection, Progress
+from specrouter.slo.node_selection import (
+    GLOBAL_GREEDY,
+    GOODPUT,
+    WHOLE,
+    NodeSelection,
+    Progress,
+)
 from specrouter.slo.tree_planner import TreePlanner, cycle_cost, selection_of
 from specrouter.slo.tree_selection import CycleCost, global_greedy, most_valuable, whole
 from tests.specrouter.own_selections import FORMED, RESHAPING, UNPLANNED
 from tests.specrouter.predictions import PAIR, flat, rising, snapshot
 
-Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 NAN = np.nan
 COST = CycleCost(10.0 + 0.25 * np.arange(193.0))

@@ -66,11 +66,9 @@ def attained(jobs: Sequence[Job]) -> float:
     return float(np.mean([max(job.late_stages(), default=0.0) <= 1.0 + 1e-6 for job in jobs]))
 
 
-def run(policy: Admit, jobs: list[Job], times: BatchTime = OPT_7B, **engine: Any) -> VirtualEngine:
-    executor = VirtualEngine(policy, times, **engine)
-    executor.run(jobs)
+def run(policy: Admit, jobs: list[Job], times: BatchTime = OPT_7B, **engine: Any) -> None:
+    VirtualEngine(policy, times, **engine).run(jobs)
     assert all(job.is_done for job in jobs)
-    return executor
 
 
 @pytest.mark.parametrize("per_s", [6.0, 14.0])
