@@ -35,7 +35,8 @@ from specrouter.routing.chain_policy import Models
 from tests.pages import ROOT, fences
 from tests.specrouter.cluster.states import state, view
 from tests.specrouter.predictions import PAIR, flat, rising, snapshot
-from tests.specrouter.routing.test_scheduler import ALONE, ONE, TWIN, all_pairs, choose, scheduler
+from tests.specrouter.routing.test_planner import ALONE, TWIN
+from tests.specrouter.routing.test_scheduler import ONE, all_pairs, choose, scheduler
 from tests.specrouter.slo.test_admission import request
 from tests.specrouter.slo.test_admission import view as engine_view
 from tests.specrouter.slo.test_tree_planner import COST, progress

@@ -11,13 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from research.figures.cluster_cell import (
-    OVERLOAD,
-    WHOLE,
-    ClusterKind,
-    overload_of,
-    routing_of,
-)
+from research.figures.cluster_cell import WHOLE, ClusterKind, overload_of, routing_of
 from research.figures.examples import figure_3, shares_of, speed_up
 from research.sim.adaserve_load import URGENT_RATIO, AdaserveLoad
 from research.sim.cluster.cluster import SimulatedCluster
@@ -31,6 +25,7 @@ from specrouter.bench.replay import LoadRequest, Outcome, replay
 from specrouter.bench.traces import Arrival
 from specrouter.config import TreesConfig
 
+_OVERLOAD = 4.0  # times the capacity
 ATTAINED = 0.9  # of requests, that capacity asks for
 PRECISION = 0.02  # of a capacity
 _MOST_DOUBLINGS = 8
@@ -78,10 +73,6 @@ class Cell:
     def variant(self) -> str:
         """What a cluster is called in a figure."""
         return self.cluster.name
-
-    @property
-    def slow(self) -> float:
-        return self.cluster.slow
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -162,33 +153,25 @@ def _service(cell: Cell, machine: Machine) -> Callable[[], SimulatedService]:
 
 
 def _clustered(
-    cell: Cell, requests: Sequence[LoadRequest], kind: ClusterKind | None = None
+    cell: Cell, requests: Sequence[LoadRequest]
 ) -> tuple[SimulatedCluster, list[Outcome]]:
-    """`kind`: None: the cell's."""
     assert cell.routing is not None, "it is a cluster"
-    kind, machine = kind or cell.cluster, machine_of(cell.machine)
-    until_s = requests[-1].at_s
-    cluster = kind.cluster(
-        cell.routing,
-        cell.replicas,
-        lambda factor: _used(_service(cell, machine.slowed(factor)), cell.policy),
-        cell.seed,
-        until_s,
-    )
+    machine = machine_of(cell.machine)
+
+    def made(factor: float) -> SimulatedService:
+        service = _service(cell, machine.slowed(factor))()
+        service.use(cell.policy)
+        return service
+
+    cluster = cell.cluster.cluster(cell.routing, cell.replicas, made, cell.seed, requests[-1].at_s)
     return cluster, replay(requests, cluster, cluster)
 
 
-def _used(make: Callable[[], SimulatedService], policy: str) -> SimulatedService:
-    service = make()
-    service.use(policy)
-    return service
-
-
 def _overload(cell: Cell) -> dict[str, Any]:
-    """At the cell's rate, which should be a capacity, and at four times that."""
+    """At the cell's rate, which should be a capacity, and at `_OVERLOAD` times that."""
     machine = machine_of(cell.machine)
     requests = _requests(cell, machine, cell.rate)
-    fast = [replace(one, at_s=one.at_s / OVERLOAD) for one in requests]
+    fast = [replace(one, at_s=one.at_s / _OVERLOAD) for one in requests]
     cluster, outcomes = _clustered(cell, fast)
     return overload_of(_clustered(cell, requests)[1], outcomes, cluster)
 

@@ -18,7 +18,6 @@ from specrouter.bench.replay import Outcome
 from specrouter.config import RoutingConfig
 
 _REFUSALS = ("refused", "no replica is ready")  # 503
-OVERLOAD = 4.0  # times the capacity
 _DOWN_S = 12.0  # until another process serves in a dead one's place (9 to 12 s were measured)
 
 

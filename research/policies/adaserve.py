@@ -214,7 +214,6 @@ def slo_customized(
     depth: int,
     root_credit: float = 1.0,
     order: Order = "neediest",
-    most: int = MAX_TREE_TOKENS,
     fills: bool = True,
 ) -> Bools:
     """[B, W] objectives first, then the likeliest of all: both selection phases of Algorithm 2.
@@ -231,20 +230,19 @@ def slo_customized(
         depth: drafted levels; a cycle commits at most one token more.
         root_credit: tokens that a root counts for: 1 in Algorithm 2, 0 in Figure 5.
         order: "neediest" as in the paper's text, "easiest" as in its code; ties to the lower row.
-        most: nodes of one tree, in both phases.
         fills: False leaves the second phase out: AdaServe's ablation.
     """
-    limits = np.minimum(candidates.counts, most)
+    limits = np.minimum(candidates.counts, MAX_TREE_TOKENS)
     sums = running_sums(candidates.gains, root_credit)
     wanted = nodes_towards(sums, np.minimum(needs, depth + 1.0)[None])
     wanted = np.minimum(np.minimum(wanted, max(n_max - 1, 0)), limits)
     turns = np.argsort(needs if order == "easiest" else -needs, kind="stable")
     budgets = np.array([budget_nodes])
     taken = in_turn(wanted, turns, budgets)
-    return candidates.best((topped_up(candidates, taken, budgets, most) if fills else taken)[0])
+    return candidates.best((topped_up(candidates, taken, budgets) if fills else taken)[0])
 
 
-def equal_greedy(candidates: Candidates, budget_nodes: int, most: int = MAX_TREE_TOKENS) -> Bools:
+def equal_greedy(candidates: Candidates, budget_nodes: int) -> Bools:
     """[B, W] the same number of nodes for every request, each its best: AdaServe's ablation.
 
     What cannot be shared evenly goes to the first rows, one node each; what a request cannot use
@@ -253,4 +251,4 @@ def equal_greedy(candidates: Candidates, budget_nodes: int, most: int = MAX_TREE
     requests = len(candidates.worth)
     share, rest = divmod(budget_nodes, max(requests, 1))
     shares = share + (np.arange(requests) < rest)
-    return candidates.best(np.minimum(np.minimum(shares, candidates.counts), most))
+    return candidates.best(np.minimum(np.minimum(shares, candidates.counts), MAX_TREE_TOKENS))

@@ -15,10 +15,6 @@ from specrouter.bench.named_policies import NamedPolicy, fixed_depth
 from specrouter.slo.serve.prefill_budget import MOST_SPECULATED
 
 
-def _simulated(policy: NamedPolicy, admission: str) -> NamedPolicy:
-    return replace(policy, admission=admission)
-
-
 def _published(name: str) -> str:
     return f"research.policies:{name}"
 
@@ -26,19 +22,16 @@ def _published(name: str) -> str:
 _PREFILL_FIRST, _DECODE_FIRST = "prefill-first", "decode-first"  # research.sim.baseline_admission
 _ALONE = named_policies.BASELINES["target-only"]
 
-BASELINES: dict[str, NamedPolicy] = {
+POLICIES: dict[str, NamedPolicy] = {
     **named_policies.BASELINES,
-    "vllm": _simulated(_ALONE, _PREFILL_FIRST),
-    "sarathi": _simulated(_ALONE, _DECODE_FIRST),
-    "vllm-spec-4": _simulated(fixed_depth(4), _PREFILL_FIRST),
-    "vllm-spec-6": _simulated(fixed_depth(6), _PREFILL_FIRST),
-    "vllm-spec-8": _simulated(fixed_depth(8), _PREFILL_FIRST),
+    "vllm": replace(_ALONE, admission=_PREFILL_FIRST),
+    "sarathi": replace(_ALONE, admission=_DECODE_FIRST),
+    "vllm-spec-4": replace(fixed_depth(4), admission=_PREFILL_FIRST),
+    "vllm-spec-6": replace(fixed_depth(6), admission=_PREFILL_FIRST),
+    "vllm-spec-8": replace(fixed_depth(8), admission=_PREFILL_FIRST),
     # Always speculate, the first with SpecInfer's tree, the second with those of Equations 8 and 9.
     "specinfer": NamedPolicy(chains="smallest", selection=_published("SPECINFER")),
     "equal-greedy": NamedPolicy(chains="smallest", selection=_published("EQUAL_GREEDY")),
-}
-POLICIES: dict[str, NamedPolicy] = {
-    **BASELINES,
     **named_policies.POLICIES,
     "paper": NamedPolicy(chains=_published("PAPER"), selection="whole"),
     "adaserve": NamedPolicy(chains="smallest", selection=_published("ADASERVE")),

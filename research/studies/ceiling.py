@@ -23,7 +23,7 @@ from typing import Any
 
 from modelpool.config import validate_config
 from research.studies.bare_forward import BareForwards
-from specrouter import ChainRouter, RequestHandle, SamplingParams
+from specrouter import ChainRouter, SamplingParams
 from specrouter.bench.figures import mean_pack
 from specrouter.bench.prompts import load_prompts, tokenize
 from specrouter.bench.sample import spent
@@ -137,7 +137,7 @@ def _round(
 @contextmanager
 def _decoding(
     router: ChainRouter, prompts: Sequence[list[int]], seed: int, options: argparse.Namespace
-) -> Iterator[list[RequestHandle]]:
+) -> Iterator[None]:
     """Requests whose prompts have been read, and that do not end."""
     endless = router.max_request_tokens - _LONGEST
     handles = [
@@ -149,7 +149,7 @@ def _decoding(
     try:
         for handle in handles:
             next(iter(handle))
-        yield handles
+        yield
         if any(handle.is_done for handle in handles):
             raise SystemExit(
                 "requests ended too soon: fewer --cycles fit this pool's max_model_len"
@@ -188,23 +188,20 @@ def _row(batch: int, rounds: Sequence[Sequence[Gain]]) -> dict[str, Any]:
     for gains in rounds:
         for gain in gains:
             by_way[gain.way].append(gain)
-    ways = [
-        Gain(
-            way,
-            *(
-                statistics.median(getattr(gain, name) for gain in gains)
-                for name in ("tokens", "free", "drafted")
-            ),
+    ways = []
+    for way, gains in by_way.items():
+        tokens, free, drafted = (
+            statistics.median(getattr(gain, name) for gain in gains)
+            for name in ("tokens", "free", "drafted")
         )
-        for way, gains in by_way.items()
-    ]
-    free, drafted = (max(ways, key=lambda g: getattr(g, name)) for name in ("free", "drafted"))
+        ways.append(Gain(way, tokens, free, drafted))
+    of_free, of_drafted = max(ways, key=lambda g: g.free), max(ways, key=lambda g: g.drafted)
     return {
         "batch": batch,
-        "free": round(max(1.0, free.free), 3),
-        "free_way": asdict(free.way),
-        "drafted": round(max(1.0, drafted.drafted), 3),
-        "drafted_way": asdict(drafted.way),
+        "free": round(max(1.0, of_free.free), 3),
+        "free_way": asdict(of_free.way),
+        "drafted": round(max(1.0, of_drafted.drafted), 3),
+        "drafted_way": asdict(of_drafted.way),
         "ways": [{k: v if k == "way" else round(v, 3) for k, v in asdict(g).items()} for g in ways],
     }
 

@@ -111,9 +111,7 @@ class Round:
         self._router, self._options, self._progress = router, options, progress
         self._texts = load_labelled(options.prompts)
         self._service = LoggedService(router)
-        self._live = LoadBench(
-            self._service, self._tokenize, self._texts, options, progress
-        )  # fmt: skip
+        self._live = LoadBench(self._service, self._tokenize, self._texts, options, progress)
 
     def run(self, loads: Sequence[float]) -> Iterator[dict[str, Any]]:
         """A line for each load and policy."""
@@ -205,12 +203,9 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
         live, simulated = (median(one) for one in zip(*pairs, strict=True))
         each = " ".join(f"{a:.0f}/{b:.0f}" for a, b in pairs)
         rows.append(f"{load:5.2f} {name:>9} {live:5.1f}% {simulated:5.1f}%  {each}")
-        kept_to = [
-            sum(one["slack"][key] for one in several) for key in ("admitted", "missed", "far")
-        ]
-        rows.append(
-            f"{'':15} with ample slack {kept_to[0]}, missed {kept_to[1]}, by over 10% {kept_to[2]}"
-        )
+        sums = {key: sum(one["slack"][key] for one in several) for key in several[0]["slack"]}
+        shown = "with ample slack {admitted}, missed {missed}, by over 10% {far}".format_map(sums)
+        rows.append(f"{'':15} {shown}")
     return "\n".join(rows)
 
 

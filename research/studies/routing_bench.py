@@ -107,18 +107,14 @@ class Bench:
 
         def measure(chain: Chain, shape: Shape, rung: int) -> tuple[int, float]:
             progress(f"sweep, rung {rung}: {'>'.join(chain)} {shape}")
-            prompts = self._prompts(category, 0, batch)
+            texts = self.texts
+            prompts = texts.take(category, 0, batch) if category else texts.mixed(0, batch)
             new = 16 * 2**rung
             static = {"chain": chain, "depth": shape.depth, "width": shape.width}
             run = self.run(prompts, 7, "static", learn=False, new_tokens=new, **static)
             return batch * new, batch * new / run.tokens_per_s
 
         return dict(tune(list(chains), shapes, measure))
-
-    def _prompts(self, category: str | None, first: int, batch: int) -> list[list[int]]:
-        if category is None:
-            return self.texts.mixed(first, batch)
-        return self.texts.take(category, first, batch)
 
 
 def open_bench(options: argparse.Namespace, config: Any = None) -> Bench:

@@ -82,12 +82,7 @@ class AcceptanceEstimator:
         self._trials = 0.0
         self._accepted = 0.0
         self._recent = np.zeros(2)  # accepted, judged
-        self._cycle = 0
-
-    @property
-    def last_cycle(self) -> int:
-        """In which it learned."""
-        return self._cycle
+        self.last_cycle = 0  # in which it learned
 
     @property
     def is_finite(self) -> bool:
@@ -164,7 +159,7 @@ class AcceptanceEstimator:
         return shared
 
     def snapshot(self, cycle: int) -> TreeAcceptance:
-        passed = cycle - self._cycle
+        passed = cycle - self.last_cycle
         alpha = self._accepted / self._trials if self._trials else math.nan
         recent = self._recent * age(passed, RECENT)
         return TreeAcceptance(
@@ -176,12 +171,12 @@ class AcceptanceEstimator:
         )
 
     def _fade(self, cycle: int) -> None:
-        passed = cycle - self._cycle
+        passed = cycle - self.last_cycle
         self._trials *= age(passed)
         self._accepted *= age(passed)
         self._recent *= age(passed, RECENT)
         self._calibration.fade(age(passed))
-        self._cycle = cycle
+        self.last_cycle = cycle
 
 
 def similarity_to_acceptance(similarity: float) -> float:

@@ -10,17 +10,10 @@ Source: SLOs-Serve (arXiv 2504.08784), section 3.1.1.
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from specrouter.profile.time_curve import ForwardTimes
-
-Floats = NDArray[np.float64]
 
 MOST_TOKENS = 1 << 20  # of a batch; more are as many
 
@@ -61,23 +54,6 @@ class RooflineTime:
         return RooflineTime(
             tuple((k1 * factor, k2 * factor, b * factor) for k1, k2, b in self.terms)
         )
-
-    @classmethod
-    def fitted(
-        cls, tokens: Sequence[float], steps: Sequence[float], ms: Sequence[float], terms: int = 2
-    ) -> "RooflineTime":
-        """By regression on measured batches, least squares of relative errors.
-
-        Every batch belongs to the term that is largest there; terms are fitted to their batches,
-        and batches given to terms, in turn (Magnani and Boyd, 2009), from several beginnings.
-        """
-        batches = np.column_stack((tokens, steps, np.ones(len(ms))))
-        times = np.asarray(ms, dtype=np.float64)
-        assert len(times), "no batch was measured"
-        assert (times > 0.0).all(), "batches take time"
-        found = [_alternated(batches, times, first) for first in _beginnings(batches, terms)]
-        best = min(found, key=lambda each: _error(batches, times, each))
-        return cls(tuple((float(k1), float(k2), float(b)) for k1, k2, b in best))
 
 
 @dataclass(frozen=True)
@@ -138,54 +114,3 @@ def _adjusted(times: BatchTime, tokens: float, ms: float, steps: int) -> int:
             return near
     sizes = range(1, MOST_TOKENS + 1)
     return bisect_right(sizes, ms, key=lambda size: times.ms(size, steps))
-
-
-def _beginnings(batches: Floats, terms: int) -> list[NDArray[np.int64]]:
-    """Terms of batches to begin with: split by each quantity, and by their ratio."""
-    tokens, steps = batches[:, 0], batches[:, 1]
-    keys = (tokens, steps, tokens - steps * tokens.max() / max(float(steps.max()), 1.0))
-    places = [np.argsort(np.argsort(key, kind="stable")) for key in keys]
-    cuts = (0.25, 0.5, 0.75) if terms == 2 else (0.5,)
-    found = []
-    for place in places:
-        share = (place + 0.5) / len(place)
-        found += [
-            np.minimum((share / (2.0 * cut) * terms).astype(np.int64), terms - 1) for cut in cuts
-        ]
-    return found
-
-
-def _alternated(batches: Floats, times: Floats, owner: NDArray[np.int64]) -> Floats:
-    """[terms, 3] after the batches have found their terms."""
-    terms = int(owner.max()) + 1
-    found = np.stack([_regression(batches, times) for _ in range(terms)])
-    for _ in range(50):
-        for term in range(terms):
-            own = owner == term
-            if own.any():
-                found[term] = _regression(batches[own], times[own])
-        largest = np.argmax(batches @ found.T, axis=1)
-        if (largest == owner).all():
-            break
-        owner = largest
-    return found
-
-
-def _regression(batches: Floats, times: Floats) -> Floats:
-    """[3] k1, k2, b, none below 0, with the least squared relative error."""
-    weighted, ones = batches / times[:, None], np.ones(len(times))
-    best, least = np.zeros(3), math.inf
-    for count in (1, 2, 3):
-        for columns in map(list, combinations(range(3), count)):
-            part = np.linalg.lstsq(weighted[:, columns], ones, rcond=None)[0]
-            if (part < 0.0).any():
-                continue
-            error = float(((weighted[:, columns] @ part - ones) ** 2).sum())
-            if error < least * (1.0 - 1e-9):
-                best, least = np.zeros(3), error
-                best[columns] = part
-    return best
-
-
-def _error(batches: Floats, times: Floats, terms: Floats) -> float:
-    return float((((batches @ terms.T).max(axis=1) / times - 1.0) ** 2).sum())

@@ -3,9 +3,7 @@
 Not here: what drafts and verifications teach while they run (`specrouter.execution`).
 """
 
-from collections.abc import Collection
-
-from specrouter.cycle import ChainGroup, CyclePlan, CycleResult
+from specrouter.cycle import CyclePlan, CycleResult
 from specrouter.profile.profiler import PerformanceProfiler
 
 
@@ -24,28 +22,16 @@ def learn_cycle(
         return
     untold = result.cut_rows | result.behind_rows | result.quoted_rows
     for group in plan.groups:
+        option = group.predicted
+        if option is None:
+            continue
         counts = [gained[row] for row in group.rows.tolist() if row in gained and row not in untold]
-        time_ms = elapsed_ms if is_timely else None
-        _learn_outcome(profiler, group, len(decoded), counts, time_ms)
-
-
-def _learn_outcome(
-    profiler: PerformanceProfiler,
-    group: ChainGroup,
-    decoded: int,
-    counts: Collection[int],
-    elapsed_ms: float | None,
-) -> None:
-    """`counts`: tokens that each request gained; `elapsed_ms` None: the cycle was like no other."""
-    option = group.predicted
-    if option is None:
-        return
-    profiler.record_outcome(
-        option.chain,
-        decoded,
-        0.0 if elapsed_ms is None else option.plain_ms,
-        elapsed_ms or 0.0,
-        (option.plain_tokens - 1.0) * len(counts),
-        float(sum(counts) - len(counts)),
-        option.sampled,
-    )
+        profiler.record_outcome(
+            option.chain,
+            len(decoded),
+            option.plain_ms if is_timely else 0.0,
+            elapsed_ms if is_timely else 0.0,
+            (option.plain_tokens - 1.0) * len(counts),
+            float(sum(counts) - len(counts)),
+            option.sampled,
+        )

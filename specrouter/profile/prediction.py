@@ -171,7 +171,7 @@ class OptionGrid:
         return np.asarray(allowed)
 
     @cached_property
-    def menu(self) -> "Menu":
+    def menu(self) -> Menu:
         """The options that may be the best for some cycle: of as many nodes, none is both faster to
         draft and better than another."""
         rows, columns = np.nonzero(self.allowed)

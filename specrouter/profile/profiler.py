@@ -196,10 +196,8 @@ class PerformanceProfiler:
             self._cycle += self.is_learning
 
     def record_similarity(self, pair: Pair, total_variation: float) -> None:
-        if not self.is_learning or not math.isfinite(
-            total_variation
-        ):  # an average would never forget it
-            return
+        if not self.is_learning or not math.isfinite(total_variation):
+            return  # an average would never forget it
         with self._lock:
             score = 1.0 - total_variation
             known = self._similarity.get(pair, score)

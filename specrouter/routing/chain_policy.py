@@ -19,8 +19,7 @@ from specrouter.cycle import DraftShape
 from specrouter.profile.cycle_times import Workload
 from specrouter.profile.prediction import Limits
 from specrouter.profile.snapshot import PerformanceSnapshot
-from specrouter.request.params import Chain
-from specrouter.slo.tree_shape import fitting_width
+from specrouter.request.params import MAX_TREE_TOKENS, Chain
 from specrouter.view import ChainDecision, EngineView
 
 DEFAULT_DEPTH = 4  # of drafts, where neither the configuration nor a request says
@@ -100,6 +99,11 @@ class RequestDepth:
     levels: int
     together: int
     memory: Any = None
+
+
+def fitting_width(depth: int, width: int) -> int:
+    """The width, or the most with which a tree of this depth stays within MAX_TREE_TOKENS."""
+    return max(1, min(width, MAX_TREE_TOKENS // depth))
 
 
 class ChainPolicy(ABC):

@@ -18,7 +18,7 @@ from specrouter.profile.snapshot import outcome_of
 from specrouter.request.params import Chain, Speculation
 from specrouter.request.spec import SpeculationOverride
 from specrouter.routing.catch_up import CycleCatchUp, Drafting, gain_ms
-from specrouter.routing.chain_policy import DEFAULT_DEPTH, Models, RequestDepth
+from specrouter.routing.chain_policy import DEFAULT_DEPTH, Models, RequestDepth, fitting_width
 from specrouter.routing.cycle_budget import cut_to_budget
 from specrouter.routing.decisions import INTERVAL, CycleDecisions, workload_of
 from specrouter.routing.route import Asked, Prefill, Route, by_what_they_ask, nodes_of, route_ms
@@ -27,7 +27,6 @@ from specrouter.slo.admission import Admission
 from specrouter.slo.cycle_shape import Beside
 from specrouter.slo.node_selection import Progress
 from specrouter.slo.tree_planner import TreePlanner, cycle_cost
-from specrouter.slo.tree_shape import fitting_width
 from specrouter.view import SCHEDULED, ChainDecision, EngineView, Override, RequestView
 
 Ints = NDArray[np.int64]
@@ -152,7 +151,7 @@ class CycleRoutes:
             route = self._route(key, option, decision, cap)
             self.members.setdefault(route, []).extend(rows)
             is_cut = cap is not None and cap < option.shape.depth
-            is_reshaped = len(option.chain) > 1 and (self.trees.reshapes or is_cut)
+            is_reshaped = len(option.chain) > 1 and (self.trees.selection.reshapes or is_cut)
             if (option.plain_ms or decided is not None) and not is_reshaped:
                 self.predicted[route] = option
             held = held.union(option.chain)

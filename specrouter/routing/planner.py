@@ -31,6 +31,7 @@ from specrouter.routing.shadow_policy import next_shadow_evaluation
 from specrouter.slo.admission import Admission
 from specrouter.slo.node_selection import Progress
 from specrouter.slo.tree_planner import TreePlanner, cycle_cost
+from specrouter.slo.value import needed_rates
 from specrouter.view import SCHEDULED, EngineView, RequestView, Standing
 
 Ints = NDArray[np.int64]
@@ -230,14 +231,13 @@ def progress_of(requests: Mapping[int, RequestView], waited: Mapping[int, int]) 
     """Of the decoding requests, by row."""
     rows = sorted(requests)
     ordered = [requests[row] for row in rows]
-    return Progress.made(
-        np.array(rows),
-        np.array([one.decode_ms for one in ordered]),
-        np.array([one.decoded for one in ordered]),
-        np.array([one.remaining for one in ordered]),
-        np.array([waited.get(one.id, 0) for one in ordered]),
-        np.array([_tpot_ms(one) for one in ordered]),
-    )
+    decode_ms = np.array([one.decode_ms for one in ordered])
+    decoded = np.array([one.decoded for one in ordered])
+    remaining = np.array([one.remaining for one in ordered])
+    tpot_ms = np.array([_tpot_ms(one) for one in ordered])
+    cycles = np.array([waited.get(one.id, 0) for one in ordered])
+    rates = needed_rates(decode_ms, decoded, remaining, tpot_ms)
+    return Progress(np.array(rows), decode_ms, decoded, cycles, tpot_ms, rates)
 
 
 def _tpot_ms(request: RequestView) -> float:

@@ -52,7 +52,7 @@ def candidate_chains(
 
 
 class ModelChainScheduler:
-    """Keeps the candidates; everything else comes with the snapshot.
+    """Keeps the candidates (`chain_policy.Candidates`); all else comes with the snapshot.
 
     Args:
         only_paths: trees of width 1 (`engine.exact: strict`).
@@ -158,7 +158,6 @@ class ModelChainScheduler:
         return OptionGrid(chain, snapshot, workload, limits).best()
 
     def fit(self, chain: Chain, held: Collection[str] = ()) -> bool:
-        """Whether a chain's models can be in memory beside those that are held there."""
         return self._fit_together(frozenset((*chain, *held)))
 
     def quoter(
@@ -182,13 +181,11 @@ class ModelChainScheduler:
         return [chain for chain in self.candidates if self.may_use(chain, models)]
 
     def smallest_pair(self) -> Chain:
-        """The smallest drafter that has weights; the target alone in a pool without one."""
         pairs = [
             chain for chain in self.candidates if len(chain) == 2 and self._parameters[chain[0]]
         ]
         return min(pairs, key=lambda chain: self._parameters[chain[0]], default=(self.target,))
 
     def usable(self, chain: Chain, models: Models) -> Chain:
-        """What of a configured chain may be used."""
         able = tuple(name for name in chain if name in models.available or name == self.target)
         return able if self.may_use(able, models) else (self.target,)

@@ -35,7 +35,6 @@ class CycleChoice:
 
     active: Bools
     option: Option | None
-    value: float = 0.0  # per millisecond
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ def choose_cycle(
         shape = replace(found.shape, nodes=max(1, round(found.shape.nodes * share)))
         cycle_ms = float(ms[row, who, entry])
         option = replace(found, shape=shape, cycle_ms=cycle_ms, plain_ms=0.0)
-    return CycleChoice(takes, option, float(total[row, who, entry]))
+    return CycleChoice(takes, option)
 
 
 def _numbers(rates: Floats, helped: Floats, waited: Ints) -> Ints:

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from specrouter.cycle import Candidates, DraftShape, TreeSelector
 from specrouter.profile.time_curve import ForwardTimes
 from specrouter.slo.tree_selection import CycleCost, global_greedy, most_valuable, whole
-from specrouter.slo.value import needed_rates
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -36,20 +35,6 @@ class Progress:
     waited: Ints  # cycles in a row that they have sat out
     tpot_ms: Floats  # NaN without an objective
     rates: Floats  # tokens per ms that are needed, see `needed_rates`
-
-    @classmethod
-    def made(
-        cls,
-        rows: Ints,
-        decode_ms: Floats,
-        decoded: Ints,
-        remaining: Ints,
-        waited: Ints,
-        tpot_ms: Floats,
-    ) -> Progress:
-        """With the rates that follow. `remaining`: tokens that each may still gain."""
-        rates = needed_rates(decode_ms, decoded, remaining, tpot_ms)
-        return cls(rows, decode_ms, decoded, waited, tpot_ms, rates)
 
     def at(self, rows: Ints) -> Ints:
         return np.searchsorted(self.rows, rows)

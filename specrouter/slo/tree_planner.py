@@ -54,11 +54,6 @@ class TreePlanner:
     def branching(self) -> tuple[int, ...] | None:
         return None if self._only_paths else self.selection.branching
 
-    @property
-    def reshapes(self) -> bool:
-        """Drafts are not of the shape that the scheduler chose and predicted."""
-        return self.selection.reshapes
-
     def choose(
         self,
         snapshot: PerformanceSnapshot,
@@ -81,7 +76,7 @@ class TreePlanner:
         return choose_cycle(snapshot, grid, progress.rates, progress.waited, beside)
 
     def _shaped(self, snapshot: PerformanceSnapshot, option: Option, requests: int) -> Option:
-        if not self.reshapes:
+        if not self.selection.reshapes:
             return option
         target = curve_of(snapshot, option.chain[-1], option.chain[-1])
         found = self.selection.shape(option.shape, target, requests, self.config.budget_tokens)

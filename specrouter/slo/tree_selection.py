@@ -6,7 +6,7 @@ chosen are trees: parents need not be known here. Worth is the chance that a nod
 verifier's walk, so a tree's worths sum to its expected accepted tokens (AdaServe, EuroSys '26,
 Theorem 3.1), and the likeliest nodes are the best ones (Appendix C).
 
-Budgets count nodes without the roots and are strict.
+Budgets count nodes without the roots and are strict. No tree has more than MAX_TREE_TOKENS.
 
 Pure functions over all requests at once. How many nodes may be spent, what a cycle takes and what
 worth is come from elsewhere.
@@ -66,9 +66,7 @@ class CycleCost:
         return replace(self, ms=self.ms[aside:], filled=filled)
 
 
-def most_valuable(
-    candidates: Candidates, rates: Floats, cost: CycleCost, most: int = MAX_TREE_TOKENS
-) -> Bools:
+def most_valuable(candidates: Candidates, rates: Floats, cost: CycleCost) -> Bools:
     """[B, W] both phases under the budget that is worth most: the default.
 
     In the first phase those are served first whose objective needs least, which puts the most
@@ -81,8 +79,8 @@ def most_valuable(
         rates: [B] of `needed_rates`.
     """
     batch, free = len(rates), rates == 0.0
-    sums = running_sums(candidates.gains[:, :most])
-    limits = np.minimum(candidates.counts, most)
+    sums = running_sums(candidates.gains[:, :MAX_TREE_TOKENS])
+    limits = np.minimum(candidates.counts, MAX_TREE_TOKENS)
     budgets = _budgets(min(len(cost.ms) - 1, int(limits.sum())), cost.filled)
     ms = cost.ms[budgets][:, None]  # [G, 1]
     helped = attainable(rates, sums[:, -1] / ms)
@@ -90,7 +88,7 @@ def most_valuable(
     if not free.all():
         wanted = np.minimum(nodes_towards(sums, helped * ms), limits)
         taken = in_turn(wanted, np.argsort(rates, kind="stable"), budgets)
-    taken = topped_up(candidates, taken, budgets, most)
+    taken = topped_up(candidates, taken, budgets)
     tokens = sums[np.arange(batch), taken]
     total = value(tokens, helped, ms).sum(axis=1)
     if free.any() and not free.all():
@@ -100,18 +98,18 @@ def most_valuable(
     return candidates.best(taken[int(np.argmax(total))])
 
 
-def global_greedy(candidates: Candidates, budget_nodes: int, most: int = MAX_TREE_TOKENS) -> Bools:
+def global_greedy(candidates: Candidates, budget_nodes: int) -> Bools:
     """[B, W] the best nodes of all requests: AdaServe's ablation without the objectives' phase.
 
     A larger budget only adds nodes. Ties go to the shallower, then to the lower row and index.
     """
     none = np.zeros((1, len(candidates.counts)), dtype=np.int64)
-    return candidates.best(topped_up(candidates, none, np.array([budget_nodes]), most)[0])
+    return candidates.best(topped_up(candidates, none, np.array([budget_nodes]))[0])
 
 
-def whole(candidates: Candidates, most: int = MAX_TREE_TOKENS) -> Bools:
-    """[B, W] everything, of a larger tree its `most` best nodes: static trees and sequences."""
-    return candidates.best(np.minimum(candidates.counts, most))
+def whole(candidates: Candidates) -> Bools:
+    """[B, W] everything, of too large a tree its best nodes: static trees and sequences."""
+    return candidates.best(np.minimum(candidates.counts, MAX_TREE_TOKENS))
 
 
 def running_sums(gains: Floats, root_credit: float = 1.0) -> Floats:
@@ -135,9 +133,10 @@ def in_turn(wanted: Ints, turns: Ints, budgets: Ints) -> Ints:
     return taken
 
 
-def topped_up(candidates: Candidates, taken: Ints, budgets: Ints, most: int) -> Ints:
+def topped_up(candidates: Candidates, taken: Ints, budgets: Ints) -> Ints:
     """[G, B] nodes of each row once what is left of each budget goes to the best of all rows."""
-    gains, levels = candidates.gains[:, :most], candidates.levels[:, :most]
+    gains = candidates.gains[:, :MAX_TREE_TOKENS]
+    levels = candidates.levels[:, :MAX_TREE_TOKENS]
     most_nodes = max(0, int(budgets.max()))
     best = np.lexsort((levels.ravel(), -gains.ravel()))[:most_nodes]
     best = best[gains.ravel()[best] > 0.0]

@@ -26,9 +26,6 @@ LLAMA = Cell("adaserve-llama70b", "adaserve", "vllm", 4.4, 12)
 CODER = Cell("slos-serve-opt-6.7b", "Coder", "slo", 2.0, 12, acceptance=0.7)
 
 
-# Cells
-
-
 ROUTED = replace(CODER, replicas=2, routing="slo")
 
 
@@ -120,9 +117,6 @@ def test_sarathi_has_the_largest_batch_within_the_tightest_tpot() -> None:
     assert max(one for one in worst if one is not None) <= 50.0 * (1.0 + 1e-9)
 
 
-# Sweeps
-
-
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[Cell]:
     ran: list[Cell] = []
@@ -163,9 +157,6 @@ def test_several_processes_find_the_same(tmp_path: Path) -> None:
     cells = [LLAMA, replace(LLAMA, policy="sarathi")]
     alone = sweep.run_sweep(cells, tmp_path / "one.jsonl", 1)
     assert sweep.run_sweep(cells, tmp_path / "two.jsonl", 2) == alone
-
-
-# Figures
 
 
 @pytest.mark.parametrize("figure", FIGURES.values(), ids=list(FIGURES))

@@ -7,13 +7,13 @@ import pytest
 from research.policies.paper import PAPER, predict_paper
 from specrouter.config import SchedulerConfig, TreesConfig
 from specrouter.config.policies import CHAIN_POLICIES
+from specrouter.cycle import DraftShape
 from specrouter.profile.acceptance import UNTRIED_ALPHA
-from specrouter.routing.chain_policy import Models
 from specrouter.slo.node_selection import WHOLE
 from specrouter.slo.tree_planner import selection_of
-from specrouter.view import SCHEDULED, Override
 from tests.specrouter.predictions import NAMES, PAIR, TRIPLE, flat, rising, snapshot
-from tests.specrouter.routing.test_scheduler import ALONE, ONE, TWIN, all_pairs, choose, scheduler
+from tests.specrouter.routing.test_planner import ALONE, TWIN
+from tests.specrouter.routing.test_scheduler import all_pairs, choose, scheduler
 
 
 def test_the_papers_cost_is_equation_7() -> None:
@@ -68,21 +68,7 @@ def test_it_takes_the_least_of_its_formula_and_rejects_hard() -> None:
     known = snapshot(times, similarity=similarity | {TWIN: 0.99})
     mine = frozenset({"small", "twin"})
     decision = choose(known, "paper", available=mine, depth=2)
-    assert decision.chain == TWIN
+    assert (decision.chain, decision.shape) == (TWIN, DraftShape(2, 1))
     assert decision.hard_rejection
     assert decision.predicted_ms[TWIN] == min(decision.predicted_ms.values())
     assert not choose(known).hard_rejection
-
-
-def test_an_override_of_depth_or_width_replaces_the_configured_one() -> None:
-    known = snapshot({"small": flat(1.0), "big": flat(100.0)}, {PAIR: 0.8})
-    fixed, mine = scheduler("paper", depth=4, width=2), frozenset({"small"})
-
-    def shape(asked: Override = SCHEDULED) -> tuple[int, int]:
-        decision = fixed.choose(known, ONE, Models(mine), None, asked)
-        return decision.shape.depth, decision.shape.width
-
-    assert shape() == (4, 2)
-    assert shape((6, None)) == (6, 2)
-    assert shape((None, 3)) == (4, 3)
-    assert shape((16, 8)) == (16, 4)  # as wide as a tree of that depth may be

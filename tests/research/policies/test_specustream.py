@@ -124,9 +124,6 @@ def test_the_load_is_the_share_of_rows_and_the_throughput_that_of_all() -> None:
     assert len(seen) == 3
 
 
-# In a configuration
-
-
 @pytest.mark.parametrize("policy", ["specustream", "specustream-fixed"])
 def test_streamed_drafts_are_paths_of_any_chain(policy: str) -> None:
     published = f"research.policies:{policy.replace('-', '_').upper()}"

@@ -6,19 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from research.sim.baseline_admission import decode_first, prefill_first
-from specrouter.view import EngineView, RequestView
-from tests.specrouter.predictions import ALL, flat, snapshot
+from specrouter.view import RequestView
+from tests.specrouter.slo.test_admission import view
 
-KNOWN = snapshot({"big": flat(10.0)})
 lengths = st.lists(st.integers(0, 60), max_size=8)
 
 
 def request(number: int, left: int = 0, **others: Any) -> RequestView:
     return RequestView(number, number, 0.0, left + 21, left, 20, 20, **others)
-
-
-def view(waiting: list[RequestView], running: list[RequestView], rows: int = 8) -> EngineView:
-    return EngineView(1, 0.0, tuple(running), tuple(waiting), rows, None, ALL, ALL, KNOWN)
 
 
 def decoding(count: int) -> list[RequestView]:

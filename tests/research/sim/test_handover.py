@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from research.policies.slos_serve import slos_serve
 from research.sim.handover import HandOver, after_arrival, hand_over
 from specrouter.slo.serve.pacing import Autoregressive
@@ -43,17 +45,13 @@ def test_after_so_many_hops_it_is_best_effort_at_the_first_or_declined() -> None
 
 def test_more_replicas_attain_more_of_a_burst() -> None:
     def served(count: int) -> int:
-        replicas = [IDLE] * count
-        taken = 0
+        replicas, taken = [IDLE] * count, 0
         for number in range(12):
             found = hand_over(asked(number), replicas, number, attainable, count - 1)
             if found.replica is not None and not found.is_best_effort:
                 taken += 1
-                held = asked(number)
-                running = request(number, left=800, row=number, tpot_ms=50.0, ttft_ms=250.0)
-                assert held.id == running.id
-                seen = replicas[found.replica]
-                replicas[found.replica] = view([], [*seen.running, running])
+                running = [*replicas[found.replica].running, replace(asked(number), row=number)]
+                replicas[found.replica] = view([], running)
         return taken
 
     assert 0 < served(1) < served(2) < served(4)

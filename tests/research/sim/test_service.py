@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -63,9 +63,6 @@ def run(
     simulated = service(acceptance, **settings)
     simulated.use(policy)
     return replay(requests, simulated, simulated)
-
-
-# Time
 
 
 def test_a_request_alone_on_the_target_takes_the_time_of_its_passes() -> None:
@@ -271,9 +268,6 @@ def test_of_several_models_the_scheduler_chooses_the_chain() -> None:
     assert (found.answer.acceptance_length or 0.0) > 3.0
 
 
-# What other policies and machines plug in
-
-
 def test_a_policy_may_take_rows_back_and_texts_go_on_where_they_were() -> None:
     given_up: list[int] = []
     usual = fcfs(CHUNK)
@@ -342,40 +336,6 @@ def test_a_policy_may_pause_requests_and_decline_their_objectives() -> None:
     assert [one.declined for one in seen[1].running] == [False, True]
 
 
-@dataclass(frozen=True)
-class Linear:
-    """Milliseconds of a forward: k1 * tokens + b."""
-
-    k1: float
-    b: float
-
-    def at(self, tokens: float, attended: float = 0.0) -> float:
-        return self.k1 * tokens + self.b
-
-    def many(self, tokens: Any, attended: Any = 0.0) -> Any:
-        return self.k1 * np.asarray(tokens, dtype=np.float64) + self.b
-
-    def tokens_within(self, ms: float, attended: float = 0.0, slots: float = 0.0) -> float:
-        return max(0.0, (ms - self.b) // self.k1)
-
-    def filled(self, tokens: Any) -> Any:
-        return tokens
-
-    def scaled(self, factor: float) -> Linear:
-        return Linear(self.k1 * factor, self.b * factor)
-
-
-@pytest.mark.parametrize("policy", ["goodput", "adaserve", "global-greedy"])
-def test_times_may_have_another_form(policy: str) -> None:
-    times = {"small": Linear(0.001, 0.5), "big": Linear(0.1, 20.0)}
-    machine = Machine("big", times, {"small": 1, "big": 100}, CHUNK, ROWS)
-    simulated = SimulatedService(machine, 0.8, TreesConfig())
-    simulated.use(policy)
-    [found] = replay([request(tokens=60, objective_ms=15.0)], simulated, simulated)
-    assert found.answer.ttft_ms == pytest.approx(20.8)
-    assert found.is_attained
-
-
 def test_the_first_token_is_judged() -> None:
     load = [replace(request(0.0, 40, 8), ttft_ms=limit) for limit in (50.0, 500.0)]
     assert [run("target-only", [one])[0].is_attained for one in load] == [False, True]
@@ -411,13 +371,3 @@ def test_an_engine_that_learns_comes_near_one_that_knows(policy: str) -> None:
     assert [one.answer.tokens for one in found] == [64] * 12
     took, at_best = (sum(one.answer.tpot_ms or 0.0 for one in each) for each in (found, known))
     assert took < 1.25 * at_best
-
-
-# The command
-
-
-def test_what_does_not_end_in_time_is_cancelled() -> None:
-    simulated = service()
-    [outcome] = replay([request(tokens=100)], simulated, simulated, drain_s=0.5)
-    assert outcome.answer.error == "cancelled"
-    assert 0 < outcome.answer.tokens < 100

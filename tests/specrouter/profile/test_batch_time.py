@@ -1,6 +1,5 @@
 """Times of batches, and their inverses."""
 
-import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -85,26 +84,3 @@ def test_a_curve_adds_drafting_steps_and_the_work_around() -> None:
     assert times.tokens_within(37.0, steps=3) == 21
     assert CurveTime(flat(10.0)).tokens_within(10.0) == MOST_TOKENS
     assert CurveTime(flat(10.0)).tokens_within(9.9) == 0
-
-
-@pytest.mark.parametrize("times", [OPT_7B, OPT_13B])
-def test_a_regression_finds_the_terms_that_made_the_times(times: RooflineTime) -> None:
-    tokens, steps = (each.ravel() for each in np.mgrid[16:2048:64, 0:11])
-    ms = [times.ms(*each) for each in zip(tokens.tolist(), steps.tolist(), strict=True)]
-    found = RooflineTime.fitted(tokens.tolist(), steps.tolist(), ms)
-    errors = [
-        found.ms(*each) / took - 1.0
-        for each, took in zip(zip(tokens, steps, strict=True), ms, strict=True)
-    ]
-    assert float(np.abs(errors).max()) < 0.01
-
-
-def test_a_regression_bears_noise_and_never_finds_times_that_fall() -> None:
-    draws = np.random.default_rng(3)
-    tokens, steps = draws.integers(1, 1500, 300), draws.integers(0, 9, 300)
-    exact = [OPT_7B.ms(*each) for each in zip(tokens.tolist(), steps.tolist(), strict=True)]
-    ms = np.array(exact) * draws.lognormal(0.0, 0.05, 300)
-    found = RooflineTime.fitted(tokens.tolist(), steps.tolist(), ms.tolist())
-    again = [found.ms(*each) for each in zip(tokens.tolist(), steps.tolist(), strict=True)]
-    assert float(np.median(np.abs(np.array(again) / exact - 1.0))) < 0.02
-    assert min(min(term) for term in found.terms) >= 0.0

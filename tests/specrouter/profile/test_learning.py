@@ -59,23 +59,22 @@ def test_a_regular_cycle_tells_its_time_and_the_tokens_beyond_the_targets_own() 
 def test_a_cycle_in_which_nobody_drafts_is_of_another_stage() -> None:
     alone = group(0, chain=("big",), predicted=None)
     seen = learned(CyclePlan([alone], NOBODY, NOBODY), CycleResult(commits(1)))
-    assert seen.cycles == [(32.0, 1, 1, "cycle")]
-    assert seen.outcomes == []
+    assert (seen.cycles, seen.outcomes) == ([(32.0, 1, 1, "cycle")], [])
+    only_prompts = learned(CyclePlan([], NOBODY, NOBODY), CycleResult([]))
+    assert only_prompts.cycles == [(32.0, 0, 0, None)]
+
+
+FAILED = [ModelFailure("small", RuntimeError())]
 
 
 @pytest.mark.parametrize(
     "result",
-    [
-        CycleResult(commits(3), is_regular=False),
-        CycleResult(commits(3), failures=[ModelFailure("small", RuntimeError())]),
-        CycleResult(commits(3), selection_failed=True, is_regular=False),
-    ],
-    ids=["irregular", "a failure", "no selection"],
+    [CycleResult(commits(3), is_regular=False), CycleResult(commits(3), failures=FAILED)],
+    ids=["irregular", "a failure"],
 )
 def test_an_irregular_cycle_counts_and_teaches_nothing(result: CycleResult) -> None:
     seen = learned(CyclePlan([group(0)], NOBODY, NOBODY), result)
-    assert seen.cycles == [(32.0, 3, 1, None)]
-    assert seen.outcomes == []
+    assert (seen.cycles, seen.outcomes) == ([(32.0, 3, 1, None)], [])
 
 
 def test_prompts_beside_it_leave_nothing_to_learn() -> None:

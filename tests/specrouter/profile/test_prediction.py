@@ -33,9 +33,6 @@ def best(
     return OptionGrid(chain, known, workload, limits).best()
 
 
-# A drafter without weights
-
-
 def test_steps_without_a_model_rank_no_vocabulary() -> None:
     stages = {"draft": rising(3.0)}
     known = snapshot({"small": rising(0.1, 0.1), "big": flat(10.0)}, {PAIR: 0.5}, stages=stages)
@@ -43,9 +40,6 @@ def test_steps_without_a_model_rank_no_vocabulary() -> None:
     three = replace(ONE, requests=3)
     assert best(PAIR, known, workload=three).levels_ms > 4 * 3.0
     assert best(PAIR, ngram, workload=three).levels_ms == pytest.approx(4 * 0.3)
-
-
-# The target alone
 
 
 def test_the_target_alone_costs_its_curve_at_the_number_of_requests() -> None:
@@ -64,9 +58,6 @@ def test_attention_costs_by_the_slots_that_it_reads() -> None:
     known = snapshot({"big": TimeCurve(((1, 10.0), (64, 10.0)), slope_ms_per_million=1e4)})
     # 3 queries over 200 slots each, 10 us a pair; reading each row is worth 1.6 queries.
     assert target_only(known, Workload(3, slots=200), "big").cycle_ms == pytest.approx(25.6)
-
-
-# Pairs
 
 
 def test_a_pair_costs_its_drafts_and_one_verification() -> None:
@@ -159,9 +150,6 @@ def test_greedy_and_sampled_requests_have_rates_of_their_own() -> None:
     assert greedy.tokens > best(PAIR, known).tokens == pytest.approx(HALVES)
 
 
-# Longer chains
-
-
 def triple(**others: float) -> PerformanceSnapshot:
     times = {"small": flat(1.0), "middle": rising(3.0), "big": rising(10.0)}
     return snapshot(times, {("small", "middle"): 0.5}, {("middle", "big"): 0.8}, **others)
@@ -193,9 +181,6 @@ def test_chains_with_an_intermediate_are_drafted_as_deep_as_others(depth: int) -
     grid = OptionGrid(TRIPLE, triple(), ONE, Limits(depth=depth))
     assert depth <= grid.best().shape.depth <= depth + 1  # the shape that stands for it
     assert np.isfinite(grid.best().ms_per_token)
-
-
-# Catching up, and how predictions came out
 
 
 def test_catching_up_is_spread_over_the_tokens_that_are_left() -> None:
@@ -256,14 +241,13 @@ def test_a_prediction_like_an_option_is_its_own(chain: Chain) -> None:
 def test_there_is_no_prediction_like_an_option_that_is_not_allowed() -> None:
     known = triple()
     option = best(PAIR, known)
-    assert OptionGrid(PAIR, known, ONE, Limits(depth=2)).like(option) is None
-    assert OptionGrid(PAIR, known, ONE, Limits(nodes=3)).like(option) is None
-    assert (
-        OptionGrid(PAIR, known, ONE, Limits()).like(
-            replace(option, shape=replace(option.shape, depth=7))
-        )
-        is None
-    )
+    deep = replace(option, shape=replace(option.shape, depth=7))
+    for limits, wanted in (
+        (Limits(depth=2), option),
+        (Limits(nodes=3), option),
+        (Limits(), deep),
+    ):
+        assert OptionGrid(PAIR, known, ONE, limits).like(wanted) is None
 
 
 @given(
@@ -281,16 +265,6 @@ def test_expected_tokens_rise_with_the_nodes_and_stay_within_bounds(
     assert (grid.tokens >= 1.0).all()
     assert (grid.tokens <= 1.0 + grid.nodes + 1e-9).all()
     assert (grid.ms_per_token > 0.0).all()
-
-
-# One cycle among others, see test_cycle_choice
-
-PLAIN = snapshot({"small": flat(1.0), "big": rising(10.0)}, {PAIR: 0.5})
-FOUR = Workload(4)
-
-
-def pair_grid(known: PerformanceSnapshot = PLAIN, workload: Workload = FOUR) -> OptionGrid:
-    return OptionGrid(PAIR, known, workload, Limits())
 
 
 def test_a_verification_reads_judged_places_and_prompts_but_judges_only_the_places() -> None:
@@ -313,8 +287,6 @@ def test_rows_beside_those_that_are_predicted_are_paid_for_too() -> None:
         alone = verification_ms(known, Workload(requests), "big", alike, 20)
         assert found[row] == pytest.approx(alone)
 
-
-# The menu
 
 DOMINANCE_TOKENS = 0.01  # that an option on the menu may be worse than one that is not
 
@@ -348,7 +320,8 @@ def test_the_menu_holds_the_best_option_of_every_size_however_dear_levels_are(
 
 
 def test_what_is_on_the_menu_stands_in_the_grid() -> None:
-    grid = pair_grid()
+    known = snapshot({"small": flat(1.0), "big": rising(10.0)}, {PAIR: 0.5})
+    grid = OptionGrid(PAIR, known, Workload(4), Limits())
     menu = grid.menu
     assert grid.allowed[menu.rows, menu.columns].all()
     assert len(menu.nodes) < grid.allowed.sum() / 4
@@ -359,16 +332,11 @@ def test_what_is_on_the_menu_stands_in_the_grid() -> None:
         assert (option.shape.nodes, option.tokens, option.levels_ms) == (nodes, tokens, levels_ms)
         assert option.chain == PAIR
 
-
-def test_of_as_many_nodes_no_option_on_the_menu_is_both_dearer_and_worse() -> None:
-    menu = pair_grid().menu
+    # And of as many nodes none is both dearer and worse.
     for size in set(menu.nodes.tolist()):
         ordered = np.argsort(menu.levels_ms[menu.nodes == size])
         assert (np.diff(menu.levels_ms[menu.nodes == size][ordered]) > 0).all()
         assert (np.diff(menu.tokens[menu.nodes == size][ordered]) > 0).all()
-
-
-# What is not known yet
 
 
 def test_an_untried_model_is_assumed_to_cost_its_share_of_the_targets_time() -> None:

@@ -131,11 +131,8 @@ def test_chains_share_what_a_model_may_read_in_a_cycle() -> None:
 
 
 def test_rows_are_read_for_though_nobody_drafts_in_a_cycle() -> None:
-    drafts, later, alone = (
-        Option(PAIR, DraftShape(4, 2)),
-        Option(PAIR, DraftShape(3)),
-        Option(("big",)),
-    )
+    drafts, later = Option(PAIR, DraftShape(4, 2)), Option(PAIR, DraftShape(3))
+    alone = Option(("big",))
     found = Drafting(able=frozenset({0, 1}), reads=frozenset({1, 2}))
     assert found.options(range(4), drafts, later, alone) == {
         **dict.fromkeys((0, 1, 2), drafts),

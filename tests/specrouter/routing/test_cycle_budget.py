@@ -56,6 +56,10 @@ def within(made: Planned, nodes: int | None, ms: float | None) -> Plan:
     return made.planner.plan(view, Admission(budget_nodes=nodes, budget_ms=ms))
 
 
+def route_of(group: ChainGroup) -> Route:
+    return Route(group.chain, group.shape, branching=group.branching)
+
+
 def verified(plan: Plan, seed: int = 0) -> int:
     """Nodes of the plan's cycle, whatever the candidates are worth."""
     draws = np.random.default_rng(seed)
@@ -64,8 +68,7 @@ def verified(plan: Plan, seed: int = 0) -> int:
         if group.leaves_choice:
             open_groups.append(group)
         elif len(group.chain) > 1:
-            route = Route(group.chain, group.shape, branching=group.branching)
-            aside += len(group.rows) * (nodes_of(route) + len(group.chain) - 2)
+            aside += len(group.rows) * (nodes_of(route_of(group)) + len(group.chain) - 2)
     if not open_groups:
         return aside
     assert plan.selector is not None
@@ -102,12 +105,7 @@ def test_a_cycle_that_drafts_is_predicted_to_end_in_time(how: str, ms: float, co
         return
     work = Workload(count, 256)
     levels_ms = sum(
-        route_ms(
-            GOOD,
-            Workload(len(group.rows), 256),
-            Route(group.chain, group.shape, branching=group.branching),
-        )
-        for group in drafting
+        route_ms(GOOD, Workload(len(group.rows), 256), route_of(group)) for group in drafting
     )
     places = np.array([count + verified(plan)])
     assert levels_ms + float(verification_ms(GOOD, work, "big", places)[0]) <= ms * 1.02 + 0.5

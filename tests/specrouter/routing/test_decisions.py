@@ -1,6 +1,7 @@
 """When a decision is made anew, and what a switch leaves behind."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from specrouter.config import SchedulerConfig
 from specrouter.profile.snapshot import PerformanceSnapshot
+from specrouter.request.params import Chain
 from specrouter.routing.catch_up import CycleCatchUp
 from specrouter.routing.chain_policy import Models
 from specrouter.routing.decisions import (
@@ -19,29 +21,13 @@ from specrouter.routing.decisions import (
 )
 from specrouter.routing.scheduler import ModelChainScheduler
 from specrouter.view import SCHEDULED, EngineView, RequestView, Standing
-from tests.specrouter.predictions import ALL, NAMES, PAIR, PARAMETERS, flat, rising, snapshot
-
-TWIN = ("twin", "big")
-TIMES = {"small": flat(1.0), "twin": flat(1.0), "middle": flat(90.0), "big": rising(50.0)}
-GOOD = snapshot(TIMES, {PAIR: 0.6, TWIN: 0.3})
-TURNED = snapshot(TIMES, {PAIR: 0.3, TWIN: 0.6})
-LATE = 1000  # a cycle in which decisions are not so frequent any more
+from tests.specrouter.predictions import ALL, NAMES, PAIR, PARAMETERS
+from tests.specrouter.routing.test_planner import GOOD, LATE, TURNED, TWIN
 
 
 def request(row: int, sampled: bool = True, slots: int = 128, remaining: int = 64) -> RequestView:
-    return RequestView(
-        row,
-        0.0,
-        0.0,
-        256,
-        0,
-        remaining,
-        128,
-        row,
-        sampled=sampled,
-        slots=slots,
-        missed={"small": 1},
-    )
+    others: dict[str, Any] = {"sampled": sampled, "slots": slots, "missed": {"small": 1}}
+    return RequestView(row, 0.0, 0.0, 256, 0, remaining, 128, row, **others)
 
 
 class Decided:
@@ -55,7 +41,7 @@ class Decided:
 
     def at(
         self, cycle: int, known: PerformanceSnapshot, requests: int = 4, reading: int = 0
-    ) -> tuple[str, ...]:
+    ) -> Chain:
         by_row = {row: request(row) for row in range(requests)}
         views = tuple(by_row.values())
         view = EngineView(cycle, 0.0, views, (), 0, None, ALL, ALL, known, self.standing)
@@ -64,6 +50,7 @@ class Decided:
         chosen = decisions.decide(SCHEDULED, by_row, Models(ALL))
         self.standing = replace(self.standing, in_use=decisions.in_use)
         self.records += len(decisions.records)
+        self.chosen = chosen
         return chosen.chain
 
     def settled(self) -> "Decided":
@@ -100,8 +87,8 @@ def test_a_shadow_evaluation_makes_it_due() -> None:
     assert decided.at(LATE + 1, TURNED) == TWIN
 
 
-def test_the_paper_s_policy_decides_every_cycle() -> None:
-    decided = Decided("paper").settled()
+def test_a_policy_may_decide_every_cycle() -> None:
+    decided = Decided("tests.specrouter.own_policies:HARDLY_REJECTING").settled()
     in_use = decided.standing.in_use[SCHEDULED]
     decided.at(LATE + 1, GOOD)
     assert decided.standing.in_use[SCHEDULED].cycle == in_use.cycle + 1
@@ -121,7 +108,12 @@ def test_what_was_put_away_is_due_and_knows_its_chain() -> None:
     decided.standing = put_away(decided.standing)
     assert decided.standing.chain(SCHEDULED) == PAIR
     assert not decided.standing.in_use[SCHEDULED].decision.grids
+    away = decided.standing
     assert decided.at(LATE + 1, TURNED) == TWIN
+    decided.standing = away
+    assert decided.at(LATE + 1, GOOD) == PAIR
+    assert decided.chosen.reason.startswith("kept"), "not the first decision"
+    assert decided.chosen.grids
 
 
 @given(st.lists(st.booleans(), max_size=12))

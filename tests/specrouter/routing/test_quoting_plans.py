@@ -14,10 +14,10 @@ from specrouter.routing.scheduler import ModelChainScheduler
 from specrouter.slo.admission import Admission
 from specrouter.slo.tree_planner import TreePlanner, selection_of
 from specrouter.view import EngineView, RequestView
-from tests.specrouter.predictions import ALL, NAMES, PARAMETERS, flat, rising, snapshot
+from tests.specrouter.predictions import ALL, NAMES, PARAMETERS, snapshot
+from tests.specrouter.routing.test_planner import TIMES
 
 SIZES = {"suffix": 0, **PARAMETERS}
-TIMES = {"small": flat(1.0), "twin": flat(1.0), "middle": flat(90.0), "big": rising(50.0)}
 
 
 def plan(alpha: float, trees: TreesConfig | None = None, **settings: Any) -> Plan:

@@ -1,7 +1,6 @@
 """Which chain and which trees follow from what is known."""
 
 import itertools
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +12,8 @@ from specrouter.cycle import DraftShape
 from specrouter.profile.cycle_times import Workload, curve_of
 from specrouter.profile.snapshot import Pair, PerformanceSnapshot
 from specrouter.request.params import MAX_TREE_TOKENS, Chain
-from specrouter.routing.chain_policy import Models
+from specrouter.routing.chain_policy import Models, fitting_width
 from specrouter.routing.scheduler import ModelChainScheduler, candidate_chains
-from specrouter.slo.tree_shape import fitting_width
 from specrouter.view import SCHEDULED, ChainDecision, Override
 from tests.specrouter.predictions import (
     ALL,
@@ -27,11 +25,9 @@ from tests.specrouter.predictions import (
     rising,
     snapshot,
 )
+from tests.specrouter.routing.test_planner import ALONE, TIMES, TWIN
 
 ONE = Workload(1)
-ALONE: Chain = ("big",)
-TWIN = ("twin", "big")
-STALE = 10_000  # cycles
 
 
 def scheduler(policy: str = "adaptive", **settings: Any) -> ModelChainScheduler:
@@ -56,33 +52,17 @@ def all_pairs(value: float) -> dict[Pair, float]:
 
 def two_pairs(twin_alpha: float, **others: Any) -> PerformanceSnapshot:
     """Two drafters that differ in nothing but what is accepted of them; the middle is useless."""
-    times = {"small": flat(1.0), "twin": flat(1.0), "middle": flat(90.0), "big": rising(50.0)}
     alpha = all_pairs(0.05) | {PAIR: 0.6, TWIN: twin_alpha}
-    return snapshot(times, alpha=alpha, **others)
+    return snapshot(TIMES, alpha=alpha, **others)
 
 
-# Candidates
-
-
-def test_every_candidate_ends_in_the_target_and_the_target_alone_is_one() -> None:
+def test_candidates_are_chains_of_rising_size_that_end_in_the_target() -> None:
+    """Models of equal size never verify each other."""
+    pairs = [(name, "big") for name in NAMES[:-1]]
     chains = candidate_chains(NAMES, PARAMETERS, "big")
-    assert ALONE in chains
-    assert all(chain[-1] == "big" for chain in chains)
-    assert TRIPLE in chains
-    assert len(set(chains)) == len(chains) == 6
-
-
-def test_models_of_equal_size_never_verify_each_other() -> None:
-    for chain in candidate_chains(NAMES, PARAMETERS, "big"):
-        assert not {"small", "twin"} <= set(chain)
-        sizes = [PARAMETERS[name] for name in chain[:-1]]
-        assert all(a < b for a, b in itertools.pairwise(sizes))
-
-
-def test_the_smallest_model_may_be_the_target() -> None:
-    chains = candidate_chains(NAMES, PARAMETERS, "small")
-    assert ("small",) in chains
-    assert ("middle", "small") in chains
+    assert sorted(chains) == sorted([ALONE, *pairs, TRIPLE, ("twin", "middle", "big")])
+    of_the_smallest = candidate_chains(NAMES, PARAMETERS, "small")
+    assert {("small",), ("middle", "small")} < set(of_the_smallest)
 
 
 MANY = tuple(f"m{size}" for size in range(1, 13))
@@ -139,9 +119,6 @@ def test_of_few_drafters_every_chain_is_looked_at() -> None:
     assert len(many.choose(known, ONE, Models(few)).predicted_ms) == 1 + 4 + 6
 
 
-# What is chosen
-
-
 def test_the_fastest_prediction_is_chosen_and_the_others_are_its_alternatives() -> None:
     decision = choose(two_pairs(0.7))
     assert decision.chain == TWIN
@@ -189,12 +166,9 @@ def test_the_target_decodes_alone_where_drafts_are_random() -> None:
 
 
 def test_more_requests_make_smaller_trees() -> None:
-    known = snapshot({"small": flat(0.5), "big": rising(50.0)}, {PAIR: 0.8})
-    sizes = []
-    for requests in (1, 8, 32):
-        decision = choose(known, workload=Workload(requests), available=frozenset({"small"}))
-        sizes.append(decision.shape.nodes)
-    assert sizes[0] > sizes[1] > sizes[2]
+    known, mine = snapshot({"small": flat(0.5), "big": rising(50.0)}, {PAIR: 0.8}), {"small"}
+    found = [choose(known, workload=Workload(n), available=frozenset(mine)) for n in (1, 8, 32)]
+    assert found[0].shape.nodes > found[1].shape.nodes > found[2].shape.nodes
 
 
 def test_models_that_are_not_available_are_passed_over() -> None:
@@ -225,9 +199,6 @@ def test_a_decision_carries_the_grid_of_every_chain_that_drafts() -> None:
     assert set(choose(two_pairs(0.7), available=frozenset({"small"})).grids) == {PAIR}
 
 
-# What has room in memory at once
-
-
 def limited(most: int, policy: str = "adaptive", **settings: Any) -> ModelChainScheduler:
     """In a pool that holds so many models."""
     config = SchedulerConfig.model_validate({"policy": policy, **settings})
@@ -249,9 +220,6 @@ def test_a_configured_chain_that_has_no_room_is_refused() -> None:
     with pytest.raises(ConfigError, match="max_loaded_models") as caught:
         limited(2, "static", chain=TRIPLE)
     assert caught.value.field == "scheduler.chain"
-
-
-# Hysteresis
 
 
 def test_what_is_in_use_is_kept_while_nothing_is_faster_by_four_percent() -> None:
@@ -286,22 +254,14 @@ def test_what_is_in_use_is_left_when_one_of_its_models_is_quarantined() -> None:
     assert "small>big is not available" in decision.reason
 
 
-# Probes
-
-
-# Policies
-
-
 def test_the_static_policy_uses_its_chain_without_the_models_that_failed() -> None:
     known = snapshot({})
     static: dict[str, Any] = {"policy": "static", "chain": TRIPLE}
-    decision = choose(known, **static)
-    assert (decision.chain, decision.shape.depth, decision.shape.width) == (TRIPLE, 4, 1)
-    assert decision.shape.nodes == 0
+    assert choose(known, **static).route == (TRIPLE, DraftShape(4, 1, 0))
     assert choose(known, available=ALL - {"small"}, **static).chain == ("middle", "big")
 
 
-def test_the_smallest_drafter_has_weights() -> None:
+def test_the_smallest_drafter_has_weights_and_target_only_has_none() -> None:
     assert choose(snapshot({}), "smallest").chain == PAIR
     names, sizes = ("ngram", "middle", "big"), {"ngram": 0, "middle": 100, "big": 1000}
     config = SchedulerConfig(policy="smallest")
@@ -312,11 +272,9 @@ def test_the_smallest_drafter_has_weights() -> None:
 
     assert chain(*names) == ("middle", "big")
     assert chain("ngram", "big") == ALONE
-    assert choose(snapshot({}), "smallest", available=frozenset()).chain == ALONE
-
-
-def test_the_target_only_policy_never_speculates() -> None:
-    assert choose(snapshot({"big": flat(100.0)}), "target-only").chain == ALONE
+    for policy in ("smallest", "target-only"):
+        assert choose(snapshot({}), policy, available=frozenset()).chain == ALONE
+    assert choose(snapshot({}), "target-only").chain == ALONE
 
 
 @pytest.mark.parametrize(
@@ -340,17 +298,10 @@ def test_a_policy_of_ones_own_chooses_of_what_can_be_reached() -> None:
     known = snapshot({})
     decision = choose(known, own)
     assert (decision.chain, decision.shape) == (PAIR, DraftShape(4, 1))
-    asked = scheduler(own).choose(known, ONE, Models(ALL), None, (16, 8))
-    assert asked.shape == DraftShape(16, 4), "as wide as a tree of that depth may be"
-    assert choose(known, own, nodes=3).shape.nodes == 3
     assert choose(known, own, available=frozenset({"middle"})).chain == ("middle", "big")
-    assert choose(known, own, available=frozenset()).chain == ALONE
     assert limited(1, own).choose(known, ONE, Models(ALL)).chain == ALONE
-    deep = choose(known, "tests.specrouter.own_policies:EAGER")
-    assert deep.shape.depth == 6, "its default depth"
-
-
-# What a caller or the configuration fixes
+    deep = choose(known, "tests.specrouter.own_policies:EAGER", nodes=3)
+    assert deep.shape == DraftShape(6, 1, 3), "its default depth"
 
 
 @pytest.mark.parametrize("policy", ["adaptive", "static", "smallest"])
@@ -444,16 +395,6 @@ def test_every_tree_that_may_be_configured_is_used(depth: int, width: int) -> No
     decision = choose(known, available=frozenset({"small"}), depth=depth, width=width)
     assert decision.chain == PAIR
     assert decision.shape.depth >= depth
-
-
-@pytest.mark.parametrize("depth", [16, 4, 5])
-def test_chains_of_three_take_part_however_deep_drafts_are_to_be(depth: int) -> None:
-    decision = scheduler().choose(two_pairs(0.7), ONE, Models(ALL), None, (depth, None))
-    assert set(decision.predicted_ms) == set(scheduler().candidates)
-    assert all(map(math.isfinite, decision.predicted_ms.values()))
-
-
-# Quotations
 
 
 def test_a_drafter_without_weights_quotes_beside_any_chain_that_was_predicted() -> None:

@@ -70,8 +70,3 @@ def test_a_request_that_is_admitted_reads_in_the_same_cycle_after_those_that_run
     found = fcfs(8)(view([request(2, left=9)], [running]))
     assert found.admitted == (2,)
     assert found.chunks == {1: 6, 2: 2}
-
-
-def test_the_same_view_is_admitted_the_same() -> None:
-    one = view([request(2, left=9), request(3, 1.0)], [request(1, left=5, row=0)], 1, 64)
-    assert fcfs(8)(one) == fcfs(8)(one)

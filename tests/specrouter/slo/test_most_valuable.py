@@ -13,6 +13,7 @@ from specrouter.slo.tree_selection import CycleCost, global_greedy, most_valuabl
 from specrouter.slo.value import value
 from tests.pure import few
 from tests.specrouter.optimal_trees import ROOT, Forest, random_forest
+from tests.specrouter.slo.test_tree_planner import paths
 
 Floats = NDArray[np.float64]
 SEEDS = st.integers(0, 10_000)
@@ -22,11 +23,6 @@ STEPS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384)  # tokens of fi
 
 def cost(most: int = 400, first_ms: float = 20.0, each_ms: float = 0.5) -> CycleCost:
     return CycleCost(first_ms + each_ms * np.arange(most + 1.0), drafting_ms=2.0)
-
-
-def paths(*alphas: float, nodes: int = 8) -> Candidates:
-    worth = np.array(alphas)[:, None] ** np.arange(1.0, nodes + 1)
-    return Candidates(worth, np.broadcast_to(np.arange(1, nodes + 1), worth.shape))
 
 
 def rates_of(seed: int, count: int) -> Floats:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -132,9 +133,8 @@ def test_who_hangs_is_left_after_the_silence_and_comes_back() -> None:
     served(one, requests)
     moved = one.jobs[0]
     assert moved.moves == 1
-    later_s = (
-        next(at_s for at_s, _ in moved.served.sent.commits if at_s > 1.1) if moved.served else 0
-    )
+    commits = moved.served.sent.commits if moved.served else []
+    later_s = next(at_s for at_s, _ in commits if at_s > 1.1)
     assert 2.0 < later_s < 2.8, "silence of 1.5 s, since it spoke last"
     assert {job.first_place for job in one.jobs[2:]} == {"r0", "r1"}
 
@@ -199,20 +199,15 @@ def test_one_that_tells_a_third_of_its_times_is_found_out_and_sent_less() -> Non
 
 
 def test_full_queues_refuse_and_say_when() -> None:
-    small = SimulatedCluster(
-        {"r0": partial(_few_rows, 2)}, ClusterSettings(max_waiting=2, delays=NO_DELAYS)
-    )
+    def made() -> Replica:
+        small = SimulatedService(replace(MACHINE, max_requests=2), 0.7, TreesConfig())
+        small.use("vllm")
+        return SimulatedReplica(small)
+
+    small = cluster(1, make=made, max_waiting=2, delays=NO_DELAYS)
     requests = [LoadRequest(0.1 * at, "any", (0,) * 50, 40, 0.0, at) for at in range(12)]
     found = served(small, requests)
     refused = [one for one in found if one.answer.error == "refused"]
     assert len(refused) == len(small.refusals) > 0
     assert {one.because for one in small.refusals} == {"room"}
     assert all(one.answer.tokens == 40 for one in found if one.answer.error is None)
-
-
-def _few_rows(rows: int) -> Replica:
-    from dataclasses import replace
-
-    made = SimulatedService(replace(MACHINE, max_requests=rows), 0.7, TreesConfig())
-    made.use("vllm")
-    return SimulatedReplica(made)

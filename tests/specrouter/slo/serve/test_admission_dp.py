@@ -66,8 +66,9 @@ def is_feasible(prompts: Sequence[PromptDemand], room: Room, budget: PrefillBudg
     return all(each >= 0.0 for each in left) and bool(budget.holds(counts))
 
 
-def best_by_search(case: Case) -> int | None:
-    prompts, room, budget = case
+def best_by_search(
+    prompts: Sequence[PromptDemand], room: Room, budget: PrefillBudget
+) -> int | None:
     for chosen in subsets(prompts, room):
         if is_feasible(kept(prompts, chosen), room, budget):
             return len(chosen)
@@ -119,7 +120,7 @@ def cases(count: int, seed: int, grid_ms: float | None = None, tiers: int = 2) -
 def test_no_subset_is_larger_and_the_set_is_one_of_them() -> None:
     declining = 0
     for case in cases(few(2500), seed=1):
-        found, best = most_admitted(*case), best_by_search(case)
+        found, best = most_admitted(*case), best_by_search(*case)
         assert (found is None) == (best is None)
         if found is None or best is None:
             continue
@@ -136,14 +137,7 @@ def test_no_subset_is_larger_where_batches_speculate() -> None:
     for prompts, room, plain in cases(few(500), seed=2):
         budget = SpeculativeBudget(plain.times, plain.tiers_ms, 0.7, plain.idle_ms)
         found = most_admitted(prompts, room, budget)
-        best = next(
-            (
-                len(chosen)
-                for chosen in subsets(prompts, room)
-                if is_feasible(kept(prompts, chosen), room, budget)
-            ),
-            None,
-        )
+        best = best_by_search(prompts, room, budget)
         assert (None if found is None else len(found)) == best
 
 

@@ -114,12 +114,9 @@ def test_of_urgent_prompts_alone_no_larger_set_would_be_in_time(new: list[Prompt
     urgent = [replace(each, tpot_ms=np.inf) for each in new]
     pacing = Amortized(_Never(OPT_7B, 100.0), 10_000)
     found = pacing.choose(decoding(), urgent, ROOMY)
-    most = 0
     in_order = sorted(urgent, key=lambda each: each.deadline_ms)
-    for size in range(len(urgent) + 1):
-        for chosen in combinations(in_order, size):
-            if first_chunk(OPT_7B, 10_000, chosen) is not None:
-                most = size
+    sets = (each for size in range(len(urgent) + 1) for each in combinations(in_order, size))
+    most = max(len(each) for each in sets if first_chunk(OPT_7B, 10_000, each) is not None)
     assert len(found.admitted) <= most
     able = [each for each in urgent if each.deadline_ms < 10 * OPT_7B.ms(each.tokens)]
     if len({each.deadline_ms for each in urgent}) == 1 and len(able) == len(urgent):
@@ -137,8 +134,7 @@ def test_where_only_the_strict_batches_keep_all_in_time_they_are_kept_to(
     batch = PACING.batch(together, 0.0)
     assert (batch.ms, batch.tokens) == (strict.ms, strict.tokens)
     if new:
-        chunks = tuple(0 for _ in new)
-        kept = replace(batch, chunks=chunks)
+        kept = replace(batch, chunks=(0,) * len(new))
         reserved = PACING.reserved(together, kept)
         assert (reserved.paces_decoding, reserved.longest_ms) == (True, None)
         assert (reserved.lengths == kept.lengths).all()
@@ -179,7 +175,8 @@ def test_no_cycle_takes_longer_than_a_promised_prompt_allows() -> None:
     decode = [request(n, row=n, left=0, decoded=3, decode_ms=90.0, **asked) for n in range(20)]
     free = [request(50 + n, row=50 + n, left=0, decoded=3, decode_ms=90.0) for n in range(600)]
     new = [request(900, left=600, **asked), request(901, left=900, **asked)]
-    found = by_objectives(lambda _: PACING, 2048)(view(new, [*decode, *free]))
+    seen = view(new, [*decode, *free])
+    found = by_objectives(lambda _: PACING, 2048)(seen)
     assert found.admitted
     assert found.budget_ms is not None
     assert found.budget_ms <= 200.0
@@ -187,9 +184,7 @@ def test_no_cycle_takes_longer_than_a_promised_prompt_allows() -> None:
     assert OPT_7B.ms(taking) <= found.budget_ms
     assert found.paused < {each.id for each in free}
     assert by_objectives(lambda _: PACING, 2048)(view([], [*decode, *free])).budget_ms is None
-    as_nodes = by_objectives(lambda _: replace(PACING, is_sum=False), 2048)(
-        view(new, [*decode, *free])
-    )
+    as_nodes = by_objectives(lambda _: replace(PACING, is_sum=False), 2048)(seen)
     assert as_nodes.budget_ms is None
     assert as_nodes.budget_nodes is not None
     (deepest,) = set(as_nodes.depths.values())

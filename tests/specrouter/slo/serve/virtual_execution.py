@@ -1,7 +1,7 @@
 """A discrete executor: it does what admission says, on a machine whose times are exact.
 
 It builds views as the engine would, carries rows, KV and tokens, and notes when each token came.
-Drafted tokens are accepted one after the other with chance `alpha`.
+Nothing is drafted.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from specrouter.request.attainment import stage_ends, tpot_of_runs
 from specrouter.request.objective import Stage
 from specrouter.slo.admission import Admission, Admit
 from specrouter.view import EngineView, RequestView
-from tests.specrouter.predictions import ALL, flat, snapshot
-
-KNOWN = snapshot({"big": flat(10.0)})
+from tests.specrouter.predictions import ALL
+from tests.specrouter.slo.test_admission import KNOWN
 
 
 @dataclass
@@ -81,35 +80,30 @@ class VirtualEngine:
     times: BatchTime
     rows: int = 1 << 20
     kv_tokens: int | None = None
-    alpha: float = 0.0
     knows_windows: bool = True
-    seed: int = 0
     now_ms: float = 0.0
     cycles: int = 0
     running: dict[int, Job] = field(default_factory=dict)
     waiting: list[Job] = field(default_factory=list)
 
-    def run(self, jobs: Sequence[Job], most_cycles: int = 1_000_000) -> list[Job]:
+    def run(self, jobs: Sequence[Job]) -> None:
         """Until all have ended."""
-        coming = sorted(jobs, key=lambda job: job.arrived_ms)
-        draws = np.random.default_rng(self.seed)
-        at = 0
+        coming, at = sorted(jobs, key=lambda job: job.arrived_ms), 0
         while at < len(coming) or self.waiting or self.running:
             while at < len(coming) and coming[at].arrived_ms <= self.now_ms:
                 coming[at].unread = coming[at].prompt
                 self.waiting.append(coming[at])
                 at += 1
             view = self.view()
-            took_ms = self._step(self.policy(view), draws) if view.running or view.waiting else 0.0
+            took_ms = self._step(self.policy(view)) if view.running or view.waiting else 0.0
             self.cycles += 1
-            assert self.cycles < most_cycles, "requests do not end"
+            assert self.cycles < 1_000_000, "requests do not end"
             if took_ms:
                 self.now_ms += took_ms
             elif at < len(coming):
                 self.now_ms = coming[at].arrived_ms
             else:
                 assert not self.waiting, "nothing runs, and requests wait"
-        return list(jobs)
 
     def view(self) -> EngineView:
         held = sum(job.needs() for job in self.running.values())
@@ -155,7 +149,7 @@ class VirtualEngine:
             awaits_first=job.row is not None and not came,
         )
 
-    def _step(self, admission: Admission, draws: np.random.Generator) -> float:
+    def _step(self, admission: Admission) -> float:
         """Milliseconds that the batch takes; tokens come when it has ended."""
         for name in admission.preempted:
             job = self.running.pop(name)
@@ -177,33 +171,31 @@ class VirtualEngine:
         if self.kv_tokens is not None:
             held = sum(job.needs() for job in self.running.values())
             assert held <= self.kv_tokens, "admission goes beyond memory"
-        return self._execute(admission, draws)
+        return self._execute(admission)
 
     def _rows_in_use(self) -> set[int]:
         return {job.row for job in self.running.values() if job.row is not None}
 
-    def _execute(self, admission: Admission, draws: np.random.Generator) -> float:
-        tokens, steps, gained = 0, 0, dict[int, int]()
+    def _execute(self, admission: Admission) -> float:
+        tokens, gained = 0, set[int]()
         for job in self.running.values():
             if job.unread > 1:
                 chunk = admission.chunks.get(job.id, 0)
                 assert chunk <= job.unread, "more than the prompt has"
                 tokens, job.unread = tokens + chunk, job.unread - chunk
                 if not job.unread:
-                    gained[job.id] = 1
+                    gained.add(job.id)
             elif job.id not in admission.paused:
-                depth = min(admission.depths.get(job.id, 0), 64)
-                hits = draws.random(depth) < self.alpha
-                tokens, steps = tokens + 1 + depth, max(steps, depth)
-                gained[job.id], job.unread = 1 + int(np.argmin(np.append(hits, False))), 0
+                gained.add(job.id)
+                tokens, job.unread = tokens + 1, 0
         if not tokens:
             return 0.0
-        took_ms = self.times.ms(tokens, steps)
+        took_ms = self.times.ms(tokens)
         if admission.budget_ms is not None:
             assert took_ms <= admission.budget_ms + 1e-6, "the batch takes longer than planned"
-        for name, count in gained.items():
+        for name in gained:
             job = self.running[name]
-            job.came_ms += [self.now_ms + took_ms] * min(count, job.output - len(job.came_ms))
+            job.came_ms.append(self.now_ms + took_ms)
             if job.is_done:
                 del self.running[name]
         return took_ms
