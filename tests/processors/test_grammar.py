@@ -20,12 +20,10 @@ from processors.shared_noise import SharedNoise
 from processors.token_tree import TokenTree
 from processors.verify import VerifyProcessor, VerifyRequest
 from tests.modelpool.factories import VOCAB_SIZE
-from tests.processors.tiny import Bench
+from tests.processors.tiny import GREEDY, WARM, Bench
 from tests.processors.trees import Nodes, build, by_path, forests, grown, nodes_of, walk
 
 END = 2  # ends a text
-GREEDY = SamplingSettings()
-WARM = SamplingSettings(temperature=0.9, top_k=40, seed=12)
 
 
 class HashGrammar:

@@ -228,27 +228,21 @@ def test_greedy_distributions_reduce_to_equality_of_tokens() -> None:
     assert np.array_equal(emitted, choices[np.arange(200), accepted])
 
 
-def test_what_replaces_a_node_is_not_what_the_proposer_overrates() -> None:
-    p, q = tensor([0.5, 0.3, 0.2]), tensor([0.8, 0.1, 0.1])
+@pytest.mark.parametrize(
+    ("p", "q", "emitted"),
+    [
+        ([0.5, 0.3, 0.2], [0.8, 0.1, 0.1], 1),  # what is left: 0, 0.2, 0.1
+        ([0.2, 0.4, 0.4], [1.0, 0.0, 0.0], 1),  # of ties the lowest id
+        ([0.0, 0.25, 0.75], [0.0, 0.25, 0.75], 2),  # nothing is left: as the verifier
+    ],
+)
+def test_what_replaces_a_node_is_what_its_proposer_underrates(
+    p: list[float], q: list[float], emitted: int
+) -> None:
     noise = torch.zeros(2, 3, dtype=torch.float64)
     args = np.array([[0]]), np.array([1]), np.array([0.9])
-    accepted, emitted = reject(p.repeat(2, 1), q, *args, noise)
-    assert (accepted.tolist(), emitted.tolist()) == ([0], [1])  # residual 0, 0.2, 0.1
-
-
-def test_a_tie_goes_to_the_lowest_id() -> None:
-    p, q = tensor([0.2, 0.4, 0.4]), tensor([1.0, 0.0, 0.0])
-    noise = torch.zeros(2, 3, dtype=torch.float64)
-    args = np.array([[0]]), np.array([1]), np.array([0.9])
-    assert reject(p.repeat(2, 1), q, *args, noise)[1].tolist() == [1]
-
-
-def test_a_residual_without_mass_counts_as_the_verifier() -> None:
-    p = tensor([0.0, 0.25, 0.75])
-    noise = torch.zeros(2, 3, dtype=torch.float64)
-    args = np.array([[0]]), np.array([1]), np.array([0.5])  # token 0 is impossible to both
-    accepted, emitted = reject(p.repeat(2, 1), p, *args, noise)
-    assert (accepted.tolist(), emitted.tolist()) == ([0], [2])
+    accepted, found = reject(tensor(p, p), tensor(q), *args, noise)
+    assert (accepted.tolist(), found.tolist()) == ([0], [emitted])
 
 
 @pytest.mark.parametrize("width", [0, 2])

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from processors.contexts import Contexts
 from processors.noise import NoiseBank, gumbel, uniform
 from processors.sampler import Sampler
 from processors.sampling_row import SamplingSettings
@@ -65,13 +64,6 @@ def test_settings_that_are_no_numbers_are_refused() -> None:
         SamplingSettings(logit_bias=((3, 1.0), (7, math.nan)))
 
 
-def test_what_top_k_excludes_is_never_chosen() -> None:
-    sampler, logits = open_rows(SamplingSettings(5.0, 3, 1.0, seed=1)), random_logits(1)
-    best = logits[0].topk(3).indices.tolist()
-    chosen = {choose(sampler, logits, [0], [position])[0] for position in range(200)}
-    assert chosen == set(best)
-
-
 def test_if_every_id_is_excluded_the_winning_score_says_so() -> None:
     one = SamplingSettings(1.0, 3, 0.5, min_p=0.1, bad_words_ids=tuple((t,) for t in range(VOCAB)))
     for row in (one, dataclasses.replace(one, temperature=0.0)):
@@ -114,14 +106,6 @@ def test_logits_may_be_fewer_than_the_noise() -> None:
         assert torch.equal(
             scores_of(row, logits[:, :30], 3, [31, 8]), scores_of(row, padded, 3, [31, 8])[:30]
         )
-
-
-def test_rows_opened_before_and_after_the_first_choice_are_alike() -> None:
-    one = SamplingSettings(1.0, seed=3, stream=4)
-    sampler, logits = open_rows(one), random_logits(1)
-    first = choose(sampler, logits, [0], [1])
-    sampler.open(1, one)
-    assert choose(sampler, logits, [1], [1]) == first
 
 
 def test_a_row_without_memory_for_its_noise_is_refused_when_it_is_opened(
@@ -407,32 +391,6 @@ def test_uniforms_are_those_of_seed_position_stream_and_purpose() -> None:
 
 
 # Many contexts, large vocabularies, drafts
-
-
-@pytest.mark.parametrize("temperatures", [(1.0, 1.0), (0.7, 1.3), (0.0, 1.0), (0.0, 0.0)])
-def test_a_choice_has_the_same_bits_in_parts(
-    temperatures: tuple[float, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    size = 1000
-    sampler = Sampler(size, window=16)
-    for row, temperature in enumerate(temperatures):
-        sampler.open(row, SamplingSettings(temperature, seed=row))
-    drawn = torch.Generator().manual_seed(0)
-    logits = torch.randn(26, size, generator=drawn)
-    rows, positions = np.arange(26) % 2, np.arange(26) // 2
-    contexts = Contexts(rows, positions, np.zeros(26, dtype=np.int64))
-    whole, ranked = sampler.choose(logits, contexts), sampler.rank(logits, contexts, 3)
-    monkeypatch.setattr("processors.logits._CPU_PART", 4 * size)
-    for got, wanted in zip(sampler.choose(logits, contexts), whole, strict=True):
-        assert torch.equal(got, wanted)
-    assert torch.equal(sampler.rank(logits, contexts, 3)[0], ranked[0])
-    for index in range(26):
-        temperature = temperatures[index % 2]
-        wanted_scores = logits[index].double().numpy()
-        if temperature > 0:
-            wanted_scores = wanted_scores / temperature + gumbel(index % 2, index // 2, size)
-        assert whole[0][index] == wanted_scores.argmax()
-        assert whole[1][index] == wanted_scores.max()
 
 
 @pytest.mark.parametrize("temperatures", [(1.0, 1.0), (0.7, 1.3), (0.0, 1.0)])
