@@ -16,16 +16,11 @@ from specrouter import ChainRouter, Speculation
 from specrouter.cycle import ChainGroup, CyclePlan, DraftShape, ShadowEvaluation
 from specrouter.request.params import SamplingParams
 from specrouter.routing import planner, shadow_policy
-from tests.specrouter.execution.test_executor import NOBODY, PROMPTS, Bench, _break
+from tests.specrouter.execution.test_executor import NOBODY, PROMPTS, Bench, fail
 
 GREEDY = SamplingParams(24, ignore_eos=True)
 SAMPLED = SamplingParams(24, ignore_eos=True, temperature=0.7)
 ALL_ROWS = np.arange(len(PROMPTS))
-
-
-@pytest.fixture(scope="module")
-def pool(small_config: dict[str, Any]) -> ModelPool:
-    return ModelPool.from_config(copy.deepcopy(small_config["pool"]))
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +115,7 @@ def test_a_drafter_that_fails_in_its_evaluation_costs_nobody_a_token(
 ) -> None:
     bench = with_text(pool, SAMPLED)
     before = bench.manager.counts.copy()
-    _break(monkeypatch, "small", after=0)
+    fail(monkeypatch, "small")
     groups = [ChainGroup(("target",), DraftShape(1), ALL_ROWS)]
     result = bench.executor.run(
         CyclePlan(groups, NOBODY, NOBODY, shadow_evaluation=ShadowEvaluation("small", 0, 8))
