@@ -209,25 +209,6 @@ def test_disjoint_supports_reject_every_node() -> None:
     assert np.array_equal(emitted, (p.log() + noise[::3]).argmax(dim=1).numpy())
 
 
-def test_greedy_distributions_reduce_to_equality_of_tokens() -> None:
-    drawn = np.random.default_rng(2)
-    sizes = drawn.integers(0, 4, size=200)
-    tokens, choices = drawn.integers(0, 3, size=(200, 3)), drawn.integers(0, 3, size=(200, 4))
-    one = torch.eye(VOCAB, dtype=torch.float64)
-    row, step = nodes_of(sizes)
-    accepted, emitted = reject(
-        one[choices[nodes_of(sizes + 1)]],
-        one[tokens[row, step]],
-        tokens,
-        sizes,
-        drawn.random(len(row)),
-        random_noise(len(row) + 200),
-    )
-    equal = (tokens == choices[:, :3]) & (np.arange(3) < sizes[:, None])
-    assert np.array_equal(accepted, np.cumprod(equal, axis=1).sum(axis=1))
-    assert np.array_equal(emitted, choices[np.arange(200), accepted])
-
-
 @pytest.mark.parametrize(
     ("p", "q", "emitted"),
     [
@@ -253,21 +234,3 @@ def test_a_row_without_nodes_draws_from_its_verifier(width: int) -> None:
     accepted, emitted = reject(p, p[:0], nothing, sizes, np.zeros(0), noise)
     assert accepted.tolist() == [0, 0, 0, 0]
     assert np.array_equal(emitted, noise.argmax(dim=1).numpy())
-
-
-def test_rows_together_are_what_they_are_alone() -> None:
-    drawn = np.random.default_rng(4)
-    sizes = np.array([2, 0, 3, 1, 0])
-    tokens = drawn.integers(0, VOCAB, size=(5, 3))
-    p = torch.from_numpy(drawn.dirichlet(np.ones(VOCAB), size=11))
-    q = torch.from_numpy(drawn.dirichlet(np.ones(VOCAB), size=6))
-    uniforms, noise = drawn.random(6), random_noise(11)
-    accepted, emitted = reject(p, q, tokens, sizes, uniforms, noise)
-    for row, size in enumerate(sizes.tolist()):
-        nodes = int(sizes[:row].sum())
-        context, node = slice(nodes + row, nodes + row + size + 1), slice(nodes, nodes + size)
-        one, inputs = slice(row, row + 1), (p.clone(), q.clone())
-        alone = reject(p[context], q[node], tokens[one], sizes[one], uniforms[node], noise[context])
-        assert (accepted[row], emitted[row]) == (alone[0][0], alone[1][0])
-        assert torch.equal(p, inputs[0])
-        assert torch.equal(q, inputs[1])

@@ -76,12 +76,6 @@ def test_every_setting_equals_that_of_transformers(
         torch.testing.assert_close(got, wanted[0], rtol=1e-13, atol=1e-13)
 
 
-def test_a_phrase_is_held_back_only_where_the_text_ends_with_its_beginning() -> None:
-    one = SamplingSettings(bad_words_ids=((7, 8, 10), (8, 8, 11), (5, 5, 5, 5, 5, 7, 7, 8, 12)))
-    kept = scores_of(one, random_logits(1), 3).isfinite()
-    assert kept.logical_not().nonzero().flatten().tolist() == [10]
-
-
 def test_rows_hold_back_their_own_phrases_behind_paths_of_any_length() -> None:
     rows = [
         SamplingSettings(bad_words_ids=((9, 30), (6, 9, 31), (3, 4, 5, 6, 9, 32))),

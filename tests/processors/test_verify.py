@@ -47,18 +47,6 @@ def naive_path(bench: Bench, row: int, nodes: Nodes) -> list[int]:
     return list(walk(nodes, lambda text: bench.says(row, text)))
 
 
-def test_prefill_chunks_travel_along_and_change_no_choice() -> None:
-    bench, alone = Bench([30, 6, 25, 9]), Bench([30, 6, 25, 9])
-    wanted = verify_path(alone, {1: [5, 6], 3: [7]})
-    result = verify_path(bench, {1: [5, 6], 3: [7]}, prefill={0: 20, 2: 24})
-    assert np.array_equal(result.choices, wanted.choices)
-    torch.testing.assert_close(result.logits, wanted.logits, rtol=0, atol=1e-12)
-    assert bench.state.lengths(np.array([0, 2])).tolist() == [20, 24]
-    forget(bench, [1, 3], bench.manager.counts, result.fed)
-    says = bench.continuation(0, 1)
-    assert verify_path(bench, {0: []}).path(0).tolist() == says
-
-
 @pytest.mark.parametrize("broken", ["needs_paths", "choose"])
 def test_where_only_prompts_are_read_there_is_no_choice_that_could_fail(
     broken: str, monkeypatch: pytest.MonkeyPatch
@@ -71,17 +59,6 @@ def test_where_only_prompts_are_read_there_is_no_choice_that_could_fail(
     assert not result.poisoned.any()
     assert bench.state.lengths(np.array([0])).tolist() == [29]
     assert verify_path(bench, {0: []}).path(0).tolist() == bench.continuation(0, 1)
-
-
-def test_accepted_nodes_stay_cached_and_the_rest_is_forgotten() -> None:
-    bench = Bench([6])
-    says = bench.continuation(0, 6)
-    result = verify_path(bench, {0: [*says[:2], (says[2] + 1) % 320]})
-    bases = bench.manager.counts.copy()
-    bench.commit(0, result.path(0).tolist())
-    forget(bench, [0], bases, result.fed)
-    assert bench.state.lengths(np.array([0])).tolist() == [6 + 2]
-    assert verify_path(bench, {0: []}).path(0).tolist() == says[3:4]
 
 
 def test_the_next_level_verifies_the_choice_unless_rejection_is_hard() -> None:
