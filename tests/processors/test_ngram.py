@@ -6,20 +6,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from processors.drafts import DraftRequest
 from processors.ngram import NgramDraftProcessor, NoiseLookup, context_distribution
 from processors.noise import gumbel
-from processors.token_tree import ROOT, TokenTree
+from processors.token_tree import ROOT, Floats, Ints, TokenTree
 from statemgr import NgramTable, StateManager, SuffixTable
 from tests.processors.trees import nodes_of, path
 
 VOCAB = 40
 FLOOR = math.log(0.05)
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 
 def silent(row: int, position: int, ids: Ints) -> Floats:

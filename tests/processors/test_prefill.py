@@ -5,14 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from processors.active_model import ActiveModel
 from processors.prefill import PrefillProcessor, share_chunk
+from processors.token_tree import Ints
 from tests.processors.tiny import Bench, FailingModel
 from tests.processors.verification import draft
-
-Ints = NDArray[np.int64]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from processors.acceptance_rule import AcceptanceRule
 from processors.draft import DraftProcessor
@@ -11,13 +10,11 @@ from processors.pack import FedTree
 from processors.rejection import RejectionSampling
 from processors.rollback import RollbackProcessor
 from processors.shared_noise import SharedNoise
-from processors.token_tree import TokenTree
+from processors.token_tree import Ints, TokenTree
 from processors.verify import PrefillChunks, VerifyProcessor, VerifyRequest
 from processors.verify_result import VerifyResult
 from tests.processors.tiny import Bench
 from tests.processors.trees import build, line, nodes_of, path
-
-Ints = NDArray[np.int64]
 
 
 def path_tree(nodes: dict[int, list[int]]) -> TokenTree:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
 from modelpool import ModelPool
@@ -26,11 +25,13 @@ from processors import (
 )
 from research.policies.adaserve import SPECINFER_TREE
 from specrouter.cycle import (
+    Bools,
     Candidates,
     ChainGroup,
     CyclePlan,
     CycleResult,
     DraftShape,
+    Ints,
     TargetError,
     TreeSelector,
 )
@@ -50,8 +51,6 @@ from tests.triton_interpreter import needs_triton
 PROMPTS = [[5, 17, 300, 42, 9], [3, 4], [250, 1, 99]]
 BROKEN = RuntimeError("broken")
 NOBODY = np.zeros(0, dtype=np.int64)
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 PAIR: Chain = ("small", "target")
 TRIPLE: Chain = ("small", "middle", "target")
 CHAINS: list[Chain] = [("target",), PAIR, TRIPLE]

@@ -10,19 +10,17 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from modelpool import ModelPool
 from modelpool.packed_model import PackedModel
 from processors import NonFiniteLogits, PrefillProcessor, TokenTree
 from processors.pack import PackPlan, run_pack
+from specrouter.cycle import Ints
 from specrouter.execution.forward_clock import ForwardClock
 from specrouter.execution.hang_guard import Abandoned
 from specrouter.execution.model_states import ModelStates, StageError
 from specrouter.execution.model_times import ModelTimes
 from statemgr import StateManager
-
-Ints = NDArray[np.int64]
 
 ROWS = np.array([0, 1])
 TEXTS = ([5, 17, 300, 42, 9], [3, 4])
