@@ -194,34 +194,21 @@ def test_a_proposer_that_equals_its_verifier_is_always_believed() -> None:
     assert np.array_equal(emitted, (p.log() + noise).argmax(dim=1)[3::4].numpy())
 
 
-def test_disjoint_supports_reject_every_node() -> None:
-    p, q = tensor([0.0, 0.0, 0.3, 0.7]), tensor([0.6, 0.4, 0.0, 0.0])
-    noise = random_noise(300, 4)
-    accepted, emitted = reject(
-        p.repeat(300, 1),
-        q.repeat(200, 1),
-        np.tile([0, 1], (100, 1)),
-        np.full(100, 2),
-        np.zeros(200),
-        noise,
-    )
-    assert (accepted == 0).all()
-    assert np.array_equal(emitted, (p.log() + noise[::3]).argmax(dim=1).numpy())
-
-
 @pytest.mark.parametrize(
     ("p", "q", "emitted"),
     [
         ([0.5, 0.3, 0.2], [0.8, 0.1, 0.1], 1),  # what is left: 0, 0.2, 0.1
         ([0.2, 0.4, 0.4], [1.0, 0.0, 0.0], 1),  # of ties the lowest id
         ([0.0, 0.25, 0.75], [0.0, 0.25, 0.75], 2),  # nothing is left: as the verifier
+        ([0.0, 0.0, 0.3, 0.7], [0.6, 0.4, 0.0, 0.0], 3),  # nothing in common: the same
     ],
 )
 def test_what_replaces_a_node_is_what_its_proposer_underrates(
     p: list[float], q: list[float], emitted: int
 ) -> None:
-    noise = torch.zeros(2, 3, dtype=torch.float64)
-    args = np.array([[0]]), np.array([1]), np.array([0.9])
+    noise = torch.zeros(2, len(p), dtype=torch.float64)
+    # No number in [0, 1) accepts a node that is impossible to the verifier.
+    args = np.array([[0]]), np.array([1]), np.array([0.9 if p[0] else 0.0])
     accepted, found = reject(tensor(p, p), tensor(q), *args, noise)
     assert (accepted.tolist(), found.tolist()) == ([0], [emitted])
 
