@@ -26,7 +26,7 @@ class DraftingBench(Bench):
         pool: ModelPool,
         rejection: bool = False,
         left: tuple[int, ...] = (9, 9, 9),
-        prompts: Sequence[Sequence[int]] = PROMPTS,
+        prompts: Sequence[list[int]] = PROMPTS,
     ) -> None:
         params = [
             SamplingParams(new, ignore_eos=True, temperature=0.7 * (row != 1))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from checks.exact.comparison import assert_whole
-from checks.exact.models import pool_settings, save_family
+from checks.exact.models import pool_settings
 from research.studies.bare_forward import time_forward
 from specrouter import ChainRouter, SamplingParams, Speculation
 from specrouter.engine import watchdog
@@ -60,14 +60,9 @@ def hang(monkeypatch: pytest.MonkeyPatch) -> Hang:
     return hang
 
 
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return save_family(tmp_path_factory.mktemp("family"))
-
-
 @pytest.fixture
-def router(paths: dict[str, Path]) -> Iterator[ChainRouter]:
-    with ChainRouter.from_config({"pool": pool_settings(paths), "engine": ENGINE}) as router:
+def router(small_family: dict[str, Path]) -> Iterator[ChainRouter]:
+    with ChainRouter.from_config({"pool": pool_settings(small_family), "engine": ENGINE}) as router:
         yield router
 
 
@@ -156,9 +151,9 @@ def two_threads() -> Iterator[None]:
 
 
 def test_who_takes_over_has_the_threads_of_all_and_not_of_the_hanging_model(
-    paths: dict[str, Path], two_threads: None
+    small_family: dict[str, Path], two_threads: None
 ) -> None:
-    pool = pool_settings(paths)
+    pool = pool_settings(small_family)
     pool["models"][0]["threads"] = 1
     params, chain = SamplingParams(max_new_tokens=8), Speculation(("small", "target"))
     hangs, release = threading.Event(), threading.Event()
