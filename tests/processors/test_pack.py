@@ -68,12 +68,6 @@ def test_a_pack_that_fails_leaves_the_state_as_before() -> None:
     assert bench.holds_numbers
 
 
-def test_an_active_model_tells_what_its_state_lacks() -> None:
-    bench = Bench([4, 6])
-    bench.feed(1, 2)
-    assert bench.active.lag(np.array([0, 1])).tolist() == [3, 3]
-
-
 def test_contexts_stand_after_roots_and_nodes() -> None:
     bench = Bench([4, 6, 3], PENALIZED)  # whose penalties look at paths
     tree = build(TREES)

@@ -108,21 +108,6 @@ def test_others_draft_in_each_cycle_while_a_prompt_of_20_chunks_is_read(
     bench.assert_alone()
 
 
-def test_lags_of_several_rows_share_a_chunk_and_who_is_done_drafts_at_once(
-    pool: ModelPool, read: list[Counter[str]]
-) -> None:
-    bench = Bench(pool, prompts=[LONG[:30], LONG[:12], LONG[:14]], params=SAMPLED, chunk=28)
-    read_prompts(bench)
-    result = bench.cycle(PAIR)
-    assert read[-1] == {"small": 28}
-    assert drafters(result) == {1, 2}
-    assert result.behind_rows == {0}
-    result = bench.cycle(PAIR)
-    assert read[-1]["small"] == 28
-    assert drafters(result) == {0, 1, 2}
-    bench.assert_alone()
-
-
 def test_a_lag_of_a_few_tokens_is_read_in_passing(
     pool: ModelPool, read: list[Counter[str]]
 ) -> None:

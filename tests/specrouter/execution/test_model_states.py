@@ -157,17 +157,6 @@ def test_a_model_lags_by_what_it_has_not_read(states: ModelStates, manager: Stat
     assert states.lag("target", ROWS).tolist() == [4, 1]
 
 
-def test_the_cache_of_a_model_that_was_evicted_is_forgotten(
-    states: ModelStates, manager: StateManager, pool: ModelPool
-) -> None:
-    read(states, "small")
-    read(states, "middle")
-    assert pool.evict("small")
-    states.forget_evicted()
-    assert manager.state("small") is None
-    assert lengths(manager, "middle") == [4, 1]
-
-
 def test_a_model_that_was_loaded_anew_begins_with_an_empty_cache(
     states: ModelStates, manager: StateManager, pool: ModelPool
 ) -> None:

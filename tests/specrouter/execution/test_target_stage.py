@@ -54,13 +54,6 @@ def test_rows_that_decode_and_prompts_are_read_in_one_pass(stage: Stage) -> None
     assert stage.bench.manager.counts.tolist() == [len(prompt) for prompt in PROMPTS]
 
 
-def test_the_ends_of_prompts_are_kept_for_who_reads_them_later(stage: Stage) -> None:
-    stage.verify([0])
-    firsts, lasts = stage.comparison.prompt_ends(np.array([0, 1]))
-    assert lasts.tolist() == [len(PROMPTS[0]) - 1, 0]
-    assert (firsts < lasts).tolist() == [True, False]
-
-
 def test_what_drafters_met_in_a_row_is_forgotten(stage: Stage) -> None:
     sampler = stage.bench.runtime.sampler
     for row in (0, 1):
