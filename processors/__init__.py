@@ -7,7 +7,6 @@ from processors.draft import DraftProcessor
 from processors.drafts import DraftRequest, DraftResult
 from processors.errors import NonFiniteLogits
 from processors.ngram import NgramDraftProcessor
-from processors.noise import gumbel
 from processors.pack import FedTree
 from processors.prefill import PrefillProcessor, share_chunk
 from processors.rejection import RejectionSampling
@@ -40,7 +39,6 @@ __all__ = [
     "VerifyProcessor",
     "VerifyRequest",
     "VerifyResult",
-    "gumbel",
     "join",
     "share_chunk",
 ]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from modelpool.packed_model import PackedModel
-from processors.contexts import Ints
+from processors.token_tree import Ints
 from statemgr import ModelState, StateManager
 
 

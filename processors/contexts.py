@@ -2,12 +2,10 @@
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-Ints = NDArray[np.int64]
+from processors.token_tree import Ints
 
 
 @dataclass(frozen=True, eq=False)

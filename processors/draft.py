@@ -60,7 +60,9 @@ class DraftProcessor:
         except BaseException:
             slots.scrub()
             raise
-        _check_finite(tree, model.name)
+        broken = np.isnan(tree.log_probs).any(axis=1)
+        if broken.any():
+            raise NonFiniteLogits(model.name, rows[broken])
         return DraftResult(tree, torch.cat(logits), _places(depths, width), slots.hold(tree))
 
 
@@ -76,12 +78,6 @@ def _contexts(request: DraftRequest, which: Ints, step: int, paths: Tensor) -> C
     depths = np.full(len(which), step, dtype=np.int64)
     positions = request.output_positions[which] + step
     return Contexts(request.rows[which], positions, depths, paths)
-
-
-def _check_finite(tree: TokenTree, name: str) -> None:
-    broken = np.isnan(tree.log_probs).any(axis=1)
-    if broken.any():
-        raise NonFiniteLogits(name, tree.rows[broken])
 
 
 def _places(depths: Ints, width: int) -> Ints:

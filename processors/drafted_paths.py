@@ -11,17 +11,14 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from processors.drafts import DraftResult
 from processors.leviathan import accepted_lengths, emit
 from processors.logits import on_device, parts
 from processors.sampler import Sampler
-from processors.token_tree import ROOT, Ints
+from processors.token_tree import ROOT, Bools, Ints
 from processors.verify_result import VerifierForward
-
-Bools = NDArray[np.bool_]
 
 
 class DraftedPaths:

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from processors.choice_kernels import Best, NoiseKeys, best_of, scores_of
-from processors.contexts import Contexts, Ints
+from processors.contexts import Contexts
 from processors.logits import on_device
 from processors.row_noise import draws_of, stream_of
 from processors.sampler import Sampler
 from processors.sampling_row import SamplingSettings
+from processors.token_tree import Ints
 
 Choice = tuple[Tensor, ...]  # of n places each
 

@@ -6,10 +6,10 @@ where it failed, which concerns its own row alone.
 
 import numpy as np
 
-from processors.contexts import Ints
 from processors.errors import RowFault
 from processors.grammar import Bits, GrammarError, Path, TokenGrammar
 from processors.sampling_row import SamplingRow
+from processors.token_tree import Ints
 
 
 class GrammarMasks:

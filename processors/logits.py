@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-Ints = NDArray[np.int64]
+from processors.token_tree import Ints
 
 _BLOCK = 64  # ids whose maximum is taken first
 _IN_BLOCK = torch.arange(_BLOCK)
@@ -228,5 +228,5 @@ def column(
     return torch.from_numpy(values).to(device, dtype, non_blocking=True)
 
 
-def on_device(array: NDArray[np.int64] | NDArray[np.float64], device: torch.device) -> Tensor:
+def on_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
     return torch.from_numpy(array).to(device, non_blocking=True)

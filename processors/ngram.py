@@ -13,15 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from processors.drafts import DraftRequest
-from processors.token_tree import ROOT, TokenTree
+from processors.token_tree import ROOT, Floats, Ints, TokenTree
 from statemgr import StateManager, TextTable
 from statemgr.text_table import whole_distribution
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 # (row, output position, ids [n], which may repeat) -> the Gumbel noise [n], zeros if greedy.
 NoiseLookup = Callable[[int, int, Ints], Floats]

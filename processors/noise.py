@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from processors.philox import Words, word_at
-
-Ints = NDArray[np.int64]
+from processors.token_tree import Ints
 
 _SMALLEST_UNIFORM = 2.0**-54  # below what the generator can tell from 0; its log is finite
 _NO_BLOCK = -1

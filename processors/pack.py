@@ -13,11 +13,10 @@ from torch import Tensor
 
 from processors.active_model import ActiveModel
 from processors.contexts import Contexts
+from processors.logits import on_device
 from processors.sampler import Sampler
-from processors.token_tree import TokenTree
+from processors.token_tree import Ints, TokenTree
 from statemgr import TreeMask, TreePaths
-
-Ints = NDArray[np.int64]
 
 NO_SLOT = np.int64(-1)
 
@@ -73,8 +72,8 @@ def run_pack(active: ActiveModel, plan: PackPlan, tree: TokenTree) -> PackResult
     fed, earlier = FedTree(tree, node_slots), logits[:0]
     if plan.earlier is not None:
         wanted = pack.wanted[pack.asked]
-        earlier = logits.index_select(0, _to(np.flatnonzero(~wanted), device))
-        logits = logits.index_select(0, _to(np.flatnonzero(wanted), device))
+        earlier = logits.index_select(0, on_device(np.flatnonzero(~wanted), device))
+        logits = logits.index_select(0, on_device(np.flatnonzero(wanted), device))
     return PackResult(logits, fed, len(slots), earlier)
 
 
@@ -138,8 +137,8 @@ def tree_contexts(
         rows,
         after,
         depth,
-        _to(texts, device) if needs_paths else None,
-        None if masks is None else _to(masks, device),
+        on_device(texts, device) if needs_paths else None,
+        None if masks is None else on_device(masks, device),
     )
 
 
@@ -156,8 +155,4 @@ def _tree_shape(
         return TreePaths(starts, torch.from_numpy(paths))
     visible = np.zeros((len(is_node), tree.tokens.shape[1]), dtype=np.bool_)
     visible[is_node] = tree.ancestors()[tree.real]
-    return TreeMask(starts, _to(visible, device))
-
-
-def _to(values: NDArray[np.generic], device: torch.device) -> Tensor:
-    return torch.from_numpy(values).to(device, non_blocking=True)
+    return TreeMask(starts, on_device(visible, device))

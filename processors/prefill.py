@@ -5,15 +5,11 @@ every other model. Stateless. Not here: how much is read in which cycle.
 """
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from processors.active_model import ActiveModel
 from processors.pack import PackPlan, run_pack
-from processors.token_tree import TokenTree
-
-Ints = NDArray[np.int64]
+from processors.token_tree import Ints, TokenTree
 
 
 class PrefillProcessor:
@@ -50,19 +46,7 @@ class PrefillProcessor:
         """
         while (missing := np.maximum(lengths - tails - active.state.lengths(rows), 0)).any():
             self.feed(active, rows, share_chunk(missing, self.chunk))
-        wanted = np.ones(len(rows), dtype=np.bool_)
-        plan = PackPlan(rows, tails, wanted, tails - 1)
-        result = run_pack(active, plan, TokenTree.empty(rows[:0]))
-        order = np.argsort(np.concatenate((np.cumsum(tails) - 1, _all_but_last(tails))))
-        index = torch.from_numpy(order).to(result.logits.device)
-        return torch.cat((result.logits, result.earlier)).index_select(0, index)
-
-
-def _all_but_last(sizes: Ints) -> Ints:
-    """Of blocks of such sizes, the places that are not the last of their block."""
-    place = np.arange(int(sizes.sum()))
-    others: Ints = np.setdiff1d(place, np.cumsum(sizes) - 1)
-    return others
+        return self.feed(active, rows, tails, tails)
 
 
 def share_chunk(wanted: Ints, chunk: int) -> Ints:

@@ -8,12 +8,10 @@ writes its key and value. Stateless.
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from processors.pack import NO_SLOT, FedTree
+from processors.token_tree import Ints
 from statemgr import ModelState, StateManager
-
-Ints = NDArray[np.int64]
 
 NOTHING: Ints = np.zeros(0, dtype=np.int64)
 

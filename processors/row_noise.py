@@ -12,10 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from processors.contexts import Contexts, Ints
+from processors.contexts import Contexts
 from processors.logits import on_device
 from processors.noise import NoiseBank, gumbel_at, uniform
 from processors.sampling_row import SamplingSettings
+from processors.token_tree import Ints
 
 _PURPOSE = 2**32  # streams of one purpose; those of a request's samples are fewer
 # Where at most a 32nd of many ids can win, to draw for these alone takes half the time at most.

@@ -17,13 +17,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from processors.contexts import Contexts, Ints
+from processors.contexts import Contexts
 from processors.grammar import Bits, TokenGrammar
 from processors.grammar_masks import GrammarMasks
 from processors.logits import best, column, log_shares, log_total, on_device, parts, top
 from processors.row_noise import RowNoise, uniforms
 from processors.sampling_row import SamplingRow, SamplingSettings
 from processors.score_edits import edit, warp
+from processors.token_tree import Ints
 
 
 class Sampler:

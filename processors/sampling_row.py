@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from processors.contexts import Ints
 from processors.grammar import Bits, TokenGrammar
+from processors.token_tree import Ints
 
 
 @dataclass(frozen=True)

@@ -102,13 +102,8 @@ class TokenTree:
 
     def paths(self) -> Ints:
         """[B, W, height] tokens from the root's child down to each node; beyond its depth 0."""
-        height = self.height
-        if not height:
-            return np.zeros((*self.tokens.shape, 0), dtype=np.int64)
-        upward = np.stack([_follow(self.tokens, self.lineage[:, :, k], 0) for k in range(height)])
-        step = self.depths[:, :, None] - 1 - np.arange(height)  # how far up the k-th token is
-        tokens = np.take_along_axis(np.moveaxis(upward, 0, 2), np.maximum(step, 0), axis=2)
-        return np.where(step >= 0, tokens, 0)
+        tokens = self.tokens[np.arange(len(self.rows))[:, None, None], self.routes()]
+        return np.where(np.arange(self.height) < self.depths[:, :, None], tokens, 0)
 
     def select(self, limits: Ints, heights: Ints) -> "TokenTree":
         """The `limits[i]` most probable nodes of row i, at most `heights[i]` deep.

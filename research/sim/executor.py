@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from research.sim.machine import Machine
 from research.sim.request import NO_TOKEN, SimulatedClock
-from research.sim.rows import SimulatedRows, slots_for
+from research.sim.rows import SimulatedRows
 from research.sim.text import DrawnTrees, SimulatedTexts
 from specrouter.cycle import (
     CATCH_UP_TOKENS,
@@ -107,7 +107,7 @@ class _Draft:
 class SimulatedExecutor:
     machine: Machine
     texts: SimulatedTexts
-    state: SimulatedRows
+    states: SimulatedRows
     profiler: PerformanceProfiler
     draws: np.random.Generator
     clock: SimulatedClock
@@ -122,7 +122,7 @@ class SimulatedExecutor:
 
     @property
     def hand_over(self) -> "SimulatedHandOver":
-        return SimulatedHandOver(self.machine.target, self.state)
+        return SimulatedHandOver(self.machine.target, self.states)
 
     @property
     def rows(self) -> int:
@@ -131,36 +131,27 @@ class SimulatedExecutor:
     @property
     def free_tokens(self) -> int | None:
         budget = self.machine.kv_tokens
-        return None if budget is None else budget - self.state.reserved_tokens
+        return None if budget is None else budget - self.states.reserved_tokens
 
     def reserved_for(self, tokens: int) -> int:
         return tokens
 
     def allocate(self, request: RequestSpec) -> int | None:
         free = self.free_tokens
-        if not self.state.free or (free is not None and request.reserve_tokens > free):
+        if not self.states.free or (free is not None and request.reserve_tokens > free):
             return None
-        return self.state.open(len(request.committed), request.reserve_tokens)
+        return self.states.open(len(request.committed), request.reserve_tokens)
 
     def open(self, row: int, request: RequestSpec) -> None:
         pass  # since it was allocated
 
     def close(self, row: int, keep: bool = False) -> None:
-        self.state.close(row)
+        self.states.close(row)
 
     def unread(self, rows: Iterable[int]) -> dict[int, int]:
         every = list(rows)
-        left = self.state.lag(self.machine.target, np.array(every, dtype=np.int64))
+        left = self.states.lag(self.machine.target, np.array(every, dtype=np.int64))
         return dict(zip(every, left.tolist(), strict=True))
-
-    def missed(self, model: str, rows: Ints) -> Ints:
-        return self.state.lag(model, rows)
-
-    def slots_of(self, rows: Ints) -> Ints:
-        return self.state.slots(rows)
-
-    def slots_for(self, tokens: int) -> int:
-        return int(slots_for(np.array(tokens)))
 
     def repeatable(self, rows: Ints) -> Ints:
         return np.zeros_like(rows)
@@ -179,7 +170,7 @@ class SimulatedExecutor:
         self._verify(plan, drafts)
         for draft in drafts:
             self._commit(draft, result)
-        self.state.read[self.machine.target][plan.prefill_rows] += plan.prefill_counts
+        self.states.read[self.machine.target][plan.prefill_rows] += plan.prefill_counts
         if self.machine.batch is not None:
             steps = max((len(one.trees.levels) for one in drafts if one.trees), default=0)
             self._ms = self.machine.batch.ms(self._target_tokens, steps)
@@ -188,7 +179,7 @@ class SimulatedExecutor:
 
     def _forward(self, model: str, tokens: int, rows: Ints, times: int = 1) -> None:
         """`times` forwards over so many tokens of these rows."""
-        attended = (tokens / len(rows) + READING_QUERIES) * float(self.state.slots(rows).sum())
+        attended = (tokens / len(rows) + READING_QUERIES) * float(self.states.slots_of(rows).sum())
         ms = self.machine.times[model].at(tokens, attended)
         self._ms += times * ms
         self.profiler.record_forward(model, tokens, attended, ms, times)
@@ -207,12 +198,12 @@ class SimulatedExecutor:
             if not parts:
                 continue
             rows = np.concatenate(parts)
-            lags = self.state.lag(name, rows)
-            lags[(lags <= CATCH_UP_TOKENS) | (self.state.remaining(rows) <= 1)] = 0
+            lags = self.states.lag(name, rows)
+            lags[(lags <= CATCH_UP_TOKENS) | (self.states.remaining(rows) <= 1)] = 0
             if lags.any():
                 shares = share_shortest_first(lags, chunk)
                 self._forward(name, int(shares.sum()), rows[shares > 0])
-                self.state.read[name][rows] += shares
+                self.states.read[name][rows] += shares
                 result.caught_up = True
 
     def _draft(self, group: ChainGroup, result: CycleResult) -> _Draft:
@@ -220,10 +211,10 @@ class SimulatedExecutor:
         names = group.chain[:-1]
         if not names:
             return _Draft(group)
-        limits = self.state.remaining(group.rows) - 1
+        limits = self.states.remaining(group.rows) - 1
         is_read = np.ones(len(limits), dtype=np.bool_)
         for name in names:
-            is_read &= self.state.lag(name, group.rows) <= CATCH_UP_TOKENS
+            is_read &= self.states.lag(name, group.rows) <= CATCH_UP_TOKENS
         cut = group.rows[limits < group.shape.depth]
         result.cut_rows |= set(cut.tolist())
         result.behind_rows |= set(group.rows[(limits > 0) & ~is_read].tolist())
@@ -241,7 +232,7 @@ class SimulatedExecutor:
         trees = self.texts.of(*group.chain[:2]).draw(
             batch, widths, self.draws, beam=group.branching is None
         )
-        self._forward(first, int(self.state.lag(first, rows).sum()) + batch, rows)
+        self._forward(first, int(self.states.lag(first, rows).sum()) + batch, rows)
         for width in trees.levels[:-1]:
             self._forward(first, batch * width, rows)
         self._work("draft", batch * shape.width, depth)
@@ -263,7 +254,7 @@ class SimulatedExecutor:
         its own next token, of wider trees all nodes, by its own judgement."""
         name, batch = pair[0], len(rows)
         offered = trees.worth > 0.0
-        lag = int(self.state.lag(name, rows).sum())
+        lag = int(self.states.lag(name, rows).sum())
         self._forward(name, lag + batch + int(offered.sum()), rows)
         self._work("verify", batch + int(offered.sum()))
         text, levels = self.texts.of(*pair), trees.levels
@@ -283,7 +274,7 @@ class SimulatedExecutor:
             group = draft.group.rows
             rows.append(group)
             places += len(group) + int(draft.chosen.sum())
-            tokens += int(self.state.lag(target, group).sum())
+            tokens += int(self.states.lag(target, group).sum())
         self._target_tokens = tokens + places
         self._forward(target, self._target_tokens, np.concatenate(rows))
         self._work("verify", places)
@@ -292,7 +283,7 @@ class SimulatedExecutor:
 
     def _commit(self, draft: _Draft, result: CycleResult) -> None:
         """What was accepted of the drafts, and one more token of each row."""
-        group, rows = draft.group, self.state
+        group, rows = draft.group, self.states
         gained = dict.fromkeys(group.rows.tolist(), 1)
         drafted = dict.fromkeys(gained, 0)
         before = rows.committed[draft.rows].copy()

@@ -56,21 +56,20 @@ class SimulatedRows:
         self.reserved_tokens -= int(self.ends[row])
         heapq.heappush(self._free, row)
 
-    def lag(self, model: str, rows: Ints) -> Ints:
+    def lag(self, name: str, rows: Ints) -> Ints:
         """[R] committed tokens that a model has not read, the last one not counted."""
-        lag: Ints = self.committed[rows] - 1 - self.read[model][rows]
-        return np.minimum(lag, 1) if model in self.follow else lag
+        lag: Ints = self.committed[rows] - 1 - self.read[name][rows]
+        return np.minimum(lag, 1) if name in self.follow else lag
 
     def remaining(self, rows: Ints) -> Ints:
         """[R] tokens that the texts may still gain."""
         return self.ends[rows] - self.committed[rows]
 
-    def slots(self, rows: Ints) -> Ints:
+    def slots_of(self, rows: Ints) -> Ints:
         """[R] KV slots that attention reads, padding included."""
-        return slots_for(self.committed[rows])
+        padded: Ints = -(-(self.committed[rows] + CATCH_UP_TOKENS) // KV_QUANTUM) * KV_QUANTUM
+        return padded
 
-
-def slots_for(tokens: Ints) -> Ints:
-    """Of rows with so many tokens, as the engine lays them out."""
-    padded: Ints = -(-(tokens + CATCH_UP_TOKENS) // KV_QUANTUM) * KV_QUANTUM
-    return padded
+    def slots_for(self, tokens: int) -> int:
+        """Of a row with so many tokens."""
+        return -(-(tokens + CATCH_UP_TOKENS) // KV_QUANTUM) * KV_QUANTUM

@@ -37,6 +37,16 @@ class HandOver(Protocol):
     def read_since(self, row: int, start: int) -> RowKV | None: ...
 
 
+class RowStates(Protocol):
+    """See `ModelStates`."""
+
+    def lag(self, name: str, rows: Ints) -> Ints: ...
+
+    def slots_of(self, rows: Ints) -> Ints: ...
+
+    def slots_for(self, tokens: int) -> int: ...
+
+
 class RowExecutor(Protocol):
     """Rows are numbers from 0 on.
 
@@ -44,6 +54,9 @@ class RowExecutor(Protocol):
         rows: that requests may have.
         free_tokens: KV tokens that may still be reserved; None: without bound.
     """
+
+    @property
+    def states(self) -> RowStates: ...
 
     @property
     def prefixes(self) -> Prefixes: ...
@@ -79,18 +92,6 @@ class RowExecutor(Protocol):
 
     def unread(self, rows: Iterable[int]) -> dict[int, int]:
         """By row: tokens before its last one that the target has not read."""
-        ...
-
-    def missed(self, model: str, rows: Ints) -> Ints:
-        """[R] committed tokens of each row, but for its last, that a model has not read."""
-        ...
-
-    def slots_of(self, rows: Ints) -> Ints:
-        """[R] KV slots that attention reads for each row."""
-        ...
-
-    def slots_for(self, tokens: int) -> int:
-        """The same of a row with so many tokens."""
         ...
 
     def repeatable(self, rows: Ints) -> Ints:

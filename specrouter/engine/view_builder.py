@@ -90,11 +90,11 @@ class ViewBuilder:
         if not running:
             return ()
         rows = np.fromiter(running, dtype=np.int64)
-        executor = self._executor
-        left = executor.missed(self._target, rows).tolist()
-        slots = executor.slots_of(rows).tolist()
-        repeatable = executor.repeatable(rows).tolist()
-        lags = zip(*(executor.missed(name, rows).tolist() for name in self._drafters), strict=True)
+        states = self._executor.states
+        left = states.lag(self._target, rows).tolist()
+        slots = states.slots_of(rows).tolist()
+        repeatable = self._executor.repeatable(rows).tolist()
+        lags = zip(*(states.lag(name, rows).tolist() for name in self._drafters), strict=True)
         missed = [dict(zip(self._drafters, each, strict=True)) for each in lags]
         missed = missed or [{}] * len(rows)
         return tuple(
@@ -118,7 +118,7 @@ class ViewBuilder:
             missed = {name: unread - cached.get(name, 0) for name in self._drafters}
             handed = self._executor.hand_over.expected(request.spec)
             left = unread - max(handed, cached.get(self._target, 0))
-            slots = self._executor.slots_for(unread + 1)
+            slots = self._executor.states.slots_for(unread + 1)
             views.append(self._view(request, now_s, left, missed, slots, 0))
         self._texts = texts
         return tuple(views)

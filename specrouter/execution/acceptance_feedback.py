@@ -7,18 +7,14 @@ drafted node.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from processors import DraftResult, TokenTree, VerifyResult
+from specrouter.cycle import Bools, Floats
 from specrouter.execution.group_draft import GroupDraft
 from specrouter.execution.model_comparison import ModelComparison
 from specrouter.execution.runtime import Runtime
 from specrouter.profile.acceptance import JudgedTrees
 from specrouter.request.params import Chain
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)

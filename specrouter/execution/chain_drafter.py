@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from processors import (
     ActiveModel,
@@ -33,8 +32,6 @@ from specrouter.execution.model_states import StageError
 from specrouter.execution.quotations import Quotations
 from specrouter.execution.runtime import Runtime
 from specrouter.request.params import MAX_TREE_TOKENS
-
-Ints = NDArray[np.int64]
 
 _FEW = 0.125  # of a group's rows near their ends: a cycle is as long as was predicted
 

@@ -8,21 +8,18 @@ would have.
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from processors import VerifyResult
 from processors.errors import RowFault
 from processors.grammar import GrammarError
 from processors.token_tree import ROOT
-from specrouter.cycle import Commit, CycleResult
+from specrouter.cycle import Commit, CycleResult, Ints
 from specrouter.execution.fault_guard import RowGuard
 from specrouter.execution.group_draft import GroupDraft
 from specrouter.execution.logprobs import AskedLogprobs, token_logprobs
 from specrouter.execution.runtime import Runtime
 from specrouter.request.output import STRUCTURE_FAILED, TokenLogprobs
 from specrouter.request.params import Chain
-
-Ints = NDArray[np.int64]
 
 
 class CommitStage:

@@ -13,13 +13,11 @@ import torch
 from numpy.typing import NDArray
 
 from processors import Sampler, SamplingSettings
+from specrouter.cycle import Ints
 from specrouter.execution.fault_guard import FaultGuard
 from specrouter.execution.logprobs import PromptLogprobs
 from specrouter.request.spec import RequestSpec
 from statemgr import NgramTable, OutputStore, StateManager, SuffixTable, TextTable
-
-Ints = NDArray[np.int64]
-
 
 _LEAD = 16  # tokens before an output that are kept with it: whom it may follow again
 

@@ -10,22 +10,20 @@ Not here: who is to be caught up at all (`specrouter.routing.catch_up` of the pl
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from processors import ActiveModel, PrefillProcessor
 from specrouter.cycle import (
     CATCH_UP_TOKENS,
     LEAST_CHUNK,
+    Bools,
     ChainGroup,
+    Ints,
     ModelFailure,
     share_shortest_first,
 )
 from specrouter.execution.model_comparison import ModelComparison
 from specrouter.execution.model_states import StageError
 from specrouter.execution.runtime import Runtime
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 
 class DrafterPrefill:

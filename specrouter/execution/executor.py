@@ -16,12 +16,12 @@ from collections.abc import Iterable
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from processors import VerifyResult
 from specrouter.cycle import (
     CyclePlan,
     CycleResult,
+    Ints,
     ModelFailure,
     ShadowEvaluation,
     TargetError,
@@ -40,12 +40,8 @@ from specrouter.execution.target_stage import TargetStage
 from specrouter.request.spec import RequestSpec
 from statemgr import CacheUse
 
-Ints = NDArray[np.int64]
-
 
 class Executor:
-    """See the module."""
-
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._pool = runtime.pool
@@ -129,13 +125,6 @@ class Executor:
 
     # What views tell of the rows
 
-    def slots_of(self, rows: Ints) -> Ints:
-        return self.states.slots_of(rows)
-
-    def slots_for(self, tokens: int) -> int:
-        """Of a row with so many tokens."""
-        return self.states.slots_for(tokens)
-
     def unread(self, rows: Iterable[int]) -> dict[int, int]:
         """By row: tokens before its last one that the target has not read."""
         every = list(rows)
@@ -144,14 +133,6 @@ class Executor:
 
     def repeatable(self, rows: Ints) -> Ints:
         return self._evaluator.repeatable(rows)
-
-    def missed(self, model: str, rows: Ints) -> Ints:
-        if self._pool.is_weightless(model):
-            return np.zeros_like(rows)
-        return self.states.lag(model, rows)
-
-    def evaluable(self, model: str, rows: Ints) -> Ints:
-        return self._evaluator.evaluable(model, rows)
 
     def is_open(self, model: str) -> bool:
         """Whether a model could draft at once."""

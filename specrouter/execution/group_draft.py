@@ -9,14 +9,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from processors import DraftRequest, DraftResult, TokenTree
-from specrouter.cycle import Candidates, ChainGroup, ModelFailure, TreeSelector, select_nodes
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
+from specrouter.cycle import (
+    Bools,
+    Candidates,
+    ChainGroup,
+    Floats,
+    Ints,
+    ModelFailure,
+    TreeSelector,
+    select_nodes,
+)
 
 
 @dataclass(eq=False)

@@ -9,12 +9,9 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
-from specrouter.cycle import Bools, Candidates, ChainGroup, CyclePlan, TreeSelector
+from specrouter.cycle import Bools, Candidates, ChainGroup, CyclePlan, Ints, TreeSelector
 from specrouter.request.params import Chain
-
-Ints = NDArray[np.int64]
 
 
 def may_overlap(chain: Chain, devices: Callable[[str], Collection[str]]) -> bool:

@@ -7,9 +7,9 @@ with the same text. Only the target's are handed over; drafters catch up as they
 import logging
 
 import numpy as np
-from numpy.typing import NDArray
 
 from modelpool import ModelPool
+from specrouter.cycle import Ints
 from specrouter.request.spec import RequestSpec
 from statemgr import (
     KVMismatchError,
@@ -22,8 +22,6 @@ from statemgr import (
 )
 
 logger = logging.getLogger(__name__)
-
-Ints = NDArray[np.int64]
 
 
 class KVHandOver:

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from processors.errors import RowFault
 from processors.logits import on_device, parts
+from specrouter.cycle import Ints
 from specrouter.request.output import TokenLogprobs
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)

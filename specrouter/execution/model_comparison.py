@@ -11,16 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from processors import DraftResult, VerifyResult
 from processors.ngram import context_distribution
 from processors.token_tree import ROOT
+from specrouter.cycle import Ints
 from specrouter.execution.runtime import Runtime
 from specrouter.profile.snapshot import Pair
-
-Ints = NDArray[np.int64]
 
 _NODES = 4  # of a verified tree, whose distributions are compared
 _PROMPT_POSITIONS = 3  # of the end of a prompt, for the same

@@ -14,22 +14,19 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from modelpool import ModelPool
 from modelpool.packed_model import PackedModel
 from processors import ActiveModel, FedTree, NonFiniteLogits, RollbackProcessor
 from processors.active_model import lag
 from processors.rollback import NOTHING
-from specrouter.cycle import CATCH_UP_TOKENS, ModelFailure
+from specrouter.cycle import CATCH_UP_TOKENS, Ints, ModelFailure
 from specrouter.execution.fault_guard import FaultGuard
 from specrouter.execution.forward_clock import ForwardClock
 from specrouter.execution.hang_guard import Abandoned, HangGuard
 from specrouter.execution.model_times import ModelTimes
 from statemgr import ModelState, StateManager
 from statemgr.row_groups import KV_QUANTUM
-
-Ints = NDArray[np.int64]
 
 
 class StageError(Exception):

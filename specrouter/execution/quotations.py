@@ -10,17 +10,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from modelpool.config import SUFFIX
 from processors import DraftRequest, DraftResult, NgramDraftProcessor, TokenTree
-from specrouter.cycle import ChainGroup, DraftShape
+from specrouter.cycle import ChainGroup, DraftShape, Floats, Ints
 from specrouter.execution.group_draft import GroupDraft
 from specrouter.execution.runtime import Runtime
 from specrouter.request.params import MAX_TREE_TOKENS
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 AcceptProb = Callable[[GroupDraft, TokenTree], Floats]  # [B, W], see `AcceptanceFeedback`
 

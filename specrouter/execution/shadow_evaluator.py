@@ -12,13 +12,10 @@ Not here: who is evaluated, and when (`specrouter.routing.shadow_policy`).
 import time
 
 import numpy as np
-from numpy.typing import NDArray
 
 from processors import Contexts, NonFiniteLogits, PrefillProcessor
-from specrouter.cycle import ShadowEvaluation
+from specrouter.cycle import Ints, ShadowEvaluation
 from specrouter.execution.runtime import Runtime
-
-Ints = NDArray[np.int64]
 
 _WIDTH = 3  # best tokens of each place that calibration learns of
 

@@ -20,13 +20,11 @@ from processors import (
     VerifyResult,
     join,
 )
-from specrouter.cycle import CyclePlan, CycleResult
+from specrouter.cycle import CyclePlan, CycleResult, Ints
 from specrouter.execution.fault_guard import RowGuard
 from specrouter.execution.group_draft import GroupDraft
 from specrouter.execution.model_comparison import ModelComparison
 from specrouter.execution.runtime import Runtime
-
-Ints = NDArray[np.int64]
 
 
 class TargetStage:

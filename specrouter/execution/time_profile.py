@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from specrouter.cycle import Ints
 from specrouter.profile.staircase import filled_size
 from specrouter.profile.time_curve import TimeCurve
 from specrouter.profile.time_regression import TimeSample
@@ -32,7 +32,6 @@ from statemgr.row_groups import KV_QUANTUM
 if TYPE_CHECKING:
     from modelpool.packed_model import PackedModel
 
-Ints = NDArray[np.int64]
 
 # Rows x tokens of each: trees of one request, and batches. Sizes beyond `_SURE_TOKENS` are timed as
 # long as a forward costs at most `_CHEAP` times what one token does.

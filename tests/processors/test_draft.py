@@ -5,15 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
-from processors.draft import DraftProcessor
-from processors.drafts import DraftRequest, DraftResult
+from processors.drafts import DraftResult
 from processors.errors import NonFiniteLogits
 from processors.pack import NO_SLOT
-from processors.rollback import RollbackProcessor
 from processors.sampling_row import SamplingSettings
-from processors.shared_noise import SharedNoise
 from tests.processors.tiny import (
     GREEDY,
     MAX_TOKENS,
@@ -24,6 +20,7 @@ from tests.processors.tiny import (
     SpeechlessModel,
 )
 from tests.processors.trees import Path, by_path, nodes_of, path
+from tests.processors.verification import draft, forget
 
 NARROW = SamplingSettings(temperature=1.0, top_k=2, seed=4)  # fewer tokens than the beam is wide
 SETTINGS = pytest.mark.parametrize(
@@ -31,22 +28,6 @@ SETTINGS = pytest.mark.parametrize(
     [GREEDY, WARM, PENALIZED, NARROW],
     ids=["greedy", "sampled", "penalized", "narrow"],
 )
-
-
-def draft(
-    bench: Bench,
-    depths: dict[int, int],
-    width: int = 1,
-    branching: tuple[int, ...] | None = None,
-) -> DraftResult:
-    rows = np.array(sorted(depths))
-    deep = np.array([depths[row] for row in rows.tolist()])
-    request = DraftRequest(rows, bench.output_positions(rows), deep, width, branching)
-    return DraftProcessor(bench.sampler, SharedNoise()).draft(bench.active, request)
-
-
-def tokens_of(result: DraftResult) -> dict[int, list[int]]:
-    return {row: [n.token for n in nodes] for row, nodes in nodes_of(result.tree).items()}
 
 
 def naive_beam(bench: Bench, row: int, depth: int, width: int) -> dict[Path, float]:
@@ -103,40 +84,10 @@ def assert_logits(bench: Bench, result: DraftResult) -> None:
                 torch.testing.assert_close(result.logits[at], wanted, rtol=0, atol=1e-10)
 
 
-def roll_back(bench: Bench, bases: NDArray[np.int64], result: DraftResult | None) -> None:
-    fed = [result.fed] if result else []
-    rollback, rows = RollbackProcessor(), np.arange(len(bases))
-    kept = rollback.kept(bench.manager, rows, bases, fed)
-    rollback.rollback(bench.state, bench.manager, rows, bases, kept)
-    bench.manager.check_integrity()
-
-
 @SETTINGS
-@pytest.mark.parametrize("depth", [1, 2, 5])
-def test_a_draft_is_the_models_own_continuation(settings: SamplingSettings, depth: int) -> None:
-    bench = Bench([7, 1, 20, 3], settings)
-    result = draft(bench, dict.fromkeys(range(4), depth))
-    assert tokens_of(result) == {row: bench.continuation(row, depth) for row in range(4)}
-    assert result.tree.is_path
-    assert (result.fed.flat_slots != NO_SLOT).sum(axis=1).tolist() == [depth - 1] * 4
-
-
-def test_a_draft_gives_the_logits_that_it_was_chosen_from() -> None:
-    bench = Bench([7, 12])
-    assert_logits(bench, draft(bench, {0: 3, 1: 3}))
-
-
-def test_rows_draft_as_deep_as_each_may() -> None:
-    bench = Bench([7, 12, 3])
-    sizes = {0: 1, 1: 4, 2: 2}
-    result = draft(bench, sizes)
-    assert tokens_of(result) == {row: bench.continuation(row, sizes[row]) for row in sizes}
-    assert_logits(bench, result)
-    assert (result.fed.flat_slots != NO_SLOT).sum(axis=1).tolist() == [0, 3, 1]
-
-
-@SETTINGS
-@pytest.mark.parametrize(("width", "depths"), [(3, [4, 1, 3, 2]), (2, [3, 3, 3, 3]), (5, [2] * 4)])
+@pytest.mark.parametrize(
+    ("width", "depths"), [(1, [4, 1, 3, 2]), (3, [4, 1, 3, 2]), (2, [3, 3, 3, 3]), (5, [2] * 4)]
+)
 def test_a_tree_is_that_of_a_naive_beam_search(
     settings: SamplingSettings, width: int, depths: list[int]
 ) -> None:
@@ -145,6 +96,7 @@ def test_a_tree_is_that_of_a_naive_beam_search(
     result = draft(bench, dict(enumerate(depths)), width)
     assert result.tree.sizes.tolist() == [depth * width for depth in depths]
     assert np.array_equal(result.tree.depths.max(axis=1), depths)
+    assert result.tree.is_path == (width == 1)
     for row, nodes in nodes_of(result.tree).items():
         found = {text: node.log_prob for text, node in by_path(nodes).items()}
         for text, log_prob in found.items():
@@ -171,25 +123,6 @@ def test_a_tree_of_a_fixed_form_has_the_best_children_of_each_node(
         assert found == pytest.approx(naive_tree(bench, row, branching), abs=1e-9)
 
 
-@pytest.mark.parametrize("settings", [GREEDY, WARM], ids=["greedy", "sampled"])
-def test_specinfers_tree_has_20_nodes_in_three_paths(settings: SamplingSettings) -> None:
-    bench = Bench([7, 1], settings)
-    result = draft(bench, {0: 8, 1: 8}, 3, branching=SPECINFER)
-    for row, found in possible(result).items():
-        levels = [[text for text in found if len(text) == depth] for depth in range(1, 9)]
-        assert [len(level) for level in levels] == [1, 1, 3, 3, 3, 3, 3, 3]
-        assert len(found) == 20
-        [trunk] = levels[1]
-        assert list(trunk) == bench.continuation(row, 2)
-        best = bench.log_probs_after(row, trunk).topk(3).indices.tolist()
-        assert {text[:2] for text in levels[2]} == {trunk}
-        assert {text[2] for text in levels[2]} == set(best)
-        for end in levels[-1]:
-            for length in range(3, 8):
-                assert end[length] == int(bench.log_probs_after(row, end[:length]).argmax())
-        assert len({end[:3] for end in levels[-1]}) == 3  # each branch goes on
-
-
 def test_a_shallower_row_has_the_top_of_a_fixed_form() -> None:
     bench = Bench([7, 12, 3, 5], WARM)
     depths = {0: 1, 1: 3, 2: 8, 3: 5}
@@ -202,39 +135,41 @@ def test_a_shallower_row_has_the_top_of_a_fixed_form() -> None:
 
 def test_what_was_committed_of_a_fixed_form_stays_cached() -> None:
     bench = Bench([5, 9], WARM)
-    bases = bench.manager.counts[:2].copy()
+    bases = bench.manager.counts.copy()
     result = draft(bench, {0: 5, 1: 5}, 3, branching=SPECINFER)
     for row, found in possible(result).items():
         longest = [text for text in found if len(text) == 4]
         bench.commit(row, [*longest[row], 319])  # of another branch for each
-    roll_back(bench, bases, result)
-    assert bench.state.lengths(np.arange(2)).tolist() == (bases + 4).tolist()
+    forget(bench, [0, 1], bases, result.fed)
+    assert bench.state.lengths(np.arange(2)).tolist() == (bases[:2] + 4).tolist()
     assert_logits(bench, draft(bench, {0: 2, 1: 2}, 3))
 
 
 def test_a_fixed_forms_missing_places_are_not_taken_for_a_token() -> None:
     """Their token is 0, and so is what the model says here."""
     bench = Bench([5, 9], SamplingSettings(logit_bias=((0, 100.0),)))
-    bases = bench.manager.counts[:2].copy()
+    bases = bench.manager.counts.copy()
     result = draft(bench, {0: 5, 1: 5}, 3, branching=SPECINFER)
     for row, committed in enumerate(([0, 0, 319], [0, 0, 0, 0])):
         assert tuple(committed[:2]) in possible(result)[row]
         bench.commit(row, committed)
-    roll_back(bench, bases, result)
-    assert bench.state.lengths(np.arange(2)).tolist() == (bases + np.array([2, 3])).tolist()
+    forget(bench, [0, 1], bases, result.fed)
+    assert bench.state.lengths(np.arange(2)).tolist() == (bases[:2] + np.array([2, 3])).tolist()
     assert_logits(bench, draft(bench, {0: 2, 1: 2}, 3))
 
 
-def test_a_wider_beam_begins_with_the_models_own_choice() -> None:
+@pytest.mark.parametrize("width", [1, 3])
+def test_a_beam_begins_with_the_models_own_choice(width: int) -> None:
     bench = Bench([7, 1, 20, 3], WARM)
-    result = draft(bench, {0: 3, 2: 2}, width=3)
+    result = draft(bench, {0: 3, 2: 2}, width)
     for index, row in enumerate((0, 2)):
         assert result.tree.tokens[index, 0] == bench.says(row)
 
 
-def test_all_nodes_but_the_deepest_are_fed_and_known_to_the_state() -> None:
+@pytest.mark.parametrize("width", [1, 3])
+def test_all_nodes_but_the_deepest_are_fed_and_known_to_the_state(width: int) -> None:
     bench = Bench([7, 5, 20])
-    result = draft(bench, {0: 3, 2: 4}, width=3)
+    result = draft(bench, {0: 3, 2: 4}, width)
     fed = result.fed
     assert fed.tree is result.tree
     deepest = result.tree.depths.max(axis=1, keepdims=True)
@@ -249,33 +184,20 @@ def test_all_nodes_but_the_deepest_are_fed_and_known_to_the_state() -> None:
 
 
 @pytest.mark.parametrize("width", [1, 3])
-def test_a_draft_goes_on_behind_what_was_committed_and_rolled_back(width: int) -> None:
-    bench = Bench([5, 9, 4], WARM)
-    for committed in ([3, 4], [5], [6, 7, 8]):
-        bases = bench.manager.counts[:3].copy()
-        result = draft(bench, {0: 4, 2: 4}, width)
-        for row, nodes in nodes_of(result.tree).items():
-            found = {text: node.log_prob for text, node in by_path(nodes).items()}
-            assert found == pytest.approx(naive_beam(bench, row, 4, width), abs=1e-9)
-        for row in (0, 2):
-            bench.commit(row, committed)
-        roll_back(bench, bases, result)
-
-
 @pytest.mark.parametrize("canonical", [False, True])
-def test_what_was_committed_of_a_draft_stays_cached(canonical: bool) -> None:
+def test_what_was_committed_of_a_draft_stays_cached(canonical: bool, width: int) -> None:
     random = np.random.default_rng(3)
     bench = Bench([5, 9, 4], WARM, canonical=canonical)
     for _ in range(4):
-        bases = bench.manager.counts[:3].copy()
-        result = draft(bench, {0: 4, 1: 2, 2: 3}, width=3)
+        bases = bench.manager.counts.copy()
+        result = draft(bench, {0: 4, 1: 2, 2: 3}, width)
         kept = []
         for row, nodes in nodes_of(result.tree).items():
             text = path(nodes, int(random.integers(len(nodes))))
             deepest = max(map(len, by_path(nodes)))
             bench.commit(row, [*text, 319])
             kept.append(bases[row] + min(len(text), deepest - 1))
-        roll_back(bench, bases, result)
+        forget(bench, [0, 1, 2], bases, result.fed)
         assert bench.state.lengths(np.arange(3)).tolist() == kept
     assert_logits(bench, draft(bench, {0: 2, 1: 2, 2: 2}, width=3))
 
@@ -289,18 +211,18 @@ def test_a_failed_draft_leaves_the_state_as_before_once_it_is_rolled_back(
     good, bench.model = bench.model, FailingModel(bench.model, fails_at)
     with pytest.raises(RuntimeError, match="out of memory"):
         draft(bench, {0: 4, 1: 4}, width)
-    roll_back(bench, bench.manager.counts[:2].copy(), None)
+    forget(bench, [0, 1], bench.manager.counts.copy())
     assert bench.holds_numbers
     bench.model = good
     again = draft(bench, {0: 4, 1: 4})
-    assert tokens_of(again) == {row: bench.continuation(row, 4) for row in range(2)}
+    assert again.tree.tokens.tolist() == [bench.continuation(row, 4) for row in range(2)]
 
 
 def test_a_draft_without_room_raises() -> None:
     bench = Bench([MAX_TOKENS - 2])
     with pytest.raises(ValueError, match="no free slots"):
         draft(bench, {0: 4})
-    roll_back(bench, bench.manager.counts[:1].copy(), None)
+    forget(bench, [0], bench.manager.counts.copy())
 
 
 @pytest.mark.parametrize("settings", [GREEDY, WARM], ids=["greedy", "sampled"])

@@ -20,12 +20,10 @@ from processors.shared_noise import SharedNoise
 from processors.token_tree import TokenTree
 from processors.verify import VerifyProcessor, VerifyRequest
 from tests.modelpool.factories import VOCAB_SIZE
-from tests.processors.tiny import Bench
+from tests.processors.tiny import GREEDY, WARM, Bench
 from tests.processors.trees import Nodes, build, by_path, forests, grown, nodes_of, walk
 
 END = 2  # ends a text
-GREEDY = SamplingSettings()
-WARM = SamplingSettings(temperature=0.9, top_k=40, seed=12)
 
 
 class HashGrammar:
@@ -78,15 +76,11 @@ def test_pruning_leaves_exactly_the_nodes_whose_whole_path_is_allowed(
         assert set(by_path(left[row])) == wanted
 
 
-def test_a_tree_without_grammars_is_left_alone() -> None:
-    tree = TokenTree.path(np.array([0]), np.array([[3, 4]]), np.array([2]))
-    assert prune(tree, {1: HashGrammar()}) is tree
-
-
 @given(forests)
-def test_a_grammar_that_binds_no_drafts_prunes_nothing(rows: dict[int, Nodes]) -> None:
+def test_a_tree_that_no_grammar_binds_is_left_alone(rows: dict[int, Nodes]) -> None:
     tree = build(rows, 0)
     assert prune(tree, {row: HashGrammar(3, binds_drafts=False) for row in rows}) is tree
+    assert prune(tree, {max(rows) + 1: HashGrammar(3)}) is tree
 
 
 def test_a_grammar_that_binds_no_drafts_masks_the_target_alone() -> None:

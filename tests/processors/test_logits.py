@@ -1,7 +1,6 @@
 """Each change of the logits is that of `transformers`, and touches only the rows it is for."""
 
 import math
-from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -10,24 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers import (
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-    TopKLogitsWarper,
     TopPLogitsWarper,
 )
 
 from processors.logits import (
     add_entries,
     best,
-    change_rows,
     column,
-    keep_min_p,
     keep_top_k,
     keep_top_p,
-    log_shares,
     log_total,
     parts,
-    penalize,
     top,
 )
 
@@ -55,14 +47,6 @@ def random_scores(seed: int = 0) -> Tensor:
     return 3 * torch.randn(ROWS, VOCAB, generator=drawn, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("top_k", [1, 5, VOCAB])
-def test_top_k_equals_that_of_transformers(top_k: int) -> None:
-    scores = random_scores()
-    wanted = TopKLogitsWarper(top_k)(NOTHING, scores)
-    keep_top_k(scores, [top_k] * ROWS)
-    assert torch.equal(scores, wanted)
-
-
 @pytest.mark.parametrize("top_p", [0.01, 0.5, 0.9, 0.999])
 @pytest.mark.parametrize("repeated", [1, 700])
 def test_top_p_equals_that_of_transformers(top_p: float, repeated: int) -> None:
@@ -71,28 +55,6 @@ def test_top_p_equals_that_of_transformers(top_p: float, repeated: int) -> None:
     wanted = TopPLogitsWarper(top_p)(NOTHING, scores)
     keep_top_p(scores, column([top_p] * ROWS, HOST))
     assert torch.equal(scores, wanted)
-
-
-@pytest.mark.parametrize("min_p", [0.001, 0.1, 0.7, 1.0])
-def test_min_p_equals_that_of_transformers(min_p: float) -> None:
-    scores = random_scores()
-    wanted = cast(Any, MinPLogitsWarper(min_p))(NOTHING, scores)
-    keep_min_p(scores, column([min_p] * ROWS, HOST))
-    assert torch.equal(scores, wanted)
-
-
-def test_each_row_has_its_own_limits() -> None:
-    scores = random_scores()
-    alone = [row.clone().unsqueeze(0) for row in scores]
-    sizes = list(range(1, ROWS + 1))
-    keep_top_k(scores, sizes)
-    keep_top_p(scores, column([1 / (size + 1) for size in sizes], HOST))
-    keep_min_p(scores, column([1 / (2 * size) for size in sizes], HOST))
-    for size, row in zip(sizes, alone, strict=True):
-        keep_top_k(row, [size])
-        keep_top_p(row, column([1 / (size + 1)], HOST))
-        keep_min_p(row, column([1 / (2 * size)], HOST))
-    assert torch.equal(scores, torch.cat(alone))
 
 
 def test_ties_of_the_kth_largest_stay() -> None:
@@ -158,31 +120,6 @@ def test_of_many_ids_a_row_without_probabilities_stays_as_it_is(value: float) ->
     assert torch.equal(scores[1:], sorted_top_p(before[1:], 0.5))
 
 
-@pytest.mark.parametrize("penalty", [0.5, 1.0, 1.3])
-def test_the_repetition_penalty_equals_that_of_transformers(penalty: float) -> None:
-    scores = random_scores()
-    prompts = torch.randint(VOCAB, (ROWS, 6))
-    outputs = torch.randint(VOCAB, (ROWS, 9))
-    wanted = RepetitionPenaltyLogitsProcessor(penalty)(torch.cat((prompts, outputs), 1), scores)
-    counts = torch.zeros(ROWS, VOCAB, dtype=torch.int32)
-    counts.scatter_add_(1, outputs, torch.ones_like(outputs, dtype=torch.int32))
-    in_prompt = torch.zeros(ROWS, VOCAB, dtype=torch.bool)
-    in_prompt[torch.arange(ROWS).unsqueeze(1), prompts] = True
-    off = column([0.0] * ROWS, HOST)
-    penalize(scores, in_prompt, counts, column([penalty] * ROWS, HOST), off, off)
-    assert torch.equal(scores, wanted)
-
-
-def test_presence_counts_once_and_frequency_each_time_and_neither_the_prompt() -> None:
-    scores = torch.tensor([[1.0, -1.0, 2.0, 0.0]], dtype=torch.float64)
-    in_prompt = torch.tensor([[False, False, False, True]])
-    counts = torch.tensor([[0, 1, 3, 0]])
-    penalize(
-        scores, in_prompt, counts, column([1.0], HOST), column([0.5], HOST), column([0.25], HOST)
-    )
-    assert scores.tolist() == [[1.0, -1.75, 0.75, 0.0]]
-
-
 def test_entries_add_up() -> None:
     scores = torch.zeros(2, 3, dtype=torch.float64)
     values = torch.tensor([1.0, 2.0, -math.inf, -math.inf, 5.0], dtype=torch.float64)
@@ -190,44 +127,8 @@ def test_entries_add_up() -> None:
     assert scores.tolist() == [[0.0, 3.0, 0.0], [-math.inf, 0.0, 0.0]]
 
 
-def clear(scores: Tensor) -> None:
-    scores.zero_()
-
-
-def test_changes_reach_the_rows_they_are_meant_for_and_no_others() -> None:
-    scores = random_scores()
-    before = scores.clone()
-    change_rows(scores, [], clear)
-    assert torch.equal(scores, before)
-    change_rows(scores, [3, 7], clear)
-    before[[3, 7]] = 0.0
-    assert torch.equal(scores, before)
-    change_rows(scores, range(ROWS), clear)
-    assert not scores.any()
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_totals_normalise(dtype: torch.dtype) -> None:
-    scores = random_scores().to(dtype)
-    log_probabilities = scores.double() - log_total(scores)
-    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
-    torch.testing.assert_close(
-        log_probabilities.exp().sum(1), torch.ones(ROWS).double(), rtol=tolerance, atol=0
-    )
-
-
 def test_a_row_without_any_id_left_has_a_total() -> None:
     assert log_total(torch.full((1, 3), -math.inf)).tolist() == [[0.0]]
-
-
-def test_nan_stays_nan_and_what_is_excluded_stays_excluded() -> None:
-    for value in (math.nan, -math.inf):
-        scores = torch.full((1, 4), value, dtype=torch.float64)
-        keep_top_k(scores, [2])
-        keep_top_p(scores, column([0.5], HOST))
-        keep_min_p(scores, column([0.5], HOST))
-        assert torch.equal(scores.isnan(), torch.full((1, 4), math.isnan(value)))
-        assert not scores.isfinite().any()
 
 
 @pytest.mark.parametrize("size", [40, 512, 513, 640, 4096, 5001])
@@ -255,15 +156,3 @@ def test_the_best_are_found_by_way_of_blocks(size: int, dtype: torch.dtype) -> N
     found = scores.max(dim=-1, keepdim=True)
     assert torch.equal(ids, found.indices)
     assert torch.equal(values.nan_to_num(99.0), found.values.nan_to_num(99.0))
-
-
-def test_log_shares_are_those_of_a_softmax_and_nothing_where_all_is_excluded() -> None:
-    scores = torch.randn(3, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    scores[1] = -math.inf
-    scores[2, 3:] = -math.inf
-    values, ids = top(scores, 4)
-    shares = log_shares(scores, values, ids)
-    torch.testing.assert_close(shares[0], scores[0].log_softmax(-1)[ids[0]])
-    assert shares[1].tolist() == [-math.inf] * 4
-    assert shares[2, :3].exp().sum().item() == pytest.approx(1.0)
-    assert shares[2, 3] == -math.inf

@@ -6,19 +6,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from processors.drafts import DraftRequest
 from processors.ngram import NgramDraftProcessor, NoiseLookup, context_distribution
 from processors.noise import gumbel
-from processors.token_tree import ROOT, TokenTree
+from processors.token_tree import ROOT, Floats, Ints, TokenTree
 from statemgr import NgramTable, StateManager, SuffixTable
+from tests.processors.trees import nodes_of, path
 
 VOCAB = 40
 FLOOR = math.log(0.05)
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 
 def silent(row: int, position: int, ids: Ints) -> Floats:
@@ -54,44 +51,24 @@ def draft(
 
 def paths(tree: TokenTree, index: int) -> list[list[int]]:
     """The path to each node of a row, in the order of the nodes."""
-    found: list[list[int]] = []
-    for node in range(int(tree.sizes[index])):
-        parent = int(tree.parents[index, node])
-        before = [] if parent == ROOT else found[parent]
-        found.append([*before, int(tree.tokens[index, node])])
-    return found
+    nodes = nodes_of(tree)[index]
+    return [list(path(nodes, place)) for place in range(len(nodes))]
 
 
 def check(tree: TokenTree, depths: list[int], width: int) -> None:
     """What every tree promises."""
-    shape = tree.tokens.shape
-    assert shape == (len(tree.rows), int(tree.sizes.max(initial=0)))
-    for values in (tree.parents, tree.depths, tree.log_probs, tree.origins):
-        assert values.shape == shape
-    for values in (tree.tokens, tree.parents, tree.depths, tree.origins, tree.sizes):
-        assert values.dtype == np.int64
-    assert tree.log_probs.dtype == np.float64
-    for index, depth in enumerate(depths):
-        size = int(tree.sizes[index])
-        found = tree.depths[index, :size]
+    assert tree.tokens.shape == (len(tree.rows), int(tree.sizes.max(initial=0)))
+    assert {part.dtype for part in (tree.tokens, tree.parents, tree.depths)} == {np.dtype(np.int64)}
+    assert not tree.tokens[~tree.real].any()
+    for (index, nodes), depth in zip(nodes_of(tree).items(), depths, strict=True):
+        found = tree.depths[index, : len(nodes)]
         assert (np.diff(found) >= 0).all()
         assert (np.bincount(found, minlength=1) <= width).all()
         assert found.max(initial=0) <= depth
-        assert tree.origins[index, :size].tolist() == list(range(size))
-        for node in range(size):
-            parent = int(tree.parents[index, node])
-            assert ROOT <= parent < node
-            above = (0, 0.0) if parent == ROOT else (found[parent], tree.log_probs[index, parent])
-            assert found[node] == above[0] + 1
-            assert FLOOR <= tree.log_probs[index, node] <= above[1]
-        spelled = paths(tree, index)
-        assert len({tuple(path) for path in spelled}) == size  # siblings differ
-        padding = [
-            values[index, size:]
-            for values in (tree.tokens, tree.parents, tree.depths, tree.log_probs, tree.origins)
-        ]
-        for values, expected in zip(padding, (0, ROOT, 0, -np.inf, 0), strict=True):
-            assert (values == expected).all()
+        assert [node.origin for node in nodes] == list(range(len(nodes)))
+        for node in nodes:
+            above = 0.0 if node.parent == ROOT else nodes[node.parent].log_prob
+            assert FLOOR <= node.log_prob <= above
 
 
 def test_a_quotation_is_continued_to_the_full_depth() -> None:
@@ -137,10 +114,10 @@ def test_log_probs_are_the_tables_where_a_row_is_greedy() -> None:
     request = DraftRequest(one, one, np.array([3]), width=3)
     tree = NgramDraftProcessor().draft(table, manager, silent, request)
     assert tree.sizes[0] > 3
-    for path, log_prob in zip(paths(tree, 0), tree.log_probs[0], strict=True):
+    for text, log_prob in zip(paths(tree, 0), tree.log_probs[0], strict=True):
         expected = math.prod(
-            context_distribution(table, manager, 0, path[:k], VOCAB)[token]
-            for k, token in enumerate(path)
+            context_distribution(table, manager, 0, text[:k], VOCAB)[token]
+            for k, token in enumerate(text)
         )
         assert math.exp(log_prob) == pytest.approx(expected)
 

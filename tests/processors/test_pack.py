@@ -46,11 +46,6 @@ def test_logits_of_earlier_tokens_are_handed_out_apart_from_the_wanted_ones() ->
     torch.testing.assert_close(result.earlier, wanted, rtol=0, atol=1e-10)
 
 
-def test_without_earlier_tokens_none_are_handed_out() -> None:
-    bench = Bench([5])
-    assert len(run_pack(bench.active, plan({0: 5}, [True]), NOBODY).earlier) == 0
-
-
 def test_the_fed_tree_tells_where_each_node_is() -> None:
     bench = Bench([4, 6, 3])
     tree = build(TREES, spare=1)
@@ -63,13 +58,6 @@ def test_the_fed_tree_tells_where_each_node_is() -> None:
     assert bench.state.positions.reshape(-1)[slots].tolist() == positions.tolist()
 
 
-def test_a_row_is_computed_as_if_it_were_alone() -> None:
-    together, alone = Bench([4, 6, 3]), Bench([4, 6, 3])
-    both = run_pack(together.active, plan({0: 4, 1: 6}, [True, True]), build({0: TREES[0], 1: []}))
-    one = run_pack(alone.active, plan({0: 4}, [True]), build({0: TREES[0]}))
-    torch.testing.assert_close(both.logits[:4], one.logits, rtol=0, atol=1e-12)
-
-
 def test_a_pack_that_fails_leaves_the_state_as_before() -> None:
     bench = Bench([4, 6, 3])
     bench.feed(1, 2)
@@ -78,12 +66,6 @@ def test_a_pack_that_fails_leaves_the_state_as_before() -> None:
         run_pack(bench.active, plan({0: 4, 1: 2, 2: 3}, [True] * 3), build(TREES))
     assert bench.snapshot() == before
     assert bench.holds_numbers
-
-
-def test_an_active_model_tells_what_its_state_lacks() -> None:
-    bench = Bench([4, 6])
-    bench.feed(1, 2)
-    assert bench.active.lag(np.array([0, 1])).tolist() == [3, 3]
 
 
 def test_contexts_stand_after_roots_and_nodes() -> None:

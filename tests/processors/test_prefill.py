@@ -5,16 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from processors.active_model import ActiveModel
-from processors.draft import DraftProcessor
-from processors.drafts import DraftRequest
 from processors.prefill import PrefillProcessor, share_chunk
-from processors.shared_noise import SharedNoise
+from processors.token_tree import Ints
 from tests.processors.tiny import Bench, FailingModel
-
-Ints = NDArray[np.int64]
+from tests.processors.verification import draft
 
 
 @pytest.mark.parametrize(
@@ -54,8 +50,7 @@ def test_what_was_prefilled_in_chunks_drafts_like_what_was_not(chunk: int) -> No
     bench = Bench([23, 9, 40])
     rows = np.array([0, 1, 2])
     read_all(bench, rows, chunk)
-    request = DraftRequest(rows, np.zeros(3, dtype=int), np.full(3, 3))
-    result = DraftProcessor(bench.sampler, SharedNoise()).draft(bench.active, request)
+    result = draft(bench, dict.fromkeys(range(3), 3))
     for row in range(3):
         assert result.tree.tokens[row].tolist() == bench.continuation(row, 3)
 

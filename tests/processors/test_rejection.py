@@ -47,6 +47,14 @@ def assert_same_result(got: VerifyResult, wanted: VerifyResult) -> None:
     torch.testing.assert_close(got.logits, wanted.logits, rtol=0, atol=1e-12)
 
 
+def drawn_by(drafter: Bench) -> tuple[TokenTree, list[DraftResult]]:
+    """Two drafts and their tree, in which a row has no nodes."""
+    each = ({0: 4, 3: 2}, {2: 3})
+    drafts = [draft(drafter, depths, rule=RejectionSampling()) for depths in each]
+    trees = [TokenTree.empty(np.array([1])), *(drafted.tree for drafted in drafts)]
+    return join(trees), drafts
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_without_chance_rejection_is_the_walk(seed: int) -> None:
     lengths = [30, 12, 9, 5, 7]
@@ -55,8 +63,8 @@ def test_without_chance_rejection_is_the_walk(seed: int) -> None:
     says = {row: bench.continuation(row, 5) for row in range(5)}
     looked_up = {1: says[1][: seed + 1], 4: [*says[4][:seed], 319, 3]}
     drafts = [
-        draft(drafter, [2], [4]),  # of a model that is not the verifier
-        draft(Bench(lengths), [3], [3]),  # of the verifier's twin
+        draft(drafter, {2: 4}),  # of a model that is not the verifier
+        draft(Bench(lengths), {3: 3}),  # of the verifier's twin
         DraftResult.without_logits(path_tree(looked_up)),
     ]
     whole = join([drafted.tree for drafted in drafts])
@@ -80,11 +88,7 @@ def test_a_verifier_keeps_all_that_it_could_have_drawn_itself(settings: Sampling
     """Were the distribution after another node taken, of either side, some would be refused."""
     lengths = [12, 9, 5, 7]
     bench, twin = Bench(lengths, settings), Bench(lengths, settings)
-    drafts = [
-        draft(twin, [0, 3], [4, 2], RejectionSampling()),
-        draft(twin, [2], [3], RejectionSampling()),
-    ]
-    tree = join([drafted.tree for drafted in drafts] + [TokenTree.empty(np.array([1]))])
+    tree, drafts = drawn_by(twin)
     result = verify_by_rejection(bench, tree, drafts)
     assert result.lengths.tolist() == [4, 0, 3, 2]
     assert_logits(bench, result)
@@ -118,12 +122,8 @@ def test_rejection_tells_which_row_was_not_judged_by_numbers(settings: SamplingS
 @pytest.mark.parametrize("settings", [GREEDY, WARM, PENALIZED], ids=["g", "s", "p"])
 def test_rejection_judges_in_parts_to_the_same_bits(settings: SamplingSettings) -> None:
     lengths = [12, 9, 5, 7]
-    drafter, results = Bench(lengths, settings, seed=1), []
-    drafts = [
-        draft(drafter, [0, 3], [4, 2], RejectionSampling()),
-        draft(drafter, [2], [3], RejectionSampling()),
-    ]
-    tree = join([drafted.tree for drafted in drafts] + [TokenTree.empty(np.array([1]))])
+    results = []
+    tree, drafts = drawn_by(Bench(lengths, settings, seed=1))
     for part in (2**19, 2 * VOCAB_SIZE):
         with mock.patch("processors.logits._CPU_PART", part):
             results.append(verify_by_rejection(Bench(lengths, settings), tree, drafts))
@@ -135,7 +135,7 @@ def test_rejection_draws_noise_where_a_row_stops_and_nowhere_else(
 ) -> None:
     lengths = [12, 9, 5, 7]
     bench, drafter = Bench(lengths, WARM), Bench(lengths, WARM, seed=1)
-    drafted = draft(drafter, [0, 1, 2, 3], [4, 4, 3, 1], RejectionSampling())
+    drafted = draft(drafter, {0: 4, 1: 4, 2: 3, 3: 1}, rule=RejectionSampling())
     drawn: list[tuple[int, int]] = []
 
     def noting(seed: int, position: int, vocab_size: int, *rest: Any, **options: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -11,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from processors.contexts import Contexts
 from processors.noise import NoiseBank, gumbel, uniform
 from processors.sampler import Sampler
 from processors.sampling_row import SamplingSettings
@@ -65,13 +65,6 @@ def test_settings_that_are_no_numbers_are_refused() -> None:
         SamplingSettings(logit_bias=((3, 1.0), (7, math.nan)))
 
 
-def test_what_top_k_excludes_is_never_chosen() -> None:
-    sampler, logits = open_rows(SamplingSettings(5.0, 3, 1.0, seed=1)), random_logits(1)
-    best = logits[0].topk(3).indices.tolist()
-    chosen = {choose(sampler, logits, [0], [position])[0] for position in range(200)}
-    assert chosen == set(best)
-
-
 def test_if_every_id_is_excluded_the_winning_score_says_so() -> None:
     one = SamplingSettings(1.0, 3, 0.5, min_p=0.1, bad_words_ids=tuple((t,) for t in range(VOCAB)))
     for row in (one, dataclasses.replace(one, temperature=0.0)):
@@ -114,14 +107,6 @@ def test_logits_may_be_fewer_than_the_noise() -> None:
         assert torch.equal(
             scores_of(row, logits[:, :30], 3, [31, 8]), scores_of(row, padded, 3, [31, 8])[:30]
         )
-
-
-def test_rows_opened_before_and_after_the_first_choice_are_alike() -> None:
-    one = SamplingSettings(1.0, seed=3, stream=4)
-    sampler, logits = open_rows(one), random_logits(1)
-    first = choose(sampler, logits, [0], [1])
-    sampler.open(1, one)
-    assert choose(sampler, logits, [1], [1]) == first
 
 
 def test_a_row_without_memory_for_its_noise_is_refused_when_it_is_opened(
@@ -267,22 +252,17 @@ def test_a_path_counts_like_committed_tokens(
 
 
 def test_rows_that_look_at_their_text_need_paths() -> None:
-    own = (Shift(),)
-    reading = [
-        SamplingSettings(repetition_penalty=1.1),
-        SamplingSettings(presence_penalty=0.1),
-        SamplingSettings(frequency_penalty=-0.1),
-        SamplingSettings(bad_words_ids=((1,), (1, 2))),
-        SamplingSettings(logits_processors=own),
-    ]
-    blind = dataclasses.replace(
-        FULL,
-        repetition_penalty=1.0,
-        presence_penalty=0.0,
-        frequency_penalty=0.0,
-        bad_words_ids=((9,),),
-    )
-    sampler = open_rows(blind, *reading)
+    reading = {
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.1,
+        "frequency_penalty": -0.1,
+        "bad_words_ids": ((1,), (1, 2)),
+        "logits_processors": (Shift(),),
+    }
+    off = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    blind: dict[str, Any] = {**vars(FULL), **off, "bad_words_ids": ((9,),)}
+    settings = [SamplingSettings(**{**blind, name: value}) for name, value in reading.items()]
+    sampler = open_rows(SamplingSettings(**blind), *settings)
     assert not sampler.needs_paths(np.array([0, 0]))
     assert all(sampler.needs_paths(np.array([0, row])) for row in range(1, len(reading) + 1))
 
@@ -292,28 +272,21 @@ def test_rows_that_look_at_their_text_need_paths() -> None:
 
 @pytest.mark.parametrize("one", [GREEDY, SamplingSettings(0.8, seed=1), FULL])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_log_probabilities_are_normalised(one: SamplingSettings, dtype: torch.dtype) -> None:
-    sampler, logits = open_rows(one, prompt=PROMPT), random_logits(1, dtype=dtype)
-    contexts = contexts_at([0], [2])
-    wanted = sampler.scores(logits, contexts)[0].double().log_softmax(-1)
-    ids, ranked = sampler.rank(logits, contexts, VOCAB)
-    assert ids.sort().values.tolist() == [list(range(VOCAB))]
+@pytest.mark.parametrize("width", [1, 2, VOCAB])
+@pytest.mark.parametrize("purpose", [0, 1])
+def test_the_best_are_ranked_with_their_log_probabilities(
+    one: SamplingSettings, dtype: torch.dtype, width: int, purpose: int
+) -> None:
+    sampler, logits = open_rows(one, GREEDY, prompt=PROMPT), random_logits(2, dtype=dtype)
+    contexts = contexts_at([0, 1], [2, 2])
+    wanted = sampler.scores(logits, contexts, purpose).double().log_softmax(-1)
+    ids, ranked = sampler.rank(logits, contexts, width, purpose)
+    assert all(len(set(line)) == width for line in ids.tolist())
     assert ranked.dtype == torch.float64
-    torch.testing.assert_close(ranked[0], wanted[ids[0]], rtol=1e-5, atol=1e-5)
-    assert ranked.exp().sum().item() == pytest.approx(1.0, abs=1e-5)
+    torch.testing.assert_close(ranked, wanted.gather(1, ids), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ranked, wanted.topk(width).values, rtol=1e-5, atol=1e-5)
     assert (ranked <= 0).all()
     assert (ranked.diff() <= 0).logical_or(ranked[:, 1:].isinf()).all()
-
-
-@pytest.mark.parametrize("width", [1, 2, 5])
-@pytest.mark.parametrize("purpose", [0, 1])
-def test_the_best_are_ranked(width: int, purpose: int) -> None:
-    sampler, logits = open_rows(SamplingSettings(0.8, seed=1), GREEDY), random_logits(2)
-    contexts = contexts_at([0, 1], [2, 2])
-    ids, ranked = sampler.rank(logits, contexts, width, purpose)
-    wanted = sampler.scores(logits, contexts, purpose).log_softmax(-1).topk(width)
-    assert torch.equal(ids, wanted.indices)
-    torch.testing.assert_close(ranked, wanted.values)
 
 
 def test_judging_is_choosing_and_looking_up() -> None:
@@ -407,32 +380,6 @@ def test_uniforms_are_those_of_seed_position_stream_and_purpose() -> None:
 
 
 # Many contexts, large vocabularies, drafts
-
-
-@pytest.mark.parametrize("temperatures", [(1.0, 1.0), (0.7, 1.3), (0.0, 1.0), (0.0, 0.0)])
-def test_a_choice_has_the_same_bits_in_parts(
-    temperatures: tuple[float, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    size = 1000
-    sampler = Sampler(size, window=16)
-    for row, temperature in enumerate(temperatures):
-        sampler.open(row, SamplingSettings(temperature, seed=row))
-    drawn = torch.Generator().manual_seed(0)
-    logits = torch.randn(26, size, generator=drawn)
-    rows, positions = np.arange(26) % 2, np.arange(26) // 2
-    contexts = Contexts(rows, positions, np.zeros(26, dtype=np.int64))
-    whole, ranked = sampler.choose(logits, contexts), sampler.rank(logits, contexts, 3)
-    monkeypatch.setattr("processors.logits._CPU_PART", 4 * size)
-    for got, wanted in zip(sampler.choose(logits, contexts), whole, strict=True):
-        assert torch.equal(got, wanted)
-    assert torch.equal(sampler.rank(logits, contexts, 3)[0], ranked[0])
-    for index in range(26):
-        temperature = temperatures[index % 2]
-        wanted_scores = logits[index].double().numpy()
-        if temperature > 0:
-            wanted_scores = wanted_scores / temperature + gumbel(index % 2, index // 2, size)
-        assert whole[0][index] == wanted_scores.argmax()
-        assert whole[1][index] == wanted_scores.max()
 
 
 @pytest.mark.parametrize("temperatures", [(1.0, 1.0), (0.7, 1.3), (0.0, 1.0)])

@@ -32,8 +32,8 @@ from tests.processors.sampling import (
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
 @pytest.mark.parametrize("top_k", [0, 1, 5, VOCAB, 10 * VOCAB])
-@pytest.mark.parametrize("top_p", [0.01, 0.5, 0.9, 1.0])
-@pytest.mark.parametrize("min_p", [0.0, 0.1])
+@pytest.mark.parametrize("top_p", [0.01, 0.5, 1.0])
+@pytest.mark.parametrize("min_p", [0.0, 0.1, 1.0])
 def test_warping_equals_that_of_transformers(
     temperature: float, top_k: int, top_p: float, min_p: float
 ) -> None:
@@ -74,12 +74,6 @@ def test_every_setting_equals_that_of_transformers(
         got = scores_of(one, logits, position=3)
         assert torch.equal(got.isfinite(), wanted[0].isfinite())
         torch.testing.assert_close(got, wanted[0], rtol=1e-13, atol=1e-13)
-
-
-def test_a_phrase_is_held_back_only_where_the_text_ends_with_its_beginning() -> None:
-    one = SamplingSettings(bad_words_ids=((7, 8, 10), (8, 8, 11), (5, 5, 5, 5, 5, 7, 7, 8, 12)))
-    kept = scores_of(one, random_logits(1), 3).isfinite()
-    assert kept.logical_not().nonzero().flatten().tolist() == [10]
 
 
 def test_rows_hold_back_their_own_phrases_behind_paths_of_any_length() -> None:

@@ -16,6 +16,7 @@ from tests.processors.trees import (
     build,
     by_path,
     forests,
+    line,
     lineage,
     node_lists,
     nodes_of,
@@ -28,27 +29,10 @@ from tests.pure import few
 many = settings(max_examples=few(150), deadline=None, database=None)
 
 
-def path_of(*tokens: int) -> Nodes:
-    return [Node(place - 1, token, 0.0, place) for place, token in enumerate(tokens)]
-
-
-def test_an_empty_tree_has_roots_only() -> None:
-    tree = TokenTree.empty(np.array([2, 5]))
-    assert tree.sizes.tolist() == [0, 0]
-    assert nodes_of(tree) == {2: [], 5: []}
-    assert tree.height == 0
-    assert tree.is_path
-    assert tree.lineage.shape == tree.paths().shape == (2, 0, 0)
-    assert tree.ancestors().shape == (2, 0, 0)
-    assert nodes_of(tree.select(np.array([3, 3]), np.array([3, 3]))) == {2: [], 5: []}
-    assert tree.matching(np.array([[4], [4]])).shape == (2, 0)
-    assert tree.on_text(np.array([[4], [4]]), np.array([1, 1])).shape == (2, 0)
-
-
 def test_a_path_knows_its_tokens_and_nothing_of_its_padding() -> None:
     tokens = np.array([[4, 5, 6], [99, 99, 99], [7, 99, 99]])
     tree = TokenTree.path(np.array([1, 3, 4]), tokens, np.array([3, 0, 1]))
-    assert nodes_of(tree) == {1: path_of(4, 5, 6), 3: [], 4: path_of(7)}
+    assert nodes_of(tree) == {1: line(4, 5, 6), 3: [], 4: line(7)}
     assert tree.tokens.tolist() == [[4, 5, 6], [0, 0, 0], [7, 0, 0]]
     assert tree.is_path
 
@@ -179,7 +163,7 @@ def test_what_can_be_kept_are_nodes_whose_parents_are_kept(tree: TokenTree, rand
 
 @pytest.mark.parametrize("kept", [np.ones((1, 2)), np.ones((2, 2), dtype=np.bool_)])
 def test_numbers_and_other_shapes_cannot_be_kept(kept: NDArray[np.bool_]) -> None:
-    assert not build({0: path_of(1, 2)}).holds_parents(kept)
+    assert not build({0: line(1, 2)}).holds_parents(kept)
 
 
 @many
@@ -200,7 +184,7 @@ def test_joined_trees_ascend_and_keep_their_nodes(rows: dict[int, Nodes], group:
 
 
 def test_one_tree_joins_to_itself() -> None:
-    tree = build({1: path_of(4)})
+    tree = build({1: line(4)})
     assert join([tree]) is tree
     assert join([TokenTree.empty(np.zeros(0, dtype=np.int64)), tree]) is tree
 
@@ -208,11 +192,3 @@ def test_one_tree_joins_to_itself() -> None:
 def test_empty_trees_join_to_an_empty_tree() -> None:
     joined = join([TokenTree.empty(np.array([4])), TokenTree.empty(np.array([1]))])
     assert nodes_of(joined) == {1: [], 4: []}
-
-
-@pytest.mark.parametrize("limit", [0, 1, 2, 9])
-def test_a_path_is_selected_from_its_beginning(limit: int) -> None:
-    tree = build({0: path_of(1, 2, 3), 1: path_of(4), 2: []})
-    cut = nodes_of(tree.select(np.full(3, limit), np.full(3, 9)))
-    assert cut == {0: path_of(1, 2, 3)[:limit], 1: path_of(4)[:limit], 2: []}
-    assert cut == nodes_of(tree.select(np.full(3, 9), np.full(3, limit)))

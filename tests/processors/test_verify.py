@@ -16,8 +16,19 @@ from tests.processors.tiny import (
     FailingModel,
     SpeechlessModel,
 )
-from tests.processors.trees import Node, Nodes, Path, build, by_path, grown, nodes_of, path, walk
-from tests.processors.verification import assert_logits, forget, line, verify, verify_path
+from tests.processors.trees import (
+    Node,
+    Nodes,
+    Path,
+    build,
+    by_path,
+    grown,
+    line,
+    nodes_of,
+    path,
+    walk,
+)
+from tests.processors.verification import assert_logits, forget, verify, verify_path
 
 SETTINGS = pytest.mark.parametrize(
     "settings", [GREEDY, WARM, PENALIZED], ids=["greedy", "sampled", "penalized"]
@@ -36,42 +47,6 @@ def naive_path(bench: Bench, row: int, nodes: Nodes) -> list[int]:
     return list(walk(nodes, lambda text: bench.says(row, text)))
 
 
-@SETTINGS
-def test_a_path_is_the_models_own_continuation(settings: SamplingSettings) -> None:
-    bench = Bench([6, 11, 4, 1], settings)
-    says = [bench.continuation(row, 5) for row in range(4)]
-    wrong = (says[1][2] + 1) % 320
-    nodes = {0: says[0][:4], 1: [*says[1][:2], wrong, 5], 2: [], 3: [(says[3][0] + 1) % 320]}
-    result = verify_path(bench, nodes)
-    assert result.lengths.tolist() == [4, 2, 0, 0]
-    for row in range(4):
-        text = result.path(row).tolist()
-        assert len(text) == result.lengths[row] + 1
-        assert text == says[row][: len(text)]
-    assert result.sound.all()
-    assert result.pack_tokens == (6 + 4) + (11 + 4) + 4 + (1 + 1)
-
-
-def test_verified_logits_are_those_of_the_ordinary_forward() -> None:
-    bench = Bench([6, 3])
-    result = verify_path(bench, {0: [5, 6], 1: [7]})
-    nodes = {0: [5, 6], 1: [7]}
-    parts = [bench.logits(bench.prompts[row] + nodes[row])[-len(nodes[row]) - 1 :] for row in nodes]
-    torch.testing.assert_close(result.logits, torch.cat(parts), rtol=0, atol=1e-10)
-
-
-def test_prefill_chunks_travel_along_and_change_no_choice() -> None:
-    bench, alone = Bench([30, 6, 25, 9]), Bench([30, 6, 25, 9])
-    wanted = verify_path(alone, {1: [5, 6], 3: [7]})
-    result = verify_path(bench, {1: [5, 6], 3: [7]}, prefill={0: 20, 2: 24})
-    assert np.array_equal(result.choices, wanted.choices)
-    torch.testing.assert_close(result.logits, wanted.logits, rtol=0, atol=1e-12)
-    assert bench.state.lengths(np.array([0, 2])).tolist() == [20, 24]
-    forget(bench, [1, 3], bench.manager.counts, result.fed)
-    says = bench.continuation(0, 1)
-    assert verify_path(bench, {0: []}).path(0).tolist() == says
-
-
 @pytest.mark.parametrize("broken", ["needs_paths", "choose"])
 def test_where_only_prompts_are_read_there_is_no_choice_that_could_fail(
     broken: str, monkeypatch: pytest.MonkeyPatch
@@ -84,17 +59,6 @@ def test_where_only_prompts_are_read_there_is_no_choice_that_could_fail(
     assert not result.poisoned.any()
     assert bench.state.lengths(np.array([0])).tolist() == [29]
     assert verify_path(bench, {0: []}).path(0).tolist() == bench.continuation(0, 1)
-
-
-def test_accepted_nodes_stay_cached_and_the_rest_is_forgotten() -> None:
-    bench = Bench([6])
-    says = bench.continuation(0, 6)
-    result = verify_path(bench, {0: [*says[:2], (says[2] + 1) % 320]})
-    bases = bench.manager.counts.copy()
-    bench.commit(0, result.path(0).tolist())
-    forget(bench, [0], bases, result.fed)
-    assert bench.state.lengths(np.array([0])).tolist() == [6 + 2]
-    assert verify_path(bench, {0: []}).path(0).tolist() == says[3:4]
 
 
 def test_the_next_level_verifies_the_choice_unless_rejection_is_hard() -> None:
@@ -124,7 +88,7 @@ def test_a_failed_verification_leaves_the_state_as_before() -> None:
     forget(bench, [0], bench.manager.counts, result.fed)
     before = bench.snapshot()
     good, bench.model = bench.model, FailingModel(bench.model, 1)
-    tree = build({0: [Node(ROOT, 5), Node(ROOT, 6), Node(0, 7)], 1: line([6, 7])})
+    tree = build({0: [Node(ROOT, 5), Node(ROOT, 6), Node(0, 7)], 1: line(6, 7)})
     with pytest.raises(RuntimeError, match="out of memory"):
         verify(bench, tree, prefill={2: 4})
     assert bench.snapshot() == before

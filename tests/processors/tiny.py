@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -18,11 +17,9 @@ from processors.contexts import Contexts
 from processors.pack import PackPlan, run_pack
 from processors.sampler import Sampler
 from processors.sampling_row import SamplingSettings
-from processors.token_tree import TokenTree
+from processors.token_tree import Ints, TokenTree
 from statemgr import ModelState, StateManager
 from tests.modelpool.factories import VOCAB_SIZE, save_llama
-
-Ints = NDArray[np.int64]
 
 GREEDY = SamplingSettings(temperature=0.0, top_k=0, top_p=1.0, seed=0)
 WARM = SamplingSettings(temperature=0.9, top_k=40, top_p=0.95, seed=12)

@@ -63,6 +63,10 @@ def nodes_of(tree: TokenTree) -> dict[int, Nodes]:
     return rows
 
 
+def line(*tokens: int) -> Nodes:
+    return [Node(place - 1, token, 0.0, place) for place, token in enumerate(tokens)]
+
+
 def lineage(nodes: Nodes, place: int) -> list[int]:
     """The node, its parent, and so on below the root."""
     found = []

@@ -2,7 +2,6 @@
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from processors.acceptance_rule import AcceptanceRule
 from processors.draft import DraftProcessor
@@ -11,21 +10,15 @@ from processors.pack import FedTree
 from processors.rejection import RejectionSampling
 from processors.rollback import RollbackProcessor
 from processors.shared_noise import SharedNoise
-from processors.token_tree import TokenTree
+from processors.token_tree import Ints, TokenTree
 from processors.verify import PrefillChunks, VerifyProcessor, VerifyRequest
 from processors.verify_result import VerifyResult
 from tests.processors.tiny import Bench
-from tests.processors.trees import Node, Nodes, build, nodes_of, path
-
-Ints = NDArray[np.int64]
-
-
-def line(tokens: list[int]) -> Nodes:
-    return [Node(place - 1, token, 0.0, place) for place, token in enumerate(tokens)]
+from tests.processors.trees import build, line, nodes_of, path
 
 
 def path_tree(nodes: dict[int, list[int]]) -> TokenTree:
-    return build({row: line(tokens) for row, tokens in nodes.items()})
+    return build({row: line(*tokens) for row, tokens in nodes.items()})
 
 
 def chunks_of(prefill: dict[int, int] | None) -> PrefillChunks:
@@ -48,10 +41,10 @@ def verify_path(
     return verify(bench, path_tree(nodes), prefill)
 
 
-def forget(bench: Bench, rows: list[int], bases: Ints, fed: FedTree) -> None:
+def forget(bench: Bench, rows: list[int], bases: Ints, fed: FedTree | None = None) -> None:
     which = np.array(rows)
     rollback = RollbackProcessor()
-    kept = rollback.kept(bench.manager, which, bases[which], [fed])
+    kept = rollback.kept(bench.manager, which, bases[which], [fed] if fed else [])
     rollback.rollback(bench.state, bench.manager, which, bases[which], kept)
     bench.manager.check_integrity()
 
@@ -68,10 +61,14 @@ def verify_by_rejection(
 
 
 def draft(
-    bench: Bench, rows: list[int], depths: list[int], rule: AcceptanceRule | None = None
+    bench: Bench,
+    depths: dict[int, int],
+    width: int = 1,
+    branching: tuple[int, ...] | None = None,
+    rule: AcceptanceRule | None = None,
 ) -> DraftResult:
-    which = np.array(rows)
-    request = DraftRequest(which, bench.output_positions(which), np.array(depths))
+    rows, deep = np.array([*depths]), np.array([*depths.values()])
+    request = DraftRequest(rows, bench.output_positions(rows), deep, width, branching)
     return DraftProcessor(bench.sampler, rule or SharedNoise()).draft(bench.active, request)
 
 

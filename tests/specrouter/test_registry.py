@@ -13,44 +13,41 @@ HALF = Fraction(1, 2)
 
 
 def numbers() -> Registry:
+    """Two that are built in, and "half" of one's own."""
     built_in = {"third": f"{__name__}:THIRD", "none": f"{__name__}:NONE_SUCH"}
-    return Registry("kind of number", "fractions:Fraction", built_in)
+    registry = Registry("kind of number", "fractions:Fraction", built_in)
+    registry.register("half", HALF)
+    return registry
 
 
 THIRD = Fraction(1, 3)
+NAMES = ("third", "none", "half")
 
 
-def test_built_in_policies_come_first_and_are_imported_when_they_are_asked_for() -> None:
+def test_policies_have_names_and_built_in_ones_come_first() -> None:
     registry = numbers()
-    registry.register("half", HALF)
-    assert registry.names == ("third", "none", "half")
+    assert registry.names == NAMES
     assert registry.find("third") is THIRD
-    assert registry.names == ("third", "none", "half")
+    assert registry.find("half") is HALF
+    assert registry.names == NAMES
+    registry.register("half", Fraction(2, 4))
+    assert registry.find("half") is not HALF, "an earlier one of one's own may be replaced"
+    assert numbers().find("half") is HALF, "each registry has its own"
 
 
 def test_a_name_is_checked_without_an_import_where_it_is_a_built_in_one() -> None:
     registry = numbers()
-    registry.register("half", HALF)
-    for name in ("third", "none", "half", f"{__name__}:HALF"):
+    for name in (*NAMES, f"{__name__}:HALF"):
         registry.check(name)
     for name in ("quarter", "no_such:HALF", "math:pi"):
         with pytest.raises(ConfigError):
             registry.check(name)
 
 
-def test_ones_own_policy_has_the_name_that_it_was_registered_by() -> None:
-    registry = numbers()
-    registry.register("half", HALF)
-    assert registry.find("half") is HALF
-    registry.register("half", Fraction(2, 4))
-    assert registry.find("half") is not HALF, "an earlier one of one's own may be replaced"
-    assert numbers().names == ("third", "none"), "each registry has its own"
-
-
 def test_ones_own_policy_is_found_by_module_and_name() -> None:
     registry = numbers()
     assert registry.find(f"{__name__}:HALF") is HALF
-    assert registry.names == ("third", "none"), "no short name comes of that"
+    assert registry.names == NAMES, "no short name comes of that"
 
 
 def test_a_built_in_policy_cannot_be_replaced() -> None:
@@ -65,15 +62,13 @@ def test_what_is_of_another_type_cannot_be_registered(policy: object) -> None:
     registry = numbers()
     with pytest.raises(TypeError, match=r"'half' must be an instance of fractions\.Fraction"):
         registry.register("half", policy)
-    assert registry.names == ("third", "none")
+    assert registry.find("half") is HALF
 
 
 @pytest.mark.parametrize("name", ["quarter", "", "a.module", ":", "a.module:", ":NAME"])
 def test_an_unknown_name_is_answered_with_all_that_are_registered(name: str) -> None:
-    registry = numbers()
-    registry.register("half", HALF)
     with pytest.raises(ConfigError) as caught:
-        registry.find(name)
+        numbers().find(name)
     assert str(caught.value) == (
         f"no kind of number {name!r}; there are third, none, half, and one's own as"
         " package.module:NAME"

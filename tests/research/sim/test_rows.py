@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from research.sim.rows import SimulatedRows, slots_for
+from research.sim.rows import SimulatedRows
 
 
 def test_the_lowest_free_row_is_opened_empty() -> None:
@@ -19,4 +19,5 @@ def test_the_lowest_free_row_is_opened_empty() -> None:
 
 
 def test_slots_are_those_of_the_engine_s_layout() -> None:
-    assert slots_for(np.array([1, 120, 121])).tolist() == [128, 128, 256]
+    rows = SimulatedRows(1, ("a",))
+    assert [rows.slots_for(tokens) for tokens in (1, 120, 121)] == [128, 128, 256]

@@ -1,6 +1,5 @@
 """The profiler is told what verifiers accepted of whose trees, and nothing else."""
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -12,17 +11,10 @@ from specrouter.execution.group_draft import GroupDraft
 from specrouter.profile.acceptance import JudgedTrees
 from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.request.params import Chain, SamplingParams
-from tests.specrouter.execution.test_executor import Bench
+from tests.specrouter.execution.test_executor import PAIR, TRIPLE, Bench
 
-PAIR: Chain = ("small", "target")
-TRIPLE: Chain = ("small", "middle", "target")
 SAMPLED = SamplingParams(24, ignore_eos=True, temperature=0.8)
 Record = tuple[Any, JudgedTrees]
-
-
-@pytest.fixture(scope="module")
-def pool(small_config: dict[str, Any]) -> ModelPool:
-    return ModelPool.from_config(copy.deepcopy(small_config["pool"]))
 
 
 @pytest.fixture
@@ -69,8 +61,9 @@ def test_nodes_that_were_not_verified_are_no_refusals(pool: ModelPool, told: lis
     assert np.isfinite(trees.log_probs).sum() == 9 * 3  # the whole trees are known
 
 
+@pytest.mark.parametrize("chain", [PAIR, TRIPLE], ids=">".join)
 def test_probabilities_of_acceptance_fall_along_every_path(
-    pool: ModelPool, monkeypatch: pytest.MonkeyPatch
+    chain: Chain, pool: ModelPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[Any, Any]] = []
     real = AcceptanceFeedback.accept_prob
@@ -83,7 +76,7 @@ def test_probabilities_of_acceptance_fall_along_every_path(
     monkeypatch.setattr(AcceptanceFeedback, "accept_prob", noting)
     bench = Bench(pool, params=SAMPLED)
     for _ in range(3):
-        bench.cycle(PAIR, depth=4, width=3, nodes=4)
+        bench.cycle(chain, depth=4, width=3, nodes=4)
     assert len(seen) == 3
     for tree, found in seen:
         above = np.concatenate((found, np.ones((len(found), 1))), axis=1)  # the last: the root

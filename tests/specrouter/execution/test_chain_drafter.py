@@ -1,65 +1,43 @@
 """A chain drafts level after level; who fails is passed over, what is at hand is offered."""
 
-import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from modelpool import ModelPool
-from modelpool.packed_model import PackedModel
-from processors import AcceptanceRule, RejectionSampling, SharedNoise
 from specrouter.cycle import ChainGroup, DraftShape
 from specrouter.execution.acceptance_feedback import AcceptanceFeedback
 from specrouter.execution.chain_drafter import ChainDrafter
 from specrouter.execution.group_draft import GroupDraft
 from specrouter.execution.model_comparison import ModelComparison
-from specrouter.execution.runtime import ExecutionSettings, Runtime
-from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.request.params import MAX_TREE_TOKENS, Chain, SamplingParams
-from specrouter.request.spec import RequestSpec
-from statemgr import StateManager
 from tests.processors.trees import nodes_of, path
-
-PROMPTS = [[5, 17, 300, 42, 9], [3, 4], [250, 1, 99]]
-TRIPLE: Chain = ("small", "middle", "target")
-PAIR: Chain = ("small", "target")
-RULES: list[Callable[[], AcceptanceRule]] = [SharedNoise, RejectionSampling]
-Ints = NDArray[np.int64]
+from tests.specrouter.execution.test_executor import PAIR, PROMPTS, TRIPLE, Bench, fail
 
 
-@pytest.fixture(scope="module")
-def pool(small_config: dict[str, Any]) -> ModelPool:
-    return ModelPool.from_config(copy.deepcopy(small_config["pool"]))
-
-
-class Bench:
-    """A chain drafter with one row for each prompt, of which nobody has read anything."""
+class DraftingBench(Bench):
+    """Of which nobody has read anything."""
 
     def __init__(
         self,
         pool: ModelPool,
-        rule: AcceptanceRule | None = None,
+        rejection: bool = False,
         left: tuple[int, ...] = (9, 9, 9),
-        prompts: Sequence[Sequence[int]] = PROMPTS,
+        prompts: Sequence[list[int]] = PROMPTS,
     ) -> None:
-        self._prompts = prompts
-        manager = StateManager(len(prompts), 256, None, MAX_TREE_TOKENS + 16)
-        profiler = PerformanceProfiler(dict.fromkeys(pool.names, 1))
-        window = MAX_TREE_TOKENS + len(pool.names) + 2
-        settings = ExecutionSettings(32, window, rule or SharedNoise())
-        self.runtime = Runtime.create(pool, manager, profiler, settings)
+        params = [
+            SamplingParams(new, ignore_eos=True, temperature=0.7 * (row != 1))
+            for row, new in enumerate(left)
+        ]
+        super().__init__(
+            pool, prompts=prompts, params=params, rejection=rejection, deepest=MAX_TREE_TOKENS
+        )
         comparison = ModelComparison(self.runtime)
         feedback = AcceptanceFeedback(self.runtime, comparison)
         self._drafter = ChainDrafter(self.runtime, feedback, comparison)
-        for row, (prompt, new) in enumerate(zip(prompts, left, strict=True)):
-            assert manager.allocate(prompt, len(prompt) + 59) == row
-            params = SamplingParams(new, ignore_eos=True, temperature=0.7 * (row != 1))
-            self.runtime.rows.open(row, RequestSpec(tuple(prompt), (), params, None, seed=row))
 
     def draft(self, chain: Chain, depth: int = 3, width: int = 1, **given: Any) -> GroupDraft:
         [draft] = self.drafts(chain, depth, width, **given)
@@ -68,21 +46,10 @@ class Bench:
     def drafts(
         self, chain: Chain, depth: int = 3, width: int = 1, **given: Any
     ) -> list[GroupDraft]:
-        group = ChainGroup(chain, DraftShape(depth, width), np.arange(len(self._prompts)), **given)
+        group = ChainGroup(chain, DraftShape(depth, width), np.arange(len(self.prompts)), **given)
         with torch.inference_mode(), self.runtime.states.cycle():
             self._drafter.begin([group])
             return self._drafter.draft(group)
-
-
-def fail(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    real = PackedModel.forward
-
-    def forward(model: PackedModel, *arguments: Any) -> Tensor:
-        if model.name == name:
-            raise RuntimeError(f"{name} is broken")
-        return real(model, *arguments)
-
-    monkeypatch.setattr(PackedModel, "forward", forward)
 
 
 def paths(draft: GroupDraft) -> dict[int, list[tuple[int, ...]]]:
@@ -95,7 +62,7 @@ def paths(draft: GroupDraft) -> dict[int, list[tuple[int, ...]]]:
 
 @pytest.mark.parametrize("width", [1, 3])
 def test_the_first_member_drafts_trees_of_the_groups_shape(width: int, pool: ModelPool) -> None:
-    draft = Bench(pool).draft(PAIR, depth=3, width=width)
+    draft = DraftingBench(pool).draft(PAIR, depth=3, width=width)
     assert draft.used == ["small"]
     assert draft.result is not None
     assert draft.result.tree.sizes.tolist() == [3 * width] * 3
@@ -106,7 +73,7 @@ def test_the_first_member_drafts_trees_of_the_groups_shape(width: int, pool: Mod
 def test_an_intermediate_adds_its_own_choice_to_every_path_that_it_follows(
     pool: ModelPool,
 ) -> None:
-    first, second = Bench(pool).draft(PAIR), Bench(pool).draft(TRIPLE)
+    first, second = DraftingBench(pool).draft(PAIR), DraftingBench(pool).draft(TRIPLE)
     assert second.used == ["small", "middle"]
     for row, drafted in paths(first).items():
         after = max(paths(second)[row], key=len)
@@ -114,23 +81,26 @@ def test_an_intermediate_adds_its_own_choice_to_every_path_that_it_follows(
 
 
 def test_under_hard_rejection_only_what_was_accepted_is_handed_on(pool: ModelPool) -> None:
-    before, after = Bench(pool).draft(PAIR), Bench(pool).draft(TRIPLE, hard_rejection=True)
+    before, after = (
+        DraftingBench(pool).draft(PAIR),
+        DraftingBench(pool).draft(TRIPLE, hard_rejection=True),
+    )
     for row, kept in paths(after).items():
         assert set(kept) <= set(paths(before)[row])
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rejection", [False, True])
 def test_a_chain_of_any_rule_drafts_within_what_a_row_may_gain(
-    rule: Callable[[], AcceptanceRule], pool: ModelPool
+    rejection: bool, pool: ModelPool
 ) -> None:
-    draft = Bench(pool, rule(), left=(9, 1, 3)).draft(TRIPLE, depth=4)
+    draft = DraftingBench(pool, rejection, left=(9, 1, 3)).draft(TRIPLE, depth=4)
     assert draft.rows.tolist() == [0, 2]  # a row's last token is the target's own
     assert draft.cut_rows.tolist() == [1, 2]
     assert all(len(text) <= 2 for text in paths(draft)[2])
 
 
 def test_rejection_sampling_drafts_paths_whatever_the_groups_width(pool: ModelPool) -> None:
-    draft = Bench(pool, RejectionSampling()).draft(PAIR, depth=3, width=3)
+    draft = DraftingBench(pool, rejection=True).draft(PAIR, depth=3, width=3)
     assert draft.result is not None
     assert draft.result.tree.is_path
     assert draft.result.tree.sizes.tolist() == [3] * 3
@@ -141,7 +111,7 @@ def test_a_member_that_fails_is_passed_over(
     broken: str, used: list[str], pool: ModelPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail(monkeypatch, broken)
-    draft = Bench(pool).draft(TRIPLE)
+    draft = DraftingBench(pool).draft(TRIPLE)
     assert draft.used == used
     assert [failure.model for failure in draft.failures] == [broken]
     assert not draft.is_regular
@@ -149,29 +119,9 @@ def test_a_member_that_fails_is_passed_over(
     assert (draft.result.tree.sizes > 0).all()
 
 
-def test_where_everybody_fails_nothing_is_offered(
-    pool: ModelPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fail(monkeypatch, "small")
-    draft = Bench(pool).draft(PAIR)
-    assert draft.result is None
-    assert draft.used == []
-
-
-def test_after_a_cycle_states_hold_committed_tokens_only(pool: ModelPool) -> None:
-    bench = Bench(pool)
-    bench.draft(TRIPLE, width=2)
-    bench.runtime.manager.check_integrity()
-    lengths = bench.runtime.manager.counts - 1
-    for name in TRIPLE[:-1]:
-        state = bench.runtime.manager.state(name)
-        assert state is not None
-        assert state.lengths(np.arange(3)).tolist() == lengths.tolist()
-
-
 def test_what_is_drafted_is_a_function_of_the_row_alone(pool: ModelPool) -> None:
     """Not of who drafted before, or of what else is in the pack."""
-    bench = Bench(pool)
+    bench = DraftingBench(pool)
     first = paths(bench.draft(PAIR))
     bench.draft(TRIPLE, width=2)
     assert paths(bench.draft(PAIR)) == first

@@ -24,11 +24,6 @@ PARAMS = {
 _ROW = 1  # that fails
 
 
-@pytest.fixture(scope="module")
-def pool(small_config: dict[str, Any]) -> ModelPool:
-    return ModelPool.from_config(small_config["pool"])
-
-
 def run(pool: ModelPool, params: SamplingParams, cycles: int = 4) -> tuple[Bench, dict[int, str]]:
     bench = Bench(pool, prompts=[[5, 17, 300], [3, 4], [250, 1, 99]], params=params)
     errors: dict[int, str] = {}
@@ -63,33 +58,49 @@ def spoil(
     monkeypatch.setattr(owner, name, changed)
 
 
-def assert_alone(pool: ModelPool, params: SamplingParams, bench: Bench, reason: str) -> None:
+def assert_alone(pool: ModelPool, params: SamplingParams, bench: Bench) -> None:
     """Only the row has nothing more, and the others what they have otherwise."""
     expected, _ = run(pool, params)
     for row, (made, wanted) in enumerate(zip(bench.made(), expected.made(), strict=True)):
-        assert made == wanted[: len(made)], reason
+        assert made == wanted[: len(made)]
         assert row == _ROW or made == wanted
 
 
-def test_a_row_that_cannot_be_committed(
-    pool: ModelPool, params: SamplingParams, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("owner", "name", "concerns", "after", "what"),
+    [
+        (DecodingRows, "extend", lambda _, row, __: row == _ROW, 1, "committing its tokens"),
+        (
+            VerifyResult,
+            "path",
+            lambda result, index: result.tree.rows[index] == _ROW,
+            1,
+            "choosing its tokens",
+        ),
+        (
+            PromptLogprobs,
+            "note",
+            lambda _, row, __: row == _ROW,
+            0,
+            "log-probabilities of the prompt",
+        ),
+    ],
+)
+def test_what_fails_for_a_row_ends_it_alone(
+    owner: Any,
+    name: str,
+    concerns: Any,
+    after: int,
+    what: str,
+    pool: ModelPool,
+    params: SamplingParams,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with monkeypatch.context() as patch:
-        spoil(patch, DecodingRows, "extend", lambda _, row, tokens: row == _ROW, after=1)
+        spoil(patch, owner, name, concerns, after)
         bench, errors = run(pool, params)
-    assert errors == {_ROW: "committing its tokens failed: ZeroDivisionError: odd"}
-    assert_alone(pool, params, bench, "committed")
-
-
-def test_a_row_whose_walk_cannot_be_told(
-    pool: ModelPool, params: SamplingParams, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        is_row = lambda result, index: result.tree.rows[index] == _ROW  # noqa: E731
-        spoil(patch, VerifyResult, "path", is_row, after=1)
-        bench, errors = run(pool, params)
-    assert errors == {_ROW: "choosing its tokens failed: ZeroDivisionError: odd"}
-    assert_alone(pool, params, bench, "walked")
+    assert errors == {_ROW: f"{what} failed: ZeroDivisionError: odd"}
+    assert_alone(pool, params, bench)
 
 
 def test_log_probabilities_of_one_row(pool: ModelPool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,16 +118,7 @@ def test_log_probabilities_of_one_row(pool: ModelPool, monkeypatch: pytest.Monke
         bench, errors = run(pool, params)
     assert target_calls[:4] == [3, 1, 1, 1]
     assert errors == {_ROW: "its log-probabilities failed: ZeroDivisionError: odd"}
-    assert_alone(pool, params, bench, "log-probabilities")
-
-
-def test_log_probabilities_of_one_prompt(pool: ModelPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    params = PARAMS["log-probabilities"]
-    with monkeypatch.context() as patch:
-        spoil(patch, PromptLogprobs, "note", lambda _, row, logits: row == _ROW)
-        bench, errors = run(pool, params)
-    assert errors == {_ROW: "log-probabilities of the prompt failed: ZeroDivisionError: odd"}
-    assert_alone(pool, params, bench, "log-probabilities")
+    assert_alone(pool, params, bench)
 
 
 def test_a_row_that_no_token_can_be_chosen_for(
@@ -142,7 +144,7 @@ def test_a_row_that_no_token_can_be_chosen_for(
         patch.setattr("processors.sampler.edit", changed)
         bench, errors = run(pool, params)
     assert errors == {_ROW: "no token could be chosen: ZeroDivisionError: odd"}
-    assert_alone(pool, params, bench, "chosen")
+    assert_alone(pool, params, bench)
 
 
 def test_a_row_whose_place_in_its_text_is_not_known(

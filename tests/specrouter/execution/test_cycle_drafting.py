@@ -28,11 +28,9 @@ from specrouter.execution.hang_guard import HangGuard
 from specrouter.request.params import Chain, SamplingParams
 from specrouter.request.spec import RequestSpec
 from tests.modelpool.two_devices import two_devices
-from tests.specrouter.execution.test_executor import FOUR, NOBODY, SETTINGS, Bench
+from tests.specrouter.execution.test_executor import FOUR, NOBODY, PAIR, SETTINGS, TRIPLE, Bench
 from tests.specrouter.faults import PATIENCE_S, seem_endless
 
-PAIR: Chain = ("small", "target")
-TRIPLE: Chain = ("small", "middle", "target")
 FIRST, SECOND = [0, 1], [2, 3]  # rows of the halves
 
 
@@ -61,20 +59,6 @@ def opened(pool: ModelPool, guard: HangGuard | None = None, **options: Any) -> B
     return bench
 
 
-def target_alone(pool: ModelPool, params: SamplingParams, tokens: int) -> list[list[int]]:
-    bench = Bench(pool, prompts=FOUR, params=params)
-    for _ in range(tokens):
-        bench.cycle(("target",))
-    return bench.made()
-
-
-def assert_target_alone(bench: Bench, pool: ModelPool) -> None:
-    made = bench.made()
-    params = SamplingParams(60, ignore_eos=True)
-    expected = target_alone(pool, params, max(map(len, made)))
-    assert made == [text[: len(own)] for text, own in zip(expected, made, strict=True)]
-
-
 def served(bench: Bench, chain: Chain, width: int, most: int) -> int:
     """Until every row has its tokens. How many cycles overlapped."""
     overlapped = 0
@@ -91,7 +75,7 @@ def test_texts_are_those_of_the_target_alone(
     params = SETTINGS[setting]
     bench = Bench(pool, prompts=FOUR, params=params, overlap=True)
     overlapped = served(bench, chain, width, params.max_new_tokens)
-    assert bench.made() == target_alone(pool, params, params.max_new_tokens)
+    bench.assert_alone()
     assert overlapped >= 4
 
 
@@ -164,7 +148,7 @@ def test_the_next_half_drafts_before_the_verification_of_the_former_ends(
     verifying = {thread for what, _, thread in log.events if what.startswith("verification")}
     assert verifying == {threading.current_thread().name}
     assert {commit.chain for commit in result.commits} == {PAIR}
-    assert_target_alone(bench, pool)
+    bench.assert_alone()
 
 
 def test_prompts_are_read_and_others_decode_in_the_first_pass(
@@ -252,7 +236,7 @@ def test_a_drafter_that_fails_for_one_half_costs_that_half_its_drafts(
     assert chains == {row: ("target",) if row in rows else PAIR for row in range(4)}
     assert not result.is_regular
     assert bench.cycle(PAIR).overlaps
-    assert_target_alone(bench, pool)
+    bench.assert_alone()
 
 
 def test_a_failure_around_the_forwards_of_the_thread_costs_drafts_alone(
@@ -263,7 +247,7 @@ def test_a_failure_around_the_forwards_of_the_thread_costs_drafts_alone(
         result = bench.cycle(PAIR)
     assert {failure.model for failure in result.failures} == {"small"}
     assert {commit.chain for commit in result.commits} == {("target",)}
-    assert_target_alone(bench, pool)
+    bench.assert_alone()
 
 
 @pytest.mark.parametrize("broken", [0, 1])
@@ -287,7 +271,7 @@ def test_a_target_that_fails_in_either_pass_commits_nothing(
     bench.manager.check_integrity()
     assert bench.manager.counts.tolist() == before.tolist()
     assert len(bench.cycle(PAIR).commits) == 4
-    assert_target_alone(bench, pool)
+    bench.assert_alone()
 
 
 def test_the_failures_of_the_thread_are_told_though_the_target_fails_before(
@@ -309,7 +293,7 @@ def test_what_ends_a_thread_ends_the_cycle_and_leaves_states_whole(
             bench.cycle(PAIR)
     bench.manager.check_integrity()
     assert bench.cycle(PAIR).overlaps
-    assert_target_alone(bench, pool)
+    bench.assert_alone()
 
 
 def test_logits_that_are_no_numbers_cost_their_own_half(
@@ -330,7 +314,7 @@ def test_logits_that_are_no_numbers_cost_their_own_half(
     chains = {commit.row: commit.chain for commit in result.commits}
     assert chains == {0: PAIR, 1: PAIR, 2: ("target",), 3: ("target",)}
     bench.cycle(PAIR)
-    assert_target_alone(bench, pool)
+    bench.assert_alone()
 
 
 @pytest.mark.parametrize("rows", [FIRST, SECOND])
@@ -370,7 +354,7 @@ def test_a_forward_that_hangs_in_the_thread_costs_time_and_no_token(
     for _ in range(4):
         bench.cycle(PAIR)
     assert bench.cycle(PAIR).overlaps, "another thread drafts"
-    assert_target_alone(bench, pool)
+    bench.assert_alone()
 
 
 def test_a_selector_has_the_budget_of_its_half(bench: Bench) -> None:

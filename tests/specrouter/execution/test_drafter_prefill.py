@@ -1,6 +1,5 @@
 """Drafters read at most a chunk a cycle of what they lack, and no text depends on when."""
 
-import copy
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -18,18 +17,12 @@ from specrouter.cycle import CATCH_UP_TOKENS, LEAST_CHUNK, ChainGroup, CycleResu
 from specrouter.execution.model_comparison import ModelComparison
 from specrouter.execution.model_states import ModelStates
 from specrouter.request.params import Chain, SamplingParams
-from tests.specrouter.execution.test_executor import TRIPLE, Bench, _break
+from tests.specrouter.execution.test_executor import PAIR, TRIPLE, Bench, fail
 
-PAIR: Chain = ("small", "target")
 ALONE: Chain = ("target",)
 LONG = [(7 * place) % 310 + 3 for place in range(81)]
 SHORT = [[5, 17, 30], [3, 4], [25, 1, 99]]
 SAMPLED = SamplingParams(90, ignore_eos=True, temperature=0.8, seed=1)
-
-
-@pytest.fixture(scope="module")
-def pool(small_config: dict[str, Any]) -> ModelPool:
-    return ModelPool.from_config(copy.deepcopy(small_config["pool"]))
 
 
 @pytest.fixture
@@ -62,19 +55,6 @@ def read_prompts(bench: Bench) -> None:
     bench.cycle(ALONE)
 
 
-def texts_alone(pool: ModelPool, prompts: list[list[int]], cycles: int) -> list[list[int]]:
-    bench = Bench(pool, prompts=prompts, params=SAMPLED)
-    for _ in range(cycles):
-        bench.cycle(ALONE)
-    return bench.made()
-
-
-def assert_texts(bench: Bench, pool: ModelPool) -> None:
-    made = bench.made()
-    alone = texts_alone(pool, [*bench.prompts], max(map(len, made)))
-    assert made == [text[: len(own)] for text, own in zip(alone, made, strict=True)]
-
-
 @given(data=st.data(), chunk=st.integers(1, 30))
 @settings(
     max_examples=5,
@@ -102,7 +82,7 @@ def test_no_model_reads_more_than_a_chunk_a_cycle_and_texts_are_the_targets(
         assert not result.behind_rows & drafters(result)
     most = max(chunk, LEAST_CHUNK)
     assert all(tokens <= most for cycle in read for tokens in cycle.values())
-    assert_texts(bench, pool)
+    bench.assert_alone()
 
 
 @pytest.mark.parametrize("chain", [PAIR, TRIPLE], ids=">".join)
@@ -125,22 +105,7 @@ def test_others_draft_in_each_cycle_while_a_prompt_of_20_chunks_is_read(
     assert all(cycle[name] <= 4 for cycle in read for name in chain)
     # The text grows by one token a cycle meanwhile; the last few are read in passing.
     assert len(LONG) // 4 < cycles < len(LONG) // 3 + 3
-    assert_texts(bench, pool)
-
-
-def test_lags_of_several_rows_share_a_chunk_and_who_is_done_drafts_at_once(
-    pool: ModelPool, read: list[Counter[str]]
-) -> None:
-    bench = Bench(pool, prompts=[LONG[:30], LONG[:12], LONG[:14]], params=SAMPLED, chunk=28)
-    read_prompts(bench)
-    result = bench.cycle(PAIR)
-    assert read[-1] == {"small": 28}
-    assert drafters(result) == {1, 2}
-    assert result.behind_rows == {0}
-    result = bench.cycle(PAIR)
-    assert read[-1]["small"] == 28
-    assert drafters(result) == {0, 1, 2}
-    assert_texts(bench, pool)
+    bench.assert_alone()
 
 
 def test_a_lag_of_a_few_tokens_is_read_in_passing(
@@ -169,7 +134,7 @@ def test_a_model_that_fails_while_it_catches_up_is_passed_over(
 ) -> None:
     bench = Bench(pool, prompts=[LONG, *SHORT], params=SAMPLED, chunk=16)
     bench.cycle(TRIPLE)
-    _break(monkeypatch, "small", after=0)
+    fail(monkeypatch, "small")
     result = bench.cycle(TRIPLE)
     assert [failure.model for failure in result.failures] == ["small"]
     assert len(result.commits) == 4
@@ -179,7 +144,7 @@ def test_a_model_that_fails_while_it_catches_up_is_passed_over(
     monkeypatch.undo()
     while bench.cycle(TRIPLE, depth=1).behind_rows:
         pass
-    assert_texts(bench, pool)
+    bench.assert_alone()
 
 
 def test_what_is_evicted_in_the_midst_of_a_cycle_is_passed_over_without_blame(
@@ -204,7 +169,7 @@ def test_what_is_evicted_in_the_midst_of_a_cycle_is_passed_over_without_blame(
     assert not drafters(result)
     assert len(result.commits) == 4
     assert bench.cycle(PAIR).caught_up
-    assert_texts(bench, pool)
+    bench.assert_alone()
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, 11, 16])

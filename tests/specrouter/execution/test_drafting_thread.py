@@ -51,18 +51,22 @@ def test_what_a_job_raises_comes_to_who_takes_its_result() -> None:
     assert result_of(thread, thread.submit(lambda: 7)) == 7, "it goes on"
 
 
-def test_a_forward_that_hangs_is_found_and_its_thread_ends_when_it_returns() -> None:
-    before = set(threads())
-    guard, release = HangGuard(0.2), threading.Event()
-    thread, ran = DraftingThread(guard), threading.Event()
+def test_a_forward_that_hangs_is_found_by_its_waiter_and_its_thread_ends_when_it_returns() -> None:
+    before, now = set(threads()), [0.0]
+    guard = HangGuard(1.0, clock=lambda: now[0])
+    inside, release, ran = threading.Event(), threading.Event(), threading.Event()
+    thread = DraftingThread(guard)
 
     def hang() -> int:
         with guard.inside("small"):
+            inside.set()
             release.wait(PATIENCE_S)
         return 1
 
     hanging, waiting = thread.submit(hang), thread.submit(ran.set)
-    assert guard.give_up() is None
+    assert inside.wait(PATIENCE_S)
+    now[0] = 2.0
+    assert guard.give_up() is None, "the watchdog would replace the engine's thread"
     assert thread.hung(hanging) == "small"
     assert waiting.cancel()
     [own] = set(threads()) - before
@@ -81,27 +85,6 @@ def test_a_job_that_takes_long_outside_of_forwards_is_waited_for() -> None:
         return 5
 
     assert result_of(thread, thread.submit(slow)) == 5
-
-
-def test_only_its_own_waiter_gives_it_up() -> None:
-    now = [0.0]
-    guard = HangGuard(1.0, clock=lambda: now[0])
-    inside, release = threading.Event(), threading.Event()
-    thread = DraftingThread(guard)
-
-    def hang() -> None:
-        with guard.inside("small"):
-            inside.set()
-            release.wait(PATIENCE_S)
-
-    job = thread.submit(hang)
-    assert inside.wait(PATIENCE_S)
-    with guard.inside("middle"):
-        now[0] = 0.5
-    now[0] = 2.0
-    assert guard.give_up() is None, "the watchdog would replace the engine's thread"
-    assert thread.hung(job) == "small"
-    release.set()
 
 
 def test_the_thread_ends_with_who_made_it() -> None:

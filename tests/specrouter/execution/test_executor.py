@@ -1,8 +1,6 @@
 """One cycle: what is committed is the target's choice, and every state is a prefix afterwards."""
 
-import copy
 import dataclasses
-import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
 from modelpool import ModelPool
@@ -28,11 +25,13 @@ from processors import (
 )
 from research.policies.adaserve import SPECINFER_TREE
 from specrouter.cycle import (
+    Bools,
     Candidates,
     ChainGroup,
     CyclePlan,
     CycleResult,
     DraftShape,
+    Ints,
     TargetError,
     TreeSelector,
 )
@@ -52,14 +51,9 @@ from tests.triton_interpreter import needs_triton
 PROMPTS = [[5, 17, 300, 42, 9], [3, 4], [250, 1, 99]]
 BROKEN = RuntimeError("broken")
 NOBODY = np.zeros(0, dtype=np.int64)
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
-CHAINS: list[Chain] = [("target",), ("small", "target"), ("small", "middle", "target")]
-
-
-@pytest.fixture(scope="module")
-def pool(small_config: dict[str, Any]) -> ModelPool:
-    return ModelPool.from_config(copy.deepcopy(small_config["pool"]))
+PAIR: Chain = ("small", "target")
+TRIPLE: Chain = ("small", "middle", "target")
+CHAINS: list[Chain] = [("target",), PAIR, TRIPLE]
 
 
 @needs_triton
@@ -86,25 +80,28 @@ class Bench:
         pool: ModelPool,
         max_new_tokens: int = 30,
         prompts: Sequence[list[int]] = PROMPTS,
-        params: SamplingParams | None = None,
+        params: SamplingParams | Sequence[SamplingParams] = (),
         rejection: bool = False,
         chunk: int = 32,
         guard: HangGuard | None = None,
         overlap: bool = False,
+        deepest: int = MAX_DEPTH,
     ) -> None:
-        self.manager = StateManager(len(prompts), 192, None, MAX_TREE_TOKENS + 16)
+        self.pool, self.params = pool, params
+        self.manager = StateManager(len(prompts), 256, None, MAX_TREE_TOKENS + 16)
         self.profiler = PerformanceProfiler(dict.fromkeys(pool.names, 1))
-        window = MAX_DEPTH + len(pool.names) + 2  # as the engine has it
+        window = deepest + len(pool.names) + 2  # as the engine has it
         rule = RejectionSampling() if rejection else SharedNoise()
         settings = ExecutionSettings(chunk, window, rule, guard, overlap_drafting=overlap)
         self.runtime = Runtime.create(pool, self.manager, self.profiler, settings)
         self.executor = Executor(self.runtime)
         self.prompts = prompts
         params = params or SamplingParams(max_new_tokens, ignore_eos=True)
-        for prompt in prompts:
-            row = self.manager.allocate(prompt, len(prompt) + params.max_new_tokens)
-            assert row is not None
-            self.executor.open(row, RequestSpec(tuple(prompt), (), params, None, seed=row))
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+        for number, (prompt, own) in enumerate(zip(prompts, each, strict=True)):
+            row = self.manager.allocate(prompt, len(prompt) + own.max_new_tokens)
+            assert row == number
+            self.executor.open(row, RequestSpec(tuple(prompt), (), own, None, seed=row))
 
     def cycle(
         self,
@@ -131,6 +128,15 @@ class Bench:
             self.manager.committed(row)[len(prompt) :].tolist()
             for row, prompt in enumerate(self.prompts)
         ]
+
+    def assert_alone(self) -> None:
+        """Texts are those that the target makes of the prompts without drafts."""
+        made = self.made()
+        alone = Bench(self.pool, max(map(len, made)), self.prompts, self.params)
+        for _ in range(max(map(len, made))):
+            alone.cycle(("target",))
+        expected = zip(alone.made(), made, strict=True)
+        assert made == [text[: len(own)] for text, own in expected]
 
 
 def best(nodes: int) -> TreeSelector:
@@ -165,9 +171,7 @@ def test_what_is_committed_is_the_targets_choice(
         result = bench.cycle(chain, width=width)
         assert sorted(commit.row for commit in result.commits) == [0, 1, 2]
         assert all(commit.tokens and commit.chain == chain for commit in result.commits)
-    for row, prompt in enumerate(PROMPTS):
-        made = bench.manager.committed(row)[len(prompt) :].tolist()
-        assert made == continuation(target, prompt, len(made))
+    assert_target_alone(bench, target)
 
 
 def test_every_models_state_is_a_prefix_after_each_cycle(bench: Bench) -> None:
@@ -186,17 +190,14 @@ def test_groups_with_different_chains_share_a_cycle(bench: Bench, target: Any) -
         ChainGroup(chain, DraftShape(3), np.array([row], dtype=np.int64))
         for row, chain in enumerate(CHAINS)
     ]
-    result = bench.executor.run(CyclePlan(groups, NOBODY, NOBODY))
-    bench.manager.check_integrity()
+    result = bench.run(groups)
     assert {commit.row: commit.chain for commit in result.commits} == dict(enumerate(CHAINS))
-    for commit in result.commits:
-        expected = continuation(target, PROMPTS[commit.row], len(commit.tokens))
-        assert commit.tokens == expected
+    assert_target_alone(bench, target)
 
 
 def test_rows_that_are_not_planned_stay_as_they_are(bench: Bench) -> None:
     before = bench.manager.counts.copy()
-    bench.cycle(("small", "target"), rows=[1])
+    bench.cycle(PAIR, rows=[1])
     assert bench.manager.counts[[0, 2]].tolist() == before[[0, 2]].tolist()
     assert bench.manager.counts[1] > before[1]
 
@@ -206,7 +207,7 @@ def test_no_row_gains_more_than_it_may(pool: ModelPool) -> None:
     gained = [0, 0, 0]
     while min(gained) < 2:
         rows = [row for row in range(3) if gained[row] < 2]
-        for commit in bench.cycle(("small", "middle", "target"), rows, depth=8).commits:
+        for commit in bench.cycle(TRIPLE, rows, depth=8).commits:
             gained[commit.row] += len(commit.tokens)
     assert gained == [2, 2, 2]
 
@@ -214,30 +215,28 @@ def test_no_row_gains_more_than_it_may(pool: ModelPool) -> None:
 def test_a_failed_drafter_leaves_the_cycle_to_the_target(
     bench: Bench, target: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench.cycle(("small", "target"))
-    _break(monkeypatch, "small", after=2)
-    result = bench.cycle(("small", "target"))
+    bench.cycle(PAIR)
+    fail(monkeypatch, "small", after=2)
+    result = bench.cycle(PAIR)
     assert [failure.model for failure in result.failures] == ["small"]
     assert {commit.chain for commit in result.commits} == {("target",)}
     monkeypatch.undo()
-    assert not bench.cycle(("small", "target")).failures
-    for row, prompt in enumerate(PROMPTS):
-        made = bench.manager.committed(row)[len(prompt) :].tolist()
-        assert made == continuation(target, prompt, len(made))
+    assert not bench.cycle(PAIR).failures
+    assert_target_alone(bench, target)
 
 
 def test_a_failed_target_commits_nothing_and_the_next_cycle_works(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench.cycle(("small", "target"))
+    bench.cycle(PAIR)
     before = bench.manager.counts.copy()
-    _break(monkeypatch, "target", after=0)
+    fail(monkeypatch, "target")
     with pytest.raises(TargetError, match="target failed: RuntimeError: broken"):
-        bench.cycle(("small", "target"))
+        bench.cycle(PAIR)
     bench.manager.check_integrity()
     assert bench.manager.counts.tolist() == before.tolist()
     monkeypatch.undo()
-    assert len(bench.cycle(("small", "target")).commits) == 3
+    assert len(bench.cycle(PAIR).commits) == 3
 
 
 def test_what_fails_around_the_reading_of_prompts_is_not_put_down_to_the_target(
@@ -259,9 +258,7 @@ def test_where_accepted_nodes_cannot_be_told_texts_are_the_same(
     monkeypatch.setattr(TokenTree, "on_text", _every_other(TokenTree.on_text))
     for _ in range(6):
         assert not bench.cycle(TRIPLE, width=2).errors
-    for row, prompt in enumerate(PROMPTS):
-        made = bench.made()[row]
-        assert made == continuation(target, prompt, len(made))
+    assert_target_alone(bench, target)
 
 
 @pytest.mark.parametrize("name", ["small", "middle"])
@@ -306,14 +303,12 @@ def test_odd_logits_off_an_intermediates_walk_are_no_failure(
             on_text = found.on_text(text, np.ones_like(found.rows))[commit.row]
             taken += int((on_text & ~astray[-1].accepted[commit.row]).sum())
     assert taken, "the target never took what was astray to the intermediate"
-    for made, expected in zip(bench.made(), target_alone(pool, "sampled"), strict=True):
-        assert made == expected[: len(made)]
+    bench.assert_alone()
 
 
 # Chains of three
 
 FOUR = [*PROMPTS, [12, 12, 40, 7, 301, 8, 8]]
-TRIPLE: Chain = ("small", "middle", "target")
 READING = SamplingParams(
     24,
     ignore_eos=True,
@@ -333,33 +328,11 @@ SETTINGS = {
 }
 
 
-@functools.cache
-def target_alone(pool: ModelPool, setting: str) -> list[list[int]]:
-    bench = Bench(pool, prompts=FOUR, params=SETTINGS[setting])
-    for _ in range(SETTINGS[setting].max_new_tokens):
-        bench.cycle(("target",))
-    return bench.made()
-
-
 def test_the_longest_drafts_stay_within_what_a_cycle_may_look_at(pool: ModelPool) -> None:
-    bench, alone = Bench(pool, 60), Bench(pool, 60)
+    bench = Bench(pool, 60)
     for width in (1, 4):
         bench.cycle(TRIPLE, depth=MAX_DEPTH, width=width)
-    for _ in range(max(map(len, bench.made()))):
-        alone.cycle(("target",))
-    for made, expected in zip(bench.made(), alone.made(), strict=True):
-        assert made == expected[: len(made)]
-
-
-def _near_their_ends(monkeypatch: pytest.MonkeyPatch, left: dict[int, int]) -> None:
-    """Rows may gain so many tokens, and no more."""
-    remaining = DecodingRows.remaining
-
-    def capped(known: DecodingRows, rows: Ints) -> Ints:
-        caps = np.array([left.get(row, 99) for row in rows.tolist()], dtype=np.int64)
-        return np.minimum(remaining(known, rows), caps)
-
-    monkeypatch.setattr(DecodingRows, "remaining", capped)
+    bench.assert_alone()
 
 
 @pytest.mark.parametrize(("near", "is_regular"), [(0, True), (1, True), (2, False)])
@@ -367,9 +340,9 @@ def test_few_rows_near_their_ends_leave_a_cycle_regular(
     near: int, is_regular: bool, pool: ModelPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench(pool, prompts=[[5, 9, 11 + index] for index in range(8)])
-    bench.cycle(("small", "target"), depth=4)  # the drafter reads the prompts
-    _near_their_ends(monkeypatch, dict.fromkeys(range(near), 3))
-    result = bench.cycle(("small", "target"), depth=4)
+    bench.cycle(PAIR, depth=4)  # the drafter reads the prompts
+    monkeypatch.setattr(DecodingRows, "remaining", lambda _, rows: np.where(rows < near, 3, 9))
+    result = bench.cycle(PAIR, depth=4)
     assert result.cut_rows == set(range(near))
     assert result.is_regular == is_regular
 
@@ -387,7 +360,7 @@ def test_distributions_of_all_rows_are_compared_in_turn(
 
     monkeypatch.setattr(ModelComparison, "_drafted", noting)
     for _ in range(8):
-        bench.cycle(("small", "target"), depth=2)
+        bench.cycle(PAIR, depth=2)
     assert set(compared) == set(range(8))
 
 
@@ -470,18 +443,9 @@ def test_requests_with_likelier_drafts_get_more_of_the_targets_nodes(
     bench: Bench, verified: list[dict[int, int]]
 ) -> None:
     for _ in range(3):
-        bench.cycle(("small", "target"), depth=4, width=3, nodes=5)
+        bench.cycle(PAIR, depth=4, width=3, nodes=5)
     assert all(sum(each.values()) == 15 for each in verified)
     assert any(len(set(each.values())) > 1 for each in verified)
-
-
-def test_where_nothing_is_selected_every_request_gains_one_token(
-    bench: Bench, target: Any, verified: list[dict[int, int]]
-) -> None:
-    result = bench.run([group(("small", "target"), [0, 1, 2])], Noting(nothing))
-    assert [len(commit.tokens) for commit in result.commits] == [1] * 3
-    assert verified == [{0: 0, 1: 0, 2: 0}]
-    assert_target_alone(bench, target)
 
 
 def test_a_selector_sees_the_groups_with_a_choice_and_how_much_the_others_verify(
@@ -489,8 +453,8 @@ def test_a_selector_sees_the_groups_with_a_choice_and_how_much_the_others_verify
 ) -> None:
     selector = Noting(lambda candidates: global_greedy(candidates, 7))
     groups = [
-        group(("small", "target"), [2], depth=2, width=2),
-        group(("small", "middle", "target"), [0], depth=3),
+        group(PAIR, [2], depth=2, width=2),
+        group(TRIPLE, [0], depth=3),
         group(("middle", "target"), [1], whole=True, depth=5, width=2),
     ]
     bench.run(groups, selector)
@@ -506,40 +470,29 @@ def test_a_selector_sees_the_groups_with_a_choice_and_how_much_the_others_verify
     assert_target_alone(bench, target)
 
 
-def test_what_a_selector_sees_is_worth_no_more_than_its_parents(bench: Bench) -> None:
-    selector = Noting(AtRandom(3))
-    groups = [
-        group(("small", "target"), [0], depth=5, width=2),
-        group(("small", "middle", "target"), [1, 2], depth=3),
-    ]
-    for _ in range(3):
-        bench.run(groups, selector)
-    assert selector.asked
-    for candidates in selector.asked:
-        worth, depths = candidates.worth, candidates.depths
-        assert ((worth > 0) <= (depths > 0)).all()
-        assert ((worth >= 0) & (worth <= 1)).all()
-        for row in range(3):
-            best_of_level = [worth[row][depths[row] == level].max() for level in (1, 2, 3)]
-            assert best_of_level == sorted(best_of_level, reverse=True)
-
-
 @pytest.mark.parametrize(
     ("groups", "is_asked"),
     [
-        ([group(("small", "target"), [0, 1])], True),
-        ([group(("small", "target"), [0, 1], whole=True)], False),
+        ([group(PAIR, [0, 1])], True),
+        ([group(PAIR, [0, 1], whole=True)], False),
         ([group(("target",), [0, 1])], False),
-        ([group(("small", "target"), [0, 1], hard_rejection=True)], False),
-        ([group(("target",), [0]), group(("small", "target"), [1])], True),
+        ([group(PAIR, [0, 1], hard_rejection=True)], False),
+        ([group(("target",), [0]), group(PAIR, [1])], True),
     ],
 )
 def test_only_drafts_that_leave_a_choice_are_selected_from(
-    groups: list[ChainGroup], is_asked: bool, bench: Bench, verified: list[dict[int, int]]
+    groups: list[ChainGroup],
+    is_asked: bool,
+    bench: Bench,
+    target: Any,
+    verified: list[dict[int, int]],
 ) -> None:
     selector = Noting(nothing)
-    bench.run(groups, selector)
+    result = bench.run(groups, selector)
     assert len(selector.asked) == is_asked
+    if is_asked:
+        assert [len(commit.tokens) for commit in result.commits] == [1, 1]
+    assert_target_alone(bench, target)
     assert sum(verified[0].values()) == (
         0 if is_asked or groups[0].chain == ("target",) else 2 * 4 * 3
     )
@@ -548,23 +501,23 @@ def test_only_drafts_that_leave_a_choice_are_selected_from(
 def test_a_group_with_a_choice_is_verified_whole_where_nobody_selects(
     bench: Bench, verified: list[dict[int, int]]
 ) -> None:
-    bench.run([group(("small", "target"), [0, 2], depth=3)])
+    bench.run([group(PAIR, [0, 2], depth=3)])
     assert verified == [{0: 9, 2: 9}]
 
 
 def test_rejection_sampling_selects_nothing(pool: ModelPool) -> None:
     bench = Bench(pool, params=SETTINGS["sampled"], rejection=True)
     selector = Noting(nothing)
-    bench.run([group(("small", "target"), [0, 1, 2], width=1)], selector)
+    bench.run([group(PAIR, [0, 1, 2], width=1)], selector)
     assert not selector.asked
 
 
 def test_a_failed_drafter_leaves_a_selector_what_the_others_drafted(
     bench: Bench, target: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    groups = [group(("small", "target"), [0, 2]), group(("middle", "target"), [1])]
+    groups = [group(PAIR, [0, 2]), group(("middle", "target"), [1])]
     bench.run(groups, Noting(AtRandom(0)))
-    _break(monkeypatch, "small", after=1)
+    fail(monkeypatch, "small", after=1)
     selector = Noting(AtRandom(1))
     result = bench.run(groups, selector)
     monkeypatch.undo()
@@ -586,7 +539,7 @@ def test_a_failed_drafter_leaves_a_selector_what_the_others_drafted(
 def test_groups_of_a_selector_without_sense_decode_with_the_target_alone(
     bench: Bench, target: Any, selected: Any
 ) -> None:
-    result = bench.run([group(("small", "target"), [0, 1, 2])], Noting(selected))
+    result = bench.run([group(PAIR, [0, 1, 2])], Noting(selected))
     assert result.selection_failed
     assert [(len(one.tokens), one.chain) for one in result.commits] == [(1, ("target",))] * 3
     assert_target_alone(bench, target)
@@ -600,7 +553,7 @@ def test_groups_whose_nodes_are_worth_no_number_decode_with_the_target_alone(
 
     with monkeypatch.context() as patch:
         patch.setattr(PerformanceProfiler, "worth", worth)
-        result = bench.run([group(("small", "target"), [0, 1, 2])], best(4))
+        result = bench.run([group(PAIR, [0, 1, 2])], best(4))
     assert result.selection_failed
     assert [commit.chain for commit in result.commits] == [("target",)] * 3
     assert_target_alone(bench, target)
@@ -613,27 +566,30 @@ def test_a_selector_that_fails_costs_its_groups_their_drafts_and_no_other(
         raise BROKEN
 
     groups = [
-        group(("small", "target"), [0, 2]),
+        group(PAIR, [0, 2]),
         group(("middle", "target"), [1], whole=True),
     ]
     result = bench.run(groups, Noting(fail))
     assert result.selection_failed
     chains = {commit.row: commit.chain for commit in result.commits}
     assert chains == {0: ("target",), 1: ("middle", "target"), 2: ("target",)}
-    assert len(bench.run([group(("small", "target"), [0, 1, 2])], best(4)).commits) == 3
+    assert len(bench.run([group(PAIR, [0, 1, 2])], best(4)).commits) == 3
     assert_target_alone(bench, target)
 
 
 # Trees of a fixed form
 
 
+def static(chain: Chain) -> ChainGroup:
+    return group(chain, [0, 1, 2], whole=True, depth=8, branching=SPECINFER_TREE)
+
+
 @pytest.mark.parametrize("chain", CHAINS[1:], ids=">".join)
 def test_a_static_tree_commits_the_targets_choice(
     chain: Chain, bench: Bench, target: Any, verified: list[dict[int, int]]
 ) -> None:
-    static = group(chain, [0, 1, 2], whole=True, depth=8, branching=SPECINFER_TREE)
     for _ in range(3):
-        assert not bench.run([static]).failures
+        assert not bench.run([static(chain)]).failures
     if len(chain) == 2:
         assert verified[:3] == [dict.fromkeys(range(3), 20)] * 3
     assert_target_alone(bench, target)
@@ -643,29 +599,20 @@ def test_a_row_with_little_room_drafts_the_top_of_a_static_tree(
     pool: ModelPool, verified: list[dict[int, int]]
 ) -> None:
     bench = Bench(pool, max_new_tokens=4)
-    bench.run([group(("small", "target"), [0], whole=True, depth=8, branching=SPECINFER_TREE)])
-    assert verified == [{0: 1 + 1 + 3}]
+    bench.run([static(PAIR)])
+    assert verified == [dict.fromkeys(range(3), 1 + 1 + 3)]
 
 
 # What verdicts teach
 
 
-def test_trees_of_a_fixed_form_teach_no_acceptances(bench: Bench) -> None:
-    static = group(("small", "target"), [0, 1, 2], whole=True, depth=8, branching=SPECINFER_TREE)
+@pytest.mark.parametrize("chain", CHAINS[1:], ids=">".join)
+def test_trees_of_a_fixed_form_teach_no_acceptances(chain: Chain, bench: Bench) -> None:
     for _ in range(3):
-        bench.run([static])
-    pair = ("small",), "target", False
-    assert pair not in bench.profiler.snapshot().trees
-    beams = group(("small", "target"), [0, 1, 2], whole=True, depth=4, width=2)
-    bench.run([beams])
-    assert bench.profiler.snapshot().trees[pair].trials > 0
-
-
-def test_trees_of_a_fixed_form_teach_no_acceptances_of_an_intermediate(bench: Bench) -> None:
-    static = group(TRIPLE, [0, 1, 2], whole=True, depth=8, branching=SPECINFER_TREE)
-    for _ in range(3):
-        bench.run([static])
+        bench.run([static(chain)])
     assert not bench.profiler.snapshot().trees
+    bench.run([group(chain, [0, 1, 2], whole=True, width=2)])
+    assert bench.profiler.snapshot().trees[("small",), chain[1], False].trials > 0
 
 
 def _every_other(function: Any) -> Any:
@@ -680,9 +627,7 @@ def _every_other(function: Any) -> Any:
     return changed
 
 
-def _break(
-    monkeypatch: pytest.MonkeyPatch, name: str, after: int, error: Exception = BROKEN
-) -> None:
+def fail(monkeypatch: pytest.MonkeyPatch, name: str, after: int = 0) -> None:
     """The model raises from its `after`-th forward on."""
     real: Any = PackedModel.forward
     seen = [0]
@@ -690,7 +635,7 @@ def _break(
     def forward(model: PackedModel, *arguments: Any, **options: Any) -> Any:
         seen[0] += model.name == name
         if model.name == name and seen[0] > after:
-            raise error
+            raise BROKEN
         return real(model, *arguments, **options)
 
     monkeypatch.setattr(PackedModel, "forward", forward)

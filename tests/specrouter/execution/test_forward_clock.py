@@ -70,15 +70,6 @@ def test_forwards_of_one_size_are_told_together_with_their_mean(
     assert clock.take_ms() == pytest.approx(14.0)
     assert [(tokens, times) for _, tokens, _, _, times in told] == [(2, 3), (7, 1)]
     assert [ms for *_, ms, _ in told] == pytest.approx([3.0, 5.0])
-
-
-def test_a_stage_is_told_the_time_of_its_own_forwards(clock: ForwardClock, hand: Time) -> None:
-    inside = clock.watch("big", CPU)
-    assert clock.take_ms() == 0.0
-    for _ in range(2):
-        with inside(1, 0.0):
-            hand.sleep(0.001)
-    assert clock.take_ms() == pytest.approx(2.0)
     assert clock.take_ms() == 0.0
 
 
@@ -138,22 +129,7 @@ class Event:
         return end.at - self.at
 
 
-def test_an_accelerators_forwards_are_told_when_a_stage_has_waited(
-    clock: ForwardClock, told: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "current_stream", str)
-    inside = clock.watch("big", torch.device("cuda", 0))
-    for tokens in (1, 2):
-        with inside(tokens, 0.0):
-            pass
-    assert not told
-    assert clock.take_ms() == pytest.approx(10.0)
-    assert told == [("big", 1, 0.0, 5.0, 1), ("big", 2, 0.0, 5.0, 1)]
-    assert clock.take_ms() == 0.0
-
-
-def test_a_forward_that_nobody_has_waited_for_is_told_when_it_is_over(
+def test_an_accelerators_forward_is_told_when_a_stage_has_waited_and_it_is_over(
     clock: ForwardClock, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "Event", Event)
@@ -164,6 +140,7 @@ def test_a_forward_that_nobody_has_waited_for_is_told_when_it_is_over(
     monkeypatch.setattr(Event, "over_ms", Event.clock_ms)
     with inside(2, 0.0):
         pass
+    assert not told
     assert clock.take_ms() == pytest.approx(5.0)
     assert clock.take_ms() == 0.0
     monkeypatch.setattr(Event, "over_ms", math.inf)

@@ -1,6 +1,5 @@
 """States of models through failures: what a failed model leaves behind is never read."""
 
-import copy
 import gc
 import weakref
 from collections.abc import Iterator
@@ -11,28 +10,21 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from modelpool import ModelPool
 from modelpool.packed_model import PackedModel
 from processors import NonFiniteLogits, PrefillProcessor, TokenTree
 from processors.pack import PackPlan, run_pack
+from specrouter.cycle import Ints
 from specrouter.execution.forward_clock import ForwardClock
 from specrouter.execution.hang_guard import Abandoned
 from specrouter.execution.model_states import ModelStates, StageError
 from specrouter.execution.model_times import ModelTimes
 from statemgr import StateManager
 
-Ints = NDArray[np.int64]
-
 ROWS = np.array([0, 1])
 TEXTS = ([5, 17, 300, 42, 9], [3, 4])
 BROKEN = RuntimeError("broken")
-
-
-@pytest.fixture(scope="module")
-def pool(small_config: dict[str, Any]) -> ModelPool:
-    return ModelPool.from_config(copy.deepcopy(small_config["pool"]))
 
 
 @pytest.fixture
@@ -52,13 +44,13 @@ def states(pool: ModelPool, manager: StateManager) -> Iterator[ModelStates]:
     assert all(pool.evict(name) for name in ("small", "middle") if pool.is_loaded(name))
 
 
-def read(states: ModelStates, manager: StateManager, name: str) -> None:
+def read(states: ModelStates, name: str) -> None:
     """A model reads all texts, but for their last tokens."""
     with states.stage(name, ROWS) as active, torch.inference_mode():
         PrefillProcessor(32).feed(active, ROWS, active.lag(ROWS))
 
 
-def draft(states: ModelStates, manager: StateManager, name: str) -> None:
+def draft(states: ModelStates, name: str) -> None:
     """A model reads the last tokens of all texts, and two that it has drafted."""
     tree = TokenTree.path(ROWS, np.array([[7, 8], [7, 8]]), np.array([2, 2]))
     plan = PackPlan(ROWS, np.array([1, 1]), np.array([True, True]))
@@ -93,47 +85,48 @@ def test_what_goes_wrong_is_put_down_to_the_model(
 def test_a_model_that_failed_keeps_what_it_has_read_of_the_committed_text(
     states: ModelStates, manager: StateManager
 ) -> None:
-    read(states, manager, "small")
+    read(states, "small")
     with pytest.raises(StageError), states.stage("small", ROWS):
         raise BROKEN
     states.settle()
     assert lengths(manager, "small") == [4, 1]
 
 
+def assert_read_anew(states: ModelStates, manager: StateManager) -> None:
+    """From what was committed before the cycle."""
+    manager.check_integrity()
+    assert lengths(manager, "small") == [5, 2]
+    read(states, "small")
+    assert lengths(manager, "small") == [7, 4]
+    manager.check_integrity()
+
+
 def test_what_cannot_be_compared_with_the_committed_text_is_read_anew(
     states: ModelStates, manager: StateManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read(states, manager, "small")
-    draft(states, manager, "small")
+    read(states, "small")
+    draft(states, "small")
     for row in ROWS.tolist():
         manager.extend(row, np.array([7, 8, 9]))
     with monkeypatch.context() as patch:
         patch.setattr(TokenTree, "on_text", lambda *_: 1 / 0)
         states.settle()
-    manager.check_integrity()
-    assert lengths(manager, "small") == [5, 2], "what was committed before the cycle"
-    read(states, manager, "small")
-    assert lengths(manager, "small") == [7, 4]
-    manager.check_integrity()
+    assert_read_anew(states, manager)
 
 
 def test_what_a_model_drafts_after_it_failed_is_read_anew(
     states: ModelStates, manager: StateManager
 ) -> None:
-    read(states, manager, "small")
+    read(states, "small")
     states.settle()
     states.begin()
     with pytest.raises(StageError), states.stage("small", ROWS):  # an audition
         raise BROKEN
-    draft(states, manager, "small")
+    draft(states, "small")
     for row in ROWS.tolist():
         manager.extend(row, np.array([7, 8, 9]))
     states.settle()
-    manager.check_integrity()
-    assert lengths(manager, "small") == [5, 2]
-    read(states, manager, "small")
-    assert lengths(manager, "small") == [7, 4]
-    manager.check_integrity()
+    assert_read_anew(states, manager)
 
 
 def draft_nothing(states: ModelStates, rows: Ints) -> None:
@@ -148,7 +141,7 @@ def draft_nothing(states: ModelStates, rows: Ints) -> None:
 def test_a_model_whose_logits_are_no_numbers_reads_the_rows_anew_where_they_are_none(
     states: ModelStates, manager: StateManager, staged: Ints
 ) -> None:
-    read(states, manager, "small")
+    read(states, "small")
     with pytest.raises(StageError):
         draft_nothing(states, staged)
     states.settle()
@@ -159,49 +152,34 @@ def test_a_model_whose_logits_are_no_numbers_reads_the_rows_anew_where_they_are_
 def test_a_model_lags_by_what_it_has_not_read(states: ModelStates, manager: StateManager) -> None:
     assert states.lag("target", ROWS).tolist() == [4, 1]
     assert states.lag("small", ROWS).tolist() == [4, 1]
-    read(states, manager, "small")
+    read(states, "small")
     assert (states.lag("small", ROWS) <= 1).all()
     assert states.lag("target", ROWS).tolist() == [4, 1]
-
-
-def test_the_cache_of_a_model_that_was_evicted_is_forgotten(
-    states: ModelStates, manager: StateManager, pool: ModelPool
-) -> None:
-    read(states, manager, "small")
-    read(states, manager, "middle")
-    assert pool.evict("small")
-    states.forget_evicted()
-    assert manager.state("small") is None
-    assert lengths(manager, "middle") == [4, 1]
 
 
 def test_a_model_that_was_loaded_anew_begins_with_an_empty_cache(
     states: ModelStates, manager: StateManager, pool: ModelPool
 ) -> None:
-    read(states, manager, "small")
+    read(states, "small")
     assert pool.evict("small")
     with states.stage("small", ROWS) as active:
         assert active.state.lengths(ROWS).tolist() == [0, 0]
 
 
+@pytest.mark.parametrize("is_in_stage", [True, False])
 def test_a_model_that_is_abandoned_loses_its_cache_and_no_other_does(
-    states: ModelStates, manager: StateManager, pool: ModelPool
+    is_in_stage: bool, states: ModelStates, manager: StateManager, pool: ModelPool
 ) -> None:
-    read(states, manager, "small")
-    read(states, manager, "middle")
-    with pytest.raises(Abandoned), states.stage("small", ROWS):
-        give_up(states, "small")
+    read(states, "small")
+    read(states, "middle")
+    if is_in_stage:
+        with pytest.raises(Abandoned), states.stage("small", ROWS):
+            give_up(states, "small")
+    else:
+        pool.get("small")  # as who measures has it, who holds nothing
+        states.abandon("small")
     assert manager.state("small") is None
     assert lengths(manager, "middle") == [4, 1]
-
-
-def test_a_model_that_hangs_outside_of_a_stage_is_abandoned_too(
-    states: ModelStates, manager: StateManager, pool: ModelPool
-) -> None:
-    read(states, manager, "small")
-    pool.get("small")  # as who measures has it, who holds nothing
-    states.abandon("small")
-    assert manager.state("small") is None
 
 
 def test_whoever_takes_over_releases_what_the_hanging_thread_holds(
@@ -224,8 +202,8 @@ def test_what_is_evicted_is_gone_before_the_next_model_is_loaded(
     times: Any = SimpleNamespace(learn=lambda *_: None)  # a mock would keep the model
     states = ModelStates(pool, manager, times, ForwardClock(lambda *_: None))
     states.prepare("target")
-    read(states, manager, "small")
-    draft(states, manager, "small")
+    read(states, "small")
+    draft(states, "small")
     weights, store = weakref.ref(pool.get("small").model), manager.state("small")
     assert store is not None
     kv = weakref.ref(store.store)

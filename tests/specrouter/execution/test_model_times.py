@@ -30,6 +30,20 @@ class Pool:
         return name
 
 
+class Cache:
+    """Of one file, which is not written."""
+
+    def __init__(self, kept: TimeRegression | None = None) -> None:
+        self.kept = kept
+        self.stored: list[TimeRegression] = []
+
+    def load(self, key: str) -> TimeRegression | None:
+        return self.kept
+
+    def store(self, key: str, times: TimeRegression) -> None:
+        self.stored.append(times)
+
+
 @pytest.fixture
 def learn(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], float]:
     """Loads a drafter on a device: the time of its forward of one token that is believed then."""
@@ -37,12 +51,7 @@ def learn(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], float]:
     def profile(device: PackedModel) -> tuple[TimeSample, ...]:
         return (TimeSample(1, 0.0, MS[cast(str, device)]),)
 
-    class NoCache:
-        def __init__(self, folder: object) -> None: ...
-        def load(self, key: str) -> None: ...
-        def store(self, key: str, times: object) -> None: ...
-
-    monkeypatch.setattr(model_times, "TimeCache", NoCache)
+    monkeypatch.setattr(model_times, "TimeCache", lambda _: Cache())
     monkeypatch.setattr(model_times, "profile_model", profile)
     monkeypatch.setattr(model_times, "key_of", lambda device, path: f"{path}-{device}")
     profiler = PerformanceProfiler({"small": 10, "big": 100})
@@ -80,17 +89,8 @@ def test_kept_times_are_used_unless_fresh_ones_are_asked_for(
     is_fresh: bool, timed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = TimeRegression.profiled((TimeSample(1, 0.0, 3.0),))
-    stored = list[object]()
-
-    class Cache:
-        def __init__(self, folder: object) -> None: ...
-        def load(self, key: str) -> TimeRegression:
-            return kept
-
-        def store(self, key: str, times: object) -> None:
-            stored.append(times)
-
-    monkeypatch.setattr(model_times, "TimeCache", Cache)
+    cache = Cache(kept)
+    monkeypatch.setattr(model_times, "TimeCache", lambda _: cache)
     monkeypatch.setattr(model_times, "is_too_slow", lambda *_: False)
     monkeypatch.setattr(model_times, "profile_model", lambda _: (TimeSample(1, 0.0, 5.0),))
     monkeypatch.setattr(model_times, "key_of", lambda *_: "key")
@@ -98,7 +98,7 @@ def test_kept_times_are_used_unless_fresh_ones_are_asked_for(
     times = ModelTimes(cast(ModelPool, Pool()), profiler, is_fresh)
     times.learn("small", cast(PackedModel, Device("cpu")))
     assert profiler.snapshot().times["small"].at(1) == pytest.approx(5.0 if is_fresh else 3.0)
-    assert len(stored) == timed
+    assert len(cache.stored) == timed
 
 
 def test_sizes_are_told_as_they_are_once_the_model_was_timed(

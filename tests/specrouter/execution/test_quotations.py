@@ -1,13 +1,13 @@
 """Who quotes drafts without the chain's models, and only where that promises more."""
 
-import copy
 from typing import Any
 
 import pytest
 
 from modelpool import ModelPool
 from specrouter.cycle import Option
-from tests.specrouter.execution.test_chain_drafter import PAIR, Bench, fail, paths
+from tests.specrouter.execution.test_chain_drafter import DraftingBench, paths
+from tests.specrouter.execution.test_executor import PAIR, fail
 
 PHRASE = list(range(20, 60))
 QUOTING = [*PHRASE, 7, *PHRASE[:20]]
@@ -18,13 +18,13 @@ PLANNED = Option(PAIR, tokens=3.0)
 
 @pytest.fixture(scope="module")
 def pool(small_config: dict[str, Any]) -> ModelPool:
-    settings = copy.deepcopy(small_config["pool"])
-    settings["models"].append({"name": "suffix", "source": "suffix"})
-    return ModelPool.from_config(settings)
+    pool = small_config["pool"]
+    models = [*pool["models"], {"name": "suffix", "source": "suffix"}]
+    return ModelPool.from_config({**pool, "models": models})
 
 
 def test_a_row_that_quotes_drafts_by_itself_and_the_others_by_the_chain(pool: ModelPool) -> None:
-    bench = Bench(pool, left=LEFT, prompts=PROMPTS)
+    bench = DraftingBench(pool, left=LEFT, prompts=PROMPTS)
     quoted, rest = bench.drafts(PAIR, whole=False, quotes="suffix", predicted=PLANNED)
     assert (quoted.rows.tolist(), quoted.used) == ([0], ["suffix"])
     assert max(map(len, paths(quoted)[0])) == 20
@@ -38,7 +38,7 @@ def test_where_all_rows_quote_no_model_runs(
     pool: ModelPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail(monkeypatch, "small")
-    bench = Bench(pool, left=LEFT, prompts=[QUOTING] * 3)
+    bench = DraftingBench(pool, left=LEFT, prompts=[QUOTING] * 3)
     [quoted] = bench.drafts(PAIR, whole=False, quotes="suffix", predicted=PLANNED)
     assert quoted.rows.tolist() == [0, 1, 2]
     assert not quoted.failures
@@ -54,13 +54,13 @@ def test_where_all_rows_quote_no_model_runs(
     ids=["the chain promises more", "it may not", "nobody knows what the chain promises"],
 )
 def test_otherwise_the_chain_drafts(given: dict[str, Any], pool: ModelPool) -> None:
-    draft = Bench(pool, left=LEFT, prompts=PROMPTS).draft(PAIR, whole=False, **given)
+    draft = DraftingBench(pool, left=LEFT, prompts=PROMPTS).draft(PAIR, whole=False, **given)
     assert draft.used == ["small"]
     assert draft.behind_rows.tolist() == [0], "its prompt is longer than a chunk"
 
 
 def test_only_as_a_chains_own_drafter_is_a_look_up_a_forward(pool: ModelPool) -> None:
-    bench = Bench(pool, left=LEFT, prompts=PROMPTS)
+    bench = DraftingBench(pool, left=LEFT, prompts=PROMPTS)
     forwards = bench.runtime.profiler.statistics
     bench.drafts(PAIR, whole=False, quotes="suffix", predicted=PLANNED)
     assert "suffix" not in forwards().forwards
@@ -69,14 +69,14 @@ def test_only_as_a_chains_own_drafter_is_a_look_up_a_forward(pool: ModelPool) ->
 
 
 def test_a_quotation_ends_before_the_last_token_that_a_row_may_gain(pool: ModelPool) -> None:
-    bench = Bench(pool, left=(9, 1, 21), prompts=[QUOTING] * 3)
+    bench = DraftingBench(pool, left=(9, 1, 21), prompts=[QUOTING] * 3)
     [quoted, rest] = bench.drafts(PAIR, whole=False, quotes="suffix", predicted=PLANNED)
     assert {row: max(map(len, found)) for row, found in paths(quoted).items()} == {0: 8, 2: 20}
     assert rest.cut_rows.tolist() == [1]
 
 
 def test_a_pair_of_quotations_goes_on_as_far_as_it_may(pool: ModelPool) -> None:
-    bench = Bench(pool, left=LEFT, prompts=PROMPTS)
+    bench = DraftingBench(pool, left=LEFT, prompts=PROMPTS)
     pair = ("suffix", "target")
     assert bench.draft(pair).result is not None
     assert max(map(len, paths(bench.draft(pair))[0])) == 3
@@ -86,7 +86,7 @@ def test_a_pair_of_quotations_goes_on_as_far_as_it_may(pool: ModelPool) -> None:
 def test_a_look_up_that_fails_costs_nothing_but_itself(
     pool: ModelPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = Bench(pool, left=LEFT, prompts=PROMPTS)
+    bench = DraftingBench(pool, left=LEFT, prompts=PROMPTS)
 
     def broken(*arguments: Any) -> None:
         raise RuntimeError("the table is broken")

@@ -11,21 +11,17 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from modelpool import ModelPool
-from processors import gumbel
+from processors.noise import gumbel
 from specrouter import ChainRouter, Speculation
 from specrouter.cycle import ChainGroup, CyclePlan, DraftShape, ShadowEvaluation
+from specrouter.execution.shadow_evaluator import ShadowEvaluator
 from specrouter.request.params import SamplingParams
 from specrouter.routing import planner, shadow_policy
-from tests.specrouter.execution.test_executor import NOBODY, PROMPTS, Bench, _break
+from tests.specrouter.execution.test_executor import NOBODY, PROMPTS, Bench, fail
 
 GREEDY = SamplingParams(24, ignore_eos=True)
 SAMPLED = SamplingParams(24, ignore_eos=True, temperature=0.7)
 ALL_ROWS = np.arange(len(PROMPTS))
-
-
-@pytest.fixture(scope="module")
-def pool(small_config: dict[str, Any]) -> ModelPool:
-    return ModelPool.from_config(copy.deepcopy(small_config["pool"]))
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +38,11 @@ def with_text(
     for _ in range(tokens):
         bench.cycle(("target",))
     return bench
+
+
+def evaluable(bench: Bench, drafter: str = "small") -> list[int]:
+    found: list[int] = ShadowEvaluator(bench.runtime).evaluable(drafter, ALL_ROWS).tolist()
+    return found
 
 
 def evaluated(bench: Bench, row: int = 1, tokens: int = 12) -> tuple[float, float]:
@@ -86,19 +87,18 @@ def test_a_drafter_is_accepted_where_it_would_have_chosen_the_text(
 
 def test_a_drafter_is_evaluated_on_what_it_has_not_read(pool: ModelPool) -> None:
     bench = with_text(pool, SAMPLED, tokens=18)
-    assert bench.executor.evaluable("small", ALL_ROWS).tolist() == [18, 18, 18]
+    assert evaluable(bench) == [18, 18, 18]
     assert evaluated(bench, tokens=30)[1] == 18
-    assert bench.executor.evaluable("small", ALL_ROWS).tolist() == [18, 0, 18]
+    assert evaluable(bench) == [18, 0, 18]
     bench.cycle(("target",))
-    assert bench.executor.evaluable("small", ALL_ROWS).tolist() == [19, 1, 19]
+    assert evaluable(bench) == [19, 1, 19]
 
 
 def test_nobody_is_evaluated_whose_choices_cannot_be_made_again(pool: ModelPool) -> None:
     reading = dataclasses.replace(SAMPLED, frequency_penalty=0.5)
-    assert not with_text(pool, reading).executor.evaluable("small", ALL_ROWS).any()
-    assert not with_text(pool, SAMPLED, rejection=True).executor.evaluable("small", ALL_ROWS).any()
-    unused = with_text(pool, SAMPLED)
-    assert not unused.executor.evaluable("middle", ALL_ROWS).any()  # it would have to be loaded
+    assert evaluable(with_text(pool, reading)) == [0, 0, 0]
+    assert evaluable(with_text(pool, SAMPLED, rejection=True)) == [0, 0, 0]
+    assert evaluable(with_text(pool, SAMPLED), "middle") == [0, 0, 0]  # it would have to be loaded
 
 
 def test_the_cycle_of_an_evaluation_goes_on_as_ever(pool: ModelPool) -> None:
@@ -120,7 +120,7 @@ def test_a_drafter_that_fails_in_its_evaluation_costs_nobody_a_token(
 ) -> None:
     bench = with_text(pool, SAMPLED)
     before = bench.manager.counts.copy()
-    _break(monkeypatch, "small", after=0)
+    fail(monkeypatch, "small")
     groups = [ChainGroup(("target",), DraftShape(1), ALL_ROWS)]
     result = bench.executor.run(
         CyclePlan(groups, NOBODY, NOBODY, shadow_evaluation=ShadowEvaluation("small", 0, 8))

@@ -1,6 +1,5 @@
 """One pass of the target: whose rows are in it, what it tells, and whom a failure concerns."""
 
-import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,16 +9,9 @@ import pytest
 from modelpool import ModelPool
 from processors import VerifyProcessor
 from specrouter.cycle import ChainGroup, CyclePlan, CycleResult, DraftShape
-from specrouter.execution.decoding_rows import DecodingRows
 from specrouter.execution.model_comparison import ModelComparison
-from specrouter.execution.model_states import StageError
 from specrouter.execution.target_stage import TargetStage
 from tests.specrouter.execution.test_executor import PROMPTS, Bench
-
-
-@pytest.fixture(scope="module")
-def pool(small_config: dict[str, Any]) -> ModelPool:
-    return ModelPool.from_config(copy.deepcopy(small_config["pool"]))
 
 
 class Stage:
@@ -62,38 +54,9 @@ def test_rows_that_decode_and_prompts_are_read_in_one_pass(stage: Stage) -> None
     assert stage.bench.manager.counts.tolist() == [len(prompt) for prompt in PROMPTS]
 
 
-def test_the_ends_of_prompts_are_kept_for_who_reads_them_later(stage: Stage) -> None:
-    stage.verify([0])
-    firsts, lasts = stage.comparison.prompt_ends(np.array([0, 1]))
-    assert lasts.tolist() == [len(PROMPTS[0]) - 1, 0]
-    assert (firsts < lasts).tolist() == [True, False]
-
-
-def test_a_row_without_a_place_ends_alone(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = DecodingRows.output_positions
-
-    def positions(own: DecodingRows, rows: Any) -> Any:
-        if 1 in rows:
-            raise KeyError("lost")
-        return real(own, rows)
-
-    monkeypatch.setattr(DecodingRows, "output_positions", positions)
-    assert stage.verify([0, 1, 2]).tree.rows.tolist() == [0, 2]
-    assert list(stage.result.errors) == [1]
-
-
 def test_what_drafters_met_in_a_row_is_forgotten(stage: Stage) -> None:
     sampler = stage.bench.runtime.sampler
     for row in (0, 1):
         sampler.refuse(row, ValueError("a draft"))
     stage.verify([0])
     assert list(sampler.take_errors()) == [1]
-
-
-def test_a_pass_that_fails_is_put_down_to_the_target(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(VerifyProcessor, "verify", lambda *_: 1 / 0)
-    with pytest.raises(StageError) as told:
-        stage.verify([0])
-    assert told.value.failure.model == "target"

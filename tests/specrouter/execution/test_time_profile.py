@@ -11,9 +11,9 @@ import torch
 from modelpool import ModelPool
 from modelpool.packed_model import PackedModel
 from specrouter.execution.time_profile import is_too_slow, key_of, profile_model
-from specrouter.profile.time_curve import TimeCurve
-from specrouter.profile.time_regression import TimeRegression, TimeSample
+from specrouter.profile.time_regression import TimeRegression
 from statemgr.row_groups import READING_QUERIES
+from tests.specrouter.execution.test_time_cache import curve_of
 
 
 @pytest.fixture(scope="module")
@@ -25,18 +25,6 @@ def pool() -> ModelPool:
 @pytest.fixture(scope="module")
 def model(pool: ModelPool) -> PackedModel:
     return pool.get("m")
-
-
-@pytest.fixture
-def times() -> TimeRegression:
-    return TimeRegression.profiled(TimeSample(n, n * 128.0, 1.0 + n / 10) for n in (1, 8, 64))
-
-
-def curve_of(times: TimeRegression | None) -> TimeCurve:
-    assert times is not None
-    found = times.curve()
-    assert found is not None
-    return found
 
 
 SHORT = [1, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128]
