@@ -53,11 +53,11 @@ def make_cases(
     oracle: Oracle, prompts: Sequence[tuple[int, ...]], params_of: ParamsOf
 ) -> list[Case]:
     """Each prompt with its parameters and its reference."""
-    settings = [params_of(index) for index in range(len(prompts))]
-    return [
-        Case(prompt, params, oracle.tokens(prompt, params))
-        for prompt, params in zip(prompts, settings, strict=True)
-    ]
+    cases = list[Case]()
+    for index, prompt in enumerate(prompts):
+        params = params_of(index)
+        cases.append(Case(prompt, params, oracle.tokens(prompt, params)))
+    return cases
 
 
 def difference_margin(oracle: Oracle, difference: Divergence) -> float:
@@ -197,17 +197,13 @@ def coverage(comparisons: Sequence[Comparison]) -> dict[str, Any]:
     return {
         "by_mode": {mode: dict(count) for mode, count in by_mode.items()},
         "by_trees": {trees: dict(count) for trees, count in sorted(by_trees.items())},
-        "with_objectives": _objectives(comparisons),
+        "with_objectives": {
+            "arrangements": sum(each.arrangement.urgent for each in comparisons),
+            "attained": sum(each.attained[0] for each in comparisons),
+            "missed": sum(each.attained[1] for each in comparisons),
+        },
         "routes_decided": len(decided),
     }
-
-
-def _objectives(comparisons: Sequence[Comparison]) -> dict[str, int]:
-    """Requests with an objective: in how many arrangements, and what became of them."""
-    arrangements = sum(each.arrangement.urgent for each in comparisons)
-    attained = sum(each.attained[0] for each in comparisons)
-    missed = sum(each.attained[1] for each in comparisons)
-    return {"arrangements": arrangements, "attained": attained, "missed": missed}
 
 
 def _label(mode: Mode) -> str:

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from checks.exact.arrangement import Arrangement, Override
+from checks.exact.arrangement import Arrangement
 from specrouter import ChainRouter, RequestOutput, SamplingParams
 from specrouter.cycle import DraftShape
-from specrouter.request.objective import SloLike
 from specrouter.request.params import Chain
 
 Tokens = tuple[int, ...]
@@ -89,8 +88,7 @@ def compare(
     """
 
     def judge_one(index: int) -> _Judged:
-        asked = arrangement.speculation_of(index), arrangement.slo_of(index)
-        judged = _judge(router, cases[index], arrangement, *asked)
+        judged = _judge(router, cases[index], arrangement, index)
         on_done()
         return judged
 
@@ -121,19 +119,13 @@ def first_difference(got: Sequence[int], expected: Sequence[int]) -> int | None:
     return None if len(got) == len(expected) else min(len(got), len(expected))
 
 
-def _judge(
-    router: ChainRouter,
-    case: Case,
-    arrangement: Arrangement,
-    speculation: Override,
-    slo: SloLike,
-) -> _Judged:
+def _judge(router: ChainRouter, case: Case, arrangement: Arrangement, index: int) -> _Judged:
     divergences = list[Divergence]()
     outputs = list[RequestOutput]()
     prefix: Tokens = ()
     tokens = 0
     while True:
-        output = _resume(router, case, prefix, arrangement, speculation, slo)
+        output = resume(router, case, prefix, arrangement, index)
         outputs.append(output)
         got = output.token_ids
         difference = first_difference(got, case.reference)
@@ -166,24 +158,13 @@ def assert_whole(router: ChainRouter, patience_s: float = 60.0) -> None:
 
 
 def resume(
-    router: ChainRouter, case: Case, prefix: Tokens, arrangement: Arrangement
+    router: ChainRouter, case: Case, prefix: Tokens, arrangement: Arrangement, index: int = 0
 ) -> RequestOutput:
     """The output of a case that goes on after `prefix`; its tokens include the prefix.
 
-    The router stays under the policy that it is under.
+    `index`: by which the arrangement asks for something else. The router stays under its policy.
     """
-    asked = arrangement.speculation, arrangement.slo_of(0)
-    return _resume(router, case, prefix, arrangement, *asked)
-
-
-def _resume(
-    router: ChainRouter,
-    case: Case,
-    prefix: Tokens,
-    arrangement: Arrangement,
-    speculation: Override,
-    slo: SloLike,
-) -> RequestOutput:
+    speculation, slo = arrangement.speculation_of(index), arrangement.slo_of(index)
     params = replace(case.params, prefix_cache=arrangement.cached)
     handle = router.submit(case.prompt, params, speculation=speculation, generated=prefix, slo=slo)
     output = handle.result(timeout=600)

@@ -5,9 +5,7 @@ and compared with its own `generate`. The named families get every check; what i
 fewer. No class may give another text than `generate`, and none may end in a traceback.
 """
 
-import argparse
 import contextlib
-import json
 import os
 import sys
 import tempfile
@@ -19,13 +17,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
+from unittest import mock
 
 import transformers
 
 from checks.exact.comparison import assert_whole, first_difference
 from checks.exact.models import pool_settings
 from checks.exact.named_families import NAMED
-from checks.exact.report import Progress, conditions, prepare
+from checks.exact.report import Progress, finish, make_parser, prepare
 from checks.exact.small_configs import VOCAB_SIZE, WINDOW, Family, swept
 from checks.exact.small_models import (
     Tokens,
@@ -267,16 +266,11 @@ def quiet() -> Iterator[None]:
         told: Any = transformers.logging
         verbosity = told.get_verbosity()
         told.set_verbosity_error()
-        before = os.environ.get("SPECROUTER_CACHE")
-        os.environ["SPECROUTER_CACHE"] = cache
         try:
-            yield
+            with mock.patch.dict(os.environ, SPECROUTER_CACHE=cache):
+                yield
         finally:
             told.set_verbosity(verbosity)
-            if before is None:
-                del os.environ["SPECROUTER_CACHE"]
-            else:
-                os.environ["SPECROUTER_CACHE"] = before
 
 
 def families_of(names: Sequence[str], classes: str) -> list[tuple[Family, bool]]:
@@ -316,30 +310,23 @@ def table_of(verdicts: Sequence[Verdict]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = make_parser(__doc__, threads=1)
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these")
     parser.add_argument("--classes", choices=("all", "named"), default="all")
-    parser.add_argument("--json", action="store_true", help="only the last line")
-    parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args(arguments)
     prepare(given.threads)
+    started = time.monotonic()
     verdicts = run(families_of(given.names, given.classes))
     counts = Counter(one.status for one in verdicts)
     expected = {family.name: family.expected for family in NAMED}
     others = [one.name for one in verdicts if one.status != expected.get(one.name, one.status)]
-    if not given.json:
-        print(table_of(verdicts))
-        print(", ".join(f"{count} {status}" for status, count in sorted(counts.items())))
-        print(f"not as expected: {', '.join(others) or 'none'}")
-    document = {
-        "check": "families",
-        "counts": counts,
-        "not_as_expected": others,
-        "conditions": conditions(),
-        "families": [asdict(one) for one in verdicts],
-    }
-    print(json.dumps(document))
-    return int(bool(others or counts["WRONG"] or counts["FAULT"]))
+    print(table_of(verdicts))
+    print(", ".join(f"{count} {status}" for status, count in sorted(counts.items())))
+    print(f"not as expected: {', '.join(others) or 'none'}")
+    passed = not (others or counts["WRONG"] or counts["FAULT"])
+    every = [asdict(one) for one in verdicts]
+    figures = {"counts": counts, "not_as_expected": others, "families": every}
+    return finish("families", passed, started, figures)
 
 
 if __name__ == "__main__":
