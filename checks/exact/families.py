@@ -6,6 +6,7 @@ fewer. No class may give another text than `generate`, and none may end in a tra
 """
 
 import contextlib
+import functools
 import os
 import sys
 import tempfile
@@ -40,6 +41,8 @@ from checks.exact.small_models import (
 from modelpool import ModelPool
 from modelpool.errors import ConfigError
 from specrouter import ChainRouter, RequestOutput, SamplingParams, Speculation
+from specrouter.execution import model_times
+from specrouter.execution.time_profile import profile_model
 from specrouter.request.spec import SpeculationOverride
 
 LENGTHS, NEW_TOKENS, PREFILL_CHUNK = (5, 24, 47, 90), 24, 40
@@ -47,6 +50,7 @@ NOISE = 0.03  # of the drafter, beside the target
 DEPTH, WIDTHS = 4, (1, 3)
 CHAIN = ("near", "target")
 GREEDY = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True, prefix_cache=False)
+_BRIEFLY = functools.partial(profile_model, budget_s=0.05)
 Status = Literal["exact", "refused", "not built", "WRONG", "FAULT"]
 
 
@@ -260,14 +264,18 @@ def _told(error: Exception) -> str:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Classes warn of what does not matter here; models are timed into a cache of their own."""
+    """Classes warn of what does not matter here; models are timed into a cache of their own, and
+    briefly: chains are asked for by name."""
     with tempfile.TemporaryDirectory() as cache, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         told: Any = transformers.logging
         verbosity = told.get_verbosity()
         told.set_verbosity_error()
         try:
-            with mock.patch.dict(os.environ, SPECROUTER_CACHE=cache):
+            with (
+                mock.patch.dict(os.environ, SPECROUTER_CACHE=cache),
+                mock.patch.object(model_times, "profile_model", _BRIEFLY),
+            ):
                 yield
         finally:
             told.set_verbosity(verbosity)
