@@ -8,16 +8,15 @@ completion, and stops it by SIGTERM: its exit code must be 0. No part of the tes
 PyTorch, minutes, and several gigabytes with a CUDA build.
 """
 
-import json
 import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import urllib.request
 from pathlib import Path
-from typing import Any
+
+import httpx
 
 ROOT = Path(__file__).resolve().parent.parent
 _COPIED = ("specrouter", "processors", "statemgr", "modelpool", "configs")
@@ -62,10 +61,10 @@ def check_service(command: Path, home: Path) -> None:
     with subprocess.Popen(arguments, cwd=empty, stdout=subprocess.PIPE, text=True) as service:
         try:
             url = _address(service)
-            assert _answer(f"{url}/health")["status"] == "ok"
+            assert httpx.get(f"{url}/health", timeout=_PATIENCE_S).json()["status"] == "ok"
             asked = {"prompt": "def fib(n):", "max_tokens": 8}
-            completion = _answer(f"{url}/v1/completions", asked)
-            assert completion["usage"]["completion_tokens"] == 8, completion
+            answer = httpx.post(f"{url}/v1/completions", json=asked, timeout=_PATIENCE_S)
+            assert answer.json()["usage"]["completion_tokens"] == 8, answer.text
             service.send_signal(signal.SIGTERM)
             code = service.wait(_PATIENCE_S)
         finally:
@@ -81,14 +80,6 @@ def _address(service: "subprocess.Popen[str]") -> str:
         if found:
             return found[0]
     raise AssertionError("the service ended before it listened")
-
-
-def _answer(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=_PATIENCE_S) as response:
-        answer: dict[str, Any] = json.load(response)
-    return answer
 
 
 def _pip(python: str | Path, *arguments: str | Path) -> None:

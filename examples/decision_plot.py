@@ -16,7 +16,12 @@ from specrouter.routing.decision_record import DecisionRecord
 
 
 def main(arguments: list[str] | None = None) -> None:
-    options = _parser().parse_args(arguments)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--config", type=Path, default=default_config(), help="a YAML scenario")
+    parser.add_argument("--plot", type=Path, required=True, metavar="FILE.png")
+    parser.add_argument("--prompt", default="def fib(n):", help="default: %(default)s")
+    parser.add_argument("--new-tokens", type=int, default=96, help="default: %(default)s")
+    options = parser.parse_args(arguments)
     params = SamplingParams(options.new_tokens, temperature=1.0, seed=1, ignore_eos=True)
     with ChainRouter.from_config(options.config) as router:
         router.generate(options.prompt, params)
@@ -73,15 +78,6 @@ def draw(record: DecisionRecord, file: Path) -> None:
 def _label(option: Option) -> str:
     shape, chain = option.shape, " > ".join(option.chain)
     return chain if not shape.depth else f"{chain}\n{shape.depth} deep, {shape.width} wide"
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--config", type=Path, default=default_config(), help="a YAML scenario")
-    parser.add_argument("--plot", type=Path, required=True, metavar="FILE.png")
-    parser.add_argument("--prompt", default="def fib(n):", help="default: %(default)s")
-    parser.add_argument("--new-tokens", type=int, default=96, help="default: %(default)s")
-    return parser
 
 
 if __name__ == "__main__":

@@ -20,7 +20,16 @@ PROMPTS = ("def fib(n):", "The sea was", "Tom has 3 apples and buys 4 more.", "i
 
 
 def main(arguments: list[str] | None = None) -> None:
-    options = _parser().parse_args(arguments)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--config", type=Path, default=default_config(), help="a YAML scenario")
+    parser.add_argument("--interactive", type=float, default=8.0, help="default: %(default)s")
+    parser.add_argument("--batch", type=float, default=20.0, help="default: %(default)s")
+    parser.add_argument("--requests", type=int, default=16, help="default: %(default)s")
+    parser.add_argument(
+        "--rows", type=int, default=4, help="requests that run together (default: %(default)s)"
+    )
+    parser.add_argument("--new-tokens", type=int, default=48, help="default: %(default)s")
+    options = parser.parse_args(arguments)
     classes = {name: SloConfig(tpot_ratio=getattr(options, name)) for name in CLASSES}
     config = RouterConfig.load(options.config)
     engine = config.engine.model_copy(update={"max_requests": options.rows})
@@ -49,19 +58,6 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _shown(times: Percentiles | None) -> str:
     return "none" if times is None else f"p50 {times.p50:.0f} ms, p95 {times.p95:.0f} ms"
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--config", type=Path, default=default_config(), help="a YAML scenario")
-    parser.add_argument("--interactive", type=float, default=8.0, help="default: %(default)s")
-    parser.add_argument("--batch", type=float, default=20.0, help="default: %(default)s")
-    parser.add_argument("--requests", type=int, default=16, help="default: %(default)s")
-    parser.add_argument(
-        "--rows", type=int, default=4, help="requests that run together (default: %(default)s)"
-    )
-    parser.add_argument("--new-tokens", type=int, default=48, help="default: %(default)s")
-    return parser
 
 
 if __name__ == "__main__":

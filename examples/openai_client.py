@@ -16,7 +16,11 @@ PROMPT = "def fib(n):"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="default: %(default)s")
+    parser.add_argument("--api-key", default="none", help="where the service asks for one")
+    parser.add_argument("--max-tokens", type=int, default=48, help="default: %(default)s")
+    options = parser.parse_args(arguments)
     try:
         import openai
     except ImportError:
@@ -72,14 +76,6 @@ def _completion(client: Any, model: str, max_tokens: int, speculation: str | Non
     )
     text: str = answer.choices[0].text
     return text
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="default: %(default)s")
-    parser.add_argument("--api-key", default="none", help="where the service asks for one")
-    parser.add_argument("--max-tokens", type=int, default=48, help="default: %(default)s")
-    return parser
 
 
 if __name__ == "__main__":

@@ -26,7 +26,10 @@ PROMPT = "def fib(n):\n    return n\n\n# As JSON: "
 
 
 def main(arguments: list[str] | None = None) -> None:
-    options = _parser().parse_args(arguments)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--config", type=Path, default=default_config(), help="a YAML scenario")
+    parser.add_argument("--seeds", type=int, default=4, help="default: %(default)s")
+    options = parser.parse_args(arguments)
     structure = Structure("json_schema", json.dumps(SCHEMA))
     params = [
         SamplingParams(max_new_tokens=96, temperature=1.0, seed=seed, structure=structure)
@@ -36,13 +39,6 @@ def main(arguments: list[str] | None = None) -> None:
         for output in router.generate([PROMPT] * options.seeds, params):
             answer = json.loads(output.text)
             print(f"seed {output.seed}: {json.dumps(answer)}  ({output.finish_reason})")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--config", type=Path, default=default_config(), help="a YAML scenario")
-    parser.add_argument("--seeds", type=int, default=4, help="default: %(default)s")
-    return parser
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
 """The options that the checks share, and the router that they describe."""
 
-import argparse
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from checks.exact.oracle import Oracle
 from checks.exact.prompts import encode, load_prompts
-from checks.exact.report import few_threads, prepare
+from checks.exact.report import few_threads, make_parser, prepare
+from modelpool import ModelPool
 from modelpool.attention.choice import BackendName
 from modelpool.config import TEXT_SOURCES, Weights
 from modelpool.fast.cpu import int8_refusal
@@ -20,54 +23,47 @@ WEIGHTS: tuple[Weights, ...] = ("auto", "int8") if int8_refusal() is None else (
 BUNDLED_CONFIG = Path(__file__).parents[2] / "configs" / "tiny.yaml"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Options:
     """`prompts` None means the prompts that are bundled with the tests. Of so many requests as
     `reference_share` one is served where models attend over paths, by a reference that is slow, of
-    as many as `lone_share` where none stands beside another."""
+    as many as `lone_share` where none stands beside another. `weights`: of the target."""
 
-    config: Path
-    prompts: Path | None
-    requests: int
-    new_tokens: int
-    dtypes: tuple[str, ...]
+    dtypes: Sequence[str]
+    weights: Sequence[Weights]
+    config: Path = BUNDLED_CONFIG
+    prompts: Path | None = None
+    requests: int = 48
+    new_tokens: int = 64
     reference_share: int = 8
     lone_share: int = 1
-    weights: tuple[Weights, ...] = ("auto",)  # of the target
+    threads: int = field(default_factory=few_threads)
 
 
-def make_parser(
-    doc: str | None, *, requests: int = 48, new_tokens: int = 64, dtypes: tuple[str, ...] = ()
-) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=(doc or "").split("\n")[0])
-    parser.add_argument("--config", type=Path, default=BUNDLED_CONFIG, help="of the router")
-    parser.add_argument("--prompts", type=Path, help="folder of JSONL files with prompts")
-    parser.add_argument("--requests", type=int, default=requests, help="at most, per arrangement")
-    parser.add_argument("--new-tokens", type=int, default=new_tokens)
-    parser.add_argument("--threads", type=int, default=few_threads())
-    parser.add_argument("--reference-share", type=int, default=8, metavar="N", help=_SHARE)
-    parser.add_argument("--lone-share", type=int, default=1, metavar="N", help=_LONE_SHARE)
-    if dtypes:
-        parser.add_argument("--weights", nargs="+", choices=WEIGHTS, default=list(WEIGHTS))
-        offered = sorted({*dtypes, "bfloat16"})
-        parser.add_argument("--dtypes", nargs="+", choices=offered, default=list(dtypes))
-    return parser
-
-
-def parse(parser: argparse.ArgumentParser, arguments: list[str] | None) -> Options:
+def parse(doc: str | None, arguments: list[str] | None, dtypes: Sequence[str] = ()) -> Options:
     """Parses (the command line where `arguments` is None) and prepares the process."""
-    given = parser.parse_args(arguments)
-    prepare(given.threads)
-    return Options(
-        config=given.config,
-        prompts=given.prompts,
-        requests=given.requests,
-        new_tokens=given.new_tokens,
-        dtypes=tuple(getattr(given, "dtypes", ())),
-        reference_share=given.reference_share,
-        lone_share=given.lone_share,
-        weights=tuple(getattr(given, "weights", ("auto",))),
-    )
+    parser = make_parser(doc)
+    parser.add_argument("--config", type=Path, help="of the router")
+    parser.add_argument("--prompts", type=Path, help="folder of JSONL files with prompts")
+    parser.add_argument("--requests", type=int, help="at most, per arrangement")
+    parser.add_argument("--new-tokens", type=int)
+    parser.add_argument("--reference-share", type=int, metavar="N", help=_SHARE)
+    parser.add_argument("--lone-share", type=int, metavar="N", help=_LONE_SHARE)
+    if dtypes:
+        parser.add_argument("--weights", nargs="+", choices=WEIGHTS)
+        parser.add_argument("--dtypes", nargs="+", choices=sorted({*dtypes, "bfloat16"}))
+    asked = Options(dtypes, WEIGHTS if dtypes else ("auto",))
+    options = parser.parse_args(arguments, asked)
+    prepare(options.threads)
+    return options
+
+
+def bundled_config(*names: str) -> dict[str, Any]:
+    """With these models alone."""
+    config: dict[str, Any] = yaml.safe_load(BUNDLED_CONFIG.read_text(encoding="utf-8"))
+    models = config["pool"]["models"]
+    config["pool"]["models"] = [one for one in models if one["name"] in names]
+    return config
 
 
 def open_router(
@@ -96,7 +92,10 @@ def open_router(
 
 def open_oracle(router: ChainRouter, dtype: str) -> Oracle:
     """The router's target, unpatched."""
-    pool = router.pool
+    return oracle_of(router.pool, dtype)
+
+
+def oracle_of(pool: ModelPool, dtype: str) -> Oracle:
     return Oracle(
         pool.path(pool.target), dtype, vocab_size=pool.vocab_size, eos_token_ids=pool.eos_token_ids
     )

@@ -43,7 +43,7 @@ _EASIEST = AdaServe(reshapes=False, order="easiest", root_credit=0.0)
 NODE_SELECTIONS.register("adaserve-as-decided", _EASIEST)
 SELECTIONS = NODE_SELECTIONS.names  # published ones are among them: research.policies is imported
 # What is asked of requests in turn: nothing, what is always given and what never can be, what only
-# speculation can give, and a first token. Their number shares no factor with that of `_mixtures`.
+# speculation can give, and a first token. Their number shares no factor with that of overrides.
 OBJECTIVES: tuple[SloLike, ...] = (
     None,
     SLO(tpot_ms=1000.0),
@@ -184,34 +184,8 @@ def modes_of(router: ChainRouter) -> list[Mode]:
 
 
 def policies_of(router: ChainRouter) -> list[Mode]:
-    """Every policy, and requests that mix what they ask for."""
-    return [*_policies(router), *_mixtures(router)]
-
-
-def longest_chain(router: ChainRouter) -> Chain:
-    """As many models as a chain can have that strictly grows."""
-    pool = router.pool
-    chain: Chain = ()
-    drafters = (name for name in pool.names if name != pool.target)
-    for name in sorted(drafters, key=pool.parameter_count):
-        if not chain or pool.parameter_count(name) > pool.parameter_count(chain[-1]):
-            chain = (*chain, name)
-    return (*chain, pool.target)
-
-
-def _policies(router: ChainRouter) -> list[Routed]:
-    longest = longest_chain(router)
-    with_weights = tuple(name for name in longest if not router.pool.is_weightless(name))
-    return [
-        *(Routed(name) for name in CHAIN_POLICIES.names if name != "static"),
-        Routed("static", longest[-2:]),
-        Routed("static", with_weights),
-        Routed("static", with_weights, nodes=3),
-    ]
-
-
-def _mixtures(router: ChainRouter) -> list[Mixed]:
-    """All that a request may ask for, side by side, under policies that treat it differently."""
+    """Every policy, and all that a request may ask for, side by side, under policies that treat it
+    differently."""
     longest = longest_chain(router)
     with_weights = tuple(name for name in longest if not router.pool.is_weightless(name))
     overrides: tuple[Override, ...] = (
@@ -227,5 +201,21 @@ def _mixtures(router: ChainRouter) -> list[Mixed]:
         Speculation(longest, depth=5, width=3),
         Speculation(longest[-1:]),
     )
-    routed = (Routed("adaptive"), Routed("paper"))
-    return [Mixed(overrides, each) for each in routed]
+    return [
+        *(Routed(name) for name in CHAIN_POLICIES.names if name != "static"),
+        Routed("static", longest[-2:]),
+        Routed("static", with_weights),
+        Routed("static", with_weights, nodes=3),
+        *(Mixed(overrides, Routed(name)) for name in ("adaptive", "paper")),
+    ]
+
+
+def longest_chain(router: ChainRouter) -> Chain:
+    """As many models as a chain can have that strictly grows."""
+    pool = router.pool
+    chain: Chain = ()
+    drafters = (name for name in pool.names if name != pool.target)
+    for name in sorted(drafters, key=pool.parameter_count):
+        if not chain or pool.parameter_count(name) > pool.parameter_count(chain[-1]):
+            chain = (*chain, name)
+    return (*chain, pool.target)

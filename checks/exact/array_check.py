@@ -8,18 +8,16 @@ neither, which such a target alone is checked in.
 
 import itertools
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from checks.exact.arguments import Options, load_token_prompts, open_oracle, open_router
-from checks.exact.arrangement import Arrangement, Mode, modes_of, policies_of
+from checks.exact.arrangement import Arrangement, modes_of, policies_of
 from checks.exact.comparison import (
     Case,
     Comparison,
     Divergence,
-    Route,
     all_divergences,
     assert_whole,
     compare,
@@ -53,11 +51,11 @@ def make_cases(
     oracle: Oracle, prompts: Sequence[tuple[int, ...]], params_of: ParamsOf
 ) -> list[Case]:
     """Each prompt with its parameters and its reference."""
-    settings = [params_of(index) for index in range(len(prompts))]
-    return [
-        Case(prompt, params, oracle.tokens(prompt, params))
-        for prompt, params in zip(prompts, settings, strict=True)
-    ]
+    cases = list[Case]()
+    for index, prompt in enumerate(prompts):
+        params = params_of(index)
+        cases.append(Case(prompt, params, oracle.tokens(prompt, params)))
+    return cases
 
 
 def difference_margin(oracle: Oracle, difference: Divergence) -> float:
@@ -108,7 +106,8 @@ def _run_dtype(check: str, options: Options, params_of: ParamsOf, dtype: str) ->
         "tokens_over_paths": sum(
             one.tokens for one in comparisons if one.arrangement.attention == "path"
         ),
-        "coverage": coverage(comparisons),
+        "objectives_attained": sum(each.attained[0] for each in comparisons),
+        "objectives_missed": sum(each.attained[1] for each in comparisons),
         "examples": [_describe(d, m) for d, m in zip(differences, margins, strict=True)][:_SHOWN],
         "oracle_seconds": round(sum(part.oracle_s for part in parts), 1),
     }
@@ -176,43 +175,6 @@ def serve_all(
         comparisons.append(compare(router, cases, row, progress, which))
         progress.note = f"{len(all_divergences(comparisons))} differ, last {row}"
     return comparisons
-
-
-def coverage(comparisons: Sequence[Comparison]) -> dict[str, Any]:
-    """What was served how: by policy, by what was set of its trees, and what policies decided."""
-    by_mode: dict[str, Counter[str]] = {}
-    by_trees: dict[str, Counter[str]] = {}
-    decided = set[Route]()
-    for each in comparisons:
-        figures = {"tokens": each.tokens, "cycles": each.cycles, "speculated": each.speculated}
-        for count in (
-            by_mode.setdefault(_label(each.arrangement.mode), Counter()),
-            *(
-                by_trees.setdefault(f"{name} {value}", Counter())
-                for name, value in each.arrangement.trees
-            ),
-        ):
-            count.update({"arrangements": 1, **figures})
-        decided |= each.decided
-    return {
-        "by_mode": {mode: dict(count) for mode, count in by_mode.items()},
-        "by_trees": {trees: dict(count) for trees, count in sorted(by_trees.items())},
-        "with_objectives": _objectives(comparisons),
-        "routes_decided": len(decided),
-    }
-
-
-def _objectives(comparisons: Sequence[Comparison]) -> dict[str, int]:
-    """Requests with an objective: in how many arrangements, and what became of them."""
-    arrangements = sum(each.arrangement.urgent for each in comparisons)
-    attained = sum(each.attained[0] for each in comparisons)
-    missed = sum(each.attained[1] for each in comparisons)
-    return {"arrangements": arrangements, "attained": attained, "missed": missed}
-
-
-def _label(mode: Mode) -> str:
-    """Chains that are asked for by name count by their length."""
-    return f"chains of {len(mode)}" if isinstance(mode, tuple) else str(mode)
 
 
 def _ended_early(case: Case) -> bool:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from checks.exact.arguments import Options, load_token_prompts, make_parser, open_router, parse
+from checks.exact.arguments import Options, load_token_prompts, open_router, parse
 from checks.exact.report import Progress, finish
 from processors.noise import gumbel
 from specrouter import ChainRouter, RequestOutput, SamplingParams, Speculation
@@ -26,7 +26,7 @@ LEAST_GAIN = 1.5  # of perturbed over raw logits, best 3
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = parse(make_parser(__doc__), arguments)
+    options = parse(__doc__, arguments)
     started = time.monotonic()
     figures: dict[str, Any] = {}
     with open_router(options.config, "float32", 16) as router:

@@ -10,14 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from checks.exact.arrangement import Arrangement, Override
+from checks.exact.arrangement import Arrangement
 from specrouter import ChainRouter, RequestOutput, SamplingParams
-from specrouter.cycle import DraftShape
-from specrouter.request.objective import SloLike
-from specrouter.request.params import Chain
 
 Tokens = tuple[int, ...]
-Route = tuple[Chain, DraftShape]
 ALONE = Arrangement("off", batch=1)
 
 
@@ -54,9 +50,8 @@ class Divergence:
 class Comparison:
     """One arrangement's result. `cycles` of chains longer than one are `speculated`.
 
-    `decided`: routes that the policy took, now or when it was in use before. `attained`: requests
-    with an objective that attained it, and those that did not. `cached`: prompt tokens that were
-    taken over from other requests.
+    `attained`: requests with an objective that attained it, and those that did not. `cached`:
+    prompt tokens that were taken over from other requests.
     """
 
     arrangement: Arrangement
@@ -64,7 +59,6 @@ class Comparison:
     divergences: tuple[Divergence, ...]
     cycles: int
     speculated: int
-    decided: frozenset[Route]
     attained: tuple[int, int] = (0, 0)
     cached: int = 0
 
@@ -89,15 +83,12 @@ def compare(
     """
 
     def judge_one(index: int) -> _Judged:
-        asked = arrangement.speculation_of(index), arrangement.slo_of(index)
-        judged = _judge(router, cases[index], arrangement, *asked)
+        judged = _judge(router, cases[index], arrangement, index)
         on_done()
         return judged
 
-    with arrangement.routing(router):
-        with ThreadPoolExecutor(arrangement.batch) as clients:
-            results = list(clients.map(judge_one, range(len(cases)) if which is None else which))
-        decided = frozenset(record.decision.route for record in router.decisions())
+    with arrangement.routing(router), ThreadPoolExecutor(arrangement.batch) as clients:
+        results = list(clients.map(judge_one, range(len(cases)) if which is None else which))
     metrics = [output.metrics for result in results for output in result.outputs]
     chains = [(chain, cycles) for each in metrics for chain, cycles in each.chains.items()]
     in_time = [each.attained for each in metrics]
@@ -107,7 +98,6 @@ def compare(
         divergences=tuple(d for result in results for d in result.divergences),
         cycles=sum(cycles for _, cycles in chains),
         speculated=sum(cycles for chain, cycles in chains if len(chain) > 1),
-        decided=decided,
         attained=(in_time.count(True), in_time.count(False)),
         cached=sum(each.cached_tokens for each in metrics),
     )
@@ -121,19 +111,13 @@ def first_difference(got: Sequence[int], expected: Sequence[int]) -> int | None:
     return None if len(got) == len(expected) else min(len(got), len(expected))
 
 
-def _judge(
-    router: ChainRouter,
-    case: Case,
-    arrangement: Arrangement,
-    speculation: Override,
-    slo: SloLike,
-) -> _Judged:
+def _judge(router: ChainRouter, case: Case, arrangement: Arrangement, index: int) -> _Judged:
     divergences = list[Divergence]()
     outputs = list[RequestOutput]()
     prefix: Tokens = ()
     tokens = 0
     while True:
-        output = _resume(router, case, prefix, arrangement, speculation, slo)
+        output = resume(router, case, prefix, arrangement, index)
         outputs.append(output)
         got = output.token_ids
         difference = first_difference(got, case.reference)
@@ -166,24 +150,13 @@ def assert_whole(router: ChainRouter, patience_s: float = 60.0) -> None:
 
 
 def resume(
-    router: ChainRouter, case: Case, prefix: Tokens, arrangement: Arrangement
+    router: ChainRouter, case: Case, prefix: Tokens, arrangement: Arrangement, index: int = 0
 ) -> RequestOutput:
     """The output of a case that goes on after `prefix`; its tokens include the prefix.
 
-    The router stays under the policy that it is under.
+    `index`: by which the arrangement asks for something else. The router stays under its policy.
     """
-    asked = arrangement.speculation, arrangement.slo_of(0)
-    return _resume(router, case, prefix, arrangement, *asked)
-
-
-def _resume(
-    router: ChainRouter,
-    case: Case,
-    prefix: Tokens,
-    arrangement: Arrangement,
-    speculation: Override,
-    slo: SloLike,
-) -> RequestOutput:
+    speculation, slo = arrangement.speculation_of(index), arrangement.slo_of(index)
     params = replace(case.params, prefix_cache=arrangement.cached)
     handle = router.submit(case.prompt, params, speculation=speculation, generated=prefix, slo=slo)
     output = handle.result(timeout=600)

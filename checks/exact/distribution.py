@@ -8,7 +8,6 @@ With `--verification rejection` so do whole texts of a few tokens, drafted for b
 chain; the first of their tokens is the target's own, the others are proposed, and one more may be.
 """
 
-import argparse
 import dataclasses
 import sys
 import time
@@ -27,7 +26,7 @@ from checks.exact.comparison import Tokens, assert_whole
 from checks.exact.models import NAMES, pool_settings, save_family
 from checks.exact.noise import noise_p_values
 from checks.exact.oracle import Oracle
-from checks.exact.report import Progress, few_threads, finish, prepare
+from checks.exact.report import Progress, finish, make_parser, prepare
 from specrouter import ChainRouter, SamplingParams, Speculation
 from specrouter.request.params import Chain
 
@@ -72,10 +71,9 @@ class Stream:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--verification", choices=tuple(SEEDS), default="shared-noise")
     parser.add_argument("--seeds", type=int, help=f"by default {SEEDS}")
-    parser.add_argument("--threads", type=int, default=few_threads())
     options = parser.parse_args(arguments)
     prepare(options.threads)
     started = time.monotonic()

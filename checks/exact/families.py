@@ -5,9 +5,8 @@ and compared with its own `generate`. The named families get every check; what i
 fewer. No class may give another text than `generate`, and none may end in a traceback.
 """
 
-import argparse
 import contextlib
-import json
+import functools
 import os
 import sys
 import tempfile
@@ -19,13 +18,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
+from unittest import mock
 
 import transformers
 
 from checks.exact.comparison import assert_whole, first_difference
 from checks.exact.models import pool_settings
 from checks.exact.named_families import NAMED
-from checks.exact.report import Progress, conditions, prepare
+from checks.exact.report import Progress, finish, make_parser, prepare
 from checks.exact.small_configs import VOCAB_SIZE, WINDOW, Family, swept
 from checks.exact.small_models import (
     Tokens,
@@ -41,6 +41,8 @@ from checks.exact.small_models import (
 from modelpool import ModelPool
 from modelpool.errors import ConfigError
 from specrouter import ChainRouter, RequestOutput, SamplingParams, Speculation
+from specrouter.execution import model_times
+from specrouter.execution.time_profile import profile_model
 from specrouter.request.spec import SpeculationOverride
 
 LENGTHS, NEW_TOKENS, PREFILL_CHUNK = (5, 24, 47, 90), 24, 40
@@ -48,6 +50,7 @@ NOISE = 0.03  # of the drafter, beside the target
 DEPTH, WIDTHS = 4, (1, 3)
 CHAIN = ("near", "target")
 GREEDY = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True, prefix_cache=False)
+_BRIEFLY = functools.partial(profile_model, budget_s=0.05)
 Status = Literal["exact", "refused", "not built", "WRONG", "FAULT"]
 
 
@@ -261,22 +264,21 @@ def _told(error: Exception) -> str:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Classes warn of what does not matter here; models are timed into a cache of their own."""
+    """Classes warn of what does not matter here; models are timed into a cache of their own, and
+    briefly: chains are asked for by name."""
     with tempfile.TemporaryDirectory() as cache, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         told: Any = transformers.logging
         verbosity = told.get_verbosity()
         told.set_verbosity_error()
-        before = os.environ.get("SPECROUTER_CACHE")
-        os.environ["SPECROUTER_CACHE"] = cache
         try:
-            yield
+            with (
+                mock.patch.dict(os.environ, SPECROUTER_CACHE=cache),
+                mock.patch.object(model_times, "profile_model", _BRIEFLY),
+            ):
+                yield
         finally:
             told.set_verbosity(verbosity)
-            if before is None:
-                del os.environ["SPECROUTER_CACHE"]
-            else:
-                os.environ["SPECROUTER_CACHE"] = before
 
 
 def families_of(names: Sequence[str], classes: str) -> list[tuple[Family, bool]]:
@@ -316,30 +318,23 @@ def table_of(verdicts: Sequence[Verdict]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = make_parser(__doc__, threads=1)
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these")
     parser.add_argument("--classes", choices=("all", "named"), default="all")
-    parser.add_argument("--json", action="store_true", help="only the last line")
-    parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args(arguments)
     prepare(given.threads)
+    started = time.monotonic()
     verdicts = run(families_of(given.names, given.classes))
     counts = Counter(one.status for one in verdicts)
     expected = {family.name: family.expected for family in NAMED}
     others = [one.name for one in verdicts if one.status != expected.get(one.name, one.status)]
-    if not given.json:
-        print(table_of(verdicts))
-        print(", ".join(f"{count} {status}" for status, count in sorted(counts.items())))
-        print(f"not as expected: {', '.join(others) or 'none'}")
-    document = {
-        "check": "families",
-        "counts": counts,
-        "not_as_expected": others,
-        "conditions": conditions(),
-        "families": [asdict(one) for one in verdicts],
-    }
-    print(json.dumps(document))
-    return int(bool(others or counts["WRONG"] or counts["FAULT"]))
+    print(table_of(verdicts))
+    print(", ".join(f"{count} {status}" for status, count in sorted(counts.items())))
+    print(f"not as expected: {', '.join(others) or 'none'}")
+    passed = not (others or counts["WRONG"] or counts["FAULT"])
+    every = [asdict(one) for one in verdicts]
+    figures = {"counts": counts, "not_as_expected": others, "families": every}
+    return finish("families", passed, started, figures)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from specrouter.view import ChainDecision
 
 
 class InjectedFault(RuntimeError):
-    """What a failing forward raises."""
+    """What a forward or a function raises that is made to fail."""
 
 
 HANG_TIMEOUT_S = 0.05  # what the router under test should allow

@@ -11,7 +11,6 @@ target failed), and the router whole after each burst.
 A failure names its lifetime: `--first-lifetime N --runs 20` plays that one alone.
 """
 
-import argparse
 import logging
 import sys
 import time
@@ -22,15 +21,15 @@ from typing import Any
 
 import numpy as np
 
-from checks.exact.arguments import open_oracle
+from checks.exact.arguments import oracle_of
 from checks.exact.arrangement import SELECTIONS, chains
 from checks.exact.burst import draw_burst, draw_cases, draw_shape, play
 from checks.exact.comparison import Case, assert_whole
 from checks.exact.fault_injection import HANG_TIMEOUT_S, FaultInjection, restless_scheduler
 from checks.exact.models import SAVERS, pool_settings, save_family
-from checks.exact.report import Progress, few_threads, finish, prepare
+from checks.exact.report import Progress, finish, make_parser, prepare
 from modelpool import ModelPool
-from specrouter import ChainRouter, RequestOutput
+from specrouter import ChainRouter
 from specrouter.request.params import Chain
 
 BURSTS = 20  # of one router's lifetime
@@ -45,9 +44,9 @@ class Family:
 
     def __init__(self, architecture: str, directory: Path) -> None:
         self.paths = save_family(directory, architecture, noise=0.05, seed=11)
-        with self.open_router() as router:
-            oracle = open_oracle(router, "float64")
-            self.cases: list[Case] = draw_cases(oracle, _CASES, np.random.default_rng(12))
+        pool = ModelPool.from_config(pool_settings(self.paths))
+        oracle = oracle_of(pool, "float64")
+        self.cases: list[Case] = draw_cases(oracle, _CASES, np.random.default_rng(12))
 
     def open_router(
         self,
@@ -74,12 +73,8 @@ class FaultCheck:
         self.seed = seed
         self.progress = progress
         self.endings: Counter[str] = Counter()
-        self.chains: Counter[str] = Counter()
         self.raised: Counter[str] = Counter()
         self.kinds: Counter[str] = Counter()
-        self.policies: Counter[str] = Counter()
-        self.trees: Counter[str] = Counter()
-        self.attained: Counter[str] = Counter()
         self.failures: list[str] = []
 
     def play_lifetime(self, family: Family, lifetime: int, bursts: int = BURSTS) -> None:
@@ -105,8 +100,6 @@ class FaultCheck:
                     where = f"lifetime {lifetime}, burst {burst}, {policy}"
                     self.failures.append(f"{where}: {type(error).__name__}: {error}")
                     break
-                self.policies[_label(policy)] += 1
-                self.trees.update(f"{k} {v}" for k, v in policy.get("trees", {}).items())
                 self.progress(f"{len(self.failures)} failed")
         self.raised += faults.raised
         self.kinds += faults.kinds
@@ -126,16 +119,10 @@ class FaultCheck:
         faults.rates[pool.target] = 0.1 if target_fails else 0.0
         evict = str(rng.choice(drafters)) if rng.random() < 0.1 else None
         plans = draw_burst(family.cases, chains_that_fit(pool), rng)
-        self._count(play(router, plans, evict, may_fail=target_fails))
+        outputs = play(router, plans, evict, may_fail=target_fails)
+        self.endings.update(output.finish_reason for output in outputs)
         faults.rates = {}
         assert_whole(router)
-
-    def _count(self, outputs: list[RequestOutput]) -> None:
-        for output in outputs:
-            self.endings[output.finish_reason] += 1
-            self.attained[str(output.metrics.attained)] += 1
-            for chain, cycles in output.metrics.chains.items():
-                self.chains[">".join(chain)] += cycles
 
 
 def chains_that_fit(pool: ModelPool) -> list[Chain]:
@@ -145,8 +132,7 @@ def chains_that_fit(pool: ModelPool) -> list[Chain]:
 
 
 def draw_policy(router: ChainRouter, rng: np.random.Generator) -> dict[str, Any]:
-    """Arguments of `set_policy`: half of them adaptive; most
-    with settings of the trees."""
+    """Arguments of `set_policy`: half of them adaptive; most with settings of the trees."""
     pool = router.pool
     policy = str(rng.choice(["adaptive", *POLICIES])) if rng.random() < 0.6 else "adaptive"
     depth, width = draw_shape(rng)
@@ -171,42 +157,32 @@ def draw_trees(rng: np.random.Generator) -> dict[str, Any]:
     return trees
 
 
-def _by_name(trees: Counter[str]) -> dict[str, int]:
-    """Of what has a name, a budget has not."""
-    return {each: count for each, count in sorted(trees.items()) if "budget" not in each}
-
-
-def _label(policy: dict[str, Any]) -> str:
-    return str(policy["policy"])
-
-
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--runs", type=int, default=2_000, help="bursts, over all families")
     parser.add_argument("--first-lifetime", type=int, default=0)
+    parser.add_argument("--step", type=int, default=1, help="from a lifetime to the next")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=few_threads())
     options = parser.parse_args(arguments)
     prepare(options.threads)
     logging.disable(logging.WARNING)  # one for every injected failure
     started = time.monotonic()
     check = FaultCheck(options.seed, Progress("faults", options.runs))
-    lifetimes = range(options.first_lifetime, options.first_lifetime + -(-options.runs // BURSTS))
+    numbers = range(-(-options.runs // BURSTS))
+    lifetimes = [options.first_lifetime + options.step * number for number in numbers]
+    names = list(SAVERS)
+    architecture_of = {each: names[each % len(names)] for each in lifetimes}
     with TemporaryDirectory() as directory:
-        names = list(SAVERS)
-        families = {name: Family(name, Path(directory) / name) for name in names}
-        for lifetime in lifetimes:
-            check.play_lifetime(families[names[lifetime % len(names)]], lifetime)
+        few = set(architecture_of.values())
+        families = {name: Family(name, Path(directory) / name) for name in few}
+        for lifetime, name in architecture_of.items():
+            check.play_lifetime(families[name], lifetime)
     figures = {
         "runs": check.progress.done,
         "requests": sum(check.endings.values()),
         "endings": dict(check.endings),
         "faults_raised": dict(check.raised),
         "kinds": dict(check.kinds),
-        "cycles_by_chain": dict(check.chains),
-        "bursts_by_policy": dict(check.policies),
-        "bursts_by_trees": _by_name(check.trees),
-        "requests_by_attained": dict(check.attained),
         "failures": len(check.failures),
         "examples": check.failures[:_SHOWN],
     }

@@ -6,7 +6,7 @@ least lengths, and a quarter of all have structures; theirs are decoded step by 
 
 import sys
 
-from checks.exact.arguments import make_parser, parse
+from checks.exact.arguments import parse
 from checks.exact.array_check import DTYPES, run_array_check
 from checks.exact.settings import edits, number_among_plain, structure
 from specrouter import SamplingParams
@@ -24,7 +24,7 @@ def greedy_params(index: int, new_tokens: int) -> SamplingParams:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = parse(make_parser(__doc__, dtypes=DTYPES), arguments)
+    options = parse(__doc__, arguments, DTYPES)
     return run_array_check("greedy", options, lambda i: greedy_params(i, options.new_tokens))
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from checks.exact.small_models import perturb
 from tests.modelpool import factories
 from tests.modelpool.factories import GEMMAS, is_post_norm, make_tokenizer
 
@@ -27,12 +28,7 @@ _LOUDNESS = 0.3  # of a grown layer, beside its original
 def noisy_copy(source: Path, directory: Path, scale: float, seed: int) -> Path:
     """A copy whose weights are moved by `scale` of each tensor's spread."""
     model = _load(source)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for weight in model.parameters():
-            noise = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
-            spread = weight.std(correction=0)
-            weight.add_((scale * spread * noise).to(weight.dtype))
+    perturb(model, scale, seed)
     return _save(model, directory)
 
 

@@ -63,10 +63,6 @@ class Choice:
             ways += [cut_distance(self.logits, self.params, t) for t in (self.token, other)]
         return min(ways)
 
-    def top_two_margin(self) -> float:
-        first, second = self.scores.topk(2).values
-        return float(first - second)
-
 
 class Oracle:
     """A target, loaded by `transformers` as any program would load it."""

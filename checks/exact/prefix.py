@@ -6,12 +6,11 @@ tenants have salts of their own. No token may differ in float64, and nobody may 
 another tenant has asked for.
 """
 
-import argparse
 import contextlib
 import copy
-import json
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,7 @@ from checks.exact.greedy import greedy_params
 from checks.exact.losses import losing_models
 from checks.exact.models import pool_settings, save_family
 from checks.exact.preemption import preempting_router
-from checks.exact.report import Progress, conditions, prepare
+from checks.exact.report import Progress, finish, make_parser, prepare
 from checks.exact.seeded import seeded_params
 from specrouter import ChainRouter, RequestOutput, SamplingParams
 from specrouter.request.spec import SpeculationOverride
@@ -38,6 +37,8 @@ IDS = 300  # that prompts are made of
 SALTS = ("a", "b", None)  # None: without the cache
 PREEMPTED = 0.04  # of the running rows, in each cycle
 CANCELLED = 0.1  # of the requests
+_LOSSES = "chance of a cycle that a model is lost before it"
+_OVERLAP = "drafts while the target verifies, on two devices"
 
 
 @dataclass
@@ -251,29 +252,24 @@ def check(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--requests", type=int, default=2000, help="at least, in all")
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtypes", nargs="+", default=["float64"])
-    parser.add_argument(
-        "--losses", type=float, default=0.0, help="chance of a cycle that a model is lost before it"
-    )
-    parser.add_argument(
-        "--overlap", action="store_true", help="drafts while the target verifies, on two devices"
-    )
+    parser.add_argument("--losses", type=float, default=0.0, help=_LOSSES)
+    parser.add_argument("--overlap", action="store_true", help=_OVERLAP)
     given = parser.parse_args(arguments)
     prepare(given.threads)
-    reports, failed = [], False
+    started = time.monotonic()
+    reports, passed = [], True
     for dtype in given.dtypes:
         with tempfile.TemporaryDirectory() as directory:
             figures, report = check(
                 Path(directory), dtype, given.requests, given.overlap, given.losses
             )
         reports.append(report)
-        failed |= bool(figures.leaked or report["control_faults"])
-        failed |= dtype == "float64" and bool(figures.differing)
-    print(json.dumps({"check": "prefix", "conditions": conditions(), "runs": reports}, indent=2))
-    return int(failed)
+        passed &= not (figures.leaked or report["control_faults"])
+        passed &= dtype != "float64" or not figures.differing
+    return finish("prefix", passed, started, {"runs": reports})
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """What a check prints: a progress line while it runs, one JSON document at its end."""
 
+import argparse
 import json
 import platform
 import sys
@@ -68,6 +69,12 @@ def conditions() -> dict[str, object]:
         "transformers": transformers.__version__,
         "python": platform.python_version(),
     }
+
+
+def make_parser(doc: str | None, threads: int | None = None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=(doc or "").split("\n")[0])
+    parser.add_argument("--threads", type=int, default=threads or few_threads())
+    return parser
 
 
 def finish(check: str, passed: bool, started: float, figures: Mapping[str, object]) -> int:

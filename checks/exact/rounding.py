@@ -14,17 +14,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from checks.exact.arguments import Options, load_token_prompts, make_parser, open_router, parse
+from checks.exact.arguments import Options, load_token_prompts, open_router, parse
 from checks.exact.arrangement import Arrangement, Mode
-from checks.exact.array_check import turns_of
-from checks.exact.comparison import (
-    Case,
-    Comparison,
-    all_divergences,
-    assert_whole,
-    compare,
-    own_case,
-)
+from checks.exact.array_check import serve_all, turns_of
+from checks.exact.comparison import Case, Comparison, assert_whole, own_case
 from checks.exact.report import Progress, finish
 from modelpool.config import Weights
 from specrouter import ChainRouter, SamplingParams
@@ -39,7 +32,7 @@ ALLOWED_RATES = {  # by dtype and width
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = parse(make_parser(__doc__, dtypes=tuple(ALLOWED_RATES)), arguments)
+    options = parse(__doc__, arguments, tuple(ALLOWED_RATES))
     started = time.monotonic()
     kinds = list(itertools.product(options.dtypes, options.weights))
     figures = {_label(*kind): _check(options, *kind) for kind in kinds}
@@ -66,7 +59,7 @@ def _check(options: Options, dtype: str, weights: Weights) -> dict[str, Any]:
         assert_whole(router)
     return {
         "by_width": {width: _totals(comparisons, width) for width in WIDTHS},
-        "by_arrangement": {str(row): _figures(result) for row, result in comparisons},
+        "by_arrangement": {str(one.arrangement): _figures(one) for one in comparisons},
     }
 
 
@@ -87,9 +80,7 @@ def _make_cases(router: ChainRouter, options: Options) -> list[Case]:
     return cases
 
 
-def _serve_all(
-    router: ChainRouter, cases: Sequence[Case], lone_share: int
-) -> list[tuple[Arrangement, Comparison]]:
+def _serve_all(router: ChainRouter, cases: Sequence[Case], lone_share: int) -> list[Comparison]:
     """Off beside others, then the weakest, the strongest and the longest chain of models."""
     pool = router.pool
     drafters = [n for n in pool.names if n != pool.target and not pool.is_weightless(n)]
@@ -103,17 +94,11 @@ def _serve_all(
         for batch in BATCHES
     ]
     turns = turns_of(len(cases), rows, lone_share)
-    progress = Progress("rounding", sum(map(len, turns)))
-    comparisons = list[tuple[Arrangement, Comparison]]()
-    for row, which in zip(rows, turns, strict=True):
-        comparisons.append((row, compare(router, cases, row, progress, which)))
-        count = len(all_divergences(comparison for _, comparison in comparisons))
-        progress.note = f"{count} diverge, last {row}"
-    return comparisons
+    return serve_all(router, cases, rows, Progress("rounding", sum(map(len, turns))), turns)
 
 
-def _totals(comparisons: Sequence[tuple[Arrangement, Comparison]], width: int) -> dict[str, float]:
-    counts = [_figures(result) for row, result in comparisons if (row.width or 1) == width]
+def _totals(comparisons: Sequence[Comparison], width: int) -> dict[str, float]:
+    counts = [_figures(one) for one in comparisons if (one.arrangement.width or 1) == width]
     total = {key: sum(count[key] for count in counts) for key in ("tokens", "divergences")}
     return {**total, "rate": total["divergences"] / max(1, total["tokens"])}
 

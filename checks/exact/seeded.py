@@ -7,7 +7,7 @@ checked by `checks.exact.distribution`.
 
 import sys
 
-from checks.exact.arguments import make_parser, parse
+from checks.exact.arguments import parse
 from checks.exact.array_check import DTYPES, run_array_check
 from checks.exact.settings import COUNT, edits, number_among_plain, structure, warpers
 from specrouter import SamplingParams
@@ -27,7 +27,7 @@ def seeded_params(index: int, new_tokens: int) -> SamplingParams:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = parse(make_parser(__doc__, dtypes=DTYPES), arguments)
+    options = parse(__doc__, arguments, DTYPES)
     return run_array_check("seeded", options, lambda i: seeded_params(i, options.new_tokens))
 
 

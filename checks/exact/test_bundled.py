@@ -1,11 +1,8 @@
 """The bundled family in float32: a token differs only where the target itself hardly decides."""
 
-from typing import Any
-
 import pytest
-import yaml
 
-from checks.exact.arguments import BUNDLED_CONFIG, open_oracle, open_router
+from checks.exact.arguments import bundled_config, open_oracle, open_router
 from checks.exact.arrangement import Arrangement
 from checks.exact.array_check import HONEST_MARGIN, difference_margin, make_cases
 from checks.exact.comparison import all_divergences, assert_whole, compare
@@ -27,10 +24,7 @@ ROWS = (
 
 @pytest.mark.exact
 def test_float32_tokens_are_those_of_transformers_under_every_arrangement() -> None:
-    config: dict[str, Any] = yaml.safe_load(BUNDLED_CONFIG.read_text(encoding="utf-8"))
-    models = config["pool"]["models"]
-    config["pool"]["models"] = [one for one in models if one["name"] in ("suffix", *CHAIN)]
-    with open_router(config, "float32", 8) as router:
+    with open_router(bundled_config("suffix", *CHAIN), "float32", 8) as router:
         oracle = open_oracle(router, "float32")
         prompts = encode(load_prompts(None, 8), router.pool.tokenizer, 100)
         cases = [

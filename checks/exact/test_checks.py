@@ -5,12 +5,12 @@ files to use others.
 """
 
 import os
+from pathlib import Path
 
 import pytest
 
-from checks.exact import breadth, distribution, faults, greedy, rounding, seeded
+from checks.exact import breadth, distribution, faults, greedy, prefix, rounding, seeded
 from checks.exact.array_check import DTYPES
-from checks.exact.faults import BURSTS
 from modelpool.fast.cpu import computes_in
 
 pytestmark = pytest.mark.exact
@@ -54,7 +54,17 @@ def test_branches_bring_more_tokens_per_pass(prompts: list[str]) -> None:
     assert breadth.main(prompts) == 0
 
 
+def test_no_text_differs_where_models_are_lost_while_prefixes_are_shared(tmp_path: Path) -> None:
+    figures, report = prefix.check(tmp_path, "float64", requests=500, overlap=False, losses=0.1)
+    assert (figures.differing, figures.leaked, report["control_faults"]) == ([], [], {})
+    assert figures.requests >= 500
+    assert report["hits"] > 100
+    assert {what.split()[0] for what in report["lost"]} == {"evicted", "rested", "given"}
+    assert sum(report["lost"].values()) > 100
+
+
 @pytest.mark.parametrize("half", range(2))
 def test_faults_never_change_an_output(half: int) -> None:
-    runs = 1_000
-    assert faults.main(["--runs", f"{runs}", "--first-lifetime", f"{half * runs // BURSTS}"]) == 0
+    """Each half has architectures of its own: to make models and references takes long."""
+    lifetimes = ("--first-lifetime", f"{half}", "--step", "2")
+    assert faults.main(["--runs", "1000", *lifetimes]) == 0

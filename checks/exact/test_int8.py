@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from checks.exact.arguments import BUNDLED_CONFIG, open_router
+from checks.exact.arguments import bundled_config, open_router
 from checks.exact.arrangement import Arrangement
 from checks.exact.comparison import all_divergences, assert_whole, compare, own_case
 from checks.exact.greedy import greedy_params
@@ -69,7 +68,4 @@ def test_a_target_is_served_to_the_token_whatever_its_twin_drafts(tmp_path: Path
 
 def test_the_bundled_target_is_served_to_the_token() -> None:
     """In float32, in which attention's rounding can hardly move a level."""
-    config: dict[str, Any] = yaml.safe_load(BUNDLED_CONFIG.read_text(encoding="utf-8"))
-    models = config["pool"]["models"]
-    config["pool"]["models"] = [one for one in models if one["name"] in BUNDLED]
-    check(config, "float32", BUNDLED)
+    check(bundled_config(*BUNDLED), "float32", BUNDLED)

@@ -1,15 +1,14 @@
 """Families of every architecture: like enough to draft for one another, and served exactly."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from checks.exact.models import NAMES, SAVERS, pool_settings, save_family
+from checks.exact.oracle import Oracle
 from modelpool.packed_model import PackedModel
 from specrouter import ChainRouter, SamplingParams, Speculation
 from tests.modelpool.factories import SLIDING_WINDOW, VOCAB_SIZE
@@ -21,33 +20,21 @@ PROMPTS = [
     tuple(np.random.default_rng(row).integers(0, VOCAB_SIZE, length).tolist())
     for row, length in enumerate((1, 5, 3 * SLIDING_WINDOW))
 ]
+GREEDY = SamplingParams(max_new_tokens=24, ignore_eos=True)
 
 
-def load(path: Path) -> PreTrainedModel:
-    """As any program would; where there is no SDPA, its softmax is in float32."""
-    return cast(Any, AutoModelForCausalLM).from_pretrained(str(path)).eval()  # type: ignore[no-any-return]
-
-
-def greedy(model: PreTrainedModel, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """What `transformers` itself continues with, padding left out."""
-    inputs = torch.tensor([prompt])
-    output: Tensor = cast(Any, model).generate(
-        inputs,
-        attention_mask=torch.ones_like(inputs),
-        do_sample=False,
-        max_new_tokens=count,
-        eos_token_id=None,
-        pad_token_id=0,
-        suppress_tokens=list(range(VOCAB_SIZE, model.config.vocab_size)) or None,
-    )
-    return tuple(output[0, len(prompt) :].tolist())
+def oracle_of(path: Path) -> Oracle:
+    return Oracle(path, "float64", vocab_size=VOCAB_SIZE, eos_token_ids=frozenset())
 
 
 @pytest.mark.parametrize("architecture", SAVERS)
 def test_members_agree_often_but_not_always(architecture: str, tmp_path: Path) -> None:
     paths = save_family(tmp_path, architecture, noise=0.05)
-    models = [load(path) for path in paths.values()]
+    oracles = [oracle_of(path) for path in paths.values()]
+    models = [oracle.model for oracle in oracles]
     assert [model.config.num_hidden_layers for model in models] == [1, 2, 3]
+    sizes = [model.num_parameters() for model in models]
+    assert sizes == sorted(set(sizes))
     contexts = torch.randint(VOCAB_SIZE, (4, 50), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         small, middle, target = (model(contexts).logits.argmax(-1) for model in models)
@@ -56,7 +43,7 @@ def test_members_agree_often_but_not_always(architecture: str, tmp_path: Path) -
     assert 0.25 < (small == target).double().mean() < 0.9
     assert (target == contexts).double().mean() < 0.1, "a token predicts itself"
     assert len(target.unique()) > 20
-    texts = [set(greedy(models[-1], prompt, 24)) for prompt in PROMPTS]
+    texts = [set(oracles[-1].generate(prompt, GREEDY)) for prompt in PROMPTS]
     assert min(len(text) for text in texts) > 2
     assert len(set.union(*texts)) > 12
 
@@ -66,7 +53,7 @@ def test_padding_is_cut_from_every_member(architecture: str, tmp_path: Path) -> 
     paths = save_family(tmp_path, architecture, padding=PADDING)
     contexts = torch.randint(VOCAB_SIZE, (1, 50), generator=torch.Generator().manual_seed(1))
     for path, rows in zip(paths.values(), PADDING, strict=True):
-        model = load(path)
+        model = oracle_of(path).model
         assert model.config.vocab_size == VOCAB_SIZE + rows
         with torch.inference_mode():
             best = model(contexts).logits.argmax(-1)
@@ -77,16 +64,14 @@ def test_padding_is_cut_from_every_member(architecture: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("architecture", PADDED)
 def test_a_padded_family_serves_the_tokens_of_its_target(architecture: str, tmp_path: Path) -> None:
     paths = save_family(tmp_path, architecture, padding=PADDING)
-    target = load(paths["target"])
-    wanted = [greedy(target, prompt, NEW_TOKENS) for prompt in PROMPTS]
+    params = replace(GREEDY, max_new_tokens=NEW_TOKENS)
+    oracle = oracle_of(paths["target"])
+    wanted = [oracle.generate(prompt, params) for prompt in PROMPTS]
     settings = {
         "pool": pool_settings(paths),
         "engine": {"max_requests": 4, "max_model_len": 64, "prefill_chunk": 16, "preload": False},
     }
-    params = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
-    seeded = SamplingParams(
-        max_new_tokens=NEW_TOKENS, ignore_eos=True, temperature=1.5, top_k=0, seed=5
-    )
+    seeded = replace(params, temperature=1.5, top_k=0, seed=5)
     chain = Speculation(chain=NAMES, depth=3)
     with ChainRouter.from_config(settings) as router:
         served = router.generate(PROMPTS, params, speculation=chain)

@@ -4,8 +4,7 @@ Prints a table, and one JSON document as the last line. "now" and "recorded" are
 lie below the best measured one in the mean, "regret" is the same of those that differ; "oracle" is
 what by one round of the fixed chains is lost by whoever knows all other rounds. Exit code 1:
 what is lost now is more than was lost then by `--most-loss`; with `--same`, fewer than
-`--least-same` of all decisions have the same chain (for changes that are to change none); with
-`--regret` the mean regret is above `--most-regret`.
+`--least-same` of all decisions have the same chain (for changes that are to change none).
 `python -m checks.replay digest` and `cells` are for policies in simulated time: see
 `checks.replay.digest` and `checks.replay.cells`.
 """
@@ -48,9 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for (before, after), count in switched(everything).most_common(_SHOWN):
         print(f"{count} times {'>'.join(after)} instead of {'>'.join(before)}")
     total_row = rows["total"]
-    if options.regret:
-        is_fine = total_row.regret <= options.most_regret
-    elif options.same:
+    if options.same:
         is_fine = total_row.same_chain >= options.least_same
     else:
         is_fine = total_row.loss_now <= total_row.loss + options.most_loss
@@ -87,8 +84,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--most-loss", type=float, default=0.01, help="beyond what was lost")
     parser.add_argument("--same", action="store_true", help="judge by equal chains instead")
     parser.add_argument("--least-same", type=float, default=0.95, help="share of same chains")
-    parser.add_argument("--regret", action="store_true", help="judge by regret instead")
-    parser.add_argument("--most-regret", type=float, default=0.01)
     return parser
 
 

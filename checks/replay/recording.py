@@ -5,9 +5,10 @@ planes of their bytes, which packs better. `header` is a JSON document.
 """
 
 import io
+import itertools
 import json
 import lzma
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,10 @@ class Recording:
         )
 
 
-def _facts(kind: str, arrays: Mapping[str, NDArray[Any]]) -> list[Fact]:
+def _facts(kind: str, arrays: Mapping[str, NDArray[Any]]) -> Iterable[Fact]:
+    """Endless for a kind that has no fields."""
+    if not SCHEMA[kind]:
+        return itertools.repeat(Fact(kind, {}))
     fields: dict[str, list[Any]] = {}
     for name, column in SCHEMA[kind].items():
         prefix = f"{kind}.{name}"
@@ -116,23 +120,10 @@ def _facts(kind: str, arrays: Mapping[str, NDArray[Any]]) -> list[Fact]:
         if not parts:
             return []
         fields[name] = column.unpack(parts)
-    if not fields:
-        return _Endless(kind)
     return [
         Fact(kind, dict(zip(fields, values, strict=True)))
         for values in zip(*fields.values(), strict=True)
     ]
-
-
-class _Endless(list[Fact]):
-    """As many facts of a kind without fields as are asked for."""
-
-    def __init__(self, kind: str) -> None:
-        self._kind = kind
-
-    def __iter__(self) -> Any:
-        while True:
-            yield Fact(self._kind, {})
 
 
 def _planes(array: NDArray[Any]) -> NDArray[Any]:

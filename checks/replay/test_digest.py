@@ -11,8 +11,6 @@ from checks.replay.digest import (
     ACCEPTANCES,
     FILE,
     Difference,
-    Job,
-    Point,
     differences,
     points,
     summary,
@@ -110,10 +108,6 @@ def test_a_policy_that_is_behind_at_a_point_fails_the_comparison_of_a_pair(
     assert document["mean"] == pytest.approx(-10.5 / 3)
     assert {seed for _, seed in asked} == set(JUDGING_SEEDS)
     assert digest.main(["--pair", "global-greedy", "slo", *common]) == 0
-
-
-def test_points_have_names() -> None:
-    assert str(Job(Point("cpu", 0.65, 3), "slo").point) == "cpu/0.65/3"
 
 
 def test_the_cells_that_are_compared_are_stored() -> None:

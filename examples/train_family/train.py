@@ -18,7 +18,6 @@ Not here: evaluation (`card.py`).
 
 import argparse
 import logging
-from collections.abc import Callable
 from pathlib import Path
 
 from examples.train_family.corpus import load_corpus
@@ -39,14 +38,14 @@ def make_stages(minutes: float) -> list[Stage]:
     ]
 
 
-def main(configure_logging: Callable[[], None]) -> None:
+def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="folder with the training text")
     parser.add_argument("--work", type=Path, required=True, help="checkpoints and results")
     parser.add_argument("--minutes", type=float, default=75.0, help="wall-clock budget")
     parser.add_argument("--batch-tokens", type=int, default=4096)
     args = parser.parse_args()
-    configure_logging()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     args.work.mkdir(parents=True, exist_ok=True)
     corpus = load_corpus(args.data, args.work)
     trainer = Trainer(corpus, args.work, make_stages(args.minutes), args.batch_tokens)
@@ -55,4 +54,4 @@ def main(configure_logging: Callable[[], None]) -> None:
 
 
 if __name__ == "__main__":
-    main(lambda: logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s"))
+    main()
