@@ -179,6 +179,7 @@ def test_stages_are_part_of_the_objective(validation: InputValidation) -> None:
     [
         ("prompt", ""),
         ("prompt", "\ud800"),
+        ("prompt", "x " * 300),
         ("input_ids", []),
         ("input_ids", [VOCAB_SIZE]),
         ("input_ids", [-1]),
@@ -197,7 +198,9 @@ def test_a_bad_prompt_is_refused(validation: InputValidation, field: str, prompt
     [
         ("params", {"params": {"max_new_tokens": 4}}),
         ("priority", {"priority": MAX_PRIORITY + 1}),
+        ("priority", {"priority": -MAX_PRIORITY - 1}),
         ("priority", {"priority": 0.5}),
+        ("priority", {"priority": True}),
         ("timeout_s", {"timeout_s": 0}),
         ("generated", {"generated": [VOCAB_SIZE]}),
         ("max_new_tokens", {"generated": [1, 2, 3, 4]}),
