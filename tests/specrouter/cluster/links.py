@@ -13,9 +13,12 @@ from specrouter.cluster.kv_transfer import KVTransport, LocalTransport
 from specrouter.cluster.link import Attempt, Feed, ReplicaLostError, Reply
 from specrouter.cluster.replica import ReplicaEngine, ReplicaServer
 from specrouter.cluster.router import ClusterRouter
-from specrouter.request.output import Delta
+from tests.specrouter.faults import wait_until
 
 Message = TypeVar("Message")
+
+QUIET = {"silence_s": 30.0}
+NEWS = {"stale_s": 30.0, "metrics_s": 0.1}
 
 
 class LocalLink:
@@ -195,6 +198,13 @@ class Cluster:
             self.links.append(FaultyLink(link))
         self.router = ClusterRouter(config, lambda: self)
 
+    @property
+    def status(self) -> str:
+        return self.router.health().status
+
+    def wait_until_ready(self) -> None:
+        wait_until(lambda: self.status == "ok")
+
     async def leave(self) -> None:
         return None
 
@@ -213,11 +223,3 @@ class Cluster:
 
 def _engine(name: str, config: RouterConfig) -> ChainRouter:
     return ChainRouter.from_config(config)
-
-
-def collected(deltas: list[tuple[int, Delta]]) -> dict[tuple[int, int], list[Delta]]:
-    """By prompt and sample, each in its order."""
-    found: dict[tuple[int, int], list[Delta]] = {}
-    for number, delta in deltas:
-        found.setdefault((number, delta.index), []).append(delta)
-    return found
