@@ -53,11 +53,12 @@ def request(slo: SLO | None) -> RequestArgs:
 
 
 def test_a_pair_whose_first_half_declines_is_left_for_the_other_half(
-    small_config: dict[str, Any],
+    small_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Cluster(small_config, pairs=[{"name": "p"}], **ONCE) as cluster:
         cluster.wait_until_ready()
-        cluster.links[0].local._own.drain()
+        server = cluster.links[0].server
+        monkeypatch.setattr(server, "_declines", lambda attempt, state: "it has no time")
         output = output_of(cluster.router, request(None))
         assert (output.finish_reason, len(output.token_ids)) == ("length", 8), output.error
         asked = [one["replica"] for one in cluster.router.routings()]
@@ -75,7 +76,7 @@ def test_a_replica_that_was_lost_since_the_ranking_is_not_asked(
         asked.append(link)
         if len(asked) == 1:
             await may_decline.wait()
-            yield Reply(link.local._own.state(), "it has no time")
+            yield Reply(link.server.state(), "it has no time")
         elif link.is_dead:
             await asyncio.Event().wait()
         else:
@@ -103,7 +104,7 @@ def test_a_refusal_is_of_the_states_that_declined(
     """Both were idle when they told their states, and have long queues when they are asked."""
 
     async def stream(link: FaultyLink, attempt: Attempt) -> AsyncGenerator[Reply]:
-        own = link.local._own.state()
+        own = link.server.state()
         busy = replace(own, running=own.rows, waiting=100, retry_after_s=10_000.0)
         yield Reply(busy, "100 wait")
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from specrouter.cluster.kv_transfer import KVLostError, LocalTransport
+from specrouter.cluster.kv_transfer import KVLostError
 from specrouter.cluster.link import ReplicaLostError
 from statemgr import RowKV
-from tests.specrouter.cluster.links import Cluster
+from tests.specrouter.cluster.links import Cluster, LocalTransport
 from tests.specrouter.cluster.moments import MOMENTS, Moment, WatchedLink
 from tests.specrouter.cluster.streams import LONG_PROMPT, Load
 from tests.specrouter.cluster.test_router_pairs import PAIR

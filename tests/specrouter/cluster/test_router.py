@@ -195,8 +195,8 @@ def test_a_client_that_leaves_frees_the_replica(cluster: Cluster) -> None:
             await anext(deltas)
 
     asyncio.run(leave())
-    wait_until(lambda: all(link.local._own.state().requests == 0 for link in cluster.links))
-    assert all(link.local._own.state().requests == 0 for link in cluster.links), "they stay free"
+    wait_until(lambda: all(link.server.state().requests == 0 for link in cluster.links))
+    assert all(link.server.state().requests == 0 for link in cluster.links), "they stay free"
 
 
 def test_what_is_refused_is_sent_nowhere(cluster: Cluster) -> None:
@@ -253,7 +253,7 @@ def test_figures_are_those_of_all_replicas(cluster: Cluster) -> None:
     output_of(cluster.router, GREEDY)
 
     def told() -> bool:
-        produced = [link.local._own.report().decoded.produced_tokens for link in cluster.links]
+        produced = [link.server.report().decoded.produced_tokens for link in cluster.links]
         return router.decoded().produced_tokens == sum(produced) > 0
 
     wait_until(told)  # each replica tells now and then

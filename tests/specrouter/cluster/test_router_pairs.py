@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from specrouter import SLO, RequestOutput
-from specrouter.cluster.kv_transfer import LocalTransport
 from statemgr import RowKV
-from tests.specrouter.cluster.links import NEWS, QUIET, Cluster
+from tests.specrouter.cluster.links import NEWS, QUIET, Cluster, LocalTransport
 from tests.specrouter.cluster.streams import KINDS, LONG_PROMPT, Load, output_of
 from tests.specrouter.faults import wait_until
 
@@ -66,7 +65,7 @@ def cluster(halves: Cluster) -> Cluster:
 
 def imported(cluster: Cluster) -> list[int]:
     """Tokens whose keys and values came from the other half, by half."""
-    engines = [link.local._own.report().engine for link in cluster.links]
+    engines = [link.server.report().engine for link in cluster.links]
     return [engine.cache.imported_tokens for engine in engines]
 
 

@@ -12,7 +12,6 @@ import signal
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,6 +20,7 @@ import pytest
 if importlib.util.find_spec("ray") is None:  # not imported here: it reads settings as it is
     pytest.skip("needs Ray: make cluster-test", allow_module_level=True)
 
+from checks.service.replicas import marked
 from checks.service.service import running
 from specrouter import ChainRouter, RouterConfig, SamplingParams
 from tests.specrouter.cluster.streams import PATIENCE_S, PROMPT, wait_until
@@ -28,24 +28,15 @@ from tests.specrouter.cluster.streams import PATIENCE_S, PROMPT, wait_until
 pytestmark = pytest.mark.slow
 
 STREAMS = 6
+_MARK = "SPECROUTER_PAIR_MARK"
 ASKED: dict[str, Any] = {"max_new_tokens": 100, "ignore_eos": True, "temperature": 0.9}
-
-
-def marked(mark: str) -> dict[int, str]:
-    """Processes with a mark in their environments, and their commands."""
-    found = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark.encode() in (entry / "environ").read_bytes():
-                found[int(entry.name)] = (entry / "cmdline").read_bytes().decode(errors="replace")
-        except OSError:
-            continue
-    return found
 
 
 def process_of(half: str, mark: str) -> int:
     """Ray names processes by their applications."""
-    [one] = [process for process, name in marked(mark).items() if f"specrouter-{half}" in name]
+    [one] = [
+        process for process, name in marked(_MARK, mark).items() if f"specrouter-{half}" in name
+    ]
     return one
 
 
@@ -75,7 +66,7 @@ def test_a_service_with_a_pair_survives_either_half_and_leaves_no_process_behind
         outputs = one.generate([list(PROMPT)] * STREAMS, params)
         expected = [output.token_ids for output in outputs]
     mark = f"mark-{uuid.uuid4().hex}"
-    with running(settings, environment={"SPECROUTER_MARK": mark}) as service:
+    with running(settings, environment={_MARK: mark}) as service:
         url = service.url
 
         def page(path: str) -> httpx.Response:
@@ -91,6 +82,6 @@ def test_a_service_with_a_pair_survives_either_half_and_leaves_no_process_behind
         for half in ("p-prefill", "p-decode"):
             wait_until(lambda: page("/health").json() == ready)
             assert texts(url, process_of(half, mark)) == expected
-        assert len(marked(mark)) > 3
+        assert len(marked(_MARK, mark)) > 3
         assert service.stop() == 0
-        wait_until(lambda: not marked(mark))
+        wait_until(lambda: not marked(_MARK, mark))
