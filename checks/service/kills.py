@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from checks.service.environment import environment, extra, run_module
+from checks.service.environment import add_cluster_options, run_in_cluster
 
 if TYPE_CHECKING:
     from specrouter.cluster.router import ClusterRouter
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 _ROUNDS = 3  # of each kind of request: 18 streams
 _LATEST_S = 0.5  # of a kill, after the streams have begun
-_INSIDE = "--inside"
 
 
 @dataclass
@@ -178,15 +177,10 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=20)
     parser.add_argument("--dtype", default="float64")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--venv", type=Path, metavar="DIR", help="keeps the environment there")
-    parser.add_argument(_INSIDE, action="store_true", help=argparse.SUPPRESS)
+    add_cluster_options(parser)
     arguments = parser.parse_args()
-    if arguments.inside:
-        return _inside(arguments)
-    own = ["--how", arguments.how, "--times", str(arguments.times), "--dtype", arguments.dtype]
-    with environment(extra("cluster"), arguments.venv, is_beside=True) as python:
-        seed = ["--seed", str(arguments.seed)]
-        return run_module(python, "checks.service.kills", _INSIDE, *own, *seed)
+    code = run_in_cluster("checks.service.kills", arguments)
+    return _inside(arguments) if code is None else code
 
 
 def _inside(arguments: argparse.Namespace) -> int:
