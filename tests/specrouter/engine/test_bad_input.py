@@ -3,7 +3,6 @@
 What is refused, and why: `test_input_validation`, and tests of the room `request`.
 """
 
-import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from checks.exact.comparison import assert_whole
 from specrouter import SLO, ChainRouter, RequestError, SamplingParams, Speculation
 from specrouter.engine.context_limit import ContextLengthError
+from tests.specrouter.engine.engines import changed
 
 Settings = dict[str, Any]
 PROMPT = [1, 2, 3]
@@ -21,9 +21,7 @@ GREEDY = SamplingParams(max_new_tokens=4)
 @pytest.fixture(scope="module")
 def router(small_config: Settings) -> Iterator[ChainRouter]:
     """Its KV memory holds fewer tokens than `max_model_len` allows."""
-    settings = copy.deepcopy(small_config)
-    settings["engine"]["kv_budget_tokens"] = 200
-    with ChainRouter.from_config(settings) as router:
+    with ChainRouter.from_config(changed(small_config, kv_budget_tokens=200)) as router:
         yield router
 
 
