@@ -94,7 +94,7 @@ def test_a_replica_whose_restart_fails_serves_on_if_it_still_speaks(
 
 def overload(views: list[ReplicaView], max_waiting: int | None) -> tuple[int, float] | None:
     error = overload_of(views, max_waiting)
-    return error and (error.waiting, error.retry_after_s)
+    return None if error is None else (error.waiting, error.retry_after_s)
 
 
 def test_rows_and_what_is_on_its_way_count() -> None:
