@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from checks.service.cluster_runs import Alone, Asked, Run, alone, load, requests_of
-from checks.service.environment import environment, extra, run_module
+from checks.service.environment import add_cluster_options, run_in_cluster
 from checks.service.rate_search import rate_of
 from checks.service.saved import OutOfTimeError, Saved
 from checks.service.service import tiny_pool
@@ -50,14 +50,12 @@ if TYPE_CHECKING:
 
 PARTS = ("routing", "overload")
 POLICIES = ("round-robin", "flowguard", "slo")
-_INSIDE = "--inside"
 _PROBE, _WARM_UP, _ALONE = 40, 24, 8  # requests
 _SETTLES = 20  # of each run that counts, not judged
 _ALONE_OUTPUT = 64  # tokens of each of the latter
 _WARM_UP_SEED = 10_000
 _ABOUT_HALF = 0.6  # what goes to the fast one, and a fifth of the rest: in a run queues grow first
 _GUESSES = {"round-robin": 1.4, "slo": 1.2}  # loads
-_SLACK, _MORE_MS = 5.0, 200.0  # objectives, times and beside what one alone takes
 _OVERLOAD, _OVERLOAD_S = 4.0, 60.0
 _REST_S = 15.0  # a run's last requests
 _AGAIN = 3  # the exit code where runs are left
@@ -77,7 +75,7 @@ class Site:
         return {
             "requests_per_s": round(rate, 3),
             "alone": [[round(one.prefill_ms, 3), round(one.tpot_ms, 2)] for one in self.alone],
-            **asyncio.run(load(self.router, asked, run, self.objective)),
+            **asyncio.run(load(self.router, asked, run, self.alone[0].objective)),
         }
 
     def takes_s(self, run: Run) -> float:
@@ -86,11 +84,6 @@ class Site:
     def rate(self, run: Run) -> float:
         """Requests/s of the run."""
         return self._asked(run)[1]
-
-    def objective(self, asked: Asked) -> tuple[float, float]:
-        """TTFT and TPOT in milliseconds."""
-        fast = self.alone[0]
-        return _SLACK * fast.prefill_ms * len(asked.prompt) + _MORE_MS, _SLACK * fast.tpot_ms
 
     def _asked(self, run: Run) -> tuple[list[Asked], float]:
         """Its requests, and how many come in a second."""
@@ -112,12 +105,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save", type=Path, metavar="FILE", help="of what has been measured")
     parser.add_argument("--seconds", type=float, help="after which no run ends")
-    parser.add_argument("--venv", type=Path, metavar="DIR", help="keeps the environment there")
-    parser.add_argument(_INSIDE, action="store_true", help=argparse.SUPPRESS)
+    add_cluster_options(parser)
     arguments = parser.parse_args()
-    if not arguments.inside:
-        with environment(extra("cluster"), arguments.venv, is_beside=True) as python:
-            return run_module(python, "checks.service.cluster_load", _INSIDE, *sys.argv[1:])
+    code = run_in_cluster("checks.service.cluster_load", arguments)
+    if code is not None:
+        return code
     try:
         print(json.dumps(measure(arguments, Saved(arguments.save, arguments.seconds))))
     except OutOfTimeError as error:

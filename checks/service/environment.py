@@ -5,6 +5,7 @@ Contract: the service itself runs in it only where it `is_beside` its own. Versi
 installed.
 """
 
+import argparse
 import subprocess
 import sys
 import sysconfig
@@ -17,6 +18,7 @@ from pathlib import Path
 from checks.service.report import Report
 from checks.service.service import ROOT
 
+_INSIDE = "--inside"
 _MARK = "installed.txt"  # what was asked for; written last
 
 
@@ -67,6 +69,20 @@ def run_module(python: Path, module: str, *arguments: str) -> int:
     """Its exit code; it runs in the repository's root and prints where we print."""
     command = [str(python), "-m", module, *arguments]
     return subprocess.run(command, cwd=ROOT, check=False).returncode
+
+
+def add_cluster_options(parser: argparse.ArgumentParser) -> None:
+    """Of a program that runs again in an environment with Ray: see `run_in_cluster`."""
+    parser.add_argument("--venv", type=Path, metavar="DIR", help="keeps the environment there")
+    parser.add_argument(_INSIDE, action="store_true", help=argparse.SUPPRESS)
+
+
+def run_in_cluster(module: str, arguments: argparse.Namespace) -> int | None:
+    """The exit code of the same command there, beside what is installed here; None: it is there."""
+    if arguments.inside:
+        return None
+    with environment(extra("cluster"), arguments.venv, is_beside=True) as python:
+        return run_module(python, module, _INSIDE, *sys.argv[1:])
 
 
 def run_checks(python: Path, module: str, report: Report, folder: Path, *arguments: str) -> None:

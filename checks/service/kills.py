@@ -25,19 +25,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from checks.service.environment import environment, extra, run_module
+from checks.service.environment import add_cluster_options, run_in_cluster
 
 if TYPE_CHECKING:
     from specrouter.cluster.router import ClusterRouter
-    from specrouter.request.output import RequestOutput
-    from tests.specrouter.cluster.streams import Came
+    from tests.specrouter.cluster.streams import Came, Load
 
 _ROUNDS = 3  # of each kind of request: 18 streams
 _LATEST_S = 0.5  # of a kill, after the streams have begun
-_INSIDE = "--inside"
-
-
-Texts = list[list["RequestOutput"]]
 
 
 @dataclass
@@ -53,17 +48,127 @@ class Counts:
     learnt_ms: list[float] = field(default_factory=list)
     resumed_ms: list[float] = field(default_factory=list)
 
-    def note(self, found: Came, expected: Texts, moved: int, sent_s: float | None) -> None:
-        """What came of a load. `sent_s`: when it was disturbed, where that is one moment."""
-        from tests.specrouter.cluster.streams import divergences, lost
 
-        tokens, differ = divergences(found, expected)
-        self.tokens, self.differ = self.tokens + tokens, self.differ + differ
-        self.streams += sum(delta.output is not None for _, _, delta in found)
-        self.moved, self.lost = self.moved + moved, self.lost + lost(found)
+@dataclass(frozen=True)
+class Disturbance:
+    """Of a router's replicas under a load, and what came of it."""
+
+    router: ClusterRouter
+    load: Load
+    counts: Counts
+
+    async def begin(self, how: str, times: int, seed: int) -> None:
+        dice = random.Random(seed)
+        if how == "pair":
+            await self._kill_at_every_moment()
+            return
+        for number in range(times):
+            after_s = dice.uniform(0.0, _LATEST_S)
+            if how == "restart":
+                await self._restart()
+            elif how == "stop":
+                await self._stop(number % 2, after_s)
+            else:
+                await self._kill(number % 2, after_s)
+            self.counts.disturbed += 1
+
+    def _note(self, found: Came, before: int, sent_s: float | None) -> None:
+        """What came of a load. `before`: moves. `sent_s`: when it was disturbed, where that is one
+        moment."""
+        from tests.specrouter.cluster.streams import lost
+
+        counts, moved = self.counts, self._moves() - before
+        tokens, differ = self.load.divergences(found)
+        counts.tokens, counts.differ = counts.tokens + tokens, counts.differ + differ
+        counts.streams += sum(delta.output is not None for _, _, delta in found)
+        counts.moved, counts.lost = counts.moved + moved, counts.lost + lost(found)
         if moved and sent_s is not None:
-            self.resumed_ms += _resumed_ms(found, sent_s)[-moved:]
+            counts.resumed_ms += _resumed_ms(found, sent_s)[-moved:]
         print(f"{moved} streams moved, {differ} texts differ", flush=True)
+
+    async def _struck(
+        self, which: int, after_s: float, kind: signal.Signals
+    ) -> tuple[int, int, asyncio.Task[Came], float]:
+        """Sends a replica a signal while streams run: its process, the moves before, the streams,
+        and when it was."""
+        process = (await self._ready())[which]
+        before = self._moves()
+        serving = asyncio.create_task(self.load.served(self.router, _ROUNDS))
+        await asyncio.sleep(after_s)
+        sent_s = time.monotonic()
+        os.kill(process, kind)
+        return process, before, serving, sent_s
+
+    async def _kill(self, which: int, after_s: float) -> None:
+        _, before, serving, sent_s = await self._struck(which, after_s, signal.SIGKILL)
+        while self.router.health().status == "ok" and not serving.done():
+            await asyncio.sleep(0.002)
+        self.counts.learnt_ms.append((time.monotonic() - sent_s) * 1000)
+        self._note(await serving, before, sent_s)
+
+    async def _stop(self, which: int, after_s: float) -> None:
+        """It goes on once all streams have ended elsewhere; nobody hears what it says then."""
+        process, before, serving, sent_s = await self._struck(which, after_s, signal.SIGSTOP)
+        try:
+            found = await serving
+        finally:
+            os.kill(process, signal.SIGCONT)
+        self._note(found, before, sent_s)
+
+    async def _restart(self) -> None:
+        """Load after load, until both are new."""
+        old = await self._ready()
+        restarting = asyncio.ensure_future(asyncio.to_thread(self.router.restart_replicas))
+        while not restarting.done():
+            before = self._moves()
+            self._note(await self.load.served(self.router, _ROUNDS), before, None)
+        await restarting
+        assert not set(old) & set(await self._ready()), "both are new"
+
+    async def _kill_at_every_moment(self) -> None:
+        from tests.specrouter.cluster.moments import MOMENTS, Moment, WatchedLink
+
+        waits: list[tuple[Moment, int]] = []
+        sent_s: list[float] = []
+
+        def come(moment: Moment) -> None:
+            if waits and waits[0][0] == moment:
+                sent_s.append(time.monotonic())
+                os.kill(waits.pop()[1], signal.SIGKILL)
+
+        for moment in (*MOMENTS, None):
+            for half, name in enumerate(("p-prefill", "p-decode")):
+                process = (await self._ready())[half]
+                before = self._moves()
+                for member in self.router._fleet.members.values():
+                    if not isinstance(member.link, WatchedLink):
+                        member.link = WatchedLink(member.link, come)
+                if moment is None:
+                    sent_s.append(time.monotonic())
+                    os.kill(process, signal.SIGKILL)
+                else:
+                    waits.append((moment, process))
+                found = await self.load.served(self.router, _ROUNDS)
+                assert not waits, f"no request has come to the moment when {moment}"
+                print(f"{name}, {moment or 'while nothing runs'}: ", end="")
+                self._note(found, before, sent_s.pop())
+                self.counts.disturbed += 1
+
+    async def _ready(self) -> list[int]:
+        """Both serve, and have loaded what is loaded with first requests. Returns their
+        processes."""
+        while True:
+            while self.router.health().status != "ok":
+                await asyncio.sleep(0.05)
+            await self.load.served(self.router, _ROUNDS)
+            if self.router.health().status == "ok":
+                break
+        links: list[Any] = list(self.router._host.links)
+        run = self.router._loop.run
+        return [await asyncio.to_thread(run, link.process()) for link in links]
+
+    def _moves(self) -> int:
+        return sum(sum(member.moves.values()) for member in self.router._fleet.members.values())
 
 
 def main() -> int:
@@ -72,15 +177,10 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=20)
     parser.add_argument("--dtype", default="float64")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--venv", type=Path, metavar="DIR", help="keeps the environment there")
-    parser.add_argument(_INSIDE, action="store_true", help=argparse.SUPPRESS)
+    add_cluster_options(parser)
     arguments = parser.parse_args()
-    if arguments.inside:
-        return _inside(arguments)
-    own = ["--how", arguments.how, "--times", str(arguments.times), "--dtype", arguments.dtype]
-    with environment(extra("cluster"), arguments.venv, is_beside=True) as python:
-        seed = ["--seed", str(arguments.seed)]
-        return run_module(python, "checks.service.kills", _INSIDE, *own, *seed)
+    code = run_in_cluster("checks.service.kills", arguments)
+    return _inside(arguments) if code is None else code
 
 
 def _inside(arguments: argparse.Namespace) -> int:
@@ -88,7 +188,7 @@ def _inside(arguments: argparse.Namespace) -> int:
     from specrouter import ChainRouter, RouterConfig
     from specrouter.cluster.router import ClusterRouter
     from specrouter.cluster.serve_link import ServeHost
-    from tests.specrouter.cluster.streams import KINDS, LONG_PROMPT, PROMPT
+    from tests.specrouter.cluster.streams import LONG_KINDS, LONG_PROMPT, PROMPT, Load
 
     family, is_pair = save_family(Path(tempfile.mkdtemp())), arguments.how == "pair"
     section = {"replicas": [{"name": "r", "count": 2}], "routing": {"policy": "round-robin"}}
@@ -104,133 +204,15 @@ def _inside(arguments: argparse.Namespace) -> int:
             "cluster": {"pairs": [{"name": "p"}]} if is_pair else section,
         }
     )
-    prompt = LONG_PROMPT if is_pair else PROMPT
-    with ChainRouter(next(iter(config.replicas().values()))) as one:
-        expected = [one.generate([list(prompt)], params) for params in KINDS]
+    one = next(iter(config.replicas().values()))
+    load = Load.of(one, LONG_PROMPT if is_pair else PROMPT, LONG_KINDS)
     counts = Counts()
     with ClusterRouter(config, lambda: ServeHost(config, ChainRouter.from_config)) as router:
-        asyncio.run(_disturbed(router, arguments, expected, counts))
+        disturbance = Disturbance(router, load, counts)
+        asyncio.run(disturbance.begin(arguments.how, arguments.times, arguments.seed))
     print(json.dumps(_report(counts, arguments)))
     allowed = 0.0 if arguments.dtype == "float64" else counts.tokens / 1000
     return int(counts.differ > allowed or counts.lost > 0)
-
-
-async def _disturbed(
-    router: ClusterRouter, arguments: argparse.Namespace, expected: Texts, counts: Counts
-) -> None:
-    dice = random.Random(arguments.seed)
-    if arguments.how == "pair":
-        await _killed_at_every_moment(router, expected, counts)
-        return
-    for number in range(arguments.times):
-        after_s = dice.uniform(0.0, _LATEST_S)
-        if arguments.how == "restart":
-            await _restarted(router, expected, counts)
-        elif arguments.how == "stop":
-            await _stopped(router, number % 2, after_s, expected, counts)
-        else:
-            await _killed(router, number % 2, after_s, expected, counts)
-        counts.disturbed += 1
-
-
-async def _struck(
-    router: ClusterRouter, which: int, after_s: float, kind: signal.Signals
-) -> tuple[int, int, asyncio.Task[Came], float]:
-    """Sends a replica a signal while streams run: its process, the moves before, the streams, and
-    when it was."""
-    process = (await _ready(router))[which]
-    before = _moves(router)
-    serving = asyncio.create_task(_streams(router))
-    await asyncio.sleep(after_s)
-    sent_s = time.monotonic()
-    os.kill(process, kind)
-    return process, before, serving, sent_s
-
-
-async def _killed(
-    router: ClusterRouter, which: int, after_s: float, expected: Texts, counts: Counts
-) -> None:
-    _, before, serving, sent_s = await _struck(router, which, after_s, signal.SIGKILL)
-    while router.health().status == "ok" and not serving.done():
-        await asyncio.sleep(0.002)
-    counts.learnt_ms.append((time.monotonic() - sent_s) * 1000)
-    counts.note(await serving, expected, _moves(router) - before, sent_s)
-
-
-async def _stopped(
-    router: ClusterRouter, which: int, after_s: float, expected: Texts, counts: Counts
-) -> None:
-    """It goes on once all streams have ended elsewhere; what it says then is heard by nobody."""
-    process, before, serving, sent_s = await _struck(router, which, after_s, signal.SIGSTOP)
-    try:
-        found = await serving
-    finally:
-        os.kill(process, signal.SIGCONT)
-    counts.note(found, expected, _moves(router) - before, sent_s)
-
-
-async def _restarted(router: ClusterRouter, expected: Texts, counts: Counts) -> None:
-    """Load after load, until both are new."""
-    old = await _ready(router)
-    restarting = asyncio.ensure_future(asyncio.to_thread(router.restart_replicas))
-    while not restarting.done():
-        before = _moves(router)
-        counts.note(await _streams(router), expected, _moves(router) - before, None)
-    await restarting
-    assert not set(old) & set(await _ready(router)), "both are new"
-
-
-async def _killed_at_every_moment(router: ClusterRouter, expected: Texts, counts: Counts) -> None:
-    from tests.specrouter.cluster.moments import MOMENTS, Moment, WatchedLink
-
-    waits: list[tuple[Moment, int]] = []
-    sent_s: list[float] = []
-
-    def come(moment: Moment) -> None:
-        if waits and waits[0][0] == moment:
-            sent_s.append(time.monotonic())
-            os.kill(waits.pop()[1], signal.SIGKILL)
-
-    for moment in (*MOMENTS, None):
-        for half in (0, 1):
-            process = (await _ready(router))[half]
-            before = _moves(router)
-            for member in router._fleet.members.values():
-                if not isinstance(member.link, WatchedLink):
-                    member.link = WatchedLink(member.link, come)
-            if moment is None:
-                sent_s.append(time.monotonic())
-                os.kill(process, signal.SIGKILL)
-            else:
-                waits.append((moment, process))
-            found = await _streams(router)
-            assert not waits, f"no request has come to the moment when {moment}"
-            print(f"{('p-prefill', 'p-decode')[half]}, {moment or 'while nothing runs'}: ", end="")
-            counts.note(found, expected, _moves(router) - before, sent_s.pop())
-            counts.disturbed += 1
-
-
-async def _ready(router: ClusterRouter) -> list[int]:
-    """Both serve, and have loaded what is loaded with first requests. Returns their processes."""
-    while True:
-        while router.health().status != "ok":
-            await asyncio.sleep(0.05)
-        await _streams(router)
-        if router.health().status == "ok":
-            break
-    links: list[Any] = list(router._host.links)
-    return [await asyncio.to_thread(router._loop.run, link.process()) for link in links]
-
-
-async def _streams(router: ClusterRouter) -> Came:
-    from tests.specrouter.cluster.streams import LONG_PROMPT, PROMPT, served
-
-    is_pair = bool(router._context.dispatcher.pairs)
-    return await served(router, _ROUNDS, LONG_PROMPT if is_pair else PROMPT)
-
-
-def _moves(router: ClusterRouter) -> int:
-    return sum(sum(member.moves.values()) for member in router._fleet.members.values())
 
 
 def _resumed_ms(found: Came, sent_s: float) -> list[float]:

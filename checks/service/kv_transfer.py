@@ -19,19 +19,17 @@ import json
 import statistics
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from checks.service.environment import environment, extra, run_module
+from checks.service.environment import add_cluster_options, run_in_cluster
 from modelpool.probe import KVLayer
 from specrouter.cluster.kv_transfer import KVTransfer
 from specrouter.config import EngineConfig
 from statemgr import ModelState, export_row, import_row
 
-_INSIDE = "--inside"
 _LAYERS, _HEADS, _DIM = 28, 4, 128  # of Qwen2.5-7B
 _DTYPES = ("bfloat16", "float32", "float64")  # the first is timed
 _CHUNK = EngineConfig().prefill_chunk  # tokens that are read in a cycle
@@ -98,15 +96,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="checks.service.kv_transfer", description=__doc__)
     parser.add_argument("--mib", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--venv", type=Path, metavar="DIR", help="keeps the environment there")
-    parser.add_argument(_INSIDE, action="store_true", help=argparse.SUPPRESS)
+    add_cluster_options(parser)
     arguments = parser.parse_args()
-    if arguments.inside:
+    code = run_in_cluster("checks.service.kv_transfer", arguments)
+    if code is None:
         print(json.dumps(_measured(arguments.mib, arguments.rounds)))
-        return 0
-    own = ["--mib", str(arguments.mib), "--rounds", str(arguments.rounds)]
-    with environment(extra("cluster"), arguments.venv, is_beside=True) as python:
-        return run_module(python, "checks.service.kv_transfer", _INSIDE, *own)
+    return code or 0
 
 
 def _measured(mib: int, rounds: int) -> dict[str, Any]:

@@ -45,27 +45,28 @@ def main() -> int:
         del os.environ[_MARK]
         print(f"the tests on Ray took {took_s:.0f} s (aim: at most {_AIM_S:.0f} s)")
         left = _left_behind(mark)
-    for process in left:
-        print(f"a process is left behind: {process}")
+    for process, command in left.items():
+        print(f"a process is left behind: {process} {command}")
     return code or int(bool(left))
 
 
-def _left_behind(mark: str) -> list[str]:
+def _left_behind(mark: str) -> dict[int, str]:
     """Processes that still run after a while."""
     until_s = time.monotonic() + _END_S
-    while (found := _marked(mark)) and time.monotonic() < until_s:
+    while (found := marked(_MARK, mark)) and time.monotonic() < until_s:
         time.sleep(0.2)
     return found
 
 
-def _marked(mark: str) -> list[str]:
-    """Number and command of each process with the mark; empty where there is no /proc."""
-    found = []
+def marked(name: str, mark: str) -> dict[int, str]:
+    """Commands of the processes that have this in their environment, by number; none where there is
+    no /proc."""
+    found = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            if f"{_MARK}={mark}".encode() in (entry / "environ").read_bytes():
+            if f"{name}={mark}".encode() in (entry / "environ").read_bytes():
                 command = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
-                found.append(f"{entry.name} {command.decode(errors='replace')}")
+                found[int(entry.name)] = command.decode(errors="replace")
         except OSError:
             continue  # it has ended, or is another user's
     return found

@@ -32,7 +32,6 @@ from specrouter.config.policies import REPLICA_POLICIES
 from specrouter.profile.time_curve import TimeCurve
 
 _ROWS, _ACCEPTANCE, _SLOW = 8, 0.3, 2.0
-_SLACK, _MORE_MS = 5.0, 200.0  # objectives, as live
 _PROMPT, _OUTPUT = 400, 100  # tokens of a request alone
 _POLICIES: tuple[str, ...] = ("round-robin", "flowguard", "slo")
 
@@ -72,15 +71,12 @@ class Unequal:
     def requests(self, run: Run, traces: Path | None) -> list[LoadRequest]:
         asked, fast = requests_of(traces, run), self.alone(1.0)
         rate = run.load * (fast.rate(asked) + self.alone(_SLOW).rate(asked))
-        ttft_ms = [_SLACK * fast.prefill_ms * len(one.prompt) + _MORE_MS for one in asked]
-        return [
-            replace(
-                LoadRequest(one.at_s / rate, "any", one.prompt, one.tokens, 0.0, one.seed),
-                objective_ms=_SLACK * fast.tpot_ms,
-                ttft_ms=ms,
-            )
-            for one, ms in zip(asked, ttft_ms, strict=True)
-        ]
+        found = []
+        for one in asked:
+            ttft_ms, tpot_ms = fast.objective(one)
+            sent = LoadRequest(one.at_s / rate, "any", one.prompt, one.tokens, 0.0, one.seed)
+            found.append(replace(sent, objective_ms=tpot_ms, ttft_ms=ttft_ms))
+        return found
 
     def cluster(self, policy: str) -> SimulatedCluster:
         makes = {

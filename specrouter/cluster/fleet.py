@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
 
 from modelpool.errors import ConfigError
 from specrouter.cluster.correction import Expected, Measured
@@ -20,6 +19,7 @@ from specrouter.cluster.member import InFlight, Member
 from specrouter.cluster.roster import Roster, Standing
 from specrouter.cluster.state import ReplicaState, ReplicaView
 from specrouter.config import ClusterConfig
+from specrouter.request.errors import OverloadedError
 
 logger = logging.getLogger(__name__)
 
@@ -164,8 +164,6 @@ class Fleet(Roster[Member]):
         if news.state.status == "failed":
             self._set(member, "failed", news.state.failure or "it has stopped")
             member.evict("lost", f"{member.name} has failed: {news.state.failure}")
-        elif news.state.status == "draining":
-            self.drain(member.name)
         elif member.standing != "ready":
             self._set(member, "ready", "")
 
@@ -221,22 +219,15 @@ class FleetLimits:
         return [state for state in states if state is not None]
 
 
-@dataclass(frozen=True)
-class Overload:
-    """`waiting`: requests without a row, over all replicas. `retry_after_s`: until the first of
-    the replicas would give one more request a row."""
-
-    waiting: int
-    retry_after_s: float
-
-
-def overload_of(views: Sequence[ReplicaView], max_waiting: int | None) -> Overload | None:
-    """None: one more request can be taken. Views are of the replicas that may be chosen, at least
-    one. A row that is free anywhere is room: what waits at other replicas does not wait for it."""
+def overload_of(views: Sequence[ReplicaView], max_waiting: int | None) -> OverloadedError | None:
+    """Says how many wait over all replicas, and when the first of them would give one more request
+    a row; None: one more request can be taken. Views are of the replicas that may be chosen, at
+    least one. A row that is free anywhere is room: what waits at other replicas does not wait for
+    it."""
     there = [view.state.requests + view.sent for view in views]
     if any(count < view.state.rows for count, view in zip(there, views, strict=True)):
         return None
     waiting = sum(there) - sum(view.state.rows for view in views)
     if max_waiting is None or waiting < max_waiting:
         return None
-    return Overload(waiting, min(view.state.retry_after_s for view in views))
+    return OverloadedError(waiting, min(view.state.retry_after_s for view in views))

@@ -7,12 +7,10 @@ replica that gets nothing for a ticket reads the prompt itself.
 
 import asyncio
 import logging
-import uuid
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from specrouter.cluster.kv_mailbox import KVMailbox
 from specrouter.request.handed_kv import HandedKV
 from specrouter.request.output import Delta
 from statemgr import RowKV
@@ -36,24 +34,6 @@ class KVTransport(Protocol):
     async def take(self, ticket: str) -> RowKV:
         """Raises `KVLostError` where it is not there, else whatever went wrong."""
         ...
-
-
-class LocalTransport:
-    """Within one process."""
-
-    def __init__(self) -> None:
-        self._mailbox = KVMailbox[RowKV]()
-
-    async def give(self, kv: RowKV) -> str:
-        ticket = uuid.uuid4().hex
-        self._mailbox.leave(ticket, kv)
-        return ticket
-
-    async def take(self, ticket: str) -> RowKV:
-        kv = self._mailbox.take(ticket)
-        if kv is None:
-            raise KVLostError("nothing is there")
-        return kv
 
 
 class KVTransfer:

@@ -47,9 +47,6 @@ class ClusterAccounts(SloAccounts):
         self.record(output.metrics, output.metrics.output_tokens, now_s - elapsed_s, now_s)
         self._meter.record(output, elapsed_s)
 
-    def ended_requests(self) -> Iterator[Metric]:
-        return self._meter.collect()
-
     def admissions(self) -> dict[str, AdmissionCounts]:
         every = [report.admission_counts for report in self._reports()]
         return dict(total(every)) if every else {}

@@ -13,9 +13,9 @@ from itertools import count
 from typing import Any, Protocol, TypeVar
 
 from specrouter.cluster.admission import attainability
-from specrouter.cluster.kv_transfer import KVTransfer, KVTransport, LocalTransport
+from specrouter.cluster.kv_transfer import KVTransfer, KVTransport
 from specrouter.cluster.link import Attempt, Feed, ReplicaReport, Reply
-from specrouter.cluster.state import ReplicaState, Status
+from specrouter.cluster.state import ReplicaState
 from specrouter.engine.request_args import RequestArgs
 from specrouter.engine.serving import ServingRouter
 from specrouter.logs import REQUEST_ID
@@ -45,20 +45,17 @@ class ReplicaEngine(ServingRouter, Protocol):
 
 
 class ReplicaServer:
-    """Args: `router`, which it closes. `transport`: to and from the other halves of pairs."""
+    """Args: `transport`: to and from the other halves of pairs."""
 
-    def __init__(
-        self, router: ReplicaEngine, metrics_s: float, transport: KVTransport | None = None
-    ) -> None:
+    def __init__(self, router: ReplicaEngine, metrics_s: float, transport: KVTransport) -> None:
         self._router = router
-        self._kv = KVTransfer(transport or LocalTransport())
+        self._kv = KVTransfer(transport)
         self._metrics_s = metrics_s
         self._sizes = batches(router.engine_state().rows)
         self._tpot_ms = {size: router.predicted_tpot_ms(size) for size in self._sizes}
         self._prefill_ms = router.predicted_prefill_ms()
         self._baseline_ms = router.baseline_tpot_ms()
         self._turn = count()
-        self._status: Status = "ready"
 
     def state(self) -> ReplicaState:
         router, engine = self._router, self._router.engine_state()
@@ -76,7 +73,7 @@ class ReplicaServer:
             max_request_tokens=router.max_request_tokens,
             retry_after_s=router.seconds_until_admitted(),
             fingerprint=router.fingerprint,
-            status=self._status if router.is_healthy else "failed",
+            status="ready" if router.is_healthy else "failed",
             failure=router.failure,
             pace_margin=engine.pace_margin,
         )
@@ -169,13 +166,6 @@ class ReplicaServer:
         finally:
             pumping.cancel()
             await asyncio.gather(pumping, return_exceptions=True)
-
-    def drain(self) -> None:
-        """Takes no more requests."""
-        self._status = "draining"
-
-    def close(self, patience_s: float = 30.0) -> None:
-        self._router.close(patience_s)
 
 
 def _plain(figures: Figures) -> Figures:

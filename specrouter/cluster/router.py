@@ -45,7 +45,7 @@ from specrouter.engine.slo_accounts import SloReport
 from specrouter.profile.calibration import CalibrationFigures
 from specrouter.profile.profiler import EngineStatistics
 from specrouter.profile.snapshot import PerformanceSnapshot, TreeKey
-from specrouter.request.errors import OverloadedError, UnavailableError
+from specrouter.request.errors import UnavailableError
 from specrouter.request.lanes import Lanes
 from specrouter.request.loop_mailbox import LoopMailbox
 from specrouter.request.output import Delta
@@ -82,8 +82,8 @@ class ClusterRouter:
         self.lanes = Lanes()
         self._host = start()
         self._fleet = Fleet(self._host.links, config.cluster)
-        meter = RequestMeter(self.pool.target, self.slo_classes)
-        self.slo_accounts = ClusterAccounts(self._reports, meter)
+        self._meter = RequestMeter(self.pool.target, self.slo_classes)
+        self.slo_accounts = ClusterAccounts(self._reports, self._meter)
         routing, waiting = config.cluster.routing, config.server.max_waiting
         pairs, caches = pairs_of(config.cluster), config.engine.prefix_cache
         dispatcher = Dispatcher(self._fleet, routing, waiting, caches, pairs)
@@ -155,7 +155,7 @@ class ClusterRouter:
             raise UnavailableError("no replica is ready")
         found = overload_of(views, max_waiting)
         if found is not None:
-            raise OverloadedError(found.waiting, found.retry_after_s)
+            raise found
 
     def check_text(self, field: str, text: str) -> None:
         """See `ChainRouter`."""
@@ -231,7 +231,7 @@ class ClusterRouter:
         return total_state(one.report.engine for one in ready if one.report is not None)
 
     def ended_requests(self) -> Iterator[Metric]:
-        return self.slo_accounts.ended_requests()
+        return self._meter.collect()
 
     def replica_metrics(self) -> Iterator[Metric]:
         yield from replica_metrics(self._fleet.members.values())

@@ -12,7 +12,7 @@ from typing import Literal
 from specrouter.cluster.correction import AS_TOLD, Correction
 from specrouter.request.objective import Objective
 
-Status = Literal["ready", "draining", "failed"]
+Status = Literal["ready", "failed"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,19 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
 from typing import Any, TypeVar
 
 from specrouter import ChainRouter, RouterConfig
-from specrouter.cluster.kv_transfer import KVTransport, LocalTransport
+from specrouter.cluster.kv_mailbox import KVMailbox
+from specrouter.cluster.kv_transfer import KVLostError, KVTransport
 from specrouter.cluster.link import Attempt, Feed, ReplicaLostError, Reply
 from specrouter.cluster.replica import ReplicaEngine, ReplicaServer
 from specrouter.cluster.router import ClusterRouter
-from specrouter.request.output import Delta
+from statemgr import RowKV
+from tests.specrouter.faults import wait_until
 
 Message = TypeVar("Message")
+
+QUIET = {"silence_s": 30.0}
+NEWS = {"stale_s": 30.0, "metrics_s": 0.1}
+
+
+class LocalTransport:
+    """Within one process."""
+
+    def __init__(self) -> None:
+        self._mailbox = KVMailbox[RowKV]()
+
+    async def give(self, kv: RowKV) -> str:
+        ticket = uuid.uuid4().hex
+        self._mailbox.leave(ticket, kv)
+        return ticket
+
+    async def take(self, ticket: str) -> RowKV:
+        kv = self._mailbox.take(ticket)
+        if kv is None:
+            raise KVLostError("nothing is there")
+        return kv
 
 
 class LocalLink:
@@ -29,20 +53,15 @@ class LocalLink:
     is_replaced = False
 
     def __init__(
-        self,
-        name: str,
-        make: Callable[[], ReplicaEngine],
-        metrics_s: float,
-        transport: KVTransport | None = None,
+        self, name: str, make: Callable[[], ReplicaEngine], metrics_s: float, transport: KVTransport
     ) -> None:
         self.name = name
-        self._make = make
-        self._metrics_s = metrics_s
-        self._transport = transport
-        self._server: ReplicaServer | None = self._new()
+        self._make, self._metrics_s, self._transport = make, metrics_s, transport
+        self._server: ReplicaServer | None = None
+        self._begin()
 
     async def feed(self) -> AsyncGenerator[Feed]:
-        own = self._own
+        own = self.server
         async with aclosing(own.feed()) as feed:
             async for news in feed:
                 if self._server is not own:
@@ -50,28 +69,28 @@ class LocalLink:
                 yield news
 
     def stream(self, attempt: Attempt) -> AsyncGenerator[Reply]:
-        return self._own.stream(attempt)
+        return self.server.stream(attempt)
 
     async def restart(self) -> None:
-        old, self._server = self._own, None
-        await asyncio.to_thread(old.close)
-        self._server = await asyncio.to_thread(self._new)
+        self._server = None
+        await asyncio.to_thread(self._engine.close)
+        await asyncio.to_thread(self._begin)
 
     def close(self, patience_s: float) -> None:
-        if self._server is not None:
-            self._server.close(patience_s)
+        self._engine.close(patience_s)
 
-    def _new(self) -> ReplicaServer:
-        return ReplicaServer(self._make(), self._metrics_s, self._transport)
+    def _begin(self) -> None:
+        self._engine = self._make()
+        self._server = ReplicaServer(self._engine, self._metrics_s, self._transport)
 
     @property
-    def _own(self) -> ReplicaServer:
+    def server(self) -> ReplicaServer:
         if self._server is None:
             raise ReplicaLostError(f"{self.name} is being replaced")
         return self._server
 
 
-class FaultyLink:
+class FaultyLink(LocalLink):
     """Attributes:
     dies_at: messages of all streams, after which it is lost: streams and feed raise, for good.
     hangs_at: the same, but it falls silent, until `is_back` is set; its engine goes on.
@@ -79,8 +98,10 @@ class FaultyLink:
     replies: messages that it has sent.
     """
 
-    def __init__(self, link: LocalLink) -> None:
-        self.local = link
+    def __init__(
+        self, name: str, make: Callable[[], ReplicaEngine], metrics_s: float, transport: KVTransport
+    ) -> None:
+        super().__init__(name, make, metrics_s, transport)
         self.dies_at: int | None = None
         self.hangs_at: int | None = None
         self.fails_at: int | None = None
@@ -88,14 +109,6 @@ class FaultyLink:
         self._killed = asyncio.Event()
         self.replies = 0
         self.streams = 0
-
-    @property
-    def name(self) -> str:
-        return self.local.name
-
-    @property
-    def is_replaced(self) -> bool:
-        return False
 
     @property
     def is_dead(self) -> bool:
@@ -138,7 +151,7 @@ class FaultyLink:
 
     async def feed(self) -> AsyncGenerator[Feed]:
         await self._fault()
-        async with aclosing(self.local.feed()) as feed, aclosing(self._alive(feed)) as every:
+        async with aclosing(super().feed()) as feed, aclosing(self._alive(feed)) as every:
             async for news in every:
                 await self._fault()
                 yield news
@@ -146,8 +159,10 @@ class FaultyLink:
     async def stream(self, attempt: Attempt) -> AsyncGenerator[Reply]:
         await self._fault()
         self.streams += 1
-        stream = self.local.stream(attempt)
-        async with aclosing(stream) as replies, aclosing(self._alive(replies)) as every:
+        async with (
+            aclosing(super().stream(attempt)) as replies,
+            aclosing(self._alive(replies)) as every,
+        ):
             async for reply in every:
                 for part in _in_parts(reply):
                     await self._fault()
@@ -156,12 +171,6 @@ class FaultyLink:
                         raise ConnectionError("cut")
                     self.replies += 1
                     yield part
-
-    async def restart(self) -> None:
-        await self.local.restart()
-
-    def close(self, patience_s: float) -> None:
-        self.local.close(patience_s)
 
 
 def _in_parts(reply: Reply) -> list[Reply]:
@@ -191,9 +200,16 @@ class Cluster:
         shared = transport or LocalTransport()
 
         for name, own in config.replicas().items():
-            link = LocalLink(name, partial(make or _engine, name, own), period_s, shared)
-            self.links.append(FaultyLink(link))
+            link = FaultyLink(name, partial(make or _engine, name, own), period_s, shared)
+            self.links.append(link)
         self.router = ClusterRouter(config, lambda: self)
+
+    @property
+    def status(self) -> str:
+        return self.router.health().status
+
+    def wait_until_ready(self) -> None:
+        wait_until(lambda: self.status == "ok")
 
     async def leave(self) -> None:
         return None
@@ -213,11 +229,3 @@ class Cluster:
 
 def _engine(name: str, config: RouterConfig) -> ChainRouter:
     return ChainRouter.from_config(config)
-
-
-def collected(deltas: list[tuple[int, Delta]]) -> dict[tuple[int, int], list[Delta]]:
-    """By prompt and sample, each in its order."""
-    found: dict[tuple[int, int], list[Delta]] = {}
-    for number, delta in deltas:
-        found.setdefault((number, delta.index), []).append(delta)
-    return found

@@ -7,7 +7,6 @@ to, so what is known of it comes from its answers after that.
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -21,10 +20,9 @@ from specrouter import SLO, SamplingParams
 from specrouter.cluster.link import Attempt, Reply
 from specrouter.engine.request_args import RequestArgs
 from tests.specrouter.cluster.links import Cluster, FaultyLink
-from tests.specrouter.cluster.test_router import output_of, ready
+from tests.specrouter.cluster.streams import PROMPT, output_of
 from tests.specrouter.faults import PATIENCE_S, wait_until
 
-PROMPT = (5, 17, 300, 42, 9)
 PARAMS = SamplingParams(max_new_tokens=8, ignore_eos=True)
 ONCE: dict[str, Any] = {
     "routing": {"metrics_s": 60.0, "stale_s": 600.0},
@@ -33,20 +31,15 @@ ONCE: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def settings(small_config: dict[str, Any]) -> dict[str, Any]:
-    return copy.deepcopy(small_config)
-
-
-@pytest.fixture(scope="module")
-def replicas(settings: dict[str, Any]) -> Iterator[Cluster]:
-    with Cluster(settings, **ONCE) as made:
+def replicas(small_config: dict[str, Any]) -> Iterator[Cluster]:
+    with Cluster(small_config, **ONCE) as made:
         yield made
 
 
 @pytest.fixture
 def cluster(replicas: Cluster) -> Iterator[Cluster]:
     """Its replicas tell their states anew after each test."""
-    wait_until(lambda: ready(replicas))
+    replicas.wait_until_ready()
     yield replicas
     members = replicas.router._fleet.members
     for link in replicas.links:
@@ -60,12 +53,13 @@ def request(slo: SLO | None) -> RequestArgs:
 
 
 def test_a_pair_whose_first_half_declines_is_left_for_the_other_half(
-    settings: dict[str, Any],
+    small_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Cluster(settings, pairs=[{"name": "p"}], **ONCE) as cluster:
-        wait_until(lambda: ready(cluster))
-        cluster.links[0].local._own.drain()
-        output = output_of(cluster, request(None))
+    with Cluster(small_config, pairs=[{"name": "p"}], **ONCE) as cluster:
+        cluster.wait_until_ready()
+        server = cluster.links[0].server
+        monkeypatch.setattr(server, "_declines", lambda attempt, state: "it has no time")
+        output = output_of(cluster.router, request(None))
         assert (output.finish_reason, len(output.token_ids)) == ("length", 8), output.error
         asked = [one["replica"] for one in cluster.router.routings()]
         assert asked == ["p-prefill", "p-decode"]
@@ -82,7 +76,7 @@ def test_a_replica_that_was_lost_since_the_ranking_is_not_asked(
         asked.append(link)
         if len(asked) == 1:
             await may_decline.wait()
-            yield Reply(link.local._own.state(), "it has no time")
+            yield Reply(link.server.state(), "it has no time")
         elif link.is_dead:
             await asyncio.Event().wait()
         else:
@@ -93,7 +87,7 @@ def test_a_replica_that_was_lost_since_the_ranking_is_not_asked(
     for link in cluster.links:
         monkeypatch.setattr(link, "stream", partial(stream, link, link.stream))
     with ThreadPoolExecutor(1) as client:
-        serving = client.submit(output_of, cluster, request(SLO(tpot_ms=60_000.0)))
+        serving = client.submit(output_of, cluster.router, request(SLO(tpot_ms=60_000.0)))
         wait_until(lambda: bool(asked))
         [other] = [link for link in cluster.links if link is not asked[0]]
         cluster.router._loop.call(other.kill)
@@ -110,13 +104,13 @@ def test_a_refusal_is_of_the_states_that_declined(
     """Both were idle when they told their states, and have long queues when they are asked."""
 
     async def stream(link: FaultyLink, attempt: Attempt) -> AsyncGenerator[Reply]:
-        own = link.local._own.state()
+        own = link.server.state()
         busy = replace(own, running=own.rows, waiting=100, retry_after_s=10_000.0)
         yield Reply(busy, "100 wait")
 
     for link in cluster.links:
         monkeypatch.setattr(link, "stream", partial(stream, link))
-    output = output_of(cluster, request(SLO(ttft_ms=60_000.0, on_unattainable="reject")))
+    output = output_of(cluster.router, request(SLO(ttft_ms=60_000.0, on_unattainable="reject")))
     assert (output.finish_reason, output.error_field) == ("error", "unattainable")
     assert output.error is not None
     assert output.error.endswith("declined: 100 wait"), output.error

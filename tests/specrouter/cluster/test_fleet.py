@@ -2,14 +2,18 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
-from specrouter.cluster.fleet import Fleet, Overload, overload_of
+from specrouter.cluster.fleet import Fleet, overload_of
 from specrouter.cluster.link import Feed, ReplicaLink, ReplicaLostError
+from specrouter.cluster.state import ReplicaView
 from specrouter.config import ClusterConfig
 from tests.specrouter.cluster.states import state, view
+
+CONFIG = ClusterConfig.model_validate({"replicas": [{"name": "replica"}]})
 
 
 class _LostAtTheEnd:
@@ -33,10 +37,7 @@ def test_a_feed_that_raises_as_it_is_closed_keeps_no_fleet_from_ending() -> None
     link = _LostAtTheEnd()
 
     async def run() -> None:
-        fleet = Fleet(
-            [cast(ReplicaLink, link)],
-            ClusterConfig.model_validate({"replicas": [{"name": "replica"}]}),
-        )
+        fleet = Fleet([cast(ReplicaLink, link)], CONFIG)
         fleet.start()
         while not link.feeds:
             await asyncio.sleep(0)
@@ -75,8 +76,7 @@ def test_a_replica_whose_restart_fails_serves_on_if_it_still_speaks(
     left: list[str] = []
 
     async def run() -> None:
-        config = ClusterConfig.model_validate({"replicas": [{"name": "replica"}]})
-        fleet = Fleet([cast(ReplicaLink, _Speaking(restart))], config)
+        fleet = Fleet([cast(ReplicaLink, _Speaking(restart))], CONFIG)
         fleet.when_lost(left.append)
         fleet.start()
         try:
@@ -92,16 +92,18 @@ def test_a_replica_whose_restart_fails_serves_on_if_it_still_speaks(
     assert left == ["replica", "replica"], "told as it is emptied, and as its restart has failed"
 
 
+def overload(views: list[ReplicaView], max_waiting: int | None) -> tuple[int, float] | None:
+    error = overload_of(views, max_waiting)
+    return None if error is None else (error.waiting, error.retry_after_s)
+
+
 def test_rows_and_what_is_on_its_way_count() -> None:
     views = [view("a", state(4, 1, retry_after_s=5.0)), view("b", state(4, retry_after_s=2.0))]
-    assert overload_of(views, None) is None
-    assert overload_of(views, 2) is None
-    assert overload_of(views, 1) == Overload(1, 2.0)
-    on_its_way = [views[0], view("b", state(4, retry_after_s=2.0), sent=2)]
-    assert overload_of(on_its_way, 2) == Overload(3, 2.0)
+    assert [overload(views, waiting) for waiting in (None, 2, 1)] == [None, None, (1, 2.0)]
+    assert overload([views[0], replace(views[1], sent=2)], 2) == (3, 2.0)
 
 
 def test_free_rows_anywhere_are_room() -> None:
-    assert overload_of([view("a", state(4, 10)), view("b", state(0))], 1) is None
-    full = [view("a", state(4, 10)), view("b", state(3), sent=1)]
-    assert overload_of(full, 1) == Overload(10, 0.0)
+    busy = view("a", state(4, 10))
+    assert overload([busy, view("b", state(0))], 1) is None
+    assert overload([busy, view("b", state(3), sent=1)], 1) == (10, 0.0)

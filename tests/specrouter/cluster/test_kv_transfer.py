@@ -14,11 +14,11 @@ from specrouter.cluster.kv_transfer import (
     KVLostError,
     KVTransfer,
     KVTransport,
-    LocalTransport,
     News,
 )
 from specrouter.request.output import Delta
 from statemgr import KVFormat, RowKV
+from tests.specrouter.cluster.links import LocalTransport
 from tests.specrouter.cluster.test_resume import last
 
 FORMAT = KVFormat("fp", "float32", ((1, 2),))

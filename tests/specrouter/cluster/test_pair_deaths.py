@@ -6,29 +6,23 @@ Two engines of small random models in float64 in this process, where nothing may
 
 from __future__ import annotations
 
-import asyncio
 import copy
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 
-from specrouter import ChainRouter
-from specrouter.cluster.kv_transfer import KVLostError, LocalTransport
+from specrouter.cluster.kv_transfer import KVLostError
 from specrouter.cluster.link import ReplicaLostError
-from specrouter.engine.request_args import RequestArgs
 from statemgr import RowKV
-from tests.specrouter.cluster.links import Cluster
+from tests.specrouter.cluster.links import Cluster, LocalTransport
 from tests.specrouter.cluster.moments import MOMENTS, Moment, WatchedLink
-from tests.specrouter.cluster.test_router import (
-    KINDS,
-    Settings,
-    assert_same,
-    ready,
-    served,
-)
-from tests.specrouter.cluster.test_router_pairs import PAIR, PROMPT, Expected
+from tests.specrouter.cluster.streams import LONG_PROMPT, Load
+from tests.specrouter.cluster.test_router_pairs import PAIR
 from tests.specrouter.faults import wait_until
+
+Settings = dict[str, Any]
 
 HALVES = ("p-prefill", "p-decode")
 
@@ -92,9 +86,8 @@ def settings(small_config: Settings) -> Settings:
 
 
 @pytest.fixture(scope="module")
-def expected(settings: Settings) -> Expected:
-    with ChainRouter.from_config(settings) as router:
-        return {kind: router.generate([list(PROMPT)], params) for kind, params in KINDS.items()}
+def load(settings: Settings) -> Load:
+    return Load.of(settings, LONG_PROMPT)
 
 
 @pytest.fixture(scope="module")
@@ -113,38 +106,30 @@ def death(cluster: Cluster, store: Store) -> Death:
     return Death(cluster, store)
 
 
-def assert_all_same(cluster: Cluster, expected: Expected) -> None:
-    """All kinds at once."""
-    asked = [RequestArgs(PROMPT, params, None, None) for params in KINDS.values()]
-    found = asyncio.run(served(cluster, asked))
-    kinds = list(KINDS)
-    assert_same({(kinds[number], one): each for (number, one), each in found.items()}, expected)
-
-
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_half_that_is_killed_at_any_moment_changes_no_text(
-    cluster: Cluster, death: Death, expected: Expected, moment: Moment, half: str
+    cluster: Cluster, death: Death, load: Load, moment: Moment, half: str
 ) -> None:
-    wait_until(lambda: ready(cluster))
+    cluster.wait_until_ready()
     death.wait_for(moment, half)
     try:
-        assert_all_same(cluster, expected)
+        load.check(cluster.router)
         assert death.has_come, "it has been killed then"
-        wait_until(lambda: not ready(cluster))
+        wait_until(lambda: cluster.status != "ok")
     finally:
         death.undo()
 
 
 @pytest.mark.parametrize("half", HALVES)
 def test_a_half_that_is_killed_while_nothing_runs_changes_no_text(
-    cluster: Cluster, death: Death, expected: Expected, half: str
+    cluster: Cluster, death: Death, load: Load, half: str
 ) -> None:
     """Requests come before its loss is known."""
-    wait_until(lambda: ready(cluster))
+    cluster.wait_until_ready()
     cluster.router._loop.call(lambda: death.kill(half))
     try:
-        assert_all_same(cluster, expected)
-        wait_until(lambda: not ready(cluster))
+        load.check(cluster.router)
+        wait_until(lambda: cluster.status != "ok")
     finally:
         death.undo()

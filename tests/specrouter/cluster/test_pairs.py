@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from specrouter import RouterConfig
 from specrouter.cluster.flowguard import metrics_of
 from specrouter.cluster.pairs import StreamPair, arranged, joined, pairs_of, reading
-from specrouter.cluster.policy import RoutingSettings, rank
 from specrouter.cluster.state import ReplicaView, RoutedRequest
 from specrouter.request.objective import Objective
 from tests.specrouter.cluster.states import state, view
@@ -82,20 +81,6 @@ def test_a_pair_has_the_memory_of_decode_the_queue_of_prefill_and_the_rows_of_bo
     assert own.load == 4 / 6
     assert (one.state.unread_tokens, one.state.prefill_ms) == (70, 0.3)
     assert (one.state.tpot_at(1), one.state.tightest_tpot_ms) == (7.0, 9.0)
-
-
-@pytest.mark.parametrize(
-    "policy",
-    [
-        *("slo", "flowguard", "round-robin", "join-shortest", "p2c"),
-        "research.policies:FLOWGUARD_PRINTED",
-    ],
-)
-def test_every_policy_ranks_pairs_beside_replicas(policy: str) -> None:
-    views, _ = arranged([view("a"), view("p-prefill"), view("p-decode")], PAIRS)
-    settings = RoutingSettings((0.4, 0.1, 0.3, 0.2), 0.85, 16)
-    ranking = rank(policy, RoutedRequest(0, 10, 5), views, settings)
-    assert set(ranking.order) == {"a", "p"}
 
 
 def test_the_half_that_reads_is_asked_for_a_first_token_only() -> None:

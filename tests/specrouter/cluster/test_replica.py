@@ -18,6 +18,7 @@ from specrouter.engine.engine_state import EngineState
 from specrouter.engine.request_args import RequestArgs
 from specrouter.request.objective import Objective
 from specrouter.request.output import Delta
+from tests.specrouter.cluster.links import LocalTransport
 from tests.specrouter.cluster.test_resume import last
 
 
@@ -64,7 +65,7 @@ class Engine:
 
 
 def server(engine: Engine) -> ReplicaServer:
-    return ReplicaServer(cast(ReplicaEngine, engine), 0.5)
+    return ReplicaServer(cast(ReplicaEngine, engine), 0.5, LocalTransport())
 
 
 def attempt(objective: Objective | None = None, may_decline: bool = True) -> Attempt:
@@ -110,20 +111,12 @@ def test_an_objective_that_cannot_be_attained_is_declined_with_the_reason() -> N
     assert replies(engine, Objective(25.0, None))[0].declined is None
 
 
-def test_one_that_drains_or_has_failed_declines_everything() -> None:
-    engine = Engine([last(3)])
-    draining = server(engine)
-    draining.drain()
-
-    async def first(own: ReplicaServer) -> Reply:
-        async with aclosing(own.stream(attempt(None, False))) as stream:
-            return await anext(stream)
-
-    assert asyncio.run(first(draining)).declined == "the replica is draining"
-    engine.is_healthy, engine.failure = False, "broken"
-    own = server(engine)
-    assert asyncio.run(first(own)).declined == "the replica is failed"
-    assert own.state().failure == "broken"
+def test_one_that_has_failed_declines_everything() -> None:
+    engine = Engine([last(3)], is_healthy=False, failure="broken")
+    [reply] = replies(engine, None, False)
+    assert reply.declined == "the replica is failed"
+    assert reply.state is not None
+    assert (reply.state.status, reply.state.failure) == ("failed", "broken")
 
 
 def test_what_is_wrong_with_a_request_is_no_exception() -> None:

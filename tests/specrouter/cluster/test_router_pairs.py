@@ -6,35 +6,21 @@ Two engines of small random models in float64 in this process, where nothing may
 
 from __future__ import annotations
 
-import asyncio
-import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from specrouter import SLO, ChainRouter, RequestOutput, SamplingParams
-from specrouter.cluster.kv_transfer import LocalTransport
-from specrouter.engine.request_args import RequestArgs
-from specrouter.request.output import Delta
+from specrouter import SLO, RequestOutput
 from statemgr import RowKV
-from tests.specrouter.cluster.links import Cluster
-from tests.specrouter.cluster.test_router import (
-    KINDS,
-    NEWS,
-    QUIET,
-    Settings,
-    assert_same,
-    output_of,
-    ready,
-    served,
-)
+from tests.specrouter.cluster.links import NEWS, QUIET, Cluster, LocalTransport
+from tests.specrouter.cluster.streams import KINDS, LONG_PROMPT, Load, output_of
 from tests.specrouter.faults import wait_until
 
-PROMPT = tuple(5 + 7 * at % 300 for at in range(75))  # three chunks of 32
-PAIR: dict[str, Any] = {"pairs": [{"name": "p"}], "routing": NEWS, "resume": QUIET}
-Expected = dict[str, list[RequestOutput]]
+Settings = dict[str, Any]
+
+PAIR: Settings = {"pairs": [{"name": "p"}], "routing": NEWS, "resume": QUIET}
 
 
 class Lossy(LocalTransport):
@@ -56,22 +42,8 @@ class Lossy(LocalTransport):
 
 
 @pytest.fixture(scope="module")
-def settings(small_config: Settings) -> Settings:
-    return copy.deepcopy(small_config)
-
-
-@pytest.fixture(scope="module")
-def expected(settings: Settings) -> Expected:
-    """By one engine, undisturbed; one of them stops at a text in its middle."""
-    with ChainRouter.from_config(settings) as router:
-        found = {name: router.generate([list(PROMPT)], each) for name, each in KINDS.items()}
-        return {**found, "stop": router.generate([list(PROMPT)], stopped(found))}
-
-
-def stopped(expected: Expected) -> SamplingParams:
-    """From its first token on, text is held back that might be the stop's beginning."""
-    text = expected["greedy"][0].text
-    return SamplingParams(max_new_tokens=20, ignore_eos=True, stop=(text[:1] + "\0", text[-9:-5]))
+def load(small_config: Settings) -> Load:
+    return Load.of(small_config, LONG_PROMPT)
 
 
 @pytest.fixture(scope="module")
@@ -80,43 +52,40 @@ def transport() -> Lossy:
 
 
 @pytest.fixture(scope="module")
-def cluster(settings: Settings, transport: Lossy) -> Iterator[Cluster]:
-    with Cluster(settings, transport=transport, **PAIR) as made:
+def halves(small_config: Settings, transport: Lossy) -> Iterator[Cluster]:
+    with Cluster(small_config, transport=transport, **PAIR) as made:
         yield made
 
 
-def all_kinds(cluster: Cluster, expected: Expected) -> dict[tuple[str, int], list[Delta]]:
-    """All at once; by kind and sample."""
-    wait_until(lambda: ready(cluster))
-    of = {**KINDS, "stop": stopped(expected)}
-    asked = [RequestArgs(PROMPT, of[kind], None, None) for kind in expected]
-    found = asyncio.run(served(cluster, asked))
-    kinds = list(expected)
-    return {(kinds[number], sample): deltas for (number, sample), deltas in found.items()}
+@pytest.fixture
+def cluster(halves: Cluster) -> Cluster:
+    halves.wait_until_ready()
+    return halves
 
 
 def imported(cluster: Cluster) -> list[int]:
     """Tokens whose keys and values came from the other half, by half."""
-    engines = [link.local._own.report().engine for link in cluster.links]
+    engines = [link.server.report().engine for link in cluster.links]
     return [engine.cache.imported_tokens for engine in engines]
 
 
-def alone(cluster: Cluster, params: SamplingParams, slo: SLO | None = None) -> RequestOutput:
+def alone(cluster: Cluster, load: Load, kind: str, slo: SLO | None = None) -> RequestOutput:
     """Nothing of its prompt is found in a prefix cache."""
-    asked = RequestArgs(PROMPT, replace(params, prefix_cache=False), None, slo)
-    return output_of(cluster, asked)
+    asked = load.asked(replace(KINDS[kind], prefix_cache=False), slo)
+    output = output_of(cluster.router, asked)
+    assert output.token_ids == load.outputs[kind][0].token_ids
+    return output
 
 
 def test_a_pair_gives_the_texts_of_one_engine_and_the_decode_half_reads_no_prompt(
-    cluster: Cluster, expected: Expected
+    cluster: Cluster, load: Load
 ) -> None:
     before = imported(cluster)
-    assert_same(all_kinds(cluster, expected), expected)
+    load.check(cluster.router)
     reads, decodes = imported(cluster)
     assert reads == before[0]
-    one = alone(cluster, KINDS["greedy"])
-    assert one.token_ids == expected["greedy"][0].token_ids
-    assert imported(cluster)[1] - decodes == len(PROMPT)
+    alone(cluster, load, "greedy")
+    assert imported(cluster)[1] - decodes == len(LONG_PROMPT)
     first, then = cluster.router.routings()[-2:]
     assert [first["replica"], then["replica"]] == ["p-prefill", "p-decode"]
     assert then["reason"] == "goes on from what p-prefill has read"
@@ -127,17 +96,15 @@ def test_a_pair_gives_the_texts_of_one_engine_and_the_decode_half_reads_no_promp
 @pytest.mark.parametrize("half", [0, 1], ids=["prefill", "decode"])
 @pytest.mark.parametrize("after", [0, 1, 2, 3, 4, 6, 8, 12, 16, 20])
 def test_a_half_that_dies_at_any_point_changes_no_text(
-    cluster: Cluster, expected: Expected, half: int, after: int
+    cluster: Cluster, load: Load, half: int, after: int
 ) -> None:
-    wait_until(lambda: ready(cluster))
     dying = cluster.links[half]
     dying.dies_at = dying.replies + after
     try:
-        assert_same(all_kinds(cluster, expected), expected)
+        load.check(cluster.router)
         assert dying.is_dead
-        wait_until(lambda: cluster.router.health().status == "degraded")
-        served_whole = alone(cluster, KINDS["sampled"])
-        assert served_whole.token_ids == expected["sampled"][0].token_ids
+        wait_until(lambda: cluster.status == "degraded")
+        alone(cluster, load, "sampled")
         assert cluster.router.routings()[-1]["replica"] == cluster.links[1 - half].name
     finally:
         dying.dies_at = None
@@ -146,81 +113,65 @@ def test_a_half_that_dies_at_any_point_changes_no_text(
 @pytest.mark.parametrize("half", [0, 1], ids=["prefill", "decode"])
 @pytest.mark.parametrize("after", [0, 2, 7])
 def test_a_stream_of_a_half_that_breaks_alone_goes_on(
-    cluster: Cluster, expected: Expected, half: int, after: int
+    cluster: Cluster, load: Load, half: int, after: int
 ) -> None:
-    wait_until(lambda: ready(cluster))
     cluster.links[half].fails_at = cluster.links[half].replies + after
-    assert_same(all_kinds(cluster, expected), expected)
+    load.check(cluster.router)
     assert cluster.links[half].fails_at is None, "it has broken"
 
 
 @pytest.mark.parametrize("half", [0, 1], ids=["prefill", "decode"])
 def test_a_half_that_falls_silent_is_left_and_nothing_comes_twice(
-    settings: Settings, expected: Expected, half: int
+    small_config: Settings, load: Load, half: int
 ) -> None:
     section = {**PAIR, "routing": {"stale_s": 1.5, "metrics_s": 0.1}, "resume": {"silence_s": 1.0}}
-    with Cluster(settings, **section) as cluster:
+    with Cluster(small_config, **section) as cluster:
         hanging = cluster.links[half]
-        wait_until(lambda: ready(cluster))
+        cluster.wait_until_ready()
         hanging.hangs_at = hanging.replies + 6
-        assert_same(all_kinds(cluster, expected), expected)
+        load.check(cluster.router)
         hanging.hangs_at = None
         cluster.router._loop.call(hanging.is_back.set)
-        wait_until(lambda: ready(cluster))
-        assert_same(all_kinds(cluster, expected), expected)
+        cluster.wait_until_ready()
+        load.check(cluster.router)
 
 
 @pytest.mark.parametrize("lost", [{0}, {1}, {2}, {0, 1, 2}], ids=str)
 def test_keys_and_values_that_are_lost_change_no_text(
-    cluster: Cluster, transport: Lossy, expected: Expected, lost: set[int]
+    cluster: Cluster, transport: Lossy, load: Load, lost: set[int]
 ) -> None:
-    wait_until(lambda: ready(cluster))
     before = imported(cluster)[1]
     transport.carried, transport.lost = 0, lost
     try:
-        assert alone(cluster, KINDS["sampled"]).token_ids == expected["sampled"][0].token_ids
+        alone(cluster, load, "sampled")
     finally:
         transport.lost = set()
     assert imported(cluster)[1] - before == 32 * min(lost), "what came before the loss is used"
 
 
 def test_keys_and_values_of_another_text_are_refused(
-    cluster: Cluster, transport: Lossy, expected: Expected
+    cluster: Cluster, transport: Lossy, load: Load
 ) -> None:
-    wait_until(lambda: ready(cluster))
     before = imported(cluster)[1]
     transport.is_broken = True
     try:
-        assert_same(all_kinds(cluster, expected), expected)
+        load.check(cluster.router)
     finally:
         transport.is_broken = False
     assert imported(cluster)[1] == before
 
 
 def test_a_rolling_restart_of_both_halves_under_load_changes_nothing(
-    cluster: Cluster, expected: Expected
+    cluster: Cluster, load: Load
 ) -> None:
-    wait_until(lambda: ready(cluster))
-    of = {**KINDS, "stop": stopped(expected)}
-    asked = [RequestArgs(PROMPT, of[kind], None, None) for kind in expected]
-
-    async def both() -> list[Any]:
-        restarting = asyncio.ensure_future(asyncio.to_thread(cluster.router.restart_replicas))
-        rounds: list[Any] = []
-        while not restarting.done() or not rounds:
-            rounds.append(await served(cluster, asked))
-        await restarting
-        return rounds
-
-    kinds = list(expected)
-    for found in asyncio.run(both()):
-        assert_same({(kinds[number], one): each for (number, one), each in found.items()}, expected)
+    load.check_restart(cluster.router)
 
 
-def test_a_request_has_one_clock_and_one_account_over_both_halves(cluster: Cluster) -> None:
-    wait_until(lambda: ready(cluster))
+def test_a_request_has_one_clock_and_one_account_over_both_halves(
+    cluster: Cluster, load: Load
+) -> None:
     ended = cluster.router.slo_report().total.requests
-    output = alone(cluster, KINDS["greedy"], SLO(ttft_ms=60_000.0, tpot_ms=60_000.0))
+    output = alone(cluster, load, "greedy", SLO(ttft_ms=60_000.0, tpot_ms=60_000.0))
     assert output.metrics.attained is True
     assert output.metrics.ttft_ms is not None
     assert output.metrics.e2e_ms is not None

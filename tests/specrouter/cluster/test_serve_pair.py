@@ -7,17 +7,11 @@ Skipped where Ray is not installed; `make cluster-test` runs it in an environmen
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -26,63 +20,23 @@ import pytest
 if importlib.util.find_spec("ray") is None:  # not imported here: it reads settings as it is
     pytest.skip("needs Ray: make cluster-test", allow_module_level=True)
 
+from checks.service.replicas import marked
+from checks.service.service import running
 from specrouter import ChainRouter, RouterConfig, SamplingParams
-from tests.specrouter.cluster.streams import PATIENCE_S, PROMPT
+from tests.specrouter.cluster.streams import PATIENCE_S, PROMPT, wait_until
 
 pytestmark = pytest.mark.slow
 
 STREAMS = 6
+_MARK = "SPECROUTER_PAIR_MARK"
 ASKED: dict[str, Any] = {"max_new_tokens": 100, "ignore_eos": True, "temperature": 0.9}
-
-
-@contextmanager
-def service(folder: Path, settings: dict[str, Any]) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Its processes have a mark in their environments."""
-    scenario = folder / "cluster.yaml"
-    scenario.write_text(json.dumps(settings))
-    mark = f"mark-{uuid.uuid4().hex}"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "specrouter", "serve", "--config", str(scenario), "--port", "0"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "SPECROUTER_MARK": mark},
-    )
-    try:
-        yield process, mark
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def marked(mark: str) -> set[int]:
-    found = set()
-    for entry in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if mark.encode() in entry.read_bytes():
-                found.add(int(entry.parent.name))
-        except OSError:
-            continue
-    return found
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it does not happen"
-        time.sleep(0.05)
 
 
 def process_of(half: str, mark: str) -> int:
     """Ray names processes by their applications."""
-    found = []
-    for process in marked(mark):
-        try:
-            name = Path(f"/proc/{process}/cmdline").read_bytes().decode(errors="replace")
-        except OSError:
-            continue
-        found += [process] if f"specrouter-{half}" in name else []
-    [one] = found
+    [one] = [
+        process for process, name in marked(_MARK, mark).items() if f"specrouter-{half}" in name
+    ]
     return one
 
 
@@ -104,16 +58,16 @@ def texts(url: str, killed: int | None = None) -> list[list[int]]:
 
 
 def test_a_service_with_a_pair_survives_either_half_and_leaves_no_process_behind(
-    tmp_path: Path, small_config: dict[str, Any]
+    small_config: dict[str, Any],
 ) -> None:
     settings = {**small_config, "cluster": {"pairs": [{"name": "p"}]}}
     with ChainRouter(RouterConfig.load(settings).replicas()["p-decode"]) as one:
         params = [SamplingParams(seed=seed, **ASKED) for seed in range(STREAMS)]
         outputs = one.generate([list(PROMPT)] * STREAMS, params)
         expected = [output.token_ids for output in outputs]
-    with service(tmp_path, settings) as (process, mark):
-        assert process.stdout is not None
-        url = next(line for line in process.stdout if "SpecRouter serves" in line).split()[4]
+    mark = f"mark-{uuid.uuid4().hex}"
+    with running(settings, environment={_MARK: mark}) as service:
+        url = service.url
 
         def page(path: str) -> httpx.Response:
             return httpx.get(f"{url}{path}", timeout=30)
@@ -128,7 +82,6 @@ def test_a_service_with_a_pair_survives_either_half_and_leaves_no_process_behind
         for half in ("p-prefill", "p-decode"):
             wait_until(lambda: page("/health").json() == ready)
             assert texts(url, process_of(half, mark)) == expected
-        assert len(marked(mark)) > 3
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
-        wait_until(lambda: not marked(mark))
+        assert len(marked(_MARK, mark)) > 3
+        assert service.stop() == 0
+        wait_until(lambda: not marked(_MARK, mark))

@@ -20,15 +20,25 @@ PROMPTS = ((5, 17, 300, 42, 9), (3, 4), (250, 1, 99), (8, 9, 10, 11))
 _MOST_STEPS = 400
 
 
+def changed(settings: dict[str, Any], look_up: str | None = None, **engine: Any) -> dict[str, Any]:
+    """A copy, with a drafter that looks up tokens, such as `ngram`, and settings of the engine."""
+    settings = copy.deepcopy(settings)
+    if look_up is not None:
+        settings["pool"]["models"].append({"name": look_up, "source": look_up})
+    settings["engine"] |= engine
+    return settings
+
+
 class EngineBench:
-    """`engine` leaves its requests to `small>target`, so that it is known who drafts."""
+    """`engine` leaves its requests to `small>target`, so that it is known who drafts, unless the
+    settings have a scheduler."""
 
     def __init__(self, settings: dict[str, Any], **engine: Any) -> None:
-        settings = copy.deepcopy(settings)
-        settings["engine"] |= {"max_requests": 3} | engine
-        settings["scheduler"] = {"policy": "static", "chain": PAIR, "depth": 3}
-        config = RouterConfig.load(settings)
-        self.pool = ModelPool.from_config(config.pool)
+        settings = changed(settings, **{"max_requests": 3, **engine})
+        settings.setdefault("scheduler", {"policy": "static", "chain": PAIR, "depth": 3})
+        self.config = config = RouterConfig.load(settings)
+        limit = config.engine.kv_limit or config.engine.kv_tokens
+        self.pool = ModelPool.from_config(config.pool, kv_tokens=limit)
         self.engine = Engine(config, self.pool)
         self.engine.warm_up()
         self._ids = itertools.count(1)

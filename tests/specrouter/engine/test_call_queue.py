@@ -14,14 +14,6 @@ def test_calls_are_run_in_their_order_and_answered() -> None:
     assert [result.result(0) for result in results] == [0, 1, 2]
 
 
-def test_what_a_call_raises_is_its_answer() -> None:
-    queue = CallQueue()
-    result = queue.add(lambda: 1 / 0)
-    queue.run_next()
-    with pytest.raises(ZeroDivisionError):
-        result.result(0)
-
-
 def test_a_call_that_hangs_is_told_so_by_who_takes_over() -> None:
     queue = CallQueue()
 

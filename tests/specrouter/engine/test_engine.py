@@ -3,9 +3,8 @@
 Faults of every function, one after the other: `checks.exact.control_faults`.
 """
 
-import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,12 +12,13 @@ import pytest
 
 from processors import TokenTree
 from specrouter import SamplingParams
-from specrouter.cycle import CycleResult, DraftShape, ModelFailure, TargetError
+from specrouter.cycle import ChainGroup, CycleResult, DraftShape, ModelFailure, TargetError
 from specrouter.engine.admission_log import AdmissionLog
 from specrouter.engine.admission_queue import AdmissionPace, AdmissionQueue
 from specrouter.engine.decode_counts import DecodeCounts
 from specrouter.engine.planning import CyclePlanning
 from specrouter.engine.quarantine import BackOff, Quarantine
+from specrouter.engine.request_book import RequestBook
 from specrouter.engine.request_meter import RequestMeter
 from specrouter.engine.slo_accounts import SloAccounts
 from specrouter.engine.step import DecodingStep
@@ -62,17 +62,9 @@ def texts(shared: EngineBench) -> list[list[int]]:
     return [output.token_ids for output in shared.serve("off")]
 
 
-def spoilt(plan: Plan, how: str) -> Any:
-    if how == "nothing":
-        return None
-    if how == "nobody":
-        return dataclasses.replace(plan, groups=[])
-    changes: dict[str, dict[str, Any]] = {
-        "an unknown model": {"chain": ("huge", "target")},
-        "rows that do not run": {"rows": np.array([7])},
-        "NaN": {"shape": DraftShape(math.nan)},  # type: ignore[arg-type]
-    }
-    return dataclasses.replace(plan, groups=[dataclasses.replace(plan.groups[0], **changes[how])])
+def senseless(*_: Any) -> Plan:
+    group = ChainGroup(("huge", "target"), DraftShape(2), np.array([7]))
+    return Plan([group], group.rows, group.rows)
 
 
 CONTROL = {
@@ -98,6 +90,7 @@ FACTS = {
     "times of forwards": (PerfModel, "record", "timing"),
     "feedback": (AcceptanceFeedback, "learn_from_target", "feedback"),
     "accounts": (SloAccounts, "record", "accounts"),
+    "whatever is done for accounts": (RequestBook, "_account", "accounts"),
     "who is shown to admission": (AdmissionQueue, "shown", "planning"),
     "who was accepted": (TokenTree, "on_text", "rows"),
     "what admission decided": (AdmissionLog, "note", "records"),
@@ -123,15 +116,16 @@ def test_where_planning_or_drafting_fails_the_target_serves_alone(
     assert {chain for one in outputs for chain in one.metrics.chains} == {("target",)}
 
 
-@pytest.mark.parametrize(
-    "how", ["nothing", "nobody", "an unknown model", "rows that do not run", "NaN"]
-)
+@pytest.mark.parametrize("plan", [senseless, lambda *_: None], ids=["senseless", "nothing"])
 def test_plans_without_sense_are_not_run(
-    bench: EngineBench, texts: list[list[int]], monkeypatch: pytest.MonkeyPatch, how: str
+    bench: EngineBench,
+    texts: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    plan: Callable[..., Plan | None],
 ) -> None:
-    real = Planner.plan
+    """Of which there are many: `test_plan_check`."""
     with monkeypatch.context() as patch:
-        patch.setattr(Planner, "plan", lambda *arguments: spoilt(real(*arguments), how))
+        patch.setattr(Planner, "plan", plan)
         outputs = bench.serve()
     assert [output.token_ids for output in outputs] == texts
     assert bench.faults()["planning"] >= 3, "it is asked again now and then"

@@ -1,17 +1,14 @@
 """KV by need, as it is served: a long request beside many short ones, with memory for one."""
 
-import itertools
 import json
 from typing import Any
 
 import numpy as np
 import pytest
 
-from modelpool import ModelPool
-from specrouter import ChainRouter, RequestError, RouterConfig, SamplingParams
-from specrouter.engine.engine import Engine
+from specrouter import ChainRouter, RequestError, SamplingParams
 from tests.modelpool.factories import save_llama
-from tests.specrouter.engine.engines import EngineBench
+from tests.specrouter.engine.engines import EngineBench, changed
 
 POSITIONS, BLOCK = 8192, 128
 LONG, SHORT, MANY, NEW = 8000, 128, 32, 6  # tokens of a request, its output included
@@ -35,26 +32,13 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (path / "config.json").write_text(json.dumps(config))
     model = {"name": "target", "source": f"path:{path}", "dtype": "float32", "device": "cpu"}
     engine = {"max_requests": MANY + 1, "max_model_len": POSITIONS, "prefill_chunk": 4096}
-    return {"pool": {"target": "target", "models": [model]}, "engine": engine}
-
-
-class Bench(EngineBench):
-    """Of a target alone, with the memory that its settings ask for."""
-
-    def __init__(self, settings: dict[str, Any]) -> None:
-        self.config = RouterConfig.load(settings)
-        limit = self.config.engine.kv_limit
-        assert limit is not None
-        self.pool = ModelPool.from_config(self.config.pool, kv_tokens=limit)
-        self.engine = Engine(self.config, self.pool)
-        self.engine.warm_up()
-        self._ids = itertools.count(1)
+    pool = {"target": "target", "models": [model]}
+    return {"pool": pool, "engine": engine, "scheduler": {"policy": "target-only"}}
 
 
 def within(settings: dict[str, Any], blocks: int) -> dict[str, Any]:
     per_token = 2 * 16 * 4  # keys and values of 16 numbers
-    memory = f"{blocks * BLOCK * per_token}B"
-    return {**settings, "engine": {**settings["engine"], "kv_memory": memory}}
+    return changed(settings, kv_memory=f"{blocks * BLOCK * per_token}B")
 
 
 def prompt_of(length: int, seed: int) -> list[int]:
@@ -62,7 +46,7 @@ def prompt_of(length: int, seed: int) -> list[int]:
 
 
 def test_many_short_requests_and_a_long_one_run_together(settings: dict[str, Any]) -> None:
-    bench = Bench(within(settings, BLOCKS))
+    bench = EngineBench(within(settings, BLOCKS), max_requests=MANY + 1)
     pool, engine = bench.pool, bench.config.engine
     assert pool.longest_sequence == POSITIONS
     assert pool.kv_tokens == BLOCKS * BLOCK

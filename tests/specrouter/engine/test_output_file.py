@@ -2,42 +2,30 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from checks.exact.models import NAMES
 from modelpool.errors import ConfigError
-from specrouter import ChainRouter, RouterConfig, SamplingParams, Speculation
+from specrouter import ChainRouter
 from specrouter.engine.output_file import FIELD
-
-PROMPT = [17, 230, 41, 5, 88, 131]
-NEW = 40
-
-
-def settings_of(small_config: dict[str, Any], file: Path) -> dict[str, Any]:
-    settings = copy.deepcopy(small_config)
-    settings["pool"]["models"].append({"name": "suffix", "source": "suffix"})
-    settings["engine"]["output_store_file"] = str(file)
-    return settings
+from tests.specrouter.engine.engines import changed
+from tests.specrouter.engine.test_suffix import NEW, QUOTING, output_of
 
 
 def accepted(settings: dict[str, Any], tenant: str | None = None) -> int:
     """Tokens of a request to a service that has just started."""
-    params = SamplingParams(NEW, 1.0, seed=3, ignore_eos=True, cache_salt=tenant)
-    speculation = Speculation(("suffix", NAMES[-1]), depth=20)
     with ChainRouter.from_config(settings) as router:
-        [output] = router.generate([PROMPT], params, speculation)
-    return output.metrics.accepted_tokens
+        return output_of(router, QUOTING, tenant=tenant).metrics.accepted_tokens
 
 
 def test_a_service_that_starts_again_quotes_what_it_knew(
     small_config: dict[str, Any], tmp_path: Path
 ) -> None:
-    settings = settings_of(small_config, tmp_path / "outputs.json")
+    file = str(tmp_path / "outputs.json")
+    settings = changed(small_config, "suffix", output_store_file=file)
     first = accepted(settings)
     assert accepted(settings, "another tenant") == first
     assert accepted(settings) > NEW * 0.8
@@ -49,26 +37,19 @@ def test_a_file_of_something_else_costs_a_warning(
     file = tmp_path / "outputs.json"
     file.write_text("not JSON")
     with caplog.at_level(logging.WARNING):
-        accepted(settings_of(small_config, file))
+        accepted(changed(small_config, "suffix", output_store_file=str(file)))
     assert any(FIELD in message and str(file) in message for message in caplog.messages)
 
 
-def test_a_file_without_a_folder_is_refused(small_config: dict[str, Any], tmp_path: Path) -> None:
-    settings = settings_of(small_config, tmp_path / "missing" / "outputs.json")
-    with pytest.raises(ConfigError, match=f"{FIELD}: there is no folder"):
-        ChainRouter.from_config(settings)
-
-
-def test_replicas_have_no_common_file(small_config: dict[str, Any], tmp_path: Path) -> None:
-    settings = settings_of(small_config, tmp_path / "outputs.json")
-    with pytest.raises(ConfigError, match=f"{FIELD}: each replica"):
-        RouterConfig.load({**settings, "cluster": {"replicas": [{"name": "a"}, {"name": "b"}]}})
-
-
-def test_a_file_that_nobody_would_quote_is_refused(
+def test_a_file_that_could_not_be_used_is_refused(
     small_config: dict[str, Any], tmp_path: Path
 ) -> None:
-    settings = settings_of(small_config, tmp_path / "outputs.json")
-    settings["pool"]["models"].pop()
-    with pytest.raises(ConfigError, match=f"{FIELD}: no model of the pool has source: suffix"):
-        RouterConfig.load(settings)
+    file, elsewhere = (str(tmp_path / name) for name in ("outputs.json", "missing/outputs.json"))
+    quoting = changed(small_config, "suffix", output_store_file=file)
+    for settings, reason in (
+        (changed(quoting, output_store_file=elsewhere), "there is no folder"),
+        ({**quoting, "cluster": {"replicas": [{"name": "a", "count": 2}]}}, "each replica"),
+        (changed(small_config, output_store_file=file), "no model of the pool has source: suffix"),
+    ):
+        with pytest.raises(ConfigError, match=f"{FIELD}: {reason}"):
+            ChainRouter.from_config(settings)

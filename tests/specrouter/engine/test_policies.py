@@ -4,7 +4,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
 
 from specrouter.config import EngineConfig, SchedulerConfig, TreesConfig
 from specrouter.cycle import DraftShape
@@ -36,13 +35,14 @@ def plan_of(cycle: int) -> Plan:
     )
 
 
-def test_branches_are_left_out_where_they_could_move_a_level_of_int8() -> None:
+def test_branches_are_left_out_where_that_is_asked_or_they_could_move_a_level_of_int8() -> None:
     fast = EngineConfig()
     assert with_exact_trees(fast, "float32", "int8").exact == "strict"
     assert with_exact_trees(fast, "float32", "plain") is fast
     assert with_exact_trees(fast, "bfloat16", "int8") is fast
-    policies = in_use(with_exact_trees(fast, "float32", "int8"))
-    assert policies.current.planner.scheduler.limits((4, 3)).width == 1
+    widths = [(fast, 4), (EngineConfig(exact="strict"), 1)]
+    for engine, width in (*widths, (with_exact_trees(fast, "float32", "int8"), 1)):
+        assert in_use(engine).current.planner.scheduler.limits((4, 4)).width == width
 
 
 def test_a_plan_that_is_run_leaves_its_standing_and_records_with_their_time() -> None:
@@ -99,11 +99,3 @@ def test_admission_is_the_policys_that_is_named_and_else_the_configured_one() ->
     policies.use(ADAPTIVE)
     assert policies.admission == "fcfs"
     assert policies.admits(seen).admitted == (1,)
-
-
-@pytest.mark.parametrize(
-    ("engine", "width"), [(EngineConfig(), 4), (EngineConfig(exact="strict"), 1)]
-)
-def test_strict_exactness_has_paths_only(engine: EngineConfig, width: int) -> None:
-    planner = in_use(engine).current.planner
-    assert planner.scheduler.limits((4, 4)).width == width

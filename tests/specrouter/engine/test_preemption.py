@@ -1,8 +1,8 @@
 """Who loses a row keeps the tokens and ends once, with the text that there would have been."""
 
-import copy
 from collections.abc import Iterator
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from specrouter.request.objective import Objective
 from specrouter.request.output import Feasible
 from specrouter.slo.admission import Admission, Admit, fcfs
 from specrouter.view import EngineView
-from tests.specrouter.engine.engines import GREEDY, PROMPTS, EngineBench
+from tests.specrouter.engine.engines import GREEDY, PROMPTS, EngineBench, changed
 
 NEW = 20
 CHAIN = ("small", "middle", "target")
@@ -30,9 +30,7 @@ JSON = Structure("json_schema", {"type": "array", "items": {"type": "integer"}, 
 
 @pytest.fixture(scope="module")
 def router(small_config: dict[str, Any]) -> Iterator[ChainRouter]:
-    settings = copy.deepcopy(small_config)
-    settings["pool"]["models"].append({"name": "ngram", "source": "ngram"})
-    settings["engine"] |= {"max_requests": 6, "prefill_chunk": 16}
+    settings = changed(small_config, "ngram", max_requests=6, prefill_chunk=16)
     with ChainRouter.from_config(settings) as router:
         yield router
         assert_whole(router)
@@ -72,16 +70,7 @@ def served(router: ChainRouter) -> tuple[list[RequestOutput], list[str]]:
     return [handle.result(timeout=60) for handle in handles], told
 
 
-def facts(output: RequestOutput) -> tuple[Any, ...]:
-    return (
-        output.token_ids,
-        output.text,
-        output.finish_reason,
-        output.stop_reason,
-        output.seed,
-        output.index,
-        output.error,
-    )
+FACTS = attrgetter("token_ids", "text", "finish_reason", "stop_reason", "seed", "index", "error")
 
 
 def numbers(output: RequestOutput) -> list[float]:
@@ -95,7 +84,7 @@ def test_texts_are_those_of_requests_that_ran_undisturbed(router: ChainRouter) -
     with preempting_router(router, 0.12) as disturbed:
         outputs, told = served(router)
     assert disturbed.count >= 40
-    assert [facts(one) for one in outputs] == [facts(one) for one in plain]
+    assert list(map(FACTS, outputs)) == list(map(FACTS, plain))
     assert told == told_plain, "nothing is told twice"
     for one, other in zip(outputs, plain, strict=True):
         assert numbers(one) == pytest.approx(numbers(other), abs=1e-9)
@@ -205,29 +194,22 @@ def test_prompts_are_counted_once(bench: EngineBench, script: Scripted) -> None:
     assert bench.engine.decode_counts.figures().prompt_tokens == len(PROMPTS[0])
 
 
-def test_cancelled_while_it_waits_it_ends_with_its_tokens(
-    bench: EngineBench, script: Scripted
-) -> None:
-    handle = preempted(bench, script)
-    handle.cancel()
-    bench.engine.step()
-    output = handle.result(timeout=0)
-    assert output.finish_reason == "cancelled"
-    assert output.token_ids == told(handle) != []
-    assert not bench.engine.has_work
-    bench.engine.check_integrity()
-
-
-def test_out_of_time_while_it_waits_it_ends_with_its_tokens(
-    bench: EngineBench, script: Scripted
+@pytest.mark.parametrize("reason", ["cancelled", "timeout"])
+def test_who_leaves_while_it_waits_ends_with_its_tokens(
+    bench: EngineBench, script: Scripted, reason: str
 ) -> None:
     handle = preempted(bench, script)
     [request] = bench.engine._book.waiting
-    request.spec = replace(request.spec, timeout_s=1e-9)
+    if reason == "cancelled":
+        handle.cancel()
+    else:
+        request.spec = replace(request.spec, timeout_s=1e-9)
     bench.engine.step()
     output = handle.result(timeout=0)
-    assert output.finish_reason == "timeout"
+    assert output.finish_reason == reason
     assert output.token_ids == told(handle) != []
+    assert not bench.engine.has_work
+    bench.engine.check_integrity()
 
 
 def test_a_successor_goes_on_with_its_text(bench: EngineBench, script: Scripted) -> None:

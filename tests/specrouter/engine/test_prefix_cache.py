@@ -1,6 +1,5 @@
 """What was read before is not read again, tells no tenant of another, and changes no token."""
 
-import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -9,9 +8,11 @@ import numpy as np
 import pytest
 
 from checks.exact.comparison import assert_whole
+from modelpool import ModelPool
 from modelpool.errors import ConfigError
 from specrouter import ChainRouter, RequestError, SamplingParams, Speculation, Structure
 from specrouter.config import RouterConfig
+from tests.specrouter.engine.engines import changed
 
 NEW = 12
 CHAIN = ("small", "middle", "target")
@@ -20,9 +21,7 @@ PLAIN = SamplingParams(NEW, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def router(small_config: dict[str, Any]) -> Iterator[ChainRouter]:
-    settings = copy.deepcopy(small_config)
-    settings["engine"] |= {"max_requests": 4, "prefill_chunk": 32}
-    with ChainRouter.from_config(settings) as router:
+    with ChainRouter.from_config(changed(small_config, max_requests=4)) as router:
         yield router
         assert_whole(router)
 
@@ -212,11 +211,10 @@ def test_bad_settings_are_refused_by_name(
 
 
 def test_kv_memory_decides_how_much_fits(small_config: dict[str, Any]) -> None:
-    settings = copy.deepcopy(small_config)
-    settings["engine"] |= {"max_requests": 4, "kv_memory": "1B"}
     with pytest.raises(ConfigError, match=r"^engine.kv_memory: 128 tokens alone take"):
-        ChainRouter.from_config(settings)
-    settings["engine"]["kv_memory"] = _memory_of(small_config, blocks=2)
+        ChainRouter.from_config(changed(small_config, kv_memory="1B"))
+    two_blocks = _memory_of(small_config, blocks=2)
+    settings = changed(small_config, max_requests=4, kv_memory=two_blocks)
     with ChainRouter.from_config(settings) as router:
         state = router.engine_state()
         assert state.kv_capacity_tokens == 256
@@ -234,17 +232,13 @@ def test_kv_memory_decides_how_much_fits(small_config: dict[str, Any]) -> None:
 
 
 def test_a_cache_that_is_off_keeps_nothing(small_config: dict[str, Any]) -> None:
-    settings = copy.deepcopy(small_config)
-    settings["engine"]["prefix_cache"] = False
-    with ChainRouter.from_config(settings) as router:
+    with ChainRouter.from_config(changed(small_config, prefix_cache=False)) as router:
         for _ in range(2):
             assert served(router, text(1, 40)).metrics.cached_tokens == 0
         assert router.engine_state().kv_cached_tokens == 0
 
 
 def _memory_of(small_config: dict[str, Any], blocks: int) -> str:
-    from modelpool import ModelPool
-
     pool = ModelPool.from_config(small_config["pool"])
     per_token = sum(pool.plan(name).footprint.kv_bytes_per_token for name in pool.names)
     return f"{blocks * 128 * per_token}B"

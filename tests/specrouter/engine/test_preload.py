@@ -1,6 +1,5 @@
 """What is loaded and timed before the first request, and what goes wrong with it."""
 
-import copy
 from typing import Any
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from checks.exact.comparison import assert_whole
 from specrouter import ChainRouter, RequestError, SamplingParams, Speculation, UnavailableError
 from specrouter.engine.engine import Engine
+from tests.specrouter.engine.engines import changed
 from tests.specrouter.faults import Faults
 
 Settings = dict[str, Any]
@@ -22,8 +22,7 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
 
 
 def open_router(small_config: Settings, **sections: Settings) -> ChainRouter:
-    settings = copy.deepcopy(small_config)
-    settings["engine"]["preload"] = True
+    settings = changed(small_config, preload=True)
     for name, section in sections.items():
         settings.setdefault(name, {}).update(section)
     return ChainRouter.from_config(settings)

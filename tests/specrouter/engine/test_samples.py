@@ -1,6 +1,5 @@
 """Several samples of one prompt, callers' own processors, and rejection, through the router."""
 
-import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor
 from checks.exact.comparison import assert_whole
 from specrouter import ChainRouter, RequestOutput, SamplingParams, Speculation
 from specrouter.request.spec import SpeculationOverride
+from tests.specrouter.engine.engines import changed
 
 PROMPT = [5, 17, 300, 42, 9, 5, 17, 300]
 SAMPLED = SamplingParams(max_new_tokens=12, ignore_eos=True, temperature=1.0, seed=7)
@@ -23,10 +23,7 @@ OVERRIDES: list[SpeculationOverride] = [
 
 
 def open_router(small_config: dict[str, Any], verification: str) -> ChainRouter:
-    settings = copy.deepcopy(small_config)
-    settings["pool"]["models"].append({"name": "ngram", "source": "ngram"})
-    settings["engine"]["verification"] = verification
-    return ChainRouter.from_config(settings)
+    return ChainRouter.from_config(changed(small_config, "ngram", verification=verification))
 
 
 @pytest.fixture(scope="module")
@@ -69,12 +66,20 @@ def test_no_chain_changes_a_sample(router: ChainRouter, speculation: Speculation
 # Processors of the caller's
 
 
-def test_a_processor_that_raises_ends_its_own_request_only(router: ChainRouter) -> None:
-    def moody(input_ids: Tensor, scores: Tensor) -> Tensor:
-        if input_ids.shape[1] > len(PROMPT) + 3:
-            raise LookupError("no more words")
-        return scores
+def moody(input_ids: Tensor, scores: Tensor) -> Tensor:
+    """Fails after three tokens."""
+    if input_ids.shape[1] > len(PROMPT) + 3:
+        raise LookupError("no more words")
+    return scores
 
+
+def silent(input_ids: Tensor, scores: Tensor) -> Tensor:
+    """Leaves no token after three."""
+    is_over = input_ids.shape[1] > len(PROMPT) + 3
+    return scores.new_full(scores.shape, float("-inf")) if is_over else scores
+
+
+def test_a_processor_that_raises_ends_its_own_request_only(router: ChainRouter) -> None:
     expected = router.generate([PROMPT], SAMPLED, "off")[0].token_ids
     for speculation in OVERRIDES:
         params = [SAMPLED, replace(SAMPLED, logits_processors=(moody,)), SAMPLED]
@@ -87,22 +92,21 @@ def test_a_processor_that_raises_ends_its_own_request_only(router: ChainRouter) 
 
 
 @pytest.mark.parametrize("speculation", OVERRIDES, ids=str)
-@pytest.mark.parametrize("raises", [True, False], ids=["raises", "excludes all"])
+@pytest.mark.parametrize(
+    ("processor", "reason"),
+    [(moody, "LookupError: no more words"), (silent, "leave no token to choose")],
+)
 def test_a_greedy_text_ends_where_no_token_is_left_however_it_is_verified(
-    router: ChainRouter, rejecting: ChainRouter, speculation: SpeculationOverride, raises: bool
+    router: ChainRouter,
+    rejecting: ChainRouter,
+    speculation: SpeculationOverride,
+    processor: Any,
+    reason: str,
 ) -> None:
-    def moody(input_ids: Tensor, scores: Tensor) -> Tensor:
-        if input_ids.shape[1] <= len(PROMPT) + 3:
-            return scores
-        if raises:
-            raise LookupError("no more words")
-        return scores.new_full(scores.shape, float("-inf"))
-
     greedy = replace(SAMPLED, temperature=0.0, seed=None)
     expected = router.generate([PROMPT], greedy, "off")[0].token_ids
-    reason = "LookupError: no more words" if raises else "leave no token to choose"
     for one in (router, rejecting):
-        params = [greedy, replace(greedy, logits_processors=(moody,))]
+        params = [greedy, replace(greedy, logits_processors=(processor,))]
         other, failed = one.generate([PROMPT] * 2, params, speculation)
         assert (other.token_ids, other.error) == (expected, None)
         assert (failed.token_ids, failed.finish_reason) == (expected[:4], "error")
@@ -130,11 +134,6 @@ def test_a_rejected_text_says_only_what_a_processor_allows(
 
 
 def test_what_fails_behind_the_end_of_a_text_does_not_concern_it(router: ChainRouter) -> None:
-    def moody(input_ids: Tensor, scores: Tensor) -> Tensor:
-        if input_ids.shape[1] > len(PROMPT) + 3:
-            raise LookupError("no more words")
-        return scores
-
     text = router.generate([PROMPT], SAMPLED, "off")[0].token_ids
     end = next(at for at in (3, 2, 1) if text[at] not in text[:at])
     params = replace(SAMPLED, logits_processors=(moody,), stop_token_ids=(text[end],))

@@ -28,6 +28,14 @@ def metrics(
     return replace(METRICS, objective=objective, attained=attained, tpot_ms=tpot_ms)
 
 
+def recorded(*ended: tuple[Objective | None, bool | None, int]) -> SloAccounts:
+    """Of requests: what was asked, whether it was attained, and how many tokens there were."""
+    accounts = SloAccounts()
+    for objective, attained, tokens in ended:
+        accounts.record(metrics(objective, attained), tokens, 0.0, 1.0)
+    return accounts
+
+
 def test_nothing_has_ended_at_first() -> None:
     report = SloAccounts().report()
     assert (report.duration_s, report.classes) == (0.0, {})
@@ -35,13 +43,8 @@ def test_nothing_has_ended_at_first() -> None:
 
 
 def test_requests_are_counted_in_their_class_and_in_total() -> None:
-    accounts = SloAccounts()
-    accounts.record(metrics(CHAT, True), 8, 0.0, 1.0)
-    accounts.record(metrics(CHAT, True), 8, 0.0, 1.0)
-    accounts.record(metrics(CHAT, False), 8, 0.0, 1.0)
-    accounts.record(metrics(BY_VALUE, False), 8, 0.0, 1.0)
-    accounts.record(metrics(None, None), 8, 0.0, 1.0)
-    report = accounts.report()
+    chat = [(CHAT, attained, 8) for attained in (True, True, False)]
+    report = recorded(*chat, (BY_VALUE, False, 8), (None, None, 8)).report()
     assert {
         name: (one.requests, one.judged, one.attained) for name, one in report.classes.items()
     } == {"chat": (3, 3, 2), "default": (1, 1, 0), "none": (1, 0, 0)}
@@ -52,11 +55,7 @@ def test_requests_are_counted_in_their_class_and_in_total() -> None:
 
 
 def test_counts_are_those_of_the_report() -> None:
-    accounts = SloAccounts()
-    accounts.record(metrics(CHAT, True), 8, 0.0, 1.0)
-    accounts.record(metrics(CHAT, False), 5, 0.0, 1.0)
-    accounts.record(metrics(None, None), 3, 0.0, 1.0)
-    assert accounts.counts() == {
+    assert recorded((CHAT, True, 8), (CHAT, False, 5), (None, None, 3)).counts() == {
         "chat": SloCounts(requests=2, judged=2, attained=1, tokens=13, attained_tokens=8),
         "none": SloCounts(requests=1, tokens=3),
     }

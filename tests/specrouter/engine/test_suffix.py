@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from checks.exact.models import NAMES
 from specrouter import ChainRouter, RequestOutput, SamplingParams, Speculation
 from specrouter.request.spec import SpeculationOverride
+from tests.specrouter.engine.engines import changed
 
 PROMPT = [17, 230, 41, 5, 88, 131]
 NEW = 60
@@ -21,9 +21,7 @@ QUOTING = Speculation(PAIR, depth=20)
 
 @pytest.fixture
 def router(small_config: dict[str, Any]) -> Iterator[ChainRouter]:
-    settings = copy.deepcopy(small_config)
-    settings["pool"]["models"].append({"name": "suffix", "source": "suffix"})
-    with ChainRouter.from_config(settings) as opened:
+    with ChainRouter.from_config(changed(small_config, "suffix")) as opened:
         yield opened
 
 
@@ -70,9 +68,7 @@ def test_who_does_not_want_it_neither_quotes_nor_is_quoted(router: ChainRouter) 
 
 
 def test_nothing_is_kept_where_the_configuration_says_so(small_config: dict[str, Any]) -> None:
-    settings = copy.deepcopy(small_config)
-    settings["pool"]["models"].append({"name": "suffix", "source": "suffix"})
-    settings["engine"]["output_store_tokens"] = 0
+    settings = changed(small_config, "suffix", output_store_tokens=0)
     with ChainRouter.from_config(settings) as router:
         first = output_of(router, QUOTING).metrics.accepted_tokens
         assert output_of(router, QUOTING).metrics.accepted_tokens == first
