@@ -22,7 +22,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--prompt", default="def fib(n):", help="default: %(default)s")
     parser.add_argument("--new-tokens", type=int, default=96, help="default: %(default)s")
     options = parser.parse_args(arguments)
-    params = SamplingParams(options.new_tokens, temperature=1.0, seed=1, ignore_eos=True)
+    params = SamplingParams(
+        max_new_tokens=options.new_tokens, temperature=1.0, seed=1, ignore_eos=True
+    )
     with ChainRouter.from_config(options.config) as router:
         router.generate(options.prompt, params)
         compared = [one for one in router.decisions() if one.decision.alternatives]

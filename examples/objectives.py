@@ -38,7 +38,9 @@ def main(arguments: list[str] | None = None) -> None:
         handles = [
             router.submit(
                 PROMPTS[i % len(PROMPTS)],
-                SamplingParams(options.new_tokens, 1.0, seed=i, ignore_eos=True),
+                SamplingParams(
+                    max_new_tokens=options.new_tokens, temperature=1.0, seed=i, ignore_eos=True
+                ),
                 slo=CLASSES[i % 2],
                 priority=i % 2,
             )

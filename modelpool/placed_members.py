@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 _MIB = 2**20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MemberPlan:
     """How a member will run: `threads` are CPU threads, None on an accelerator.
 
@@ -281,10 +281,10 @@ class PlacedMembers:
         facts = self._members[name].facts
         is_target = name == self._config.target
         return Role(
-            facts.parameter_count,
-            facts.dtype,
-            facts.is_quantized,
-            is_target,
-            on_cpu,
-            facts.weights,
+            parameter_count=facts.parameter_count,
+            dtype=facts.dtype,
+            is_quantized=facts.is_quantized,
+            is_target=is_target,
+            on_cpu=on_cpu,
+            weights=facts.weights,
         )

@@ -63,7 +63,7 @@ class _Everywhere(Mapping[torch.device, Tensor]):
         return 1
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class _ProbeGroup:
     """One request's tokens of a pack. `start`, `stop`: their positions."""
 
@@ -162,7 +162,7 @@ class ProbeView:
             if stop > start:
                 index = torch.arange(int(ends[row] - counts[row]), int(ends[row]))
                 take = _Everywhere(index) if len(spans) > 1 else None
-                groups.append(_ProbeGroup(row, start, stop, take))
+                groups.append(_ProbeGroup(row=row, start=start, stop=stop, take=take))
         return groups
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:

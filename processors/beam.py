@@ -94,13 +94,13 @@ class Beam:
         real = index < sizes[:, None]
         step = index // self._width
         return TokenTree(
-            self._rows,
-            np.where(real, found[0], 0),
-            np.where(real & (step > 0), found[1] + (step - 1) * self._width, ROOT),
-            np.where(real, step + 1, 0),
-            np.where(real, found[2].view(np.float64), -np.inf),
-            np.where(real, index, 0),
-            sizes,
+            rows=self._rows,
+            tokens=np.where(real, found[0], 0),
+            parents=np.where(real & (step > 0), found[1] + (step - 1) * self._width, ROOT),
+            depths=np.where(real, step + 1, 0),
+            log_probs=np.where(real, found[2].view(np.float64), -np.inf),
+            origins=np.where(real, index, 0),
+            sizes=sizes,
         )
 
     def _of(self, active: Tensor, values: Tensor) -> Tensor:

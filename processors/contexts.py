@@ -8,7 +8,7 @@ from torch import Tensor
 from processors.token_tree import Ints
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Contexts:
     """n places. Each stands after its row's committed tokens and the tokens of its path.
 
@@ -29,7 +29,14 @@ class Contexts:
         paths = None if self.paths is None else self.paths[own]
         masks = None if self.masks is None else self.masks[own]
         rows, positions, depths = self.rows[own], self.positions[own], self.depths[own]
-        return Contexts(rows, positions, depths, paths, masks, self.are_past)
+        return Contexts(
+            rows=rows,
+            positions=positions,
+            depths=depths,
+            paths=paths,
+            masks=masks,
+            are_past=self.are_past,
+        )
 
     def take(self, index: Ints) -> "Contexts":
         """Some of the places, in the order of `index`."""
@@ -38,4 +45,11 @@ class Contexts:
             for part in (self.paths, self.masks)
         )
         rows, positions, depths = self.rows[index], self.positions[index], self.depths[index]
-        return Contexts(rows, positions, depths, paths, masks, self.are_past)
+        return Contexts(
+            rows=rows,
+            positions=positions,
+            depths=depths,
+            paths=paths,
+            masks=masks,
+            are_past=self.are_past,
+        )

@@ -77,7 +77,7 @@ def _contexts(request: DraftRequest, which: Ints, step: int, paths: Tensor) -> C
     """After `paths` [n, step], which follow the outputs of the request's rows `which` [n]."""
     depths = np.full(len(which), step, dtype=np.int64)
     positions = request.output_positions[which] + step
-    return Contexts(request.rows[which], positions, depths, paths)
+    return Contexts(rows=request.rows[which], positions=positions, depths=depths, paths=paths)
 
 
 def _places(depths: Ints, width: int) -> Ints:

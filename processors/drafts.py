@@ -10,7 +10,7 @@ from processors.pack import NO_SLOT, FedTree
 from processors.token_tree import ROOT, Ints, TokenTree
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class DraftRequest:
     """Trees of `depths[i]` levels for row i, with at most `width` nodes on each level.
 

@@ -153,4 +153,12 @@ def _tree(rows: Ints, found: Sequence[Sequence[_Node]]) -> TokenTree:
             tokens[here], parents[here], depths[here], log_probs[here], _ = zip(*nodes, strict=True)
     places = np.arange(shape[1])
     origins = np.where(places < sizes[:, None], places, 0)
-    return TokenTree(rows, tokens, parents, depths, log_probs, origins, sizes)
+    return TokenTree(
+        rows=rows,
+        tokens=tokens,
+        parents=parents,
+        depths=depths,
+        log_probs=log_probs,
+        origins=origins,
+        sizes=sizes,
+    )

@@ -77,7 +77,7 @@ def run_pack(active: ActiveModel, plan: PackPlan, tree: TokenTree) -> PackResult
     return PackResult(logits, fed, len(slots), earlier)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class _Layout:
     """The T tokens of a pack: of each row its committed ones, then its nodes."""
 
@@ -107,7 +107,14 @@ class _Layout:
         if plan.earlier is not None:
             first = np.repeat(plan.committed - plan.wanted - plan.earlier, counts)
             asked = wanted | ((within >= first) & ~is_node & np.repeat(plan.earlier > 0, counts))
-        return cls(counts, tokens, positions, is_node, wanted, asked)
+        return cls(
+            counts=counts,
+            tokens=tokens,
+            positions=positions,
+            is_node=is_node,
+            wanted=wanted,
+            asked=asked,
+        )
 
 
 def tree_contexts(
@@ -129,16 +136,16 @@ def tree_contexts(
     rows, after = tree.rows[which], positions[which] + depth
     needs_paths = sampler.needs_paths(tree.rows)
     if not (needs_paths or sampler.grammars):
-        return Contexts(rows, after, depth)
+        return Contexts(rows=rows, positions=after, depths=depth)
     texts = np.zeros((len(which), tree.height), dtype=np.int64)
     texts[node >= 0] = tree.paths()[tree.real]
     masks = sampler.masks(rows, after, depth, texts, of_target)
     return Contexts(
-        rows,
-        after,
-        depth,
-        on_device(texts, device) if needs_paths else None,
-        None if masks is None else on_device(masks, device),
+        rows=rows,
+        positions=after,
+        depths=depth,
+        paths=on_device(texts, device) if needs_paths else None,
+        masks=None if masks is None else on_device(masks, device),
     )
 
 

@@ -64,13 +64,15 @@ class RejectionSampling:
         choices[:, :-1] = tree.tokens
         choices[last] = emitted
         return VerifyResult(
-            forward,
-            np.arange(tree.tokens.shape[1]) < accepted[:, None],
-            choices,
-            np.where(finite, 0.0, -np.inf),  # where nothing could be drawn, nothing is handed on
-            np.zeros(tree.tokens.shape),
-            finite,
-            broken,
+            forward=forward,
+            accepted=np.arange(tree.tokens.shape[1]) < accepted[:, None],
+            choices=choices,
+            choice_log_probs=np.where(
+                finite, 0.0, -np.inf
+            ),  # where nothing could be drawn, nothing is handed on
+            node_log_probs=np.zeros(tree.tokens.shape),
+            finite=finite,
+            broken=broken,
         )
 
     def next_draft(

@@ -19,7 +19,7 @@ from processors.grammar import Bits, TokenGrammar
 from processors.token_tree import Ints
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SamplingSettings:
     """Of one row. The defaults are greedy, and everything else off.
 

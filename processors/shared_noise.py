@@ -90,5 +90,11 @@ def _result(forward: VerifierForward, values: Floats, rescored: bool) -> VerifyR
     broken[here] = np.isnan(best)
     accepted = tree.matching(choices)
     return VerifyResult(
-        forward, accepted, choices, choice_log_probs, node_log_probs, finite, broken
+        forward=forward,
+        accepted=accepted,
+        choices=choices,
+        choice_log_probs=choice_log_probs,
+        node_log_probs=node_log_probs,
+        finite=finite,
+        broken=broken,
     )

@@ -22,7 +22,7 @@ Bools = NDArray[np.bool_]
 ROOT = -1  # the parent of a node of depth 1
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class TokenTree:
     """B rows of at most W nodes. Of row i the first `sizes[i]` entries are nodes."""
 
@@ -38,7 +38,15 @@ class TokenTree:
     def empty(cls, rows: Ints) -> "TokenTree":
         """Roots only: what a target verifies when nobody drafted."""
         none = np.zeros((len(rows), 0), dtype=np.int64)
-        return cls(rows, none, none, none, none.astype(np.float64), none, np.zeros_like(rows))
+        return cls(
+            rows=rows,
+            tokens=none,
+            parents=none,
+            depths=none,
+            log_probs=none.astype(np.float64),
+            origins=none,
+            sizes=np.zeros_like(rows),
+        )
 
     @classmethod
     def path(cls, rows: Ints, tokens: Ints, sizes: Ints) -> "TokenTree":
@@ -46,13 +54,13 @@ class TokenTree:
         index = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
         real = index < sizes[:, None]
         return cls(
-            rows,
-            np.where(real, tokens, 0),
-            np.where(real, index - 1, ROOT),
-            np.where(real, index + 1, 0),
-            np.where(real, 0.0, -np.inf),
-            index,
-            sizes,
+            rows=rows,
+            tokens=np.where(real, tokens, 0),
+            parents=np.where(real, index - 1, ROOT),
+            depths=np.where(real, index + 1, 0),
+            log_probs=np.where(real, 0.0, -np.inf),
+            origins=index,
+            sizes=sizes,
         )
 
     @property
@@ -66,7 +74,7 @@ class TokenTree:
         if len(rows) == len(self.rows):
             return self
         which = np.isin(self.rows, rows)
-        return TokenTree(*(getattr(self, field.name)[which] for field in fields(self)))
+        return TokenTree(**{one.name: getattr(self, one.name)[which] for one in fields(self)})
 
     @property
     def height(self) -> int:
@@ -133,13 +141,13 @@ class TokenTree:
             return np.where(real, np.take_along_axis(values, order, axis=1), padding)
 
         return TokenTree(
-            self.rows,
-            taken(self.tokens, 0).astype(np.int64),
-            np.where(real, parents, ROOT),
-            taken(self.depths, 0).astype(np.int64),
-            taken(self.log_probs, -np.inf).astype(np.float64),
-            taken(self.origins, 0).astype(np.int64),
-            sizes,
+            rows=self.rows,
+            tokens=taken(self.tokens, 0).astype(np.int64),
+            parents=np.where(real, parents, ROOT),
+            depths=taken(self.depths, 0).astype(np.int64),
+            log_probs=taken(self.log_probs, -np.inf).astype(np.float64),
+            origins=taken(self.origins, 0).astype(np.int64),
+            sizes=sizes,
         )
 
     def holds_parents(self, kept: Bools) -> bool:
@@ -193,13 +201,13 @@ def join(trees: Sequence[TokenTree]) -> TokenTree:
         return out[order]
 
     return TokenTree(
-        rows[order],
-        stacked([t.tokens for t in trees], 0).astype(np.int64),
-        stacked([t.parents for t in trees], ROOT).astype(np.int64),
-        stacked([t.depths for t in trees], 0).astype(np.int64),
-        stacked([t.log_probs for t in trees], -np.inf).astype(np.float64),
-        stacked([t.origins for t in trees], 0).astype(np.int64),
-        np.concatenate([t.sizes for t in trees])[order],
+        rows=rows[order],
+        tokens=stacked([t.tokens for t in trees], 0).astype(np.int64),
+        parents=stacked([t.parents for t in trees], ROOT).astype(np.int64),
+        depths=stacked([t.depths for t in trees], 0).astype(np.int64),
+        log_probs=stacked([t.log_probs for t in trees], -np.inf).astype(np.float64),
+        origins=stacked([t.origins for t in trees], 0).astype(np.int64),
+        sizes=np.concatenate([t.sizes for t in trees])[order],
     )
 
 

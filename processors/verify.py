@@ -34,7 +34,7 @@ class PrefillChunks:
     earlier: Ints | None = None  # [P] of the last tokens of each, whose logits are wanted
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class VerifyRequest:
     """Trees to verify, of B rows; see `AcceptanceRule.accept` for what has no comment."""
 

@@ -32,7 +32,7 @@ class VerifierForward:
         return self.pack.logits
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class VerifyResult:
     """Of the B rows of a verified tree, on the host but for the logits."""
 
@@ -168,13 +168,17 @@ class VerifyResult:
         depths = np.concatenate((np.zeros((batch, 1), np.int64), tree.depths), axis=1)
         parents = np.broadcast_to(np.arange(-1, width), added.shape)
         whole = TokenTree(
-            tree.rows,
-            np.concatenate((tree.tokens, self.choices), axis=1),
-            np.concatenate((tree.parents, parents), axis=1),
-            np.concatenate((tree.depths, depths + 1), axis=1),
-            np.concatenate((path_log_probs[:, 1:], path_log_probs + self.choice_log_probs), axis=1),
-            np.concatenate((np.broadcast_to(np.arange(width), real.shape), 0 * parents + width), 1),
-            np.full(batch, 2 * width + 1),
+            rows=tree.rows,
+            tokens=np.concatenate((tree.tokens, self.choices), axis=1),
+            parents=np.concatenate((tree.parents, parents), axis=1),
+            depths=np.concatenate((tree.depths, depths + 1), axis=1),
+            log_probs=np.concatenate(
+                (path_log_probs[:, 1:], path_log_probs + self.choice_log_probs), axis=1
+            ),
+            origins=np.concatenate(
+                (np.broadcast_to(np.arange(width), real.shape), 0 * parents + width), 1
+            ),
+            sizes=np.full(batch, 2 * width + 1),
         )
         return whole.keep(np.concatenate((real, added), axis=1))
 
@@ -205,5 +209,7 @@ def joined(
         for name, none in nothing.items()
     }
     nobody = tree.rows[:0]
-    forward = VerifierForward(tree, places, Contexts(nobody, nobody, nobody), pack, earlier)
-    return VerifyResult(forward, **arrays)
+    forward = VerifierForward(
+        tree, places, Contexts(rows=nobody, positions=nobody, depths=nobody), pack, earlier
+    )
+    return VerifyResult(forward=forward, **arrays)

@@ -29,7 +29,7 @@ from specrouter.router import ChainRouter
 _LONGEST = 1 << 20  # tokens of a request; a simulated machine has no limit of its own
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SimulateOptions(LoadOptions):
     """
     Attributes:
@@ -80,7 +80,9 @@ def _on_pool(
 
         points = sweep(trace, options, request_limit(config, pool))
         LoadBench(OwnService(router), tokenize, texts, options, progress).settle(points[0])
-        service = SimulatedService(simulated_machine(router), options.acceptance, config.trees)
+        service = SimulatedService(
+            machine=simulated_machine(router), acceptance=options.acceptance, trees=config.trees
+        )
         bench = LoadBench(service, tokenize, texts, options, progress, service)
         measured = bench.run(points)
         rows = {"rows": config.engine.max_requests}
@@ -98,12 +100,12 @@ def simulated_machine(router: ChainRouter) -> Machine:
         raise ConfigError("--config", "the pool has no drafter with weights that is loaded")
     names, engine = (with_weights[0], pool.target), router.config.engine
     return Machine(
-        pool.target,
-        {name: known.times[name].scaled(known.machine) for name in names},
-        {name: known.parameters[name] for name in names},
-        engine.prefill_chunk,
-        engine.max_requests,
-        engine.kv_budget_tokens,
+        target=pool.target,
+        times={name: known.times[name].scaled(known.machine) for name in names},
+        parameters={name: known.parameters[name] for name in names},
+        prefill_chunk=engine.prefill_chunk,
+        max_requests=engine.max_requests,
+        kv_tokens=engine.kv_budget_tokens,
         stages={name: curve.scaled(known.machine) for name, curve in known.stages.items()},
     )
 
@@ -115,7 +117,7 @@ def _on_machine(
     machine = load_machine(file)
     if options.rows is not None:
         machine = replace(machine, max_requests=options.rows)
-    service = SimulatedService(machine, options.acceptance, TreesConfig())
+    service = SimulatedService(machine=machine, acceptance=options.acceptance, trees=TreesConfig())
     bench = LoadBench(
         service, lambda text: list(text.encode()), texts, options, progress, service
     )  # fmt: skip

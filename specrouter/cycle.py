@@ -105,7 +105,7 @@ def select_nodes(
     ]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Option:
     """One way to run a cycle, and what is predicted of it."""
 
@@ -125,7 +125,7 @@ class Option:
         return self.chain, self.shape
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class ChainGroup:
     """Requests that decode through one chain, with trees of one shape.
 
@@ -160,7 +160,7 @@ class ShadowEvaluation:
     tokens: int
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class CyclePlan:
     groups: Sequence[ChainGroup]
     prefill_rows: Ints  # ascending, none of them in a group
@@ -176,7 +176,7 @@ class CyclePlan:
         return [*decoding, *self.prefill_rows.tolist()]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Commit:
     """What a row gained in a cycle. `drafted`: tokens that the target verified for it."""
 
@@ -194,7 +194,7 @@ class ModelFailure:
     error: Exception
 
 
-@dataclass
+@dataclass(kw_only=True)
 class CycleResult:
     """What a cycle brought.
 

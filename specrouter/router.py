@@ -181,7 +181,14 @@ class ChainRouter:
         timeout_s: float | None = None,
     ) -> Iterator[Delta]:
         """Deltas of all samples as they come; leaving the loop cancels the request."""
-        asked = RequestArgs(prompt, params, speculation, slo, priority, timeout_s)
+        asked = RequestArgs(
+            prompt=prompt,
+            params=params,
+            speculation=speculation,
+            slo=slo,
+            priority=priority,
+            timeout_s=timeout_s,
+        )
         accepted = self._validation.accept_samples(asked)
         deltas: queue.SimpleQueue[Delta] = queue.SimpleQueue()
         handles = self._enqueue(accepted, [deltas.put] * len(accepted))
@@ -232,7 +239,17 @@ class ChainRouter:
             OverloadedError: more wait than `max_waiting` - 1.
             UnavailableError: the router is closed or has failed.
         """
-        asked = [RequestArgs(one, params, speculation, slo, priority, timeout_s) for one in prompts]
+        asked = [
+            RequestArgs(
+                prompt=one,
+                params=params,
+                speculation=speculation,
+                slo=slo,
+                priority=priority,
+                timeout_s=timeout_s,
+            )
+            for one in prompts
+        ]
         together = self.astream_each(asked, max_waiting)
         async with aclosing(together):
             async for number, delta in together:
@@ -291,7 +308,15 @@ class ChainRouter:
         Raises:
             RequestError: names the field; nothing was queued.
         """
-        asked = RequestArgs(prompt, params, speculation, slo, priority, timeout_s, generated)
+        asked = RequestArgs(
+            prompt=prompt,
+            params=params,
+            speculation=speculation,
+            slo=slo,
+            priority=priority,
+            timeout_s=timeout_s,
+            generated=generated,
+        )
         accepted = self._validation.accept(asked)
         if accepted.params.n > 1:
             raise RequestError("n", "must be 1 here: submit_all gives a handle for each sample")
@@ -311,7 +336,14 @@ class ChainRouter:
         Raises:
             RequestError: names the field; nothing was queued.
         """
-        asked = RequestArgs(prompt, params, speculation, slo, priority, timeout_s)
+        asked = RequestArgs(
+            prompt=prompt,
+            params=params,
+            speculation=speculation,
+            slo=slo,
+            priority=priority,
+            timeout_s=timeout_s,
+        )
         return self._enqueue(self._validation.accept_samples(asked))
 
     def check_structure(self, structure: Structure) -> None:

@@ -28,7 +28,7 @@ SCHEDULED: Override = (None, None)
 LEAST_PACE_MARGIN = 0.1  # of `EngineView.pace_margin`; where nothing has been learned yet
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ChainDecision:
     """What was chosen, why, and what the alternatives were predicted to cost.
 
@@ -89,7 +89,7 @@ class Standing:
         return None if in_use is None else in_use.decision.chain
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestView:
     """One request.
 
@@ -149,7 +149,7 @@ class RequestView:
         return not (self.ttft_ms is self.e2e_ms is None)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class EngineView:
     """See the module.
 

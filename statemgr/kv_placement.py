@@ -90,7 +90,14 @@ class KVPlacement:
         """Makes a prefix of what a row holds, and gives back the rest of its extent."""
         start, blocks = int(self._layout.starts[row]) // KV_QUANTUM, blocks_of(len(chain.tokens))
         self.release(row)
-        entry = CachedPrefix(self._next_owner, salt, chain, start, blocks, lengths)
+        entry = CachedPrefix(
+            owner=self._next_owner,
+            salt=salt,
+            chain=chain,
+            start=start,
+            blocks=blocks,
+            lengths=lengths,
+        )
         self._next_owner += 1
         self.arena.give(entry.owner, start, blocks)
         self._cache.add(entry)

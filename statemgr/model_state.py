@@ -114,7 +114,15 @@ class ModelState:
         """The view of a forward over appended tokens; rows must ascend."""
         ends, lengths = self.ends[rows], self._lengths[rows]
         devices = self.store.devices
-        planner = GroupPlanner(rows, counts, positions, ends, lengths, self.layout, devices)
+        planner = GroupPlanner(
+            rows=rows,
+            counts=counts,
+            positions=positions,
+            ends=ends,
+            lengths=lengths,
+            layout=self.layout,
+            devices=devices,
+        )
         groups, flat = planner.plan(), self.layout.flat(flat_slots)
         tokens = PackTokens(flat, rows, counts, positions, self.layout.starts[rows])
         return ForwardView(self.store, self.cache_mask, self.positions, tokens, groups, tree)

@@ -52,7 +52,7 @@ class CacheUse:
     reads: bool = True
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class CachedPrefix:
     """
     Attributes:
@@ -79,7 +79,7 @@ class CachedPrefix:
         return self.start * KV_QUANTUM + np.arange(self.longest)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class CacheCounts:
     """Since the start.
 

@@ -18,7 +18,7 @@ from statemgr.prefix_cache import CachedPrefix, CacheUse, PrefixCache, TokenChai
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Found:
     """What is known of a text.
 
@@ -41,7 +41,7 @@ class Found:
         return max(self.lengths.values(), default=0)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Sharer:
     """A row.
 
@@ -90,12 +90,14 @@ class PrefixSharing:
     def cached(self, chain: TokenChain, use: CacheUse) -> Found:
         """What is kept of a text, without its last token, whose logits are wanted."""
         if use.salt is None or not use.reads:
-            return Found(use)
+            return Found(use=use)
         cached = self._cache.find(chain, len(chain.tokens) - 1, use.salt)
         if cached is None:
-            return Found(use)
+            return Found(use=use)
         entry, shared = cached
-        return Found(use, _bounded(entry.lengths, shared), entry, None, shared)
+        return Found(
+            use=use, lengths=_bounded(entry.lengths, shared), entry=entry, row=None, shared=shared
+        )
 
     def find(self, chain: TokenChain, use: CacheUse) -> Found:
         """The same, and what running rows have read of it or will read."""
@@ -112,10 +114,18 @@ class PrefixSharing:
             if shared > best.longest:  # whoever will have read the most may have read nothing yet
                 lengths = _bounded(self._lengths(row), shared)
                 if max(lengths.values(), default=0) > best.longest:
-                    best = Found(use, lengths, None, row, shared)
+                    best = Found(use=use, lengths=lengths, entry=None, row=row, shared=shared)
         if leader is None or expected <= best.longest:
             return best
-        return Found(use, best.lengths, best.entry, best.row, best.shared, leader, expected)
+        return Found(
+            use=use,
+            lengths=best.lengths,
+            entry=best.entry,
+            row=best.row,
+            shared=best.shared,
+            leader=leader,
+            expected=expected,
+        )
 
     def begin(self, row: int, found: Found, is_there: bool) -> None:
         """A row begins with what was found for it; `is_there`: and is still where it was."""
@@ -123,7 +133,7 @@ class PrefixSharing:
         if salt is None:
             return
         self._requests += 1
-        sharer = self._rows[row] = _Sharer(self._requests, salt)
+        sharer = self._rows[row] = _Sharer(number=self._requests, salt=salt)
         if found.leader is not None:
             sharer.leader = found.leader, self._rows[found.leader].number
             sharer.expected = found.expected

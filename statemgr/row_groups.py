@@ -10,7 +10,7 @@ beside it. Rows stand in one group where their extents begin at multiples of one
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ _ON_CPU = _GroupLimits(span_pairs=1500.0, alone=16, max_idle=2.0, cells=math.inf
 _ON_ACCELERATOR = _GroupLimits(2.0**18, alone=math.inf, max_idle=math.inf, cells=2.0**24)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class RowGroup:
     """B places attended together, Q queries each; see `QueryGroup`."""
 
@@ -88,7 +88,7 @@ class _Span:
     stop: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GroupPlanner:
     """Splits a pack into row groups. All arrays are on the host.
 
@@ -158,12 +158,19 @@ class GroupPlanner:
         start, reach, queries = int(starts[0]), int(place[-1] + 1), int(counts.max())
         length = int(self._slots[span.first : span.stop].max())
         own = slice(span.first, span.stop)
-        has_holes = bool((self.ends[own] != self.lengths[own]).any())
+        group = partial(
+            RowGroup,
+            start=start,
+            stride=stride,
+            queries=queries,
+            length=length,
+            has_holes=bool((self.ends[own] != self.lengths[own]).any()),
+            devices=self.devices,
+        )
         if sole and len(rows) == reach and len(self.positions) == reach * queries:
             positions = self.positions.reshape(reach, queries)
             source = np.arange(len(self.positions)).reshape(reach, queries)
-            sizes = start, stride, queries, length
-            return RowGroup(rows, *sizes, positions, has_holes, source, None, self.devices)
+            return group(ids=rows, positions=positions, source=source, real=None)
         # Row i's tokens fill the head of its Q queries; the rest repeat its last token.
         which = np.minimum(np.arange(queries), counts[:, None] - 1)  # [R, Q]
         source = self._offsets[span.first : span.stop, None] + which
@@ -175,5 +182,4 @@ class GroupPlanner:
         put = (place[:, None] * queries + np.arange(queries))[real]
         ids = np.full(reach, rows[0])
         ids[place] = rows
-        sizes = start, stride, queries, length
-        return RowGroup(ids, *sizes, positions, has_holes, take, put, self.devices)
+        return group(ids=ids, positions=positions, source=take, real=put)

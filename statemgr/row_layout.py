@@ -12,7 +12,7 @@ import numpy as np
 from statemgr.arrays import Ints
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class RowLayout:
     """
     Attributes:
@@ -33,13 +33,27 @@ class RowLayout:
     def grid(cls, rows: int, width: int) -> "RowLayout":
         """All rows as long as one can be, one behind the other."""
         sizes = np.full(rows, width)
-        return cls(np.arange(rows) * width, sizes, sizes.copy(), width, width, rows * width)
+        return cls(
+            starts=np.arange(rows) * width,
+            sizes=sizes,
+            reach=sizes.copy(),
+            width=width,
+            stride=width,
+            total=rows * width,
+        )
 
     @classmethod
     def empty(cls, rows: int, width: int, total: int, stride: int) -> "RowLayout":
         """Rows without any slots."""
         nothing = np.zeros(rows, dtype=np.int64)
-        return cls(np.arange(rows) * stride, nothing, nothing.copy(), width, stride, total)
+        return cls(
+            starts=np.arange(rows) * stride,
+            sizes=nothing,
+            reach=nothing.copy(),
+            width=width,
+            stride=stride,
+            total=total,
+        )
 
     def flat(self, numbers: Ints) -> Ints:
         """Flat slots of slots by their numbers."""

@@ -72,7 +72,7 @@ def test_the_openai_example_says_in_one_line_that_no_service_listens(
 
 
 def option(chain: tuple[str, ...], ms_per_token: float) -> Option:
-    return Option(chain, DraftShape(2, 1), ms_per_token=ms_per_token)
+    return Option(chain=chain, shape=DraftShape(2, 1), ms_per_token=ms_per_token)
 
 
 def record(*alternatives: Option) -> DecisionRecord:
@@ -80,7 +80,7 @@ def record(*alternatives: Option) -> DecisionRecord:
         chain=("a", "b"), predicted=option(("a", "b"), 3.0), alternatives=alternatives
     )
     checked: ChainDecision = decision
-    return DecisionRecord(7, 0.0, 1, checked)
+    return DecisionRecord(cycle=7, unix_s=0.0, requests=1, decision=checked)
 
 
 def test_a_plot_has_the_fastest_shape_of_each_chain(tmp_path: Path) -> None:

@@ -134,10 +134,29 @@ def simulated(policy: str | NamedPolicy) -> tuple[float, float]:
         "middle": TimeCurve(((1, 30.0), (512, 30.0))),
         "big": TimeCurve(((1, 20.0), (513, 532.0))),
     }
-    machine = Machine("big", times, {"small": 1, "middle": 50, "big": 100}, 32, 4)
-    service = SimulatedService(machine, 0.8, TreesConfig())
+    machine = Machine(
+        target="big",
+        times=times,
+        parameters={"small": 1, "middle": 50, "big": 100},
+        prefill_chunk=32,
+        max_requests=4,
+    )
+    service = SimulatedService(machine=machine, acceptance=0.8, trees=TreesConfig())
     service.use(policy)
-    [outcome] = replay([LoadRequest(0.0, "chat", (0,) * 8, 100, 1.0, 0)], service, service)
+    [outcome] = replay(
+        [
+            LoadRequest(
+                at_s=0.0,
+                category="chat",
+                token_ids=(0,) * 8,
+                new_tokens=100,
+                temperature=1.0,
+                seed=0,
+            )
+        ],
+        service,
+        service,
+    )
     assert outcome.answer.error is None
     assert outcome.answer.tpot_ms is not None
     assert outcome.answer.acceptance_length is not None
@@ -173,7 +192,12 @@ def test_the_shortest_prompt_is_given_a_row_first() -> None:
 def test_the_replica_with_most_free_rows_is_first() -> None:
     views = [view("a", state(3)), view("b", state(1)), view("c", state(0), sent=2)]
     settings = RoutingSettings.of(RoutingConfig(policy="my_policies:MOST_ROOM"), 16)
-    found = rank("my_policies:MOST_ROOM", RoutedRequest(0, 10, 5), views, settings)
+    found = rank(
+        "my_policies:MOST_ROOM",
+        RoutedRequest(number=0, prompt_tokens=10, remaining=5),
+        views,
+        settings,
+    )
     assert found.order == ("b", "c", "a")
     assert found.terms["b"] == {"free": 3}
 
@@ -193,7 +217,7 @@ def test_requests_cannot_name_policies(small_config: dict[str, Any]) -> None:
     with small_router(small_config) as router:
         asked: Any = BEST_PAIR
         with pytest.raises(RequestError):
-            router.generate(PROMPTS[:1], SamplingParams(4), asked)
+            router.generate(PROMPTS[:1], SamplingParams(max_new_tokens=4), asked)
     assert "my_policies" not in sys.modules, "nothing was imported for them"
 
 

@@ -23,7 +23,7 @@ WEIGHTS: tuple[Weights, ...] = ("auto", "int8") if int8_refusal() is None else (
 BUNDLED_CONFIG = Path(__file__).parents[2] / "configs" / "tiny.yaml"
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Options:
     """`prompts` None means the prompts that are bundled with the tests. Of so many requests as
     `reference_share` one is served where models attend over paths, by a reference that is slow, of
@@ -52,7 +52,7 @@ def parse(doc: str | None, arguments: list[str] | None, dtypes: Sequence[str] = 
     if dtypes:
         parser.add_argument("--weights", nargs="+", choices=WEIGHTS)
         parser.add_argument("--dtypes", nargs="+", choices=sorted({*dtypes, "bfloat16"}))
-    asked = Options(dtypes, WEIGHTS if dtypes else ("auto",))
+    asked = Options(dtypes=dtypes, weights=WEIGHTS if dtypes else ("auto",))
     options = parser.parse_args(arguments, asked)
     prepare(options.threads)
     return options

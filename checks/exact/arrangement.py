@@ -82,7 +82,7 @@ class Mixed:
 Mode = Literal["off", "adaptive"] | Chain | Routed | Mixed
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Arrangement:
     """`mode` with `batch` requests in flight; `depth` and `width` of the token trees.
 

@@ -25,7 +25,7 @@ _LATEST_START_S = 0.02
 _LONGEST_WAIT_S = 0.03  # before a cancellation
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """What one client does. `cancel_after_s` None: it waits for the end."""
 
@@ -112,9 +112,9 @@ def _draw_plan(cases: Sequence[Case], chains: Sequence[Chain], rng: np.random.Ge
     resumes = rng.random() < 0.15
     cancels = rng.random() < 0.2
     return Plan(
-        case,
-        speculation,
-        OBJECTIVES[int(rng.integers(len(OBJECTIVES)))],
+        case=case,
+        speculation=speculation,
+        slo=OBJECTIVES[int(rng.integers(len(OBJECTIVES)))],
         prefix_tokens=int(rng.integers(len(case.reference))) if resumes else 0,
         start_s=float(rng.uniform(0, _LATEST_START_S)),
         cancel_after_s=float(rng.uniform(0, _LONGEST_WAIT_S)) if cancels else None,

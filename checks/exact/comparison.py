@@ -14,7 +14,7 @@ from checks.exact.arrangement import Arrangement
 from specrouter import ChainRouter, RequestOutput, SamplingParams
 
 Tokens = tuple[int, ...]
-ALONE = Arrangement("off", batch=1)
+ALONE = Arrangement(mode="off", batch=1)
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Divergence:
         return rest[0] if rest else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """One arrangement's result. `cycles` of chains longer than one are `speculated`.
 
@@ -93,7 +93,7 @@ def compare(
     chains = [(chain, cycles) for each in metrics for chain, cycles in each.chains.items()]
     in_time = [each.attained for each in metrics]
     return Comparison(
-        arrangement,
+        arrangement=arrangement,
         tokens=sum(result.tokens for result in results),
         divergences=tuple(d for result in results for d in result.divergences),
         cycles=sum(cycles for _, cycles in chains),

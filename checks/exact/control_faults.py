@@ -541,7 +541,7 @@ def _errors(outputs: Sequence[RequestOutput]) -> str:
     return "; ".join(sorted({output.error for output in outputs if output.error}))
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ControlFaultCheck:
     """Plays faults one after the other, and counts."""
 
@@ -608,7 +608,7 @@ def main(arguments: list[str] | None = None) -> int:
         service = Service(save_family(Path(directory), noise=0.02), options.texts)
         every = [one for one in service.called if options.only in one.name]
         runs = list(itertools.product(every, options.mode or MODES))
-        check, progress = ControlFaultCheck(service), Progress("control faults", len(runs))
+        check, progress = ControlFaultCheck(service=service), Progress("control faults", len(runs))
         for target, mode in runs:
             check.play(target, mode, options.seed)
             progress(f"{len(check.failures)} failed")

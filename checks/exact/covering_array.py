@@ -61,10 +61,21 @@ def _covering_array(
 ) -> tuple[Arrangement, ...]:
     shapes = [t for t in itertools.product(depths, widths) if math.prod(t) <= MAX_TREE_TOKENS]
     candidates = [
-        Arrangement(mode, batch, *shape, urgent, trees, admission, cached, attention, kept)
+        Arrangement(
+            mode=mode,
+            batch=batch,
+            depth=depth,
+            width=width,
+            urgent=urgent,
+            trees=trees,
+            admission=admission,
+            cached=cached,
+            attention=attention,
+            weights=kept,
+        )
         for mode in modes
         for batch in batches
-        for shape in _shapes(mode, shapes)
+        for depth, width in _shapes(mode, shapes)
         for urgent in (True, False)
         for trees in _trees(mode)
         for admission in ADMISSION_POLICIES.names

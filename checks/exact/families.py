@@ -58,7 +58,7 @@ class NoTextError(Exception):
     """A class that has no text of its own to be compared with."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Verdict:
     """What became of a family.
 
@@ -138,7 +138,7 @@ class Served:
 
 def judge(family: Family, is_thorough: bool) -> Verdict:
     """Builds, serves and compares a family."""
-    verdict, started = Verdict(family.name), time.process_time()
+    verdict, started = Verdict(name=family.name), time.process_time()
     with tempfile.TemporaryDirectory() as directory:
         try:
             paths = build(family, Path(directory))

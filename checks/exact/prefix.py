@@ -61,7 +61,7 @@ class Conversation:
     turns: int
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Figures:
     """What a run met. `texts`: by salt, what may be known of earlier requests."""
 
@@ -144,7 +144,7 @@ def serve(
 
 def run(warm: ChainRouter, requests: int, figures: Figures) -> list[Served]:
     """That many requests at least, through every mode in turn."""
-    modes = [Arrangement(mode, ROWS, depth=4, width=2) for mode in modes_of(warm)]
+    modes = [Arrangement(mode=mode, batch=ROWS, depth=4, width=2) for mode in modes_of(warm)]
     progress, served = Progress("prefix", requests), list[Served]()
     number, open_ones = 0, list[Conversation]()
     while len(served) < requests:

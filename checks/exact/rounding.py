@@ -87,8 +87,8 @@ def _serve_all(router: ChainRouter, cases: Sequence[Case], lone_share: int) -> l
     weakest, strongest = drafters[0], drafters[-1]
     modes: list[Mode] = [(weakest, pool.target), (strongest, pool.target)]
     modes += [(weakest, strongest, pool.target)] if weakest != strongest else []
-    rows = [Arrangement("off", max(BATCHES))] + [
-        Arrangement(mode, batch, DEPTH, width)
+    rows = [Arrangement(mode="off", batch=max(BATCHES))] + [
+        Arrangement(mode=mode, batch=batch, depth=DEPTH, width=width)
         for mode in modes
         for width in WIDTHS
         for batch in BATCHES

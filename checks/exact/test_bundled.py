@@ -13,12 +13,12 @@ from checks.exact.seeded import seeded_params
 CHAIN = ("tiny-1m", "tiny-3m", "tiny-8m")
 NEW = 10
 ROWS = (
-    Arrangement("off", 4),
-    Arrangement(("suffix", "tiny-8m"), 1, depth=8, width=1),
-    Arrangement(("suffix", "tiny-8m"), 8, depth=20, width=2),
-    Arrangement(CHAIN, 8, depth=4, width=3),
-    Arrangement(CHAIN, 8, depth=2, width=1),
-    Arrangement("adaptive", 8),
+    Arrangement(mode="off", batch=4),
+    Arrangement(mode=("suffix", "tiny-8m"), batch=1, depth=8, width=1),
+    Arrangement(mode=("suffix", "tiny-8m"), batch=8, depth=20, width=2),
+    Arrangement(mode=CHAIN, batch=8, depth=4, width=3),
+    Arrangement(mode=CHAIN, batch=8, depth=2, width=1),
+    Arrangement(mode="adaptive", batch=8),
 )
 
 

@@ -96,7 +96,7 @@ def test_a_fault_costs_at_most_the_request_that_it_belongs_to(
     service: Service, name: str, mode: Any
 ) -> None:
     [target] = [one for one in find_functions() if one.name == name]
-    check = ControlFaultCheck(service)
+    check = ControlFaultCheck(service=service)
     check.play(target, mode, seed=1)
     assert check.failures == []
     assert check.fired
@@ -107,7 +107,7 @@ def test_a_fault_costs_at_most_the_request_that_it_belongs_to(
 def test_every_fault_costs_at_most_the_request_that_it_belongs_to(
     service: Service, part: int
 ) -> None:
-    check = ControlFaultCheck(service)
+    check = ControlFaultCheck(service=service)
     runs = [(one, mode) for one in service.called for mode in MODES]
     for target, mode in runs[part::PARTS]:
         check.play(target, mode, seed=0)
@@ -118,7 +118,7 @@ def test_every_fault_costs_at_most_the_request_that_it_belongs_to(
 @pytest.mark.exact
 def test_nor_does_a_fault_of_the_small_form_of_quoting(tmp_path: Path, service: Service) -> None:
     texts = Service(save_family(tmp_path, noise=0.02), "ngram")
-    check = ControlFaultCheck(texts)
+    check = ControlFaultCheck(service=texts)
     for target in texts.called:
         for mode in MODES if target.name.startswith("statemgr.ngram_table") else ():
             check.play(target, mode, seed=0)

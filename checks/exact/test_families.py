@@ -93,7 +93,9 @@ def test_a_traceback_is_a_fault_and_a_class_that_fails_is_not_built(
 def test_the_command_fails_where_a_named_family_is_not_as_expected(
     status: Any, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(families, "judge", lambda family, _: Verdict(family.name, status))
+    monkeypatch.setattr(
+        families, "judge", lambda family, _: Verdict(name=family.name, status=status)
+    )
     assert families.main(["gpt-2"]) == code
     assert f"1 {status}" in capsys.readouterr().out
 

@@ -111,11 +111,11 @@ def test_policies_that_choose_nodes_meet_every_selection() -> None:
 
 
 def test_objectives_go_to_requests_in_turn() -> None:
-    urgent = Arrangement("adaptive", 4, urgent=True)
+    urgent = Arrangement(mode="adaptive", batch=4, urgent=True)
     asked = [urgent.slo_of(index) for index in range(2 * len(OBJECTIVES))]
     assert asked == [*OBJECTIVES, *OBJECTIVES]
     assert None in OBJECTIVES
-    assert Arrangement("adaptive", 4).slo_of(1) is None
+    assert Arrangement(mode="adaptive", batch=4).slo_of(1) is None
 
 
 def test_no_arrangement_has_a_tree_that_is_too_large() -> None:
@@ -139,13 +139,13 @@ def test_requests_that_are_served_alone_come_in_turn_under_every_arrangement() -
 
 
 def test_modes_without_a_chain_ask_for_none() -> None:
-    assert Arrangement("off", 1).speculation == "off"
-    assert Arrangement("adaptive", 1).speculation is None
-    assert Arrangement(Routed("paper"), 1).speculation is None
+    assert Arrangement(mode="off", batch=1).speculation == "off"
+    assert Arrangement(mode="adaptive", batch=1).speculation is None
+    assert Arrangement(mode=Routed("paper"), batch=1).speculation is None
 
 
 def test_mixed_requests_take_the_overrides_in_turn() -> None:
-    mixed = Arrangement(Mixed(("off", None), Routed("paper")), 4)
+    mixed = Arrangement(mode=Mixed(("off", None), Routed("paper")), batch=4)
     assert [mixed.speculation_of(index) for index in range(3)] == ["off", None, "off"]
     assert mixed.policy is not None
     assert mixed.policy["policy"] == "paper"
@@ -161,7 +161,7 @@ def small_router(small_family: dict[str, Path]) -> Iterator[ChainRouter]:
 
 
 def test_a_policy_lasts_as_long_as_its_arrangement(small_router: ChainRouter) -> None:
-    static = Arrangement(Routed("static", longest_chain(small_router)), 1, depth=2)
+    static = Arrangement(mode=Routed("static", longest_chain(small_router)), batch=1, depth=2)
     params = SamplingParams(max_new_tokens=8, ignore_eos=True)
     with static.routing(small_router):
         inside = small_router.generate([PROMPT], params)[0]

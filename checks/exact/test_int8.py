@@ -26,10 +26,10 @@ BUNDLED = ("tiny-1m", "tiny-8m")
 
 def rows(chain: tuple[str, ...], weights: Weights) -> list[Arrangement]:
     return [
-        Arrangement("off", 8, weights=weights),
-        Arrangement(chain, 1, depth=4, width=1, weights=weights),
-        Arrangement(chain, 8, depth=4, width=3, weights=weights),
-        Arrangement("adaptive", 8, cached=False, weights=weights),
+        Arrangement(mode="off", batch=8, weights=weights),
+        Arrangement(mode=chain, batch=1, depth=4, width=1, weights=weights),
+        Arrangement(mode=chain, batch=8, depth=4, width=3, weights=weights),
+        Arrangement(mode="adaptive", batch=8, cached=False, weights=weights),
     ]
 
 

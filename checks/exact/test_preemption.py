@@ -17,10 +17,10 @@ from tests.specrouter.engine.test_preemption import prompt_of
 NEW, REQUESTS, LEAST = 24, 48, 300
 CHAIN = ("small", "middle", "target")
 ROWS = (
-    Arrangement("off", 4),
-    Arrangement(CHAIN, 6, depth=4, width=2),
-    Arrangement(("ngram", "target"), 6, depth=4, width=1),
-    Arrangement("adaptive", 6, urgent=True),
+    Arrangement(mode="off", batch=4),
+    Arrangement(mode=CHAIN, batch=6, depth=4, width=2),
+    Arrangement(mode=("ngram", "target"), batch=6, depth=4, width=1),
+    Arrangement(mode="adaptive", batch=6, urgent=True),
 )
 
 

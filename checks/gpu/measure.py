@@ -33,7 +33,7 @@ DTYPE = torch.bfloat16 if ON_GPU else torch.float32
 REPEATS = 30
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Shape:
     hidden: int
     layers: int
@@ -44,10 +44,10 @@ class Shape:
 
 
 SHAPES = {
-    "Qwen2.5-0.5B": Shape(896, 24, 14, 2, 4864, 151936),
-    "Qwen2.5-7B": Shape(3584, 28, 28, 4, 18944, 152064),
+    "Qwen2.5-0.5B": Shape(hidden=896, layers=24, heads=14, kv_heads=2, mlp=4864, vocab=151936),
+    "Qwen2.5-7B": Shape(hidden=3584, layers=28, heads=28, kv_heads=4, mlp=18944, vocab=152064),
 }
-TINY = {"tiny": Shape(64, 2, 4, 2, 96, 512)}
+TINY = {"tiny": Shape(hidden=64, layers=2, heads=4, kv_heads=2, mlp=96, vocab=512)}
 
 
 def median_ms(run: Callable[[], object]) -> float:

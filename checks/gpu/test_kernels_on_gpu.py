@@ -65,7 +65,10 @@ def test_chains_of_the_bundled_family_change_no_token(temperature: float) -> Non
         if model["source"] != "ngram":
             model |= {"device": "cuda", "dtype": "float32"}
     prompts = ["The quick brown fox", "def fib(n):", "One and one is"]
-    params = [SamplingParams(48, temperature, seed=seed) for seed in range(len(prompts))]
+    params = [
+        SamplingParams(max_new_tokens=48, temperature=temperature, seed=seed)
+        for seed in range(len(prompts))
+    ]
     with ChainRouter.from_config(config) as router:
         alone = router.generate(prompts, params, "off")
         names = [name for name in router.pool.names if not router.pool.is_weightless(name)]

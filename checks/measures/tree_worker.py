@@ -31,7 +31,11 @@ def main() -> int:
             own: dict[str, Any] = {"cache_salt": str(number)} if _HAS_CACHE else {}
             params = [
                 SamplingParams(
-                    asked["new_tokens"], asked["temperature"], seed=seed, ignore_eos=True, **own
+                    max_new_tokens=asked["new_tokens"],
+                    temperature=asked["temperature"],
+                    seed=seed,
+                    ignore_eos=True,
+                    **own,
                 )
                 for seed in asked["seeds"]
             ]

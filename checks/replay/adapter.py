@@ -42,7 +42,7 @@ class Decider:
     """
 
     def __init__(self, about: Mapping[str, Any], schedulers: list[dict[str, Any]]) -> None:
-        self._profiler = PerformanceProfiler(about["parameters"])
+        self._profiler = PerformanceProfiler(parameters=about["parameters"])
         self._schedulers = [
             ModelChainScheduler(
                 SchedulerConfig.model_validate(_settings(each["config"])),
@@ -68,12 +68,12 @@ class Decider:
         """`current`: the state of the last answer to the same requests; None: the first."""
         lags = dict(zip(question["lagging"], question["lags"].tolist(), strict=True))
         workload = Workload(
-            question["requests"],
-            question["slots"],
-            question["remaining"],
-            lags,
-            question["sampled"],
-            question["others"],
+            requests=question["requests"],
+            slots=question["slots"],
+            remaining=question["remaining"],
+            lags=lags,
+            sampled=question["sampled"],
+            others=question["others"],
         )
         models = Models(
             frozenset(question["available"]),
@@ -119,7 +119,7 @@ def _learn_trees(profiler: PerformanceProfiler, fact: Fact) -> None:
     names = ("parents", "depths", "log_probs", "judged", "accepted")
     if fact["key"][1] > 1:
         return
-    trees = JudgedTrees(*(fact[name] for name in names))
+    trees = JudgedTrees(**{name: fact[name] for name in names})
     profiler.record_trees(_key(fact), trees)
 
 

@@ -43,20 +43,33 @@ def cells() -> dict[str, Cell]:
     """By name."""
     found: dict[str, Cell] = {}
     for policy in _OF_PAPERS:
-        found[f"adaserve {policy}"] = Cell(_LLAMA, "adaserve", policy, 6.0, _REQUESTS)
-        found[f"Mixed {policy}"] = Cell(_OPT, "Mixed", policy, 6.0, _REQUESTS)
+        found[f"adaserve {policy}"] = Cell(
+            machine=_LLAMA, workload="adaserve", policy=policy, rate=6.0, requests=_REQUESTS
+        )
+        found[f"Mixed {policy}"] = Cell(
+            machine=_OPT, workload="Mixed", policy=policy, rate=6.0, requests=_REQUESTS
+        )
     for scenario in ("Coder", "ToolLLM", "Reasoning"):
         requests = 20 if scenario == "Reasoning" else 60
         for policy in ("slo", "slos-serve"):
-            found[f"{scenario} {policy}"] = Cell(_OPT, scenario, policy, 2.0, requests)
+            found[f"{scenario} {policy}"] = Cell(
+                machine=_OPT, workload=scenario, policy=policy, rate=2.0, requests=requests
+            )
     for routing in _ROUTING:
         for policy in ("slo", "goodput"):
             name = f"replicas {routing} {policy}"
             found[name] = Cell(
-                _LLAMA, "adaserve", policy, 6.0, 160, replicas=3, routing=routing, measure="routing"
+                machine=_LLAMA,
+                workload="adaserve",
+                policy=policy,
+                rate=6.0,
+                requests=160,
+                replicas=3,
+                routing=routing,
+                measure="routing",
             )
-    failing = ClusterKind("failing", slow=2.0, mean_up_s=20.0)
-    pair = ClusterKind("pair", kv_ms_per_token=0.01)
+    failing = ClusterKind(name="failing", slow=2.0, mean_up_s=20.0)
+    pair = ClusterKind(name="pair", kv_ms_per_token=0.01)
     others: tuple[tuple[ClusterKind, str, str], ...] = (
         (failing, "slo", "slo"),
         (pair, "slo", "slo"),
@@ -64,11 +77,11 @@ def cells() -> dict[str, Cell]:
     )
     for kind, policy, routing in others:
         found[f"{kind.name} {routing} {policy}"] = Cell(
-            _LLAMA, "adaserve", policy, 4.0, 160,
+            machine=_LLAMA, workload="adaserve", policy=policy, rate=4.0, requests=160,
             replicas=2, routing=routing, cluster=kind, measure="routing",
         )  # fmt: skip
     found["overload"] = Cell(
-        _LLAMA, "adaserve", "slo", 4.0, 160,
+        machine=_LLAMA, workload="adaserve", policy="slo", rate=4.0, requests=160,
         replicas=2, routing="slo", cluster=ClusterKind(max_waiting=16), measure="overload",
     )  # fmt: skip
     return found

@@ -47,7 +47,7 @@ class Compared:
         return self.recorded == self.answered
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Figures:
     """Of some decisions; `regret`, `loss_now` and `loss` are means over those that are scored."""
 
@@ -64,13 +64,13 @@ class Figures:
         each = list(compared)
         scored = [one for one in each if one.regret is not None]
         return cls(
-            len(each),
-            fmean(one.same_chain for one in each) if each else 1.0,
-            fmean(one.same_route for one in each) if each else 1.0,
-            len(scored),
-            fmean(one.regret or 0.0 for one in scored) if scored else 0.0,
-            fmean(one.loss_now or 0.0 for one in scored) if scored else 0.0,
-            fmean(one.loss or 0.0 for one in scored) if scored else 0.0,
+            decisions=len(each),
+            same_chain=fmean(one.same_chain for one in each) if each else 1.0,
+            same_route=fmean(one.same_route for one in each) if each else 1.0,
+            scored=len(scored),
+            regret=fmean(one.regret or 0.0 for one in scored) if scored else 0.0,
+            loss_now=fmean(one.loss_now or 0.0 for one in scored) if scored else 0.0,
+            loss=fmean(one.loss or 0.0 for one in scored) if scored else 0.0,
         )
 
 

@@ -60,9 +60,12 @@ RUNS: Mapping[str, Run] = {
 
 
 def record(name: str, files: _Files, folder: Path) -> Path:
-    run, tape = RUNS[name], Tape(Recording(name))
+    run, tape = RUNS[name], Tape(Recording(name=name))
     with recorded_engines(tape), ChainRouter.from_config(default_config(run.config)) as router:
-        run.play(Stage(tape, router, texts_of(files), run.temperature), files)
+        run.play(
+            Stage(tape=tape, router=router, texts=texts_of(files), temperature=run.temperature),
+            files,
+        )
     tape.recording.about.update(
         config=run.config,
         temperature=run.temperature,

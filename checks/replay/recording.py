@@ -42,7 +42,7 @@ class Round:
     ms: float
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Recording:
     """`about`: names and parameters of the models, the target, the command, and where it ran.
 
@@ -96,12 +96,12 @@ class Recording:
             for each in header["phases"]
         ]
         return cls(
-            path.name.removesuffix(SUFFIX),
-            header["about"],
-            header["schedulers"],
-            phases,
-            [Round(**each) for each in header["rounds"]],
-            [next(facts[_KINDS[index]]) for index in order],
+            name=path.name.removesuffix(SUFFIX),
+            about=header["about"],
+            schedulers=header["schedulers"],
+            phases=phases,
+            rounds=[Round(**each) for each in header["rounds"]],
+            facts=[next(facts[_KINDS[index]]) for index in order],
         )
 
 

@@ -31,7 +31,7 @@ _LONGEST_CHAIN = 3
 _REPEATS = 3  # adaptive runs for one of each fixed chain
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Stage:
     """A router whose engine is recorded, and texts by kind."""
 
@@ -81,7 +81,7 @@ class Stage:
         lengths = np.resize(np.maximum(np.rint(np.multiply(spread, new_tokens)), 2), phase.batch)
         params = [
             SamplingParams(
-                int(lengths[place]),
+                max_new_tokens=int(lengths[place]),
                 temperature=self.temperature,
                 seed=self.seed + 1000 * number + place,
                 ignore_eos=True,

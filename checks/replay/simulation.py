@@ -49,7 +49,7 @@ class Result:
         return {name: round(value, 3) for name, value in asdict(self).items()}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MachineFile:
     """A machine, and how traces are fitted to its speed.
 
@@ -75,24 +75,24 @@ class MachineFile:
         times = {"drafter": _curve(self.drafter), "target": _curve(self.target)}
         sizes = {"drafter": 1, "target": 70}
         return Machine(
-            "target",
-            times,
-            sizes,
-            self.prefill_chunk,
-            self.max_requests,
+            target="target",
+            times=times,
+            parameters=sizes,
+            prefill_chunk=self.prefill_chunk,
+            max_requests=self.max_requests,
             free_drafter_prefill=free_drafter_prefill,
         )
 
     def requests(self, stretch: Sequence[Arrival], seed: int) -> list[LoadRequest]:
         return [
             LoadRequest(
-                one.at_s * self.gap_scale,
-                one.category,
-                _prompt(max(1, round(one.input_tokens * self.length_scale))),
-                max(2, round(one.output_tokens * self.length_scale)),
-                1.0,
-                seed * _SEEDS_OF_A_RUN + index,
-                self._objective_ms(one.slo),
+                at_s=one.at_s * self.gap_scale,
+                category=one.category,
+                token_ids=_prompt(max(1, round(one.input_tokens * self.length_scale))),
+                new_tokens=max(2, round(one.output_tokens * self.length_scale)),
+                temperature=1.0,
+                seed=seed * _SEEDS_OF_A_RUN + index,
+                objective_ms=self._objective_ms(one.slo),
             )
             for index, one in enumerate(stretch)
         ]
@@ -105,7 +105,7 @@ class MachineFile:
 
 def load_machines(path: Path = MACHINES_FILE) -> dict[str, MachineFile]:
     found = json.loads(path.read_text(encoding="utf-8"))
-    return {name: MachineFile(name, **fields) for name, fields in found.items()}
+    return {name: MachineFile(name=name, **fields) for name, fields in found.items()}
 
 
 def simulate(
@@ -117,7 +117,9 @@ def simulate(
     free_drafter_prefill: bool = False,
 ) -> Result:
     """One stretch under one policy. The seed draws acceptances, and nothing else."""
-    service = SimulatedService(machine.machine(free_drafter_prefill), acceptance, TreesConfig())
+    service = SimulatedService(
+        machine=machine.machine(free_drafter_prefill), acceptance=acceptance, trees=TreesConfig()
+    )
     selection = _CONFIGURED.get(policy)
     service.use("goodput" if selection else policy, selection)
     found = figures(replay(machine.requests(stretch, seed), service, service))

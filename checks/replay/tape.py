@@ -50,9 +50,9 @@ class Tape:
 def recorded_engines(tape: Tape) -> Iterator[None]:
     """An engine that is built within tells `tape` what it learns and decides; one engine a tape."""
 
-    def profiler(parameters: Mapping[str, int]) -> PerformanceProfiler:
+    def profiler(*, parameters: Mapping[str, int]) -> PerformanceProfiler:
         tape.recording.about["parameters"] = dict(parameters)
-        made = _Profiler(parameters)
+        made = _Profiler(parameters=parameters)
         made.tape = tape
         return made
 

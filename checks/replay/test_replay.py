@@ -49,11 +49,30 @@ def test_a_broken_scheduler_is_caught(recording: Recording) -> None:
 def test_the_oracle_loses_what_rounds_differ_by() -> None:
     phases = [Phase("static", ("a", "b"), 1, "code"), Phase("static", ("b",), 1, "code")]
     steady = [Round(phase, 10, ms) for phase, ms in ((0, 10.0), (1, 20.0))] * 2
-    assert oracle_loss(Recording("same", {}, [], phases, steady, [])) == 0.0
+    assert (
+        oracle_loss(
+            Recording(name="same", about={}, schedulers=[], phases=phases, rounds=steady, facts=[])
+        )
+        == 0.0
+    )
     # Who is best in one round is worst in the other: the oracle chooses wrongly both times.
     swapped = [Round(phase, 10, ms) for phase, ms in ((0, 10.0), (1, 20.0), (0, 20.0), (1, 10.0))]
-    assert oracle_loss(Recording("swapped", {}, [], phases, swapped, [])) == 0.5
-    assert oracle_loss(Recording("once", {}, [], phases, steady[:2], [])) is None
+    assert (
+        oracle_loss(
+            Recording(
+                name="swapped", about={}, schedulers=[], phases=phases, rounds=swapped, facts=[]
+            )
+        )
+        == 0.5
+    )
+    assert (
+        oracle_loss(
+            Recording(
+                name="once", about={}, schedulers=[], phases=phases, rounds=steady[:2], facts=[]
+            )
+        )
+        is None
+    )
 
 
 def test_recordings_stay_small() -> None:
@@ -87,7 +106,14 @@ def filled(kind: str) -> Fact:
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     phases, rounds = [Phase("static", ("a", "b"), 4, "code"), Phase("adaptive")], [Round(0, 9, 2.0)]
     facts = [filled(kind) for kind in (*SCHEMA, *sorted(SCHEMA))]
-    saved = Recording("all", {"target": "b"}, [{"x": 1}], phases, rounds, facts)
+    saved = Recording(
+        name="all",
+        about={"target": "b"},
+        schedulers=[{"x": 1}],
+        phases=phases,
+        rounds=rounds,
+        facts=facts,
+    )
     loaded = Recording.load(saved.save(tmp_path))
     assert (loaded.name, loaded.about, loaded.schedulers) == ("all", {"target": "b"}, [{"x": 1}])
     assert (loaded.phases, loaded.rounds) == (phases, rounds)
@@ -115,7 +141,7 @@ def test_padding_and_small_probabilities_survive() -> None:
 def test_a_chain_brings_the_median_of_its_rounds_at_about_the_same_batch() -> None:
     phases = [Phase("static", ("t",), 4, "code"), Phase("static", ("d", "t"), 4, "code")]
     rounds = [Round(0, 10, 10.0), Round(1, 20, 10.0), Round(1, 30, 10.0), Round(1, 90, 10.0)]
-    measured = Measured.of(Recording("r", phases=phases, rounds=rounds))
+    measured = Measured.of(Recording(name="r", phases=phases, rounds=rounds))
     rates = measured.at(Phase("adaptive", None, 4, "code"), 5)
     assert rates == {("t",): 1.0, ("d", "t"): 3.0}
     assert loss(rates, ("t",)) == pytest.approx(2 / 3)

@@ -166,7 +166,7 @@ def _unequal() -> ClusterRouter:
 
 def _warmed_up(router: ClusterRouter, arguments: argparse.Namespace) -> Site:
     """Both have learnt how fast they are, from requests like those that count."""
-    run = Run("round-robin", _GUESSES["slo"], _WARM_UP, _WARM_UP_SEED)
+    run = Run(policy="round-robin", load=_GUESSES["slo"], count=_WARM_UP, seed=_WARM_UP_SEED)
     asked = requests_of(arguments.traces, run)[:_ALONE]
     few = [replace(one, tokens=min(one.tokens, _ALONE_OUTPUT)) for one in asked]
     found = asyncio.run(alone(router, few))
@@ -210,7 +210,10 @@ def _saved_round(
     """In one go: what a load and an objective are is measured at each start."""
     asked = site.arguments
     count, seed = asked.requests + _SETTLES, asked.seed + number
-    runs = [Run(policy, share, count, seed, settles=_SETTLES) for policy in policies]
+    runs = [
+        Run(policy=policy, load=share, count=count, seed=seed, settles=_SETTLES)
+        for policy in policies
+    ]
     name = f"round {number + 1}, load {share:.3f}"
 
     def served() -> list[dict[str, Any]]:
@@ -226,10 +229,18 @@ def _saved_round(
 def overload(site: Site, saved: Saved) -> dict[str, Any]:
     share = _load_of(site, saved, "slo", 0.9)
     seed = site.arguments.seed
-    rate = site.rate(Run("slo", share, _PROBE, seed))
+    rate = site.rate(Run(policy="slo", load=share, count=_PROBE, seed=seed))
     count = max(_PROBE, round(site.arguments.overload_s * rate))
-    usual = _saved_run(site, saved, "capacity", Run("slo", share, count, seed))
-    run = Run("slo", _OVERLOAD * share, round(_OVERLOAD * count), seed, rejects=True)
+    usual = _saved_run(
+        site, saved, "capacity", Run(policy="slo", load=share, count=count, seed=seed)
+    )
+    run = Run(
+        policy="slo",
+        load=_OVERLOAD * share,
+        count=round(_OVERLOAD * count),
+        seed=seed,
+        rejects=True,
+    )
     found = _saved_run(site, saved, "overload", run)
     return {
         "load": round(share, 4),
@@ -245,7 +256,7 @@ def _load_of(site: Site, saved: Saved, policy: str, wanted: float) -> float:
         return float(site.arguments.loads[list(_GUESSES).index(policy)])
 
     def share_at(share: float) -> float:
-        run = Run(policy, share, _PROBE, site.arguments.seed)
+        run = Run(policy=policy, load=share, count=_PROBE, seed=site.arguments.seed)
         return float(_saved_run(site, saved, "probe", run)["attained"])
 
     return rate_of(share_at, _GUESSES[policy], wanted)

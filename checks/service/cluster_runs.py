@@ -32,7 +32,7 @@ _FRESH_S = 0.6  # that 99% of what is known of replicas is at most old
 ObjectiveOf = Callable[["Asked"], tuple[float, float]]  # TTFT and TPOT in milliseconds
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """`load`: share of what the replicas could serve. `rejects`: requests whose objective cannot be
     attained ask to be rejected. `settles`: of the `count` requests the first, which are not
@@ -158,7 +158,7 @@ def _replicas_of(router: ClusterRouter, requests: int) -> list[str | None]:
 
 async def alone(router: ClusterRouter, asked: Sequence[Asked]) -> dict[str, Alone]:
     """Of each replica. One request after the other, in turn."""
-    run, found = Run("round-robin", 0.0, len(asked), 0), {}
+    run, found = Run(policy="round-robin", load=0.0, count=len(asked), seed=0), {}
     _begin(router, run)
     served = []
     for number, each in enumerate(asked):
@@ -253,7 +253,7 @@ async def _served(
     params = SamplingParams(
         max_new_tokens=asked.tokens, seed=asked.seed, ignore_eos=True, cache_salt=salt
     )
-    args = RequestArgs(asked.prompt, params, None, slo)
+    args = RequestArgs(prompt=asked.prompt, params=params, speculation=None, slo=slo)
     async with aclosing(router.astream_each([args])) as deltas:
         async for _, delta in deltas:
             if delta.output is not None:

@@ -35,7 +35,7 @@ _ROUNDS = 3  # of each kind of request: 18 streams
 _LATEST_S = 0.5  # of a kill, after the streams have begun
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Counts:
     """`learnt_ms`: until a loss was known; `resumed_ms`: until the next token of who moved."""
 

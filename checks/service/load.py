@@ -77,7 +77,7 @@ def _whole(answer: httpx.Response) -> Outcome:
 
 
 async def _streamed(answer: httpx.Response, asked: Asked) -> Outcome:
-    reading = Reading(asked.body.get("n", 1))
+    reading = Reading(choices=asked.body.get("n", 1))
     async for event in _events(answer):
         reading.take(event)
         if asked.leaves_after is not None and reading.chunks >= asked.leaves_after:
@@ -85,7 +85,7 @@ async def _streamed(answer: httpx.Response, asked: Asked) -> Outcome:
     return reading.outcome()
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Reading:
     """A stream as far as it was read."""
 

@@ -48,7 +48,9 @@ def serve(router: ChainRouter, requests: int) -> Iterator[tuple[int, float]]:
             begun = common[: int(draws.integers(0, 60))]
             own = draws.integers(0, 4000, int(draws.integers(1, 60))).tolist()
             params = SamplingParams(
-                int(draws.integers(1, 4)), temperature=float(draws.integers(0, 2)), seed=done
+                max_new_tokens=int(draws.integers(1, 4)),
+                temperature=float(draws.integers(0, 2)),
+                seed=done,
             )
             speculation = _SPECULATION[int(draws.integers(0, len(_SPECULATION)))]
             pending.append(router.submit([*begun, *own], params, speculation))

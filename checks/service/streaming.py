@@ -111,7 +111,7 @@ def _round(router: ChainRouter, line: Connection, work: Work, number: int) -> tu
 
 def _in_process(router: ChainRouter, work: Work) -> float:
     params = [
-        SamplingParams(work.new_tokens, temperature=1.0, seed=seed, ignore_eos=True)
+        SamplingParams(max_new_tokens=work.new_tokens, temperature=1.0, seed=seed, ignore_eos=True)
         for seed in work.seeds
     ]
     began_s = time.perf_counter()

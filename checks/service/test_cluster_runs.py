@@ -46,7 +46,7 @@ def test_a_wait_below_a_second_cannot_be_told() -> None:
 
 
 def test_lengths_are_cut_and_a_seed_gives_one_list() -> None:
-    run = Run("slo", 1.0, 50, 3)
+    run = Run(policy="slo", load=1.0, count=50, seed=3)
     asked = requests_of(None, run)
     assert asked == requests_of(None, run)
     assert max(len(one.prompt) for one in asked) == 700
@@ -59,7 +59,7 @@ def test_load_is_times_what_the_replicas_would_serve_one_at_a_time() -> None:
     fast, slow = Alone(0.1, 10.0, (10.0, 16.0)), Alone(0.2, 20.0, (20.0, 32.0))
     arguments: Any = SimpleNamespace(traces=None)
     one, two = (Site(OUTPUT, arguments, (fast, each)) for each in (fast, slow))
-    run = Run("slo", 0.5, 20, 0)
+    run = Run(policy="slo", load=0.5, count=20, seed=0)
     assert one.rate(run) * 0.75 == pytest.approx(two.rate(run))
     assert fast.rate([Asked(0.0, (300,) * 500, 95, 0)]) == pytest.approx(1.0)
     assert fast.objective(Asked(0.0, (300,) * 100, 8, 0)) == pytest.approx((250.0, 50.0))
@@ -71,9 +71,12 @@ def test_figures_are_of_the_run_and_its_replicas(
     """Whoever may take for ever attains its objective; whoever may take no time is refused."""
     for name, each in (("_PROMPT", 20), ("_OUTPUT", 3), ("_VOCABULARY", (5, 200))):
         monkeypatch.setattr(cluster_runs, name, each)
-    run = Run("round-robin", 1.0, 4, 0)
+    run = Run(policy="round-robin", load=1.0, count=4, seed=0)
     asked = [Asked(0.0, one.prompt, one.tokens, one.seed) for one in requests_of(None, run)]
-    patient, rejects = {"silence_s": 30.0}, Run("slo", 1.0, 4, 0, rejects=True)
+    patient, rejects = (
+        {"silence_s": 30.0},
+        Run(policy="slo", load=1.0, count=4, seed=0, rejects=True),
+    )
     with Cluster(small_config, resume=patient, routing={"stale_s": 30.0}) as cluster:
         router = cluster.router
         found = asyncio.run(cluster_runs.alone(router, asked))

@@ -56,13 +56,22 @@ class Unequal:
     told: tuple[float, float] = (1.0, 1.0)
 
     def service(self, slow: float) -> SimulatedService:
-        made = SimulatedService(self.machine.slowed(slow), _ACCEPTANCE, TreesConfig())
+        made = SimulatedService(
+            machine=self.machine.slowed(slow), acceptance=_ACCEPTANCE, trees=TreesConfig()
+        )
         made.use("slo")
         return made
 
     def alone(self, slow: float) -> Alone:
         service = self.service(slow)
-        asked = LoadRequest(0.0, "alone", (0,) * _PROMPT, _OUTPUT, 0.0, 1)
+        asked = LoadRequest(
+            at_s=0.0,
+            category="alone",
+            token_ids=(0,) * _PROMPT,
+            new_tokens=_OUTPUT,
+            temperature=0.0,
+            seed=1,
+        )
         [found] = replay([asked], service, service)
         assert found.answer.ttft_ms is not None, "it was served"
         assert found.answer.tpot_ms is not None, "it was served"
@@ -74,7 +83,14 @@ class Unequal:
         found = []
         for one in asked:
             ttft_ms, tpot_ms = fast.objective(one)
-            sent = LoadRequest(one.at_s / rate, "any", one.prompt, one.tokens, 0.0, one.seed)
+            sent = LoadRequest(
+                at_s=one.at_s / rate,
+                category="any",
+                token_ids=one.prompt,
+                new_tokens=one.tokens,
+                temperature=0.0,
+                seed=one.seed,
+            )
             found.append(replace(sent, objective_ms=tpot_ms, ttft_ms=ttft_ms))
         return found
 
@@ -83,7 +99,7 @@ class Unequal:
             name: lambda slow=slow, told=told: TellingReplica(self.service(slow), told=told)
             for name, slow, told in zip(("fast", "slow"), (1.0, _SLOW), self.told, strict=True)
         }
-        return SimulatedCluster(makes, ClusterSettings(RoutingConfig(policy=policy)))
+        return SimulatedCluster(makes, ClusterSettings(routing=RoutingConfig(policy=policy)))
 
 
 def measured_machine(row_ms: float) -> Machine:
@@ -130,7 +146,9 @@ def main() -> None:
         for policy in asked.policies:
             shares, first = [], ""
             for seed in range(asked.seeds):
-                requests = unequal.requests(Run(policy, load, asked.requests, seed), asked.traces)
+                requests = unequal.requests(
+                    Run(policy=policy, load=load, count=asked.requests, seed=seed), asked.traces
+                )
                 cluster = unequal.cluster(policy)
                 outcomes = replay(requests, cluster, cluster)
                 shares.append(fmean(one.is_attained is True for one in outcomes))

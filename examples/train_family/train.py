@@ -28,10 +28,23 @@ from examples.train_family.trainer import Stage, Trainer
 
 def make_stages(minutes: float) -> list[Stage]:
     def frozen(name: str, share: float, domain: str | None = None) -> Stage:
-        return Stage(name, share * minutes, (name,), False, WINDOW - 1, domain)
+        return Stage(
+            name=name,
+            minutes=share * minutes,
+            students=(name,),
+            teacher_learns=False,
+            window=WINDOW - 1,
+            domain=domain,
+        )
 
     return [
-        Stage("together", 0.6 * minutes, (MIDDLE, SMALL), teacher_learns=True, window=256),
+        Stage(
+            name="together",
+            minutes=0.6 * minutes,
+            students=(MIDDLE, SMALL),
+            teacher_learns=True,
+            window=256,
+        ),
         frozen(SMALL, 0.15),
         *(frozen(name, 0.07, domain) for name, domain in SPECIALISTS.items()),
         frozen(MIDDLE, 0.11),

@@ -32,7 +32,7 @@ from modelpool.fast.cpu import computes_in
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Stage:
     name: str
     minutes: float

@@ -34,7 +34,7 @@ class Wrapper(Protocol):
     def run(self, query: Tensor, cache: tuple[Tensor, Tensor], /) -> Tensor: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Kind:
     """Layers that attend alike."""
 
@@ -75,8 +75,16 @@ class PagedAttention:
         window = layer.window
         if window is not None and window >= int(view.pack_rows.lengths.max(initial=0)):
             window = None  # nothing is as far away
-        sizes = heads, keys.shape[1], dim
-        kind = _Kind(query.device, query.dtype, *sizes, layer.scale, window, layer.softcap)
+        kind = _Kind(
+            device=query.device,
+            dtype=query.dtype,
+            heads=heads,
+            kv_heads=keys.shape[1],
+            head_dim=dim,
+            scale=layer.scale,
+            window=window,
+            softcap=layer.softcap,
+        )
         wrapper = self._planned_for(view, kind)
         return wrapper.run(
             query.transpose(0, 1).contiguous(), (keys.unsqueeze(1), values.unsqueeze(1))

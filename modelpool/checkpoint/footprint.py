@@ -37,7 +37,7 @@ _DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 _STORED_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelFootprint:
     """What placing a model needs to know of it.
 
@@ -92,7 +92,7 @@ class Kept:
         return lambda one: one.dtype == "I8" or (every and one.is_linear)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CheckpointFacts:
     """What a checkpoint's headers and configuration say, for the dtype that it is loaded in."""
 

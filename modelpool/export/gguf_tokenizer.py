@@ -28,7 +28,7 @@ _BY_PATTERN = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GgufTokenizer:
     """`types`: of each token; `pre`: llama.cpp's name of the splitting; `adds_bos`: to a prompt
     that is text."""
@@ -61,12 +61,12 @@ def read_tokenizer(directory: Path, vocab_size: int, pre: str | None) -> GgufTok
         raise ConfigError(FIELD, f"{str(file)!r} has a normalizer, which llama.cpp would not apply")
     tokens, types = _vocabulary(serialised, vocab_size)
     return GgufTokenizer(
-        tokens,
-        types,
-        tuple(one if isinstance(one, str) else " ".join(one) for one in model["merges"]),
-        pre or _pre(serialised["pre_tokenizer"], file),
-        _adds_bos(file),
-        _chat_template(directory),
+        tokens=tokens,
+        types=types,
+        merges=tuple(one if isinstance(one, str) else " ".join(one) for one in model["merges"]),
+        pre=pre or _pre(serialised["pre_tokenizer"], file),
+        adds_bos=_adds_bos(file),
+        chat_template=_chat_template(directory),
     )
 
 

@@ -47,7 +47,7 @@ class _Linear:
         return out if self.bias is None else out + self.bias
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
     before: _Norm
     qkv: _Linear

@@ -35,7 +35,7 @@ _NORMED, _EPS = 16, 1e-6  # rows of a trial, and what it adds to their mean squa
 _Several = Callable[[Tensor], Sequence[Tensor]]  # outputs of layers that read the same input
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
     before: Operator
     qkv: Operator  # side by side

@@ -55,7 +55,7 @@ class _Norm:
         return x.div(length.hypot_(self._floor)).mul_(self._weight)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
     before: Operator
     qkv: Linear

@@ -38,7 +38,7 @@ class Tuning:
 PLAIN = Tuning()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Role:
     """A member's size, the dtype that it computes in, and its part in the pool."""
 

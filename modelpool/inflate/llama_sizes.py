@@ -9,7 +9,7 @@ from modelpool.errors import ConfigError
 _REAL_HIDDEN = 640  # the narrowest hidden state that passes for a real model's
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LlamaShape:
     """The sizes of a Llama checkpoint that inflation changes, and those that it keeps."""
 

@@ -30,7 +30,15 @@ def _cells(
 ) -> list[Cell]:
     requests, seeds = (24, 1) if scope.is_quick else (scope.requests, scope.seeds)
     return [
-        Cell(machine, "adaserve", policy, rate, requests, seed, traces=scope.traces)
+        Cell(
+            machine=machine,
+            workload="adaserve",
+            policy=policy,
+            rate=rate,
+            requests=requests,
+            seed=seed,
+            traces=scope.traces,
+        )
         for machine in scope.pick(MACHINES, MACHINES[:1])
         for rate in scope.pick(rates[machine], rates[machine][-1:])
         for policy in scope.pick(policies, [each for each in policies if each in _QUICK])
@@ -82,60 +90,72 @@ def _selection(scope: Scope) -> list[Cell]:
 
 FIGURES = (
     Figure(
-        "adaserve-8-9",
-        "AdaServe figures 8 and 9: rate",
-        _by_rate,
-        Axis("rate", "requests per second", _Y),
-        "attainment up to 2.1x (Llama) and 1.6x (Qwen) the best baseline's, violations / 4.3 and "
-        "/ 3.2 at the highest rate (4.8, 4.2), goodput 1.9x and 1.7x.",
-        _ASSUMED,
+        name="adaserve-8-9",
+        title="AdaServe figures 8 and 9: rate",
+        cells=_by_rate,
+        axis=Axis("rate", "requests per second", _Y),
+        published=(
+            "attainment up to 2.1x (Llama) and 1.6x (Qwen) the best baseline's, violations / 4.3 "
+            "and "
+            "/ 3.2 at the highest rate (4.8, 4.2), goodput 1.9x and 1.7x."
+        ),
+        assumed=_ASSUMED,
     ),
     Figure(
-        "adaserve-10",
-        "AdaServe figure 10: share of urgent requests, 4.0 requests/s",
-        _by_share,
-        Axis("urgent_share", "share of urgent requests", _Y),
-        "violations / 4.3 and / 3.7, goodput +30% and +64% of the best baseline's.",
-        _ASSUMED,
+        name="adaserve-10",
+        title="AdaServe figure 10: share of urgent requests, 4.0 requests/s",
+        cells=_by_share,
+        axis=Axis("urgent_share", "share of urgent requests", _Y),
+        published="violations / 4.3 and / 3.7, goodput +30% and +64% of the best baseline's.",
+        assumed=_ASSUMED,
     ),
     Figure(
-        "adaserve-11",
-        "AdaServe figure 11: objective of urgent requests, 4.0 requests/s",
-        _by_scale,
-        Axis("urgent_ratio", "objective of urgent requests over the baseline latency", _Y),
-        "violations / 4.61 and / 3.05, goodput 1.38x; continuous batching below 40% under 1.0.",
-        _ASSUMED,
+        name="adaserve-11",
+        title="AdaServe figure 11: objective of urgent requests, 4.0 requests/s",
+        cells=_by_scale,
+        axis=Axis("urgent_ratio", "objective of urgent requests over the baseline latency", _Y),
+        published=(
+            "violations / 4.61 and / 3.05, goodput 1.38x; continuous batching below 40% under 1.0."
+        ),
+        assumed=_ASSUMED,
     ),
     Figure(
-        "adaserve-12",
-        "AdaServe figure 12: tokens of a request's pass",
-        _by_rate,
-        Axis("rate", "requests per second", (("acceptance_length", "tokens of a pass"),)),
-        "high at low rates, and falling, for AdaServe; constant for vLLM-Spec. No number.",
-        _ASSUMED,
+        name="adaserve-12",
+        title="AdaServe figure 12: tokens of a request's pass",
+        cells=_by_rate,
+        axis=Axis("rate", "requests per second", (("acceptance_length", "tokens of a pass"),)),
+        published=(
+            "high at low rates, and falling, for AdaServe; constant for vLLM-Spec. No number."
+        ),
+        assumed=_ASSUMED,
     ),
     Figure(
-        "adaserve-13-14",
-        "AdaServe figures 13 and 14: categories that peak one after the other",
-        _fluctuating,
-        Axis("workload", "", _Y),
-        "AdaServe's attainment is highest. No number, and no trace: peaks here are our own shape.",
-        _ASSUMED,
+        name="adaserve-13-14",
+        title="AdaServe figures 13 and 14: categories that peak one after the other",
+        cells=_fluctuating,
+        axis=Axis("workload", "", _Y),
+        published=(
+            "AdaServe's attainment is highest. No number, and no trace: peaks here are our own "
+            "shape."
+        ),
+        assumed=_ASSUMED,
     ),
     Figure(
-        "adaserve-16",
-        "AdaServe figure 16: what each part gains",
-        _ladder,
-        Axis("workload", "", _Y),
-        "with the first phase about 80% attained, with both phases and CUDA graphs above 90%; "
-        "equal shares are low. CUDA graphs are in the drafter's published time here.",
-        _ASSUMED,
+        name="adaserve-16",
+        title="AdaServe figure 16: what each part gains",
+        cells=_ladder,
+        axis=Axis("workload", "", _Y),
+        published=(
+            "with the first phase about 80% attained, with both phases and CUDA graphs above 90%; "
+            "equal shares are low. CUDA graphs are in the drafter's published time here."
+        ),
+        assumed=_ASSUMED,
     ),
     Figure(
-        "adaserve-15",
-        "AdaServe figure 15: where a cycle's time goes",
-        _selection,
-        Axis(
+        name="adaserve-15",
+        title="AdaServe figure 15: where a cycle's time goes",
+        cells=_selection,
+        axis=Axis(
             "workload",
             "",
             (
@@ -144,20 +164,21 @@ FIGURES = (
                 ("verification", "share of verification"),
             ),
         ),
-        "selection on the CPU takes 0.41% (Llama) and 0.31% (Qwen).",
-        "Selection's milliseconds are measured on the computer that draws the figure. " + _ASSUMED,
+        published="selection on the CPU takes 0.41% (Llama) and 0.31% (Qwen).",
+        assumed="Selection's milliseconds are measured on the computer that draws the figure. "
+        + _ASSUMED,
     ),
     Figure(
-        "adaserve-grid",
-        "AdaServe's machines: rates, shares and objectives of urgent requests",
-        _grid,
-        Axis(
+        name="adaserve-grid",
+        title="AdaServe's machines: rates, shares and objectives of urgent requests",
+        cells=_grid,
+        axis=Axis(
             "rate",
             "requests per second",
             _Y,
             ("machine", "urgent_share", "urgent_ratio", "acceptance"),
         ),
-        "see figures 8 to 11.",
-        _ASSUMED,
+        published="see figures 8 to 11.",
+        assumed=_ASSUMED,
     ),
 )

@@ -35,7 +35,7 @@ _LIKE = {"Summarizer": "ChatBot", "Mixed": "ChatBot", "Reasoning": "ChatBot", "T
 Measure = Literal["load", "capacity", "selection", "example", "speed-up", "routing", "overload"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Cell:
     """Attributes:
     workload: `adaserve`, `adaserve-fluctuating`, or one of `SCENARIOS`.
@@ -148,7 +148,7 @@ def outcomes_of(cell: Cell, rate: float) -> list[Outcome]:
 def _service(cell: Cell, machine: Machine) -> Callable[[], SimulatedService]:
     batch_tokens = _batch_tokens(cell, machine)
     return lambda: SimulatedService(
-        machine, cell.acceptance, TreesConfig(), batch_tokens=batch_tokens
+        machine=machine, acceptance=cell.acceptance, trees=TreesConfig(), batch_tokens=batch_tokens
     )
 
 
@@ -180,13 +180,13 @@ def _requests(cell: Cell, machine: Machine, rate: float) -> list[LoadRequest]:
     folder = None if cell.traces is None else Path(cell.traces)
     if cell.workload.startswith("adaserve"):
         load = AdaserveLoad(
-            rate * cell.replicas,
-            cell.requests,
-            cell.seed,
-            cell.urgent_share,
-            cell.urgent_ratio,
-            cell.workload == "adaserve-fluctuating",
-            folder,
+            rate_per_s=rate * cell.replicas,
+            requests=cell.requests,
+            seed=cell.seed,
+            urgent_share=cell.urgent_share,
+            urgent_ratio=cell.urgent_ratio,
+            is_fluctuating=cell.workload == "adaserve-fluctuating",
+            traces=folder,
         )
         return load.requests_for(machine.times[machine.target].at(1))
     scenario = SCENARIOS[cell.workload]

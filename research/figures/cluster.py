@@ -12,8 +12,13 @@ _OPT = "slos-serve-opt-6.7b"
 _ACCEPTANCE = 0.7
 _CAPACITY = (("capacity", "capacity of each, requests/s at 90% attained"),)
 _ROUTING: tuple[str, ...] = (
-    "slo", "flowguard", "flowguard-printed", "round-robin", "join-shortest", "p2c"
-)  # fmt: skip
+    "slo",
+    "flowguard",
+    "flowguard-printed",
+    "round-robin",
+    "join-shortest",
+    "p2c",
+)
 _ASSUMED = (
     "OPT-6.7B and SLOs-Serve's ChatBot as in its figures; requests are so many for each replica. "
     "States are told every 0.5 s and with answers; a message takes 0.6 ms, as measured on one "
@@ -34,14 +39,14 @@ def _cells(
     requests = 20 if scope.is_quick else scope.requests
     return [
         Cell(
-            _OPT,
-            "ChatBot",
-            "slo",
-            6.0,
-            requests * count,
-            seed,
-            _ACCEPTANCE,
-            "capacity",
+            machine=_OPT,
+            workload="ChatBot",
+            policy="slo",
+            rate=6.0,
+            requests=requests * count,
+            seed=seed,
+            acceptance=_ACCEPTANCE,
+            measure="capacity",
             replicas=count,
             traces=scope.traces,
             routing=policy,
@@ -62,7 +67,10 @@ def _equal(scope: Scope) -> list[Cell]:
 
 
 def _unequal(scope: Scope) -> list[Cell]:
-    halves, one = ClusterKind("half", 2.0), ClusterKind("one of four", 2.5, 4)
+    halves, one = (
+        ClusterKind(name="half", slow=2.0),
+        ClusterKind(name="one of four", slow=2.5, slow_of=4),
+    )
     return [
         *_cells(scope, _ROUTING, (2, 4, 8, 16), halves),
         *_cells(scope, _ROUTING, (4, 8, 16), one),
@@ -75,21 +83,26 @@ def _herd(scope: Scope) -> list[Cell]:
 
 
 def _failures(scope: Scope) -> list[Cell]:
-    kind = ClusterKind("each fails once a minute", mean_up_s=60.0)
+    kind = ClusterKind(name="each fails once a minute", mean_up_s=60.0)
     cells = _cells(scope, ("slo", "round-robin"), (4, 16), kind)
     return [replace(cell, measure="routing", rate=6.0) for cell in cells]
 
 
 def _overload(scope: Scope) -> list[Cell]:
-    cells = _cells(scope, ("slo",), (2, 4), ClusterKind("refuses", max_waiting=512, rejects=True))
+    cells = _cells(
+        scope, ("slo",), (2, 4), ClusterKind(name="refuses", max_waiting=512, rejects=True)
+    )
     return [replace(cell, measure="overload", rate=9.0) for cell in cells]
 
 
 def _ablation(scope: Scope) -> list[Cell]:
     """Two pairs, or four replicas: the same number of machines."""
     nixl, store = (_KV_BYTES / bandwidth / 1e6 for bandwidth in (_NIXL_GB_S, _STORE_GB_S))
-    pair, slow = ClusterKind("", kv_ms_per_token=nixl), ClusterKind("", kv_ms_per_token=store)
-    whole = ClusterKind("")
+    pair, slow = (
+        ClusterKind(name="", kv_ms_per_token=nixl),
+        ClusterKind(name="", kv_ms_per_token=store),
+    )
+    whole = ClusterKind(name="")
     variants: list[tuple[str, str, str, ClusterKind, int]] = [
         ("full", "specustream", "flowguard-printed", pair, 2),
         ("object store in the place of NIXL", "specustream", "flowguard-printed", slow, 2),
@@ -104,14 +117,14 @@ def _ablation(scope: Scope) -> list[Cell]:
     requests = 40 if scope.is_quick else scope.requests
     return [
         Cell(
-            "specrouter-llama2-7b",
-            "Summarizer",
-            policy,
-            8.0 / replicas,
-            requests,
-            seed,
-            0.75,
-            "routing",
+            machine="specrouter-llama2-7b",
+            workload="Summarizer",
+            policy=policy,
+            rate=8.0 / replicas,
+            requests=requests,
+            seed=seed,
+            acceptance=0.75,
+            measure="routing",
             replicas=replicas,
             routing=routing,
             cluster=replace(kind, name=name),
@@ -123,35 +136,42 @@ def _ablation(scope: Scope) -> list[Cell]:
 
 FIGURES = (
     Figure(
-        "cluster-scale",
-        "Capacity of each of 1 to 16 replicas of a cluster",
-        _scale,
-        Axis("replicas", "replicas", _CAPACITY, line="routing"),
-        "SLOs-Serve figure 13: ChatBot on 2, 3, 4 replicas 2.18, 3.36, 4.61 times one's capacity "
-        "in total; nothing beyond 4.",
-        _ASSUMED,
+        name="cluster-scale",
+        title="Capacity of each of 1 to 16 replicas of a cluster",
+        cells=_scale,
+        axis=Axis("replicas", "replicas", _CAPACITY, line="routing"),
+        published=(
+            "SLOs-Serve figure 13: ChatBot on 2, 3, 4 replicas 2.18, 3.36, 4.61 times one's "
+            "capacity "
+            "in total; nothing beyond 4."
+        ),
+        assumed=_ASSUMED,
     ),
     Figure(
-        "cluster-equal",
-        "Routing policies on equal replicas",
-        _equal,
-        Axis("replicas", "replicas", _CAPACITY, line="routing"),
-        "StreamServe Table 8: 520 tokens/s with round robin, 814 with FlowGuard, on 2 pairs.",
-        _ASSUMED,
+        name="cluster-equal",
+        title="Routing policies on equal replicas",
+        cells=_equal,
+        axis=Axis("replicas", "replicas", _CAPACITY, line="routing"),
+        published=(
+            "StreamServe Table 8: 520 tokens/s with round robin, 814 with FlowGuard, on 2 pairs."
+        ),
+        assumed=_ASSUMED,
     ),
     Figure(
-        "cluster-unequal",
-        "Routing policies where every second replica has 0.5 of the speed, or every fourth 0.4",
-        _unequal,
-        Axis("replicas", "replicas", _CAPACITY, ("variant",), "routing"),
-        "no paper has unequal replicas.",
-        _ASSUMED,
+        name="cluster-unequal",
+        title=(
+            "Routing policies where every second replica has 0.5 of the speed, or every fourth 0.4"
+        ),
+        cells=_unequal,
+        axis=Axis("replicas", "replicas", _CAPACITY, ("variant",), "routing"),
+        published="no paper has unequal replicas.",
+        assumed=_ASSUMED,
     ),
     Figure(
-        "cluster-herd",
-        "FlowGuard's herd: 9 requests/s of each replica",
-        _herd,
-        Axis(
+        name="cluster-herd",
+        title="FlowGuard's herd: 9 requests/s of each replica",
+        cells=_herd,
+        axis=Axis(
             "replicas",
             "replicas",
             (
@@ -160,14 +180,16 @@ FIGURES = (
             ),
             line="routing",
         ),
-        "nothing: StreamServe's states are 500 ms old, and what that does is not discussed.",
-        _ASSUMED,
+        published=(
+            "nothing: StreamServe's states are 500 ms old, and what that does is not discussed."
+        ),
+        assumed=_ASSUMED,
     ),
     Figure(
-        "cluster-failures",
-        "Replicas that die or hang once a minute each, for 12 s: 6 requests/s of each",
-        _failures,
-        Axis(
+        name="cluster-failures",
+        title="Replicas that die or hang once a minute each, for 12 s: 6 requests/s of each",
+        cells=_failures,
+        axis=Axis(
             "replicas",
             "replicas",
             (
@@ -178,14 +200,14 @@ FIGURES = (
             ),
             line="routing",
         ),
-        "no paper serves through failures.",
-        _ASSUMED,
+        published="no paper serves through failures.",
+        assumed=_ASSUMED,
     ),
     Figure(
-        "cluster-overload",
-        "Four times 9 requests/s of each replica",
-        _overload,
-        Axis(
+        name="cluster-overload",
+        title="Four times 9 requests/s of each replica",
+        cells=_overload,
+        axis=Axis(
             "replicas",
             "replicas",
             (
@@ -196,25 +218,31 @@ FIGURES = (
             ),
             line="routing",
         ),
-        "nothing.",
-        _ASSUMED,
+        published="nothing.",
+        assumed=_ASSUMED,
     ),
     Figure(
-        "streamserve-table-8",
-        "StreamServe table 8: what each mechanism gains",
-        _ablation,
-        Axis(
+        name="streamserve-table-8",
+        title="StreamServe table 8: what each mechanism gains",
+        cells=_ablation,
+        axis=Axis(
             "workload",
             "",
             (("latency_s", "latency, s"), ("tokens_per_s", "tokens/s"), ("attained", "in time")),
             line="variant",
         ),
-        "tokens/s, latency in s: full 814, 0.275; without NIXL 765, 0.45; fixed depth 680, 0.88; "
-        "round robin 520, 1.15; without FlowGuard 490, 1.30; without SpecuStream 310, 2.45; "
-        "monolithic 290, 3.52; without both 220, 4.10. These are not of the same work "
-        "(latency over time per token gives 13 to 20 tokens of output for some).",
-        "Llama-2-7B with two drafters as fitted to SpecRouter's Table 2, prompts and outputs of "
-        "SLOs-Serve's Summarizer, 8 requests/s. No prefix cache: FlowGuard's C is 0. `No "
-        "SpecuStream` is no speculation, as their TPOT suggests.",
+        published=(
+            "tokens/s, latency in s: full 814, 0.275; without NIXL 765, 0.45; fixed depth 680, "
+            "0.88; "
+            "round robin 520, 1.15; without FlowGuard 490, 1.30; without SpecuStream 310, 2.45; "
+            "monolithic 290, 3.52; without both 220, 4.10. These are not of the same work "
+            "(latency over time per token gives 13 to 20 tokens of output for some)."
+        ),
+        assumed=(
+            "Llama-2-7B with two drafters as fitted to SpecRouter's Table 2, prompts and outputs "
+            "of "
+            "SLOs-Serve's Summarizer, 8 requests/s. No prefix cache: FlowGuard's C is 0. `No "
+            "SpecuStream` is no speculation, as their TPOT suggests."
+        ),
     ),
 )

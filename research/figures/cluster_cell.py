@@ -21,7 +21,7 @@ _REFUSALS = ("refused", "no replica is ready")  # 503
 _DOWN_S = 12.0  # until another process serves in a dead one's place (9 to 12 s were measured)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ClusterKind:
     """Attributes:
     name: in figures where several kinds stand beside each other.
@@ -53,7 +53,7 @@ class ClusterKind:
         if self.mean_up_s is not None:
             failures = drawn_failures(replicas, until_s, self.mean_up_s, _DOWN_S, seed)
         settings = ClusterSettings(
-            RoutingConfig(policy=policy),
+            routing=RoutingConfig(policy=policy),
             failures=failures,
             max_waiting=self.max_waiting,
             rejects=self.rejects,
@@ -67,7 +67,9 @@ class ClusterKind:
         if self.kv_ms_per_token is None:
             return lambda: SimulatedReplica(one())
         transfer = Transfer(0.0, self.kv_ms_per_token)
-        return lambda: SimulatedPair(SimulatedReplica(one()), SimulatedReplica(one()), transfer)
+        return lambda: SimulatedPair(
+            prefill=SimulatedReplica(one()), decode=SimulatedReplica(one()), transfer=transfer
+        )
 
 
 WHOLE = ClusterKind()

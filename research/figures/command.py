@@ -16,7 +16,7 @@ from specrouter.bench.plots import check_plot
 CELLS = "cells.jsonl"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FigureOptions:
     """Attributes:
     names: of figures; none: all.

@@ -28,8 +28,17 @@ def figure_3(policy: str) -> dict[str, Any]:
     that decode with a TPOT of 1 unit, are in time. Every run of ten tokens is judged."""
     batch = RooflineTime(((_UNIT_MS / _TOKENS, 0.0, 0.0),))
     curve = TimeCurve(((1.0, batch.ms(1)), (64.0, batch.ms(64))))
-    machine = Machine("target", {"target": curve}, {"target": 1}, 64, 16, batch=batch)
-    service = SimulatedService(machine, 0.5, TreesConfig(), batch_tokens=_TOKENS)
+    machine = Machine(
+        target="target",
+        times={"target": curve},
+        parameters={"target": 1},
+        prefill_chunk=64,
+        max_requests=16,
+        batch=batch,
+    )
+    service = SimulatedService(
+        machine=machine, acceptance=0.5, trees=TreesConfig(), batch_tokens=_TOKENS
+    )
     service.use(policy)
     old = [_request(0.0, 1, 41, 0.0, place) for place in range(3)]
     new = [_request(1.0, 6, 11, 6.0, 3 + place) for place in range(4)]
@@ -42,13 +51,13 @@ def figure_3(policy: str) -> dict[str, Any]:
 
 def _request(at_s: float, prompt: int, tokens: int, ttft: float, seed: int) -> LoadRequest:
     return LoadRequest(
-        at_s,
-        "example",
-        (0,) * prompt,
-        tokens,
-        1.0,
-        seed,
-        _UNIT_MS,
+        at_s=at_s,
+        category="example",
+        token_ids=(0,) * prompt,
+        new_tokens=tokens,
+        temperature=1.0,
+        seed=seed,
+        objective_ms=_UNIT_MS,
         ttft_ms=_UNIT_MS * ttft or None,
         judges_runs=True,
     )
@@ -60,9 +69,9 @@ def shares_of(
     """Shares of a cycle's time: drafting and verification simulated, selection measured here."""
     plans: list[Plan | None] = []
     service = SimulatedService(
-        machine,
-        acceptance,
-        TreesConfig(),
+        machine=machine,
+        acceptance=acceptance,
+        trees=TreesConfig(),
         watch=lambda before, admission, view, plan: plans.append(plan),
     )
     service.use(policy)
@@ -111,12 +120,19 @@ def speed_up(machine: Machine, policy: str, batch: int, seed: int) -> dict[str, 
     }
     chosen["paths"] = NamedPolicy(chains="adaptive", selection="goodput", settings={"width": 1})
     requests = [
-        LoadRequest(0.0, "batch", (0,) * _BATCH_PROMPT, _BATCH_TOKENS, 1.0, seed * 1000 + place)
+        LoadRequest(
+            at_s=0.0,
+            category="batch",
+            token_ids=(0,) * _BATCH_PROMPT,
+            new_tokens=_BATCH_TOKENS,
+            temperature=1.0,
+            seed=seed * 1000 + place,
+        )
         for place in range(batch)
     ]
 
     def duration_s(used: str | NamedPolicy) -> float:
-        service = SimulatedService(machine, 0.5, TreesConfig())
+        service = SimulatedService(machine=machine, acceptance=0.5, trees=TreesConfig())
         service.use(used)
         return max(one.end_s for one in replay(requests, service, service))
 

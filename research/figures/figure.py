@@ -41,7 +41,7 @@ class Axis:
     line: str = "policy"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Figure:
     """Attributes:
     cells: for a scope.

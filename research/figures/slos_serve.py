@@ -30,9 +30,17 @@ def _capacity_cell(
 ) -> Cell:
     requests = _requests(scope) * replicas
     return Cell(
-        machine, scenario, policy, 1.0, requests, seed, _ACCEPTANCE, "capacity", replicas=replicas,
+        machine=machine,
+        workload=scenario,
+        policy=policy,
+        rate=1.0,
+        requests=requests,
+        seed=seed,
+        acceptance=_ACCEPTANCE,
+        measure="capacity",
+        replicas=replicas,
         traces=scope.traces,
-    )  # fmt: skip
+    )
 
 
 def _capacity(scope: Scope) -> list[Cell]:
@@ -52,10 +60,17 @@ def _capacity(scope: Scope) -> list[Cell]:
 def _burst(scope: Scope) -> list[Cell]:
     return [
         Cell(
-            _OPT[0], "Coder", policy, 4.5, _requests(scope), 0, _ACCEPTANCE, traces=scope.traces
+            machine=_OPT[0],
+            workload="Coder",
+            policy=policy,
+            rate=4.5,
+            requests=_requests(scope),
+            seed=0,
+            acceptance=_ACCEPTANCE,
+            traces=scope.traces,
         )
         for policy in _policies(scope)
-    ]  # fmt: skip
+    ]
 
 
 def _replicas(scope: Scope) -> list[Cell]:
@@ -70,52 +85,67 @@ def _replicas(scope: Scope) -> list[Cell]:
 
 def _example(scope: Scope) -> list[Cell]:
     return [
-        Cell("figure-3", "figure-3", policy, 0.0, 7, measure="example")
+        Cell(
+            machine="figure-3",
+            workload="figure-3",
+            policy=policy,
+            rate=0.0,
+            requests=7,
+            measure="example",
+        )
         for policy in ("vllm", "sarathi", "slos-serve", "slo")
     ]
 
 
 FIGURES = (
     Figure(
-        "slos-serve-3",
-        "SLOs-Serve figure 3: four prompts beside three requests that decode",
-        _example,
-        Axis(
+        name="slos-serve-3",
+        title="SLOs-Serve figure 3: four prompts beside three requests that decode",
+        cells=_example,
+        axis=Axis(
             "workload", "", (("new", "new requests in time"), ("old", "earlier requests in time"))
         ),
-        "prefill first breaks all TPOTs, decode first misses two TTFTs of four, SLOs-Serve admits "
-        "three of four and breaks nothing.",
-        "The example's own machine: six tokens in a unit of time, nothing beside them.",
+        published=(
+            "prefill first breaks all TPOTs, decode first misses two TTFTs of four, SLOs-Serve "
+            "admits "
+            "three of four and breaks nothing."
+        ),
+        assumed="The example's own machine: six tokens in a unit of time, nothing beside them.",
     ),
     Figure(
-        "slos-serve-capacity",
-        "SLOs-Serve figure 9: capacity of six scenarios",
-        _capacity,
-        Axis("workload", "", _CAPACITY),
-        "2.2x the better of vLLM and Sarathi-Serve in the geometric mean (abstract); in the text "
-        "1.76x over vLLM and 1.94x over Sarathi-Serve; ChatBot 1.41-1.70x and Summarizer "
-        "1.14-1.17x over the sizes, Coder up to 2.1x, ToolLLM 1.90x, Reasoning 2.4x. "
-        "No absolute capacity.",
-        _ASSUMED,
+        name="slos-serve-capacity",
+        title="SLOs-Serve figure 9: capacity of six scenarios",
+        cells=_capacity,
+        axis=Axis("workload", "", _CAPACITY),
+        published=(
+            "2.2x the better of vLLM and Sarathi-Serve in the geometric mean (abstract); in the "
+            "text "
+            "1.76x over vLLM and 1.94x over Sarathi-Serve; ChatBot 1.41-1.70x and Summarizer "
+            "1.14-1.17x over the sizes, Coder up to 2.1x, ToolLLM 1.90x, Reasoning 2.4x. "
+            "No absolute capacity."
+        ),
+        assumed=_ASSUMED,
     ),
     Figure(
-        "slos-serve-burst",
-        "SLOs-Serve figure 11: Coder at 4.5 requests/s",
-        _burst,
-        Axis(
+        name="slos-serve-burst",
+        title="SLOs-Serve figure 11: Coder at 4.5 requests/s",
+        cells=_burst,
+        axis=Axis(
             "workload",
             "",
             (("attained", "share in time"), ("mean_running", "requests in the system, mean")),
         ),
-        "objectives of admitted requests hold through bursts, the others are served after them.",
-        _ASSUMED,
+        published=(
+            "objectives of admitted requests hold through bursts, the others are served after them."
+        ),
+        assumed=_ASSUMED,
     ),
     Figure(
-        "slos-serve-replicas",
-        "SLOs-Serve figure 13: capacity of each of 1 to 4 replicas",
-        _replicas,
-        Axis("replicas", "replicas", _CAPACITY),
-        "ChatBot on 2, 3, 4 replicas: 2.18, 3.36, 4.61 times one's capacity in total.",
-        _ASSUMED,
+        name="slos-serve-replicas",
+        title="SLOs-Serve figure 13: capacity of each of 1 to 4 replicas",
+        cells=_replicas,
+        axis=Axis("replicas", "replicas", _CAPACITY),
+        published="ChatBot on 2, 3, 4 replicas: 2.18, 3.36, 4.61 times one's capacity in total.",
+        assumed=_ASSUMED,
     ),
 )

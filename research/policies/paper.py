@@ -26,7 +26,11 @@ class Paper(ChainPolicy):
         }
         best = min(predicted, key=lambda chain: predicted[chain])
         return ChainDecision(
-            best, shape, hard_rejection=True, predicted_ms=predicted, reason="least by Equation 7"
+            chain=best,
+            shape=shape,
+            hard_rejection=True,
+            predicted_ms=predicted,
+            reason="least by Equation 7",
         )
 
 

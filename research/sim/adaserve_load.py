@@ -29,7 +29,7 @@ _PEAK_WIDTH = 0.12
 _CALM = 0.25  # rate away from the peak, over that at the peak
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AdaserveLoad:
     """Attributes:
     urgent_share: of requests; None: the traces' 0.6.
@@ -69,13 +69,13 @@ class AdaserveLoad:
     def requests_for(self, baseline_ms: float) -> list[LoadRequest]:
         return [
             LoadRequest(
-                one.at_s,
-                one.category,
-                (0,) * one.input_tokens,
-                one.output_tokens,
-                1.0,
-                self.seed * 1_000_000 + place,
-                None if one.slo_ratio is None else one.slo_ratio * baseline_ms,
+                at_s=one.at_s,
+                category=one.category,
+                token_ids=(0,) * one.input_tokens,
+                new_tokens=one.output_tokens,
+                temperature=1.0,
+                seed=self.seed * 1_000_000 + place,
+                objective_ms=None if one.slo_ratio is None else one.slo_ratio * baseline_ms,
             )
             for place, one in enumerate(self.arrivals(baseline_ms))
         ]

@@ -26,14 +26,14 @@ def prefill_first(batch_tokens: int) -> Admit:
             served.add(one.id)
         decoding = {one.id for one in view.running if not one.prompt_left}
         return Admission(
-            tuple(one.id for one in came if one.id in served),
+            admitted=tuple(one.id for one in came if one.id in served),
             # A prompt of one token has nothing to read: it decodes at once.
-            {
+            chunks={
                 one.id: one.prompt_left + 1
                 for one in (*reading, *came)
                 if one.id in served and one.prompt_left
             },
-            waits,
+            waits_for_memory=waits,
             paused=frozenset(decoding - served if served else ()),
         )
 
@@ -52,6 +52,8 @@ def decode_first(batch_tokens: int) -> Admit:
             if left > 0 and one.prompt_left:
                 chunks[one.id] = min(one.prompt_left + 1, left)
                 left -= chunks[one.id]
-        return Admission(tuple(one.id for one in came), chunks, waits)
+        return Admission(
+            admitted=tuple(one.id for one in came), chunks=chunks, waits_for_memory=waits
+        )
 
     return policy

@@ -103,7 +103,7 @@ class _Draft:
     kept: dict[str, Ints] = field(default_factory=dict)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class SimulatedExecutor:
     machine: Machine
     texts: SimulatedTexts
@@ -302,9 +302,9 @@ class SimulatedExecutor:
         alone: Chain = (self.machine.target,)
         result.commits += [
             Commit(
-                row,
-                [NO_TOKEN] * count,
-                group.chain if drafted[row] else alone,
+                row=row,
+                tokens=[NO_TOKEN] * count,
+                chain=group.chain if drafted[row] else alone,
                 drafted=drafted[row],
             )
             for row, count in gained.items()
@@ -318,7 +318,13 @@ class SimulatedExecutor:
         with np.errstate(divide="ignore"):
             log_probs = np.log(trees.worth)
         depths = trees.candidates.depths
-        judged = JudgedTrees(trees.parents, depths, log_probs, draft.chosen, walked)
+        judged = JudgedTrees(
+            parents=trees.parents,
+            depths=depths,
+            log_probs=log_probs,
+            judged=draft.chosen,
+            accepted=walked,
+        )
         self.profiler.record_trees((chain[:-1], chain[-1], sampled), judged)
 
 

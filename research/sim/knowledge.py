@@ -28,7 +28,7 @@ class Known(PerformanceProfiler):
     """See the module."""
 
     def __init__(self, machine: Machine, texts: SimulatedTexts) -> None:
-        super().__init__(machine.parameters)
+        super().__init__(parameters=machine.parameters)
         self.is_learning = False
         self._true = true_snapshot(machine, texts)
 
@@ -48,7 +48,7 @@ class Known(PerformanceProfiler):
 
 def learned_times(machine: Machine) -> PerformanceProfiler:
     """Of a profiler that knows the machine's times, and has seen no text."""
-    profiler = PerformanceProfiler(machine.parameters)
+    profiler = PerformanceProfiler(parameters=machine.parameters)
     for name, times in machine.times.items():
         samples = [TimeSample(size, 0.0, times.at(size)) for size in _SIZES]
         profiler.learn_curve(name, TimeRegression.profiled(samples))
@@ -67,8 +67,8 @@ def true_snapshot(machine: Machine, texts: SimulatedTexts) -> PerformanceSnapsho
             for load in loads if verifier == machine.target else ():
                 outcomes[(proposer, verifier), load, mode] = Outcome(tokens=gain_over_law(text))
     return PerformanceSnapshot(
-        machine.times,
-        machine.parameters,
+        times=machine.times,
+        parameters=machine.parameters,
         trees=trees,
         stages=machine.stages,
         outcomes=outcomes,

@@ -43,7 +43,7 @@ class AdaserveBounds(Strict):
         return self.model_dump(exclude_none=True, exclude={"budget_tokens"})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Machine:
     """What a simulation knows of models and memory.
 
@@ -223,13 +223,13 @@ def load_machine(file: Path) -> Machine:
     models = (*found.all_drafters, found.target)
     batch = RooflineTime(found.batch_terms) if found.batch_terms else None
     return Machine(
-        found.target.name,
-        {one.name: _times(one, found.target, batch) for one in models},
-        {one.name: one.parameters for one in models},
-        found.prefill_chunk,
-        found.max_requests,
-        found.room_tokens,
-        acceptance,
+        target=found.target.name,
+        times={one.name: _times(one, found.target, batch) for one in models},
+        parameters={one.name: one.parameters for one in models},
+        prefill_chunk=found.prefill_chunk,
+        max_requests=found.max_requests,
+        kv_tokens=found.room_tokens,
+        acceptance=acceptance,
         free_drafter_prefill=found.free_drafter_prefill or batch is not None,
         batch=batch,
         trees=found.adaserve,

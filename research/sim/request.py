@@ -84,11 +84,13 @@ class SimulatedRequest(RunningRequest):
         self._run_s = 0.0  # when the run of ten tokens began that it is in
         sent_s = clock()
         spec = RequestSpec(
-            request.token_ids,
-            (NO_TOKEN,) * sum(count for _, count in commits),
-            SamplingParams(max_new_tokens=request.new_tokens, temperature=request.temperature),
-            request.speculation,
-            request.seed,
+            token_ids=request.token_ids,
+            generated=(NO_TOKEN,) * sum(count for _, count in commits),
+            params=SamplingParams(
+                max_new_tokens=request.new_tokens, temperature=request.temperature
+            ),
+            speculation=request.speculation,
+            seed=request.seed,
             objective=_objective(request),
             arrivals=tuple((came_s - sent_s, count) for came_s, count in commits),
             kv=_SimulatedKV(kv_tokens) if kv_tokens else None,
@@ -163,16 +165,16 @@ class SimulatedRequest(RunningRequest):
         error = self.refusal or ("cancelled" if self.is_cancelled else None)
         found = self._metrics("length")
         if found.ttft_ms is None:
-            return Answer(None, None, 0, error=error)
+            return Answer(ttft_ms=None, tpot_ms=None, tokens=0, error=error)
         worst_ms = max(found.tpot_ms_every_10, default=None)
         return Answer(
-            found.ttft_ms,
-            found.tpot_ms,
-            self.tokens,
-            found.acceptance_length,
-            error,
-            found.attained_stages,
-            worst_ms if self.request.judges_runs else None,
+            ttft_ms=found.ttft_ms,
+            tpot_ms=found.tpot_ms,
+            tokens=self.tokens,
+            acceptance_length=found.acceptance_length,
+            error=error,
+            attained_stages=found.attained_stages,
+            worst_run_ms=worst_ms if self.request.judges_runs else None,
         )
 
     def _attained_stages(self) -> tuple[bool, ...]:
@@ -198,4 +200,10 @@ def _objective(request: LoadRequest) -> Objective | None:
     if not request.has_objective:
         return None
     tpot_ms = None if request.stages else request.objective_ms
-    return Objective(tpot_ms, request.ttft_ms, request.category, request.e2e_ms, request.stages)
+    return Objective(
+        tpot_ms=tpot_ms,
+        ttft_ms=request.ttft_ms,
+        slo_class=request.category,
+        e2e_ms=request.e2e_ms,
+        stages=request.stages,
+    )

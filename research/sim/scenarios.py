@@ -54,7 +54,7 @@ class Lengths:
         return max(self.least, round(draws.lognormvariate(self._mu, self._sigma)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Kind:
     """Requests of one application.
 
@@ -89,19 +89,41 @@ class Scenario:
 
 
 _CHAT = Kind(
-    "chat", Lengths(763, 424), (Lengths(266, 160, 2),), LOOSE[0], (LOOSE[1],)
-)  # fmt: skip
-_CODE = Kind("code", Lengths(847, 617), (Lengths(26, 47, 2),), LOOSE[0], (TIGHT[1],))
-_SUMMARY = Kind("summary", Lengths(1333, 444), (Lengths(202, 234, 2),), TIGHT[0], (LOOSE[1],))
+    name="chat",
+    prompt=Lengths(763, 424),
+    outputs=(Lengths(266, 160, 2),),
+    ttft=LOOSE[0],
+    tpots_ms=(LOOSE[1],),
+)
+_CODE = Kind(
+    name="code",
+    prompt=Lengths(847, 617),
+    outputs=(Lengths(26, 47, 2),),
+    ttft=LOOSE[0],
+    tpots_ms=(TIGHT[1],),
+)
+_SUMMARY = Kind(
+    name="summary",
+    prompt=Lengths(1333, 444),
+    outputs=(Lengths(202, 234, 2),),
+    ttft=TIGHT[0],
+    tpots_ms=(LOOSE[1],),
+)
 _TOOL = Kind(
-    "tool", Lengths(690, 356), (Lengths(116, 66, 2),), TIGHT[0], (TIGHT[1],), (2.7, 1.1), LOOSE[1]
-)  # fmt: skip
+    name="tool",
+    prompt=Lengths(690, 356),
+    outputs=(Lengths(116, 66, 2),),
+    ttft=TIGHT[0],
+    tpots_ms=(TIGHT[1],),
+    rounds=(2.7, 1.1),
+    last_tpot_ms=LOOSE[1],
+)
 _REASONING = Kind(
-    "reasoning",
-    Lengths(127, 83),
-    (Lengths(4693, 1442, 2), Lengths(803, 280, 2)),
-    TIGHT[0],
-    (TIGHT[1], LOOSE[1]),
+    name="reasoning",
+    prompt=Lengths(127, 83),
+    outputs=(Lengths(4693, 1442, 2), Lengths(803, 280, 2)),
+    ttft=TIGHT[0],
+    tpots_ms=(TIGHT[1], LOOSE[1]),
 )
 SCENARIOS: Mapping[str, Scenario] = {
     one.name: one
@@ -181,12 +203,12 @@ def _session(
         stages = tuple(Stage(*each) for each in zip(tpots_ms, ends, strict=True))
         found.append(
             LoadRequest(
-                at_s,
-                kind.name,
-                (0,) * read,
-                sum(made),
-                1.0,
-                0,
+                at_s=at_s,
+                category=kind.name,
+                token_ids=(0,) * read,
+                new_tokens=sum(made),
+                temperature=1.0,
+                seed=0,
                 objective_ms=tpots_ms[0] if len(made) == 1 else None,
                 ttft_ms=ttft_ms,
                 stages=stages if len(made) > 1 else (),

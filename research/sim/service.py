@@ -99,7 +99,7 @@ class _Watched(Policy):
         return plan
 
 
-@dataclass
+@dataclass(kw_only=True)
 class SimulatedService:
     """A service and its clock: time passes while the client sleeps.
 
@@ -161,11 +161,20 @@ class SimulatedService:
         self._rows = SimulatedRows(machine.max_requests, machine.names, follow)
         self._profiler = self.knowledge(machine, texts)
         self._executor = SimulatedExecutor(
-            machine, texts, self._rows, self._profiler, np.random.default_rng(0), clock
+            machine=machine,
+            texts=texts,
+            states=self._rows,
+            profiler=self._profiler,
+            draws=np.random.default_rng(0),
+            clock=clock,
         )
         faults = _Faults()
         book = RequestBook(
-            self._executor, SloAccounts(), RequestMeter(machine.target), faults, clock=clock
+            executor=self._executor,
+            slo_accounts=SloAccounts(),
+            meter=RequestMeter(machine.target),
+            faults=faults,
+            clock=clock,
         )
         self._views = ViewBuilder(
             machine.names, (), self._executor, self._profiler, book.lengths, book.margin, clock

@@ -48,7 +48,7 @@ class Promises:
         self.kept_to |= came & attainable
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Found:
     """Counts of requests. `late_first`: missed TTFT; `slow`: a TPOT; `far`: one by over 10%."""
 
@@ -63,7 +63,9 @@ class Found:
 
 def ask(machine: Machine, policy: str, requests: list[LoadRequest]) -> Found:
     promises = Promises(machine)
-    service = SimulatedService(machine, ACCEPTANCE, TreesConfig(), watch=promises.watch)
+    service = SimulatedService(
+        machine=machine, acceptance=ACCEPTANCE, trees=TreesConfig(), watch=promises.watch
+    )
     service.use(policy)
     outcomes = replay(requests, service, service)
     # A new service numbers what it is sent from 0 on.
@@ -77,13 +79,13 @@ def ask(machine: Machine, policy: str, requests: list[LoadRequest]) -> Found:
         slow = 0.0 if worst is None else worst / one.request.objective_ms
         shares.append((first / one.request.ttft_ms, slow))
     return Found(
-        len(outcomes),
-        sum(one.is_attained is True for one in outcomes),
-        len(promises.kept_to),
-        len(missed),
-        sum(first > 1.0 for first, _ in shares),
-        sum(slow > 1.0 for _, slow in shares),
-        sum(max(each) > 1.1 for each in shares),
+        requests=len(outcomes),
+        attained=sum(one.is_attained is True for one in outcomes),
+        admitted=len(promises.kept_to),
+        missed=len(missed),
+        late_first=sum(first > 1.0 for first, _ in shares),
+        slow=sum(slow > 1.0 for _, slow in shares),
+        far=sum(max(each) > 1.1 for each in shares),
     )
 
 

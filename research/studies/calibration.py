@@ -145,7 +145,10 @@ def _generate(
 ) -> None:
     params = [
         SamplingParams(
-            options.new_tokens, options.temperature, seed=1000 * turn + i, ignore_eos=True
+            max_new_tokens=options.new_tokens,
+            temperature=options.temperature,
+            seed=1000 * turn + i,
+            ignore_eos=True,
         )
         for i in range(len(prompts))
     ]

@@ -142,7 +142,13 @@ def _decoding(
     endless = router.max_request_tokens - _LONGEST
     handles = [
         router.submit(
-            prompt, SamplingParams(endless, options.temperature, seed=seed + i, ignore_eos=True)
+            prompt,
+            SamplingParams(
+                max_new_tokens=endless,
+                temperature=options.temperature,
+                seed=seed + i,
+                ignore_eos=True,
+            ),
         )
         for i, prompt in enumerate(prompts)
     ]

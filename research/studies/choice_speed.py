@@ -73,7 +73,9 @@ def _seconds(sampler: Sampler, logits: Tensor, first: int) -> float:
     rows = np.arange(len(logits))
     started = time.perf_counter()
     for position in range(first, first + _PASSES):
-        places = Contexts(rows, np.full_like(rows, position), np.zeros_like(rows))
+        places = Contexts(
+            rows=rows, positions=np.full_like(rows, position), depths=np.zeros_like(rows)
+        )
         sampler.choose(logits, places)
     return time.perf_counter() - started
 

@@ -147,7 +147,9 @@ class Round:
         return {each: _short(row) for each, row in rows.items()} | {"slack": of_slack}
 
     def _simulated(self, name: str, point: Point, machine: Machine, alpha: float) -> list[Outcome]:
-        service = SimulatedService(machine, alpha, self._router.config.trees)
+        service = SimulatedService(
+            machine=machine, acceptance=alpha, trees=self._router.config.trees
+        )
         bench = LoadBench(
             service, self._tokenize, self._texts, self._options, self._progress, service
         )
@@ -219,7 +221,7 @@ def main() -> None:
     parser.add_argument("--policy", nargs="+", default=[FIRST_COME, "slo"])
     asked = parser.parse_args()
     options = LoadOptions(
-        asked.config, poisson=1.0, requests=asked.requests, seed=asked.seed,
+        config=asked.config, poisson=1.0, requests=asked.requests, seed=asked.seed,
         ttft_slowdown=5.0, policy=tuple(asked.policy),
     )  # fmt: skip
     config = RouterConfig.load(asked.config)

@@ -31,7 +31,7 @@ from specrouter.config import RouterConfig
 _ROOT = Path(__file__).parents[1]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Quality:
     """Means over `tokens` predicted ones.
 
@@ -103,7 +103,7 @@ def mean(parts: Sequence[Quality]) -> Quality:
     """Of windows that are equally long."""
     names = [field.name for field in fields(Quality) if field.name != "tokens"]
     means = {name: sum(getattr(part, name) for part in parts) / len(parts) for name in names}
-    return Quality(sum(part.tokens for part in parts), **means)
+    return Quality(tokens=sum(part.tokens for part in parts), **means)
 
 
 def _logits(model: PackedModel, tokens: Tensor) -> Tensor:

@@ -77,7 +77,7 @@ class Bench:
         router.set_learning(policy == "adaptive" if learn is None else learn)
         params = [
             SamplingParams(
-                new_tokens or self.options.new_tokens,
+                max_new_tokens=new_tokens or self.options.new_tokens,
                 temperature=self.options.temperature,
                 seed=seed + i,
                 ignore_eos=True,

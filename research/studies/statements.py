@@ -36,7 +36,7 @@ def attained(
     selection: NodeSelection | None = None,
 ) -> float:
     """Share of requests in time."""
-    service = SimulatedService(machine, acceptance, TreesConfig())
+    service = SimulatedService(machine=machine, acceptance=acceptance, trees=TreesConfig())
     service.use(policy, selection)
     requests = load.requests_for(machine.times[machine.target].at(1))
     return sum(one.is_attained is True for one in replay(requests, service, service)) / len(
@@ -57,7 +57,14 @@ def main() -> None:
     machine = machine_of(asked.machine)
 
     def load(scale: float) -> AdaserveLoad:
-        return AdaserveLoad(RATE, asked.requests, asked.seed, SHARE, scale, traces=asked.traces)
+        return AdaserveLoad(
+            rate_per_s=RATE,
+            requests=asked.requests,
+            seed=asked.seed,
+            urgent_share=SHARE,
+            urgent_ratio=scale,
+            traces=asked.traces,
+        )
 
     for scale in SCALES:
         found = attained(machine, "vllm", _NO_MATTER, load(scale))

@@ -85,7 +85,10 @@ def _row(
 def _served(router: ChainRouter, batch: int, new_tokens: int) -> Figures:
     """Milliseconds of a token, and of its cycle in parts."""
     before = router.statistics()
-    params = [SamplingParams(new_tokens, seed=seed, ignore_eos=True) for seed in range(batch)]
+    params = [
+        SamplingParams(max_new_tokens=new_tokens, seed=seed, ignore_eos=True)
+        for seed in range(batch)
+    ]
     outputs = router.generate([_PROMPT] * batch, params)
     after = router.statistics()
     cycles = after.cycles - before.cycles

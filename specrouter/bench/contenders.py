@@ -91,14 +91,15 @@ class OwnContender:
         for output in outputs:
             chains.update({">".join(c): count for c, count in output.metrics.chains.items()})
         return Sample(
-            sum(len(output.token_ids) for output in outputs),
-            seconds,
-            tuple(distinct_share(output.token_ids) for output in outputs),
-            sum(output.metrics.acceptance_length for output in outputs) / len(outputs),
-            engine,
-            dict(chains),
-            len(outputs),
-            mean_of_known(output.metrics.tpot_ms for output in outputs),
+            tokens=sum(len(output.token_ids) for output in outputs),
+            seconds=seconds,
+            distinct=tuple(distinct_share(output.token_ids) for output in outputs),
+            acceptance_length=sum(output.metrics.acceptance_length for output in outputs)
+            / len(outputs),
+            engine=engine,
+            chains=dict(chains),
+            requests=len(outputs),
+            tpot_ms=mean_of_known(output.metrics.tpot_ms for output in outputs),
         )
 
 
@@ -108,8 +109,8 @@ def _params(work: Work, prompt: BenchPrompt, seed: int, tenant: str) -> Sampling
     """
     recorded = prompt.recorded[: work.new_tokens]
     return SamplingParams(
-        len(recorded) or work.new_tokens,
-        work.temperature,
+        max_new_tokens=len(recorded) or work.new_tokens,
+        temperature=work.temperature,
         seed=seed,
         ignore_eos=True,
         prefix_cache=False,

@@ -14,7 +14,7 @@ _ALL_CHAINS_UP_TO = 5  # models; a larger pool's chains of four models and more 
 SMALLEST, BEST, ADAPTIVE = "smallest", "tuned", "adaptive"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Lineup:
     """Attributes:
     chains: static ones that are measured.
@@ -72,10 +72,10 @@ def lineup(
             reason = f"{name!r} is none of {', '.join(known)}: {error}"
             raise ConfigError("--only", reason) from error
     return Lineup(
-        "transformers" in wanted,
-        tuple(m for name, m in assisted.items() if wanted & {name, "assisted"}),
-        tuple(c for c in chains if wanted & {chain_name(c), "static"}),
-        pairs if BEST in wanted else (),
-        with_models[0] if SMALLEST in wanted and with_models else None,
-        (*((ADAPTIVE,) if ADAPTIVE in wanted else ()), *own),
+        has_transformers="transformers" in wanted,
+        assistants=tuple(m for name, m in assisted.items() if wanted & {name, "assisted"}),
+        chains=tuple(c for c in chains if wanted & {chain_name(c), "static"}),
+        pairs=pairs if BEST in wanted else (),
+        smallest=with_models[0] if SMALLEST in wanted and with_models else None,
+        policies=(*((ADAPTIVE,) if ADAPTIVE in wanted else ()), *own),
     )

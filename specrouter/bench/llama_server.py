@@ -155,10 +155,10 @@ def sample(answers: Sequence[Answer], seconds: float) -> Sample:
     """Of one batch."""
     accepted = [one.acceptance_length for one in answers if one.acceptance_length is not None]
     return Sample(
-        sum(one.tokens for one in answers),
-        seconds,
-        tuple(distinct_share(one.token_ids) for one in answers),
-        sum(accepted) / len(accepted) if len(accepted) == len(answers) else None,
+        tokens=sum(one.tokens for one in answers),
+        seconds=seconds,
+        distinct=tuple(distinct_share(one.token_ids) for one in answers),
+        acceptance_length=sum(accepted) / len(accepted) if len(accepted) == len(answers) else None,
         requests=len(answers),
         tpot_ms=mean_of_known(one.tpot_ms for one in answers),
     )

@@ -124,12 +124,12 @@ class RequestSource:
         return [
             self._with_objectives(
                 LoadRequest(
-                    arrival.at_s,
-                    arrival.category,
-                    prompt,
-                    arrival.output_tokens,
-                    options.temperature,
-                    first_seed + index,
+                    at_s=arrival.at_s,
+                    category=arrival.category,
+                    token_ids=prompt,
+                    new_tokens=arrival.output_tokens,
+                    temperature=options.temperature,
+                    seed=first_seed + index,
                 ),
                 arrival.slo_ratio,
                 point.slo_scale,

@@ -76,14 +76,15 @@ class OwnService:
 
     def send(self, request: LoadRequest) -> Pending:
         params = SamplingParams(
-            request.new_tokens,
-            request.temperature,
+            max_new_tokens=request.new_tokens,
+            temperature=request.temperature,
             seed=request.seed,
             ignore_eos=True,
             prefix_cache=False,  # services are given the same prompts
         )
-        asked = (request.objective_ms, request.ttft_ms)
-        slo = SLO(*asked, e2e_ms=request.e2e_ms) if request.has_objective else None
+        slo = None
+        if request.has_objective:
+            slo = SLO(tpot_ms=request.objective_ms, ttft_ms=request.ttft_ms, e2e_ms=request.e2e_ms)
         try:
             handle = self._router.submit(request.token_ids, params, request.speculation, slo=slo)
         except (RequestError, RuntimeError) as error:  # RuntimeError: the engine has failed
@@ -100,7 +101,7 @@ class _Refused:
         pass
 
     def answer(self) -> Answer:
-        return Answer(None, None, 0, error=self.reason)
+        return Answer(ttft_ms=None, tpot_ms=None, tokens=0, error=self.reason)
 
 
 @dataclass(frozen=True)
@@ -118,14 +119,16 @@ class _OwnPending:
         try:
             output = self.handle.result(_END_S)
         except TimeoutError as error:
-            return Answer(None, None, 0, error=str(error))
+            return Answer(ttft_ms=None, tpot_ms=None, tokens=0, error=str(error))
         metrics = output.metrics
         return Answer(
-            metrics.ttft_ms,
-            metrics.tpot_ms,
-            metrics.output_tokens,
-            metrics.acceptance_length,
-            None if output.finish_reason == "length" else output.error or output.finish_reason,
+            ttft_ms=metrics.ttft_ms,
+            tpot_ms=metrics.tpot_ms,
+            tokens=metrics.output_tokens,
+            acceptance_length=metrics.acceptance_length,
+            error=None
+            if output.finish_reason == "length"
+            else output.error or output.finish_reason,
         )
 
 
@@ -208,7 +211,9 @@ class _ServerPending:
 
     def answer(self) -> Answer:
         self._thread.join(_END_S)
-        return self._answer or Answer(None, None, 0, error="the server does not end its answer")
+        return self._answer or Answer(
+            ttft_ms=None, tpot_ms=None, tokens=0, error="the server does not end its answer"
+        )
 
     def _run(self) -> None:
         seen = _Seen(self._started_s)
@@ -256,4 +261,10 @@ class _Seen:
         tpot_ms = None
         if self._tokens > 1:
             tpot_ms = (self._last_s - self._first_s) * 1000 / (self._tokens - 1)
-        return Answer(ttft_ms, tpot_ms, self._tokens, self._acceptance, error or self._error)
+        return Answer(
+            ttft_ms=ttft_ms,
+            tpot_ms=tpot_ms,
+            tokens=self._tokens,
+            acceptance_length=self._acceptance,
+            error=error or self._error,
+        )

@@ -80,7 +80,7 @@ class ChainsOptions:
         return self.batch
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LoadOptions:
     """Exactly one of `trace` and `poisson` is given.
 

@@ -53,7 +53,7 @@ class PeerContender:
         answers, seconds = all_at_once(self.name, one, work)
         tokens = sum(_completion_tokens(answer, work.new_tokens) for answer in answers)
         distinct = tuple(map(self._distinct, answers))
-        return Sample(tokens, seconds, distinct, requests=len(answers))
+        return Sample(tokens=tokens, seconds=seconds, distinct=distinct, requests=len(answers))
 
     def _distinct(self, answer: Mapping[str, Any]) -> float:
         text = str(answer["choices"][0].get("text", ""))

@@ -96,7 +96,7 @@ def _trajectory(where: str, entry: Any) -> Trajectory:
     return Trajectory(*map(str, texts))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Function:
     """A function of the library, at a line of its module's file."""
 
@@ -137,13 +137,13 @@ def functions(source: str) -> list[Function]:
             continue
         found.append(
             Function(
-                node.name,
-                tuple(one.arg for one in node.args.args),
-                text.split("\n", 1)[0],
-                doc.split("\n", 1)[0],
-                node.lineno,
-                node.body[1].lineno - node.lineno,
-                text,
+                name=node.name,
+                parameters=tuple(one.arg for one in node.args.args),
+                signature=text.split("\n", 1)[0],
+                summary=doc.split("\n", 1)[0],
+                line=node.lineno,
+                body_line=node.body[1].lineno - node.lineno,
+                source=text,
             )
         )
     return found

@@ -67,10 +67,10 @@ class ReferenceContender:
         except Exception as error:  # whatever a model's code raises
             raise MeasurementError(f"{self.name}: {type(error).__name__}: {error}") from error
         return Sample(
-            sum(map(len, answer.token_ids)),
-            answer.seconds,
-            tuple(map(distinct_share, answer.token_ids)),
-            len(answer.token_ids[0]) / answer.target_passes,
+            tokens=sum(map(len, answer.token_ids)),
+            seconds=answer.seconds,
+            distinct=tuple(map(distinct_share, answer.token_ids)),
+            acceptance_length=len(answer.token_ids[0]) / answer.target_passes,
             requests=len(answer.token_ids),
         )
 

@@ -15,7 +15,7 @@ _ROUNDING = 1.0 + 1e-9  # of times that were added up
 _DRAIN_S = 600.0  # after the last request was sent
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LoadRequest:
     """`at_s`: from the first one's time. `objective_ms`: of a token's time after the first;
     `e2e_ms`: of the time from sending to the last token; `ttft_ms`: to the first. None: no such
@@ -42,7 +42,7 @@ class LoadRequest:
         return bool(self.stages) or any(each is not None for each in asked)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Answer:
     """What became of a request, by the clock of its service.
 

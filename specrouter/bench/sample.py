@@ -16,7 +16,7 @@ class MeasurementError(RuntimeError):
     """A contender failed."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Sample:
     """One batch of one contender.
 

@@ -110,7 +110,7 @@ def _turn(
     ttft_ms, cached, answer = dict[str, float](), 0, list[int]()
     for way in sorted(ways, reverse=chat % 2 == 1):
         params = SamplingParams(
-            options.new_tokens,
+            max_new_tokens=options.new_tokens,
             temperature=options.temperature,
             seed=number,
             ignore_eos=True,

@@ -22,7 +22,7 @@ class WeightReads:
     bound_tokens_per_s: float | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MemberReport:
     """A model: its place, and what it takes there.
 
@@ -61,7 +61,7 @@ class DeviceReport:
         return self.needed_bytes > self.usable_bytes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CheckReport:
     """What would be served, with what. `problems` say what does not fit and what would help.
 

@@ -32,7 +32,7 @@ _LOOK_S = 1.0  # how often a request without a replica looks whether its time is
 Outcome = Literal["done", "declined", "moved", "handed over"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ForwardingContext:
     """What all forwarders share."""
 

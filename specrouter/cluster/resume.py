@@ -67,13 +67,13 @@ class Progress:
     def routed(self, number: int, dice: tuple[float, float]) -> RoutedRequest:
         spec = self._spec
         return RoutedRequest(
-            number,
-            len(spec.token_ids) + len(self._tokens),
-            spec.params.max_new_tokens - len(self._tokens),
-            spec.objective,
-            self.elapsed_s() * 1000,
-            self.has_begun,
-            dice,
+            number=number,
+            prompt_tokens=len(spec.token_ids) + len(self._tokens),
+            remaining=spec.params.max_new_tokens - len(self._tokens),
+            objective=spec.objective,
+            elapsed_ms=self.elapsed_s() * 1000,
+            has_begun=self.has_begun,
+            dice=dice,
         )
 
     def args(self) -> RequestArgs:

@@ -64,7 +64,14 @@ class KnownReplica:
             return None
         sent = [one.prompt_tokens for one in list(self.on_their_way) if not one.is_counted]
         age_s = now_s - self.heard_s
-        return ReplicaView(self.name, self.state, self.told, age_s, len(sent), sum(sent))
+        return ReplicaView(
+            name=self.name,
+            state=self.state,
+            told=self.told,
+            age_s=age_s,
+            sent=len(sent),
+            sent_tokens=sum(sent),
+        )
 
 
 KnownT = TypeVar("KnownT", bound=KnownReplica)

@@ -88,11 +88,11 @@ class ClusterRouter:
         pairs, caches = pairs_of(config.cluster), config.engine.prefix_cache
         dispatcher = Dispatcher(self._fleet, routing, waiting, caches, pairs)
         self._context = ForwardingContext(
-            self._fleet,
-            dispatcher,
-            config.cluster.resume,
-            self.pool.tokenizer,
-            self.pool.eos_token_ids,
+            fleet=self._fleet,
+            dispatcher=dispatcher,
+            config=config.cluster.resume,
+            tokenizer=self.pool.tokenizer,
+            eos_token_ids=self.pool.eos_token_ids,
         )
         self._mailboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopMailbox]
         self._mailboxes = WeakKeyDictionary()
@@ -216,7 +216,10 @@ class ClusterRouter:
 
     def performance(self) -> PerformanceSnapshot:
         """Of the first replica that has told: estimates of several do not add up."""
-        return next((one.performance for one in self._reports()), PerformanceSnapshot({}, {}))
+        return next(
+            (one.performance for one in self._reports()),
+            PerformanceSnapshot(times={}, parameters={}),
+        )
 
     def statistics(self) -> EngineStatistics:
         return total([EngineStatistics(), *(one.statistics for one in self._reports())])

@@ -67,7 +67,7 @@ class ReplicaState:
         return known[-1][1]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ReplicaView:
     """A replica at one moment, to the router's knowledge.
 
@@ -89,7 +89,7 @@ class ReplicaView:
     correction: Correction = AS_TOLD
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RoutedRequest:
     """What policies know of a request.
 

@@ -70,9 +70,9 @@ class SloConfig(Strict):
     def slo(self, token_id_of: TokenIdOf) -> SLO:
         """Raises `RequestError`."""
         return SLO(
-            self.tpot_ms,
-            self.ttft_ms,
-            self.tpot_ratio,
+            tpot_ms=self.tpot_ms,
+            ttft_ms=self.ttft_ms,
+            tpot_ratio=self.tpot_ratio,
             e2e_ms=self.e2e_ms,
             stages=stages_of(self.stages, token_id_of),
             on_unattainable=self.on_unattainable,

@@ -20,7 +20,7 @@ _RECORDS = 256
 Outcome = Literal["admitted", "best_effort", "resumed", "declined", "rejected", "preempted"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AdmissionRecord:
     """A decision about a request.
 
@@ -103,17 +103,17 @@ class AdmissionLog:
     ) -> None:
         handle = request.handle
         record = AdmissionRecord(
-            cycle,
-            time.time(),
-            handle.request_id,
-            handle.log_extra["request_id"],
-            class_named(request.objective),
-            request.objective,
-            outcome,
-            reason,
-            (self._clock() - request.submitted_s) * 1000,
-            running,
-            slack,
-            request.feasible if outcome == "rejected" else None,
+            cycle=cycle,
+            unix_s=time.time(),
+            request=handle.request_id,
+            request_id=handle.log_extra["request_id"],
+            slo_class=class_named(request.objective),
+            objective=request.objective,
+            outcome=outcome,
+            reason=reason,
+            waited_ms=(self._clock() - request.submitted_s) * 1000,
+            running=running,
+            slack=slack,
+            feasible=request.feasible if outcome == "rejected" else None,
         )
         self._records.append(record)

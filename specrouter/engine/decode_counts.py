@@ -55,7 +55,7 @@ class TimeFigures:
     sum_s: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DecodeFigures:
     """Totals since the start.
 
@@ -136,17 +136,17 @@ class DecodeCounts:
         with self._lock:
             at_least = list(accumulate(reversed(self._lengths)))[::-1]
             return DecodeFigures(
-                self._prompt_tokens,
-                self._produced,
-                self._drafts,
-                self._drafted,
-                self._accepted,
-                tuple(at_least[1:]),
-                self._budget,
-                self._budgeted,
-                {chain: ChainCounts(*counts) for chain, counts in self._chains.items()},
-                self._between_tokens.figures(),
-                self._cycle_times.figures(),
+                prompt_tokens=self._prompt_tokens,
+                produced_tokens=self._produced,
+                drafts=self._drafts,
+                drafted_tokens=self._drafted,
+                accepted_tokens=self._accepted,
+                accepted_at=tuple(at_least[1:]),
+                budget_tokens=self._budget,
+                budgeted_tokens=self._budgeted,
+                chains={chain: ChainCounts(*counts) for chain, counts in self._chains.items()},
+                between_tokens=self._between_tokens.figures(),
+                cycle_times=self._cycle_times.figures(),
             )
 
     def _record(self, gain: Gain) -> None:

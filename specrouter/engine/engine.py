@@ -61,7 +61,7 @@ class Engine:
         self._pool = pool
         parameters = {name: pool.parameter_count(name) for name in pool.names}
         self.max_request_tokens = engine.max_request_tokens(pool.longest_sequence)
-        self.profiler = PerformanceProfiler(parameters)
+        self.profiler = PerformanceProfiler(parameters=parameters)
         # A row's drafts stand behind its committed tokens, and never beyond what it reserved.
         self._manager = _state_manager(engine, pool)
         # Each verifier of a chain may add a token to what was drafted.
@@ -70,17 +70,17 @@ class Engine:
         rule = RejectionSampling() if engine.verification == "rejection" else SharedNoise()
         self.guard = HangGuard(engine.hang_timeout_s)
         self._faults = FaultGuard()
-        switches = engine.fresh_times, engine.prefix_cache
         execution = ExecutionSettings(
-            engine.prefill_chunk,
-            window,
-            rule,
-            self.guard,
-            *switches,
-            self._faults,
-            engine.overlap_drafting,
-            fingerprint_of(config.pool, pool),
-            engine.output_store_tokens,
+            prefill_chunk=engine.prefill_chunk,
+            window=window,
+            rule=rule,
+            guard=self.guard,
+            fresh_times=engine.fresh_times,
+            prefix_cache=engine.prefix_cache,
+            faults=self._faults,
+            overlap_drafting=engine.overlap_drafting,
+            fingerprint=fingerprint_of(config.pool, pool),
+            output_store_tokens=engine.output_store_tokens,
         )
         runtime = Runtime.create(pool, self._manager, self.profiler, execution)
         self._output_file = output_file_of(engine, pool, runtime.rows.outputs)
@@ -98,7 +98,12 @@ class Engine:
         )
         meter = RequestMeter(pool.target, config.slo_classes)
         self._book = RequestBook(
-            self._executor, SloAccounts(), meter, self._faults, lengths, margin=margin
+            executor=self._executor,
+            slo_accounts=SloAccounts(),
+            meter=meter,
+            faults=self._faults,
+            lengths=lengths,
+            margin=margin,
         )
         plan = pool.plan(pool.target)
         exact = with_exact_trees(engine, plan.dtype, plan.weights)
@@ -173,25 +178,27 @@ class Engine:
         if manager.is_bounded:
             reserved, capacity = manager.kv_slots - manager.free_slots, manager.kv_slots
         return EngineState(
-            len(running),
-            self.waiting,
-            manager.rows,
-            reserved,
-            manager.budget_tokens or capacity,
-            {name: state.store.nbytes for name, state in states.items() if state is not None},
-            {name: self._quarantine.counts[name] for name in names},
-            frozenset(names) - self._quarantine.available(names, self._step.cycle),
-            dict(self._faults.counts),
-            self._pool.weight_bytes(),
-            sum(
+            running=len(running),
+            waiting=self.waiting,
+            rows=manager.rows,
+            kv_reserved_tokens=reserved,
+            kv_capacity_tokens=manager.budget_tokens or capacity,
+            kv_bytes={
+                name: state.store.nbytes for name, state in states.items() if state is not None
+            },
+            quarantines={name: self._quarantine.counts[name] for name in names},
+            quarantined=frozenset(names) - self._quarantine.available(names, self._step.cycle),
+            control_faults=dict(self._faults.counts),
+            weight_bytes=self._pool.weight_bytes(),
+            unread_tokens=sum(
                 one.committed_tokens
                 for one in (*self._book.waiting, *running)
                 if not one.produced_tokens
             ),
-            min((each for each in promised if each is not None), default=None),
-            manager.cached_slots,
-            replace(manager.cache_counts),
-            self._book.margin.value,
+            tightest_tpot_ms=min((each for each in promised if each is not None), default=None),
+            kv_cached_tokens=manager.cached_slots,
+            cache=replace(manager.cache_counts),
+            pace_margin=self._book.margin.value,
         )
 
     def seconds_until_admitted(self, waiting: int) -> float:
@@ -210,7 +217,7 @@ class Engine:
         It is what objectives relative to the baseline latency are times of (AdaServe, Table 2).
         """
         with self._faults.part("planning"):
-            alone = target_only(self.profiler.snapshot(), Workload(1), self._pool.target)
+            alone = target_only(self.profiler.snapshot(), Workload(requests=1), self._pool.target)
             if math.isfinite(alone.cycle_ms):
                 self._baseline_ms = alone.cycle_ms
         if self._baseline_ms is None:
@@ -219,14 +226,14 @@ class Engine:
 
     def predict(self, chain: Chain, shape: DraftShape, requests: int) -> float:
         """See `ChainRouter.predict`."""
-        snapshot, workload = self.profiler.snapshot(), Workload(requests)
+        snapshot, workload = self.profiler.snapshot(), Workload(requests=requests)
         scheduler = self._policies.current.planner.scheduler
         option = scheduler.predict(snapshot, workload, chain, shape)
         return option.ms_per_token * snapshot.machine
 
     def predicted_tpot_ms(self, requests: int) -> float:
         """Of each of so many requests that decode together, by the chain that would be chosen."""
-        snapshot, workload = self.profiler.snapshot(), Workload(requests)
+        snapshot, workload = self.profiler.snapshot(), Workload(requests=requests)
         available = self._quarantine.available(self._pool.names, self._step.cycle)
         scheduler = self._policies.current.planner.scheduler
         chosen = scheduler.choose(snapshot, workload, Models(available))

@@ -7,7 +7,7 @@ from specrouter.view import LEAST_PACE_MARGIN
 from statemgr import CacheCounts
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EngineState:
     """How the engine stands now, of which not all need be of the same cycle.
 

@@ -104,10 +104,10 @@ class InputValidation:
             grammar = self._grammars.form(params.structure)
             grammar.check(made)
         return RequestSpec(
-            tokens,
-            made,
-            params,
-            speculation,
+            token_ids=tokens,
+            generated=made,
+            params=params,
+            speculation=speculation,
             seed=secrets.randbits(63) if params.seed is None else params.seed,
             sample=asked.sample or 0,
             bad_words_ids=bad_words,

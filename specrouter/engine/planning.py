@@ -201,9 +201,17 @@ def target_alone(target: str, left: Mapping[int, int], prompt_tokens: int) -> Pl
             decoding.append(row)
         elif tokens:
             chunks[row] = tokens
-    groups = [ChainGroup((target,), DraftShape(1), _array(sorted(decoding)))] if decoding else []
+    groups = (
+        [ChainGroup(chain=(target,), shape=DraftShape(1), rows=_array(sorted(decoding)))]
+        if decoding
+        else []
+    )
     reading = sorted(chunks)
-    return Plan(groups, _array(reading), _array([chunks[row] for row in reading]))
+    return Plan(
+        groups=groups,
+        prefill_rows=_array(reading),
+        prefill_counts=_array([chunks[row] for row in reading]),
+    )
 
 
 def _array(values: list[int]) -> Ints:

@@ -14,7 +14,7 @@ from specrouter.request.spec import SpeculationOverride
 PromptLike = str | Sequence[int]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RequestArgs:
     """A call's arguments, for one prompt, as they came: see `ChainRouter.submit`.
 
@@ -59,7 +59,17 @@ def args_of_each(
         _one_each("slo", slo, (SLO, str), several),
         strict=True,
     )
-    return [RequestArgs(*one, priority, timeout_s) for one in each]
+    return [
+        RequestArgs(
+            prompt=prompt,
+            params=own,
+            speculation=override,
+            slo=objective,
+            priority=priority,
+            timeout_s=timeout_s,
+        )
+        for prompt, own, override, objective in each
+    ]
 
 
 def lane_of(asked: Sequence[RequestArgs]) -> tuple[Lane, bool]:

@@ -25,7 +25,7 @@ from specrouter.slo.serve.pace_margin import PaceMargin
 logger = logging.getLogger(__name__)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class RequestBook:
     """`executor`: has the rows. `running`: by row, in the order of admission. `lengths`: of outputs
     that ended by themselves. `margin`: that admission keeps back.

@@ -41,7 +41,7 @@ class SloCounts:
     attained_tokens: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SloFigures:
     """Of the requests of a class that have ended, or of all.
 

@@ -15,7 +15,7 @@ from specrouter.view import EngineView, RequestView, Standing
 from statemgr import TokenChain
 
 SNAPSHOT_CYCLES = 3  # that a snapshot is good for: taking one costs time
-_NOTHING = Objective(None, None)
+_NOTHING = Objective(tpot_ms=None, ttft_ms=None)
 
 
 class ViewBuilder:
@@ -57,18 +57,18 @@ class ViewBuilder:
         """`running`: by row, in the order of admission."""
         executor, now_s = self._executor, self._clock()
         return EngineView(
-            cycle,
-            now_s,
-            self._running(running, now_s),
-            self._waiting(waiting, now_s),
-            executor.rows - len(running),
-            executor.free_tokens,
-            available,
-            frozenset(name for name in self._models if executor.is_open(name)),
-            self._performance(cycle, standing),
-            standing,
-            self._output_tokens,
-            self._margin.value,
+            cycle=cycle,
+            now_s=now_s,
+            running=self._running(running, now_s),
+            waiting=self._waiting(waiting, now_s),
+            free_rows=executor.rows - len(running),
+            kv_free_tokens=executor.free_tokens,
+            available=available,
+            loaded=frozenset(name for name in self._models if executor.is_open(name)),
+            performance=self._performance(cycle, standing),
+            standing=standing,
+            output_tokens=self._output_tokens,
+            pace_margin=self._margin.value,
         )
 
     def admitted(self, came: Mapping[int, RunningRequest]) -> tuple[RequestView, ...]:
@@ -134,26 +134,26 @@ class ViewBuilder:
     ) -> RequestView:
         spec, pace, objective = request.spec, request.pace, request.objective or _NOTHING
         return RequestView(
-            request.handle.request_id,
-            request.admission_key,
-            request.submitted_s,
-            self._executor.reserved_for(spec.reserve_tokens),
-            max(prompt_left, 0),
-            request.remaining,
-            spec.most_tokens,
-            request.row,
-            pace.decoded,
-            pace.decode_ms(now_s),
-            pace.tpot_ms(objective),
-            objective.ttft_ms,
-            objective.slo_class,
-            spec.params.temperature > 0,
-            spec.speculation,
-            missed,
-            repeatable,
-            slots,
-            objective.e2e_ms,
-            pace.stages,
+            id=request.handle.request_id,
+            priority_key=request.admission_key,
+            arrived_s=request.submitted_s,
+            reserve_tokens=self._executor.reserved_for(spec.reserve_tokens),
+            prompt_left=max(prompt_left, 0),
+            remaining=request.remaining,
+            max_new_tokens=spec.most_tokens,
+            row=request.row,
+            decoded=pace.decoded,
+            decode_ms=pace.decode_ms(now_s),
+            tpot_ms=pace.tpot_ms(objective),
+            ttft_ms=objective.ttft_ms,
+            tier=objective.slo_class,
+            sampled=spec.params.temperature > 0,
+            override=spec.speculation,
+            missed=missed,
+            repeatable=repeatable,
+            slots=slots,
+            e2e_ms=objective.e2e_ms,
+            stages=pace.stages,
             run_ms=request.run_ms(now_s),
             output_tokens=request.output_tokens,
             declined=request.is_declined,

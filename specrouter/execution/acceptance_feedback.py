@@ -17,7 +17,7 @@ from specrouter.profile.acceptance import JudgedTrees
 from specrouter.request.params import Chain
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class _Verified:
     """Trees of one group, [B, W], and what a verifier accepted of the nodes that it saw."""
 
@@ -54,7 +54,17 @@ class AcceptanceFeedback:
                 first = tree.real & (tree.depths == 1)
                 seen = seen | first
                 accepted |= first & (tree.tokens == result.choices[index, :1])
-            self._record(draft, _Verified(used, target, tree, seen, accepted, sound))
+            self._record(
+                draft,
+                _Verified(
+                    drafters=used,
+                    verifier=target,
+                    tree=tree,
+                    seen=seen,
+                    accepted=accepted,
+                    counts=sound,
+                ),
+            )
         self._comparison.compare(left, used[-1], target, result)
 
     def learn_from_intermediate(
@@ -65,7 +75,14 @@ class AcceptanceFeedback:
         drafters = tuple(used[: used.index(name)] if name in used else used)
         if draft.group.branching is None:
             accepted = result.accepted[:, : tree.tokens.shape[1]]
-            verified = _Verified(drafters, name, tree, tree.real, accepted, result.sound)
+            verified = _Verified(
+                drafters=drafters,
+                verifier=name,
+                tree=tree,
+                seen=tree.real,
+                accepted=accepted,
+                counts=result.sound,
+            )
             self._record(draft, verified)
         self._comparison.compare(before, drafters[-1], name, result)
 
@@ -90,11 +107,11 @@ class AcceptanceFeedback:
             if not which.any():
                 continue
             trees = JudgedTrees(
-                tree.parents[which],
-                tree.depths[which],
-                np.where(tree.real, tree.log_probs, -np.inf)[which],
-                verified.seen[which],
-                verified.accepted[which],
+                parents=tree.parents[which],
+                depths=tree.depths[which],
+                log_probs=np.where(tree.real, tree.log_probs, -np.inf)[which],
+                judged=verified.seen[which],
+                accepted=verified.accepted[which],
                 is_usual=not draft.is_quoted,
             )
             self._profiler.record_trees((drafters, verified.verifier, mode), trees)

@@ -95,11 +95,24 @@ class ChainDrafter:
         positions = self._rows.output_positions(rows)
         reach = self._quotations.reach(group, limits[drafting])
         width, form = group.shape.width, group.branching
-        request = DraftRequest(rows, positions, depths, width, form, reach)
+        request = DraftRequest(
+            rows=rows,
+            output_positions=positions,
+            depths=depths,
+            width=width,
+            branching=form,
+            reach=reach,
+        )
         cut = group.rows[limits < group.shape.depth]
         behind = group.rows[(limits > 0) & ~is_read]
         sampled = self._rows.sampled(rows)
-        draft = GroupDraft(group, self._rule.shaped(request), sampled, cut, behind)
+        draft = GroupDraft(
+            group=group,
+            request=self._rule.shaped(request),
+            sampled=sampled,
+            cut_rows=cut,
+            behind_rows=behind,
+        )
         draft.failures += failures
         draft.caught_up = bool(readers)
         draft.is_regular = len(cut) <= _FEW * len(group.rows) and not failures
@@ -130,8 +143,8 @@ class ChainDrafter:
         """An intermediate verifies the draft, and its result is the draft from here on."""
         group, rows = draft.group, draft.rows
         request = VerifyRequest(
-            before.tree,
-            draft.request.output_positions,
+            tree=before.tree,
+            output_positions=draft.request.output_positions,
             drafts=[before],
             level=len(draft.used),
             rescore=True,

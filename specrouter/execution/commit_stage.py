@@ -49,7 +49,14 @@ class CommitStage:
                 of_prompt = self._rows.prompt_logprobs.take(row)
                 drafted, chain = int(verified.tree.sizes[index]), chains.get(row, (self._target,))
                 result.commits.append(
-                    Commit(row, path.tolist(), chain, of_tokens, of_prompt, drafted)
+                    Commit(
+                        row=row,
+                        tokens=path.tolist(),
+                        chain=chain,
+                        logprobs=of_tokens,
+                        prompt_logprobs=of_prompt,
+                        drafted=drafted,
+                    )
                 )
 
     def _sound_paths(self, verified: VerifyResult, result: CycleResult) -> dict[int, Ints]:

@@ -22,7 +22,7 @@ from statemgr import NgramTable, OutputStore, StateManager, SuffixTable, TextTab
 _LEAD = 16  # tokens before an output that are kept with it: whom it may follow again
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _RowFacts:
     prompt_tokens: int
     most_tokens: int
@@ -74,13 +74,13 @@ class DecodingRows:
         """`noise`: see `Sampler.open`."""
         params = request.params
         self._facts[row] = _RowFacts(
-            len(request.token_ids),
-            request.most_tokens,
-            params.logprobs,
-            params.temperature > 0,
-            len(params.logits_processors) > 0,
-            tenant_of(request),
-            len(request.committed),
+            prompt_tokens=len(request.token_ids),
+            most_tokens=request.most_tokens,
+            logprobs=params.logprobs,
+            sampled=params.temperature > 0,
+            has_processors=len(params.logits_processors) > 0,
+            tenant=tenant_of(request),
+            kept=len(request.committed),
         )
         settings = sampling_settings(request, self._eos_token_ids)
         self.sampler.open(row, settings, request.token_ids, request.generated, noise)

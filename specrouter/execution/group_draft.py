@@ -23,7 +23,7 @@ from specrouter.cycle import (
 )
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class GroupDraft:
     """How far a group's chain has come: what it offers the next level, and who took part.
 

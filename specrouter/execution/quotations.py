@@ -95,15 +95,21 @@ class Quotations:
     def _drafted(self, name: str, group: ChainGroup, limits: Ints) -> GroupDraft:
         runtime, rows, nobody = self._runtime, group.rows, group.rows[:0]
         request = DraftRequest(
-            rows,
-            self._rows.output_positions(rows),
-            np.ones_like(rows),
+            rows=rows,
+            output_positions=self._rows.output_positions(rows),
+            depths=np.ones_like(rows),
             reach=self.reach(group, limits),
         )
         # Its time is the cycle's: what it takes hangs on what is found, so beside forwards it would
         # hide how slow the machine is just now.
         tree = runtime.rule.legal(self._found(request), runtime.sampler.grammars)
-        draft = GroupDraft(group, request, self._rows.sampled(rows), nobody, nobody)
+        draft = GroupDraft(
+            group=group,
+            request=request,
+            sampled=self._rows.sampled(rows),
+            cut_rows=nobody,
+            behind_rows=nobody,
+        )
         draft.result, draft.is_quoted = DraftResult.without_logits(tree), True
         draft.used.append(name)
         return draft

@@ -17,7 +17,7 @@ from specrouter.profile.profiler import PerformanceProfiler
 from statemgr import OutputStore, StateManager
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class ExecutionSettings:
     """How cycles are run.
 
@@ -47,7 +47,7 @@ class ExecutionSettings:
     output_store_tokens: int = 0
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Runtime:
     pool: ModelPool
     manager: StateManager
@@ -75,7 +75,15 @@ class Runtime:
             rows.quote(OutputStore(settings.output_store_tokens))
         times = ModelTimes(pool, profiler, settings.fresh_times)
         states = ModelStates(pool, manager, times, clock, settings.guard, faults)
-        return cls(pool, manager, profiler, settings, clock, rows, states)
+        return cls(
+            pool=pool,
+            manager=manager,
+            profiler=profiler,
+            settings=settings,
+            clock=clock,
+            rows=rows,
+            states=states,
+        )
 
     @property
     def rule(self) -> AcceptanceRule:

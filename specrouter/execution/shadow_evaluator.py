@@ -62,9 +62,9 @@ class ShadowEvaluator:
             count = int(tails[0])
             last = int(self._rows.output_positions(rows)[0])
             contexts = Contexts(
-                np.repeat(rows, count),
-                np.arange(last - count, last),
-                np.zeros(count, dtype=np.int64),
+                rows=np.repeat(rows, count),
+                positions=np.arange(last - count, last),
+                depths=np.zeros(count, dtype=np.int64),
                 are_past=True,
             )
             ids, log_probs = self._rows.sampler.rank(logits, contexts, _WIDTH)

@@ -56,7 +56,7 @@ class TargetStage:
         tree = join([*(one.tree for one in offered), undrafted])
         with self._faults.part("rows"):
             self._rows.sampler.forget_errors(tree.rows)
-        request = VerifyRequest(tree, positions, offered, level)
+        request = VerifyRequest(tree=tree, output_positions=positions, drafts=offered, level=level)
         return self._verified(plan, request, result)
 
     def _positions(self, plan: CyclePlan, result: CycleResult) -> tuple[Ints, Ints]:

@@ -110,7 +110,7 @@ def is_too_slow(
     )
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Trial:
     """Forwards of one size: `rows` rows with `queries` tokens each after `cached` others."""
 
@@ -167,7 +167,7 @@ def _trials(model: "PackedModel") -> tuple[list[_Trial], list[_Trial]]:
     longest = min(KV_QUANTUM, model.max_positions)
     state = ModelState(model.kv_layers, max(rows for rows, _ in _SHAPES), KV_QUANTUM)
     short = [
-        _Trial(model, state, rows, queries, longest - queries)
+        _Trial(model=model, state=state, rows=rows, queries=queries, cached=longest - queries)
         for rows, queries in _SHAPES
         if queries < longest
     ]
@@ -179,7 +179,10 @@ def _trials(model: "PackedModel") -> tuple[list[_Trial], list[_Trial]]:
     if slots > KV_QUANTUM:
         state = ModelState(model.kv_layers, most_rows, slots)
         cached = slots - most_queries
-        trials += [_Trial(model, state, *shape, cached) for shape in _LONG_SHAPES]
+        trials += [
+            _Trial(model=model, state=state, rows=rows, queries=queries, cached=cached)
+            for rows, queries in _LONG_SHAPES
+        ]
     return trials, larger
 
 

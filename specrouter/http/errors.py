@@ -44,7 +44,7 @@ _KNOWN = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Failure:
     """Why an accepted request has no answer.
 
@@ -81,17 +81,41 @@ def failure_of(output: RequestOutput) -> Failure | None:
         return _rejection(output)
     if output.finish_reason == "error" and output.error_field is not None:
         message = f"{output.error_field}: {output.error}"
-        return Failure(400, "invalid_value", message, True, output.error_field)
+        return Failure(
+            status=400,
+            code="invalid_value",
+            message=message,
+            is_final=True,
+            param=output.error_field,
+        )
     if output.finish_reason == "error":
-        return Failure(500, "generation_failed", output.error or "generation failed", True)
+        return Failure(
+            status=500,
+            code="generation_failed",
+            message=output.error or "generation failed",
+            is_final=True,
+        )
     if output.finish_reason == "unserved":  # nothing of it has run: as if it had come later
-        return Failure(503, "engine_stopped", output.error or "the engine has stopped", False)
+        return Failure(
+            status=503,
+            code="engine_stopped",
+            message=output.error or "the engine has stopped",
+            is_final=False,
+        )
     if output.finish_reason == "timeout":
         made = len(output.token_ids)
-        return Failure(408, "timeout", f"the request's time is up after {made} tokens", True)
+        return Failure(
+            status=408,
+            code="timeout",
+            message=f"the request's time is up after {made} tokens",
+            is_final=True,
+        )
     if output.finish_reason == "cancelled":
         return Failure(
-            503, "shutting_down", "the service has stopped before the text was done", False
+            status=503,
+            code="shutting_down",
+            message="the service has stopped before the text was done",
+            is_final=False,
         )
     return None
 
@@ -104,9 +128,9 @@ def _rejection(output: RequestOutput) -> Failure:
     if asked_ms is not None and feasible.ttft_ms is not None:
         late_ms = feasible.ttft_ms - asked_ms
     return Failure(
-        503,
-        "slo_unattainable",
-        f"slo: {output.error}",
+        status=503,
+        code="slo_unattainable",
+        message=f"slo: {output.error}",
         is_final=late_ms <= 0,
         param="slo",
         retry_after_s=late_ms / 1000,

@@ -37,11 +37,11 @@ def add_generate(app: FastAPI, service: Service) -> None:
             prompt, params = body.source(), body.sampling_params(structure=structure)
             service.check_choices(1, params.n)
             deltas = service.deltas(request, body, [prompt], params)
-            answer = GenerateAnswer(service.texts, numbered=params.n > 1)
+            answer = GenerateAnswer(texts=service.texts, numbered=params.n > 1)
             return await respond(request, deltas, answer, bool(body.stream))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GenerateAnswer(Answer):
     """`numbered` where the prompt has several samples."""
 

@@ -62,9 +62,9 @@ class SloRequest(OwnFields):
     def slo(self, token_id_of: TokenIdOf) -> SLO:
         """Raises `RequestError`."""
         return SLO(
-            self.tpot_ms,
-            self.ttft_ms,
-            self.tpot_ratio,
+            tpot_ms=self.tpot_ms,
+            ttft_ms=self.ttft_ms,
+            tpot_ratio=self.tpot_ratio,
             e2e_ms=self.e2e_ms,
             stages=stages_of(self.stages or (), token_id_of),
             on_unattainable=self.on_unattainable or "best_effort",

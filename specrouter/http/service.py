@@ -95,14 +95,17 @@ class Service:
         """Nothing is queued, nor refused by the router, before the first one is asked for."""
         limit_s = self.config.request_timeout_s
         params = replace(params, cache_salt=cache_salt(request, params.cache_salt, self._has_keys))
-        terms = (
-            params,
-            body.speculation_override(),
-            asked_objective(body.slo, request.headers, self.router.slo_classes, self._token_id_of),
-            body.priority or 0,
-            limit_s if body.timeout_s is None else min(limit_s, body.timeout_s),
+        first = RequestArgs(
+            prompt=prompts[0],
+            params=params,
+            speculation=body.speculation_override(),
+            slo=asked_objective(
+                body.slo, request.headers, self.router.slo_classes, self._token_id_of
+            ),
+            priority=body.priority or 0,
+            timeout_s=limit_s if body.timeout_s is None else min(limit_s, body.timeout_s),
         )
-        asked = [RequestArgs(prompt, *terms) for prompt in prompts]
+        asked = [replace(first, prompt=prompt) for prompt in prompts]
         deltas = self.router.astream_each(asked, self.config.max_waiting)
         if params.structure is None:
             return deltas

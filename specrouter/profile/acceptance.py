@@ -41,7 +41,7 @@ UNTRIED_ALPHA = 0.7  # of a pair that was never compared; high, so that it will 
 _BREADTH = 0.64  # chance that none of w tokens is the choice: (1 - alpha) ** (w ** _BREADTH)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class JudgedTrees:
     """Drafted trees of B requests, [B, n] each; nodes of log-probability -inf are padding."""
 

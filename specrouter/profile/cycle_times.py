@@ -22,7 +22,7 @@ _STEADY_LAG = 2  # tokens that a drafter's first step reads: it never saw the la
 _UNTRIED_SPEED = 0.02  # least share of the target's time that an untried model is assumed to take
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Workload:
     """The requests that decode together.
 
@@ -77,7 +77,7 @@ def forward_ms(
     without weights, which keeps no state."""
     if not snapshot.parameters.get(name, 1):
         return 0.0
-    one = Workload(1, workload.slots)
+    one = Workload(requests=1, slots=workload.slots)
     return snapshot.machine * float(model_ms(snapshot, name, target, one, np.array([tokens]))[0])
 
 

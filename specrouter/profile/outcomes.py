@@ -23,7 +23,7 @@ _PRIOR_TOKENS = 60.0  # that count as if they had come as usual
 _Usual = tuple[int, Mode]  # load and mode
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Outcome:
     log_time: float = 0.0
     cycles: int = 0  # that were timed

@@ -24,7 +24,7 @@ _QUIET = 0.05  # slowdown that is none, a logarithm; three times as much is whol
 _Forward = tuple[str, int, float, float]  # name, tokens, attended, ms
 
 
-@dataclass
+@dataclass(kw_only=True)
 class PerfModel:
     """Of all models of one machine, and of the stages of its cycles, which are work around forwards
     and say nothing of the machine."""

@@ -66,7 +66,7 @@ def target_only(snapshot: PerformanceSnapshot, workload: Workload, target: str) 
     plain_ms = float(verification_ms(snapshot, workload, target, everyone)[0])
     cycle_ms = plain_ms * outcome_of(snapshot, (target,), workload.batch, workload.sampled).time
     return Option(
-        (target,),
+        chain=(target,),
         cycle_ms=cycle_ms,
         ms_per_token=cycle_ms,
         plain_ms=plain_ms,
@@ -148,17 +148,17 @@ class OptionGrid:
     def option(self, shape: int | np.intp, place: int | np.intp) -> Option:
         """Of a row and a column."""
         return Option(
-            self.chain,
-            DraftShape(
+            chain=self.chain,
+            shape=DraftShape(
                 int(SHAPE_DEPTHS[shape]), int(SHAPE_WIDTHS[shape]), int(self.nodes[shape, place])
             ),
-            float(self.cycle_ms[shape, place]),
-            float(self.tokens[shape, place]),
-            float(self.ms_per_token[shape, place]),
-            float(self.levels_ms[shape, 0]) * self.correction,
-            float(self._plain_ms[shape, place]),
-            float(self._plain_tokens[shape, place]),
-            self.workload.sampled,
+            cycle_ms=float(self.cycle_ms[shape, place]),
+            tokens=float(self.tokens[shape, place]),
+            ms_per_token=float(self.ms_per_token[shape, place]),
+            levels_ms=float(self.levels_ms[shape, 0]) * self.correction,
+            plain_ms=float(self._plain_ms[shape, place]),
+            plain_tokens=float(self._plain_tokens[shape, place]),
+            sampled=self.workload.sampled,
         )
 
     def _allowed(self, limits: Limits) -> NDArray[np.bool_]:

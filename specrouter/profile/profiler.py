@@ -32,7 +32,7 @@ _EXPLORATION_MS = 120_000.0  # of cycles, after which what was spent on explorat
 _LEARN_EVERY = 3  # cycles, in which times are learned of sizes that are known: it takes time too
 
 
-@dataclass
+@dataclass(kw_only=True)
 class EngineStatistics:
     """Totals since the start.
 
@@ -61,7 +61,7 @@ class EngineStatistics:
     control_ms: float = 0.0
 
 
-@dataclass
+@dataclass(kw_only=True)
 class PerformanceProfiler:
     """Thread-safe: the engine records, anybody takes snapshots."""
 

@@ -28,7 +28,7 @@ class Outcome:
     tokens: float = 1.0
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class PerformanceSnapshot:
     """All that a scheduling decision may depend on, beside the configuration and the workload.
 

@@ -43,7 +43,7 @@ class Stage:
     until_token: int | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SLO:
     """What a caller asks.
 
@@ -94,7 +94,7 @@ class SLO:
 SloLike = SLO | str | None  # a string is the name of a class
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Objective:
     """What a request is judged by, in milliseconds; None where nothing was asked.
 
@@ -143,12 +143,12 @@ def resolve(
         tpot_ms = float(asked.tpot_ratio) * baseline_tpot_ms()
         check_positive("slo.tpot_ratio", tpot_ms, "times the baseline latency ")
     return Objective(
-        _float(tpot_ms),
-        _float(asked.ttft_ms),
-        asked.slo_class,
-        _float(asked.e2e_ms),
-        asked.stages,
-        asked.on_unattainable,
+        tpot_ms=_float(tpot_ms),
+        ttft_ms=_float(asked.ttft_ms),
+        slo_class=asked.slo_class,
+        e2e_ms=_float(asked.e2e_ms),
+        stages=asked.stages,
+        on_unattainable=asked.on_unattainable,
     )
 
 

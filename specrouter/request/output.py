@@ -19,7 +19,7 @@ UNATTAINABLE = "the objective cannot be attained"
 BLAMED = ((STRUCTURE_FAILED, "structure"), (UNATTAINABLE, "unattainable"))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RequestMetrics:
     """Of one finished request.
 
@@ -107,7 +107,7 @@ class Feasible:
     tpot_ms: float | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RequestOutput:
     """`seed` reproduces the text, whichever chains were used; `error` is set with "error" and
     "unserved".
@@ -140,7 +140,7 @@ class RequestOutput:
     feasible: Feasible | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Delta:
     """News of a request; the last one has the finish reason and the whole output.
 

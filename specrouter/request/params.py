@@ -36,7 +36,7 @@ _TOKEN_IDS = ("stop_token_ids", "shown_special_token_ids")
 _SWITCHES = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "prefix_cache")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How tokens are chosen, and when a text ends. The defaults are greedy.
 

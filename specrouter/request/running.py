@@ -183,7 +183,7 @@ class RunningRequest:
             kept = list(logprobs[: len(fresh)])
             self._logprobs += kept
         if reason is None:
-            news = Delta(text, fresh, index=self.spec.sample, logprobs=kept)
+            news = Delta(text=text, token_ids=fresh, index=self.spec.sample, logprobs=kept)
         else:
             news = self.finish(reason, text=text, tokens=fresh, logprobs=kept)
         if prompt_logprobs is None:
@@ -221,21 +221,31 @@ class RunningRequest:
             if error is None:
                 reason, error = "error", f"the tokenizer failed on the text's end: {failure}"
         output = RequestOutput(
-            self._detokenizer.text,
-            list(self._tokens),
-            reason,
-            self._metrics(reason),
-            self.spec.seed,
-            error,
-            index,
-            list(self._logprobs) if self._logprobs is not None else None,
-            self._prompt_logprobs,
-            self._stop_reason(tokens) if reason == "stop" else None,
-            next((what for said, what in BLAMED if (error or "").startswith(said)), None),
-            self.feasible,
+            text=self._detokenizer.text,
+            token_ids=list(self._tokens),
+            finish_reason=reason,
+            metrics=self._metrics(reason),
+            seed=self.spec.seed,
+            error=error,
+            index=index,
+            logprobs=list(self._logprobs) if self._logprobs is not None else None,
+            prompt_logprobs=self._prompt_logprobs,
+            stop_reason=self._stop_reason(tokens) if reason == "stop" else None,
+            error_field=next(
+                (what for said, what in BLAMED if (error or "").startswith(said)), None
+            ),
+            feasible=self.feasible,
         )
         fresh = list(logprobs or ()) if asked else None
-        return Delta(text, list(tokens), reason, output, index, fresh, goes_on=goes_on)
+        return Delta(
+            text=text,
+            token_ids=list(tokens),
+            finish_reason=reason,
+            output=output,
+            index=index,
+            logprobs=fresh,
+            goes_on=goes_on,
+        )
 
     def _stop_reason(self, tokens: Sequence[int]) -> str | int | None:
         by_text = self._detokenizer.stopped_by
@@ -262,21 +272,21 @@ class RunningRequest:
             in_time = self.objective.is_attained(ttft_ms, decode_ms, decoded)
             attained = ended_by_itself and in_time and all(stages)
         return RequestMetrics(
-            ttft_ms,
-            decode_ms / decoded if decoded else None,
-            self._committed / cycles if cycles else 0.0,
-            cycles,
-            dict(self._chains),
-            len(self.spec.token_ids),
-            len(self._tokens),
-            self.objective,
-            attained,
-            tuple(tpot_of_runs(self.commits)),
-            self._drafted,
-            self._accepted,
-            None if ttft_ms is None else ttft_ms + decode_ms,
-            stages,
-            min(self.cached_tokens, len(self.spec.token_ids)),
+            ttft_ms=ttft_ms,
+            tpot_ms=decode_ms / decoded if decoded else None,
+            acceptance_length=self._committed / cycles if cycles else 0.0,
+            cycles=cycles,
+            chains=dict(self._chains),
+            prompt_tokens=len(self.spec.token_ids),
+            output_tokens=len(self._tokens),
+            objective=self.objective,
+            attained=attained,
+            tpot_ms_every_10=tuple(tpot_of_runs(self.commits)),
+            drafted_tokens=self._drafted,
+            accepted_tokens=self._accepted,
+            e2e_ms=None if ttft_ms is None else ttft_ms + decode_ms,
+            attained_stages=stages,
+            cached_tokens=min(self.cached_tokens, len(self.spec.token_ids)),
         )
 
     def kept_pace(self, metrics: RequestMetrics) -> bool | None:
@@ -306,6 +316,23 @@ def last_delta(request: RunningRequest, reason: FinishReason, error: str | None 
         cause = error or f"the output could not be made: {type(failure).__name__}: {failure}"
         spec = request.spec
         request.finished = True
-        metrics = RequestMetrics(None, None, 0.0, 0, {}, len(spec.token_ids), 0, spec.objective)
-        output = RequestOutput("", [], "error", metrics, spec.seed, cause, spec.sample)
-        return Delta("", [], "error", output, spec.sample)
+        metrics = RequestMetrics(
+            ttft_ms=None,
+            tpot_ms=None,
+            acceptance_length=0.0,
+            cycles=0,
+            chains={},
+            prompt_tokens=len(spec.token_ids),
+            output_tokens=0,
+            objective=spec.objective,
+        )
+        output = RequestOutput(
+            text="",
+            token_ids=[],
+            finish_reason="error",
+            metrics=metrics,
+            seed=spec.seed,
+            error=cause,
+            index=spec.sample,
+        )
+        return Delta(text="", token_ids=[], finish_reason="error", output=output, index=spec.sample)

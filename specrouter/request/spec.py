@@ -14,7 +14,7 @@ MAX_PRIORITY = 1000
 SpeculationOverride = Speculation | Literal["off"] | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RequestSpec:
     """The tokens to start from, and how to go on from them.
 

@@ -54,8 +54,8 @@ class Adaptive(ChainPolicy):
         if best is not alone and best.ms_per_token > _WORTH_IT * alone.ms_per_token:
             best, reason = alone, "speculation promises next to nothing"
         return ChainDecision(
-            best.chain,
-            best.shape,
+            chain=best.chain,
+            shape=best.shape,
             reason=reason,
             predicted=best,
             alternatives=tuple(option for option in ranked if option.chain != best.chain),

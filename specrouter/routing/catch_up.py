@@ -31,7 +31,7 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Drafting:
     """Rows of which a chain's models lack nothing when they draft in this cycle: `able`; and those
     for which they have to read before, or for longer than that: `reads`.
@@ -114,7 +114,7 @@ class CycleCatchUp:
         lags = {name: np.where(lag > CATCH_UP_TOKENS, lag, 0) for name, lag in missed.items()}
         lacks = np.any([*lags.values(), np.zeros_like(every)], axis=0)
         if not lacks.any():
-            return Drafting(frozenset(requests))
+            return Drafting(able=frozenset(requests))
         rows, lags = every[lacks], {name: lag[lacks] for name, lag in lags.items()}
         remaining = _remaining(requests, rows)
         pays = remaining > 1
@@ -130,16 +130,16 @@ class CycleCatchUp:
         tokens = {name: int(share.sum()) for name, share in shares.items()}
         at_once = sum(int(share[able].sum()) for share in shares.values())
         return Drafting(
-            frozenset([*every[~lacks].tolist(), *rows[able].tolist()]),
-            frozenset(rows[pays].tolist()),
-            tokens,
-            sum(
+            able=frozenset([*every[~lacks].tolist(), *rows[able].tolist()]),
+            reads=frozenset(rows[pays].tolist()),
+            tokens=tokens,
+            ms=sum(
                 float(self.reading_ms(name, chain[-1], rows, shares[name]).sum())
                 for name in shares
                 if tokens[name]
             ),
-            at_once / max(1, sum(tokens.values())),
-            bool((pays & ~able).any()),
+            able_share=at_once / max(1, sum(tokens.values())),
+            leaves_out=bool((pays & ~able).any()),
         )
 
     def payable(

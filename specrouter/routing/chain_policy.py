@@ -151,7 +151,9 @@ class FixedChain(ChainPolicy):
     """The configured chain, where a policy takes one, else the smallest drafter and the target."""
 
     def choose(self, pool: Candidates, now: Situation) -> ChainDecision:
-        return ChainDecision(pool.usable(self._chain(pool), now.models), self.shape(now.limits))
+        return ChainDecision(
+            chain=pool.usable(self._chain(pool), now.models), shape=self.shape(now.limits)
+        )
 
     def chains(self, pool: Candidates) -> Sequence[Chain]:
         return (self._chain(pool),)
@@ -164,7 +166,7 @@ class _TargetOnly(ChainPolicy):
     """No speculation."""
 
     def choose(self, pool: Candidates, now: Situation) -> ChainDecision:
-        return ChainDecision((pool.target,), self.shape(now.limits))
+        return ChainDecision(chain=(pool.target,), shape=self.shape(now.limits))
 
     def chains(self, pool: Candidates) -> Sequence[Chain]:
         return ()

@@ -32,7 +32,7 @@ from specrouter.view import SCHEDULED, ChainDecision, EngineView, Override, Requ
 Ints = NDArray[np.int64]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class CycleRoutes:
     """Attributes, when `find` has been called:
     members: rows by route, of requests that take part.
@@ -137,7 +137,7 @@ class CycleRoutes:
         models = Models(self.view.available, held)
         decision = self.decisions.decide(key, requests, models)
         decided = decision.predicted
-        later, alone = decided or _unpredicted(decision), Option((self.scheduler.target,))
+        later, alone = decided or _unpredicted(decision), Option(chain=(self.scheduler.target,))
         spare = None if len(later.chain) > 1 else self._spare_chain(decision, models)
         main, waiting, drafting = self._for_cycle(decision, later, spare, requests)
         self.waiting |= waiting
@@ -239,11 +239,11 @@ class CycleRoutes:
         # Where drafts are to pay in the long run, what they need is read either way.
         gain = gain_ms(decision, snapshot.machine) if drafts else None
         drafting = self.catch_up.drafting(spare or main.chain, requests, gain)
-        alone = main if not drafts else Option((self.scheduler.target,))
+        alone = main if not drafts else Option(chain=(self.scheduler.target,))
         if not drafting.able:
             if drafts:
                 self.catch_up.note(drafting)
-            return alone, frozenset(), drafting if drafts else Drafting(frozenset())
+            return alone, frozenset(), drafting if drafts else Drafting(able=frozenset())
         progress = self.progress.of(np.array(sorted(drafting.able), dtype=np.int64))
         grid = decision.grids.get(spare or main.chain)
         beside = self._beside(progress, drafting, drafting.able_share if drafts else 1.0)
@@ -292,4 +292,4 @@ class CycleRoutes:
 
 def _unpredicted(decision: ChainDecision) -> Option:
     """Of a policy that predicts nothing."""
-    return Option(decision.chain, decision.shape)
+    return Option(chain=decision.chain, shape=decision.shape)

@@ -7,7 +7,7 @@ from specrouter.cycle import Option
 from specrouter.view import ChainDecision
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DecisionRecord:
     """A switch: what came into use, why, and what the alternatives were predicted to cost.
 

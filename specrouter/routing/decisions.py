@@ -37,7 +37,7 @@ _EAGER_INTERVAL, _EAGER_SHARE = 3, 4  # at first after 3 or a quarter of those s
 _OTHER_LOAD = 1.25  # or when the number of requests has changed by this factor
 
 
-@dataclass
+@dataclass(kw_only=True)
 class CycleDecisions:
     """The decisions of one cycle: those that stand, and what comes of those that are due.
 
@@ -78,7 +78,16 @@ class CycleDecisions:
         if current is None or decision.route != current.route:
             kept = replace(decision, grids={})  # predictions that nobody asks for
             able = tuple(sorted(models.available))
-            self.records.append(DecisionRecord(cycle, 0.0, len(requests), kept, key, able))
+            self.records.append(
+                DecisionRecord(
+                    cycle=cycle,
+                    unix_s=0.0,
+                    requests=len(requests),
+                    decision=kept,
+                    asked=key,
+                    available=able,
+                )
+            )
         return decision
 
     def _forget_unused(self) -> None:
@@ -134,9 +143,9 @@ def workload_of(requests: Sequence[RequestView], with_lags: bool = True) -> Work
         for name, missed in request.missed.items():
             lags[name] = lags.get(name, 0.0) + max(missed - 1, 0)
     return Workload(
-        count,
-        round(sum(request.slots for request in requests) / count) if count else KV_QUANTUM,
-        sum(request.remaining for request in requests) / max(1, count),
-        lags,
-        2 * sum(request.sampled for request in requests) >= count,
+        requests=count,
+        slots=round(sum(request.slots for request in requests) / count) if count else KV_QUANTUM,
+        remaining=sum(request.remaining for request in requests) / max(1, count),
+        lags=lags,
+        sampled=2 * sum(request.sampled for request in requests) >= count,
     )

@@ -40,7 +40,7 @@ Bools = NDArray[np.bool_]
 _EVALUATE_EVERY = 4  # cycles: how often it is asked whether a drafter is to be evaluated
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Plan(CyclePlan):
     """A cycle's plan, and what it leaves behind. `records`: of switches, without their time."""
 
@@ -67,7 +67,12 @@ class Planner:
         if not requests:
             groups = self._with_first_tokens([], prefill)
             standing = replace(view.standing, waited={}, foreseen={})
-            return Plan(groups, prefill.rows, prefill.counts, standing=standing)
+            return Plan(
+                groups=groups,
+                prefill_rows=prefill.rows,
+                prefill_counts=prefill.counts,
+                standing=standing,
+            )
         routes = self._routes(view, requests, prefill, admission)
         evaluation = self._evaluation(view, routes)
         selector, budget = None, None
@@ -79,14 +84,14 @@ class Planner:
         groups = self._with_first_tokens(_groups(routes, prefill), prefill)
         standing = _standing(view, routes, evaluation)
         return Plan(
-            groups,
-            prefill.rows,
-            prefill.counts,
-            selector,
-            evaluation,
-            budget,
-            standing,
-            tuple(routes.decisions.records),
+            groups=groups,
+            prefill_rows=prefill.rows,
+            prefill_counts=prefill.counts,
+            selector=selector,
+            shadow_evaluation=evaluation,
+            budget_nodes=budget,
+            standing=standing,
+            records=tuple(routes.decisions.records),
         )
 
     def _with_first_tokens(
@@ -94,7 +99,12 @@ class Planner:
     ) -> list[ChainGroup]:
         if not len(prefill.first_tokens):
             return list(groups)
-        return [*groups, ChainGroup((self.scheduler.target,), DraftShape(1), prefill.first_tokens)]
+        return [
+            *groups,
+            ChainGroup(
+                chain=(self.scheduler.target,), shape=DraftShape(1), rows=prefill.first_tokens
+            ),
+        ]
 
     def _routes(
         self,
@@ -105,16 +115,22 @@ class Planner:
     ) -> CycleRoutes:
         catch_up = CycleCatchUp(self.prefill_chunk, view, len(requests) + prefill.requests)
         routes = CycleRoutes(
-            self.scheduler,
-            self.trees,
-            view,
-            CycleDecisions(self.scheduler, view, catch_up, len(requests), prefill.requests),
-            catch_up,
-            prefill,
-            requests,
-            progress_of(requests, view.standing.waited),
-            admission,
-            self.scheduler.policy.depths(view),
+            scheduler=self.scheduler,
+            trees=self.trees,
+            view=view,
+            decisions=CycleDecisions(
+                scheduler=self.scheduler,
+                view=view,
+                catch_up=catch_up,
+                decoding=len(requests),
+                reading=prefill.requests,
+            ),
+            catch_up=catch_up,
+            prefill=prefill,
+            requests=requests,
+            progress=progress_of(requests, view.standing.waited),
+            admission=admission,
+            depths=self.scheduler.policy.depths(view),
         )
         routes.find()
         return routes
@@ -237,7 +253,14 @@ def progress_of(requests: Mapping[int, RequestView], waited: Mapping[int, int]) 
     tpot_ms = np.array([_tpot_ms(one) for one in ordered])
     cycles = np.array([waited.get(one.id, 0) for one in ordered])
     rates = needed_rates(decode_ms, decoded, remaining, tpot_ms)
-    return Progress(np.array(rows), decode_ms, decoded, cycles, tpot_ms, rates)
+    return Progress(
+        rows=np.array(rows),
+        decode_ms=decode_ms,
+        decoded=decoded,
+        waited=cycles,
+        tpot_ms=tpot_ms,
+        rates=rates,
+    )
 
 
 def _tpot_ms(request: RequestView) -> float:

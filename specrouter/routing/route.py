@@ -41,14 +41,14 @@ class Route(NamedTuple):
 
     def group(self, rows: Sequence[int], predicted: Option | None) -> ChainGroup:
         return ChainGroup(
-            self.chain,
-            self.shape,
-            np.array(sorted(rows), dtype=np.int64),
-            self.hard_rejection,
-            self.whole,
-            self.branching,
-            predicted,
-            self.quotes,
+            chain=self.chain,
+            shape=self.shape,
+            rows=np.array(sorted(rows), dtype=np.int64),
+            hard_rejection=self.hard_rejection,
+            whole=self.whole,
+            branching=self.branching,
+            predicted=predicted,
+            quotes=self.quotes,
         )
 
 

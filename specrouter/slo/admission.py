@@ -21,7 +21,7 @@ from specrouter.config import EngineConfig
 from specrouter.view import EngineView, RequestView
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Admission:
     """What a cycle does for whom. `fcfs` gives the first three.
 
@@ -98,7 +98,9 @@ def fcfs(prefill_chunk: int) -> Admit:
         wanted = np.array([one.prompt_left + 1 for one in reading], dtype=np.int64)
         shares = share_chunk(wanted, prefill_chunk).tolist()
         chunks = {one.id: share for one, share in zip(reading, shares, strict=True) if share}
-        return Admission(tuple(one.id for one in admitted), chunks, waits)
+        return Admission(
+            admitted=tuple(one.id for one in admitted), chunks=chunks, waits_for_memory=waits
+        )
 
     return policy
 

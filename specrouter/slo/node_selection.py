@@ -25,7 +25,7 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Progress:
     """How far the decoding requests have come, and what they have to attain, [B] each."""
 
@@ -44,7 +44,7 @@ class Progress:
         if len(rows) == len(self.rows):
             return self
         at = self.at(rows)
-        return Progress(*(getattr(self, one.name)[at] for one in fields(self)))
+        return Progress(**{one.name: getattr(self, one.name)[at] for one in fields(self)})
 
 
 class NodeSelection(ABC):

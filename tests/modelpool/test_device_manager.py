@@ -27,7 +27,13 @@ def gpu(index: int, free: int, load: int = 0) -> DeviceInfo:
 
 
 def model(name: str, size: int, kv: int = 0, device: str = "auto") -> ModelFootprint:
-    return ModelFootprint(name, size, kv, field=f"pool.models[{name}]", device=device)
+    return ModelFootprint(
+        name=name,
+        weight_bytes=size,
+        kv_bytes_per_token=kv,
+        field=f"pool.models[{name}]",
+        device=device,
+    )
 
 
 def size(tensor: torch.Tensor) -> int:
@@ -119,7 +125,9 @@ def test_accelerate_puts_no_more_on_a_device_than_its_weights_and_kv_have_room_f
     weights, kv = sum(map(size, llama.parameters())), 10_000_000
     need = weights + kv
     layers = sum(map(size, llama.model.layers.parameters()))
-    large = ModelFootprint("t", weights, 1, outer_bytes=weights - layers)
+    large = ModelFootprint(
+        name="t", weight_bytes=weights, kv_bytes_per_token=1, outer_bytes=weights - layers
+    )
     devices = [gpu(index, int(room * need)) for index, room in enumerate(rooms)]
     placed = place([large], [*devices, CPU], target="t", kv_tokens=kv)["t"]
     most = {int(name.removeprefix("cuda:")): part for name, part in placed.max_memory}

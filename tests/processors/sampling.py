@@ -105,12 +105,18 @@ def contexts_at(
 ) -> Contexts:
     """`paths`: of any lengths; the rest of each line is filled with what must not matter."""
     if paths is None:
-        return Contexts(np.array(rows), np.array(positions), np.zeros(len(rows), dtype=np.int64))
+        return Contexts(
+            rows=np.array(rows),
+            positions=np.array(positions),
+            depths=np.zeros(len(rows), dtype=np.int64),
+        )
     depths = [len(path) for path in paths]
     filled = torch.full((len(rows), max(depths) + 1), -1)
     for line, path in zip(filled, paths, strict=True):
         line[: len(path)] = torch.tensor(path, dtype=torch.int64)
-    return Contexts(np.array(rows), np.array(positions), np.array(depths), filled)
+    return Contexts(
+        rows=np.array(rows), positions=np.array(positions), depths=np.array(depths), paths=filled
+    )
 
 
 def scores_of(

@@ -88,7 +88,9 @@ def test_the_choice_is_the_samplers_on_ten_thousand_rows() -> None:
         sampler.open(row, one)
     rows, positions = np.repeat(np.arange(requests), each), np.tile(np.arange(each), requests)
     logits = hostile_logits(count, torch.float32)
-    wanted, scores = sampler.choose(logits, Contexts(rows, positions, np.zeros_like(rows)))
+    wanted, scores = sampler.choose(
+        logits, Contexts(rows=rows, positions=positions, depths=np.zeros_like(rows))
+    )
     keys = np.zeros((4, count), dtype=np.uint64)
     keys[0] = np.array([one.seed for one in settings], dtype=np.uint64)[rows]
     keys[1], keys[2] = rows, positions

@@ -20,9 +20,13 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning"),  # of padding
 ]
 
-PLAIN = [SamplingSettings(), SamplingSettings(0.8, seed=3), SamplingSettings(1.0, seed=2**64 - 1)]
-LIMITED = SamplingSettings(0.9, top_k=5, seed=9)
-MIXED = [PLAIN[1], FULL, LIMITED, PLAIN[0], SamplingSettings(0.7, seed=4, stream=6)]
+PLAIN = [
+    SamplingSettings(),
+    SamplingSettings(temperature=0.8, seed=3),
+    SamplingSettings(temperature=1.0, seed=2**64 - 1),
+]
+LIMITED = SamplingSettings(temperature=0.9, top_k=5, seed=9)
+MIXED = [PLAIN[1], FULL, LIMITED, PLAIN[0], SamplingSettings(temperature=0.7, seed=4, stream=6)]
 ROWS = [0, 0, 1, 2, 2, 3, 4, 4, 1]
 POSITIONS = [0, 1, 5, 2, 3, 0, 8, 9, 6]
 
@@ -40,7 +44,12 @@ def both(settings: Sequence[SamplingSettings]) -> tuple[Sampler, Sampler]:
 def places(settings: Sequence[SamplingSettings]) -> Contexts:
     rows = np.array(ROWS) % len(settings)
     none = np.zeros_like(rows)
-    return Contexts(rows, np.array(POSITIONS), none, torch.zeros((len(rows), 1), dtype=torch.int64))
+    return Contexts(
+        rows=rows,
+        positions=np.array(POSITIONS),
+        depths=none,
+        paths=torch.zeros((len(rows), 1), dtype=torch.int64),
+    )
 
 
 @pytest.mark.parametrize(

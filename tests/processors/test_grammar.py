@@ -132,7 +132,13 @@ def places(sampler: Sampler, rows: list[int], paths: list[Path]) -> Contexts:
         line[: len(path)] = path
     masks = sampler.masks(np.array(rows), depths, depths, texts)
     wanted = None if masks is None else torch.from_numpy(masks)
-    return Contexts(np.array(rows), depths, depths, torch.from_numpy(texts), wanted)
+    return Contexts(
+        rows=np.array(rows),
+        positions=depths,
+        depths=depths,
+        paths=torch.from_numpy(texts),
+        masks=wanted,
+    )
 
 
 def some_paths(grammar: HashGrammar) -> list[Path]:
@@ -214,7 +220,9 @@ def test_a_verdict_walks_along_what_is_best_of_the_allowed(settings: SamplingSet
     random = np.random.default_rng(4)
     trees = {row: grown(random, 9, partial(says, row), 320) for row in (0, 1)}
     for tree in (build(trees), prune(build(trees), bench.sampler.grammars)):
-        request = VerifyRequest(tree, bench.output_positions(tree.rows), rescore=True)
+        request = VerifyRequest(
+            tree=tree, output_positions=bench.output_positions(tree.rows), rescore=True
+        )
         result = VerifyProcessor(bench.sampler, SharedNoise()).verify(bench.active, request)
         for row, nodes in trees.items():
             wanted = walk(nodes, partial(says, row))

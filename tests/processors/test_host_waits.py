@@ -95,7 +95,9 @@ def test_the_first_wait_of_a_draft_is_for_the_whole_tree(
     rows = np.arange(len(settings))
     depths = np.full(len(rows), DEPTH)
     depths[-1] -= len(rows) > 1  # rows end at different depths
-    request = DraftRequest(rows, np.zeros_like(rows), depths, width)
+    request = DraftRequest(
+        rows=rows, output_positions=np.zeros_like(rows), depths=depths, width=width
+    )
     model = FakeModel(walks_paths)
     with fake_cuda(), mock.patch("processors.beam.Beam.tree", side_effect=TreeIsAskedFor):
         active, sampler = opened(model, settings)
@@ -110,7 +112,9 @@ def test_the_first_wait_of_a_draft_is_for_the_whole_tree(
 def test_a_pass_is_one_copy_and_nothing_else_is_copied(width: int) -> None:
     """Of requests that are greedy: noise and limits of others are the sampler's."""
     rows = np.arange(3)
-    request = DraftRequest(rows, np.zeros_like(rows), np.full(3, DEPTH), width)
+    request = DraftRequest(
+        rows=rows, output_positions=np.zeros_like(rows), depths=np.full(3, DEPTH), width=width
+    )
     model, copies = FakeModel(walks_paths=True), list[int]()
     with fake_cuda() as device:
 

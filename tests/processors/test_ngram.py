@@ -45,7 +45,9 @@ def draft(
     table, manager = opened(texts)
     rows = np.arange(len(texts))
     positions = np.full(len(texts), 5)
-    request = DraftRequest(rows, positions, np.array(depths), width)
+    request = DraftRequest(
+        rows=rows, output_positions=positions, depths=np.array(depths), width=width
+    )
     return NgramDraftProcessor().draft(table, manager, noise, request)
 
 
@@ -94,7 +96,12 @@ def test_depth_zero_proposes_nothing() -> None:
 def test_committed_output_is_read_before_drafting() -> None:
     table, manager = opened([[1, 2, 3, 4]])
     processor, one = NgramDraftProcessor(), np.array([0])
-    arguments = (table, manager, silent, DraftRequest(one, one, np.array([3])))
+    arguments = (
+        table,
+        manager,
+        silent,
+        DraftRequest(rows=one, output_positions=one, depths=np.array([3])),
+    )
     assert processor.draft(*arguments).sizes.tolist() == [0]
     manager.extend(0, np.array([1, 2]))
     assert processor.draft(*arguments).tokens.tolist() == [[3, 4, 1]]
@@ -111,7 +118,7 @@ def test_log_probs_are_the_tables_where_a_row_is_greedy() -> None:
     text = [1, 2, 3, 4, 9, 1, 2, 3, 5, 9, 1, 2, 3]
     table, manager = opened([text])
     one = np.array([0])
-    request = DraftRequest(one, one, np.array([3]), width=3)
+    request = DraftRequest(rows=one, output_positions=one, depths=np.array([3]), width=3)
     tree = NgramDraftProcessor().draft(table, manager, silent, request)
     assert tree.sizes[0] > 3
     for text, log_prob in zip(paths(tree, 0), tree.log_probs[0], strict=True):
@@ -177,10 +184,18 @@ def test_a_quotation_goes_on_as_one_path_as_far_as_the_request_lets_it() -> None
     table.open(0)
     one = np.array([0])
     for width, reach, levels in ((1, 12, 12), (1, 64, 20), (2, 12, 12), (1, 2, 3)):
-        request = DraftRequest(one, one, np.array([3]), width, reach=np.array([reach]))
+        request = DraftRequest(
+            rows=one,
+            output_positions=one,
+            depths=np.array([3]),
+            width=width,
+            reach=np.array([reach]),
+        )
         tree = NgramDraftProcessor().draft(table, manager, silent, request)
         assert tree.is_path
         assert tree.tokens[0, :levels].tolist() == phrase[10 : 10 + levels]
         assert levels <= int(tree.sizes[0]) <= max(3, reach)
-    request = DraftRequest(one, one, np.array([0]), reach=np.array([64]))
+    request = DraftRequest(
+        rows=one, output_positions=one, depths=np.array([0]), reach=np.array([64])
+    )
     assert NgramDraftProcessor().draft(table, manager, silent, request).sizes.tolist() == [0]

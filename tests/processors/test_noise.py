@@ -250,7 +250,7 @@ def test_ids_that_limits_leave_have_the_noise_of_a_row_without_limits(
     random = torch.Generator().manual_seed(0)
     logits = (2 * torch.randn(6, MANY, generator=random)).to(dtype)
     logits[1, :3] += 9
-    contexts = Contexts(rows, positions, np.zeros_like(rows))
+    contexts = Contexts(rows=rows, positions=positions, depths=np.zeros_like(rows))
     got = sampler.scores(logits, contexts, purpose)
     drawn = sampler.noise(contexts, purpose, logits)
     kept = ~got.isneginf()
@@ -278,10 +278,12 @@ def test_the_choice_is_that_by_noise_of_all_ids(
 ) -> None:
     sampler = Sampler(MANY, window=8)
     for row in range(2):
-        sampler.open(row, SamplingSettings(temperature, seed=seed + row, **limits))
+        sampler.open(row, SamplingSettings(temperature=temperature, seed=seed + row, **limits))
     random = torch.Generator().manual_seed(seed % 2**32)
     logits = (scale * torch.randn(2, MANY, generator=random)).round(decimals=1)  # ties
-    places = Contexts(np.arange(2), np.array([3, 7]), np.zeros(2, dtype=np.int64))
+    places = Contexts(
+        rows=np.arange(2), positions=np.array([3, 7]), depths=np.zeros(2, dtype=np.int64)
+    )
     drawn = sampler.noise(places, purpose, logits)
     got = sampler.scores(logits, places, purpose)
     wanted = sampler.distribution(logits, places).log() + drawn  # but for one number a row
@@ -300,7 +302,7 @@ def test_rows_of_many_ids_draw_for_those_that_can_win(limits: dict[str, Any]) ->
     logits, ids = torch.zeros(1, MANY), np.array([7, MANY - 1])
     logits[0, :900] = 10.0
     with mock.patch("processors.noise.gumbel", side_effect=AssertionError):
-        chosen, _ = sampler.choose(logits, Contexts(one, none, none))
+        chosen, _ = sampler.choose(logits, Contexts(rows=one, positions=none, depths=none))
         at = sampler.noise_at(0, 4, ids)
     assert int(chosen) == int(gumbel(1, 0, MANY)[:900].argmax())
     np.testing.assert_allclose(at, gumbel(1, 4, MANY)[ids], rtol=0, atol=1e-15)
@@ -313,7 +315,7 @@ def test_cold_rows_keep_what_is_no_number(value: float) -> None:
     one, none = np.array([0]), np.array([0])
     logits = torch.zeros(1, MANY)
     logits[0, 5] = value
-    chosen, score = sampler.choose(logits, Contexts(one, none, none))
+    chosen, score = sampler.choose(logits, Contexts(rows=one, positions=none, depths=none))
     assert chosen.tolist() == [5]
     assert torch.equal(score.isnan(), torch.tensor([value != value]))
     assert not score.isfinite().any()

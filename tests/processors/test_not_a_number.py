@@ -38,7 +38,7 @@ DEPTH, WIDTH, POSITION = 3, 3, 4
 HOST = torch.device("cpu")
 PROMPT = (3, 4, 5, 6)
 EDITED = SamplingSettings(
-    0.7,
+    temperature=0.7,
     top_k=20,
     top_p=0.9,
     seed=5,
@@ -51,16 +51,16 @@ EDITED = SamplingSettings(
 )
 PACKS = {
     "greedy": [SamplingSettings()] * 2,
-    "sampled": [SamplingSettings(0.8, seed=seed) for seed in range(3)],
+    "sampled": [SamplingSettings(temperature=0.8, seed=seed) for seed in range(3)],
     "limited": [
-        SamplingSettings(0.9, top_k=5, seed=1),
-        SamplingSettings(0.9, top_p=0.3, seed=2),
-        SamplingSettings(1.0, min_p=0.4, seed=3),
+        SamplingSettings(temperature=0.9, top_k=5, seed=1),
+        SamplingSettings(temperature=0.9, top_p=0.3, seed=2),
+        SamplingSettings(temperature=1.0, min_p=0.4, seed=3),
     ],
     "mixed": [
         SamplingSettings(),
-        SamplingSettings(1.0, seed=4),
-        SamplingSettings(0.9, top_k=40, top_p=0.95, seed=6),
+        SamplingSettings(temperature=1.0, seed=4),
+        SamplingSettings(temperature=0.9, top_k=40, top_p=0.95, seed=6),
         EDITED,
     ],
 }

@@ -66,7 +66,13 @@ def test_settings_that_are_no_numbers_are_refused() -> None:
 
 
 def test_if_every_id_is_excluded_the_winning_score_says_so() -> None:
-    one = SamplingSettings(1.0, 3, 0.5, min_p=0.1, bad_words_ids=tuple((t,) for t in range(VOCAB)))
+    one = SamplingSettings(
+        temperature=1.0,
+        top_k=3,
+        top_p=0.5,
+        min_p=0.1,
+        bad_words_ids=tuple((t,) for t in range(VOCAB)),
+    )
     for row in (one, dataclasses.replace(one, temperature=0.0)):
         sampler, contexts = open_rows(row), contexts_at([0], [0])
         assert sampler.choose(random_logits(1), contexts)[1].tolist() == [-math.inf]
@@ -90,7 +96,10 @@ def test_greedy_takes_the_largest_and_the_lowest_id_of_several(dtype: torch.dtyp
 
 
 def test_a_sampled_token_is_the_largest_of_the_perturbed_logits() -> None:
-    sampler, logits = open_rows(SamplingSettings(0.8, seed=9, stream=2)), random_logits(1)
+    sampler, logits = (
+        open_rows(SamplingSettings(temperature=0.8, seed=9, stream=2)),
+        random_logits(1),
+    )
     for position in range(20):
         perturbed = logits[0].numpy() / 0.8 + gumbel(9, position, VOCAB, stream=2)
         ids, values = sampler.choose(logits, contexts_at([0], [position]))
@@ -103,7 +112,7 @@ def test_logits_may_be_fewer_than_the_noise() -> None:
     logits = random_logits(1)
     padded = logits.clone()
     padded[:, 30:] = -math.inf
-    for row in (SamplingSettings(1.0, seed=2), one):
+    for row in (SamplingSettings(temperature=1.0, seed=2), one):
         assert torch.equal(
             scores_of(row, logits[:, :30], 3, [31, 8]), scores_of(row, padded, 3, [31, 8])[:30]
         )
@@ -112,7 +121,7 @@ def test_logits_may_be_fewer_than_the_noise() -> None:
 def test_a_row_without_memory_for_its_noise_is_refused_when_it_is_opened(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    one, noise = SamplingSettings(1.0, seed=3), (torch.device("cpu"), 0)
+    one, noise = SamplingSettings(temperature=1.0, seed=3), (torch.device("cpu"), 0)
     sampler, logits = Sampler(VOCAB, window=16), random_logits(1)
     with monkeypatch.context() as patch:
         patch.setattr(NoiseBank, "_grow", _no_memory)
@@ -270,7 +279,7 @@ def test_rows_that_look_at_their_text_need_paths() -> None:
 # Log-probabilities and distributions
 
 
-@pytest.mark.parametrize("one", [GREEDY, SamplingSettings(0.8, seed=1), FULL])
+@pytest.mark.parametrize("one", [GREEDY, SamplingSettings(temperature=0.8, seed=1), FULL])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("width", [1, 2, VOCAB])
 @pytest.mark.parametrize("purpose", [0, 1])
@@ -323,14 +332,17 @@ def test_the_distribution_is_that_of_the_processed_logits() -> None:
 def test_where_no_choice_can_be_made_there_is_no_distribution(
     temperature: float, scores: list[float]
 ) -> None:
-    sampler, contexts = open_rows(SamplingSettings(temperature)), contexts_at([0, 0], [0, 1])
+    sampler, contexts = (
+        open_rows(SamplingSettings(temperature=temperature)),
+        contexts_at([0, 0], [0, 1]),
+    )
     logits = torch.stack((torch.tensor(scores, dtype=torch.float64), random_logits(1)[0]))
     assert sampler.choose(logits, contexts)[1].isfinite().tolist() == [False, True]
     got = sampler.distribution(logits, contexts)
     assert got.isfinite().all(dim=1).tolist() == [False, True]
 
 
-@pytest.mark.parametrize("one", [GREEDY, SamplingSettings(0.8, seed=1), FULL])
+@pytest.mark.parametrize("one", [GREEDY, SamplingSettings(temperature=0.8, seed=1), FULL])
 def test_nan_comes_through(one: SamplingSettings) -> None:
     sampler, logits = open_rows(one, GREEDY), random_logits(3)
     logits[0, 17] = math.nan
@@ -351,7 +363,7 @@ def test_nan_comes_through(one: SamplingSettings) -> None:
 
 
 def test_each_purpose_has_noise_of_its_own() -> None:
-    one = SamplingSettings(1.0, seed=5, stream=3)
+    one = SamplingSettings(temperature=1.0, seed=5, stream=3)
     sampler, logits = open_rows(GREEDY, one), torch.zeros(1, VOCAB, dtype=torch.float64)
     for purpose in (2, 0, 1):
         # Beside the shared noise, a cycle that begins elsewhere draws anew.
@@ -369,7 +381,7 @@ def test_each_purpose_has_noise_of_its_own() -> None:
 
 
 def test_uniforms_are_those_of_seed_position_stream_and_purpose() -> None:
-    sampler = open_rows(SamplingSettings(1.0, seed=5, stream=3), GREEDY)
+    sampler = open_rows(SamplingSettings(temperature=1.0, seed=5, stream=3), GREEDY)
     got = sampler.uniforms(contexts_at([0, 1, 0], [4, 4, 5], [[], [], [1]]), purpose=2)
     stream = 3 + 2 * 2**32
     assert got.tolist() == [
@@ -387,7 +399,9 @@ def test_uniforms_are_those_of_seed_position_stream_and_purpose() -> None:
 def test_drafts_are_ranked_as_the_choice_is_up_to_float32(
     temperatures: tuple[float, float], top_p: float
 ) -> None:
-    rows = [SamplingSettings(t, top_p=top_p, seed=i) for i, t in enumerate(temperatures)]
+    rows = [
+        SamplingSettings(temperature=t, top_p=top_p, seed=i) for i, t in enumerate(temperatures)
+    ]
     sampler, logits = open_rows(*rows), random_logits(2, dtype=torch.float32)
     contexts = contexts_at([0, 1], [2, 2])
     ids, ranked = sampler.rank(logits, contexts, 3)
@@ -397,7 +411,7 @@ def test_drafts_are_ranked_as_the_choice_is_up_to_float32(
 
 
 def test_draws_of_a_purpose_of_their_own_keep_float64() -> None:
-    sampler = open_rows(SamplingSettings(0.8, seed=1))
+    sampler = open_rows(SamplingSettings(temperature=0.8, seed=1))
     logits = random_logits(1, dtype=torch.float32)
     contexts = contexts_at([0], [2])
     for got, wanted in zip(

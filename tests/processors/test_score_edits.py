@@ -37,7 +37,7 @@ from tests.processors.sampling import (
 def test_warping_equals_that_of_transformers(
     temperature: float, top_k: int, top_p: float, min_p: float
 ) -> None:
-    one = SamplingSettings(temperature, top_k, top_p, seed=0, min_p=min_p)
+    one = SamplingSettings(temperature=temperature, top_k=top_k, top_p=top_p, seed=0, min_p=min_p)
     logits, noise = random_logits(20), torch.from_numpy(gumbel(0, 2, VOCAB))
     got = open_rows(one).scores(logits, contexts_at([0] * 20, [2] * 20))
     for index in range(20):
@@ -157,6 +157,6 @@ def test_nan_of_the_model_is_not_blamed_on_a_processor() -> None:
 
 def test_paths_that_are_needed_must_be_known() -> None:
     sampler = open_rows(SamplingSettings(repetition_penalty=1.1))
-    contexts = Contexts(np.array([0]), np.array([1]), np.array([1]))
+    contexts = Contexts(rows=np.array([0]), positions=np.array([1]), depths=np.array([1]))
     with pytest.raises(AssertionError):
         sampler.scores(random_logits(1), contexts)

@@ -118,7 +118,9 @@ class Bench:
     def _place(self, row: int, path: Sequence[int]) -> Contexts:
         position = self.output_positions(np.array([row])) + len(path)
         text = torch.tensor([list(path)], dtype=torch.int64)
-        return Contexts(np.array([row]), position, np.array([len(path)]), text)
+        return Contexts(
+            rows=np.array([row]), positions=position, depths=np.array([len(path)]), paths=text
+        )
 
     @property
     def holds_numbers(self) -> bool:

@@ -27,13 +27,13 @@ def build(rows: dict[int, Nodes], spare: int = 0) -> TokenTree:
     width = max((len(rows[row]) for row in numbers), default=0) + spare
     shape = (len(numbers), width)
     tree = TokenTree(
-        np.array(numbers, dtype=np.int64),
-        np.zeros(shape, dtype=np.int64),
-        np.full(shape, ROOT),
-        np.zeros(shape, dtype=np.int64),
-        np.full(shape, -np.inf),
-        np.zeros(shape, dtype=np.int64),
-        np.array([len(rows[row]) for row in numbers], dtype=np.int64),
+        rows=np.array(numbers, dtype=np.int64),
+        tokens=np.zeros(shape, dtype=np.int64),
+        parents=np.full(shape, ROOT),
+        depths=np.zeros(shape, dtype=np.int64),
+        log_probs=np.full(shape, -np.inf),
+        origins=np.zeros(shape, dtype=np.int64),
+        sizes=np.array([len(rows[row]) for row in numbers], dtype=np.int64),
     )
     for index, row in enumerate(numbers):
         for place, node in enumerate(rows[row]):

@@ -31,7 +31,9 @@ def verify(
     bench: Bench, tree: TokenTree, prefill: dict[int, int] | None = None, rescore: bool = False
 ) -> VerifyResult:
     positions = bench.output_positions(tree.rows)
-    request = VerifyRequest(tree, positions, rescore=rescore, chunks=chunks_of(prefill))
+    request = VerifyRequest(
+        tree=tree, output_positions=positions, rescore=rescore, chunks=chunks_of(prefill)
+    )
     return VerifyProcessor(bench.sampler, SharedNoise()).verify(bench.active, request)
 
 
@@ -56,7 +58,9 @@ def verify_by_rejection(
     prefill: dict[int, int] | None = None,
 ) -> VerifyResult:
     positions = bench.output_positions(tree.rows)
-    request = VerifyRequest(tree, positions, drafts, level=1, chunks=chunks_of(prefill))
+    request = VerifyRequest(
+        tree=tree, output_positions=positions, drafts=drafts, level=1, chunks=chunks_of(prefill)
+    )
     return VerifyProcessor(bench.sampler, RejectionSampling()).verify(bench.active, request)
 
 
@@ -68,7 +72,13 @@ def draft(
     rule: AcceptanceRule | None = None,
 ) -> DraftResult:
     rows, deep = np.array([*depths]), np.array([*depths.values()])
-    request = DraftRequest(rows, bench.output_positions(rows), deep, width, branching)
+    request = DraftRequest(
+        rows=rows,
+        output_positions=bench.output_positions(rows),
+        depths=deep,
+        width=width,
+        branching=branching,
+    )
     return DraftProcessor(bench.sampler, rule or SharedNoise()).draft(bench.active, request)
 
 

@@ -17,9 +17,9 @@ from specrouter.config.policies import REPLICA_POLICIES
 LIVE = [name for name, one in POLICIES.items() if is_live(one)]
 PROMPTS = [[5, 6, 7, 8], [9, 3, 9, 3, 9], [11] * 20]
 PARAMS = [
-    SamplingParams(24, 0.0, ignore_eos=True),
-    SamplingParams(24, 1.0, seed=3, ignore_eos=True),
-    SamplingParams(24, 0.7, seed=4, ignore_eos=True),
+    SamplingParams(max_new_tokens=24, temperature=0.0, ignore_eos=True),
+    SamplingParams(max_new_tokens=24, temperature=1.0, seed=3, ignore_eos=True),
+    SamplingParams(max_new_tokens=24, temperature=0.7, seed=4, ignore_eos=True),
 ]
 
 

@@ -28,7 +28,7 @@ from tests.specrouter.bench.test_traces import letters
 def test_the_bench_runs_on_a_simulation_and_its_clock() -> None:
     names = ("target-only", "goodput")
     options = SimulateOptions(
-        Path("x.yaml"), poisson=4.0, acceptance=0.7, policy=names, requests=10
+        config=Path("x.yaml"), poisson=4.0, acceptance=0.7, policy=names, requests=10
     )
     simulated = service()
     bench = LoadBench(
@@ -66,11 +66,11 @@ def test_the_command_simulates_with_the_measured_times_of_a_pool(
 def test_a_simulation_of_this_machine_takes_what_serving_has_taught() -> None:
     """Forwards, and the engine's own work around them, on the machine as slow as it is."""
     known = PerformanceSnapshot(
-        {
+        times={
             name: TimeCurve(((1, ms), (64, 2 * ms)))
             for name, ms in {"small": 1.0, "big": 10.0}.items()
         },
-        {"small": 1, "big": 100},
+        parameters={"small": 1, "big": 100},
         stages={"cycle": TimeCurve(((1, 2.0),))},
         machine=1.5,
     )
@@ -91,7 +91,7 @@ def test_models_are_timed_live_before_they_are_simulated(
 ) -> None:
     """With the policies that an engine can run; with the default where there are none."""
     router = FakeRouter()
-    options = SimulateOptions(Path("x.yaml"), poisson=1.0, policy=asked)
+    options = SimulateOptions(config=Path("x.yaml"), poisson=1.0, policy=asked)
     progress = Progress(stream=io.StringIO())
     bench = LoadBench(OwnService(router), letters, {"code": ["abc"]}, options, progress)
     bench.settle(point())

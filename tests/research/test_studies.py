@@ -14,7 +14,15 @@ def test_who_was_declined_was_not_admitted_as_attainable() -> None:
     ttft_ms = 5.0 * machine.batch_times.ms(1000)
     requests = [
         LoadRequest(
-            0.0, "chat", (0,) * 1000, 20, 1.0, seed, 100.0, ttft_ms=ttft_ms, judges_runs=True
+            at_s=0.0,
+            category="chat",
+            token_ids=(0,) * 1000,
+            new_tokens=20,
+            temperature=1.0,
+            seed=seed,
+            objective_ms=100.0,
+            ttft_ms=ttft_ms,
+            judges_runs=True,
         )
         for seed in range(12)
     ]
@@ -26,8 +34,17 @@ def test_who_was_declined_was_not_admitted_as_attainable() -> None:
 
 def _outcome(ttft_ms: float, tpot_ms: float, error: str | None = None) -> Outcome:
     """Asked for 100 ms and 20 ms."""
-    asked = LoadRequest(0.0, "any", (1,), 8, 0.0, 0, objective_ms=20.0, ttft_ms=100.0)
-    return Outcome(asked, 0.0, Answer(ttft_ms, tpot_ms, 8, error=error))
+    asked = LoadRequest(
+        at_s=0.0,
+        category="any",
+        token_ids=(1,),
+        new_tokens=8,
+        temperature=0.0,
+        seed=0,
+        objective_ms=20.0,
+        ttft_ms=100.0,
+    )
+    return Outcome(asked, 0.0, Answer(ttft_ms=ttft_ms, tpot_ms=tpot_ms, tokens=8, error=error))
 
 
 def test_only_what_was_admitted_with_ample_slack_is_held_to_it() -> None:

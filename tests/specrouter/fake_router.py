@@ -63,10 +63,33 @@ METRICS = RequestMetrics(
     accepted_tokens=2,
 )
 BASELINE_TPOT_MS = 40.0
-_FIGURES = SloFigures(2, 2, 1, 0.5, 8, 4.0, 2.0, Percentiles(20.0, 21.0, 22.0), None, None)
+_FIGURES = SloFigures(
+    requests=2,
+    judged=2,
+    attained=1,
+    attainment=0.5,
+    tokens=8,
+    tokens_per_s=4.0,
+    goodput_tokens_per_s=2.0,
+    ttft_ms=Percentiles(20.0, 21.0, 22.0),
+    tpot_ms=None,
+    e2e_ms=None,
+)
 SLO_REPORT = SloReport(2.0, _FIGURES, {"interactive": _FIGURES})
-STATISTICS = EngineStatistics(4, 80.0, {"big": 60.0}, 8.0, {"big": 4}, {"big": 20}, 6, 4, 1)
-_CHOSEN = Option(("small", "big"), DraftShape(4, 2, 6), 30.0, 2.5, 12.0)
+STATISTICS = EngineStatistics(
+    cycles=4,
+    cycle_ms=80.0,
+    model_ms={"big": 60.0},
+    logits_ms=8.0,
+    forwards={"big": 4},
+    pack_tokens={"big": 20},
+    committed_tokens=6,
+    target_passes=4,
+    switches=1,
+)
+_CHOSEN = Option(
+    chain=("small", "big"), shape=DraftShape(4, 2, 6), cycle_ms=30.0, tokens=2.5, ms_per_token=12.0
+)
 ADMISSION = AdmissionRecord(
     cycle=9,
     unix_s=1.7e9,
@@ -85,11 +108,11 @@ DECISION = DecisionRecord(
     unix_s=1e9,
     requests=2,
     decision=ChainDecision(
-        _CHOSEN.chain,
-        _CHOSEN.shape,
+        chain=_CHOSEN.chain,
+        shape=_CHOSEN.shape,
         reason="first decision",
         predicted=_CHOSEN,
-        alternatives=(Option(("big",), cycle_ms=20.0, ms_per_token=20.0),),
+        alternatives=(Option(chain=("big",), cycle_ms=20.0, ms_per_token=20.0),),
     ),
 )
 TOKEN_TEXTS = {5: " a", 6: "b", 7: "\nc", 8: " é"}
@@ -216,7 +239,16 @@ class FakeRouter:
         self.is_closed = True
 
     def engine_state(self) -> EngineState:
-        return EngineState(self.open_requests, 0, 8, 0, 64, {}, {}, frozenset())
+        return EngineState(
+            running=self.open_requests,
+            waiting=0,
+            rows=8,
+            kv_reserved_tokens=0,
+            kv_capacity_tokens=64,
+            kv_bytes={},
+            quarantines={},
+            quarantined=frozenset(),
+        )
 
     def health(self) -> Health:
         return Health("ok" if self.is_healthy else "stopped", self.replicas)

@@ -11,7 +11,7 @@ class First(ChainPolicy):
 
     def choose(self, pool: Candidates, now: Situation) -> ChainDecision:
         pairs = [chain for chain in pool.reachable(now.models) if len(chain) == 2]
-        return ChainDecision((*pairs, (pool.target,))[0], self.shape(now.limits))
+        return ChainDecision(chain=(*pairs, (pool.target,))[0], shape=self.shape(now.limits))
 
 
 class TakesChain(First):
@@ -31,7 +31,7 @@ class HardlyRejecting(First):
 
     def choose(self, pool: Candidates, now: Situation) -> ChainDecision:
         found = super().choose(pool, now)
-        return ChainDecision(found.chain, found.shape, hard_rejection=True)
+        return ChainDecision(chain=found.chain, shape=found.shape, hard_rejection=True)
 
 
 class Eager(First):

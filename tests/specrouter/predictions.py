@@ -46,5 +46,7 @@ def snapshot(
         for chain, rate in (seen or {}).items():
             trees[chain[:-1], chain[-1], mode] = geometric(rate)
         promised |= {(*pair, mode): rate for pair, rate in (alpha or {}).items()}
-    known = PerformanceSnapshot(times, PARAMETERS, trees=trees, promised_alpha=promised)
+    known = PerformanceSnapshot(
+        times=times, parameters=PARAMETERS, trees=trees, promised_alpha=promised
+    )
     return replace(known, **others)

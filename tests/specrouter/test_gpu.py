@@ -33,7 +33,10 @@ def on(config: dict[str, Any], *devices: str) -> dict[str, Any]:
 def test_chains_on_an_accelerator_change_no_token(
     small_config: dict[str, Any], devices: tuple[str, ...], temperature: float
 ) -> None:
-    params = [SamplingParams(24, temperature, seed=seed) for seed in range(len(PROMPTS))]
+    params = [
+        SamplingParams(max_new_tokens=24, temperature=temperature, seed=seed)
+        for seed in range(len(PROMPTS))
+    ]
     with ChainRouter.from_config(on(small_config, *devices)) as router:
         names = router.pool.names
         alone = router.generate(PROMPTS, params, "off")
@@ -54,7 +57,10 @@ def test_a_drafter_on_another_device_drafts_while_the_target_verifies(
     other = "cuda:1" if torch.cuda.device_count() > 1 else "cpu"
     config = on(small_config, other, other, "cuda:0")
     config["engine"] |= {"overlap_drafting": True}
-    params = [SamplingParams(24, temperature, seed=seed) for seed in range(len(PROMPTS))]
+    params = [
+        SamplingParams(max_new_tokens=24, temperature=temperature, seed=seed)
+        for seed in range(len(PROMPTS))
+    ]
     seen: list[int] = []
     turns = CycleDrafting.turns
 

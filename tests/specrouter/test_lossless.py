@@ -87,7 +87,7 @@ def test_tokens_are_the_oracles_under_every_arrangement(served: Served) -> None:
     # The first architecture takes every mode, the others every second one in turn.
     for index, mode in modes if number == 0 else modes[number % 2 :: 2]:
         depth, width = (None, None) if isinstance(mode, str) else (5, WIDTHS[index % 2])
-        row = Arrangement(mode, 8, depth, width, urgent=index // 2 % 2 == 0)
+        row = Arrangement(mode=mode, batch=8, depth=depth, width=width, urgent=index // 2 % 2 == 0)
         result = compare(served.router, served.cases, row)
         assert not all_divergences([result]), row
         if isinstance(row.mode, tuple) and "ngram" not in row.mode:
@@ -99,7 +99,7 @@ def test_a_request_resumed_after_any_token_ends_alike(served: Served) -> None:
     longest = max(served.cases, key=lambda case: len(case.reference))
     for position in range(len(longest.reference)):
         prefix = longest.reference[:position]
-        output = resume(served.router, longest, prefix, Arrangement("adaptive", 1))
+        output = resume(served.router, longest, prefix, Arrangement(mode="adaptive", batch=1))
         assert tuple(output.token_ids) == longest.reference
 
 
@@ -116,7 +116,7 @@ def test_generate_takes_a_setting_per_prompt(served: Served) -> None:
 
 
 def test_drafters_save_cycles_of_the_target(served: Served) -> None:
-    chain = Arrangement(served.router.pool.names[-2:], 8, depth=4)
+    chain = Arrangement(mode=served.router.pool.names[-2:], batch=8, depth=4)
     result = compare(served.router, served.cases, chain)
     assert result.cycles < 0.9 * result.tokens
 
@@ -127,10 +127,11 @@ def test_no_policy_changes_a_token(policy: str, served: Served) -> None:
     chain = list(served.router.pool.names) if policy == "static" else None
     settings = served.router.config.model_dump()
     settings["scheduler"].update(policy=policy, chain=chain)
-    whole_chain = Arrangement(served.router.pool.names, 4, depth=4)
+    whole_chain = Arrangement(mode=served.router.pool.names, batch=4, depth=4)
     with ChainRouter.from_config(settings) as router:
         results = [
-            compare(router, served.cases, row) for row in (whole_chain, Arrangement("adaptive", 4))
+            compare(router, served.cases, row)
+            for row in (whole_chain, Arrangement(mode="adaptive", batch=4))
         ]
         assert_whole(router)
     assert not all_divergences(results)
@@ -146,10 +147,10 @@ def test_no_token_depends_on_when_drafters_read_their_prompts(chunk: int, served
     settings["engine"]["prefill_chunk"] = chunk
     mixed = next(mode for mode in policies_of(served.router) if isinstance(mode, Mixed))
     rows = (
-        Arrangement(("small", "target"), 8, 3, WIDTHS[0], urgent=True),
-        Arrangement(NAMES, 8, 3, WIDTHS[1]),
-        Arrangement(mixed, 8, urgent=True),
-        Arrangement("adaptive", 8),
+        Arrangement(mode=("small", "target"), batch=8, depth=3, width=WIDTHS[0], urgent=True),
+        Arrangement(mode=NAMES, batch=8, depth=3, width=WIDTHS[1]),
+        Arrangement(mode=mixed, batch=8, urgent=True),
+        Arrangement(mode="adaptive", batch=8),
     )
     with ChainRouter.from_config(settings) as router:
         for row in rows:
@@ -167,8 +168,8 @@ def test_no_selection_changes_a_token_of_requests_with_objectives(
 ) -> None:
     for chain in (("middle", "target"), NAMES):
         row = Arrangement(
-            Routed("static", chain),
-            8,
+            mode=Routed("static", chain),
+            batch=8,
             depth=4,
             width=3,
             urgent=True,
@@ -192,7 +193,7 @@ def test_requests_that_differ_in_chains_and_objectives_share_a_batch(
     mixed = [mode for mode in policies_of(served.router) if isinstance(mode, Mixed)]
     trees = (("selection", selection), ("budget_tokens", 24))
     for mode in mixed[:2]:
-        row = Arrangement(mode, 8, urgent=True, trees=trees)
+        row = Arrangement(mode=mode, batch=8, urgent=True, trees=trees)
         result = compare(served.router, served.cases, row)
         assert not all_divergences([result]), row
         assert result.speculated > 0
@@ -205,8 +206,8 @@ def test_the_longest_path_of_any_shape_keeps_its_tokens(selection: str, tmp_path
     pool = pool_settings(save_family(tmp_path, noise=0.002))
     engine = {"max_requests": 2, "max_model_len": 128, "preload": False}
     row = Arrangement(
-        Routed("static", NAMES),
-        1,
+        mode=Routed("static", NAMES),
+        batch=1,
         depth=4,
         width=4,
         trees=(("selection", selection), ("budget_tokens", 200)),
@@ -224,7 +225,7 @@ def test_places_that_a_beam_leaves_empty_are_no_tokens(tmp_path: Path) -> None:
     """A static tree is wider than its first level: what pads it is id 0, here a likely choice."""
     pool = pool_settings(save_family(tmp_path))
     engine = {"max_requests": 4, "max_model_len": 128, "preload": False}
-    row = Arrangement(Routed("static", NAMES), 4, trees=(("selection", "specinfer"),))
+    row = Arrangement(mode=Routed("static", NAMES), batch=4, trees=(("selection", "specinfer"),))
     with ChainRouter.from_config({"pool": pool, "engine": engine}) as router:
         oracle = open_oracle(router, "float64")
         prompts = [(17, 230, 41 + index) for index in range(8)]

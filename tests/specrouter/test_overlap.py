@@ -20,10 +20,12 @@ from tests.specrouter.faults import PATIENCE_S, Faults
 CHAINS: list[Chain] = [("small", "target"), ("middle", "target"), ("small", "middle", "target")]
 NEW = 16
 PARAMS = [
-    SamplingParams(NEW, ignore_eos=True),
-    SamplingParams(NEW, temperature=1.0, seed=3, logprobs=2),
-    SamplingParams(NEW, temperature=0.8, seed=5, top_k=20, repetition_penalty=1.2),
-    SamplingParams(NEW, temperature=1.0, seed=7, structure=Structure("regex", "[a-z ]{2,30}")),
+    SamplingParams(max_new_tokens=NEW, ignore_eos=True),
+    SamplingParams(max_new_tokens=NEW, temperature=1.0, seed=3, logprobs=2),
+    SamplingParams(max_new_tokens=NEW, temperature=0.8, seed=5, top_k=20, repetition_penalty=1.2),
+    SamplingParams(
+        max_new_tokens=NEW, temperature=1.0, seed=7, structure=Structure("regex", "[a-z ]{2,30}")
+    ),
 ]
 
 

@@ -256,7 +256,18 @@ def test_each_sample_can_be_asked_for_and_goes_on_from_wherever_it_was_left(
     async def rest(sample: int, made: int) -> RequestOutput:
         earlier = tuple(whole[sample].token_ids[:made])
         arrivals = ((0.5, 1), (0.75, made - 1)) if made > 1 else ((0.5, 1),) if made else ()
-        asked = RequestArgs(PROMPT, params, CHAIN, None, 0, None, earlier, sample, 1.0, arrivals)
+        asked = RequestArgs(
+            prompt=PROMPT,
+            params=params,
+            speculation=CHAIN,
+            slo=None,
+            priority=0,
+            timeout_s=None,
+            generated=earlier,
+            sample=sample,
+            elapsed_s=1.0,
+            arrivals=arrivals,
+        )
         deltas = [delta async for _, delta in router.astream_each([asked])]
         assert {delta.index for delta in deltas} == {sample}
         assert [token for delta in deltas for token in delta.token_ids] == list(
@@ -553,7 +564,9 @@ def test_the_lowest_priority_number_is_admitted_first(
 
 def test_waiting_long_outweighs_priority() -> None:
     def key(priority: int, submitted_s: float) -> float:
-        prompt = RequestSpec((1,), (), GREEDY, None, 0, priority=priority)
+        prompt = RequestSpec(
+            token_ids=(1,), generated=(), params=GREEDY, speculation=None, seed=0, priority=priority
+        )
         handle = RequestHandle(1, lambda: None)
         request = RunningRequest(prompt, handle, mock.Mock(), frozenset(), lambda: submitted_s)
         return request.admission_key
@@ -813,7 +826,7 @@ def test_each_request_is_judged_by_its_objective_and_gives_the_same_tokens(
 
 
 def test_a_ratio_is_times_the_time_of_one_request_alone(judging: ChainRouter) -> None:
-    baseline_ms = target_only(judging.performance(), Workload(1), "target").cycle_ms
+    baseline_ms = target_only(judging.performance(), Workload(requests=1), "target").cycle_ms
     assert baseline_ms > 0
     output = judging.generate([PROMPT], GREEDY, slo=SLO(tpot_ratio=3))[0]
     assert output.metrics.objective is not None
@@ -916,7 +929,7 @@ def test_a_cycle_of_64_requests_verifies_1024_tokens(
 
     monkeypatch.setattr(PerformanceProfiler, "record_forward", noted)
     with open_router(small_config, max_requests=64, prefill_chunk=1024) as router:
-        texts, params = prompts(64), SamplingParams(24, temperature=1.0, seed=5)
+        texts, params = prompts(64), SamplingParams(max_new_tokens=24, temperature=1.0, seed=5)
         expected = tokens(router.generate(texts, params, "off"))
         packed.clear()
         trees = {"selection": "global-greedy", "budget_tokens": 1024}

@@ -35,7 +35,7 @@ _LONGEST_QUEUE = (
 MakeReplica = Callable[[], Replica]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ClusterSettings:
     """Attributes:
     max_waiting: requests without a row, from which on more are refused; None: no bound.
@@ -78,7 +78,9 @@ class SimulatedCluster:
 
     def send(self, request: LoadRequest) -> ClusterJob:
         settings, now_s = self._settings, self._events.now_s
-        job = ClusterJob(len(self.jobs), request, now_s, settings.delays.message_s)
+        job = ClusterJob(
+            number=len(self.jobs), request=request, sent_s=now_s, delay_s=settings.delays.message_s
+        )
         job.on_unattainable = "reject" if settings.rejects else "best_effort"
         self.jobs.append(job)
         views = self.fleet.ready(now_s)
@@ -89,7 +91,17 @@ class SimulatedCluster:
             first = min(views, key=lambda view: view.state.retry_after_s)
             ahead = max(1, first.state.requests - first.state.rows + 1)
             wait_s, prompt = found.retry_after_s, len(request.token_ids)
-            self._refuse(job, Refusal(now_s, "room", wait_s, prompt, first.name, ahead))
+            self._refuse(
+                job,
+                Refusal(
+                    at_s=now_s,
+                    because="room",
+                    retry_after_s=wait_s,
+                    prompt_tokens=prompt,
+                    replica=first.name,
+                    ahead=ahead,
+                ),
+            )
         else:
             self._route(job)
         return job
@@ -125,7 +137,12 @@ class SimulatedCluster:
             late_ms = feasible(ranking).ttft_ms or 0.0
             late_s = max(0.0, late_ms - (job.request.ttft_ms or late_ms)) / 1000
             now_s, prompt = self._events.now_s, routed.prompt_tokens
-            self._refuse(job, Refusal(now_s, "objective", late_s, prompt))
+            self._refuse(
+                job,
+                Refusal(
+                    at_s=now_s, because="objective", retry_after_s=late_s, prompt_tokens=prompt
+                ),
+            )
             return
         for name in ranking.order:
             yield name, False
@@ -143,7 +160,14 @@ class SimulatedCluster:
 
     def _asked(self, job: ClusterJob, routed: RoutedRequest, name: str, may_decline: bool) -> Ask:
         expected = self._dispatcher.expected(name, routed, ())
-        return Ask(job, routed, may_decline, job.attempt, expected, self._events.now_s)
+        return Ask(
+            job=job,
+            routed=routed,
+            may_decline=may_decline,
+            attempt=job.attempt,
+            expected=expected,
+            sent_s=self._events.now_s,
+        )
 
     def _refuse(self, job: ClusterJob, refusal: Refusal) -> None:
         self.refusals.append(refusal)

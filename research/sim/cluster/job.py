@@ -13,7 +13,7 @@ from specrouter.request.objective import Objective, OnUnattainable
 Offer = tuple[str, bool]  # a replica to ask, and whether it may decline
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class ClusterJob:
     """A `Pending`.
 
@@ -58,13 +58,13 @@ class ClusterJob:
         """As `Progress.routed` has it."""
         asked = self.request
         return RoutedRequest(
-            number,
-            len(asked.token_ids) + self.tokens,
-            asked.new_tokens - self.tokens,
-            self.objective,
-            (now_s - self.sent_s) * 1000,
-            bool(self.commits),
-            draw(asked.seed, 0, self.attempt),
+            number=number,
+            prompt_tokens=len(asked.token_ids) + self.tokens,
+            remaining=asked.new_tokens - self.tokens,
+            objective=self.objective,
+            elapsed_ms=(now_s - self.sent_s) * 1000,
+            has_begun=bool(self.commits),
+            dice=draw(asked.seed, 0, self.attempt),
         )
 
     @property
@@ -73,12 +73,12 @@ class ClusterJob:
         if not asked.has_objective:
             return None
         return Objective(
-            None if asked.stages else asked.objective_ms,
-            asked.ttft_ms,
-            None,
-            asked.e2e_ms,
-            asked.stages,
-            self.on_unattainable,
+            tpot_ms=None if asked.stages else asked.objective_ms,
+            ttft_ms=asked.ttft_ms,
+            slo_class=None,
+            e2e_ms=asked.e2e_ms,
+            stages=asked.stages,
+            on_unattainable=self.on_unattainable,
         )
 
     def cut(self, now_s: float) -> None:
@@ -99,7 +99,7 @@ class ClusterJob:
 
     def answer(self) -> Answer:
         if self.error is not None or self.served is None:
-            return Answer(None, None, 0, error=self.error or "not served")
+            return Answer(ttft_ms=None, tpot_ms=None, tokens=0, error=self.error or "not served")
         found = self.served.sent.answer()
         ttft_ms = None if found.ttft_ms is None else found.ttft_ms + 1000.0 * self.delay_s
         return replace(found, ttft_ms=ttft_ms)

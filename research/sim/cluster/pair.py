@@ -37,7 +37,7 @@ class _Reading:
     served: Served
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class SimulatedPair:
     prefill: SimulatedReplica
     decode: SimulatedReplica

@@ -130,7 +130,7 @@ class SimulatedReplica:
 
 def predicted_tpot_ms(service: SimulatedService, requests: int) -> float:
     """Of each of so many that decode together, as `Engine.predicted_tpot_ms` says it."""
-    snapshot, workload = service.snapshot(), Workload(requests)
+    snapshot, workload = service.snapshot(), Workload(requests=requests)
     scheduler = service.planner.scheduler
     chosen = scheduler.choose(snapshot, workload, Models(service.machine.names))
     option = scheduler.predict(snapshot, workload, chosen.chain, chosen.shape)

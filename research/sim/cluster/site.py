@@ -20,7 +20,7 @@ from specrouter.cluster.correction import Expected
 from specrouter.cluster.state import ReplicaState, RoutedRequest
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Ask:
     """An attempt: a request on its way to a replica.
 

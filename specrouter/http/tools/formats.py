@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 ToolFormatName = Literal["hermes", "llama3_json"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ToolFormat:
     """
     Attributes:
@@ -42,8 +42,24 @@ class ToolFormat:
         return frozenset({self.tag, self.end_tag} - {""})
 
 
-HERMES = ToolFormat("hermes", "<tool_call>", "</tool_call>", True, "\n", "\n", "arguments")
-LLAMA3_JSON = ToolFormat("llama3_json", "<|python_tag|>", "", False, "; ", "", "parameters")
+HERMES = ToolFormat(
+    name="hermes",
+    tag="<tool_call>",
+    end_tag="</tool_call>",
+    is_tagged=True,
+    separator="\n",
+    padding="\n",
+    arguments="arguments",
+)
+LLAMA3_JSON = ToolFormat(
+    name="llama3_json",
+    tag="<|python_tag|>",
+    end_tag="",
+    is_tagged=False,
+    separator="; ",
+    padding="",
+    arguments="parameters",
+)
 
 FORMATS: Mapping[str, ToolFormat] = {one.name: one for one in (HERMES, LLAMA3_JSON)}
 

@@ -28,7 +28,7 @@ _TIERS = 3  # of finite TPOTs that the dynamic program tells apart
 _GRID = 1.05  # ratio of TPOTs that are told apart where there are more
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Prompt:
     """A request whose prompt has to be read.
 
@@ -51,7 +51,7 @@ class Prompt:
     can_wait: bool = False
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Load:
     """Attributes:
     ids: [R] of decoding requests that have a TPOT.
@@ -102,12 +102,12 @@ class Load:
                 paces.append(prompt.tpot_ms)
                 rest.append(prompt.left)
         return Load(
-            tuple(ids),
-            np.concatenate((due, paces)),
-            np.concatenate((self.tpot_ms, paces)),
-            np.concatenate((self.left, rest)),
-            tuple(left),
-            self.others,
+            ids=tuple(ids),
+            due_ms=np.concatenate((due, paces)),
+            tpot_ms=np.concatenate((self.tpot_ms, paces)),
+            left=np.concatenate((self.left, rest)),
+            prompts=tuple(left),
+            others=self.others,
         )
 
     @property

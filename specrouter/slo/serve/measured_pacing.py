@@ -48,7 +48,7 @@ def measured_pacing(
         chain, (requests, slots, sampled) = _chain(view, target), _load(view)
         key = (chain, requests, slots, sampled)
         if key not in made:
-            work = Workload(requests, slots, sampled=sampled)
+            work = Workload(requests=requests, slots=slots, sampled=sampled)
             made[key] = pacing(view.performance, chain, work)
         return made[key]
 

@@ -40,7 +40,7 @@ from specrouter.slo.serve.program import (
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Batch:
     """What the next batch is given.
 
@@ -174,7 +174,9 @@ class Autoregressive:
         urgent = load.due_ms < ms + batch_ms - EPS_MS
         if urgent.sum() > tokens:  # some are late whatever is done
             urgent[np.argsort(load.due_ms, kind="stable")[tokens:]] = False
-        return Batch(ms, batch_ms, tokens, 0, urgent.astype(np.int64))
+        return Batch(
+            ms=ms, next_ms=batch_ms, tokens=tokens, steps=0, lengths=urgent.astype(np.int64)
+        )
 
     def reserved(self, load: Load, batch: Batch) -> Batch:
         return batch
@@ -256,7 +258,13 @@ class Speculative:
         best = self._budget(tiers).best(np.array(counts_of(load, tiers)), first_ms)
         lengths = np.array(best.lengths)[tier_of(tiers, load.tpot_ms)]
         room = best.tokens - np.cumsum(lengths)
-        return Batch(best.ms, best.ms, best.tokens, best.steps, np.where(room >= 0, lengths, 0))
+        return Batch(
+            ms=best.ms,
+            next_ms=best.ms,
+            tokens=best.tokens,
+            steps=best.steps,
+            lengths=np.where(room >= 0, lengths, 0),
+        )
 
     def reserved(self, load: Load, batch: Batch) -> Batch:
         return batch
@@ -274,10 +282,10 @@ def _fastest_ms(pacing: Speculative) -> float:
 @lru_cache(maxsize=256)
 def _speculative(pacing: Speculative, tiers_ms: tuple[float, ...]) -> SpeculativeBudget:
     return SpeculativeBudget(
-        pacing.times,
-        tiers_ms,
-        pacing.alpha,
-        pacing.idle_ms,
-        pacing.most_ms,
-        pacing.margin,
+        times=pacing.times,
+        tiers_ms=tiers_ms,
+        alpha=pacing.alpha,
+        idle_ms=pacing.idle_ms,
+        most_ms=pacing.most_ms,
+        margin=pacing.margin,
     )

@@ -60,13 +60,20 @@ def by_objectives(
     def policy(view: EngineView) -> Admission:
         if not any(map(has_objective, (*view.running, *view.waiting))):
             return without_objectives(view)
-        decision = _Decision(view, pacing_of(view), patience_ms, is_final, tells_slack, least_chunk)
+        decision = _Decision(
+            view=view,
+            pacing=pacing_of(view),
+            patience_ms=patience_ms,
+            is_final=is_final,
+            tells_slack=tells_slack,
+            least_chunk=least_chunk,
+        )
         return decision.admission()
 
     return policy
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Decision:
     """Of one view; thrown away afterwards."""
 
@@ -232,11 +239,11 @@ class _Decision:
         held = {one.id for one in self.view.running if one.awaits_first and not one.prompt_left}
         lengths |= {name: chunks.pop(name) for name in held & chunks.keys()}
         admission = Admission(
-            tuple(self.admitted),
-            {name: chunk for name, chunk in chunks.items() if chunk},
-            self.waits_for_memory,
-            tuple(self.preempted),
-            self._declined(asked, load),
+            admitted=tuple(self.admitted),
+            chunks={name: chunk for name, chunk in chunks.items() if chunk},
+            waits_for_memory=self.waits_for_memory,
+            preempted=tuple(self.preempted),
+            declined=self._declined(asked, load),
             slack=self._slacks(load),
         )
         if self.pacing.leaves_decoding and not batch.paces_decoding:

@@ -127,7 +127,7 @@ class _Candidates:
         )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class SpeculativeBudget:
     """Attributes:
     tiers_ms: [L] TPOT of each, rising.

@@ -102,7 +102,13 @@ def _load(decoding: Sequence[tuple[int, float, float, float]], prompts: Iterable
     columns = np.array([each[1:] for each in decoding], dtype=np.float64).reshape(-1, 3).T
     due_ms, tpot_ms, left = columns
     in_order = sorted(prompts, key=lambda each: each.deadline_ms)
-    return Load(tuple(each[0] for each in decoding), due_ms, tpot_ms, left, tuple(in_order))
+    return Load(
+        ids=tuple(each[0] for each in decoding),
+        due_ms=due_ms,
+        tpot_ms=tpot_ms,
+        left=left,
+        prompts=tuple(in_order),
+    )
 
 
 def by_key(requests: Iterable[RequestView]) -> tuple[RequestView, ...]:
@@ -196,14 +202,14 @@ def _prompt(
         deadline_ms = max(PATIENCE_MS - waited_ms, 2.0 * needs_ms)
     is_running = request.row is not None
     return Prompt(
-        request.id,
-        deadline_ms,
-        tokens,
-        targets.tpot_ms,
-        request.reserve_tokens,
-        is_running,
-        max(1.0, output_tokens - 1.0),
-        not targets.has_deadline,
+        id=request.id,
+        deadline_ms=deadline_ms,
+        tokens=tokens,
+        tpot_ms=targets.tpot_ms,
+        reserve_tokens=request.reserve_tokens,
+        is_running=is_running,
+        left=max(1.0, output_tokens - 1.0),
+        can_wait=not targets.has_deadline,
     )
 
 

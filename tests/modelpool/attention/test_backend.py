@@ -25,7 +25,10 @@ PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9]]
 
 
 def texts(config: dict[str, Any], speculation: "Speculation | str") -> list[list[int]]:
-    params = [SamplingParams(20, 0.9, seed=seed) for seed in range(len(PROMPTS))]
+    params = [
+        SamplingParams(max_new_tokens=20, temperature=0.9, seed=seed)
+        for seed in range(len(PROMPTS))
+    ]
     with ChainRouter.from_config(config) as router:
         found = router.generate(PROMPTS, params, speculation)  # type: ignore[arg-type]
         router.check_integrity()

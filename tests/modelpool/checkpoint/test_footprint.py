@@ -39,7 +39,7 @@ def test_parameters_and_bytes_are_those_of_the_loaded_model(
 
 
 def test_a_part_of_a_model_takes_the_kv_of_its_layers() -> None:
-    model = ModelFootprint("m", weight_bytes=120, kv_bytes_per_token=1, outer_bytes=20)
+    model = ModelFootprint(name="m", weight_bytes=120, kv_bytes_per_token=1, outer_bytes=20)
     assert model.part_bytes(50, kv_tokens=30) == 50 + 15  # if it is layers alone
     assert model.part_within(65, kv_tokens=30) == 50
     assert model.part_within(64, kv_tokens=30) == 49

@@ -22,8 +22,15 @@ from research.policies.named import POLICIES
 from research.sim.scenarios import SCENARIOS
 
 pytestmark = pytest.mark.slow
-LLAMA = Cell("adaserve-llama70b", "adaserve", "vllm", 4.4, 12)
-CODER = Cell("slos-serve-opt-6.7b", "Coder", "slo", 2.0, 12, acceptance=0.7)
+LLAMA = Cell(machine="adaserve-llama70b", workload="adaserve", policy="vllm", rate=4.4, requests=12)
+CODER = Cell(
+    machine="slos-serve-opt-6.7b",
+    workload="Coder",
+    policy="slo",
+    rate=2.0,
+    requests=12,
+    acceptance=0.7,
+)
 
 
 ROUTED = replace(CODER, replicas=2, routing="slo")
@@ -188,7 +195,7 @@ def test_seeds_are_averaged_and_kept() -> None:
 def test_figure_3_comes_out_as_published(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    draw_figures(FigureOptions(("slos-serve-3",), tmp_path))
+    draw_figures(FigureOptions(names=("slos-serve-3",), out=tmp_path))
     document = json.loads((tmp_path / "slos-serve-3.json").read_text())
     found = {row["policy"]: (row["new"], row["old"]) for row in document["rows"]}
     assert found["vllm"][1] == 0.0, "prefill first breaks every TPOT"
@@ -199,7 +206,7 @@ def test_figure_3_comes_out_as_published(
 
 
 def test_selection_is_a_small_part_of_a_cycle(tmp_path: Path) -> None:
-    draw_figures(FigureOptions(("adaserve-15",), tmp_path, quick=True))
+    draw_figures(FigureOptions(names=("adaserve-15",), out=tmp_path, quick=True))
     [row] = json.loads((tmp_path / "adaserve-15.json").read_text())["rows"]
     assert row["drafting"] + row["selection"] + row["verification"] == pytest.approx(1.0)
     assert 0.0 < row["selection"] < 0.1
@@ -208,7 +215,7 @@ def test_selection_is_a_small_part_of_a_cycle(tmp_path: Path) -> None:
 def test_the_static_rows_of_table_2_are_near_what_they_were_fitted_to(tmp_path: Path) -> None:
     """Two batches at which the published rows are smooth."""
     where = ("requests=8,16", "policy=two-level,three-level")
-    draw_figures(FigureOptions(("specrouter-table-2",), tmp_path, seeds=2, where=where))
+    draw_figures(FigureOptions(names=("specrouter-table-2",), out=tmp_path, seeds=2, where=where))
     rows = json.loads((tmp_path / "specrouter-table-2.json").read_text())["rows"]
     found = {(row["policy"], row["x"]): row["speed_up"] for row in rows}
     published = {"two-level": {8: 1.38, 16: 1.31}, "three-level": {8: 1.33, 16: 1.20}}
@@ -246,7 +253,9 @@ def test_a_bad_argument_is_named(given: dict[str, object], argument: str) -> Non
 
 
 def test_restrictions_that_leave_nothing_are_refused(tmp_path: Path) -> None:
-    options = FigureOptions(("adaserve-16",), tmp_path, quick=True, where=("policy=vllm",))
+    options = FigureOptions(
+        names=("adaserve-16",), out=tmp_path, quick=True, where=("policy=vllm",)
+    )
     with pytest.raises(ConfigError, match="leaves nothing of adaserve-16"):
         draw_figures(options)
 

@@ -40,7 +40,7 @@ NOBODY = -math.inf
 UNLIMITED = 1000
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Case:
     number: int
     forest: Forest
@@ -77,13 +77,13 @@ def cases(seed: int, count: int, requests: int = 4, nodes: int = 12) -> Iterator
         forest = random_forest(rng, some, width)
         kinds = (rng.uniform(0, 4, some), rng.integers(-2, 16, some) / 4, np.full(some, NOBODY))
         yield Case(
-            number,
-            forest,
-            np.choose(rng.integers(0, 3, some), kinds),
-            int(rng.integers(0, len(forest.nodes()) + 3)),
-            int(rng.integers(0, nodes + 2)),
-            float(rng.integers(0, 2)),
-            "neediest" if rng.random() < 0.5 else "easiest",
+            number=number,
+            forest=forest,
+            needs=np.choose(rng.integers(0, 3, some), kinds),
+            budget=int(rng.integers(0, len(forest.nodes()) + 3)),
+            n_max=int(rng.integers(0, nodes + 2)),
+            root_credit=float(rng.integers(0, 2)),
+            order="neediest" if rng.random() < 0.5 else "easiest",
         )
 
 

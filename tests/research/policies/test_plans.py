@@ -21,7 +21,7 @@ def test_adaserves_shapes_are_predicted_as_they_are_drafted() -> None:
     plan = pairs(*(Request() for _ in range(4)), trees=trees)
     [group] = plan.groups()
     assert (group.shape.depth, group.shape.width) == (1, 2)
-    asked = plan.scheduler.predict(CHEAP, Workload(4), PAIR, DraftShape(1, 2), whole=False)
+    asked = plan.scheduler.predict(CHEAP, Workload(requests=4), PAIR, DraftShape(1, 2), whole=False)
     assert group.predicted == asked
 
 
@@ -54,7 +54,7 @@ def test_what_objectives_need_is_judged_by_a_cycle_that_spends_the_whole_budget(
 def test_whole_trees_need_no_selector(
     speculation: SpeculationOverride, selection: NodeSelection
 ) -> None:
-    plan = pairs(Request(speculation), selection=selection)
+    plan = pairs(Request(override=speculation), selection=selection)
     assert all(group.whole for group in plan.groups())
     assert plan.selector is None
 

@@ -93,11 +93,31 @@ def view(requests: list[RequestView], flows: dict[int, Flow], free_rows: int) ->
     measured: PerformanceSnapshot = snapshot({})
     standing = Standing(memories=flows)
     none = frozenset[str]()
-    return EngineView(0, 0.0, tuple(requests), (), free_rows, None, none, none, measured, standing)
+    return EngineView(
+        cycle=0,
+        now_s=0.0,
+        running=tuple(requests),
+        waiting=(),
+        free_rows=free_rows,
+        kv_free_tokens=None,
+        available=none,
+        loaded=none,
+        performance=measured,
+        standing=standing,
+    )
 
 
 def running(number: int, **others: Any) -> RequestView:
-    one = RequestView(number, 0.0, 0.0, 99, 0, 20, 40, row=number)
+    one = RequestView(
+        id=number,
+        priority_key=0.0,
+        arrived_s=0.0,
+        reserve_tokens=99,
+        prompt_left=0,
+        remaining=20,
+        max_new_tokens=40,
+        row=number,
+    )
     return replace(one, **others)
 
 

@@ -10,7 +10,7 @@ from research.sim.adaserve_load import AdaserveLoad
 
 
 def test_drawn_requests_have_the_published_mix_and_objectives() -> None:
-    found = AdaserveLoad(4.0, 2000, 1).requests_for(30.0)
+    found = AdaserveLoad(rate_per_s=4.0, requests=2000, seed=1).requests_for(30.0)
     objectives = {one.category: one.objective_ms for one in found}
     assert objectives == {"coding": 36.0, "chat": 50.0, "summarization": 150.0}
     shares = Counter(one.category for one in found)
@@ -21,7 +21,9 @@ def test_drawn_requests_have_the_published_mix_and_objectives() -> None:
 
 
 def test_share_and_objective_of_urgent_ones_are_as_asked() -> None:
-    found = AdaserveLoad(4.0, 200, 1, 0.3, 0.6).requests_for(28.0)
+    found = AdaserveLoad(
+        rate_per_s=4.0, requests=200, seed=1, urgent_share=0.3, urgent_ratio=0.6
+    ).requests_for(28.0)
     assert sum(one.category == "coding" for one in found) == 60
     urgent = [one.objective_ms for one in found if one.category == "coding"]
     assert urgent == pytest.approx([0.6 * 28.0] * 60)
@@ -29,7 +31,9 @@ def test_share_and_objective_of_urgent_ones_are_as_asked() -> None:
 
 
 def test_categories_peak_one_after_the_other() -> None:
-    found = AdaserveLoad(4.0, 1500, 1, is_fluctuating=True).requests_for(30.0)
+    found = AdaserveLoad(rate_per_s=4.0, requests=1500, seed=1, is_fluctuating=True).requests_for(
+        30.0
+    )
     times = [one.at_s for one in found]
     assert times == sorted(times)
     thirds = [Counter[str](), Counter[str](), Counter[str]()]
@@ -51,7 +55,10 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_traces_are_stretched_to_the_rate_and_seeds_take_other_parts(folder: Path) -> None:
-    one, other = (AdaserveLoad(2.0, 15, seed, traces=folder).requests_for(30.0) for seed in (0, 1))
+    one, other = (
+        AdaserveLoad(rate_per_s=2.0, requests=15, seed=seed, traces=folder).requests_for(30.0)
+        for seed in (0, 1)
+    )
     assert one[-1].at_s == pytest.approx(14 / 2.0)
     assert len(one[0].token_ids) == 100
     assert len(other[0].token_ids) == 115
@@ -59,4 +66,4 @@ def test_traces_are_stretched_to_the_rate_and_seeds_take_other_parts(folder: Pat
 
 def test_a_trace_that_is_too_short_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match="40 requests"):
-        AdaserveLoad(2.0, 50, 0, traces=folder).requests_for(30.0)
+        AdaserveLoad(rate_per_s=2.0, requests=50, seed=0, traces=folder).requests_for(30.0)

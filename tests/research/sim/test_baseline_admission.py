@@ -13,7 +13,16 @@ lengths = st.lists(st.integers(0, 60), max_size=8)
 
 
 def request(number: int, left: int = 0, **others: Any) -> RequestView:
-    return RequestView(number, number, 0.0, left + 21, left, 20, 20, **others)
+    return RequestView(
+        id=number,
+        priority_key=number,
+        arrived_s=0.0,
+        reserve_tokens=left + 21,
+        prompt_left=left,
+        remaining=20,
+        max_new_tokens=20,
+        **others,
+    )
 
 
 def decoding(count: int) -> list[RequestView]:

@@ -30,11 +30,11 @@ def curve(base: float, each: float) -> TimeCurve:
 
 
 MACHINE = Machine(
-    "c",
-    {name: curve(*times) for name, times in TIMES.items()},
-    {"a": 1, "b": 10, "c": 100},
-    CHUNK,
-    8,
+    target="c",
+    times={name: curve(*times) for name, times in TIMES.items()},
+    parameters={"a": 1, "b": 10, "c": 100},
+    prefill_chunk=CHUNK,
+    max_requests=8,
     acceptance={("a", "b"): 0.9, ("b", "c"): 0.9},
 )
 
@@ -74,7 +74,12 @@ class Bench:
         draws = np.random.default_rng(1)
         self.clock = SimulatedClock()
         self.executor = SimulatedExecutor(
-            MACHINE, texts, self.state, self.knowledge, draws, self.clock
+            machine=MACHINE,
+            texts=texts,
+            states=self.state,
+            profiler=self.knowledge,
+            draws=draws,
+            clock=self.clock,
         )
         for row in range(self.rows):
             assert self.state.open(20, 20 + self.room) == row
@@ -86,10 +91,12 @@ class Bench:
         return np.arange(self.rows)
 
     def group(self, chain: Chain, shape: DraftShape, **given: Any) -> ChainGroup:
-        return ChainGroup(chain, shape, self.all_rows, **given)
+        return ChainGroup(chain=chain, shape=shape, rows=self.all_rows, **given)
 
     def run(self, *groups: ChainGroup, **given: Any) -> tuple[CycleResult, float]:
-        return self.run_plan(CyclePlan(groups, NOBODY, NOBODY, **given))
+        return self.run_plan(
+            CyclePlan(groups=groups, prefill_rows=NOBODY, prefill_counts=NOBODY, **given)
+        )
 
     def run_plan(self, plan: CyclePlan) -> tuple[CycleResult, float]:
         """What it brings, and its milliseconds."""
@@ -142,9 +149,9 @@ def test_a_selector_leaves_what_the_target_reads() -> None:
 def test_groups_share_the_target_s_pass_and_their_selections_one_selector() -> None:
     bench = Bench(rows=3)
     groups = [
-        ChainGroup(("a", "c"), DraftShape(2, 1), np.array([0]), whole=False),
-        ChainGroup(("a", "c"), DraftShape(1, 2), np.array([1]), whole=False),
-        ChainGroup(("a", "c"), DraftShape(1, 1), np.array([2])),
+        ChainGroup(chain=("a", "c"), shape=DraftShape(2, 1), rows=np.array([0]), whole=False),
+        ChainGroup(chain=("a", "c"), shape=DraftShape(1, 2), rows=np.array([1]), whole=False),
+        ChainGroup(chain=("a", "c"), shape=DraftShape(1, 1), rows=np.array([2])),
     ]
     seen = []
 
@@ -161,11 +168,13 @@ def test_groups_share_the_target_s_pass_and_their_selections_one_selector() -> N
 def test_chunks_of_prompts_are_read_in_the_same_pass() -> None:
     bench = Bench(rows=1)
     row = bench.state.open(30, 40)
-    decoding = ChainGroup(("c",), DraftShape(1), np.array([0]))
-    _, took = bench.run_plan(CyclePlan([decoding], np.array([row]), np.array([25])))
+    decoding = ChainGroup(chain=("c",), shape=DraftShape(1), rows=np.array([0]))
+    _, took = bench.run_plan(
+        CyclePlan(groups=[decoding], prefill_rows=np.array([row]), prefill_counts=np.array([25]))
+    )
     assert took == pytest.approx(ms("c", 1 + 25))
     assert bench.state.lag("c", np.array([row])).tolist() == [4]
-    ends = ChainGroup(("c",), DraftShape(1), np.array([row]))
+    ends = ChainGroup(chain=("c",), shape=DraftShape(1), rows=np.array([row]))
     result, took = bench.run(ends)  # the rest, and the first token
     assert took == pytest.approx(ms("c", 4 + 1))
     assert lengths(result) == [1]

@@ -25,7 +25,15 @@ Seen = tuple[EngineView, Admission, EngineView, Plan | None]
 def load(count: int, gap_s: float = 0.05, prompt: int = 200, tokens: int = 40) -> list[LoadRequest]:
     tpots_ms = (36.0, 50.0, 150.0)
     return [
-        LoadRequest(gap_s * at, "chat", (0,) * prompt, tokens, 1.0, at, tpots_ms[at % 3])
+        LoadRequest(
+            at_s=gap_s * at,
+            category="chat",
+            token_ids=(0,) * prompt,
+            new_tokens=tokens,
+            temperature=1.0,
+            seed=at,
+            objective_ms=tpots_ms[at % 3],
+        )
         for at in range(count)
     ]
 
@@ -35,9 +43,9 @@ def run(
 ) -> tuple[list[Seen], list[Outcome]]:
     seen: list[Seen] = []
     service = SimulatedService(
-        load_machine(FOLDER / f"{machine}.yaml"),
-        0.7,
-        TreesConfig(),
+        machine=load_machine(FOLDER / f"{machine}.yaml"),
+        acceptance=0.7,
+        trees=TreesConfig(),
         watch=lambda *each: seen.append(each),
         batch_tokens=batch_tokens,
     )
@@ -138,11 +146,18 @@ def test_global_greedy_spends_what_profiled_costs_justify() -> None:
 def test_admission_bounds_drafts_and_keeps_objectives_of_whom_it_admits(policy: str) -> None:
     asked = [
         LoadRequest(
-            0.15 * at, "chat", (0,) * 700, 60, 1.0, at, (50.0, 100.0)[at % 2], ttft_ms=900.0,
+            at_s=0.15 * at,
+            category="chat",
+            token_ids=(0,) * 700,
+            new_tokens=60,
+            temperature=1.0,
+            seed=at,
+            objective_ms=(50.0, 100.0)[at % 2],
+            ttft_ms=900.0,
             judges_runs=True,
         )
         for at in range(60)
-    ]  # fmt: skip
+    ]
     cycles, outcomes = run(policy, asked, OPT)
     assert all(one.answer.tokens == 60 for one in outcomes)
     declined = {each for _, admission, *_ in cycles for each in admission.declined}
@@ -161,10 +176,36 @@ def test_admission_bounds_drafts_and_keeps_objectives_of_whom_it_admits(policy: 
 
 def test_a_published_batch_takes_what_its_terms_say() -> None:
     machine = load_machine(FOLDER / f"{OPT}.yaml")
-    [plain] = run("vllm", [LoadRequest(0.0, "chat", (0,) * 300, 20, 1.0, 0)], OPT)[1]
+    [plain] = run(
+        "vllm",
+        [
+            LoadRequest(
+                at_s=0.0,
+                category="chat",
+                token_ids=(0,) * 300,
+                new_tokens=20,
+                temperature=1.0,
+                seed=0,
+            )
+        ],
+        OPT,
+    )[1]
     assert plain.answer.ttft_ms == pytest.approx(0.06878 * 300 + 24.80)
     assert plain.answer.tpot_ms == pytest.approx(0.06878 + 24.80)
-    cycles, _ = run("vllm-spec-8", [LoadRequest(0.0, "chat", (0,) * 300, 12, 1.0, 0)], OPT)
+    cycles, _ = run(
+        "vllm-spec-8",
+        [
+            LoadRequest(
+                at_s=0.0,
+                category="chat",
+                token_ids=(0,) * 300,
+                new_tokens=12,
+                temperature=1.0,
+                seed=0,
+            )
+        ],
+        OPT,
+    )
     assert machine.batch is not None
     assert machine.batch.ms(9, 8) == pytest.approx(0.07523 * 9 + 3.465 * 8 + 3.033)
     begins = [before.now_s * 1000 for before, *_ in cycles]
@@ -173,12 +214,38 @@ def test_a_published_batch_takes_what_its_terms_say() -> None:
 
 def test_tpot_is_judged_over_runs_of_ten_tokens() -> None:
     """A stall of one prompt is within the mean of 60 tokens, and not within that of ten."""
-    stalled = LoadRequest(0.0, "chat", (0,) * 10, 61, 1.0, 0, 45.0)
-    strict = LoadRequest(0.0, "chat", (0,) * 10, 61, 1.0, 0, 45.0, judges_runs=True)
-    staged = LoadRequest(
-        0.0, "chat", (0,) * 10, 61, 1.0, 0, stages=(Stage(45.0, 41), Stage(45.0)), judges_runs=True
+    stalled = LoadRequest(
+        at_s=0.0,
+        category="chat",
+        token_ids=(0,) * 10,
+        new_tokens=61,
+        temperature=1.0,
+        seed=0,
+        objective_ms=45.0,
     )
-    other = LoadRequest(0.2, "chat", (0,) * 1800, 2, 1.0, 1)
+    strict = LoadRequest(
+        at_s=0.0,
+        category="chat",
+        token_ids=(0,) * 10,
+        new_tokens=61,
+        temperature=1.0,
+        seed=0,
+        objective_ms=45.0,
+        judges_runs=True,
+    )
+    staged = LoadRequest(
+        at_s=0.0,
+        category="chat",
+        token_ids=(0,) * 10,
+        new_tokens=61,
+        temperature=1.0,
+        seed=0,
+        stages=(Stage(45.0, 41), Stage(45.0)),
+        judges_runs=True,
+    )
+    other = LoadRequest(
+        at_s=0.2, category="chat", token_ids=(0,) * 1800, new_tokens=2, temperature=1.0, seed=1
+    )
     found = [run("vllm", [one, other])[1][0] for one in (stalled, strict, staged)]
     assert [one.is_attained for one in found] == [True, False, False]
     assert found[2].answer.attained_stages == (False, True)
@@ -186,17 +253,42 @@ def test_tpot_is_judged_over_runs_of_ten_tokens() -> None:
 
 
 def test_views_tell_how_long_a_run_has_taken() -> None:
-    asked = LoadRequest(0.0, "chat", (0,) * 10, 25, 1.0, 0, 45.0, judges_runs=True)
+    asked = LoadRequest(
+        at_s=0.0,
+        category="chat",
+        token_ids=(0,) * 10,
+        new_tokens=25,
+        temperature=1.0,
+        seed=0,
+        objective_ms=45.0,
+        judges_runs=True,
+    )
     views = [before.running[0] for before, *_ in run("vllm", [asked])[0] if before.running]
     for one in views:
         assert one.run_ms == pytest.approx(30.0 * (one.decoded % 10), abs=1.0)
-    usual = LoadRequest(0.0, "chat", (0,) * 10, 25, 1.0, 0, 45.0)
+    usual = LoadRequest(
+        at_s=0.0,
+        category="chat",
+        token_ids=(0,) * 10,
+        new_tokens=25,
+        temperature=1.0,
+        seed=0,
+        objective_ms=45.0,
+    )
     assert all(
         one.run_ms is None for before, *_ in run("vllm", [usual])[0] for one in before.running
     )
 
 
 def test_who_has_a_row_and_no_token_awaits_its_first() -> None:
-    asked = LoadRequest(0.0, "chat", (0,) * 1200, 5, 1.0, 0, 45.0)
+    asked = LoadRequest(
+        at_s=0.0,
+        category="chat",
+        token_ids=(0,) * 1200,
+        new_tokens=5,
+        temperature=1.0,
+        seed=0,
+        objective_ms=45.0,
+    )
     seen = [view.running[0] for before, _, view, _ in run("sarathi", [asked])[0]]
     assert [one.awaits_first for one in seen] == [True] * 3 + [False] * 4

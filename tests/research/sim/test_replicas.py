@@ -14,7 +14,7 @@ FILE = MACHINES / "slos-serve-opt-6.7b.yaml"
 
 
 def make() -> SimulatedService:
-    return SimulatedService(load_machine(FILE), 0.7, TreesConfig())
+    return SimulatedService(machine=load_machine(FILE), acceptance=0.7, trees=TreesConfig())
 
 
 def run(
@@ -56,7 +56,16 @@ def test_who_is_not_attainable_at_one_replica_is_handed_to_the_next() -> None:
     """Turns would give all long prompts to one of the two."""
     prompts = [(1800, 60)[at % 2] for at in range(10)]
     requests = [
-        LoadRequest(0.0, "code", (0,) * prompt, 20, 1.0, at, 50.0, ttft_ms=450.0)
+        LoadRequest(
+            at_s=0.0,
+            category="code",
+            token_ids=(0,) * prompt,
+            new_tokens=20,
+            temperature=1.0,
+            seed=at,
+            objective_ms=50.0,
+            ttft_ms=450.0,
+        )
         for at, prompt in enumerate(prompts)
     ]
     found, service = run("slos-serve", 2, requests)

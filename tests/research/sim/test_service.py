@@ -43,8 +43,15 @@ def service(
         "small": TimeCurve(((1, draft_ms), (512, draft_ms))),
         "big": TimeCurve(((1, STEP_MS), (513, STEP_MS + 512 * EACH_MS))),
     }
-    machine = Machine("big", times, {"small": 1, "big": 100}, CHUNK, rows, kv_tokens)
-    return SimulatedService(machine, acceptance, TreesConfig(), **given)
+    machine = Machine(
+        target="big",
+        times=times,
+        parameters={"small": 1, "big": 100},
+        prefill_chunk=CHUNK,
+        max_requests=rows,
+        kv_tokens=kv_tokens,
+    )
+    return SimulatedService(machine=machine, acceptance=acceptance, trees=TreesConfig(), **given)
 
 
 def request(
@@ -54,7 +61,15 @@ def request(
     objective_ms: float | None = None,
     seed: int = 0,
 ) -> LoadRequest:
-    return LoadRequest(at_s, "chat", (0,) * prompt, tokens, 1.0, seed, objective_ms)
+    return LoadRequest(
+        at_s=at_s,
+        category="chat",
+        token_ids=(0,) * prompt,
+        new_tokens=tokens,
+        temperature=1.0,
+        seed=seed,
+        objective_ms=objective_ms,
+    )
 
 
 def run(
@@ -228,7 +243,17 @@ def test_every_arrival_ends_or_is_counted_unfinished() -> None:
 
 def test_one_request_on_one_model_takes_its_prompt_and_a_pass_for_each_token() -> None:
     times = TimeCurve(((1, STEP_MS), (513, STEP_MS + 512 * EACH_MS)))
-    alone = SimulatedService(Machine("big", {"big": times}, {"big": 1}, 64, 4), 0.7, TreesConfig())
+    alone = SimulatedService(
+        machine=Machine(
+            target="big",
+            times={"big": times},
+            parameters={"big": 1},
+            prefill_chunk=64,
+            max_requests=4,
+        ),
+        acceptance=0.7,
+        trees=TreesConfig(),
+    )
     for policy in ("target-only", "goodput", "spec-4"):
         alone.use(policy)
         [found] = replay([request(prompt=40, tokens=11)], alone, alone)
@@ -253,7 +278,14 @@ def test_of_several_models_the_scheduler_chooses_the_chain() -> None:
     times = {name: TimeCurve(((1, ms), (512, ms))) for name, ms in flat.items()}
     sizes = {"weak": 1, "middle": 10, "big": 100}
     known = {("weak", "middle"): 0.9, ("weak", "big"): 0.4, ("middle", "big"): 0.9}
-    machine = Machine("big", times, sizes, CHUNK, ROWS, acceptance=known)
+    machine = Machine(
+        target="big",
+        times=times,
+        parameters=sizes,
+        prefill_chunk=CHUNK,
+        max_requests=ROWS,
+        acceptance=known,
+    )
     chains: list[tuple[str, ...]] = []
 
     def watch(
@@ -261,7 +293,7 @@ def test_of_several_models_the_scheduler_chooses_the_chain() -> None:
     ) -> None:
         chains.extend(group.chain for group in (plan.groups if plan is not None else ()))
 
-    simulated = SimulatedService(machine, 0.5, TreesConfig(), watch=watch)
+    simulated = SimulatedService(machine=machine, acceptance=0.5, trees=TreesConfig(), watch=watch)
     simulated.use("global-greedy")
     [found] = replay([request(tokens=200)], simulated, simulated)
     assert chains.count(("weak", "middle", "big")) > 0.9 * len(chains)

@@ -59,8 +59,25 @@ class CountingRouter:
         ends: FinishReason = "error" if self._error else "length"
         outputs = []
         for size in map(len, prompts):
-            metrics = RequestMetrics(1.0, 1.0, 1.0 + size, 3, chains, size, size)
-            outputs.append(RequestOutput("", [9] * size, ends, metrics, 0, self._error))
+            metrics = RequestMetrics(
+                ttft_ms=1.0,
+                tpot_ms=1.0,
+                acceptance_length=1.0 + size,
+                cycles=3,
+                chains=chains,
+                prompt_tokens=size,
+                output_tokens=size,
+            )
+            outputs.append(
+                RequestOutput(
+                    text="",
+                    token_ids=[9] * size,
+                    finish_reason=ends,
+                    metrics=metrics,
+                    seed=0,
+                    error=self._error,
+                )
+            )
         return outputs
 
 
@@ -96,7 +113,9 @@ def test_own_contender_sets_its_policy_and_hands_the_work_on() -> None:
     assert speculation == "off"
     assert prompts == [(5, 6), (7,)]
     assert [replace(one, cache_salt=None) for one in params] == [
-        SamplingParams(8, temperature=1.0, seed=seed, ignore_eos=True, prefix_cache=False)
+        SamplingParams(
+            max_new_tokens=8, temperature=1.0, seed=seed, ignore_eos=True, prefix_cache=False
+        )
         for seed in (3, 4)
     ]
     assert sample.tokens == 3

@@ -30,8 +30,8 @@ TIME = EngineStatistics(
 
 
 def test_ratio_is_taken_within_each_round() -> None:
-    drifting = [[Sample(100, seconds)] for seconds in (1.0, 10.0, 4.0)]
-    twice = [[Sample(100, seconds / 2)] for seconds in (1.0, 10.0, 4.0)]
+    drifting = [[Sample(tokens=100, seconds=seconds)] for seconds in (1.0, 10.0, 4.0)]
+    twice = [[Sample(tokens=100, seconds=seconds / 2)] for seconds in (1.0, 10.0, 4.0)]
     assert ratios(twice, drifting) == [2.0, 2.0, 2.0]
 
 
@@ -62,8 +62,20 @@ def test_time_between_two_moments_is_the_difference_of_the_totals() -> None:
 
 
 SAMPLES = {
-    "off": [[Sample(10, 1.0, (1.0,)), Sample(10, 1.0, (0.1,))]] * 3,
-    "fast": [[Sample(10, 0.5, (1.0,), 2.0, TIME), Sample(10, 0.25, (0.1,), 4.0, TIME)]] * 3,
+    "off": [
+        [
+            Sample(tokens=10, seconds=1.0, distinct=(1.0,)),
+            Sample(tokens=10, seconds=1.0, distinct=(0.1,)),
+        ]
+    ]
+    * 3,
+    "fast": [
+        [
+            Sample(tokens=10, seconds=0.5, distinct=(1.0,), acceptance_length=2.0, engine=TIME),
+            Sample(tokens=10, seconds=0.25, distinct=(0.1,), acceptance_length=4.0, engine=TIME),
+        ]
+    ]
+    * 3,
 }
 
 
@@ -81,14 +93,19 @@ def test_headline_by_category_is_the_mean_over_categories() -> None:
 
 
 def test_requests_per_second_are_of_all_requests_of_a_round() -> None:
-    rounds = [[Sample(10, 1.0, requests=4), Sample(10, 3.0, requests=8)]]
+    rounds = [
+        [Sample(tokens=10, seconds=1.0, requests=4), Sample(tokens=10, seconds=3.0, requests=8)]
+    ]
     assert request_rates(rounds) == [3.0]
     assert row({"off": rounds}, "off", ["off"], [None, None])["requests_per_s"]["median"] == 3.0
 
 
 def test_eaf_is_the_targets_own_tpot_over_a_contenders_within_a_round() -> None:
     def rounds(*tpot_ms: float) -> list[list[Sample]]:
-        return [[Sample(10, 1.0, tpot_ms=ms), Sample(10, 1.0, tpot_ms=ms)] for ms in tpot_ms]
+        return [
+            [Sample(tokens=10, seconds=1.0, tpot_ms=ms), Sample(tokens=10, seconds=1.0, tpot_ms=ms)]
+            for ms in tpot_ms
+        ]
 
     # The machine is ten times slower in the second round.
     both = {"off": rounds(30.0, 300.0, 33.0), "fast": rounds(20.0, 150.0, 30.0)}
@@ -99,8 +116,11 @@ def test_eaf_is_the_targets_own_tpot_over_a_contenders_within_a_round() -> None:
 
 
 def test_a_rounds_tpot_counts_each_request_once_and_is_unknown_where_a_batch_does_not_say() -> None:
-    large, small = Sample(1, 1.0, requests=3, tpot_ms=10.0), Sample(1, 1.0, tpot_ms=30.0)
-    assert tpots([[large, small], [large, Sample(1, 1.0)]]) == [15.0, None]
+    large, small = (
+        Sample(tokens=1, seconds=1.0, requests=3, tpot_ms=10.0),
+        Sample(tokens=1, seconds=1.0, tpot_ms=30.0),
+    )
+    assert tpots([[large, small], [large, Sample(tokens=1, seconds=1.0)]]) == [15.0, None]
     found = row(SAMPLES, "fast", ["off"], ["code", "prose"])
     assert (found["tpot_ms"], found["eaf_tpot"]) == (None, None)
 

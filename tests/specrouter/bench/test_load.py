@@ -98,13 +98,30 @@ class FakeRouter:
         self.calls.append((params, speculation, slo))
         tpot_ms = BASELINE_MS if speculation == "off" else TPOT_MS[self.policy]
         count = params.max_new_tokens
-        metrics = RequestMetrics(5.0, tpot_ms, 2.0, count // 2, {}, len(prompt), count)
+        metrics = RequestMetrics(
+            ttft_ms=5.0,
+            tpot_ms=tpot_ms,
+            acceptance_length=2.0,
+            cycles=count // 2,
+            chains={},
+            prompt_tokens=len(prompt),
+            output_tokens=count,
+        )
         ended: FinishReason = "error" if self._error else "length"
-        return FakeHandle(RequestOutput("", [1] * count, ended, metrics, 0, error=self._error))
+        return FakeHandle(
+            RequestOutput(
+                text="",
+                token_ids=[1] * count,
+                finish_reason=ended,
+                metrics=metrics,
+                seed=0,
+                error=self._error,
+            )
+        )
 
 
 def load_bench(router: FakeRouter, **options: Any) -> LoadBench:
-    asked = LoadOptions(Path("x.yaml"), poisson=1.0, **options)
+    asked = LoadOptions(config=Path("x.yaml"), poisson=1.0, **options)
     texts = {"code": ["abc"]}
     return LoadBench(OwnService(router), letters, texts, asked, Progress(stream=io.StringIO()))
 
@@ -153,7 +170,7 @@ def test_a_ttft_objective_is_times_that_of_a_prompt_of_its_length_alone() -> Non
 
 
 def test_poisson_arrivals_have_the_lengths_that_are_asked_for() -> None:
-    options = LoadOptions(Path("x"), poisson=2.0, requests=60)
+    options = LoadOptions(config=Path("x"), poisson=2.0, requests=60)
     assert {one.category for one in read_arrivals(options)} == {"coding", "chat", "summarization"}
     four = read_arrivals(replace(options, lengths="specrouter"))
     assert {one.category for one in four} == set(DATASETS)
@@ -241,7 +258,7 @@ def test_the_default_policy_is_what_a_scenario_without_trees_has() -> None:
 
 def test_sweep_has_a_point_for_each_combination() -> None:
     options = LoadOptions(
-        Path("x"), poisson=1.0, scale=(1, 2), urgent_share=(0.25, 0.5), slo_scale=(1, 3)
+        config=Path("x"), poisson=1.0, scale=(1, 2), urgent_share=(0.25, 0.5), slo_scale=(1, 3)
     )
     trace = [Arrival(float(i), "coding" if i % 2 else "chat", 8, 8, 1 + i % 2) for i in range(8)]
     points = sweep(trace, options, limit=100)
@@ -301,7 +318,17 @@ def server() -> Iterator[str]:
 
 def test_server_is_asked_with_headers_and_judged_by_the_clients_clock(server: str) -> None:
     service = ServerService(server)
-    pending = service.send(LoadRequest(0.0, "chat", (5, 6), 6, 1.0, 2, objective_ms=12.5))
+    pending = service.send(
+        LoadRequest(
+            at_s=0.0,
+            category="chat",
+            token_ids=(5, 6),
+            new_tokens=6,
+            temperature=1.0,
+            seed=2,
+            objective_ms=12.5,
+        )
+    )
     answer = pending.answer()
     assert pending.is_done
     assert (answer.error, answer.tokens, answer.acceptance_length) == (None, 6, 2.5)
@@ -312,7 +339,17 @@ def test_server_is_asked_with_headers_and_judged_by_the_clients_clock(server: st
     assert header == "12.5"
     assert body["input_ids"] == [5, 6]
     assert (body["stream"], body["ignore_eos"], body["max_new_tokens"]) == (True, True, 6)
-    answer = service.send(LoadRequest(0.0, "chat", (5, 6), 6, 1.0, 3, e2e_ms=5000.0)).answer()
+    answer = service.send(
+        LoadRequest(
+            at_s=0.0,
+            category="chat",
+            token_ids=(5, 6),
+            new_tokens=6,
+            temperature=1.0,
+            seed=3,
+            e2e_ms=5000.0,
+        )
+    ).answer()
     assert answer.error is not None
     assert "seed: is odd" in answer.error
     assert Answers.seen[1][1] is None
@@ -321,7 +358,7 @@ def test_server_is_asked_with_headers_and_judged_by_the_clients_clock(server: st
 
 
 def test_run_against_a_server_has_one_row(server: str) -> None:
-    options = LoadOptions(None, poisson=1.0, server=server)
+    options = LoadOptions(config=None, poisson=1.0, server=server)
     bench = LoadBench(
         ServerService(server), letters, {"a": ["b"]}, options, Progress(stream=io.StringIO())
     )
@@ -460,13 +497,13 @@ def test_the_document_is_written_where_it_is_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found, file = document(tmp_path), tmp_path / "load.json"
-    write_load(found, LoadOptions(Path("x"), poisson=1.0, json=file))
+    write_load(found, LoadOptions(config=Path("x"), poisson=1.0, json=file))
     out, err = capsys.readouterr()
     assert "{" not in out
     assert err == f"wrote {file}\n"
     whole = json.loads(file.read_text())
     assert list(whole["series"]) == ["target-only", "goodput"]
-    write_load(found, LoadOptions(Path("x"), poisson=1.0, json=Path("-")))
+    write_load(found, LoadOptions(config=Path("x"), poisson=1.0, json=Path("-")))
     out, err = capsys.readouterr()
     assert json.loads(out.splitlines()[-1]) == whole
     assert err == ""

@@ -9,7 +9,7 @@ from specrouter.bench.load_requests import Alone, Point, RequestSource
 from specrouter.bench.options import LoadOptions
 from specrouter.bench.traces import Arrival
 
-OPTIONS = LoadOptions(Path("x.yaml"), poisson=1.0, ttft_slowdown=3.0, e2e_ms=500.0, seed=7)
+OPTIONS = LoadOptions(config=Path("x.yaml"), poisson=1.0, ttft_slowdown=3.0, e2e_ms=500.0, seed=7)
 POINT = Point(
     1.0, 0.5, 2.0, (Arrival(0.0, "coding", 4, 8, 1.5), Arrival(0.5, "coding", 10, 8, None))
 )

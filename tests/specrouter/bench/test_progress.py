@@ -74,7 +74,7 @@ def test_a_contender_that_takes_long_is_named_with_what_is_left() -> None:
         def run(self, work: Work) -> Sample:
             if next(self.runs) == 2:
                 wait_until(lambda: "round 1/2: slow: 1 of 3 done" in stream.getvalue())
-            return Sample(1, 1.0)
+            return Sample(tokens=1, seconds=1.0)
 
     with Progress(stream=stream, every_s=0.01) as progress:
         measure([Slow()], lambda number: [Work((), (0,), 1, 0.0, None)], 2, "batch 4", progress)

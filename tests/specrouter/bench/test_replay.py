@@ -15,7 +15,15 @@ from specrouter.bench.traces import Arrival
 
 
 def request(at_s: float, objective_ms: float | None = 10.0, category: str = "chat") -> LoadRequest:
-    return LoadRequest(at_s, category, (1, 2), 8, 1.0, 0, objective_ms)
+    return LoadRequest(
+        at_s=at_s,
+        category=category,
+        token_ids=(1, 2),
+        new_tokens=8,
+        temperature=1.0,
+        seed=0,
+        objective_ms=objective_ms,
+    )
 
 
 @dataclass
@@ -47,7 +55,9 @@ class FakePending:
 
     def answer(self) -> Answer:
         assert self.is_done, "every request is over when answers are collected"
-        return Answer(1.0, 2.0, 8, error="cancelled" if self.is_cancelled else None)
+        return Answer(
+            ttft_ms=1.0, tpot_ms=2.0, tokens=8, error="cancelled" if self.is_cancelled else None
+        )
 
 
 @dataclass
@@ -101,7 +111,13 @@ def outcome(
     error: str | None = None,
     ttft_ms: float = 100.0,
 ) -> Outcome:
-    answer = Answer(ttft_ms, tpot_ms, 101 if tpot_ms else 1, 2.0, error)
+    answer = Answer(
+        ttft_ms=ttft_ms,
+        tpot_ms=tpot_ms,
+        tokens=101 if tpot_ms else 1,
+        acceptance_length=2.0,
+        error=error,
+    )
     return Outcome(request(sent_s, objective_ms, category), sent_s, answer)
 
 
@@ -141,7 +157,9 @@ def test_categories_share_the_duration_of_the_run() -> None:
 
 
 def test_run_without_objectives_or_tokens_has_figures_too() -> None:
-    refused = Outcome(request(0.0, None), 0.0, Answer(None, None, 0, error="too long"))
+    refused = Outcome(
+        request(0.0, None), 0.0, Answer(ttft_ms=None, tpot_ms=None, tokens=0, error="too long")
+    )
     found = figures([refused])
     assert found["attainment"] is None
     assert found["tpot_ms"]["p99"] is None
@@ -177,7 +195,7 @@ def test_the_last_token_has_an_objective_of_its_own(
 
 
 def test_requests_sent_late_are_told() -> None:
-    late = Outcome(request(1.0), 1.25, Answer(1.0, 1.0, 2))
+    late = Outcome(request(1.0), 1.25, Answer(ttft_ms=1.0, tpot_ms=1.0, tokens=2))
     assert figures([outcome(0.0, 9.0), late])["latest_ms"] == pytest.approx(250.0)
 
 

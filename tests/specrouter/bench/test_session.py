@@ -28,7 +28,7 @@ class Counting:
         if self._fails is not None and self._runs > self._fails:
             raise MeasurementError(f"{self.name}: broken")
         LOG.append((self.name, work.seeds[0]))
-        return Sample(1, 1.0)
+        return Sample(tokens=1, seconds=1.0)
 
 
 def deal(number: int) -> list[Work]:

@@ -11,7 +11,14 @@ from typing import Any
 
 import pytest
 
-from specrouter import ChainRouter, RequestOutput, RouterConfig, SamplingParams, TokenLogprobs
+from specrouter import (
+    SLO,
+    ChainRouter,
+    RequestOutput,
+    RouterConfig,
+    SamplingParams,
+    TokenLogprobs,
+)
 from specrouter.cluster.router import ClusterRouter
 from specrouter.engine.request_args import RequestArgs
 from specrouter.request.output import Delta
@@ -52,7 +59,9 @@ KINDS: dict[str, SamplingParams] = {
 LONG_KINDS: dict[str, SamplingParams] = {
     "long": SamplingParams(max_new_tokens=120, ignore_eos=True),
     "sampled": SamplingParams(max_new_tokens=120, temperature=0.9, seed=3, ignore_eos=True),
-    "penalty": SamplingParams(90, 0.7, seed=5, presence_penalty=0.8, logprobs=1),
+    "penalty": SamplingParams(
+        max_new_tokens=90, temperature=0.7, seed=5, presence_penalty=0.8, logprobs=1
+    ),
     "structure": SamplingParams(max_new_tokens=60, temperature=1.0, seed=8, structure=_json(9)),
     "samples": SamplingParams(max_new_tokens=100, temperature=1.0, seed=9, n=2, ignore_eos=True),
 }
@@ -81,13 +90,15 @@ class Load:
             found = {name: router.generate([list(prompt)], each) for name, each in kinds.items()}
             if "greedy" in found:
                 text = found["greedy"][0].text
-                stop = SamplingParams(20, ignore_eos=True, stop=(text[:1] + "\0", text[-9:-5]))
+                stop = SamplingParams(
+                    max_new_tokens=20, ignore_eos=True, stop=(text[:1] + "\0", text[-9:-5])
+                )
                 kinds = {**kinds, "stop": stop}
                 found["stop"] = router.generate([list(prompt)], stop)
         return cls(prompt, kinds, found)
 
-    def asked(self, params: SamplingParams, *more: Any) -> RequestArgs:
-        return RequestArgs(self.prompt, params, None, *more)
+    def asked(self, params: SamplingParams, slo: SLO | None) -> RequestArgs:
+        return RequestArgs(prompt=self.prompt, params=params, speculation=None, slo=slo)
 
     async def served(self, router: ClusterRouter, rounds: int = 1) -> Came:
         """All kinds at once."""

@@ -13,7 +13,7 @@ from tests.specrouter.cluster.states import state
 
 
 def request(objective: Objective | None = None, prompt: int = 100) -> RoutedRequest:
-    return RoutedRequest(0, prompt, 21, objective)
+    return RoutedRequest(number=0, prompt_tokens=prompt, remaining=21, objective=objective)
 
 
 def test_an_idle_replica_reads_the_prompt_and_decodes() -> None:
@@ -50,12 +50,17 @@ def test_without_memory_it_waits_until_somebody_ends() -> None:
 @pytest.mark.parametrize(
     ("objective", "slack"),
     [
-        (Objective(20.0, None), 0.5),
-        (Objective(8.0, None), -0.25),
-        (Objective(None, 40.0), 0.5),
-        (Objective(20.0, 25.0), 0.2),
-        (Objective(None, None, e2e_ms=440.0), 0.5),
-        (Objective(None, None, stages=(Stage(40.0, until_tokens=4), Stage(12.5))), 0.2),
+        (Objective(tpot_ms=20.0, ttft_ms=None), 0.5),
+        (Objective(tpot_ms=8.0, ttft_ms=None), -0.25),
+        (Objective(tpot_ms=None, ttft_ms=40.0), 0.5),
+        (Objective(tpot_ms=20.0, ttft_ms=25.0), 0.2),
+        (Objective(tpot_ms=None, ttft_ms=None, e2e_ms=440.0), 0.5),
+        (
+            Objective(
+                tpot_ms=None, ttft_ms=None, stages=(Stage(40.0, until_tokens=4), Stage(12.5))
+            ),
+            0.2,
+        ),
     ],
 )
 def test_the_tightest_part_of_an_objective_counts(objective: Objective, slack: float) -> None:
@@ -66,14 +71,14 @@ def test_the_tightest_part_of_an_objective_counts(objective: Objective, slack: f
 
 
 def test_a_first_token_that_was_seen_is_asked_for_no_more() -> None:
-    late = replace(request(Objective(20.0, 5.0)), elapsed_ms=900.0)
+    late = replace(request(Objective(tpot_ms=20.0, ttft_ms=5.0)), elapsed_ms=900.0)
     assert not attainability(state(), late).attained
     assert attainability(state(), replace(late, has_begun=True)).attained
 
 
 def test_what_runs_was_promised_first() -> None:
     own = state(running=1, tightest_tpot_ms=10.5)
-    found = attainability(own, request(Objective(20.0, None)))
+    found = attainability(own, request(Objective(tpot_ms=20.0, ttft_ms=None)))
     assert not found.attained
     assert "promised to another" in found.why
     assert attainability(own, request()).attained, "it asks for nothing"
@@ -82,12 +87,18 @@ def test_what_runs_was_promised_first() -> None:
 def test_of_a_tpot_is_kept_back_what_its_engine_has_learned_to_keep_back() -> None:
     """And of nothing else: a TTFT is no mean over tokens that come while others' prompts do."""
     own = state(pace_margin=0.2)  # 10 ms a token, so 12.5 may be asked for
-    assert attainability(own, request(Objective(12.5, None))).slack == pytest.approx(0.0)
-    assert not attainability(own, request(Objective(12.4, None))).attained
-    assert attainability(own, request(Objective(None, 20.0))).slack == pytest.approx(0.0)
+    assert attainability(
+        own, request(Objective(tpot_ms=12.5, ttft_ms=None))
+    ).slack == pytest.approx(0.0)
+    assert not attainability(own, request(Objective(tpot_ms=12.4, ttft_ms=None))).attained
+    assert attainability(
+        own, request(Objective(tpot_ms=None, ttft_ms=20.0))
+    ).slack == pytest.approx(0.0)
     crowded = state(running=1, tightest_tpot_ms=13.0, pace_margin=0.2)
-    assert not attainability(crowded, request(Objective(20.0, None))).attained
-    assert attainability(replace(crowded, pace_margin=0.1), request(Objective(20.0, None))).attained
+    assert not attainability(crowded, request(Objective(tpot_ms=20.0, ttft_ms=None))).attained
+    assert attainability(
+        replace(crowded, pace_margin=0.1), request(Objective(tpot_ms=20.0, ttft_ms=None))
+    ).attained
 
 
 @given(st.integers(0, 8), st.integers(0, 8), st.integers(0, 500), st.integers(1, 500))

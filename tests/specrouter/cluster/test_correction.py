@@ -110,7 +110,9 @@ def test_times_are_taken_from_when_tokens_came() -> None:
 
 
 def test_corrected_times_decide_what_is_attained() -> None:
-    asked = RoutedRequest(0, 100, 21, Objective(25.0, 40.0))
+    asked = RoutedRequest(
+        number=0, prompt_tokens=100, remaining=21, objective=Objective(tpot_ms=25.0, ttft_ms=40.0)
+    )
     told = attainability(state(), asked)
     assert (told.ttft_ms, told.tpot_ms) == pytest.approx((20.0, 10.0))
     found = attainability(state(), asked, correction=Correction(2.0, 1.5))
@@ -122,7 +124,15 @@ def test_corrected_times_decide_what_is_attained() -> None:
 
 def test_of_correction_and_margin_the_larger_counts() -> None:
     """Both are learned from the same shortfall."""
-    asked, own = RoutedRequest(0, 100, 21, Objective(20.0, None)), state(pace_margin=0.2)
+    asked, own = (
+        RoutedRequest(
+            number=0,
+            prompt_tokens=100,
+            remaining=21,
+            objective=Objective(tpot_ms=20.0, ttft_ms=None),
+        ),
+        state(pace_margin=0.2),
+    )
     slack = {
         factor: attainability(own, asked, correction=Correction(factor)).slack
         for factor in (1.0, 1.25, 1.6)
@@ -131,7 +141,9 @@ def test_of_correction_and_margin_the_larger_counts() -> None:
 
 
 def test_what_is_expected_is_what_the_view_says() -> None:
-    asked = RoutedRequest(0, 100, 21, Objective(25.0, 40.0))
+    asked = RoutedRequest(
+        number=0, prompt_tokens=100, remaining=21, objective=Objective(tpot_ms=25.0, ttft_ms=40.0)
+    )
     one = view("a", state(1, unread_tokens=50), sent=1, correction=Correction(2.0, 1.2))
     found = expected_at(one, asked)
     told = found.told
@@ -152,7 +164,7 @@ def test_a_cluster_learns_of_each_replica_how_true_its_times_are(
         return router
 
     params = SamplingParams(max_new_tokens=16, ignore_eos=True)
-    asked = RequestArgs((5, 17, 300), params, None, EASY)
+    asked = RequestArgs(prompt=(5, 17, 300), params=params, speculation=None, slo=EASY)
 
     async def served(cluster: Cluster) -> None:
         async with aclosing(cluster.router.astream_each([asked] * 8)) as deltas:

@@ -49,7 +49,7 @@ def cluster(replicas: Cluster) -> Iterator[Cluster]:
 
 
 def request(slo: SLO | None) -> RequestArgs:
-    return RequestArgs(PROMPT, PARAMS, None, slo)
+    return RequestArgs(prompt=PROMPT, params=PARAMS, speculation=None, slo=slo)
 
 
 def test_a_pair_whose_first_half_declines_is_left_for_the_other_half(

@@ -56,7 +56,7 @@ async def sent(transfer: KVTransfer, *deltas: Delta) -> list[tuple[News, tuple[s
 
 
 def test_news_without_keys_and_values_pass_as_they_are() -> None:
-    given = (Delta("a", [1]), last(2))
+    given = (Delta(text="a", token_ids=[1]), last(2))
     assert asyncio.run(sent(KVTransfer(Broken(0)), *given)) == [(given, ())]
 
 
@@ -77,7 +77,9 @@ def test_what_is_handed_in_is_taken_once_in_order() -> None:
 
 
 def test_a_first_token_does_not_wait_for_what_is_carried() -> None:
-    end = Delta("a", [1], "length", last(1).output, goes_on=True)
+    end = Delta(
+        text="a", token_ids=[1], finish_reason="length", output=last(1).output, goes_on=True
+    )
     found = asyncio.run(sent(KVTransfer(LocalTransport()), Delta(kv=part(0)), end))
     [((first,), none), ((then,), tickets)] = found
     assert (first.token_ids, first.finish_reason, first.output, none) == ([1], None, None, ())

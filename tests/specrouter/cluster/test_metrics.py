@@ -10,7 +10,15 @@ from specrouter.profile.profiler import EngineStatistics
 
 def state(running: int, models: dict[str, int], tightest: float | None) -> EngineState:
     return EngineState(
-        running, 1, 4, 10, 100, models, models, frozenset(models), tightest_tpot_ms=tightest
+        running=running,
+        waiting=1,
+        rows=4,
+        kv_reserved_tokens=10,
+        kv_capacity_tokens=100,
+        kv_bytes=models,
+        quarantines=models,
+        quarantined=frozenset(models),
+        tightest_tpot_ms=tightest,
     )
 
 

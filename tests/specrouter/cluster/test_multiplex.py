@@ -16,12 +16,12 @@ from specrouter.cluster.state import RoutedRequest
 from specrouter.engine.request_args import RequestArgs
 from specrouter.request.params import SamplingParams
 
-ARGS = RequestArgs((1,), SamplingParams(), None, None)
+ARGS = RequestArgs(prompt=(1,), params=SamplingParams(), speculation=None, slo=None)
 STREAMS, REPLIES = 5, 4
 
 
 def attempt(number: int) -> Attempt:
-    routed = RoutedRequest(number, 1, 1)
+    routed = RoutedRequest(number=number, prompt_tokens=1, remaining=1)
     return Attempt(args=ARGS, routed=routed, number=number, request_id=None)
 
 

@@ -84,7 +84,19 @@ def test_a_pair_has_the_memory_of_decode_the_queue_of_prefill_and_the_rows_of_bo
 
 
 def test_the_half_that_reads_is_asked_for_a_first_token_only() -> None:
-    objective = Objective(20.0, 500.0, e2e_ms=9000.0)
-    asked = reading(RoutedRequest(3, 10, 50, objective))
-    assert asked == RoutedRequest(3, 10, 1, Objective(None, 500.0))
-    assert reading(RoutedRequest(3, 10, 50, Objective(20.0, None))).objective is None
+    objective = Objective(tpot_ms=20.0, ttft_ms=500.0, e2e_ms=9000.0)
+    asked = reading(RoutedRequest(number=3, prompt_tokens=10, remaining=50, objective=objective))
+    assert asked == RoutedRequest(
+        number=3, prompt_tokens=10, remaining=1, objective=Objective(tpot_ms=None, ttft_ms=500.0)
+    )
+    assert (
+        reading(
+            RoutedRequest(
+                number=3,
+                prompt_tokens=10,
+                remaining=50,
+                objective=Objective(tpot_ms=20.0, ttft_ms=None),
+            )
+        ).objective
+        is None
+    )

@@ -22,11 +22,18 @@ LOADS = st.lists(
     min_size=1,
     max_size=6,
 )
-OBJECTIVES = st.sampled_from([None, Objective(12.0, None), Objective(1.0, 1.0)])
+OBJECTIVES = st.sampled_from(
+    [None, Objective(tpot_ms=12.0, ttft_ms=None), Objective(tpot_ms=1.0, ttft_ms=1.0)]
+)
 
 
 def ranked(policy: str, views: list[ReplicaView], number: int = 0, **given: Any) -> Ranking:
-    return rank(policy, RoutedRequest(number, 100, 20, **given), views, SETTINGS)
+    return rank(
+        policy,
+        RoutedRequest(number=number, prompt_tokens=100, remaining=20, **given),
+        views,
+        SETTINGS,
+    )
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -101,7 +108,7 @@ def test_overloaded_replicas_are_left_out_with_their_figure() -> None:
 def test_slo_takes_turns_among_those_that_attain_the_objective() -> None:
     slow = state(tpot_ms=((1, 40.0),))
     views = [view("a"), view("b", slow), view("c")]
-    asked = Objective(20.0, None)
+    asked = Objective(tpot_ms=20.0, ttft_ms=None)
     orders = [ranked("slo", views, n, objective=asked).order for n in range(2)]
     assert orders == [("a", "c", "b"), ("c", "a", "b")]
     assert ranked("slo", views, objective=asked).asks
@@ -109,7 +116,7 @@ def test_slo_takes_turns_among_those_that_attain_the_objective() -> None:
 
 def test_slo_says_what_is_lacking_where_none_attains_the_objective() -> None:
     views = [view("a", state(4)), view("b")]
-    found = ranked("slo", views, objective=Objective(5.0, None))
+    found = ranked("slo", views, objective=Objective(tpot_ms=5.0, ttft_ms=None))
     assert found.order == ("b", "a"), "who is done first"
     assert found.reason.startswith("none attains it: a: a TPOT of 13 ms where 5 ms are asked")
 
@@ -118,14 +125,14 @@ def test_who_attains_nowhere_goes_where_it_is_done_first() -> None:
     """The slow one, which is idle, would begin sooner and end later."""
     slow, busy = state(tpot_ms=((1, 40.0),)), state(3, unread_tokens=400)
     views = [view("a", slow), view("b", busy)]
-    found = ranked("slo", views, objective=Objective(5.0, None))
+    found = ranked("slo", views, objective=Objective(tpot_ms=5.0, ttft_ms=None))
     assert found.terms["a"]["ttft_ms"] < found.terms["b"]["ttft_ms"]
     assert found.order == ("b", "a")
 
 
 def test_slo_takes_replicas_as_they_were_measured() -> None:
     views = [view("a", correction=Correction(tpot=3.0)), view("b", state(2))]
-    found = ranked("slo", views, objective=Objective(20.0, None))
+    found = ranked("slo", views, objective=Objective(tpot_ms=20.0, ttft_ms=None))
     assert found.order == ("b", "a"), "30 ms in the place of 10"
     assert found.terms["a"]["tpot_ms"] == pytest.approx(30.0)
     assert found.terms["a"]["tpot_factor"] == 3.0
@@ -145,7 +152,7 @@ def test_slo_counts_what_a_replica_has_read_before() -> None:
 
 
 def test_those_that_leave_about_as_much_of_an_objective_take_turns() -> None:
-    asked = Objective(40.0, None)
+    asked = Objective(tpot_ms=40.0, ttft_ms=None)
     speeds_ms = {"a": 10.0, "b": 13.0, "c": 20.0}
     views = [view(name, state(tpot_ms=((1, ms),))) for name, ms in speeds_ms.items()]
     found = [ranked("slo", views, number, objective=asked).order for number in range(3)]

@@ -22,7 +22,7 @@ from tests.specrouter.cluster.links import LocalTransport
 from tests.specrouter.cluster.test_resume import last
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Engine:
     """Gives the same deltas to everybody; `refuses` them with an error."""
 
@@ -36,7 +36,17 @@ class Engine:
     waits: asyncio.Event = field(default_factory=asyncio.Event)
 
     def engine_state(self) -> EngineState:
-        return EngineState(1, 0, 4, 10, 100, {}, {}, frozenset(), unread_tokens=5)
+        return EngineState(
+            running=1,
+            waiting=0,
+            rows=4,
+            kv_reserved_tokens=10,
+            kv_capacity_tokens=100,
+            kv_bytes={},
+            quarantines={},
+            quarantined=frozenset(),
+            unread_tokens=5,
+        )
 
     def predicted_tpot_ms(self, requests: int) -> float:
         return 10.0 * requests
@@ -69,10 +79,10 @@ def server(engine: Engine) -> ReplicaServer:
 
 
 def attempt(objective: Objective | None = None, may_decline: bool = True) -> Attempt:
-    args = RequestArgs((1, 2), SamplingParams(), None, None)
+    args = RequestArgs(prompt=(1, 2), params=SamplingParams(), speculation=None, slo=None)
     return Attempt(
         args=args,
-        routed=RoutedRequest(0, 10, 5, objective),
+        routed=RoutedRequest(number=0, prompt_tokens=10, remaining=5, objective=objective),
         number=1,
         request_id=None,
         may_decline=may_decline,
@@ -93,7 +103,9 @@ def test_speeds_are_told_for_powers_of_two_and_all_rows() -> None:
 
 
 def test_the_first_answer_counts_the_request_and_the_last_has_a_state() -> None:
-    first, *middle, final = replies(Engine([Delta("a", [1]), Delta("b", [2]), last(3)]))
+    first, *middle, final = replies(
+        Engine(deltas=[Delta(text="a", token_ids=[1]), Delta(text="b", token_ids=[2]), last(3)])
+    )
     assert first.state is not None
     assert (first.state.waiting, first.state.unread_tokens, first.declined) == (1, 15, None)
     assert final.state is not None
@@ -103,16 +115,18 @@ def test_the_first_answer_counts_the_request_and_the_last_has_a_state() -> None:
 
 
 def test_an_objective_that_cannot_be_attained_is_declined_with_the_reason() -> None:
-    engine = Engine([last(3)])
-    [reply] = replies(engine, Objective(15.0, None))
+    engine = Engine(deltas=[last(3)])
+    [reply] = replies(engine, Objective(tpot_ms=15.0, ttft_ms=None))
     assert reply.declined == "a TPOT of 22 ms where 15 ms are asked", "a tenth is kept back"
     assert reply.state is not None
-    assert replies(engine, Objective(15.0, None), False)[0].declined is None, "it must not"
-    assert replies(engine, Objective(25.0, None))[0].declined is None
+    assert replies(engine, Objective(tpot_ms=15.0, ttft_ms=None), False)[0].declined is None, (
+        "it must not"
+    )
+    assert replies(engine, Objective(tpot_ms=25.0, ttft_ms=None))[0].declined is None
 
 
 def test_one_that_has_failed_declines_everything() -> None:
-    engine = Engine([last(3)], is_healthy=False, failure="broken")
+    engine = Engine(deltas=[last(3)], is_healthy=False, failure="broken")
     [reply] = replies(engine, None, False)
     assert reply.declined == "the replica is failed"
     assert reply.state is not None
@@ -142,7 +156,7 @@ def test_leaving_a_stream_ends_its_request() -> None:
 def test_predictions_are_made_for_the_feed_and_not_for_each_request() -> None:
     """They take milliseconds, in which no token is made."""
 
-    own = server(Engine([last(3)]))
+    own = server(Engine(deltas=[last(3)]))
 
     async def asked() -> list[Reply]:
         return [reply async for reply in own.stream(attempt())]

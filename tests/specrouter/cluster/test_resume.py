@@ -17,7 +17,15 @@ from tests.modelpool.factories import make_tokenizer
 
 PROMPT = (7, 8, 9)
 EOS = frozenset({0})
-METRICS = RequestMetrics(1.0, 1.0, 1.0, 1, {}, 3, 2)
+METRICS = RequestMetrics(
+    ttft_ms=1.0,
+    tpot_ms=1.0,
+    acceptance_length=1.0,
+    cycles=1,
+    chains={},
+    prompt_tokens=3,
+    output_tokens=2,
+)
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +36,28 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBa
 def progress(objective: Objective | None = None, sample: int = 0, **params: object) -> Progress:
     asked = SamplingParams(**{"max_new_tokens": 6, "n": 2, **params})  # type: ignore[arg-type]
     spec = RequestSpec(
-        PROMPT, (), asked, None, 5, sample, objective=objective, timeout_s=9.0, priority=2
+        token_ids=PROMPT,
+        generated=(),
+        params=asked,
+        speculation=None,
+        seed=5,
+        sample=sample,
+        objective=objective,
+        timeout_s=9.0,
+        priority=2,
     )
     override = Speculation(prediction="def")
-    return Progress(RequestArgs("the prompt", asked, override, "fast", 2, 9.0), spec)
+    return Progress(
+        RequestArgs(
+            prompt="the prompt",
+            params=asked,
+            speculation=override,
+            slo="fast",
+            priority=2,
+            timeout_s=9.0,
+        ),
+        spec,
+    )
 
 
 def logprobs(*tokens: int) -> list[TokenLogprobs]:
@@ -39,8 +65,22 @@ def logprobs(*tokens: int) -> list[TokenLogprobs]:
 
 
 def last(*tokens: int, reason: FinishReason = "length") -> Delta:
-    output = RequestOutput("text", [1, 2, *tokens], reason, METRICS, 5, logprobs=logprobs(*tokens))
-    return Delta("b", list(tokens), reason, output, 0, logprobs(*tokens))
+    output = RequestOutput(
+        text="text",
+        token_ids=[1, 2, *tokens],
+        finish_reason=reason,
+        metrics=METRICS,
+        seed=5,
+        logprobs=logprobs(*tokens),
+    )
+    return Delta(
+        text="b",
+        token_ids=list(tokens),
+        finish_reason=reason,
+        output=output,
+        index=0,
+        logprobs=logprobs(*tokens),
+    )
 
 
 def test_the_first_attempt_has_the_seed_that_was_drawn_and_the_prompt_as_ids() -> None:
@@ -54,10 +94,10 @@ def test_the_first_attempt_has_the_seed_that_was_drawn_and_the_prompt_as_ids() -
 
 def test_what_was_received_counts_as_output_of_the_next_attempt() -> None:
     one = progress()
-    one.take(Delta("a", [1]))
+    one.take(Delta(text="a", token_ids=[1]))
     time.sleep(0.01)
-    one.take(Delta("b", [2, 3]))
-    one.take(Delta("c", []))
+    one.take(Delta(text="b", token_ids=[2, 3]))
+    one.take(Delta(text="c", token_ids=[]))
     args = one.args()
     assert args.generated == (1, 2, 3)
     assert [count for _, count in args.arrivals] == [1, 2]
@@ -73,7 +113,7 @@ def test_log_probabilities_of_all_attempts_are_in_the_output() -> None:
         max_new_tokens=6, n=2, logprobs=1, prompt_logprobs=0, seed=5
     )
     whole = [None, *logprobs(8, 9)]
-    one.take(Delta("a", [1, 2], logprobs=logprobs(1, 2), prompt_logprobs=whole))
+    one.take(Delta(text="a", token_ids=[1, 2], logprobs=logprobs(1, 2), prompt_logprobs=whole))
     params = one.args().params
     assert params is not None
     assert params.prompt_logprobs is None, "they have come"
@@ -85,19 +125,26 @@ def test_log_probabilities_of_all_attempts_are_in_the_output() -> None:
 
 def test_an_objective_goes_on_in_milliseconds_with_its_class() -> None:
     stages = (Stage(5.0, until_tokens=2), Stage(9.0))
-    objective = Objective(None, 100.0, "fast", None, stages, "reject")
+    objective = Objective(
+        tpot_ms=None,
+        ttft_ms=100.0,
+        slo_class="fast",
+        e2e_ms=None,
+        stages=stages,
+        on_unattainable="reject",
+    )
     one = progress(objective)
     assert one.args().slo == SLO(
         ttft_ms=100.0, slo_class="fast", stages=stages, on_unattainable="reject"
     )
     assert one.rejects
-    one.take(Delta("a", [1]))
+    one.take(Delta(text="a", token_ids=[1]))
     assert not one.rejects, "its caller has seen a token"
 
 
 def test_an_end_without_a_replica_has_what_came(tokenizer: PreTrainedTokenizerBase) -> None:
-    one = progress(Objective(1000.0, 1000.0), logprobs=0)
-    one.take(Delta("a", [11, 12], logprobs=logprobs(11, 12)))
+    one = progress(Objective(tpot_ms=1000.0, ttft_ms=1000.0), logprobs=0)
+    one.take(Delta(text="a", token_ids=[11, 12], logprobs=logprobs(11, 12)))
     delta = one.ended("error", "no replica is left", tokenizer, EOS)
     output = delta.output
     assert output is not None

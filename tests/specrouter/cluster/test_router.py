@@ -27,7 +27,7 @@ from tests.specrouter.faults import PATIENCE_S, wait_until
 
 Settings = dict[str, Any]
 
-GREEDY = RequestArgs(PROMPT, KINDS["greedy"], None, None)
+GREEDY = RequestArgs(prompt=PROMPT, params=KINDS["greedy"], speculation=None, slo=None)
 SOON_SILENT: Settings = {
     "routing": {"stale_s": 1.5, "metrics_s": 0.1, "policy": "round-robin"},
     "resume": {"silence_s": 1.0},
@@ -270,7 +270,12 @@ def test_a_prompt_goes_where_its_beginning_was_read_until_that_replica_is_lost(
 ) -> None:
     routing = {**NEWS, "policy": "flowguard"}
     prompt = tuple(7 + at % 40 for at in range(200))
-    asked = RequestArgs(prompt, SamplingParams(max_new_tokens=2, ignore_eos=True), None, None)
+    asked = RequestArgs(
+        prompt=prompt,
+        params=SamplingParams(max_new_tokens=2, ignore_eos=True),
+        speculation=None,
+        slo=None,
+    )
     with Cluster(small_config, resume=QUIET, routing=routing) as cluster:
         for _ in range(3):
             output_of(cluster.router, asked)

@@ -50,7 +50,14 @@ class EngineBench:
         speculation: SpeculationOverride = None,
         objective: Objective | None = None,
     ) -> RequestHandle:
-        spec = RequestSpec(tuple(prompt), (), params, speculation, seed=1, objective=objective)
+        spec = RequestSpec(
+            token_ids=tuple(prompt),
+            generated=(),
+            params=params,
+            speculation=speculation,
+            seed=1,
+            objective=objective,
+        )
         handle = RequestHandle(next(self._ids), lambda: None)
         text = Detokenizer.of(spec, self.pool.tokenizer)
         request = RunningRequest(spec, handle, text, self.pool.eos_token_ids)

@@ -9,7 +9,7 @@ from specrouter.engine.admission_log import AdmissionLog
 from specrouter.request.objective import Objective
 from specrouter.request.output import Feasible
 
-CHAT = Objective(50.0, 400.0, "chat")
+CHAT = Objective(tpot_ms=50.0, ttft_ms=400.0, slo_class="chat")
 
 
 def request(number: int, objective: Objective | None = CHAT, **state: Any) -> Any:

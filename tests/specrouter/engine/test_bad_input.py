@@ -51,7 +51,11 @@ def test_what_is_refused_is_named(router: ChainRouter, field: str, arguments: Se
     ("field", "prompts", "arguments"),
     [
         ("input_ids[1]", [PROMPT, []], {}),
-        ("max_new_tokens", [PROMPT, PROMPT, [1] * 150], {"params": SamplingParams(100)}),
+        (
+            "max_new_tokens",
+            [PROMPT, PROMPT, [1] * 150],
+            {"params": SamplingParams(max_new_tokens=100)},
+        ),
         ("slo", [PROMPT, PROMPT], {"slo": [SLO(tpot_ms=50)]}),
     ],
 )

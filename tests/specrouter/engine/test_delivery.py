@@ -23,7 +23,9 @@ class Request:
 
     def accept(self, tokens: list[int], *_: Any) -> Delta:
         self.finished = tokens[-1] == self._ends_with
-        return Delta(str(tokens), tokens, "stop" if self.finished else None)
+        return Delta(
+            text=str(tokens), token_ids=tokens, finish_reason="stop" if self.finished else None
+        )
 
 
 class Bench:
@@ -59,8 +61,11 @@ class Bench:
 def test_who_goes_on_is_told_and_who_is_done_is_concluded() -> None:
     going, done = Request(0), Request(1, ends_with=9)
     bench = Bench([going, done])
-    commits = [Commit(0, [5, 6], PAIR, drafted=3), Commit(1, [9], ("target",))]
-    bench.delivery.deliver(CycleResult(commits), 1, None)
+    commits = [
+        Commit(row=0, tokens=[5, 6], chain=PAIR, drafted=3),
+        Commit(row=1, tokens=[9], chain=("target",)),
+    ]
+    bench.delivery.deliver(CycleResult(commits=commits), 1, None)
     assert [one.token_ids for one in going.told] == [[5, 6]]
     assert [row for row, _ in bench.concluded] == [1]
     assert [gain.chain for gain in bench.gains] == [PAIR, ("target",)]
@@ -68,14 +73,14 @@ def test_who_goes_on_is_told_and_who_is_done_is_concluded() -> None:
 
 def test_a_row_with_an_error_ends_after_its_tokens_unless_they_ended_its_text() -> None:
     bench = Bench([Request(0), Request(1, ends_with=9)])
-    commits = [Commit(0, [5], PAIR), Commit(1, [9], PAIR)]
-    bench.delivery.deliver(CycleResult(commits, errors={0: "bad", 1: "bad"}), 1, None)
+    commits = [Commit(row=0, tokens=[5], chain=PAIR), Commit(row=1, tokens=[9], chain=PAIR)]
+    bench.delivery.deliver(CycleResult(commits=commits, errors={0: "bad", 1: "bad"}), 1, None)
     assert bench.ended == [(0, "bad")]
 
 
 def test_models_that_took_part_and_did_not_fail_are_forgiven() -> None:
     bench = Bench([Request(0)])
     failures = [ModelFailure("middle", RuntimeError())]
-    commits = [Commit(0, [5], ("small", "middle", "target"))]
-    bench.delivery.deliver(CycleResult(commits, failures), 1, None)
+    commits = [Commit(row=0, tokens=[5], chain=("small", "middle", "target"))]
+    bench.delivery.deliver(CycleResult(commits=commits, failures=failures), 1, None)
     assert (bench.rested, bench.forgiven) == ({"middle"}, {"small"})

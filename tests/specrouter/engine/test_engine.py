@@ -63,8 +63,8 @@ def texts(shared: EngineBench) -> list[list[int]]:
 
 
 def senseless(*_: Any) -> Plan:
-    group = ChainGroup(("huge", "target"), DraftShape(2), np.array([7]))
-    return Plan([group], group.rows, group.rows)
+    group = ChainGroup(chain=("huge", "target"), shape=DraftShape(2), rows=np.array([7]))
+    return Plan(groups=[group], prefill_rows=group.rows, prefill_counts=group.rows)
 
 
 CONTROL = {
@@ -235,7 +235,10 @@ def test_a_successor_has_the_policy_the_accounts_and_the_requests_that_wait(
     small_config: dict[str, Any],
 ) -> None:
     bench = EngineBench(small_config, max_requests=1)
-    running, waiting = bench.submit(PROMPTS[0]), bench.submit(PROMPTS[1], SamplingParams(6))
+    running, waiting = (
+        bench.submit(PROMPTS[0]),
+        bench.submit(PROMPTS[1], SamplingParams(max_new_tokens=6)),
+    )
     bench.engine.step()
     before = bench.engine
     before.abandon_running("it has failed")

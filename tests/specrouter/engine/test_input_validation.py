@@ -73,7 +73,9 @@ def args(prompt: PromptLike = (1, 2), slo: Any = None, **more: Any) -> RequestAr
     """A call's arguments: those of sampling, and those that `RequestArgs` has."""
     own = {name: more.pop(name) for name in list(more) if name in RequestArgs.__annotations__}
     params = own.pop("params", None) or SamplingParams(**{"max_new_tokens": 4, **more})
-    return RequestArgs(prompt, params, own.pop("speculation", None), slo, **own)
+    return RequestArgs(
+        prompt=prompt, params=params, speculation=own.pop("speculation", None), slo=slo, **own
+    )
 
 
 def refused(validation: InputValidation, asked: RequestArgs) -> RequestError:
@@ -97,10 +99,10 @@ def test_a_request_keeps_what_was_asked(validation: InputValidation) -> None:
     speculation = Speculation(chain=("small", "big"), depth=2)
     asked = args([1, 2], seed=9, speculation=speculation, priority=-3, timeout_s=2.5, generated=[5])
     assert validation.accept(asked) == RequestSpec(
-        (1, 2),
-        (5,),
-        SamplingParams(max_new_tokens=4, seed=9),
-        speculation,
+        token_ids=(1, 2),
+        generated=(5,),
+        params=SamplingParams(max_new_tokens=4, seed=9),
+        speculation=speculation,
         seed=9,
         priority=-3,
         timeout_s=2.5,
@@ -108,7 +110,7 @@ def test_a_request_keeps_what_was_asked(validation: InputValidation) -> None:
 
 
 def test_a_request_without_parameters_has_the_default_ones(validation: InputValidation) -> None:
-    error = refused(validation, RequestArgs([1], None, None, None))
+    error = refused(validation, RequestArgs(prompt=[1], params=None, speculation=None, slo=None))
     asked = 1 + SamplingParams().max_new_tokens
     assert error.reason.startswith(f"This model's maximum context length is {MAX_TOKENS} tokens")
     assert f"you requested {asked} tokens" in error.reason
@@ -136,8 +138,8 @@ def test_samples_of_several_prompts_know_their_prompt(validation: InputValidatio
     ("slo", "objective"),
     [
         (None, None),
-        (SLO(tpot_ratio=2), Objective(2 * BASELINE_TPOT_MS, None)),
-        ("batch", Objective(None, None, "batch", 5000.0)),
+        (SLO(tpot_ratio=2), Objective(tpot_ms=2 * BASELINE_TPOT_MS, ttft_ms=None)),
+        ("batch", Objective(tpot_ms=None, ttft_ms=None, slo_class="batch", e2e_ms=5000.0)),
     ],
 )
 def test_an_objective_is_resolved_when_its_request_is_accepted(
@@ -167,7 +169,7 @@ def test_a_class_has_the_end_of_its_stages_as_a_text_or_an_id(
 def test_stages_are_part_of_the_objective(validation: InputValidation) -> None:
     slo = SLO(stages=(Stage(20.0, until_tokens=8), Stage(60.0)))
     objective = validation.accept(args(slo=slo)).objective
-    assert objective == Objective(None, None, stages=slo.stages)
+    assert objective == Objective(tpot_ms=None, ttft_ms=None, stages=slo.stages)
 
 
 LETTER = ((3,),)  # one banned id

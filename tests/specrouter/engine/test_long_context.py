@@ -52,7 +52,7 @@ def test_many_short_requests_and_a_long_one_run_together(settings: dict[str, Any
     assert pool.kv_tokens == BLOCKS * BLOCK
     assert engine.kv_tokens(POSITIONS) > 16 * pool.kv_tokens, "whole rows would not fit"
     assert 2 * engine.row_slots(POSITIONS) > pool.kv_tokens, "not even two of them"
-    params = SamplingParams(NEW, ignore_eos=True)
+    params = SamplingParams(max_new_tokens=NEW, ignore_eos=True)
     prompts = [prompt_of(LONG, 0), *(prompt_of(SHORT, seed) for seed in range(1, MANY + 1))]
     handles = [bench.submit(prompt, params) for prompt in prompts]
     bench.engine.step()
@@ -65,7 +65,7 @@ def test_many_short_requests_and_a_long_one_run_together(settings: dict[str, Any
 
 
 def test_a_request_that_can_never_fit_is_refused_by_its_field(settings: dict[str, Any]) -> None:
-    params = SamplingParams(NEW)
+    params = SamplingParams(max_new_tokens=NEW)
     with ChainRouter.from_config(within(settings, blocks=20)) as router:
         for length, field in ((2481, "max_new_tokens"), (LONG, "prompt")):
             with pytest.raises(

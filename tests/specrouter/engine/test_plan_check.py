@@ -17,8 +17,10 @@ from specrouter.slo.admission import Admission
 
 CHECK = PlanCheck(("ngram", "small", "middle", "big"), "big", {"ngram"}, prompt_tokens=32)
 LEFT = {0: 0, 1: 0, 2: 5, 3: 100}  # rows 0 and 1 decode, 2 and 3 read their prompts
-PREDICTED = Option(("small", "big"), DraftShape(4, 2), 30.0, 2.0)
-GROUP = ChainGroup(("small", "big"), DraftShape(4, 2), np.array([0]), predicted=PREDICTED)
+PREDICTED = Option(chain=("small", "big"), shape=DraftShape(4, 2), cycle_ms=30.0, tokens=2.0)
+GROUP = ChainGroup(
+    chain=("small", "big"), shape=DraftShape(4, 2), rows=np.array([0]), predicted=PREDICTED
+)
 
 
 def rows(*values: int) -> NDArray[np.int64]:
@@ -104,11 +106,11 @@ def test_senseless_plans_are_refused(senseless: Any) -> None:
     "admission",
     [
         None,
-        Admission((1, 1)),
-        Admission((4,)),
-        Admission((1,), {1: -1}),
-        Admission((1,), {1: math.nan}),  # type: ignore[dict-item]
-        Admission((1,), {1: 20, 2: 13}),
+        Admission(admitted=(1, 1)),
+        Admission(admitted=(4,)),
+        Admission(admitted=(1,), chunks={1: -1}),
+        Admission(admitted=(1,), chunks={1: math.nan}),  # type: ignore[dict-item]
+        Admission(admitted=(1,), chunks={1: 20, 2: 13}),
         Admission(chunks={4: 1}),
         Admission(preempted=(1,)),
         Admission(preempted=(8, 8)),
@@ -132,9 +134,19 @@ def test_senseless_admissions_are_refused(admission: Any) -> None:
 
 
 def test_sound_admissions_pass() -> None:
-    sound = Admission((3, 1), {3: 20, 9: 12}, waits_for_memory=True)
+    sound = Admission(admitted=(3, 1), chunks={3: 20, 9: 12}, waits_for_memory=True)
     CHECK.check_admission(sound, {1, 2, 3}, {8, 9})
-    full = Admission((3,), {3: 20}, False, (8,), (2,), frozenset({9}), {9: 0}, 0, math.inf)
+    full = Admission(
+        admitted=(3,),
+        chunks={3: 20},
+        waits_for_memory=False,
+        preempted=(8,),
+        declined=(2,),
+        paused=frozenset({9}),
+        depths={9: 0},
+        budget_nodes=0,
+        budget_ms=math.inf,
+    )
     CHECK.check_admission(full, {1, 2, 3}, {8, 9})
 
 

@@ -36,7 +36,7 @@ class Policy:
     def admit(self, view: Any) -> Any:
         if self.fails == "admission":
             raise ZeroDivisionError
-        return Admission((8,)) if self.fails == "senseless admission" else Admission()
+        return Admission(admitted=(8,)) if self.fails == "senseless admission" else Admission()
 
     def plan(self, view: Any, admission: Admission) -> Plan:
         self.asked += 1
@@ -44,7 +44,11 @@ class Policy:
             raise ValueError("cannot convert float NaN to integer")
         chain = ("huge", "big") if self.fails == "senseless plan" else PAIR
         rows = np.array([row for row in (0, 1) if row not in self.leaves_out], dtype=np.int64)
-        return Plan([ChainGroup(chain, DraftShape(2), rows)], NOBODY, NOBODY)
+        return Plan(
+            groups=[ChainGroup(chain=chain, shape=DraftShape(2), rows=rows)],
+            prefill_rows=NOBODY,
+            prefill_counts=NOBODY,
+        )
 
     def keep(self, plan: Plan) -> None:
         self.standing = Standing(waited={1: 1})

@@ -28,10 +28,14 @@ def in_use(engine: EngineConfig | None = None) -> PoliciesInUse:
 
 
 def plan_of(cycle: int) -> Plan:
-    decision = ChainDecision(("small", "big"), DraftShape(4))
+    decision = ChainDecision(chain=("small", "big"), shape=DraftShape(4))
     standing = Standing({SCHEDULED: InUse(decision, 1, 0, cycle, cycle)}, evaluated_at=cycle)
     return Plan(
-        [], NOBODY, NOBODY, standing=standing, records=(DecisionRecord(cycle, 0.0, 1, decision),)
+        groups=[],
+        prefill_rows=NOBODY,
+        prefill_counts=NOBODY,
+        standing=standing,
+        records=(DecisionRecord(cycle=cycle, unix_s=0.0, requests=1, decision=decision),),
     )
 
 

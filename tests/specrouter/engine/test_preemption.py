@@ -43,7 +43,7 @@ def prompt_of(index: int) -> list[int]:
 
 def asked() -> list[tuple[list[int], SamplingParams, Any, tuple[int, ...]]]:
     """All sampling parameters, alone and together; some go on after an earlier attempt."""
-    sampled = SamplingParams(NEW, temperature=1.0, seed=5, ignore_eos=True)
+    sampled = SamplingParams(max_new_tokens=NEW, temperature=1.0, seed=5, ignore_eos=True)
     params = [
         *(seeded_params(index, NEW) for index in range(24)),
         replace(sampled, logprobs=3, prompt_logprobs=2),
@@ -92,7 +92,7 @@ def test_texts_are_those_of_requests_that_ran_undisturbed(router: ChainRouter) -
 
 
 def test_prompts_are_told_of_once(router: ChainRouter) -> None:
-    params = SamplingParams(NEW, ignore_eos=True, prompt_logprobs=1)
+    params = SamplingParams(max_new_tokens=NEW, ignore_eos=True, prompt_logprobs=1)
     with preempting_router(router, 0.25):
         handle = router.submit(prompt_of(3), params)
         told = [delta.prompt_logprobs for delta in handle if delta.prompt_logprobs is not None]
@@ -236,7 +236,7 @@ def test_after_the_last_engine_who_has_tokens_failed_and_who_has_none_was_not_se
 
 def test_its_row_and_its_memory_are_others(bench: EngineBench, script: Scripted) -> None:
     handles = [bench.submit(prompt) for prompt in PROMPTS[:3]]
-    handles.append(bench.submit(PROMPTS[3], objective=Objective(None, 1e6)))
+    handles.append(bench.submit(PROMPTS[3], objective=Objective(tpot_ms=None, ttft_ms=1e6)))
     for _ in range(3):
         bench.engine.step()
     assert len(script.seen[-1].waiting) == 1, "it is shown though no row is free"
@@ -264,7 +264,7 @@ def test_senseless_preemptions_cost_no_request(
 def declined(bench: EngineBench, script: Scripted, choice: Any) -> RequestHandle:
     """A request whose objective will not be attained, beside one that has none."""
     script.declines = True
-    objective = Objective(None, 1.0, "chat", on_unattainable=choice)
+    objective = Objective(tpot_ms=None, ttft_ms=1.0, slo_class="chat", on_unattainable=choice)
     handle = bench.submit(PROMPTS[0], objective=objective)
     bench.submit(PROMPTS[1])
     bench.engine.step()
@@ -310,7 +310,7 @@ def test_while_no_row_is_free_only_an_objective_is_worth_a_look_at_the_queue(
 
 
 def test_who_has_a_token_is_not_rejected(bench: EngineBench, script: Scripted) -> None:
-    objective = Objective(None, 1.0, on_unattainable="reject")
+    objective = Objective(tpot_ms=None, ttft_ms=1.0, on_unattainable="reject")
     handle = preempted(bench, script, objective=objective)
     script.holds, script.declines = False, True
     [output] = bench.finish([handle])
@@ -322,7 +322,7 @@ def test_who_has_a_token_is_not_rejected(bench: EngineBench, script: Scripted) -
 def test_a_live_policy_names_what_it_would_admit(small_config: dict[str, Any]) -> None:
     bench = EngineBench(small_config, admission="slo")
     for tpot_ms in (1e-6, 1e4):
-        objective = Objective(tpot_ms, 1e4, on_unattainable="reject")
+        objective = Objective(tpot_ms=tpot_ms, ttft_ms=1e4, on_unattainable="reject")
         handle = bench.submit(PROMPTS[0], objective=objective)
         [output] = bench.finish([handle])
         if tpot_ms == 1e4:

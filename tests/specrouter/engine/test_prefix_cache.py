@@ -16,7 +16,7 @@ from tests.specrouter.engine.engines import changed
 
 NEW = 12
 CHAIN = ("small", "middle", "target")
-PLAIN = SamplingParams(NEW, ignore_eos=True)
+PLAIN = SamplingParams(max_new_tokens=NEW, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")

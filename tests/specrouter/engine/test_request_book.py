@@ -102,7 +102,9 @@ class Accounts:
 
 
 def book_of(names: str, accounts: Any = None) -> tuple[Any, list[Request]]:
-    book: Any = RequestBook(Rows(), accounts or Accounts(), Accounts(), FaultGuard())  # type: ignore[arg-type]
+    parts: dict[str, Any] = {"executor": Rows(), "meter": Accounts()}
+    parts["slo_accounts"] = accounts or Accounts()
+    book: Any = RequestBook(faults=FaultGuard(), **parts)
     requests = [Request(name, number) for number, name in enumerate(names)]
     for request in requests:
         book.waiting.push(request)
@@ -234,7 +236,7 @@ def test_a_promise_that_was_not_kept_widens_the_margin_of_admission(
 ) -> None:
     book, (request,) = book_of("a")
     book.follow_admission(
-        1, Admission((0,), promised=frozenset({0} if is_promised else ())), {0: request}
+        1, Admission(admitted=(0,), promised=frozenset({0} if is_promised else ())), {0: request}
     )
     assert request.is_promised == is_promised
     before = book.margin.value

@@ -18,8 +18,8 @@ from specrouter.request.objective import Objective
 from specrouter.request.output import RequestMetrics
 from tests.specrouter.fake_router import METRICS
 
-CHAT = Objective(50.0, None, "chat")
-BY_VALUE = Objective(50.0, None)
+CHAT = Objective(tpot_ms=50.0, ttft_ms=None, slo_class="chat")
+BY_VALUE = Objective(tpot_ms=50.0, ttft_ms=None)
 
 
 def metrics(
@@ -39,7 +39,18 @@ def recorded(*ended: tuple[Objective | None, bool | None, int]) -> SloAccounts:
 def test_nothing_has_ended_at_first() -> None:
     report = SloAccounts().report()
     assert (report.duration_s, report.classes) == (0.0, {})
-    assert report.total == SloFigures(0, 0, 0, None, 0, 0.0, 0.0, None, None, None)
+    assert report.total == SloFigures(
+        requests=0,
+        judged=0,
+        attained=0,
+        attainment=None,
+        tokens=0,
+        tokens_per_s=0.0,
+        goodput_tokens_per_s=0.0,
+        ttft_ms=None,
+        tpot_ms=None,
+        e2e_ms=None,
+    )
 
 
 def test_requests_are_counted_in_their_class_and_in_total() -> None:

@@ -32,7 +32,9 @@ def output_of(
     tenant: str | None = None,
     seed: int = 3,
 ) -> RequestOutput:
-    params = SamplingParams(NEW, temperature, seed=seed, ignore_eos=True, cache_salt=tenant)
+    params = SamplingParams(
+        max_new_tokens=NEW, temperature=temperature, seed=seed, ignore_eos=True, cache_salt=tenant
+    )
     [output] = router.generate([PROMPT], params, speculation)
     return output
 

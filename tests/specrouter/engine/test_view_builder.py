@@ -35,7 +35,9 @@ def test_an_engine_without_requests_has_all_its_room(bench: EngineBench) -> None
 
 
 def test_requests_that_wait_have_read_nothing_and_have_no_row(bench: EngineBench) -> None:
-    bench.submit(PROMPTS[0], SamplingParams(6, temperature=0.5), Speculation(depth=2))
+    bench.submit(
+        PROMPTS[0], SamplingParams(max_new_tokens=6, temperature=0.5), Speculation(depth=2)
+    )
     [request] = view(bench).waiting
     assert (request.row, request.prompt_left, request.missed) == (
         None,
@@ -105,7 +107,7 @@ def test_a_snapshot_is_taken_every_third_cycle_and_after_an_evaluation(
 def test_outputs_that_ended_by_themselves_tell_how_long_they_usually_are(
     bench: EngineBench,
 ) -> None:
-    params = SamplingParams(6, ignore_eos=True)
+    params = SamplingParams(max_new_tokens=6, ignore_eos=True)
     handles = [bench.submit(PROMPTS[1], params, "off") for _ in range(8)]
     late = bench.submit(PROMPTS[1], params, "off")
     late.cancel()

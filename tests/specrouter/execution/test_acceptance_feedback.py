@@ -13,7 +13,7 @@ from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.request.params import Chain, SamplingParams
 from tests.specrouter.execution.test_executor import PAIR, TRIPLE, Bench
 
-SAMPLED = SamplingParams(24, ignore_eos=True, temperature=0.8)
+SAMPLED = SamplingParams(max_new_tokens=24, ignore_eos=True, temperature=0.8)
 Record = tuple[Any, JudgedTrees]
 
 

@@ -29,7 +29,7 @@ class DraftingBench(Bench):
         prompts: Sequence[list[int]] = PROMPTS,
     ) -> None:
         params = [
-            SamplingParams(new, ignore_eos=True, temperature=0.7 * (row != 1))
+            SamplingParams(max_new_tokens=new, ignore_eos=True, temperature=0.7 * (row != 1))
             for row, new in enumerate(left)
         ]
         super().__init__(
@@ -46,7 +46,9 @@ class DraftingBench(Bench):
     def drafts(
         self, chain: Chain, depth: int = 3, width: int = 1, **given: Any
     ) -> list[GroupDraft]:
-        group = ChainGroup(chain, DraftShape(depth, width), np.arange(len(self.prompts)), **given)
+        group = ChainGroup(
+            chain=chain, shape=DraftShape(depth, width), rows=np.arange(len(self.prompts)), **given
+        )
         with torch.inference_mode(), self.runtime.states.cycle():
             self._drafter.begin([group])
             return self._drafter.draft(group)

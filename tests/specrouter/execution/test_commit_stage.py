@@ -17,9 +17,13 @@ from tests.specrouter.execution.test_executor import Bench
 
 CHAIN = ("small", "target")
 PARAMS = {
-    "plain": SamplingParams(12, ignore_eos=True),
-    "log-probabilities": SamplingParams(12, ignore_eos=True, logprobs=2, prompt_logprobs=1),
-    "edited": SamplingParams(12, temperature=0.8, ignore_eos=True, repetition_penalty=1.3),
+    "plain": SamplingParams(max_new_tokens=12, ignore_eos=True),
+    "log-probabilities": SamplingParams(
+        max_new_tokens=12, ignore_eos=True, logprobs=2, prompt_logprobs=1
+    ),
+    "edited": SamplingParams(
+        max_new_tokens=12, temperature=0.8, ignore_eos=True, repetition_penalty=1.3
+    ),
 }
 _ROW = 1  # that fails
 

@@ -166,14 +166,19 @@ def test_prompts_are_read_and_others_decode_in_the_first_pass(
     bench.executor.close(0)
     row = bench.manager.allocate(prompt, 60)
     assert row == 0
-    params = SamplingParams(20, ignore_eos=True)
-    bench.executor.open(0, RequestSpec(tuple(prompt), (), params, None, seed=1))
+    params = SamplingParams(max_new_tokens=20, ignore_eos=True)
+    bench.executor.open(
+        0,
+        RequestSpec(token_ids=tuple(prompt), generated=(), params=params, speculation=None, seed=1),
+    )
     monkeypatch.setattr(VerifyProcessor, "verify", noting)
     groups = [
-        ChainGroup(PAIR, DraftShape(3), np.array([1, 3])),
-        ChainGroup(("target",), DraftShape(), np.array([2])),
+        ChainGroup(chain=PAIR, shape=DraftShape(3), rows=np.array([1, 3])),
+        ChainGroup(chain=("target",), shape=DraftShape(), rows=np.array([2])),
     ]
-    result = bench.executor.run(CyclePlan(groups, np.array([0]), np.array([32])))
+    result = bench.executor.run(
+        CyclePlan(groups=groups, prefill_rows=np.array([0]), prefill_counts=np.array([32]))
+    )
     bench.manager.check_integrity()
     assert result.overlaps
     assert seen == [([1, 2], [0]), ([3], [])]
@@ -202,7 +207,7 @@ def test_callers_processors_are_run_by_one_thread(pool: ModelPool) -> None:
         seen.add(threading.current_thread().name)
         return scores
 
-    params = SamplingParams(30, ignore_eos=True, logits_processors=(noting,))
+    params = SamplingParams(max_new_tokens=30, ignore_eos=True, logits_processors=(noting,))
     bench = opened(pool, params=params)
     assert not bench.cycle(PAIR).overlaps
     assert seen == {threading.current_thread().name}
@@ -364,8 +369,16 @@ def test_a_selector_has_the_budget_of_its_half(bench: Bench) -> None:
         asked.append((rows.tolist(), aside))
         return candidates.best(np.minimum(candidates.counts, 2))
 
-    group = ChainGroup(PAIR, DraftShape(3), np.arange(4), whole=False)
-    result = bench.executor.run(CyclePlan([group], NOBODY, NOBODY, select, budget_nodes=9))
+    group = ChainGroup(chain=PAIR, shape=DraftShape(3), rows=np.arange(4), whole=False)
+    result = bench.executor.run(
+        CyclePlan(
+            groups=[group],
+            prefill_rows=NOBODY,
+            prefill_counts=NOBODY,
+            selector=select,
+            budget_nodes=9,
+        )
+    )
     assert result.overlaps
     assert asked == [(FIRST, 4), (SECOND, 5)]
     assert all(commit.drafted <= 2 for commit in result.commits)

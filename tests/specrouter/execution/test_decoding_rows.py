@@ -14,7 +14,13 @@ EOS = frozenset({9})
 
 
 def prompt(generated: tuple[int, ...] = (), **params: Any) -> RequestSpec:
-    return RequestSpec((4, 5, 6), generated, SamplingParams(**params), None, seed=3)
+    return RequestSpec(
+        token_ids=(4, 5, 6),
+        generated=generated,
+        params=SamplingParams(**params),
+        speculation=None,
+        seed=3,
+    )
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from tests.specrouter.execution.test_executor import PAIR, TRIPLE, Bench, fail
 ALONE: Chain = ("target",)
 LONG = [(7 * place) % 310 + 3 for place in range(81)]
 SHORT = [[5, 17, 30], [3, 4], [25, 1, 99]]
-SAMPLED = SamplingParams(90, ignore_eos=True, temperature=0.8, seed=1)
+SAMPLED = SamplingParams(max_new_tokens=90, ignore_eos=True, temperature=0.8, seed=1)
 
 
 @pytest.fixture
@@ -74,7 +74,8 @@ def test_no_model_reads_more_than_a_chunk_a_cycle_and_texts_are_the_targets(
         for row in range(len(prompts)):
             groups.setdefault(data.draw(chains), []).append(row)
         asked = [
-            ChainGroup(chain, DraftShape(2, 2), np.array(rows)) for chain, rows in groups.items()
+            ChainGroup(chain=chain, shape=DraftShape(2, 2), rows=np.array(rows))
+            for chain, rows in groups.items()
         ]
         result = bench.run(asked)
         assert sorted(commit.row for commit in result.commits) == list(range(len(prompts)))
@@ -120,7 +121,7 @@ def test_a_lag_of_a_few_tokens_is_read_in_passing(
 
 
 def test_nothing_is_read_for_a_rows_last_token(pool: ModelPool, read: list[Counter[str]]) -> None:
-    params = SamplingParams(2, ignore_eos=True)
+    params = SamplingParams(max_new_tokens=2, ignore_eos=True)
     bench = Bench(pool, prompts=[LONG[:20]], params=params)
     read_prompts(bench)
     result = bench.cycle(PAIR)

@@ -89,19 +89,26 @@ class Bench:
     ) -> None:
         self.pool, self.params = pool, params
         self.manager = StateManager(len(prompts), 256, None, MAX_TREE_TOKENS + 16)
-        self.profiler = PerformanceProfiler(dict.fromkeys(pool.names, 1))
+        self.profiler = PerformanceProfiler(parameters=dict.fromkeys(pool.names, 1))
         window = deepest + len(pool.names) + 2  # as the engine has it
         rule = RejectionSampling() if rejection else SharedNoise()
-        settings = ExecutionSettings(chunk, window, rule, guard, overlap_drafting=overlap)
+        settings = ExecutionSettings(
+            prefill_chunk=chunk, window=window, rule=rule, guard=guard, overlap_drafting=overlap
+        )
         self.runtime = Runtime.create(pool, self.manager, self.profiler, settings)
         self.executor = Executor(self.runtime)
         self.prompts = prompts
-        params = params or SamplingParams(max_new_tokens, ignore_eos=True)
+        params = params or SamplingParams(max_new_tokens=max_new_tokens, ignore_eos=True)
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
         for number, (prompt, own) in enumerate(zip(prompts, each, strict=True)):
             row = self.manager.allocate(prompt, len(prompt) + own.max_new_tokens)
             assert row == number
-            self.executor.open(row, RequestSpec(tuple(prompt), (), own, None, seed=row))
+            self.executor.open(
+                row,
+                RequestSpec(
+                    token_ids=tuple(prompt), generated=(), params=own, speculation=None, seed=row
+                ),
+            )
 
     def cycle(
         self,
@@ -113,13 +120,17 @@ class Bench:
     ) -> CycleResult:
         """`nodes`: of a tree, in the mean, that the target verifies; None: whole trees."""
         which = np.array(range(len(self.prompts)) if rows is None else rows, dtype=np.int64)
-        group = ChainGroup(chain, DraftShape(depth, width), which, whole=nodes is None)
+        group = ChainGroup(
+            chain=chain, shape=DraftShape(depth, width), rows=which, whole=nodes is None
+        )
         return self.run([group], None if nodes is None else best(nodes))
 
     def run(
         self, groups: Sequence[ChainGroup], selector: TreeSelector | None = None
     ) -> CycleResult:
-        result = self.executor.run(CyclePlan(groups, NOBODY, NOBODY, selector))
+        result = self.executor.run(
+            CyclePlan(groups=groups, prefill_rows=NOBODY, prefill_counts=NOBODY, selector=selector)
+        )
         self.manager.check_integrity()
         return result
 
@@ -187,7 +198,7 @@ def test_every_models_state_is_a_prefix_after_each_cycle(bench: Bench) -> None:
 
 def test_groups_with_different_chains_share_a_cycle(bench: Bench, target: Any) -> None:
     groups = [
-        ChainGroup(chain, DraftShape(3), np.array([row], dtype=np.int64))
+        ChainGroup(chain=chain, shape=DraftShape(3), rows=np.array([row], dtype=np.int64))
         for row, chain in enumerate(CHAINS)
     ]
     result = bench.run(groups)
@@ -245,7 +256,9 @@ def test_what_fails_around_the_reading_of_prompts_is_not_put_down_to_the_target(
     bench, reads = Bench(pool, prompts=[[*range(5, 45)]]), np.array([0])
     with monkeypatch.context() as patch:
         patch.setattr(Sampler, "needs_paths", lambda *_: 1 / 0)
-        result = bench.executor.run(CyclePlan([], reads, np.array([32])))
+        result = bench.executor.run(
+            CyclePlan(groups=[], prefill_rows=reads, prefill_counts=np.array([32]))
+        )
     assert not result.errors
     bench.cycle(("target",))
     assert bench.made()[0] == continuation(target, bench.prompts[0], 1)
@@ -310,7 +323,7 @@ def test_odd_logits_off_an_intermediates_walk_are_no_failure(
 
 FOUR = [*PROMPTS, [12, 12, 40, 7, 301, 8, 8]]
 READING = SamplingParams(
-    24,
+    max_new_tokens=24,
     ignore_eos=True,
     temperature=0.8,
     top_p=0.95,
@@ -321,9 +334,9 @@ READING = SamplingParams(
     min_tokens=5,
 )
 SETTINGS = {
-    "greedy": SamplingParams(24, ignore_eos=True),
+    "greedy": SamplingParams(max_new_tokens=24, ignore_eos=True),
     "greedy-reading": dataclasses.replace(READING, temperature=0.0),
-    "sampled": SamplingParams(24, ignore_eos=True, temperature=0.9, top_k=40),
+    "sampled": SamplingParams(max_new_tokens=24, ignore_eos=True, temperature=0.9, top_k=40),
     "sampled-reading": READING,
 }
 
@@ -417,7 +430,7 @@ def verified(monkeypatch: pytest.MonkeyPatch) -> list[dict[int, int]]:
 
 def group(chain: Chain, rows: Sequence[int], whole: bool = False, **given: Any) -> ChainGroup:
     shape = DraftShape(given.pop("depth", 4), given.pop("width", 3))
-    return ChainGroup(chain, shape, np.array(rows), whole=whole, **given)
+    return ChainGroup(chain=chain, shape=shape, rows=np.array(rows), whole=whole, **given)
 
 
 def assert_target_alone(bench: Bench, target: Any) -> None:

@@ -32,10 +32,16 @@ def plans(draw: st.DrawFn) -> CyclePlan:
     for number, chain in enumerate(CHAINS):
         rows = np.array([row for row, kind in enumerate(kinds) if kind == number], dtype=np.int64)
         if len(rows):
-            groups.append(ChainGroup(chain, DraftShape(3, 2), rows, whole=False))
+            groups.append(ChainGroup(chain=chain, shape=DraftShape(3, 2), rows=rows, whole=False))
     prompts = np.array([row for row, kind in enumerate(kinds) if kind < 0], dtype=np.int64)
     budget = draw(st.none() | st.integers(0, 40))
-    return CyclePlan(groups, prompts, prompts + 1, _whole_budget(budget), budget_nodes=budget)
+    return CyclePlan(
+        groups=groups,
+        prefill_rows=prompts,
+        prefill_counts=prompts + 1,
+        selector=_whole_budget(budget),
+        budget_nodes=budget,
+    )
 
 
 def _whole_budget(budget: int | None) -> TreeSelector:

@@ -47,7 +47,7 @@ def routers(request: pytest.FixtureRequest, small_config: dict[str, Any]) -> Ite
 
 def news(router: ChainRouter, params: SamplingParams, **more: Any) -> list[Delta]:
     async def collect() -> list[Delta]:
-        asked = RequestArgs(PROMPT, params, None, None, **more)
+        asked = RequestArgs(prompt=PROMPT, params=params, speculation=None, slo=None, **more)
         async with aclosing(router.astream_each([asked])) as deltas:
             return [delta async for _, delta in deltas]
 

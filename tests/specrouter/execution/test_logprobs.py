@@ -151,7 +151,8 @@ def test_no_logprobs_come_unasked_and_none_but_the_tokens_own_with_zero(
     router: ChainRouter,
 ) -> None:
     none, own = router.generate(
-        [PROMPT] * 2, [SamplingParams(4, ignore_eos=True, logprobs=count) for count in (None, 0)]
+        [PROMPT] * 2,
+        [SamplingParams(max_new_tokens=4, ignore_eos=True, logprobs=count) for count in (None, 0)],
     )
     assert none.logprobs is None
     assert own.logprobs is not None
@@ -166,7 +167,7 @@ def test_a_prompts_logprobs_are_those_of_the_raw_logits(
     router: ChainRouter, target: Any, chain: tuple[str, ...] | None
 ) -> None:
     prompts = [LONG, LONG[:9], LONG[:8], LONG[3:5]]
-    asked = SamplingParams(6, prompt_logprobs=2, ignore_eos=True)
+    asked = SamplingParams(max_new_tokens=6, prompt_logprobs=2, ignore_eos=True)
     overrides: SpeculationOverride = "off" if chain is None else Speculation(chain, 3, 2)
     for prompt, output in zip(prompts, router.generate(prompts, asked, overrides), strict=True):
         found = output.prompt_logprobs
@@ -182,21 +183,23 @@ def test_a_prompts_logprobs_are_those_of_the_raw_logits(
 def test_a_prompts_logprobs_come_with_the_first_tokens_and_nobody_elses(
     router: ChainRouter,
 ) -> None:
-    asked = SamplingParams(6, prompt_logprobs=0, ignore_eos=True, n=2, temperature=1.0, seed=3)
+    asked = SamplingParams(
+        max_new_tokens=6, prompt_logprobs=0, ignore_eos=True, n=2, temperature=1.0, seed=3
+    )
     deltas = list(router.stream(LONG[:20], asked))
     for sample in (0, 1):
         first, *others = [delta for delta in deltas if delta.index == sample]
         assert first.prompt_logprobs is not None
         assert len(first.prompt_logprobs) == 20
         assert all(delta.prompt_logprobs is None for delta in others)
-    [plain] = router.generate([LONG[:20]], SamplingParams(4))
+    [plain] = router.generate([LONG[:20]], SamplingParams(max_new_tokens=4))
     assert plain.prompt_logprobs is None
 
 
 def test_a_prompts_logprobs_end_where_an_earlier_attempt_began(
     router: ChainRouter,
 ) -> None:
-    asked = SamplingParams(8, prompt_logprobs=0, ignore_eos=True)
+    asked = SamplingParams(max_new_tokens=8, prompt_logprobs=0, ignore_eos=True)
     whole = router.submit(LONG[:12], asked).result()
     resumed = router.submit(LONG[:12], asked, generated=whole.token_ids[:3]).result()
     assert resumed.token_ids == whole.token_ids
@@ -205,14 +208,16 @@ def test_a_prompts_logprobs_end_where_an_earlier_attempt_began(
 
 
 def test_a_prompt_of_one_token_has_no_logprobs(router: ChainRouter) -> None:
-    [output] = router.generate([[5]], SamplingParams(2, prompt_logprobs=3))
+    [output] = router.generate([[5]], SamplingParams(max_new_tokens=2, prompt_logprobs=3))
     assert output.prompt_logprobs == [None]
 
 
 def test_rejection_sampling_gives_a_prompts_logprobs_too(
     small_config: dict[str, Any], router: ChainRouter
 ) -> None:
-    asked = SamplingParams(4, prompt_logprobs=0, ignore_eos=True, temperature=1.0, seed=1)
+    asked = SamplingParams(
+        max_new_tokens=4, prompt_logprobs=0, ignore_eos=True, temperature=1.0, seed=1
+    )
     with opened(small_config, verification="rejection") as rejection:
         [rejecting] = rejection.generate([LONG[:20]], asked)
     [sharing] = router.generate([LONG[:20]], asked)

@@ -54,7 +54,7 @@ def learn(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], float]:
     monkeypatch.setattr(model_times, "TimeCache", lambda _: Cache())
     monkeypatch.setattr(model_times, "profile_model", profile)
     monkeypatch.setattr(model_times, "key_of", lambda device, path: f"{path}-{device}")
-    profiler = PerformanceProfiler({"small": 10, "big": 100})
+    profiler = PerformanceProfiler(parameters={"small": 10, "big": 100})
     times = ModelTimes(cast(ModelPool, Pool()), profiler)
 
     def load(device: str) -> float:
@@ -94,7 +94,7 @@ def test_kept_times_are_used_unless_fresh_ones_are_asked_for(
     monkeypatch.setattr(model_times, "is_too_slow", lambda *_: False)
     monkeypatch.setattr(model_times, "profile_model", lambda _: (TimeSample(1, 0.0, 5.0),))
     monkeypatch.setattr(model_times, "key_of", lambda *_: "key")
-    profiler = PerformanceProfiler({"small": 10})
+    profiler = PerformanceProfiler(parameters={"small": 10})
     times = ModelTimes(cast(ModelPool, Pool()), profiler, is_fresh)
     times.learn("small", cast(PackedModel, Device("cpu")))
     assert profiler.snapshot().times["small"].at(1) == pytest.approx(5.0 if is_fresh else 3.0)
@@ -113,6 +113,6 @@ def test_sizes_are_told_as_they_are_once_the_model_was_timed(
         return (TimeSample(1, 0.0, 1.0), TimeSample(16, 0.0, 2.0))
 
     monkeypatch.setattr(model_times, "profile_model", profile)
-    profiler = PerformanceProfiler({"small": 10})
+    profiler = PerformanceProfiler(parameters={"small": 10})
     ModelTimes(cast(ModelPool, Pool()), profiler).learn("small", cast(PackedModel, device))
     assert profiler.snapshot().times["small"].filled(np.array([9])).tolist() == [16]

@@ -13,7 +13,7 @@ PHRASE = list(range(20, 60))
 QUOTING = [*PHRASE, 7, *PHRASE[:20]]
 PROMPTS = [QUOTING, [3, 4, 9], [250, 1, 99]]
 LEFT = (21, 21, 21)  # the text goes on for 20 tokens before it repeats itself
-PLANNED = Option(PAIR, tokens=3.0)
+PLANNED = Option(chain=PAIR, tokens=3.0)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def test_where_all_rows_quote_no_model_runs(
 @pytest.mark.parametrize(
     "given",
     [
-        {"predicted": Option(PAIR, tokens=60.0), "quotes": "suffix"},
+        {"predicted": Option(chain=PAIR, tokens=60.0), "quotes": "suffix"},
         {"predicted": PLANNED},
         {"quotes": "suffix"},
     ],

@@ -19,8 +19,8 @@ from specrouter.request.params import SamplingParams
 from specrouter.routing import planner, shadow_policy
 from tests.specrouter.execution.test_executor import NOBODY, PROMPTS, Bench, fail
 
-GREEDY = SamplingParams(24, ignore_eos=True)
-SAMPLED = SamplingParams(24, ignore_eos=True, temperature=0.7)
+GREEDY = SamplingParams(max_new_tokens=24, ignore_eos=True)
+SAMPLED = SamplingParams(max_new_tokens=24, ignore_eos=True, temperature=0.7)
 ALL_ROWS = np.arange(len(PROMPTS))
 
 
@@ -50,7 +50,9 @@ def evaluated(bench: Bench, row: int = 1, tokens: int = 12) -> tuple[float, floa
     before = bench.made()
     evaluation = ShadowEvaluation("small", row, tokens)
     assert not bench.executor.run(
-        CyclePlan([], NOBODY, NOBODY, shadow_evaluation=evaluation)
+        CyclePlan(
+            groups=[], prefill_rows=NOBODY, prefill_counts=NOBODY, shadow_evaluation=evaluation
+        )
     ).failures
     bench.manager.check_integrity()
     assert bench.made() == before
@@ -103,9 +105,14 @@ def test_nobody_is_evaluated_whose_choices_cannot_be_made_again(pool: ModelPool)
 
 def test_the_cycle_of_an_evaluation_goes_on_as_ever(pool: ModelPool) -> None:
     plain, bench = with_text(pool, SAMPLED), with_text(pool, SAMPLED)
-    groups = [ChainGroup(("small", "target"), DraftShape(3), ALL_ROWS)]
+    groups = [ChainGroup(chain=("small", "target"), shape=DraftShape(3), rows=ALL_ROWS)]
     bench.executor.run(
-        CyclePlan(groups, NOBODY, NOBODY, shadow_evaluation=ShadowEvaluation("small", 2, 8))
+        CyclePlan(
+            groups=groups,
+            prefill_rows=NOBODY,
+            prefill_counts=NOBODY,
+            shadow_evaluation=ShadowEvaluation("small", 2, 8),
+        )
     )
     bench.manager.check_integrity()
     plain.cycle(("small", "target"), depth=3)
@@ -121,9 +128,14 @@ def test_a_drafter_that_fails_in_its_evaluation_costs_nobody_a_token(
     bench = with_text(pool, SAMPLED)
     before = bench.manager.counts.copy()
     fail(monkeypatch, "small")
-    groups = [ChainGroup(("target",), DraftShape(1), ALL_ROWS)]
+    groups = [ChainGroup(chain=("target",), shape=DraftShape(1), rows=ALL_ROWS)]
     result = bench.executor.run(
-        CyclePlan(groups, NOBODY, NOBODY, shadow_evaluation=ShadowEvaluation("small", 0, 8))
+        CyclePlan(
+            groups=groups,
+            prefill_rows=NOBODY,
+            prefill_counts=NOBODY,
+            shadow_evaluation=ShadowEvaluation("small", 0, 8),
+        )
     )
     bench.manager.check_integrity()
     assert [failure.model for failure in result.failures] == ["small"]

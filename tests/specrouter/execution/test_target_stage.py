@@ -24,10 +24,14 @@ class Stage:
         self.result = CycleResult()
 
     def verify(self, rows: list[int], reads: dict[int, int] | None = None) -> Any:
-        groups = [ChainGroup(("target",), DraftShape(), np.array(rows))] if rows else []
+        groups = (
+            [ChainGroup(chain=("target",), shape=DraftShape(), rows=np.array(rows))] if rows else []
+        )
         reads = reads or {}
         prompts, counts = np.array([*reads], dtype=np.int64), np.array([*reads.values()])
-        plan = CyclePlan(groups, prompts, counts.astype(np.int64))
+        plan = CyclePlan(
+            groups=groups, prefill_rows=prompts, prefill_counts=counts.astype(np.int64)
+        )
         with self.bench.executor.states.cycle():
             return self.stage.verify(plan, [], 1, self.result)
 

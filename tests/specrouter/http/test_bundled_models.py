@@ -38,7 +38,7 @@ def ask(router: ChainRouter, path: str, **fields: Any) -> dict[str, Any]:
 
 
 def test_a_completion_is_the_routers_text_streamed_or_not(router: ChainRouter) -> None:
-    expected = router.generate(PROMPT, SamplingParams(12, ignore_eos=True))[0].text
+    expected = router.generate(PROMPT, SamplingParams(max_new_tokens=12, ignore_eos=True))[0].text
     whole = ask(router, COMPLETIONS, **GREEDY)
     assert whole["choices"][0]["text"] == expected
     chunks = stream_of(router, {**GREEDY, "n": 2}, COMPLETIONS)

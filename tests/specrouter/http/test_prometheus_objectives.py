@@ -89,7 +89,9 @@ def test_classes_show_up_before_their_first_request() -> None:
 
 def test_preemptions_are_counted_by_class() -> None:
     state = {"is_declined": False, "finished": False, "preemptions": 0}
-    one: Any = SimpleNamespace(objective=Objective(50.0, None, "chat"), **state)
+    one: Any = SimpleNamespace(
+        objective=Objective(tpot_ms=50.0, ttft_ms=None, slo_class="chat"), **state
+    )
     accounts = SloAccounts()
     accounts.note_admission([(one, 0.25)], [], [one])
     assert objective_values(accounts, ())["specrouter_slo_preemptions"] == {

@@ -61,7 +61,13 @@ def judged(
     parents, depths = (np.array([[n[k] for n in nodes] for nodes, _ in rows]) for k in (0, 1))
     log_probs = boast * np.log(np.array([[n[2] for n in nodes] for nodes, _ in rows]))
     walks = np.stack([accepted for _, accepted in rows])
-    return JudgedTrees(parents, depths, log_probs, np.ones_like(walks), walks)
+    return JudgedTrees(
+        parents=parents,
+        depths=depths,
+        log_probs=log_probs,
+        judged=np.ones_like(walks),
+        accepted=walks,
+    )
 
 
 def taught(depth: int, width: int, cycles: int = 300, boast: float = 1.0) -> AcceptanceEstimator:
@@ -93,11 +99,11 @@ def test_a_modest_first_choice_is_worth_more_than_it_says_and_the_others_are_not
         chance = rng.random(8)
         accepted[:, 0], accepted[:, 1] = chance < 0.7, (chance >= 0.7) & (chance < 0.9)
         trees = JudgedTrees(
-            np.full((8, 2), ROOT),
-            np.ones((8, 2), dtype=np.int64),
-            np.tile([first, second], (8, 1)),
-            np.ones((8, 2), dtype=np.bool_),
-            accepted,
+            parents=np.full((8, 2), ROOT),
+            depths=np.ones((8, 2), dtype=np.int64),
+            log_probs=np.tile([first, second], (8, 1)),
+            judged=np.ones((8, 2), dtype=np.bool_),
+            accepted=accepted,
         )
         estimator.record(trees, cycle)
     worth = estimator.worth(trees.parents, trees.depths, trees.log_probs)
@@ -126,11 +132,11 @@ def test_alpha_is_how_often_the_best_child_of_a_walked_node_is_accepted() -> Non
     assert seen.alpha == pytest.approx((EASY[0] + HARD[0]) / 2, abs=0.06)
     assert 0.9 * MEMORY < seen.trials < MEMORY  # older ones have faded
     trees = JudgedTrees(
-        np.array([[-1, -1, 0, 1]]),
-        np.array([[1, 1, 2, 2]]),
-        np.log([[0.6, 0.3, 0.5, 0.1]]),
-        np.ones((1, 4), dtype=np.bool_),
-        np.array([[False, True, False, True]]),
+        parents=np.array([[-1, -1, 0, 1]]),
+        depths=np.array([[1, 1, 2, 2]]),
+        log_probs=np.log([[0.6, 0.3, 0.5, 0.1]]),
+        judged=np.ones((1, 4), dtype=np.bool_),
+        accepted=np.array([[False, True, False, True]]),
     )
     # Of the first level the best was not accepted, below the second the only one was.
     estimator = AcceptanceEstimator()
@@ -143,11 +149,11 @@ def test_padding_teaches_nothing() -> None:
     trees = judged(rng, 3, 1, 2)
     more = ((0, 0), (0, 2))
     padded = JudgedTrees(
-        np.pad(trees.parents, more, constant_values=ROOT),
-        np.pad(trees.depths, more),
-        np.pad(trees.log_probs, more, constant_values=-np.inf),
-        np.pad(trees.judged, more, constant_values=True),
-        np.pad(trees.accepted, more),
+        parents=np.pad(trees.parents, more, constant_values=ROOT),
+        depths=np.pad(trees.depths, more),
+        log_probs=np.pad(trees.log_probs, more, constant_values=-np.inf),
+        judged=np.pad(trees.judged, more, constant_values=True),
+        accepted=np.pad(trees.accepted, more),
     )
     one.record(trees, 0)
     other.record(padded, 0)
@@ -293,7 +299,9 @@ def test_deeper_choices_that_a_selection_left_do_not_flatter_the_text_of_now() -
 def test_a_drafter_that_has_nothing_to_draft_has_failed_once() -> None:
     estimator, none = AcceptanceEstimator(), np.zeros((3, 0))
     ints, bools = none.astype(np.int64), none.astype(np.bool_)
-    estimator.record(JudgedTrees(ints, ints, none, bools, bools), 0)
+    estimator.record(
+        JudgedTrees(parents=ints, depths=ints, log_probs=none, judged=bools, accepted=bools), 0
+    )
     seen = estimator.snapshot(0)
     assert (seen.alpha, seen.trials, seen.recent_trials) == (0.0, 3.0, 3.0)
 
@@ -301,6 +309,15 @@ def test_a_drafter_that_has_nothing_to_draft_has_failed_once() -> None:
 def test_drafts_that_were_picked_teach_what_they_are_worth_and_nothing_of_others() -> None:
     estimator, one = AcceptanceEstimator(), np.ones((40, 1), dtype=np.bool_)
     tree = np.full((40, 1), -1), np.ones((40, 1), dtype=np.int64), np.full((40, 1), math.log(0.5))
-    estimator.record(JudgedTrees(*tree, one, one, is_usual=False), 0)
+    parents, depths, log_probs = tree
+    judged = JudgedTrees(
+        parents=parents,
+        depths=depths,
+        log_probs=log_probs,
+        judged=one,
+        accepted=one,
+        is_usual=False,
+    )
+    estimator.record(judged, 0)
     assert estimator.snapshot(0).trials == 0.0
     assert estimator.worth(*tree).max() > 0.7

@@ -18,7 +18,9 @@ from specrouter.profile.learning import learn_cycle
 
 PAIR = ("small", "big")
 NOBODY = np.zeros(0, dtype=np.int64)
-PREDICTED = Option(PAIR, DraftShape(4), 30.0, 2.5, plain_ms=28.0, plain_tokens=2.0)
+PREDICTED = Option(
+    chain=PAIR, shape=DraftShape(4), cycle_ms=30.0, tokens=2.5, plain_ms=28.0, plain_tokens=2.0
+)
 
 
 class Profile:
@@ -36,11 +38,11 @@ class Profile:
 
 
 def group(*rows: int, chain: tuple[str, ...] = PAIR, predicted: Option | None = PREDICTED) -> Any:
-    return ChainGroup(chain, DraftShape(4), np.array(rows), predicted=predicted)
+    return ChainGroup(chain=chain, shape=DraftShape(4), rows=np.array(rows), predicted=predicted)
 
 
 def commits(*lengths: int) -> list[Commit]:
-    return [Commit(row, [7] * length, PAIR) for row, length in enumerate(lengths)]
+    return [Commit(row=row, tokens=[7] * length, chain=PAIR) for row, length in enumerate(lengths)]
 
 
 def learned(plan: CyclePlan, result: CycleResult) -> Profile:
@@ -51,16 +53,24 @@ def learned(plan: CyclePlan, result: CycleResult) -> Profile:
 
 
 def test_a_regular_cycle_tells_its_time_and_the_tokens_beyond_the_targets_own() -> None:
-    seen = learned(CyclePlan([group(0, 1)], NOBODY, NOBODY), CycleResult(commits(3, 2)))
+    seen = learned(
+        CyclePlan(groups=[group(0, 1)], prefill_rows=NOBODY, prefill_counts=NOBODY),
+        CycleResult(commits=commits(3, 2)),
+    )
     assert seen.cycles == [(32.0, 5, 2, "drafting")]
     assert seen.outcomes == [(PAIR, 2, 28.0, 32.0, 2.0, 3.0, True)]
 
 
 def test_a_cycle_in_which_nobody_drafts_is_of_another_stage() -> None:
     alone = group(0, chain=("big",), predicted=None)
-    seen = learned(CyclePlan([alone], NOBODY, NOBODY), CycleResult(commits(1)))
+    seen = learned(
+        CyclePlan(groups=[alone], prefill_rows=NOBODY, prefill_counts=NOBODY),
+        CycleResult(commits=commits(1)),
+    )
     assert (seen.cycles, seen.outcomes) == ([(32.0, 1, 1, "cycle")], [])
-    only_prompts = learned(CyclePlan([], NOBODY, NOBODY), CycleResult([]))
+    only_prompts = learned(
+        CyclePlan(groups=[], prefill_rows=NOBODY, prefill_counts=NOBODY), CycleResult(commits=[])
+    )
     assert only_prompts.cycles == [(32.0, 0, 0, None)]
 
 
@@ -69,28 +79,36 @@ FAILED = [ModelFailure("small", RuntimeError())]
 
 @pytest.mark.parametrize(
     "result",
-    [CycleResult(commits(3), is_regular=False), CycleResult(commits(3), failures=FAILED)],
+    [
+        CycleResult(commits=commits(3), is_regular=False),
+        CycleResult(commits=commits(3), failures=FAILED),
+    ],
     ids=["irregular", "a failure"],
 )
 def test_an_irregular_cycle_counts_and_teaches_nothing(result: CycleResult) -> None:
-    seen = learned(CyclePlan([group(0)], NOBODY, NOBODY), result)
+    seen = learned(CyclePlan(groups=[group(0)], prefill_rows=NOBODY, prefill_counts=NOBODY), result)
     assert (seen.cycles, seen.outcomes) == ([(32.0, 3, 1, None)], [])
 
 
 def test_prompts_beside_it_leave_nothing_to_learn() -> None:
     one = np.array([1], dtype=np.int64)
-    seen = learned(CyclePlan([group(0)], one, one * 16), CycleResult(commits(3)))
+    seen = learned(
+        CyclePlan(groups=[group(0)], prefill_rows=one, prefill_counts=one * 16),
+        CycleResult(commits=commits(3)),
+    )
     assert (seen.cycles, seen.outcomes) == ([(32.0, 3, 1, None)], [])
 
 
 def test_after_catching_up_the_tokens_are_told_and_the_time_is_not() -> None:
-    result = CycleResult(commits(3), caught_up=True)
-    seen = learned(CyclePlan([group(0)], NOBODY, NOBODY), result)
+    result = CycleResult(commits=commits(3), caught_up=True)
+    seen = learned(CyclePlan(groups=[group(0)], prefill_rows=NOBODY, prefill_counts=NOBODY), result)
     assert seen.cycles == [(32.0, 3, 1, None)]
     assert seen.outcomes == [(PAIR, 1, 0.0, 0.0, 1.0, 2.0, True)]
 
 
 def test_rows_without_a_whole_draft_are_not_counted() -> None:
-    result = CycleResult(commits(3, 1, 2), cut_rows={1}, behind_rows={2})
-    seen = learned(CyclePlan([group(0, 1, 2)], NOBODY, NOBODY), result)
+    result = CycleResult(commits=commits(3, 1, 2), cut_rows={1}, behind_rows={2})
+    seen = learned(
+        CyclePlan(groups=[group(0, 1, 2)], prefill_rows=NOBODY, prefill_counts=NOBODY), result
+    )
     assert seen.outcomes == [(PAIR, 3, 28.0, 32.0, 1.0, 2.0, True)]

@@ -21,7 +21,7 @@ from specrouter.profile.time_curve import TimeCurve
 from specrouter.request.params import MAX_TREE_TOKENS, Chain
 from tests.specrouter.predictions import PAIR, TRIPLE, flat, geometric, rising, snapshot
 
-ONE = Workload(1)
+ONE = Workload(requests=1)
 DEPTH_4 = Limits(depth=4, width=1, nodes=4)
 DEPTH_2 = Limits(depth=2, width=1, nodes=4)
 HALVES = 1 + 0.5 + 0.25 + 0.125 + 0.0625  # tokens of 4 nodes, each half as good as the last
@@ -44,20 +44,24 @@ def test_steps_without_a_model_rank_no_vocabulary() -> None:
 
 def test_the_target_alone_costs_its_curve_at_the_number_of_requests() -> None:
     known = snapshot({"big": rising(10.0)})
-    assert target_only(known, Workload(1), "big").ms_per_token == 10.0
-    assert target_only(known, Workload(8), "big").ms_per_token == 17.0
+    assert target_only(known, Workload(requests=1), "big").ms_per_token == 10.0
+    assert target_only(known, Workload(requests=8), "big").ms_per_token == 17.0
 
 
 def test_the_engines_own_time_is_part_of_a_cycle() -> None:
     stages = {"verify": rising(0.5, 0.1), "cycle": flat(0.25), "draft": flat(100.0)}
     known = snapshot({"big": flat(10.0)}, stages=stages)
-    assert target_only(known, Workload(3), "big").cycle_ms == pytest.approx(10 + 0.7 + 0.25)
+    assert target_only(known, Workload(requests=3), "big").cycle_ms == pytest.approx(
+        10 + 0.7 + 0.25
+    )
 
 
 def test_attention_costs_by_the_slots_that_it_reads() -> None:
     known = snapshot({"big": TimeCurve(((1, 10.0), (64, 10.0)), slope_ms_per_million=1e4)})
     # 3 queries over 200 slots each, 10 us a pair; reading each row is worth 1.6 queries.
-    assert target_only(known, Workload(3, slots=200), "big").cycle_ms == pytest.approx(25.6)
+    assert target_only(known, Workload(requests=3, slots=200), "big").cycle_ms == pytest.approx(
+        25.6
+    )
 
 
 def test_a_pair_costs_its_drafts_and_one_verification() -> None:
@@ -72,7 +76,7 @@ def test_a_pair_costs_its_drafts_and_one_verification() -> None:
 
 def test_a_pair_costs_more_the_more_requests_share_the_pack() -> None:
     known = snapshot({"small": rising(1.0, 0.5), "big": rising(10.0)}, {PAIR: 0.5})
-    option = best(PAIR, known, workload=Workload(3))
+    option = best(PAIR, known, workload=Workload(requests=3))
     # First the two tokens that the drafter never saw, of 3 requests, then 3 steps of 3 tokens.
     assert option.levels_ms == pytest.approx(3.5 + 3 * 2.0)
     assert option.cycle_ms == pytest.approx(9.5 + 24.0)  # the target reads 15 tokens
@@ -81,7 +85,7 @@ def test_a_pair_costs_more_the_more_requests_share_the_pack() -> None:
 def test_requests_beside_those_that_draft_wait_for_the_drafts_and_gain_a_token_each() -> None:
     stages = {"cycle": rising(0.0, 0.5), "drafting": rising(1.0, 0.5), "verify": flat(0.0)}
     known = snapshot({"small": rising(1.0), "big": rising(10.0)}, {PAIR: 0.5}, stages=stages)
-    workload = Workload(2, others=6)
+    workload = Workload(requests=2, others=6)
     alone, pair = target_only(known, workload, "big"), best(PAIR, known, workload=workload)
     assert alone.ms_per_token == pytest.approx(10 + 7 + 0.5 * 7)
     assert pair.tokens == pytest.approx(HALVES)
@@ -185,7 +189,7 @@ def test_chains_with_an_intermediate_are_drafted_as_deep_as_others(depth: int) -
 
 def test_catching_up_is_spread_over_the_tokens_that_are_left() -> None:
     known = snapshot({"small": rising(1.0, 0.1), "big": rising(10.0)}, {PAIR: 0.5})
-    behind = Workload(1, remaining=20.0, lags={"small": 21.0, "middle": 500.0})
+    behind = Workload(requests=1, remaining=20.0, lags={"small": 21.0, "middle": 500.0})
     plain, late = best(PAIR, known), best(PAIR, known, workload=behind)
     assert late.ms_per_token == pytest.approx(plain.ms_per_token + 3.0 / 20)
     assert late.cycle_ms == plain.cycle_ms
@@ -260,7 +264,7 @@ def test_expected_tokens_rise_with_the_nodes_and_stay_within_bounds(
 ) -> None:
     promised = {("small", "middle"): alpha, ("middle", "big"): later}
     known = snapshot({"big": rising(10.0)}, alpha=promised)
-    grid = OptionGrid(TRIPLE, known, Workload(requests), Limits())
+    grid = OptionGrid(TRIPLE, known, Workload(requests=requests), Limits())
     assert (np.diff(grid.tokens, axis=1) >= -1e-9).all()
     assert (grid.tokens >= 1.0).all()
     assert (grid.tokens <= 1.0 + grid.nodes + 1e-9).all()
@@ -270,21 +274,21 @@ def test_expected_tokens_rise_with_the_nodes_and_stay_within_bounds(
 def test_a_verification_reads_judged_places_and_prompts_but_judges_only_the_places() -> None:
     stages = {"verify": rising(1.0, 0.1), "cycle": rising(0.5, 0.5)}
     known = snapshot({"big": rising(10.0)}, stages=stages)
-    found = verification_ms(known, Workload(3), "big", np.array([3, 9]), 20)
+    found = verification_ms(known, Workload(requests=3), "big", np.array([3, 9]), 20)
     assert found == pytest.approx([32.0 + 1.2 + 1.5, 38.0 + 1.8 + 1.5])
-    none = verification_ms(known, Workload(3), "big", np.array([3]))
-    assert none[0] == pytest.approx(target_only(known, Workload(3), "big").cycle_ms)
+    none = verification_ms(known, Workload(requests=3), "big", np.array([3]))
+    assert none[0] == pytest.approx(target_only(known, Workload(requests=3), "big").cycle_ms)
 
 
 def test_rows_beside_those_that_are_predicted_are_paid_for_too() -> None:
     stages = {"verify": rising(1.0, 0.1), "cycle": rising(0.5, 0.5)}
     known = snapshot({"big": rising(10.0)}, stages=stages)
     batch = np.array([[3], [5]])
-    found = verification_ms(known, Workload(3), "big", batch + np.array([0, 6]), 20, batch)
+    found = verification_ms(known, Workload(requests=3), "big", batch + np.array([0, 6]), 20, batch)
     assert found.shape == (2, 2)
     for row, requests in enumerate((3, 5)):
         alike = np.array([requests, requests + 6])
-        alone = verification_ms(known, Workload(requests), "big", alike, 20)
+        alone = verification_ms(known, Workload(requests=requests), "big", alike, 20)
         assert found[row] == pytest.approx(alone)
 
 
@@ -307,7 +311,7 @@ def test_the_menu_holds_the_best_option_of_every_size_however_dear_levels_are(
     if is_pair:
         chain, promised = PAIR, {PAIR: alpha}
     known = snapshot({"big": rising(10.0), "small": rising(0.5, each_ms)}, alpha=promised)
-    grid = OptionGrid(chain, known, Workload(requests), limits)
+    grid = OptionGrid(chain, known, Workload(requests=requests), limits)
     rows, columns = np.nonzero(grid.allowed)
     nodes, tokens = grid.nodes[rows, columns], grid.tokens[rows, columns]
     levels_ms, menu = grid.levels_ms[rows, 0], grid.menu
@@ -321,7 +325,7 @@ def test_the_menu_holds_the_best_option_of_every_size_however_dear_levels_are(
 
 def test_what_is_on_the_menu_stands_in_the_grid() -> None:
     known = snapshot({"small": flat(1.0), "big": rising(10.0)}, {PAIR: 0.5})
-    grid = OptionGrid(PAIR, known, Workload(4), Limits())
+    grid = OptionGrid(PAIR, known, Workload(requests=4), Limits())
     menu = grid.menu
     assert grid.allowed[menu.rows, menu.columns].all()
     assert len(menu.nodes) < grid.allowed.sum() / 4

@@ -21,7 +21,7 @@ KEY: TreeKey = (("small",), "big", True)
 
 @pytest.fixture
 def profiler() -> PerformanceProfiler:
-    return PerformanceProfiler({"small": 10, "big": 100})
+    return PerformanceProfiler(parameters={"small": 10, "big": 100})
 
 
 def trees(accepted: bool, count: int = 1) -> JudgedTrees:
@@ -29,7 +29,9 @@ def trees(accepted: bool, count: int = 1) -> JudgedTrees:
     one = np.zeros((count, 1), dtype=np.int64)
     walk = np.full((count, 1), accepted)
     log_probs = np.full((count, 1), math.log(0.5))
-    return JudgedTrees(one - 1, one + 1, log_probs, walk | True, walk)
+    return JudgedTrees(
+        parents=one - 1, depths=one + 1, log_probs=log_probs, judged=walk | True, accepted=walk
+    )
 
 
 def test_nothing_is_known_at_first(profiler: PerformanceProfiler) -> None:
@@ -119,11 +121,11 @@ def test_a_prediction_with_the_control_planes_time_has_no_factor_for_it(
     for _ in range(400):
         profiler.begin_cycle()
         known = profiler.snapshot()
-        alone = target_only(known, Workload(1), "big")
+        alone = target_only(known, Workload(requests=1), "big")
         profiler.record_forward("big", 1, 0.0, 10.0)
         profiler.record_cycle(12.0, 1, 1, "cycle")
         profiler.record_outcome(alone.chain, 1, alone.plain_ms, 12.0, 0.0, 0.0)
-        pair = OptionGrid(PAIR, known, Workload(1), limits).best()
+        pair = OptionGrid(PAIR, known, Workload(requests=1), limits).best()
         profiler.record_forward("small", 2, 0.0, 1.0)
         profiler.record_forward("big", 2, 0.0, 10.0)
         profiler.record_cycle(17.0, 1, 1, "drafting")
@@ -141,7 +143,7 @@ def test_a_stage_that_ran_several_times_counts_each(profiler: PerformanceProfile
 
 
 def test_a_model_is_idle_since_it_taught_or_was_loaded_and_without_weights_from_the_start() -> None:
-    profiler = PerformanceProfiler({"ngram": 0, "small": 10, "middle": 50, "big": 100})
+    profiler = PerformanceProfiler(parameters={"ngram": 0, "small": 10, "middle": 50, "big": 100})
     profiler.record_forward("small", 1, 0.0, 1.0)
     profiler.begin_cycle()
     profiler.learn_curve("middle", TimeRegression.profiled([TimeSample(1, 0.0, 1.0)]))
@@ -159,7 +161,17 @@ def test_a_model_is_idle_since_it_taught_or_was_loaded_and_without_weights_from_
 def test_statistics_are_the_totals_of_what_was_recorded_before_they_were_taken(
     profiler: PerformanceProfiler,
 ) -> None:
-    assert profiler.statistics() == EngineStatistics(0, 0.0, {}, 0.0, {}, {}, 0, 0, 0)
+    assert profiler.statistics() == EngineStatistics(
+        cycles=0,
+        cycle_ms=0.0,
+        model_ms={},
+        logits_ms=0.0,
+        forwards={},
+        pack_tokens={},
+        committed_tokens=0,
+        target_passes=0,
+        switches=0,
+    )
     for _ in range(2):
         profiler.record_forward("small", 2, 100.0, 1.0)
         profiler.record_forward("big", 5, 100.0, 4.0)
@@ -364,14 +376,14 @@ def test_of_chains_that_callers_name_the_latest_are_known(profiler: PerformanceP
 
 def test_a_drafter_without_weights_is_promising_again_long_after_it_failed() -> None:
     """It cannot be evaluated while it is idle, and must not be passed over for ever."""
-    profiler = PerformanceProfiler({"ngram": 0, "big": 100})
+    profiler = PerformanceProfiler(parameters={"ngram": 0, "big": 100})
     key: TreeKey = (("ngram",), "big", True)
     profiler.record_forward("big", 1, 0.0, 10.0)
     profiler.record_similarity(("ngram", "big"), 0.9)
     for _ in range(300):
         profiler.begin_cycle()
         profiler.record_trees(key, trees(accepted=False))
-    limits, one = Limits(width=1), Workload(1)
+    limits, one = Limits(width=1), Workload(requests=1)
 
     def ms_per_token() -> float:
         known = profiler.snapshot()

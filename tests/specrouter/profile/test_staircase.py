@@ -81,7 +81,7 @@ def test_forwards_count_for_the_size_that_they_were_filled_up_to() -> None:
 
 
 def test_a_model_that_is_loaded_elsewhere_may_have_no_sizes_any_more() -> None:
-    profiler = PerformanceProfiler({"big": 10})
+    profiler = PerformanceProfiler(parameters={"big": 10})
     profiler.learn_curve("big", profiled(TARGET), SIZES)
     assert isinstance(profiler.snapshot().times["big"], Staircase)
     profiler.learn_curve("big", profiled(TARGET))

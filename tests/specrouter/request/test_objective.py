@@ -74,12 +74,18 @@ def test_anything_else_is_refused(slo: Any) -> None:
     ("slo", "objective"),
     [
         (None, None),
-        (SLO(tpot_ms=50), Objective(50.0, None)),
-        (SLO(ttft_ms=200), Objective(None, 200.0)),
-        (SLO(e2e_ms=5000), Objective(None, None, e2e_ms=5000.0)),
-        ("interactive", Objective(50.0, 1000.0, "interactive")),
-        (SLO(tpot_ms=7, slo_class="coding"), Objective(7.0, None, "coding")),
-        (SLO(50, on_unattainable="reject"), Objective(50.0, None, on_unattainable="reject")),
+        (SLO(tpot_ms=50), Objective(tpot_ms=50.0, ttft_ms=None)),
+        (SLO(ttft_ms=200), Objective(tpot_ms=None, ttft_ms=200.0)),
+        (SLO(e2e_ms=5000), Objective(tpot_ms=None, ttft_ms=None, e2e_ms=5000.0)),
+        ("interactive", Objective(tpot_ms=50.0, ttft_ms=1000.0, slo_class="interactive")),
+        (
+            SLO(tpot_ms=7, slo_class="coding"),
+            Objective(tpot_ms=7.0, ttft_ms=None, slo_class="coding"),
+        ),
+        (
+            SLO(tpot_ms=50, on_unattainable="reject"),
+            Objective(tpot_ms=50.0, ttft_ms=None, on_unattainable="reject"),
+        ),
     ],
 )
 def test_milliseconds_are_taken_as_they_are(slo: SloLike, objective: Objective | None) -> None:
@@ -87,9 +93,11 @@ def test_milliseconds_are_taken_as_they_are(slo: SloLike, objective: Objective |
 
 
 def test_a_ratio_is_times_the_baseline_latency() -> None:
-    assert resolve("coding", CLASSES, lambda: 30.0) == Objective(36.0, None, "coding")
+    assert resolve("coding", CLASSES, lambda: 30.0) == Objective(
+        tpot_ms=36.0, ttft_ms=None, slo_class="coding"
+    )
     asked = SLO(tpot_ratio=2, ttft_ms=100)
-    assert resolve(asked, {}, lambda: 30.0) == Objective(60.0, 100.0)
+    assert resolve(asked, {}, lambda: 30.0) == Objective(tpot_ms=60.0, ttft_ms=100.0)
 
 
 @pytest.mark.parametrize(("ratio", "baseline_ms"), [(1e308, 30.0), (5e-324, 0.1), (1, 0.0)])
@@ -149,9 +157,13 @@ def test_what_is_added_must_not_contradict(
 
 # Whether it was given
 
-TPOT, TTFT, BOTH = Objective(50.0, None), Objective(None, 100.0), Objective(50.0, 100.0)
-E2E = Objective(None, None, e2e_ms=5000.0)
-ALL = Objective(50.0, 1000.0, e2e_ms=1400.0)
+TPOT, TTFT, BOTH = (
+    Objective(tpot_ms=50.0, ttft_ms=None),
+    Objective(tpot_ms=None, ttft_ms=100.0),
+    Objective(tpot_ms=50.0, ttft_ms=100.0),
+)
+E2E = Objective(tpot_ms=None, ttft_ms=None, e2e_ms=5000.0)
+ALL = Objective(tpot_ms=50.0, ttft_ms=1000.0, e2e_ms=1400.0)
 
 
 @pytest.mark.parametrize(

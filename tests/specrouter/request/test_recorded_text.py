@@ -67,7 +67,12 @@ def test_a_text_that_goes_on_must_have_begun_as_recorded() -> None:
 def said(
     router: ChainRouter, text: list[int], *chain: str, temperature: float = 0
 ) -> RequestOutput:
-    params = SamplingParams(len(text), temperature, seed=1, structure=Structure("recorded", text))
+    params = SamplingParams(
+        max_new_tokens=len(text),
+        temperature=temperature,
+        seed=1,
+        structure=Structure("recorded", text),
+    )
     [output] = router.generate([PROMPT], params, Speculation(chain, depth=4))
     assert output.error is None
     return output

@@ -50,7 +50,13 @@ class Running:
         self.deltas: list[Delta] = []
         self.handle = RequestHandle(1, lambda: None, self.deltas.append)
         prompt = RequestSpec(
-            PROMPT, tuple(generated), SamplingParams(**params), None, 5, sample, objective=objective
+            token_ids=PROMPT,
+            generated=tuple(generated),
+            params=SamplingParams(**params),
+            speculation=None,
+            seed=5,
+            sample=sample,
+            objective=objective,
         )
         if arrivals:
             prompt = replace(prompt, elapsed_s=arrivals[-1][0] + 1.0, arrivals=arrivals)
@@ -108,7 +114,13 @@ def test_the_text_goes_on_after_the_prompt_whoever_generated_its_beginning(earli
     prompt, answer = ids_of(tokenizer, "France"), ids_of(tokenizer, "is Paris")
     handle = RequestHandle(1, lambda: None)
     params = SamplingParams(max_new_tokens=len(answer))
-    begun = RequestSpec(tuple(prompt), tuple(answer[:earlier]), params, None, 5)
+    begun = RequestSpec(
+        token_ids=tuple(prompt),
+        generated=tuple(answer[:earlier]),
+        params=params,
+        speculation=None,
+        seed=5,
+    )
     request = RunningRequest(begun, handle, Detokenizer.of(begun, tokenizer), frozenset({EOS}))
     handle.deliver(request.accept(answer[earlier:], ALONE))
     assert handle.result(timeout=0).text == " is Paris"
@@ -280,7 +292,7 @@ def test_the_clock_of_decoding_starts_at_the_first_token(start: Start, clock: Cl
 def test_tokens_of_an_earlier_attempt_are_not_decoded_in_this_one(
     start: Start, clock: Clock
 ) -> None:
-    running = start(generated=[11, 12, 13], objective=Objective(100.0, None))
+    running = start(generated=[11, 12, 13], objective=Objective(tpot_ms=100.0, ttft_ms=None))
     assert running.request.decoded_tokens == 0
     serve_slowly(running, clock, [(9.0, 1), (0.25, 2)])
     assert (running.request.produced_tokens, running.request.decoded_tokens) == (3, 2)
@@ -293,10 +305,10 @@ def test_tokens_of_an_earlier_attempt_are_not_decoded_in_this_one(
     ("objective", "attained"),
     [
         (None, None),
-        (Objective(50.0, 2000.0, e2e_ms=2250.0), True),
-        (Objective(49.9, None), False),
-        (Objective(None, 1999.0), False),
-        (Objective(None, None, e2e_ms=2249.0), False),
+        (Objective(tpot_ms=50.0, ttft_ms=2000.0, e2e_ms=2250.0), True),
+        (Objective(tpot_ms=49.9, ttft_ms=None), False),
+        (Objective(tpot_ms=None, ttft_ms=1999.0), False),
+        (Objective(tpot_ms=None, ttft_ms=None, e2e_ms=2249.0), False),
     ],
 )
 def test_an_objective_is_judged_by_the_decoding_and_by_the_first_token(
@@ -315,7 +327,7 @@ def test_an_objective_is_judged_by_the_decoding_and_by_the_first_token(
 def test_what_was_cut_off_has_not_attained_its_objective(
     start: Start, clock: Clock, reason: FinishReason, commits: list[tuple[float, int]]
 ) -> None:
-    running = start(objective=Objective(50.0, None))
+    running = start(objective=Objective(tpot_ms=50.0, ttft_ms=None))
     serve_slowly(running, clock, commits)
     running.finish(reason)
     assert running.output.metrics.attained is False
@@ -333,7 +345,10 @@ def test_times_of_every_10_tokens_end_with_the_text(start: Start, clock: Clock) 
 
 
 def test_the_metrics_carry_the_objective_into_json(start: Start) -> None:
-    running = start(objective=Objective(1e-9, 2e9, "chat", 3e9), max_new_tokens=1)
+    running = start(
+        objective=Objective(tpot_ms=1e-9, ttft_ms=2e9, slo_class="chat", e2e_ms=3e9),
+        max_new_tokens=1,
+    )
     running.accept([11], ALONE)  # one token has no TPOT
     written = running.output.metrics.to_json()
     asked = {"tpot_ms": 1e-9, "ttft_ms": 2e9, "slo_class": "chat", "e2e_ms": 3e9}
@@ -488,14 +503,18 @@ def test_every_way_in_takes_an_objective(served: Served) -> None:
     router.submit([1], one, slo=asked).result(60.0)
     for handle in router.submit_all([1], THREE, slo=asked):
         handle.result(60.0)
-    assert objectives(engine) == [Objective(50.0, 900.0)] * 7
+    assert objectives(engine) == [Objective(tpot_ms=50.0, ttft_ms=900.0)] * 7
 
 
 def test_prompts_may_have_objectives_of_their_own(served: Served) -> None:
     router, engine = served
     one = SamplingParams(max_new_tokens=1)
     router.generate([[1], [2], [3]], one, slo=[SLO(tpot_ms=5), None, SLO(tpot_ratio=2)])
-    resolved = [Objective(5.0, None), None, Objective(2 * BASELINE_TPOT_MS, None)]
+    resolved = [
+        Objective(tpot_ms=5.0, ttft_ms=None),
+        None,
+        Objective(tpot_ms=2 * BASELINE_TPOT_MS, ttft_ms=None),
+    ]
     assert objectives(engine) == resolved
 
 
@@ -562,7 +581,9 @@ def test_attempts_share_a_clock(start: Start) -> None:
 
 
 def test_stages_of_earlier_attempts_are_judged_by_their_times(start: Start) -> None:
-    objective = Objective(None, None, stages=(Stage(100.0, until_tokens=3), Stage(5000.0)))
+    objective = Objective(
+        tpot_ms=None, ttft_ms=None, stages=(Stage(100.0, until_tokens=3), Stage(5000.0))
+    )
     arrivals = ((0.5, 1), (2.0, 3))
     running = start([11, 12, 13, 14], 0, objective, arrivals, max_new_tokens=5)
     assert [stage.tpot_ms for stage in running.request.pace.stages] == [5000.0]
@@ -571,7 +592,14 @@ def test_stages_of_earlier_attempts_are_judged_by_their_times(start: Start) -> N
 
 
 def test_the_time_of_a_request_is_up_over_all_attempts(tokenizer: PreTrainedTokenizerBase) -> None:
-    spec = RequestSpec(PROMPT, (), SamplingParams(), None, 5, timeout_s=2.0)
+    spec = RequestSpec(
+        token_ids=PROMPT,
+        generated=(),
+        params=SamplingParams(),
+        speculation=None,
+        seed=5,
+        timeout_s=2.0,
+    )
     for elapsed_s, is_late in ((2.5, True), (1.0, False)):
         attempt = replace(spec, elapsed_s=elapsed_s)
         text, handle = Detokenizer.of(attempt, tokenizer), RequestHandle(1, lambda: None)

@@ -62,7 +62,9 @@ def test_stages_stand_for_one_tpot() -> None:
 def test_stages_are_kept_when_an_objective_is_joined_and_resolved() -> None:
     asked = joined(SLO(stages=(THINKING, ANSWER)), {"ttft_ms": 9.0}, {}, {"ttft_ms": "--ttft"})
     found = resolve(asked, {}, lambda: 1.0)
-    assert found == Objective(None, 9.0, None, None, (THINKING, ANSWER))
+    assert found == Objective(
+        tpot_ms=None, ttft_ms=9.0, slo_class=None, e2e_ms=None, stages=(THINKING, ANSWER)
+    )
 
 
 def test_a_stage_ends_with_its_token_or_its_count() -> None:

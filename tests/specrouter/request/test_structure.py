@@ -102,15 +102,17 @@ def test_masks_of_trees_are_those_of_each_text_read_from_its_beginning(
 def ways_of(router: ChainRouter) -> list[Arrangement]:
     """Every kind of chain, and what may be changed about its trees."""
     rows = [
-        Arrangement(mode, 8, *(() if isinstance(mode, str) else (5, 1 + 2 * (index % 2))))
+        Arrangement(mode=mode, batch=8)
+        if isinstance(mode, str)
+        else Arrangement(mode=mode, batch=8, depth=5, width=1 + 2 * (index % 2))
         for index, mode in enumerate(modes_of(router))
     ]
-    shallow = (Arrangement(NAMES, 8, depth=2, width=width) for width in (1, 2))
+    shallow = (Arrangement(mode=NAMES, batch=8, depth=2, width=width) for width in (1, 2))
     policies: list[Mode] = [mode for mode in policies_of(router) if isinstance(mode, Routed)]
     chosen = [
         Arrangement(
-            Routed("static", NAMES),
-            8,
+            mode=Routed("static", NAMES),
+            batch=8,
             depth=4,
             width=3,
             urgent=True,
@@ -119,10 +121,18 @@ def ways_of(router: ChainRouter) -> list[Arrangement]:
         for selection in SELECTIONS
     ]
     shaped = [
-        Arrangement(Routed("static", NAMES), 8, 3, 2, trees=(("selection", name),))
+        Arrangement(
+            mode=Routed("static", NAMES), batch=8, depth=3, width=2, trees=(("selection", name),)
+        )
         for name in ("whole", "adaserve", "specinfer", "greedy-of-a-form")
     ]
-    return [*rows, *shallow, *(Arrangement(mode, 8) for mode in policies), *chosen, *shaped]
+    return [
+        *rows,
+        *shallow,
+        *(Arrangement(mode=mode, batch=8) for mode in policies),
+        *chosen,
+        *shaped,
+    ]
 
 
 def settings_of(index: int, structure: Structure) -> SamplingParams:
@@ -219,7 +229,9 @@ def test_a_choice_is_one_of_the_texts_whatever_min_tokens_and_ignore_eos_say(
 def test_min_tokens_holds_a_structured_text_open_where_it_may_go_on(router: ChainRouter) -> None:
     structure = Structure("regex", "[a-z]*")
     params = [
-        SamplingParams(30, temperature=1.0, seed=seed, min_tokens=9, structure=structure)
+        SamplingParams(
+            max_new_tokens=30, temperature=1.0, seed=seed, min_tokens=9, structure=structure
+        )
         for seed in range(8)
     ]
     for output in router.generate([PROMPTS[0]] * 8, params):
@@ -243,7 +255,10 @@ def test_a_grammar_without_a_way_on_ends_its_own_request_alone(
 ) -> None:
     monkeypatch.setattr("specrouter.request.grammar_start._TRIED_TEXTS", 0)
     dead_end = Structure("grammar", 'start: "ab" rest\nrest: rest "c"')
-    params = [SamplingParams(8, structure=dead_end), SamplingParams(8, ignore_eos=True)]
+    params = [
+        SamplingParams(max_new_tokens=8, structure=dead_end),
+        SamplingParams(max_new_tokens=8, ignore_eos=True),
+    ]
     wanted = router.generate(PROMPTS[0], params[1], "off")[0]
     bad, good = router.generate([PROMPTS[0]] * 2, params, Speculation(chain, depth=3))
     assert bad.finish_reason == "error"
@@ -260,7 +275,10 @@ def test_a_matcher_that_fails_ends_its_own_request_alone(
         raise GrammarError("too many states")
 
     monkeypatch.setattr(RowGrammar, "_find", fail)
-    params = [SamplingParams(8, structure=STRUCTURES[0]), SamplingParams(8, ignore_eos=True)]
+    params = [
+        SamplingParams(max_new_tokens=8, structure=STRUCTURES[0]),
+        SamplingParams(max_new_tokens=8, ignore_eos=True),
+    ]
     bad, good = router.generate([PROMPTS[0]] * 2, params, Speculation(NAMES, depth=3))
     assert bad.error == "the structure cannot go on: too many states"
     assert good.finish_reason == "length"
@@ -407,7 +425,7 @@ def test_texts_under_rejection_follow_the_masked_distribution(
     }
     count = 200 if temperature else 4
     with ChainRouter.from_config({"pool": pool, "engine": engine}) as router:
-        params = SamplingParams(20, temperature=temperature, structure=structure)
+        params = SamplingParams(max_new_tokens=20, temperature=temperature, structure=structure)
         law = text_law(open_oracle(router, "float64"), params, tokens)
         for number, chain in enumerate((("small", "target"), NAMES, ("ngram", *NAMES[1:]))):
             each = [dataclasses.replace(params, seed=number * count + i) for i in range(count)]

@@ -65,7 +65,7 @@ def test_who_has_been_read_for_drafts_and_nobody_asks_what_it_costs() -> None:
     del reader.performance
     unasked = cycle(reader, 3)
     found = unasked.drafting(PAIR, running(50, 50, 50), GAIN_MS)
-    assert found == Drafting(frozenset({0, 1, 2}))
+    assert found == Drafting(able=frozenset({0, 1, 2}))
 
 
 def test_a_row_drafts_in_the_cycle_that_reads_the_rest_of_its_text() -> None:
@@ -131,8 +131,11 @@ def test_chains_share_what_a_model_may_read_in_a_cycle() -> None:
 
 
 def test_rows_are_read_for_though_nobody_drafts_in_a_cycle() -> None:
-    drafts, later = Option(PAIR, DraftShape(4, 2)), Option(PAIR, DraftShape(3))
-    alone = Option(("big",))
+    drafts, later = (
+        Option(chain=PAIR, shape=DraftShape(4, 2)),
+        Option(chain=PAIR, shape=DraftShape(3)),
+    )
+    alone = Option(chain=("big",))
     found = Drafting(able=frozenset({0, 1}), reads=frozenset({1, 2}))
     assert found.options(range(4), drafts, later, alone) == {
         **dict.fromkeys((0, 1, 2), drafts),
@@ -163,7 +166,7 @@ def test_many_short_lags_are_not_each_charged_a_forward() -> None:
 def test_a_long_text_that_ends_soon_does_not_count_against_a_chain() -> None:
     both = cycle(Reader(2, 40, 1_000_000), 5)
     lags = {"small": float(1 + 39 + 999_999)}
-    work = Workload(5, lags=lags)
+    work = Workload(requests=5, lags=lags)
     found = both.payable(work, "big", running(50, 50, 10))
     assert found.lags == {"small": 1 + 39}
     assert (found.requests, found.others) == (4, 1), "it decodes beside"
@@ -175,13 +178,13 @@ def test_a_long_text_that_ends_soon_does_not_count_against_a_chain() -> None:
 
 def test_where_every_text_is_too_long_all_of_them_count() -> None:
     lags = {"small": 999_999.0}
-    found = cycle(Reader(1_000_000)).payable(Workload(1, lags=lags), "big", running(10))
+    found = cycle(Reader(1_000_000)).payable(Workload(requests=1, lags=lags), "big", running(10))
     assert (found.lags, found.requests, found.others) == (lags, 1, 0)
 
 
 def test_what_nobody_lacks_is_not_looked_at() -> None:
     blind: Any = SimpleNamespace(slots_of=pytest.fail, missed=pytest.fail)
-    work = Workload(2, lags={"small": 0.0})
+    work = Workload(requests=2, lags={"small": 0.0})
     assert cycle(blind, 2).payable(work, "big", running(9, 9)) is work
 
 

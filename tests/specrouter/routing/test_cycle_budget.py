@@ -47,7 +47,9 @@ times = st.none() | st.floats(1.0, 400.0)
 
 
 def planned(how: str, count: int, tpot_ms: float | None = None) -> Planned:
-    requests = [Request(OVERRIDES[at % len(OVERRIDES)], tpot_ms) for at in range(count)]
+    requests = [
+        Request(override=OVERRIDES[at % len(OVERRIDES)], tpot_ms=tpot_ms) for at in range(count)
+    ]
     return Planned(*requests, **HOW[how])
 
 
@@ -103,9 +105,10 @@ def test_a_cycle_that_drafts_is_predicted_to_end_in_time(how: str, ms: float, co
     drafting = [group for group in plan.groups if len(group.chain) > 1]
     if not drafting:
         return
-    work = Workload(count, 256)
+    work = Workload(requests=count, slots=256)
     levels_ms = sum(
-        route_ms(GOOD, Workload(len(group.rows), 256), route_of(group)) for group in drafting
+        route_ms(GOOD, Workload(requests=len(group.rows), slots=256), route_of(group))
+        for group in drafting
     )
     places = np.array([count + verified(plan)])
     assert levels_ms + float(verification_ms(GOOD, work, "big", places)[0]) <= ms * 1.02 + 0.5

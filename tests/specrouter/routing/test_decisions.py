@@ -27,7 +27,17 @@ from tests.specrouter.routing.test_planner import GOOD, LATE, TURNED, TWIN
 
 def request(row: int, sampled: bool = True, slots: int = 128, remaining: int = 64) -> RequestView:
     others: dict[str, Any] = {"sampled": sampled, "slots": slots, "missed": {"small": 1}}
-    return RequestView(row, 0.0, 0.0, 256, 0, remaining, 128, row, **others)
+    return RequestView(
+        id=row,
+        priority_key=0.0,
+        arrived_s=0.0,
+        reserve_tokens=256,
+        prompt_left=0,
+        remaining=remaining,
+        max_new_tokens=128,
+        row=row,
+        **others,
+    )
 
 
 class Decided:
@@ -44,9 +54,26 @@ class Decided:
     ) -> Chain:
         by_row = {row: request(row) for row in range(requests)}
         views = tuple(by_row.values())
-        view = EngineView(cycle, 0.0, views, (), 0, None, ALL, ALL, known, self.standing)
+        view = EngineView(
+            cycle=cycle,
+            now_s=0.0,
+            running=views,
+            waiting=(),
+            free_rows=0,
+            kv_free_tokens=None,
+            available=ALL,
+            loaded=ALL,
+            performance=known,
+            standing=self.standing,
+        )
         catch_up = CycleCatchUp(256, view, requests + reading)
-        decisions = CycleDecisions(self.scheduler, view, catch_up, requests, reading)
+        decisions = CycleDecisions(
+            scheduler=self.scheduler,
+            view=view,
+            catch_up=catch_up,
+            decoding=requests,
+            reading=reading,
+        )
         chosen = decisions.decide(SCHEDULED, by_row, Models(ALL))
         self.standing = replace(self.standing, in_use=decisions.in_use)
         self.records += len(decisions.records)

@@ -72,7 +72,7 @@ class Prefill:
 _IDS = itertools.count(1)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class Request:
     """A request that decodes; its first token came at `came_s`."""
 
@@ -89,17 +89,17 @@ class Request:
     def view(self, row: int, now_s: float, rows: Rows) -> RequestView:
         behind = rows.behind.get(row, rows.new_tokens)
         return RequestView(
-            self.id,
-            0.0,
-            0.0,
-            256,
-            0,
-            self.remaining,
-            128,
-            row,
-            self.decoded,
-            (now_s - self.came_s) * 1000,
-            self.tpot_ms,
+            id=self.id,
+            priority_key=0.0,
+            arrived_s=0.0,
+            reserve_tokens=256,
+            prompt_left=0,
+            remaining=self.remaining,
+            max_new_tokens=128,
+            row=row,
+            decoded=self.decoded,
+            decode_ms=(now_s - self.came_s) * 1000,
+            tpot_ms=self.tpot_ms,
             sampled=self.temperature > 0,
             override=self.override,
             missed=dict.fromkeys(("small", "twin", "middle"), behind),
@@ -148,25 +148,35 @@ class Planned:
         self.rows = Rows()
         self.standing = Standing()
         self.records: list[DecisionRecord] = []
-        self.last: Plan = Plan([], NOBODY, NOBODY)
+        self.last: Plan = Plan(groups=[], prefill_rows=NOBODY, prefill_counts=NOBODY)
 
     def view(self) -> EngineView:
         decoding = [one.view(row, self.now_s, self.rows) for row, one in self.requests.items()]
         reading = [
-            RequestView(-number, 0.0, 0.0, 999, 999, 64, 64, 100 + number, slots=128)
+            RequestView(
+                id=-number,
+                priority_key=0.0,
+                arrived_s=0.0,
+                reserve_tokens=999,
+                prompt_left=999,
+                remaining=64,
+                max_new_tokens=64,
+                row=100 + number,
+                slots=128,
+            )
             for number in range(1, self._reading + 1)
         ]
         return EngineView(
-            self.at,
-            self.now_s,
-            (*decoding, *reading),
-            (),
-            0,
-            None,
-            self.available,
-            ALL - self.rows.unloaded,
-            self.known,
-            self.standing,
+            cycle=self.at,
+            now_s=self.now_s,
+            running=(*decoding, *reading),
+            waiting=(),
+            free_rows=0,
+            kv_free_tokens=None,
+            available=self.available,
+            loaded=ALL - self.rows.unloaded,
+            performance=self.known,
+            standing=self.standing,
         )
 
     @property
@@ -176,7 +186,7 @@ class Planned:
     def plan(self, cycle: int | None = None) -> Plan:
         self.at = self.at + 1 if cycle is None else cycle
         chunks = {-1: self.prefill.tokens} if self.prefill.tokens else {}
-        self.last = self.planner.plan(self.view(), Admission((), chunks))
+        self.last = self.planner.plan(self.view(), Admission(admitted=(), chunks=chunks))
         self.standing = self.last.standing
         self.records += self.last.records
         return self.last
@@ -241,13 +251,13 @@ def test_decisions_are_kept_while_somebody_asks_and_always_for_what_is_left_open
     plan = Planned(Request())
     plan.groups()
     for depth, width in itertools.product(range(1, 17), range(1, 5)):
-        plan.requests[1] = Request(Speculation(None, depth, width))
+        plan.requests[1] = Request(override=Speculation(None, depth, width))
         plan.groups()
     kept = plan.standing.in_use
     assert len(kept) <= INTERVAL + 2
     assert SCHEDULED in kept
     assert (16, 4) in kept
-    plan.requests[1] = Request(Speculation(None, 1, 5))
+    plan.requests[1] = Request(override=Speculation(None, 1, 5))
     plan.groups()
     kept = plan.standing.in_use
     assert len(kept) <= INTERVAL + 2
@@ -261,7 +271,7 @@ def test_requests_that_go_another_way_count_in_a_decision(beside: SpeculationOve
     plan.settle()
     [alone] = plan.groups()
     assert alone.chain == PAIR
-    plan.requests |= {row: Request(beside) for row in range(1, 32)}
+    plan.requests |= {row: Request(override=beside) for row in range(1, 32)}
     shared = plan.main
     assert plan.chains()[0] == ALONE
     assert plan.main is not shared  # decided at once
@@ -319,7 +329,13 @@ def test_a_model_that_is_gone_makes_a_decision_due() -> None:
 
 def test_requests_are_grouped_by_what_they_ask_for() -> None:
     named = Speculation(chain=TRIPLE, depth=2, width=3)
-    plan = Planned(Request(), Request("off"), Request(named), Request(), Request(named))
+    plan = Planned(
+        Request(),
+        Request(override="off"),
+        Request(override=named),
+        Request(),
+        Request(override=named),
+    )
     groups = {tuple(group.rows.tolist()): group for group in plan.groups()}
     assert set(groups) == {(0, 3), (1,), (2, 4)}
     assert groups[1,].chain == ALONE
@@ -329,7 +345,7 @@ def test_requests_are_grouped_by_what_they_ask_for() -> None:
 
 
 def test_a_named_chain_goes_without_the_models_that_rest() -> None:
-    plan = Planned(Request(Speculation(chain=TRIPLE)))
+    plan = Planned(Request(override=Speculation(chain=TRIPLE)))
     plan.available = ALL - {"middle"}
     [group] = plan.groups()
     assert (group.chain, group.shape.depth, group.shape.width) == (PAIR, 4, 1)
@@ -337,8 +353,8 @@ def test_a_named_chain_goes_without_the_models_that_rest() -> None:
 
 def test_what_a_request_asks_for_never_exceeds_the_largest_tree_and_path() -> None:
     plan = Planned(
-        Request(Speculation(chain=PAIR, width=8)),
-        Request(Speculation(chain=TRIPLE)),
+        Request(override=Speculation(chain=PAIR, width=8)),
+        Request(override=Speculation(chain=TRIPLE)),
         depth=16,
     )
     wide, long = plan.groups()
@@ -347,7 +363,11 @@ def test_what_a_request_asks_for_never_exceeds_the_largest_tree_and_path() -> No
 
 
 def test_a_request_may_ask_for_a_depth_and_leave_the_chain_to_the_scheduler() -> None:
-    plan = Planned(Request(Speculation(depth=3, width=1)), Request(Speculation(depth=7)), Request())
+    plan = Planned(
+        Request(override=Speculation(depth=3, width=1)),
+        Request(override=Speculation(depth=7)),
+        Request(),
+    )
     depths = {int(group.rows[0]): group for group in plan.groups()}
     assert (depths[0].chain, depths[0].shape.depth, depths[0].shape.width) == (PAIR, 3, 1)
     assert depths[1].chain == PAIR
@@ -386,7 +406,7 @@ def listening(*requests: Request, **settings: Any) -> Planned:
 
 
 def test_an_idle_drafter_is_evaluated_in_one_cycle_of_four() -> None:
-    plan = listening(Request(Speculation(chain=PAIR)), Request())
+    plan = listening(Request(override=Speculation(chain=PAIR)), Request())
     assert evaluated(plan) == [4, 8]
     plan.groups(12)
     assert plan.last.shadow_evaluation == ShadowEvaluation("twin", 1, 30), "routed by the scheduler"
@@ -419,7 +439,7 @@ def test_nobody_is_evaluated_who_rests_or_drafts_for_another_request() -> None:
     plan.available = ALL - {"twin"}  # since the last decision
     plan.groups(LATE + 4)
     assert plan.last.shadow_evaluation is None
-    assert not evaluated(listening(Request(), Request(Speculation(chain=TWIN))))
+    assert not evaluated(listening(Request(), Request(override=Speculation(chain=TWIN))))
 
 
 def test_nobody_is_evaluated_beside_prompts_or_where_nobody_chooses() -> None:
@@ -427,8 +447,8 @@ def test_nobody_is_evaluated_beside_prompts_or_where_nobody_chooses() -> None:
     plan.prefill = Prefill(tokens=5)
     assert not evaluated(plan)
     assert not evaluated(listening(Request(), policy="static", chain=PAIR))
-    assert not evaluated(listening(Request(Speculation(chain=PAIR))))
-    assert not evaluated(listening(Request("off")))
+    assert not evaluated(listening(Request(override=Speculation(chain=PAIR))))
+    assert not evaluated(listening(Request(override="off")))
     assert not evaluated(Planned(Request(), known=QUIET))
 
 
@@ -452,13 +472,15 @@ def test_the_only_group_has_the_prediction_that_was_decided_by() -> None:
 
 
 def test_groups_that_share_a_cycle_tell_of_their_tokens_only() -> None:
-    plan = Planned(Request(), Request(Speculation(chain=TWIN, depth=2)), Request("off"))
+    plan = Planned(
+        Request(), Request(override=Speculation(chain=TWIN, depth=2)), Request(override="off")
+    )
     assert predicted_ms(plan) == {PAIR: 0.0, TWIN: 0.0, ALONE: 0.0}
 
 
 def test_the_only_group_that_drafts_tells_of_the_time_of_all_that_decode_beside_it() -> None:
     for named in (None, Speculation(chain=PAIR, depth=2)):
-        plan = Planned(Request(named), *(Request("off") for _ in range(3)))
+        plan = Planned(Request(override=named), *(Request(override="off") for _ in range(3)))
         found = predicted_ms(plan)
         [group] = [group for group in plan.last.groups if group.chain == PAIR]
         nodes = drafted(group) if named else plan.records[0].decision.shape.nodes
@@ -474,12 +496,12 @@ def test_prompts_that_end_beside_a_group_leave_its_time_untold() -> None:
 
 
 def test_a_chain_that_a_request_names_is_predicted_too() -> None:
-    plan = Planned(Request(Speculation(chain=TWIN, depth=2)))
+    plan = Planned(Request(override=Speculation(chain=TWIN, depth=2)))
     assert predicted_ms(plan) == {TWIN: pytest.approx(2 + 52)}
     foreseen = plan.standing.foreseen
     plan.groups()
     assert plan.standing.foreseen == foreseen, "not anew in every cycle"
-    plan.requests |= {row: Request(Speculation(TWIN, 2)) for row in range(1, 4)}
+    plan.requests |= {row: Request(override=Speculation(TWIN, 2)) for row in range(1, 4)}
     # But for another number of requests, of whom the target reads 12 tokens.
     assert predicted_ms(plan) == {TWIN: pytest.approx(2 + 50 + 3 * 4 - 1)}
 
@@ -497,7 +519,9 @@ def drafters(plan: Planned) -> dict[int, Chain]:
 
 
 def test_no_request_has_a_drafter_loaded_that_evicts_the_drafter_of_more_requests() -> None:
-    plan = Planned(*(Request() for _ in range(3)), Request(Speculation(TWIN)), most_models=2)
+    plan = Planned(
+        *(Request() for _ in range(3)), Request(override=Speculation(TWIN)), most_models=2
+    )
     for _ in range(40):
         assert drafters(plan) == {0: PAIR, 1: PAIR, 2: PAIR, 3: ALONE}
     assert {record.decision.chain for record in plan.records} == {PAIR}
@@ -508,7 +532,7 @@ def test_no_request_has_a_drafter_loaded_that_evicts_the_drafter_of_more_request
 def test_requests_of_the_scheduler_draft_with_what_there_is_room_for() -> None:
     plan = Planned(Request(), most_models=2)
     assert drafters(plan) == {0: PAIR}
-    named = {row: Request(Speculation(TWIN, depth=row)) for row in range(1, 4)}
+    named = {row: Request(override=Speculation(TWIN, depth=row)) for row in range(1, 4)}
     plan.requests |= named
     assert drafters(plan) == {0: TWIN, **dict.fromkeys(named, TWIN)}
     reason = plan.records[-1].decision.reason
@@ -543,7 +567,7 @@ def test_all_models_of_a_cycle_have_room_at_once(
     asked: list[SpeculationOverride], most_models: int
 ) -> None:
     fits = [one for one in asked if len(getattr(one, "chain", None) or ()) <= most_models]
-    plan = Planned(*map(Request, fits), known=QUIET, most_models=most_models)
+    plan = Planned(*(Request(override=one) for one in fits), known=QUIET, most_models=most_models)
     for _ in range(6):
         chains = plan.chains()
         assert chains.keys() == plan.requests.keys()
@@ -667,7 +691,7 @@ def test_the_rows_of_those_that_go_another_way_make_requests_urgent() -> None:
     known = snapshot({"small": flat(0.1), "big": rising(10.0, 2.0)}, {PAIR: 0.5})
     plan = pairs(*(Request(tpot_ms=45.0) for _ in range(4)), known=known)
     assert set(plan.chains().values()) == {ALONE}
-    plan.requests |= {row: Request("off") for row in range(4, 16)}
+    plan.requests |= {row: Request(override="off") for row in range(4, 16)}
     chains = plan.chains()
     assert [chains[row] for row in range(16)] == [PAIR] * 4 + [ALONE] * 12
 
@@ -677,7 +701,7 @@ def test_urgent_requests_are_helped_beside_requests_that_go_another_way(
     beside: SpeculationOverride,
 ) -> None:
     plan = crowd(URGENT_MS)
-    plan.requests[16] = Request(beside)
+    plan.requests[16] = Request(override=beside)
     helped, other = sorted(plan.groups(), key=lambda group: len(group.rows), reverse=True)
     assert helped.chain == PAIR
     assert set(helped.rows.tolist()) >= {0, 1, 2, 3}
@@ -696,7 +720,7 @@ def test_a_cycle_made_for_its_urgent_requests_says_nothing_of_the_prediction() -
 
 def test_a_fixed_form_is_that_of_whoever_drafts() -> None:
     fixed: dict[str, Any] = {"selection": FORMED, "policy": "static", "chain": PAIR, "depth": 2}
-    plan = pairs(Request(), Request("off"), **fixed, width=2)
+    plan = pairs(Request(), Request(override="off"), **fixed, width=2)
     branching = {group.chain: group.branching for group in plan.groups()}
     assert branching == {PAIR: (2, 1), ALONE: None}
     [path] = pairs(Request(), **fixed, width=1).groups()
@@ -708,7 +732,7 @@ def test_a_fixed_form_is_that_of_whoever_drafts() -> None:
 )
 def test_who_asks_for_a_depth_or_width_gets_no_tree_of_the_fixed_form(asked: Speculation) -> None:
     fixed: dict[str, Any] = {"policy": "static", "chain": PAIR, "depth": 2, "width": 2}
-    plan = pairs(Request(), Request(asked), selection=FORMED, **fixed)
+    plan = pairs(Request(), Request(override=asked), selection=FORMED, **fixed)
     groups = {int(group.rows[0]): group for group in plan.groups()}
     assert groups[0].branching == (2, 1)
     assert groups[1].branching is None
@@ -770,8 +794,8 @@ def test_a_new_request_has_not_waited_what_the_one_before_did_in_its_row() -> No
 
 def test_requests_that_go_another_way_never_sit_out() -> None:
     plan = queue()
-    plan.requests[16] = Request("off", tpot_ms=LOST_MS)
-    plan.requests[17] = Request(Speculation(chain=PAIR, depth=2), tpot_ms=LOST_MS)
+    plan.requests[16] = Request(override="off", tpot_ms=LOST_MS)
+    plan.requests[17] = Request(override=Speculation(chain=PAIR, depth=2), tpot_ms=LOST_MS)
     for _ in range(LONGEST_WAIT):
         assert taking_part(plan) == [*FEW, 16, 17]
 
@@ -792,13 +816,15 @@ def test_requests_that_go_another_way_never_sit_out() -> None:
 def test_whole_trees_need_no_selector(
     speculation: SpeculationOverride, settings: dict[str, Any]
 ) -> None:
-    plan = pairs(Request(speculation), **settings)
+    plan = pairs(Request(override=speculation), **settings)
     assert all(group.whole for group in plan.groups())
     assert plan.selector is None
 
 
 def test_one_group_with_a_choice_is_enough_for_a_selector() -> None:
-    plan = pairs(Request(), Request(Speculation(chain=PAIR, depth=2)), Request("off"))
+    plan = pairs(
+        Request(), Request(override=Speculation(chain=PAIR, depth=2)), Request(override="off")
+    )
     whole = {int(group.rows[0]): group.whole for group in plan.groups()}
     assert whole == {0: False, 1: True, 2: True}
     assert plan.selector is not None
@@ -808,7 +834,7 @@ def test_one_group_with_a_choice_is_enough_for_a_selector() -> None:
 def test_who_names_a_chain_has_its_nodes_selected_where_that_was_configured(
     settings: dict[str, Any],
 ) -> None:
-    plan = pairs(Request(Speculation(chain=PAIR, depth=4)), **settings)
+    plan = pairs(Request(override=Speculation(chain=PAIR, depth=4)), **settings)
     [group] = plan.groups()
     assert not group.whole
     assert plan.selector is not None
@@ -831,7 +857,7 @@ def test_a_budget_of_tokens_counts_roots_and_prompts() -> None:
 
 def test_a_budget_counts_the_roots_of_requests_that_do_not_draft() -> None:
     trees = {"selection": "global-greedy", "budget_tokens": 12}
-    plan = pairs(Request(), Request("off"), Request("off"), trees=trees)
+    plan = pairs(Request(), Request(override="off"), Request(override="off"), trees=trees)
     plan.groups()
     assert plan.selected(paths(1), np.array([0])) == [12 - 3]
 
@@ -842,7 +868,9 @@ def test_a_fixed_chain_has_its_budget_by_prediction() -> None:
     [group] = plan.groups()
     assert (group.shape.depth, group.shape.width, group.whole) == (8, 1, False)
     # A place costs 1 ms of the about 60 that a cycle takes; only the first few nodes are worth it.
-    best = plan.scheduler.predict(CHEAP, Workload(4), PAIR, DraftShape(8), whole=False).shape.nodes
+    best = plan.scheduler.predict(
+        CHEAP, Workload(requests=4), PAIR, DraftShape(8), whole=False
+    ).shape.nodes
     assert 1 < best < 8
     assert sum(plan.selected(paths(4), np.arange(4))) == 4 * best
 
@@ -862,7 +890,9 @@ def test_configured_nodes_are_the_budget_in_the_mean() -> None:
 def test_all_groups_with_a_choice_share_the_budget() -> None:
     asked = Speculation(depth=3)
     trees = {"selection": "global-greedy", "budget_tokens": 14}
-    plan = pairs(Request(), Request(asked), Request(), Request(asked), trees=trees)
+    plan = pairs(
+        Request(), Request(override=asked), Request(), Request(override=asked), trees=trees
+    )
     assert len(plan.groups()) == 2
     worth = paths(4) * np.array([[1.0], [0.1], [1.0], [0.1]])
     assert plan.selected(worth, np.array([0, 1, 2, 3])) == [5, 0, 5, 0]
@@ -947,7 +977,9 @@ def test_admission_and_configuration_may_allow_fewer_levels_than_a_policy_asks_f
     assert [plan.groups()[0].shape.depth for _ in range(8)] == [1, 2, 3, 3, 3, 3, 3, 3]
     plan = Planned(request, policy=EAGER)
     assert [plan.groups()[0].shape.depth for _ in range(8)] == [1, 2, 3, 4, 5, 6, 6, 6]
-    [group] = plan.planner.plan(plan.view(), Admission((), {}, depths={request.id: 2})).groups
+    [group] = plan.planner.plan(
+        plan.view(), Admission(admitted=(), chunks={}, depths={request.id: 2})
+    ).groups
     assert group.shape.depth == 2
 
 
@@ -958,5 +990,5 @@ def test_a_policy_that_rejects_hard_verifies_whole_trees_whatever_is_selected() 
         [group] = plan.groups()
         assert (group.chain, group.hard_rejection, group.whole) == (PAIR, True, True)
         assert plan.selector is None
-        [named] = pairs(Request(Speculation(chain=PAIR)), policy=policy).groups()
+        [named] = pairs(Request(override=Speculation(chain=PAIR)), policy=policy).groups()
         assert named.hard_rejection

@@ -21,7 +21,7 @@ def lagging(*requests: Request, behind: dict[int, int], **settings: Any) -> Plan
 
 
 def ending(remaining: int, speculation: Speculation | None = None) -> Request:
-    request = Request(speculation)
+    request = Request(override=speculation)
     request.remaining = remaining
     return request
 
@@ -58,7 +58,7 @@ def test_a_cycle_is_chosen_with_the_time_of_what_is_read_beside_it(
     told: list[tuple[Any, ...]],
 ) -> None:
     known = snapshot(TIMES | {"small": flat(7.0)}, {PAIR: 0.6})
-    for beside, lag in ((ending(5000), LONG), (Request(Speculation(PAIR)), 2 * CHUNK)):
+    for beside, lag in ((ending(5000), LONG), (Request(override=Speculation(PAIR)), 2 * CHUNK)):
         lagging(Request(tpot_ms=40.0), beside, behind={1: lag}, known=known).groups()
     assert told == [(1, 7.0, 0.0), (1, 7.0, 0.0)]
 

@@ -32,9 +32,28 @@ def plan(alpha: float, trees: TreesConfig | None = None, **settings: Any) -> Pla
         TreePlanner(trees, selection_of(trees, config)),
         256,
     )
-    request = RequestView(1, 0.0, 0.0, 256, 0, 64, 128, row=0)
+    request = RequestView(
+        id=1,
+        priority_key=0.0,
+        arrived_s=0.0,
+        reserve_tokens=256,
+        prompt_left=0,
+        remaining=64,
+        max_new_tokens=128,
+        row=0,
+    )
     available = ALL | {"suffix"}
-    view = EngineView(0, 0.0, (request,), (), 3, None, available, available, known)
+    view = EngineView(
+        cycle=0,
+        now_s=0.0,
+        running=(request,),
+        waiting=(),
+        free_rows=3,
+        kv_free_tokens=None,
+        available=available,
+        loaded=available,
+        performance=known,
+    )
     return planner.plan(view, Admission())
 
 

@@ -27,7 +27,7 @@ from tests.specrouter.predictions import (
 )
 from tests.specrouter.routing.test_planner import ALONE, TIMES, TWIN
 
-ONE = Workload(1)
+ONE = Workload(requests=1)
 
 
 def scheduler(policy: str = "adaptive", **settings: Any) -> ModelChainScheduler:
@@ -109,7 +109,7 @@ def test_the_chain_in_use_is_looked_at_however_little_its_parts_promise() -> Non
     many, known = of_many()
     chain = ("m1", "m2", "big")
     assert chain not in many.choose(known, ONE, Models(frozenset(MANY))).predicted_ms
-    current = ChainDecision(chain, DraftShape(1))
+    current = ChainDecision(chain=chain, shape=DraftShape(1))
     assert chain in many.choose(known, ONE, Models(frozenset(MANY)), current).predicted_ms
 
 
@@ -167,7 +167,9 @@ def test_the_target_decodes_alone_where_drafts_are_random() -> None:
 
 def test_more_requests_make_smaller_trees() -> None:
     known, mine = snapshot({"small": flat(0.5), "big": rising(50.0)}, {PAIR: 0.8}), {"small"}
-    found = [choose(known, workload=Workload(n), available=frozenset(mine)) for n in (1, 8, 32)]
+    found = [
+        choose(known, workload=Workload(requests=n), available=frozenset(mine)) for n in (1, 8, 32)
+    ]
     assert found[0].shape.nodes > found[1].shape.nodes > found[2].shape.nodes
 
 
@@ -182,7 +184,7 @@ def test_a_drafter_that_lags_far_behind_a_short_text_is_not_worth_it() -> None:
     known = snapshot({"small": rising(1.0), "big": flat(10.0)}, {PAIR: 0.8})
     mine = frozenset({"small"})
     assert choose(known, available=mine).chain == PAIR
-    late = Workload(1, remaining=5.0, lags={"small": 1000.0})
+    late = Workload(requests=1, remaining=5.0, lags={"small": 1000.0})
     assert choose(known, available=mine, workload=late).chain == ALONE
 
 
@@ -237,7 +239,7 @@ def test_what_is_in_use_is_kept_while_nothing_is_faster_by_four_percent() -> Non
 
 
 def test_the_target_alone_is_kept_too() -> None:
-    alone = ChainDecision(ALONE, DraftShape(1))
+    alone = ChainDecision(chain=ALONE, shape=DraftShape(1))
     times = {"small": flat(1.0), "big": rising(10.0)}
     mine = frozenset({"small"})
     for alpha in (0.1, 0.15, 0.2, 0.25, 0.3):
@@ -349,10 +351,10 @@ def test_rejection_verifies_whole_paths() -> None:
 def test_whole_trees_are_chosen_by_what_all_their_nodes_cost() -> None:
     known = snapshot({"small": flat(0.5), "big": rising(50.0)}, {PAIR: 0.5})
     mine, config = frozenset({"small"}), SchedulerConfig()
-    free = scheduler().choose(known, Workload(4), Models(mine))
+    free = scheduler().choose(known, Workload(requests=4), Models(mine))
     whole = ModelChainScheduler(config, NAMES, PARAMETERS, "big", whole_trees=True)
     assert whole.limits(SCHEDULED).whole_trees
-    decision = whole.choose(known, Workload(4), Models(mine))
+    decision = whole.choose(known, Workload(requests=4), Models(mine))
     assert decision.shape.nodes == decision.shape.depth * decision.shape.width
     assert free.shape.nodes < free.shape.depth * free.shape.width
     assert decision.predicted_ms[PAIR] >= free.predicted_ms[PAIR]

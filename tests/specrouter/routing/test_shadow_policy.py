@@ -22,7 +22,7 @@ TWIN, MIDDLE = ("twin", "big"), ("middle", "big")
 TIMES = {"small": flat(1.0), "twin": rising(1.0, 0.01), "middle": flat(10.0), "big": flat(50.0)}
 IDLE = {"small": 0, "twin": 20, "middle": 30}
 USUAL = snapshot(TIMES, {PAIR: 0.6}, idle_cycles=IDLE, learning_ms=100_000.0)
-MAIN = Option(PAIR, DraftShape(3, 2), cycle_ms=60.0, ms_per_token=20.0)
+MAIN = Option(chain=PAIR, shape=DraftShape(3, 2), cycle_ms=60.0, ms_per_token=20.0)
 PREDICTED = {("big",): 50.0, PAIR: 20.0, TWIN: 21.0, MIDDLE: 22.0, TRIPLE: 20.5}
 ROWS = np.array([2, 5])
 KEY = (("small",), "big", True)
@@ -52,12 +52,14 @@ def choice(
 
     view = SimpleNamespace(performance=known, missed=missed, evaluable=evaluable)
     decision = ChainDecision(
-        main.chain,
-        main.shape,
+        chain=main.chain,
+        shape=main.shape,
         predicted=main,
         predicted_ms={**predicted_ms, main.chain: main.ms_per_token},
     )
-    return next_shadow_evaluation(cast(EngineView, view), decision, ROWS, Workload(2), idle)
+    return next_shadow_evaluation(
+        cast(EngineView, view), decision, ROWS, Workload(requests=2), idle
+    )
 
 
 def test_who_was_idle_for_longest_is_evaluated_first() -> None:

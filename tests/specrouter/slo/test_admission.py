@@ -15,7 +15,13 @@ KNOWN = snapshot({"big": flat(10.0)})
 def request(number: int, key: float = 0.0, left: int = 10, **others: Any) -> RequestView:
     fields: dict[str, Any] = {"reserve_tokens": left + 20, **others}
     return RequestView(
-        number, key, 0.0, prompt_left=left, remaining=20, max_new_tokens=20, **fields
+        id=number,
+        priority_key=key,
+        arrived_s=0.0,
+        prompt_left=left,
+        remaining=20,
+        max_new_tokens=20,
+        **fields,
     )
 
 
@@ -26,7 +32,15 @@ def view(
     free_tokens: int | None = None,
 ) -> EngineView:
     return EngineView(
-        1, 0.0, tuple(running), tuple(waiting), free_rows, free_tokens, ALL, ALL, KNOWN
+        cycle=1,
+        now_s=0.0,
+        running=tuple(running),
+        waiting=tuple(waiting),
+        free_rows=free_rows,
+        kv_free_tokens=free_tokens,
+        available=ALL,
+        loaded=ALL,
+        performance=KNOWN,
     )
 
 

@@ -27,7 +27,7 @@ def choose(
     beside: Beside = Beside(),  # noqa: B008
 ) -> CycleChoice:
     cycles = np.zeros(len(rates), np.int64) if waited is None else np.array(waited)
-    grid = OptionGrid(PAIR, known, Workload(len(rates)), Limits())
+    grid = OptionGrid(PAIR, known, Workload(requests=len(rates)), Limits())
     return choose_cycle(known, grid, np.array(rates, float), cycles, beside)
 
 

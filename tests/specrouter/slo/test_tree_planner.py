@@ -48,12 +48,12 @@ def progress(
     """Of requests that won 4 tokens in 100 ms."""
     count = len(rates)
     return Progress(
-        np.arange(count) if rows is None else np.array(rows),
-        np.full(count, 100.0),
-        np.full(count, 4),
-        np.zeros(count, np.int64) if waited is None else np.array(waited),
-        np.full(count, NAN) if tpot_ms is None else np.array(tpot_ms),
-        np.array(rates),
+        rows=np.arange(count) if rows is None else np.array(rows),
+        decode_ms=np.full(count, 100.0),
+        decoded=np.full(count, 4),
+        waited=np.zeros(count, np.int64) if waited is None else np.array(waited),
+        tpot_ms=np.full(count, NAN) if tpot_ms is None else np.array(tpot_ms),
+        rates=np.array(rates),
     )
 
 
@@ -64,7 +64,7 @@ def paths(*alphas: float, nodes: int = 8) -> Candidates:
 
 
 def grid(requests: int = 4, **limits: Any) -> OptionGrid:
-    return OptionGrid(PAIR, KNOWN, Workload(requests), Limits(**limits))
+    return OptionGrid(PAIR, KNOWN, Workload(requests=requests), Limits(**limits))
 
 
 def test_progress_of_some_requests_is_theirs() -> None:
@@ -80,13 +80,13 @@ def test_progress_of_some_requests_is_theirs() -> None:
     assert part.at(np.array([9, 3])).tolist() == [1, 0]
 
 
-CHOSEN = Option(PAIR, DraftShape(5, 2, 4), cycle_ms=60.0, tokens=3.0, plain_ms=58.0)
-ALONE = Option(("big",), cycle_ms=25.0)
+CHOSEN = Option(chain=PAIR, shape=DraftShape(5, 2, 4), cycle_ms=60.0, tokens=3.0, plain_ms=58.0)
+ALONE = Option(chain=("big",), cycle_ms=25.0)
 # All selections but goodput, the only one that plans cycles.
 OTHERS = (GLOBAL_GREEDY, WHOLE, UNPLANNED, FORMED, RESHAPING)
 # Sixteen requests, for all of which drafts do not pay, and four that would be late without.
 DEAR = snapshot({"small": flat(0.1), "big": rising(10.0)}, {PAIR: 0.5})
-SLOW = OptionGrid(PAIR, DEAR, Workload(16), Limits())
+SLOW = OptionGrid(PAIR, DEAR, Workload(requests=16), Limits())
 HURRY = [1.1 / 25.0] * 4 + [0.001] * 12
 
 
@@ -185,7 +185,7 @@ def test_trees_have_a_form_where_the_selection_has_one() -> None:
 
 def test_a_cycle_costs_its_levels_and_the_targets_pass_over_roots_prompts_and_nodes() -> None:
     known = snapshot({"big": rising(10.0)}, stages={"verify": rising(1.0, 0.1), "cycle": flat(2.0)})
-    cost = cycle_cost(known, Workload(3), "big", 5.0, 7, 2.0)
+    cost = cycle_cost(known, Workload(requests=3), "big", 5.0, 7, 2.0)
     # 10 tokens without nodes cost 19 ms, of which 3 are judged.
     assert cost.whole_ms(0) == pytest.approx(5.0 + 2.0 * (19.0 + 1.2 + 2.0))
     assert cost.prompt_ms == pytest.approx(2.0 * 7.0)
@@ -196,7 +196,7 @@ def test_a_cycle_costs_its_levels_and_the_targets_pass_over_roots_prompts_and_no
 
 def test_where_passes_are_filled_up_nodes_cost_what_their_pass_does() -> None:
     stairs = Staircase(rising(10.0), (1, 2, 4, 8, 16, 32))
-    cost = cycle_cost(snapshot({"big": stairs}), Workload(3), "big", 5.0, 2, 1.0)
+    cost = cycle_cost(snapshot({"big": stairs}), Workload(requests=3), "big", 5.0, 2, 1.0)
     assert cost.filled is not None
     # 3 roots and 2 tokens of prompts: 3 nodes fill 8 tokens, 11 fill 16, 27 fill 32.
     assert cost.filled[:12].tolist() == [3] * 4 + [11] * 8
@@ -204,7 +204,8 @@ def test_where_passes_are_filled_up_nodes_cost_what_their_pass_does() -> None:
     assert len(set((cost.ms[:12] - cost.ms[0]).tolist())) == 2
     assert len(cost.filled) == len(cost.ms)
     assert (
-        cycle_cost(snapshot({"big": rising(10.0)}), Workload(3), "big", 5.0, 2, 1.0).filled is None
+        cycle_cost(snapshot({"big": rising(10.0)}), Workload(requests=3), "big", 5.0, 2, 1.0).filled
+        is None
     )
 
 
@@ -282,9 +283,9 @@ def test_a_cycles_cost_is_that_of_its_prediction() -> None:
         {PAIR: 0.5},
         outcomes={(PAIR, 2, True): Outcome(time=1.2)},
     )
-    option = OptionGrid(PAIR, known, Workload(2), Limits(depth=4, width=1, nodes=4)).best()
+    option = OptionGrid(PAIR, known, Workload(requests=2), Limits(depth=4, width=1, nodes=4)).best()
     factor = option.cycle_ms / option.plain_ms
-    cost = cycle_cost(known, Workload(2), "big", option.levels_ms, 0, factor)
+    cost = cycle_cost(known, Workload(requests=2), "big", option.levels_ms, 0, factor)
     assert cost.ms[2 * option.shape.nodes] == pytest.approx(option.cycle_ms)
     places = np.array([2 + 2 * option.shape.nodes])
-    assert verification_ms(known, Workload(2), "big", places)[0] == pytest.approx(19.0)
+    assert verification_ms(known, Workload(requests=2), "big", places)[0] == pytest.approx(19.0)

@@ -28,7 +28,7 @@ MACHINE = load_machine(MACHINES / "slos-serve-opt-6.7b.yaml")
 
 
 def service(policy: str = "vllm", slow: float = 1.0) -> SimulatedService:
-    made = SimulatedService(MACHINE.slowed(slow), 0.7, TreesConfig())
+    made = SimulatedService(machine=MACHINE.slowed(slow), acceptance=0.7, trees=TreesConfig())
     made.use(policy)
     return made
 
@@ -39,7 +39,7 @@ def replica(policy: str = "vllm", slow: float = 1.0) -> Replica:
 
 def pair(policy: str = "vllm", kv_ms: float = 1.0) -> Replica:
     prefill, decode = (SimulatedReplica(service(policy)) for _ in range(2))
-    return SimulatedPair(prefill, decode, Transfer(0.0, kv_ms))
+    return SimulatedPair(prefill=prefill, decode=decode, transfer=Transfer(0.0, kv_ms))
 
 
 def cluster(
@@ -98,7 +98,16 @@ def test_no_request_is_lost_whatever_fails(
         resume=ResumeConfig(limit=len(failures)),
     )
     requests = [
-        LoadRequest(0.2 * at, "any", (0,) * 200, 30, 0.0, at, 100.0, ttft_ms=2000.0)
+        LoadRequest(
+            at_s=0.2 * at,
+            category="any",
+            token_ids=(0,) * 200,
+            new_tokens=30,
+            temperature=0.0,
+            seed=at,
+            objective_ms=100.0,
+            ttft_ms=2000.0,
+        )
         for at in range(24)
     ]
     for outcome, job in zip(served(one, requests), one.jobs, strict=True):
@@ -113,7 +122,12 @@ def test_no_request_is_lost_whatever_fails(
 def test_a_request_goes_on_with_what_was_received() -> None:
     failure = Failure(0, 1.0, 60.0)
     one = cluster(2, failures=(failure,))
-    requests = [LoadRequest(0.0, "any", (0,) * 100, 100, 0.0, at) for at in range(2)]
+    requests = [
+        LoadRequest(
+            at_s=0.0, category="any", token_ids=(0,) * 100, new_tokens=100, temperature=0.0, seed=at
+        )
+        for at in range(2)
+    ]
     found = served(one, requests)
     moved, stayed = one.jobs
     assert (moved.moves, stayed.moves) == (1, 0)
@@ -128,8 +142,18 @@ def test_a_request_goes_on_with_what_was_received() -> None:
 def test_who_hangs_is_left_after_the_silence_and_comes_back() -> None:
     failure = Failure(0, 1.0, 5.0, "hangs")
     one = cluster(2, failures=(failure,))
-    requests = [LoadRequest(0.0, "any", (0,) * 100, 300, 0.0, at) for at in range(2)]
-    requests += [LoadRequest(8.0, "any", (0,) * 100, 5, 0.0, at) for at in range(2, 6)]
+    requests = [
+        LoadRequest(
+            at_s=0.0, category="any", token_ids=(0,) * 100, new_tokens=300, temperature=0.0, seed=at
+        )
+        for at in range(2)
+    ]
+    requests += [
+        LoadRequest(
+            at_s=8.0, category="any", token_ids=(0,) * 100, new_tokens=5, temperature=0.0, seed=at
+        )
+        for at in range(2, 6)
+    ]
     served(one, requests)
     moved = one.jobs[0]
     assert moved.moves == 1
@@ -141,7 +165,12 @@ def test_who_hangs_is_left_after_the_silence_and_comes_back() -> None:
 
 def test_a_restart_moves_at_once_and_is_no_failure() -> None:
     one = cluster(2, failures=(Failure(0, 1.0, 3.0, "restarted"),), resume=ResumeConfig(limit=0))
-    requests = [LoadRequest(0.0, "any", (0,) * 100, 100, 0.0, at) for at in range(2)]
+    requests = [
+        LoadRequest(
+            at_s=0.0, category="any", token_ids=(0,) * 100, new_tokens=100, temperature=0.0, seed=at
+        )
+        for at in range(2)
+    ]
     assert [each.answer.error for each in served(one, requests)] == [None, None]
     assert one.jobs[0].moves == 1
 
@@ -149,14 +178,28 @@ def test_a_restart_moves_at_once_and_is_no_failure() -> None:
 def test_more_failures_than_the_limit_end_a_request() -> None:
     failures = tuple(Failure(at, 1.0, 60.0) for at in range(2))
     one = cluster(3, failures=failures, resume=ResumeConfig(limit=0))
-    requests = [LoadRequest(0.0, "any", (0,) * 100, 100, 0.0, at) for at in range(3)]
+    requests = [
+        LoadRequest(
+            at_s=0.0, category="any", token_ids=(0,) * 100, new_tokens=100, temperature=0.0, seed=at
+        )
+        for at in range(3)
+    ]
     errors = [each.answer.error for each in served(one, requests)]
     assert errors == ["its replicas have failed"] * 2 + [None]
 
 
 def test_states_that_are_old_make_a_herd_and_own_counts_do_not() -> None:
-    requests = [LoadRequest(1.1, "any", (0,) * 400, 40, 0.0, at) for at in range(12)]
-    first = [LoadRequest(0.0, "any", (0,) * 400, 10, 0.0, 99)]
+    requests = [
+        LoadRequest(
+            at_s=1.1, category="any", token_ids=(0,) * 400, new_tokens=40, temperature=0.0, seed=at
+        )
+        for at in range(12)
+    ]
+    first = [
+        LoadRequest(
+            at_s=0.0, category="any", token_ids=(0,) * 400, new_tokens=10, temperature=0.0, seed=99
+        )
+    ]
     places = {}
     for routing in ("flowguard-printed", "flowguard", "round-robin", "slo"):
         one = cluster(4, routing)
@@ -174,7 +217,7 @@ def test_states_are_at_most_as_old_as_they_are_told() -> None:
 
 def test_a_slower_replica_attains_less_and_is_sent_less() -> None:
     makes = {"r0": partial(replica, "vllm", 1.0), "r1": partial(replica, "vllm", 2.5)}
-    one = SimulatedCluster(makes, ClusterSettings(RoutingConfig(policy="slo")))
+    one = SimulatedCluster(makes, ClusterSettings(routing=RoutingConfig(policy="slo")))
     served(one, chat(2.0, 40))
     named = [job.first_place for job in one.jobs]
     assert named.count("r0") > named.count("r1")
@@ -187,7 +230,7 @@ def test_one_that_tells_a_third_of_its_times_is_found_out_and_sent_less() -> Non
     def there(tells: float) -> tuple[int, float]:
         """Of the last 30 requests those at the second of two equal ones; its correction."""
         makes = {"r0": partial(made, 1.0), "r1": partial(made, tells)}
-        one = SimulatedCluster(makes, ClusterSettings(RoutingConfig(policy="slo")))
+        one = SimulatedCluster(makes, ClusterSettings(routing=RoutingConfig(policy="slo")))
         served(one, chat(6.0, 60))
         [_, second] = one.fleet.ready(one.now_s())
         return [job.first_place for job in one.jobs[30:]].count("r1"), second.correction.tpot
@@ -200,12 +243,24 @@ def test_one_that_tells_a_third_of_its_times_is_found_out_and_sent_less() -> Non
 
 def test_full_queues_refuse_and_say_when() -> None:
     def made() -> Replica:
-        small = SimulatedService(replace(MACHINE, max_requests=2), 0.7, TreesConfig())
+        small = SimulatedService(
+            machine=replace(MACHINE, max_requests=2), acceptance=0.7, trees=TreesConfig()
+        )
         small.use("vllm")
         return SimulatedReplica(small)
 
     small = cluster(1, make=made, max_waiting=2, delays=NO_DELAYS)
-    requests = [LoadRequest(0.1 * at, "any", (0,) * 50, 40, 0.0, at) for at in range(12)]
+    requests = [
+        LoadRequest(
+            at_s=0.1 * at,
+            category="any",
+            token_ids=(0,) * 50,
+            new_tokens=40,
+            temperature=0.0,
+            seed=at,
+        )
+        for at in range(12)
+    ]
     found = served(small, requests)
     refused = [one for one in found if one.answer.error == "refused"]
     assert len(refused) == len(small.refusals) > 0

@@ -14,7 +14,9 @@ from tests.research.sim.cluster.test_cluster import MACHINE, service
 
 def pair(kv_ms: float = 1.0) -> SimulatedPair:
     return SimulatedPair(
-        SimulatedReplica(service()), SimulatedReplica(service()), Transfer(5.0, kv_ms)
+        prefill=SimulatedReplica(service()),
+        decode=SimulatedReplica(service()),
+        transfer=Transfer(5.0, kv_ms),
     )
 
 
@@ -28,7 +30,13 @@ def ran(one: SimulatedPair, *served: Served) -> None:
 
 def test_keys_and_values_travel_and_nothing_is_read_twice() -> None:
     one = pair(kv_ms=2.0)
-    served = one.receive(LoadRequest(0.0, "any", (0,) * 300, 12, 0.0, 1), 0.0, [])
+    served = one.receive(
+        LoadRequest(
+            at_s=0.0, category="any", token_ids=(0,) * 300, new_tokens=12, temperature=0.0, seed=1
+        ),
+        0.0,
+        [],
+    )
     ran(one, served)
     assert MACHINE.batch is not None
     [first, *others] = served.sent.commits
@@ -43,8 +51,20 @@ def test_keys_and_values_travel_and_nothing_is_read_twice() -> None:
 
 def test_a_prompt_does_not_slow_who_decodes() -> None:
     one = pair(kv_ms=0.0)
-    early = one.receive(LoadRequest(0.0, "any", (0,) * 10, 40, 0.0, 1), 0.0, [])
-    late = one.receive(LoadRequest(0.0, "any", (0,) * 2000, 4, 0.0, 2), 0.0, [])
+    early = one.receive(
+        LoadRequest(
+            at_s=0.0, category="any", token_ids=(0,) * 10, new_tokens=40, temperature=0.0, seed=1
+        ),
+        0.0,
+        [],
+    )
+    late = one.receive(
+        LoadRequest(
+            at_s=0.0, category="any", token_ids=(0,) * 2000, new_tokens=4, temperature=0.0, seed=2
+        ),
+        0.0,
+        [],
+    )
     ran(one, early, late)
     assert MACHINE.batch is not None
     gaps_s = [b[0] - a[0] for a, b in pairwise(early.sent.commits[1:])]
@@ -53,7 +73,13 @@ def test_a_prompt_does_not_slow_who_decodes() -> None:
 
 def test_one_token_needs_no_second_half() -> None:
     one = pair()
-    served = one.receive(LoadRequest(0.0, "any", (0,) * 30, 1, 0.0, 1), 0.0, [])
+    served = one.receive(
+        LoadRequest(
+            at_s=0.0, category="any", token_ids=(0,) * 30, new_tokens=1, temperature=0.0, seed=1
+        ),
+        0.0,
+        [],
+    )
     ran(one, served)
     assert one.decode.state().requests == 0
     assert served.sent.answer().tokens == 1
@@ -61,7 +87,13 @@ def test_one_token_needs_no_second_half() -> None:
 
 def test_who_reads_or_travels_waits_and_is_counted() -> None:
     one = pair(kv_ms=50.0)
-    served = one.receive(LoadRequest(0.0, "any", (0,) * 30, 5, 0.0, 1), 0.0, [])
+    served = one.receive(
+        LoadRequest(
+            at_s=0.0, category="any", token_ids=(0,) * 30, new_tokens=5, temperature=0.0, seed=1
+        ),
+        0.0,
+        [],
+    )
     assert (one.state().waiting, one.state().unread_tokens) == (1, 30)
     while one.next_s is not None and one.next_s < 1.0:
         now_s = one.next_s
@@ -73,7 +105,13 @@ def test_who_reads_or_travels_waits_and_is_counted() -> None:
 
 def test_who_lost_another_pair_is_read_with_what_came() -> None:
     one = pair()
-    served = one.receive(LoadRequest(0.0, "any", (0,) * 30, 12, 0.0, 1), 0.0, [(0.0, 4), (0.01, 3)])
+    served = one.receive(
+        LoadRequest(
+            at_s=0.0, category="any", token_ids=(0,) * 30, new_tokens=12, temperature=0.0, seed=1
+        ),
+        0.0,
+        [(0.0, 4), (0.01, 3)],
+    )
     ran(one, served)
     assert served.sent.commits[:2] == [(0.0, 4), (0.01, 3)]
     assert sum(count for _, count in served.sent.commits) == 12

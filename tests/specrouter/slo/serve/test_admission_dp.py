@@ -135,7 +135,9 @@ def test_no_subset_is_larger_and_the_set_is_one_of_them() -> None:
 
 def test_no_subset_is_larger_where_batches_speculate() -> None:
     for prompts, room, plain in cases(few(500), seed=2):
-        budget = SpeculativeBudget(plain.times, plain.tiers_ms, 0.7, plain.idle_ms)
+        budget = SpeculativeBudget(
+            times=plain.times, tiers_ms=plain.tiers_ms, alpha=0.7, idle_ms=plain.idle_ms
+        )
         found = most_admitted(prompts, room, budget)
         best = best_by_search(prompts, room, budget)
         assert (None if found is None else len(found)) == best

@@ -30,11 +30,17 @@ PACING = Amortized(STRICT, CHUNK)
 
 def decoding(*tpots_ms: float, left: float = 100.0) -> Load:
     paces = np.array(tpots_ms, dtype=np.float64)
-    return Load(tuple(range(len(paces))), paces, paces, np.full(len(paces), left), ())
+    return Load(
+        ids=tuple(range(len(paces))),
+        due_ms=paces,
+        tpot_ms=paces,
+        left=np.full(len(paces), left),
+        prompts=(),
+    )
 
 
 def prompt(name: int, deadline_ms: float, tokens: int, tpot_ms: float = 100.0) -> Prompt:
-    return Prompt(name, deadline_ms, tokens, tpot_ms)
+    return Prompt(id=name, deadline_ms=deadline_ms, tokens=tokens, tpot_ms=tpot_ms)
 
 
 loads = st.lists(st.floats(30.0, 120.0), max_size=24).map(lambda each: decoding(*each))
@@ -216,7 +222,13 @@ def test_the_planner_chooses_how_requests_decode() -> None:
     found = by_objectives(lambda _: PACING, CHUNK)(seen)
     assert found.admitted
     assert found.chunks
-    plain = Admission(found.admitted, found.chunks, found.waits_for_memory, (), found.declined)
+    plain = Admission(
+        admitted=found.admitted,
+        chunks=found.chunks,
+        waits_for_memory=found.waits_for_memory,
+        preempted=(),
+        declined=found.declined,
+    )
     assert found.promised == set(found.admitted)
     assert replace(found, budget_ms=None, promised=frozenset()) == plain
     assert by_objectives(lambda _: STRICT, CHUNK)(seen).depths

@@ -23,7 +23,7 @@ from tests.specrouter.slo_machines import OPT_7B
 TIERS = (50.0, 100.0)
 BUDGETS: list[PrefillBudget] = [
     AutoregressiveBudget(OPT_7B, TIERS, 100.0),
-    SpeculativeBudget(OPT_7B, TIERS, 0.7, 100.0, margin=0.1),
+    SpeculativeBudget(times=OPT_7B, tiers_ms=TIERS, alpha=0.7, idle_ms=100.0, margin=0.1),
 ]
 Asked = list[tuple[float, int, int]]  # deadline, tokens, tier
 
@@ -84,9 +84,15 @@ def test_with_few_tpots_each_is_judged_as_if_it_were_asked_about_alone(
 ) -> None:
     pacing = Speculative(OPT_7B, 0.7, idle_ms=100.0, margin=0.1)
     due, ids = np.array(paces, dtype=np.float64), tuple(range(len(paces)))
-    prompts = tuple(Prompt(100 + n, *each, 100.0) for n, each in enumerate(sorted(read)))
-    load = Load(ids, due, due, np.full(len(due), 10.0), prompts)
-    those = [Prompt(200 + n, *each) for n, each in enumerate(new)]
+    prompts = tuple(
+        Prompt(id=100 + n, deadline_ms=due_ms, tokens=tokens, tpot_ms=100.0)
+        for n, (due_ms, tokens) in enumerate(sorted(read))
+    )
+    load = Load(ids=ids, due_ms=due, tpot_ms=due, left=np.full(len(due), 10.0), prompts=prompts)
+    those = [
+        Prompt(id=200 + n, deadline_ms=due_ms, tokens=tokens, tpot_ms=tpot_ms)
+        for n, (due_ms, tokens, tpot_ms) in enumerate(new)
+    ]
     found = able_alone(load, those, pacing._budget)
     alone = [each for each in those if pacing.is_in_time(load.joined([each]))]
     assert {each.id for each in found} == {each.id for each in alone}

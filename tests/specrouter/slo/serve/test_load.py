@@ -6,11 +6,13 @@ from specrouter.profile.batch_time import RooflineTime
 from specrouter.slo.serve.load import Load, Prompt, leaves_nobody_late, tier_of, tiers_of
 
 SIX_A_UNIT = RooflineTime(((1.0 / 6.0, 0.0, 0.0),))
-THREE = Load((1, 2, 3), np.ones(3), np.ones(3), np.full(3, 90.0), ())
+THREE = Load(
+    ids=(1, 2, 3), due_ms=np.ones(3), tpot_ms=np.ones(3), left=np.full(3, 90.0), prompts=()
+)
 
 
 def prompts(count: int) -> list[Prompt]:
-    return [Prompt(10 + n, 6.0, 6, 1.0) for n in range(count)]
+    return [Prompt(id=10 + n, deadline_ms=6.0, tokens=6, tpot_ms=1.0) for n in range(count)]
 
 
 def test_three_prompts_of_figure_3_are_in_time_and_a_fourth_is_not() -> None:

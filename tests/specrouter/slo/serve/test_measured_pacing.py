@@ -32,9 +32,20 @@ def view(
     )
     standing = Standing()
     if chain is not None:
-        in_use = InUse(ChainDecision(chain, DraftShape(4)), decoding, 0, 1, 1)
+        in_use = InUse(ChainDecision(chain=chain, shape=DraftShape(4)), decoding, 0, 1, 1)
         standing = Standing({SCHEDULED: in_use})
-    return EngineView(1, 10.0, running, (), 4, None, available, available, performance, standing)
+    return EngineView(
+        cycle=1,
+        now_s=10.0,
+        running=running,
+        waiting=(),
+        free_rows=4,
+        kv_free_tokens=None,
+        available=available,
+        loaded=available,
+        performance=performance,
+        standing=standing,
+    )
 
 
 def test_without_drafts_batches_take_what_a_pass_of_the_target_takes() -> None:
@@ -46,7 +57,7 @@ def test_without_drafts_batches_take_what_a_pass_of_the_target_takes() -> None:
 
 def test_what_is_planned_is_what_the_scheduler_predicts_of_the_targets_pass() -> None:
     known = snapshot(TIMES, stages={"verify": rising(1.0, 0.1), "cycle": rising(2.0, 0.2)})
-    work = Workload(8, 256)
+    work = Workload(requests=8, slots=256)
     [expected] = verification_ms(known, work, "big", np.array([8]))
     assert batch_times(known, ALONE, work, 96).ms(8) == pytest.approx(float(expected))
 
@@ -75,7 +86,7 @@ def beside_the_target(accepted: float, **others: Any) -> EngineView:
     """The target alone is in use, and the scheduler has looked at the pair too."""
     known = snapshot(TIMES, {PAIR: accepted})
     seen = view(4, ALONE, known, **others)
-    decision = ChainDecision(ALONE, DraftShape(4), alternatives=(Option(PAIR),))
+    decision = ChainDecision(chain=ALONE, shape=DraftShape(4), alternatives=(Option(chain=PAIR),))
     return replace(seen, standing=Standing({SCHEDULED: InUse(decision, 4, 0, 1, 1)}))
 
 

@@ -79,18 +79,30 @@ def test_who_asks_for_more_than_the_machine_can_do_says_nothing_of_the_margin() 
 
 
 def metrics(tpot_ms: float | None, asked: Objective | None, *stages: bool) -> RequestMetrics:
-    return RequestMetrics(5.0, tpot_ms, 2.0, 4, {}, 3, 8, asked, attained_stages=stages)
+    return RequestMetrics(
+        ttft_ms=5.0,
+        tpot_ms=tpot_ms,
+        acceptance_length=2.0,
+        cycles=4,
+        chains={},
+        prompt_tokens=3,
+        output_tokens=8,
+        objective=asked,
+        attained_stages=stages,
+    )
 
 
 def test_a_pace_is_kept_whatever_became_of_the_first_token() -> None:
-    asked = Objective(20.0, ttft_ms=1.0)  # which 5 ms have missed
+    asked = Objective(tpot_ms=20.0, ttft_ms=1.0)  # which 5 ms have missed
     assert metrics(19.0, asked).kept_pace is True
     assert metrics(20.0, asked).kept_pace is True
     assert metrics(21.0, asked).kept_pace is False
     assert metrics(None, asked).kept_pace is None
     assert metrics(19.0, None).kept_pace is None
-    assert metrics(19.0, Objective(None, 1.0)).kept_pace is None
-    staged = Objective(None, None, stages=(Stage(10.0, until_tokens=2), Stage(30.0)))
+    assert metrics(19.0, Objective(tpot_ms=None, ttft_ms=1.0)).kept_pace is None
+    staged = Objective(
+        tpot_ms=None, ttft_ms=None, stages=(Stage(10.0, until_tokens=2), Stage(30.0))
+    )
     assert metrics(19.0, staged, True, True).kept_pace is True
     assert metrics(19.0, staged, False, True).kept_pace is False
 

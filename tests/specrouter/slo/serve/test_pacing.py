@@ -10,7 +10,7 @@ from tests.specrouter.slo_machines import OPT_7B
 
 PLAIN = Autoregressive(OPT_7B, idle_ms=100.0)
 PACES = np.array([50.0, 100.0])
-TWO = Load((1, 2), PACES, PACES, np.full(2, 90.0), ())
+TWO = Load(ids=(1, 2), due_ms=PACES, tpot_ms=PACES, left=np.full(2, 90.0), prompts=())
 
 
 def test_a_loose_request_sits_out_while_its_token_may_wait() -> None:
@@ -20,14 +20,22 @@ def test_a_loose_request_sits_out_while_its_token_may_wait() -> None:
 
 
 def test_prompts_are_read_by_earliest_deadline_in_what_is_left() -> None:
-    load = TWO.joined([Prompt(8, 900.0, 300, 50.0), Prompt(9, 400.0, 200, 50.0)])
+    load = TWO.joined(
+        [
+            Prompt(id=8, deadline_ms=900.0, tokens=300, tpot_ms=50.0),
+            Prompt(id=9, deadline_ms=400.0, tokens=200, tpot_ms=50.0),
+        ]
+    )
     batch = with_prompts(PLAIN, load, PLAIN.batch(load, 50.0))
     assert [prompt.id for prompt in load.prompts] == [9, 8]
     assert batch.chunks == (199, 166), "the last token of the first waits: nothing is idle"
 
 
 def test_rows_and_memory_bound_who_is_admitted() -> None:
-    new = [Prompt(n, 2000.0, 100, 50.0, reserve_tokens=400) for n in range(4)]
+    new = [
+        Prompt(id=n, deadline_ms=2000.0, tokens=100, tpot_ms=50.0, reserve_tokens=400)
+        for n in range(4)
+    ]
     assert len(PLAIN.choose(TWO, new, Memory(9)).admitted) == 4
     assert len(PLAIN.choose(TWO, new, Memory(3)).admitted) == 3
     assert len(PLAIN.choose(TWO, new, Memory(9, 1000)).admitted) == 2

@@ -52,7 +52,17 @@ def arrivals(
         if draws.random() < staged:
             thinking = Stage(50.0, until_tokens=max(1, length // 2))
             stages, tpot_ms = (thinking, Stage(100.0)), None
-        jobs.append(Job(number, now_ms, prompt, length, ttft_ms, tpot_ms, stages=stages))
+        jobs.append(
+            Job(
+                id=number,
+                arrived_ms=now_ms,
+                prompt=prompt,
+                output=length,
+                ttft_ms=ttft_ms,
+                tpot_ms=tpot_ms,
+                stages=stages,
+            )
+        )
     return jobs
 
 
@@ -67,7 +77,7 @@ def attained(jobs: Sequence[Job]) -> float:
 
 
 def run(policy: Admit, jobs: list[Job], times: BatchTime = OPT_7B, **engine: Any) -> None:
-    VirtualEngine(policy, times, **engine).run(jobs)
+    VirtualEngine(policy=policy, times=times, **engine).run(jobs)
     assert all(job.is_done for job in jobs)
 
 
@@ -221,8 +231,13 @@ def test_who_cannot_be_on_time_any_more_is_declined() -> None:
 
 def test_figure_3_as_a_policy_admits_three_of_four() -> None:
     pacing = Autoregressive(RooflineTime(((1.0 / 6.0, 0.0, 0.0),)), idle_ms=1.0)
-    old = [Job(n, 0.0, 2, 30, 100.0, 1.0) for n in range(3)]
-    new = [Job(10 + n, 4.0, 6, 20, 6.0, 1.0) for n in range(4)]
+    old = [
+        Job(id=n, arrived_ms=0.0, prompt=2, output=30, ttft_ms=100.0, tpot_ms=1.0) for n in range(3)
+    ]
+    new = [
+        Job(id=10 + n, arrived_ms=4.0, prompt=6, output=20, ttft_ms=6.0, tpot_ms=1.0)
+        for n in range(4)
+    ]
     jobs = [*old, *new]
     run(published(pacing), jobs, pacing.times)
     assert late(jobs) == []

@@ -78,7 +78,7 @@ READ_PER_MS = (6.9, 9.8, 10.7, 11.1, 10.9, 10.6)
 
 
 def test_speculation_reads_as_much_as_the_table_of_lengths_says() -> None:
-    budget = SpeculativeBudget(OPT_7B, (50.0,), 0.7, 50.0)
+    budget = SpeculativeBudget(times=OPT_7B, tiers_ms=(50.0,), alpha=0.7, idle_ms=50.0)
     counts = np.array([20])
     those = {each.lengths[0]: each for each in budget.candidates((True,)).all}
     found = [(those[s].tokens - 20 * s) / those[s].ms for s in range(1, 7)]
@@ -88,7 +88,7 @@ def test_speculation_reads_as_much_as_the_table_of_lengths_says() -> None:
 
 
 def test_each_tier_verifies_no_more_than_its_pace_needs() -> None:
-    budget = SpeculativeBudget(OPT_7B, TIERS, 0.7, 100.0)
+    budget = SpeculativeBudget(times=OPT_7B, tiers_ms=TIERS, alpha=0.7, idle_ms=100.0)
     best = budget.best(np.array([10, 10]))
     tight, loose = best.lengths
     reach = accepted(0.7, np.arange(11))
@@ -103,7 +103,9 @@ def test_speculation_keeps_every_pace_in_the_mean_and_never_reads_less_than_with
     tight: int, loose: int, alpha: float, margin: float
 ) -> None:
     counts = np.array([tight, loose])
-    budget = SpeculativeBudget(OPT_7B, TIERS, alpha, 100.0, margin=margin)
+    budget = SpeculativeBudget(
+        times=OPT_7B, tiers_ms=TIERS, alpha=alpha, idle_ms=100.0, margin=margin
+    )
     best = budget.best(counts)
     for length, tpot_ms, n in zip(best.lengths, TIERS, counts, strict=True):
         reach = accepted(alpha, np.array(length))
@@ -118,7 +120,7 @@ def test_speculation_keeps_every_pace_in_the_mean_and_never_reads_less_than_with
 
 
 def test_counts_of_any_shape_are_judged_alike() -> None:
-    budget = SpeculativeBudget(OPT_13B, (*TIERS, np.inf), 0.8, 100.0)
+    budget = SpeculativeBudget(times=OPT_13B, tiers_ms=(*TIERS, np.inf), alpha=0.8, idle_ms=100.0)
     counts = np.stack(np.meshgrid(*map(np.arange, (3, 4, 2)), indexing="ij"), axis=-1)
     spans = np.full(counts.shape[:-1], 1000.0)
     found = budget.over(spans, counts)

@@ -22,7 +22,10 @@ besides = st.integers(0, 3).map(lambda tokens: Reserved(PLAIN, tokens))
 
 
 def prompts(those: Asked) -> list[Prompt]:
-    found = [Prompt(n, float(ms), tokens, 100.0) for n, (ms, tokens) in enumerate(those)]
+    found = [
+        Prompt(id=n, deadline_ms=float(ms), tokens=tokens, tpot_ms=100.0)
+        for n, (ms, tokens) in enumerate(those)
+    ]
     return sorted(found, key=lambda each: each.deadline_ms)
 
 
@@ -84,7 +87,10 @@ def test_a_promise_holds_from_cycle_to_cycle_as_long_as_they_may_take(
 
 def test_no_cycle_goes_on_beyond_the_first_deadline_to_read_for_others() -> None:
     """By hand: until 8 ms there is room for 6 tokens, of which the first prompt needs 2."""
-    first, second = Prompt(1, 8.0, 2, 100.0), Prompt(2, 30.0, 20, 100.0)
+    first, second = (
+        Prompt(id=1, deadline_ms=8.0, tokens=2, tpot_ms=100.0),
+        Prompt(id=2, deadline_ms=30.0, tokens=20, tpot_ms=100.0),
+    )
     assert first_chunk(PLAIN, 100, [first, second]) == 6
     assert first_chunk(PLAIN, 100, [first, replace(second, deadline_ms=25.0)]) is None
     assert longest_ms(PLAIN, 100, [first, second], [2, 4]) == pytest.approx(8.0)

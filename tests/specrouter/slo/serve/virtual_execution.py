@@ -20,7 +20,7 @@ from tests.specrouter.predictions import ALL
 from tests.specrouter.slo.test_admission import KNOWN
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Job:
     """A request, and what became of it. Output tokens are 0, 1, 2, ... by their place."""
 
@@ -74,7 +74,7 @@ class Job:
         return [each / self.tpot_ms for each in tpot_of_runs(commits)]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class VirtualEngine:
     policy: Admit
     times: BatchTime
@@ -108,15 +108,15 @@ class VirtualEngine:
     def view(self) -> EngineView:
         held = sum(job.needs() for job in self.running.values())
         return EngineView(
-            self.cycles,
-            self.now_ms / 1000.0,
-            tuple(map(self._seen, self.running.values())),
-            tuple(map(self._seen, self.waiting)),
-            self.rows - len(self.running),
-            None if self.kv_tokens is None else self.kv_tokens - held,
-            ALL,
-            ALL,
-            KNOWN,
+            cycle=self.cycles,
+            now_s=self.now_ms / 1000.0,
+            running=tuple(map(self._seen, self.running.values())),
+            waiting=tuple(map(self._seen, self.waiting)),
+            free_rows=self.rows - len(self.running),
+            kv_free_tokens=None if self.kv_tokens is None else self.kv_tokens - held,
+            available=ALL,
+            loaded=ALL,
+            performance=KNOWN,
         )
 
     def _seen(self, job: Job) -> RequestView:
@@ -129,18 +129,18 @@ class VirtualEngine:
         decoded = done - began
         run_began = began + decoded - decoded % 10
         return RequestView(
-            job.id,
-            job.arrived_ms,
-            job.arrived_ms / 1000.0,
-            job.needs(),
-            max(0, job.unread - 1),
-            job.output - done,
-            job.output,
-            job.row,
-            decoded,
-            self.now_ms - came[began - 1] if came else 0.0,
-            tpot_ms,
-            job.ttft_ms,
+            id=job.id,
+            priority_key=job.arrived_ms,
+            arrived_s=job.arrived_ms / 1000.0,
+            reserve_tokens=job.needs(),
+            prompt_left=max(0, job.unread - 1),
+            remaining=job.output - done,
+            max_new_tokens=job.output,
+            row=job.row,
+            decoded=decoded,
+            decode_ms=self.now_ms - came[began - 1] if came else 0.0,
+            tpot_ms=tpot_ms,
+            ttft_ms=job.ttft_ms,
             e2e_ms=job.e2e_ms,
             stages=stages,
             run_ms=(self.now_ms - came[run_began - 1]) if came and self.knows_windows else None,
