@@ -10,7 +10,6 @@ a forward need not reach. After that `forward` may be trusted.
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -33,12 +32,10 @@ from modelpool.probe import (
     Forward,
     KVLayer,
     ProbeView,
+    SizedForward,
     check_parity,
     probed,
 )
-
-if TYPE_CHECKING:
-    from modelpool.fast.cuda_forward import CudaForward
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +75,7 @@ class PackedModel:
         # A shorter way to the same logits: to the bit, or up to rounding for drafters.
         self.shortcut: Forward | None = None
         # The same for CUDA: it copies a pack by itself, and may fill it up.
-        self.sized: CudaForward | None = None
+        self.sized: SizedForward | None = None
         self.dtype: torch.dtype = model.dtype
         self.parameter_count = parameter_count(model)
         self.kv_bytes_per_token = sum(

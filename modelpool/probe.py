@@ -6,7 +6,7 @@ way it learns the layers' shapes and sliding windows.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,14 +18,22 @@ from modelpool.attention.pages import PackRows
 from modelpool.attention.path import NO_TAIL, PackPlaces, Paths
 from modelpool.errors import UnsupportedModelError
 
-if TYPE_CHECKING:
-    from modelpool.packed_model import PackedModel
-
 _PACKED = "packed attention"
 MOST_DIFFERENCE = 0.2  # of logits, of their spread, whatever the dtype
 
 # tokens [T], positions [T], view, logit_index [n] -> logits [n, V]; see `PackedModel.forward`
 Forward = Callable[[Tensor, Tensor, KVView, Tensor], Tensor]
+
+
+class SizedForward(Protocol):
+    """The same, of tensors on the host or the device; `sizes`: see `PackedModel`."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]: ...
+
+    def __call__(
+        self, tokens: Tensor, positions: Tensor, view: KVView, logit_index: Tensor
+    ) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,17 @@ class KVLayer:
     def elements_per_token(self) -> int:
         """That it keeps."""
         return 0 if self.source is not None else 2 * self.kv_heads * self.head_dim
+
+
+class HasVocabulary(Protocol):
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def kv_layers(self) -> tuple[KVLayer, ...]: ...
 
 
 class _Everywhere(Mapping[torch.device, Tensor]):
@@ -99,7 +118,7 @@ class _ProbePlaces:
 
 
 def probed(
-    forward: Forward, model: "PackedModel", parts: Sequence[tuple[int, int]]
+    forward: Forward, model: HasVocabulary, parts: Sequence[tuple[int, int]]
 ) -> tuple[Tensor, dict[int, int | None]]:
     """All logits of a few tokens that `forward` reads in parts, and the windows of its layers."""
     length = parts[-1][1]

@@ -23,14 +23,15 @@ class Room:
 
 
 # Ceilings were set on 2026-11-24, when the laboratory left the product, at what each room had then
-# and a twentieth. Later ones: none yet.
+# and a twentieth. Engine: 4,400 of 4,300 on 2026-11-24, for the step and its executor that the
+# simulator shares (research is 100 lines smaller), and keyword arguments.
 ROOMS: Mapping[str, Room] = {
-    "http": Room(folders=("specrouter/http",), before=5985, aim=4500, most=6300),
+    "http": Room(folders=("specrouter/http",), before=5985, aim=4500, most=5900),
     "cli": Room(folders=("specrouter/cli",), before=1790, aim=1500, most=1850),
-    "bench": Room(folders=("specrouter/bench",), before=5493, aim=3200, most=4900),
+    "bench": Room(folders=("specrouter/bench",), before=5493, aim=3200, most=4500),
     "cluster": Room(folders=("specrouter/cluster",), before=3619, aim=3000, most=3750),
     "engine": Room(
-        folders=("specrouter/engine", "specrouter/router.py"), before=4082, aim=3300, most=4300
+        folders=("specrouter/engine", "specrouter/router.py"), before=4082, aim=3300, most=4400
     ),
     "routing, slo, profile": Room(
         folders=("specrouter/routing", "specrouter/slo", "specrouter/profile"),
@@ -48,14 +49,14 @@ ROOMS: Mapping[str, Room] = {
     "examples": Room(folders=("examples",), before=2828, aim=1200, most=1200),
     "research": Room(folders=("research",), before=0, aim=7000, most=7600),
     "tests and checks": Room(
-        folders=("tests", "checks", "conftest.py"), before=69000, aim=52000, most=72000
+        folders=("tests", "checks", "conftest.py"), before=69000, aim=52000, most=68500
     ),
 }
 PRODUCT = Room(
     folders=("specrouter", "processors", "statemgr", "modelpool", "examples"),
     before=55641,
     aim=45000,
-    most=51000,
+    most=50500,
 )
 DOCUMENTS_KB = Room(folders=("docs", "README.md"), before=361, aim=200, most=200)
 

@@ -47,6 +47,7 @@ class Executor:
         self._pool = runtime.pool
         self._target = runtime.pool.target
         self._manager = runtime.manager
+        self.rows = runtime.manager.rows  # that requests may have
         self._rule = runtime.rule
         self._decoding = runtime.rows
         self._faults = runtime.faults
@@ -60,11 +61,6 @@ class Executor:
         self.prefixes = CachedPrefixes(runtime)
         fingerprint = runtime.settings.fingerprint
         self.hand_over = KVHandOver(self._pool, self._manager, fingerprint)
-
-    @property
-    def rows(self) -> int:
-        """That requests may have."""
-        return self._manager.rows
 
     @property
     def free_tokens(self) -> int | None:

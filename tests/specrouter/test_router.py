@@ -13,8 +13,8 @@ import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -580,8 +580,8 @@ def test_a_request_ends_with_what_it_has_when_its_time_is_up(
     small_config: Settings, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ahead_s = 0.0
-    clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + ahead_s)
-    monkeypatch.setattr("specrouter.request.running.time", clock)
+    ticking = partial(RunningRequest, clock=lambda: time.perf_counter() + ahead_s)
+    monkeypatch.setattr("specrouter.router.RunningRequest", ticking)
     with open_router(small_config, max_requests=1) as router:
         expected = alone(router, PROMPT)
         with faults.holding() as hold:
