@@ -57,6 +57,7 @@ KNOW_POLICY_NAMES = {
     "bench/named_policies.py",
     "bench/load_bench.py",  # contenders, which are called as the policies are
 }
+NO_ARGUMENT = ("ClassVar", "init=False")  # in a field of a dataclass
 OURS = {*MAY_IMPORT, "examples", "research", "tests", "checks", "conftest", "configs", "docs"}
 WEB = {"fastapi", "starlette", "uvicorn"}
 TOP_LEVEL = {
@@ -155,6 +156,21 @@ def test_only_execution_and_the_profile_at_load_know_tensors() -> None:
         and not {own_room(path), str(path.relative_to(ROOT / "specrouter"))} & KNOW_TORCH
     ]
     assert wrong == []
+
+
+def test_dataclasses_of_many_fields_take_keywords_only() -> None:
+    """Their arguments could be exchanged by mistake."""
+    for path in (
+        path for package in (*MAY_IMPORT, "research", "checks") for path in sources(package)
+    ):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.ClassDef):
+                continue
+            made = [ast.unparse(each) for each in node.decorator_list]
+            told = [each for each in made if each.startswith("dataclass")]
+            given = [one for one in node.body if isinstance(one, ast.AnnAssign)]
+            fields = sum(not any(no in ast.unparse(one) for no in NO_ARGUMENT) for one in given)
+            assert not told or fields <= 5 or "kw_only" in told[0], f"{path}: {node.name}"
 
 
 def compared_strings(path: Path) -> dict[str, int]:
