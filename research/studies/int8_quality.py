@@ -28,7 +28,7 @@ from processors.noise import gumbel
 from specrouter.cli.arguments import default_config
 from specrouter.config import RouterConfig
 
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True, kw_only=True)
