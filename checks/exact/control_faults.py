@@ -50,7 +50,6 @@ from specrouter import (
     Speculation,
     Structure,
 )
-from specrouter.execution.time_profile import _Trial
 
 Mode = Literal["once", "always", "nan", "sleep"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -399,27 +398,18 @@ def make_cases() -> list[Case]:
 
 @contextmanager
 def slow_target() -> Iterator[None]:
-    """By the clock that the engine measures with, and nobody waits for it."""
-    original, run, real = PackedModel.forward, _Trial.run, time.perf_counter
-    fastest_s, ahead_s = math.inf, 0.0
-
-    def now_s() -> float:
-        return real() + ahead_s
+    original, fastest_s = PackedModel.forward, math.inf
 
     def forward(model: PackedModel, *arguments: Any, **options: Any) -> Tensor:
-        nonlocal fastest_s, ahead_s
-        began_s = real()
+        nonlocal fastest_s
+        began_s = time.perf_counter()
         logits = original(model, *arguments, **options)
         if model.name == "target":
-            fastest_s = min(fastest_s, real() - began_s)
-            ahead_s += _TARGET_TIMES * fastest_s
+            fastest_s = min(fastest_s, time.perf_counter() - began_s)
+            time.sleep(_TARGET_TIMES * fastest_s)
         return logits
 
-    with (
-        mock.patch.object(PackedModel, "forward", forward),
-        mock.patch.object(_Trial, "run", lambda trial, _: run(trial, now_s)),
-        mock.patch.object(time, "perf_counter", now_s),
-    ):
+    with mock.patch.object(PackedModel, "forward", forward):
         yield
 
 
