@@ -129,22 +129,23 @@ class SimulatedRequest(RunningRequest):
         self.handle.cancel()
 
     def accept(self, *told: Any, **also: Any) -> Delta:
-        """Notes when the run of ten tokens began that it is in now."""
+        before, stages = self.pace.decoded, len(self.pace.stages)
+        news = super().accept(*told, **also)
         if self.request.judges_runs:
-            tokens, before = len(told[0]), self.pace.decoded
-            last_s, now_s = (self.commits[-1][0] if self.commits else None), self._clock()
-            begun, begins = before // RUN_TOKENS, (before + tokens) // RUN_TOKENS
-            if last_s is None:
-                self._run_s = now_s
-            elif begins > begun:  # tokens of one commit share its time evenly
-                share = (begins * RUN_TOKENS - before) / tokens
-                self._run_s = last_s + share * (now_s - last_s)
-            stages = len(self.pace.stages)
-            news = super().accept(*told, **also)
-            if len(self.pace.stages) < stages:
-                self._run_s = now_s
-            return news
-        return super().accept(*told, **also)
+            self._begin_run(len(told[0]), before, is_new=len(self.pace.stages) < stages)
+        return news
+
+    def _begin_run(self, tokens: int, before: int, is_new: bool) -> None:
+        """Notes when the run of ten tokens began that it is in now. `before`: tokens of the stage
+        that it had; `is_new`: another stage has begun."""
+        now_s = self.commits[-1][0]
+        begun, begins = before // RUN_TOKENS, (before + tokens) // RUN_TOKENS
+        if is_new or len(self.commits) == 1:
+            self._run_s = now_s
+        elif begins > begun:  # tokens of one commit share its time evenly
+            last_s = self.commits[-2][0]
+            share = (begins * RUN_TOKENS - before) / tokens
+            self._run_s = last_s + share * (now_s - last_s)
 
     def run_ms(self, now_s: float) -> float | None:
         """Since `decoded` was a multiple of ten; None where no such run is judged."""

@@ -4,6 +4,7 @@ Contract: one that stands "ready" and told something by itself within `stale_s` 
 are seconds of one clock, which comes in: the fleet's, or a simulation's. Belongs to one thread.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Generic, Literal, Protocol, TypeVar
@@ -24,7 +25,7 @@ class OnItsWay(Protocol):
 
 
 @dataclass(eq=False, kw_only=True)
-class KnownReplica:
+class KnownReplica(ABC):
     """A replica.
 
     Attributes:
@@ -43,9 +44,9 @@ class KnownReplica:
     experience: Experience = field(default_factory=Experience)
 
     @property
+    @abstractmethod
     def on_their_way(self) -> Collection[OnItsWay]:
         """Requests that are there, or sent there."""
-        raise NotImplementedError
 
     def note(self, state: ReplicaState, now_s: float) -> None:
         """What an answer of its brings along."""

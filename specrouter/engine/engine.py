@@ -64,24 +64,9 @@ class Engine:
         self.profiler = PerformanceProfiler(parameters=parameters)
         # A row's drafts stand behind its committed tokens, and never beyond what it reserved.
         self._manager = _state_manager(engine, pool)
-        # Each verifier of a chain may add a token to what was drafted.
-        deepest = MAX_TREE_TOKENS if pool.text_source == SUFFIX else MAX_DEPTH
-        window = deepest + len(pool.names) + 2
-        rule = RejectionSampling() if engine.verification == "rejection" else SharedNoise()
         self.guard = HangGuard(engine.hang_timeout_s)
         self._faults = FaultGuard()
-        execution = ExecutionSettings(
-            prefill_chunk=engine.prefill_chunk,
-            window=window,
-            rule=rule,
-            guard=self.guard,
-            fresh_times=engine.fresh_times,
-            prefix_cache=engine.prefix_cache,
-            faults=self._faults,
-            overlap_drafting=engine.overlap_drafting,
-            fingerprint=fingerprint_of(config.pool, pool),
-            output_store_tokens=engine.output_store_tokens,
-        )
+        execution = _execution_settings(config, pool, self.guard, self._faults)
         runtime = Runtime.create(pool, self._manager, self.profiler, execution)
         self._output_file = output_file_of(engine, pool, runtime.rows.outputs)
         self._executor = Executor(runtime)
@@ -328,6 +313,26 @@ class Engine:
             self._executor.states.abandon(hung)
             error = TimeoutError(f"a forward took more than {self.guard.limit_s:g} s")
             self._quarantine.add(ModelFailure(hung, error), self._step.cycle)
+
+
+def _execution_settings(
+    config: RouterConfig, pool: ModelPool, guard: HangGuard, faults: FaultGuard
+) -> ExecutionSettings:
+    engine = config.engine
+    # Each verifier of a chain may add a token to what was drafted.
+    deepest = MAX_TREE_TOKENS if pool.text_source == SUFFIX else MAX_DEPTH
+    return ExecutionSettings(
+        prefill_chunk=engine.prefill_chunk,
+        window=deepest + len(pool.names) + 2,
+        rule=RejectionSampling() if engine.verification == "rejection" else SharedNoise(),
+        guard=guard,
+        fresh_times=engine.fresh_times,
+        prefix_cache=engine.prefix_cache,
+        faults=faults,
+        overlap_drafting=engine.overlap_drafting,
+        fingerprint=fingerprint_of(config.pool, pool),
+        output_store_tokens=engine.output_store_tokens,
+    )
 
 
 def _state_manager(engine: EngineConfig, pool: ModelPool) -> StateManager:

@@ -34,6 +34,7 @@ class DecodingStep:
     Attributes:
         cycle: the number of the one that runs.
         is_full: for the first that waits.
+        counts, quarantine, planning: of the requests, the models and the policies.
     """
 
     def __init__(
