@@ -18,7 +18,7 @@ from research.sim.machine import Machine
 from research.sim.service import SimulatedService
 from specrouter import ChainRouter, RequestError, RouterConfig, SamplingParams
 from specrouter.bench.named_policies import NamedPolicy
-from specrouter.bench.replay import LoadRequest, replay
+from specrouter.bench.replay import replay
 from specrouter.cluster.policy import RoutingSettings, rank
 from specrouter.cluster.state import RoutedRequest
 from specrouter.config import RoutingConfig, TreesConfig
@@ -32,6 +32,7 @@ from specrouter.cycle import Candidates
 from specrouter.http.generate_request import GenerateRequest
 from specrouter.profile.time_curve import TimeCurve
 from specrouter.routing.chain_policy import Models
+from tests.load_requests import load_request
 from tests.pages import ROOT, fences
 from tests.specrouter.cluster.states import state, view
 from tests.specrouter.predictions import PAIR, flat, rising, snapshot
@@ -144,16 +145,7 @@ def simulated(policy: str | NamedPolicy) -> tuple[float, float]:
     service = SimulatedService(machine=machine, acceptance=0.8, trees=TreesConfig())
     service.use(policy)
     [outcome] = replay(
-        [
-            LoadRequest(
-                at_s=0.0,
-                category="chat",
-                token_ids=(0,) * 8,
-                new_tokens=100,
-                temperature=1.0,
-                seed=0,
-            )
-        ],
+        [load_request(token_ids=(0,) * 8, new_tokens=100)],
         service,
         service,
     )

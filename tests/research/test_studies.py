@@ -5,7 +5,8 @@ import pytest
 from research.figures.cell import machine_of
 from research.studies.admitted import MACHINE, ask
 from research.studies.fidelity import Kept, kept, overrun, table
-from specrouter.bench.replay import Answer, LoadRequest, Outcome
+from specrouter.bench.replay import Answer, Outcome
+from tests.load_requests import load_request
 
 
 def test_who_was_declined_was_not_admitted_as_attainable() -> None:
@@ -13,12 +14,9 @@ def test_who_was_declined_was_not_admitted_as_attainable() -> None:
     machine = machine_of(MACHINE)
     ttft_ms = 5.0 * machine.batch_times.ms(1000)
     requests = [
-        LoadRequest(
-            at_s=0.0,
-            category="chat",
+        load_request(
             token_ids=(0,) * 1000,
             new_tokens=20,
-            temperature=1.0,
             seed=seed,
             objective_ms=100.0,
             ttft_ms=ttft_ms,
@@ -34,13 +32,11 @@ def test_who_was_declined_was_not_admitted_as_attainable() -> None:
 
 def _outcome(ttft_ms: float, tpot_ms: float, error: str | None = None) -> Outcome:
     """Asked for 100 ms and 20 ms."""
-    asked = LoadRequest(
-        at_s=0.0,
+    asked = load_request(
         category="any",
         token_ids=(1,),
         new_tokens=8,
         temperature=0.0,
-        seed=0,
         objective_ms=20.0,
         ttft_ms=100.0,
     )

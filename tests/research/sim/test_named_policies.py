@@ -16,6 +16,7 @@ from specrouter.request.params import MAX_TREE_TOKENS
 from specrouter.routing.planner import Plan
 from specrouter.slo.admission import Admission
 from specrouter.view import EngineView
+from tests.load_requests import load_request
 
 FOLDER = MACHINES
 LLAMA, QWEN, OPT = "adaserve-llama70b", "adaserve-qwen32b", "slos-serve-opt-6.7b"
@@ -25,12 +26,10 @@ Seen = tuple[EngineView, Admission, EngineView, Plan | None]
 def load(count: int, gap_s: float = 0.05, prompt: int = 200, tokens: int = 40) -> list[LoadRequest]:
     tpots_ms = (36.0, 50.0, 150.0)
     return [
-        LoadRequest(
+        load_request(
             at_s=gap_s * at,
-            category="chat",
             token_ids=(0,) * prompt,
             new_tokens=tokens,
-            temperature=1.0,
             seed=at,
             objective_ms=tpots_ms[at % 3],
         )
@@ -145,12 +144,10 @@ def test_global_greedy_spends_what_profiled_costs_justify() -> None:
 @pytest.mark.parametrize("policy", ["slos-serve", "slo"])
 def test_admission_bounds_drafts_and_keeps_objectives_of_whom_it_admits(policy: str) -> None:
     asked = [
-        LoadRequest(
+        load_request(
             at_s=0.15 * at,
-            category="chat",
             token_ids=(0,) * 700,
             new_tokens=60,
-            temperature=1.0,
             seed=at,
             objective_ms=(50.0, 100.0)[at % 2],
             ttft_ms=900.0,
@@ -178,32 +175,14 @@ def test_a_published_batch_takes_what_its_terms_say() -> None:
     machine = load_machine(FOLDER / f"{OPT}.yaml")
     [plain] = run(
         "vllm",
-        [
-            LoadRequest(
-                at_s=0.0,
-                category="chat",
-                token_ids=(0,) * 300,
-                new_tokens=20,
-                temperature=1.0,
-                seed=0,
-            )
-        ],
+        [load_request(token_ids=(0,) * 300, new_tokens=20)],
         OPT,
     )[1]
     assert plain.answer.ttft_ms == pytest.approx(0.06878 * 300 + 24.80)
     assert plain.answer.tpot_ms == pytest.approx(0.06878 + 24.80)
     cycles, _ = run(
         "vllm-spec-8",
-        [
-            LoadRequest(
-                at_s=0.0,
-                category="chat",
-                token_ids=(0,) * 300,
-                new_tokens=12,
-                temperature=1.0,
-                seed=0,
-            )
-        ],
+        [load_request(token_ids=(0,) * 300, new_tokens=12)],
         OPT,
     )
     assert machine.batch is not None
@@ -214,38 +193,12 @@ def test_a_published_batch_takes_what_its_terms_say() -> None:
 
 def test_tpot_is_judged_over_runs_of_ten_tokens() -> None:
     """A stall of one prompt is within the mean of 60 tokens, and not within that of ten."""
-    stalled = LoadRequest(
-        at_s=0.0,
-        category="chat",
-        token_ids=(0,) * 10,
-        new_tokens=61,
-        temperature=1.0,
-        seed=0,
-        objective_ms=45.0,
+    stalled = load_request(token_ids=(0,) * 10, new_tokens=61, objective_ms=45.0)
+    strict = load_request(token_ids=(0,) * 10, new_tokens=61, objective_ms=45.0, judges_runs=True)
+    staged = load_request(
+        token_ids=(0,) * 10, new_tokens=61, stages=(Stage(45.0, 41), Stage(45.0)), judges_runs=True
     )
-    strict = LoadRequest(
-        at_s=0.0,
-        category="chat",
-        token_ids=(0,) * 10,
-        new_tokens=61,
-        temperature=1.0,
-        seed=0,
-        objective_ms=45.0,
-        judges_runs=True,
-    )
-    staged = LoadRequest(
-        at_s=0.0,
-        category="chat",
-        token_ids=(0,) * 10,
-        new_tokens=61,
-        temperature=1.0,
-        seed=0,
-        stages=(Stage(45.0, 41), Stage(45.0)),
-        judges_runs=True,
-    )
-    other = LoadRequest(
-        at_s=0.2, category="chat", token_ids=(0,) * 1800, new_tokens=2, temperature=1.0, seed=1
-    )
+    other = load_request(at_s=0.2, token_ids=(0,) * 1800, new_tokens=2, seed=1)
     found = [run("vllm", [one, other])[1][0] for one in (stalled, strict, staged)]
     assert [one.is_attained for one in found] == [True, False, False]
     assert found[2].answer.attained_stages == (False, True)
@@ -253,42 +206,17 @@ def test_tpot_is_judged_over_runs_of_ten_tokens() -> None:
 
 
 def test_views_tell_how_long_a_run_has_taken() -> None:
-    asked = LoadRequest(
-        at_s=0.0,
-        category="chat",
-        token_ids=(0,) * 10,
-        new_tokens=25,
-        temperature=1.0,
-        seed=0,
-        objective_ms=45.0,
-        judges_runs=True,
-    )
+    asked = load_request(token_ids=(0,) * 10, new_tokens=25, objective_ms=45.0, judges_runs=True)
     views = [before.running[0] for before, *_ in run("vllm", [asked])[0] if before.running]
     for one in views:
         assert one.run_ms == pytest.approx(30.0 * (one.decoded % 10), abs=1.0)
-    usual = LoadRequest(
-        at_s=0.0,
-        category="chat",
-        token_ids=(0,) * 10,
-        new_tokens=25,
-        temperature=1.0,
-        seed=0,
-        objective_ms=45.0,
-    )
+    usual = load_request(token_ids=(0,) * 10, new_tokens=25, objective_ms=45.0)
     assert all(
         one.run_ms is None for before, *_ in run("vllm", [usual])[0] for one in before.running
     )
 
 
 def test_who_has_a_row_and_no_token_awaits_its_first() -> None:
-    asked = LoadRequest(
-        at_s=0.0,
-        category="chat",
-        token_ids=(0,) * 1200,
-        new_tokens=5,
-        temperature=1.0,
-        seed=0,
-        objective_ms=45.0,
-    )
+    asked = load_request(token_ids=(0,) * 1200, new_tokens=5, objective_ms=45.0)
     seen = [view.running[0] for before, _, view, _ in run("sarathi", [asked])[0]]
     assert [one.awaits_first for one in seen] == [True] * 3 + [False] * 4

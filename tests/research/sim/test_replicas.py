@@ -8,6 +8,7 @@ from research.sim.scenarios import SCENARIOS, scenario_requests
 from research.sim.service import SimulatedService
 from specrouter.bench.replay import LoadRequest, Outcome, replay
 from specrouter.config import TreesConfig
+from tests.load_requests import load_request
 from tests.specrouter.slo_machines import OPT_7B
 
 FILE = MACHINES / "slos-serve-opt-6.7b.yaml"
@@ -56,12 +57,10 @@ def test_who_is_not_attainable_at_one_replica_is_handed_to_the_next() -> None:
     """Turns would give all long prompts to one of the two."""
     prompts = [(1800, 60)[at % 2] for at in range(10)]
     requests = [
-        LoadRequest(
-            at_s=0.0,
+        load_request(
             category="code",
             token_ids=(0,) * prompt,
             new_tokens=20,
-            temperature=1.0,
             seed=at,
             objective_ms=50.0,
             ttft_ms=450.0,

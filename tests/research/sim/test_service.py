@@ -23,6 +23,7 @@ from specrouter.request.objective import Stage
 from specrouter.routing.planner import Plan
 from specrouter.slo.admission import Admission, fcfs
 from specrouter.view import EngineView
+from tests.load_requests import load_request
 
 # A cycle's view, admission, the view with those who came, and the plan.
 Seen = tuple[EngineView, Admission, EngineView, Plan | None]
@@ -61,14 +62,8 @@ def request(
     objective_ms: float | None = None,
     seed: int = 0,
 ) -> LoadRequest:
-    return LoadRequest(
-        at_s=at_s,
-        category="chat",
-        token_ids=(0,) * prompt,
-        new_tokens=tokens,
-        temperature=1.0,
-        seed=seed,
-        objective_ms=objective_ms,
+    return load_request(
+        at_s=at_s, token_ids=(0,) * prompt, new_tokens=tokens, seed=seed, objective_ms=objective_ms
     )
 
 

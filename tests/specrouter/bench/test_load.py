@@ -23,7 +23,6 @@ from specrouter.bench.named_policies import POLICIES, NamedPolicy
 from specrouter.bench.options import DEFAULT_POLICIES, LoadOptions
 from specrouter.bench.plots import running_over_time, write_load_plots
 from specrouter.bench.progress import Progress
-from specrouter.bench.replay import LoadRequest
 from specrouter.bench.sample import MeasurementError
 from specrouter.bench.tables import load_table
 from specrouter.bench.traces import DATASETS, Arrival
@@ -36,6 +35,7 @@ from specrouter.request.objective import SLO
 from specrouter.request.output import FinishReason
 from specrouter.request.params import SamplingParams
 from specrouter.slo.tree_planner import selection_of
+from tests.load_requests import load_request
 from tests.specrouter.bench.json_server import JsonHandler, serving
 from tests.specrouter.bench.test_traces import ADASERVE, letters
 
@@ -318,17 +318,7 @@ def server() -> Iterator[str]:
 
 def test_server_is_asked_with_headers_and_judged_by_the_clients_clock(server: str) -> None:
     service = ServerService(server)
-    pending = service.send(
-        LoadRequest(
-            at_s=0.0,
-            category="chat",
-            token_ids=(5, 6),
-            new_tokens=6,
-            temperature=1.0,
-            seed=2,
-            objective_ms=12.5,
-        )
-    )
+    pending = service.send(load_request(token_ids=(5, 6), new_tokens=6, seed=2, objective_ms=12.5))
     answer = pending.answer()
     assert pending.is_done
     assert (answer.error, answer.tokens, answer.acceptance_length) == (None, 6, 2.5)
@@ -340,15 +330,7 @@ def test_server_is_asked_with_headers_and_judged_by_the_clients_clock(server: st
     assert body["input_ids"] == [5, 6]
     assert (body["stream"], body["ignore_eos"], body["max_new_tokens"]) == (True, True, 6)
     answer = service.send(
-        LoadRequest(
-            at_s=0.0,
-            category="chat",
-            token_ids=(5, 6),
-            new_tokens=6,
-            temperature=1.0,
-            seed=3,
-            e2e_ms=5000.0,
-        )
+        load_request(token_ids=(5, 6), new_tokens=6, seed=3, e2e_ms=5000.0)
     ).answer()
     assert answer.error is not None
     assert "seed: is odd" in answer.error

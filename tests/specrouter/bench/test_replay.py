@@ -12,17 +12,12 @@ from specrouter.bench.load_figures import figures, medians, series, with_ratios
 from specrouter.bench.load_requests import Point
 from specrouter.bench.replay import Answer, LoadRequest, Outcome, replay
 from specrouter.bench.traces import Arrival
+from tests.load_requests import load_request
 
 
 def request(at_s: float, objective_ms: float | None = 10.0, category: str = "chat") -> LoadRequest:
-    return LoadRequest(
-        at_s=at_s,
-        category=category,
-        token_ids=(1, 2),
-        new_tokens=8,
-        temperature=1.0,
-        seed=0,
-        objective_ms=objective_ms,
+    return load_request(
+        at_s=at_s, category=category, token_ids=(1, 2), new_tokens=8, objective_ms=objective_ms
     )
 
 

@@ -21,6 +21,7 @@ from research.sim.service import SimulatedService
 from specrouter.bench.replay import LoadRequest, Outcome, replay
 from specrouter.config import ResumeConfig, RoutingConfig, TreesConfig
 from specrouter.config.policies import REPLICA_POLICIES
+from tests.load_requests import load_request
 from tests.specrouter.slo_machines import OPT_7B
 
 pytestmark = pytest.mark.slow
@@ -123,9 +124,7 @@ def test_a_request_goes_on_with_what_was_received() -> None:
     failure = Failure(0, 1.0, 60.0)
     one = cluster(2, failures=(failure,))
     requests = [
-        LoadRequest(
-            at_s=0.0, category="any", token_ids=(0,) * 100, new_tokens=100, temperature=0.0, seed=at
-        )
+        load_request(category="any", token_ids=(0,) * 100, new_tokens=100, temperature=0.0, seed=at)
         for at in range(2)
     ]
     found = served(one, requests)
@@ -143,9 +142,7 @@ def test_who_hangs_is_left_after_the_silence_and_comes_back() -> None:
     failure = Failure(0, 1.0, 5.0, "hangs")
     one = cluster(2, failures=(failure,))
     requests = [
-        LoadRequest(
-            at_s=0.0, category="any", token_ids=(0,) * 100, new_tokens=300, temperature=0.0, seed=at
-        )
+        load_request(category="any", token_ids=(0,) * 100, new_tokens=300, temperature=0.0, seed=at)
         for at in range(2)
     ]
     requests += [
@@ -166,9 +163,7 @@ def test_who_hangs_is_left_after_the_silence_and_comes_back() -> None:
 def test_a_restart_moves_at_once_and_is_no_failure() -> None:
     one = cluster(2, failures=(Failure(0, 1.0, 3.0, "restarted"),), resume=ResumeConfig(limit=0))
     requests = [
-        LoadRequest(
-            at_s=0.0, category="any", token_ids=(0,) * 100, new_tokens=100, temperature=0.0, seed=at
-        )
+        load_request(category="any", token_ids=(0,) * 100, new_tokens=100, temperature=0.0, seed=at)
         for at in range(2)
     ]
     assert [each.answer.error for each in served(one, requests)] == [None, None]
@@ -179,9 +174,7 @@ def test_more_failures_than_the_limit_end_a_request() -> None:
     failures = tuple(Failure(at, 1.0, 60.0) for at in range(2))
     one = cluster(3, failures=failures, resume=ResumeConfig(limit=0))
     requests = [
-        LoadRequest(
-            at_s=0.0, category="any", token_ids=(0,) * 100, new_tokens=100, temperature=0.0, seed=at
-        )
+        load_request(category="any", token_ids=(0,) * 100, new_tokens=100, temperature=0.0, seed=at)
         for at in range(3)
     ]
     errors = [each.answer.error for each in served(one, requests)]
@@ -196,9 +189,7 @@ def test_states_that_are_old_make_a_herd_and_own_counts_do_not() -> None:
         for at in range(12)
     ]
     first = [
-        LoadRequest(
-            at_s=0.0, category="any", token_ids=(0,) * 400, new_tokens=10, temperature=0.0, seed=99
-        )
+        load_request(category="any", token_ids=(0,) * 400, new_tokens=10, temperature=0.0, seed=99)
     ]
     places = {}
     for routing in ("flowguard-printed", "flowguard", "round-robin", "slo"):

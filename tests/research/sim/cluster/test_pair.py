@@ -8,7 +8,7 @@ import pytest
 
 from research.sim.cluster.pair import SimulatedPair, Transfer
 from research.sim.cluster.replica import Served, SimulatedReplica
-from specrouter.bench.replay import LoadRequest
+from tests.load_requests import load_request
 from tests.research.sim.cluster.test_cluster import MACHINE, service
 
 
@@ -31,9 +31,7 @@ def ran(one: SimulatedPair, *served: Served) -> None:
 def test_keys_and_values_travel_and_nothing_is_read_twice() -> None:
     one = pair(kv_ms=2.0)
     served = one.receive(
-        LoadRequest(
-            at_s=0.0, category="any", token_ids=(0,) * 300, new_tokens=12, temperature=0.0, seed=1
-        ),
+        load_request(category="any", token_ids=(0,) * 300, new_tokens=12, temperature=0.0, seed=1),
         0.0,
         [],
     )
@@ -52,16 +50,12 @@ def test_keys_and_values_travel_and_nothing_is_read_twice() -> None:
 def test_a_prompt_does_not_slow_who_decodes() -> None:
     one = pair(kv_ms=0.0)
     early = one.receive(
-        LoadRequest(
-            at_s=0.0, category="any", token_ids=(0,) * 10, new_tokens=40, temperature=0.0, seed=1
-        ),
+        load_request(category="any", token_ids=(0,) * 10, new_tokens=40, temperature=0.0, seed=1),
         0.0,
         [],
     )
     late = one.receive(
-        LoadRequest(
-            at_s=0.0, category="any", token_ids=(0,) * 2000, new_tokens=4, temperature=0.0, seed=2
-        ),
+        load_request(category="any", token_ids=(0,) * 2000, new_tokens=4, temperature=0.0, seed=2),
         0.0,
         [],
     )
@@ -74,9 +68,7 @@ def test_a_prompt_does_not_slow_who_decodes() -> None:
 def test_one_token_needs_no_second_half() -> None:
     one = pair()
     served = one.receive(
-        LoadRequest(
-            at_s=0.0, category="any", token_ids=(0,) * 30, new_tokens=1, temperature=0.0, seed=1
-        ),
+        load_request(category="any", token_ids=(0,) * 30, new_tokens=1, temperature=0.0, seed=1),
         0.0,
         [],
     )
@@ -88,9 +80,7 @@ def test_one_token_needs_no_second_half() -> None:
 def test_who_reads_or_travels_waits_and_is_counted() -> None:
     one = pair(kv_ms=50.0)
     served = one.receive(
-        LoadRequest(
-            at_s=0.0, category="any", token_ids=(0,) * 30, new_tokens=5, temperature=0.0, seed=1
-        ),
+        load_request(category="any", token_ids=(0,) * 30, new_tokens=5, temperature=0.0, seed=1),
         0.0,
         [],
     )
@@ -106,9 +96,7 @@ def test_who_reads_or_travels_waits_and_is_counted() -> None:
 def test_who_lost_another_pair_is_read_with_what_came() -> None:
     one = pair()
     served = one.receive(
-        LoadRequest(
-            at_s=0.0, category="any", token_ids=(0,) * 30, new_tokens=12, temperature=0.0, seed=1
-        ),
+        load_request(category="any", token_ids=(0,) * 30, new_tokens=12, temperature=0.0, seed=1),
         0.0,
         [(0.0, 4), (0.01, 3)],
     )
