@@ -508,8 +508,7 @@ class ChainRouter:
 
     def predicted_prefill_ms(self) -> float:
         """Of a prompt token on the target, in chunks of `engine.prefill_chunk`."""
-        known, chunk = self.performance(), self.config.engine.prefill_chunk
-        return known.machine * known.times[self.pool.target].at(chunk) / chunk
+        return self._engine.predicted_prefill_ms()
 
     def baseline_tpot_ms(self) -> float:
         """Of one request alone on the target."""

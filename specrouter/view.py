@@ -25,6 +25,7 @@ Ints = NDArray[np.int64]
 Override = tuple[int | None, int | None]  # depth and width that requests ask for; None: left open
 SCHEDULED: Override = (None, None)
 
+NOT_BELIEVED = 1.0  # of `EngineView.prediction_error`: nothing has been learned yet
 LEAST_PACE_MARGIN = 0.1  # of `EngineView.pace_margin`; where nothing has been learned yet
 
 
@@ -103,6 +104,7 @@ class RequestView:
         repeatable: output tokens whose choice could be made again, as shadow evaluations do.
         slots: KV slots that attention reads for it.
         reserve_tokens: KV tokens that it needs at most.
+        implied_ttft_ms: of a request that states no deadline; it is never too late for it.
         e2e_ms: objective of the end-to-end latency.
         stages: that are left, the current one first. `tpot_ms` is then the current one's, and
             `decoded` and `decode_ms` are since the end of the one before.
@@ -110,6 +112,7 @@ class RequestView:
         output_tokens: length of its output, where it is known, as in a simulation.
         declined: it is served as if it had no objective.
         rejects: it ends, instead, when it is declined.
+        promised: it is predicted to attain its objective, since it was given its row.
         awaits_first: it runs, and its first token has not come.
         drafts: cycles in which something was drafted for it; `acceptance`: share of the last draft
             that the target accepted.
@@ -127,6 +130,7 @@ class RequestView:
     decode_ms: float = 0.0
     tpot_ms: float | None = None
     ttft_ms: float | None = None
+    implied_ttft_ms: float | None = None
     tier: str | None = None
     sampled: bool = True
     override: SpeculationOverride = None
@@ -139,6 +143,7 @@ class RequestView:
     output_tokens: int | None = None
     declined: bool = False
     rejects: bool = False
+    promised: bool = False
     awaits_first: bool = False
     drafts: int = 0
     acceptance: float = 0.0
@@ -162,6 +167,7 @@ class EngineView:
         loaded: models that could draft at once.
         output_tokens: usual lengths of outputs by SLO class, None: of those without one.
         pace_margin: share of every TPOT that admission keeps back for what it cannot foresee.
+        prediction_error: share of admission's predictions that have not come true of late.
     """
 
     cycle: int
@@ -176,6 +182,7 @@ class EngineView:
     standing: Standing = field(default_factory=Standing)
     output_tokens: Mapping[str | None, float] = field(default_factory=dict)
     pace_margin: float = LEAST_PACE_MARGIN
+    prediction_error: float = NOT_BELIEVED
 
     @cached_property
     def by_row(self) -> dict[int, RequestView]:

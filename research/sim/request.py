@@ -12,7 +12,7 @@ from specrouter.request.attainment import RUN_TOKENS
 from specrouter.request.detokenizer import Detokenizer
 from specrouter.request.handed_kv import HandedKV
 from specrouter.request.handle import RequestHandle
-from specrouter.request.objective import Objective
+from specrouter.request.objective import ImpliedTTFT, Objective
 from specrouter.request.output import Delta, RequestMetrics
 from specrouter.request.params import SamplingParams
 from specrouter.request.running import RunningRequest
@@ -64,6 +64,7 @@ class SimulatedRequest(RunningRequest):
     """A `Pending`. It comes when the clock says.
 
     Args:
+        prefill_ms: of a prompt token alone.
         commits: tokens that it has had elsewhere, since it was first sent.
         kv_tokens: that the target need not read: their keys and values come along.
 
@@ -76,6 +77,7 @@ class SimulatedRequest(RunningRequest):
         number: int,
         request: LoadRequest,
         clock: SimulatedClock,
+        prefill_ms: float,
         commits: Sequence[Commits] = (),
         kv_tokens: int = 0,
     ) -> None:
@@ -91,7 +93,7 @@ class SimulatedRequest(RunningRequest):
             ),
             speculation=request.speculation,
             seed=request.seed,
-            objective=_objective(request),
+            objective=_objective(request, len(request.token_ids) * prefill_ms),
             arrivals=tuple((came_s - sent_s, count) for came_s, count in commits),
             kv=_SimulatedKV(kv_tokens) if kv_tokens else None,
         )
@@ -197,14 +199,15 @@ class SimulatedRequest(RunningRequest):
         return float(np.diff(ends).max() * 1000 / RUN_TOKENS) if len(ends) > 1 else None
 
 
-def _objective(request: LoadRequest) -> Objective | None:
+def _objective(request: LoadRequest, prompt_ms: float) -> Objective | None:
     if not request.has_objective:
         return None
     tpot_ms = None if request.stages else request.objective_ms
-    return Objective(
+    objective = Objective(
         tpot_ms=tpot_ms,
         ttft_ms=request.ttft_ms,
         slo_class=request.category,
         e2e_ms=request.e2e_ms,
         stages=request.stages,
     )
+    return ImpliedTTFT().of(objective, prompt_ms)

@@ -177,7 +177,7 @@ class SimulatedService:
             clock=clock,
         )
         self._views = ViewBuilder(
-            machine.names, (), self._executor, self._profiler, book.lengths, book.margin, clock
+            machine.names, (), self._executor, self._profiler, book.lengths, book.promises, clock
         )
         self._step = DecodingStep(
             book,
@@ -200,7 +200,7 @@ class SimulatedService:
     @property
     def pace_margin(self) -> float:
         """See `EngineState`."""
-        return self._book.margin.value
+        return self._book.promises.pace_margin
 
     def seconds_per_request(self) -> float | None:
         """See `AdmissionPace`."""
@@ -233,7 +233,9 @@ class SimulatedService:
         self, number: int, request: LoadRequest, sent_s: float, *others: Any
     ) -> SimulatedRequest:
         self._clock.now_s = sent_s
-        return SimulatedRequest(number, request, self._clock, *others)
+        chunk = self.machine.prefill_chunk
+        prefill_ms = self.machine.times[self.machine.target].at(chunk) / chunk
+        return SimulatedRequest(number, request, self._clock, prefill_ms, *others)
 
     def shown(self, request: LoadRequest) -> tuple[EngineView, RequestView]:
         """What a router sees of this engine now, and what the engine would be told of a request."""

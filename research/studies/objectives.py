@@ -163,14 +163,14 @@ def first_tokens(lines: Sequence[Mapping[str, Any]], policy: str = "slo") -> Ite
         if line["objectives"] == "tpot":
             point = by_point[line["machine"], line["acceptance"], line["rate"]]
             point.setdefault(line["policy"], []).extend(line["first_ms"])
-    found = []
-    for point, those in by_point.items():
-        if policy in those and np.percentile(those.get("global-greedy", [np.inf]), 99) < 3000.0:
-            found.append((point, *np.percentile(those[policy], (50, 99))))
-    if found:
-        for name, place in (("p50", 1), ("p99", 2)):
-            worst = max(found, key=lambda one, place=place: float(one[place]))  # type: ignore[misc]
-            yield f"worst {name} of {len(found)} points: {worst[place]:.0f} ms at {worst[0]}"
+    found = [
+        (*np.percentile(those[policy], (50, 99)).tolist(), at)
+        for at, those in by_point.items()
+        if policy in those and np.percentile(those.get("global-greedy", [np.inf] * 2), 99) < 3000.0
+    ]
+    for place, name in enumerate(("p50", "p99") if found else ()):
+        worst = max(found, key=lambda one: float(one[place]))
+        yield f"worst {name} of {len(found)} points: {worst[place]:.0f} ms at {worst[2]}"
 
 
 def main() -> None:

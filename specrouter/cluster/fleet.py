@@ -214,6 +214,10 @@ class FleetLimits:
         """The fastest replica's: an objective relative to it means the same wherever it runs."""
         return min(state.baseline_tpot_ms for state in self._states())
 
+    def predicted_prefill_ms(self) -> float:
+        """The slowest replica's: what is implied of a first token can be kept anywhere."""
+        return max(state.prefill_ms for state in self._states())
+
     def _states(self) -> list[ReplicaState]:
         states = [member.state for member in self._fleet.members.values()]
         return [state for state in states if state is not None]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, StrictInt, StrictStr, model_validator
 
 from modelpool.errors import ConfigError
 from specrouter.config.strict import Strict
-from specrouter.request.objective import SLO, OnUnattainable
+from specrouter.request.objective import SLO, ImpliedTTFT, OnUnattainable
 from specrouter.request.params import RequestError
 from specrouter.request.stages import (
     TokenIdOf,
@@ -77,6 +77,35 @@ class SloConfig(Strict):
             stages=stages_of(self.stages, token_id_of),
             on_unattainable=self.on_unattainable,
         )
+
+
+class ImpliedTTFTConfig(Strict):
+    """What a request with a TPOT and no TTFT is taken to ask of its first token.
+
+    Attributes:
+        multiple: of the time that its prompt takes alone.
+        floor_ms: at least, in milliseconds.
+    """
+
+    multiple: float = Field(default=5.0, gt=0, allow_inf_nan=False)
+    floor_ms: float = Field(default=2000.0, gt=0, allow_inf_nan=False)
+
+
+class ObjectivesConfig(Strict):
+    """What holds for the objectives of all requests.
+
+    Attributes:
+        implied_ttft: of requests with a TPOT and without a TTFT or end-to-end objective: admission
+            schedules their first tokens for it, and nothing is judged by it. `none`: they may wait
+            about ten seconds.
+    """
+
+    implied_ttft: ImpliedTTFTConfig | Literal["none"] = ImpliedTTFTConfig()
+
+    @property
+    def implied(self) -> ImpliedTTFT | None:
+        asked = self.implied_ttft
+        return None if asked == "none" else ImpliedTTFT(asked.multiple, asked.floor_ms)
 
 
 def slos_by_class(

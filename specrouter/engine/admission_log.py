@@ -14,15 +14,17 @@ from specrouter.engine.slo_accounts import class_named
 from specrouter.request.objective import Objective
 from specrouter.request.output import Feasible
 from specrouter.request.running import RunningRequest
+from specrouter.slo.admission import Admission, Order
 
 _RECORDS = 256
 
-Outcome = Literal["admitted", "best_effort", "resumed", "declined", "rejected", "preempted"]
+Outcome = Literal["admitted", "best_effort", "resumed", "declined", "rejected", "preempted"] | Order
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdmissionRecord:
-    """A decision about a request.
+    """A decision about a request, or about the order that admission follows from now on, which is
+    of none.
 
     Attributes:
         unix_s: when it was, in seconds since 1970.
@@ -35,9 +37,9 @@ class AdmissionRecord:
 
     cycle: int
     unix_s: float
-    request: int
+    request: int | None
     request_id: str | None
-    slo_class: str
+    slo_class: str | None
     objective: Objective | None
     outcome: Outcome
     reason: str
@@ -91,6 +93,23 @@ class AdmissionLog:
             elif request.is_declined:
                 why = "a row is left, and it was declined before"
                 self._keep(cycle, running, request, "best_effort", why)
+
+    def note_order(self, cycle: int, running: int, admission: Admission) -> None:
+        """Another one is followed from this cycle on."""
+        self._records.append(
+            AdmissionRecord(
+                cycle=cycle,
+                unix_s=time.time(),
+                request=None,
+                request_id=None,
+                slo_class=None,
+                objective=None,
+                outcome=admission.order,
+                reason=admission.why,
+                waited_ms=0.0,
+                running=running,
+            )
+        )
 
     def _keep(
         self,

@@ -24,6 +24,8 @@ class Limits(Protocol):
 
     def baseline_tpot_ms(self) -> float: ...
 
+    def predicted_prefill_ms(self) -> float: ...
+
 
 class ContextLengthError(RequestError):
     """A request for more tokens than one may have."""

@@ -48,7 +48,7 @@ from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS, Chain
 from specrouter.request.running import RunningRequest
 from specrouter.routing.chain_policy import Models
 from specrouter.routing.decision_record import DecisionRecord
-from specrouter.slo.serve.pace_margin import PaceMargin
+from specrouter.slo.serve.promises import Promises
 from statemgr import StateManager
 
 logger = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class Engine:
         runtime = Runtime.create(pool, self._manager, self.profiler, execution)
         self._output_file = output_file_of(engine, pool, runtime.rows.outputs)
         self._executor = Executor(runtime)
-        lengths, margin = OutputLengths(), PaceMargin()
+        lengths, promises = OutputLengths(), Promises()
         weightless = [name for name in pool.names if pool.is_weightless(name)]
         views = ViewBuilder(
             [name for name in pool.names if name not in weightless],
@@ -78,7 +78,7 @@ class Engine:
             self._executor,
             self.profiler,
             lengths,
-            margin,
+            promises,
             time.perf_counter,
         )
         meter = RequestMeter(pool.target, config.slo_classes)
@@ -88,7 +88,7 @@ class Engine:
             meter=meter,
             faults=self._faults,
             lengths=lengths,
-            margin=margin,
+            promises=promises,
         )
         plan = pool.plan(pool.target)
         exact = with_exact_trees(engine, plan.dtype, plan.weights)
@@ -183,7 +183,7 @@ class Engine:
             tightest_tpot_ms=min((each for each in promised if each is not None), default=None),
             kv_cached_tokens=manager.cached_slots,
             cache=replace(manager.cache_counts),
-            pace_margin=self._book.margin.value,
+            pace_margin=self._book.promises.pace_margin,
         )
 
     def seconds_until_admitted(self, waiting: int) -> float:
@@ -208,6 +208,11 @@ class Engine:
         if self._baseline_ms is None:
             raise RuntimeError("the time of a token is not known")
         return self._baseline_ms
+
+    def predicted_prefill_ms(self) -> float:
+        """Of a prompt token on the target, in full chunks."""
+        known, chunk = self.profiler.snapshot(), self._config.engine.prefill_chunk
+        return known.machine * known.times[self._pool.target].at(chunk) / chunk
 
     def predict(self, chain: Chain, shape: DraftShape, requests: int) -> float:
         """See `ChainRouter.predict`."""

@@ -50,6 +50,7 @@ class InputValidation:
 
     def __init__(self, config: RouterConfig, pool: ModelPool, engine: Callable[[], Limits]) -> None:
         self.slo_classes: Mapping[str, SLO] = slos_by_class(config.slo_classes, pool.tokenizer)
+        self._implied_ttft = config.slo.implied
         self.context = _context_limit(config.engine, pool, engine)
         self._pool = pool
         self._engine = engine
@@ -111,7 +112,7 @@ class InputValidation:
             seed=secrets.randbits(63) if params.seed is None else params.seed,
             sample=asked.sample or 0,
             bad_words_ids=bad_words,
-            objective=self._objective(asked.slo),
+            objective=self._objective(asked.slo, len(tokens)),
             priority=asked.priority,
             timeout_s=asked.timeout_s,
             grammar=grammar,
@@ -123,11 +124,15 @@ class InputValidation:
             kv=asked.kv,
         )
 
-    def _objective(self, slo: SloLike) -> Objective | None:
-        objective = resolve(slo, self.slo_classes, self._engine().baseline_tpot_ms)
-        if objective is not None:
-            check_vocabulary(objective.stages, self._pool.vocab_size)
-        return objective
+    def _objective(self, slo: SloLike, prompt_tokens: int) -> Objective | None:
+        engine = self._engine()
+        objective = resolve(slo, self.slo_classes, engine.baseline_tpot_ms)
+        if objective is None:
+            return None
+        check_vocabulary(objective.stages, self._pool.vocab_size)
+        if self._implied_ttft is None:
+            return objective
+        return self._implied_ttft.of(objective, prompt_tokens * engine.predicted_prefill_ms())
 
     def _check_speculation(self, speculation: SpeculationOverride) -> None:
         if isinstance(speculation, Speculation):

@@ -48,6 +48,7 @@ class PlanCheck:
             (admission.admitted, waiting, "admitted"),
             (admission.declined, waiting, "declined"),
             (admission.preempted, running, "preempted"),
+            (admission.lost, running, "lost"),
         ):
             _expect(isinstance(named, tuple) and set(named) <= set(of), what, named)
             _expect(len(set(named)) == len(named), f"{what} twice", named)

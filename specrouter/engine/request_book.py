@@ -19,8 +19,8 @@ from specrouter.execution.fault_guard import FaultGuard
 from specrouter.profile.output_lengths import OutputLengths
 from specrouter.request.output import UNATTAINABLE, Delta, Feasible, FinishReason
 from specrouter.request.running import RunningRequest, last_delta
-from specrouter.slo.admission import Admission
-from specrouter.slo.serve.pace_margin import PaceMargin
+from specrouter.slo.admission import Admission, Order
+from specrouter.slo.serve.promises import Promises
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 @dataclass(kw_only=True)
 class RequestBook:
     """`executor`: has the rows. `running`: by row, in the order of admission. `lengths`: of outputs
-    that ended by themselves. `margin`: that admission keeps back.
-    `clock`: seconds, that requests' times are of.
+    that ended by themselves. `promises`: of admission, and how they ended.
+    `order`: that admission follows. `clock`: seconds, that requests' times are of.
 
     `is_abandoned`: the engine has failed and all that ran have been told, so that a cycle which
     still ends may find its requests ended.
@@ -45,7 +45,8 @@ class RequestBook:
     waiting: AdmissionQueue[RunningRequest] = field(default_factory=AdmissionQueue)
     running: dict[int, RunningRequest] = field(default_factory=dict)
     pace: AdmissionPace = field(default_factory=AdmissionPace)
-    margin: PaceMargin = field(default_factory=PaceMargin)
+    promises: Promises = field(default_factory=Promises)
+    order: Order = "first_come"
     is_abandoned: bool = False
     clock: Callable[[], float] = time.perf_counter
 
@@ -69,7 +70,7 @@ class RequestBook:
         self.prefixes = before.prefixes
         self.slo_accounts, self.meter = before.slo_accounts, before.meter
         self.lengths.inherit(before.lengths)
-        self.margin.value = before.margin.value
+        self.promises = before.promises
 
     def follow_admission(
         self, cycle: int, admission: Admission, waiting: Mapping[int, RunningRequest]
@@ -80,7 +81,14 @@ class RequestBook:
             self._preempt(by_id[each])
         for each in admission.declined:
             waiting[each].is_declined = True
-        self.margin.note_held_back(admission.held_back)
+        for each in admission.lost:
+            by_id[each].is_promised = False
+            self.promises.note(kept=False, kept_pace=False)
+        if admission.order != self.order:
+            self.order = admission.order
+            with self.faults.part("records"):
+                self.admissions.note_order(cycle, len(self.running), admission)
+        self.promises.note_held_back(admission.held_back)
         rejected = [waiting[each] for each in admission.declined if waiting[each].rejects]
         if rejected:
             self.end_all([(one, "error", _unattainable(one)) for one in rejected])
@@ -205,9 +213,9 @@ class RequestBook:
             with self.faults.part("learning"):
                 slo_class = None if request.objective is None else request.objective.slo_class
                 self.lengths.record(slo_class, metrics.output_tokens)
-                kept_pace = request.kept_pace(metrics)
-                if request.is_promised and kept_pace is not None:
-                    self.margin.note(kept=kept_pace)
+                if request.is_promised and metrics.attained is not None:
+                    kept_pace = request.kept_pace(metrics)
+                    self.promises.note(kept=metrics.attained, kept_pace=kept_pace)
 
 
 def _unattainable(request: RunningRequest) -> str:

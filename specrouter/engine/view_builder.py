@@ -10,7 +10,7 @@ from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.objective import Objective
 from specrouter.request.running import RunningRequest
-from specrouter.slo.serve.pace_margin import PaceMargin
+from specrouter.slo.serve.promises import Promises
 from specrouter.view import EngineView, RequestView, Standing
 from statemgr import TokenChain
 
@@ -31,7 +31,7 @@ class ViewBuilder:
         executor: RowExecutor,
         profiler: PerformanceProfiler,
         lengths: OutputLengths,
-        margin: PaceMargin,
+        promises: Promises,
         clock: Callable[[], float],
     ) -> None:
         self._models = (*weightless, *models)
@@ -39,7 +39,7 @@ class ViewBuilder:
         self._executor = executor
         self._profiler = profiler
         self._lengths = lengths
-        self._margin = margin
+        self._promises = promises
         self._clock = clock
         self._snapshot: PerformanceSnapshot | None = None
         self._snapshot_cycle = 0
@@ -68,7 +68,8 @@ class ViewBuilder:
             performance=self._performance(cycle, standing),
             standing=standing,
             output_tokens=self._output_tokens,
-            pace_margin=self._margin.value,
+            pace_margin=self._promises.pace_margin,
+            prediction_error=self._promises.error,
         )
 
     def admitted(self, came: Mapping[int, RunningRequest]) -> tuple[RequestView, ...]:
@@ -146,6 +147,7 @@ class ViewBuilder:
             decode_ms=pace.decode_ms(now_s),
             tpot_ms=pace.tpot_ms(objective),
             ttft_ms=objective.ttft_ms,
+            implied_ttft_ms=objective.implied_ttft_ms,
             tier=objective.slo_class,
             sampled=spec.params.temperature > 0,
             override=spec.speculation,
@@ -158,6 +160,7 @@ class ViewBuilder:
             output_tokens=request.output_tokens,
             declined=request.is_declined,
             rejects=request.rejects,
+            promised=request.is_promised,
             awaits_first=request.row is not None and not request.has_begun,
             drafts=pace.drafts,
             acceptance=pace.acceptance,

@@ -13,12 +13,15 @@ Pure: `(EngineView) -> Admission`.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
 from processors import share_chunk
 from specrouter.config import EngineConfig
 from specrouter.view import EngineView, RequestView
+
+Order = Literal["first_come", "objectives"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +48,8 @@ class Admission:
             of a few, where many are admitted at once.
         promised: those of `admitted` whose objectives are meant to be attained.
         held_back: how many of `declined` were declined for the margin alone, so that it narrows.
+        lost: ids of running requests that were promised their objectives and attain them no more.
+        order: that is followed, and why it was chosen.
     """
 
     admitted: tuple[int, ...] = ()
@@ -59,6 +64,9 @@ class Admission:
     slack: Mapping[int, float] = field(default_factory=dict)
     promised: frozenset[int] = frozenset()
     held_back: int = 0
+    lost: tuple[int, ...] = ()
+    order: Order = "first_come"
+    why: str = ""
 
     @property
     def has_budget(self) -> bool:

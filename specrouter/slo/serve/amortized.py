@@ -42,6 +42,8 @@ Floats = NDArray[np.float64]
 _URGENT = 10.0  # times its own reading: a prompt whose deadline is nearer cannot wait
 _MOST_NEW = 16  # urgent prompts that one decision chooses among
 _CYCLES = 24  # lengths of cycles that are tried
+import os
+_COMING = float(os.environ.get("COMING","0.3"))
 _MARGIN = 0.2  # of every TPOT, for prompts that are still to come
 
 
@@ -87,6 +89,26 @@ class Amortized:
 
     def is_in_time(self, load: Load) -> bool:
         return self.strict.is_in_time(load) or self._is_sustained(load)
+
+    def in_time(self, load: Load, in_order: Sequence[Prompt] | None = None) -> frozenset[int]:
+        """Ids of those of the load that attain their objectives, the neediest given up where not
+        all can, if everybody decodes and prompts are read by rising deadline, or `in_order`."""
+        prompts = load.prompts if in_order is None else in_order
+        kept_back = 0.0 if in_order is None else _COMING
+        paces, ids = self._paces(load) * (1.0 - kept_back), np.array([*load.ids, *(p.id for p in _paced(load))])
+        by_need = np.argsort(paces, kind="stable")
+        paces, given_up = paces[by_need], 0
+        while (times := self._beside(paces[given_up:], load.others + given_up)) is None:
+            given_up = min(len(paces), max(1, 2 * given_up))
+        lost = set(ids[by_need[:given_up]].tolist())
+        cycle_ms, read = times.ms(self.chunk), 0
+        for prompt in prompts:
+            read += prompt.tokens
+            took_ms = read / self.chunk * cycle_ms
+            if not prompt.is_soft and took_ms > prompt.deadline_ms * (1.0 - kept_back):
+                lost.add(prompt.id)
+        known = {*load.ids, *(each.id for each in prompts)}
+        return frozenset(known - lost)
 
     def choose(self, load: Load, new: Sequence[Prompt], memory: Memory) -> Choice:
         new = new if memory.rows > 0 else ()
@@ -193,10 +215,17 @@ class Amortized:
     def _keeping_up(self, load: Load, others: int = 0) -> Reserved | None:
         """Times of cycles beside what the shortest verify in which everybody's tokens bring enough;
         None: in none they do. `others`: tokens of those without an objective, who may sit out."""
+        return self._beside(self._paces(load), others)
+
+    def _paces(self, load: Load) -> Floats:
+        """What a token of each may take where prompts are read as well."""
         unread = sum(each.tokens for each in load.prompts)
         paces = load.tpot_ms - self._token_ms * unread / load.left
-        coming = [each.tpot_ms for each in load.prompts if np.isfinite(each.tpot_ms)]
-        paces = np.concatenate((paces, coming)) * (1.0 - max(_MARGIN, self.margin))
+        coming = [each.tpot_ms for each in _paced(load)]
+        found: Floats = np.concatenate((paces, coming)) * (1.0 - max(_MARGIN, self.margin))
+        return found
+
+    def _beside(self, paces: Floats, others: int) -> Reserved | None:
         if not len(paces):
             return Reserved(self.times, others)
         if paces.min() < self.fastest_ms:
@@ -214,3 +243,7 @@ class Amortized:
             if self.times.ms(tokens, step) <= ms:
                 return Reserved(self.times, math.ceil(tokens), step)
         return None
+
+
+def _paced(load: Load) -> list[Prompt]:
+    return [each for each in load.prompts if math.isfinite(each.tpot_ms)]

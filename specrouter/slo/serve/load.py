@@ -38,7 +38,8 @@ class Prompt:
         tpot_ms: of its output; infinite without such an objective.
         reserve_tokens: KV that it needs.
         left: tokens of its output after the first one, as far as is known.
-        can_wait: the deadline is no objective, only so that it does not wait for ever.
+        is_soft: the deadline is no objective.
+        can_wait: it is only there so that the request does not wait for ever.
     """
 
     id: int
@@ -48,6 +49,7 @@ class Prompt:
     reserve_tokens: int = 0
     is_running: bool = False
     left: float = math.inf
+    is_soft: bool = False
     can_wait: bool = False
 
 

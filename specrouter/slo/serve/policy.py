@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from specrouter.slo.admission import Admission, Admit, fcfs
 from specrouter.slo.serve.bounds import bounded
 from specrouter.slo.serve.feasible import MOST_TOLD, slack_of
-from specrouter.slo.serve.load import Load
+from specrouter.slo.serve.load import Load, Prompt
 from specrouter.slo.serve.pacing import Batch, Choice, Pacing
 from specrouter.slo.serve.program import Memory
 from specrouter.slo.serve.requests import Sorted, by_key, has_objective, sorted_requests
@@ -68,7 +68,8 @@ def by_objectives(
             tells_slack=tells_slack,
             least_chunk=least_chunk,
         )
-        return decision.admission()
+        ours = decision.admission()
+        return ours if is_final else decision.or_as_they_came(ours, without_objectives(view))
 
     return policy
 
@@ -89,10 +90,13 @@ class _Decision:
     preempted: list[int] = field(default_factory=list)
     waits_for_memory: bool = False
     held_back: int = 0  # see `Admission`
+    asked: Sorted = field(init=False)
+    load: Load = field(init=False)  # with whom it admits
 
     def admission(self) -> Admission:
         view, pacing = self.view, self.pacing
         asked = self._realistic(sorted_requests(view, pacing.times, pacing.fastest_ms))
+        self.asked = asked
         self.rows = view.free_rows
         self.memory = math.inf if view.kv_free_tokens is None else float(view.kv_free_tokens)
         promoted = self._promoted(asked)
@@ -107,12 +111,62 @@ class _Decision:
             for prompt in choice.admitted
             if self._admit(asked, prompt.id, prompt.reserve_tokens, promoted)
         ]
-        load = load.joined(came)
+        load = self.load = load.joined(came)
         batch = with_prompts(pacing, load, pacing.batch(load, choice.batch_ms))
         self._admit_best_effort(asked)
         admission = self._written(asked, load, batch, fixed)
         promised = frozenset(prompt.id for prompt in came)
-        return replace(admission, promised=promised, held_back=self.held_back)
+        return replace(
+            admission,
+            promised=promised,
+            held_back=self.held_back,
+            lost=tuple(one.id for one in asked.best_effort if one.promised and not one.declined),
+        )
+
+    # Or first come, first served
+
+    def or_as_they_came(self, ours: Admission, theirs: Admission) -> Admission:
+        """Theirs, unless the prediction, believed as far as it came true, says that more requests
+        attain their objectives with ours."""
+        admitted = set(theirs.admitted)
+        new = [one for one in self.asked.new if one.id in admitted]
+        load = self.asked.load.joined(new)
+        prompts = {one.id: one for one in load.prompts}
+        order = [one.id for one in self.view.running] + list(theirs.admitted)
+        unpaced = [one for one in (*self.asked.best_effort, *self.asked.waiting)]
+        others = [one for one in unpaced if one.row is not None or one.id in admitted]
+        rest = {
+            one.id: Prompt(id=one.id, deadline_ms=math.inf, tokens=one.prompt_left + 1,
+                           tpot_ms=math.inf, is_soft=True)
+            for one in others if one.prompt_left
+        }  # fmt: skip
+        in_order = [each for name in order if (each := prompts.get(name) or rest.get(name))]
+        load = replace(load, others=len(others))
+        as_they_came = self.pacing.in_time(load, in_order) - rest.keys()
+        waiting = {one.id for one in self.asked.new if one.is_soft and one.id not in admitted}
+        by_need = self.pacing.in_time(self.load)
+        by_need |= {one.id for one in self.asked.new if one.is_soft}
+        gained, lost = len(by_need - as_they_came - waiting), len(as_they_came - by_need)
+        error = self.view.prediction_error
+        why = (
+            f"{len(by_need)} requests attain their objectives by objectives, {len(as_they_came)} "
+            f"as they came; {error:.0%} of predictions did not come true"
+        )
+        if error < -1 or gained * (1.0 - 2.0 * error) > lost * (1.0 + error):
+            return replace(ours, order="objectives", why=why)
+        rejected = tuple(
+            one.id
+            for one in self.view.waiting
+            if one.rejects and one.id in ours.declined and one.id not in admitted
+        )
+        return replace(
+            theirs,
+            order="first_come",
+            why=why,
+            declined=rejected,
+            promised=frozenset(as_they_came & {one.id for one in new}),
+            lost=ours.lost,
+        )
 
     # Who is admitted
 

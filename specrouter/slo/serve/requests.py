@@ -3,8 +3,9 @@
 A request has a deadline for its prompt and a TPOT for its output:
 
 - `ttft_ms` is the deadline until the first token has come; then nothing is asked of it any more,
-  though a request that loses its row has its prompt to read again. Without one, a request with a
-  TPOT has `PATIENCE_MS`.
+  though a request that loses its row has its prompt to read again. Without one, `implied_ttft_ms`
+  is: it is read by then if it can be, and as soon as it can be after that. Where none is implied, a
+  request with a TPOT can wait `PATIENCE_MS`.
 - Of several stages that are left, the tightest TPOT counts (SLOs-Serve, section 3.2.1); whether the
   request is late is judged by the current one's.
 - What is left of `e2e_ms` is shared between prompt and output in proportion to their times on an
@@ -30,7 +31,7 @@ from specrouter.request.attainment import RUN_TOKENS
 from specrouter.slo.serve.load import EPS_MS, Load, Prompt
 from specrouter.view import EngineView, RequestView
 
-PATIENCE_MS = 10_000.0  # for the first token of requests with a TPOT only
+PATIENCE_MS = 10_000.0  # for the first token of requests of which nothing is asked or implied
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +200,8 @@ def _prompt(
         if deadline_ms < needs_ms - EPS_MS:
             return None
     else:
-        deadline_ms = max(PATIENCE_MS - waited_ms, 2.0 * needs_ms)
+        soft_ms = PATIENCE_MS if request.implied_ttft_ms is None else request.implied_ttft_ms
+        deadline_ms = max(soft_ms - waited_ms, 2.0 * needs_ms)
     is_running = request.row is not None
     return Prompt(
         id=request.id,
@@ -209,7 +211,8 @@ def _prompt(
         reserve_tokens=request.reserve_tokens,
         is_running=is_running,
         left=max(1.0, output_tokens - 1.0),
-        can_wait=not targets.has_deadline,
+        is_soft=not targets.has_deadline,
+        can_wait=not targets.has_deadline and request.implied_ttft_ms is None,
     )
 
 
