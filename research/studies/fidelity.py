@@ -20,6 +20,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from research.figures.cell import ATTAINED, capacity
 from research.sim.machine import Machine
 from research.sim.service import SimulatedService
@@ -41,6 +43,8 @@ FIRST_COME = "goodput"  # the policy that admits in the order of arrival
 AMPLE_SLACK = 0.2  # predicted, by which an objective could have been tighter
 FAR = 1.1  # times an objective
 _WARMING, _OTHER_SEEDS = 100, 1  # requests, and their round
+# Of Student's distribution, two-sided, by degrees of freedom.
+_T95 = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 9: 2.262, 11: 2.201}
 _PRIOR_ALPHA = 0.6  # of a drafter's best token, before it was tried
 
 
@@ -61,7 +65,11 @@ class LoggedService(OwnService):
 
     def look(self) -> None:
         records = self._of.admissions()
-        self._slack |= {one.request: one.slack for one in records if one.slack is not None}
+        self._slack |= {
+            one.request: one.slack
+            for one in records
+            if one.request is not None and one.slack is not None
+        }
 
     def slack_of(self, count: int) -> list[float | None]:
         """Of the last `count` requests that were sent; None: not admitted as attainable."""
@@ -115,11 +123,7 @@ class Round:
 
     def run(self, loads: Sequence[float]) -> Iterator[dict[str, Any]]:
         """A line for each load and policy."""
-        self._live.settle(self._at(1.0))
-        self._live.measure_alone(self._at(1.0))
-        warm = self._at(self._capacity())
-        warm = replace(warm, arrivals=warm.arrivals[:_WARMING])
-        self._live.run_policy(FIRST_COME, warm, _OTHER_SEEDS)
+        self._warm_up()
         self._live.measure_alone(self._at(1.0))
         served, alpha = self._capacity(), self._alpha()
         self._progress.note(f"acceptance {alpha:.2f}; fcfs serves {served:.2f} requests/s")
@@ -138,6 +142,29 @@ class Round:
                 "alpha": alpha,
                 "policies": found,
             }
+
+    def _warm_up(self) -> None:
+        self._live.settle(self._at(1.0))
+        self._live.measure_alone(self._at(1.0))
+        warm = self._at(self._capacity())
+        warm = replace(warm, arrivals=warm.arrivals[:_WARMING])
+        self._live.run_policy(FIRST_COME, warm, _OTHER_SEEDS)
+
+    def simulated(self, loads: Sequence[float], seeds: int) -> Iterator[dict[str, Any]]:
+        """The same in simulated time alone, once for each seed of arrivals, texts and acceptance:
+        what each policy attains, on the times as they are after warming up."""
+        self._warm_up()
+        machine, alpha = simulated_machine(self._router), self._alpha()
+        served = self._capacity()
+        for load in loads:
+            for seed in range(seeds):
+                self._options = replace(self._options, seed=seed)
+                point = self._at(load * served)
+                attained = {
+                    name: figures(self._simulated(name, point, machine, alpha))["attainment"]
+                    for name in self._options.policies
+                }
+                yield {"load": load, "seed": seed, "capacity_per_s": served, "attained": attained}
 
     def _both(self, name: str, point: Point) -> dict[str, Any]:
         live = self._live.run_policy(name, point, 0)
@@ -211,6 +238,23 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(rows)
 
 
+def differences(lines: Sequence[Mapping[str, Any]]) -> str:
+    """By load: what the last policy attains beyond the first one, in points, with the 95% interval
+    over the seeds (Student's t), and as a factor."""
+    rows = ["load  attained  difference  95% interval     factor"]
+    for load in sorted({line["load"] for line in lines}):
+        those = [tuple(line["attained"].values()) for line in lines if line["load"] == load]
+        before, after = np.array(those).T[[0, -1]]
+        gained = 100.0 * (after - before)
+        half = _T95.get(len(gained) - 1, 2.0) * gained.std(ddof=1) / len(gained) ** 0.5
+        rows.append(
+            f"{load:4.2f} {before.mean():5.1%} {after.mean():5.1%} {gained.mean():+6.1f} "
+            f"[{gained.mean() - half:+6.1f}, {gained.mean() + half:+6.1f}] "
+            f"{after.mean() / before.mean():5.2f}"
+        )
+    return "\n".join(rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", type=Path, default=Path("configs/bench-cpu.yaml"))
@@ -219,6 +263,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--policy", nargs="+", default=[FIRST_COME, "slo"])
+    parser.add_argument("--simulated-seeds", type=int, help="no live runs; so many seeds")
     asked = parser.parse_args()
     options = LoadOptions(
         config=asked.config, poisson=1.0, requests=asked.requests, seed=asked.seed,
@@ -226,10 +271,13 @@ def main() -> None:
     )  # fmt: skip
     config = RouterConfig.load(asked.config)
     with ChainRouter.from_config(config) as router, Progress() as progress:
-        for line in Round(router, options, progress).run(asked.loads):
+        under_test, seeds = Round(router, options, progress), asked.simulated_seeds
+        lines = under_test.simulated(asked.loads, seeds) if seeds else under_test.run(asked.loads)
+        for line in lines:
             with asked.out.open("a") as file:
                 print(json.dumps(line), file=file)
-    print(table([json.loads(line) for line in asked.out.read_text().splitlines()]))
+    written = [json.loads(line) for line in asked.out.read_text().splitlines()]
+    print(differences(written) if asked.simulated_seeds else table(written))
 
 
 if __name__ == "__main__":
