@@ -43,7 +43,8 @@ _URGENT = 10.0  # times its own reading: a prompt whose deadline is nearer canno
 _MOST_NEW = 16  # urgent prompts that one decision chooses among
 _CYCLES = 24  # lengths of cycles that are tried
 import os
-_COMING = float(os.environ.get("COMING","0.3"))
+
+_COMING = float(os.environ.get("COMING", "0.3"))
 _MARGIN = 0.2  # of every TPOT, for prompts that are still to come
 
 
@@ -95,7 +96,10 @@ class Amortized:
         all can, if everybody decodes and prompts are read by rising deadline, or `in_order`."""
         prompts = load.prompts if in_order is None else in_order
         kept_back = 0.0 if in_order is None else _COMING
-        paces, ids = self._paces(load) * (1.0 - kept_back), np.array([*load.ids, *(p.id for p in _paced(load))])
+        paces, ids = (
+            self._paces(load) * (1.0 - kept_back),
+            np.array([*load.ids, *(p.id for p in _paced(load))]),
+        )
         by_need = np.argsort(paces, kind="stable")
         paces, given_up = paces[by_need], 0
         while (times := self._beside(paces[given_up:], load.others + given_up)) is None:

@@ -45,11 +45,13 @@ def by_objectives(
     *,
     patience_ms: float = 30_000.0,
     is_final: bool = False,
+    never_behind: bool = False,
     tells_slack: bool = False,
 ) -> Admit:
     """Args:
     prefill_chunk: of `fcfs`, where no request has an objective.
     patience_ms: after which a best-effort request comes first.
+    never_behind: it does what `fcfs` does unless more attain their objectives otherwise.
     is_final: a request whose objective cannot be attained when it comes is best effort for good.
     tells_slack: of those that it admits, which takes milliseconds each.
     """
@@ -69,7 +71,7 @@ def by_objectives(
             least_chunk=least_chunk,
         )
         ours = decision.admission()
-        return ours if is_final else decision.or_as_they_came(ours, without_objectives(view))
+        return decision.or_as_they_came(ours, without_objectives(view)) if never_behind else ours
 
     return policy
 
@@ -133,7 +135,7 @@ class _Decision:
         load = self.asked.load.joined(new)
         prompts = {one.id: one for one in load.prompts}
         order = [one.id for one in self.view.running] + list(theirs.admitted)
-        unpaced = [one for one in (*self.asked.best_effort, *self.asked.waiting)]
+        unpaced = (*self.asked.best_effort, *self.asked.waiting)
         others = [one for one in unpaced if one.row is not None or one.id in admitted]
         rest = {
             one.id: Prompt(id=one.id, deadline_ms=math.inf, tokens=one.prompt_left + 1,
@@ -152,7 +154,7 @@ class _Decision:
             f"{len(by_need)} requests attain their objectives by objectives, {len(as_they_came)} "
             f"as they came; {error:.0%} of predictions did not come true"
         )
-        if error < -1 or gained * (1.0 - 2.0 * error) > lost * (1.0 + error):
+        if gained * (1.0 - 2.0 * error) > lost * (1.0 + error):
             return replace(ours, order="objectives", why=why)
         rejected = tuple(
             one.id

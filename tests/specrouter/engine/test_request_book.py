@@ -239,9 +239,11 @@ def test_a_promise_that_was_not_kept_widens_the_margin_of_admission(
         1, Admission(admitted=(0,), promised=frozenset({0} if is_promised else ())), {0: request}
     )
     assert request.is_promised == is_promised
-    before = book.margin.value
+    before = book.promises.pace_margin
     output: Any = SimpleNamespace(
-        metrics=SimpleNamespace(kept_pace=kept, output_tokens=3), finish_reason=reason, error=None
+        metrics=SimpleNamespace(attained=kept, kept_pace=kept, output_tokens=3),
+        finish_reason=reason,
+        error=None,
     )
     book.conclude(request, Delta(finish_reason=reason, output=output))
-    assert (book.margin.value > before) == moves
+    assert (book.promises.pace_margin > before) == moves

@@ -9,7 +9,7 @@ from specrouter import SLO, SamplingParams, Speculation
 from specrouter.engine.view_builder import ViewBuilder
 from specrouter.profile.output_lengths import OutputLengths
 from specrouter.request.objective import resolve
-from specrouter.slo.serve.pace_margin import PaceMargin
+from specrouter.slo.serve.promises import Promises
 from specrouter.view import EngineView, Standing
 from tests.specrouter.engine.engines import GREEDY, PROMPTS, EngineBench
 
@@ -87,7 +87,7 @@ def test_a_snapshot_is_taken_every_third_cycle_and_after_an_evaluation(
         engine._executor,
         engine.profiler,
         OutputLengths(),
-        PaceMargin(),
+        Promises(),
         time.perf_counter,
     )
 
