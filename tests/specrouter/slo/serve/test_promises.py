@@ -99,12 +99,18 @@ def crowd(error: float) -> EngineView:
     tpot_ms = 2.6 * KNOWN_TIMES.ms(1)
     running = tuple(
         request(
-            each, row=each, tpot_ms=tpot_ms, output_tokens=100, decoded=40, decode_ms=40 * tpot_ms
+            each,
+            left=0,
+            row=each,
+            tpot_ms=tpot_ms,
+            output_tokens=100,
+            decoded=40,
+            decode_ms=40 * tpot_ms,
         )
         for each in range(12)
     )
     waiting = tuple(
-        request(each, left=400, tpot_ms=tpot_ms, ttft_ms=900.0, output_tokens=100)
+        replace(request(each, left=400, tpot_ms=tpot_ms, ttft_ms=900.0), arrived_s=10.0)
         for each in range(20, 32)
     )
     return replace(view(0), running=running, waiting=waiting, free_rows=20, prediction_error=error)
