@@ -96,8 +96,8 @@ SloLike = SLO | str | None  # a string is the name of a class
 
 @dataclass(frozen=True)
 class ImpliedTTFT:
-    """What a request with a TPOT and no TTFT is taken to ask of its first token: a person leaves who
-    sees nothing.
+    """What a request with a TPOT and no TTFT is taken to ask of its first token: a person who sees
+    nothing leaves.
 
     Attributes:
         multiple: of the time that its prompt takes alone; `floor_ms`: at least.
@@ -107,7 +107,7 @@ class ImpliedTTFT:
     floor_ms: float = 2000.0
 
     def of(self, objective: "Objective", prompt_ms: float) -> "Objective":
-        """The objective with it, where it asks for a TPOT alone. `prompt_ms`: of reading it alone."""
+        """With it, where a TPOT alone is asked for. `prompt_ms`: of reading the prompt alone."""
         if objective.ttft_ms is not None or objective.e2e_ms is not None:
             return objective
         return replace(objective, implied_ttft_ms=max(self.floor_ms, self.multiple * prompt_ms))

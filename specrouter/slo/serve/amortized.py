@@ -16,13 +16,11 @@ while a prompt is read needs 1 ms less for each of the 100 tokens that it has le
 Which of the urgent prompts are read is found as by Moore and Hodgson, who leave the fewest late on
 one machine: by rising deadline, and where one is too many, the longest is left out.
 
-How requests decode is the planner's to choose, which sees objectives and trees, unless only the
-strict batches keep all in time: then they are kept to whole. Pure.
+How requests decode is the planner's to choose, which sees objectives and trees. Pure.
 Source: SLOs-Serve (arXiv 2504.08784), section 3.2; this relaxation is ours, see docs/design.md.
 """
 
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -42,9 +40,7 @@ Floats = NDArray[np.float64]
 _URGENT = 10.0  # times its own reading: a prompt whose deadline is nearer cannot wait
 _MOST_NEW = 16  # urgent prompts that one decision chooses among
 _CYCLES = 24  # lengths of cycles that are tried
-import os
-
-_COMING = float(os.environ.get("COMING", "0.3"))
+_COMING = 0.35  # of every objective, for those who come next: first come, first served takes all
 _MARGIN = 0.2  # of every TPOT, for prompts that are still to come
 
 
@@ -166,10 +162,8 @@ class Amortized:
 
     def reserved(self, load: Load, batch: Batch) -> Batch:
         if all(each.can_wait for each in load.prompts):
-            return self._with_room(load, batch)
+            return batch
         times = self._reading_beside(load)
-        if times is None and self.strict.is_in_time(load):
-            return replace(batch, paces_decoding=True)
         if times is None:
             most_ms, spare, steps = batch.ms, batch.room, batch.steps
         else:
@@ -177,15 +171,6 @@ class Amortized:
             spare, steps = max(0, times.tokens_within(most_ms) - sum(batch.chunks)), times.steps
         found = replace(batch, longest_ms=most_ms, room=min(batch.room, spare), spare=spare)
         return found if self.is_sum else self._as_tokens(load, found, steps)
-
-    def _with_room(self, load: Load, batch: Batch) -> Batch:
-        """What those without an objective may decode and read beside the others' paces."""
-        most = load.others + batch.room
-        if not len(load.ids) or self._keeping_up(load, most) is not None:
-            return batch
-        spare = bisect_left(range(most), True, key=lambda n: self._keeping_up(load, n + 1) is None)
-        room = max(0, spare - load.others) + int((batch.lengths == 0).sum())
-        return replace(batch, spare=spare, room=min(batch.room, room))
 
     def _as_tokens(self, load: Load, batch: Batch, steps: int) -> Batch:
         """To the deepest drafts of which everybody may verify one in the batch's time; to `steps`

@@ -147,6 +147,8 @@ class _Decision:
         as_they_came = self.pacing.in_time(load, in_order) - rest.keys()
         waiting = {one.id for one in self.asked.new if one.is_soft and one.id not in admitted}
         by_need = self.pacing.in_time(self.load)
+        if self.pacing.is_in_time(self.load):
+            by_need = frozenset({*self.load.ids, *(one.id for one in self.load.prompts)})
         by_need |= {one.id for one in self.asked.new if one.is_soft}
         gained, lost = len(by_need - as_they_came - waiting), len(as_they_came - by_need)
         error = self.view.prediction_error
@@ -302,7 +304,7 @@ class _Decision:
             declined=self._declined(asked, load),
             slack=self._slacks(load),
         )
-        if self.pacing.leaves_decoding and not batch.paces_decoding:
+        if self.pacing.leaves_decoding:
             free = [each.id for each in asked.best_effort if each.id not in fixed]
             return bounded(admission, self.view, batch, free)
         return replace(
