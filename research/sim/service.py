@@ -43,8 +43,11 @@ from specrouter.request.running import RunningRequest
 from specrouter.routing.planner import Plan, Planner
 from specrouter.slo.admission import Admission, Admit
 from specrouter.slo.node_selection import NodeSelection
+from specrouter.slo.serve.promises import Promises
 from specrouter.view import EngineView, RequestView
 
+# Promises kept before the first request: a machine that is known as it is was observed for long.
+_BELIEVED = 48.0
 _NOT_SENT = -1  # id of a request that is only shown
 _ANY_TOKENS = 1 << 40  # of prompts in a cycle: published policies have bounds of their own
 
@@ -175,6 +178,7 @@ class SimulatedService:
             meter=RequestMeter(machine.target),
             faults=faults,
             clock=clock,
+            promises=Promises(kept=_BELIEVED),
         )
         self._views = ViewBuilder(
             machine.names, (), self._executor, self._profiler, book.lengths, book.promises, clock

@@ -29,16 +29,19 @@ class Percentiles:
     p99: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SloCounts:
     """Of the requests of a class that have ended; see `SloFigures`. `attained_tokens` are those of
-    requests that attained their objectives."""
+    requests that attained their objectives. `implied`: with an implied TTFT that had a first token;
+    `implied_kept`: whose first token came by then."""
 
     requests: int = 0
     judged: int = 0
     attained: int = 0
     tokens: int = 0
     attained_tokens: int = 0
+    implied: int = 0
+    implied_kept: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +208,7 @@ class _Account:
 
     def __init__(self) -> None:
         self._requests = self._judged = self._attained = 0
-        self._tokens = self._attained_tokens = 0
+        self._tokens = self._attained_tokens = self._implied = self._implied_kept = 0
         self._ttft_ms: deque[float | None] = deque(maxlen=_RECENT)
         self._tpot_ms: deque[float | None] = deque(maxlen=_RECENT)
         self._e2e_ms: deque[float | None] = deque(maxlen=_RECENT)
@@ -217,13 +220,23 @@ class _Account:
         if metrics.attained:
             self._attained += 1
             self._attained_tokens += tokens
+        implied_ms = None if metrics.objective is None else metrics.objective.implied_ttft_ms
+        if implied_ms is not None and metrics.ttft_ms is not None:
+            self._implied += 1
+            self._implied_kept += metrics.ttft_ms <= implied_ms
         self._ttft_ms.append(metrics.ttft_ms)
         self._tpot_ms.append(metrics.tpot_ms)
         self._e2e_ms.append(metrics.e2e_ms)
 
     def counts(self) -> SloCounts:
         return SloCounts(
-            self._requests, self._judged, self._attained, self._tokens, self._attained_tokens
+            requests=self._requests,
+            judged=self._judged,
+            attained=self._attained,
+            tokens=self._tokens,
+            attained_tokens=self._attained_tokens,
+            implied=self._implied,
+            implied_kept=self._implied_kept,
         )
 
     def figures(self, duration_s: float) -> SloFigures:

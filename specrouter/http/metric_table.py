@@ -38,6 +38,10 @@ histogram specrouter_slo_predicted_slack_ratio: Share by which admitted objectiv
 counter specrouter_slo_judged_requests{slo_class}: Finished requests that had an objective.
 counter specrouter_slo_attained_requests{slo_class}: Requests that attained their objective.
 counter specrouter_slo_missed_requests{slo_class}: Requests that missed their objective.
+counter specrouter_slo_implied_ttft_requests{slo_class}: Requests with a first token, and with a
+    TTFT that was implied, not stated.
+counter specrouter_slo_implied_ttft_kept_requests{slo_class}: Requests whose first token came by the
+    implied TTFT.
 counter specrouter_slo_tokens{slo_class}: Output tokens of finished requests.
 counter specrouter_goodput_tokens{slo_class}: Output tokens of requests that attained their
     objective.

@@ -144,6 +144,8 @@ def objective_values(accounts: SloAccounts, configured: Iterable[str]) -> Named:
         "specrouter_slo_judged_requests": _each(ended, lambda one: one.judged),
         "specrouter_slo_attained_requests": _each(ended, lambda one: one.attained),
         "specrouter_slo_missed_requests": _each(ended, lambda one: one.judged - one.attained),
+        "specrouter_slo_implied_ttft_requests": _each(ended, lambda one: one.implied),
+        "specrouter_slo_implied_ttft_kept_requests": _each(ended, lambda one: one.implied_kept),
         "specrouter_slo_tokens": _each(ended, lambda one: one.tokens),
         "specrouter_goodput_tokens": _each(ended, lambda one: one.attained_tokens),
         "specrouter_slo_attained_stages": {key: kept for key, (_, kept) in stages.items()},

@@ -16,11 +16,13 @@ while a prompt is read needs 1 ms less for each of the 100 tokens that it has le
 Which of the urgent prompts are read is found as by Moore and Hodgson, who leave the fewest late on
 one machine: by rising deadline, and where one is too many, the longest is left out.
 
-How requests decode is the planner's to choose, which sees objectives and trees. Pure.
+How requests decode is the planner's to choose, which sees objectives and trees, unless only the
+strict batches keep all in time: then they are kept to whole. Pure.
 Source: SLOs-Serve (arXiv 2504.08784), section 3.2; this relaxation is ours, see docs/design.md.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -162,8 +164,10 @@ class Amortized:
 
     def reserved(self, load: Load, batch: Batch) -> Batch:
         if all(each.can_wait for each in load.prompts):
-            return batch
+            return self._with_room(load, batch)
         times = self._reading_beside(load)
+        if times is None and self.strict.is_in_time(load):
+            return replace(batch, paces_decoding=True)
         if times is None:
             most_ms, spare, steps = batch.ms, batch.room, batch.steps
         else:
@@ -171,6 +175,15 @@ class Amortized:
             spare, steps = max(0, times.tokens_within(most_ms) - sum(batch.chunks)), times.steps
         found = replace(batch, longest_ms=most_ms, room=min(batch.room, spare), spare=spare)
         return found if self.is_sum else self._as_tokens(load, found, steps)
+
+    def _with_room(self, load: Load, batch: Batch) -> Batch:
+        """What those without an objective may decode and read beside the others' paces."""
+        most = load.others + batch.room
+        if not len(load.ids) or self._keeping_up(load, most) is not None:
+            return batch
+        spare = bisect_left(range(most), True, key=lambda n: self._keeping_up(load, n + 1) is None)
+        room = max(0, spare - load.others) + int((batch.lengths == 0).sum())
+        return replace(batch, spare=spare, room=min(batch.room, room))
 
     def _as_tokens(self, load: Load, batch: Batch, steps: int) -> Batch:
         """To the deepest drafts of which everybody may verify one in the batch's time; to `steps`

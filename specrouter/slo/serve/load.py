@@ -91,6 +91,27 @@ class Load:
             others=self.others + len(self.ids) - len(ids),
         )
 
+    def after(self, batch_ms: float, served: Bools, chunks: Sequence[int]) -> "Load":
+        """When a batch has ended that brought tokens of `served` [R] and read these `chunks`."""
+        due = self.due_ms - batch_ms + np.where(served, self.tpot_ms, 0.0)
+        ids, paces, rest, left = list(self.ids), list[float](), list[float](), list[Prompt]()
+        for prompt, chunk in zip(self.prompts, chunks, strict=True):
+            if chunk < prompt.tokens:
+                deadline_ms = prompt.deadline_ms - batch_ms
+                left.append(replace(prompt, deadline_ms=deadline_ms, tokens=prompt.tokens - chunk))
+            elif math.isfinite(prompt.tpot_ms):
+                ids.append(prompt.id)
+                paces.append(prompt.tpot_ms)
+                rest.append(prompt.left)
+        return Load(
+            ids=tuple(ids),
+            due_ms=np.concatenate((due, paces)),
+            tpot_ms=np.concatenate((self.tpot_ms, paces)),
+            left=np.concatenate((self.left, rest)),
+            prompts=tuple(left),
+            others=self.others,
+        )
+
     @property
     def tightest_ms(self) -> float:
         """Of those that decode; infinite if nobody does."""

@@ -45,7 +45,7 @@ class Batch:
     """What the next batch is given.
 
     Attributes:
-        ms: that it may take.
+        ms: that it may take; `next_ms`: the one after it.
         tokens: that it may read; `steps`: of drafting.
         lengths: [R] tokens that each decoding request of the load verifies; 0: it sits out.
         chunks: tokens of each of the load's prompts.
@@ -54,9 +54,11 @@ class Batch:
         deepest, most_tokens: the same as levels that may be drafted and tokens of the target's
             pass, where the planner's sums of forwards are no measure of `longest_ms`.
         spare: of those who decode without an objective, as many as may take part; None: all.
+        paces_decoding: `lengths` are kept to, also where decoding is left to the planner otherwise.
     """
 
     ms: float
+    next_ms: float
     tokens: int
     steps: int
     lengths: Ints
@@ -66,6 +68,7 @@ class Batch:
     deepest: int | None = None
     most_tokens: int = 0
     spare: int | None = None
+    paces_decoding: bool = False
 
 
 @dataclass(frozen=True)
@@ -171,7 +174,9 @@ class Autoregressive:
         urgent = load.due_ms < ms + batch_ms - EPS_MS
         if urgent.sum() > tokens:  # some are late whatever is done
             urgent[np.argsort(load.due_ms, kind="stable")[tokens:]] = False
-        return Batch(ms=ms, tokens=tokens, steps=0, lengths=urgent.astype(np.int64))
+        return Batch(
+            ms=ms, next_ms=batch_ms, tokens=tokens, steps=0, lengths=urgent.astype(np.int64)
+        )
 
     def reserved(self, load: Load, batch: Batch) -> Batch:
         return batch
@@ -255,6 +260,7 @@ class Speculative:
         room = best.tokens - np.cumsum(lengths)
         return Batch(
             ms=best.ms,
+            next_ms=best.ms,
             tokens=best.tokens,
             steps=best.steps,
             lengths=np.where(room >= 0, lengths, 0),

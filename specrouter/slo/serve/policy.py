@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from specrouter.slo.admission import Admission, Admit, fcfs
+from specrouter.slo.serve.amortized import Amortized
 from specrouter.slo.serve.bounds import bounded
 from specrouter.slo.serve.feasible import MOST_TOLD, slack_of
 from specrouter.slo.serve.load import Load, Prompt
@@ -51,8 +52,9 @@ def by_objectives(
     """Args:
     prefill_chunk: of `fcfs`, where no request has an objective.
     patience_ms: after which a best-effort request comes first.
-    never_behind: it does what `fcfs` does unless more attain their objectives otherwise.
     is_final: a request whose objective cannot be attained when it comes is best effort for good.
+    never_behind: it does as `fcfs` does unless more requests attain their objectives otherwise;
+        `pacing_of` gives `Amortized`.
     tells_slack: of those that it admits, which takes milliseconds each.
     """
     without_objectives = fcfs(prefill_chunk)
@@ -62,16 +64,20 @@ def by_objectives(
     def policy(view: EngineView) -> Admission:
         if not any(map(has_objective, (*view.running, *view.waiting))):
             return without_objectives(view)
+        pacing = pacing_of(view)
         decision = _Decision(
             view=view,
-            pacing=pacing_of(view),
+            pacing=pacing,
             patience_ms=patience_ms,
             is_final=is_final,
             tells_slack=tells_slack,
             least_chunk=least_chunk,
         )
         ours = decision.admission()
-        return decision.or_as_they_came(ours, without_objectives(view)) if never_behind else ours
+        if not never_behind:
+            return ours
+        assert isinstance(pacing, Amortized), "strict pacing is as it was published"
+        return decision.or_as_they_came(pacing, ours, without_objectives(view))
 
     return policy
 
@@ -127,7 +133,7 @@ class _Decision:
 
     # Or first come, first served
 
-    def or_as_they_came(self, ours: Admission, theirs: Admission) -> Admission:
+    def or_as_they_came(self, pacing: Amortized, ours: Admission, theirs: Admission) -> Admission:
         """Theirs, unless the prediction, believed as far as it came true, says that more requests
         attain their objectives with ours."""
         admitted = set(theirs.admitted)
@@ -144,10 +150,10 @@ class _Decision:
         }  # fmt: skip
         in_order = [each for name in order if (each := prompts.get(name) or rest.get(name))]
         load = replace(load, others=len(others))
-        as_they_came = self.pacing.in_time(load, in_order) - rest.keys()
+        as_they_came = pacing.in_time(load, in_order) - rest.keys()
         waiting = {one.id for one in self.asked.new if one.is_soft and one.id not in admitted}
-        by_need = self.pacing.in_time(self.load)
-        if self.pacing.is_in_time(self.load):
+        by_need = pacing.in_time(self.load)
+        if pacing.is_in_time(self.load):
             by_need = frozenset({*self.load.ids, *(one.id for one in self.load.prompts)})
         by_need |= {one.id for one in self.asked.new if one.is_soft}
         gained, lost = len(by_need - as_they_came - waiting), len(as_they_came - by_need)
@@ -304,7 +310,7 @@ class _Decision:
             declined=self._declined(asked, load),
             slack=self._slacks(load),
         )
-        if self.pacing.leaves_decoding:
+        if self.pacing.leaves_decoding and not batch.paces_decoding:
             free = [each.id for each in asked.best_effort if each.id not in fixed]
             return bounded(admission, self.view, batch, free)
         return replace(

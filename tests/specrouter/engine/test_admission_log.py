@@ -8,6 +8,7 @@ from typing import Any
 from specrouter.engine.admission_log import AdmissionLog
 from specrouter.request.objective import Objective
 from specrouter.request.output import Feasible
+from specrouter.slo.admission import Admission
 
 CHAT = Objective(tpot_ms=50.0, ttft_ms=400.0, slo_class="chat")
 
@@ -19,7 +20,7 @@ def request(number: int, objective: Objective | None = CHAT, **state: Any) -> An
     return SimpleNamespace(handle=handle, objective=objective, **{**usual, **times, **state})
 
 
-def outcomes(log: AdmissionLog) -> list[tuple[int, str]]:
+def outcomes(log: AdmissionLog) -> list[tuple[int | None, str]]:
     return [(record.request, record.outcome) for record in log.records]
 
 
@@ -69,3 +70,12 @@ def test_the_last_256_are_kept_and_can_be_sent() -> None:
     assert sent["request_id"] == "http-299"
     assert sent["objective"]["ttft_ms"] == 400.0
     assert sent["outcome"] == "admitted"
+
+
+def test_a_change_of_the_order_that_is_followed_is_told_with_its_reason() -> None:
+    log = AdmissionLog()
+    log.note_order(9, 4, Admission(order="objectives", why="5 by objectives, 3 as they came"))
+    [record] = log.records
+    assert (record.cycle, record.running, record.outcome) == (9, 4, "objectives")
+    assert (record.request, record.slo_class) == (None, None)
+    assert record.to_json()["reason"] == "5 by objectives, 3 as they came"

@@ -10,9 +10,9 @@ from specrouter.request.objective import Objective, Stage
 from specrouter.request.output import RequestMetrics
 from specrouter.slo.admission import fcfs
 from specrouter.slo.serve.measured_pacing import amortized
-from specrouter.slo.serve.promises import Promises
 from specrouter.slo.serve.pacing import Autoregressive, Speculative
 from specrouter.slo.serve.policy import by_objectives
+from specrouter.slo.serve.promises import Promises
 from specrouter.view import LEAST_PACE_MARGIN, NOT_BELIEVED, EngineView
 from tests.specrouter.predictions import rising
 from tests.specrouter.slo.serve.test_measured_pacing import view
