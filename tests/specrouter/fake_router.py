@@ -402,6 +402,9 @@ class FakeEngine:
         self.guard = HangGuard(60.0)
         self.slo_accounts = SloAccounts()
 
+    def predicted_prefill_ms(self) -> float:
+        return 1.0
+
     def baseline_tpot_ms(self) -> float:
         return BASELINE_TPOT_MS
 

@@ -161,3 +161,13 @@ def test_slack_counts_where_it_was_predicted_when_a_request_first_came() -> None
     assert figures.counts == tuple(int(bound >= 0.25) for bound in (*SLACK_BOUNDS, 9))
     assert figures.sum == 0.25
     assert accounts.admissions() == {"chat": AdmissionCounts(admitted=2, preempted=1)}
+
+
+def test_implied_ttfts_are_counted_apart_and_judge_nothing() -> None:
+    accounts = SloAccounts()
+    for ttft_ms in (5.0, 3_000.0, None):
+        asked = replace(BY_VALUE, implied_ttft_ms=2_000.0)
+        ended = replace(metrics(asked, True), ttft_ms=ttft_ms)
+        accounts.record(ended, 8, submitted_s=0.0, ended_s=1.0)
+    found = accounts.counts()["default"]
+    assert (found.judged, found.attained, found.implied, found.implied_kept) == (3, 3, 2, 1)

@@ -10,7 +10,7 @@ import pytest
 
 from specrouter import SLO, RequestError
 from specrouter.request.attainment import tpot_of_runs
-from specrouter.request.objective import Objective, SloLike, joined, resolve
+from specrouter.request.objective import ImpliedTTFT, Objective, SloLike, Stage, joined, resolve
 
 CLASSES = {"interactive": SLO(tpot_ms=50, ttft_ms=1000), "coding": SLO(tpot_ratio=1.2)}
 SPELLING = {"tpot_ms": "--tpot", "ttft_ms": "--ttft", "e2e_ms": "--e2e"}
@@ -222,3 +222,24 @@ def test_tokens_of_a_commit_share_its_time() -> None:
 def test_tokens_that_come_with_the_first_one_take_no_time() -> None:
     assert tpot_of_runs([(3.0, 6), (3.05, 5)]) == pytest.approx([5.0])
     assert tpot_of_runs([(3.0, 11)]) == [0.0]
+
+
+# What is implied
+
+
+@pytest.mark.parametrize(
+    ("asked", "prompt_ms", "implied_ms"),
+    [
+        (Objective(tpot_ms=40.0, ttft_ms=None), 100.0, 2000.0),
+        (Objective(tpot_ms=40.0, ttft_ms=None), 1000.0, 5000.0),
+        (Objective(tpot_ms=None, ttft_ms=None, stages=(Stage(40.0),)), 100.0, 2000.0),
+        (Objective(tpot_ms=40.0, ttft_ms=9000.0), 100.0, None),
+        (Objective(tpot_ms=40.0, ttft_ms=None, e2e_ms=9000.0), 100.0, None),
+    ],
+)
+def test_a_tpot_alone_implies_a_ttft(
+    asked: Objective, prompt_ms: float, implied_ms: float | None
+) -> None:
+    found = ImpliedTTFT().of(asked, prompt_ms)
+    assert found.implied_ttft_ms == implied_ms
+    assert found.is_attained(1e9, 40.0, 1) == asked.is_attained(1e9, 40.0, 1), "it is not judged"
