@@ -24,7 +24,8 @@ class Room:
 
 # Ceilings were set on 2026-11-24, when the laboratory left the product, at what each room had then
 # and a twentieth. Engine: 4,400 of 4,300 on 2026-11-24, for the step and its executor that the
-# simulator shares (research is 100 lines smaller), and keyword arguments.
+# simulator shares (research is 100 lines smaller), and keyword arguments. 2026-11-24: research has
+# the study of admission on stretches that nobody tuned with, and of seeds in simulated time.
 ROOMS: Mapping[str, Room] = {
     "http": Room(folders=("specrouter/http",), before=5985, aim=4500, most=5900),
     "cli": Room(folders=("specrouter/cli",), before=1790, aim=1500, most=1850),
@@ -47,7 +48,7 @@ ROOMS: Mapping[str, Room] = {
     "statemgr": Room(folders=("statemgr",), before=2753, aim=2900, most=3000),
     "modelpool": Room(folders=("modelpool",), before=7770, aim=6800, most=8700),
     "examples": Room(folders=("examples",), before=2828, aim=1200, most=1200),
-    "research": Room(folders=("research",), before=0, aim=7000, most=7600),
+    "research": Room(folders=("research",), before=0, aim=7000, most=7720),
     "tests and checks": Room(
         folders=("tests", "checks", "conftest.py"), before=69000, aim=52000, most=68500
     ),

@@ -75,7 +75,7 @@ STRETCHES = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Run:
     policy: str
     objectives: str
@@ -91,7 +91,14 @@ class Run:
 
 def runs(policies: Sequence[str], objectives: Sequence[str]) -> list[Run]:
     return [
-        Run(policy, objective, machine, acceptance, rate, stretch)
+        Run(
+            policy=policy,
+            objectives=objective,
+            machine=machine,
+            acceptance=acceptance,
+            rate=rate,
+            stretch=stretch,
+        )
         for stretch in range(len(STRETCHES))
         for rate in RATES
         for acceptance in ACCEPTANCES
@@ -196,7 +203,7 @@ def _run(asked: argparse.Namespace) -> None:
     done = set()
     if asked.out.exists():
         for line in map(json.loads, asked.out.open()):
-            done.add(Run(*(line[name] for name in Run.__dataclass_fields__)))
+            done.add(Run(**{name: line[name] for name in Run.__dataclass_fields__}))
     wanted = [run for run in runs(asked.policies, asked.objectives) if run not in done]
     if asked.stretches is not None:
         wanted = [run for run in wanted if run.stretch in asked.stretches]

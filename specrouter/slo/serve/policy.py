@@ -77,7 +77,7 @@ def by_objectives(
         if not never_behind:
             return ours
         assert isinstance(pacing, Amortized), "strict pacing is as it was published"
-        return decision.or_as_they_came(pacing, ours, without_objectives(view))
+        return decision.or_as_they_came(pacing, ours, without_objectives)
 
     return policy
 
@@ -133,9 +133,12 @@ class _Decision:
 
     # Or first come, first served
 
-    def or_as_they_came(self, pacing: Amortized, ours: Admission, theirs: Admission) -> Admission:
-        """Theirs, unless the prediction, believed as far as it came true, says that more requests
-        attain their objectives with ours."""
+    def or_as_they_came(self, pacing: Amortized, ours: Admission, fcfs: Admit) -> Admission:
+        """As they came, unless the prediction, believed as far as it came true, says that more
+        requests attain their objectives with ours. Who is declined is, whatever is followed."""
+        declined = set(ours.declined)
+        staying = [one for one in self.view.waiting if not (one.rejects and one.id in declined)]
+        theirs = fcfs(replace(self.view, waiting=tuple(staying)))
         admitted = set(theirs.admitted)
         new = [one for one in self.asked.new if one.id in admitted]
         load = self.asked.load.joined(new)
@@ -164,16 +167,13 @@ class _Decision:
         )
         if gained * (1.0 - 2.0 * error) > lost * (1.0 + error):
             return replace(ours, order="objectives", why=why)
-        rejected = tuple(
-            one.id
-            for one in self.view.waiting
-            if one.rejects and one.id in ours.declined and one.id not in admitted
-        )
         return replace(
             theirs,
             order="first_come",
             why=why,
-            declined=rejected,
+            declined=ours.declined,
+            held_back=ours.held_back,
+            slack={name: slack for name, slack in ours.slack.items() if name in admitted},
             promised=frozenset(as_they_came & {one.id for one in new}),
             lost=ours.lost,
         )

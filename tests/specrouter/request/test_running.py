@@ -511,9 +511,9 @@ def test_prompts_may_have_objectives_of_their_own(served: Served) -> None:
     one = SamplingParams(max_new_tokens=1)
     router.generate([[1], [2], [3]], one, slo=[SLO(tpot_ms=5), None, SLO(tpot_ratio=2)])
     resolved = [
-        Objective(tpot_ms=5.0, ttft_ms=None),
+        Objective(tpot_ms=5.0, ttft_ms=None, implied_ttft_ms=2000.0),
         None,
-        Objective(tpot_ms=2 * BASELINE_TPOT_MS, ttft_ms=None),
+        Objective(tpot_ms=2 * BASELINE_TPOT_MS, ttft_ms=None, implied_ttft_ms=2000.0),
     ]
     assert objectives(engine) == resolved
 
