@@ -4,8 +4,8 @@ A request has a deadline for its prompt and a TPOT for its output:
 
 - `ttft_ms` is the deadline until the first token has come; then nothing is asked of it any more,
   though a request that loses its row has its prompt to read again. Without one, `implied_ttft_ms`
-  is: it is read by then if it can be, and as soon as it can be after that. Where none is implied, a
-  request with a TPOT can wait `PATIENCE_MS`.
+  is: it is read by then if nobody's pace suffers, and after twice that time as soon as it can be
+  made good. Where none is implied, a request with a TPOT can wait `PATIENCE_MS`.
 - Of several stages that are left, the tightest TPOT counts (SLOs-Serve, section 3.2.1); whether the
   request is late is judged by the current one's.
 - What is left of `e2e_ms` is shared between prompt and output in proportion to their times on an
@@ -31,6 +31,7 @@ from specrouter.request.attainment import RUN_TOKENS
 from specrouter.slo.serve.load import EPS_MS, Load, Prompt
 from specrouter.view import EngineView, RequestView
 
+_PATIENT = 2.0  # times the implied TTFT, after which a first token comes before others' pace
 PATIENCE_MS = 10_000.0  # for the first token of requests of which nothing is asked or implied
 
 
@@ -212,7 +213,8 @@ def _prompt(
         is_running=is_running,
         left=max(1.0, output_tokens - 1.0),
         is_soft=not targets.has_deadline,
-        can_wait=not targets.has_deadline and request.implied_ttft_ms is None,
+        can_wait=not targets.has_deadline
+        and waited_ms < _PATIENT * (request.implied_ttft_ms or math.inf),
     )
 
 

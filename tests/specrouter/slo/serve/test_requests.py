@@ -108,11 +108,15 @@ def test_a_first_token_that_has_come_is_asked_for_no_more() -> None:
 def test_an_implied_ttft_is_a_deadline_that_nobody_is_too_late_for() -> None:
     asked = replace(request(1, left=99, tpot_ms=50.0), implied_ttft_ms=2_000.0)
     needs_ms = OPT_7B.ms(100)
-    for waited_s, deadline_ms in ((0.5, 1_500.0), (9.0, 2.0 * needs_ms)):
+    for waited_s, deadline_ms, can_wait in (
+        (0.5, 1_500.0, True),
+        (3.0, 2.0 * needs_ms, True),
+        (4.1, 2.0 * needs_ms, False),
+    ):
         seen = replace(view([replace(asked, arrived_s=0.0)], []), now_s=waited_s)
         (prompt,) = sorted_requests(seen, OPT_7B, FASTEST_MS).new
         assert prompt.deadline_ms == pytest.approx(deadline_ms)
-        assert (prompt.is_soft, prompt.can_wait) == (True, False)
+        assert (prompt.is_soft, prompt.can_wait) == (True, can_wait)
 
 
 def test_who_is_late_is_judged_by_the_stage_that_runs_and_paced_by_the_tightest() -> None:
