@@ -67,23 +67,30 @@ class AdaserveLoad:
         return [self._urgent(one) for one in found]
 
     def requests_for(self, baseline_ms: float) -> list[LoadRequest]:
-        return [
-            LoadRequest(
-                at_s=one.at_s,
-                category=one.category,
-                token_ids=(0,) * one.input_tokens,
-                new_tokens=one.output_tokens,
-                temperature=1.0,
-                seed=self.seed * 1_000_000 + place,
-                objective_ms=None if one.slo_ratio is None else one.slo_ratio * baseline_ms,
-            )
-            for place, one in enumerate(self.arrivals(baseline_ms))
-        ]
+        return requests_of(self.arrivals(baseline_ms), baseline_ms, self.seed)
 
     def _urgent(self, arrival: Arrival) -> Arrival:
         if arrival.category != URGENT or arrival.slo_ratio is None:
             return arrival
         return replace(arrival, slo_ratio=arrival.slo_ratio * self.urgent_ratio / URGENT_RATIO)
+
+
+def requests_of(
+    arrivals: Sequence[Arrival], baseline_ms: float, seed: int, ttft_ms: float | None = None
+) -> list[LoadRequest]:
+    return [
+        LoadRequest(
+            at_s=one.at_s,
+            category=one.category,
+            token_ids=(0,) * one.input_tokens,
+            new_tokens=one.output_tokens,
+            temperature=1.0,
+            seed=seed * 1_000_000 + place,
+            objective_ms=None if one.slo_ratio is None else one.slo_ratio * baseline_ms,
+            ttft_ms=ttft_ms,
+        )
+        for place, one in enumerate(arrivals)
+    ]
 
 
 def _fluctuating(arrivals: Sequence[Arrival], seed: int) -> list[Arrival]:

@@ -27,9 +27,10 @@ import numpy as np
 from tqdm import tqdm
 
 from research.figures.cell import machine_of
+from research.sim.adaserve_load import requests_of
 from research.sim.service import SimulatedService
 from specrouter.bench import traces
-from specrouter.bench.replay import LoadRequest, Outcome, replay
+from specrouter.bench.replay import Outcome, replay
 from specrouter.config import TreesConfig
 
 MACHINES = ("adaserve-llama70b", "adaserve-qwen32b")
@@ -41,7 +42,6 @@ OBJECTIVES: Mapping[str, float | None] = {
     "ttft-10s": 10_000.0,
 }
 SILENCE_MS = 10_000.0  # until the first token, after which a person has left
-_SEEDS_OF_A_RUN = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,6 @@ class Run:
     rate: float
     stretch: int
 
-    @property
-    def point(self) -> tuple[str, float, float]:
-        return self.machine, self.acceptance, self.rate
-
 
 def runs(policies: Sequence[str], objectives: Sequence[str]) -> list[Run]:
     return [
@@ -115,19 +111,8 @@ def measure(asked: tuple[Run, Path]) -> dict[str, Any]:
     stretch = STRETCHES[run.stretch]
     found = stretch.arrivals(folder, baseline_ms)
     found = traces.stretched(found, traces.rate_per_s(found) / run.rate)
-    requests = [
-        LoadRequest(
-            at_s=one.at_s,
-            category=one.category,
-            token_ids=(0,) * one.input_tokens,
-            new_tokens=one.output_tokens,
-            temperature=1.0,
-            seed=stretch.seed * _SEEDS_OF_A_RUN + place,
-            objective_ms=None if one.slo_ratio is None else one.slo_ratio * baseline_ms,
-            ttft_ms=OBJECTIVES[run.objectives],
-        )
-        for place, one in enumerate(found)
-    ]
+    ttft_ms = OBJECTIVES[run.objectives]
+    requests = requests_of(found, baseline_ms, stretch.seed, ttft_ms)
     service = SimulatedService(machine=machine, acceptance=run.acceptance, trees=TreesConfig())
     service.use(run.policy)
     return asdict(run) | told(replay(requests, service, service))

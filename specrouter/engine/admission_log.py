@@ -96,6 +96,7 @@ class AdmissionLog:
 
     def note_order(self, cycle: int, running: int, admission: Admission) -> None:
         """Another one is followed from this cycle on."""
+        assert admission.order is not None
         self._records.append(
             AdmissionRecord(
                 cycle=cycle,

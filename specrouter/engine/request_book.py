@@ -46,7 +46,7 @@ class RequestBook:
     running: dict[int, RunningRequest] = field(default_factory=dict)
     pace: AdmissionPace = field(default_factory=AdmissionPace)
     promises: Promises = field(default_factory=Promises)
-    order: Order = "first_come"
+    order: Order | None = "first_come"
     is_abandoned: bool = False
     clock: Callable[[], float] = time.perf_counter
 
@@ -70,7 +70,7 @@ class RequestBook:
         self.prefixes = before.prefixes
         self.slo_accounts, self.meter = before.slo_accounts, before.meter
         self.lengths.inherit(before.lengths)
-        self.promises = before.promises
+        self.promises.inherit(before.promises)  # views look at this one
 
     def follow_admission(
         self, cycle: int, admission: Admission, waiting: Mapping[int, RunningRequest]
@@ -84,7 +84,7 @@ class RequestBook:
         for each in admission.lost:
             by_id[each].is_promised = False
             self.promises.note(kept=False, kept_pace=False)
-        if admission.order != self.order:
+        if admission.order not in (None, self.order):
             self.order = admission.order
             with self.faults.part("records"):
                 self.admissions.note_order(cycle, len(self.running), admission)

@@ -49,7 +49,7 @@ class Admission:
         promised: those of `admitted` whose objectives are meant to be attained.
         held_back: how many of `declined` were declined for the margin alone, so that it narrows.
         lost: ids of running requests that were promised their objectives and attain them no more.
-        order: that is followed, and why it was chosen.
+        order: that is followed, and `why`; None: there was nothing to choose.
     """
 
     admitted: tuple[int, ...] = ()
@@ -65,7 +65,7 @@ class Admission:
     promised: frozenset[int] = frozenset()
     held_back: int = 0
     lost: tuple[int, ...] = ()
-    order: Order = "first_come"
+    order: Order | None = None
     why: str = ""
 
     @property

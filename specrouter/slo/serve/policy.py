@@ -128,7 +128,7 @@ class _Decision:
             admission,
             promised=promised,
             held_back=self.held_back,
-            lost=tuple(one.id for one in asked.best_effort if one.promised and not one.declined),
+            lost=asked.lost,
         )
 
     # Or first come, first served
@@ -139,6 +139,8 @@ class _Decision:
         declined = set(ours.declined)
         staying = [one for one in self.view.waiting if not (one.rejects and one.id in declined)]
         theirs = fcfs(replace(self.view, waiting=tuple(staying)))
+        if _does(ours) == _does(theirs):
+            return ours
         admitted = set(theirs.admitted)
         new = [one for one in self.asked.new if one.id in admitted]
         load = self.asked.load.joined(new)
@@ -155,10 +157,11 @@ class _Decision:
         load = replace(load, others=len(others))
         as_they_came = pacing.in_time(load, in_order) - rest.keys()
         waiting = {one.id for one in self.asked.new if one.is_soft and one.id not in admitted}
-        by_need = pacing.in_time(self.load)
+        by_need = {one.id for one in self.asked.new if one.is_soft}
         if pacing.is_in_time(self.load):
-            by_need = frozenset({*self.load.ids, *(one.id for one in self.load.prompts)})
-        by_need |= {one.id for one in self.asked.new if one.is_soft}
+            by_need.update(self.load.ids, (one.id for one in self.load.prompts))
+        else:
+            by_need |= pacing.in_time(self.load)
         gained, lost = len(by_need - as_they_came - waiting), len(as_they_came - by_need)
         error = self.view.prediction_error
         why = (
@@ -354,3 +357,8 @@ class _Decision:
             return asked.beyond
         admitted = {each.id for each in load.prompts}
         return (*asked.beyond, *(each.id for each in asked.new if each.id not in admitted))
+
+
+def _does(admission: Admission) -> Admission:
+    """Without what is told of it."""
+    return replace(admission, promised=frozenset(), declined=(), slack={}, lost=(), held_back=0)

@@ -16,7 +16,7 @@ times. Two things are learned from how its promises end:
 
 from dataclasses import dataclass
 
-from specrouter.view import LEAST_PACE_MARGIN, NOT_BELIEVED
+from specrouter.view import LEAST_PACE_MARGIN
 
 _MOST = 0.25  # beyond which refusals cost more than promises that are not kept
 _STEP_UP, _STEP_DOWN = 0.02, 0.001  # in balance where one of 21 misses
@@ -31,10 +31,13 @@ class Promises:
     kept: float = 0.0
     broken: float = 0.0
 
+    def inherit(self, before: "Promises") -> None:
+        self.pace_margin, self.kept, self.broken = before.pace_margin, before.kept, before.broken
+
     @property
     def error(self) -> float:
-        """From 0 to `NOT_BELIEVED`: the broken ones' share, as if one more were broken."""
-        return NOT_BELIEVED * (self.broken + 1.0) / (self.kept + self.broken + 1.0)
+        """The broken ones' share, as if one more were broken; `NOT_BELIEVED` without any."""
+        return (self.broken + 1.0) / (self.kept + self.broken + 1.0)
 
     def note(self, *, kept: bool, kept_pace: bool | None) -> None:
         """A request has ended that was promised its objective: did it attain that, and did it keep

@@ -43,6 +43,7 @@ class Sorted:
     best_effort: running ones without, or beyond, objectives, in the order of their keys.
     waiting: the same of waiting ones, without those that are to be rejected.
     beyond: ids of waiting ones whose objectives cannot be attained any more.
+    lost: ids of running ones that were promised theirs, and attain them no more.
     """
 
     load: Load
@@ -50,6 +51,7 @@ class Sorted:
     best_effort: tuple[RequestView, ...]
     waiting: tuple[RequestView, ...]
     beyond: tuple[int, ...]
+    lost: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def has_objective(request: RequestView) -> bool:
 
 def sorted_requests(view: EngineView, times: BatchTime, fastest_ms: float) -> Sorted:
     """`fastest_ms`: TPOT that a request alone attains."""
-    prompts, new, best_effort, waiting, beyond = [], [], [], [], []
+    prompts, new, best_effort, waiting, beyond, lost = [], [], [], [], [], []
     decoding: list[tuple[int, float, float, float]] = []
     for request in view.running:
         targets = None if request.declined else _targets(request, view, times)
@@ -83,6 +85,9 @@ def sorted_requests(view: EngineView, times: BatchTime, fastest_ms: float) -> So
                 decoding.append((request.id, *pace, _left(request, view)))
                 continue
         best_effort.append(request)
+        # One whose first token was all that it asked has had it.
+        if request.promised and targets is not None and math.isfinite(targets.tpot_ms):
+            lost.append(request.id)
     for request in view.waiting:
         targets = None if request.declined else _targets(request, view, times)
         prompt = None if targets is None else _prompt(request, targets, view, times)
@@ -96,7 +101,9 @@ def sorted_requests(view: EngineView, times: BatchTime, fastest_ms: float) -> So
         if not (is_beyond and request.rejects):
             waiting.append(request)
     load = _load(decoding, prompts)
-    return Sorted(load, tuple(new), by_key(best_effort), by_key(waiting), tuple(beyond))
+    return Sorted(
+        load, tuple(new), by_key(best_effort), by_key(waiting), tuple(beyond), tuple(lost)
+    )
 
 
 def _load(decoding: Sequence[tuple[int, float, float, float]], prompts: Iterable[Prompt]) -> Load:
@@ -196,13 +203,13 @@ def _prompt(
     needs_ms = times.ms(tokens)
     waited_ms = 1000.0 * (view.now_s - request.arrived_s)
     output_tokens = _output_tokens(request, view)
+    implied_ms = None if request.decode_ms else request.implied_ttft_ms  # until it has come
     if targets.has_deadline:
         deadline_ms = targets.ttft_ms - waited_ms
         if deadline_ms < needs_ms - EPS_MS:
             return None
     else:
-        soft_ms = PATIENCE_MS if request.implied_ttft_ms is None else request.implied_ttft_ms
-        deadline_ms = max(soft_ms - waited_ms, 2.0 * needs_ms)
+        deadline_ms = max((implied_ms or PATIENCE_MS) - waited_ms, 2.0 * needs_ms)
     is_running = request.row is not None
     return Prompt(
         id=request.id,
@@ -213,8 +220,7 @@ def _prompt(
         is_running=is_running,
         left=max(1.0, output_tokens - 1.0),
         is_soft=not targets.has_deadline,
-        can_wait=not targets.has_deadline
-        and waited_ms < _PATIENT * (request.implied_ttft_ms or math.inf),
+        can_wait=not targets.has_deadline and waited_ms < _PATIENT * (implied_ms or math.inf),
     )
 
 

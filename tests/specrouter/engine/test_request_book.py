@@ -210,6 +210,20 @@ def test_an_engine_that_failed_tells_each_once_and_hands_over_who_waits() -> Non
     assert after.admissions is before.admissions
 
 
+def test_an_engine_that_failed_hands_over_what_its_promises_taught() -> None:
+    """To the account that the new engine's views look at already."""
+    before, _ = book_of("")
+    before.promises.note(kept=False, kept_pace=False)
+    before.promises.note(kept=True, kept_pace=True)
+    after, _ = book_of("")
+    seen = after.promises
+    after.inherit(before)
+    assert after.promises is seen
+    assert seen == before.promises
+    seen.note(kept=True, kept_pace=True)
+    assert seen != before.promises, "an abandoned engine keeps its own"
+
+
 def test_an_engine_that_failed_hands_over_how_long_outputs_usually_are() -> None:
     before, _ = book_of("")
     for _ in range(20):

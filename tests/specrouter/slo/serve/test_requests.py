@@ -105,6 +105,26 @@ def test_a_first_token_that_has_come_is_asked_for_no_more() -> None:
     assert prompt.can_wait
 
 
+def test_a_promise_of_a_first_token_that_came_is_not_lost_and_one_of_a_pace_may_be() -> None:
+    had = replace(
+        request(1, left=0, ttft_ms=9_000.0, row=0), decoded=5, decode_ms=50.0, promised=True
+    )
+    assert sorted_requests(view([], [had]), OPT_7B, FASTEST_MS).lost == ()
+    slow = replace(had, tpot_ms=FASTEST_MS, decode_ms=1e6, output_tokens=20)
+    assert sorted_requests(view([], [slow]), OPT_7B, FASTEST_MS).lost == (1,)
+    untold = replace(slow, promised=False)
+    assert sorted_requests(view([], [untold]), OPT_7B, FASTEST_MS).lost == ()
+
+
+def test_nothing_is_implied_of_a_first_token_that_has_come() -> None:
+    back = replace(
+        request(1, left=99, tpot_ms=50.0),
+        implied_ttft_ms=2_000.0, decoded=9, decode_ms=90.0, output_tokens=100,
+    )  # fmt: skip
+    (prompt,) = sorted_requests(replace(view([back], []), now_s=5.0), OPT_7B, FASTEST_MS).new
+    assert (prompt.can_wait, prompt.deadline_ms) == (True, 5_000.0)
+
+
 def test_an_implied_ttft_is_a_deadline_that_nobody_is_too_late_for() -> None:
     asked = replace(request(1, left=99, tpot_ms=50.0), implied_ttft_ms=2_000.0)
     needs_ms = OPT_7B.ms(100)
