@@ -6,7 +6,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from specrouter.profile.batch_time import RooflineTime
@@ -102,6 +102,12 @@ def test_nobody_is_given_up_while_all_are_in_time(load: Load, new: list[Prompt])
 
 
 @given(loads, prompts, st.lists(st.floats(8.0, 120.0), min_size=5, max_size=5))
+@example(  # the tiers of those who are left out make it look as if all others were in time
+    decoding(),
+    [prompt(100, 20.0, 1), prompt(101, 100.0, 488), prompt(102, 158.0, 1), prompt(103, 158.0, 626),
+     prompt(104, 100.0, 897)],
+    [10.0, 10.0, 11.0, 22.0, 24.0],
+)  # fmt: skip
 @settings(max_examples=few(300))
 def test_all_that_are_admitted_are_in_time_together(
     load: Load, new: list[Prompt], tpots_ms: list[float]
