@@ -14,7 +14,7 @@ from specrouter.engine.slo_accounts import class_named
 from specrouter.request.objective import Objective
 from specrouter.request.output import Feasible
 from specrouter.request.running import RunningRequest
-from specrouter.slo.admission import Admission, Order
+from specrouter.slo.admission import Order
 
 _RECORDS = 256
 
@@ -94,9 +94,8 @@ class AdmissionLog:
                 why = "a row is left, and it was declined before"
                 self._keep(cycle, running, request, "best_effort", why)
 
-    def note_order(self, cycle: int, running: int, admission: Admission) -> None:
+    def note_order(self, cycle: int, running: int, order: Order, why: str) -> None:
         """Another one is followed from this cycle on."""
-        assert admission.order is not None
         self._records.append(
             AdmissionRecord(
                 cycle=cycle,
@@ -105,8 +104,8 @@ class AdmissionLog:
                 request_id=None,
                 slo_class=None,
                 objective=None,
-                outcome=admission.order,
-                reason=admission.why,
+                outcome=order,
+                reason=why,
                 waited_ms=0.0,
                 running=running,
             )

@@ -46,7 +46,7 @@ class RequestBook:
     running: dict[int, RunningRequest] = field(default_factory=dict)
     pace: AdmissionPace = field(default_factory=AdmissionPace)
     promises: Promises = field(default_factory=Promises)
-    order: Order | None = "first_come"
+    order: Order = "first_come"
     is_abandoned: bool = False
     clock: Callable[[], float] = time.perf_counter
 
@@ -84,10 +84,10 @@ class RequestBook:
         for each in admission.lost:
             by_id[each].is_promised = False
             self.promises.note(kept=False, kept_pace=False)
-        if admission.order not in (None, self.order):
+        if admission.order and admission.order != self.order:
             self.order = admission.order
             with self.faults.part("records"):
-                self.admissions.note_order(cycle, len(self.running), admission)
+                self.admissions.note_order(cycle, len(self.running), self.order, admission.why)
         self.promises.note_held_back(admission.held_back)
         rejected = [waiting[each] for each in admission.declined if waiting[each].rejects]
         if rejected:

@@ -35,7 +35,7 @@ _PATIENT = 2.0  # times the implied TTFT, after which a first token comes before
 PATIENCE_MS = 10_000.0  # for the first token of requests of which nothing is asked or implied
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Sorted:
     """Attributes:
     load: of running requests with objectives.
@@ -100,9 +100,13 @@ def sorted_requests(view: EngineView, times: BatchTime, fastest_ms: float) -> So
             beyond.append(request.id)
         if not (is_beyond and request.rejects):
             waiting.append(request)
-    load = _load(decoding, prompts)
     return Sorted(
-        load, tuple(new), by_key(best_effort), by_key(waiting), tuple(beyond), tuple(lost)
+        load=_load(decoding, prompts),
+        new=tuple(new),
+        best_effort=by_key(best_effort),
+        waiting=by_key(waiting),
+        beyond=tuple(beyond),
+        lost=tuple(lost),
     )
 
 

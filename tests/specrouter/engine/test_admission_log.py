@@ -8,7 +8,6 @@ from typing import Any
 from specrouter.engine.admission_log import AdmissionLog
 from specrouter.request.objective import Objective
 from specrouter.request.output import Feasible
-from specrouter.slo.admission import Admission
 
 CHAT = Objective(tpot_ms=50.0, ttft_ms=400.0, slo_class="chat")
 
@@ -74,7 +73,7 @@ def test_the_last_256_are_kept_and_can_be_sent() -> None:
 
 def test_a_change_of_the_order_that_is_followed_is_told_with_its_reason() -> None:
     log = AdmissionLog()
-    log.note_order(9, 4, Admission(order="objectives", why="5 by objectives, 3 as they came"))
+    log.note_order(9, 4, "objectives", "5 by objectives, 3 as they came")
     [record] = log.records
     assert (record.cycle, record.running, record.outcome) == (9, 4, "objectives")
     assert (record.request, record.slo_class) == (None, None)
