@@ -26,6 +26,7 @@ class Room:
 # and a twentieth. Engine: 4,400 of 4,300 on 2026-11-24, for the step and its executor that the
 # simulator shares (research is 100 lines smaller), and keyword arguments. 2026-11-24: research has
 # the study of admission on stretches that nobody tuned with, and of seeds in simulated time.
+# 2026-11-25: 8,270 of 7,720, for the tape of a live run and the study that replays it.
 ROOMS: Mapping[str, Room] = {
     "http": Room(folders=("specrouter/http",), before=5985, aim=4500, most=5900),
     "cli": Room(folders=("specrouter/cli",), before=1790, aim=1500, most=1850),
@@ -48,7 +49,7 @@ ROOMS: Mapping[str, Room] = {
     "statemgr": Room(folders=("statemgr",), before=2753, aim=2900, most=3000),
     "modelpool": Room(folders=("modelpool",), before=7770, aim=6800, most=8700),
     "examples": Room(folders=("examples",), before=2828, aim=1200, most=1200),
-    "research": Room(folders=("research",), before=0, aim=7000, most=7720),
+    "research": Room(folders=("research",), before=0, aim=7000, most=8270),
     "tests and checks": Room(
         folders=("tests", "checks", "conftest.py"), before=69000, aim=52000, most=68500
     ),

@@ -41,6 +41,7 @@ from statemgr import RowKV, TokenChain
 from statemgr.row_groups import READING_QUERIES
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 _FEW = 0.125  # of a group's rows near their ends: a cycle is as long as was predicted
@@ -174,15 +175,27 @@ class SimulatedExecutor:
         if self.machine.batch is not None:
             steps = max((len(one.trees.levels) for one in drafts if one.trees), default=0)
             self._ms = self.machine.batch.ms(self._target_tokens, steps)
+        self._ms += self._rest_ms(plan)
         self.clock.now_s += self._ms / 1000
         return result
 
     def _forward(self, model: str, tokens: int, rows: Ints, times: int = 1) -> None:
         """`times` forwards over so many tokens of these rows."""
         attended = (tokens / len(rows) + READING_QUERIES) * float(self.states.slots_of(rows).sum())
-        ms = self.machine.times[model].at(tokens, attended)
+        ms = self._forward_ms(model, tokens, attended)
         self._ms += times * ms
         self.profiler.record_forward(model, tokens, attended, ms, times)
+
+    def _forward_ms(self, model: str, tokens: int, attended: float) -> float:
+        return float(self.machine.times[model].at(tokens, attended))
+
+    def _rest_ms(self, plan: CyclePlan) -> float:
+        """Of a cycle beside its forwards and stages."""
+        return 0.0
+
+    def _rates(self, rows: Ints) -> Floats | None:
+        """[B] acceptances of these rows' own; None: all texts are alike."""
+        return None
 
     def _work(self, stage: str, places: int, times: int = 1) -> None:
         """The engine's own around a forward."""
@@ -230,7 +243,7 @@ class SimulatedExecutor:
         depth = min(shape.depth, int(limits.max()))
         widths = (group.branching or (shape.width,) * depth)[:depth]
         trees = self.texts.of(*group.chain[:2]).draw(
-            batch, widths, self.draws, beam=group.branching is None
+            batch, widths, self.draws, beam=group.branching is None, rates=self._rates(rows)
         )
         self._forward(first, int(self.states.lag(first, rows).sum()) + batch, rows)
         for width in trees.levels[:-1]:

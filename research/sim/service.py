@@ -115,6 +115,7 @@ class SimulatedService:
         batch_tokens: of Sarathi-Serve's batches; None: the machine's chunk of prompt tokens.
         knowledge: of the machine; a new one for each policy that is used.
         watch: is told of every cycle that is planned.
+        executor: runs plans.
     """
 
     machine: Machine
@@ -124,6 +125,7 @@ class SimulatedService:
     knowledge: Callable[[Machine, SimulatedTexts], PerformanceProfiler] = Known
     watch: Watch | None = None
     batch_tokens: int | None = None
+    executor: Callable[..., SimulatedExecutor] = SimulatedExecutor
     _now_s: float = 0.0  # of the client
     _free_s: float = 0.0  # when the cycle ends that runs
     _ids: Iterable[int] = field(default_factory=count)
@@ -163,7 +165,7 @@ class SimulatedService:
         follow = frozenset(machine.drafters if machine.free_drafter_prefill else ())
         self._rows = SimulatedRows(machine.max_requests, machine.names, follow)
         self._profiler = self.knowledge(machine, texts)
-        self._executor = SimulatedExecutor(
+        self._executor = self.executor(
             machine=machine,
             texts=texts,
             states=self._rows,

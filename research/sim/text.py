@@ -80,14 +80,20 @@ class SimulatedText:
     acceptance: float
 
     def draw(
-        self, batch: int, widths: Sequence[int], draws: np.random.Generator, beam: bool = True
+        self,
+        batch: int,
+        widths: Sequence[int],
+        draws: np.random.Generator,
+        beam: bool = True,
+        rates: Floats | None = None,
     ) -> DrawnTrees:
         """B trees whose level l has the best `widths[l]` of all children, as drafters keep them;
-        without `beam` every node of level l has `widths[l]` children."""
+        without `beam` every node of level l has `widths[l]` children. `rates`: [B] acceptances in
+        the place of the text's."""
         worth, chances, parents = [], [], []
         above, first, seen = np.ones((batch, 1)), -1, 0
         for width in widths:
-            given = self._chances(batch, above.shape[1], width, draws)
+            given = self._chances(batch, above.shape[1], width, draws, rates)
             reached = (above[:, :, None] * given).reshape(batch, -1)
             size = given.shape[2]
             if beam and above.shape[1] > 1:
@@ -106,9 +112,12 @@ class SimulatedText:
             tuple(each.shape[1] for each in worth),
         )
 
-    def _chances(self, batch: int, nodes: int, width: int, draws: np.random.Generator) -> Floats:
+    def _chances(
+        self, batch: int, nodes: int, width: int, draws: np.random.Generator, rates: Floats | None
+    ) -> Floats:
         """[B, nodes, width] of the best children, given their parent."""
-        mean = (self.acceptance - _LEAST_CHANCE) / (1.0 - _LEAST_CHANCE)
+        share = self.acceptance if rates is None else rates[:, None, None]
+        mean = (share - _LEAST_CHANCE) / (1.0 - _LEAST_CHANCE)
         drawn = draws.beta(_SPREAD * mean, _SPREAD * (1.0 - mean), (batch, nodes, 1))
         best = _LEAST_CHANCE + (1.0 - _LEAST_CHANCE) * drawn
         return np.concatenate((best, (1.0 - best) * _SIBLINGS[: width - 1]), axis=2)

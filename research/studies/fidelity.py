@@ -14,7 +14,7 @@ since the machine's speed drifts. A round is a line of FILE; the table is of all
 import argparse
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -115,18 +115,21 @@ def overrun(outcome: Outcome) -> float:
 class Round:
     """A router under test, and its simulation."""
 
-    def __init__(self, router: ChainRouter, options: LoadOptions, progress: Progress) -> None:
+    def __init__(
+        self,
+        router: ChainRouter,
+        options: LoadOptions,
+        progress: Progress,
+        service: Callable[[ChainRouter], LoggedService] = LoggedService,
+    ) -> None:
         self._router, self._options, self._progress = router, options, progress
         self._texts = load_labelled(options.prompts)
-        self._service = LoggedService(router)
+        self._service = service(router)
         self._live = LoadBench(self._service, self._tokenize, self._texts, options, progress)
 
     def run(self, loads: Sequence[float]) -> Iterator[dict[str, Any]]:
         """A line for each load and policy."""
-        self._warm_up()
-        self._live.measure_alone(self._at(1.0))
-        served, alpha = self._capacity(), self._alpha()
-        self._progress.note(f"acceptance {alpha:.2f}; fcfs serves {served:.2f} requests/s")
+        served, alpha = self.prepare(), self._alpha()
         for load in loads:
             point = self._at(load * served)
             found = {name: self._both(name, point) for name in self._options.policies}
@@ -142,6 +145,14 @@ class Round:
                 "alpha": alpha,
                 "policies": found,
             }
+
+    def prepare(self) -> float:
+        """Warms up, and returns what first come, first served serves, in requests/s."""
+        self._warm_up()
+        self._live.measure_alone(self._at(1.0))
+        served = self._capacity()
+        self._progress.note(f"acceptance {self._alpha():.2f}; fcfs serves {served:.2f} requests/s")
+        return served
 
     def _warm_up(self) -> None:
         self._live.settle(self._at(1.0))
