@@ -241,7 +241,7 @@ def _commits(cycles: Sequence[TapedCycle]) -> Iterator[tuple[int, int, int]]:
 
 
 def _commit_tokens(cycles: Sequence[TapedCycle]) -> float:
-    return float(np.mean([1 + accepted for _, accepted, _ in _commits(cycles)] or [1.0]))
+    return float(np.mean([1 + accepted for _, accepted, _ in _commits(cycles)] or [1]))
 
 
 def _easier(cycles: Sequence[TapedCycle]) -> dict[int, float]:
