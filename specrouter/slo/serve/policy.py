@@ -74,7 +74,8 @@ def by_objectives(
             least_chunk=least_chunk,
         )
         ours = decision.admission()
-        if not never_behind:
+        # Of runs of ten tokens, which only simulations judge, its prediction knows too little.
+        if not never_behind or any(one.run_ms is not None for one in view.running):
             return ours
         assert isinstance(pacing, Amortized), "strict pacing is as it was published"
         return decision.or_as_they_came(pacing, ours, without_objectives)
