@@ -26,16 +26,9 @@ from modelpool.fast.lean_norm import replace_norms
 from modelpool.fast.linear import pack_linears, parameter_count
 from modelpool.fast.llama_shape import is_llama_shaped
 from modelpool.fast.tuning import PLAIN, Tuning
+from modelpool.forward import Forward, ForwardOutput, HiddenLayers, SizedForward
 from modelpool.outline import use_packed_attention
-from modelpool.probe import (
-    MOST_DIFFERENCE,
-    Forward,
-    KVLayer,
-    ProbeView,
-    SizedForward,
-    check_parity,
-    probed,
-)
+from modelpool.probe import MOST_DIFFERENCE, KVLayer, ProbeView, check_parity, probed
 
 logger = logging.getLogger(__name__)
 
@@ -127,28 +120,31 @@ class PackedModel:
         return self.attention != "sdpa"
 
     def forward(
-        self, tokens: Tensor, positions: Tensor, view: KVView, logit_index: Tensor
-    ) -> Tensor:
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        view: KVView,
+        logit_index: Tensor,
+        hidden: HiddenLayers = (),
+    ) -> ForwardOutput:
         """One pass over a pack.
 
         Args:
             tokens, positions: [T] int64 on the host or the model's device.
             view: where keys and values of this pack go, and what each token may attend to.
             logit_index: [n] int64, as these; the tokens of the pack whose logits are wanted.
-
-        Returns:
-            [n, vocab_size] logits in the model's dtype.
+            hidden: the hidden states that are wanted of all tokens.
         """
         with self.watch(len(tokens), view.attended), cpu_threads(self.threads):
             if self.sized is not None:
-                return self.sized(tokens, positions, view, logit_index)
+                return self.sized(tokens, positions, view, logit_index, hidden)
             if self.device.type != "cpu":
                 tokens, positions, logit_index = (
                     one.to(self.device, non_blocking=True)
                     for one in (tokens, positions, logit_index)
                 )
             run = self.shortcut or self._forward
-            return run(tokens, positions, view, logit_index)
+            return run(tokens, positions, view, logit_index, hidden)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -188,25 +184,36 @@ class PackedModel:
             )
 
     def _forward(
-        self, tokens: Tensor, positions: Tensor, view: KVView, logit_index: Tensor
-    ) -> Tensor:
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        view: KVView,
+        logit_index: Tensor,
+        hidden: HiddenLayers = (),
+    ) -> ForwardOutput:
         if self._is_spread:  # it picks from what may be on any of the devices
             logit_index = logit_index.cpu()
-        logits: Tensor = self.model(
+        asked = {"output_hidden_states": list(hidden)} if hidden else {}
+        output = self.model(
             input_ids=tokens.unsqueeze(0),
             position_ids=positions.unsqueeze(0),
             use_cache=False,
             logits_to_keep=logit_index,
             packed_kv=OpaqueView(view, self.attend),
-        ).logits
-        return logits[0, :, : self.vocab_size]
+            **asked,
+        )
+        logits: Tensor = output.logits[0, :, : self.vocab_size]
+        if not hidden:
+            return ForwardOutput(logits)
+        states = [output.hidden_states[index][0].to(logits.device) for index in hidden]
+        return ForwardOutput(logits, torch.stack(states, dim=1))
 
     def _probe(self, view: ProbeView, rows: Sequence[Tensor], pack: _Pack) -> Tensor:
         view.begin_pack(pack)
         device = rows[0].device
         positions = torch.cat([torch.arange(*span, device=device) for span in pack])
         index = torch.arange(len(positions), device=device)
-        return self.forward(_picked(rows, pack), positions, view, index)
+        return self.forward(_picked(rows, pack), positions, view, index).logits
 
 
 def _probe_rows(device: torch.device, vocab_size: int) -> list[Tensor]:

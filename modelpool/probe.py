@@ -4,7 +4,7 @@ It stands in for a KV store: keys and values of one request, as the layers hand 
 way it learns the layers' shapes and sliding windows.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,27 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from modelpool.attention.packed import KVView, OnDevice, QueryGroup, UnsupportedAttention
+from modelpool.attention.packed import OnDevice, QueryGroup, UnsupportedAttention
 from modelpool.attention.pages import PackRows
 from modelpool.attention.path import NO_TAIL, PackPlaces, Paths
 from modelpool.errors import UnsupportedModelError
+from modelpool.forward import Forward
 
 _PACKED = "packed attention"
 MOST_DIFFERENCE = 0.2  # of logits, of their spread, whatever the dtype
-
-# tokens [T], positions [T], view, logit_index [n] -> logits [n, V]; see `PackedModel.forward`
-Forward = Callable[[Tensor, Tensor, KVView, Tensor], Tensor]
-
-
-class SizedForward(Protocol):
-    """The same, of tensors on the host or the device; `sizes`: see `PackedModel`."""
-
-    @property
-    def sizes(self) -> tuple[int, ...]: ...
-
-    def __call__(
-        self, tokens: Tensor, positions: Tensor, view: KVView, logit_index: Tensor
-    ) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -127,7 +114,8 @@ def probed(
     for start, stop in parts:
         probe.begin(start, stop)
         positions = torch.arange(start, stop, device=model.device)
-        logits.append(forward(tokens[start:stop], positions, probe, positions - start))
+        read = forward(tokens[start:stop], positions, probe, positions - start)
+        logits.append(read.logits)
     return torch.cat(logits), probe.windows
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from modelpool.forward import HiddenLayers
 from modelpool.packed_model import PackedModel
 from processors.token_tree import Ints
 from statemgr import ModelState, StateManager
@@ -14,6 +15,7 @@ class ActiveModel:
     model: PackedModel
     state: ModelState
     manager: StateManager
+    hidden: HiddenLayers = ()  # that drafters read of it
 
     def lag(self, rows: Ints) -> Ints:
         """[R] committed tokens that the state lacks, the last one not counted."""

@@ -1,7 +1,8 @@
 """Running one model over a pack: committed tokens that its state lacks, then a tree's nodes.
 
-Contract: `run_pack` takes slots, runs the forward and returns logits. If the forward raises, the
-slots that it took are scrubbed and the state is as it was before.
+Contract: `run_pack` takes slots, runs the forward and returns logits, and hidden states where a
+drafter reads them (`ActiveModel.hidden`), of which the state keeps each row's last. If the forward
+raises, the slots that it took are scrubbed and the state is as it was before.
 """
 
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ class PackResult:
     fed: FedTree
     pack_tokens: int
     earlier: Tensor  # [sum(earlier), V] of the plan's earlier tokens, row after row
+    hidden: Tensor | None = None  # [T, layers, H] of all tokens; None: no drafter reads any
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,23 +60,27 @@ def run_pack(active: ActiveModel, plan: PackPlan, tree: TokenTree) -> PackResult
     slots = state.append(plan.rows, pack.counts, pack.tokens, pack.positions)
     try:
         shape = None if tree.is_path else _tree_shape(active, tree, pack.is_node)
-        logits = model.forward(
+        output = model.forward(
             torch.from_numpy(pack.tokens),
             torch.from_numpy(pack.positions),
             state.view(plan.rows, pack.counts, pack.positions, slots, shape),
             torch.from_numpy(np.flatnonzero(pack.asked)),
+            active.hidden,
         )
     except BaseException:
         state.scrub(slots)
         raise
+    if output.hidden is not None:
+        state.hidden.add(slots, output.hidden)
     node_slots = np.full(tree.tokens.shape, NO_SLOT)
     node_slots[tree.real] = slots[pack.is_node]
+    logits = output.logits
     fed, earlier = FedTree(tree, node_slots), logits[:0]
     if plan.earlier is not None:
         wanted = pack.wanted[pack.asked]
         earlier = logits.index_select(0, on_device(np.flatnonzero(~wanted), device))
         logits = logits.index_select(0, on_device(np.flatnonzero(wanted), device))
-    return PackResult(logits, fed, len(slots), earlier)
+    return PackResult(logits, fed, len(slots), earlier, output.hidden)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

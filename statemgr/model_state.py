@@ -17,6 +17,7 @@ import numpy as np
 
 from statemgr.arrays import Ints
 from statemgr.forward_view import ForwardView, TreeMask
+from statemgr.hidden_states import HiddenStates
 from statemgr.key_paths import PackTokens, TreePaths
 from statemgr.kv_store import KVStore, LayerShape
 from statemgr.row_groups import GroupPlanner
@@ -46,6 +47,7 @@ class ModelState:
         self.ends: Ints = np.zeros(rows, dtype=np.int64)  # first free slot of each row
         self._lengths: Ints = np.zeros(rows, dtype=np.int64)  # valid slots of each row
         self._touched: Ints = np.zeros(rows, dtype=np.int64)  # slots that may not be zero
+        self.hidden = HiddenStates(rows, slots)
 
     def lengths(self, rows: Ints) -> Ints:
         """[R] valid slots of each row."""
@@ -130,6 +132,7 @@ class ModelState:
     def rollback(self, rows: Ints, lengths: Ints) -> None:
         """Logical rollback: positions from `lengths[i]` on become invalid in `rows[i]`."""
         self._forget(rows, lengths)
+        self._keep_hidden(rows)
         self._truncate(rows, lengths)
 
     def commit(self, rows: Ints, bases: Ints, accepted: Ints) -> None:
@@ -146,8 +149,9 @@ class ModelState:
         if len(accepted):
             self.cache_mask.reshape(-1)[accepted] = True
             np.add.at(self._lengths, accepted // self.slots, 1)
-            if self.canonical:
-                self._put_in_place(accepted)
+        self._keep_hidden(rows)
+        if self.canonical and len(accepted):
+            self._put_in_place(accepted)
         self._truncate(rows, bases)
         if not self.canonical:
             self._compact_holey(rows)
@@ -164,6 +168,7 @@ class ModelState:
             source = self._misplaced(row, hole_share)
             if source is None:
                 continue
+            self.hidden.forget(np.array([row]))  # passes know its slots by their old numbers
             count = len(source)
             self.cache_tokens[row, :count] = self.cache_tokens[row, source]
             self.positions[row, :count] = self.positions[row, source]
@@ -181,6 +186,7 @@ class ModelState:
         rows = np.unique(flat_slots // self.slots)
         self.cache_mask.reshape(-1)[flat_slots] = False
         self._lengths[rows] = self.cache_mask[rows].sum(axis=1)
+        self._keep_hidden(rows)
         self.store.scrub(self.layout.flat(flat_slots))
         self._truncate(rows, np.zeros_like(rows))
 
@@ -231,6 +237,7 @@ class ModelState:
     def _empty(self, row: int) -> None:
         self.cache_mask[row] = False
         self.ends[row] = self._lengths[row] = self._touched[row] = 0
+        self.hidden.drop(row)
 
     def _move(self, source: Ints, destination: Ints) -> None:
         self.store.move(self.layout.flat(source), self.layout.flat(destination))
@@ -299,6 +306,10 @@ class ModelState:
             valid = np.flatnonzero(self.cache_mask[rows[index], :low])
             last[index] = valid[-1] + 1 if len(valid) else 0
         self.ends[rows] = last
+
+    def _keep_hidden(self, rows: Ints) -> None:
+        is_valid, positions = self.cache_mask.reshape(-1), self.positions.reshape(-1)
+        self.hidden.commit(rows, self._lengths, is_valid, positions)
 
     def _reach(self, rows: Ints, lengths: Ints) -> tuple[int, int]:
         """Slots in use that hold positions from `lengths[i] - 1` on: a slot's number is no less."""

@@ -40,6 +40,7 @@ from checks.exact.comparison import assert_whole
 from checks.exact.fault_injection import InjectedFault
 from checks.exact.models import pool_settings, save_family
 from checks.exact.report import Progress, finish, make_parser, prepare
+from modelpool.forward import ForwardOutput
 from modelpool.packed_model import PackedModel
 from specrouter import (
     SLO,
@@ -400,14 +401,14 @@ def make_cases() -> list[Case]:
 def slow_target() -> Iterator[None]:
     original, fastest_s = PackedModel.forward, math.inf
 
-    def forward(model: PackedModel, *arguments: Any, **options: Any) -> Tensor:
+    def forward(model: PackedModel, *arguments: Any, **options: Any) -> ForwardOutput:
         nonlocal fastest_s
         began_s = time.perf_counter()
-        logits = original(model, *arguments, **options)
+        output = original(model, *arguments, **options)
         if model.name == "target":
             fastest_s = min(fastest_s, time.perf_counter() - began_s)
             time.sleep(_TARGET_TIMES * fastest_s)
-        return logits
+        return output
 
     with mock.patch.object(PackedModel, "forward", forward):
         yield

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from modelpool.attention.packed import KVView
+from modelpool.forward import ForwardOutput
 from modelpool.packed_model import PackedModel
 from processors import NgramDraftProcessor, TokenTree
 from specrouter.cycle import Candidates, DraftShape, TreeSelector
@@ -57,7 +58,7 @@ class FaultInjection:
 
         def forward(
             model: PackedModel, tokens: Tensor, positions: Tensor, view: KVView, *rest: Any
-        ) -> Tensor:
+        ) -> ForwardOutput:
             kind = self._draw(model.name)
             if kind == "before":
                 raise InjectedFault(f"{model.name} fails before its forward")
@@ -68,15 +69,16 @@ class FaultInjection:
             if kind == "poison":
                 _write_nan(model, tokens.numel(), view)
                 raise InjectedFault(f"{model.name} fails in its first layer")
-            logits = original(model, tokens, positions, view, *rest)
+            output = original(model, tokens, positions, view, *rest)
+            logits = output.logits
             if kind == "after":
                 raise InjectedFault(f"{model.name} fails after its forward")
             if kind == "nan":
-                return torch.full_like(logits, torch.nan)
+                return dataclasses.replace(output, logits=torch.full_like(logits, torch.nan))
             if kind == "nan row" and len(logits):
                 logits = logits.clone()
                 logits[int(self._rng.integers(len(logits)))] = torch.nan
-            return logits
+            return dataclasses.replace(output, logits=logits)
 
         look_up = NgramDraftProcessor.draft
 

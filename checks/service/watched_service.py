@@ -20,6 +20,7 @@ from unittest import mock
 
 from torch import Tensor
 
+from modelpool.forward import ForwardOutput
 from modelpool.packed_model import PackedModel
 from specrouter import ChainRouter
 from specrouter.config import RouterConfig
@@ -50,7 +51,7 @@ def install_faults() -> None:
     faults: dict[str, Callable[[], None]] = {}
     original = PackedModel.forward
 
-    def forward(model: PackedModel, tokens: Tensor, *rest: Any) -> Tensor:
+    def forward(model: PackedModel, tokens: Tensor, *rest: Any) -> ForwardOutput:
         fault = faults.get(model.name)
         if fault is not None:
             with model.watch(len(tokens), 0.0):  # a hang is noticed inside of a forward only

@@ -10,7 +10,9 @@ Layers that are computed together share one weight, of which the model's own bec
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +28,7 @@ from modelpool.fast.lean_forward import check
 from modelpool.fast.llama_shape import attention_window, is_llama_shaped, norm_eps, rotations
 from modelpool.fast.pack_layout import Pack
 from modelpool.fast.pack_sender import HostMemory, PackSender, memory_for
+from modelpool.forward import ForwardOutput, HiddenLayers, spans, stacked
 from modelpool.packed_model import PackedModel
 
 logger = logging.getLogger(__name__)
@@ -86,7 +89,7 @@ class CudaForward:
         self._layers = tuple(
             _layer(number, layer, config) for number, layer in enumerate(core.layers)
         )
-        self._norm = _norm(core.norm)
+        self._norm = partial(_normed, norm=_norm(core.norm))
         bias = None if head.bias is None else head.bias.detach()[: packed.vocab_size]
         self._head = _Linear(head.weight.detach()[: packed.vocab_size], bias)
         sender = PackSender(memory or memory_for(self._embedding.device))
@@ -98,23 +101,34 @@ class CudaForward:
         return self._run.sizes
 
     def __call__(
-        self, tokens: Tensor, positions: Tensor, view: KVView, logit_index: Tensor
-    ) -> Tensor:
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        view: KVView,
+        logit_index: Tensor,
+        hidden: HiddenLayers = (),
+    ) -> ForwardOutput:
         """One pass over a pack, as `PackedModel.forward`; positions are taken from the view."""
         layers = (layer.attention for layer in self._layers)
         arenas = [view.arena(layer.number, layer.window) for layer in layers]
-        return self._run(Pack(tokens, view.places, logit_index), arenas)
+        return self._run(Pack(tokens, view.places, logit_index, hidden), arenas)
 
-    def compute(self, inputs: PackInputs, arenas: list[Arena]) -> Tensor:
-        """[n, vocab_size] logits. Nothing here waits for the device, or depends on its values."""
+    def compute(
+        self, inputs: PackInputs, arenas: Sequence[Arena], hidden: HiddenLayers
+    ) -> ForwardOutput:
+        """Nothing here waits for the device, or depends on its values."""
         x = self._embedding.index_select(0, inputs.tokens)  # [T, hidden]
-        for layer, arena in zip(self._layers, arenas, strict=True):
-            x = layer.out.added_to(
-                x, self._attention(layer, _normed(x, layer.before), inputs, arena)
-            )
-            gate_up = layer.gate_up(_normed(x, layer.between))
-            x = layer.down.added_to(x, self._kernels.gated(gate_up))
-        return self._head(_normed(x.index_select(0, inputs.logit_index), self._norm))
+        states = []
+        for first, stop in spans(hidden, len(self._layers)):
+            for layer, arena in zip(self._layers[first:stop], arenas[first:stop], strict=True):
+                x = layer.out.added_to(
+                    x, self._attention(layer, _normed(x, layer.before), inputs, arena)
+                )
+                gate_up = layer.gate_up(_normed(x, layer.between))
+                x = layer.down.added_to(x, self._kernels.gated(gate_up))
+            states.append(x)
+        logits = self._head(self._norm(x.index_select(0, inputs.logit_index)))
+        return ForwardOutput(logits, stacked(states, hidden, len(self._layers), self._norm))
 
     def _attention(self, layer: _Layer, x: Tensor, inputs: PackInputs, arena: Arena) -> Tensor:
         """[T, hidden] to [T, heads * head_dim]: writes, then attends."""

@@ -23,6 +23,7 @@ from modelpool.fast.forward_parts import Operator, ShortForward, Watch
 from modelpool.fast.joined import join_packed, joined, side_by_side
 from modelpool.fast.lean_norm import LeanRMSNorm
 from modelpool.fast.llama_shape import attention_window, is_llama_shaped, norm_eps
+from modelpool.forward import ForwardOutput, HiddenLayers, spans, stacked
 from modelpool.packed_model import PackedModel
 from modelpool.probe import probed
 
@@ -85,19 +86,28 @@ class DirectForward(ShortForward):
         self._norm, self._head = _norm(core.norm), head.forward
 
     def __call__(
-        self, tokens: Tensor, positions: Tensor, view: KVView, logit_index: Tensor
-    ) -> Tensor:
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        view: KVView,
+        logit_index: Tensor,
+        hidden: HiddenLayers = (),
+    ) -> ForwardOutput:
         """One pass over a pack, as `PackedModel.forward`; positions are below the maximum."""
         x = self._embedding.index_select(0, tokens)  # [T, hidden]
         cos, sin = self._rotary(x, positions.unsqueeze(0))  # [1, T, head_dim]
         cos, sin = cos[0].unsqueeze(1), sin[0].unsqueeze(1)
         sin[..., : self._head_dim // 2].neg_()  # the signs of `rotate_half`
-        for layer in self._layers:
-            x = layer.out(self._attention(layer, layer.before(x), cos, sin, view)).add_(x)
-            gate, up = layer.gate_up(layer.between(x))
-            x = layer.down(self._gate(gate, up)).add_(x)
+        states = []
+        for first, stop in spans(hidden, len(self._layers)):
+            for layer in self._layers[first:stop]:
+                x = layer.out(self._attention(layer, layer.before(x), cos, sin, view)).add_(x)
+                gate, up = layer.gate_up(layer.between(x))
+                x = layer.down(self._gate(gate, up)).add_(x)
+            states.append(x)
         logits: Tensor = self._head(self._norm(x.index_select(0, logit_index)))
-        return logits[:, : self._vocab_size]
+        kept = stacked(states, hidden, len(self._layers), self._norm)
+        return ForwardOutput(logits[:, : self._vocab_size], kept)
 
     @staticmethod
     def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -2,11 +2,11 @@
 
 Contract: a pack is filled up to the next size with copies of its last token, which compute and
 write what that writes: no row is kept for padding. What a graph was captured for are tokens, width
-of the tree's paths and length of the longest row, each up to the next size, and the arenas: when
-these are others, all graphs go. Packs with many tokens and few logits (prompts), and larger ones
-than the largest size, run eagerly; so does everything once a capture has failed, with one warning.
-A pack's index arrays go to the device in one copy (`modelpool.fast.pack_sender`), filled up on the
-host.
+of the tree's paths and length of the longest row, each up to the next size, the hidden states that
+are wanted, and the arenas: when these are others, all graphs go. Packs with many tokens and few
+logits (prompts), and larger ones than the largest size, run eagerly; so does everything once a
+capture has failed, with one warning. A pack's index arrays go to the device in one copy
+(`modelpool.fast.pack_sender`), filled up on the host.
 
 `GraphMaker` is CUDA's, or a stand-in for tests. Never run on a GPU.
 """
@@ -23,6 +23,7 @@ from torch import Tensor
 from modelpool.fast.layer_reference import Arena, PackInputs
 from modelpool.fast.pack_layout import Pack, PackLayout, buffer_on
 from modelpool.fast.pack_sender import PackSender
+from modelpool.forward import ForwardOutput, HiddenLayers
 
 logger = logging.getLogger(__name__)
 
@@ -30,11 +31,11 @@ SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 _KEYS = 256  # of the shortest row that graphs tell apart; longer ones by powers of two
 _WARM_UPS = 2  # kernels compile, and libraries take their workspaces, before a capture
 
-Compute = Callable[[PackInputs, list[Arena]], Tensor]
+Compute = Callable[[PackInputs, Sequence[Arena], HiddenLayers], ForwardOutput]
 
 
 class GraphMaker(Protocol):
-    def capture(self, run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+    def capture(self, run: Callable[[], ForwardOutput]) -> tuple[Callable[[], None], ForwardOutput]:
         """What replays `run`, and where its result then stands.
 
         Raises `RuntimeError` where it cannot be captured.
@@ -48,6 +49,7 @@ class _Size:
     tokens: int
     path: int
     longest: int
+    hidden: HiddenLayers
 
     @property
     def layout(self) -> PackLayout:
@@ -59,7 +61,7 @@ class _Captured:
     layout: PackLayout
     numbers: Tensor  # what it reads
     replay: Callable[[], None]
-    logits: Tensor  # [T, vocab_size]
+    output: ForwardOutput  # of all its T tokens, logits too
 
 
 class GraphRunner:
@@ -79,8 +81,8 @@ class GraphRunner:
         """Tokens that packs are filled up to; none where all run eagerly."""
         return () if self._graphs is None else SIZES
 
-    def __call__(self, pack: Pack, arenas: list[Arena]) -> Tensor:
-        """[n, vocab_size] logits, of memory of their own."""
+    def __call__(self, pack: Pack, arenas: list[Arena]) -> ForwardOutput:
+        """Of memory of its own."""
         size = size_of(pack)
         if size is None or self._graphs is None:
             return self._eagerly(pack, arenas)
@@ -96,13 +98,15 @@ class GraphRunner:
         else:
             self._sender.send(captured.layout, pack, captured.numbers, size.longest)
         captured.replay()
-        return captured.logits[: len(pack.logit_index)].clone()
+        logits, hidden = captured.output.logits, captured.output.hidden
+        own = None if hidden is None else hidden[: len(pack.tokens)].clone()
+        return ForwardOutput(logits[: len(pack.logit_index)].clone(), own)
 
-    def _eagerly(self, pack: Pack, arenas: list[Arena]) -> Tensor:
+    def _eagerly(self, pack: Pack, arenas: list[Arena]) -> ForwardOutput:
         layout = PackLayout.of(pack)
         there = buffer_on(arenas[0][0].device, layout)
         inputs = self._sender.send(layout, pack, there, pack.places.longest)
-        return self._compute(inputs, arenas)
+        return self._compute(inputs, arenas, pack.hidden)
 
     def _capture(
         self, graphs: GraphMaker, size: _Size, pack: Pack, arenas: list[Arena]
@@ -112,8 +116,8 @@ class GraphRunner:
         numbers = buffer_on(arenas[0][0].device, layout)
         inputs = self._sender.send(layout, pack, numbers, size.longest)
 
-        def run() -> Tensor:
-            return self._compute(inputs, arenas)
+        def run() -> ForwardOutput:
+            return self._compute(inputs, arenas, pack.hidden)
 
         try:
             for _ in range(_WARM_UPS):
@@ -134,7 +138,7 @@ class CudaGraphs:
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
-    def capture(self, run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+    def capture(self, run: Callable[[], ForwardOutput]) -> tuple[Callable[[], None], ForwardOutput]:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         # Another thread may work on another device meanwhile: what it allocates is no part of this.
@@ -149,7 +153,7 @@ def size_of(pack: Pack) -> _Size | None:
     if not 0 < tokens <= SIZES[-1] or 2 * len(pack.logit_index) < tokens:
         return None
     longest = max(_KEYS, _power_of_two(pack.places.longest))
-    return _Size(_next(SIZES, tokens), _power_of_two(pack.path_width), longest)
+    return _Size(_next(SIZES, tokens), _power_of_two(pack.path_width), longest, pack.hidden)
 
 
 def _next(sizes: Sequence[int], count: int) -> int:

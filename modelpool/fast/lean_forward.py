@@ -28,8 +28,9 @@ from modelpool.fast.int8 import Int8Linear
 from modelpool.fast.lean_linear import Int8, Linear, Packed, Watched, linear_of
 from modelpool.fast.linear import PackedLinear, gains, let_go_of_file
 from modelpool.fast.llama_shape import attention_window, is_llama_shaped, norm_eps, rotations
+from modelpool.forward import Forward, ForwardOutput, HiddenLayers, spans, stacked
 from modelpool.packed_model import PackedModel
-from modelpool.probe import MOST_DIFFERENCE, Forward, allowed_difference, probed
+from modelpool.probe import MOST_DIFFERENCE, allowed_difference, probed
 
 logger = logging.getLogger(__name__)
 
@@ -131,20 +132,33 @@ class LeanForward(ShortForward):
         self._originals.clear()
 
     def __call__(
-        self, tokens: Tensor, positions: Tensor, view: KVView, logit_index: Tensor
-    ) -> Tensor:
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        view: KVView,
+        logit_index: Tensor,
+        hidden: HiddenLayers = (),
+    ) -> ForwardOutput:
         """One pass over a pack, as `PackedModel.forward`; positions are below the maximum."""
         x = self._embedded.weight.index_select(0, tokens).to(self._dtype)  # [T, hidden]
         cos, sin = self._rotations.index_select(0, positions).unbind(1)  # [T, 1, head_dim]
-        last = len(self._layers) - 1
-        for number, layer in enumerate(self._layers):
-            seen = self._attention(layer, layer.before(x), cos, sin, view)
-            if number == last:  # what follows is for each token alone
-                x, seen = x.index_select(0, logit_index), seen.index_select(0, logit_index)
-            layer.out.add_to(x, seen)
-            gate, up = layer.gate_up(layer.between(x)).chunk(2, dim=1)
-            layer.down.add_to(x, self._gate(gate, up))
-        return self._head(self._norm(x).to(self._head_dtype))[:, : self._vocab_size]
+        states, count = list[Tensor](), len(self._layers)
+        last = None if hidden[-1:] == (count,) else self._layers[-1]
+        for first, stop in spans(hidden, count):
+            for layer in self._layers[first:stop]:
+                seen = self._attention(layer, layer.before(x), cos, sin, view)
+                if layer is last:  # what follows is for each token alone
+                    x, seen = x.index_select(0, logit_index), seen.index_select(0, logit_index)
+                layer.out.add_to(x, seen)
+                gate, up = layer.gate_up(layer.between(x)).chunk(2, dim=1)
+                layer.down.add_to(x, self._gate(gate, up))
+            if len(states) < len(hidden):  # the next layers add to it in place
+                states.append(x.clone())
+        if last is None:
+            x = x.index_select(0, logit_index)
+        logits = self._head(self._norm(x).to(self._head_dtype))[:, : self._vocab_size]
+        kept = stacked(states, hidden, count, self._norm)
+        return ForwardOutput(logits, None if kept is None else kept.to(self._kv_dtype))
 
     @staticmethod
     def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

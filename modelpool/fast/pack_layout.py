@@ -16,6 +16,7 @@ from torch import Tensor
 
 from modelpool.attention.path import PackPlaces, Paths
 from modelpool.fast.layer_reference import PackInputs
+from modelpool.forward import HiddenLayers
 
 _ALIGNED = 4  # numbers, 16 bytes: Triton builds kernels of their own for other addresses
 
@@ -29,6 +30,7 @@ class Pack:
     tokens: Tensor  # [T] of integers
     places: PackPlaces
     logit_index: Tensor  # [n] of integers, the tokens whose logits are wanted
+    hidden: HiddenLayers = ()
 
     @property
     def path_width(self) -> int:

@@ -111,7 +111,7 @@ def _logits(model: PackedModel, tokens: Tensor) -> Tensor:
     view = ProbeView(len(tokens), model.kv_layers)
     view.begin(0, len(tokens))
     positions = torch.arange(len(tokens))
-    return model.forward(tokens, positions, view, positions).double()
+    return model.forward(tokens, positions, view, positions).logits.double()
 
 
 def _loaded(

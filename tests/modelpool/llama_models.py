@@ -21,6 +21,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from modelpool.forward import Forward, ForwardOutput, HiddenLayers
 from modelpool.packed_model import PackedModel
 from statemgr import ModelState
 from statemgr.forward_view import TreeMask
@@ -83,6 +84,8 @@ PACKS: tuple[dict[int, int], ...] = (
     {3: 1},
 )
 
+TREE_LINES = [[0], [1], [0, 2], [0, 3], [1, 4]]  # from a root to each node of a row
+
 OTHERS: dict[str, Callable[[], PreTrainedConfig]] = {
     "gpt2": lambda: GPT2Config(**COMMON, n_embd=32, n_layer=2, n_head=4),
     "opt": lambda: OPTConfig(**{**SHAPE, "pad_token_id": 1}, ffn_dim=48, word_embed_proj_dim=32),
@@ -117,7 +120,7 @@ def texts(rows: int) -> Tensor:
 class Feeder:
     """Feeds rows of `texts` to a forward, through a state of its own."""
 
-    def __init__(self, forward: Callable[..., Tensor], packed: PackedModel, rows: int = 4) -> None:
+    def __init__(self, forward: Forward, packed: PackedModel, rows: int = 4) -> None:
         self.forward = forward
         self.state = ModelState(packed.kv_layers, rows, SLOTS)
         self.texts = texts(rows)
@@ -125,6 +128,11 @@ class Feeder:
 
     def feed(self, counts: dict[int, int], wanted: list[int] | None = None) -> Tensor:
         """The next `counts[row]` tokens of each row; logits [n, V] of the `wanted` of the pack."""
+        return self.read(counts, wanted).logits
+
+    def read(
+        self, counts: dict[int, int], wanted: list[int] | None = None, hidden: HiddenLayers = ()
+    ) -> ForwardOutput:
         rows = np.array(sorted(counts))
         parts = [np.arange(self.fed[r], self.fed[r] + counts[r]) for r in rows.tolist()]
         drawn = zip(rows.tolist(), parts, strict=True)
@@ -136,8 +144,9 @@ class Feeder:
         index = torch.tensor(range(len(tokens)) if wanted is None else wanted, dtype=torch.int64)
         for row in counts:
             self.fed[row] += counts[row]
+        pack = torch.from_numpy(tokens), torch.from_numpy(positions), view, index
         with torch.inference_mode():
-            return self.forward(torch.from_numpy(tokens), torch.from_numpy(positions), view, index)
+            return self.forward(*pack, hidden)
 
     def feed_all(self, packs: Iterable[dict[int, int]]) -> dict[int, Tensor]:
         """By row, the logits of all its tokens."""
@@ -150,11 +159,15 @@ class Feeder:
         return {row: torch.cat(parts) for row, parts in got.items()}
 
 
-def feed_tree(
-    forward: Callable[..., Tensor], packed: PackedModel, walks_paths: bool = False
-) -> Tensor:
+def feed_tree(forward: Forward, packed: PackedModel, walks_paths: bool = False) -> Tensor:
     """Logits [15, V] of a tree of five nodes after seven tokens of each of three rows."""
-    lines = [[0], [1], [0, 2], [0, 3], [1, 4]]  # from a root to each node of a row
+    return read_tree(forward, packed, walks_paths).logits
+
+
+def read_tree(
+    forward: Forward, packed: PackedModel, walks_paths: bool = False, hidden: HiddenLayers = ()
+) -> ForwardOutput:
+    lines = TREE_LINES
     feeder = Feeder(forward, packed)
     feeder.feed(dict.fromkeys(range(3), 7))
     rows, counts = np.arange(3), np.full(3, len(lines))
@@ -171,7 +184,7 @@ def feed_tree(
         tree = TreePaths(starts, paths)
     view = feeder.state.view(rows, counts, positions, slots, tree)
     with torch.inference_mode():
-        return forward(tokens, torch.from_numpy(positions), view, torch.arange(len(tokens)))
+        return forward(tokens, torch.from_numpy(positions), view, torch.arange(len(tokens)), hidden)
 
 
 def _hook(model: Any) -> None:

@@ -1,6 +1,6 @@
 """Drafting on an accelerator never waits for it before the tree is whole; each pass is one copy."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from unittest import mock
 
 import numpy as np
@@ -13,6 +13,7 @@ from modelpool.fast.graph_runner import GraphRunner
 from modelpool.fast.layer_reference import Arena, PackInputs
 from modelpool.fast.pack_layout import Pack
 from modelpool.fast.pack_sender import PackSender
+from modelpool.forward import ForwardOutput, HiddenLayers
 from modelpool.probe import KVLayer
 from processors.active_model import ActiveModel
 from processors.draft import DraftProcessor
@@ -43,8 +44,13 @@ class FakeModel:
         self._runner = GraphRunner(_compute, PackSender(self.memory))
 
     def forward(
-        self, tokens: Tensor, positions: Tensor, view: KVView, logit_index: Tensor
-    ) -> Tensor:
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        view: KVView,
+        logit_index: Tensor,
+        hidden: HiddenLayers = (),
+    ) -> ForwardOutput:
         self.forwards += 1
         count = len(tokens)
         if self.walks_paths:
@@ -54,15 +60,15 @@ class FakeModel:
             new = _empty(count, KV_HEADS, DIM)
             view.write(number, new, new)
             attend_all(view, AttentionLayer(number, 1.0, window=5), _empty(HEADS, count, DIM))
-        return _empty(len(logit_index), VOCAB)
+        return ForwardOutput(_empty(len(logit_index), VOCAB))
 
 
-def _compute(inputs: PackInputs, arenas: list[Arena]) -> Tensor:
+def _compute(inputs: PackInputs, arenas: Sequence[Arena], hidden: HiddenLayers) -> ForwardOutput:
     """Reads what a forward reads, on the device."""
     parts = inputs.tokens, inputs.slots, inputs.positions, inputs.paths.path, inputs.logit_index
     assert {part.device for part in parts} == {CUDA}
     x = _empty(VOCAB, DIM).index_select(0, inputs.tokens)
-    return _empty(len(x), VOCAB).index_select(0, inputs.logit_index)
+    return ForwardOutput(_empty(len(x), VOCAB).index_select(0, inputs.logit_index))
 
 
 def _empty(*shape: int) -> Tensor:

@@ -1,10 +1,13 @@
 """A pack is one forward: of each row what its state lacks, then the nodes of its tree."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from processors.pack import NO_SLOT, PackPlan, run_pack, tree_contexts
+from processors.rollback import RollbackProcessor
 from processors.token_tree import ROOT, TokenTree
 from tests.processors.tiny import GREEDY, PENALIZED, Bench, FailingModel
 from tests.processors.trees import Node, Nodes, build, path
@@ -85,3 +88,33 @@ def test_paths_are_left_out_where_nobody_looks_at_them() -> None:
     found = tree_contexts(bench.sampler, build(TREES), np.array([1, 2]), torch.device("cpu"))
     assert found.paths is None
     assert found.masks is None
+
+
+def test_hidden_states_of_a_pack_stand_beside_its_logits_where_a_drafter_reads_them() -> None:
+    bench, layers = Bench([4, 6, 3]), (0, 2)
+    given, tree = plan({0: 4, 1: 2, 2: 3}, [True, False, True]), build(TREES)
+    assert run_pack(bench.active, given, tree).hidden is None
+    bench = Bench([4, 6, 3])
+    hidden = run_pack(replace(bench.active, hidden=layers), given, tree).hidden
+    assert hidden is not None
+    texts = [(row, bench.prompts[row][:count]) for row, count in ((0, 4), (1, 2), (2, 3))]
+    wanted = []
+    for row, prompt in texts:
+        wanted.append(bench.hidden(prompt, layers))
+        paths = [path(TREES[row], node) for node in range(len(TREES.get(row, ())))]
+        wanted += [bench.hidden([*prompt, *each], layers)[-1:] for each in paths]
+    torch.testing.assert_close(hidden, torch.cat(wanted), rtol=0, atol=1e-10)
+
+
+def test_a_row_keeps_the_hidden_states_of_its_last_committed_token() -> None:
+    """Of a path of the tree, moved into the order of positions, and then of the token before."""
+    bench, layers, row = Bench([4], canonical=True), (1, 2), np.array([0])
+    active = replace(bench.active, hidden=layers)
+    fed = run_pack(active, plan({0: 4}, [True]), build({0: TREES[0]})).fed
+    bases = bench.manager.counts[row]
+    bench.commit(0, [6, 7, 8])
+    rollback = RollbackProcessor()
+    kept = rollback.kept(bench.manager, row, bases, [fed])
+    rollback.rollback(bench.state, bench.manager, row, bases, kept)
+    wanted = bench.hidden([*bench.prompts[0], 6, 7], layers)
+    torch.testing.assert_close(bench.state.hidden.of(row), wanted[-1:], rtol=0, atol=1e-10)

@@ -4,6 +4,7 @@ import functools
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from modelpool.attention.packed import KVView
+from modelpool.forward import ForwardOutput, HiddenLayers
 from modelpool.packed_model import PackedModel
 from processors.active_model import ActiveModel
 from processors.contexts import Contexts
@@ -87,6 +89,12 @@ class Bench:
             logits: Tensor = self._ordinary(torch.tensor([tokens]), use_cache=False).logits[0]
         return logits
 
+    def hidden(self, tokens: list[int], layers: HiddenLayers) -> Tensor:
+        """[T, layers, H] of the ordinary forward."""
+        with torch.inference_mode():
+            given = self._ordinary(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+        return torch.stack([given[layer][0] for layer in layers], dim=1)
+
     def logits_after(self, row: int, path: Sequence[int] = ()) -> Tensor:
         """[V] of the ordinary forward over the committed tokens and a path behind them."""
         text = (*self.manager.committed(row).tolist(), *path)
@@ -148,13 +156,11 @@ class FailingModel(PackedModel):
         )
         self._left = fails_at
 
-    def forward(
-        self, tokens: Tensor, positions: Tensor, view: KVView, logit_index: Tensor
-    ) -> Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor, view: KVView, *rest: Any) -> ForwardOutput:
         self._left -= 1
-        logits = super().forward(tokens, positions, view, logit_index)
+        output = super().forward(tokens, positions, view, *rest)
         if self._left:
-            return logits
+            return output
         for number, layer in enumerate(self.kv_layers):
             shape = (len(tokens), layer.kv_heads, layer.head_dim)
             broken = torch.full(shape, float("nan"), dtype=layer.dtype)
@@ -170,9 +176,7 @@ class SpeechlessModel(PackedModel):
             model.name, model.model, model.vocab_size, model.max_positions, model.kv_layers
         )
 
-    def forward(
-        self, tokens: Tensor, positions: Tensor, view: KVView, logit_index: Tensor
-    ) -> Tensor:
-        logits = super().forward(tokens, positions, view, logit_index)
-        logits[0] = float("nan")
-        return logits
+    def forward(self, *pack: Any) -> ForwardOutput:
+        output = super().forward(*pack)
+        output.logits[0] = float("nan")
+        return output

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from torch import Tensor
 
+from modelpool.forward import ForwardOutput
 from modelpool.packed_model import PackedModel
 from specrouter.engine import watchdog
 from specrouter.execution.hang_guard import HangGuard
 
-Forward = Callable[..., Tensor]
+Forward = Callable[..., ForwardOutput]
 
 PATIENCE_S = 60.0  # until something that must happen has not happened
 
@@ -78,7 +78,7 @@ class Faults:
         self._holds: dict[str, Hold] = {}
         real: Forward = PackedModel.forward
 
-        def forward(model: PackedModel, *arguments: Any, **options: Any) -> Tensor:
+        def forward(model: PackedModel, *arguments: Any, **options: Any) -> ForwardOutput:
             self.forwards[model.name] = self.forwards.get(model.name, 0) + 1
             hold = self._holds.get(model.name)
             if hold is not None:

@@ -77,8 +77,11 @@ class CacheMachine(RuleBasedStateMachine):
         rows=st.sets(_row, min_size=1),
         prefix=st.integers(0, 12),
         shapes=st.lists(_shape, min_size=ROWS, max_size=ROWS),
+        with_hidden=st.booleans(),
     )
-    def forward(self, rows: set[int], prefix: int, shapes: list[list[int]]) -> None:
+    def forward(
+        self, rows: set[int], prefix: int, shapes: list[list[int]], with_hidden: bool
+    ) -> None:
         """Committed tokens, where no tree is open, then nodes: often several at one position."""
         chosen = sorted(rows & set(self.rows))
         fed = {row: self._pack(self.rows[row], prefix, shapes[row]) for row in chosen}
@@ -101,6 +104,8 @@ class CacheMachine(RuleBasedStateMachine):
             keys, values = self.state.store.layer(layer)
             keys[torch.from_numpy(slots)] = numbers[:, None, None].double() + layer
             values[torch.from_numpy(slots)] = -numbers[:, None, None].double() - layer
+        if with_hidden:
+            self.state.hidden.add(slots, numbers[:, None, None])
         for row in chosen:
             self.rows[row].settled += fed[row][0]
             self.rows[row].nodes += fed[row][1]
@@ -193,6 +198,13 @@ class CacheMachine(RuleBasedStateMachine):
                 keys, values = self._numbers(row, valid, layer)
                 assert sorted(zip(keys, tokens, positions, strict=True)) == wanted
                 assert values == keys
+
+    @invariant()
+    def hidden_states_are_those_of_the_last_token(self) -> None:
+        for row, naive in self.rows.items():
+            at = np.array([row])
+            if self.state.hidden.has(at) and not naive.nodes:
+                assert self.state.hidden.of(at).item() == naive.settled[-1].number
 
     @invariant()
     def rows_between_cycles_have_integrity(self) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from modelpool.fast.direct_forward import DirectForward, direct_forward_of
+from modelpool.forward import ForwardOutput
 from tests.modelpool.fast.test_forwards import WAYS
 from tests.modelpool.llama_models import Feeder
 
@@ -16,10 +17,11 @@ def test_a_forward_with_one_other_bit_is_not_used(monkeypatch: pytest.MonkeyPatc
     packed, _ = DIRECT.through("qwen3", torch.float32)
     plain = DirectForward.__call__
 
-    def nearly(self: DirectForward, *pack: Any) -> torch.Tensor:
-        logits = plain(self, *pack)
+    def nearly(self: DirectForward, *pack: Any) -> ForwardOutput:
+        output = plain(self, *pack)
+        logits = output.logits
         logits[0, 3] = torch.nextafter(logits[0, 3], torch.tensor(torch.inf))
-        return logits
+        return output
 
     monkeypatch.setattr(DirectForward, "__call__", nearly)
     assert direct_forward_of(packed) is None

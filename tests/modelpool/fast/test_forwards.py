@@ -14,8 +14,8 @@ from modelpool.fast.layer_reference import reference_kernels
 from modelpool.fast.lean_forward import lean_forward_of
 from modelpool.fast.llama_shape import is_llama_shaped
 from modelpool.fast.tuning import PLAIN, Tuning
+from modelpool.forward import Forward
 from modelpool.packed_model import PackedModel
-from modelpool.probe import Forward
 from tests.modelpool.llama_models import (
     CHANGES,
     LLAMA_SHAPED,

@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from modelpool.fast.cuda_forward import CudaForward
 from modelpool.fast.graph_runner import SIZES, Compute, GraphRunner, size_of
 from modelpool.fast.layer_reference import Arena, PackInputs, reference_kernels
 from modelpool.fast.pack_sender import PackSender, PlainMemory
+from modelpool.forward import ForwardOutput, HiddenLayers
 from modelpool.in_flight import Mark
 from modelpool.packed_model import PackedModel
 from tests.modelpool.fast.passes import SlowMemory, pack_of
@@ -25,7 +26,7 @@ class FakeGraphs:
         self.captured = self.replayed = 0
         self._fails = fails
 
-    def capture(self, run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+    def capture(self, run: Callable[[], ForwardOutput]) -> tuple[Callable[[], None], ForwardOutput]:
         if self._fails:
             raise RuntimeError("operation not permitted when stream is capturing")
         self.captured += 1
@@ -33,7 +34,10 @@ class FakeGraphs:
 
         def replay() -> None:
             self.replayed += 1
-            result.copy_(run())
+            again = run()
+            result.logits.copy_(again.logits)
+            if result.hidden is not None and again.hidden is not None:
+                result.hidden.copy_(again.hidden)
 
         return replay, result
 
@@ -45,11 +49,15 @@ class Echo:
         self.sizes: list[int] = []
         self.arenas: list[Arena] = [(torch.zeros(2000, 1, 1), torch.zeros(2000, 1, 1))]
 
-    def __call__(self, inputs: PackInputs, arenas: list[Arena]) -> Tensor:
+    def __call__(
+        self, inputs: PackInputs, arenas: Sequence[Arena], hidden: HiddenLayers
+    ) -> ForwardOutput:
         self.sizes.append(len(inputs.tokens))
         keys, _ = arenas[0]
         keys.index_copy_(0, inputs.slots.long(), inputs.tokens.float().view(-1, 1, 1))
-        return inputs.tokens.index_select(0, inputs.logit_index).unsqueeze(1)
+        logits = inputs.tokens.index_select(0, inputs.logit_index).unsqueeze(1)
+        states = [100 * index + inputs.tokens for index in hidden]
+        return ForwardOutput(logits, torch.stack(states, dim=1) if states else None)
 
 
 def runner(compute: Compute, graphs: FakeGraphs | None) -> GraphRunner:
@@ -60,7 +68,7 @@ def runner(compute: Compute, graphs: FakeGraphs | None) -> GraphRunner:
 def test_a_pack_is_filled_up_to_the_next_size_and_answers_for_itself_alone(tokens: int) -> None:
     echo, graphs = Echo(), FakeGraphs()
     run = runner(echo, graphs)
-    logits = run(pack_of(tokens), echo.arenas)
+    logits = run(pack_of(tokens), echo.arenas).logits
     assert logits[:, 0].tolist() == list(range(5, 5 + tokens))
     assert set(echo.sizes) == {min(size for size in SIZES if size >= tokens)}
     written = echo.arenas[0][0].flatten()
@@ -71,10 +79,10 @@ def test_a_pack_is_filled_up_to_the_next_size_and_answers_for_itself_alone(token
 def test_packs_of_one_size_share_a_graph_and_do_not_overwrite_results() -> None:
     echo, graphs = Echo(), FakeGraphs()
     run = runner(echo, graphs)
-    first = run(pack_of(6), echo.arenas)
+    first = run(pack_of(6), echo.arenas).logits
     other = pack_of(7)
     moved = dataclasses.replace(other, tokens=other.tokens + 100)
-    second = run(moved, echo.arenas)
+    second = run(moved, echo.arenas).logits
     assert (graphs.captured, graphs.replayed) == (1, 2)
     assert first[:, 0].tolist() == list(range(5, 11))
     assert second[:, 0].tolist() == list(range(105, 112))
@@ -96,7 +104,7 @@ def test_prompts_and_large_packs_run_eagerly() -> None:
     run = runner(echo, graphs)
     for asked in (pack_of(64, logits=1), pack_of(1025), pack_of(0)):
         assert size_of(asked) is None
-        assert len(run(asked, echo.arenas)) == len(asked.logit_index)
+        assert len(run(asked, echo.arenas).logits) == len(asked.logit_index)
     assert graphs.captured == 0
 
 
@@ -144,7 +152,8 @@ def test_where_capture_fails_packs_run_eagerly_with_one_warning(
     run = runner(echo, graphs)
     with caplog.at_level(logging.WARNING):
         for tokens in (3, 5, 3):
-            assert run(pack_of(tokens), echo.arenas)[:, 0].tolist() == list(range(5, 5 + tokens))
+            logits = run(pack_of(tokens), echo.arenas).logits
+            assert logits[:, 0].tolist() == list(range(5, 5 + tokens))
     assert len(caplog.records) == 1
     assert "eagerly" in caplog.text
 

@@ -12,6 +12,7 @@ import torch
 
 from modelpool import ModelPool
 from modelpool.config import PoolConfig, validate_config
+from modelpool.forward import ForwardOutput
 from processors import (
     ActiveModel,
     DraftProcessor,
@@ -307,10 +308,11 @@ def test_logits_that_are_no_numbers_cost_their_own_half(
     small = pool.get("small")
     forward = small.shortcut or small._forward
 
-    def odd(tokens: Any, positions: Any, view: Any, index: Any) -> torch.Tensor:
-        logits = forward(tokens, positions, view, index)
-        is_second = any(group.ids[-1] >= SECOND[0] for group in view.groups)
-        return torch.full_like(logits, torch.nan) if is_second else logits
+    def odd(tokens: Any, positions: Any, view: Any, index: Any, hidden: Any) -> ForwardOutput:
+        output = forward(tokens, positions, view, index, hidden)
+        if any(group.ids[-1] >= SECOND[0] for group in view.groups):
+            output.logits.fill_(torch.nan)
+        return output
 
     with monkeypatch.context() as patch:
         patch.setattr(small, "shortcut", odd)

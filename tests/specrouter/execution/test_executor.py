@@ -659,9 +659,9 @@ def _disturb(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     real: Any = PackedModel.forward
 
     def forward(model: PackedModel, *arguments: Any, **options: Any) -> Any:
-        logits = real(model, *arguments, **options)
+        output = real(model, *arguments, **options)
         if model.name == name:
-            logits[:1] = float("nan")
-        return logits
+            output.logits[:1] = float("nan")
+        return output
 
     monkeypatch.setattr(PackedModel, "forward", forward)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from checks.exact.comparison import assert_whole
 from checks.exact.models import pool_settings
+from modelpool.forward import ForwardOutput
 from research.studies.bare_forward import time_forward
 from specrouter import ChainRouter, SamplingParams, Speculation
 from specrouter.engine import watchdog
@@ -163,7 +163,7 @@ def test_who_takes_over_has_the_threads_of_all_and_not_of_the_hanging_model(
         small = router.pool.get("small")
         forward = small.shortcut or small._forward
 
-        def hanging(*arguments: Any) -> Tensor:
+        def hanging(*arguments: Any) -> ForwardOutput:
             if not hangs.is_set():
                 assert torch.get_num_threads() == 1
                 seem_endless(router._engine.guard)

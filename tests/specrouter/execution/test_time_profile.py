@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from modelpool import ModelPool
+from modelpool.forward import ForwardOutput
 from modelpool.packed_model import PackedModel
 from specrouter.execution.time_profile import is_too_slow, key_of, profile_model
 from specrouter.profile.time_regression import TimeRegression
@@ -46,7 +47,7 @@ def clock_of(monkeypatch: pytest.MonkeyPatch, each_token_ms: float) -> Callable[
     """In seconds; stands still but for forwards, of 100 ms and so many for each token."""
     now_s, forward = [0.0], PackedModel.forward
 
-    def timed(self: PackedModel, ids: torch.Tensor, *others: Any) -> torch.Tensor:
+    def timed(self: PackedModel, ids: torch.Tensor, *others: Any) -> ForwardOutput:
         now_s[0] += (100.0 + each_token_ms * len(ids)) / 1000
         return forward(self, ids, *others)
 
