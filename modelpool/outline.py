@@ -43,20 +43,20 @@ _META = torch.device("meta")
 class ModelOutline:
     """
     Attributes:
-        kv_layers: by layer, what it keeps of a token.
+        kv_layers: by the index of a layer that attends, what it keeps of a token.
         parameter_count: of the class that would be loaded.
     """
 
-    kv_layers: tuple[KVLayer, ...]
+    kv_layers: Mapping[int, KVLayer]
     parameter_count: int
 
     @property
     def kv_elements_per_token(self) -> int:
-        return sum(layer.elements_per_token for layer in self.kv_layers)
+        return sum(layer.elements_per_token for layer in self.kv_layers.values())
 
     @property
     def head_dims(self) -> frozenset[int]:
-        return frozenset(layer.head_dim for layer in self.kv_layers)
+        return frozenset(layer.head_dim for layer in self.kv_layers.values())
 
 
 class UnservedModel(Exception):

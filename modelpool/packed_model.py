@@ -48,7 +48,7 @@ class PackedModel:
         model: PreTrainedModel,
         vocab_size: int,
         max_positions: int,
-        kv_layers: tuple[KVLayer, ...],
+        kv_layers: Mapping[int, KVLayer],
         tuning: Tuning = PLAIN,
     ) -> None:
         """`tuning`: by default a forward has the CPU threads that torch is set to now, and SDPA."""
@@ -71,8 +71,9 @@ class PackedModel:
         self.sized: SizedForward | None = None
         self.dtype: torch.dtype = model.dtype
         self.parameter_count = parameter_count(model)
+        self.layer_devices = frozenset(layer.device for layer in kv_layers.values())
         self.kv_bytes_per_token = sum(
-            layer.elements_per_token * layer.dtype.itemsize for layer in kv_layers
+            layer.elements_per_token * layer.dtype.itemsize for layer in kv_layers.values()
         )
 
     @classmethod
@@ -100,7 +101,7 @@ class PackedModel:
                 use_packed_attention(model)
                 _tune(model, tuning)
                 longest = max_positions(model.config)
-                packed = cls(name, model, alone[0].shape[-1], longest, (), tuning)
+                packed = cls(name, model, alone[0].shape[-1], longest, {}, tuning)
                 got = torch.cat([packed._probe(probe, rows, pack) for pack in _PROBE_PACKS])
         except UnsupportedAttention as error:
             raise UnsupportedModelError(field, str(error)) from error

@@ -50,7 +50,7 @@ class HasVocabulary(Protocol):
     def vocab_size(self) -> int: ...
 
     @property
-    def kv_layers(self) -> tuple[KVLayer, ...]: ...
+    def kv_layers(self) -> Mapping[int, KVLayer]: ...
 
 
 class _Everywhere(Mapping[torch.device, Tensor]):
@@ -126,7 +126,9 @@ class ProbeView:
     them asks its masks for.
     """
 
-    def __init__(self, slots: int, layers: Sequence[KVLayer] = (), rows: int = 1) -> None:
+    def __init__(
+        self, slots: int, layers: Mapping[int, KVLayer] | None = None, rows: int = 1
+    ) -> None:
         """`slots`: of each row; `layers`: those that are known; the others are learned."""
         self._slots = slots
         self._rows = rows
@@ -134,7 +136,7 @@ class ProbeView:
         self._sources: dict[int, int] = {}  # by layer that shares: the first that has its keys
         self._first: dict[tuple[object, ...], int] = {}
         self._held: list[Tensor] = []  # so that no memory is used again before all is learned
-        for number, layer in enumerate(layers):
+        for number, layer in (layers or {}).items():
             self._open(number, layer)
         self.places: PackPlaces
         self.pack_rows: PackRows
@@ -233,11 +235,12 @@ class ProbeView:
         path = torch.zeros_like(firsts).unsqueeze(1)
         return Paths(firsts, positions, tails, path, self.places.longest)
 
-    def layers(self) -> tuple[KVLayer, ...]:
-        return tuple(
-            _kv_layer(keys, self._sources.get(layer))
+    def layers(self) -> dict[int, KVLayer]:
+        """By their indices in the model, ascending."""
+        return {
+            layer: _kv_layer(keys, self._sources.get(layer))
             for layer, (keys, _) in sorted(self._kv.items())
-        )
+        }
 
 
 def _kv_layer(keys: Tensor, source: int | None) -> KVLayer:

@@ -6,7 +6,7 @@ zeros and knows nothing of rows (`RowLayout`) or of validity, which is the mask'
 one operation for all of them. A layer that reads another one's keys and values keeps none.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
@@ -32,10 +32,12 @@ class LayerShape(Protocol):
 
 
 class KVStore:
-    def __init__(self, layers: Sequence[LayerShape], slots: int) -> None:
+    """Args: `layers`: those that attend, by their indices in the model."""
+
+    def __init__(self, layers: Mapping[int, LayerShape], slots: int) -> None:
         self.slots = slots
         groups: dict[tuple[torch.device, torch.dtype, int, int], list[int]] = {}
-        for number, layer in enumerate(layers):
+        for number, layer in layers.items():
             if layer.source is not None:
                 continue
             key = (layer.device, layer.dtype, layer.kv_heads, layer.head_dim)
@@ -51,7 +53,7 @@ class KVStore:
             for index, number in enumerate(members):
                 self._layers[number] = (tensor[index, 0], tensor[index, 1])
         self.own = tuple(sorted(self._layers))  # numbers of the layers that keep anything
-        sources = {at: one.source for at, one in enumerate(layers) if one.source is not None}
+        sources = {at: one.source for at, one in layers.items() if one.source is not None}
         self.shared = frozenset(sources)
         self._layers |= {number: self._layers[source] for number, source in sources.items()}
 

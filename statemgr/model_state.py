@@ -11,7 +11,7 @@ device, where the `RowLayout` says. Slots are known by their numbers, `row * slo
 Source: SpecRouter, section 4.4 (cache mask, logical rollback, `fix_kv_cache`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -31,7 +31,7 @@ class ModelState:
 
     def __init__(
         self,
-        layers: Sequence[LayerShape],
+        layers: Mapping[int, LayerShape],
         rows: int,
         slots: int,
         canonical: bool = False,

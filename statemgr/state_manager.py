@@ -10,7 +10,7 @@ Not here: which models there are, what they are for, and when a token is accepte
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -206,7 +206,7 @@ class StateManager:
         return self._states.get(name)
 
     def open_state(
-        self, name: str, layers: Sequence[LayerShape], canonical: bool = False
+        self, name: str, layers: Mapping[int, LayerShape], canonical: bool = False
     ) -> ModelState:
         """A model's state, created on first use."""
         if name not in self._states:

@@ -163,7 +163,7 @@ def _restless_selections(rng: np.random.Generator) -> Iterator[None]:
 
 
 def _write_nan(model: PackedModel, tokens: int, view: KVView) -> None:
-    layer = model.kv_layers[0]
+    number, layer = next(iter(model.kv_layers.items()))
     shape = (tokens, layer.kv_heads, layer.head_dim)
     poison = torch.full(shape, torch.nan, dtype=layer.dtype, device=layer.device)
-    view.write(0, poison, poison)
+    view.write(number, poison, poison)

@@ -40,7 +40,8 @@ class Half:
     """A process with a row of one model."""
 
     def __init__(self, tokens: int, dtype: str) -> None:
-        layers = [KVLayer(torch.device("cpu"), getattr(torch, dtype), _HEADS, _DIM)] * _LAYERS
+        layer = KVLayer(torch.device("cpu"), getattr(torch, dtype), _HEADS, _DIM)
+        layers = dict.fromkeys(range(_LAYERS), layer)
         self._state = ModelState(layers, 1, tokens + 128, canonical=True)
         self._text = np.arange(tokens + 1)
         self._transport = _link().ObjectStoreTransport()

@@ -202,7 +202,7 @@ def _samples(trials: Sequence[_Trial]) -> tuple[TimeSample, ...]:
 
 
 def _synchronise(model: "PackedModel") -> None:
-    for device in {model.device, *(layer.device for layer in model.kv_layers)}:
+    for device in {model.device, *model.layer_devices}:
         if device.type != "cpu":
             torch.accelerator.synchronize(device)
 
@@ -219,7 +219,7 @@ def key_of(model: "PackedModel", path: Path) -> str:
         "weights": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in weights],
         "parameters": model.parameter_count,
         "layers": sorted(Counter(type(m).__name__ for m in model.model.modules()).items()),
-        "devices": sorted({_device_name(d) for d in (layer.device for layer in model.kv_layers)}),
+        "devices": sorted(map(_device_name, model.layer_devices)),
         "device": _device_name(model.device),
         "dtype": str(model.dtype),
         "threads": getattr(model, "threads", None) or torch.get_num_threads(),

@@ -181,14 +181,14 @@ def test_memory_is_counted_as_it_is_allocated(name: str, tmp_path: Path) -> None
     held = {one.data_ptr(): one.numel() for one in model.state_dict().values()}
     assert facts.parameter_count == sum(held.values())
     outline = outline_of(AutoConfig.from_pretrained(tmp_path))
-    shapes = [(one.kv_heads, one.head_dim, one.source) for one in outline.kv_layers]
-    assert shapes == [(one.kv_heads, one.head_dim, one.source) for one in packed.kv_layers]
+    shapes = [(one.kv_heads, one.head_dim, one.source) for one in outline.kv_layers.values()]
+    assert shapes == [(one.kv_heads, one.head_dim, one.source) for one in packed.kv_layers.values()]
     assert outline.parameter_count == packed.parameter_count
 
 
 def test_layers_that_share_keys_and_values_keep_none() -> None:
     outline = outline_of(KEPT["gemma4-shared"]())
-    assert [one.source for one in outline.kv_layers] == [None, None, 0, 1]
+    assert [one.source for one in outline.kv_layers.values()] == [None, None, 0, 1]
     assert outline.kv_elements_per_token == 2 * (2 * 16 + 2 * 32)
 
 

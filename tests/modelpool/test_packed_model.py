@@ -21,7 +21,7 @@ LLAMA = LLAMA_SHAPED["llama"]
 
 def test_a_wrapped_model_tells_the_shapes_of_its_cache() -> None:
     model = PackedModel.wrap("llama", make_model(LLAMA(), torch.float32), VOCAB)
-    assert [(k.kv_heads, k.head_dim, k.dtype) for k in model.kv_layers] == [
+    assert [(k.kv_heads, k.head_dim, k.dtype) for k in model.kv_layers.values()] == [
         (2, 8, torch.float32)
     ] * 3
     assert model.kv_bytes_per_token == 3 * 2 * 2 * 8 * 4
@@ -116,7 +116,7 @@ def test_the_index_of_wanted_logits_fits_whatever_device_a_spread_model_picks_th
     model = make_model(LLAMA())
     if is_spread:
         model.model.layers[1].to("meta")
-    packed = PackedModel("m", model, VOCAB, 128, ())
+    packed = PackedModel("m", model, VOCAB, 128, {})
     asked: dict[str, Any] = {}
     monkeypatch.setattr(model, "forward", lambda **given: asked.update(given) or MagicMock())
     index = MagicMock()

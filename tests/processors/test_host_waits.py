@@ -39,7 +39,8 @@ class FakeModel:
 
     def __init__(self, walks_paths: bool) -> None:
         layer = KVLayer(CUDA, torch.float16, KV_HEADS, DIM)
-        self.kv_layers, self.walks_paths, self.forwards = (layer,) * LAYERS, walks_paths, 0
+        self.kv_layers = dict.fromkeys(range(LAYERS), layer)
+        self.walks_paths, self.forwards = walks_paths, 0
         self.memory = SlowMemory()
         self._runner = GraphRunner(_compute, PackSender(self.memory))
 

@@ -12,7 +12,7 @@ from statemgr import ModelState, StateManager
 from tests.processors.trees import Nodes, build, line, lineage, node_lists, path
 from tests.pure import few
 
-LAYERS = (KVLayer(torch.device("cpu"), torch.float64, 1, 1),)
+LAYERS = {0: KVLayer(torch.device("cpu"), torch.float64, 1, 1)}
 UNKNOWN = -1  # a token that the device drafted
 
 

@@ -133,7 +133,7 @@ class Bench:
     @property
     def holds_numbers(self) -> bool:
         """Whether every slot of the store does, valid or not."""
-        layers = map(self.state.store.layer, range(len(self.model.kv_layers)))
+        layers = map(self.state.store.layer, self.model.kv_layers)
         return all(bool(part.isfinite().all()) for layer in layers for part in layer)
 
     def snapshot(self) -> tuple[list[int], list[list[int]], list[list[int]]]:
@@ -161,7 +161,7 @@ class FailingModel(PackedModel):
         output = super().forward(tokens, positions, view, *rest)
         if self._left:
             return output
-        for number, layer in enumerate(self.kv_layers):
+        for number, layer in self.kv_layers.items():
             shape = (len(tokens), layer.kv_heads, layer.head_dim)
             broken = torch.full(shape, float("nan"), dtype=layer.dtype)
             view.write(number, broken, broken)

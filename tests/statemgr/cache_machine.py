@@ -64,7 +64,9 @@ class CacheMachine(RuleBasedStateMachine):
     @initialize(canonical=st.booleans(), slots=st.sampled_from((20, 128)))
     def open_state(self, canonical: bool, slots: int) -> None:
         """Few slots: rows fill up. 128: as few as the engine ever has."""
-        self.state = ModelState([_FLOAT64_LAYER] * LAYERS, ROWS, slots, canonical)
+        self.state = ModelState(
+            dict.fromkeys(range(LAYERS), _FLOAT64_LAYER), ROWS, slots, canonical
+        )
 
     @precondition(lambda self: len(self.rows) < ROWS)
     @rule()

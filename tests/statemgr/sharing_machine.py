@@ -200,7 +200,7 @@ class SharingMachine(RuleBasedStateMachine):
                     assert (-values[index, 0, 0]).tolist() == wanted
 
     def _open(self, name: str) -> None:
-        self.manager.open_state(name, [_LAYER] * 2, canonical=MODELS[name])
+        self.manager.open_state(name, dict.fromkeys(range(2), _LAYER), canonical=MODELS[name])
 
     def _note_read(self, row: int) -> None:
         """Rows are given what others have read: here it is believed, and checked by its numbers."""

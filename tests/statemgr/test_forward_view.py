@@ -45,7 +45,7 @@ class Bench:
     def __init__(self, heads: int = 4, kv_heads: int = 2, seed: int = 0) -> None:
         self.heads, self.kv_heads = heads, kv_heads
         layer = KVLayer(torch.device("cpu"), torch.float64, kv_heads, DIM)
-        self.state = ModelState([layer] * 2, ROWS, SLOTS)
+        self.state = ModelState({0: layer, 1: layer}, ROWS, SLOTS)
         self.pasts = [Past() for _ in range(ROWS)]
         self._random = torch.Generator().manual_seed(seed)
 
@@ -310,7 +310,7 @@ def on_accelerator(counts: list[int], lengths: list[int]) -> ForwardView:
     `meta` stands for any device that is no CPU.
     """
     rows, device = np.arange(len(counts)), torch.device("meta")
-    state = ModelState([KVLayer(device, torch.float64, 2, DIM)], len(rows), 4096)
+    state = ModelState({0: KVLayer(device, torch.float64, 2, DIM)}, len(rows), 4096)
     for fed in (np.array(lengths), np.array(counts)):
         used = rows[fed > 0]
         first = state.lengths(used)
@@ -362,7 +362,7 @@ def test_a_row_has_the_same_bits_whatever_stands_beside_it() -> None:
 
 def test_a_spread_models_layers_attend_each_on_its_own_device() -> None:
     devices = [torch.device("cpu"), torch.device("meta")]
-    layers = [KVLayer(device, torch.float64, 2, DIM) for device in devices]
+    layers = dict(enumerate(KVLayer(device, torch.float64, 2, DIM) for device in devices))
     state = ModelState(layers, ROWS, SLOTS)
     rows, counts, positions = np.array([0, 1, 2]), np.array([1, 3, 20]), np.zeros(24, np.int64)
     view = state.view(rows, counts, positions, state.append(rows, counts, positions, positions))

@@ -13,7 +13,7 @@ NOTHING = np.zeros(0, dtype=np.int64)
 
 def make_state(canonical: bool = True) -> ModelState:
     layer = KVLayer(torch.device("cpu"), torch.float64, 1, 2)
-    return ModelState([layer], rows=2, slots=128, canonical=canonical)
+    return ModelState({0: layer}, rows=2, slots=128, canonical=canonical)
 
 
 def read(state: ModelState, positions: list[int], states: list[float] | None = None) -> np.ndarray:

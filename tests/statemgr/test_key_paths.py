@@ -14,7 +14,7 @@ ROWS, SLOTS = 3, 128
 
 @pytest.fixture
 def state() -> ModelState:
-    return ModelState([KVLayer(CPU, torch.float64, 1, 2)], ROWS, SLOTS, canonical=True)
+    return ModelState({0: KVLayer(CPU, torch.float64, 1, 2)}, ROWS, SLOTS, canonical=True)
 
 
 def fill(state: ModelState, row: int, count: int) -> None:

@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def store() -> KVStore:
     """Layers of two shapes; every slot holds its number."""
-    layers = [KVLayer(CPU, torch.float64, heads, 2) for heads in (1, 2, 1)]
+    layers = dict(enumerate(KVLayer(CPU, torch.float64, heads, 2) for heads in (1, 2, 1)))
     store = KVStore(layers, slots=16)
     for layer in range(3):
         for part in store.layer(layer):

@@ -101,7 +101,7 @@ def test_masks_are_as_defined(
     canonical: bool,
     **asked: Any,
 ) -> None:
-    state = ModelState([LAYER], ROWS, SLOTS, canonical)
+    state = ModelState({0: LAYER}, ROWS, SLOTS, canonical)
     everyone = np.arange(ROWS)
     feed(state, everyone, np.array(lengths), [[]] * ROWS)
     for row, siblings in enumerate(holes):
@@ -119,7 +119,7 @@ def test_masks_are_as_defined(
 def test_the_mask_of_rows_without_holes_needs_nothing_of_the_size_of_the_cache_from_the_host(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    state = ModelState([LAYER], ROWS, SLOTS)
+    state = ModelState({0: LAYER}, ROWS, SLOTS)
     rows, counts = np.arange(2), np.array([200, 200])
     feed(state, rows, counts, [[], []])
     positions, slots, _ = feed(state, rows, np.array([2, 2]), [[], []])

@@ -14,7 +14,7 @@ from statemgr import CacheUse, KVStore, StateManager, TokenChain
 from statemgr.row_groups import KV_QUANTUM
 from tests.statemgr.sharing_machine import SharingMachine
 
-LAYERS = (KVLayer(torch.device("cpu"), torch.float32, 1, 2),)
+LAYERS = {0: KVLayer(torch.device("cpu"), torch.float32, 1, 2)}
 USE = CacheUse("salt")
 
 

@@ -25,7 +25,7 @@ TEXT = np.arange(500, 540)
 
 
 def make_state(dtype: torch.dtype, canonical: bool = True) -> ModelState:
-    layers = [KVLayer(CPU, dtype, heads, dim) for heads, dim in SHAPES]
+    layers = dict(enumerate(KVLayer(CPU, dtype, heads, dim) for heads, dim in SHAPES))
     return ModelState(layers, rows=3, slots=SLOTS, canonical=canonical)
 
 
@@ -185,7 +185,8 @@ def test_a_row_that_could_not_be_filled_is_empty(monkeypatch: pytest.MonkeyPatch
 
 
 def test_layers_of_different_dtypes_are_not_exported() -> None:
-    layers = [KVLayer(CPU, dtype, 1, 2) for dtype in (torch.float32, torch.bfloat16)]
+    dtypes = (torch.float32, torch.bfloat16)
+    layers = {number: KVLayer(CPU, dtype, 1, 2) for number, dtype in enumerate(dtypes)}
     state = ModelState(layers, rows=1, slots=SLOTS)
     state.append(np.array([0]), np.array([1]), TEXT[:1], np.array([0]))
     with pytest.raises(ValueError, match="layers of different dtypes: bfloat16, float32"):

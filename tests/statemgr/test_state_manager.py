@@ -11,7 +11,7 @@ import torch
 from modelpool.probe import KVLayer
 from statemgr import ModelState, StateManager, row_slots, row_tokens
 
-LAYERS = (KVLayer(torch.device("cpu"), torch.float32, 1, 2),)
+LAYERS = {0: KVLayer(torch.device("cpu"), torch.float32, 1, 2)}
 
 
 def cache(state: ModelState, row: int, tokens: list[int]) -> None:
@@ -48,7 +48,7 @@ def resident_bytes():
 layer = KVLayer(torch.device("cpu"), torch.float32, 4, 64)
 manager = StateManager(rows=32, max_tokens=1024, budget_tokens=2)
 before = resident_bytes()
-store = manager.open_state("draft", [layer]).store
+store = manager.open_state("draft", {0: layer}).store
 assert store.nbytes == 32 * 1024 * (2 * 4 * 64 * 4)  # K and V, heads, dim, float32
 assert resident_bytes() - before > 0.9 * store.nbytes
 """
