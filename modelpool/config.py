@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from modelpool.attention.choice import AttentionName
+from modelpool.attention.backend import AttentionName
 from modelpool.config_faults import config_error
 from modelpool.errors import ConfigError
 

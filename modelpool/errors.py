@@ -24,3 +24,7 @@ class UnsupportedModelError(ConfigError):
 
 class PoolFullError(RuntimeError):
     """A model cannot be loaded within the pool's limits while the others are in use."""
+
+
+class UnsupportedAttention(Exception):
+    """The model asks its attention for something that the plug-in does not honour."""

@@ -100,14 +100,13 @@ def _quantise(
     packed.quantise_weights(stored, only_stored)
     if pack_weights:
         packed.pack_weights()
-    is_lean = packed.attention == "sdpa" and has_int8(packed.model)
-    packed.shortcut = lean_forward_of(packed) if is_lean else None
+    packed.shortcut = lean_forward_of(packed) if has_int8(packed.model) else None
     packed.shortcut = packed.shortcut or direct_forward_of(packed)
 
 
 def _wrap(name: str, model: PreTrainedModel, vocab_size: int, tuning: Tuning) -> PackedModel:
     packed = PackedModel.wrap(name, model, vocab_size, tuning)
-    if packed.attention == "triton":
+    if packed.attention.is_fused:
         packed.sized = _graphed(packed)
     else:
         packed.shortcut = direct_forward_of(packed)

@@ -28,10 +28,10 @@ from modelpool.attention.packed import (
     AttentionLayer,
     KVView,
     OpaqueView,
-    UnsupportedAttention,
 )
 from modelpool.checkpoint.architecture import ignored_window, refusal
 from modelpool.checkpoint.text_part import text_part
+from modelpool.errors import UnsupportedAttention
 from modelpool.place_tracker import PlaceTracker
 from modelpool.probe import KVLayer, ProbeView
 

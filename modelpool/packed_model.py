@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from modelpool.attention.backend import attend_of
-from modelpool.attention.packed import KVView, OpaqueView, UnsupportedAttention
+from modelpool.attention.packed import KVView, OpaqueView
 from modelpool.checkpoint.architecture import ignored_window, max_positions, refusal
 from modelpool.checkpoint.int8_values import Int8Values
-from modelpool.errors import UnsupportedModelError
+from modelpool.errors import UnsupportedAttention, UnsupportedModelError
 from modelpool.fast.cpu import cpu_threads
 from modelpool.fast.int8 import quantise_linears
 from modelpool.fast.lean_norm import replace_norms
@@ -59,7 +58,7 @@ class PackedModel:
         self.kv_layers = kv_layers
         self.threads: int = tuning.threads or torch.get_num_threads()
         self.attention = tuning.attention
-        self.attend = attend_of(tuning.attention)
+        self.attend = tuning.attention.load()
         self.device: torch.device = _embedding(model).device
         self._is_spread = len({parameter.device for parameter in model.parameters()}) > 1
         # Entered around each forward, by whoever wants to know how long it takes: with the tokens
@@ -114,11 +113,6 @@ class PackedModel:
         if reason is not None:
             raise UnsupportedModelError(field, reason)
         return cls(name, model, vocab_size, packed.max_positions, probe.layers(), tuning)
-
-    @property
-    def walks_paths(self) -> bool:
-        """Its kernels read keys in the order of positions: its state keeps slots in that order."""
-        return self.attention != "sdpa"
 
     def forward(
         self,

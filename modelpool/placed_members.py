@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from modelpool.attention.choice import (
+from modelpool.attention.backend import (
+    SDPA,
+    AttentionBackend,
     AttentionName,
     AttentionPlace,
-    BackendName,
+    backend_asked,
     backend_for,
-    refusal,
 )
 from modelpool.checkpoint.footprint import ModelFootprint
 from modelpool.config import KeptWeights, PoolConfig
@@ -45,7 +46,7 @@ class MemberPlan:
     placement: Placement
     dtype: str
     threads: int | None
-    attention: BackendName = "sdpa"
+    attention: AttentionBackend = SDPA
     warning: str | None = None
     weights: KeptWeights = "plain"
     read_bytes: int | None = None
@@ -228,7 +229,7 @@ class PlacedMembers:
     def _check_attention(self, name: str) -> None:
         """Raises `ConfigError` for kernels that a member cannot run on where it is placed."""
         asked, field = self._asked_attention(name)
-        reason = refusal(asked, self._attention_place(name))
+        reason = backend_asked(asked).refusal(self._attention_place(name))
         if reason is not None:
             raise ConfigError(field, f"{name!r}: {reason}")
 

@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from modelpool.attention.packed import OnDevice, QueryGroup, UnsupportedAttention
+from modelpool.attention.packed import OnDevice, QueryGroup
 from modelpool.attention.pages import PackRows
 from modelpool.attention.path import NO_TAIL, PackPlaces, Paths
-from modelpool.errors import UnsupportedModelError
+from modelpool.errors import UnsupportedAttention, UnsupportedModelError
 from modelpool.forward import Forward
 
 _PACKED = "packed attention"

@@ -49,7 +49,7 @@ class DraftProcessor:
             for step in range(1, int(depths.max())):
                 which = np.flatnonzero(depths > step)
                 going_on = _index(which, len(rows), model.device)
-                shape = slots.shape(beam, going_on, model.walks_paths)
+                shape = slots.shape(beam, going_on, model.attention.needs_order)
                 positions, view = slots.view(which, step, shape)
                 at, everywhere = map(torch.from_numpy, (positions, np.arange(len(positions))))
                 read = model.forward(beam.tokens(going_on), at, view, everywhere)

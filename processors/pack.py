@@ -162,7 +162,7 @@ def _tree_shape(
     state, device = active.state, active.model.device
     starts = np.full(len(state.ends), state.slots)  # rows without nodes: beyond every slot
     starts[tree.rows] = state.ends[tree.rows] - tree.sizes
-    if active.model.walks_paths:
+    if active.model.attention.needs_order:
         paths = np.zeros((len(is_node), tree.height), dtype=np.int32)
         paths[is_node] = tree.routes()[tree.real]
         return TreePaths(starts, torch.from_numpy(paths))

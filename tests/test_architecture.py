@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from modelpool.attention.backend import BACKENDS
 from specrouter.registry import Registry
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -173,15 +175,19 @@ def test_dataclasses_of_many_fields_take_keywords_only() -> None:
             assert not told or fields <= 5 or "kw_only" in told[0], f"{path}: {node.name}"
 
 
-def compared_strings(path: Path) -> dict[str, int]:
-    """Strings that something is compared with, or that a type allows, each with its line."""
-    found: dict[str, int] = {}
+def comparisons(path: Path) -> Iterator[tuple[str, int, set[str]]]:
+    """Where something is compared with strings, or a type allows them: text, line and strings."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         is_literal = isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("Literal")
         if is_literal or isinstance(node, ast.Compare | ast.MatchValue):
-            inner = (each for each in ast.walk(node) if isinstance(each, ast.Constant))
-            found |= {one.value: one.lineno for one in inner if isinstance(one.value, str)}
-    return found
+            assert isinstance(node, ast.expr | ast.pattern)
+            inner = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
+            yield ast.unparse(node), node.lineno, {one for one in inner if isinstance(one, str)}
+
+
+def compared_strings(path: Path) -> dict[str, int]:
+    """Strings that something is compared with, or that a type allows, each with its line."""
+    return {one: line for _, line, strings in comparisons(path) for one in strings}
 
 
 def test_policies_are_told_apart_by_their_attributes_and_not_by_name() -> None:
@@ -191,6 +197,25 @@ def test_policies_are_told_apart_by_their_attributes_and_not_by_name() -> None:
         if str(path.relative_to(ROOT / "specrouter")) not in KNOW_POLICY_NAMES
         for name, line in compared_strings(path).items()
         if name in POLICY_NAMES
+    ]
+    assert wrong == []
+
+
+def test_attention_backends_are_told_apart_by_what_they_can_do_and_not_by_name() -> None:
+    """`path` alone is an ordinary word, too: it is looked for beside what a backend is called."""
+    found = {
+        f"{path.relative_to(ROOT)}:{line}": (text, compared)
+        for package in (*MAY_IMPORT, "research", "checks")
+        for path in sources(package)
+        if not path.is_relative_to(ROOT / "modelpool/attention")
+        for text, line, compared in comparisons(path)
+    }
+    about = ("attention", "backend")
+    wrong = [
+        where
+        for where, (text, compared) in found.items()
+        if compared & (BACKENDS.keys() - {"path"})
+        or ("path" in compared and any(word in text for word in about))
     ]
     assert wrong == []
 

@@ -11,7 +11,7 @@ from checks.exact.oracle import Oracle
 from checks.exact.prompts import encode, load_prompts
 from checks.exact.report import few_threads, make_parser, prepare
 from modelpool import ModelPool
-from modelpool.attention.choice import BackendName
+from modelpool.attention.backend import BackendName
 from modelpool.config import TEXT_SOURCES, Weights
 from modelpool.fast.cpu import int8_refusal
 from specrouter import ChainRouter, RouterConfig

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from modelpool.attention.choice import BackendName
+from modelpool.attention.backend import BackendName
 from modelpool.config import Weights
 from research.policies.adaserve import SPECINFER_TREE, AdaServe
 from specrouter import SLO, ChainRouter, Speculation
@@ -155,7 +155,7 @@ class Arrangement:
         shape = "".join(f" {name} {value}" for name, value in (*settings_given, *self.trees))
         objectives = " with objectives" if self.urgent else ""
         cache = "" if self.cached else " without the prefix cache"
-        kernels = "" if self.attention == "sdpa" else f" attention {self.attention}"
+        kernels = "" if self.attention == ATTENTIONS[0] else f" attention {self.attention}"
         weights = "" if self.weights == "auto" else f" weights {self.weights}"
         asked = f"{mode} batch {self.batch}{shape}{objectives} admission {self.admission}"
         return f"{asked}{cache}{kernels}{weights}"

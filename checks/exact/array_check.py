@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from checks.exact.arguments import Options, load_token_prompts, open_oracle, open_router
-from checks.exact.arrangement import Arrangement, modes_of, policies_of
+from checks.exact.arrangement import ATTENTIONS, Arrangement, modes_of, policies_of
 from checks.exact.comparison import (
     Case,
     Comparison,
@@ -104,7 +104,7 @@ def _run_dtype(check: str, options: Options, params_of: ParamsOf, dtype: str) ->
         "speculated_cycles": sum(comparison.speculated for comparison in comparisons),
         "cached_tokens": sum(comparison.cached for comparison in comparisons),
         "tokens_over_paths": sum(
-            one.tokens for one in comparisons if one.arrangement.attention == "path"
+            one.tokens for one in comparisons if one.arrangement.attention != ATTENTIONS[0]
         ),
         "objectives_attained": sum(each.attained[0] for each in comparisons),
         "objectives_missed": sum(each.attained[1] for each in comparisons),
@@ -129,7 +129,7 @@ def _run_part(
         every = covering_array([*modes_of(router), *policies_of(router)], weights=options.weights)
         over_masks, over_paths = (
             [row for row in every if (row.weights, row.attention) == (weights, attention)]
-            for attention in ("sdpa", "path")
+            for attention in ATTENTIONS
         )
         few = cases[:: options.reference_share] if over_paths else []
         turns = [

@@ -20,7 +20,7 @@ from checks.exact.arrangement import (
     Routed,
     Trees,
 )
-from modelpool.attention.choice import BackendName
+from modelpool.attention.backend import BackendName
 from modelpool.config import Weights
 from specrouter.config.policies import ADMISSION_POLICIES
 from specrouter.request.params import MAX_TREE_TOKENS
@@ -82,7 +82,7 @@ def _covering_array(
         for cached in (True, False)
         for attention in attentions
         for kept in weights
-        if attention == "sdpa" or kept == "auto"
+        if attention == ATTENTIONS[0] or kept == "auto"
     ]
     numbers: dict[Pair, int] = {}  # of settings, then of pairs of these: bits are fast to compare
     bits: dict[tuple[int, int], int] = {}

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from modelpool.attention.backend import attend_of
+from modelpool.attention.backend import FLASHINFER
 from modelpool.attention.packed import AttentionLayer
 from modelpool.attention.path import PathSettings, reference
 from modelpool.fast.tuning import PLAIN, Tuning
@@ -19,7 +19,7 @@ from tests.triton_interpreter import DEVICE
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.skipif(find_spec("flashinfer") is None, reason="needs flashinfer-python"),
+    pytest.mark.skipif(not find_spec("flashinfer"), reason="needs flashinfer-python"),
 ]
 ROWS = [
     Row(2, 300, 1, (-1, -1, 0, 2, 2, 4)),
@@ -44,7 +44,7 @@ def test_trees_and_windows_are_path_attention(
     paths = changed(paths_of(ROWS), lambda part: part.to(DEVICE))
     view = View(pack_rows_of(ROWS), paths, keys, values)
     layer = AttentionLayer(0, dim**-0.5, window, softcap)
-    got = attend_of("flashinfer")(view, layer, query)  # type: ignore[arg-type]
+    got = FLASHINFER.load()(view, layer, query)  # type: ignore[arg-type]
     wanted = reference(
         query.transpose(0, 1).double(), keys.double(), values.double(), view.paths,
         PathSettings(layer.scale, window, softcap),
@@ -60,7 +60,7 @@ def test_a_model_says_what_it_says_by_sdpa(name: str) -> None:
         model = make_model(config, torch.float16)
         return PackedModel.wrap("m", model.to(DEVICE), VOCAB, tuning)  # type: ignore[arg-type]
 
-    by_masks, by_pages = forward_of(PLAIN), forward_of(Tuning(attention="flashinfer"))
+    by_masks, by_pages = forward_of(PLAIN), forward_of(Tuning(attention=FLASHINFER))
     feeders = [Feeder(one.forward, one) for one in (by_masks, by_pages)]
     for counts in ({0: 6, 1: 6}, {0: 1, 1: 4, 2: 1, 3: 2}, {0: 3, 1: 20}, {3: 1}):
         wanted, got = (feeder.feed(counts) for feeder in feeders)

@@ -1,55 +1,127 @@
-"""The kernels of a backend by its name (`modelpool.attention.choice` says which one a member has).
+"""Attention backends: what each can do, and on which one a member runs.
 
-Contract: what a backend needs is imported here, when a model that runs on it is loaded, and nowhere
-else: a CPU imports no Triton.
+Contract: pure, and imports no kernels: what a backend needs is imported when a model that runs on
+it is loaded (`AttentionBackend.load`), so a CPU imports no Triton. Whoever depends on a backend
+asks for what it can do. A new one is a file with a function that returns its `Attend`, and an entry
+in `BACKENDS` under a name of `BackendName`.
+
+`auto` is SDPA on every device: the kernels of `triton` are compiled and tested by Triton's
+interpreter, and have never run on a GPU.
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Literal
 
-from torch import Tensor
+from modelpool.errors import UnsupportedAttention
 
-from modelpool.attention.choice import BackendName
-from modelpool.attention.packed import (
-    Attend,
-    AttentionLayer,
-    KVView,
-    UnsupportedAttention,
-    attend_all,
+if TYPE_CHECKING:
+    from modelpool.attention.packed import Attend
+
+BackendName = Literal["sdpa", "path", "triton", "flashinfer"]
+AttentionName = Literal["auto", BackendName]
+
+
+@dataclass(frozen=True)
+class CudaKernels:
+    """What kernels for CUDA need, and where they come from."""
+
+    dtypes: tuple[str, ...]
+    head_sizes: tuple[int, ...]
+    package: str  # what is imported
+    source: str
+
+
+@dataclass(frozen=True)
+class AttentionPlace:
+    """What the choice depends on: a member's device, dtype and head sizes."""
+
+    device: str  # "cpu", "cuda:0"
+    dtype: str
+    head_dims: frozenset[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionBackend:
+    """
+    Attributes:
+        kernels: `module:function` that returns its `Attend`.
+        needs_order: it reads a row's keys in the order of positions: states keep slots in it.
+        is_fused: kernels of its kind also compute what stands between a layer's matrix products,
+            and choose tokens; a forward may run as a graph.
+        on_cuda: what it needs there, and it runs nowhere else; None: it runs everywhere.
+    """
+
+    name: BackendName
+    kernels: str
+    needs_order: bool = True
+    is_fused: bool = False
+    on_cuda: CudaKernels | None = None
+
+    def load(self) -> "Attend":
+        """Its kernels. Raises `UnsupportedAttention` where their package cannot be imported."""
+        module, _, function = self.kernels.partition(":")
+        try:
+            attend: Attend = getattr(import_module(module), function)()
+        except ImportError as error:
+            reason = f"attention: {self.name} cannot be imported: {error}"
+            raise UnsupportedAttention(reason) from error
+        return attend
+
+    def refusal(self, place: AttentionPlace) -> str | None:
+        """Why a member cannot run on it, or None."""
+        needs, name = self.on_cuda, self.name
+        if needs is None:
+            return None
+        if place.device == "cpu":
+            return f"{name} runs on CUDA devices, and the model is on the CPU; there it is sdpa"
+        if place.dtype not in needs.dtypes:
+            return f"{name} has no kernels for {place.dtype}, only for {', '.join(needs.dtypes)}"
+        for head_dim in sorted(place.head_dims.difference(needs.head_sizes)):
+            sizes = ", ".join(map(str, needs.head_sizes))
+            return f"{name} has no kernels for heads of {head_dim} numbers, only of {sizes}"
+        return needs.source if find_spec(needs.package) is None else None
+
+
+_HALF = ("bfloat16", "float16")
+SDPA = AttentionBackend(name="sdpa", kernels="modelpool.attention.sdpa:sdpa", needs_order=False)
+PATH = AttentionBackend(
+    name="path", kernels="modelpool.attention.path_backends:reference_attention"
 )
-from modelpool.attention.path import KeyPaths, PathSettings, reference
+TRITON = AttentionBackend(
+    name="triton",
+    kernels="modelpool.attention.path_backends:triton_attention",
+    is_fused=True,
+    on_cuda=CudaKernels(
+        dtypes=(*_HALF, "float32"),
+        head_sizes=(16, 32, 64, 128, 256),
+        package="triton",
+        source="the package triton is not installed; it comes with torch for CUDA on Linux",
+    ),
+)
+FLASHINFER = AttentionBackend(
+    name="flashinfer",
+    kernels="modelpool.attention.paged:flashinfer_attention",
+    on_cuda=CudaKernels(  # of its FA2 kernels, which alone take masks
+        dtypes=_HALF,
+        head_sizes=(64, 128, 256),
+        package="flashinfer",
+        source="the package flashinfer-python is not installed; pip install 'specrouter[gpu]'",
+    ),
+)
+BACKENDS: Mapping[BackendName, AttentionBackend] = {
+    backend.name: backend for backend in (SDPA, PATH, TRITON, FLASHINFER)
+}
 
-_PathKernels = Callable[[Tensor, Tensor, Tensor, KeyPaths, PathSettings], Tensor]
+
+def backend_asked(name: AttentionName) -> AttentionBackend:
+    return SDPA if name == "auto" else BACKENDS[name]
 
 
-def attend_of(name: BackendName) -> Attend:
-    """Raises `UnsupportedAttention` where the backend's package cannot be imported."""
-    try:
-        return _attend_of(name)
-    except ImportError as error:
-        raise UnsupportedAttention(f"attention: {name} cannot be imported: {error}") from error
-
-
-def _attend_of(name: BackendName) -> Attend:
-    if name == "sdpa":
-        return attend_all
-    if name == "path":
-        return over_paths(reference)
-    if name == "flashinfer":
-        from modelpool.attention.paged import flashinfer_attention
-
-        return flashinfer_attention()
-    from modelpool.attention.path_kernels import path_attention
-
-    return over_paths(path_attention)
-
-
-def over_paths(kernels: _PathKernels) -> Attend:
-    """Attends by what walks the paths of a pack's tokens."""
-
-    def attend(view: KVView, layer: AttentionLayer, query: Tensor) -> Tensor:
-        keys, values = view.arena(layer.number, layer.window)
-        settings = PathSettings(layer.scale, layer.window, layer.softcap)
-        paths = view.key_paths(query.device)
-        return kernels(query.transpose(0, 1), keys, values, paths, settings)
-
-    return attend
+def backend_for(asked: AttentionName, place: AttentionPlace) -> AttentionBackend:
+    """What runs where nothing speaks against `asked`; on the CPU, where a member may end, SDPA for
+    kernels that are CUDA's."""
+    backend = backend_asked(asked)
+    return SDPA if backend.on_cuda is not None and place.device == "cpu" else backend

@@ -17,8 +17,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from modelpool.attention.packed import AttentionLayer, KVView, UnsupportedAttention
+from modelpool.attention.packed import AttentionLayer, KVView
 from modelpool.attention.pages import PackRows, PageTable, is_causal, packed_mask
+from modelpool.errors import UnsupportedAttention
 from modelpool.in_flight import InFlight, Mark, mark_on
 
 WORKSPACE_BYTES = 2**27  # of a device, for sums of split keys: what FlashInfer recommends

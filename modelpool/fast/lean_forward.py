@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from modelpool.attention.packed import AttentionLayer, KVView, attend_all
+from modelpool.attention.packed import Attend, AttentionLayer, KVView
 from modelpool.checkpoint.architecture import max_positions
 from modelpool.fast.forward_parts import Operator, ShortForward, Watch
 from modelpool.fast.int8 import Int8Linear
@@ -83,7 +83,7 @@ class _Layer:
 class LeanForward(ShortForward):
     """The forward of one model; see `build`."""
 
-    def __init__(self, model: PreTrainedModel, vocab_size: int) -> None:
+    def __init__(self, model: PreTrainedModel, vocab_size: int, attend: Attend) -> None:
         """`model` has the shape that `build` checks for."""
         core: Any = model.model
         config: Any = model.config
@@ -105,14 +105,14 @@ class LeanForward(ShortForward):
         )
         self._norm: Operator = self._normed(core.norm)
         self._head = self._own_head(model, vocab_size)
-        self._attend = attend_all
+        self._attend = attend
         self._kv_dtype = embedding.dtype
         self._head_dtype = self._dtype if isinstance(model.lm_head, Int8Linear) else self._kv_dtype
 
     @classmethod
     @torch.inference_mode(False)
     @torch.no_grad()
-    def build(cls, model: PreTrainedModel, vocab_size: int) -> "LeanForward | None":
+    def build(cls, model: PreTrainedModel, vocab_size: int, attend: Attend) -> "LeanForward | None":
         """The lean forward of `model`, or None where the model has another shape.
 
         The weights of layers that are computed together move into one tensor, of which the
@@ -121,7 +121,7 @@ class LeanForward(ShortForward):
         Args:
             vocab_size: logits beyond it are padding and are not computed.
         """
-        return cls(model, vocab_size) if is_llama_shaped(model) else None
+        return cls(model, vocab_size, attend) if is_llama_shaped(model) else None
 
     def release(self) -> None:
         """Frees the plain weights of packed layers: the model's own forward ends here."""
@@ -238,7 +238,7 @@ def lean_forward_of(packed: PackedModel) -> LeanForward | None:
 
     The caller may `release` it when `packed` need not compute any more by itself.
     """
-    lean = LeanForward.build(packed.model, packed.vocab_size)
+    lean = LeanForward.build(packed.model, packed.vocab_size, packed.attend)
     if lean is None:
         return None
     reason = check(packed, lean)

@@ -7,7 +7,7 @@ Pure; the model applies it (`PackedModel.wrap`).
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from modelpool.attention.choice import BackendName
+from modelpool.attention.backend import SDPA, AttentionBackend
 from modelpool.config import Dtype, KeptWeights, ModelConfig
 
 HALF = ("bfloat16", "float16")
@@ -22,8 +22,8 @@ class Tuning:
     Attributes:
         threads: CPU threads of its forwards; None for torch's setting when it is wrapped.
         pack_weights: lay out linear weights once where that pays (`packed_linear`).
-        lean: the short ways through Llama-shaped decoders (`lean_forward`, which attends by SDPA),
-            or one call per RMSNorm (`lean_norm`) in the others.
+        lean: the short ways through Llama-shaped decoders (`lean_forward`), or one call per RMSNorm
+            (`lean_norm`) in the others.
         attention: the kernels that attend.
         weights: `int8`: linear layers are quantised once the model is loaded (`fast.int8`).
     """
@@ -31,7 +31,7 @@ class Tuning:
     threads: int | None = None
     pack_weights: bool = False
     lean: bool = False
-    attention: BackendName = "sdpa"
+    attention: AttentionBackend = SDPA
     weights: KeptWeights = "plain"
 
 
@@ -74,7 +74,7 @@ def tuning_for(
     *,
     default_threads: int,
     pack_weights: bool,
-    attention: BackendName = "sdpa",
+    attention: AttentionBackend = SDPA,
 ) -> Tuning:
     """How a member is run. `default_threads`: torch's setting."""
     is_small = role.parameter_count < _ONE_THREAD_BELOW
@@ -82,7 +82,7 @@ def tuning_for(
     return Tuning(
         threads=config.threads or suited,
         pack_weights=pack_weights,
-        lean=role.is_cpu_drafter and attention == "sdpa" and role.weights == "plain",
+        lean=role.is_cpu_drafter and role.weights == "plain",
         attention=attention,
         weights=role.weights,
     )

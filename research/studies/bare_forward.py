@@ -53,7 +53,7 @@ def time_forward(
     manager = StateManager(rows, context + int(counts.max()))
     for _ in range(rows):
         manager.allocate([0], manager.max_tokens)
-    canonical = canonical or model.walks_paths
+    canonical = canonical or model.attention.needs_order
     state = manager.open_state(model.name, model.kv_layers, canonical=canonical)
     before = np.tile(np.arange(context), rows)
     state.append(numbers, np.full(rows, context), before, before)

@@ -130,7 +130,7 @@ def _member(model: ModelConfig, pool: ModelPool, read_speed: ReadSpeed | None) -
         devices=tuple(taken),
         dtype=plan.dtype,
         threads=plan.threads,
-        attention=plan.attention,
+        attention=plan.attention.name,
         parameters=footprint.parameter_count,
         weight_bytes=footprint.weight_bytes,
         kv_bytes=footprint.kv_bytes_per_token * kv_tokens,

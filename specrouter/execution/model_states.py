@@ -217,5 +217,5 @@ class ModelStates:
             with self._faults.part("timing"):
                 model.watch = self._clock.watch(name, model.device, around)
             self._loaded[name] = model
-        canonical = model.walks_paths or name == self._pool.target
+        canonical = model.attention.needs_order or name == self._pool.target
         return self._manager.open_state(name, model.kv_layers, canonical=canonical)

@@ -113,9 +113,9 @@ class Runtime:
 
 
 def sampler_for(pool: ModelPool) -> Callable[[int, int], Sampler]:
-    """With kernels for plain rows where a member runs on Triton, which is imported then alone."""
+    """With kernels for plain rows where a member's backend has them, which are imported then."""
     names = [name for name in pool.names if not pool.is_weightless(name)]
-    if all(pool.plan(name).attention != "triton" for name in names):
+    if not any(pool.plan(name).attention.is_fused for name in names):
         return Sampler
     from processors.fused_sampler import FusedSampler
 

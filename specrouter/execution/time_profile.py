@@ -224,9 +224,8 @@ def key_of(model: "PackedModel", path: Path) -> str:
         "dtype": str(model.dtype),
         "threads": getattr(model, "threads", None) or torch.get_num_threads(),
         "torch": torch.__version__,
+        "attention": model.attention.name,
     }
-    if model.attention != "sdpa":
-        facts["attention"] = model.attention
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     return f"{re.sub(r'[^A-Za-z0-9.-]', '_', path.name)}-{digest[:24]}"
 

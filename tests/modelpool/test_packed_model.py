@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modelpool.attention.packed import OpaqueView, UnsupportedAttention, packed_attention_forward
+from modelpool.attention.backend import SDPA
+from modelpool.attention.packed import OpaqueView, packed_attention_forward
+from modelpool.errors import UnsupportedAttention
 from modelpool.fast.tuning import Tuning
 from modelpool.packed_model import PackedModel
 from statemgr import ModelState
@@ -55,7 +57,8 @@ def test_an_unknown_argument_of_attention_is_refused_by_name(asked: str) -> None
 def test_masks_dropout_and_forwards_outside_the_engine_are_refused() -> None:
     model = PackedModel.wrap("llama", make_model(LLAMA()), VOCAB)
     state, one, zero = ModelState(model.kv_layers, 1, 128), np.array([1]), np.array([0])
-    view = OpaqueView(state.view(zero, one, zero, state.append(zero, one, zero, zero)))
+    slots = state.append(zero, one, zero, zero)
+    view = OpaqueView(state.view(zero, one, zero, slots), SDPA.load())
     with pytest.raises(UnsupportedAttention, match="a mask of its own"):
         attend(mask=torch.zeros(1), packed_kv=view)
     with pytest.raises(UnsupportedAttention, match="dropout"):

@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from modelpool.attention.packed import AttentionLayer, KVView, attend_all
+from modelpool.attention.backend import PATH, SDPA
+from modelpool.attention.packed import AttentionLayer, KVView
+from modelpool.attention.sdpa import attend_all
 from modelpool.fast.graph_runner import GraphRunner
 from modelpool.fast.layer_reference import Arena, PackInputs
 from modelpool.fast.pack_layout import Pack
@@ -39,8 +41,8 @@ class FakeModel:
 
     def __init__(self, walks_paths: bool) -> None:
         layer = KVLayer(CUDA, torch.float16, KV_HEADS, DIM)
-        self.kv_layers = dict.fromkeys(range(LAYERS), layer)
-        self.walks_paths, self.forwards = walks_paths, 0
+        self.kv_layers, self.forwards = dict.fromkeys(range(LAYERS), layer), 0
+        self.attention = PATH if walks_paths else SDPA
         self.memory = SlowMemory()
         self._runner = GraphRunner(_compute, PackSender(self.memory))
 
@@ -54,7 +56,7 @@ class FakeModel:
     ) -> ForwardOutput:
         self.forwards += 1
         count = len(tokens)
-        if self.walks_paths:
+        if self.attention.needs_order:
             arenas = [view.arena(number, None) for number in range(LAYERS)]
             return self._runner(Pack(tokens, view.places, logit_index), arenas)
         for number in range(LAYERS):
@@ -89,7 +91,7 @@ def opened(model: FakeModel, settings: list[SamplingSettings]) -> tuple[ActiveMo
         row = manager.allocate([3, 1, 4, 1], 64)
         assert row is not None
         sampler.open(row, settings_of_row, prompt=[3, 1, 4, 1])
-    state = manager.open_state("fake", model.kv_layers, canonical=model.walks_paths)
+    state = manager.open_state("fake", model.kv_layers, canonical=model.attention.needs_order)
     return ActiveModel(model, state, manager), sampler  # type: ignore[arg-type]
 
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from modelpool.attention.packed import (
     AttentionLayer,
     OpaqueView,
-    attend_all,
     packed_attention_forward,
 )
+from modelpool.attention.sdpa import attend_all
 from modelpool.probe import KVLayer
 from statemgr import ForwardView, ModelState
 from tests.statemgr.trees import feed
@@ -114,7 +114,7 @@ def attend(
         scaling=0.7,
         sliding_window=window,
         softcap=softcap,
-        packed_kv=OpaqueView(view),
+        packed_kv=OpaqueView(view, attend_all),
     )
     return out[0]
 
@@ -354,7 +354,7 @@ def test_a_row_has_the_same_bits_whatever_stands_beside_it() -> None:
         view = bench.state.view(np.array(rows), feed, positions, slots)
         pack = [part.repeat(1, len(rows), 1).unsqueeze(0) for part in (query, key, value)]
         out, _ = packed_attention_forward(
-            _Attention(), pack[0], pack[1], pack[2], None, packed_kv=OpaqueView(view)
+            _Attention(), pack[0], pack[1], pack[2], None, packed_kv=OpaqueView(view, attend_all)
         )
         outs.append(out[0, 3 * rows.index(1) :][:3])
     assert torch.equal(outs[0], outs[1])

@@ -1,144 +1,90 @@
-"""A model on another backend says what it said: here the reference of path attention, on a CPU."""
+"""Which kernels a member attends with, and why not those that were asked for."""
 
-import copy
-import subprocess
-import sys
-from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import get_args
 
 import pytest
-from torch import Tensor
 
-from modelpool.attention.backend import attend_of
-from modelpool.attention.packed import Attend, AttentionLayer, KVView, attend_all
-from modelpool.attention.paged import PagedAttention
-from modelpool.fast.cuda_forward import CudaForward, cuda_forward_of
-from modelpool.fast.layer_reference import reference_kernels
-from modelpool.packed_model import PackedModel
-from processors import Sampler
-from specrouter import ChainRouter, SamplingParams, Speculation
-from tests.modelpool.attention.fake_flashinfer import FakeWrapper
-from tests.modelpool.fast.test_graph_runner import FakeGraphs
-from tests.triton_interpreter import needs_triton
+from modelpool.attention.backend import (
+    BACKENDS,
+    FLASHINFER,
+    SDPA,
+    TRITON,
+    AttentionBackend,
+    AttentionName,
+    AttentionPlace,
+    BackendName,
+    backend_asked,
+    backend_for,
+)
 
-PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9]]
-
-
-def texts(config: dict[str, Any], speculation: "Speculation | str") -> list[list[int]]:
-    params = [
-        SamplingParams(max_new_tokens=20, temperature=0.9, seed=seed)
-        for seed in range(len(PROMPTS))
-    ]
-    with ChainRouter.from_config(config) as router:
-        found = router.generate(PROMPTS, params, speculation)  # type: ignore[arg-type]
-        router.check_integrity()
-    return [list(one.token_ids) for one in found]
+CUDA = AttentionPlace("cuda:0", "bfloat16", frozenset({128}))
+CPU = replace(CUDA, device="cpu")
 
 
-def use(
-    monkeypatch: pytest.MonkeyPatch,
-    attend: Attend,
-    graphed: Callable[[PackedModel], CudaForward | None],
-) -> None:
-    """All members attend by this, on this CPU, as if Triton were there."""
-    monkeypatch.setattr("modelpool.placed_members.backend_for", lambda *_: "triton")
-    monkeypatch.setattr("modelpool.packed_model.attend_of", lambda name: attend)
-    monkeypatch.setattr("modelpool.loader._graphed", graphed)
-    monkeypatch.setattr("specrouter.execution.runtime.sampler_for", lambda pool: Sampler)
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("modelpool.attention.backend.find_spec", lambda name: object())
+
+
+@pytest.mark.parametrize("asked", ["auto", "sdpa", "path"])
+@pytest.mark.parametrize(
+    "place", [CUDA, CPU, replace(CUDA, dtype="float64", head_dims=frozenset({80}))]
+)
+def test_what_is_plain_pytorch_runs_everywhere(asked: AttentionName, place: AttentionPlace) -> None:
+    backend = backend_asked(asked)
+    assert backend.refusal(place) is None
+    assert backend_for(asked, place) is backend
+    assert backend.name == ("sdpa" if asked == "auto" else asked)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("head_dim", [32, 64, 128, 256])
+def test_kernels_for_cuda_run_there(dtype: str, head_dim: int) -> None:
+    place = replace(CUDA, dtype=dtype, head_dims=frozenset({head_dim}))
+    backends = [TRITON, *[FLASHINFER][: dtype != "float32" and head_dim >= 64]]
+    for backend in backends:
+        assert backend.refusal(place) is None
+        assert backend_for(backend.name, place) is backend
 
 
 @pytest.mark.parametrize(
-    ("architecture", "backend"),
+    ("backend", "place", "reason"),
     [
-        ("llama", "path"),
-        ("gemma2", "flashinfer"),
-        pytest.param("gemma2", "path", marks=pytest.mark.exact),
-        pytest.param("llama", "flashinfer", marks=pytest.mark.exact),
+        (TRITON, CPU, "triton runs on CUDA devices, and the model is on the CPU"),
+        (TRITON, replace(CUDA, dtype="float64"), "no kernels for float64"),
+        (TRITON, replace(CUDA, head_dims=frozenset({80})), "heads of 80 numbers"),
+        (FLASHINFER, CPU, "flashinfer runs on CUDA devices, and the model is on the CPU"),
+        (FLASHINFER, replace(CUDA, dtype="float32"), "no kernels for float32, only for bfloat16"),
+        (FLASHINFER, replace(CUDA, dtype="float64"), "no kernels for float64"),
+        (
+            FLASHINFER,
+            replace(CUDA, head_dims=frozenset({32})),
+            "heads of 32 numbers, only of 64, 128, 256",
+        ),
+        (FLASHINFER, replace(CUDA, head_dims=frozenset({96})), "heads of 96 numbers"),
     ],
 )
-def test_trees_give_the_texts_of_masks(
-    architecture: str, backend: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+def test_where_there_are_no_kernels_they_are_refused(
+    backend: AttentionBackend, place: AttentionPlace, reason: str
 ) -> None:
-    """Drafts, re-scoring and verification of trees, in float64; drafters' states are in order."""
-    from checks.exact.models import pool_settings, save_family
-
-    family = save_family(tmp_path, architecture)
-    engine = {"max_requests": 4, "max_model_len": 128, "prefill_chunk": 3, "preload": False}
-    config = {"pool": pool_settings(family), "engine": engine}
-    wanted = texts(copy.deepcopy(config), "off")
-    run = attend_of("path") if backend == "path" else PagedAttention(lambda device: FakeWrapper())
-    calls = []
-
-    def attend(view: KVView, layer: AttentionLayer, query: Tensor) -> Tensor:
-        calls.append(layer.number)
-        return run(view, layer, query)
-
-    use(monkeypatch, attend, lambda packed: None)
-    names = tuple(model["name"] for model in config["pool"]["models"])
-    for chain in (names, (names[0], names[-1])):
-        assert texts(config, Speculation(chain, depth=4, width=3)) == wanted
-    assert calls
+    assert reason in (backend.refusal(place) or "")
 
 
-@pytest.mark.long
-def test_trees_over_graphs_give_the_texts_of_the_target_alone(
-    small_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("backend", [TRITON, FLASHINFER])
+def test_what_is_not_installed_is_refused(
+    backend: AttentionBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The forward for CUDA with reference kernels, graphs by a stand-in, in the whole engine."""
-    graphs = FakeGraphs()
-
-    def graphed(packed: PackedModel) -> CudaForward | None:
-        return cuda_forward_of(packed, reference_kernels(), graphs)
-
-    use(monkeypatch, attend_of("path"), graphed)
-    config = copy.deepcopy(small_config)
-    wanted = texts(config, "off")
-    names = tuple(model["name"] for model in config["pool"]["models"])
-    before = graphs.replayed
-    for chain, width in ((names, 3), ((names[0], names[-1]), 1)):
-        assert texts(config, Speculation(chain, depth=4, width=width)) == wanted
-    assert graphs.replayed > before > graphs.captured / 10 > 0
+    monkeypatch.setattr("modelpool.attention.backend.find_spec", lambda name: None)
+    said = backend.refusal(CUDA) or ""
+    assert said.startswith(f"the package {backend.name}")
+    assert "not installed" in said
 
 
-def test_a_configured_reference_gives_the_texts_of_masks(small_config: dict[str, Any]) -> None:
-    config = copy.deepcopy(small_config)
-    wanted = texts(config, "off")
-    config["pool"]["attention"] = "path"
-    names = tuple(model["name"] for model in config["pool"]["models"])
-    with ChainRouter.from_config(config) as router:
-        assert {router.pool.get(name).attention for name in names} == {"path"}
-    assert texts(config, Speculation(names, depth=4, width=3)) == wanted
+@pytest.mark.parametrize("asked", ["triton", "flashinfer"])
+def test_a_member_that_had_to_go_to_the_cpu_has_sdpa(asked: AttentionName) -> None:
+    assert backend_for(asked, CPU) is SDPA
 
 
-def test_sdpa_is_the_plug_in_that_all_models_have() -> None:
-    assert attend_of("sdpa") is attend_all
-
-
-@needs_triton
-@pytest.mark.long
-def test_triton_is_imported_by_nobody_until_it_is_chosen() -> None:
-    """But by torch's compiler, which transformers imports: that is blocked here."""
-    script = (
-        "import sys\n"
-        "from importlib.machinery import PathFinder\n"
-        "class Counted:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        frames, frame = [], sys._getframe(1)\n"
-        "        while name == 'triton' and frame:\n"
-        "            frames.append(frame.f_globals.get('__name__', ''))\n"
-        "            frame = frame.f_back\n"
-        "        outer = [one for one in frames if 'importlib' not in one]\n"
-        "        assert not outer or not outer[0].startswith(OURS), outer\n"
-        "OURS = ('specrouter', 'processors', 'statemgr', 'modelpool')\n"
-        "sys.meta_path.insert(0, Counted())\n"
-        "import specrouter.router, specrouter.cli.main, modelpool.loader\n"
-        "from modelpool.attention.backend import attend_of\n"
-        "attend_of('sdpa')\n"
-        "assert 'modelpool.attention.path_kernels' not in sys.modules\n"
-        "attend_of('triton')\n"
-        "assert 'modelpool.attention.path_kernels' in sys.modules\n"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
+def test_backends_are_known_by_all_the_names_of_the_configuration() -> None:
+    assert set(BACKENDS) == set(get_args(BackendName))

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from modelpool.attention.backend import attend_of
-from modelpool.attention.packed import AttentionLayer, UnsupportedAttention
+from modelpool.attention.backend import FLASHINFER
+from modelpool.attention.packed import AttentionLayer
 from modelpool.attention.paged import PagedAttention, flashinfer_attention
 from modelpool.attention.path import PathSettings, reference
+from modelpool.errors import UnsupportedAttention
 from modelpool.in_flight import Mark
 from statemgr.key_paths import KeyPaths, PackRows
 from tests.modelpool.attention.fake_flashinfer import FakeWrapper
@@ -160,7 +161,7 @@ def test_wrappers_of_a_device_share_a_workspace(monkeypatch: pytest.MonkeyPatch)
 def test_a_package_that_cannot_be_imported_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flashinfer", None)
     with pytest.raises(UnsupportedAttention, match="attention: flashinfer cannot be imported"):
-        attend_of("flashinfer")
+        FLASHINFER.load()
 
 
 def test_the_stand_in_has_the_mistake_that_is_made_good() -> None:

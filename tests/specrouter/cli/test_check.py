@@ -290,7 +290,7 @@ def test_attention_is_shown_for_each_model_and_refused_where_it_has_no_kernels(
         assert (error.field, reason in error.reason) == (field, True)
     pool["attention"], target["attention"] = "path", "flashinfer"
     with monkeypatch.context() as patched:
-        patched.setattr("modelpool.attention.choice.find_spec", lambda name: object())
+        patched.setattr("modelpool.attention.backend.find_spec", lambda name: object())
         target["dtype"] = "float32"
         error = refused(settings, *devices)
         assert (error.field, "no kernels for float32" in error.reason) == (field, True)

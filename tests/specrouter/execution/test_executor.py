@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from modelpool import ModelPool
+from modelpool.attention.backend import TRITON
 from modelpool.packed_model import PackedModel
 from processors import (
     ActiveModel,
@@ -62,7 +63,7 @@ def test_kernels_choose_where_a_member_runs_on_triton(
 ) -> None:
     assert sampler_for(pool) is Sampler
     plans = {name: pool.plan(name) for name in pool.names}
-    plans["small"] = dataclasses.replace(plans["small"], attention="triton")
+    plans["small"] = dataclasses.replace(plans["small"], attention=TRITON)
     monkeypatch.setattr(pool, "plan", plans.__getitem__)
     assert sampler_for(pool).__name__ == "FusedSampler"
 
