@@ -200,6 +200,7 @@ class CycleResult:
 
     Attributes:
         errors: why rows cannot go on, whose requests alone are affected.
+        chains: of the rows that were drafted for, as they were used.
         cut_rows: whose trees were cut short by the end of their texts.
         behind_rows: that decoded without a draft, since a model has not read enough of their texts.
         quoted_rows: whose drafts were quoted, not made by the chain that was planned.
@@ -213,6 +214,7 @@ class CycleResult:
     commits: list[Commit] = field(default_factory=list)
     failures: list[ModelFailure] = field(default_factory=list)
     errors: dict[int, str] = field(default_factory=dict)
+    chains: dict[int, Chain] = field(default_factory=dict)
     cut_rows: set[int] = field(default_factory=set)
     behind_rows: set[int] = field(default_factory=set)
     quoted_rows: set[int] = field(default_factory=set)

@@ -146,6 +146,9 @@ class SimulatedExecutor:
     def open(self, row: int, request: RequestSpec) -> None:
         pass  # since it was allocated
 
+    def prepare(self, row: int, request: RequestSpec) -> None:
+        self.hand_over.take(row, request)
+
     def close(self, row: int, keep: bool = False) -> None:
         self.states.close(row)
 

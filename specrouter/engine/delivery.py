@@ -5,10 +5,10 @@ Contract: one request that cannot take its tokens ends alone. Belongs to the eng
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 
 from specrouter.cycle import Commit, CycleResult
 from specrouter.engine.decode_counts import DecodeCounts, Gain
-from specrouter.engine.quarantine import Quarantine
 from specrouter.engine.request_book import RequestBook
 from specrouter.execution.fault_guard import FaultGuard
 from specrouter.request.output import Delta
@@ -23,21 +23,19 @@ class Delivery:
     def __init__(
         self,
         book: RequestBook,
-        quarantine: Quarantine,
         counts: DecodeCounts,
         faults: FaultGuard,
     ) -> None:
         self._book = book
-        self._quarantine = quarantine
         self._counts = counts
         self._faults = faults
 
-    def deliver(self, result: CycleResult, cycle: int, budget_nodes: int | None) -> None:
-        """`budget_nodes`: see `CyclePlan`."""
-        book = self._book
-        with self._faults.part("prefixes"):
-            self._hand_out()
-        for request, _, delta in self._accept(result.commits, budget_nodes):
+    def deliver(self, result: CycleResult, budget_nodes: int | None) -> None:
+        """It is counted before anybody hears of it. `budget_nodes`: see `CyclePlan`."""
+        book, news = self._book, self._accept(result.commits)
+        count = partial(self._count, news, budget_nodes)
+        self._faults.each("accounts", self._hand_out, count)
+        for request, _, delta in news:
             if request.finished:
                 book.conclude(request, delta)
             else:
@@ -45,10 +43,6 @@ class Delivery:
         for row, error in result.errors.items():
             if row in book.running:  # else its text has ended before the place that failed
                 book.end(book.running[row], "error", error)
-        with self._faults.part("quarantine"):
-            failed = self._quarantine.add_all(result.failures, cycle)
-            well = {name for commit in result.commits for name in commit.chain[:-1]}
-            self._quarantine.forgive(well - failed)
 
     def _hand_out(self) -> None:
         """What was read since the last cycle for requests whose texts go on elsewhere."""
@@ -59,15 +53,16 @@ class Delivery:
                     request.handed_tokens = part.stop
                     request.handle.deliver(Delta(index=request.spec.sample, kv=part))
 
-    def _accept(self, commits: Sequence[Commit], budget_nodes: int | None) -> News:
-        """What the requests make of a cycle's tokens; it is counted before anybody hears of it."""
+    def _accept(self, commits: Sequence[Commit]) -> News:
+        """What the requests make of a cycle's tokens."""
         news = []
         for commit in commits:
             request = self._book.running[commit.row]
             news.append((request, commit, _delta_of(request, commit)))
-        with self._faults.part("learning"):
-            self._counts.record([_gain(*each) for each in news], budget_nodes)
         return news
+
+    def _count(self, news: News, budget_nodes: int | None) -> None:
+        self._counts.record([_gain(*each) for each in news], budget_nodes)
 
 
 def _delta_of(request: RunningRequest, commit: Commit) -> Delta:

@@ -7,7 +7,7 @@ any.
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from modelpool import ModelPool
@@ -188,9 +188,7 @@ class Engine:
 
     def seconds_until_admitted(self, waiting: int) -> float:
         """When that many will have been admitted, if others end as they did while some waited."""
-        each_s = None
-        with self._faults.part("accounts"):
-            each_s = self._book.pace.seconds_per_request(time.perf_counter())
+        each_s = self._looked_up(lambda: self._book.pace.seconds_per_request(time.perf_counter()))
         return waiting_time_s(each_s, waiting)
 
     def can_ever_fit(self, tokens: int) -> bool:
@@ -201,13 +199,24 @@ class Engine:
 
         It is what objectives relative to the baseline latency are times of (AdaServe, Table 2).
         """
-        with self._faults.part("planning"):
-            alone = target_only(self.profiler.snapshot(), Workload(requests=1), self._pool.target)
-            if math.isfinite(alone.cycle_ms):
-                self._baseline_ms = alone.cycle_ms
+        alone_ms = self._looked_up(
+            lambda: (
+                target_only(
+                    self.profiler.snapshot(), Workload(requests=1), self._pool.target
+                ).cycle_ms
+            )
+        )
+        if alone_ms is not None and math.isfinite(alone_ms):
+            self._baseline_ms = alone_ms
         if self._baseline_ms is None:
             raise RuntimeError("the time of a token is not known")
         return self._baseline_ms
+
+    def _looked_up(self, look: Callable[[], float | None]) -> float | None:
+        """None where it fails."""
+        with self._faults.part("accounts"):
+            return look()
+        return None
 
     def predicted_prefill_ms(self) -> float:
         """Of a prompt token on the target, in full chunks."""

@@ -9,6 +9,7 @@ may do so whatever is raised here.
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -57,7 +58,8 @@ class Policies(Protocol):
 class CyclePlanning:
     """Belongs to the engine's thread; `policies` may be read anywhere.
 
-    A cycle calls `admission`, `plan` and `judge`, each with its number.
+    A cycle calls `admission` and `plan` inside `resting_after_failure`, then `keep` and `judge`,
+    each with its number.
     """
 
     def __init__(
@@ -86,15 +88,14 @@ class CyclePlanning:
         """
         if self._rest.lasts(cycle):
             return None
-        with self._resting_after_failure(cycle):
-            view = self._view_of(cycle, list(waiting.values()), self.policies.current.standing)
-            admission = self.policies.admits(view)
-            self._check.check_admission(admission, waiting, running)
-            self._check_idle(bool(waiting) and not (running or admission.admitted))
-            self._decided = _Decided(cycle, view, admission)
+        view = self._view_of(cycle, list(waiting.values()), self.policies.current.standing)
+        admission = self.policies.admits(view)
+        self._check.check_admission(admission, waiting, running)
+        self._check_idle(bool(waiting) and not (running or admission.admitted))
+        self._decided = _Decided(cycle, view, admission)
         if admission.declined:
-            with self._faults.part("planning"):
-                self._foresee(view, [waiting[each] for each in admission.declined])
+            declined = [waiting[each] for each in admission.declined]
+            self._faults.each("planning", partial(self._foresee, view, declined))
         return admission
 
     def _foresee(self, view: EngineView, declined: Sequence[RunningRequest]) -> None:
@@ -110,8 +111,8 @@ class CyclePlanning:
         came: Sequence[RequestView],
         left: Mapping[int, int],
         waits: Mapping[int, int],
-    ) -> Plan | None:
-        """Of the running requests, at least one. None: the policies rest.
+    ) -> Plan:
+        """Of the running requests, at least one, after this cycle's `admission`.
 
         Args:
             came: those that were just given a row, in that order.
@@ -120,34 +121,40 @@ class CyclePlanning:
             waits: rows by those of who waits for what they read.
         """
         decided = self._decided
-        if decided is None or decided.cycle != cycle:
-            return None
-        with self._resting_after_failure(cycle):
-            admission = decided.admission
-            view = decided.view.without(admission.preempted).with_running(came)
-            admission = _without_waiting(admission, view, waits)
-            plan = self.policies.current.plan(view, admission)
-            self._check.check_plan(plan, left)
-            self._check_patience(plan, left, admission)
-        with self._faults.part("records"):
-            self.policies.current.keep(plan)
+        assert decided is not None, "nothing is planned without an admission"
+        assert decided.cycle == cycle, "a cycle is planned by its own view"
+        admission = decided.admission
+        view = decided.view.without(admission.preempted).with_running(came)
+        admission = _without_waiting(admission, view, waits)
+        plan = self.policies.current.plan(view, admission)
+        self._check.check_plan(plan, left)
+        self._check_patience(plan, left, admission)
         return plan
+
+    def keep(self, cycle: int, plan: Plan) -> None:
+        """What the policies leave for the next cycle, where the plan of this one is theirs."""
+        if self._is_theirs(cycle):
+            self.policies.current.keep(plan)
 
     def judge(self, cycle: int, selection_failed: bool) -> None:
         """How a cycle came out; one for the target alone says nothing of the policies."""
-        if self._decided is None or self._decided.cycle != cycle:
+        if not self._is_theirs(cycle):
             return
         if selection_failed:
             self.rest_from(cycle)
         else:
             self._rest = BackOff()
 
+    def _is_theirs(self, cycle: int) -> bool:
+        return self._decided is not None and self._decided.cycle == cycle
+
     @contextmanager
-    def _resting_after_failure(self, cycle: int) -> Iterator[None]:
+    def resting_after_failure(self, cycle: int) -> Iterator[None]:
         try:
             yield
         except Exception:
-            self.rest_from(cycle)
+            if not self._rest.lasts(cycle):
+                self.rest_from(cycle)
             raise
 
     def rest_from(self, cycle: int) -> None:

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from specrouter.engine.admission_log import AdmissionLog
 from specrouter.engine.admission_queue import AdmissionPace, AdmissionQueue
@@ -17,7 +18,13 @@ from specrouter.engine.row_executor import RowExecutor
 from specrouter.engine.slo_accounts import SloAccounts
 from specrouter.execution.fault_guard import FaultGuard
 from specrouter.profile.output_lengths import OutputLengths
-from specrouter.request.output import UNATTAINABLE, Delta, Feasible, FinishReason
+from specrouter.request.output import (
+    UNATTAINABLE,
+    Delta,
+    Feasible,
+    FinishReason,
+    RequestOutput,
+)
 from specrouter.request.running import RunningRequest, last_delta
 from specrouter.slo.admission import Admission, Order
 from specrouter.slo.serve.promises import Promises
@@ -84,10 +91,11 @@ class RequestBook:
         for each in admission.lost:
             by_id[each].is_promised = False
             self.promises.note(kept=False, kept_pace=False)
+        facts: list[Callable[[], object]] = []
         if admission.order and admission.order != self.order:
             self.order = admission.order
-            with self.faults.part("records"):
-                self.admissions.note_order(cycle, len(self.running), self.order, admission.why)
+            order = (cycle, len(self.running), self.order, admission.why)
+            facts.append(partial(self.admissions.note_order, *order))
         self.promises.note_held_back(admission.held_back)
         rejected = [waiting[each] for each in admission.declined if waiting[each].rejects]
         if rejected:
@@ -95,13 +103,12 @@ class RequestBook:
         rows = self.admit([waiting[one] for one in admission.admitted if not waiting[one].finished])
         for each in admission.promised & rows.keys():
             waiting[each].is_promised = True
-        with self.faults.part("accounts"):
-            came = [(waiting[one], admission.slack.get(one)) for one in rows]
-            declined = [waiting[one] for one in admission.declined]
-            taken = [by_id[one] for one in admission.preempted]
-            self.slo_accounts.note_admission(came, declined, taken)
-            with self.faults.part("records"):
-                self.admissions.note(cycle, len(self.running), came, declined, taken)
+        came = [(waiting[one], admission.slack.get(one)) for one in rows]
+        declined = [waiting[one] for one in admission.declined]
+        moved = came, declined, [by_id[one] for one in admission.preempted]
+        facts.append(partial(self.slo_accounts.note_admission, *moved))
+        facts.append(partial(self.admissions.note, cycle, len(self.running), *moved))
+        self.faults.each("accounts", *facts)
         return rows
 
     def _preempt(self, request: RunningRequest) -> None:
@@ -133,8 +140,7 @@ class RequestBook:
                 self.waiting.remove(request)
                 self.executor.open(row, spec)
                 with self.faults.part("prefixes"):
-                    self.executor.hand_over.take(row, spec)
-                with self.faults.part("prefixes"):
+                    self.executor.prepare(row, spec)
                     self._note_inherited(request)
                 rows[request.handle.request_id] = row
             except Exception as error:  # no memory for its noise, say: nobody else suffers by it
@@ -173,9 +179,7 @@ class RequestBook:
         """Hands over the last delta of a request."""
         if request.row is not None:
             self.executor.close(request.row, keep=delta.finish_reason != "error")
-        with self.faults.part("accounts"):
-            self._account(request, delta)
-        is_first = request.handle.deliver(delta)
+        is_first = self._tell(request, delta)
         assert is_first or self.is_abandoned, "a request ends once"
         if request.row is not None:
             del self.running[request.row]
@@ -185,37 +189,46 @@ class RequestBook:
         """Ends requests after a failure of the engine, whose rows are beyond use."""
         for request in list(requests):
             if not request.handle.is_done:
-                delta = last_delta(request, reason, cause)
-                with self.faults.part("accounts"):
-                    self._account(request, delta)
-                request.handle.deliver(delta)
+                self._tell(request, last_delta(request, reason, cause))
 
     def tell_waiting(self, cause: str) -> None:
         """The same of those that wait; who has tokens has been served, and failed."""
         for request in list(self.waiting):
             self.tell([request], "error" if request.produced_tokens else "unserved", cause)
 
-    def _account(self, request: RunningRequest, delta: Delta) -> None:
-        assert delta.output is not None, "only the last delta ends a request"
-        metrics, tokens = delta.output.metrics, request.produced_tokens
+    def _tell(self, request: RunningRequest, delta: Delta) -> bool:
+        """Whether it is the first time that its caller is told; the accounts are first."""
         ended_s = self.clock()
-        with self.faults.part("accounts"):
-            if request.row is not None:
-                self.pace.note_end(ended_s)
-        with self.faults.part("accounts"):
-            self.slo_accounts.record(metrics, tokens, request.submitted_s, ended_s)
-        with self.faults.part("records"):
-            if request.produced_tokens:
-                self.prefixes.note(request)
-        with self.faults.part("accounts"):
-            self.meter.record(delta.output, ended_s - request.submitted_s)
-        if delta.finish_reason in ("eos", "stop", "length") and not delta.goes_on:
-            with self.faults.part("learning"):
-                slo_class = None if request.objective is None else request.objective.slo_class
-                self.lengths.record(slo_class, metrics.output_tokens)
-                if request.is_promised and metrics.attained is not None:
-                    kept_pace = request.kept_pace(metrics)
-                    self.promises.note(kept=metrics.attained, kept_pace=kept_pace)
+        facts = (self._note_end, self._note_objectives, self._note_usage, self._note_length)
+        self.faults.each("accounts", *(partial(fact, request, delta, ended_s) for fact in facts))
+        return request.handle.deliver(delta)
+
+    def _note_end(self, request: RunningRequest, delta: Delta, ended_s: float) -> None:
+        if request.row is not None:
+            self.pace.note_end(ended_s)
+        if request.produced_tokens:
+            self.prefixes.note(request)
+
+    def _note_objectives(self, request: RunningRequest, delta: Delta, ended_s: float) -> None:
+        metrics, tokens = _output_of(delta).metrics, request.produced_tokens
+        self.slo_accounts.record(metrics, tokens, request.submitted_s, ended_s)
+
+    def _note_usage(self, request: RunningRequest, delta: Delta, ended_s: float) -> None:
+        self.meter.record(_output_of(delta), ended_s - request.submitted_s)
+
+    def _note_length(self, request: RunningRequest, delta: Delta, ended_s: float) -> None:
+        if delta.finish_reason not in ("eos", "stop", "length") or delta.goes_on:
+            return
+        metrics = _output_of(delta).metrics
+        slo_class = None if request.objective is None else request.objective.slo_class
+        self.lengths.record(slo_class, metrics.output_tokens)
+        if request.is_promised and metrics.attained is not None:
+            self.promises.note(kept=metrics.attained, kept_pace=request.kept_pace(metrics))
+
+
+def _output_of(delta: Delta) -> RequestOutput:
+    assert delta.output is not None, "only the last delta ends a request"
+    return delta.output
 
 
 def _unattainable(request: RunningRequest) -> str:

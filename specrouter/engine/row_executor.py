@@ -32,8 +32,6 @@ class HandOver(Protocol):
 
     def expected(self, request: RequestSpec) -> int: ...
 
-    def take(self, row: int, request: RequestSpec) -> int: ...
-
     def read_since(self, row: int, start: int) -> RowKV | None: ...
 
 
@@ -80,6 +78,10 @@ class RowExecutor(Protocol):
 
     def open(self, row: int, request: RequestSpec) -> None:
         """Prepares a row that was allocated."""
+        ...
+
+    def prepare(self, row: int, request: RequestSpec) -> None:
+        """What an open row can do without: where this fails it reads all of its text itself."""
         ...
 
     def close(self, row: int, keep: bool = False) -> None:

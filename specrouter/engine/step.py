@@ -5,7 +5,8 @@ steps here, and so does a simulation. Belongs to the engine's thread.
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from specrouter.cycle import CycleResult, TargetError
 from specrouter.engine.admission_queue import WAITING_SHOWN
@@ -22,8 +23,9 @@ from specrouter.profile.learning import learn_cycle
 from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.request.running import RunningRequest
 from specrouter.routing.planner import Plan
-from specrouter.slo.admission import Admission
 from specrouter.view import EngineView, Standing
+
+Rows = dict[int, int]  # of requests that were just given one, by id
 
 
 class DecodingStep:
@@ -58,7 +60,7 @@ class DecodingStep:
         self._book = book
         self.views = views
         self._executor = book.executor
-        self._delivery = Delivery(book, self.quarantine, self.counts, faults)
+        self._delivery = Delivery(book, self.counts, faults)
         self._profiler = profiler
         self._faults = faults
         self._names = names
@@ -66,55 +68,59 @@ class DecodingStep:
         self._clock = clock
 
     def run(self) -> None:
-        started_s = self._clock()
-        self._book.retire()
-        admitted = self._admit()
-        if self._book.running:
-            plan = self._plan(admitted)
-            result = self._run(plan)
-            if result is not None:
-                self._delivery.deliver(result, self.cycle, plan.budget_nodes)
-                with self._faults.part("learning"):
-                    self._learn(plan, result, self._clock() - started_s)
-
-    def _admit(self) -> dict[int, int]:
-        """Begins a cycle, and gives requests rows, by id. While no row is free, only who takes some
-        back for an objective admits; without a decision of the policies, as many as there is room
-        for, in order.
-        """
+        started_s, book = self._clock(), self._book
         self.cycle += 1
-        book, faults = self._book, self._faults
-        with faults.part("prefixes"):
-            book.follow()
-        has_row = len(book.running) < self._executor.rows
-        with faults.part("planning"):
-            has_row |= self.planning.policies.preempts and book.has_objectives
-        first = list(itertools.islice(book.waiting, WAITING_SHOWN if has_row else 0))
-        with faults.part("planning"):  # else as they stand in the queue, its first one first
-            first = book.waiting.shown() if has_row else []
-        waiting = {request.handle.request_id: request for request in first}
-        admission = None
-        with faults.part("planning"):
-            admission = self.planning.admission(self.cycle, waiting, book.running_ids)
-        rows = book.admit(first) if admission is None else self._follow(admission, waiting)
-        is_left = bool(book.waiting) and len(book.running) < self._executor.rows
-        self.is_full = is_left and (admission is None or admission.waits_for_memory)
-        with faults.part("accounts"):
-            book.pace.note_queue(bool(book.waiting), self._clock())
-        with faults.part("learning"):
-            for request in map(book.running.__getitem__, rows.values()):
-                if not request.preemptions and request.spec.kv is None:
-                    self.counts.record_prompt(len(request.spec.token_ids))
-        return rows
+        book.retire()
+        planned = None
+        with self._faults.part("planning"), self.planning.resting_after_failure(self.cycle):
+            planned = self._decide()
+        plan, came = planned or self._first_come()
+        queue = partial(book.pace.note_queue, bool(book.waiting), self._clock())
+        self._faults.each("accounts", queue, partial(self._count_prompts, came))
+        if book.running:
+            result = self._run(plan)
+            self._delivery.deliver(result, plan.budget_nodes)
+            elapsed_s = self._clock() - started_s
+            self._faults.each("accounts", *self._facts(plan, result, elapsed_s))
 
-    def _follow(
-        self, admission: Admission, waiting: Mapping[int, RunningRequest]
-    ) -> dict[int, int]:
-        """Rows by id of who was given one. Where that fails halfway, who moved has moved."""
-        with self._faults.part("planning"):
-            return self._book.follow_admission(self.cycle, admission, waiting)
-        self.planning.rest_from(self.cycle)
-        return {each: one.row for each, one in waiting.items() if one.row is not None}
+    def _decide(self) -> tuple[Plan, Rows]:
+        """By the policies: who is given a row, and what all that have one do. While they rest,
+        `_first_come` but for the order, which is the queue's. Where this fails halfway, who moved
+        has moved."""
+        book, planning, cycle = self._book, self.planning, self.cycle
+        book.follow()
+        has_row = len(book.running) < self._executor.rows
+        has_row |= planning.policies.preempts and book.has_objectives
+        first = book.waiting.shown() if has_row else []
+        waiting = {request.handle.request_id: request for request in first}
+        admission = planning.admission(cycle, waiting, book.running_ids)
+        if admission is None:
+            return self._first_come(first)
+        rows = book.follow_admission(cycle, admission, waiting)
+        self._note_room(admission.waits_for_memory)
+        left = self._executor.unread(book.running)
+        if not left:
+            return self._alone(), rows
+        came = self.views.admitted({row: book.running[row] for row in rows.values()})
+        return planning.plan(cycle, came, left, self._executor.prefixes.waits(left)), rows
+
+    def _first_come(self, first: Sequence[RunningRequest] | None = None) -> tuple[Plan, Rows]:
+        """Without a decision of the policies: rows for as many as there is room for, in order, and
+        the target decodes alone. `first`: that wait; None: as they stand in the queue."""
+        book = self._book
+        if first is None:
+            first = list(itertools.islice(book.waiting, WAITING_SHOWN))
+        rows = book.admit(first) if len(book.running) < self._executor.rows else {}
+        self._note_room(True)
+        return self._alone(), rows
+
+    def _note_room(self, waits_for_memory: bool) -> None:
+        is_left = bool(self._book.waiting) and len(self._book.running) < self._executor.rows
+        self.is_full = is_left and waits_for_memory
+
+    def _alone(self) -> Plan:
+        left = self._executor.unread(self._book.running)
+        return target_alone(self._names[-1], left, self._prefill_chunk)
 
     def _view(
         self, cycle: int, waiting: Sequence[RunningRequest], standing: Standing
@@ -122,35 +128,40 @@ class DecodingStep:
         available = self.quarantine.available(self._names, cycle)
         return self.views.build(cycle, self._book.running, waiting, available, standing)
 
-    def _plan(self, admitted: Mapping[int, int]) -> Plan:
-        """`admitted`: rows by id. Where the policies fail or rest, the target decodes alone."""
-        left, plan = self._executor.unread(self._book.running), None
-        with self._faults.part("planning"):
-            running = self._book.running
-            came = self.views.admitted({row: running[row] for row in admitted.values()})
-            waits = self._executor.prefixes.waits(left)
-            plan = self.planning.plan(self.cycle, came, left, waits)
-        if plan is None:
-            return target_alone(self._names[-1], left, self._prefill_chunk)
-        return plan
-
-    def _run(self, plan: Plan) -> CycleResult | None:
-        """None: the target has failed, and the requests have ended."""
-        with self._faults.part("learning"):
-            self._profiler.begin_cycle()
+    def _run(self, plan: Plan) -> CycleResult:
+        """Where the target fails, the requests of the plan end, and nobody gains anything."""
         try:
             result = self._executor.run(plan)
         except TargetError as error:
-            with self._faults.part("quarantine"):
-                self.quarantine.add_all(error.failures, self.cycle)
             for row in plan.rows:
                 self._book.end(self._book.running[row], "error", str(error))
-            return None
+            return CycleResult(failures=list(error.failures), is_regular=False)
         if self._book.is_abandoned:  # a cycle that was stuck: all have been told
             raise Abandoned
-        with self._faults.part("planning"):
-            self.planning.judge(self.cycle, result.selection_failed)
         return result
+
+    # Accounts
+
+    def _facts(
+        self, plan: Plan, result: CycleResult, elapsed_s: float
+    ) -> list[Callable[[], object]]:
+        return [
+            partial(self.planning.keep, self.cycle, plan),
+            partial(self.planning.judge, self.cycle, result.selection_failed),
+            partial(self._note_failures, result),
+            partial(self._learn, plan, result, elapsed_s),
+            self._profiler.begin_cycle,
+        ]
+
+    def _count_prompts(self, came: Rows) -> None:
+        for request in map(self._book.running.__getitem__, came.values()):
+            if not request.preemptions and request.spec.kv is None:
+                self.counts.record_prompt(len(request.spec.token_ids))
+
+    def _note_failures(self, result: CycleResult) -> None:
+        failed = self.quarantine.add_all(result.failures, self.cycle)
+        well = {name for commit in result.commits for name in commit.chain[:-1]}
+        self.quarantine.forgive(well - failed)
 
     def _learn(self, plan: Plan, result: CycleResult, elapsed_s: float) -> None:
         self.counts.record_cycle(elapsed_s)

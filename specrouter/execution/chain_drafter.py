@@ -6,6 +6,7 @@ A member that fails is passed over: what the others have drafted is still good.
 Not here: which of the drafted nodes the target verifies (`leave_selected`), and the verification.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -45,7 +46,6 @@ class ChainDrafter:
         self._rows = runtime.rows
         self._sampler = runtime.sampler
         self._rule = runtime.rule
-        self._faults = runtime.faults
         self._feedback = feedback
         self._prefill = DrafterPrefill(runtime, comparison)
         self._draft = DraftProcessor(runtime.sampler, runtime.rule)
@@ -122,10 +122,10 @@ class ChainDrafter:
         request = draft.request
         with self._states.stage(name, request.rows) as active:
             self._check_read(active, draft)
-            started = self._runtime.begin_stage()
+            started = time.perf_counter()
             result = self._draft.draft(active, request)
             places, steps = len(request.rows) * request.width, int(request.depths.max())
-            self._runtime.end_stage("draft", places, started, steps)
+            self._runtime.record_stage("draft", places, started, times=steps)
             self._states.touch(active.state, request.rows, result.fed)
         # Places of the beam that hold no token are no nodes.
         tree = result.tree.select(request.depths * request.width, request.depths)
@@ -151,14 +151,13 @@ class ChainDrafter:
         )
         with self._states.stage(name, rows) as active:
             self._check_read(active, draft)
-            started = self._runtime.begin_stage()
+            started = time.perf_counter()
             result = self._verify.verify(active, request)
-            self._runtime.end_stage("verify", int((result.places >= 0).sum()), started)
+            self._runtime.record_stage("verify", int((result.places >= 0).sum()), started)
             if result.broken_rows.any():
                 raise NonFiniteLogits(name, rows[result.broken_rows])
             self._states.touch(active.state, rows, _scrubbed(active, result))
-        with self._faults.part("feedback"):
-            self._feedback.learn_from_intermediate(draft, before, name, result)
+        self._feedback.learn_from_intermediate(draft, before, name, result)
         is_hard, is_path = group.hard_rejection, group.shape.width == 1
         after = self._rule.next_draft(result, hard_rejection=is_hard, is_path=is_path)
         size = group.shape.depth * group.shape.width + len(group.chain)

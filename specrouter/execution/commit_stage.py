@@ -5,7 +5,7 @@ came before the failure, and ends with the reason in `CycleResult.errors`. Other
 would have.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -15,11 +15,9 @@ from processors.grammar import GrammarError
 from processors.token_tree import ROOT
 from specrouter.cycle import Commit, CycleResult, Ints
 from specrouter.execution.fault_guard import RowGuard
-from specrouter.execution.group_draft import GroupDraft
 from specrouter.execution.logprobs import AskedLogprobs, token_logprobs
 from specrouter.execution.runtime import Runtime
 from specrouter.request.output import STRUCTURE_FAILED, TokenLogprobs
-from specrouter.request.params import Chain
 
 
 class CommitStage:
@@ -28,42 +26,35 @@ class CommitStage:
         self._rows = runtime.rows
         self._faults = runtime.faults
 
-    def commit(
-        self, verified: VerifyResult, drafts: Sequence[GroupDraft], result: CycleResult
-    ) -> None:
-        chains: dict[int, Chain] = {}
-        with self._faults.part("drafting"):  # who has drafted is told, and nothing hangs on it
-            for draft in drafts:
-                chains.update(dict.fromkeys(draft.rows.tolist(), (*draft.used, self._target)))
+    def commit(self, verified: VerifyResult, result: CycleResult) -> None:
         paths = self._sound_paths(verified, result)
         logprobs: dict[int, list[TokenLogprobs]] = {}
-        with self._faults.part("rows"):
-            logprobs = self._logprobs(verified, paths, result)
+        with self._faults.part("rows"):  # together, and one by one if that fails
+            logprobs = self._logprobs(verified, paths)
         for index, path in paths.items():
             row = int(verified.tree.rows[index])
-            with RowGuard(result.errors, row, "committing its tokens"):
-                of_tokens = logprobs.get(index)
-                is_told = of_tokens is not None or self._rows.logprobs(row) is None
-                assert is_told, "its log-probabilities are not known"
-                self._rows.extend(row, path)
-                of_prompt = self._rows.prompt_logprobs.take(row)
-                drafted, chain = int(verified.tree.sizes[index]), chains.get(row, (self._target,))
-                result.commits.append(
-                    Commit(
-                        row=row,
-                        tokens=path.tolist(),
-                        chain=chain,
-                        logprobs=of_tokens,
-                        prompt_logprobs=of_prompt,
-                        drafted=drafted,
+            with RowGuard(result.errors, row, "its log-probabilities"):
+                if index not in logprobs and self._rows.logprobs(row) is not None:
+                    logprobs |= self._logprobs(verified, {index: path})
+                with RowGuard(result.errors, row, "committing its tokens"):
+                    self._rows.extend(row, path)
+                    result.commits.append(
+                        Commit(
+                            row=row,
+                            tokens=path.tolist(),
+                            chain=result.chains.get(row, (self._target,)),
+                            logprobs=logprobs.get(index),
+                            prompt_logprobs=self._rows.prompt_logprobs.take(row),
+                            drafted=int(verified.tree.sizes[index]),
+                        )
                     )
-                )
 
     def _sound_paths(self, verified: VerifyResult, result: CycleResult) -> dict[int, Ints]:
         """By index: what each row gains, as far as tokens could be chosen."""
         paths, failed = dict[int, Ints](), dict[int, Exception]()
         with self._faults.part("rows"):
             failed = self._rows.sampler.take_errors()
+            self._note_prompts(verified, result)
         for index, row in enumerate(verified.tree.rows.tolist()):
             if row in result.errors:
                 continue
@@ -89,31 +80,21 @@ class CommitStage:
             return f"{self._target} gave logits that are not numbers"
         return "the sampling parameters leave no token to choose"
 
+    def _note_prompts(self, verified: VerifyResult, result: CycleResult) -> None:
+        """A request whose log-probabilities are forgotten ends."""
+        for row, logits in verified.earlier.items():
+            with RowGuard(result.errors, row, "log-probabilities of the prompt"):
+                self._rows.prompt_logprobs.note(row, logits)
+
     def _logprobs(
-        self, verified: VerifyResult, paths: dict[int, Ints], result: CycleResult
+        self, verified: VerifyResult, paths: Mapping[int, Ints]
     ) -> dict[int, list[TokenLogprobs]]:
-        """By index: of the paths' tokens, where the request asked for them. Together, and one by
-        one if that fails: a row that it fails for gains nothing."""
+        """By index: of the paths' tokens, where the request asked for them."""
         asked = {}
-        rows = verified.tree.rows.tolist()
-        for index in list(paths):
-            with RowGuard(result.errors, rows[index], "its log-probabilities"):
-                count = self._rows.logprobs(rows[index])
-                if count is not None:
-                    after = np.append(ROOT, verified.walk(index))[: len(paths[index])]
-                    places = verified.places[index, after + 1]
-                    asked[index] = AskedLogprobs(places, paths[index], count)
-                continue
-            del paths[index]
-        if not asked:
-            return {}
-        with self._faults.part("rows"):
-            found = token_logprobs(verified.logits, list(asked.values()))
-            return dict(zip(asked, found, strict=True))
-        each: dict[int, list[TokenLogprobs]] = {}
-        for index, one in asked.items():
-            with RowGuard(result.errors, rows[index], "its log-probabilities"):
-                each[index] = token_logprobs(verified.logits, [one])[0]
-                continue
-            del paths[index]
-        return each
+        for index, path in paths.items():
+            count = self._rows.logprobs(int(verified.tree.rows[index]))
+            if count is not None:
+                after = np.append(ROOT, verified.walk(index))[: len(path)]
+                asked[index] = AskedLogprobs(verified.places[index, after + 1], path, count)
+        found = token_logprobs(verified.logits, list(asked.values())) if asked else []
+        return dict(zip(asked, found, strict=True))

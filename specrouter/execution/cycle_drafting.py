@@ -65,7 +65,8 @@ class CycleDrafting:
         self._jobs: list[Future[Drafted]] = []  # that nobody has taken the results of
 
     def turns(self, plan: CyclePlan) -> list[Turn]:
-        """A cycle begins to draft, which `end` ends."""
+        """A cycle begins to draft. Each turn is asked for its drafts, whatever becomes of others:
+        nobody drafts any more then."""
         self._drafter.begin(plan.groups)
         parts = self._halves(plan)
         if parts is None:
@@ -81,25 +82,15 @@ class CycleDrafting:
 
     def offered(self, turn: Turn, result: CycleResult) -> list[GroupDraft]:
         """The drafts of a turn, with the nodes that the plan's selector leaves."""
-        try:
-            drafted = turn.drafted()
-            result.failures += drafted.failures
-            result.is_regular &= drafted.is_whole
-            with self._faults.part("drafting"):
-                _note(drafted.drafts, result)
-            return self._selected(turn.plan, drafted.drafts, result)
-        except Exception as failure:  # around the groups' own guards
-            self._faults.note("drafting", failure)
-            result.is_regular = False
-        return []
-
-    def end(self, result: CycleResult) -> None:
-        """Waits until nobody drafts any more. What was drafted and not taken tells its failures."""
-        for job in list(self._jobs):
-            with self._faults.part("drafting"):
-                drafted = self._taken(job)
-                result.failures += drafted.failures
-                _note(drafted.drafts, result)
+        drafted = turn.drafted()
+        result.failures += drafted.failures
+        result.is_regular &= drafted.is_whole
+        _note(drafted.drafts, result)
+        drafts = self._selected(turn.plan, drafted.drafts, result)
+        for draft in drafts:
+            chain = (*draft.used, self._pool.target)
+            result.chains.update(dict.fromkeys(draft.rows.tolist(), chain))
+        return drafts
 
     def _draft(self, groups: Sequence[ChainGroup]) -> Drafted:
         drafts, failures, is_whole = list[GroupDraft](), list[ModelFailure](), True
@@ -122,11 +113,8 @@ class CycleDrafting:
         except Exception as error:
             self._faults.note("selection", error)
             result.selection_failed, result.is_regular = True, False
-        else:
-            return drafts
-        with self._faults.part("selection"):
             return [draft for draft in drafts if not draft.group.leaves_choice]
-        return []
+        return drafts
 
     # In two turns
 

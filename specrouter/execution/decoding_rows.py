@@ -5,6 +5,7 @@ text. Rows are those that the state manager has allocated; it is not told here w
 """
 
 from collections.abc import Callable, Collection
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,6 @@ from numpy.typing import NDArray
 
 from processors import Sampler, SamplingSettings
 from specrouter.cycle import Ints
-from specrouter.execution.fault_guard import FaultGuard
 from specrouter.execution.logprobs import PromptLogprobs
 from specrouter.request.spec import RequestSpec
 from statemgr import NgramTable, OutputStore, StateManager, SuffixTable, TextTable
@@ -40,8 +40,6 @@ class DecodingRows:
     Args:
         eos_token_ids: that end a text, unless its request goes on.
         window: the most output positions of a row that a cycle may look at.
-        faults: around what only drafts depend on, and around the closing of rows: whatever of a
-            row could not be closed is gone when it is opened again.
     """
 
     def __init__(
@@ -50,7 +48,6 @@ class DecodingRows:
         vocab_size: int,
         eos_token_ids: Collection[int],
         window: int,
-        faults: FaultGuard | None = None,
         make_sampler: Callable[[int, int], Sampler] = Sampler,
     ) -> None:
         self.sampler = make_sampler(vocab_size, window)
@@ -58,7 +55,6 @@ class DecodingRows:
         self.outputs: OutputStore | None = None
         self._vocab_size = vocab_size
         self.prompt_logprobs = PromptLogprobs()
-        self._faults = faults or FaultGuard()
         self._manager = manager
         self._eos_token_ids = eos_token_ids
         self._facts: dict[int, _RowFacts] = {}
@@ -84,19 +80,20 @@ class DecodingRows:
         )
         settings = sampling_settings(request, self._eos_token_ids)
         self.sampler.open(row, settings, request.token_ids, request.generated, noise)
-        with self._faults.part("rows"):
-            tenant = tenant_of(request)
-            self.texts.open(row, len(request.token_ids), request.predicted, tenant)
         self.prompt_logprobs.open(row, request.token_ids, params.prompt_logprobs)
 
+    def open_text(self, row: int, request: RequestSpec) -> None:
+        """Only drafts depend on it."""
+        self.texts.open(row, len(request.token_ids), request.predicted, tenant_of(request))
+
     def close(self, row: int) -> None:
+        """All of it is done, whatever of it fails."""
         facts = self._facts.pop(row, None)
-        if facts is not None:  # it may never have been opened to the end
-            with self._faults.part("rows"):
-                self._keep(row, facts)
-        for close in (self.sampler.close, self.texts.close, self.prompt_logprobs.close):
-            with self._faults.part("rows"):
-                close(row)
+        with ExitStack() as last_first:
+            for close in (self.sampler.close, self.texts.close, self.prompt_logprobs.close):
+                last_first.callback(close, row)
+            if facts is not None:  # it may never have been opened to the end
+                last_first.callback(self._keep, row, facts)
 
     def _keep(self, row: int, facts: _RowFacts) -> None:
         """A row's new output for later ones of its tenant, led by what came before it."""

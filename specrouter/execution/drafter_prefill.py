@@ -34,8 +34,6 @@ class DrafterPrefill:
         self._manager = runtime.manager
         self._states = runtime.states
         self._rows = runtime.rows
-        self._clock = runtime.clock
-        self._faults = runtime.faults
         self._comparison = comparison
         self._prefill = PrefillProcessor(max(runtime.settings.prefill_chunk, LEAST_CHUNK))
         self._shares: dict[str, Ints] = {}  # by model, [manager.rows] tokens of this cycle
@@ -104,11 +102,6 @@ class DrafterPrefill:
             tails = np.maximum(tails, 0)
             counts = ends - starts
             logits = self._prefill.feed(active, rows, counts, tails)
-            with self._faults.part("feedback"):
-                if len(logits):
-                    self._comparison.compare_prompt_ends(
-                        active.model.name, rows, ends, tails, logits
-                    )
+            if len(logits):
+                self._comparison.compare_prompt_ends(active.model.name, rows, ends, tails, logits)
             left = left - counts
-        with self._faults.part("timing"):
-            self._clock.take_ms()

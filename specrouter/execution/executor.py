@@ -12,7 +12,10 @@ a chain drafts (`ChainDrafter`) and the target verifies (`TargetStage`); which m
 state (`ModelStates`).
 """
 
+import time
 from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -39,6 +42,16 @@ from specrouter.execution.shadow_evaluator import ShadowEvaluator
 from specrouter.execution.target_stage import TargetStage
 from specrouter.request.spec import RequestSpec
 from statemgr import CacheUse
+
+
+@dataclass(frozen=True, eq=False)
+class _Pass:
+    """Of the target, what it verified in it, and its times, of `time.perf_counter`."""
+
+    result: VerifyResult
+    drafts: list[GroupDraft]
+    started_s: float
+    ended_s: float
 
 
 class Executor:
@@ -87,35 +100,33 @@ class Executor:
         """Prepares a row that the state manager has allocated for a request."""
         purpose = self._rule.noise_purpose(1)
         self._decoding.open(row, request, (self._pool.get(self._target).device, purpose))
-        with self._faults.part("rows"):
-            self._comparison.forget(row)
+
+    def prepare(self, row: int, request: RequestSpec) -> None:
+        """What only the speed of an open row depends on: keys and values that came with its
+        request, and what its drafts quote."""
+        self._decoding.open_text(row, request)
+        self.hand_over.take(row, request)
 
     def close(self, row: int, keep: bool = False) -> None:
         """`keep`: what the row's request has read is good for others."""
-        with self._faults.part("rows"):
-            self._decoding.close(row)
-        with self._faults.part("rows"):
-            self._comparison.forget(row)
+        closes = (self._decoding.close, self._comparison.forget)
+        self._faults.each("rows", *(partial(close, row) for close in closes))
         self._manager.free(row, keep)
 
     def run(self, plan: CyclePlan) -> CycleResult:
         """One cycle. Raises `TargetError`, after which nothing is committed."""
         with torch.inference_mode(), self.states.cycle():
             result = CycleResult()
-            if plan.shadow_evaluation is not None:
-                with self._faults.part("evaluation"):
-                    self._evaluate(plan.shadow_evaluation, result)
             try:
                 passes = self._passes(plan, result)
             except StageError as stage:
                 error = stage.failure.error
                 reason = f"{self._target} failed: {type(error).__name__}: {error}"
                 raise TargetError(reason, result.failures) from error
-            for verified, drafts in passes:
-                for draft in drafts:
-                    with self._faults.part("feedback"):
-                        self._feedback.learn_from_target(draft, verified)
-                self._commits.commit(verified, drafts, result)
+            for verified in passes:
+                with self._faults.part("feedback"):
+                    self._learn(verified)
+                self._commits.commit(verified.result, result)
         self.states.forget_evicted()
         return result
 
@@ -136,28 +147,49 @@ class Executor:
 
     # A cycle
 
-    def _passes(
-        self, plan: CyclePlan, result: CycleResult
-    ) -> list[tuple[VerifyResult, list[GroupDraft]]]:
+    def _passes(self, plan: CyclePlan, result: CycleResult) -> list["_Pass"]:
         """Drafts, and what the target says of them, turn after turn. Raises `StageError` where the
         target fails."""
         level = max((len(group.chain) - 1 for group in plan.groups), default=1)
-        turns, passes = [Turn(plan)], []
-        try:
+        turns, passes, failed = [Turn(plan)], list[_Pass](), None
+        with self._faults.part("drafting"):
+            turns = self._turns(plan, result)
+        for turn in turns:
+            drafts = None
             with self._faults.part("drafting"):
-                turns = self._drafting.turns(plan)
-            for turn in turns:
-                drafts: list[GroupDraft] = []
-                with self._faults.part("drafting"):
-                    drafts = self._drafting.offered(turn, result)
-                verified = self._stage.verify(turn.plan, drafts, max(1, level), result)
-                if verified is not None:
-                    passes.append((verified, drafts))
-        finally:
-            with self._faults.part("drafting"):
-                self._drafting.end(result)
+                drafts = self._drafting.offered(turn, result)
+            result.is_regular &= drafts is not None
+            if failed is None:
+                try:
+                    passes += self._verified(turn.plan, drafts or [], max(1, level), result)
+                except StageError as stage:
+                    failed = stage
+        if failed is not None:
+            raise failed
         result.overlaps = len(turns) > 1
         return passes
+
+    def _turns(self, plan: CyclePlan, result: CycleResult) -> list[Turn]:
+        if plan.shadow_evaluation is not None:
+            self._evaluate(plan.shadow_evaluation, result)
+        return self._drafting.turns(plan)
+
+    def _verified(
+        self, plan: CyclePlan, drafts: list[GroupDraft], level: int, result: CycleResult
+    ) -> list["_Pass"]:
+        """None where no row of the plan needs one."""
+        started_s = time.perf_counter()
+        verified = self._stage.verify(plan, drafts, level, result)
+        ended_s = time.perf_counter()
+        return [] if verified is None else [_Pass(verified, drafts, started_s, ended_s)]
+
+    def _learn(self, verified: "_Pass") -> None:
+        result = verified.result
+        self._comparison.keep_prompt_ends(result)
+        places = int((result.places >= 0).sum())
+        self._runtime.record_stage("verify", places, verified.started_s, verified.ended_s)
+        for draft in verified.drafts:
+            self._feedback.learn_from_target(draft, result)
 
     def _evaluate(self, evaluation: ShadowEvaluation, result: CycleResult) -> None:
         result.is_regular = False  # it takes time beside the planned

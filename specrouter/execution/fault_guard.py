@@ -1,7 +1,8 @@
-"""FaultGuard: around what no request may depend on, such as learning, accounts and timing.
+"""FaultGuard: around what no request may depend on: plans, drafts, accounts and times.
 
-A failure inside loses its own fact and nothing else: it is counted by part (the metric
-`specrouter_control_faults_total`), and the log has one line a minute for each part.
+A phase of the engine has one boundary, and what fails inside costs what that phase is for, as noted
+at `Part`. A failure is counted by part (the metric `specrouter_control_faults_total`), and the log
+has one line a minute for each part.
 RowGuard: around what concerns one row. A failure there ends that row's request, and no other.
 
 Both leave a `BaseException` alone that is no `Exception`: `Abandoned` and the like.
@@ -20,16 +21,13 @@ logger = logging.getLogger(__name__)
 Part = Literal[
     "planning",  # view, admission, planner, scheduler: the next cycles run with the target alone
     "selection",  # of the drafted nodes that the target verifies: the same
-    "drafting",  # around a chain's forwards: its group decodes with the target alone
+    "drafting",  # all that a chain does before the target: its group decodes with the target alone
     "evaluation",  # of an idle drafter
     "feedback",  # what verifications say of drafters
     "timing",  # of forwards and stages
-    "learning",  # what cycles teach, and totals
-    "records",  # of decisions
-    "quarantine",
-    "accounts",  # objectives, meters and the pace of the queue
+    "accounts",  # what cycles teach, totals, records, meters, objectives: each fact by itself
     "prefixes",  # that are shared: each request reads its own prompt
-    "rows",  # tables that speed rows up, and the closing of rows
+    "rows",  # what is done for several rows at once, and the closing of rows
 ]
 _SILENT_S = 60.0  # after a line about a part
 
@@ -49,6 +47,12 @@ class FaultGuard:
 
     def part(self, part: Part) -> "_Guarded":
         return self._parts[part]
+
+    def each(self, part: Part, *tasks: Callable[[], object]) -> None:
+        """Runs tasks in turn; one that fails costs no other."""
+        for task in tasks:
+            with self.part(part):
+                task()
 
     def note(self, part: Part, error: BaseException) -> None:
         """A failure that was caught elsewhere."""

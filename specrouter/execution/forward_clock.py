@@ -5,38 +5,43 @@ return before they are computed, so events are put into the stream around each, 
 stage that ran them has waited for its results: the clock itself never waits.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from specrouter.execution.fault_guard import FaultGuard
-
 # model, tokens, attended, the mean time in ms of forwards of this size, their number
 Report = Callable[[str, int, float, float, int], None]
+
+
+class _Forward(NamedTuple):
+    """`begin`: its time in ms, or the event before it; `end`: the event after it."""
+
+    began_s: float
+    size: tuple[str, int, float]
+    begin: Any
+    end: Any = None
 
 
 class _Taken(threading.local):
     """The forwards of one thread that nobody has been told of."""
 
     def __init__(self) -> None:
-        self.pending: list[tuple[str, int, float, Any, Any]] = []
-        self.seen: dict[tuple[str, int, float], list[float]] = {}
+        self.pending: list[_Forward] = []
 
 
 class ForwardClock:
-    """Each thread that uses it has the times of its own forwards; a clock that fails is no failure
-    of the forward.
+    """Each thread that uses it has the times of its own forwards.
 
     Args: `report` is told of forwards when `take_ms` is called, in any of the threads.
     """
 
-    def __init__(self, report: Report, faults: FaultGuard | None = None) -> None:
+    def __init__(self, report: Report) -> None:
         self._report = report
-        self._faults = faults or FaultGuard()
         self._taken = _Taken()
 
     def watch(
@@ -49,12 +54,12 @@ class ForwardClock:
 
         @contextmanager
         def inside(tokens: int, attended: float) -> Iterator[None]:
+            began_s, size = time.perf_counter(), (model, tokens, attended)
             if device.type == "cpu":
-                started = time.perf_counter()
                 with around():
                     yield
-                with self._faults.part("timing"):
-                    self._note(model, tokens, attended, (time.perf_counter() - started) * 1000)
+                elapsed_ms = (time.perf_counter() - began_s) * 1000
+                self._taken.pending.append(_Forward(began_s, size, elapsed_ms))
                 return
             event: Any = torch.cuda.Event  # typed in some versions only
             begin, end = event(enable_timing=True), event(enable_timing=True)
@@ -63,36 +68,35 @@ class ForwardClock:
             with around():
                 yield
             end.record(stream)
-            self._taken.pending.append((model, tokens, attended, begin, end))
+            self._taken.pending.append(_Forward(began_s, size, begin, end))
 
         return inside
 
-    def take_ms(self) -> float:
-        """The time of all forwards of this thread that have ended since the last call.
+    def take_ms(self, since_s: float = -math.inf, until_s: float = math.inf) -> float:
+        """Tells of the forwards of this thread that began before `until_s`, and returns the time of
+        those of them that began after `since_s`, by `time.perf_counter`.
 
         For after a stage has waited for them. One whose results nobody has looked at may still be
         computed: it is told later.
         """
-        taken = self._taken
-        pending, taken.pending = taken.pending, []
+        pending, self._taken.pending = self._taken.pending, []
+        seen, total_ms = dict[tuple[str, int, float], list[float]](), 0.0
         for forward in pending:
-            model, tokens, attended, begin, end = forward
-            if end.query():
-                self._note(model, tokens, attended, begin.elapsed_time(end))
-            else:
-                taken.pending.append(forward)
-        seen, taken.seen = taken.seen, {}
-        for (model, tokens, attended), times_ms in seen.items():
-            self._report(model, tokens, attended, sum(times_ms) / len(times_ms), len(times_ms))
-        return sum(map(sum, seen.values()))
+            began_s, size, begin, end = forward
+            if began_s > until_s or (end is not None and not end.query()):
+                self._taken.pending.append(forward)
+                continue
+            elapsed_ms = begin if end is None else begin.elapsed_time(end)
+            seen.setdefault(size, []).append(elapsed_ms)
+            total_ms += elapsed_ms if began_s >= since_s else 0.0
+        for size, times_ms in seen.items():
+            self._report(*size, sum(times_ms) / len(times_ms), len(times_ms))
+        return total_ms
 
-    def own_ms(self, started: float) -> float:
-        """The time since `started`, by `time.perf_counter`, that was not spent in forwards.
+    def own_ms(self, started_s: float, ended_s: float) -> float:
+        """The time between the two, by `time.perf_counter`, that was not spent in forwards.
 
-        For after a stage has waited for them; `take_ms` was called when it started.
+        For after a stage has waited for them.
         """
-        elapsed_ms = (time.perf_counter() - started) * 1000
-        return max(elapsed_ms - self.take_ms(), 1e-3)
-
-    def _note(self, model: str, tokens: int, attended: float, elapsed_ms: float) -> None:
-        self._taken.seen.setdefault((model, tokens, attended), []).append(elapsed_ms)
+        elapsed_ms = (ended_s - started_s) * 1000
+        return max(elapsed_ms - self.take_ms(started_s, ended_s), 1e-3)

@@ -49,7 +49,7 @@ class _Touched:
 class ModelStates:
     """Args:
     guard: told of every forward of a model other than the target.
-    faults: around the clock, and what models keep of a cycle.
+    faults: around what models keep of a cycle.
     """
 
     def __init__(
@@ -214,8 +214,7 @@ class ModelStates:
             around = partial(self._guard.inside, name) if guarded and self._guard else nullcontext
             model.watch = lambda _tokens, _attended: around()  # its profile may hang, too
             self._times.learn(name, model)
-            with self._faults.part("timing"):
-                model.watch = self._clock.watch(name, model.device, around)
+            model.watch = self._clock.watch(name, model.device, around)
             self._loaded[name] = model
         canonical = model.attention.needs_order or name == self._pool.target
         return self._manager.open_state(name, model.kv_layers, canonical=canonical)

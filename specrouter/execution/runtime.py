@@ -66,11 +66,9 @@ class Runtime:
         settings: ExecutionSettings,
     ) -> "Runtime":
         faults = settings.faults
-        clock = ForwardClock(profiler.record_forward, faults)
+        clock = ForwardClock(profiler.record_forward)
         window, make_sampler = settings.window, sampler_for(pool)
-        rows = DecodingRows(
-            manager, pool.vocab_size, pool.eos_token_ids, window, faults, make_sampler
-        )
+        rows = DecodingRows(manager, pool.vocab_size, pool.eos_token_ids, window, make_sampler)
         if pool.text_source == SUFFIX:
             rows.quote(OutputStore(settings.output_store_tokens))
         times = ModelTimes(pool, profiler, settings.fresh_times)
@@ -97,19 +95,24 @@ class Runtime:
     def sampler(self) -> Sampler:
         return self.rows.sampler
 
-    def begin_stage(self) -> float:
-        """Now, by `time.perf_counter`: what forwards took before is not the stage's."""
-        with self.faults.part("timing"):
-            self.clock.take_ms()
-        return time.perf_counter()
-
-    def end_stage(self, stage: str, places: int, started: float, times: int = 1) -> None:
+    def record_stage(
+        self,
+        stage: str,
+        places: int,
+        started_s: float,
+        ended_s: float | None = None,
+        *,
+        times: int = 1,
+    ) -> None:
         """Tells the profiler the engine's own time in a stage; see its `record_stage`.
 
-        For after the results have been waited for.
+        For after the results have been waited for. Times are of `time.perf_counter`; a stage that
+        has no end ends now.
         """
+        ended_s = time.perf_counter() if ended_s is None else ended_s
         with self.faults.part("timing"):
-            self.profiler.record_stage(stage, places, self.clock.own_ms(started), times)
+            own_ms = self.clock.own_ms(started_s, ended_s)
+            self.profiler.record_stage(stage, places, own_ms, times)
 
 
 def sampler_for(pool: ModelPool) -> Callable[[int, int], Sampler]:

@@ -56,7 +56,7 @@ class ShadowEvaluator:
             return
         begun = time.perf_counter()
         with self._states.stage(name, rows) as active:
-            started, end = self._runtime.begin_stage(), int(self._manager.counts[evaluation.row])
+            started, end = time.perf_counter(), int(self._manager.counts[evaluation.row])
             lengths = np.array([end - 1])
             logits = self._prefill.read(active, rows, lengths, tails)
             count = int(tails[0])
@@ -69,7 +69,7 @@ class ShadowEvaluator:
             )
             ids, log_probs = self._rows.sampler.rank(logits, contexts, _WIDTH)
             stated, drafted = np.exp(log_probs.cpu().numpy()), ids.cpu().numpy()
-            self._runtime.end_stage("evaluation", count, started)
+            self._runtime.record_stage("evaluation", count, started)
             if np.isnan(stated).any():
                 raise NonFiniteLogits(name, rows)
         said = self._manager.tokens[evaluation.row, end - count : end]

@@ -4,7 +4,6 @@ Contract: what fails for one row is told in `CycleResult.errors`, and other rows
 target fails, `StageError` is raised. Nothing is committed here.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from processors import (
-    ActiveModel,
     PrefillChunks,
     TokenTree,
     VerifyProcessor,
@@ -54,10 +52,13 @@ class TargetStage:
         drafted = [rows[:0], *(one.tree.rows for one in offered)]
         undrafted = TokenTree.empty(np.setdiff1d(rows, np.concatenate(drafted)))
         tree = join([*(one.tree for one in offered), undrafted])
-        with self._faults.part("rows"):
-            self._rows.sampler.forget_errors(tree.rows)
-        request = VerifyRequest(tree=tree, output_positions=positions, drafts=offered, level=level)
-        return self._verified(plan, request, result)
+        chunks = PrefillChunks(plan.prefill_rows, plan.prefill_counts)
+        request = VerifyRequest(
+            tree=tree, output_positions=positions, drafts=offered, level=level, chunks=chunks
+        )
+        with self._faults.part("rows"):  # a request whose log-probabilities are forgotten ends
+            request = self._with_earlier(request, chunks)
+        return self._verified(request)
 
     def _positions(self, plan: CyclePlan, result: CycleResult) -> tuple[Ints, Ints]:
         """The rows that decode, ascending, and the positions of their next tokens among their
@@ -65,48 +66,35 @@ class TargetStage:
         grouped = [group.rows for group in plan.groups]
         rows = np.sort(np.concatenate([plan.prefill_rows[:0], *grouped]))
         with self._faults.part("rows"):
+            self._rows.sampler.forget_errors(rows)
             return rows, self._rows.output_positions(rows)
-        sound, positions = [rows[:0]], [rows[:0]]
+        sound, places = [rows[:0]], [rows[:0]]
         for at, row in enumerate(rows.tolist()):
             with RowGuard(result.errors, row, "the place in its text"):
-                positions.append(self._rows.output_positions(rows[at : at + 1]))
+                places.append(self._rows.output_positions(rows[at : at + 1]))
                 sound.append(rows[at : at + 1])
-        return np.concatenate(sound), np.concatenate(positions)
+        return np.concatenate(sound), np.concatenate(places)
 
-    def _verified(self, plan: CyclePlan, asked: VerifyRequest, result: CycleResult) -> VerifyResult:
+    def _verified(self, request: VerifyRequest) -> VerifyResult:
         """Raises `StageError` where the target fails."""
-        rows, started = asked.tree.rows, time.perf_counter()
+        rows = request.tree.rows
         with self._states.stage(self._target, rows) as active:
-            with self._faults.part("timing"):
-                started = self._runtime.begin_stage()
-            verified = self._verify.verify(active, self._request(active, plan, asked))
+            verified = self._verify.verify(active, request)
             self._states.touch(active.state, rows, verified.fed)
             if verified.poisoned.any():
                 active.state.scrub(verified.fed.flat_slots[verified.poisoned])
-        with self._faults.part("feedback"):
-            self._comparison.keep_prompt_ends(verified)
-        with self._faults.part("rows"):  # a request whose log-probabilities are forgotten ends
-            for row, logits in verified.earlier.items():
-                with RowGuard(result.errors, row, "log-probabilities of the prompt"):
-                    self._rows.prompt_logprobs.note(row, logits)
-        with self._faults.part("timing"):
-            places = int((verified.places >= 0).sum())
-            self._runtime.end_stage("verify", places, started)
         return verified
 
-    def _request(self, active: ActiveModel, plan: CyclePlan, asked: VerifyRequest) -> VerifyRequest:
-        """With the plan's chunks, and the places before roots whose logits are of use."""
-        chunks = PrefillChunks(plan.prefill_rows, plan.prefill_counts)
-        request = replace(asked, chunks=chunks)
-        with self._faults.part("rows"):  # as for those that are not noted
-            is_asked = self._rows.prompt_logprobs.asked
-            earlier = np.where(is_asked(chunks.rows), chunks.counts, 0)
-            return replace(
-                request,
-                earlier=self._earlier(active.lag(asked.tree.rows), is_asked(asked.tree.rows)),
-                chunks=replace(chunks, earlier=earlier),
-            )
-        return request
+    def _with_earlier(self, asked: VerifyRequest, chunks: PrefillChunks) -> VerifyRequest:
+        """And the places before roots whose logits are of use."""
+        rows, is_asked = asked.tree.rows, self._rows.prompt_logprobs.asked
+        behind = self._states.lag(self._target, rows)
+        of_chunks = np.where(is_asked(chunks.rows), chunks.counts, 0)
+        return replace(
+            asked,
+            earlier=self._earlier(behind, is_asked(rows)),
+            chunks=replace(chunks, earlier=of_chunks),
+        )
 
     def _earlier(self, behind: Ints, asked: NDArray[np.bool_]) -> Ints:
         """[B] places before the roots whose logits are of use: a prompt's end, which drafters will

@@ -1,9 +1,9 @@
-"""Tokens reach their requests, and drafters are judged. Faults on the way: `test_engine`."""
+"""Tokens reach their requests. Faults on the way: `test_engine`."""
 
 from types import SimpleNamespace
 from typing import Any
 
-from specrouter.cycle import Commit, CycleResult, ModelFailure
+from specrouter.cycle import Commit, CycleResult
 from specrouter.engine.delivery import Delivery
 from specrouter.execution.fault_guard import FaultGuard
 from specrouter.request.output import Delta
@@ -32,8 +32,6 @@ class Bench:
     def __init__(self, requests: list[Request]) -> None:
         self.concluded: list[tuple[int, Delta]] = []
         self.ended: list[tuple[int, str | None]] = []
-        self.rested: set[str] = set()
-        self.forgiven: set[str] = set()
         self.gains: list[Any] = []
         running = {request.row: request for request in requests}
 
@@ -44,18 +42,13 @@ class Bench:
         def record(gains: list[Any], budget: int | None) -> None:
             self.gains += gains
 
-        def add_all(failures: list[ModelFailure], cycle: int) -> set[str]:
-            self.rested = {failure.model for failure in failures}
-            return self.rested
-
         book: Any = SimpleNamespace(
             running=running,
             conclude=conclude,
             end=lambda request, reason, error: self.ended.append((request.row, error)),
         )
-        quarantine: Any = SimpleNamespace(add_all=add_all, forgive=self.forgiven.update)
         counts: Any = SimpleNamespace(record=record)
-        self.delivery = Delivery(book, quarantine, counts, FaultGuard())
+        self.delivery = Delivery(book, counts, FaultGuard())
 
 
 def test_who_goes_on_is_told_and_who_is_done_is_concluded() -> None:
@@ -65,7 +58,7 @@ def test_who_goes_on_is_told_and_who_is_done_is_concluded() -> None:
         Commit(row=0, tokens=[5, 6], chain=PAIR, drafted=3),
         Commit(row=1, tokens=[9], chain=("target",)),
     ]
-    bench.delivery.deliver(CycleResult(commits=commits), 1, None)
+    bench.delivery.deliver(CycleResult(commits=commits), None)
     assert [one.token_ids for one in going.told] == [[5, 6]]
     assert [row for row, _ in bench.concluded] == [1]
     assert [gain.chain for gain in bench.gains] == [PAIR, ("target",)]
@@ -74,13 +67,5 @@ def test_who_goes_on_is_told_and_who_is_done_is_concluded() -> None:
 def test_a_row_with_an_error_ends_after_its_tokens_unless_they_ended_its_text() -> None:
     bench = Bench([Request(0), Request(1, ends_with=9)])
     commits = [Commit(row=0, tokens=[5], chain=PAIR), Commit(row=1, tokens=[9], chain=PAIR)]
-    bench.delivery.deliver(CycleResult(commits=commits, errors={0: "bad", 1: "bad"}), 1, None)
+    bench.delivery.deliver(CycleResult(commits=commits, errors={0: "bad", 1: "bad"}), None)
     assert bench.ended == [(0, "bad")]
-
-
-def test_models_that_took_part_and_did_not_fail_are_forgiven() -> None:
-    bench = Bench([Request(0)])
-    failures = [ModelFailure("middle", RuntimeError())]
-    commits = [Commit(row=0, tokens=[5], chain=("small", "middle", "target"))]
-    bench.delivery.deliver(CycleResult(commits=commits, failures=failures), 1, None)
-    assert (bench.rested, bench.forgiven) == ({"middle"}, {"small"})

@@ -81,21 +81,22 @@ CONTROL = {
     "a draft": (ChainDrafter, "draft", "drafting"),
 }
 FACTS = {
-    "how a plan came out": (CyclePlanning, "judge", "planning"),
-    "what is learned": (DecodingStep, "_learn", "learning"),
-    "the cycle's time": (PerformanceProfiler, "record_cycle", "learning"),
-    "the cycle's beginning": (PerformanceProfiler, "begin_cycle", "learning"),
-    "the cycle's tokens": (DecodeCounts, "record", "learning"),
+    "how a plan came out": (CyclePlanning, "judge", "accounts"),
+    "what is learned": (DecodingStep, "_learn", "accounts"),
+    "the cycle's time": (PerformanceProfiler, "record_cycle", "accounts"),
+    "the cycle's beginning": (PerformanceProfiler, "begin_cycle", "accounts"),
+    "the cycle's tokens": (DecodeCounts, "record", "accounts"),
     "times of stages": (PerformanceProfiler, "record_stage", "timing"),
     "times of forwards": (PerfModel, "record", "timing"),
     "feedback": (AcceptanceFeedback, "learn_from_target", "feedback"),
     "accounts": (SloAccounts, "record", "accounts"),
-    "whatever is done for accounts": (RequestBook, "_account", "accounts"),
+    "what requests were told": (RequestBook, "_note_usage", "accounts"),
+    "what policies leave": (CyclePlanning, "keep", "accounts"),
     "who is shown to admission": (AdmissionQueue, "shown", "planning"),
     "who was accepted": (TokenTree, "on_text", "rows"),
-    "what admission decided": (AdmissionLog, "note", "records"),
+    "what admission decided": (AdmissionLog, "note", "accounts"),
     "meters": (RequestMeter, "record", "accounts"),
-    "who does well": (Quarantine, "forgive", "quarantine"),
+    "who does well": (Quarantine, "forgive", "accounts"),
 }
 
 

@@ -1,6 +1,6 @@
 """What policies fail at costs speculation for some cycles; they are asked again by themselves."""
 
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -52,8 +52,6 @@ class Policy:
 
     def keep(self, plan: Plan) -> None:
         self.standing = Standing(waited={1: 1})
-        if self.fails == "records":
-            raise MemoryError
 
 
 WAYS = ("view", "admission", "senseless admission", "plan", "senseless plan")
@@ -72,13 +70,19 @@ class Bench:
         """Whether the policies plan. What they raise is counted, as by the engine."""
         self.number += 1
         plan = None
-        with self.faults.part("planning"):
-            self.planning.admission(self.number, {}, ())
-        with self.faults.part("planning"):
-            plan = self.planning.plan(self.number, (), {0: 0, 1: 0}, {})
+        with self.faults.part("planning"), self.planning.resting_after_failure(self.number):
+            if self.admission(self.number) is not None:
+                plan = self.planning.plan(self.number, (), {0: 0, 1: 0}, {})
+                self.planning.keep(self.number, plan)
         self.planning.judge(self.number, selection_failed)
         assert plan is None or plan.groups[0].chain == PAIR
         return plan is not None
+
+    def admission(
+        self, cycle: int, waiting: Any = MappingProxyType({}), running: Any = ()
+    ) -> Admission | None:
+        with self.planning.resting_after_failure(cycle):
+            return self.planning.admission(cycle, waiting, running)
 
     def cycles(self, count: int) -> str:
         return "".join("d" if self.cycle() else "-" for _ in range(count))
@@ -121,14 +125,6 @@ def test_a_failed_selection_rests_the_policies_and_is_counted_by_the_executor() 
     assert bench.cycles(1) == "-", "the second rest in a row is of 8 cycles"
 
 
-def test_records_that_cannot_be_kept_cost_nothing() -> None:
-    bench = Bench()
-    bench.policy.fails = "records"
-    assert bench.cycles(3) == "ddd"
-    assert bench.faults.counts["records"] == 3
-    assert bench.faults.counts["planning"] == 0
-
-
 def test_a_request_that_is_left_out_for_ever_is_served_by_the_target() -> None:
     bench = Bench()
     bench.policy.leaves_out = {1}
@@ -141,26 +137,26 @@ def test_requests_that_nobody_admits_while_nothing_runs_are_admitted_in_order() 
     bench = Bench()
     waiting: Any = {8: SimpleNamespace()}
     for cycle in range(1, 200):  # one that runs may make room for it
-        assert bench.planning.admission(cycle, waiting, (3,)) == Admission()
+        assert bench.admission(cycle, waiting, (3,)) == Admission()
     for cycle in range(200, 328):
-        assert bench.planning.admission(cycle, waiting, ()) == Admission()
+        assert bench.admission(cycle, waiting) == Admission()
     with pytest.raises(PlanError, match="nothing has run"):
-        bench.planning.admission(328, waiting, ())
-    assert bench.planning.admission(329, waiting, ()) is None, "the engine admits by itself"
+        bench.admission(328, waiting)
+    assert bench.admission(329, waiting) is None, "the engine admits by itself"
 
 
 def test_policies_that_rest_decide_nothing() -> None:
     bench = Bench()
-    assert bench.planning.admission(1, {}, ()) == Admission()
+    assert bench.admission(1) == Admission()
     bench.policy.fails = "admission"
     with pytest.raises(ZeroDivisionError):
-        bench.planning.admission(2, {}, ())
-    assert bench.planning.admission(3, {}, ()) is None
-    assert bench.planning.plan(3, (), {0: 0}, {}) is None
+        bench.admission(2)
+    assert bench.admission(3) is None
 
 
 def test_a_cycle_is_not_planned_by_the_view_of_an_earlier_one() -> None:
     bench = Bench()
-    assert bench.planning.admission(1, {}, ()) is not None
-    assert bench.planning.plan(2, (), {0: 0, 1: 0}, {}) is None
+    assert bench.admission(1) is not None
+    with pytest.raises(AssertionError):
+        bench.planning.plan(2, (), {0: 0, 1: 0}, {})
     assert bench.policy.asked == 0

@@ -37,6 +37,9 @@ class Rows:
         if spec in self.refuses:
             raise MemoryError("no room for noise")
 
+    def prepare(self, row: int, spec: Any) -> None:
+        pass
+
     def close(self, row: int, keep: bool = False) -> None:
         self.closed.append(row)
         self.kept += [row] * keep
@@ -100,9 +103,14 @@ class Accounts:
         if self.fails:
             raise ZeroDivisionError
 
+    def note(self, *_: Any) -> None:
+        pass
+
+    note_admission = note
+
 
 def book_of(names: str, accounts: Any = None) -> tuple[Any, list[Request]]:
-    parts: dict[str, Any] = {"executor": Rows(), "meter": Accounts()}
+    parts: dict[str, Any] = {"executor": Rows(), "meter": Accounts(), "prefixes": Accounts()}
     parts["slo_accounts"] = accounts or Accounts()
     book: Any = RequestBook(faults=FaultGuard(), **parts)
     requests = [Request(name, number) for number, name in enumerate(names)]

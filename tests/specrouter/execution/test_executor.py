@@ -104,12 +104,11 @@ class Bench:
         for number, (prompt, own) in enumerate(zip(prompts, each, strict=True)):
             row = self.manager.allocate(prompt, len(prompt) + own.max_new_tokens)
             assert row == number
-            self.executor.open(
-                row,
-                RequestSpec(
-                    token_ids=tuple(prompt), generated=(), params=own, speculation=None, seed=row
-                ),
+            request = RequestSpec(
+                token_ids=tuple(prompt), generated=(), params=own, speculation=None, seed=row
             )
+            self.executor.open(row, request)
+            self.executor.prepare(row, request)
 
     def cycle(
         self,

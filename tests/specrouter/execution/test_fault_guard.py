@@ -12,11 +12,11 @@ from specrouter.execution.hang_guard import Abandoned
 def test_a_failure_is_counted_under_its_part_and_goes_no_further() -> None:
     guard = FaultGuard()
     done = []
-    with guard.part("learning"):
+    with guard.part("accounts"):
         raise KeyError("lost")
-    with guard.part("learning"):
+    with guard.part("accounts"):
         done.append(1)
-    assert guard.counts["learning"] == 1
+    assert guard.counts["accounts"] == 1
     assert guard.counts["timing"] == 0, "every part shows up before it fails"
     assert done == [1]
 
@@ -36,11 +36,11 @@ def test_the_log_has_one_line_a_minute_for_each_part(caplog: pytest.LogCaptureFi
 @pytest.mark.parametrize("error", [Abandoned("small"), KeyboardInterrupt(), SystemExit(1)])
 def test_what_ends_a_thread_is_not_kept(error: BaseException) -> None:
     guard = FaultGuard()
-    with pytest.raises(type(error)), guard.part("learning"):
+    with pytest.raises(type(error)), guard.part("accounts"):
         raise error
     with pytest.raises(type(error)), RowGuard({}, 0, "its text"):
         raise error
-    assert guard.counts["learning"] == 0
+    assert guard.counts["accounts"] == 0
 
 
 def test_guards_of_one_part_stand_inside_each_other() -> None:

@@ -77,12 +77,18 @@ def test_a_stages_own_time_is_what_is_left_beside_its_forwards(
     clock: ForwardClock, hand: Time
 ) -> None:
     inside = clock.watch("big", CPU)
+    with inside(1, 0.0):
+        hand.sleep(0.02)
     started = hand.perf_counter()
     with inside(1, 0.0):
         hand.sleep(0.05)
     hand.sleep(0.01)
-    assert clock.own_ms(started) == pytest.approx(10.0)
-    assert clock.take_ms() == 0.0
+    ended = hand.perf_counter()
+    hand.sleep(0.001)
+    with inside(2, 0.0):
+        hand.sleep(0.03)
+    assert clock.own_ms(started, ended) == pytest.approx(10.0)
+    assert clock.take_ms() == pytest.approx(30.0)
 
 
 def test_a_forward_that_raises_is_not_timed(clock: ForwardClock, told: Told) -> None:
