@@ -85,7 +85,6 @@ TERMINAL = (
     "specrouter.engine.engine_thread.EngineThread._",
     "specrouter.engine.planning.target_alone",
     "specrouter.engine.step.DecodingStep._alone",
-    "specrouter.engine.step.DecodingStep._facts",
     "specrouter.engine.step.DecodingStep._first_come",
     "specrouter.engine.step.DecodingStep._note_room",
     "specrouter.engine.step.DecodingStep._run",

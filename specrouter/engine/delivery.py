@@ -4,8 +4,6 @@ Contract: one request that cannot take its tokens ends alone. Belongs to the eng
 """
 
 import logging
-from collections.abc import Sequence
-from functools import partial
 
 from specrouter.cycle import Commit, CycleResult
 from specrouter.engine.decode_counts import DecodeCounts, Gain
@@ -16,25 +14,23 @@ from specrouter.request.running import RunningRequest, last_delta
 
 logger = logging.getLogger(__name__)
 
-News = list[tuple[RunningRequest, Commit, Delta]]
-
 
 class Delivery:
-    def __init__(
-        self,
-        book: RequestBook,
-        counts: DecodeCounts,
-        faults: FaultGuard,
-    ) -> None:
+    def __init__(self, book: RequestBook, counts: DecodeCounts, faults: FaultGuard) -> None:
         self._book = book
         self._counts = counts
         self._faults = faults
 
     def deliver(self, result: CycleResult, budget_nodes: int | None) -> None:
         """It is counted before anybody hears of it. `budget_nodes`: see `CyclePlan`."""
-        book, news = self._book, self._accept(result.commits)
-        count = partial(self._count, news, budget_nodes)
-        self._faults.each("accounts", self._hand_out, count)
+        book = self._book
+        rows = [(book.running[commit.row], commit) for commit in result.commits]
+        news = [(request, commit, _delta_of(request, commit)) for request, commit in rows]
+        self._faults.each(
+            "accounts",
+            self._hand_out,
+            lambda: self._counts.record([_gain(*each) for each in news], budget_nodes),
+        )
         for request, _, delta in news:
             if request.finished:
                 book.conclude(request, delta)
@@ -52,17 +48,6 @@ class Delivery:
                 if part is not None:
                     request.handed_tokens = part.stop
                     request.handle.deliver(Delta(index=request.spec.sample, kv=part))
-
-    def _accept(self, commits: Sequence[Commit]) -> News:
-        """What the requests make of a cycle's tokens."""
-        news = []
-        for commit in commits:
-            request = self._book.running[commit.row]
-            news.append((request, commit, _delta_of(request, commit)))
-        return news
-
-    def _count(self, news: News, budget_nodes: int | None) -> None:
-        self._counts.record([_gain(*each) for each in news], budget_nodes)
 
 
 def _delta_of(request: RunningRequest, commit: Commit) -> Delta:

@@ -199,18 +199,16 @@ class Engine:
 
         It is what objectives relative to the baseline latency are times of (AdaServe, Table 2).
         """
-        alone_ms = self._looked_up(
-            lambda: (
-                target_only(
-                    self.profiler.snapshot(), Workload(requests=1), self._pool.target
-                ).cycle_ms
-            )
-        )
+        alone_ms = self._looked_up(self._alone_ms)
         if alone_ms is not None and math.isfinite(alone_ms):
             self._baseline_ms = alone_ms
         if self._baseline_ms is None:
             raise RuntimeError("the time of a token is not known")
         return self._baseline_ms
+
+    def _alone_ms(self) -> float:
+        snapshot, alone = self.profiler.snapshot(), Workload(requests=1)
+        return target_only(snapshot, alone, self._pool.target).cycle_ms
 
     def _looked_up(self, look: Callable[[], float | None]) -> float | None:
         """None where it fails."""

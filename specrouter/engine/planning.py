@@ -9,7 +9,6 @@ may do so whatever is raised here.
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -95,7 +94,7 @@ class CyclePlanning:
         self._decided = _Decided(cycle, view, admission)
         if admission.declined:
             declined = [waiting[each] for each in admission.declined]
-            self._faults.each("planning", partial(self._foresee, view, declined))
+            self._faults.each("planning", lambda: self._foresee(view, declined))
         return admission
 
     def _foresee(self, view: EngineView, declined: Sequence[RunningRequest]) -> None:

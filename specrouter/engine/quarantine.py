@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from specrouter.cycle import ModelFailure
+from specrouter.cycle import CycleResult, ModelFailure
 
 logger = logging.getLogger(__name__)
 
@@ -47,12 +47,15 @@ class Quarantine:
         rests = self._rests
         return frozenset(name for name in names if not rests.get(name, _NONE).lasts(cycle))
 
-    def add_all(self, failures: Iterable[ModelFailure], cycle: int) -> set[str]:
-        """Once per model, however many groups it failed in this cycle. Returns the names."""
-        by_model = {failure.model: failure for failure in failures}
+    def learn(self, result: CycleResult, cycle: int) -> None:
+        """Models that failed rest, once however many groups they failed in this cycle; of those
+        that took part and did well, what was before is forgotten."""
+        by_model = {failure.model: failure for failure in result.failures}
         for failure in by_model.values():
             self.add(failure, cycle)
-        return set(by_model)
+        well = {name for commit in result.commits for name in commit.chain[:-1]}
+        for name in well - by_model.keys():
+            self._rests.pop(name, None)
 
     def add(self, failure: ModelFailure, cycle: int) -> None:
         rest = self._rests.get(failure.model, _NONE).longer(cycle)
@@ -65,8 +68,3 @@ class Quarantine:
             type(failure.error).__name__,
             failure.error,
         )
-
-    def forgive(self, names: Iterable[str]) -> None:
-        """They did well: what was before is forgotten."""
-        for name in names:
-            self._rests.pop(name, None)

@@ -8,7 +8,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from specrouter.engine.admission_log import AdmissionLog
 from specrouter.engine.admission_queue import AdmissionPace, AdmissionQueue
@@ -23,7 +22,7 @@ from specrouter.request.output import (
     Delta,
     Feasible,
     FinishReason,
-    RequestOutput,
+    RequestMetrics,
 )
 from specrouter.request.running import RunningRequest, last_delta
 from specrouter.slo.admission import Admission, Order
@@ -91,11 +90,10 @@ class RequestBook:
         for each in admission.lost:
             by_id[each].is_promised = False
             self.promises.note(kept=False, kept_pace=False)
-        facts: list[Callable[[], object]] = []
         if admission.order and admission.order != self.order:
             self.order = admission.order
             order = (cycle, len(self.running), self.order, admission.why)
-            facts.append(partial(self.admissions.note_order, *order))
+            self.faults.each("accounts", lambda: self.admissions.note_order(*order))
         self.promises.note_held_back(admission.held_back)
         rejected = [waiting[each] for each in admission.declined if waiting[each].rejects]
         if rejected:
@@ -106,9 +104,11 @@ class RequestBook:
         came = [(waiting[one], admission.slack.get(one)) for one in rows]
         declined = [waiting[one] for one in admission.declined]
         moved = came, declined, [by_id[one] for one in admission.preempted]
-        facts.append(partial(self.slo_accounts.note_admission, *moved))
-        facts.append(partial(self.admissions.note, cycle, len(self.running), *moved))
-        self.faults.each("accounts", *facts)
+        self.faults.each(
+            "accounts",
+            lambda: self.slo_accounts.note_admission(*moved),
+            lambda: self.admissions.note(cycle, len(self.running), *moved),
+        )
         return rows
 
     def _preempt(self, request: RunningRequest) -> None:
@@ -198,37 +198,27 @@ class RequestBook:
 
     def _tell(self, request: RunningRequest, delta: Delta) -> bool:
         """Whether it is the first time that its caller is told; the accounts are first."""
-        ended_s = self.clock()
-        facts = (self._note_end, self._note_objectives, self._note_usage, self._note_length)
-        self.faults.each("accounts", *(partial(fact, request, delta, ended_s) for fact in facts))
+        ended_s, output = self.clock(), delta.output
+        assert output is not None, "only the last delta ends a request"
+        submitted_s, metrics = request.submitted_s, output.metrics
+        self.faults.each(
+            "accounts",
+            lambda: None if request.row is None else self.pace.note_end(ended_s),
+            lambda: self.slo_accounts.record(
+                metrics, request.produced_tokens, submitted_s, ended_s
+            ),
+            lambda: self.prefixes.note(request) if request.produced_tokens else None,
+            lambda: self.meter.record(output, ended_s - submitted_s),
+            lambda: self._note_length(request, delta, metrics),
+        )
         return request.handle.deliver(delta)
 
-    def _note_end(self, request: RunningRequest, delta: Delta, ended_s: float) -> None:
-        if request.row is not None:
-            self.pace.note_end(ended_s)
-        if request.produced_tokens:
-            self.prefixes.note(request)
-
-    def _note_objectives(self, request: RunningRequest, delta: Delta, ended_s: float) -> None:
-        metrics, tokens = _output_of(delta).metrics, request.produced_tokens
-        self.slo_accounts.record(metrics, tokens, request.submitted_s, ended_s)
-
-    def _note_usage(self, request: RunningRequest, delta: Delta, ended_s: float) -> None:
-        self.meter.record(_output_of(delta), ended_s - request.submitted_s)
-
-    def _note_length(self, request: RunningRequest, delta: Delta, ended_s: float) -> None:
-        if delta.finish_reason not in ("eos", "stop", "length") or delta.goes_on:
-            return
-        metrics = _output_of(delta).metrics
-        slo_class = None if request.objective is None else request.objective.slo_class
-        self.lengths.record(slo_class, metrics.output_tokens)
-        if request.is_promised and metrics.attained is not None:
-            self.promises.note(kept=metrics.attained, kept_pace=request.kept_pace(metrics))
-
-
-def _output_of(delta: Delta) -> RequestOutput:
-    assert delta.output is not None, "only the last delta ends a request"
-    return delta.output
+    def _note_length(self, request: RunningRequest, delta: Delta, metrics: RequestMetrics) -> None:
+        if delta.finish_reason in ("eos", "stop", "length") and not delta.goes_on:
+            slo_class = None if request.objective is None else request.objective.slo_class
+            self.lengths.record(slo_class, metrics.output_tokens)
+            if request.is_promised and metrics.attained is not None:
+                self.promises.note(kept=metrics.attained, kept_pace=request.kept_pace(metrics))
 
 
 def _unattainable(request: RunningRequest) -> str:

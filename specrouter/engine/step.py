@@ -6,7 +6,6 @@ steps here, and so does a simulation. Belongs to the engine's thread.
 
 import itertools
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from specrouter.cycle import CycleResult, TargetError
 from specrouter.engine.admission_queue import WAITING_SHOWN
@@ -75,13 +74,23 @@ class DecodingStep:
         with self._faults.part("planning"), self.planning.resting_after_failure(self.cycle):
             planned = self._decide()
         plan, came = planned or self._first_come()
-        queue = partial(book.pace.note_queue, bool(book.waiting), self._clock())
-        self._faults.each("accounts", queue, partial(self._count_prompts, came))
+        self._faults.each(
+            "accounts",
+            lambda: book.pace.note_queue(bool(book.waiting), self._clock()),
+            lambda: self._count_prompts(came),
+        )
         if book.running:
             result = self._run(plan)
             self._delivery.deliver(result, plan.budget_nodes)
             elapsed_s = self._clock() - started_s
-            self._faults.each("accounts", *self._facts(plan, result, elapsed_s))
+            self._faults.each(
+                "accounts",
+                lambda: self.planning.keep(self.cycle, plan),
+                lambda: self.planning.judge(self.cycle, result.selection_failed),
+                lambda: self.quarantine.learn(result, self.cycle),
+                lambda: self._learn(plan, result, elapsed_s),
+                self._profiler.begin_cycle,
+            )
 
     def _decide(self) -> tuple[Plan, Rows]:
         """By the policies: who is given a row, and what all that have one do. While they rest,
@@ -140,28 +149,10 @@ class DecodingStep:
             raise Abandoned
         return result
 
-    # Accounts
-
-    def _facts(
-        self, plan: Plan, result: CycleResult, elapsed_s: float
-    ) -> list[Callable[[], object]]:
-        return [
-            partial(self.planning.keep, self.cycle, plan),
-            partial(self.planning.judge, self.cycle, result.selection_failed),
-            partial(self._note_failures, result),
-            partial(self._learn, plan, result, elapsed_s),
-            self._profiler.begin_cycle,
-        ]
-
     def _count_prompts(self, came: Rows) -> None:
         for request in map(self._book.running.__getitem__, came.values()):
             if not request.preemptions and request.spec.kv is None:
                 self.counts.record_prompt(len(request.spec.token_ids))
-
-    def _note_failures(self, result: CycleResult) -> None:
-        failed = self.quarantine.add_all(result.failures, self.cycle)
-        well = {name for commit in result.commits for name in commit.chain[:-1]}
-        self.quarantine.forgive(well - failed)
 
     def _learn(self, plan: Plan, result: CycleResult, elapsed_s: float) -> None:
         self.counts.record_cycle(elapsed_s)

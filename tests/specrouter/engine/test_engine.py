@@ -90,13 +90,13 @@ FACTS = {
     "times of forwards": (PerfModel, "record", "timing"),
     "feedback": (AcceptanceFeedback, "learn_from_target", "feedback"),
     "accounts": (SloAccounts, "record", "accounts"),
-    "what requests were told": (RequestBook, "_note_usage", "accounts"),
+    "what requests were told": (RequestBook, "_note_length", "accounts"),
     "what policies leave": (CyclePlanning, "keep", "accounts"),
     "who is shown to admission": (AdmissionQueue, "shown", "planning"),
     "who was accepted": (TokenTree, "on_text", "rows"),
     "what admission decided": (AdmissionLog, "note", "accounts"),
     "meters": (RequestMeter, "record", "accounts"),
-    "who does well": (Quarantine, "forgive", "accounts"),
+    "who does well": (Quarantine, "learn", "accounts"),
 }
 
 

@@ -1,6 +1,6 @@
 """Models that fail rest for 4 cycles, then 8, up to 1,024, until they do well."""
 
-from specrouter.cycle import ModelFailure
+from specrouter.cycle import Commit, CycleResult, ModelFailure
 from specrouter.engine.quarantine import BackOff, Quarantine
 
 NAMES = ("small", "middle", "target")
@@ -38,7 +38,9 @@ def test_who_does_well_begins_anew() -> None:
     quarantine = Quarantine()
     for cycle in (0, 4):
         quarantine.add(failure("small"), cycle)
-    quarantine.forgive(["small", "middle"])
+    commits = [Commit(row=0, tokens=[5], chain=("small", "middle", "target"))]
+    quarantine.learn(CycleResult(commits=commits, failures=[failure("middle")]), 8)
+    assert "middle" in quarantine, "it took part and failed"
     assert "small" not in quarantine
     quarantine.add(failure("small"), 20)
     assert rests(quarantine, 24) == set()
@@ -47,7 +49,7 @@ def test_who_does_well_begins_anew() -> None:
 def test_several_failures_of_a_cycle_are_one_rest() -> None:
     quarantine = Quarantine()
     several = [failure("small"), failure("small"), failure("middle")]
-    assert quarantine.add_all(several, 0) == {"small", "middle"}
+    quarantine.learn(CycleResult(failures=several), 0)
     assert rests(quarantine, 3) == {"small", "middle"}
     assert rests(quarantine, 4) == set()
     assert quarantine.counts == {"small": 1, "middle": 1}
