@@ -6,7 +6,6 @@ refused with `RequestError` before it is queued. Requests join and leave at any 
 Source: SpecRouter, section 4.1 and Listing 1.
 """
 
-import asyncio
 import itertools
 import logging
 import queue
@@ -15,7 +14,6 @@ from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from prometheus_client.metrics_core import Metric
 from transformers import PreTrainedTokenizerBase
@@ -39,18 +37,18 @@ from specrouter.engine.engine_thread import EngineThread
 from specrouter.engine.fingerprint import fingerprint_of
 from specrouter.engine.input_validation import InputValidation
 from specrouter.engine.prefix_log import PrefixRecord
-from specrouter.engine.request_args import PromptLike, RequestArgs, args_of_each, lane_of
-from specrouter.engine.serving import Health
+from specrouter.engine.request import PromptLike, Request, args_of_each
+from specrouter.engine.serving import Health, streamed
 from specrouter.engine.slo_accounts import SloAccounts, SloReport
 from specrouter.profile.calibration import CalibrationFigures
 from specrouter.profile.profiler import EngineStatistics
 from specrouter.profile.snapshot import PerformanceSnapshot, TreeKey
 from specrouter.request.chat_prompt import chat_prompt
+from specrouter.request.delta_stream import DeltaStream, DeltaStreams
 from specrouter.request.detokenizer import Detokenizer
 from specrouter.request.errors import UnavailableError
 from specrouter.request.handle import Listener, RequestHandle
 from specrouter.request.lanes import Lanes
-from specrouter.request.loop_mailbox import LoopMailbox
 from specrouter.request.objective import SloLike
 from specrouter.request.output import Delta, RequestOutput
 from specrouter.request.params import RequestError, SamplingParams
@@ -78,6 +76,7 @@ class ChainRouter:
         config: what it was made of.
         pool: the models.
         slo_classes: objectives by the name that requests ask for.
+        lanes, streams: for `submit_each`: the threads in which it is called, what it tells.
     """
 
     def __init__(self, config: RouterConfig, progress: LoadProgress | None = None) -> None:
@@ -94,8 +93,7 @@ class ChainRouter:
         self.lanes = Lanes()
         self._fingerprint = fingerprint_of(config.pool, self.pool)
         self._ids = itertools.count(1)
-        self._mailboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopMailbox]
-        self._mailboxes = WeakKeyDictionary()
+        self.streams = DeltaStreams()
         self._thread = thread
         thread.start()  # raises what is wrong with the target
 
@@ -181,7 +179,7 @@ class ChainRouter:
         timeout_s: float | None = None,
     ) -> Iterator[Delta]:
         """Deltas of all samples as they come; leaving the loop cancels the request."""
-        asked = RequestArgs(
+        asked = Request(
             prompt=prompt,
             params=params,
             speculation=speculation,
@@ -212,81 +210,17 @@ class ChainRouter:
         timeout_s: float | None = None,
     ) -> AsyncGenerator[Delta]:
         """`stream` for coroutines; closing the generator cancels the request."""
-        together = self.astream_all([prompt], params, speculation, slo, priority, timeout_s)
-        async with aclosing(together):
-            async for _, delta in together:
+        asked = Request(
+            prompt=prompt,
+            params=params,
+            speculation=speculation,
+            slo=slo,
+            priority=priority,
+            timeout_s=timeout_s,
+        )
+        async with aclosing(streamed(self, [asked])) as deltas:
+            async for _, delta in deltas:
                 yield delta
-
-    async def astream_all(
-        self,
-        prompts: Sequence[PromptLike],
-        params: SamplingParams | None = None,
-        speculation: SpeculationOverride = None,
-        slo: SloLike = None,
-        priority: int = 0,
-        timeout_s: float | None = None,
-        max_waiting: int | None = None,
-    ) -> AsyncGenerator[tuple[int, Delta]]:
-        """Pairs `(number, delta)` as they come: deltas of several prompts, and which prompt's.
-
-        All of them are queued or none; closing the generator cancels what still runs.
-
-        Args:
-            max_waiting: requests that may be waiting already.
-
-        Raises:
-            RequestError: names the field.
-            OverloadedError: more wait than `max_waiting` - 1.
-            UnavailableError: the router is closed or has failed.
-        """
-        asked = [
-            RequestArgs(
-                prompt=one,
-                params=params,
-                speculation=speculation,
-                slo=slo,
-                priority=priority,
-                timeout_s=timeout_s,
-            )
-            for one in prompts
-        ]
-        together = self.astream_each(asked, max_waiting)
-        async with aclosing(together):
-            async for number, delta in together:
-                yield number, delta
-
-    async def astream_each(
-        self, asked: Sequence[RequestArgs], max_waiting: int | None = None
-    ) -> AsyncGenerator[tuple[int, Delta]]:
-        """`astream_all` where each prompt has arguments of its own.
-
-        One that asks for a `sample` is served that one of its `params.n`; with `generated`, from
-        where an attempt elsewhere has got to: the text goes on exactly as if it had not been
-        interrupted, and with `elapsed_s` and `arrivals` its times count from the first submission.
-        """
-        self.check_room(max_waiting)  # before anything is done for it, and again at the end
-        lane, is_large = lane_of(asked)
-        accepted = await self.lanes.run(lane, self._validation.accept_all, asked, is_large=is_large)
-        mailbox = self._mailbox(asyncio.get_running_loop())
-        deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
-
-        def listener(number: int) -> Listener:
-            def hand_over(delta: Delta) -> None:
-                mailbox.post(partial(deltas.put_nowait, (number, delta)))
-
-            return hand_over
-
-        listeners = [listener(number) for number, _ in accepted]
-        handles = self._enqueue([sample for _, sample in accepted], listeners, max_waiting)
-        try:
-            running = len(handles)
-            while running:
-                number, delta = await deltas.get()
-                yield number, delta
-                running -= delta.finish_reason is not None
-        finally:
-            for handle in handles:
-                handle.cancel()
 
     def submit(
         self,
@@ -308,7 +242,7 @@ class ChainRouter:
         Raises:
             RequestError: names the field; nothing was queued.
         """
-        asked = RequestArgs(
+        asked = Request(
             prompt=prompt,
             params=params,
             speculation=speculation,
@@ -336,7 +270,7 @@ class ChainRouter:
         Raises:
             RequestError: names the field; nothing was queued.
         """
-        asked = RequestArgs(
+        asked = Request(
             prompt=prompt,
             params=params,
             speculation=speculation,
@@ -345,6 +279,29 @@ class ChainRouter:
             timeout_s=timeout_s,
         )
         return self._enqueue(self._validation.accept_samples(asked))
+
+    def submit_each(
+        self, asked: Sequence[Request], stream: DeltaStream, max_waiting: int | None = None
+    ) -> None:
+        """Queues all samples of several requests, or none; the stream tells what they say.
+
+        One that asks for a `sample` is served that one of its `params.n`; with `generated`, from
+        where an attempt elsewhere has got to: the text goes on exactly as if it had not been
+        interrupted, and with `elapsed_s` and `arrivals` its times count from the first submission.
+
+        Args:
+            stream: of `streams`.
+            max_waiting: requests that may be waiting already.
+
+        Raises:
+            RequestError: names the field.
+            OverloadedError: more wait than `max_waiting` - 1.
+            UnavailableError: the router is closed or has failed.
+        """
+        accepted = self._validation.accept_all(asked)
+        listeners = [partial(stream.tell, number) for number, _ in accepted]
+        samples = [sample for _, sample in accepted]
+        stream.begin(self._enqueue(samples, listeners, max_waiting))
 
     def check_structure(self, structure: Structure) -> None:
         """Compiles it, which may take a second; a request that asks for it finds it compiled.
@@ -552,10 +509,6 @@ class ChainRouter:
     @property
     def _engine(self) -> Engine:
         return self._thread.engine
-
-    def _mailbox(self, loop: asyncio.AbstractEventLoop) -> LoopMailbox:
-        """Of all that streams in this loop."""
-        return self._mailboxes.setdefault(loop, LoopMailbox(loop))
 
     def _enqueue(
         self,

@@ -241,7 +241,8 @@ async def _served(
     rejects: bool,
 ) -> RequestOutput:
     from specrouter import SLO, SamplingParams
-    from specrouter.engine.request_args import RequestArgs
+    from specrouter.engine.request import Request
+    from specrouter.engine.serving import streamed
     from specrouter.logs import REQUEST_ID
 
     REQUEST_ID.set(str(number))
@@ -253,8 +254,8 @@ async def _served(
     params = SamplingParams(
         max_new_tokens=asked.tokens, seed=asked.seed, ignore_eos=True, cache_salt=salt
     )
-    args = RequestArgs(prompt=asked.prompt, params=params, speculation=None, slo=slo)
-    async with aclosing(router.astream_each([args])) as deltas:
+    args = Request(prompt=asked.prompt, params=params, speculation=None, slo=slo)
+    async with aclosing(streamed(router, [args])) as deltas:
         async for _, delta in deltas:
             if delta.output is not None:
                 return delta.output

@@ -15,7 +15,7 @@ from specrouter.engine.admission_log import AdmissionRecord
 from specrouter.engine.decode_counts import DecodeFigures
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.prefix_log import PrefixRecord
-from specrouter.engine.request_args import RequestArgs
+from specrouter.engine.request import Request
 from specrouter.engine.slo_accounts import AdmissionCounts, SlackFigures
 from specrouter.profile.profiler import EngineStatistics
 from specrouter.profile.snapshot import PerformanceSnapshot
@@ -63,7 +63,7 @@ class Attempt:
         correction: of what the replica predicts, by what was measured of it.
     """
 
-    args: RequestArgs
+    args: Request
     routed: RoutedRequest
     number: int
     request_id: str | None

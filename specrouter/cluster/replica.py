@@ -16,8 +16,8 @@ from specrouter.cluster.admission import attainability
 from specrouter.cluster.kv_transfer import KVTransfer, KVTransport
 from specrouter.cluster.link import Attempt, Feed, ReplicaReport, Reply
 from specrouter.cluster.state import ReplicaState
-from specrouter.engine.request_args import RequestArgs
-from specrouter.engine.serving import ServingRouter
+from specrouter.engine.request import Request
+from specrouter.engine.serving import ServingRouter, streamed
 from specrouter.logs import REQUEST_ID
 from specrouter.profile.profiler import EngineStatistics
 from specrouter.profile.snapshot import PerformanceSnapshot
@@ -140,14 +140,14 @@ class ReplicaServer:
         found = attainability(state, attempt.routed, correction=attempt.correction)
         return None if found.attained else found.why
 
-    async def _deltas(self, asked: RequestArgs) -> AsyncGenerator[tuple[Delta, ...]]:
+    async def _deltas(self, asked: Request) -> AsyncGenerator[tuple[Delta, ...]]:
         """All that have come each time: a message costs more than what is in it."""
         waiting: list[Delta] = []
         came = asyncio.Event()
 
         async def pump() -> None:
             try:
-                async with aclosing(self._router.astream_each([asked])) as deltas:
+                async with aclosing(streamed(self._router, [asked])) as deltas:
                     async for _, delta in deltas:
                         waiting.append(delta)
                         came.set()

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from specrouter.cluster.prefix_index import block_keys
 from specrouter.cluster.state import RoutedRequest
-from specrouter.engine.request_args import RequestArgs
+from specrouter.engine.request import Request
 from specrouter.request.detokenizer import Detokenizer
 from specrouter.request.handle import RequestHandle
 from specrouter.request.objective import SLO
@@ -28,7 +28,7 @@ class Progress:
     asked: the call's arguments; `spec`: what was accepted of them, with the seed that was drawn.
     """
 
-    def __init__(self, asked: RequestArgs, spec: RequestSpec) -> None:
+    def __init__(self, asked: Request, spec: RequestSpec) -> None:
         self.submitted_s = time.monotonic() - spec.elapsed_s
         self._asked = asked
         self._spec = spec
@@ -76,7 +76,7 @@ class Progress:
             dice=dice,
         )
 
-    def args(self) -> RequestArgs:
+    def args(self) -> Request:
         """Of the next attempt."""
         spec = self._spec
         params = replace(spec.params, seed=spec.seed)
@@ -85,6 +85,7 @@ class Progress:
         return replace(
             self._asked,
             prompt=spec.token_ids,
+            is_tokenized=True,
             params=params,
             slo=_as_asked(spec),
             generated=tuple(self._tokens),

@@ -8,16 +8,14 @@ no weights are loaded here.
 Not here: how messages travel (`ReplicaLink`), and which replica is chosen (`policy`).
 """
 
-import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 from prometheus_client.metrics_core import Metric
 
@@ -38,16 +36,16 @@ from specrouter.engine.decode_counts import DecodeFigures
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.input_validation import InputValidation
 from specrouter.engine.prefix_log import PrefixRecord
-from specrouter.engine.request_args import RequestArgs, lane_of
+from specrouter.engine.request import Request
 from specrouter.engine.request_meter import RequestMeter
 from specrouter.engine.serving import Health
 from specrouter.engine.slo_accounts import SloReport
 from specrouter.profile.calibration import CalibrationFigures
 from specrouter.profile.profiler import EngineStatistics
 from specrouter.profile.snapshot import PerformanceSnapshot, TreeKey
+from specrouter.request.delta_stream import DeltaStream, DeltaStreams
 from specrouter.request.errors import UnavailableError
 from specrouter.request.lanes import Lanes
-from specrouter.request.loop_mailbox import LoopMailbox
 from specrouter.request.output import Delta
 from specrouter.request.spec import RequestSpec
 from specrouter.request.structure import Structure
@@ -94,8 +92,7 @@ class ClusterRouter:
             tokenizer=self.pool.tokenizer,
             eos_token_ids=self.pool.eos_token_ids,
         )
-        self._mailboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopMailbox]
-        self._mailboxes = WeakKeyDictionary()
+        self.streams = DeltaStreams()
         self._jobs = dict[Future[None], Job]()
         self._is_closed, self._closing = False, threading.Lock()
         self._loop = LoopThread("specrouter-cluster")
@@ -106,35 +103,20 @@ class ClusterRouter:
             self.close()
             raise
 
-    async def astream_each(
-        self, asked: Sequence[RequestArgs], max_waiting: int | None = None
-    ) -> AsyncGenerator[tuple[int, Delta]]:
-        """See `ChainRouter.astream_each`. Each sample is sent to a replica by itself."""
+    def submit_each(
+        self, asked: Sequence[Request], stream: DeltaStream, max_waiting: int | None = None
+    ) -> None:
+        """See `ChainRouter.submit_each`. Each sample is sent to a replica by itself."""
+        accepted = self._validation.accept_all(asked)
         self.check_room(max_waiting)
-        lane, is_large = lane_of(asked)
-        accepted = await self.lanes.run(lane, self._validation.accept_all, asked, is_large=is_large)
-        self.check_room(max_waiting)
-        mailbox = self._mailbox(asyncio.get_running_loop())
-        deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
-
-        def hand_over(number: int, delta: Delta) -> None:
-            mailbox.post(partial(deltas.put_nowait, (number, delta)))
-
         running = [
-            self._send(asked[number], spec, partial(hand_over, number)) for number, spec in accepted
+            self._send(asked[number], spec, partial(stream.tell, number))
+            for number, spec in accepted
         ]
-        try:
-            left = len(running)
-            while left:
-                number, delta = await deltas.get()
-                yield number, delta
-                left -= delta.finish_reason is not None
-        finally:
-            for one in running:
-                one.cancel()
+        stream.begin(running)
 
     def _send(
-        self, asked: RequestArgs, spec: RequestSpec, listener: Callable[[Delta], None]
+        self, asked: Request, spec: RequestSpec, listener: Callable[[Delta], None]
     ) -> "Future[None]":
         job = Job(self._context, Progress(asked, spec), spec, self.slo_accounts, listener)
         running = self._loop.start(job.run())
@@ -282,9 +264,6 @@ class ClusterRouter:
     def _reports(self) -> list[ReplicaReport]:
         reports = [member.report for member in self._fleet.members.values()]
         return [report for report in reports if report is not None]
-
-    def _mailbox(self, loop: asyncio.AbstractEventLoop) -> LoopMailbox:
-        return self._mailboxes.setdefault(loop, LoopMailbox(loop))
 
 
 def _by_time(every: Iterable[Sequence[Record]]) -> Sequence[Record]:

@@ -17,7 +17,7 @@ from operator import length_hint
 from modelpool import ModelPool
 from specrouter.config import TREE_SLOTS, EngineConfig, RouterConfig, slos_by_class
 from specrouter.engine.context_limit import ContextLimit, Limits
-from specrouter.engine.request_args import PromptLike, RequestArgs
+from specrouter.engine.request import PromptLike, Request
 from specrouter.request.grammar import GrammarCompiler
 from specrouter.request.objective import SLO, Objective, SloLike, check_positive, resolve
 from specrouter.request.params import RequestError, SamplingParams, Speculation, check_int
@@ -57,7 +57,7 @@ class InputValidation:
         self._grammars = GrammarCompiler(pool.tokenizer, pool.vocab_size, pool.eos_token_ids)
         self._ids_of_words = functools.lru_cache(_KEPT_WORDS)(self._read_words)
 
-    def accept_all(self, asked: Sequence[RequestArgs]) -> list[tuple[int, RequestSpec]]:
+    def accept_all(self, asked: Sequence[Request]) -> list[tuple[int, RequestSpec]]:
         """All samples, each with its prompt's number; the refusal of a prompt tells the number."""
         accepted: list[tuple[int, RequestSpec]] = []
         for number, one in enumerate(asked):
@@ -75,7 +75,7 @@ class InputValidation:
         """Raises `RequestError`."""
         self._grammars.form(structure)
 
-    def accept_samples(self, asked: RequestArgs) -> list[RequestSpec]:
+    def accept_samples(self, asked: Request) -> list[RequestSpec]:
         """One for each sample that is asked for, by index."""
         accepted = self.accept(asked)
         if asked.sample is not None:
@@ -84,7 +84,7 @@ class InputValidation:
             raise RequestError("generated", "is of one sample: say which")
         return [replace(accepted, sample=index) for index in range(accepted.params.n)]
 
-    def accept(self, asked: RequestArgs) -> RequestSpec:
+    def accept(self, asked: Request) -> RequestSpec:
         """The sample that is asked for, or the first. Raises `RequestError`."""
         params = SamplingParams() if asked.params is None else asked.params
         if not isinstance(params, SamplingParams):
@@ -92,7 +92,7 @@ class InputValidation:
         _check_turn(asked)
         self._check_speculation(asked.speculation)
         speculation, predicted = self._without_texts(asked.speculation)
-        tokens = self._token_ids(asked.prompt)
+        tokens = self._token_ids(asked.prompt, asked.is_tokenized)
         made = self._checked_ids("generated", asked.generated)
         if len(made) >= params.max_new_tokens:
             raise RequestError("max_new_tokens", f"{len(made)} tokens are generated already")
@@ -158,15 +158,16 @@ class InputValidation:
         kept = speculation if is_whole else None if rest == Speculation() else rest
         if given is None or not any(map(self._pool.is_weightless, self._pool.names)):
             return kept, ()
-        if isinstance(given, str):
-            text = given[: self.context.max_characters]
-            given = self._encoded("prediction", text, add_special_tokens=False)
-        return kept, self._checked_ids("prediction", given[: self.context.max_tokens])
+        most = self.context.max_tokens
+        if not isinstance(given, str):
+            return kept, self._checked_ids("prediction", given[:most])
+        text = given[: self.context.max_characters]
+        return kept, self._encoded("prediction", text, add_special_tokens=False)[:most]
 
-    def _token_ids(self, prompt: PromptLike) -> tuple[int, ...]:
+    def _token_ids(self, prompt: PromptLike, is_tokenized: bool) -> tuple[int, ...]:
         if not isinstance(prompt, str):
             self.context.check_prompt(length_hint(prompt))
-            tokens = self._checked_ids("input_ids", prompt)
+            tokens = tuple(prompt) if is_tokenized else self._checked_ids("input_ids", prompt)
             if not tokens:
                 raise RequestError("input_ids", "is empty")
             return tokens
@@ -246,13 +247,13 @@ def _reuses_outputs(speculation: SpeculationOverride) -> bool:
     )
 
 
-def _check_turn(asked: RequestArgs) -> None:
+def _check_turn(asked: Request) -> None:
     check_int("priority", asked.priority, -MAX_PRIORITY, MAX_PRIORITY)
     if asked.timeout_s is not None:
         check_positive("timeout_s", asked.timeout_s)
 
 
-def _check_earlier(asked: RequestArgs, params: SamplingParams) -> None:
+def _check_earlier(asked: Request, params: SamplingParams) -> None:
     if asked.sample is not None:
         check_int("sample", asked.sample, least=0, most=params.n - 1)
     if asked.elapsed_s:

@@ -5,6 +5,7 @@ engines is as old as the last they told; nothing here waits for a cycle.
 """
 
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -16,11 +17,12 @@ from specrouter.engine.admission_log import AdmissionRecord
 from specrouter.engine.decode_counts import DecodeFigures
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.prefix_log import PrefixRecord
-from specrouter.engine.request_args import RequestArgs
+from specrouter.engine.request import Request, lane_for
 from specrouter.engine.slo_accounts import SloAccounts, SloReport
 from specrouter.profile.calibration import CalibrationFigures
 from specrouter.profile.profiler import EngineStatistics
 from specrouter.profile.snapshot import PerformanceSnapshot, TreeKey
+from specrouter.request.delta_stream import DeltaStream, DeltaStreams
 from specrouter.request.lanes import Lanes
 from specrouter.request.objective import SLO
 from specrouter.request.output import Delta
@@ -63,9 +65,12 @@ class ServingRouter(Protocol):
         """Changes where the same seed may give another text."""
         ...
 
-    def astream_each(
-        self, asked: Sequence[RequestArgs], max_waiting: int | None = None
-    ) -> AsyncGenerator[tuple[int, Delta]]: ...
+    @property
+    def streams(self) -> DeltaStreams: ...
+
+    def submit_each(
+        self, asked: Sequence[Request], stream: DeltaStream, max_waiting: int | None = None
+    ) -> None: ...
 
     def check_structure(self, structure: Structure) -> None: ...
 
@@ -132,3 +137,19 @@ class ServingRouter(Protocol):
     def __enter__(self) -> "ServingRouter": ...
 
     def __exit__(self, *error: object) -> None: ...
+
+
+async def streamed(
+    router: ServingRouter, asked: Sequence[Request], max_waiting: int | None = None
+) -> AsyncGenerator[tuple[int, Delta]]:
+    """Pairs `(number, delta)` as they come: deltas of several requests, and which one's.
+
+    All of them are queued or none; closing the generator cancels what still runs.
+
+    Raises: see `ChainRouter.submit_each`.
+    """
+    router.check_room(max_waiting)  # before anything is done for it, and again at the end
+    async with aclosing(router.streams.open()) as stream:
+        await router.lanes.run(lane_for(asked), router.submit_each, asked, stream, max_waiting)
+        async for number, delta in stream:
+            yield number, delta

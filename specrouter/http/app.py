@@ -51,7 +51,6 @@ def create_app(router: ServingRouter, drain: Drain | None = None) -> FastAPI:
         redirect_slashes=False,  # it would lead to whatever host the client has named
     )
     app.router.route_class = BodyRoute
-    app.state.lanes = router.lanes
     service = Service(router)
     add_error_handlers(app, frozenset(field_names()))
     add_completions(app, service)

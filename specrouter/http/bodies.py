@@ -1,60 +1,81 @@
-"""BodyRoute: how a body becomes what an endpoint is given.
+"""Unread: a request's body as it has arrived; whoever needs it reads it, in a thread.
 
-Contract: a large body is parsed and checked in a thread, so that streams and `/health` go on
+Contract: nothing of a body is parsed in the event loop, so that streams and `/health` go on
 meanwhile. Whatever is no JSON for Python is told as such (`invalid_json`): bytes that are no UTF-8,
-nesting that is too deep, numbers with too many digits.
+nesting that is too deep, numbers with too many digits. What does not fit the declared fields is
+refused as FastAPI refuses it.
 """
 
 from __future__ import annotations
 
-import email.message
 import json
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Generic, TypeVar, get_args
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from pydantic import GetCoreSchemaHandler, TypeAdapter, ValidationError
+from pydantic_core import CoreSchema, core_schema
 
-from specrouter.http.body_limit import SMALL_BYTES
-from specrouter.request.lanes import Lanes
-
-Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+Body = TypeVar("Body")
 
 
-class BodyRequest(Request):
-    """FastAPI asks it for its JSON, and checks that; what is checked already it lets pass."""
+class _Arrived(bytes):
+    """A body that says of itself that it is JSON."""
 
-    checked: Any = None
 
-    async def json(self) -> Any:
-        return loaded(await self.body()) if self.checked is None else self.checked
+class Unread(Generic[Body]):
+    """A body that is to be a `Body`, by whose schema the API's describes it."""
+
+    def __init__(self, data: bytes, kind: TypeAdapter[Body]) -> None:
+        self.data = data
+        self._kind = kind
+
+    def read(self) -> Body:
+        """Raises `RequestValidationError`."""
+        try:
+            return self._kind.validate_python(loaded(self.data))
+        except json.JSONDecodeError as error:  # as FastAPI tells of it
+            place, reason = ("body", error.pos), {"error": error.msg}
+            told = {"type": "json_invalid", "loc": place, "ctx": reason}
+            raise RequestValidationError([told]) from error
+        except ValidationError as error:
+            errors = error.errors(include_url=False)
+            told_all = [{**one, "loc": ("body", *one["loc"])} for one in errors]
+            raise RequestValidationError(told_all) from error
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        [body] = get_args(source)
+        kind: TypeAdapter[Body] = TypeAdapter(body)
+
+        def arrived(value: object) -> Unread[Body]:
+            if not isinstance(value, _Arrived):
+                raise ValueError("is no JSON")
+            return cls(value, kind)
+
+        schema = handler.generate_schema(body)
+        return core_schema.no_info_plain_validator_function(
+            arrived, json_schema_input_schema=schema
+        )
 
 
 class BodyRoute(APIRoute):
-    """The application's state holds the `lanes`."""
+    """FastAPI asks for a body's JSON, and is given what has arrived."""
 
-    def get_route_handler(self) -> Handler:
-        handle, field = super().get_route_handler(), self.body_field
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
 
-        def checked(body: bytes) -> Any:
-            assert field is not None
-            try:
-                value, errors = field.validate(loaded(body), {}, loc=("body",))
-            except json.JSONDecodeError as error:
-                raise _invalid_json(error) from error
-            if errors:
-                raise RequestValidationError(errors)
-            return value
+        async def handle_unread(request: Request) -> Response:
+            return await handle(_UnreadRequest(request.scope, request.receive))
 
-        async def handle_with_body(request: Request) -> Response:
-            own = BodyRequest(request.scope, request.receive)
-            if field is not None and _is_json(own) and len(await own.body()) > SMALL_BYTES:
-                lanes: Lanes = request.app.state.lanes
-                own.checked = await lanes.run("bodies", checked, await own.body(), is_large=True)
-            return await handle(own)
+        return handle_unread
 
-        return handle_with_body
+
+class _UnreadRequest(Request):
+    async def json(self) -> Any:
+        return _Arrived(await self.body())
 
 
 def loaded(body: bytes) -> Any:
@@ -70,18 +91,3 @@ def loaded(body: bytes) -> Any:
         raise json.JSONDecodeError("it is nested too deeply", "", 0) from error
     except ValueError as error:  # Python reads no number of over 4,300 digits
         raise json.JSONDecodeError("a number has too many digits", "", 0) from error
-
-
-def _invalid_json(error: json.JSONDecodeError) -> RequestValidationError:
-    """As FastAPI tells of it."""
-    place, reason = ("body", error.pos), {"error": error.msg}
-    return RequestValidationError([{"type": "json_invalid", "loc": place, "ctx": reason}])
-
-
-def _is_json(request: Request) -> bool:
-    """As FastAPI has it."""
-    message = email.message.Message()
-    message["content-type"] = request.headers.get("content-type", "")
-    kind = message.get_content_subtype()
-    is_application = message.get_content_maintype() == "application"
-    return is_application and (kind == "json" or kind.endswith("+json"))

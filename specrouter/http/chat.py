@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Annotated
 
-from fastapi import FastAPI, Request
+from fastapi import Body, FastAPI
+from fastapi import Request as HttpRequest
 from fastapi.responses import Response
 
 from specrouter.http.answer_schemas import OpenAIObject
+from specrouter.http.bodies import Unread
 from specrouter.http.chat_answer import ChatAnswer, NewReader
-from specrouter.http.errors import field_names
 from specrouter.http.openai_answer import Prompt
 from specrouter.http.openai_fields import ChatRequest
 from specrouter.http.openapi import generation
-from specrouter.http.service import Service
-from specrouter.http.streams import respond
+from specrouter.http.service import Asked, Service
 from specrouter.http.tools.call_reader import CallReader
 from specrouter.http.tools.forced_calls import forced_calls
 from specrouter.http.tools.formats import HERMES, has_single_calls
@@ -37,27 +38,27 @@ def add_chat(app: FastAPI, service: Service) -> None:
             max_tokens=32,
         ),
     )
-    async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        service.check_model(body.model)
-        with field_names(body.field_names()):
-            body.check()
-            service.check_choices(1, body.samples)
-            service.check_room()
-            structure, reader = await _form(service, body)
-            with_tools = body.tool_choice != "none"
-            check = partial(service.router.check_text, "messages")
-            ids = await service.tokenized(
-                body.characters, service.template.token_ids, body, with_tools, check
-            )
-            room = service.router.max_request_tokens - len(ids)
-            room = max(1, room)  # the router refuses what has no room
-            params = sampling_params(body, room, structure)
-            if reader is not None:  # which looks for the tags in the text
-                params = replace(params, shown_special_token_ids=service.tool_tag_ids)
-            envelope = service.envelope(request, "chatcmpl")
-            answer = ChatAnswer(body, envelope, Prompt(ids), service.texts, reader)
-            deltas = service.deltas(request, body, [ids], params)
-            return await respond(request, deltas, answer, bool(body.stream))
+    async def chat_completions(
+        body: Annotated[Unread[ChatRequest], Body()], request: HttpRequest
+    ) -> Response:
+        return await service.respond(request, body, partial(_asked, service))
+
+
+def _asked(service: Service, body: ChatRequest, request: HttpRequest) -> Asked:
+    """Raises `RequestError`."""
+    service.check_choices(1, body.samples)
+    service.check_room()
+    structure, reader = _form(service, body)
+    check = partial(service.router.check_text, "messages")
+    ids = service.template.token_ids(body, body.tool_choice != "none", check)
+    room = max(1, service.router.max_request_tokens - len(ids))  # none: the router refuses it
+    params = sampling_params(body, room, structure)
+    if reader is not None:  # which looks for the tags in the text
+        params = replace(params, shown_special_token_ids=service.tool_tag_ids)
+    answer = ChatAnswer(
+        body, service.envelope(request, "chatcmpl"), Prompt(ids), service.texts, reader
+    )
+    return Asked(service.requests(request, body, params, [ids], [True]), answer)
 
 
 def sampling_params(body: ChatRequest, room: int, structure: Structure | None) -> SamplingParams:
@@ -71,7 +72,7 @@ def sampling_params(body: ChatRequest, room: int, structure: Structure | None) -
     )
 
 
-async def _form(service: Service, body: ChatRequest) -> tuple[Structure | None, NewReader | None]:
+def _form(service: Service, body: ChatRequest) -> tuple[Structure | None, NewReader | None]:
     """What the text must look like, and what reads calls out of it. Raises `RequestError`."""
     use, (structure, _), known = body.tool_use, body.asked_structure, service.tool_format
     if use is None:
@@ -80,8 +81,7 @@ async def _form(service: Service, body: ChatRequest) -> tuple[Structure | None, 
         use = replace(use, max_calls=1)
     form = known or HERMES
     if use.forced:
-        lanes, check = service.router.lanes, service.router.check_structure
-        structure = await lanes.run("structures", forced_calls, use, form, check)
+        structure = forced_calls(use, form, service.router.check_structure)
     elif known is None or structure is not None:  # the text is what was asked for, whatever it says
         return structure, None
     return structure, partial(CallReader, form, use.names, use.forced, use.max_calls)

@@ -6,21 +6,22 @@ reads the prompt only: the router makes one token, which nobody sees.
 
 from __future__ import annotations
 
-from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
+from typing import Annotated
 
-from fastapi import FastAPI, Request
+from fastapi import Body, FastAPI
+from fastapi import Request as HttpRequest
 from fastapi.responses import Response
 from transformers import PreTrainedTokenizerBase
 
 from specrouter.http.answer_schemas import OpenAIObject
+from specrouter.http.bodies import Unread
 from specrouter.http.completion_answer import CompletionAnswer
-from specrouter.http.errors import field_names
 from specrouter.http.openai_answer import Prompt
 from specrouter.http.openai_fields import CompletionRequest
 from specrouter.http.openapi import generation
-from specrouter.http.service import Service
-from specrouter.http.streams import Deltas, respond
+from specrouter.http.service import Asked, Service
 from specrouter.request.output import Delta, TokenLogprobs
 from specrouter.request.params import SamplingParams
 
@@ -38,24 +39,27 @@ def add_completions(app: FastAPI, service: Service) -> None:
             temperature=0,
         ),
     )
-    async def completions(body: CompletionRequest, request: Request) -> Response:
-        service.check_model(body.model)
-        with field_names(body.field_names()):
-            body.check()
-            service.check_choices(len(body.prompts), body.samples)
-            params = sampling_params(body)
-            service.check_room()
-            for field, text in body.texts():
-                service.router.check_text(field, text)
-            characters = sum(len(text) for _, text in body.texts())
-            prompts = await service.tokenized(characters, _prompts, service.tokenizer, body)
-            envelope = service.envelope(request, "cmpl")
-            answer = CompletionAnswer(body, envelope, prompts, service.texts)
-            ids = [prompt.token_ids for prompt in prompts]
-            deltas = service.deltas(request, body, ids, params)
-            if body.asked_tokens == 0:
-                deltas = _without_tokens(deltas)
-            return await respond(request, deltas, answer, bool(body.stream))
+    async def completions(
+        body: Annotated[Unread[CompletionRequest], Body()], request: HttpRequest
+    ) -> Response:
+        return await service.respond(request, body, partial(_asked, service))
+
+
+def _asked(service: Service, body: CompletionRequest, request: HttpRequest) -> Asked:
+    """Raises `RequestError`."""
+    service.check_choices(len(body.prompts), body.samples)
+    params = sampling_params(body)
+    service.check_room()
+    for field, text in body.texts():
+        service.router.check_text(field, text)
+    prompts = _prompts(service.tokenizer, body)
+    answer = CompletionAnswer(body, service.envelope(request, "cmpl"), prompts, service.texts)
+    ids, are_tokenized = (
+        [one.token_ids for one in prompts],
+        [one.text is not None for one in prompts],
+    )
+    requests = service.requests(request, body, params, ids, are_tokenized)
+    return Asked(requests, answer, _without_tokens if body.asked_tokens == 0 else None)
 
 
 def sampling_params(body: CompletionRequest) -> SamplingParams:
@@ -87,20 +91,11 @@ def _prompts(tokenizer: PreTrainedTokenizerBase, body: CompletionRequest) -> lis
     ]
 
 
-async def _without_tokens(deltas: Deltas) -> Deltas:
-    """Only what is known of the prompts."""
-    async with aclosing(deltas):
-        async for prompt, delta in deltas:
-            if delta.output is not None:
-                yield prompt, _emptied(delta)
-
-
-def _emptied(delta: Delta) -> Delta:
-    """A last delta without tokens, unless it failed."""
+def _without_tokens(delta: Delta) -> Delta | None:
+    """Only what is known of the prompts: a last delta without tokens, unless it failed."""
     output = delta.output
-    assert output is not None
-    if output.finish_reason not in ("eos", "stop", "length"):
-        return delta
+    if output is None or output.finish_reason not in ("eos", "stop", "length"):
+        return None if output is None else delta
     logprobs: list[TokenLogprobs] | None = None if output.logprobs is None else []
     bare = replace(
         output, text="", token_ids=[], finish_reason="length", logprobs=logprobs, stop_reason=None

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request
+from fastapi import Body, FastAPI
+from fastapi import Request as HttpRequest
 from fastapi.responses import Response
 
 from specrouter.http.answer_schemas import GenerateAnswerObject
-from specrouter.http.errors import field_names
+from specrouter.http.bodies import Unread
 from specrouter.http.generate_request import GenerateRequest
 from specrouter.http.openai_answer import finite
 from specrouter.http.openapi import generation
-from specrouter.http.service import Service
-from specrouter.http.streams import Answer, Outputs, respond
+from specrouter.http.service import Asked, Service
+from specrouter.http.streams import Answer, Outputs
 from specrouter.http.token_texts import TokenTexts
 from specrouter.request.output import Delta, RequestOutput, TokenLogprobs
 
@@ -29,16 +31,20 @@ def add_generate(app: FastAPI, service: Service) -> None:
             max_new_tokens=32,
         ),
     )
-    async def generate(body: GenerateRequest, request: Request) -> Response:
-        service.check_model(body.model)
-        structure, field = body.asked_structure
-        with field_names({"structure": field}):
-            body.check()
-            prompt, params = body.source(), body.sampling_params(structure=structure)
-            service.check_choices(1, params.n)
-            deltas = service.deltas(request, body, [prompt], params)
-            answer = GenerateAnswer(texts=service.texts, numbered=params.n > 1)
-            return await respond(request, deltas, answer, bool(body.stream))
+    async def generate(
+        body: Annotated[Unread[GenerateRequest], Body()], request: HttpRequest
+    ) -> Response:
+        return await service.respond(request, body, partial(_asked, service))
+
+
+def _asked(service: Service, body: GenerateRequest, request: HttpRequest) -> Asked:
+    """Raises `RequestError`."""
+    structure, _ = body.asked_structure
+    prompt, params = body.source(), body.sampling_params(structure=structure)
+    service.check_choices(1, params.n)
+    service.check_room()
+    answer = GenerateAnswer(texts=service.texts, numbered=params.n > 1)
+    return Asked(service.requests(request, body, params, [prompt]), answer)
 
 
 @dataclass(frozen=True, kw_only=True)

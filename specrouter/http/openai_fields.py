@@ -65,8 +65,6 @@ class StreamOptions(Fields):
 class OpenAIRequest(RequestFields):
     """What completions and chats have in common. The temperature is 1 unless given."""
 
-    model: Text | None = None
-    """The target's name; left out or empty, it is the target."""
     max_tokens: Count | None = None
     """Tokens of the output, at most."""
     max_completion_tokens: Count | None = None
@@ -84,13 +82,9 @@ class OpenAIRequest(RequestFields):
         return self.max_tokens if newer is None else newer
 
     def field_names(self) -> dict[str, str]:
-        """What this body calls the fields of `SamplingParams` and the router."""
         newer = self.max_completion_tokens is not None
-        _, structure = self.asked_structure
-        return {
-            "max_new_tokens": "max_completion_tokens" if newer else "max_tokens",
-            "structure": structure,
-        }
+        name = "max_completion_tokens" if newer else "max_tokens"
+        return {"max_new_tokens": name, **super().field_names()}
 
     def check(self) -> None:
         super().check()
@@ -204,6 +198,11 @@ class ChatRequest(OpenAIRequest, Conversation):
     def tool_use(self) -> ToolUse | None:
         """Raises `RequestError`."""
         return asked_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
+
+    @property
+    def has_structure(self) -> bool:
+        use = self.tool_use
+        return (use is not None and use.forced) or super().has_structure
 
     def structure_field(self) -> str:
         use = self.tool_use

@@ -80,6 +80,8 @@ class SpeculationRequest(OwnFields):
 class RequestFields(StructureFields):
     """What `/generate`, `/v1/completions` and `/v1/chat/completions` have in common."""
 
+    model: Text | None = None
+    """The target's name; left out or empty, it is the target."""
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     """0 is greedy. By default 1 at OpenAI's endpoints and 0 at `/generate`."""
     top_k: Annotated[int, Field(ge=-1, le=MOST)] | None = None  # 0 and -1 are off
@@ -164,6 +166,15 @@ class RequestFields(StructureFields):
     def samples(self) -> int:
         """Texts that the router makes of each prompt."""
         return self.n or 1
+
+    def field_names(self) -> dict[str, str]:
+        """What this body calls the fields of `SamplingParams` and the router."""
+        return {"structure": self.asked_structure[1]}
+
+    @property
+    def has_structure(self) -> bool:
+        """Whether there is a grammar to be compiled. Raises `RequestError`."""
+        return self.asked_structure[0] is not None
 
     def check(self) -> None:
         """Raises `RequestError` for fields that are refused, or contradict one another."""

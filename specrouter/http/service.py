@@ -1,8 +1,9 @@
 """Service: what the endpoints share, and the one way from a body to the router.
 
 Contract: everything about a request that can be refused is refused before anything is queued,
-with the client's names of fields. Prompts are tokenized in a thread, since a long one takes long
-and streams must go on meanwhile.
+with the client's names of fields. A request is parsed, tokenized, checked and queued in one job
+beside the event loop, since any of it may take long and streams must go on meanwhile; only one
+whose grammar is to be compiled goes on in another.
 """
 
 from __future__ import annotations
@@ -10,29 +11,46 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
-from dataclasses import replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
 
-from fastapi import Request
+from fastapi import Request as HttpRequest
+from fastapi.responses import Response
 
 from specrouter.config.server import ToolParser
-from specrouter.engine.request_args import PromptLike, RequestArgs
+from specrouter.engine.request import PromptLike, Request
 from specrouter.engine.serving import ServingRouter
+from specrouter.http.bodies import Unread
 from specrouter.http.chat_template import ChatTemplate
-from specrouter.http.errors import UnknownModelError
+from specrouter.http.errors import UnknownModelError, field_names
 from specrouter.http.keys import api_keys, cache_salt
 from specrouter.http.objective_fields import asked_objective
 from specrouter.http.openai_answer import Envelope
 from specrouter.http.request_fields import RequestFields
-from specrouter.http.streams import Deltas
+from specrouter.http.streams import Answer, respond
 from specrouter.http.token_texts import TokenTexts
 from specrouter.http.tools.formats import FORMATS, ToolFormat, format_of, special_tags
-from specrouter.request.lanes import text_lane
+from specrouter.request.delta_stream import DeltaStream, Read
+from specrouter.request.lanes import lane_of
+from specrouter.request.output import Delta
 from specrouter.request.params import RequestError, SamplingParams
 from specrouter.request.stages import single_token
 
-Result = TypeVar("Result")
+Body = TypeVar("Body", bound=RequestFields)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What an endpoint makes of a body. `read`: see `DeltaStream`."""
+
+    requests: Sequence[Request]
+    answer: Answer
+    read: Read | None = None
+
+
+_Prepare = Callable[[Body, HttpRequest], Asked]
+_Accepted = tuple[Answer, bool]  # and whether it is streamed
 
 
 class Service:
@@ -72,54 +90,91 @@ class Service:
         """
         self.router.check_room(self.config.max_waiting)
 
-    async def tokenized(
-        self, characters: int, job: Callable[..., Result], *arguments: Any
-    ) -> Result:
-        """What `job` makes of texts of so many characters in all, beside the event loop."""
-        lane = text_lane(characters)
-        is_large = lane == "long_texts"
-        return await self.router.lanes.run(lane, job, *arguments, is_large=is_large)
+    async def respond(
+        self, request: HttpRequest, unread: Unread[Body], prepare: _Prepare[Body]
+    ) -> Response:
+        """Raises what the request is refused with."""
+        stream = self.router.streams.open()
+        try:
+            accepted = await self._accepted(request, unread, prepare, stream)
+        except BaseException:
+            await stream.aclose()
+            raise
+        return await respond(request, stream, *accepted)
 
-    def envelope(self, request: Request, prefix: str) -> Envelope:
+    async def _accepted(
+        self,
+        request: HttpRequest,
+        unread: Unread[Body],
+        prepare: _Prepare[Body],
+        stream: DeltaStream,
+    ) -> _Accepted:
+        def read() -> _Accepted | Callable[[], _Accepted]:
+            body = unread.read()
+            self.check_model(body.model)
+            with field_names(body.field_names()):
+                body.check()
+                rest = partial(self._queue, request, body, prepare, stream)
+                return rest if body.has_structure else rest()
+
+        lanes = self.router.lanes
+        found = await lanes.run(lane_of(len(unread.data)), read)
+        return found if isinstance(found, tuple) else await lanes.run("structures", found)
+
+    def _queue(
+        self, request: HttpRequest, body: Body, prepare: _Prepare[Body], stream: DeltaStream
+    ) -> _Accepted:
+        with field_names(body.field_names()):
+            asked = prepare(body, request)
+            stream.read = asked.read
+            if body.has_structure:
+                stream.read = _blaming(body.structure_field(), asked.read)
+            self.router.submit_each(asked.requests, stream, self.config.max_waiting)
+        return asked.answer, bool(body.stream)
+
+    def envelope(self, request: HttpRequest, prefix: str) -> Envelope:
         known = getattr(request.state, "request_id", None)
         identity = f"{prefix}-{known or uuid.uuid4().hex}"
         return Envelope(identity, int(time.time()), self.model, self.router.fingerprint)
 
-    def deltas(
+    def requests(
         self,
-        request: Request,
+        request: HttpRequest,
         body: RequestFields,
-        prompts: Sequence[PromptLike],
         params: SamplingParams,
-    ) -> Deltas:
-        """Nothing is queued, nor refused by the router, before the first one is asked for."""
+        prompts: Sequence[PromptLike],
+        are_tokenized: Sequence[bool] = (False,),
+    ) -> list[Request]:
+        """Raises `RequestError`."""
         limit_s = self.config.request_timeout_s
         params = replace(params, cache_salt=cache_salt(request, params.cache_salt, self._has_keys))
-        first = RequestArgs(
-            prompt=prompts[0],
-            params=params,
-            speculation=body.speculation_override(),
-            slo=asked_objective(
-                body.slo, request.headers, self.router.slo_classes, self._token_id_of
-            ),
-            priority=body.priority or 0,
-            timeout_s=limit_s if body.timeout_s is None else min(limit_s, body.timeout_s),
-        )
-        asked = [replace(first, prompt=prompt) for prompt in prompts]
-        deltas = self.router.astream_each(asked, self.config.max_waiting)
-        if params.structure is None:
-            return deltas
-        return _blaming(deltas, body.structure_field())
+        slo = asked_objective(body.slo, request.headers, self.router.slo_classes, self._token_id_of)
+        speculation = body.speculation_override()
+        return [
+            Request(
+                model=body.model,
+                prompt=prompt,
+                is_tokenized=is_tokenized,
+                params=params,
+                speculation=speculation,
+                slo=slo,
+                priority=body.priority or 0,
+                timeout_s=limit_s if body.timeout_s is None else min(limit_s, body.timeout_s),
+            )
+            for prompt, is_tokenized in zip(prompts, are_tokenized, strict=True)
+        ]
 
 
-async def _blaming(deltas: Deltas, field: str) -> Deltas:
+def _blaming(field: str, read: Read | None) -> Read:
     """The same; a request whose structure has failed blames the client's `field`."""
-    async with aclosing(deltas):
-        async for number, delta in deltas:
-            output = delta.output
-            if output is not None and output.error_field == "structure":
-                delta = replace(delta, output=replace(output, error_field=field))
-            yield number, delta
+
+    def blamed(delta: Delta) -> Delta | None:
+        output = delta.output
+        if output is not None and output.error_field == "structure":
+            delta = replace(delta, output=replace(output, error_field=field))
+        return delta if read is None else read(delta)
+
+    return blamed
 
 
 def _tool_format(name: ToolParser, template: ChatTemplate) -> ToolFormat | None:

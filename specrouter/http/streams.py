@@ -13,7 +13,7 @@ import json
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -22,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 from specrouter.http.error_answer import error_payload
 from specrouter.http.errors import Failure, failure_of
+from specrouter.request.delta_stream import DeltaStream
 from specrouter.request.output import Delta, RequestOutput
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,6 @@ _SLICE = 8192  # numbers or texts that are encoded at once
 # JSON may hold them as they are, and httpx's clients take them for the end of a line.
 _LINE_ENDS = tuple((end.encode(), f"\\u{ord(end):04x}".encode()) for end in "\x85\u2028\u2029")
 
-Deltas = AsyncGenerator[tuple[int, Delta]]  # each with its prompt's number
 Outputs = Sequence[tuple[int, RequestOutput]]
 
 
@@ -62,14 +62,13 @@ class Answer(ABC):
         return {}
 
 
-async def respond(request: Request, deltas: Deltas, answer: Answer, stream: bool) -> Response:
-    """Raises what the router refuses the request with."""
+async def respond(request: Request, deltas: DeltaStream, answer: Answer, stream: bool) -> Response:
     if stream:
         return await _streamed(request, deltas, answer)
     return await _whole(request, deltas, answer)
 
 
-async def _whole(request: Request, deltas: Deltas, answer: Answer) -> Response:
+async def _whole(request: Request, deltas: DeltaStream, answer: Answer) -> Response:
     async with aclosing(deltas):
         outputs = await _unless_client_leaves(request, _outputs(deltas))
     if outputs is None:
@@ -100,17 +99,20 @@ class PartsResponse(JSONResponse):
         return _in_parts(content)
 
 
-async def _streamed(request: Request, deltas: Deltas, answer: Answer) -> Response:
+async def _streamed(request: Request, deltas: DeltaStream, answer: Answer) -> Response:
     """Waits for the first tokens, so that a refusal or a failure can still be a status code."""
-    begun = await _unless_client_leaves(request, _beginning(deltas))
-    if begun is None:
-        return Response(status_code=_CLIENT_CLOSED_REQUEST)
-    if all(_failure(delta) for _, delta in begun):
-        return await _answer_of(_ordered(begun), answer)
-    return _EventStream(begun, deltas, answer)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(aclosing(deltas))
+        begun = await _unless_client_leaves(request, _beginning(deltas))
+        if begun is None:
+            return Response(status_code=_CLIENT_CLOSED_REQUEST)
+        if all(_failure(delta) for _, delta in begun):
+            return await _answer_of(_ordered(begun), answer)
+        stack.pop_all()  # the response closes them
+        return _EventStream(begun, deltas, answer)
 
 
-async def _beginning(deltas: Deltas) -> Sequence[tuple[int, Delta]]:
+async def _beginning(deltas: DeltaStream) -> Sequence[tuple[int, Delta]]:
     """Up to the first one that is no failure: where one text fails, another may go on."""
     begun = []
     async for at, delta in deltas:
@@ -125,7 +127,9 @@ class _EventStream(StreamingResponse):
     left. (Starlette alone leaves it to the garbage collector.)
     """
 
-    def __init__(self, begun: Sequence[tuple[int, Delta]], deltas: Deltas, answer: Answer) -> None:
+    def __init__(
+        self, begun: Sequence[tuple[int, Delta]], deltas: DeltaStream, answer: Answer
+    ) -> None:
         self._deltas = deltas
         self._events = _events(begun, deltas, answer)
         super().__init__(
@@ -138,7 +142,7 @@ class _EventStream(StreamingResponse):
 
 
 async def _events(
-    begun: Sequence[tuple[int, Delta]], rest: Deltas, answer: Answer
+    begun: Sequence[tuple[int, Delta]], rest: DeltaStream, answer: Answer
 ) -> AsyncGenerator[bytes]:
     try:
         for prompt, delta in begun:
@@ -223,7 +227,7 @@ def _encoded(value: Any) -> bytes:
     return text.encode()
 
 
-async def _outputs(deltas: Deltas) -> Outputs:
+async def _outputs(deltas: DeltaStream) -> Outputs:
     return _ordered([(at, delta) async for at, delta in deltas if delta.output is not None])
 
 

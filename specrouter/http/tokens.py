@@ -8,13 +8,14 @@ as a prompt's, and `LONG_CHARACTERS` in any case.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
-from fastapi import FastAPI
+from fastapi import Body, FastAPI
 from fastapi.responses import JSONResponse, Response
 from pydantic import Discriminator, Tag
 
 from specrouter.http.answer_schemas import DetokenizeAnswer, TokenizeAnswer
+from specrouter.http.bodies import Unread
 from specrouter.http.conversation_fields import Conversation
 from specrouter.http.fields import Fields, Text, TokenIds
 from specrouter.http.openapi import BODY_REFUSALS, TOKENS, described
@@ -60,6 +61,9 @@ class DetokenizeRequest(Fields):
     """Token ids."""
 
 
+_Fields = TypeVar("_Fields", TokenizeText | TokenizeChat, DetokenizeRequest)
+
+
 def add_tokens(app: FastAPI, service: Service) -> None:
     @app.post(
         "/tokenize",
@@ -71,9 +75,8 @@ def add_tokens(app: FastAPI, service: Service) -> None:
             example={"prompt": "def fib(n):"},
         ),
     )
-    async def tokenize(body: TokenizeRequest) -> Response:
-        service.check_model(body.model)
-        return await _run(service, _tokenized, service, body)
+    async def tokenize(body: Annotated[Unread[TokenizeRequest], Body()]) -> Response:
+        return await _run(service, _tokenized, body)
 
     @app.post(
         "/detokenize",
@@ -85,15 +88,19 @@ def add_tokens(app: FastAPI, service: Service) -> None:
             example={"tokens": [5, 6, 7]},
         ),
     )
-    async def detokenize(body: DetokenizeRequest) -> Response:
+    async def detokenize(body: Annotated[Unread[DetokenizeRequest], Body()]) -> Response:
+        return await _run(service, _detokenized, body)
+
+
+async def _run(
+    service: Service, answer: Callable[[Service, _Fields], Response], unread: Unread[_Fields]
+) -> Response:
+    def job() -> Response:
+        body = unread.read()
         service.check_model(body.model)
-        return await _run(service, _detokenized, service, body)
+        return answer(service, body)
 
-
-async def _run(service: Service, job: Callable[..., Response], *arguments: Any) -> Response:
-    return await service.router.lanes.run(
-        "tokenize", job, *arguments, is_large=True, max_waiting=MAX_WAITING_TOKENIZE
-    )
+    return await service.router.lanes.run("tokenize", job, max_waiting=MAX_WAITING_TOKENIZE)
 
 
 def _detokenized(service: Service, body: DetokenizeRequest) -> Response:

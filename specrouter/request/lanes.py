@@ -7,8 +7,9 @@ nobody uses goes back to the system. Jobs of a lane begin in the order in which 
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Any, Literal, TypeVar
 
 from specrouter.request.errors import OverloadedError, UnavailableError
@@ -16,26 +17,26 @@ from specrouter.request.memory import MemoryReturn
 
 Result = TypeVar("Result")
 
-# "texts": to tokenize a prompt, or to write an answer of many parts. "long_texts": of more than
-# `LONG_CHARACTERS`. "structures": to compile a grammar. "bodies": to parse a large body.
-# "tokenize": for clients that want the tokens only.
-Lane = Literal["texts", "long_texts", "structures", "bodies", "tokenize"]
+# "requests": to read a request, tokenize and check it. "large": one of more than
+# `LONG_CHARACTERS`. "structures": one whose grammar is to be compiled. "tokenize": for clients that
+# want the tokens only.
+Lane = Literal["requests", "large", "structures", "tokenize"]
 
-LONG_CHARACTERS = 2**18
+LONG_CHARACTERS = 2**18  # of a prompt, or bytes of a body
 MAX_WAITING_TOKENIZE = 64  # requests
 _THREADS: dict[Lane, int] = {
-    "texts": 8,
-    "long_texts": 1,
+    "requests": 8,
+    "large": 1,
     "structures": 2,
-    "bodies": 1,
     "tokenize": 1,
 }
+_LEAVE_MEMORY: Collection[Lane] = ("large", "tokenize")  # much of it, behind a job
 _RETRY_AFTER_S = 1.0
 
 
-def text_lane(characters: int) -> Lane:
-    """For a text, or several of one request together."""
-    return "long_texts" if characters > LONG_CHARACTERS else "texts"
+def lane_of(length: int) -> Lane:
+    """Of a request of so many characters, or bytes, in all."""
+    return "large" if length > LONG_CHARACTERS else "requests"
 
 
 class Lanes:
@@ -55,13 +56,11 @@ class Lanes:
         lane: Lane,
         job: Callable[..., Result],
         *arguments: Any,
-        is_large: bool = False,
         max_waiting: int | None = None,
     ) -> Result:
-        """The job's result, or what it raises.
+        """The job's result, or what it raises. It runs in the caller's context.
 
         Args:
-            is_large: it leaves much memory behind.
             max_waiting: of the lane's jobs; `OverloadedError` where as many wait.
         """
         with self._lock:
@@ -70,7 +69,7 @@ class Lanes:
                 raise OverloadedError(waiting, _RETRY_AFTER_S)
             self._inside[lane] += 1
         try:
-            done = self._executors[lane].submit(job, *arguments)
+            done = self._executors[lane].submit(copy_context().run, job, *arguments)
         except RuntimeError as error:
             self._leave(lane)
             raise UnavailableError("the router is closed") from error
@@ -78,7 +77,7 @@ class Lanes:
         try:
             return await asyncio.wrap_future(done)
         finally:
-            if is_large:
+            if lane in _LEAVE_MEMORY:
                 self._memory.soon()
 
     def close(self) -> None:

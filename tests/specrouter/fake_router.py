@@ -9,7 +9,8 @@ import asyncio
 import itertools
 import math
 import time
-from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -32,13 +33,14 @@ from specrouter.cycle import DraftShape, Option
 from specrouter.engine.admission_log import AdmissionRecord
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.prefix_log import PrefixRecord
-from specrouter.engine.request_args import RequestArgs
+from specrouter.engine.request import Request
 from specrouter.engine.serving import Health
 from specrouter.engine.slo_accounts import Percentiles, SloAccounts, SloFigures, SloReport
 from specrouter.execution.hang_guard import HangGuard
 from specrouter.profile.calibration import CalibrationFigures
 from specrouter.profile.profiler import EngineStatistics
 from specrouter.profile.snapshot import TreeKey
+from specrouter.request.delta_stream import Read
 from specrouter.request.lanes import Lanes
 from specrouter.request.objective import Objective, SloLike, resolve
 from specrouter.request.output import Feasible, FinishReason
@@ -178,6 +180,36 @@ PREFIX = PrefixRecord(
 )
 
 
+class FakeStream:
+    """Tells what is `waiting`, or holds or breaks on the way, as its router says."""
+
+    def __init__(self, router: FakeRouter) -> None:
+        self._router, self._told = router, 0
+        self.waiting: deque[tuple[int, Delta]] | None = None  # None: nothing was submitted
+        self.read: Read | None = None
+
+    def __aiter__(self) -> FakeStream:
+        return self
+
+    async def __anext__(self) -> tuple[int, Delta]:
+        while self.waiting:
+            if self._told == self._router.hold_after:
+                await asyncio.Event().wait()
+            if self._router.crash and self._told == 1:
+                raise RuntimeError("the engine broke")
+            self._told += 1
+            at, delta = self.waiting.popleft()
+            shown = delta if self.read is None else self.read(delta)
+            if shown is not None:
+                return at, shown
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        if self.waiting is not None:
+            self._router.open_requests -= 1
+        self.waiting = None
+
+
 @dataclass(kw_only=True, eq=False)
 class FakeRouter:
     """Records what it is asked.
@@ -272,9 +304,16 @@ class FakeRouter:
         if any(part in structure.source for part in self.refuses_structures):
             raise RequestError("structure", "cannot be compiled")
 
-    async def astream_each(
-        self, asked: Sequence[RequestArgs], max_waiting: int | None = None
-    ) -> AsyncGenerator[tuple[int, Delta]]:
+    @property
+    def streams(self) -> FakeRouter:
+        return self
+
+    def open(self) -> FakeStream:
+        return FakeStream(self)
+
+    def submit_each(
+        self, asked: Sequence[Request], stream: FakeStream, max_waiting: int | None = None
+    ) -> None:
         """The prompts take turns, the last one first."""
         self.check_room(max_waiting)
         for one in asked:
@@ -285,16 +324,7 @@ class FakeRouter:
             [(at, delta) for delta in self._deltas(one.params, one.prompt)]
             for at, one in reversed(list(enumerate(asked)))
         ]
-        try:
-            deltas = itertools.chain.from_iterable(zip(*each, strict=True))
-            for position, item in enumerate(deltas):
-                if position == self.hold_after:
-                    await asyncio.Event().wait()
-                if self.crash and position == 1:
-                    raise RuntimeError("the engine broke")
-                yield item
-        finally:
-            self.open_requests -= 1
+        stream.waiting = deque(itertools.chain.from_iterable(zip(*each, strict=True)))
 
     def stream(
         self,

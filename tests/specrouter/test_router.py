@@ -37,7 +37,8 @@ from specrouter import (
 )
 from specrouter.cycle import CyclePlan, CycleResult
 from specrouter.engine.engine import Engine
-from specrouter.engine.request_args import RequestArgs
+from specrouter.engine.request import Request
+from specrouter.engine.serving import streamed
 from specrouter.execution.executor import Executor
 from specrouter.execution.time_profile import profile_model
 from specrouter.profile.cycle_times import Workload
@@ -91,7 +92,10 @@ async def collected(
 ) -> list[list[int]]:
     """Tokens of a stream, prompt by prompt."""
     made: list[list[int]] = [[] for _ in several]
-    async for number, delta in router.astream_all(several, GREEDY, max_waiting=max_waiting):
+    asked = [
+        Request(prompt=prompt, params=GREEDY, speculation=None, slo=None) for prompt in several
+    ]
+    async for number, delta in streamed(router, asked, max_waiting):
         made[number] += delta.token_ids
     return made
 
@@ -256,7 +260,7 @@ def test_each_sample_can_be_asked_for_and_goes_on_from_wherever_it_was_left(
     async def rest(sample: int, made: int) -> RequestOutput:
         earlier = tuple(whole[sample].token_ids[:made])
         arrivals = ((0.5, 1), (0.75, made - 1)) if made > 1 else ((0.5, 1),) if made else ()
-        asked = RequestArgs(
+        asked = Request(
             prompt=PROMPT,
             params=params,
             speculation=CHAIN,
@@ -268,7 +272,7 @@ def test_each_sample_can_be_asked_for_and_goes_on_from_wherever_it_was_left(
             elapsed_s=1.0,
             arrivals=arrivals,
         )
-        deltas = [delta async for _, delta in router.astream_each([asked])]
+        deltas = [delta async for _, delta in streamed(router, [asked])]
         assert {delta.index for delta in deltas} == {sample}
         assert [token for delta in deltas for token in delta.token_ids] == list(
             whole[sample].token_ids[made:]

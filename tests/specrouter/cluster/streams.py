@@ -20,7 +20,8 @@ from specrouter import (
     TokenLogprobs,
 )
 from specrouter.cluster.router import ClusterRouter
-from specrouter.engine.request_args import RequestArgs
+from specrouter.engine.request import Request
+from specrouter.engine.serving import streamed
 from specrouter.request.output import Delta
 from specrouter.request.structure import Structure
 
@@ -97,8 +98,8 @@ class Load:
                 found["stop"] = router.generate([list(prompt)], stop)
         return cls(prompt, kinds, found)
 
-    def asked(self, params: SamplingParams, slo: SLO | None) -> RequestArgs:
-        return RequestArgs(prompt=self.prompt, params=params, speculation=None, slo=slo)
+    def asked(self, params: SamplingParams, slo: SLO | None) -> Request:
+        return Request(prompt=self.prompt, params=params, speculation=None, slo=slo)
 
     async def served(self, router: ClusterRouter, rounds: int = 1) -> Came:
         """All kinds at once."""
@@ -178,17 +179,17 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-async def served(router: ClusterRouter, asked: Sequence[RequestArgs]) -> Came:
+async def served(router: ClusterRouter, asked: Sequence[Request]) -> Came:
     """When each delta came, and of which request."""
     found: Came = []
     deltas: AsyncGenerator[tuple[int, Delta]]
-    async with asyncio.timeout(PATIENCE_S), aclosing(router.astream_each(asked)) as deltas:
+    async with asyncio.timeout(PATIENCE_S), aclosing(streamed(router, asked)) as deltas:
         async for number, delta in deltas:
             found.append((time.monotonic(), number, delta))
     return found
 
 
-def output_of(router: ClusterRouter, asked: RequestArgs) -> RequestOutput:
+def output_of(router: ClusterRouter, asked: Request) -> RequestOutput:
     """Of a request alone."""
     [deltas] = collected(asyncio.run(served(router, [asked]))).values()
     output = deltas[-1].output

@@ -24,7 +24,8 @@ from specrouter.cluster.correction import (
     corrections,
 )
 from specrouter.cluster.state import RoutedRequest
-from specrouter.engine.request_args import RequestArgs
+from specrouter.engine.request import Request
+from specrouter.engine.serving import streamed
 from specrouter.request.objective import Objective
 from tests.specrouter.cluster.links import Cluster
 from tests.specrouter.cluster.states import state, view
@@ -164,10 +165,10 @@ def test_a_cluster_learns_of_each_replica_how_true_its_times_are(
         return router
 
     params = SamplingParams(max_new_tokens=16, ignore_eos=True)
-    asked = RequestArgs(prompt=(5, 17, 300), params=params, speculation=None, slo=EASY)
+    asked = Request(prompt=(5, 17, 300), params=params, speculation=None, slo=EASY)
 
     async def served(cluster: Cluster) -> None:
-        async with aclosing(cluster.router.astream_each([asked] * 8)) as deltas:
+        async with aclosing(streamed(cluster.router, [asked] * 8)) as deltas:
             async for _ in deltas:
                 pass
 

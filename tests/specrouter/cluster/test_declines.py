@@ -18,7 +18,7 @@ import pytest
 
 from specrouter import SLO, SamplingParams
 from specrouter.cluster.link import Attempt, Reply
-from specrouter.engine.request_args import RequestArgs
+from specrouter.engine.request import Request
 from tests.specrouter.cluster.links import Cluster, FaultyLink
 from tests.specrouter.cluster.streams import PROMPT, output_of
 from tests.specrouter.faults import PATIENCE_S, wait_until
@@ -48,8 +48,8 @@ def cluster(replicas: Cluster) -> Iterator[Cluster]:
         replicas.router._loop.call(link.revive)
 
 
-def request(slo: SLO | None) -> RequestArgs:
-    return RequestArgs(prompt=PROMPT, params=PARAMS, speculation=None, slo=slo)
+def request(slo: SLO | None) -> Request:
+    return Request(prompt=PROMPT, params=PARAMS, speculation=None, slo=slo)
 
 
 def test_a_pair_whose_first_half_declines_is_left_for_the_other_half(

@@ -13,10 +13,10 @@ import pytest
 from specrouter.cluster.link import Attempt, ReplicaLostError, Reply
 from specrouter.cluster.multiplex import Order, Pieces, ReplyReceiver, ReplySender
 from specrouter.cluster.state import RoutedRequest
-from specrouter.engine.request_args import RequestArgs
+from specrouter.engine.request import Request
 from specrouter.request.params import SamplingParams
 
-ARGS = RequestArgs(prompt=(1,), params=SamplingParams(), speculation=None, slo=None)
+ARGS = Request(prompt=(1,), params=SamplingParams(), speculation=None, slo=None)
 STREAMS, REPLIES = 5, 4
 
 

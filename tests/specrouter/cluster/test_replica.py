@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -15,7 +15,9 @@ from specrouter.cluster.link import Attempt, Reply
 from specrouter.cluster.replica import ReplicaEngine, ReplicaServer
 from specrouter.cluster.state import RoutedRequest
 from specrouter.engine.engine_state import EngineState
-from specrouter.engine.request_args import RequestArgs
+from specrouter.engine.request import Request
+from specrouter.request.delta_stream import DeltaStream, DeltaStreams
+from specrouter.request.lanes import Lanes
 from specrouter.request.objective import Objective
 from specrouter.request.output import Delta
 from tests.specrouter.cluster.links import LocalTransport
@@ -33,7 +35,8 @@ class Engine:
     max_request_tokens: int = 64
     fingerprint: str = "fp"
     closed_early: int = 0
-    waits: asyncio.Event = field(default_factory=asyncio.Event)
+    lanes: Lanes = field(default_factory=Lanes)
+    streams: DeltaStreams = field(default_factory=DeltaStreams)
 
     def engine_state(self) -> EngineState:
         return EngineState(
@@ -60,18 +63,19 @@ class Engine:
     def seconds_until_admitted(self) -> float:
         return 0.0
 
-    async def astream_each(
-        self, asked: Sequence[RequestArgs], max_waiting: int | None = None
-    ) -> AsyncGenerator[tuple[int, Delta]]:
+    def check_room(self, max_waiting: int | None = None) -> None:
         if self.refuses is not None:
             raise self.refuses
-        try:
-            for delta in self.deltas:
-                yield 0, delta
-            if not self.deltas:
-                await self.waits.wait()
-        finally:
-            self.closed_early += not self.deltas
+
+    def submit_each(
+        self, asked: Sequence[Request], stream: DeltaStream, max_waiting: int | None = None
+    ) -> None:
+        stream.begin([self])
+        for delta in self.deltas:
+            stream.tell(0, delta)
+
+    def cancel(self) -> None:
+        self.closed_early += not self.deltas
 
 
 def server(engine: Engine) -> ReplicaServer:
@@ -79,7 +83,7 @@ def server(engine: Engine) -> ReplicaServer:
 
 
 def attempt(objective: Objective | None = None, may_decline: bool = True) -> Attempt:
-    args = RequestArgs(prompt=(1, 2), params=SamplingParams(), speculation=None, slo=None)
+    args = Request(prompt=(1, 2), params=SamplingParams(), speculation=None, slo=None)
     return Attempt(
         args=args,
         routed=RoutedRequest(number=0, prompt_tokens=10, remaining=5, objective=objective),

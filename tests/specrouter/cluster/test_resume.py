@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from specrouter import SLO, RequestMetrics, RequestOutput, SamplingParams, Speculation
 from specrouter.cluster.resume import Progress, draw
-from specrouter.engine.request_args import RequestArgs
+from specrouter.engine.request import Request
 from specrouter.request.objective import Objective, Stage
 from specrouter.request.output import Delta, FinishReason, TokenLogprobs
 from specrouter.request.spec import RequestSpec
@@ -48,7 +48,7 @@ def progress(objective: Objective | None = None, sample: int = 0, **params: obje
     )
     override = Speculation(prediction="def")
     return Progress(
-        RequestArgs(
+        Request(
             prompt="the prompt",
             params=asked,
             speculation=override,

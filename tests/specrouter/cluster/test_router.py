@@ -20,14 +20,15 @@ from modelpool.errors import ConfigError
 from specrouter import SLO, ChainRouter, RequestError, SamplingParams, UnavailableError
 from specrouter.cluster.link import Feed
 from specrouter.cluster.member import Member
-from specrouter.engine.request_args import RequestArgs
+from specrouter.engine.request import Request
+from specrouter.engine.serving import streamed
 from tests.specrouter.cluster.links import NEWS, QUIET, Cluster
 from tests.specrouter.cluster.streams import KINDS, PROMPT, Load, output_of, served
 from tests.specrouter.faults import PATIENCE_S, wait_until
 
 Settings = dict[str, Any]
 
-GREEDY = RequestArgs(prompt=PROMPT, params=KINDS["greedy"], speculation=None, slo=None)
+GREEDY = Request(prompt=PROMPT, params=KINDS["greedy"], speculation=None, slo=None)
 SOON_SILENT: Settings = {
     "routing": {"stale_s": 1.5, "metrics_s": 0.1, "policy": "round-robin"},
     "resume": {"silence_s": 1.0},
@@ -191,7 +192,7 @@ def test_a_client_that_leaves_frees_the_replica(cluster: Cluster) -> None:
     asked = replace(GREEDY, params=SamplingParams(max_new_tokens=200, ignore_eos=True))
 
     async def leave() -> None:
-        async with aclosing(cluster.router.astream_each([asked])) as deltas:
+        async with aclosing(streamed(cluster.router, [asked])) as deltas:
             await anext(deltas)
 
     asyncio.run(leave())
@@ -270,7 +271,7 @@ def test_a_prompt_goes_where_its_beginning_was_read_until_that_replica_is_lost(
 ) -> None:
     routing = {**NEWS, "policy": "flowguard"}
     prompt = tuple(7 + at % 40 for at in range(200))
-    asked = RequestArgs(
+    asked = Request(
         prompt=prompt,
         params=SamplingParams(max_new_tokens=2, ignore_eos=True),
         speculation=None,

@@ -15,7 +15,7 @@ from specrouter import SLO, RequestError, RouterConfig, SamplingParams, Speculat
 from specrouter.engine.context_limit import ContextLengthError
 from specrouter.engine.input_validation import MAX_BAD_WORD_IDS as MOST
 from specrouter.engine.input_validation import InputValidation
-from specrouter.engine.request_args import PromptLike, RequestArgs, args_of_each
+from specrouter.engine.request import PromptLike, Request, args_of_each
 from specrouter.request.objective import Objective, Stage
 from specrouter.request.spec import MAX_PRIORITY, RequestSpec
 from specrouter.request.structure import Structure
@@ -69,16 +69,16 @@ def validation_with(pool: Pool, slo_classes: dict[str, Any]) -> InputValidation:
     return InputValidation(config, cast(Any, pool), lambda: cast(Any, Engine()))
 
 
-def args(prompt: PromptLike = (1, 2), slo: Any = None, **more: Any) -> RequestArgs:
-    """A call's arguments: those of sampling, and those that `RequestArgs` has."""
-    own = {name: more.pop(name) for name in list(more) if name in RequestArgs.__annotations__}
+def args(prompt: PromptLike = (1, 2), slo: Any = None, **more: Any) -> Request:
+    """A call's arguments: those of sampling, and those that `Request` has."""
+    own = {name: more.pop(name) for name in list(more) if name in Request.__annotations__}
     params = own.pop("params", None) or SamplingParams(**{"max_new_tokens": 4, **more})
-    return RequestArgs(
+    return Request(
         prompt=prompt, params=params, speculation=own.pop("speculation", None), slo=slo, **own
     )
 
 
-def refused(validation: InputValidation, asked: RequestArgs) -> RequestError:
+def refused(validation: InputValidation, asked: Request) -> RequestError:
     with pytest.raises(RequestError) as caught:
         validation.accept(asked)
     return caught.value
@@ -110,7 +110,7 @@ def test_a_request_keeps_what_was_asked(validation: InputValidation) -> None:
 
 
 def test_a_request_without_parameters_has_the_default_ones(validation: InputValidation) -> None:
-    error = refused(validation, RequestArgs(prompt=[1], params=None, speculation=None, slo=None))
+    error = refused(validation, Request(prompt=[1], params=None, speculation=None, slo=None))
     asked = 1 + SamplingParams().max_new_tokens
     assert error.reason.startswith(f"This model's maximum context length is {MAX_TOKENS} tokens")
     assert f"you requested {asked} tokens" in error.reason
@@ -286,7 +286,7 @@ def test_the_refused_one_of_several_prompts_is_named(validation: InputValidation
 
 def each(
     prompts: Any, params: Any = None, speculation: Any = None, slo: Any = None
-) -> list[RequestArgs]:
+) -> list[Request]:
     return args_of_each(prompts, params, speculation, slo, 0, None)
 
 

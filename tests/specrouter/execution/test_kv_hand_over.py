@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from specrouter import ChainRouter, RequestOutput, SamplingParams
-from specrouter.engine.request_args import RequestArgs
+from specrouter.engine.request import Request
+from specrouter.engine.serving import streamed
 from specrouter.execution.executor import Executor
 from specrouter.request.handed_kv import HandedKV
 from specrouter.request.output import Delta
@@ -47,8 +48,8 @@ def routers(request: pytest.FixtureRequest, small_config: dict[str, Any]) -> Ite
 
 def news(router: ChainRouter, params: SamplingParams, **more: Any) -> list[Delta]:
     async def collect() -> list[Delta]:
-        asked = RequestArgs(prompt=PROMPT, params=params, speculation=None, slo=None, **more)
-        async with aclosing(router.astream_each([asked])) as deltas:
+        asked = Request(prompt=PROMPT, params=params, speculation=None, slo=None, **more)
+        async with aclosing(streamed(router, [asked])) as deltas:
             return [delta async for _, delta in deltas]
 
     return asyncio.run(collect())

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from specrouter.request.errors import OverloadedError, UnavailableError
-from specrouter.request.lanes import LONG_CHARACTERS, Lanes, text_lane
+from specrouter.request.lanes import LONG_CHARACTERS, Lanes, lane_of
 
 
 def using(test: Callable[[Lanes], Awaitable[None]]) -> None:
@@ -31,11 +31,11 @@ def test_a_long_text_waits_for_another_and_a_short_one_does_not() -> None:
         return number
 
     async def test(lanes: Lanes) -> None:
-        assert text_lane(LONG_CHARACTERS + 1) == "long_texts"
-        several = [asyncio.ensure_future(lanes.run("long_texts", long, one)) for one in range(3)]
+        assert lane_of(LONG_CHARACTERS + 1) == "large"
+        several = [asyncio.ensure_future(lanes.run("large", long, one)) for one in range(3)]
         while not begun:
             await asyncio.sleep(0.001)
-        assert await lanes.run(text_lane(LONG_CHARACTERS), str, 5) == "5"
+        assert await lanes.run(lane_of(LONG_CHARACTERS), str, 5) == "5"
         assert await lanes.run("structures", str, 6) == "6"
         assert begun == [0]
         end.set()
@@ -68,7 +68,7 @@ def test_as_many_wait_as_may_and_who_leaves_makes_room() -> None:
 def test_what_a_job_raises_is_told() -> None:
     async def test(lanes: Lanes) -> None:
         with pytest.raises(ZeroDivisionError):
-            await lanes.run("texts", divmod, 1, 0, is_large=True)
+            await lanes.run("large", divmod, 1, 0)
 
     using(test)
 
@@ -77,6 +77,6 @@ def test_closed_lanes_take_nothing() -> None:
     async def test(lanes: Lanes) -> None:
         lanes.close()
         with pytest.raises(UnavailableError):
-            await lanes.run("texts", str)
+            await lanes.run("requests", str)
 
     using(test)

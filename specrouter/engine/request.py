@@ -1,4 +1,4 @@
-"""RequestArgs: a call's arguments, prompt by prompt, before anything of them is checked."""
+"""Request: what a caller asks for, prompt by prompt, before anything of it is checked."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from operator import length_hint
 from typing import Any
 
 from specrouter.request.handed_kv import HandedKV
-from specrouter.request.lanes import LONG_CHARACTERS, Lane
+from specrouter.request.lanes import Lane, lane_of
 from specrouter.request.objective import SLO, SloLike
 from specrouter.request.params import RequestError, SamplingParams, Speculation
 from specrouter.request.spec import SpeculationOverride
@@ -15,10 +15,13 @@ PromptLike = str | Sequence[int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RequestArgs:
-    """A call's arguments, for one prompt, as they came: see `ChainRouter.submit`.
+class Request:
+    """What is asked of one prompt: see `ChainRouter.submit`. Samples of it are `RequestSpec`s.
 
     Attributes:
+        model: that is to serve it; None: the target.
+        is_tokenized: the prompt is ids that the pool's own tokenizer made, or that were checked
+            before: they are not looked at again.
         sample: the one of `params.n` that is asked for; None: all of them.
         generated, elapsed_s, arrivals: what earlier attempts at it brought: see `RequestSpec`.
         prefill_only, kv: see `RequestSpec`.
@@ -36,6 +39,8 @@ class RequestArgs:
     arrivals: tuple[tuple[float, int], ...] = ()
     prefill_only: bool = False
     kv: HandedKV | None = None
+    model: str | None = None
+    is_tokenized: bool = False
 
 
 def args_of_each(
@@ -45,7 +50,7 @@ def args_of_each(
     slo: SloLike | Sequence[SloLike],
     priority: int,
     timeout_s: float | None,
-) -> list[RequestArgs]:
+) -> list[Request]:
     """A call with several prompts, prompt by prompt: see `ChainRouter.generate`.
 
     Raises:
@@ -60,7 +65,7 @@ def args_of_each(
         strict=True,
     )
     return [
-        RequestArgs(
+        Request(
             prompt=prompt,
             params=own,
             speculation=override,
@@ -72,21 +77,13 @@ def args_of_each(
     ]
 
 
-def lane_of(asked: Sequence[RequestArgs]) -> tuple[Lane, bool]:
-    """In which requests' prompts are read, and whether that leaves much memory behind.
-
-    A long prompt, or a structure, takes long, and other streams must go on meanwhile.
-    """
-    predicted = {
-        one.speculation.prediction or ""
-        for one in asked
-        if isinstance(one.speculation, Speculation)
-    }
-    prompts = [one.prompt for one in asked]
-    is_large = sum(map(length_hint, (*prompts, *predicted))) > LONG_CHARACTERS
+def lane_for(asked: Sequence[Request]) -> Lane:
+    """In which they are tokenized and checked."""
     if any(one.params is not None and one.params.structure is not None for one in asked):
-        return "structures", is_large
-    return ("long_texts" if is_large else "texts"), is_large
+        return "structures"
+    overrides = [one.speculation for one in asked if isinstance(one.speculation, Speculation)]
+    predicted = {one.prediction or "" for one in overrides}
+    return lane_of(sum(map(length_hint, (*(one.prompt for one in asked), *predicted))))
 
 
 def _as_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:

@@ -1,0 +1,74 @@
+"""DeltaStream: what several samples say, on its way from any threads to a coroutine.
+
+Contract: deltas come in the order in which they were told, each with the number of its prompt.
+Closing a stream cancels what of it still runs, and also what is only begun afterwards.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol, Self
+from weakref import WeakKeyDictionary
+
+from specrouter.request.loop_mailbox import LoopMailbox
+from specrouter.request.output import Delta
+
+Read = Callable[[Delta], Delta | None]
+
+
+class Running(Protocol):
+    def cancel(self) -> object: ...
+
+
+class DeltaStream:
+    """Iterate over pairs `(number, delta)`, and close it. `begin` and `tell` may be called from any
+    thread, the rest from the loop of the mailbox."""
+
+    def __init__(self, mailbox: LoopMailbox) -> None:
+        self._mailbox = mailbox
+        self._deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
+        self._running: Sequence[Running] = ()
+        self._left = 0
+        self._is_closed = False
+        self.read: Read | None = None  # changes each delta, or leaves it out
+
+    def begin(self, running: Sequence[Running]) -> None:
+        """These tell it one last delta each."""
+        self._running, self._left = running, len(running)
+        if self._is_closed:
+            self._cancel()
+
+    def tell(self, number: int, delta: Delta) -> None:
+        self._mailbox.post(partial(self._deltas.put_nowait, (number, delta)))
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> tuple[int, Delta]:
+        while self._left:
+            number, delta = await self._deltas.get()
+            self._left -= delta.finish_reason is not None
+            shown = delta if self.read is None else self.read(delta)
+            if shown is not None:
+                return number, shown
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        self._is_closed = True
+        self._cancel()
+
+    def _cancel(self) -> None:
+        for one in self._running:
+            one.cancel()
+
+
+class DeltaStreams:
+    """Streams of a loop share its mailbox."""
+
+    def __init__(self) -> None:
+        self._mailboxes = WeakKeyDictionary[asyncio.AbstractEventLoop, LoopMailbox]()
+
+    def open(self) -> DeltaStream:
+        """For the loop that runs here."""
+        loop = asyncio.get_running_loop()
+        return DeltaStream(self._mailboxes.setdefault(loop, LoopMailbox(loop)))
