@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     with ChainRouter.from_config(options.config) as router:
         router.generate(options.prompt, params)
-        compared = [one for one in router.decisions() if one.decision.alternatives]
+        compared = [one for one in router.instruments.decisions() if one.decision.alternatives]
     if not compared:
         raise SystemExit(
             "no decision compared alternatives: the pool needs drafters, and a policy "

@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> None:
         ]
         for handle in handles:
             handle.result()
-        report = router.slo_report()
+        report = router.instruments.slo_accounts.report()
     for name, figures in report.classes.items():
         print(
             f"{name:12s} {figures.attained} of {figures.judged} attained, "

@@ -93,7 +93,7 @@ def simulated_machine(router: ChainRouter) -> Machine:
     """The router's measured times of the target and its smallest drafter, and of its own work
     around their forwards, on the machine as it is: what it has served so far has taught it both.
     Raises `ConfigError`."""
-    pool, known = router.pool, router.performance()
+    pool, known = router.pool, router.instruments.performance()
     drafters = [n for n in pool.names if n in known.times and n != pool.target]
     with_weights = [name for name in drafters if not pool.is_weightless(name)]
     if not with_weights:

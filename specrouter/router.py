@@ -9,13 +9,12 @@ Source: SpecRouter, section 4.1 and Listing 1.
 import itertools
 import logging
 import queue
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from prometheus_client.metrics_core import Metric
 from transformers import PreTrainedTokenizerBase
 
 from modelpool import ModelPool
@@ -28,21 +27,13 @@ from specrouter.config import (
     TreesConfig,
     check_chain,
 )
-from specrouter.cycle import DraftShape
-from specrouter.engine.admission_log import AdmissionRecord
-from specrouter.engine.decode_counts import DecodeFigures
 from specrouter.engine.engine import Engine
-from specrouter.engine.engine_state import EngineState
 from specrouter.engine.engine_thread import EngineThread
 from specrouter.engine.fingerprint import fingerprint_of
 from specrouter.engine.input_validation import InputValidation
-from specrouter.engine.prefix_log import PrefixRecord
+from specrouter.engine.instruments import EngineInstruments
 from specrouter.engine.request import PromptLike, Request, args_of_each
 from specrouter.engine.serving import Health, streamed
-from specrouter.engine.slo_accounts import SloAccounts, SloReport
-from specrouter.profile.calibration import CalibrationFigures
-from specrouter.profile.profiler import EngineStatistics
-from specrouter.profile.snapshot import PerformanceSnapshot, TreeKey
 from specrouter.request.chat_prompt import chat_prompt
 from specrouter.request.delta_stream import DeltaStream, DeltaStreams
 from specrouter.request.detokenizer import Detokenizer
@@ -55,7 +46,6 @@ from specrouter.request.params import RequestError, SamplingParams
 from specrouter.request.running import RunningRequest
 from specrouter.request.spec import RequestSpec, SpeculationOverride
 from specrouter.request.structure import Structure
-from specrouter.routing.decision_record import DecisionRecord
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +67,9 @@ class ChainRouter:
         pool: the models.
         slo_classes: objectives by the name that requests ask for.
         lanes, streams: for `submit_each`: the threads in which it is called, what it tells.
+        limits: how long a request may be.
+        fingerprint: changes where the same seed may give another text.
+        instruments: statistics, decisions, metrics, and what measurements set.
     """
 
     def __init__(self, config: RouterConfig, progress: LoadProgress | None = None) -> None:
@@ -91,10 +84,12 @@ class ChainRouter:
         self._validation = InputValidation(config, self.pool, lambda: thread.engine)
         self.slo_classes = self._validation.slo_classes
         self.lanes = Lanes()
-        self._fingerprint = fingerprint_of(config.pool, self.pool)
+        self.limits = self._validation.context
+        self.fingerprint = fingerprint_of(config.pool, self.pool)
         self._ids = itertools.count(1)
         self.streams = DeltaStreams()
         self._thread = thread
+        self.instruments = EngineInstruments(thread)
         thread.start()  # raises what is wrong with the target
 
     @classmethod
@@ -320,24 +315,6 @@ class ChainRouter:
         """
         self._thread.check_room(max_waiting)
 
-    def check_text(self, field: str, text: str) -> None:
-        """For who tokenizes prompts itself: refuses, unread, what is longer than any prompt.
-
-        Raises:
-            RequestError: of `field`.
-        """
-        self._validation.context.check_text(field, text)
-
-    @property
-    def max_prompt_characters(self) -> int:
-        """More than any prompt has that a request may have."""
-        return self._validation.context.max_characters
-
-    @property
-    def fingerprint(self) -> str:
-        """Changes where the same seed may give another text."""
-        return self._fingerprint
-
     def health(self) -> Health:
         return Health("ok" if self.is_healthy else "stopped")
 
@@ -346,75 +323,12 @@ class ChainRouter:
         return self._thread.is_healthy
 
     @property
-    def max_request_tokens(self) -> int:
-        """The most tokens that a request may have, prompt and output."""
-        return self._validation.context.max_tokens
-
-    @property
     def failure(self) -> str | None:
         """Why the engine has stopped for good; None while it runs, and after a close."""
         return self._thread.failure
 
-    @property
-    def restarts(self) -> int:
-        """Times that the engine has failed and begun anew."""
-        return self._thread.restarts
-
-    def performance(self) -> PerformanceSnapshot:
-        """What the scheduler knows now."""
-        return self._engine.profiler.snapshot()
-
-    def statistics(self) -> EngineStatistics:
-        """Totals since the start: cycles, tokens, and where the time went."""
-        return self._engine.profiler.statistics()
-
-    def decoded(self) -> DecodeFigures:
-        """Totals of the engine since it began: by chain, by position, against what was planned."""
-        return self._engine.decode_counts.figures()
-
-    def engine_state(self) -> EngineState:
-        """Requests, KV memory and quarantines now."""
-        return self._thread.state()
-
-    def ended_requests(self) -> Iterator[Metric]:
-        """Of the requests that have ended, in Prometheus' form."""
-        return self._engine.meter.collect()
-
     def restart_replicas(self) -> None:
         raise UnavailableError("there are no replicas")
-
-    def replica_metrics(self) -> Iterator[Metric]:
-        return iter(())
-
-    def routings(self) -> Sequence[Mapping[str, Any]]:
-        return ()
-
-    @property
-    def slo_accounts(self) -> SloAccounts:
-        """What is counted of objectives and of admission, to be read."""
-        return self._engine.slo_accounts
-
-    def slo_report(self) -> SloReport:
-        """Of the requests that have ended: objectives attained, goodput, percentiles, by class."""
-        return self._engine.slo_accounts.report()
-
-    def calibration(self) -> dict[TreeKey, CalibrationFigures]:
-        """How true the probabilities were that trees were selected by: by who proposed, who
-        verified, and whether tokens were sampled."""
-        known = self._engine.profiler.snapshot().trees
-        return {key: seen.calibration for key, seen in known.items()}
-
-    def decisions(self) -> list[DecisionRecord]:
-        """The last switches of chain or trees, each with its alternatives, oldest first."""
-        return self._engine.decisions
-
-    def admissions(self) -> list[AdmissionRecord]:
-        """The last decisions of admission about objectives, each with its reason, oldest first."""
-        return self._engine.admissions
-
-    def prefixes(self) -> list[PrefixRecord]:
-        """How much of their prompts the last requests found in the prefix cache, oldest first."""
-        return self._engine.prefixes
 
     def set_policy(
         self,
@@ -441,55 +355,7 @@ class ChainRouter:
             shapes = validate_config(TreesConfig, dict(trees), "trees")
         engine = self.config.engine.model_dump() | ({"admission": admission} if admission else {})
         admits = validate_config(EngineConfig, engine, "engine").admission
-        self._engine.set_policy(checked, shapes, admits)
-
-    def predict(
-        self,
-        chain: Sequence[str],
-        depth: int,
-        width: int = 1,
-        nodes: int | None = None,
-        requests: int = 1,
-    ) -> float:
-        """Milliseconds per token of a request that are predicted now for a way to decode.
-
-        Args:
-            nodes: of each tree that the target verifies; None: all.
-            requests: that decode together, sampled.
-        """
-        return self._engine.predict(tuple(chain), DraftShape(depth, width, nodes or 0), requests)
-
-    def predicted_tpot_ms(self, requests: int) -> float:
-        """Of each of so many requests that decode together, as the scheduler would serve them."""
-        return self._engine.predicted_tpot_ms(requests)
-
-    def predicted_prefill_ms(self) -> float:
-        """Of a prompt token on the target, in chunks of `engine.prefill_chunk`."""
-        return self._engine.predicted_prefill_ms()
-
-    def baseline_tpot_ms(self) -> float:
-        """Of one request alone on the target."""
-        return self._engine.baseline_tpot_ms()
-
-    def seconds_until_admitted(self) -> float:
-        """Of a request that comes now, as the last ones were given rows."""
-        return self._thread.seconds_until_admitted()
-
-    def set_learning(self, is_learning: bool) -> None:
-        """Whether cycles teach the scheduler. Off, a benchmark's other runs teach it nothing."""
-        self._engine.profiler.is_learning = is_learning
-
-    def run_idle(self, function: Callable[[], Any]) -> Any:
-        """Runs something in the engine's thread, whose OpenMP workers it shares, between cycles.
-
-        For measurements, when no request runs: those that do wait for it. Raises what `function`
-        raises; `UnavailableError` where the router is closed before its turn.
-        """
-        return self._thread.run_idle(function)
-
-    def check_integrity(self) -> None:
-        """Asserts the invariants of all state. For when no request runs."""
-        self._engine.check_integrity()
+        self._thread.engine.set_policy(checked, shapes, admits)
 
     def close(self, patience_s: float = 30.0) -> None:
         """Ends what runs with "cancelled", and the router's threads.
@@ -505,10 +371,6 @@ class ChainRouter:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def _engine(self) -> Engine:
-        return self._thread.engine
 
     def _enqueue(
         self,

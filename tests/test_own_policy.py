@@ -83,7 +83,7 @@ def test_texts_are_the_targets_and_the_policys_chain_drafts(small_config: dict[s
     assert section == {"scheduler": {"policy": BEST_PAIR}}
     with small_router(small_config, **section) as router:
         found = texts(router)
-        decisions = [record.decision for record in router.decisions()]
+        decisions = [record.decision for record in router.instruments.decisions()]
         assert decisions[-1].reason == "most accepted per ms"
         chosen = {decision.chain for decision in decisions}
         [output] = router.generate(PROMPTS[:1], SamplingParams(max_new_tokens=20, ignore_eos=True))
@@ -105,7 +105,7 @@ def test_all_four_serve_together(small_config: dict[str, Any]) -> None:
         alone = texts(router)
         router.set_policy(BEST_PAIR, trees=own["trees"], admission="my_policies:SHORTEST_FIRST")
         assert texts(router) == alone
-        assert router.decisions()[-1].decision.reason == "most accepted per ms"
+        assert router.instruments.decisions()[-1].decision.reason == "most accepted per ms"
     engine = {"admission": "my_policies:SHORTEST_FIRST"}
     cluster = {"replicas": [{"name": "a"}], "routing": {"policy": "my_policies:MOST_ROOM"}}
     config = RouterConfig.load(

@@ -142,7 +142,7 @@ def assert_whole(router: ChainRouter, patience_s: float = 60.0) -> None:
     deadline = time.monotonic() + patience_s
     while True:
         try:
-            return router.check_integrity()
+            return router.instruments.check_integrity()
         except AssertionError:
             if time.monotonic() > deadline:
                 raise

@@ -460,7 +460,7 @@ class Service:
         """A burst with a fault, and what comes after it. How requests ended. Raises
         `AssertionError` for what goes wrong."""
         kind, mode = fault.target.kind, fault.mode
-        restarts = self.router.restarts
+        restarts = self.router.instruments.restarts
         with fault.armed():
             endings, outputs = self._serve()
         failed = endings["error"] + endings["refused"]
@@ -470,7 +470,9 @@ class Service:
             assert failed <= 1, f"{failed} requests ended: {_errors(outputs)}"
         assert self.router.is_healthy, f"the service stopped: {self.router.failure}"
         if kind != "terminal":
-            assert self.router.restarts == restarts, f"the engine began anew: {_errors(outputs)}"
+            assert self.router.instruments.restarts == restarts, (
+                f"the engine began anew: {_errors(outputs)}"
+            )
         if fault.fired or failed:
             self._recover()
         return endings

@@ -207,7 +207,11 @@ def check(
     if is_thorough:
         check_all(served, prompts)
         check_prefixes(served, prompts[-1], reference)
-    faults = {name: count for name, count in router.engine_state().control_faults.items() if count}
+    faults = {
+        name: count
+        for name, count in router.instruments.engine_state().control_faults.items()
+        if count
+    }
     if faults:
         raise RuntimeError(f"faults of the router's policies: {faults}")
     verdict.accepted, verdict.checks = served.accepted, served.checks

@@ -18,7 +18,7 @@ def losing_models(router: ChainRouter, share: float) -> Iterator[Counter[str]]:
 
     Yields what was lost how often: `evicted`, `rested` or `given up`, and the model.
     """
-    engine, lost = router._engine, Counter[str]()
+    engine, lost = router.instruments.engine, Counter[str]()
     pool, manager = engine._pool, engine._manager
     states, draws = engine._executor.states, np.random.default_rng(7)
     names = [name for name in pool.names if not pool.is_weightless(name)]

@@ -54,5 +54,5 @@ def preempting(engine: Engine, share: float) -> Iterator[RandomPreemption]:
 
 @contextlib.contextmanager
 def preempting_router(router: ChainRouter, share: float) -> Iterator[RandomPreemption]:
-    with preempting(router._engine, share) as disturbed:
+    with preempting(router.instruments.engine, share) as disturbed:
         yield disturbed

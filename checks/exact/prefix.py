@@ -159,7 +159,7 @@ def run(warm: ChainRouter, requests: int, figures: Figures) -> list[Served]:
             said = draws.integers(0, IDS, int(draws.integers(1, 40))).tolist()
             one.text = [*one.text, *each.outputs[0].token_ids, *said]
             one.turns -= 1
-            progress(f"{warm.engine_state().cache.hits} hits")
+            progress(f"{warm.instruments.engine_state().cache.hits} hits")
         longest = MAX_MODEL_LEN - 2 * NEW_TOKENS
         open_ones = [one for one in open_ones if one.turns and len(one.text) < longest]
         served += came
@@ -228,10 +228,10 @@ def check(
     with routers(save_family(directory), dtype, overlap) as (cold, warm):
         with preempting_router(warm, PREEMPTED) as disturbed, losing_models(warm, losses) as lost:
             served = run(warm, requests, figures)
-        warm.check_integrity()
+        warm.instruments.check_integrity()
         find_leaks(figures, served)
         compare(cold, served, figures)
-        state = warm.engine_state()
+        state = warm.instruments.engine_state()
         counts = vars(state.cache)
         faults = {name: count for name, count in state.control_faults.items() if count}
     tokens = sum(len(output.token_ids) for each in served for output in each.outputs)

@@ -165,9 +165,13 @@ def test_a_policy_lasts_as_long_as_its_arrangement(small_router: ChainRouter) ->
     params = SamplingParams(max_new_tokens=8, ignore_eos=True)
     with static.routing(small_router):
         inside = small_router.generate([PROMPT], params)[0]
-        assert {record.decision.shape.depth for record in small_router.decisions()} == {2}
+        assert {record.decision.shape.depth for record in small_router.instruments.decisions()} == {
+            2
+        }
     assert ("ngram", "small", "middle", "target") in inside.metrics.chains
-    assert not any(record.decision.shape.depth == 2 for record in small_router.decisions())
+    assert not any(
+        record.decision.shape.depth == 2 for record in small_router.instruments.decisions()
+    )
 
 
 @pytest.mark.exact

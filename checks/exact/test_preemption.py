@@ -41,4 +41,4 @@ def test_no_token_of_preempted_requests_differs_from_the_oracle(
         assert all_divergences(comparisons) == []
         assert disturbed.count >= LEAST
         assert sum(each.speculated for each in comparisons) > 100
-        assert not any(router.engine_state().control_faults.values())
+        assert not any(router.instruments.engine_state().control_faults.values())

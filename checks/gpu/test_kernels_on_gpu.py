@@ -76,4 +76,4 @@ def test_chains_of_the_bundled_family_change_no_token(temperature: float) -> Non
             speculation = Speculation((names[0], names[-1]), depth=4, width=width)
             routed = router.generate(prompts, params, speculation)
             assert [one.token_ids for one in routed] == [one.token_ids for one in alone]
-        router.check_integrity()
+        router.instruments.check_integrity()

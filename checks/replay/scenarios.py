@@ -74,7 +74,7 @@ class Stage:
         is_fixed = phase.chain is not None
         policy = phase.policy if phase.chain != (self.router.pool.target,) else "target-only"
         self.router.set_policy(policy, **settings)
-        self.router.set_learning(not is_fixed)
+        self.router.instruments.set_learning(not is_fixed)
         index = self.begin(phase)
         prompts = self.take(phase.kind, number * phase.batch, phase.batch)
         spread = np.linspace(0.25, 1.75, phase.batch) if phase.batch > 1 and not is_fixed else [1]

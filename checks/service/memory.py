@@ -88,8 +88,8 @@ def main(arguments: list[str] | None = None) -> int:
         for done, mib in serve(router, given.requests):
             seen[done] = mib
             print(f"{done} requests: {mib:.1f} MiB", file=sys.stderr, flush=True)
-        router.check_integrity()
-        cache = vars(router.engine_state().cache)
+        router.instruments.check_integrity()
+        cache = vars(router.instruments.engine_state().cache)
     off = drift(seen)
     report = {
         "check": "memory",

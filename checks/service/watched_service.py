@@ -86,12 +86,12 @@ def install_integrity() -> None:
 
 
 def _check(router: ChainRouter) -> None:
-    state = router.engine_state()
+    state = router.instruments.engine_state()
     if state.running or state.waiting:
         print(f"integrity: unknown, {state.running} run and {state.waiting} wait", flush=True)
         return
     try:
-        router.run_idle(router.check_integrity)
+        router.instruments.run_idle(router.instruments.check_integrity)
     except AssertionError as error:
         print(f"integrity: violated, {error}", flush=True)
     else:

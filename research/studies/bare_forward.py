@@ -34,7 +34,7 @@ class BareForwards:
         pack = max(1, round(pack_tokens))
         key = (name, pack, min(batch, pack), context)
         if key not in self._known:
-            self._known[key] = self._router.run_idle(
+            self._known[key] = self._router.instruments.run_idle(
                 lambda: time_forward(
                     pool.get(name), *key[1:], canonical=name == pool.target, repeats=self._repeats
                 )

@@ -56,7 +56,8 @@ def _calibrations(
             while judged < options.nodes or turn < options.turns:
                 _generate(router, _ids(router, prompts, turn, options.batch), turn, options)
                 turn += 1
-                figures = router.calibration()[chain[:-1], chain[-1], options.temperature > 0]
+                trees = router.instruments.performance().trees
+                figures = trees[chain[:-1], chain[-1], options.temperature > 0].calibration
                 judged += _added(before, figures.nodes)
                 before = figures.nodes
         gain = 1.0 - figures.brier / figures.base_brier
@@ -100,10 +101,10 @@ def _budgets(
                 trees = {"selection": "global-greedy"}
                 router.set_policy("static", trees=trees, nodes=nodes, **settings)
                 _generate(router, _ids(router, prompts, 0, options.batch), 0, options)  # warm
-                before, started = router.statistics(), time.perf_counter()
+                before, started = router.instruments.statistics(), time.perf_counter()
                 for turn in range(options.turns):
                     _generate(router, _ids(router, prompts, turn, options.batch), turn, options)
-                after, seconds = router.statistics(), time.perf_counter() - started
+                after, seconds = router.instruments.statistics(), time.perf_counter() - started
                 passes = after.target_passes - before.target_passes
                 tokens = after.committed_tokens - before.committed_tokens
                 gained = (tokens - passes) / (passes * nodes)

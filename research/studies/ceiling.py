@@ -139,7 +139,7 @@ def _decoding(
     router: ChainRouter, prompts: Sequence[list[int]], seed: int, options: argparse.Namespace
 ) -> Iterator[None]:
     """Requests whose prompts have been read, and that do not end."""
-    endless = router.max_request_tokens - _LONGEST
+    endless = router.limits.max_tokens - _LONGEST
     handles = [
         router.submit(
             prompt,
@@ -173,7 +173,7 @@ def _spent(
 ) -> EngineStatistics:
     trees = {"selection": "global-greedy", "budget_tokens": batch + way.nodes}
     router.set_policy("static", trees, chain=chain, depth=way.depth, width=options.width)
-    begin = router.statistics().cycles + options.warm_up  # drafters read the texts
+    begin = router.instruments.statistics().cycles + options.warm_up  # drafters read the texts
     before = _statistics(router, begin)
     after = _statistics(router, before.cycles + options.cycles)
     return spent(before, after)
@@ -181,7 +181,7 @@ def _spent(
 
 def _statistics(router: ChainRouter, cycles: int) -> Any:
     """Once there have been so many cycles."""
-    while (found := router.statistics()).cycles < cycles:
+    while (found := router.instruments.statistics()).cycles < cycles:
         if not router.is_healthy:
             raise SystemExit(f"the engine has stopped: {router.failure}")
         time.sleep(_POLL_S)

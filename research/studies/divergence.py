@@ -65,7 +65,7 @@ class TapedService(LoggedService):
     def use(self, policy: str) -> None:
         self._stack.close()
         super().use(policy)
-        engine = self._of._engine
+        engine = self._of.instruments.engine
         step, forwards = engine._step, engine._executor._runtime.clock
         tape = recording(step, (forwards, "_report"), time.perf_counter)
         self.cycles, self.sent_s = self._stack.enter_context(tape), []

@@ -64,7 +64,7 @@ class LoggedService(OwnService):
         return pending
 
     def look(self) -> None:
-        records = self._of.admissions()
+        records = self._of.instruments.admissions()
         self._slack |= {
             one.request: one.slack
             for one in records
@@ -211,7 +211,7 @@ class Round:
 
     def _alpha(self) -> float:
         """How often the best token of the drafter that is simulated was accepted so far."""
-        known = self._router.performance()
+        known = self._router.instruments.performance()
         drafter, target = simulated_machine(self._router).names
         seen = known.trees.get(((drafter,), target, self._options.temperature > 0))
         return min(max(blended_alpha(seen, _PRIOR_ALPHA), LEAST), MOST)

@@ -47,7 +47,7 @@ def stationary(options: argparse.Namespace) -> dict[str, Any]:
             fixed = {"chain": best.chain, "depth": best.shape.depth, "width": best.shape.width}
             bench = open_bench(options)
             with bench.router:
-                bench.router.set_learning(True)
+                bench.router.instruments.set_learning(True)
                 cold = 0
                 while cold < _COLD_TOKENS:
                     progress(f"{category}, batch {batch}: cold start, {cold} tokens")
@@ -63,7 +63,7 @@ def stationary(options: argparse.Namespace) -> dict[str, Any]:
                     assert ours.texts == base.texts or options.inexact
                     ratios.append(ours.tokens_per_s / base.tokens_per_s)
                 bench.router.set_policy("adaptive")
-                last = bench.router.decisions()[-1].to_json()
+                last = bench.router.instruments.decisions()[-1].to_json()
             found[f"{category}, batch {batch}"] = {
                 "over_ssd_tuned": statistics.median(ratios),
                 "ssd_tuned": {**fixed, "chain": ">".join(best.chain)},
@@ -95,7 +95,7 @@ def shift(options: argparse.Namespace) -> dict[str, Any]:
                     if name == "adaptive":
                         used.setdefault(category, Counter()).update(run.chains)
             bench.router.set_policy("adaptive")  # each policy has decisions of its own
-            recent = bench.router.decisions()[seen:]
+            recent = bench.router.instruments.decisions()[seen:]
             seen += len(recent)
             switches[category] = [_shown(record.decision) for record in recent]
     totals = {name: sum(parts) for name, parts in seconds.items()}
@@ -131,7 +131,7 @@ def predict(options: argparse.Namespace) -> dict[str, Any]:
                     prompts = bench.texts.mixed(number, batch)
                     bench.run(prompts, number, "static", learn=True, **static)
                     learned, number = learned + batch * options.new_tokens, number + 1
-                foreseen = bench.router.predict(chain, 3, 2, requests=batch)
+                foreseen = bench.router.instruments.predict(chain, 3, 2, requests=batch)
                 measured = statistics.median(
                     bench.run(
                         bench.texts.mixed(20 + i, batch), 50 + i, "static", False, **static

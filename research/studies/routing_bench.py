@@ -74,7 +74,7 @@ class Bench:
         """`learn`: by default only adaptive runs teach the scheduler."""
         router = self.router
         router.set_policy(policy, **settings)
-        router.set_learning(policy == "adaptive" if learn is None else learn)
+        router.instruments.set_learning(policy == "adaptive" if learn is None else learn)
         params = [
             SamplingParams(
                 max_new_tokens=new_tokens or self.options.new_tokens,

@@ -62,7 +62,7 @@ class _Runs:
         ratios, same, counts = [], True, Counter[str]()
         while time.monotonic() < end:
             seed = self._number % 6
-            before = bench.router.statistics().cycles
+            before = bench.router.instruments.statistics().cycles
             ours = bench.run(self._prompts, seed)
             counts.update(_decided(bench.router, before))
             base = bench.run(self._prompts, seed, "target-only")
@@ -88,8 +88,8 @@ def _burn(running: Any, wanted: Any) -> None:
 
 def _decided(router: ChainRouter, since: int) -> Counter[str]:
     """How many of the cycles after `since` each chain was in use."""
-    last = router.statistics().cycles
-    records = router.decisions()
+    last = router.instruments.statistics().cycles
+    records = router.instruments.decisions()
     counts: Counter[str] = Counter()
     for index, record in enumerate(records):
         stop = records[index + 1].cycle if index + 1 < len(records) else last

@@ -70,7 +70,7 @@ def _row(
     found = defaultdict[str, list[float]](list)
     _served(router, batch, options.new_tokens)
     for _ in range(options.rounds):
-        speed = router.run_idle(lambda: read_bytes_per_s(target.threads))
+        speed = router.instruments.run_idle(lambda: read_bytes_per_s(target.threads))
         times = _served(router, batch, options.new_tokens)
         parts = _parts(router, target, batch, options.new_tokens)
         figures = {**times, **parts, "share": reads / speed * 1000 / times["token"]}
@@ -84,13 +84,13 @@ def _row(
 
 def _served(router: ChainRouter, batch: int, new_tokens: int) -> Figures:
     """Milliseconds of a token, and of its cycle in parts."""
-    before = router.statistics()
+    before = router.instruments.statistics()
     params = [
         SamplingParams(max_new_tokens=new_tokens, seed=seed, ignore_eos=True)
         for seed in range(batch)
     ]
     outputs = router.generate([_PROMPT] * batch, params)
-    after = router.statistics()
+    after = router.instruments.statistics()
     cycles = after.cycles - before.cycles
     tpots = [output.metrics.tpot_ms for output in outputs]
     return {
@@ -107,9 +107,9 @@ def _parts(router: ChainRouter, target: PackedModel, batch: int, new_tokens: int
     assert isinstance(forward, DirectForward | LeanForward), "the target runs its modules"
     target.shortcut = forward.watched(clock)
     try:
-        before = router.statistics().cycles
+        before = router.instruments.statistics().cycles
         whole = _served(router, batch, new_tokens)[_PASS]
-        cycles = router.statistics().cycles - before
+        cycles = router.instruments.statistics().cycles - before
     finally:
         target.shortcut = forward
     parts = {f"  {name}": spent / cycles for name, spent in clock.ms.items()}

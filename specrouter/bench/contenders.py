@@ -22,6 +22,12 @@ from specrouter.request.params import SamplingParams
 from specrouter.request.structure import Structure
 
 
+class _Instruments(Protocol):
+    def set_learning(self, is_learning: bool) -> None: ...
+
+    def statistics(self) -> EngineStatistics: ...
+
+
 class Router(Protocol):
     """What is used of `ChainRouter`. `set_policy` is for when no request runs."""
 
@@ -32,11 +38,10 @@ class Router(Protocol):
         self, prompts: Any, params: Any = None, speculation: Any = None
     ) -> list[RequestOutput]: ...
 
+    @property
+    def instruments(self) -> _Instruments: ...
+
     def set_policy(self, policy: str, **settings: Any) -> None: ...
-
-    def set_learning(self, is_learning: bool) -> None: ...
-
-    def statistics(self) -> EngineStatistics: ...
 
 
 class Contender(Protocol):
@@ -74,12 +79,12 @@ class OwnContender:
         self._router.set_policy(self._policy, **self._settings)
         # What other contenders do would teach the adaptive one for nothing.
         learns = self._speculation is None and CHAIN_POLICIES.find(self._policy).learns
-        self._router.set_learning(learns)
-        before = self._router.statistics()
+        self._router.instruments.set_learning(learns)
+        before = self._router.instruments.statistics()
         started = time.perf_counter()
         outputs = self._router.generate(prompts, params, self._speculation)
         seconds = time.perf_counter() - started
-        return self._sample(outputs, seconds, spent(before, self._router.statistics()))
+        return self._sample(outputs, seconds, spent(before, self._router.instruments.statistics()))
 
     def _sample(
         self, outputs: Sequence[RequestOutput], seconds: float, engine: EngineStatistics

@@ -37,11 +37,18 @@ class Handle(Protocol):
     def result(self, timeout: float | None = None) -> RequestOutput: ...
 
 
+class _Instruments(Protocol):
+    def set_learning(self, is_learning: bool) -> None: ...
+
+
 class LoadRouter(Protocol):
     """What is used of `ChainRouter`. `set_policy` is for when no request runs."""
 
     @property
     def config(self) -> RouterConfig: ...
+
+    @property
+    def instruments(self) -> _Instruments: ...
 
     def submit(
         self,
@@ -53,8 +60,6 @@ class LoadRouter(Protocol):
     ) -> Handle: ...
 
     def set_policy(self, policy: str, **settings: Any) -> None: ...
-
-    def set_learning(self, is_learning: bool) -> None: ...
 
 
 class OwnService:
@@ -72,7 +77,7 @@ class OwnService:
             chosen.chains, trees=trees, admission=chosen.admission, **chosen.settings
         )
         # What runs without drafters would teach the others for nothing.
-        self._router.set_learning(CHAIN_POLICIES.find(chosen.chains) is not TARGET_ONLY)
+        self._router.instruments.set_learning(CHAIN_POLICIES.find(chosen.chains) is not TARGET_ONLY)
 
     def send(self, request: LoadRequest) -> Pending:
         params = SamplingParams(

@@ -42,8 +42,8 @@ def bench_turns(options: TurnsOptions, progress: Progress) -> dict[str, Any]:
     config = _config(options)
     progress.note(f"loading {config.pool.target}")
     with ChainRouter.from_config(config, ShownLoad(progress)) as router:
-        if router.max_request_tokens < options.longest:
-            most = router.max_request_tokens
+        if router.limits.max_tokens < options.longest:
+            most = router.limits.max_tokens
             reason = f"turns of {options.longest} tokens do not fit the models' {most}"
             raise ConfigError("--history", reason)
         turns: list[Turn] = []

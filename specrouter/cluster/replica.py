@@ -16,6 +16,7 @@ from specrouter.cluster.admission import attainability
 from specrouter.cluster.kv_transfer import KVTransfer, KVTransport
 from specrouter.cluster.link import Attempt, Feed, ReplicaReport, Reply
 from specrouter.cluster.state import ReplicaState
+from specrouter.engine.instruments import EngineInstruments
 from specrouter.engine.request import Request
 from specrouter.engine.serving import ServingRouter, streamed
 from specrouter.logs import REQUEST_ID
@@ -33,15 +34,10 @@ _REPORT_EVERY = 4  # states: reports are for people and dashboards
 
 
 class ReplicaEngine(ServingRouter, Protocol):
-    """What a replica needs of its router as well: see `ChainRouter`."""
+    """A router with an engine in this process."""
 
-    def predicted_tpot_ms(self, requests: int) -> float: ...
-
-    def predicted_prefill_ms(self) -> float: ...
-
-    def baseline_tpot_ms(self) -> float: ...
-
-    def seconds_until_admitted(self) -> float: ...
+    @property
+    def instruments(self) -> EngineInstruments: ...
 
 
 class ReplicaServer:
@@ -51,14 +47,14 @@ class ReplicaServer:
         self._router = router
         self._kv = KVTransfer(transport)
         self._metrics_s = metrics_s
-        self._sizes = batches(router.engine_state().rows)
-        self._tpot_ms = {size: router.predicted_tpot_ms(size) for size in self._sizes}
-        self._prefill_ms = router.predicted_prefill_ms()
-        self._baseline_ms = router.baseline_tpot_ms()
+        self._sizes = batches(router.instruments.engine_state().rows)
+        self._tpot_ms = {size: router.instruments.predicted_tpot_ms(size) for size in self._sizes}
+        self._prefill_ms = router.instruments.predicted_prefill_ms()
+        self._baseline_ms = router.instruments.baseline_tpot_ms()
         self._turn = count()
 
     def state(self) -> ReplicaState:
-        router, engine = self._router, self._router.engine_state()
+        router, engine = self._router, self._router.instruments.engine_state()
         return ReplicaState(
             running=engine.running,
             waiting=engine.waiting,
@@ -70,8 +66,8 @@ class ReplicaServer:
             prefill_ms=self._prefill_ms,
             tightest_tpot_ms=engine.tightest_tpot_ms,
             baseline_tpot_ms=self._baseline_ms,
-            max_request_tokens=router.max_request_tokens,
-            retry_after_s=router.seconds_until_admitted(),
+            max_request_tokens=router.limits.max_tokens,
+            retry_after_s=router.instruments.seconds_until_admitted(),
             fingerprint=router.fingerprint,
             status="ready" if router.is_healthy else "failed",
             failure=router.failure,
@@ -79,18 +75,18 @@ class ReplicaServer:
         )
 
     def report(self) -> ReplicaReport:
-        router, accounts = self._router, self._router.slo_accounts
+        router, accounts = self._router, self._router.instruments.slo_accounts
         return ReplicaReport(
-            engine=router.engine_state(),
-            statistics=_plain(router.statistics()),
-            decoded=router.decoded(),
-            performance=_plain(router.performance()),
-            decisions=tuple(router.decisions()),
-            admissions=tuple(router.admissions()),
-            prefixes=tuple(router.prefixes()),
+            engine=router.instruments.engine_state(),
+            statistics=_plain(router.instruments.statistics()),
+            decoded=router.instruments.decoded(),
+            performance=_plain(router.instruments.performance()),
+            decisions=tuple(router.instruments.decisions()),
+            admissions=tuple(router.instruments.admissions()),
+            prefixes=tuple(router.instruments.prefixes()),
             admission_counts=accounts.admissions(),
             slack=accounts.slack(),
-            restarts=router.restarts,
+            restarts=router.instruments.restarts,
         )
 
     async def feed(self) -> AsyncGenerator[Feed]:
@@ -107,9 +103,9 @@ class ReplicaServer:
         """One batch each time: all of them together take milliseconds, in which no token is made.
         States that are told with answers have what was learned last."""
         size = self._sizes[next(self._turn) % len(self._sizes)]
-        self._tpot_ms[size] = self._router.predicted_tpot_ms(size)
-        self._prefill_ms = self._router.predicted_prefill_ms()
-        self._baseline_ms = self._router.baseline_tpot_ms()
+        self._tpot_ms[size] = self._router.instruments.predicted_tpot_ms(size)
+        self._prefill_ms = self._router.instruments.predicted_prefill_ms()
+        self._baseline_ms = self._router.instruments.baseline_tpot_ms()
 
     async def stream(self, attempt: Attempt) -> AsyncGenerator[Reply]:
         """Serves it, or declines: never an exception for what is wrong with the request."""

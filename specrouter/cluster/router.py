@@ -11,50 +11,36 @@ Not here: how messages travel (`ReplicaLink`), and which replica is chosen (`pol
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from itertools import chain
-from typing import Any, TypeVar
-
-from prometheus_client.metrics_core import Metric
 
 from modelpool import ModelPool
 from modelpool.progress import LoadProgress
 from specrouter.cluster.dispatcher import Dispatcher
 from specrouter.cluster.fleet import Fleet, FleetLimits, overload_of
 from specrouter.cluster.forwarder import ForwardingContext
+from specrouter.cluster.instruments import ClusterInstruments
 from specrouter.cluster.job import Job
-from specrouter.cluster.link import ReplicaHost, ReplicaReport
+from specrouter.cluster.link import ReplicaHost
 from specrouter.cluster.loop_thread import LoopThread
-from specrouter.cluster.metrics import ClusterAccounts, replica_metrics, total, total_state
 from specrouter.cluster.pairs import pairs_of
 from specrouter.cluster.resume import Progress
 from specrouter.config import RouterConfig
-from specrouter.engine.admission_log import AdmissionRecord
-from specrouter.engine.decode_counts import DecodeFigures
-from specrouter.engine.engine_state import EngineState
 from specrouter.engine.input_validation import InputValidation
-from specrouter.engine.prefix_log import PrefixRecord
 from specrouter.engine.request import Request
 from specrouter.engine.request_meter import RequestMeter
 from specrouter.engine.serving import Health
-from specrouter.engine.slo_accounts import SloReport
-from specrouter.profile.calibration import CalibrationFigures
-from specrouter.profile.profiler import EngineStatistics
-from specrouter.profile.snapshot import PerformanceSnapshot, TreeKey
 from specrouter.request.delta_stream import DeltaStream, DeltaStreams
 from specrouter.request.errors import UnavailableError
 from specrouter.request.lanes import Lanes
 from specrouter.request.output import Delta
 from specrouter.request.spec import RequestSpec
 from specrouter.request.structure import Structure
-from specrouter.routing.decision_record import DecisionRecord
 
 logger = logging.getLogger(__name__)
 
 Start = Callable[[], ReplicaHost]
-Record = TypeVar("Record", DecisionRecord, AdmissionRecord, PrefixRecord)
 
 _FIRST_NEWS_S = 600.0  # of a replica that is being started: large models take minutes
 
@@ -80,11 +66,12 @@ class ClusterRouter:
         self.lanes = Lanes()
         self._host = start()
         self._fleet = Fleet(self._host.links, config.cluster)
-        self._meter = RequestMeter(self.pool.target, self.slo_classes)
-        self.slo_accounts = ClusterAccounts(self._reports, self._meter)
+        meter = RequestMeter(self.pool.target, self.slo_classes)
         routing, waiting = config.cluster.routing, config.server.max_waiting
         pairs, caches = pairs_of(config.cluster), config.engine.prefix_cache
         dispatcher = Dispatcher(self._fleet, routing, waiting, caches, pairs)
+        self.limits = self._validation.context
+        self.instruments = ClusterInstruments(self._fleet, dispatcher, meter)
         self._context = ForwardingContext(
             fleet=self._fleet,
             dispatcher=dispatcher,
@@ -118,7 +105,9 @@ class ClusterRouter:
     def _send(
         self, asked: Request, spec: RequestSpec, listener: Callable[[Delta], None]
     ) -> "Future[None]":
-        job = Job(self._context, Progress(asked, spec), spec, self.slo_accounts, listener)
+        job = Job(
+            self._context, Progress(asked, spec), spec, self.instruments.slo_accounts, listener
+        )
         running = self._loop.start(job.run())
         self._jobs[running] = job
         running.add_done_callback(lambda done: self._jobs.pop(done, None))
@@ -139,23 +128,11 @@ class ClusterRouter:
         if found is not None:
             raise found
 
-    def check_text(self, field: str, text: str) -> None:
-        """See `ChainRouter`."""
-        self._validation.context.check_text(field, text)
-
     @property
     def fingerprint(self) -> str:
         """Of all replicas."""
         assert self._fleet.fingerprint is not None, "all have told theirs"
         return self._fleet.fingerprint
-
-    @property
-    def max_prompt_characters(self) -> int:
-        return self._validation.context.max_characters
-
-    @property
-    def max_request_tokens(self) -> int:
-        return self._validation.context.max_tokens
 
     @property
     def is_healthy(self) -> bool:
@@ -168,11 +145,6 @@ class ClusterRouter:
             return None
         causes = "; ".join(f"{one.name}: {one.why}" for one in self._fleet.members.values())
         return f"all replicas have failed: {causes}"
-
-    @property
-    def restarts(self) -> int:
-        """Of engines, over all replicas."""
-        return sum(report.restarts for report in self._reports())
 
     def health(self) -> Health:
         """Down only where no replica takes requests."""
@@ -196,51 +168,6 @@ class ClusterRouter:
             self._loop.run(self._fleet.restarted(name, _FIRST_NEWS_S))
             self._loop.run(self._fleet.back(name, _FIRST_NEWS_S))
 
-    def performance(self) -> PerformanceSnapshot:
-        """Of the first replica that has told: estimates of several do not add up."""
-        return next(
-            (one.performance for one in self._reports()),
-            PerformanceSnapshot(times={}, parameters={}),
-        )
-
-    def statistics(self) -> EngineStatistics:
-        return total([EngineStatistics(), *(one.statistics for one in self._reports())])
-
-    def decoded(self) -> DecodeFigures:
-        return total(one.decoded for one in self._reports())
-
-    def engine_state(self) -> EngineState:
-        """Of the replicas that take requests, or of all where none does."""
-        members = [one for one in self._fleet.members.values() if one.report is not None]
-        ready = [one for one in members if one.standing == "ready"] or members
-        return total_state(one.report.engine for one in ready if one.report is not None)
-
-    def ended_requests(self) -> Iterator[Metric]:
-        return self._meter.collect()
-
-    def replica_metrics(self) -> Iterator[Metric]:
-        yield from replica_metrics(self._fleet.members.values())
-        yield self._context.dispatcher.ages.metric()
-
-    def slo_report(self) -> SloReport:
-        return self.slo_accounts.report()
-
-    def calibration(self) -> Mapping[TreeKey, CalibrationFigures]:
-        return {key: seen.calibration for key, seen in self.performance().trees.items()}
-
-    def decisions(self) -> Sequence[DecisionRecord]:
-        """Of all replicas, by their times; so are the others."""
-        return _by_time(report.decisions for report in self._reports())
-
-    def admissions(self) -> Sequence[AdmissionRecord]:
-        return _by_time(report.admissions for report in self._reports())
-
-    def prefixes(self) -> Sequence[PrefixRecord]:
-        return _by_time(report.prefixes for report in self._reports())
-
-    def routings(self) -> Sequence[Mapping[str, Any]]:
-        return self._context.dispatcher.records
-
     def close(self, patience_s: float = 30.0) -> None:
         """Ends what runs with "cancelled", and the replicas."""
         with self._closing:  # who comes second waits for the first
@@ -260,11 +187,3 @@ class ClusterRouter:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _reports(self) -> list[ReplicaReport]:
-        reports = [member.report for member in self._fleet.members.values()]
-        return [report for report in reports if report is not None]
-
-
-def _by_time(every: Iterable[Sequence[Record]]) -> Sequence[Record]:
-    return sorted(chain.from_iterable(every), key=lambda record: record.unix_s)

@@ -14,14 +14,14 @@ from prometheus_client.metrics_core import Metric
 from modelpool import ModelPool
 from specrouter.config import RouterConfig
 from specrouter.engine.admission_log import AdmissionRecord
+from specrouter.engine.context_limit import ContextLimit
 from specrouter.engine.decode_counts import DecodeFigures
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.prefix_log import PrefixRecord
 from specrouter.engine.request import Request, lane_for
-from specrouter.engine.slo_accounts import SloAccounts, SloReport
-from specrouter.profile.calibration import CalibrationFigures
+from specrouter.engine.slo_accounts import SloAccounts
 from specrouter.profile.profiler import EngineStatistics
-from specrouter.profile.snapshot import PerformanceSnapshot, TreeKey
+from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.delta_stream import DeltaStream, DeltaStreams
 from specrouter.request.lanes import Lanes
 from specrouter.request.objective import SLO
@@ -43,63 +43,14 @@ class Health:
     replicas: Mapping[str, str] = field(default_factory=dict)
 
 
-class ServingRouter(Protocol):
-    """See `ChainRouter` for what is not described here. Close it."""
-
-    @property
-    def config(self) -> RouterConfig: ...
-
-    @property
-    def pool(self) -> ModelPool:
-        """Its names and its tokenizer; models need not be loaded in this process."""
-        ...
-
-    @property
-    def slo_classes(self) -> Mapping[str, SLO]: ...
-
-    @property
-    def lanes(self) -> Lanes: ...
-
-    @property
-    def fingerprint(self) -> str:
-        """Changes where the same seed may give another text."""
-        ...
-
-    @property
-    def streams(self) -> DeltaStreams: ...
-
-    def submit_each(
-        self, asked: Sequence[Request], stream: DeltaStream, max_waiting: int | None = None
-    ) -> None: ...
-
-    def check_structure(self, structure: Structure) -> None: ...
-
-    def check_room(self, max_waiting: int | None = None) -> None: ...
-
-    def check_text(self, field: str, text: str) -> None: ...
-
-    @property
-    def max_prompt_characters(self) -> int: ...
-
-    @property
-    def max_request_tokens(self) -> int: ...
-
-    @property
-    def is_healthy(self) -> bool:
-        """False: it will not serve again."""
-        ...
-
-    @property
-    def failure(self) -> str | None: ...
+class Instruments(Protocol):
+    """What is measured of a router; see `EngineInstruments`."""
 
     @property
     def restarts(self) -> int: ...
 
-    def health(self) -> Health: ...
-
-    def restart_replicas(self) -> None:
-        """One after the other; returns when all serve again. Not where there are none."""
-        ...
+    @property
+    def slo_accounts(self) -> SloAccounts: ...
 
     def performance(self) -> PerformanceSnapshot: ...
 
@@ -115,13 +66,6 @@ class ServingRouter(Protocol):
         """Of each replica; none where there is one engine only."""
         ...
 
-    @property
-    def slo_accounts(self) -> SloAccounts: ...
-
-    def slo_report(self) -> SloReport: ...
-
-    def calibration(self) -> Mapping[TreeKey, CalibrationFigures]: ...
-
     def decisions(self) -> Sequence[DecisionRecord]: ...
 
     def admissions(self) -> Sequence[AdmissionRecord]: ...
@@ -130,6 +74,49 @@ class ServingRouter(Protocol):
 
     def routings(self) -> Sequence[Mapping[str, Any]]:
         """The last requests that were given replicas, with terms and reasons, oldest first."""
+        ...
+
+
+class ServingRouter(Protocol):
+    """See `ChainRouter` for what is not described here. Close it.
+
+    Attributes, to be read:
+        pool: its names and its tokenizer; models need not be loaded in this process.
+    """
+
+    config: RouterConfig
+    pool: ModelPool
+    slo_classes: Mapping[str, SLO]
+    lanes: Lanes
+    streams: DeltaStreams
+    limits: ContextLimit
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def instruments(self) -> Instruments: ...
+
+    @property
+    def is_healthy(self) -> bool:
+        """False: it will not serve again."""
+        ...
+
+    @property
+    def failure(self) -> str | None: ...
+
+    def submit_each(
+        self, asked: Sequence[Request], stream: DeltaStream, max_waiting: int | None = None
+    ) -> None: ...
+
+    def check_structure(self, structure: Structure) -> None: ...
+
+    def check_room(self, max_waiting: int | None = None) -> None: ...
+
+    def health(self) -> Health: ...
+
+    def restart_replicas(self) -> None:
+        """One after the other; returns when all serve again. Not where there are none."""
         ...
 
     def close(self, patience_s: float = 30.0) -> None: ...

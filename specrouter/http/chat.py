@@ -49,9 +49,9 @@ def _asked(service: Service, body: ChatRequest, request: HttpRequest) -> Asked:
     service.check_choices(1, body.samples)
     service.check_room()
     structure, reader = _form(service, body)
-    check = partial(service.router.check_text, "messages")
+    check = partial(service.router.limits.check_text, "messages")
     ids = service.template.token_ids(body, body.tool_choice != "none", check)
-    room = max(1, service.router.max_request_tokens - len(ids))  # none: the router refuses it
+    room = max(1, service.router.limits.max_tokens - len(ids))  # none: the router refuses it
     params = sampling_params(body, room, structure)
     if reader is not None:  # which looks for the tags in the text
         params = replace(params, shown_special_token_ids=service.tool_tag_ids)

@@ -51,7 +51,7 @@ def _asked(service: Service, body: CompletionRequest, request: HttpRequest) -> A
     params = sampling_params(body)
     service.check_room()
     for field, text in body.texts():
-        service.router.check_text(field, text)
+        service.router.limits.check_text(field, text)
     prompts = _prompts(service.tokenizer, body)
     answer = CompletionAnswer(body, service.envelope(request, "cmpl"), prompts, service.texts)
     ids, are_tokenized = (

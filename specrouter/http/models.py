@@ -39,5 +39,5 @@ def _model(service: Service) -> dict[str, Any]:
         "created": service.created,
         "owned_by": "specrouter",
         "root": service.model,
-        "max_model_len": service.router.max_request_tokens,
+        "max_model_len": service.router.limits.max_tokens,
     }

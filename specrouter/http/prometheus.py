@@ -39,22 +39,22 @@ class RouterCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         router = self._router
-        state, decoded = router.engine_state(), router.decoded()
-        totals, known = router.statistics(), router.performance()
-        yield from router.ended_requests()
+        state, decoded = router.instruments.engine_state(), router.instruments.decoded()
+        totals, known = router.instruments.statistics(), router.instruments.performance()
+        yield from router.instruments.ended_requests()
         yield from families(
             {
                 **engine_values(state, decoded, totals, known),
                 **draft_values(decoded, totals),
                 **cache_values(state),
-                **objective_values(router.slo_accounts, router.slo_classes),
+                **objective_values(router.instruments.slo_accounts, router.slo_classes),
                 **model_values(router.pool.names, state, totals, known),
                 **estimate_values(known),
                 **vllm_values(router.pool.target, state, decoded),
-                "specrouter_restarts": router.restarts,
+                "specrouter_restarts": router.instruments.restarts,
             }
         )
-        yield from router.replica_metrics()
+        yield from router.instruments.replica_metrics()
 
 
 def engine_values(

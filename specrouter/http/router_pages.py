@@ -56,16 +56,16 @@ def add_router_pages(app: FastAPI, router: ServingRouter) -> None:
     )
     async def decisions() -> Response:
         records: dict[str, Sequence[Any]] = {
-            "decisions": router.decisions(),
-            "admissions": router.admissions(),
-            "prefixes": router.prefixes(),
+            "decisions": router.instruments.decisions(),
+            "admissions": router.instruments.admissions(),
+            "prefixes": router.instruments.prefixes(),
         }
         found = {name: [one.to_json() for one in each] for name, each in records.items()}
-        return JSONResponse({**found, "routings": list(router.routings())})
+        return JSONResponse({**found, "routings": list(router.instruments.routings())})
 
     @page("statistics", "Totals since the start", StatisticsAnswer)
     async def statistics() -> Response:
-        return JSONResponse(asdict(router.statistics()))
+        return JSONResponse(asdict(router.instruments.statistics()))
 
     @page("calibration", "How well predicted acceptance holds", CalibrationAnswer)
     async def calibration() -> Response:
@@ -73,7 +73,7 @@ def add_router_pages(app: FastAPI, router: ServingRouter) -> None:
 
     @page("slo", "Attainment of objectives, by class", SloAnswer)
     async def slo_report() -> Response:
-        return JSONResponse(asdict(router.slo_report()))
+        return JSONResponse(asdict(router.instruments.slo_accounts.report()))
 
 
 def add_replica_pages(app: FastAPI, router: ServingRouter) -> None:
@@ -110,6 +110,11 @@ async def _restarted(router: ServingRouter) -> None:
 
 def _calibration(router: ServingRouter) -> list[dict[str, Any]]:
     return [
-        {"proposers": list(proposers), "verifier": verifier, "sampled": sampled, **asdict(figures)}
-        for (proposers, verifier, sampled), figures in router.calibration().items()
+        {
+            "proposers": list(proposers),
+            "verifier": verifier,
+            "sampled": sampled,
+            **asdict(seen.calibration),
+        }
+        for (proposers, verifier, sampled), seen in router.instruments.performance().trees.items()
     ]

@@ -226,7 +226,7 @@ class _Server(uvicorn.Server):
 
     async def _drained(self, router: ServingRouter) -> None:
         self._drain.begin()
-        state, drain_s = router.engine_state(), self._settings.server.drain_s
+        state, drain_s = router.instruments.engine_state(), self._settings.server.drain_s
         logger.info(
             "stopping: %d requests run and %d wait, and have %g s to finish",
             state.running,

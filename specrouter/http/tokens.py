@@ -104,7 +104,7 @@ async def _run(
 
 
 def _detokenized(service: Service, body: DetokenizeRequest) -> Response:
-    most = _most(service.router.max_request_tokens)
+    most = _most(service.router.limits.max_tokens)
     if len(body.tokens) > most:
         raise RequestError("tokens", f"has {len(body.tokens)} ids, more than {most}")
     known = service.router.pool.vocab_size
@@ -122,7 +122,7 @@ def _tokenized(service: Service, body: TokenizeRequest) -> Response:
     return PartsResponse(
         {
             "count": len(tokens),
-            "max_model_len": service.router.max_request_tokens,
+            "max_model_len": service.router.limits.max_tokens,
             "tokens": tokens,
             "token_strs": pieces,
         }
@@ -130,7 +130,7 @@ def _tokenized(service: Service, body: TokenizeRequest) -> Response:
 
 
 def _tokens(service: Service, body: TokenizeRequest) -> list[int]:
-    most = _most(service.router.max_prompt_characters)
+    most = _most(service.router.limits.max_characters)
 
     def check(text: str) -> None:
         if len(text) > most:

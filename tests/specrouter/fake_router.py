@@ -39,7 +39,6 @@ from specrouter.engine.slo_accounts import Percentiles, SloAccounts, SloFigures,
 from specrouter.execution.hang_guard import HangGuard
 from specrouter.profile.calibration import CalibrationFigures
 from specrouter.profile.profiler import EngineStatistics
-from specrouter.profile.snapshot import TreeKey
 from specrouter.request.delta_stream import Read
 from specrouter.request.lanes import Lanes
 from specrouter.request.objective import Objective, SloLike, resolve
@@ -180,6 +179,16 @@ PREFIX = PrefixRecord(
 )
 
 
+@dataclass(frozen=True)
+class FakeLimits:
+    max_tokens: int
+    max_characters: int = 64 * 100
+
+    def check_text(self, field: str, text: str) -> None:
+        if len(text) > self.max_characters:
+            raise RequestError(field, f"has {len(text)} characters")
+
+
 class FakeStream:
     """Tells what is `waiting`, or holds or breaks on the way, as its router says."""
 
@@ -237,7 +246,6 @@ class FakeRouter:
     rejected: int = 1
 
     fingerprint = "fp_0123456789ab"
-    max_prompt_characters = 64 * 100
     slo_classes: ClassVar = {
         "interactive": SLO(tpot_ms=50, ttft_ms=1000),
         "coding": SLO(tpot_ratio=1.2),
@@ -270,6 +278,14 @@ class FakeRouter:
     def __exit__(self, *_: object) -> None:
         self.is_closed = True
 
+    @property
+    def instruments(self) -> FakeRouter:
+        return self
+
+    @property
+    def limits(self) -> FakeLimits:
+        return FakeLimits(self.max_request_tokens)
+
     def engine_state(self) -> EngineState:
         return EngineState(
             running=self.open_requests,
@@ -294,10 +310,6 @@ class FakeRouter:
     def check_room(self, max_waiting: int | None = None) -> None:
         if self.refuses is not None:
             raise self.refuses
-
-    def check_text(self, field: str, text: str) -> None:
-        if len(text) > self.max_prompt_characters:
-            raise RequestError(field, f"has {len(text)} characters")
 
     def check_structure(self, structure: Structure) -> None:
         """A real router compiles it."""
@@ -348,11 +360,14 @@ class FakeRouter:
     def statistics(self) -> EngineStatistics:
         return STATISTICS
 
-    def calibration(self) -> dict[TreeKey, CalibrationFigures]:
-        return {(("small",), "big", True): CalibrationFigures(100.0, 0.02, 0.1, 0.2)}
+    def performance(self) -> Any:
+        figures = CalibrationFigures(100.0, 0.02, 0.1, 0.2)
+        trees = {(("small",), "big", True): SimpleNamespace(calibration=figures)}
+        return SimpleNamespace(trees=trees)
 
-    def slo_report(self) -> SloReport:
-        return SLO_REPORT
+    @property
+    def slo_accounts(self) -> Any:
+        return SimpleNamespace(report=lambda: SLO_REPORT)
 
     def _accept(
         self, prompt: str | Sequence[int], params: Any, speculation: Any, slo: SloLike

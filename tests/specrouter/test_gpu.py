@@ -43,7 +43,7 @@ def test_chains_on_an_accelerator_change_no_token(
         for chain in ((names[0], names[-1]), names):
             routed = router.generate(PROMPTS, params, Speculation(chain, depth=4))
             assert [o.token_ids for o in routed] == [o.token_ids for o in alone]
-        router.check_integrity()
+        router.instruments.check_integrity()
     with ChainRouter.from_config(on(small_config, "cpu", "cpu", "cpu")) as router:
         on_cpu = router.generate(PROMPTS, params, "off")
     assert [o.token_ids for o in on_cpu] == [o.token_ids for o in alone]
@@ -77,5 +77,5 @@ def test_a_drafter_on_another_device_drafts_while_the_target_verifies(
         for chain in ((router.pool.names[0], router.pool.names[-1]), router.pool.names):
             routed = router.generate(PROMPTS, params, Speculation(chain, depth=4))
             assert [o.token_ids for o in routed] == [o.token_ids for o in alone]
-        router.check_integrity()
+        router.instruments.check_integrity()
     assert 2 in seen

@@ -111,8 +111,8 @@ def test_a_drafter_that_fails_beside_the_target_costs_no_request(
         faults.released.set()
     assert any(overlapped)
     assert [output.token_ids for output in outputs] == alone
-    assert router.restarts == 0
-    assert router.engine_state().quarantines["small"] >= 1
+    assert router.instruments.restarts == 0
+    assert router.instruments.engine_state().quarantines["small"] >= 1
 
 
 def test_a_target_that_fails_ends_what_ran_and_serves_what_comes(
@@ -133,4 +133,4 @@ def test_a_target_that_fails_ends_what_ran_and_serves_what_comes(
     again = router.generate(prompts, PARAMS[0], speculation=chain)
     assert [output.token_ids for output in again] == expected
     assert any(overlapped)
-    assert router.restarts == 0
+    assert router.instruments.restarts == 0

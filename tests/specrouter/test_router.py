@@ -108,8 +108,16 @@ def begun(router: ChainRouter, **more: Any) -> RequestHandle:
 
 
 def is_idle(router: ChainRouter) -> bool:
-    state = router.engine_state()
+    state = router.instruments.engine_state()
     return state.running + state.waiting == 0
+
+
+MOST_METHODS = 20
+
+
+def test_the_router_is_for_callers() -> None:
+    public = [name for name in vars(ChainRouter) if not name.startswith("_")]
+    assert len(public) <= MOST_METHODS, public
 
 
 # Batching
@@ -388,9 +396,9 @@ def test_an_engine_that_crashes_ends_what_runs_with_the_cause_and_begins_anew_wi
         assert "Odd: the cable is loose" in (output.error or "")
         assert waiting.result(PATIENCE_S).token_ids == expected
         assert router.is_healthy
-        assert router.restarts == 1
+        assert router.instruments.restarts == 1
         assert_whole(router)
-        report = router.slo_report()
+        report = router.instruments.slo_accounts.report()
         assert report.total.requests == 3
         crashed = report.classes["default"]
         assert (crashed.requests, crashed.attained, crashed.attainment) == (1, 0, 0.0)
@@ -403,15 +411,17 @@ def test_an_engine_that_keeps_crashing_stays_down_and_what_waits_is_unserved_and
     with open_router(small_config, max_requests=1) as router:
         cable.is_loose = True
         # By the engine's thread: none runs before all are there.
-        handles = router.run_idle(lambda: [router.submit(PROMPT, GREEDY) for _ in range(5)])
+        handles = router.instruments.run_idle(
+            lambda: [router.submit(PROMPT, GREEDY) for _ in range(5)]
+        )
         outputs = [handle.result(PATIENCE_S) for handle in handles]
         reasons = ["error"] * 3 + ["unserved"] * 2
         assert [output.finish_reason for output in outputs] == reasons
         assert {output.error for output in outputs} == {"Odd: the cable is loose"}
-        assert router.slo_report().total.requests == 5
+        assert router.instruments.slo_accounts.report().total.requests == 5
         ended = {
             sample.labels["finish_reason"]: sample.value
-            for family in router.ended_requests()
+            for family in router.instruments.ended_requests()
             for sample in family.samples
             if sample.name == "specrouter_requests_total"
         }
@@ -436,7 +446,7 @@ def test_the_caches_of_an_engine_that_failed_are_gone_before_there_are_others(
     cable = LooseCable(monkeypatch, once=True)
     with open_router(small_config) as router:
         router.generate([PROMPT], GREEDY, CHAIN)
-        manager = router._engine._manager
+        manager = router.instruments.engine._manager
         for name in CHAIN.chain or ():
             state = manager.state(name)
             assert state is not None
@@ -445,7 +455,7 @@ def test_the_caches_of_an_engine_that_failed_are_gone_before_there_are_others(
         monkeypatch.setattr(Engine, "warm_up", noting)
         cable.is_loose = True
         router.submit(PROMPT, GREEDY, CHAIN).result(PATIENCE_S)
-        wait_until(lambda: router.restarts == 1)
+        wait_until(lambda: router.instruments.restarts == 1)
     assert left == [False] * 3
 
 
@@ -466,7 +476,7 @@ def test_an_engine_that_cannot_begin_anew_stays_down(
         for handle in (running, waiting):
             assert "the cable is loose" in (handle.result(PATIENCE_S).error or "")
         wait_until(lambda: not router.is_healthy)
-        assert router.restarts == 0
+        assert router.instruments.restarts == 0
 
 
 def test_a_policy_outlives_a_crash(small_config: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -525,7 +535,7 @@ def test_a_cycle_that_does_not_end_ends_every_request_and_the_service(
     router = open_router(small_config, max_requests=1)
     running, waiting = cycle.catch(router, faults)
     assert router.is_healthy
-    router._engine._stepping._began_s = -math.inf
+    router.instruments.engine._stepping._began_s = -math.inf
     assert_told(running, waiting, "a cycle has taken more than 600 s")
     wait_until(lambda: router.failure == "a cycle has taken more than 600 s")
     assert not router.is_healthy
@@ -665,10 +675,10 @@ def test_a_drafter_that_cannot_be_timed_is_timed_later(
         with monkeypatch.context() as patch:
             patch.setattr("specrouter.execution.model_times.profile_model", profile)
             router.generate([PROMPT], GREEDY, pair)
-            assert "small" not in router.performance().times
+            assert "small" not in router.instruments.performance().times
         router.generate([PROMPT], LONG, pair)
-        assert router.statistics().forwards["small"] > 0
-        assert "small" in router.performance().times
+        assert router.instruments.statistics().forwards["small"] > 0
+        assert "small" in router.instruments.performance().times
         assert_whole(router)
 
 
@@ -692,7 +702,7 @@ def test_an_error_while_a_hung_thread_is_replaced_is_a_crash_like_any_other(
         faults.hanging = set()
         faults.released.set()
         assert router.generate([PROMPT], GREEDY, CHAIN)[0].token_ids == expected
-        assert router.restarts == 1
+        assert router.instruments.restarts == 1
 
 
 @pytest.mark.parametrize("engine", [{"max_requests": 1}, {"kv_budget_tokens": 70}], ids=str)
@@ -751,7 +761,9 @@ def test_generate_that_is_interrupted_leaves_nothing_running(
             with pytest.raises(KeyboardInterrupt):
                 router.generate([PROMPT] * 3, LONG, "off")
         wait_until(lambda: is_idle(router))
-        assert router.slo_report().total.tokens == 2, "of the cycles that had begun"
+        assert router.instruments.slo_accounts.report().total.tokens == 2, (
+            "of the cycles that had begun"
+        )
 
 
 def closing(router: ChainRouter) -> threading.Thread:
@@ -775,7 +787,7 @@ def test_closing_the_router_cancels_what_runs_and_what_waits(
     assert running.result(0).token_ids
     assert waiting.result(0).finish_reason == "cancelled"
     assert not router.is_healthy
-    router.check_integrity()
+    router.instruments.check_integrity()
     with pytest.raises(RuntimeError, match="closed"):
         router.submit(PROMPT, GREEDY)
     router.close()  # nothing happens
@@ -787,7 +799,7 @@ def test_a_call_that_is_never_run_is_told_so(small_config: Settings, faults: Fau
 
     def ask() -> None:
         with pytest.raises(UnavailableError, match="closed"):
-            router.run_idle(lambda: None)
+            router.instruments.run_idle(lambda: None)
         is_told.set()
 
     with faults.holding() as hold:  # so that the router closes before there is time for it
@@ -821,7 +833,7 @@ def test_each_request_is_judged_by_its_objective_and_gives_the_same_tokens(
     outputs = judging.generate([PROMPT] * 4, GREEDY, CHAIN, objectives)
     assert tokens(outputs) == [expected] * 4
     assert [output.metrics.attained for output in outputs] == [True, False, False, None]
-    report = judging.slo_report()
+    report = judging.instruments.slo_accounts.report()
     counts = {name: (one.requests, one.attained) for name, one in report.classes.items()}
     assert counts == {"patient": (1, 1), "default": (2, 0), "none": (2, 0)}
     assert report.total.attainment == pytest.approx(1 / 3)
@@ -830,7 +842,9 @@ def test_each_request_is_judged_by_its_objective_and_gives_the_same_tokens(
 
 
 def test_a_ratio_is_times_the_time_of_one_request_alone(judging: ChainRouter) -> None:
-    baseline_ms = target_only(judging.performance(), Workload(requests=1), "target").cycle_ms
+    baseline_ms = target_only(
+        judging.instruments.performance(), Workload(requests=1), "target"
+    ).cycle_ms
     assert baseline_ms > 0
     output = judging.generate([PROMPT], GREEDY, slo=SLO(tpot_ratio=3))[0]
     assert output.metrics.objective is not None
@@ -842,7 +856,7 @@ def test_a_ratio_is_times_the_time_of_one_request_alone(judging: ChainRouter) ->
 
 def test_the_profiler_learns_as_requests_run(router: ChainRouter) -> None:
     router.generate([PROMPT], GREEDY, CHAIN)
-    known = router.performance()
+    known = router.instruments.performance()
     assert set(known.times) == {"small", "middle", "target"}
     for pair in (("small", "middle"), ("middle", "target")):
         assert 0.0 <= known.similarity[pair] <= 1.0
@@ -855,9 +869,9 @@ def test_the_profiler_learns_as_requests_run(router: ChainRouter) -> None:
 
 
 def test_statistics_are_totals_of_all_that_ran(router: ChainRouter) -> None:
-    before = router.statistics()
+    before = router.instruments.statistics()
     output = router.generate([PROMPT], GREEDY, CHAIN)[0]
-    after = router.statistics()
+    after = router.instruments.statistics()
     assert after.committed_tokens - before.committed_tokens >= len(output.token_ids)
     assert after.cycles - before.cycles >= output.metrics.cycles
     for name in ("small", "middle", "target"):
@@ -868,12 +882,12 @@ def test_statistics_are_totals_of_all_that_ran(router: ChainRouter) -> None:
 
 def test_decisions_tell_why_and_what_else_there_was(small_config: Settings) -> None:
     with open_router(small_config) as router:
-        assert router.decisions() == []
+        assert router.instruments.decisions() == []
         router.generate([PROMPT], LONG)
-        first, *_ = router.decisions()
+        first, *_ = router.instruments.decisions()
         assert first.decision.reason == "first decision"
         assert first.decision.alternatives
-        assert router.statistics().switches >= len(router.decisions())
+        assert router.instruments.statistics().switches >= len(router.instruments.decisions())
 
 
 def test_a_policy_may_be_changed_between_requests(small_config: Settings) -> None:
@@ -1002,7 +1016,7 @@ def test_a_row_that_is_nearly_full_does_not_cost_the_others_their_drafts(
         assert [output.finish_reason for output in outputs] == ["length", "length"]
         # The first token comes with the prompt, and a last one alone may need no draft.
         assert outputs[1].metrics.chains.get((router.pool.target,), 0) <= 2
-        router.check_integrity()
+        router.instruments.check_integrity()
 
 
 def test_a_conversation_is_answered_by_the_prompt_of_the_template(router: ChainRouter) -> None:

@@ -31,7 +31,7 @@ def texts(config: dict[str, Any], speculation: "Speculation | str") -> list[list
     ]
     with ChainRouter.from_config(config) as router:
         found = router.generate(PROMPTS, params, speculation)  # type: ignore[arg-type]
-        router.check_integrity()
+        router.instruments.check_integrity()
     return [list(one.token_ids) for one in found]
 
 

@@ -43,6 +43,10 @@ class CountingRouter:
         self.calls: list[Any] = []
         self._error, self._cycles = error, 0
 
+    @property
+    def instruments(self) -> CountingRouter:
+        return self
+
     def set_learning(self, is_learning: bool) -> None:
         self.learning = is_learning
 

@@ -81,6 +81,10 @@ class FakeRouter:
         self.policy = policy
         self._settings = settings
 
+    @property
+    def instruments(self) -> FakeRouter:
+        return self
+
     def set_learning(self, is_learning: bool) -> None:
         self.used.append((self.policy, self._settings, is_learning))
 

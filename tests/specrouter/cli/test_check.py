@@ -130,7 +130,7 @@ def test_kv_that_is_counted_is_what_served_models_take(
     with ChainRouter.from_config(settings) as router:
         whole_chain = Speculation(router.pool.names, depth=2)
         router.generate([[1, 2, 3]], SamplingParams(max_new_tokens=4), whole_chain)
-        assert router.engine_state().kv_bytes == counted
+        assert router.instruments.engine_state().kv_bytes == counted
 
 
 @pytest.mark.parametrize("device", [cpu, gpu])

@@ -161,7 +161,7 @@ def test_a_cluster_learns_of_each_replica_how_true_its_times_are(
 
     def make(name: str, config: RouterConfig) -> ChainRouter:
         router, told_ms = ChainRouter.from_config(config), {"a-0": 1e-6, "a-1": 1e3}[name]
-        setattr(router, "predicted_tpot_ms", lambda requests: told_ms)  # noqa: B010
+        setattr(router.instruments, "predicted_tpot_ms", lambda requests: told_ms)  # noqa: B010
         return router
 
     params = SamplingParams(max_new_tokens=16, ignore_eos=True)

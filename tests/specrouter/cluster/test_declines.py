@@ -61,7 +61,7 @@ def test_a_pair_whose_first_half_declines_is_left_for_the_other_half(
         monkeypatch.setattr(server, "_declines", lambda attempt, state: "it has no time")
         output = output_of(cluster.router, request(None))
         assert (output.finish_reason, len(output.token_ids)) == ("length", 8), output.error
-        asked = [one["replica"] for one in cluster.router.routings()]
+        asked = [one["replica"] for one in cluster.router.instruments.routings()]
         assert asked == ["p-prefill", "p-decode"]
 
 

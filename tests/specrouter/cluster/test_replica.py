@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -32,11 +33,18 @@ class Engine:
     refuses: Exception | None = None
     is_healthy: bool = True
     failure: str | None = None
-    max_request_tokens: int = 64
     fingerprint: str = "fp"
     closed_early: int = 0
     lanes: Lanes = field(default_factory=Lanes)
     streams: DeltaStreams = field(default_factory=DeltaStreams)
+
+    @property
+    def limits(self) -> SimpleNamespace:
+        return SimpleNamespace(max_tokens=64)
+
+    @property
+    def instruments(self) -> Engine:
+        return self
 
     def engine_state(self) -> EngineState:
         return EngineState(

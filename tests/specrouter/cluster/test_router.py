@@ -157,7 +157,7 @@ def test_times_count_from_the_first_submission(small_config: Settings) -> None:
         assert output.metrics.ttft_ms is not None
         assert output.metrics.ttft_ms > 900.0
         assert output.metrics.attained is False
-        report = cluster.router.slo_report()
+        report = cluster.router.instruments.slo_accounts.report()
         assert (report.total.requests, report.total.judged, report.total.attained) == (1, 1, 0)
 
 
@@ -220,7 +220,7 @@ def test_an_objective_that_no_replica_attains_is_refused_where_that_is_asked(
     assert (output.finish_reason, output.error_field) == ("error", "unattainable")
     assert output.feasible is not None
     assert output.feasible.tpot_ms is not None
-    hops = by_objective.router.routings()[-2:]
+    hops = by_objective.router.instruments.routings()[-2:]
     assert {one["replica"] for one in hops} == {"a-0", "a-1"}, "both were asked"
     assert hops[-1]["reason"].startswith("next in order, since")
 
@@ -228,7 +228,7 @@ def test_an_objective_that_no_replica_attains_is_refused_where_that_is_asked(
 def test_it_is_served_without_a_promise_otherwise(by_objective: Cluster, load: Load) -> None:
     asked = replace(GREEDY, slo=SLO(tpot_ms=1e-4))
     assert output_of(by_objective.router, asked).token_ids == load.outputs["greedy"][0].token_ids
-    last = by_objective.router.routings()[-1]
+    last = by_objective.router.instruments.routings()[-1]
     assert last["reason"].startswith("best effort, since")
     assert last["terms"]["a-0"]["slack"] < 0
 
@@ -241,7 +241,7 @@ def test_replicas_of_different_targets_are_refused(small_config: Settings) -> No
 
     def make(name: str, config: Any) -> ChainRouter:
         router = ChainRouter.from_config(config)
-        router._fingerprint = next(made)
+        router.fingerprint = next(made)
         return router
 
     with pytest.raises(ConfigError, match="texts would differ") as caught:
@@ -255,15 +255,15 @@ def test_figures_are_those_of_all_replicas(cluster: Cluster) -> None:
 
     def told() -> bool:
         produced = [link.server.report().decoded.produced_tokens for link in cluster.links]
-        return router.decoded().produced_tokens == sum(produced) > 0
+        return router.instruments.decoded().produced_tokens == sum(produced) > 0
 
     wait_until(told)  # each replica tells now and then
-    assert router.engine_state().rows == 16
-    assert router.statistics().cycles > 0
-    names = {family.name for family in router.replica_metrics()}
+    assert router.instruments.engine_state().rows == 16
+    assert router.instruments.statistics().cycles > 0
+    names = {family.name for family in router.instruments.replica_metrics()}
     assert {"specrouter_replica_up", "specrouter_replica_moves"} <= names
     assert "specrouter_replica_state_age_at_use_seconds" in names
-    assert router.routings()[-1]["policy"] == "round-robin"
+    assert router.instruments.routings()[-1]["policy"] == "round-robin"
 
 
 def test_a_prompt_goes_where_its_beginning_was_read_until_that_replica_is_lost(
@@ -280,7 +280,7 @@ def test_a_prompt_goes_where_its_beginning_was_read_until_that_replica_is_lost(
     with Cluster(small_config, resume=QUIET, routing=routing) as cluster:
         for _ in range(3):
             output_of(cluster.router, asked)
-        first, *others = cluster.router.routings()
+        first, *others = cluster.router.instruments.routings()
         assert [one["replica"] for one in others] == [first["replica"]] * 2
         assert others[-1]["terms"][first["replica"]]["C"] == pytest.approx(128 / 200)
 
@@ -290,7 +290,7 @@ def test_a_prompt_goes_where_its_beginning_was_read_until_that_replica_is_lost(
         cluster.router._loop.call(link.revive)
         cluster.wait_until_ready()
         output_of(cluster.router, asked)
-        last = cluster.router.routings()[-1]
+        last = cluster.router.instruments.routings()[-1]
         assert last["terms"][link.name]["C"] == 0.0, "whoever is in its place has read nothing"
 
 

@@ -86,7 +86,7 @@ def test_a_pair_gives_the_texts_of_one_engine_and_the_decode_half_reads_no_promp
     assert reads == before[0]
     alone(cluster, load, "greedy")
     assert imported(cluster)[1] - decodes == len(LONG_PROMPT)
-    first, then = cluster.router.routings()[-2:]
+    first, then = cluster.router.instruments.routings()[-2:]
     assert [first["replica"], then["replica"]] == ["p-prefill", "p-decode"]
     assert then["reason"] == "goes on from what p-prefill has read"
     assert [first["attempt"], then["attempt"]] == [1, 2]
@@ -105,7 +105,7 @@ def test_a_half_that_dies_at_any_point_changes_no_text(
         assert dying.is_dead
         wait_until(lambda: cluster.status == "degraded")
         alone(cluster, load, "sampled")
-        assert cluster.router.routings()[-1]["replica"] == cluster.links[1 - half].name
+        assert cluster.router.instruments.routings()[-1]["replica"] == cluster.links[1 - half].name
     finally:
         dying.dies_at = None
 
@@ -170,10 +170,10 @@ def test_a_rolling_restart_of_both_halves_under_load_changes_nothing(
 def test_a_request_has_one_clock_and_one_account_over_both_halves(
     cluster: Cluster, load: Load
 ) -> None:
-    ended = cluster.router.slo_report().total.requests
+    ended = cluster.router.instruments.slo_accounts.report().total.requests
     output = alone(cluster, load, "greedy", SLO(ttft_ms=60_000.0, tpot_ms=60_000.0))
     assert output.metrics.attained is True
     assert output.metrics.ttft_ms is not None
     assert output.metrics.e2e_ms is not None
     assert output.metrics.ttft_ms < output.metrics.e2e_ms
-    assert cluster.router.slo_report().total.requests == ended + 1
+    assert cluster.router.instruments.slo_accounts.report().total.requests == ended + 1

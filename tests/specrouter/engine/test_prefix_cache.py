@@ -29,9 +29,9 @@ def router(small_config: dict[str, Any]) -> Iterator[ChainRouter]:
 @pytest.fixture(autouse=True)
 def _clean(router: ChainRouter) -> Iterator[None]:
     """Every test begins with an empty cache."""
-    router.run_idle(lambda: router._engine._manager.clear_cache())
+    router.instruments.run_idle(lambda: router.instruments.engine._manager.clear_cache())
     yield
-    router.check_integrity()
+    router.instruments.check_integrity()
 
 
 def text(seed: int, length: int) -> list[int]:
@@ -110,7 +110,7 @@ def test_drafters_do_not_read_again_either(router: ChainRouter) -> None:
     prompt, chain = text(5, 100), Speculation(CHAIN, 3)
     [first] = router.generate(prompt, PLAIN, speculation=chain)
     lags: list[int] = []
-    manager = router._engine._manager
+    manager = router.instruments.engine._manager
     allocate = manager.allocate
 
     def noting(*arguments: Any) -> int | None:
@@ -166,19 +166,19 @@ def test_a_cancelled_request_leaves_what_it_has_read(router: ChainRouter) -> Non
     prompt = text(8, 200)
     for _ in router.stream(prompt, replace(PLAIN, max_new_tokens=40)):
         break  # which cancels it
-    router.run_idle(lambda: None)
+    router.instruments.run_idle(lambda: None)
     assert served(router, prompt).metrics.cached_tokens == 199
 
 
 def test_what_was_found_is_shown(router: ChainRouter) -> None:
-    before = replace(router.engine_state().cache)
+    before = replace(router.instruments.engine_state().cache)
     prompt = text(9, 50)
     served(router, prompt)
     served(router, prompt)
-    record = router.prefixes()[-1].to_json()
+    record = router.instruments.prefixes()[-1].to_json()
     assert (record["prompt_tokens"], record["cached_tokens"]) == (50, 49)
     assert record["hit_rate"] == pytest.approx(0.98)
-    now = router.engine_state()
+    now = router.instruments.engine_state()
     assert now.cache.lookups - before.lookups == 2
     assert now.cache.hits - before.hits == 1
     assert now.cache.cached_tokens - before.cached_tokens == 49
@@ -216,7 +216,7 @@ def test_kv_memory_decides_how_much_fits(small_config: dict[str, Any]) -> None:
     two_blocks = _memory_of(small_config, blocks=2)
     settings = changed(small_config, max_requests=4, kv_memory=two_blocks)
     with ChainRouter.from_config(settings) as router:
-        state = router.engine_state()
+        state = router.instruments.engine_state()
         assert state.kv_capacity_tokens == 256
         with pytest.raises(
             RequestError, match=r"maximum context length is 176 tokens .engine.kv_m"
@@ -227,15 +227,15 @@ def test_kv_memory_decides_how_much_fits(small_config: dict[str, Any]) -> None:
         assert [one.token_ids for one in outputs] == [
             cold(router, text(each, 40)) for each in range(5)
         ]
-        assert router.engine_state().cache.evictions > 0
-        router.check_integrity()
+        assert router.instruments.engine_state().cache.evictions > 0
+        router.instruments.check_integrity()
 
 
 def test_a_cache_that_is_off_keeps_nothing(small_config: dict[str, Any]) -> None:
     with ChainRouter.from_config(changed(small_config, prefix_cache=False)) as router:
         for _ in range(2):
             assert served(router, text(1, 40)).metrics.cached_tokens == 0
-        assert router.engine_state().kv_cached_tokens == 0
+        assert router.instruments.engine_state().kv_cached_tokens == 0
 
 
 def _memory_of(small_config: dict[str, Any], blocks: int) -> str:

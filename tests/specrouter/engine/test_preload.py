@@ -31,8 +31,8 @@ def open_router(small_config: Settings, **sections: Settings) -> ChainRouter:
 def ready(router: ChainRouter) -> set[str]:
     """Models that are loaded, timed, and have KV memory."""
     loaded = {name for name in router.pool.names if router.pool.is_loaded(name)}
-    assert set(router.performance().times) == loaded
-    assert set(router.engine_state().kv_bytes) == loaded
+    assert set(router.instruments.performance().times) == loaded
+    assert set(router.instruments.engine_state().kv_bytes) == loaded
     return loaded
 
 
@@ -81,7 +81,7 @@ def test_a_drafter_that_fails_meanwhile_rests(
     faults.failing = {"small"}
     with open_router(small_config) as router:
         assert any(text.startswith("small failed and rests") for text in caplog.messages)
-        assert router.engine_state().quarantined == {"small"}
+        assert router.instruments.engine_state().quarantined == {"small"}
         assert ready(router) >= {"middle", "target"}
         expected = router.generate([PROMPT], GREEDY, "off")[0].token_ids
         assert router.generate([PROMPT], GREEDY)[0].token_ids == expected
@@ -94,8 +94,8 @@ def test_a_drafter_that_hangs_meanwhile_holds_nobody_up(
     faults.hanging = {"small"}
     with open_router(small_config) as router:
         assert faults.hangs.is_set()
-        assert router.engine_state().quarantined == {"small"}
-        assert set(router.performance().times) == {"middle", "target"}
+        assert router.instruments.engine_state().quarantined == {"small"}
+        assert set(router.instruments.performance().times) == {"middle", "target"}
         faults.hanging = set()
         faults.released.set()
         expected = router.generate([PROMPT], GREEDY, "off")[0].token_ids

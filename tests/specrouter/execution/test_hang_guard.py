@@ -102,7 +102,7 @@ def test_who_waits_for_a_cycle_that_hangs_is_served_when_it_is_left_behind(
         asked = [
             others.submit(router.set_policy, "static", depth=depth, **middle) for depth in (1, 2, 3)
         ]
-        asked.append(others.submit(router.check_integrity))
+        asked.append(others.submit(router.instruments.check_integrity))
         try:
             for one in asked:
                 one.result(PATIENCE_S)
@@ -129,7 +129,7 @@ def test_a_call_that_hangs_costs_the_running_requests_nothing(
             next(iter(running))
             hold.let_pass(0)  # the engine is in a cycle when the call comes, not between two
             call = other.submit(
-                router.run_idle,
+                router.instruments.run_idle,
                 lambda: time_forward(small, 1, 1, 8, canonical=False, repeats=1),
             )
             wait_until(lambda: bool(router._thread._calls))
@@ -138,7 +138,7 @@ def test_a_call_that_hangs_costs_the_running_requests_nothing(
         hang.release.set()
         assert hang.woke.wait(PATIENCE_S)
     assert running.result(PATIENCE_S).token_ids == alone
-    assert router.restarts == 0
+    assert router.instruments.restarts == 0
     assert_whole(router)
 
 
@@ -159,14 +159,14 @@ def test_who_takes_over_has_the_threads_of_all_and_not_of_the_hanging_model(
     hangs, release = threading.Event(), threading.Event()
     with ChainRouter.from_config({"pool": pool, "engine": ENGINE}) as router:
         router.generate([5, 6], params, chain)
-        assert router.run_idle(torch.get_num_threads) == 2
+        assert router.instruments.run_idle(torch.get_num_threads) == 2
         small = router.pool.get("small")
         forward = small.shortcut or small._forward
 
         def hanging(*arguments: Any) -> ForwardOutput:
             if not hangs.is_set():
                 assert torch.get_num_threads() == 1
-                seem_endless(router._engine.guard)
+                seem_endless(router.instruments.engine.guard)
                 hangs.set()
                 release.wait(PATIENCE_S)
             return forward(*arguments)
@@ -174,7 +174,7 @@ def test_who_takes_over_has_the_threads_of_all_and_not_of_the_hanging_model(
         small.shortcut = hanging
         router.generate([5, 6], params, chain)
         assert hangs.is_set()
-        assert router.run_idle(torch.get_num_threads) == 2
+        assert router.instruments.run_idle(torch.get_num_threads) == 2
         release.set()
 
 

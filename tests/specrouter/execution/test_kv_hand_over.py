@@ -71,7 +71,7 @@ def gone_on(
 
 
 def imported(router: ChainRouter) -> int:
-    return router.engine_state().cache.imported_tokens
+    return router.instruments.engine_state().cache.imported_tokens
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -99,7 +99,7 @@ def test_the_text_goes_on_and_no_prompt_token_is_read_again(
     assert output.finish_reason == whole.finish_reason
     assert imported(decodes) - before == len(PROMPT)
     assert max(unread) == 0, "the target had read all"
-    decodes.check_integrity()
+    decodes.instruments.check_integrity()
 
 
 def test_a_part_that_is_lost_is_read_again_with_what_follows(routers: Routers) -> None:
@@ -129,7 +129,7 @@ def test_what_is_of_another_model_or_text_is_read_again(
         assert gone_on(decodes, params, end, [bad]).token_ids == whole.token_ids
     assert imported(decodes) == before
     assert "handed over of the model fp_other, not fp_" in caplog.text
-    assert sum(decodes.engine_state().control_faults.values()) == 0
+    assert sum(decodes.instruments.engine_state().control_faults.values()) == 0
 
 
 def test_a_text_that_ends_with_its_first_token_does_not_go_on(routers: Routers) -> None:

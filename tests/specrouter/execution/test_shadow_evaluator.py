@@ -158,7 +158,7 @@ def test_texts_are_the_same_however_often_drafters_are_evaluated(
             chain = Speculation(chain=(name, "target"))
             router.generate(PROMPTS, each, chain)
         plain = router.generate(PROMPTS, each, "off")
-        before = router.statistics().shadow_evaluations
+        before = router.instruments.statistics().shadow_evaluations
         routed = router.generate(PROMPTS, each)
         assert [output.token_ids for output in routed] == [output.token_ids for output in plain]
-        assert router.statistics().shadow_evaluations > before + 3
+        assert router.instruments.statistics().shadow_evaluations > before + 3

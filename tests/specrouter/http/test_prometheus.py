@@ -73,7 +73,7 @@ def test_the_page_is_prometheus_text_or_open_metrics_on_request(served: Served) 
 
 def test_reading_the_page_waits_for_no_cycle(served: Served) -> None:
     router = served[0]
-    with router._engine._stepping:
+    with router.instruments.engine._stepping:
         assert Page(app_of(router)).families
 
 
@@ -236,9 +236,11 @@ def test_models_show_their_work_their_times_and_their_memory(page: Page) -> None
 def test_a_model_that_rests_is_shown(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     router = served[0]
     state = replace(
-        router.engine_state(), quarantines={"small": 2}, quarantined=frozenset({"small"})
+        router.instruments.engine_state(),
+        quarantines={"small": 2},
+        quarantined=frozenset({"small"}),
     )
-    monkeypatch.setattr(router, "engine_state", lambda: state)
+    monkeypatch.setattr(router.instruments, "engine_state", lambda: state)
     shown = Page(app_of(router))
     assert shown.values("specrouter_model_quarantined") == {
         ("small",): 1,
@@ -259,7 +261,7 @@ def test_estimates_are_shares(page: Page) -> None:
 
 def test_the_time_of_cycles_is_divided_up(served: Served, page: Page) -> None:
     cycles_s = page.value("specrouter_cycle_seconds_sum")
-    assert page.value("specrouter_cycle_seconds_count") == served[0].statistics().cycles
+    assert page.value("specrouter_cycle_seconds_count") == served[0].instruments.statistics().cycles
     parts = [page.total("specrouter_model_seconds_total")]
     parts += [
         page.value(f"specrouter_{part}_seconds_total") for part in ("logits", "control_plane")

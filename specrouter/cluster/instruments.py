@@ -1,0 +1,82 @@
+"""ClusterInstruments: what is measured of all replicas together, as old as they last told."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, TypeVar
+
+from prometheus_client.metrics_core import Metric
+
+from specrouter.cluster.dispatcher import Dispatcher
+from specrouter.cluster.fleet import Fleet
+from specrouter.cluster.link import ReplicaReport
+from specrouter.cluster.metrics import ClusterAccounts, replica_metrics, total, total_state
+from specrouter.engine.admission_log import AdmissionRecord
+from specrouter.engine.decode_counts import DecodeFigures
+from specrouter.engine.engine_state import EngineState
+from specrouter.engine.prefix_log import PrefixRecord
+from specrouter.engine.request_meter import RequestMeter
+from specrouter.profile.profiler import EngineStatistics
+from specrouter.profile.snapshot import PerformanceSnapshot
+from specrouter.routing.decision_record import DecisionRecord
+
+Record = TypeVar("Record", DecisionRecord, AdmissionRecord, PrefixRecord)
+
+
+class ClusterInstruments:
+    """See `Instruments`."""
+
+    def __init__(self, fleet: Fleet, dispatcher: Dispatcher, meter: RequestMeter) -> None:
+        self._fleet, self._dispatcher, self._meter = fleet, dispatcher, meter
+        self.slo_accounts = ClusterAccounts(self._reports, meter)
+
+    @property
+    def restarts(self) -> int:
+        """Of engines, over all replicas."""
+        return sum(report.restarts for report in self._reports())
+
+    def performance(self) -> PerformanceSnapshot:
+        """Of the first replica that has told: estimates of several do not add up."""
+        return next(
+            (one.performance for one in self._reports()),
+            PerformanceSnapshot(times={}, parameters={}),
+        )
+
+    def statistics(self) -> EngineStatistics:
+        return total([EngineStatistics(), *(one.statistics for one in self._reports())])
+
+    def decoded(self) -> DecodeFigures:
+        return total(one.decoded for one in self._reports())
+
+    def engine_state(self) -> EngineState:
+        """Of the replicas that take requests, or of all where none does."""
+        members = [one for one in self._fleet.members.values() if one.report is not None]
+        ready = [one for one in members if one.standing == "ready"] or members
+        return total_state(one.report.engine for one in ready if one.report is not None)
+
+    def ended_requests(self) -> Iterator[Metric]:
+        return self._meter.collect()
+
+    def replica_metrics(self) -> Iterator[Metric]:
+        yield from replica_metrics(self._fleet.members.values())
+        yield self._dispatcher.ages.metric()
+
+    def decisions(self) -> Sequence[DecisionRecord]:
+        """Of all replicas, by their times; so are the others."""
+        return _by_time(report.decisions for report in self._reports())
+
+    def admissions(self) -> Sequence[AdmissionRecord]:
+        return _by_time(report.admissions for report in self._reports())
+
+    def prefixes(self) -> Sequence[PrefixRecord]:
+        return _by_time(report.prefixes for report in self._reports())
+
+    def routings(self) -> Sequence[Mapping[str, Any]]:
+        return self._dispatcher.records
+
+    def _reports(self) -> list[ReplicaReport]:
+        reports = [member.report for member in self._fleet.members.values()]
+        return [report for report in reports if report is not None]
+
+
+def _by_time(every: Iterable[Sequence[Record]]) -> Sequence[Record]:
+    return sorted(chain.from_iterable(every), key=lambda record: record.unix_s)
