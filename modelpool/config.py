@@ -22,20 +22,20 @@ from modelpool.config_faults import config_error
 from modelpool.errors import ConfigError
 
 Dtype = Literal["auto", "bfloat16", "float16", "float32", "float64"]
-Weights = Literal["auto", "int8"]
-KeptWeights = Literal["plain", "int8"]  # by the linear layers of a loaded model
+Weights = Literal["auto", "int8", "int4"]
+KeptWeights = Literal["plain", "int8", "int4"]  # by the linear layers of a loaded model
 
 # Sources of members that draft from texts that are there already.
 NGRAM = "ngram"
 SUFFIX = "suffix"
 TEXT_SOURCES = (NGRAM, SUFFIX)
-QUANTISED = "quantised:"  # before the target's name: its twin in int8
+QUANTISED = "quantised:"  # before the target's name: its twin in int8 or int4
 _OF_WEIGHTS = (
     "dtype", "weights", "device", "threads", "attention", "tensor_parallel", "inflate_to",
     "revision", "trust_remote_code",
 )  # fmt: skip
 
-_OF_A_TWIN = ("dtype", "device", "threads", "attention")  # that it may have for itself
+_OF_A_TWIN = ("dtype", "weights", "device", "threads", "attention")  # that it may have for itself
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -73,15 +73,16 @@ class ModelConfig(BaseModel):
     Attributes:
         name: the name in chains, and of the target for clients; without spaces, ">" and ",".
         source: `hub:ORG/NAME`, `path:DIR` (or a path that begins with "/", "." or "~"),
-            `bundled:NAME`; `quantised:TARGET`: the target with int8 weights, on the CPU. Without a
-            model: `suffix` quotes the request's text and its tenant's earlier outputs, `ngram` the
-            request's text by contexts of at most four tokens.
+            `bundled:NAME`; `quantised:TARGET`: the target with int8 weights, or int4 if `weights`
+            says so, on the CPU. Without a model: `suffix` quotes the request's text and its
+            tenant's earlier outputs, `ngram` the request's text by contexts of at most four tokens.
         dtype: `auto` is the checkpoint's, but on the CPU float32 for drafters of fewer than 8M
             parameters and where the CPU has no kernels for a half precision (bfloat16 needs
             AVX-512), if there is memory.
         weights: of the linear layers. `auto` is the checkpoint's (also compressed-tensors W8A8);
-            `int8` quantises at load, which changes the text. CPU only; one without VNNI keeps plain
-            weights, with a warning.
+            `int8` and `int4` (groups of 32, the head in int8) quantise at load, which changes the
+            text. CPU only; one without VNNI keeps plain weights instead of int8, one without AVX2
+            instead of int4, with a warning.
         device: `auto` (by free memory, the target first, then the largest), `cpu`, `cuda` or
             `cuda:N`.
         threads: CPU threads of its forwards. By default 1 for a drafter of fewer than 4M
@@ -123,7 +124,7 @@ class ModelConfig(BaseModel):
 
     @property
     def twin_of(self) -> str | None:
-        """The name of the target, whose weights it has in int8."""
+        """The name of the target, whose weights it has in int8 or int4."""
         return self.source.removeprefix(QUANTISED) if self.source.startswith(QUANTISED) else None
 
     @model_validator(mode="after")
@@ -201,7 +202,7 @@ class PoolConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check_twins(self) -> Self:
-        """There is one at most, of a target whose weights are not in int8 themselves."""
+        """There is one at most, of a target whose weights are not as small themselves."""
         twins = [index for index, model in enumerate(self.models) if model.twin_of is not None]
         if not twins:
             return self
@@ -221,18 +222,21 @@ class PoolConfig(BaseModel):
                 f"models[{twins[1]}].source",
                 f"{twin.source} is the source of models[{twins[0]}] already",
             )
-        if self._target.weights == "int8":
-            raise ConfigError(field, f"{self.target!r} is in int8 itself, by weights: int8")
+        weights, own = self._target.weights, twin.weights
+        if weights == "int4" or (weights == "int8" and own != "int4"):
+            reason = f"{self.target!r} is in {weights} itself, by weights: {weights}"
+            raise ConfigError(field, reason)
         return self
 
     def described(self, model: ModelConfig) -> ModelConfig:
-        """`model`; a twin with all that it has of the target, in int8 on the CPU."""
+        """`model`; a twin with all that it has of the target, in fewer bits on the CPU."""
         if model.twin_of is None:
             return model
         own = {field: getattr(model, field) for field in ("name", "threads", "attention", "pinned")}
         own["dtype"] = self._target.dtype if model.dtype == "auto" else model.dtype
         own["device"] = "cpu" if model.device == "auto" else model.device
-        return self._target.model_copy(update={**own, "weights": "int8"})
+        own["weights"] = "int8" if model.weights == "auto" else model.weights
+        return self._target.model_copy(update=own)
 
     @property
     def twin(self) -> str | None:

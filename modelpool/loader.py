@@ -28,7 +28,7 @@ from modelpool.errors import ConfigError, UnsupportedModelError
 from modelpool.fast.cuda_forward import CudaForward, cuda_forward_of
 from modelpool.fast.direct_forward import direct_forward_of
 from modelpool.fast.graph_runner import CudaGraphs
-from modelpool.fast.lean_forward import has_int8, lean_forward_of
+from modelpool.fast.lean_forward import is_quantised, lean_forward_of
 from modelpool.fast.tuning import PLAIN, Tuning
 from modelpool.packed_model import PackedModel
 
@@ -62,15 +62,17 @@ def load_model(
         raise ConfigError(f"{field}.source", reason)
     _check_devices(read.model, placement)
     read.model.requires_grad_(False)
-    is_int8 = tuning.weights == "int8"
-    wrap = _wrap_plain if is_int8 else _wrap_drafter if tuning.lean else _wrap
+    is_kept_plain = tuning.weights == "plain"
+    wrap = _wrap_drafter if tuning.lean else _wrap
+    if not is_kept_plain:
+        wrap = _wrap_plain
     try:
         packed = wrap(config.name, read.model, vocab_size, tuning)
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"{field}.source", error.reason) from error
-    if is_int8:
+    if not is_kept_plain:
         try:
-            _quantise(packed, read.stored, config.weights != "int8", tuning.pack_weights)
+            _quantise(packed, read.stored, config.weights == "auto", tuning)
         except UnsupportedModelError as error:
             raise UnsupportedModelError(f"{field}.weights", error.reason) from error
     _log(packed, placement, time.perf_counter() - started)
@@ -94,13 +96,13 @@ def _wrap_plain(name: str, model: PreTrainedModel, vocab_size: int, tuning: Tuni
 
 
 def _quantise(
-    packed: PackedModel, stored: Mapping[str, Int8Values], only_stored: bool, pack_weights: bool
+    packed: PackedModel, stored: Mapping[str, Int8Values], only_stored: bool, tuning: Tuning
 ) -> None:
-    """See `PackedModel.quantise_weights`. What is not in int8 is packed where that is asked for."""
-    packed.quantise_weights(stored, only_stored)
-    if pack_weights:
+    """See `PackedModel.quantise_weights`. What is not quantised is packed where that is asked."""
+    packed.quantise_weights(stored, only_stored, tuning.weights)
+    if tuning.pack_weights:
         packed.pack_weights()
-    packed.shortcut = lean_forward_of(packed) if has_int8(packed.model) else None
+    packed.shortcut = lean_forward_of(packed) if is_quantised(packed.model) else None
     packed.shortcut = packed.shortcut or direct_forward_of(packed)
 
 

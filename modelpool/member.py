@@ -21,9 +21,10 @@ from modelpool.checkpoint.footprint import (
 from modelpool.checkpoint.headers import Header
 from modelpool.checkpoint.source import resolve_description, resolve_headers, resolve_source
 from modelpool.checkpoint.tokenizers import files_fingerprint, load_tokenizer, tokenizer_difference
-from modelpool.config import ModelConfig
+from modelpool.config import ModelConfig, Weights
 from modelpool.errors import ConfigError
 from modelpool.fast.cpu import int8_refusal
+from modelpool.fast.int4 import int4_kernels
 from modelpool.inflate.inflated import inflated_source
 
 
@@ -72,10 +73,16 @@ def _read_facts(
         path,
         field=field,
         dtype=config.dtype,
-        kept=Kept(config.weights, has_int8=int8_refusal() is None),
+        kept=_kept(config.weights),
         trust_remote_code=config.trust_remote_code,
         headers=headers,
     )
+
+
+def _kept(weights: Weights) -> Kept:
+    """The library is compiled, or opened, only for whoever asks for int4."""
+    has_int4 = weights == "int4" and int4_kernels() is not None
+    return Kept(weights, has_int8=int8_refusal() is None, has_int4=has_int4)
 
 
 def weakest_first(members: Mapping[str, Member], target: str) -> tuple[str, ...]:

@@ -18,12 +18,13 @@ from transformers import PreTrainedModel
 from modelpool.attention.packed import KVView, OpaqueView
 from modelpool.checkpoint.architecture import ignored_window, max_positions, refusal
 from modelpool.checkpoint.int8_values import Int8Values
+from modelpool.config import KeptWeights
 from modelpool.errors import UnsupportedAttention, UnsupportedModelError
 from modelpool.fast.cpu import cpu_threads
-from modelpool.fast.int8 import quantise_linears
 from modelpool.fast.lean_norm import replace_norms
 from modelpool.fast.linear import pack_linears, parameter_count
 from modelpool.fast.llama_shape import is_llama_shaped
+from modelpool.fast.quantised import quantise_linears
 from modelpool.fast.tuning import PLAIN, Tuning
 from modelpool.forward import Forward, ForwardOutput, HiddenLayers, SizedForward
 from modelpool.outline import use_packed_attention
@@ -35,6 +36,8 @@ _Pack = Sequence[tuple[int, int]]  # by row: first position and the one after th
 
 # Two texts, together and alone: tokens stand in the packs at other places than in the texts.
 _PROBE_TOKENS = 9
+# Of logits, of their spread, by quantised weights.
+_MOST_DIFFERENCE: Mapping[KeptWeights, float] = {"int8": MOST_DIFFERENCE, "int4": 0.5}
 _PROBE_PACKS: tuple[_Pack, ...] = (((0, 6), (0, 5)), ((6, 6), (5, 9)), ((6, 9), (9, 9)))
 
 
@@ -159,9 +162,12 @@ class PackedModel:
                 check_parity(field, expected, probed(self.forward, self, parts)[0])
 
     def quantise_weights(
-        self, stored: Mapping[str, Int8Values] | None = None, only_stored: bool = False
+        self,
+        stored: Mapping[str, Int8Values] | None = None,
+        only_stored: bool = False,
+        weights: KeptWeights = "int8",
     ) -> None:
-        """Keeps its linear layers in int8, as `quantise_linears` does.
+        """Keeps its linear layers in int8 or int4, as `quantise_linears` does.
 
         Raises:
             UnsupportedModelError: its logits would be far from what they were.
@@ -170,9 +176,9 @@ class PackedModel:
         with torch.inference_mode():
             expected, _ = probed(self.forward, self, parts)
             together = is_llama_shaped(self.model)
-            left = quantise_linears(self.model, stored, only_stored, together)
+            left = quantise_linears(self.model, stored, only_stored, together, weights)
             got, _ = probed(self.forward, self, parts)
-        check_parity(field, expected, got, MOST_DIFFERENCE, "weights: int8")
+        check_parity(field, expected, got, _MOST_DIFFERENCE[weights], f"weights: {weights}")
         if left:
             logger.warning(
                 "%s: %d layers stay as they are, such as %s", self.name, len(left), left[0]

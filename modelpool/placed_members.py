@@ -39,7 +39,8 @@ class MemberPlan:
 
     `dtype` is what it computes in, `attention` the kernels that attend, `weights` how its linear
     layers keep theirs; `warning` what one should know of it. `read_bytes`: of weights, for one
-    token, where that is known; `int8_read_bytes`: those in int8, where that can be had.
+    token, where that is known; `int8_read_bytes`, `int4_read_bytes`: those in so few bits, where
+    that can be had.
     """
 
     footprint: ModelFootprint
@@ -51,6 +52,7 @@ class MemberPlan:
     weights: KeptWeights = "plain"
     read_bytes: int | None = None
     int8_read_bytes: int | None = None
+    int4_read_bytes: int | None = None
 
 
 class PlacedMembers:
@@ -97,6 +99,7 @@ class PlacedMembers:
             weights=member.facts.weights,
             read_bytes=member.facts.read_bytes,
             int8_read_bytes=member.facts.int8_read_bytes if self._can_quantise(name) else None,
+            int4_read_bytes=member.facts.int4_read_bytes if self._can_quantise(name) else None,
         )
 
     def tuning(self, name: str) -> Tuning:
@@ -205,9 +208,10 @@ class PlacedMembers:
         return "; ".join(filter(None, said)) or None
 
     def _kept_plain(self, name: str) -> str | None:
-        """What to say of a member whose weights should be in int8, and cannot be."""
+        """What to say of a member whose weights should be quantised, and cannot be."""
         member, reason = self._members[name], int8_refusal()
-        if reason is None or "int8" not in (member.config.weights, member.facts.stored):
+        asks = member.config.weights != "auto" or member.facts.stored == "int8"
+        if reason is None or not asks or member.facts.weights != "plain":
             return None
         return f"{member.field}.weights: {reason}: {name!r} keeps them in {member.facts.dtype}"
 
@@ -238,29 +242,32 @@ class PlacedMembers:
         if name != self._config.twin:
             return
         member, target = self._members[name], self._config.target
-        reason = int8_refusal()
+        reason = int8_refusal() if member.facts.weights == "plain" else None
         if self._members[target].facts.stored != "plain":
             reason = f"the checkpoint of {target!r} is quantised already"
         if reason is not None:
             raise ConfigError(f"{member.field}.source", f"{reason}: {target!r} can have no twin")
         if not self._placements[name].is_on_cpu:
-            reason = f"int8 has no kernels on {self.where(name)}: a twin runs on the CPU"
+            weights = member.facts.weights
+            reason = f"{weights} has no kernels on {self.where(name)}: a twin runs on the CPU"
             raise ConfigError(f"{member.field}.device", reason)
 
     def _check_weights(self, name: str) -> None:
-        """Raises `ConfigError` for weights in int8 where nothing computes with them."""
+        """Raises `ConfigError` for quantised weights where nothing computes with them."""
         member, placement = self._members[name], self._placements[name]
-        if member.facts.is_quantized and member.config.weights == "int8":
+        field, asked, kept = f"{member.field}.weights", member.config.weights, member.facts.weights
+        if member.facts.is_quantized and asked != "auto":
             reason = "the checkpoint is quantised already, by a method that transformers runs"
-            raise ConfigError(f"{member.field}.weights", reason)
-        if member.facts.weights == "int8" and not placement.is_on_cpu:
+            raise ConfigError(field, reason)
+        if member.facts.stored == "int8" and asked == "int4":
+            raise ConfigError(field, "the checkpoint is in int8 already")
+        if kept != "plain" and not placement.is_on_cpu:
             where = self.where(name)
-            reason = f"int8 has no kernels on {where}, where {name!r} is placed; set device: cpu"
-            ways = " or weights: auto" if member.config.weights == "int8" else ""
-            raise ConfigError(f"{member.field}.weights", reason + ways)
+            reason = f"{kept} has no kernels on {where}, where {name!r} is placed; set device: cpu"
+            raise ConfigError(field, reason + (" or weights: auto" if asked != "auto" else ""))
 
     def _can_quantise(self, name: str) -> bool:
-        """Could its weights be in int8, or are they?"""
+        """Could its weights be quantised, or are they?"""
         is_foreign = self._members[name].facts.is_quantized
         on_cpu = self._placements[name].is_on_cpu
         return on_cpu and not is_foreign and int8_refusal() is None

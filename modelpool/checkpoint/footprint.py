@@ -33,6 +33,7 @@ from modelpool.errors import ConfigError, UnsupportedModelError
 if TYPE_CHECKING:
     from modelpool.outline import ModelOutline
 
+QUANTISED_WEIGHTS: tuple[Weights, ...] = ("int8", "int4")
 _DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 _STORED_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -75,21 +76,35 @@ class ModelFootprint:
 
 @dataclass(frozen=True)
 class Kept:
-    """What is asked of the linear layers' weights, and whether the CPU can have them in int8."""
+    """What is asked of the linear layers' weights, and what the CPU can have of it.
+
+    `has_int4`: there are kernels for 4 bits; else these are expanded to int8, with the same bits.
+    """
 
     asked: Weights = "auto"
     has_int8: bool = True
+    has_int4: bool = True
 
     def weights(self, stored: Stored) -> KeptWeights:
         """How they are kept, of a checkpoint that stores them so."""
+        if self.asked == "int4" and stored == "plain":
+            return "int4" if self.has_int4 or self.has_int8 else "plain"
         return "int8" if self.has_int8 and "int8" in (self.asked, stored) else "plain"
 
-    def is_int8(self, stored: Stored) -> Callable[[StoredParameter], bool]:
-        """Which weights are kept in int8."""
-        if self.weights(stored) == "plain":
-            return lambda _: False
-        every = self.asked == "int8"
-        return lambda one: one.dtype == "I8" or (every and one.is_linear)
+    def quantised_bytes(self, stored: Stored) -> Callable[[StoredParameter], int | None]:
+        """What a weight takes that is quantised; None for another one."""
+        weights = self.weights(stored)
+        if weights == "plain":
+            return lambda _: None
+        every = self.asked != "auto"
+        in_int4 = weights == "int4" and self.has_int4
+
+        def taken(one: StoredParameter) -> int | None:
+            if not (one.dtype == "I8" or (every and one.is_linear)):
+                return None
+            return one.int4_bytes if in_int4 and not one.is_head else one.int8_bytes
+
+        return taken
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +118,8 @@ class CheckpointFacts:
     weight_bytes: int
     outer_bytes: int  # of the weights, those in no layer
     read_bytes: int | None  # of the weights, for a token: see `WeightBytes`
-    int8_read_bytes: int | None  # the same with `weights: int8`
+    int8_read_bytes: int | None  # the same with `weights: int8`, and with `weights: int4`
+    int4_read_bytes: int | None
     kv_bytes_per_token: int
     head_dims: frozenset[int]  # of the layers' keys
     max_positions: int
@@ -209,7 +225,11 @@ def _read(
     bytes_of = partial(
         weight_bytes, parameters, width, tied_rows=int(text.vocab_size) if is_tied else None
     )
-    taken = bytes_of(is_int8=kept.is_int8(stored))
+    taken = bytes_of(quantised_bytes=kept.quantised_bytes(stored))
+    read_bytes = {
+        asked: bytes_of(quantised_bytes=Kept(asked).quantised_bytes(stored)).read
+        for asked in QUANTISED_WEIGHTS
+    }
     return CheckpointFacts(
         parameter_count=count,
         dtype=loaded,
@@ -218,7 +238,8 @@ def _read(
         weight_bytes=taken.total,
         outer_bytes=taken.outer,
         read_bytes=taken.read,
-        int8_read_bytes=bytes_of(is_int8=Kept("int8").is_int8(stored)).read,
+        int8_read_bytes=read_bytes["int8"],
+        int4_read_bytes=read_bytes["int4"],
         kv_bytes_per_token=outline.kv_elements_per_token * _DTYPE_BYTES[loaded],
         head_dims=outline.head_dims,
         max_positions=max_positions(text),

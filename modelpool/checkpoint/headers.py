@@ -29,6 +29,7 @@ _LAYER = re.compile(r"\.\d+\.")  # model.layers.0.mlp.up_proj.weight
 _LFS_POINTER = b"version https://git-lfs"  # how the text begins that stands for a file
 _STORED_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2}
 _SCALE_BYTES = 4  # of a channel whose weights are int8
+_INT4_GROUP = 32  # inputs
 
 Header = Mapping[str, Mapping[str, Any]]  # of a file of weights: by tensor its dtype and shape
 
@@ -77,6 +78,11 @@ class StoredParameter:
         """In int8, with scales."""
         return self.count + _SCALE_BYTES * self.shape[0]
 
+    @property
+    def int4_bytes(self) -> int:
+        """In int4, with a scale and a centre for each group, and two numbers for each output."""
+        return self.count // 2 + 2 * self.count // _INT4_GROUP + 2 * _SCALE_BYTES * self.shape[0]
+
 
 @dataclass(frozen=True)
 class WeightBytes:
@@ -114,24 +120,26 @@ def parameters_of(
 def weight_bytes(
     parameters: Sequence[StoredParameter],
     width: float,
-    is_int8: Callable[[StoredParameter], bool] = lambda _: False,
+    quantised_bytes: Callable[[StoredParameter], int | None] = lambda _: None,
     tied_rows: int | None = None,
 ) -> WeightBytes:
     """
     Args:
-        width: bytes of an element that is not in int8.
-        tied_rows: of the embedding, where the head is the same weight. A head in int8 is a copy.
+        width: bytes of an element that is not quantised.
+        quantised_bytes: of a weight that is.
+        tied_rows: of the embedding, where the head is the same weight. A quantised head is a copy.
     """
 
     def taken(one: StoredParameter) -> float:
-        return one.int8_bytes if is_int8(one) else one.count * width
+        small = quantised_bytes(one)
+        return one.count * width if small is None else small
 
     outer = sum(taken(one) for one in parameters if not one.in_layer)
     inner = sum(taken(one) for one in parameters if one.in_layer)
     read = inner + sum(taken(one) for one in parameters if one.is_head)
     tables = [one for one in parameters if one.is_table and one.shape[0] == tied_rows]
     for head in (replace(table, name=_HEAD) for table in tables[:1]):
-        outer += taken(head) if is_int8(head) else 0
+        outer += quantised_bytes(head) or 0
         read += taken(head)
     experts = any(one.is_expert for one in parameters)
     return WeightBytes(round(inner + outer), round(outer), None if experts else round(read))

@@ -1,7 +1,7 @@
 """Layers that read the same input, query, key and value or gate and up, computed as one.
 
-Contract: joined layers give the bits that each of them gives alone. In int8 they share a weight
-from the beginning (`Int8Linear`), and sums are exact. Packed layers come to share one in
+Contract: joined layers give the bits that each of them gives alone. Quantised ones share a weight
+from the beginning (`QuantisedLinear`), and sums are exact. Packed layers come to share one in
 `join_packed`, where a trial shows that oneDNN sums the outputs of the wider product in the same
 order: one product instead of three.
 
@@ -15,8 +15,8 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from modelpool.fast.int8 import Int8Linear
 from modelpool.fast.linear import TOGETHER, PackedLinear, PackedWeight
+from modelpool.fast.quantised import QuantisedLinear
 from modelpool.fast.sum_order import cancelling
 
 # Tried: alone, few, a batch, and more than AMX takes at once.
@@ -59,9 +59,9 @@ def join_packed(model: nn.Module) -> int:
     return spared
 
 
-def _sharing(layers: Sequence[nn.Module]) -> list[Int8Linear | PackedLinear]:
+def _sharing(layers: Sequence[nn.Module]) -> list[QuantisedLinear | PackedLinear]:
     """The layers, where they are all outputs of one weight, side by side; else none."""
-    known = [layer for layer in layers if isinstance(layer, Int8Linear | PackedLinear)]
+    known = [layer for layer in layers if isinstance(layer, QuantisedLinear | PackedLinear)]
     weights = {id(layer.shared) for layer in known}
     return known if len(known) == len(layers) > 1 and len(weights) == 1 else []
 

@@ -1,9 +1,9 @@
-"""A short way through Llama-shaped decoders, for members that only draft, and for int8 weights.
+"""A short way through Llama-shaped decoders, for drafters and for quantised weights.
 
 Contract: a small drafter spends most of a forward in Python and in the dispatch of tiny operators.
 `LeanForward` reads the weights of a checked model and computes the same function in far fewer
 operators, through the same `KVView`. Its rounding differs from the model's own: it is for
-members whose logits change the speed and never the text, and for layers in int8, whose text is
+members whose logits change the speed and never the text, and for quantised layers, whose text is
 another anyway; with these a row's bits are its own. `build` returns None for every model that
 `llama_shape` does not know.
 
@@ -24,10 +24,10 @@ from transformers import PreTrainedModel
 from modelpool.attention.packed import Attend, AttentionLayer, KVView
 from modelpool.checkpoint.architecture import max_positions
 from modelpool.fast.forward_parts import Operator, ShortForward, Watch
-from modelpool.fast.int8 import Int8Linear
-from modelpool.fast.lean_linear import Int8, Linear, Packed, Watched, linear_of
+from modelpool.fast.lean_linear import Linear, Packed, Quantised, Watched, linear_of
 from modelpool.fast.linear import PackedLinear, gains, let_go_of_file
 from modelpool.fast.llama_shape import attention_window, is_llama_shaped, norm_eps, rotations
+from modelpool.fast.quantised import QuantisedLinear
 from modelpool.forward import Forward, ForwardOutput, HiddenLayers, spans, stacked
 from modelpool.packed_model import PackedModel
 from modelpool.probe import MOST_DIFFERENCE, allowed_difference, probed
@@ -35,7 +35,7 @@ from modelpool.probe import MOST_DIFFERENCE, allowed_difference, probed
 logger = logging.getLogger(__name__)
 
 _PROBE_TOKENS = 9
-_LINEARS = (Int8Linear, PackedLinear, nn.Linear)
+_LINEARS = (QuantisedLinear, PackedLinear, nn.Linear)
 
 
 class _Norm:
@@ -91,9 +91,9 @@ class LeanForward(ShortForward):
         let_go_of_file(_unpacked(model))
         self._embedded = core.embed_tokens  # its weight may come to be shared with another model's
         embedding: Tensor = core.embed_tokens.weight.detach()
-        # Layers in int8 read and give float32: nothing is rounded in between but for attention.
+        # Quantised layers read and give float32: nothing is rounded in between but for attention.
         is_half = embedding.dtype.itemsize == 2
-        self._dtype = torch.float32 if is_half and has_int8(model) else embedding.dtype
+        self._dtype = torch.float32 if is_half and is_quantised(model) else embedding.dtype
         self._heads = int(config.num_attention_heads)
         self._kv_heads = int(config.num_key_value_heads)
         self._head_dim = int(core.layers[0].self_attn.head_dim)
@@ -107,7 +107,9 @@ class LeanForward(ShortForward):
         self._head = self._own_head(model, vocab_size)
         self._attend = attend
         self._kv_dtype = embedding.dtype
-        self._head_dtype = self._dtype if isinstance(model.lm_head, Int8Linear) else self._kv_dtype
+        self._head_dtype = (
+            self._dtype if isinstance(model.lm_head, QuantisedLinear) else self._kv_dtype
+        )
 
     @classmethod
     @torch.inference_mode(False)
@@ -207,7 +209,7 @@ class LeanForward(ShortForward):
     def _own_head(self, model: Any, vocab_size: int) -> Callable[[Tensor], Tensor]:
         """It is not fused with anything: packed or not, its weight is the model's own."""
         head = model.lm_head
-        if has_int8(model):
+        if is_quantised(model):
             return head.forward  # type: ignore[no-any-return]
         bias = None if head.bias is None else head.bias.detach()[:vocab_size]
         own = linear_of(head.weight.detach()[:vocab_size], bias)
@@ -218,8 +220,8 @@ class LeanForward(ShortForward):
     def _fused(self, parent: nn.Module, *names: str) -> Linear:
         """One layer that computes the outputs of several, side by side."""
         parts: list[Any] = [getattr(parent, name) for name in names]
-        if isinstance(parts[0], Int8Linear):
-            return Int8(parts)
+        if isinstance(parts[0], QuantisedLinear):
+            return Quantised(parts)
         weights = [part.weight.detach() for part in parts]
         biases = [part.bias.detach() for part in parts if part.bias is not None]
         weight = torch.cat(weights) if len(parts) > 1 else weights[0]
@@ -257,18 +259,18 @@ def check(packed: PackedModel, lean: Forward) -> str | None:
         return f"it would attend within {own_windows}, not {windows}"
     difference = float((expected.double() - got.double()).abs().mean() / expected.double().std())
     allowed = allowed_difference(packed.dtype)
-    if has_int8(packed.model):  # in which the least rounding may move a level
+    if is_quantised(packed.model):  # in which the least rounding may move a level
         allowed = MOST_DIFFERENCE
     if not difference <= allowed:
         return f"its logits differ by {difference:.2g} of their spread, {allowed:.2g} allowed"
     return None
 
 
-def has_int8(model: Any) -> bool:
-    """Are all linear layers in int8, but for the head?"""
+def is_quantised(model: Any) -> bool:
+    """Are all linear layers quantised, but for the head?"""
     modules = getattr(model, "model", nn.Identity()).modules()
     kinds = {type(each) for each in modules if isinstance(each, _LINEARS)}
-    return kinds == {Int8Linear}
+    return kinds == {QuantisedLinear}
 
 
 def _unpacked(model: nn.Module) -> Iterator[nn.Parameter]:

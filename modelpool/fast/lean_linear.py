@@ -1,4 +1,4 @@
-"""The linear layers of a lean forward: plain, packed, or in int8; several as one."""
+"""The linear layers of a lean forward: plain, packed, or quantised; several as one."""
 
 from collections.abc import Sequence
 
@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from modelpool.fast.forward_parts import Watch
-from modelpool.fast.int8 import Int8Linear
 from modelpool.fast.linear import PackedLinear, gains
+from modelpool.fast.quantised import QuantisedLinear
 
 
 class Plain:
@@ -47,10 +47,10 @@ class Packed:
         residual.add_(self._forward(x))
 
 
-class Int8:
-    """Layers in int8 that share one weight, side by side."""
+class Quantised:
+    """Layers in int8 or int4 that share one weight, side by side."""
 
-    def __init__(self, layers: Sequence[Int8Linear]) -> None:
+    def __init__(self, layers: Sequence[QuantisedLinear]) -> None:
         shared = layers[0].shared
         assert all(layer.shared is shared for layer in layers)
         assert sum(layer.out_features for layer in layers) == shared.out_features
@@ -77,7 +77,7 @@ class Watched:
         self._add(residual, x)
 
 
-Linear = Plain | Packed | Int8 | Watched
+Linear = Plain | Packed | Quantised | Watched
 
 
 def linear_of(weight: Tensor, bias: Tensor | None) -> Linear:

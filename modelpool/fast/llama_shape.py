@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from modelpool.checkpoint.architecture import max_positions
-from modelpool.fast.int8 import Int8Linear
 from modelpool.fast.lean_norm import LeanRMSNorm
 from modelpool.fast.linear import PackedLinear, is_hooked
+from modelpool.fast.quantised import QuantisedLinear
 
 _CLASSES = frozenset(
     {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
@@ -83,7 +83,7 @@ def _is_norm(module: Any) -> bool:
 
 
 def _is_linear(module: Any) -> bool:
-    return type(module) in (nn.Linear, PackedLinear, Int8Linear)
+    return type(module) in (nn.Linear, PackedLinear, QuantisedLinear)
 
 
 def _is_hooked(module: nn.Module) -> bool:

@@ -42,7 +42,8 @@ def model_sizes(conditions: Mapping[str, Any]) -> str:
     parts = []
     for name, model in conditions["models"].items():
         size = f" {model['parameters'] / 1e6:.1f}M" if model["parameters"] else ""
-        kept = " int8" if model.get("weights") == "int8" else ""
+        weights = model.get("weights")
+        kept = "" if weights in (None, "plain") else f" {weights}"
         parts.append(f"{name}{size}{kept}{' (inflated)' if model['is_inflated'] else ''}")
     return ", ".join(parts)
 

@@ -139,6 +139,7 @@ def _member(model: ModelConfig, pool: ModelPool, read_speed: ReadSpeed | None) -
         weights=plan.weights,
         reads=_reads(plan.read_bytes, plan.threads, read_speed),
         reads_in_int8=_reads(plan.int8_read_bytes, plan.threads, read_speed),
+        reads_in_int4=_reads(plan.int4_read_bytes, plan.threads, read_speed),
     )
 
 

@@ -27,8 +27,8 @@ class MemberReport:
     """A model: its place, and what it takes there.
 
     `threads`: of the CPU; None elsewhere. `attention`: the kernels that attend. `weights`: how its
-    linear layers keep theirs ("plain", "int8"). `reads`: as they are, `reads_in_int8`: as they
-    would be; None where it is not known, or int8 cannot be had.
+    linear layers keep theirs ("plain", "int8", "int4"). `reads`: as they are, `reads_in_int8` and
+    `reads_in_int4`: as they would be; None where it is not known, or cannot be had.
     """
 
     name: str
@@ -45,6 +45,7 @@ class MemberReport:
     weights: str
     reads: WeightReads | None
     reads_in_int8: WeightReads | None
+    reads_in_int4: WeightReads | None
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def _lines(report: CheckReport) -> Iterator[str]:
     yield ""
     yield "What a token reads of the weights, and the tokens/s of one request that memory permits:"
     yield from _table(
-        ["model", "weights", "reads", "permits", "int8 reads", "permits"],
+        ["model", "weights", "reads", "permits", "int8 reads", "permits", "int4 reads", "permits"],
         [_read_cells(member) for member in report.members],
     )
     yield ""
@@ -152,7 +153,7 @@ def _member_cells(member: MemberReport) -> list[str]:
 
 
 def _read_cells(member: MemberReport) -> list[str]:
-    reads = (member.reads, member.reads_in_int8)
+    reads = (member.reads, member.reads_in_int8, member.reads_in_int4)
     return [member.name, member.weights, *(cell for each in reads for cell in _shown_reads(each))]
 
 

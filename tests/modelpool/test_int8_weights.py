@@ -12,9 +12,11 @@ from modelpool import ModelPool
 from modelpool.checkpoint.int8_values import read_int8
 from modelpool.config import PoolConfig, validate_config
 from modelpool.device_manager import DeviceInfo
-from modelpool.fast.int8 import Int8Linear, Int8Weight
+from modelpool.fast.int4 import Int4Weight
+from modelpool.fast.int8 import Int8Weight
 from modelpool.fast.lean_forward import LeanForward
 from modelpool.fast.linear import PackedLinear
+from modelpool.fast.quantised import QuantisedLinear
 from modelpool.packed_model import PackedModel
 from tests.modelpool.compressed import compress, declare, logits, needs_int8
 from tests.modelpool.factories import save_gpt2, save_llama, save_qwen3
@@ -30,9 +32,9 @@ def pool_of(path: Path, *devices: DeviceInfo, **member: Any) -> ModelPool:
     return ModelPool(config, devices=devices or None)
 
 
-def int8_layers(model: PackedModel) -> dict[str, Int8Linear]:
+def int8_layers(model: PackedModel) -> dict[str, QuantisedLinear]:
     named = model.model.named_modules()
-    return {name: each for name, each in named if isinstance(each, Int8Linear)}
+    return {name: each for name, each in named if isinstance(each, QuantisedLinear)}
 
 
 @needs_int8
@@ -50,6 +52,31 @@ def test_all_linear_layers_are_quantised_at_load(dtype: str, tied: bool, tmp_pat
     difference = (logits(model) - logits(plain)).norm() / logits(plain).norm()
     assert 0 < difference < 0.1
     assert pool.plan("m").weights == "int8"
+
+
+@needs_int8
+@pytest.mark.parametrize("save", [save_llama, save_qwen3, save_gpt2])
+def test_bytes_in_int4_are_those_of_the_loaded_model(save: Any, tmp_path: Path) -> None:
+    save(tmp_path, dtype="bfloat16")
+    pool = pool_of(tmp_path, device="cpu", weights="int4")
+    model = pool.get("m").model
+    kept = sum(parameter.nbytes for parameter in model.parameters())
+    shared = {id(layer.shared): layer.shared for layer in int8_layers(pool.get("m")).values()}
+    plan = pool.plan("m")
+    small = sum(_bytes(weight) for weight in shared.values())
+    assert plan.weights == "int4"
+    assert plan.footprint.weight_bytes == pytest.approx(kept + small, rel=0.03)
+    assert plan.read_bytes == plan.int4_read_bytes
+    assert plan.int8_read_bytes is not None
+    assert plan.read_bytes is not None
+    assert plan.read_bytes < plan.int8_read_bytes
+
+
+def _bytes(weight: Int8Weight | Int4Weight) -> float:
+    """With as many outputs and inputs as there are; the kernels' layout has a few more."""
+    if isinstance(weight, Int8Weight):
+        return weight.out_features * (weight.in_features + 4)
+    return weight.out_features * (weight.in_features * 9 / 16 + 8)
 
 
 @needs_int8

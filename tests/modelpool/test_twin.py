@@ -51,6 +51,19 @@ def test_a_twin_is_the_same_checkpoint_in_int8(tmp_path: Path) -> None:
 
 
 @needs_int8
+@pytest.mark.parametrize("of_target", ["auto", "int8"])
+def test_a_twin_may_be_in_int4(of_target: str, tmp_path: Path) -> None:
+    save_llama(tmp_path, dtype="bfloat16")
+    settings = twins(tmp_path, {"weights": of_target}, weights="int4", dtype="bfloat16")
+    pool = ModelPool.from_config(settings)
+    assert pool.plan("t").weights == "int4"
+    member = {"name": "m", "source": str(tmp_path), "device": "cpu", "weights": "int4"}
+    own = ModelPool.from_config({"target": "m", "models": [member]}).get("m")
+    assert torch.equal(logits(pool.get("t")), logits(own))
+    assert not torch.equal(logits(pool.get("t")), logits(pool.get("m")))
+
+
+@needs_int8
 def test_a_twin_may_have_a_dtype_of_its_own(tmp_path: Path) -> None:
     save_llama(tmp_path, dtype="bfloat16")
     pool = ModelPool.from_config(twins(tmp_path, dtype="float32"))
@@ -95,9 +108,9 @@ def test_only_equal_parameters_are_shared() -> None:
         ({"source": "quantised:nobody"}, "source", "'nobody' is not the target 'm'"),
         ({"source": "quantised:t"}, "source", "'t' is not the target 'm'"),
         ({"inflate_to": 2_000_000}, "inflate_to", "has that of m"),
-        ({"weights": "int8"}, "weights", "has that of m"),
         ({"revision": "main"}, "revision", "has that of m"),
         ({"target": {"weights": "int8"}}, "source", "'m' is in int8 itself"),
+        ({"target": {"weights": "int4"}, "weights": "int4"}, "source", "'m' is in int4 itself"),
     ],
 )
 def test_a_twin_is_of_the_target_and_has_what_that_has(

@@ -40,7 +40,9 @@ def test_a_tied_head_in_int8_is_a_copy() -> None:
     parts = [table, layer, norm]
     plain = weight_bytes(parts, 2, tied_rows=100)
     assert (plain.total, plain.outer, plain.read) == (2 * 936, 1600, 2 * 936)
-    small = weight_bytes(parts, 2, lambda one: one.is_linear, tied_rows=100)
+    small = weight_bytes(
+        parts, 2, lambda one: one.int8_bytes if one.is_linear else None, tied_rows=100
+    )
     head, inner = 100 * 8 + 4 * 100, 16 * 8 + 4 * 16 + 2 * 8
     assert (small.total, small.outer, small.read) == (
         1600 + head + inner,

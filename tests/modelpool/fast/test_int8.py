@@ -17,10 +17,11 @@ from modelpool.checkpoint.int8_values import Int8Values
 from modelpool.fast import cpu
 from modelpool.fast.cpu import int8_refusal
 from modelpool.fast.direct_forward import direct_forward_of
-from modelpool.fast.int8 import Int8Linear, Int8Weight, quantise_linears, quantise_rows
+from modelpool.fast.int8 import Int8Weight, quantise_rows
 from modelpool.fast.joined import joined
-from modelpool.fast.lean_forward import has_int8, lean_forward_of
+from modelpool.fast.lean_forward import is_quantised, lean_forward_of
 from modelpool.fast.linear import parameter_count
+from modelpool.fast.quantised import QuantisedLinear, quantise_linears
 from modelpool.packed_model import PackedModel
 from tests.modelpool.llama_models import LLAMA_SHAPED, OTHERS, VOCAB, Feeder, feed_tree, make_model
 
@@ -36,10 +37,10 @@ def weight(inputs: int, outputs: int, bias: Tensor | None = None) -> Int8Weight:
     return Int8Weight([Int8Values.of(draw(outputs, inputs))], bias)
 
 
-def quantised(layer: nn.Module) -> Int8Linear:
+def quantised(layer: nn.Module) -> QuantisedLinear:
     model = nn.Sequential(layer.requires_grad_(False))
     assert quantise_linears(model) == []
-    assert isinstance(model[0], Int8Linear)
+    assert isinstance(model[0], QuantisedLinear)
     return model[0]
 
 
@@ -158,7 +159,7 @@ def test_a_layer_in_two_places_stays_one_layer() -> None:
     shared = nn.Linear(8, 8).requires_grad_(False)
     model = nn.Sequential(shared, nn.Sequential(shared))
     assert quantise_linears(model) == []
-    assert sum(isinstance(module, Int8Linear) for module in model.modules()) == 1
+    assert sum(isinstance(module, QuantisedLinear) for module in model.modules()) == 1
 
 
 def test_layers_of_gpt2_are_quantised_along_their_outputs() -> None:
@@ -178,7 +179,7 @@ def test_what_is_no_plain_layer_stays_and_is_named() -> None:
     hooked.register_forward_hook(lambda module, inputs, output: output + 1)
     model = nn.Sequential(nn.Linear(8, 8), hooked, _Louder(8, 8)).requires_grad_(False)
     assert quantise_linears(model) == ["1", "2"]
-    assert [type(layer) for layer in model] == [Int8Linear, nn.Linear, _Louder]
+    assert [type(layer) for layer in model] == [QuantisedLinear, nn.Linear, _Louder]
 
 
 @pytest.mark.parametrize("tied", ["llama", "llama-tied"])
@@ -204,7 +205,7 @@ def wrap(name: str, dtype: torch.dtype) -> PackedModel:
 def test_only_layers_that_are_called_together_share_a_weight(name: str, shared: int) -> None:
     packed = wrap(name, torch.float32)
     modules = list(packed.model.modules())
-    layers = [module for module in modules if isinstance(module, Int8Linear)]
+    layers = [module for module in modules if isinstance(module, QuantisedLinear)]
     weights = [id(layer.shared) for layer in layers]
     depth = packed.model.config.num_hidden_layers
     several = {each for each in weights if weights.count(each) > 1}
@@ -256,14 +257,14 @@ def test_the_lean_forward_says_what_the_model_says(name: str, dtype: torch.dtype
 
 def test_only_layers_in_int8_are_run_lean() -> None:
     packed = PackedModel.wrap("m", make_model(LLAMA_SHAPED["llama"](), torch.bfloat16), VOCAB)
-    assert not has_int8(packed.model)
+    assert not is_quantised(packed.model)
     name = "model.layers.1.mlp.down_proj"
     layers = {path: each for path, each in packed.model.named_modules() if type(each) is nn.Linear}
     values = {path: Int8Values.of(each.weight) for path, each in layers.items()}
     quantise_linears(packed.model, {name: values[name]}, only_stored=True)
-    assert not has_int8(packed.model)
+    assert not is_quantised(packed.model)
     quantise_linears(packed.model, values, only_stored=True)
-    assert has_int8(packed.model)
+    assert is_quantised(packed.model)
 
 
 def test_a_cpu_that_saturates_is_told_by_a_product(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,176 @@
+"""Linear layers in int8 and int4, in the place of a model's own, on the CPU.
+
+Contract: see `Int8Weight`. Layers that read the same input (query, key and value; gate and up)
+share one product: `joined` (`fast.joined`) computes them together, while each of them alone
+computes all and keeps its part.
+
+With `int4` a layer whose weights 4 bits hold badly is in int8, and so is the head, whose error no
+later layer makes good.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from modelpool.checkpoint.int4_values import Int4Values
+from modelpool.checkpoint.int8_values import Int8Values
+from modelpool.config import KeptWeights
+from modelpool.fast.int4 import Int4Weight, int4_kernels
+from modelpool.fast.int8 import Int8Weight
+from modelpool.fast.linear import TOGETHER, is_hooked, let_go_of_file
+
+QuantisedWeight = Int8Weight | Int4Weight
+
+# Of weights in int4: of normally distributed ones 0.08, of those with heavy tails more.
+_MOST_ERROR = 0.1
+
+
+class QuantisedLinear(nn.Module):
+    """A linear layer in int8 or int4: the outputs from `start` on of a weight that it may share."""
+
+    def __init__(
+        self,
+        weight: QuantisedWeight,
+        start: int,
+        out_features: int,
+        bias: Tensor | None,
+        is_tied: bool,
+    ) -> None:
+        """`bias`: its part of the weight's. `is_tied`: an embedding keeps the plain weight."""
+        super().__init__()
+        self.in_features, self.out_features = weight.in_features, out_features
+        self.hidden_parameters = 0 if is_tied else self.in_features * out_features
+        self.bias = bias
+        self.shared, self._start = weight, start
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in_features] to [..., out_features], for any leading shape."""
+        return self.shared.multiply(x).narrow(-1, self._start, self.out_features)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
+
+
+def quantise_linears(
+    model: nn.Module,
+    stored: Mapping[str, Int8Values] | None = None,
+    only_stored: bool = False,
+    together: bool = True,
+    weights: KeptWeights = "int8",
+) -> list[str]:
+    """Replaces, in place, the linear layers of `model`; the names of those that it cannot.
+
+    The plain weight of a layer is let go before the next one is quantised. An embedding that
+    shares a layer's weight keeps it.
+
+    Args:
+        stored: weights that the checkpoint has in int8, by the layer's name. They are taken as
+            they are.
+        only_stored: other layers stay as they are.
+        together: layers that read the same input share a weight, for a forward that calls them
+            `joined`; the modules' own computes all outputs for each of them.
+        weights: `int4`: in 4 bits, but for the head and for layers that these hold badly.
+    """
+    given = stored or {}
+    embeddings = {id(each.weight) for each in model.modules() if isinstance(each, nn.Embedding)}
+    head = _head(model)
+    done: dict[nn.Module, QuantisedLinear] = {}  # one layer may stand in several places
+    left: list[str] = []
+    for path, parent in list(model.named_modules()):
+        prefix = f"{path}." if path else ""
+        linears = {name: each for name, each in parent.named_children() if _is_linear(each)}
+        fresh = {name: layer for name, layer in linears.items() if layer not in done}
+        able = {name: layer for name, layer in fresh.items() if _can_replace(layer)}
+        left += [prefix + name for name in fresh if name not in able]
+        wanted = {name for name in able if not only_stored or prefix + name in given}
+        for names in _groups({name: able[name] for name in able if name in wanted}, together):
+            layers = [able[name] for name in names]
+            values = [given.get(prefix + name) for name in names]
+            in_int4 = weights == "int4" and head not in layers
+            done.update(zip(layers, _replaced(layers, values, embeddings, in_int4), strict=True))
+        for name, layer in linears.items():
+            if layer in done:
+                setattr(parent, name, done[layer])
+    if done:
+        let_go_of_file(model.parameters())
+    return left
+
+
+def _groups(layers: Mapping[str, nn.Module], together: bool) -> Iterator[tuple[str, ...]]:
+    """Their names: of those that read the same input `together`, of the others alone."""
+    kinds = TOGETHER if together else ()
+    groups = [names for names in kinds if _are_alike([layers.get(name) for name in names])]
+    yield from groups
+    yield from ((name,) for name in layers if not any(name in names for names in groups))
+
+
+def _are_alike(layers: Sequence[nn.Module | None]) -> bool:
+    """All there, each of its own, of the same inputs, and biased together or not at all."""
+    there = [layer for layer in layers if layer is not None]
+    inputs = {_weight(layer).shape[1] for layer in there}
+    biased = {layer.bias is None for layer in there}
+    return len(set(there)) == len(layers) and len(inputs) == len(biased) == 1
+
+
+def _replaced(
+    layers: Sequence[nn.Module],
+    values: Sequence[Int8Values | None],
+    embeddings: set[int],
+    in_int4: bool,
+) -> Iterator[QuantisedLinear]:
+    """In the order of `layers`, which lose their weights."""
+    tied = [id(layer.weight) in embeddings for layer in layers]
+    sizes = [len(_weight(layer)) for layer in layers]
+    biases = [layer.bias.detach() for layer in layers if isinstance(layer.bias, Tensor)]
+    bias = torch.cat(biases) if biases else None
+    small = _in_int4(layers) if in_int4 and not any(values) else None
+    shared = _weight_in_int4(small, bias) if small else None
+    if shared is None:
+        pairs = zip(layers, values, strict=True)
+        shared = Int8Weight([kept or Int8Values.of(_weight(one)) for one, kept in pairs], bias)
+    for layer in layers:
+        layer.register_parameter("weight", None)
+    start = 0
+    for layer, rows, is_tied in zip(layers, sizes, tied, strict=True):
+        yield QuantisedLinear(shared, start, rows, layer.bias, is_tied)  # type: ignore[arg-type]
+        start += rows
+
+
+def _in_int4(layers: Sequence[nn.Module]) -> list[Int4Values] | None:
+    """None: 4 bits hold one of them badly."""
+    found = [Int4Values.of(_weight(layer)) for layer in layers]
+    pairs = zip(found, layers, strict=True)
+    if any(one.relative_error(_weight(layer)) > _MOST_ERROR for one, layer in pairs):
+        return None
+    return found
+
+
+def _weight_in_int4(parts: Sequence[Int4Values], bias: Tensor | None) -> QuantisedWeight:
+    """Expanded to int8, with the same bits, where there are no kernels for it."""
+    kernels = int4_kernels()
+    if kernels is None:
+        return Int8Weight([part.expanded() for part in parts], bias)
+    return Int4Weight(parts, bias, kernels)
+
+
+def _head(model: nn.Module) -> nn.Module | None:
+    find = getattr(model, "get_output_embeddings", None)
+    found = None if find is None else find()
+    return found if isinstance(found, nn.Module) else None
+
+
+def _is_linear(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.Linear | Conv1D)
+
+
+def _can_replace(layer: nn.Module) -> bool:
+    is_plain = type(layer) in (nn.Linear, Conv1D) and not is_hooked(layer)
+    return is_plain and _weight(layer).device.type == "cpu" and _weight(layer).is_floating_point()
+
+
+def _weight(layer: nn.Module) -> Tensor:
+    """[out, in]; GPT-2's layers keep it the other way round."""
+    assert isinstance(layer.weight, Tensor)
+    return layer.weight.t() if isinstance(layer, Conv1D) else layer.weight

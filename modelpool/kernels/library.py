@@ -1,0 +1,162 @@
+"""The C library of linear layers: found, or compiled once, and tried before it is trusted.
+
+Contract: `linear_kernels` is None where there is no compiler, no CPU for it, or a result that is
+not the one of int8 to the bit: one line says why, and layers are computed otherwise. A wheel may
+bring the library beside this file; else it is compiled into the cache under a name that tells
+source, flags and compiler, and is put there in one step, so that several processes may begin at
+once. Whatever lies there and does not belong to this user is not loaded.
+
+`SPECROUTER_KERNEL`: `off`, or the name of one kernel.
+"""
+
+import ctypes
+import hashlib
+import logging
+import os
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from modelpool.checkpoint.cache_dir import cache_dir
+
+logger = logging.getLogger(__name__)
+
+KERNELS: Mapping[str, int] = {"avx512-vnni": 4, "avx-vnni": 2, "avx2": 1, "avx512-vnni-256": 8}
+_FOLDER = Path(__file__).parent
+_SOURCES = ("linear.c", "vnni_panel.h")
+_FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-shared", "-fPIC")
+_COMPILE_S = 120.0
+_SWITCH = "SPECROUTER_KERNEL"
+
+
+class LayerWeight(ctypes.Structure):
+    """`Weight` of linear.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("nibbles", "scales", "centres", "levels")),
+        *((name, ctypes.c_void_p) for name in ("offsets", "units", "bias")),
+        *((name, ctypes.c_int64) for name in ("inputs", "given", "outputs")),
+    )
+
+
+@dataclass(frozen=True)
+class LinearKernels:
+    """`name`: of the kernel in use, the best of those `available`."""
+
+    library: ctypes.CDLL
+    name: str
+    available: tuple[str, ...]
+
+    def multiply(
+        self, weight: LayerWeight, x: Tensor, y: Tensor, kernel: str | None = None
+    ) -> None:
+        """`x` [T, given] to `y` [T, outputs], both contiguous, in bfloat16 or float32."""
+        failed = self.library.sr_linear(
+            ctypes.byref(weight), x.data_ptr(), x.dtype is torch.bfloat16,
+            y.data_ptr(), y.dtype is torch.bfloat16, len(x),
+            torch.get_num_threads(), KERNELS[kernel or self.name],
+        )  # fmt: skip
+        if failed:
+            raise MemoryError(f"no memory for {len(x)} rows of a linear layer")
+
+
+@cache
+def linear_kernels() -> LinearKernels | None:
+    """Of this process; None: see the module."""
+    asked = os.environ.get(_SWITCH, "")
+    if asked == "off":
+        return None
+    try:
+        found = opened(library_file())
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        logger.warning("int4 is computed without the C library: %s", error)
+        return None
+    if asked and asked not in found.available:
+        logger.warning("%s=%s: this CPU has %s", _SWITCH, asked, ", ".join(found.available))
+        return found
+    return LinearKernels(found.library, asked or found.name, found.available)
+
+
+def library_file() -> Path:
+    """Beside this file, or in the cache, where it is compiled if it is not there yet.
+
+    Raises `OSError`, `RuntimeError` without a compiler, and what `subprocess.run` raises.
+    """
+    packaged = _FOLDER / "linear.so"
+    if packaged.exists():
+        return packaged
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        raise RuntimeError("there is no C compiler")
+    folder = cache_dir() / "kernels"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_owner(folder)
+    file = folder / f"linear-{_fingerprint(compiler)}.so"
+    if not file.exists():
+        _compile(compiler, file)
+    _check_owner(file)
+    return file
+
+
+def _check_owner(path: Path) -> None:
+    found = path.stat()
+    if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise RuntimeError(f"{path} can be written by others: remove it, or set SPECROUTER_CACHE")
+
+
+def _fingerprint(compiler: str) -> str:
+    version = subprocess.run(
+        (compiler, "--version"), capture_output=True, check=True, timeout=_COMPILE_S
+    ).stdout
+    text = b"\0".join((_FOLDER / name).read_bytes() for name in _SOURCES)
+    return hashlib.sha256(b"\0".join((text, version, " ".join(_FLAGS).encode()))).hexdigest()[:16]
+
+
+def _compile(compiler: str, file: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=file.parent) as folder:
+        made = Path(folder) / file.name
+        command = (compiler, *_FLAGS, "-o", str(made), str(_FOLDER / _SOURCES[0]))
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_S)
+        if done.returncode:
+            lines = done.stderr.strip().splitlines() or ["it said nothing"]
+            raise RuntimeError(f"{compiler} cannot compile it: {lines[0]}")
+        made.chmod(0o700)
+        made.replace(file)
+
+
+def opened(file: Path) -> LinearKernels:
+    """Raises `OSError`, and `RuntimeError` where this CPU has no kernel."""
+    library = ctypes.CDLL(str(file))
+    pointer, whole = ctypes.c_void_p, ctypes.c_int64
+    library.sr_linear.argtypes = (
+        pointer, pointer, ctypes.c_int, pointer, ctypes.c_int, whole, ctypes.c_int, ctypes.c_int,
+    )  # fmt: skip
+    library.sr_set_threads.argtypes = (pointer, pointer, pointer)
+    library.sr_set_threads.restype = None
+    available = tuple(name for name, bit in KERNELS.items() if library.sr_kernels() & bit)
+    if not available:
+        raise RuntimeError("this CPU has no AVX2")
+    _share_threads(library)
+    return LinearKernels(library, available[0], available)
+
+
+def _share_threads(library: ctypes.CDLL) -> None:
+    """Lets it run on the threads of torch's own OpenMP: a second pool would fight for the cores.
+    On one thread where these functions are not found."""
+    process = ctypes.CDLL(None)
+    try:
+        found = [
+            ctypes.cast(getattr(process, name), ctypes.c_void_p)
+            for name in ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+        ]
+    except AttributeError:
+        return
+    library.sr_set_threads(*found)

@@ -1,0 +1,207 @@
+/* Products of one panel of 32 outputs, for CPUs that sum four products of bytes at once (VNNI).
+ *
+ * Included once for each width of vectors, with these macros: NAME(x), TARGET, V (vector of
+ * integers), VF (of floats), LANES (outputs of a vector), VECTORS (of a panel), and what VNNI and
+ * the instructions around it are called.
+ */
+
+#define INLINE TARGET __attribute__((always_inline)) static inline
+
+/* Of the groups' scales and centres: each output's scale in both 16-bit halves of its lane, and its
+ * centre in all four bytes. */
+INLINE V NAME(each_twice)(const uint8_t *of_outputs) {
+  V wide = WIDEN(of_outputs);
+  return OR(wide, SHIFT_LEFT(wide, 16));
+}
+
+INLINE V NAME(each_four_times)(const uint8_t *of_outputs) {
+  V twice = NAME(each_twice)(of_outputs);
+  return OR(twice, SHIFT_LEFT(twice, 8));
+}
+
+/* Where vector `i` of a panel begins in a group's 512 bytes of nibbles, or in a step's bytes. */
+#define PLACE(i) (((i) * LANES / 16) * 256 + ((i) * LANES % 16) * 4)
+
+/* Eight inputs of vector `i` as bytes, two vectors of four: nibble * scale - centre. A scale is at
+ * most 17, so the products of both bytes of a 16-bit lane fit it at once: 15 * 17 = 255. */
+#define UNPACKED(bytes, scale, centre, low_half, high_half)                                      \
+  V low_half = SUB8(MUL16(AND(bytes, LOW), scale), centre);                                      \
+  V high_half = SUB8(MUL16(AND(SHIFT_RIGHT16(bytes, 4), LOW), scale), centre)
+
+/* Adds the products of `count` rows with vectors `first` and `first` + 1, straight from nibbles. */
+INLINE void NAME(rows_of_nibbles)(const int count, const Weight *w, int64_t panel, int first,
+                                  const uint8_t *levels, V sums[][2]) {
+  const int64_t groups = w->inputs / GROUP;
+  const uint8_t *nibbles = w->nibbles + panel * groups * 512;
+  const uint8_t *scales = w->scales + panel * groups * 32 + first * LANES;
+  const uint8_t *centres = w->centres + panel * groups * 32 + first * LANES;
+  const V LOW = SET8(15);
+  for (int64_t g = 0; g < groups; g++, nibbles += 512, scales += 32, centres += 32) {
+    V scale[2], centre[2];
+    for (int i = 0; i < 2; i++) {
+      scale[i] = NAME(each_twice)(scales + i * LANES);
+      centre[i] = NAME(each_four_times)(centres + i * LANES);
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+      const uint8_t *a = nibbles + PLACE(first) + j * 64, *b = nibbles + PLACE(first + 1) + j * 64;
+      __builtin_prefetch(a + AHEAD);
+      __builtin_prefetch(b + AHEAD);
+      V of_a = LOAD(a), of_b = LOAD(b);
+      UNPACKED(of_a, scale[0], centre[0], a0, a1);
+      UNPACKED(of_b, scale[1], centre[1], b0, b1);
+#pragma GCC unroll 8
+      for (int m = 0; m < count; m++) {
+        const uint8_t *x = levels + m * w->inputs + g * GROUP + j * 8;
+        V x0 = SET32(four_bytes(x)), x1 = SET32(four_bytes(x + 4));
+        sums[m][0] = DOT(sums[m][0], x0, a0);
+        sums[m][1] = DOT(sums[m][1], x0, b0);
+        sums[m][0] = DOT(sums[m][0], x1, a1);
+        sums[m][1] = DOT(sums[m][1], x1, b1);
+      }
+    }
+  }
+}
+
+/* The same with `steps` times four inputs in bytes, [2][steps][64], `half` bytes apart. */
+INLINE void NAME(rows_of_bytes)(const int count, const int8_t *bytes, int64_t half, int64_t steps,
+                                int first, const uint8_t *levels, int64_t stride, V sums[][2]) {
+  const int8_t *a = bytes + (first * LANES / 16) * half + first * LANES % 16 * 4;
+  const int8_t *b = bytes + ((first + 1) * LANES / 16) * half + (first + 1) * LANES % 16 * 4;
+  for (int64_t k = 0; k < steps; k++, a += 64, b += 64) {
+    __builtin_prefetch(a + AHEAD);
+    __builtin_prefetch(b + AHEAD);
+    V of_a = LOAD(a), of_b = LOAD(b);
+#pragma GCC unroll 12
+    for (int m = 0; m < count; m++) {
+      V x = SET32(four_bytes(levels + m * stride + k * 4));
+      sums[m][0] = DOT(sums[m][0], x, of_a);
+      sums[m][1] = DOT(sums[m][1], x, of_b);
+    }
+  }
+}
+
+/* Groups `g0` to `g1` of a panel as bytes, [2][8 (g1 - g0)][64]. */
+TARGET static void NAME(unpack)(const Weight *w, int64_t panel, int64_t g0, int64_t g1,
+                                int8_t *bytes) {
+  const int64_t groups = w->inputs / GROUP, half = (g1 - g0) * 512;
+  const V LOW = SET8(15);
+  for (int64_t g = g0; g < g1; g++) {
+    const uint8_t *nibbles = w->nibbles + (panel * groups + g) * 512;
+    for (int i = 0; i < VECTORS; i++) {
+      V scale = NAME(each_twice)(w->scales + (panel * groups + g) * 32 + i * LANES);
+      V centre = NAME(each_four_times)(w->centres + (panel * groups + g) * 32 + i * LANES);
+      int8_t *to = bytes + (i * LANES / 16) * half + (g - g0) * 512 + i * LANES % 16 * 4;
+      for (int j = 0; j < 4; j++) {
+        __builtin_prefetch(nibbles + PLACE(i) + j * 64 + AHEAD);
+        V packed = LOAD(nibbles + PLACE(i) + j * 64);
+        UNPACKED(packed, scale, centre, low, high);
+        STORE(to + j * 128, low);
+        STORE(to + j * 128 + 64, high);
+      }
+    }
+  }
+}
+
+/* LANES outputs of a row from their sums. */
+INLINE void NAME(finish)(const Weight *w, V sum, int64_t output, float largest, void *y,
+                         int is_bf16) {
+  V centred = SUB32(sum, LOADU(w->offsets + output));
+  VF found = MULF(MULF(TO_FLOAT(centred), LOADF(w->units + output)), SETF(largest));
+  if (w->bias) found = ADDF(found, LOADF(w->bias + output));
+  float outputs[LANES];
+  STOREF(outputs, found);
+  store_outputs(w, outputs, LANES, output, y, is_bf16);
+}
+
+#define FINISH_ROWS(count, first, m0)                                                            \
+  for (int m = 0; m < count; m++)                                                                \
+    for (int i = 0; i < 2; i++)                                                                  \
+      NAME(finish)(w, sums[m][i], panel * 32 + (first + i) * LANES, job->largest[m0 + m],        \
+                   row_of(job, m0 + m), job->y_is_bf16)
+
+#define FEW_ROWS(count)                                                                          \
+  case count:                                                                                    \
+    NAME(rows_of_nibbles)(count, w, panel, first, job->levels + m0 * w->inputs, sums);           \
+    break
+
+/* Up to `MOST_FEW` rows at a time, straight from nibbles. */
+TARGET static void NAME(few)(const Job *job, int64_t panel) {
+  const Weight *w = job->weight;
+  for (int64_t m0 = 0; m0 < job->rows; m0 += MOST_FEW) {
+    const int count = least(job->rows - m0, MOST_FEW);
+    for (int first = 0; first < VECTORS; first += 2) {
+      V sums[8][2];
+      for (int m = 0; m < 8; m++) sums[m][0] = sums[m][1] = ZERO();
+      switch (count) {
+        FEW_ROWS(1); FEW_ROWS(2); FEW_ROWS(3); FEW_ROWS(4);
+#if MOST_FEW > 4
+        FEW_ROWS(5); FEW_ROWS(6); FEW_ROWS(7); FEW_ROWS(8);
+#endif
+      }
+      FINISH_ROWS(count, first, m0);
+    }
+  }
+}
+
+#define BLOCK_OF_ROWS(count)                                                                     \
+  case count:                                                                                    \
+    NAME(rows_of_bytes)(count, bytes, half, steps, first, levels, w->inputs, sums);              \
+    break
+
+/* Adds a block of rows' products to their sums in memory, [rows][32]. */
+TARGET static void NAME(block)(const Weight *w, int count, const int8_t *bytes, int64_t half,
+                               int64_t steps, const uint8_t *levels, int32_t *kept) {
+  for (int first = 0; first < VECTORS; first += 2) {
+    V sums[12][2];
+#pragma GCC unroll 12
+    for (int m = 0; m < 12; m++)
+      for (int i = 0; i < 2; i++)
+        sums[m][i] = m < count ? LOADU(kept + m * 32 + (first + i) * LANES) : ZERO();
+    switch (count) {
+      BLOCK_OF_ROWS(1); BLOCK_OF_ROWS(2); BLOCK_OF_ROWS(3); BLOCK_OF_ROWS(4);
+#if MOST_ROWS > 4
+      BLOCK_OF_ROWS(5); BLOCK_OF_ROWS(6); BLOCK_OF_ROWS(7); BLOCK_OF_ROWS(8);
+      BLOCK_OF_ROWS(9); BLOCK_OF_ROWS(10); BLOCK_OF_ROWS(11); BLOCK_OF_ROWS(12);
+#endif
+    }
+#pragma GCC unroll 12
+    for (int m = 0; m < 12; m++)
+      for (int i = 0; i < 2; i++)
+        if (m < count) STORE(kept + m * 32 + (first + i) * LANES, sums[m][i]);
+  }
+}
+
+/* Any number of rows: CHUNK inputs of the panel stay in the first cache for all of them. */
+TARGET static void NAME(many)(const Job *job, int64_t panel, char *scratch) {
+  const Weight *w = job->weight;
+  int8_t *unpacked = (int8_t *)scratch;
+  int32_t *kept = (int32_t *)(scratch + CHUNK * 32);
+  memset(kept, 0, job->rows * 32 * sizeof *kept);
+  const int64_t blocks = (job->rows + MOST_ROWS - 1) / MOST_ROWS;
+  for (int64_t k0 = 0; k0 < w->inputs; k0 += CHUNK) {
+    const int64_t k1 = least(k0 + CHUNK, w->inputs), steps = (k1 - k0) / 4;
+    const int8_t *bytes = w->levels + panel * w->inputs * 32 + k0 * 16;
+    int64_t half = w->inputs * 16;
+    if (w->nibbles) {
+      NAME(unpack)(w, panel, k0 / GROUP, k1 / GROUP, unpacked);
+      bytes = unpacked;
+      half = (k1 - k0) * 16;
+    }
+    for (int64_t b = 0; b < blocks; b++) {
+      const int64_t m = job->rows * b / blocks, end = job->rows * (b + 1) / blocks;
+      NAME(block)(w, end - m, bytes, half, steps, job->levels + m * w->inputs + k0, kept + m * 32);
+    }
+  }
+  for (int64_t m = 0; m < job->rows; m++)
+    for (int i = 0; i < VECTORS; i++)
+      NAME(finish)(w, LOADU(kept + m * 32 + i * LANES), panel * 32 + i * LANES, job->largest[m],
+                   row_of(job, m), job->y_is_bf16);
+}
+
+#undef INLINE
+#undef PLACE
+#undef UNPACKED
+#undef FINISH_ROWS
+#undef FEW_ROWS
+#undef BLOCK_OF_ROWS

@@ -1,0 +1,63 @@
+"""4 bits are int8's levels in a compressed form, and hold a weight as well as these can."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from modelpool.checkpoint.int4_values import GROUP, Int4Values
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+@given(
+    outputs=st.integers(1, 40),
+    inputs=st.integers(1, 130),
+    spread=st.floats(1e-6, 1e6),
+    shift=st.floats(-3.0, 3.0),
+)
+def test_every_level_fits_int8_and_is_its_nibble(
+    outputs: int, inputs: int, spread: float, shift: float
+) -> None:
+    weight = (draw(outputs, inputs) + shift) * spread
+    values = Int4Values.of(weight)
+    assert int(values.nibbles.max()) <= 15
+    assert 1 <= int(values.scales.min()) <= int(values.scales.max()) <= 17
+    levels = values.expanded().levels.int()
+    group = torch.arange(inputs) // GROUP
+    wanted = values.nibbles.int() * values.scales.int()[:, group] - values.centres.int()[:, group]
+    assert torch.equal(levels, wanted)
+
+
+def test_normal_weights_are_within_eight_percent() -> None:
+    weight = draw(256, 1024)
+    assert Int4Values.of(weight).relative_error(weight) == pytest.approx(0.078, abs=0.003)
+
+
+def test_no_other_scale_of_a_group_is_nearer() -> None:
+    weight = draw(1, GROUP)
+    values = Int4Values.of(weight)
+    plain = weight / values.units
+    error = float((values.expanded().levels - plain).square().sum())
+    for scale in range(1, 18):
+        for centre in range(256):
+            nibbles = ((plain + centre) / scale).round().clamp(0, 15)
+            levels = nibbles * scale - centre
+            if levels.min() >= -128 and levels.max() <= 127:
+                centred = round(7.5 * scale - float(plain.max() + plain.min()) / 2)
+                if centre == min(max(centred, 0), 255):
+                    assert error <= float((levels - plain).square().sum()) + 1e-3
+
+
+def test_an_output_of_zeros_stays_one() -> None:
+    values = Int4Values.of(torch.zeros(3, 40))
+    assert not values.expanded().plain().any()
+
+
+def test_heavy_tails_are_held_badly_and_that_is_told() -> None:
+    torch.manual_seed(0)
+    weight = torch.distributions.StudentT(2.1).sample((256, 1024))
+    assert Int4Values.of(weight).relative_error(weight) > 0.1

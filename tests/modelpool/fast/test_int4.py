@@ -1,0 +1,179 @@
+"""A layer in int4 has the bits of its expansion to int8, whatever computes it."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from modelpool.checkpoint.int4_values import Int4Values
+from modelpool.checkpoint.int8_values import INT8_LEVELS
+from modelpool.fast import int4, quantised
+from modelpool.fast.cpu import cpu_threads, int8_refusal
+from modelpool.fast.int4 import Int4Weight, int4_kernels, is_exact
+from modelpool.fast.int8 import Int8Weight, quantise_rows
+from modelpool.fast.quantised import QuantisedLinear, quantise_linears
+from modelpool.kernels.library import LinearKernels, linear_kernels
+
+KERNELS = linear_kernels()
+needs_kernels = pytest.mark.skipif(KERNELS is None, reason="no kernels: no compiler, or no AVX2")
+SHAPES = ((1, 1), (33, 7), (100, 70), (128, 96), (736, 33), (1100, 130))
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def kernels() -> LinearKernels:
+    assert KERNELS is not None
+    return KERNELS
+
+
+def expected(values: Int4Values, x: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """By whole numbers, then both scales, element by element."""
+    expanded, (levels, largest) = values.expanded(), quantise_rows(x)
+    sums = (levels.long() - 128) @ expanded.levels.long().t()
+    y = sums.float() * (expanded.scales / INT8_LEVELS) * largest
+    return (y if bias is None else y + bias).to(dtype)
+
+
+@needs_kernels
+@given(
+    shape=st.sampled_from(SHAPES),
+    rows=st.integers(1, 70),
+    threads=st.integers(1, 2),
+    dtype=st.sampled_from([torch.bfloat16, torch.float32]),
+    is_biased=st.booleans(),
+    scale=st.sampled_from([1e-20, 1.0, 1e20]),
+)
+def test_every_kernel_sums_whole_numbers(
+    shape: tuple[int, int],
+    rows: int,
+    threads: int,
+    dtype: torch.dtype,
+    is_biased: bool,
+    scale: float,
+) -> None:
+    inputs, outputs = shape
+    values, bias = Int4Values.of(draw(outputs, inputs)), draw(outputs) if is_biased else None
+    x = (draw(rows, inputs) * scale).to(dtype)
+    weight = Int4Weight([values], bias, kernels())
+    wanted = expected(values, x, bias, dtype)
+    with cpu_threads(threads):
+        for name in kernels().available:
+            assert torch.equal(weight.multiply(x, kernel=name), wanted), name
+
+
+@needs_kernels
+@pytest.mark.skipif(int8_refusal() is not None, reason=str(int8_refusal()))
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_a_layer_has_the_bits_of_its_expansion(
+    inputs: int, outputs: int, dtype: torch.dtype
+) -> None:
+    values, bias = Int4Values.of(draw(outputs, inputs)), draw(outputs)
+    small, wide = Int4Weight([values], bias, kernels()), Int8Weight([values.expanded()], bias)
+    x = draw(3, 23, inputs, dtype=dtype)
+    assert torch.equal(small.multiply(x), wide.multiply(x))
+    assert small.multiply(x).dtype == dtype
+    assert small.multiply(x[:0]).shape == (0, 23, outputs)
+
+
+@needs_kernels
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("rows", [2, 20])
+def test_a_row_that_is_not_finite_fails_alone(value: float, rows: int) -> None:
+    values, x = Int4Values.of(draw(40, 96)), draw(rows, 96)
+    weight = Int4Weight([values], None, kernels())
+    for name in kernels().available:
+        good = weight.multiply(x, kernel=name)
+        for dtype in (torch.float32, torch.bfloat16):
+            bad = x.to(dtype, copy=True)
+            whole = weight.multiply(bad, kernel=name)
+            bad[1, 50] = value
+            got = weight.multiply(bad, kernel=name)
+            assert not torch.isfinite(got[1]).any()
+            others = [row for row in range(rows) if row != 1]
+            assert torch.equal(got[others], whole[others])
+        assert torch.isfinite(good).all()
+
+
+def layers() -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(96, 64), nn.Linear(64, 96, bias=False))
+    return model.requires_grad_(False)
+
+
+@pytest.fixture(params=["kernels", "expanded"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "expanded":
+        monkeypatch.setattr(quantised, "int4_kernels", lambda: None)
+        if int8_refusal() is not None:
+            pytest.skip("no int8")
+    elif KERNELS is None:
+        pytest.skip("no kernels")
+    return str(request.param)
+
+
+def shared_kinds(model: nn.Sequential) -> list[type]:
+    found = [layer for layer in model if isinstance(layer, QuantisedLinear)]
+    assert len(found) == len(model)
+    return [type(layer.shared) for layer in found]
+
+
+def test_layers_are_in_int4_or_expanded(way: str) -> None:
+    model = layers()
+    plain = copy.deepcopy(model)
+    assert quantise_linears(model, weights="int4") == []
+    assert set(shared_kinds(model)) == {Int4Weight if way == "kernels" else Int8Weight}
+    x = draw(5, 96)
+    error = (model(x) - plain(x)).norm() / plain(x).norm()
+    assert 0.01 < error < 0.2
+
+
+@needs_kernels
+@pytest.mark.skipif(int8_refusal() is not None, reason=str(int8_refusal()))
+def test_a_layer_that_four_bits_hold_badly_is_in_int8() -> None:
+    model = nn.Sequential(nn.Linear(1024, 256), nn.Linear(1024, 256)).requires_grad_(False)
+    torch.manual_seed(0)
+    heavy = torch.distributions.StudentT(2.1).sample((256, 1024))
+    model[1].weight = nn.Parameter(heavy, requires_grad=False)
+    assert quantise_linears(model, weights="int4") == []
+    assert shared_kinds(model) == [Int4Weight, Int8Weight]
+
+
+@needs_kernels
+def test_the_head_is_in_int8() -> None:
+    class WithHead(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.lm_head = nn.Linear(64, 64), nn.Linear(64, 96)
+
+        def get_output_embeddings(self) -> nn.Module:
+            return self.lm_head
+
+    model = WithHead().requires_grad_(False)
+    quantise_linears(model, weights="int4")
+    assert isinstance(model.inner.shared, Int4Weight)
+    assert isinstance(model.lm_head.shared, Int8Weight)
+
+
+@needs_kernels
+def test_a_kernel_with_other_bits_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert is_exact(kernels())
+    real = LinearKernels.multiply
+
+    def wrong(self: LinearKernels, weight: object, x: Tensor, y: Tensor, *also: object) -> None:
+        real(self, weight, x, y, *also)  # type: ignore[arg-type]
+        y[-1, -1] += 1.0
+
+    monkeypatch.setattr(LinearKernels, "multiply", wrong)
+    int4_kernels.cache_clear()
+    try:
+        assert int4.int4_kernels() is None
+        assert "has other bits here" in caplog.text
+    finally:
+        int4_kernels.cache_clear()

@@ -1,0 +1,110 @@
+"""The library is compiled once, into a folder of its own, and not trusted blindly."""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from modelpool.kernels import library
+from modelpool.kernels.library import library_file, linear_kernels, opened
+
+needs_compiler = pytest.mark.skipif(
+    shutil.which("cc") is None and shutil.which("gcc") is None, reason="no C compiler"
+)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("SPECROUTER_CACHE", str(tmp_path))
+    monkeypatch.delenv("SPECROUTER_KERNEL", raising=False)
+    linear_kernels.cache_clear()
+    yield tmp_path
+    linear_kernels.cache_clear()
+
+
+@needs_compiler
+def test_it_is_compiled_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = library_file()
+    assert file.parent == cache / "kernels"
+    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o700, 0o700)
+    assert list(file.parent.iterdir()) == [file]
+    monkeypatch.setattr(library, "_compile", None)
+    assert library_file() == file
+    assert opened(file).available
+
+
+@needs_compiler
+def test_other_flags_have_another_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = library_file()
+    monkeypatch.setattr(library, "_FLAGS", ("-O1", *library._FLAGS[1:]))
+    assert library_file() != first
+
+
+@needs_compiler
+def test_several_processes_may_begin_at_once(cache: Path) -> None:
+    command = [sys.executable, "-c", "from modelpool.kernels.library import *; library_file()"]
+    processes = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(3)]
+    assert [process.wait() for process in processes] == [0, 0, 0]
+    assert len(list((cache / "kernels").iterdir())) == 1
+    assert opened(library_file()).available
+
+
+@needs_compiler
+@pytest.mark.parametrize("place", ["folder", "file"])
+def test_what_others_can_write_is_not_loaded(place: str, caplog: pytest.LogCaptureFixture) -> None:
+    file = library_file()
+    (file if place == "file" else file.parent).chmod(0o777)
+    assert linear_kernels() is None
+    assert "can be written by others" in caplog.text
+
+
+def test_without_a_compiler_there_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(library.shutil, "which", lambda name: None)
+    assert linear_kernels() is None
+    assert [one.getMessage() for one in caplog.records] == [
+        "int4 is computed without the C library: there is no C compiler"
+    ]
+
+
+@pytest.mark.parametrize("compiler", ["/nowhere/cc", "false"])
+def test_a_compiler_that_fails_is_one_line(
+    compiler: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CC", compiler)
+    assert linear_kernels() is None
+    assert len(caplog.records) == 1
+
+
+@needs_compiler
+def test_a_damaged_file_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    library_file().write_bytes(b"no library")
+    assert linear_kernels() is None
+    assert len(caplog.records) == 1
+
+
+@needs_compiler
+def test_the_switch_names_a_kernel_or_none(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    available = opened(library_file()).available
+    for name in available:
+        monkeypatch.setenv("SPECROUTER_KERNEL", name)
+        linear_kernels.cache_clear()
+        found = linear_kernels()
+        assert found is not None
+        assert found.name == name
+    monkeypatch.setenv("SPECROUTER_KERNEL", "off")
+    linear_kernels.cache_clear()
+    assert linear_kernels() is None
+    monkeypatch.setenv("SPECROUTER_KERNEL", "neon")
+    linear_kernels.cache_clear()
+    found = linear_kernels()
+    assert found is not None
+    assert found.name == available[0]
+    assert "SPECROUTER_KERNEL=neon" in caplog.text
