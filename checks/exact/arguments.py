@@ -19,7 +19,7 @@ from specrouter import ChainRouter, RouterConfig
 MAX_MODEL_LEN = 1024
 _SHARE = "one request of so many is served over paths, by the reference, which is slow"
 _LONE_SHARE = "one request of so many is served alone, the next ones in the next arrangement"
-WEIGHTS: tuple[Weights, ...] = ("auto", "int8") if int8_refusal() is None else ("auto",)
+WEIGHTS: tuple[Weights, ...] = ("auto", "int8", "int4") if int8_refusal() is None else ("auto",)
 BUNDLED_CONFIG = Path(__file__).parents[2] / "configs" / "tiny.yaml"
 
 
@@ -52,7 +52,7 @@ def parse(doc: str | None, arguments: list[str] | None, dtypes: Sequence[str] = 
     if dtypes:
         parser.add_argument("--weights", nargs="+", choices=WEIGHTS)
         parser.add_argument("--dtypes", nargs="+", choices=sorted({*dtypes, "bfloat16"}))
-    asked = Options(dtypes=dtypes, weights=WEIGHTS if dtypes else ("auto",))
+    asked = Options(dtypes=dtypes, weights=WEIGHTS[:2] if dtypes else ("auto",))
     options = parser.parse_args(arguments, asked)
     prepare(options.threads)
     return options

@@ -2,7 +2,7 @@
 
 Contract: in float64 no token may differ from the oracle. In float32 a difference is allowed only
 where the oracle itself hardly decides (margin below 1e-4), and at most once in 100,000 tokens. What
-a target in int8 says is compared with what it says alone, and no token may differ: in bfloat16
+a quantised target says is compared with what it says alone, and no token may differ: in bfloat16
 neither, which such a target alone is checked in.
 """
 
@@ -40,7 +40,7 @@ ParamsOf = Callable[[int], SamplingParams]  # of the request's index
 def run_array_check(check: str, options: Options, params_of: ParamsOf) -> int:
     """Runs, prints the figures, returns the exit code."""
     if "bfloat16" in options.dtypes and "auto" in options.weights:
-        raise SystemExit("--dtypes bfloat16 goes with --weights int8: other sums round")
+        raise SystemExit("--dtypes bfloat16 goes with --weights int8 or int4: other sums round")
     started = time.monotonic()
     figures = {dtype: _run_dtype(check, options, params_of, dtype) for dtype in options.dtypes}
     passed = all(figure["passed"] for figure in figures.values())
@@ -96,7 +96,7 @@ def _run_dtype(check: str, options: Options, params_of: ParamsOf, dtype: str) ->
         "arrangements": len(comparisons),
         "requests": len(parts[0].cases),
         "tokens": tokens,
-        "tokens_in_int8": sum(c.tokens for c in comparisons if c.arrangement.weights == "int8"),
+        "tokens_quantised": sum(c.tokens for c in comparisons if c.arrangement.weights != "auto"),
         "differences": len(differences),
         "largest_margin": max(margins, default=0.0),
         "ended_by_eos": sum(_ended_early(case) for part in parts for case in part.cases),
@@ -116,7 +116,7 @@ def _run_dtype(check: str, options: Options, params_of: ParamsOf, dtype: str) ->
 def _run_part(
     check: str, options: Options, params_of: ParamsOf, dtype: str, weights: Weights
 ) -> _Part:
-    """The rows of the covering array with such weights; in int8 the references are its own."""
+    """The rows of the covering array with such weights; quantised, the references are its own."""
     with open_router(options.config, dtype, max(BATCHES), weights) as router:
         began = time.monotonic()
         prompts = load_token_prompts(router, options)

@@ -3,7 +3,7 @@
 Contract: every two settings that can meet in one row do meet in at least one. Which nodes are
 selected of which trees is a setting of the policies that leave both open; whether requests have
 objectives, which policy admits them, whether they may use the prefix cache, what models attend
-with, and how the target keeps its weights, are settings of all. In int8 they attend by SDPA.
+with, and how the target keeps its weights, are settings of all. Quantised, they attend by SDPA.
 """
 
 import functools

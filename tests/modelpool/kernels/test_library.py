@@ -65,7 +65,7 @@ def test_without_a_compiler_there_is_one_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr(library.shutil, "which", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
     assert linear_kernels() is None
     assert [one.getMessage() for one in caplog.records] == [
         "int4 is computed without the C library: there is no C compiler"

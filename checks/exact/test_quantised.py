@@ -1,4 +1,4 @@
-"""A target in int8 says what it says alone, however it is served."""
+"""A target in int8 or int4 says what it says alone, however it is served."""
 
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ pytestmark = [
 ]
 NEW = 12
 BUNDLED = ("tiny-1m", "tiny-8m")
+QUANTISED = pytest.mark.parametrize("weights", ["int8", "int4"])
 
 
 def rows(chain: tuple[str, ...], weights: Weights) -> list[Arrangement]:
@@ -33,9 +34,7 @@ def rows(chain: tuple[str, ...], weights: Weights) -> list[Arrangement]:
     ]
 
 
-def check(
-    config: dict[str, Any], dtype: str, chain: tuple[str, ...], weights: Weights = "int8"
-) -> None:
+def check(config: dict[str, Any], dtype: str, chain: tuple[str, ...], weights: Weights) -> None:
     with open_router(config, dtype, 8, weights) as router:
         kept = router.pool.plan(router.pool.target).weights
         assert kept == ("plain" if weights == "auto" else weights)
@@ -51,21 +50,26 @@ def check(
     assert sum(each.speculated for each in comparisons) > 20
 
 
-def test_a_family_in_float64_is_served_to_the_token(tmp_path: Path) -> None:
+@QUANTISED
+def test_a_family_in_float64_is_served_to_the_token(weights: Weights, tmp_path: Path) -> None:
     pool = pool_settings(save_family(tmp_path))
-    check(RouterConfig.load({"pool": pool}).model_dump(), "float64", NAMES)
+    check(RouterConfig.load({"pool": pool}).model_dump(), "float64", NAMES, weights)
 
 
-def test_a_target_is_served_to_the_token_whatever_its_twin_drafts(tmp_path: Path) -> None:
+@QUANTISED
+def test_a_target_is_served_to_the_token_whatever_its_twin_drafts(
+    weights: Weights, tmp_path: Path
+) -> None:
     """Three models: the twin drafts alone, and stands between the target and a small one."""
     paths = save_family(tmp_path)
     pool = pool_settings({name: paths[name] for name in ("small", "target")})
-    pool["models"].append({"name": "twin", "source": "quantised:target"})
+    pool["models"].append({"name": "twin", "source": "quantised:target", "weights": weights})
     config = RouterConfig.load({"pool": pool}).model_dump()
     for chain in (("twin", "target"), ("small", "twin", "target")):
         check(config, "float64", chain, weights="auto")
 
 
-def test_the_bundled_target_is_served_to_the_token() -> None:
+@QUANTISED
+def test_the_bundled_target_is_served_to_the_token(weights: Weights) -> None:
     """In float32, in which attention's rounding can hardly move a level."""
-    check(bundled_config(*BUNDLED), "float32", BUNDLED)
+    check(bundled_config(*BUNDLED), "float32", BUNDLED, weights)
