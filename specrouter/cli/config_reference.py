@@ -59,8 +59,10 @@ SpecRouter's paper). The bundled family: [tiny](../configs/tiny.yaml),
 |---|---|
 | `SPECROUTER_API_KEY` | of `serve`: a key beside `server.api_keys`; of `cluster` and \
 `bench load --server`: the key to send |
-| `SPECROUTER_CACHE` | folder for measured times and inflated models; by default \
+| `SPECROUTER_CACHE` | folder for measured times, inflated models and compiled kernels; by default \
 `$XDG_CACHE_HOME/specrouter`, else `~/.cache/specrouter` |
+| `SPECROUTER_KERNEL` | of int4: `off`, or one of `avx512-vnni`, `avx-vnni`, `avx2` |
+| `CC` | the C compiler of int4's kernels; by default `cc` |
 | `OPENAI_API_KEY` | of `bench chains --peer`: the key to send |
 | `HF_HOME`, `HF_HUB_OFFLINE`, `HF_TOKEN` | the hub's: its cache folder; 1 for downloaded models \
 only; the token for gated models |

@@ -17,9 +17,9 @@ from research.studies import (
     ceiling,
     choice_speed,
     drafter_speed,
-    int8_quality,
-    int8_speed,
     token_profile,
+    weights_quality,
+    weights_speed,
 )
 from specrouter.profile.calibration import Calibration
 from specrouter.scenarios import scenario_folder
@@ -41,30 +41,32 @@ def test_the_speed_of_the_choice_is_told_by_kind_of_request(
 
 
 @needs_int8
-def test_quality_in_int8_is_told_on_own_texts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_quality_of_weights_is_told_on_own_texts(
+    weights: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = tmp_path / "some.txt"
     text.write_text("def add(a, b):\n    return a + b\n" * 40, encoding="utf-8")
-    int8_quality.main(["--texts", str(text), "--windows", "3", "--length", "40"])
+    asked = ["--weights", weights, "--texts", str(text)]
+    weights_quality.main([*asked, "--windows", "3", "--length", "40"])
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["tokens"] == 3 * 39
-    assert found["loss_ratio"] == pytest.approx(found["int8_loss"] / found["plain_loss"])
+    assert found["loss_ratio"] == pytest.approx(found["quantised_loss"] / found["plain_loss"])
     assert 0.95 < found["loss_ratio"] < 1.05
     assert 0 < found["kl"] < 0.05
-    assert 0.9 < found["same_sampled"] <= 1
+    assert 0.7 < found["same_sampled"] <= 1
     with pytest.raises(SystemExit, match="shorter than a window"):
-        int8_quality.main(["--texts", str(text), "--length", "100000"])
+        weights_quality.main([*asked, "--length", "100000"])
 
 
 @needs_int8
-def test_speed_in_int8_is_told_beside_the_same_again(capsys: pytest.CaptureFixture[str]) -> None:
+def test_speed_of_weights_is_told_beside_the_same_again(capsys: pytest.CaptureFixture[str]) -> None:
     few = ["--batches", "1", "2", "--rounds", "1", "--new-tokens", "3"]
-    int8_speed.main(["--config", str(scenario_folder() / "tiny.yaml"), *few])
+    weights_speed.main(["--config", str(scenario_folder() / "tiny.yaml"), *few])
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [row["batch"] for row in found["rows"]] == [1, 2]
     for row in found["rows"]:
-        assert set(row["tokens_per_s"]) == {"plain", "int8", "plain again"}
+        assert set(row["tokens_per_s"]) == {"auto", "int8", "int4", "auto again"}
         median, least, most = row["int8"]
         assert least == median == most > 0
 

@@ -1,9 +1,9 @@
-"""What int8 weights bring in tokens per second: a configuration beside itself, in turns.
+"""What quantised weights bring in tokens per second: a configuration beside itself, in turns.
 
-    python -m research.studies.int8_speed [--config FILE] [--batches 1 16] [--rounds 9] [--adaptive]
+    python -m research.studies.weights_speed [--weights auto int8 int4] [--config FILE] [--adaptive]
 
-The target runs with plain weights, with int8 ones, and with plain ones once more, which tells what
-the machine's own unrest makes of a ratio of 1. Each kind of weights has an engine in a process of
+The target runs with each of `--weights`, and with the first once more, which tells what the
+machine's own unrest makes of a ratio of 1. Each kind of weights has an engine in a process of
 its own, and they take turns on the same prompts. Without `--adaptive` nothing is drafted. Shown are
 medians of tokens per second, and the median, the least and the largest of the rounds' ratios. The
 last line is one JSON document.
@@ -13,9 +13,10 @@ import argparse
 import json
 import statistics
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from modelpool import ModelPool
 from modelpool.config import Weights
@@ -29,17 +30,17 @@ from specrouter.cli.arguments import default_config
 from specrouter.config import RouterConfig
 
 _LONGEST = 96  # tokens of a prompt
-_PLAIN, _INT8, _AGAIN = "plain", "int8", "plain again"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(argv)
     policy = "adaptive" if options.adaptive else "target-only"
-    settings = {kept: _settings(options, kept) for kept in ("auto", "int8")}
-    pool = ModelPool.from_config(settings["auto"]["pool"])
+    settings = {kept: _settings(options, kept) for kept in options.weights}
+    pool = ModelPool.from_config(settings[options.weights[0]]["pool"])
     prompts = tokenize(load_prompts(options.prompts), pool.tokenizer, _LONGEST)
-    with engine(settings["auto"]) as plain, engine(settings["int8"]) as small:
-        engines = {_PLAIN: plain, _INT8: small, _AGAIN: plain}
+    with ExitStack() as stack:
+        engines = {kept: stack.enter_context(engine(one)) for kept, one in settings.items()}
+        engines[f"{options.weights[0]} again"] = engines[options.weights[0]]
         contenders = [Served(name, one, policy) for name, one in engines.items()]
         rows = [_row(contenders, prompts, batch, options) for batch in options.batches]
     print(json.dumps({"policy": policy, "cpu": cpu_name(), "rounds": options.rounds, "rows": rows}))
@@ -75,13 +76,18 @@ def _row(
     speeds = {name: [_speed(found) for found in rounds] for name, rounds in samples.items()}
     medians = {name: statistics.median(found) for name, found in speeds.items()}
     row: dict[str, Any] = {"batch": batch, "tokens_per_s": medians}
-    for name in (_INT8, _AGAIN):
-        ratios = [one / plain for one, plain in zip(speeds[name], speeds[_PLAIN], strict=True)]
+    first, *others = speeds
+    for name in others:
+        ratios = [one / other for one, other in zip(speeds[name], speeds[first], strict=True)]
         row[name] = [statistics.median(ratios), min(ratios), max(ratios)]
     shown = ", ".join(f"{name} {speed:.1f}" for name, speed in medians.items())
-    of_int8, again = (", ".join(f"{ratio:.2f}" for ratio in row[name]) for name in (_INT8, _AGAIN))
-    print(f"batch {batch}: {shown} tokens/s; int8 over plain {of_int8}; again {again}")
+    over = "; ".join(f"{name} {_shown(row[name])}" for name in others)
+    print(f"batch {batch}: {shown} tokens/s; over {first}: {over}")
     return row
+
+
+def _shown(ratios: Sequence[float]) -> str:
+    return ", ".join(f"{ratio:.2f}" for ratio in ratios)
 
 
 def _speed(found: Sequence[Sample]) -> float:
@@ -91,6 +97,8 @@ def _speed(found: Sequence[Sample]) -> float:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--config", type=Path, default=default_config("bench-cpu.yaml"))
+    weights = {"nargs": "+", "choices": get_args(Weights), "default": ["auto", "int8", "int4"]}
+    parser.add_argument("--weights", **weights)  # type: ignore[arg-type]
     parser.add_argument("--prompts", type=Path, nargs="+", default=[], help="JSONL files")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--rounds", type=int, default=9)

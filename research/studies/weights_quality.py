@@ -1,10 +1,10 @@
-"""What int8 weights cost in quality: the target of a configuration beside itself.
+"""What quantised weights cost in quality: the target of a configuration beside itself.
 
-    python -m research.studies.int8_quality [--config FILE] [--texts FILE ...] [--windows 64]
+    python -m research.studies.weights_quality [--weights int4] [--config FILE] [--texts FILE ...]
 
 Texts are cut into windows of `--length` tokens, and each is read by the target as it is configured
-with plain weights and with `weights: int8`. Shown are the loss of both in nats per token, how far
-their distributions are from one another, and how often they choose the same token: the likeliest
+with plain weights and with those of `--weights`. Shown are the loss of both in nats per token, how
+far their distributions are from one another, and how often they choose the same token: the likeliest
 one, and at temperature 1 with the noise that both share, which is the acceptance of drafts that one
 makes for the other. By default the texts are this repository's own. The last line is one JSON
 document.
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from modelpool import ModelPool
+from modelpool.checkpoint.footprint import QUANTISED_WEIGHTS
 from modelpool.config import ModelConfig, PoolConfig, Weights
 from modelpool.packed_model import PackedModel
 from modelpool.probe import ProbeView
@@ -36,7 +37,7 @@ class Quality:
     """Means over `tokens` predicted ones.
 
     Attributes:
-        plain_loss, int8_loss: nats per token of the text.
+        plain_loss, quantised_loss: nats per token of the text.
         kl: from the plain model's distribution to the other's, nats.
         total_variation: between the two.
         same_greedy: share of positions at which both have the same likeliest token.
@@ -45,7 +46,7 @@ class Quality:
 
     tokens: int
     plain_loss: float
-    int8_loss: float
+    quantised_loss: float
     kl: float
     total_variation: float
     same_greedy: float
@@ -53,7 +54,7 @@ class Quality:
 
     @property
     def loss_ratio(self) -> float:
-        return self.int8_loss / self.plain_loss
+        return self.quantised_loss / self.plain_loss
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -61,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     pool = RouterConfig.load(options.config).pool
     target = next(model for model in pool.models if model.name == pool.target)
     plain, ids = _loaded(target, "auto", options.texts or _own_texts())
-    small, _ = _loaded(target, "int8", [])
+    small, _ = _loaded(target, options.weights, [])
     windows = list(_windows(ids, options.length, options.windows))
     if not windows:
         raise SystemExit(f"the texts are shorter than a window of {options.length} tokens")
@@ -69,13 +70,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     change = 100 * (found.loss_ratio - 1)
     print(
         f"{target.name}, {found.tokens} tokens: loss {found.plain_loss:.4f} plain, "
-        f"{found.int8_loss:.4f} in int8 ({change:+.2f}%)"
+        f"{found.quantised_loss:.4f} in {options.weights} ({change:+.2f}%)"
     )
     print(
         f"KL {found.kl:.5f}, TV {found.total_variation:.4f}; the same token greedily in "
         f"{100 * found.same_greedy:.1f}%, sampled in {100 * found.same_sampled:.1f}%"
     )
-    print(json.dumps({"target": target.name, **asdict(found), "loss_ratio": found.loss_ratio}))
+    told = {"target": target.name, "weights": options.weights, **asdict(found)}
+    print(json.dumps({**told, "loss_ratio": found.loss_ratio}))
 
 
 @torch.inference_mode()
@@ -91,7 +93,7 @@ def compare(plain: PackedModel, small: PackedModel, window: Tensor) -> Quality:
     return Quality(
         tokens=len(nexts),
         plain_loss=-float(logs[0].gather(1, nexts).mean()),
-        int8_loss=-float(logs[1].gather(1, nexts).mean()),
+        quantised_loss=-float(logs[1].gather(1, nexts).mean()),
         kl=float((logs[0].exp() * (logs[0] - logs[1])).sum(-1).mean()),
         total_variation=float((logs[0].exp() - logs[1].exp()).abs().sum(-1).mean() / 2),
         same_greedy=float((best[0] == best[1]).double().mean()),
@@ -139,6 +141,7 @@ def _own_texts() -> list[Path]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--config", type=Path, default=default_config())
+    parser.add_argument("--weights", choices=QUANTISED_WEIGHTS, default="int8")
     parser.add_argument("--texts", type=Path, nargs="+", help="files of plain text")
     parser.add_argument("--windows", type=int, default=64, help="at most")
     parser.add_argument("--length", type=int, default=256, help="tokens of a window")
