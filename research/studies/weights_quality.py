@@ -4,10 +4,10 @@
 
 Texts are cut into windows of `--length` tokens, and each is read by the target as it is configured
 with plain weights and with those of `--weights`. Shown are the loss of both in nats per token, how
-far their distributions are from one another, and how often they choose the same token: the likeliest
-one, and at temperature 1 with the noise that both share, which is the acceptance of drafts that one
-makes for the other. By default the texts are this repository's own. The last line is one JSON
-document.
+far their distributions are from one another, and how often they choose the same token: the
+likeliest one, and at temperature 1 with the noise that both share, which is the acceptance of
+drafts that one makes for the other. By default the texts are this repository's own. The last line
+is one JSON document.
 """
 
 import argparse
