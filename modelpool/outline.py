@@ -34,6 +34,13 @@ from modelpool.checkpoint.text_part import text_part
 from modelpool.errors import UnsupportedAttention
 from modelpool.place_tracker import PlaceTracker
 from modelpool.probe import KVLayer, ProbeView
+from modelpool.recurrent import (
+    RecurrentKind,
+    RecurrentLayer,
+    Tensors,
+    unserved_layer,
+    use_mixers,
+)
 
 _TOKENS = 11  # a prime, which no dimension of a model is likely to be
 _META = torch.device("meta")
@@ -43,11 +50,13 @@ _META = torch.device("meta")
 class ModelOutline:
     """
     Attributes:
+        recurrent_layers: those that keep a state of each row.
         kv_layers: by the index of a layer that attends, what it keeps of a token.
         parameter_count: of the class that would be loaded.
     """
 
     kv_layers: Mapping[int, KVLayer]
+    recurrent_layers: Mapping[int, RecurrentLayer]
     parameter_count: int
 
     @property
@@ -137,8 +146,11 @@ def _tried(model: PreTrainedModel) -> tuple[Mapping[int, int | None], ModelOutli
         ).logits
     if tracker.depends(logits):
         raise UnsupportedAttention("its logits depend on a token's place in the pack")
+    unserved = unserved_layer(model.config, view.recurrent)
+    if unserved is not None:
+        raise UnsupportedAttention(unserved)
     count = sum(parameter.numel() for parameter in model.parameters())
-    return view.windows, ModelOutline(view.layers(), count)
+    return view.windows, ModelOutline(view.layers(), view.recurrent, count)
 
 
 class _OutlineView(ProbeView):
@@ -153,6 +165,11 @@ class _OutlineView(ProbeView):
         with self._tracker.paused():
             super().write(layer, key, value)
 
+    def scan(self, layer: int, kind: RecurrentKind, tokens: Tensors) -> Tensor:
+        self._check_places(layer, *tokens)
+        with self._tracker.paused():
+            return super().scan(layer, kind, tokens)
+
     def attend(self, view: KVView, layer: AttentionLayer, query: Tensor) -> Tensor:
         self._check_places(layer.number, query)
         self.windows[layer.number] = layer.window
@@ -166,13 +183,17 @@ class _OutlineView(ProbeView):
 
 
 def use_packed_attention(model: PreTrainedModel) -> None:
-    """Switches a model's attention to the plug-in. Raises `UnsupportedAttention` where it stays as
-    it was: an architecture that does not dispatch its attention only warns."""
+    """Switches a model's attention to the plug-in, and its recurrent layers to the view of a pack.
+
+    Raises `UnsupportedAttention` where attention stays as it was: an architecture that does not
+    dispatch it only warns.
+    """
     with _quiet():
         model.set_attn_implementation(ATTENTION_NAME)
     if model.config._attn_implementation != ATTENTION_NAME:
         name = type(model).__name__
         raise UnsupportedAttention(f"{name} does not dispatch its attention (AttentionInterface)")
+    use_mixers(model)
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from modelpool.fast.tuning import PLAIN, Tuning
 from modelpool.forward import Forward, ForwardOutput, HiddenLayers, SizedForward
 from modelpool.outline import use_packed_attention
 from modelpool.probe import MOST_DIFFERENCE, KVLayer, ProbeView, check_parity, probed
+from modelpool.recurrent import RecurrentLayer
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ class PackedModel:
         max_positions: int,
         kv_layers: Mapping[int, KVLayer],
         tuning: Tuning = PLAIN,
+        recurrent_layers: Mapping[int, RecurrentLayer] | None = None,
     ) -> None:
         """`tuning`: by default a forward has the CPU threads that torch is set to now, and SDPA."""
         self.name = name
@@ -59,6 +61,7 @@ class PackedModel:
         self.vocab_size = vocab_size
         self.max_positions = max_positions
         self.kv_layers = kv_layers
+        self.recurrent_layers = recurrent_layers or {}
         self.threads: int = tuning.threads or torch.get_num_threads()
         self.attention = tuning.attention
         self.attend = tuning.attention.load()
@@ -73,7 +76,10 @@ class PackedModel:
         self.sized: SizedForward | None = None
         self.dtype: torch.dtype = model.dtype
         self.parameter_count = parameter_count(model)
-        self.layer_devices = frozenset(layer.device for layer in kv_layers.values())
+        self.layer_devices = frozenset(
+            {layer.device for layer in kv_layers.values()}
+            | {layer.device for layer in self.recurrent_layers.values()}
+        )
         self.kv_bytes_per_token = sum(
             layer.elements_per_token * layer.dtype.itemsize for layer in kv_layers.values()
         )
@@ -115,7 +121,15 @@ class PackedModel:
         reason = ignored_window(model.config, probe.windows)
         if reason is not None:
             raise UnsupportedModelError(field, reason)
-        return cls(name, model, vocab_size, packed.max_positions, probe.layers(), tuning)
+        return cls(
+            name,
+            model,
+            vocab_size,
+            packed.max_positions,
+            probe.layers(),
+            tuning,
+            probe.recurrent,
+        )
 
     def forward(
         self,

@@ -18,6 +18,7 @@ from modelpool.attention.pages import PackRows
 from modelpool.attention.path import NO_TAIL, PackPlaces, Paths
 from modelpool.errors import UnsupportedAttention, UnsupportedModelError
 from modelpool.forward import Forward
+from modelpool.recurrent import RecurrentKind, RecurrentLayer, Tensors, scan_tokens
 
 _PACKED = "packed attention"
 MOST_DIFFERENCE = 0.2  # of logits, of their spread, whatever the dtype
@@ -138,6 +139,9 @@ class ProbeView:
         self._held: list[Tensor] = []  # so that no memory is used again before all is learned
         for number, layer in (layers or {}).items():
             self._open(number, layer)
+        self.recurrent: dict[int, RecurrentLayer] = {}  # that were learned
+        self._states: dict[tuple[int, int], Tensors] = {}  # by layer and row
+        self._counts: list[int] = []  # of each row's tokens in the pack
         self.places: PackPlaces
         self.pack_rows: PackRows
         self._reading = 0  # the layer that was read last
@@ -156,6 +160,7 @@ class ProbeView:
         firsts = self._slots * np.arange(len(spans), dtype=np.int64)
         stops = np.array([stop for _, stop in spans], dtype=np.int64)
         positions = np.concatenate([np.arange(start, stop) for start, stop in spans])
+        self._counts = counts.tolist()
         begins = np.repeat(firsts, counts)
         tails = np.full_like(positions, NO_TAIL)
         numbers = np.stack((begins + positions, begins, positions, tails)).astype(np.int32)
@@ -187,6 +192,16 @@ class ProbeView:
         slots = self.slots(key.device)
         for store, new in zip(self._kv[layer], (key, value), strict=True):
             store.index_copy_(0, slots, new)
+
+    def scan(self, layer: int, kind: RecurrentKind, tokens: Tensors) -> Tensor:
+        known = RecurrentLayer(tokens[0].device, tokens[0].dtype, kind)
+        self.recurrent[layer] = known
+        outputs: list[Tensor] = []
+        parts = zip(*(torch.split(one, self._counts) for one in tokens), strict=True)
+        for row, part in enumerate(parts):
+            state = self._states.setdefault((layer, row), known.empty())
+            outputs += scan_tokens(kind, state, part)
+        return torch.stack(outputs)
 
     def _learn(self, layer: int, key: Tensor, value: Tensor) -> None:
         self._held += (key, value)

@@ -75,6 +75,10 @@ class Beam:
         seen = torch.zeros((len(slots), size), dtype=torch.bool, device=lineage.device)
         return seen.scatter_(1, slots, True)
 
+    def parents(self, active: Tensor) -> Tensor:
+        """[A, w] the place in the step before of each parent of the last step's nodes."""
+        return self._of(active, self._steps[-1][1])
+
     def routes(self, active: Tensor) -> Tensor:
         """[A * w, step] int32: the speculative slots down to each node of the last step."""
         lineage = self._of(active, self._lineage).flatten(0, 1)

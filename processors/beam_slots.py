@@ -6,7 +6,7 @@ from torch import Tensor
 from processors.beam import Beam
 from processors.pack import NO_SLOT, FedTree
 from processors.token_tree import Ints, TokenTree
-from statemgr import ForwardView, ModelState, TreeMask, TreePaths
+from statemgr import ForwardView, ModelState, TokenOrder, TreeMask, TreePaths
 
 
 class BeamSlots:
@@ -41,8 +41,26 @@ class BeamSlots:
             return TreePaths(self._starts, beam.routes(going_on))
         return TreeMask(self._starts, beam.visible(going_on))
 
+    def order(self, beam: Beam, going_on: Tensor, which: Ints, step: int) -> TokenOrder | None:
+        """Whom the nodes of a level follow, for recurrent layers; waits for the device. None:
+        there are no such layers."""
+        if not self._state.is_recurrent:
+            return None
+        if step == 1:  # the root, in the slot before the nodes'
+            rows = self._rows[which]
+            roots = rows * self._state.slots + self._starts[rows] - 1
+            parents = np.repeat(roots[:, None], self.width, axis=1)
+        else:
+            place = beam.parents(going_on).cpu().numpy()
+            parents = np.take_along_axis(self._slots[which, step - 2], place, axis=1)
+        return TokenOrder(np.zeros_like(which), parents.reshape(-1))
+
     def view(
-        self, which: Ints, step: int, shape: TreeMask | TreePaths | None
+        self,
+        which: Ints,
+        step: int,
+        shape: TreeMask | TreePaths | None,
+        order: TokenOrder | None = None,
     ) -> tuple[Ints, ForwardView]:
         """Positions [A * w] and view of a forward over a level, the first being step 1."""
         positions = np.repeat(self._first_positions[which] + step - 1, self.width)
@@ -52,6 +70,7 @@ class BeamSlots:
             positions,
             self._slots[which, step - 1].reshape(-1),
             shape,
+            order,
         )
         return positions, view
 

@@ -16,8 +16,8 @@ from processors.active_model import ActiveModel
 from processors.contexts import Contexts
 from processors.logits import on_device
 from processors.sampler import Sampler
-from processors.token_tree import Ints, TokenTree
-from statemgr import TreeMask, TreePaths
+from processors.token_tree import ROOT, Ints, TokenTree
+from statemgr import TokenOrder, TreeMask, TreePaths
 
 NO_SLOT = np.int64(-1)
 
@@ -60,10 +60,11 @@ def run_pack(active: ActiveModel, plan: PackPlan, tree: TokenTree) -> PackResult
     slots = state.append(plan.rows, pack.counts, pack.tokens, pack.positions)
     try:
         shape = None if tree.is_path else _tree_shape(active, tree, pack.is_node)
+        order = _order(active, plan, pack, tree, slots) if state.is_recurrent else None
         output = model.forward(
             torch.from_numpy(pack.tokens),
             torch.from_numpy(pack.positions),
-            state.view(plan.rows, pack.counts, pack.positions, slots, shape),
+            state.view(plan.rows, pack.counts, pack.positions, slots, shape, order),
             torch.from_numpy(np.flatnonzero(pack.asked)),
             active.hidden,
         )
@@ -72,8 +73,7 @@ def run_pack(active: ActiveModel, plan: PackPlan, tree: TokenTree) -> PackResult
         raise
     if output.hidden is not None:
         state.hidden.add(slots, output.hidden)
-    node_slots = np.full(tree.tokens.shape, NO_SLOT)
-    node_slots[tree.real] = slots[pack.is_node]
+    node_slots = _node_slots(pack, tree, slots)
     logits = output.logits
     fed, earlier = FedTree(tree, node_slots), logits[:0]
     if plan.earlier is not None:
@@ -121,6 +121,29 @@ class _Layout:
             wanted=wanted,
             asked=asked,
         )
+
+
+def _node_slots(pack: _Layout, tree: TokenTree, slots: Ints) -> Ints:
+    """[B, W] numbers of the nodes' slots."""
+    node_slots = np.full(tree.tokens.shape, NO_SLOT)
+    node_slots[tree.real] = slots[pack.is_node]
+    return node_slots
+
+
+def _order(
+    active: ActiveModel, plan: PackPlan, pack: _Layout, tree: TokenTree, slots: Ints
+) -> TokenOrder:
+    """For recurrent layers. A row's last committed token may yet be rolled back, as its nodes."""
+    first = np.cumsum(pack.counts) - pack.counts
+    unread = active.manager.counts[plan.rows] - 1 - pack.positions[first]
+    certain = np.clip(unread, 0, plan.committed)
+    if tree.is_path:
+        return TokenOrder(certain)
+    roots = slots[first + plan.committed - 1][np.searchsorted(plan.rows, tree.rows)]
+    of_nodes = np.take_along_axis(_node_slots(pack, tree, slots), np.maximum(tree.parents, 0), 1)
+    parents = np.full_like(slots, NO_SLOT)
+    parents[pack.is_node] = np.where(tree.parents == ROOT, roots[:, None], of_nodes)[tree.real]
+    return TokenOrder(certain, parents)
 
 
 def tree_contexts(

@@ -7,6 +7,7 @@ from statemgr.model_state import ModelState
 from statemgr.ngram_table import NgramTable
 from statemgr.output_store import OutputStore
 from statemgr.prefix_cache import CacheCounts, CacheUse, TokenChain
+from statemgr.recurrent_store import TokenOrder
 from statemgr.row_kv import KVFormat, KVMismatchError, RowKV, check_kv, export_row, import_row
 from statemgr.state_manager import StateManager, row_slots, row_tokens
 from statemgr.suffix_table import SuffixTable
@@ -28,6 +29,7 @@ __all__ = [
     "SuffixTable",
     "TextTable",
     "TokenChain",
+    "TokenOrder",
     "TreeMask",
     "TreePaths",
     "check_kv",

@@ -20,6 +20,8 @@ from torch import Tensor
 from statemgr.arrays import Bools, Ints
 from statemgr.key_paths import KeyPaths, PackPlaces, PackRows, PackTokens, TreePaths
 from statemgr.kv_store import KVStore
+from statemgr.layer_state import RecurrentKind, Tensors
+from statemgr.recurrent_store import RecurrentPass
 from statemgr.row_groups import READING_QUERIES, RowGroup
 
 _MINUS_INFINITY = float("-inf")
@@ -49,8 +51,10 @@ class ForwardView:
         tokens: PackTokens,
         groups: Sequence[RowGroup],
         tree: TreeMask | TreePaths | None = None,
+        recurrent: RecurrentPass | None = None,
     ) -> None:
         self.groups = groups
+        self._recurrent = recurrent
         self._tokens = tokens
         self._tree = tree if isinstance(tree, TreeMask) else None
         self._tree_paths = tree if isinstance(tree, TreePaths) else None
@@ -68,6 +72,10 @@ class ForwardView:
         return sum(
             group.rows * (group.queries + READING_QUERIES) * group.length for group in self.groups
         )
+
+    def scan(self, layer: int, kind: RecurrentKind, tokens: Tensors) -> Tensor:
+        assert self._recurrent is not None, "no layer of the model is recurrent"
+        return self._recurrent.scan(layer, kind, tokens)
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         if layer in self._store.shared:  # they are another layer's, and there already

@@ -12,6 +12,7 @@ import numpy as np
 
 from statemgr.arena import Arena, blocks_of
 from statemgr.arrays import Ints
+from statemgr.layer_state import KeptState
 from statemgr.model_state import ModelState
 from statemgr.prefix_cache import CachedPrefix, PrefixCache, TokenChain
 from statemgr.row_groups import KV_QUANTUM
@@ -86,7 +87,14 @@ class KVPlacement:
             self.arena.take_back(self._leaving.owner)
             self._leaving = None
 
-    def keep(self, row: int, chain: TokenChain, salt: str, lengths: dict[str, int]) -> None:
+    def keep(
+        self,
+        row: int,
+        chain: TokenChain,
+        salt: str,
+        lengths: dict[str, int],
+        states: dict[str, dict[int, KeptState]],
+    ) -> CachedPrefix:
         """Makes a prefix of what a row holds, and gives back the rest of its extent."""
         start, blocks = int(self._layout.starts[row]) // KV_QUANTUM, blocks_of(len(chain.tokens))
         self.release(row)
@@ -97,10 +105,12 @@ class KVPlacement:
             start=start,
             blocks=blocks,
             lengths=lengths,
+            states=states,
         )
         self._next_owner += 1
         self.arena.give(entry.owner, start, blocks)
         self._cache.add(entry)
+        return entry
 
     def release(self, row: int) -> None:
         """Takes a row's extent back."""

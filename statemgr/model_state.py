@@ -11,7 +11,7 @@ device, where the `RowLayout` says. Slots are known by their numbers, `row * slo
 Source: SpecRouter, section 4.4 (cache mask, logical rollback, `fix_kv_cache`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from statemgr.forward_view import ForwardView, TreeMask
 from statemgr.hidden_states import HiddenStates
 from statemgr.key_paths import PackTokens, TreePaths
 from statemgr.kv_store import KVStore, LayerShape
+from statemgr.layer_state import KeptState, KeptStates, RecurrentShape
+from statemgr.recurrent_store import RecurrentStore, TokenOrder
 from statemgr.row_groups import GroupPlanner
 from statemgr.row_layout import RowLayout
 
@@ -36,9 +38,13 @@ class ModelState:
         slots: int,
         canonical: bool = False,
         layout: RowLayout | None = None,
+        recurrent: Mapping[int, RecurrentShape] | None = None,
+        wanted: Mapping[int, Collection[int]] | None = None,
     ) -> None:
+        """`recurrent`: layers of that form; `wanted`: see `RecurrentStore`."""
         self.layout = layout or RowLayout.grid(rows, slots)
         self.store = KVStore(layers, self.layout.total)
+        self.recurrent = RecurrentStore(recurrent or {}, rows, slots, wanted or {})
         self.slots = slots
         self.canonical = canonical
         self.cache_tokens: Ints = np.zeros((rows, slots), dtype=np.int64)
@@ -48,6 +54,11 @@ class ModelState:
         self._lengths: Ints = np.zeros(rows, dtype=np.int64)  # valid slots of each row
         self._touched: Ints = np.zeros(rows, dtype=np.int64)  # slots that may not be zero
         self.hidden = HiddenStates(rows, slots)
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether any of its layers keeps a state of each row."""
+        return bool(self.recurrent.layers)
 
     def lengths(self, rows: Ints) -> Ints:
         """[R] valid slots of each row."""
@@ -112,8 +123,13 @@ class ModelState:
         positions: Ints,
         flat_slots: Ints,
         tree: TreeMask | TreePaths | None = None,
+        order: TokenOrder | None = None,
     ) -> ForwardView:
-        """The view of a forward over appended tokens; rows must ascend."""
+        """The view of a forward over appended tokens; rows must ascend.
+
+        `order`: for recurrent layers; by default each token follows the one before it in its row,
+        and may be rolled back.
+        """
         ends, lengths = self.ends[rows], self._lengths[rows]
         devices = self.store.devices
         planner = GroupPlanner(
@@ -127,13 +143,20 @@ class ModelState:
         )
         groups, flat = planner.plan(), self.layout.flat(flat_slots)
         tokens = PackTokens(flat, rows, counts, positions, self.layout.starts[rows])
-        return ForwardView(self.store, self.cache_mask, self.positions, tokens, groups, tree)
+        recurrent = None
+        if self.is_recurrent:
+            order = order or TokenOrder(np.zeros_like(counts))
+            recurrent = self.recurrent.begin(rows, counts, flat_slots, order)
+        return ForwardView(
+            self.store, self.cache_mask, self.positions, tokens, groups, tree, recurrent
+        )
 
     def rollback(self, rows: Ints, lengths: Ints) -> None:
         """Logical rollback: positions from `lengths[i]` on become invalid in `rows[i]`."""
         self._forget(rows, lengths)
         self._keep_hidden(rows)
         self._truncate(rows, lengths)
+        self._follow(rows)
 
     def commit(self, rows: Ints, bases: Ints, accepted: Ints) -> None:
         """Keeps the accepted paths of token trees, and drops all other speculative slots.
@@ -153,6 +176,7 @@ class ModelState:
         if self.canonical and len(accepted):
             self._put_in_place(accepted)
         self._truncate(rows, bases)
+        self._follow(rows)
         if not self.canonical:
             self._compact_holey(rows)
 
@@ -189,6 +213,11 @@ class ModelState:
         self._keep_hidden(rows)
         self.store.scrub(self.layout.flat(flat_slots))
         self._truncate(rows, np.zeros_like(rows))
+        if self.is_recurrent:
+            self.recurrent.scrub(flat_slots.tolist())
+            for row in rows.tolist():
+                if self._lengths[row] < self.recurrent.held(row):
+                    self._fall_back(row)
 
     def free(self, row: int) -> None:
         """Empties a row, contents included: the next request must not meet a NaN of this one."""
@@ -201,23 +230,43 @@ class ModelState:
         position. Returns how many; 0 where they are of no use."""
         self.fix_kv_cache(np.array([row]), hole_share=0.0)
         start, length = int(self.layout.starts[row]), int(self._lengths[row])
-        if not length or not self.store.is_finite(start, length):
+        if not (length and self.store.is_finite(start, length) and self.recurrent.is_finite(row)):
             self.free(row)
             return 0
         self.store.clear(start + length, int(self._touched[row]) - length)
         self._empty(row)
         return length
 
-    def inherit(self, row: int, tokens: Ints, source: Ints) -> None:
-        """Appends committed tokens whose keys and values are in the flat slots `source`."""
+    def inherit(
+        self, row: int, tokens: Ints, source: Ints, states: KeptStates | None = None
+    ) -> None:
+        """Appends committed tokens whose keys and values are in the flat slots `source`, and whose
+        recurrent state is in `states`."""
         held = self._lengths[row : row + 1]
         positions = held + np.arange(len(tokens))
         slots = self.append(np.array([row]), np.array([len(tokens)]), tokens, positions)
         try:
             self.store.move(source, self.layout.flat(slots))
+            if self.is_recurrent:
+                assert states is not None, "keys and values alone are of no use"
+                self.recurrent.restore(row, int(self._lengths[row]), states)
         except BaseException:
             self.free(row)
             raise
+
+    def reach(self, row: int, most: int) -> int:
+        """Of how many of a row's first tokens, `most` at most, another row may take over what is
+        kept."""
+        most = min(most, int(self._lengths[row]))
+        return self.recurrent.reach(row, most) if self.is_recurrent else most
+
+    def passed(self, row: int) -> KeptStates | None:
+        """The same of those that it has passed, its own one not among them."""
+        return self.recurrent.passed(row) if self.is_recurrent else None
+
+    def kept(self, row: int) -> dict[int, KeptState] | None:
+        """Recurrent states of a row by number of tokens; None: keys and values are all it has."""
+        return self.recurrent.kept(row) if self.is_recurrent else None
 
     def slots_of(self, row: int, length: int) -> Ints:
         """[length] flat slots of a row's first tokens, by position."""
@@ -238,8 +287,25 @@ class ModelState:
         self.cache_mask[row] = False
         self.ends[row] = self._lengths[row] = self._touched[row] = 0
         self.hidden.drop(row)
+        self.recurrent.drop(row)
+
+    def _follow(self, rows: Ints) -> None:
+        """Recurrent layers keep what of these rows is valid, as far as they can."""
+        for row in rows.tolist() if self.is_recurrent else ():
+            valid, held = self._ordered(row), self.recurrent.held(row)
+            path = (row * self.slots + valid[held:]).tolist()
+            if not self.recurrent.commit(row, path) or len(valid) < held:
+                self._fall_back(row)
+
+    def _fall_back(self, row: int) -> None:
+        """To a recurrent state that was kept; the row reads on from there."""
+        one = np.array([row])
+        count = self.recurrent.fall_back(row, int(self._lengths[row]))
+        self._forget(one, np.array([count]))
+        self._truncate(one, np.array([count]))
 
     def _move(self, source: Ints, destination: Ints) -> None:
+        self.recurrent.move(source, destination)
         self.store.move(self.layout.flat(source), self.layout.flat(destination))
 
     def check_integrity(self, row: int, committed: Ints) -> None:
@@ -252,6 +318,8 @@ class ModelState:
         assert length == 0 or int(slots[-1]) < self.ends[row], "a valid slot counts as free"
         assert not self.canonical or np.array_equal(order, np.arange(length)), "not canonical"
         assert length == self._lengths[row], "valid slots were miscounted"
+        if self.is_recurrent:
+            assert length == self.recurrent.held(row), "states have other tokens than slots"
 
     def check_free(self, row: int) -> None:
         assert self.ends[row] == 0, f"row {row} is not free"

@@ -9,13 +9,14 @@ Source of the chain of hashes: vLLM's automatic prefix caching, design document.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from statemgr.arrays import Ints
+from statemgr.layer_state import KeptState, KeptStates
 from statemgr.row_groups import KV_QUANTUM
 
 _Key = tuple[str, int]  # salt, and the hash of a chain of blocks
@@ -60,6 +61,8 @@ class CachedPrefix:
         start, blocks: of its extent.
         lengths: by model, of how many of its tokens the model's store has keys and values: those
             of positions 0, 1, .. in the slots from its start on.
+        states: by model with recurrent layers, their states by number of tokens. Keys and values
+            are of use up to there alone.
     """
 
     owner: int
@@ -68,6 +71,20 @@ class CachedPrefix:
     start: int
     blocks: int
     lengths: dict[str, int]
+    states: dict[str, dict[int, KeptState]] = field(default_factory=dict)
+
+    def reach(self, most: int) -> dict[str, int]:
+        """By model: how many tokens, of the first `most`, a row need not read."""
+        return {
+            name: deepest(self.states.get(name), min(length, most))
+            for name, length in self.lengths.items()
+        }
+
+    def take_over(self, states: Mapping[str, KeptStates], most: int) -> None:
+        """States of another one that shares `most` tokens."""
+        for name, own in self.states.items():
+            bound, theirs = min(most, self.lengths[name]), states.get(name, {})
+            own.update({count: state for count, state in theirs.items() if count <= bound})
 
     @property
     def longest(self) -> int:
@@ -160,13 +177,31 @@ class PrefixCache:
     def forget_model(self, name: str) -> list[CachedPrefix]:
         """A model's store is gone. A prefix ends where the other models' tokens do. Returns the
         prefixes that became shorter, those of which nothing is left among them."""
+        return [entry for entry in self._entries.values() if self._forget(entry, name)]
+
+    def trim_states(self, name: str, most: int) -> list[CachedPrefix]:
+        """Leaves so many recurrent states of a model: those of prefixes that were used last, and
+        of one prefix those with the most tokens. Returns as `forget_model`."""
+        held = [
+            (entry, count)
+            for entry in self._entries.values()
+            for count in sorted(entry.states.get(name, ()))
+        ]
         shorter = []
-        for entry in self._entries.values():
-            entry.lengths.pop(name, None)
-            if entry.longest < len(entry.chain.tokens):
-                self._shorten(entry)
+        for entry, count in held[: max(0, len(held) - most)]:
+            del entry.states[name][count]
+            if not entry.states[name] and self._forget(entry, name):
                 shorter.append(entry)
         return shorter
+
+    def _forget(self, entry: CachedPrefix, name: str) -> bool:
+        """Whether a prefix became shorter without a model's tokens."""
+        entry.lengths.pop(name, None)
+        entry.states.pop(name, None)
+        is_shorter = entry.longest < len(entry.chain.tokens)
+        if is_shorter:
+            self._shorten(entry)
+        return is_shorter
 
     def _shorten(self, entry: CachedPrefix) -> None:
         """To what its longest model has read: a text that is compared with more of it would take
@@ -193,9 +228,16 @@ class PrefixCache:
             assert 0 < entry.longest == len(entry.chain.tokens), "a prefix claims other tokens"
             assert entry.blocks == -(-entry.longest // KV_QUANTUM), "blocks that a prefix needs not"
             assert all(entry.lengths.values()), "a model that has nothing of a prefix"
+            for name, states in entry.states.items():
+                assert 0 < min(states) <= max(states) <= entry.lengths[name], "states of no tokens"
             for key in _keys(entry):
                 wanted.setdefault(key, set()).add(entry.owner)
         assert wanted == {key: set(bucket) for key, bucket in self._index.items()}, "the index"
+
+
+def deepest(states: KeptStates | None, most: int) -> int:
+    """The most tokens, of `most`, that states can be gone on from; None: any number."""
+    return most if states is None else max((n for n in states if n <= most), default=0)
 
 
 def common_tokens(ours: Ints, theirs: Ints) -> int:

@@ -1,7 +1,8 @@
 """PrefixSharing: what rows need not read, since it was read before or is being read.
 
 Contract: a row copies the keys and values of tokens that it begins with from a cached prefix, or
-from a row that runs, under its own salt only. What others are still reading it may wait for: it
+from a row that runs, under its own salt only; of recurrent layers a state that was kept, and tokens
+as far as that. What others are still reading it may wait for: it
 follows one leader, whose tokens it copies as they come. Only committed tokens are ever copied.
 """
 
@@ -12,10 +13,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from statemgr.arrays import Ints
+from statemgr.layer_state import KeptStates
 from statemgr.model_state import ModelState
 from statemgr.prefix_cache import CachedPrefix, CacheUse, PrefixCache, TokenChain, common_tokens
 
 logger = logging.getLogger(__name__)
+
+KEPT_STATES = 4  # recurrent states that are kept of a row while it runs, at most
+_STRIDE = 2048  # tokens of a prompt between two of them
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -85,6 +90,7 @@ class PrefixSharing:
         self._states = states
         self._committed = committed
         self._rows: dict[int, _Sharer] = {}
+        self.wanted: dict[int, set[int]] = {}
         self._requests = 0
 
     def cached(self, chain: TokenChain, use: CacheUse) -> Found:
@@ -95,9 +101,7 @@ class PrefixSharing:
         if cached is None:
             return Found(use=use)
         entry, shared = cached
-        return Found(
-            use=use, lengths=_bounded(entry.lengths, shared), entry=entry, row=None, shared=shared
-        )
+        return Found(use=use, lengths=entry.reach(shared), entry=entry, row=None, shared=shared)
 
     def find(self, chain: TokenChain, use: CacheUse) -> Found:
         """The same, and what running rows have read of it or will read."""
@@ -112,7 +116,7 @@ class PrefixSharing:
             if shared > expected:
                 leader, expected = row, shared
             if shared > best.longest:  # whoever will have read the most may have read nothing yet
-                lengths = _bounded(self._lengths(row), shared)
+                lengths = self._reach(row, shared)
                 if max(lengths.values(), default=0) > best.longest:
                     best = Found(use=use, lengths=lengths, entry=None, row=row, shared=shared)
         if leader is None or expected <= best.longest:
@@ -137,6 +141,7 @@ class PrefixSharing:
         if found.leader is not None:
             sharer.leader = found.leader, self._rows[found.leader].number
             sharer.expected = found.expected
+        self._want(row, found)
         if not found.use.reads:
             return
         counts.lookups += 1
@@ -149,6 +154,7 @@ class PrefixSharing:
 
     def end(self, row: int) -> str | None:
         """A row ends. Returns its salt."""
+        self.wanted.pop(row, None)
         sharer = self._rows.pop(row, None)
         return None if sharer is None else sharer.salt
 
@@ -176,7 +182,8 @@ class PrefixSharing:
         """Whether the row has copied anything."""
         if self._is_there(leader):
             has_copied = self._copy_row(row, leader[0], sharer.expected)
-            if self._has_read(row, sharer.expected):
+            # A leader that has passed what was wanted of it has no state there, and never will.
+            if self._has_read(row, sharer.expected) or self._has_read(leader[0], sharer.expected):
                 sharer.leader = None
             return has_copied
         sharer.leader = None  # it has ended, and what it has read is cached
@@ -202,25 +209,28 @@ class PrefixSharing:
     def _copy_entry(self, row: int, entry: CachedPrefix, shared: int) -> bool:
         if entry.owner in self._cache:
             self._cache.touch(entry)
-        slots = entry.slots
-        lengths = _bounded(entry.lengths, shared)
-        return self._copy(row, {name: slots[:length] for name, length in lengths.items()})
+        slots, reach = entry.slots, entry.reach(shared)
+        held = {name: slots[:length] for name, length in reach.items()}
+        return self._copy(row, held, entry.states)
 
     def _copy_row(self, row: int, leader: int, shared: int) -> bool:
-        lengths = _bounded(self._lengths(leader), shared)
-        own = self._lengths(row)
-        return self._copy(
-            row,
-            {
-                name: self._states[name].slots_of(leader, length)
-                for name, length in lengths.items()
-                if length > own[name]
-            },
-        )
+        reach, own = self._reach(leader, shared), self._lengths(row)
+        held = {
+            name: self._states[name].slots_of(leader, length)
+            for name, length in reach.items()
+            if length > own[name]
+        }
+        return self._copy(row, held, {name: self._states[name].passed(leader) for name in held})
 
-    def _copy(self, row: int, held: Mapping[str, Ints]) -> bool:
-        """`held`: by model, flat slots of the row's first tokens, by position. Returns whether any
-        were copied."""
+    def _copy(
+        self, row: int, held: Mapping[str, Ints], states: Mapping[str, KeptStates | None]
+    ) -> bool:
+        """Returns whether any tokens were copied.
+
+        Args:
+            held: by model, flat slots of the row's first tokens, by position.
+            states: by model, recurrent states that go with them.
+        """
         sharer, tokens = self._rows[row], self._committed(row)
         before, has_copied = sharer.inherited(), False
         for name, slots in held.items():
@@ -229,7 +239,7 @@ class PrefixSharing:
             if len(slots) <= own:
                 continue
             try:
-                state.inherit(row, tokens[own : len(slots)], slots[own:])
+                state.inherit(row, tokens[own : len(slots)], slots[own:], states.get(name))
             except Exception:  # it reads them itself
                 logger.exception("%s: row %d could not copy what is cached", name, row)
                 self._cache.counts.failures += 1
@@ -239,6 +249,16 @@ class PrefixSharing:
         self._cache.counts.cached_tokens += sharer.inherited() - before
         return has_copied
 
+    def _reach(self, row: int, most: int) -> dict[str, int]:
+        return {name: state.reach(row, most) for name, state in self._states.items()}
 
-def _bounded(lengths: Mapping[str, int], most: int) -> dict[str, int]:
-    return {name: min(length, most) for name, length in lengths.items()}
+    def _want(self, row: int, found: Found) -> None:
+        """Where recurrent states are to be kept on the row's way: before the last token of its
+        prompt, which may be sent again; where texts part; and now and then. And where it parts from
+        its leader, on the leader's way."""
+        last = len(self._committed(row)) - 1
+        wanted = [last, found.shared, *range(last // _STRIDE * _STRIDE, 0, -_STRIDE)]
+        known = min(found.lengths.values(), default=0)
+        self.wanted[row] = set([count for count in wanted if count > known][: KEPT_STATES - 1])
+        if found.leader is not None and len(self.wanted[found.leader]) < KEPT_STATES:
+            self.wanted[found.leader].add(found.expected)

@@ -1,16 +1,17 @@
-"""RowKV: keys and values of a row's tokens outside of any store, for another process to go on from.
+"""RowKV: what layers keep of a row's tokens outside of any store, for another process to go on.
 
 Contract: contiguous memory of the host that any transport can carry, with a header by which whoever
 takes it sees whether it fits. The bits are the store's, of any dtype, since memory is carried as
 bytes; neither batches nor places in stores play a part. What was read so far may be exported piece
-by piece, and is imported in the same order.
+by piece, and is imported in the same order. Recurrent layers' states go with the piece that ends
+before the row's last token: without it the others are of no use.
 
 Not here: how the bytes travel, and which model a row goes on with.
 """
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -36,20 +37,24 @@ class KVFormat:
         model: a fingerprint of all that their bits depend on beside the tokens.
         dtype: such as `bfloat16`.
         layers: KV heads and head dimension of each that keeps keys and values.
+        recurrent: of each recurrent layer the name of its kind, which tells its arithmetic, and the
+            shapes and dtypes of its states.
     """
 
     model: str
     dtype: str
     layers: tuple[tuple[int, int], ...]
+    recurrent: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, store: KVStore, model: str) -> "KVFormat":
+    def of(cls, state: ModelState, model: str) -> "KVFormat":
         """Raises `ValueError` where layers are of different dtypes."""
-        keys = [store.layer(number)[0] for number in store.own]
+        keys = [state.store.layer(number)[0] for number in state.store.own]
         dtypes = sorted({str(each.dtype).removeprefix("torch.") for each in keys})
         if len(dtypes) > 1:
             raise ValueError(f"layers of different dtypes: {', '.join(dtypes)}")
-        return cls(model, dtypes[0], tuple((each.shape[1], each.shape[2]) for each in keys))
+        layers = tuple((each.shape[1], each.shape[2]) for each in keys)
+        return cls(model, dtypes[0] if dtypes else "float32", layers, state.recurrent.form)
 
     @property
     def token_bytes(self) -> int:
@@ -58,7 +63,7 @@ class KVFormat:
         return sum(2 * heads * dim * item for heads, dim in self.layers)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class RowKV:
     """Of the tokens at positions `start .. start + count - 1`.
 
@@ -66,6 +71,7 @@ class RowKV:
         text: a digest of all tokens up to the last of them.
         data: [count * format.token_bytes], layer after layer, keys before values, each of them
             [count, kv_heads, head_dim]. It may be read-only.
+        state: of the recurrent layers behind the last of them; empty where another piece has it.
     """
 
     format: KVFormat
@@ -73,6 +79,7 @@ class RowKV:
     count: int
     text: str
     data: Bytes
+    state: Bytes = field(default_factory=lambda: np.empty(0, dtype=np.uint8))
 
     @property
     def stop(self) -> int:
@@ -90,7 +97,7 @@ def export_row(
     """
     assert 0 <= start < stop <= int(state.lengths(np.array([row]))[0]), "it has not read so far"
     store, slots = state.store, state.slots_of(row, stop)[start:]
-    form = KVFormat.of(store, model)
+    form = KVFormat.of(state, model)
     data: Bytes = np.empty(len(slots) * form.token_bytes, dtype=np.uint8)
     is_whole, index = is_run(slots), torch.from_numpy(slots)
     for part, piece in _pieces(store, data):
@@ -99,7 +106,12 @@ def export_row(
         else:
             taken = part.index_select(0, index.to(part.device))
         piece[:] = _bytes_of(taken.cpu())
-    return RowKV(form, start, len(slots), _digest(committed[:stop]), data)
+    text = _digest(committed[:stop])
+    kv = RowKV(format=form, start=start, count=len(slots), text=text, data=data)
+    if stop < len(committed) - 1 or not state.is_recurrent:
+        return kv
+    parts = [_bytes_of(part.cpu()) for part in state.recurrent.parts(row)]
+    return replace(kv, state=np.concatenate(parts))
 
 
 def import_row(state: ModelState, row: int, kv: RowKV, committed: Ints, model: str) -> int:
@@ -122,6 +134,8 @@ def import_row(state: ModelState, row: int, kv: RowKV, committed: Ints, model: s
         for part, piece in _pieces(state.store, kv.data):
             token = len(piece) // kv.count
             _write(part.narrow(0, first, added), piece[(held - kv.start) * token :])
+        if len(kv.state):
+            _load_state(state, row, kv)
     except BaseException:
         state.free(row)
         raise
@@ -130,13 +144,17 @@ def import_row(state: ModelState, row: int, kv: RowKV, committed: Ints, model: s
 
 def check_kv(state: ModelState, kv: RowKV, held: int, committed: Ints, model: str) -> None:
     """Whether a row that has read `held` tokens may go on from `kv`. Raises `KVMismatchError`."""
-    own, theirs = KVFormat.of(state.store, model), kv.format
+    own, theirs = KVFormat.of(state, model), kv.format
     if theirs.model != own.model:
         raise KVMismatchError(f"of the model {theirs.model}, not {own.model}")
     if theirs.dtype != own.dtype:
         raise KVMismatchError(f"in {theirs.dtype}, not {own.dtype}")
     if theirs.layers != own.layers:
         raise KVMismatchError(f"of layers {theirs.layers}, not {own.layers}")
+    if theirs.recurrent != own.recurrent:
+        raise KVMismatchError(f"of recurrent layers {theirs.recurrent}, not {own.recurrent}")
+    if len(kv.state) not in (0, state.recurrent.row_bytes):
+        raise KVMismatchError(f"with {len(kv.state)} bytes of recurrent states")
     if kv.data.dtype != np.uint8 or kv.data.shape != (kv.count * own.token_bytes,):
         expected = f"{kv.count} x {own.token_bytes} bytes"
         raise KVMismatchError(f"{kv.data.dtype} {kv.data.shape}, not {expected}")
@@ -152,10 +170,18 @@ def _pieces(store: KVStore, data: Bytes) -> Iterator[tuple[Tensor, Bytes]]:
     """Keys or values of each layer, [slots, kv_heads, head_dim], and their part of the bytes."""
     parts = [part for number in store.own for part in store.layer(number)]
     sizes = [part[0].numel() * part.element_size() for part in parts]
-    count, start = len(data) // sum(sizes), 0
+    count, start = len(data) // max(sum(sizes), 1), 0
     for part, size in zip(parts, sizes, strict=True):
         yield part, data[start : start + count * size]
         start += count * size
+
+
+def _load_state(state: ModelState, row: int, kv: RowKV) -> None:
+    start = 0
+    for part in state.recurrent.parts(row):
+        _write(part, kv.state[start : start + part.nbytes])
+        start += part.nbytes
+    state.recurrent.begin_at(row, kv.stop)
 
 
 def _bytes_of(tensor: Tensor) -> Bytes:

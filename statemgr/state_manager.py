@@ -18,9 +18,10 @@ from statemgr.arena import blocks_of
 from statemgr.arrays import Ints
 from statemgr.kv_placement import KVPlacement
 from statemgr.kv_store import LayerShape
+from statemgr.layer_state import RecurrentShape
 from statemgr.model_state import ModelState
 from statemgr.prefix_cache import CacheCounts, CacheUse, PrefixCache, TokenChain
-from statemgr.prefix_sharing import PrefixSharing
+from statemgr.prefix_sharing import KEPT_STATES, PrefixSharing
 from statemgr.row_groups import KV_QUANTUM
 from statemgr.row_layout import RowLayout
 
@@ -180,6 +181,7 @@ class StateManager:
 
     def _keep(self, row: int, salt: str) -> bool:
         try:
+            kept = {name: state.kept(row) for name, state in self._states.items()}
             read = {name: state.park(row) for name, state in self._states.items()}
         except Exception:
             logger.exception("row %d is not kept", row)
@@ -188,17 +190,29 @@ class StateManager:
         lengths = {name: length for name, length in read.items() if length}
         if not lengths:
             return False
+        states = {name: each for name in lengths if (each := kept[name]) is not None}
         chain = TokenChain(self.committed(row)[: max(lengths.values())])
         known = self._cache.find(chain, len(chain.tokens), salt)
         if known is not None:
             entry, shared = known
             if _covers(entry.lengths, shared, lengths):
                 self._cache.touch(entry)
+                entry.take_over(states, shared)
+                self._trim_states()
                 return False
             if _covers(lengths, shared, entry.lengths):
                 self._placement.drop(entry)
-        self._placement.keep(row, chain, salt, lengths)
+                for name, each in entry.states.items():
+                    states[name] = {**each, **states[name]}
+        self._placement.keep(row, chain, salt, lengths, states)
+        self._trim_states()
         return True
+
+    def _trim_states(self) -> None:
+        """Cached prefixes have room for so many recurrent states as rows that run."""
+        for name in self._states:
+            for entry in self._cache.trim_states(name, KEPT_STATES * self.rows):
+                self._placement.shrink(entry)
 
     # States
 
@@ -206,11 +220,23 @@ class StateManager:
         return self._states.get(name)
 
     def open_state(
-        self, name: str, layers: Mapping[int, LayerShape], canonical: bool = False
+        self,
+        name: str,
+        layers: Mapping[int, LayerShape],
+        canonical: bool = False,
+        recurrent: Mapping[int, RecurrentShape] | None = None,
     ) -> ModelState:
         """A model's state, created on first use."""
         if name not in self._states:
-            self._states[name] = ModelState(layers, self.rows, self.slots, canonical, self._layout)
+            self._states[name] = ModelState(
+                layers,
+                self.rows,
+                self.slots,
+                canonical,
+                self._layout,
+                recurrent,
+                self._sharing.wanted,
+            )
         return self._states[name]
 
     def drop_state(self, name: str) -> None:

@@ -116,10 +116,11 @@ def _set_layers(config: PreTrainedConfig, layers: int) -> None:
     config.num_hidden_layers = layers
     if kinds is None:
         return
-    pattern = kinds[:1]
     if config.model_type in GEMMAS:
         pattern = ["sliding_attention", "full_attention"]
-    config.layer_types = [pattern[layer % len(pattern)] for layer in range(layers)]
+        config.layer_types = [pattern[layer % len(pattern)] for layer in range(layers)]
+    else:
+        config.layer_types = [*kinds, *kinds[-1:] * (layers - len(kinds))]
 
 
 def _load(source: Path) -> PreTrainedModel:

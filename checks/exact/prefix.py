@@ -221,11 +221,16 @@ def difference(output: RequestOutput, wanted: RequestOutput) -> str:
 
 
 def check(
-    directory: Path, dtype: str, requests: int, overlap: bool, losses: float = 0.0
+    directory: Path,
+    dtype: str,
+    requests: int,
+    overlap: bool,
+    losses: float = 0.0,
+    architecture: str = "llama",
 ) -> tuple[Figures, dict[str, Any]]:
     """`losses`: chance of a cycle that a model loses its state before it."""
     figures = Figures()
-    with routers(save_family(directory), dtype, overlap) as (cold, warm):
+    with routers(save_family(directory, architecture), dtype, overlap) as (cold, warm):
         with preempting_router(warm, PREEMPTED) as disturbed, losing_models(warm, losses) as lost:
             served = run(warm, requests, figures)
         warm.instruments.check_integrity()

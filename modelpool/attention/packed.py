@@ -21,6 +21,7 @@ from transformers import AttentionInterface
 from modelpool.attention.pages import PackRows
 from modelpool.attention.path import KeyPaths, PackPlaces
 from modelpool.errors import UnsupportedAttention
+from modelpool.recurrent import RecurrentKind, Tensors
 
 ATTENTION_NAME = "specrouter_packed"
 
@@ -71,6 +72,12 @@ class KVView(Protocol):
     @property
     def attended(self) -> float:
         """How much attention there is: pairs of query and slot, padding included."""
+
+    def scan(self, layer: int, kind: RecurrentKind, tokens: Tensors) -> Tensor:
+        """Runs a recurrent layer over the pack: each token reads the state of the text before it.
+
+        `tokens`: [T, ...] each, what `kind` reads of them. Returns [T, ...].
+        """
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Stores the pack's keys and values, each [T, kv_heads, head_dim]."""

@@ -9,6 +9,8 @@ from typing import Any
 
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from modelpool.recurrent import recurrent_types
+
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 # Their frequencies depend on the largest position of the whole pack, that is, on neighbours.
 _PACK_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
@@ -21,8 +23,9 @@ def refusal(config: Any) -> str | None:
     """
     if getattr(config, "is_encoder_decoder", False):
         return "it is an encoder-decoder model; only decoders are supported"
+    served = _LAYER_TYPES | recurrent_types(config)
     for layer, kind in enumerate(getattr(config, "layer_types", None) or ()):
-        if kind not in _LAYER_TYPES:
+        if kind not in served:
             return f"layer {layer} is of type {kind}; only softmax attention works"
     if getattr(config, "auto_map", None):
         return None  # the repository's own code, which is known when it is loaded

@@ -56,6 +56,8 @@ class KVHandOver:
                 logger.warning("keys and values were handed over %s: they are read again", error)
                 return parts[:number]
             held = part.stop
+        while state.is_recurrent and parts and not len(parts[-1].state):
+            parts = parts[:-1]
         return parts
 
     def take(self, row: int, request: RequestSpec) -> int:

@@ -217,4 +217,5 @@ class ModelStates:
             model.watch = self._clock.watch(name, model.device, around)
             self._loaded[name] = model
         canonical = model.attention.needs_order or name == self._pool.target
-        return self._manager.open_state(name, model.kv_layers, canonical=canonical)
+        recurrent = model.recurrent_layers
+        return self._manager.open_state(name, model.kv_layers, canonical, recurrent)

@@ -165,7 +165,8 @@ def _trials(model: "PackedModel") -> tuple[list[_Trial], list[_Trial]]:
     """At a short context, and two of these sizes at a long one, if there is one; and those of more
     tokens than every model is timed with."""
     longest = min(KV_QUANTUM, model.max_positions)
-    state = ModelState(model.kv_layers, max(rows for rows, _ in _SHAPES), KV_QUANTUM)
+    rows = max(rows for rows, _ in _SHAPES)
+    state = ModelState(model.kv_layers, rows, KV_QUANTUM, recurrent=model.recurrent_layers)
     short = [
         _Trial(model=model, state=state, rows=rows, queries=queries, cached=longest - queries)
         for rows, queries in _SHAPES
@@ -174,10 +175,10 @@ def _trials(model: "PackedModel") -> tuple[list[_Trial], list[_Trial]]:
     trials = [trial for trial in short if trial.tokens <= _SURE_TOKENS]
     larger = short[len(trials) :]
     most_rows, most_queries = _LONG_SHAPES[-1]
-    affordable = max(_LONG_BYTES // (most_rows * model.kv_bytes_per_token), 2 * KV_QUANTUM)
+    affordable = max(_LONG_BYTES // (most_rows * max(model.kv_bytes_per_token, 1)), 2 * KV_QUANTUM)
     slots = min(_LONG_SLOTS, affordable, model.max_positions) // KV_QUANTUM * KV_QUANTUM
     if slots > KV_QUANTUM:
-        state = ModelState(model.kv_layers, most_rows, slots)
+        state = ModelState(model.kv_layers, most_rows, slots, recurrent=model.recurrent_layers)
         cached = slots - most_queries
         trials += [
             _Trial(model=model, state=state, rows=rows, queries=queries, cached=cached)

@@ -31,9 +31,12 @@ from transformers import (
     Qwen3Config,
 )
 
+from tests.modelpool.toy_hybrid import ToyHybridConfig, layer_types
+
 VOCAB_SIZE = 320  # 256 bytes, one special id, the rest merges
 EOS_TOKEN = "<|endoftext|>"
 MAX_POSITIONS = 512
+HYBRID = "toy-hybrid"
 GEMMAS = frozenset({"gemma2", "gemma3_text"})
 SLIDING_WINDOW = 8  # positions, own one included; most contexts of the tests are longer
 
@@ -104,6 +107,7 @@ SAVERS: dict[str, Callable[..., Path]] = {
     "phi": partial(save_model, PhiConfig),  # parallel attention, a biased output
     "gemma2": partial(save_model, Gemma2Config, tied=True),  # capped scores, windows in turn
     "gemma3": partial(save_model, Gemma3TextConfig, tied=True),  # two rotations, windows in turn
+    HYBRID: partial(save_model, ToyHybridConfig, tied=True),  # recurrent layers around attention
 }
 
 
@@ -130,6 +134,10 @@ def _settings_of(kind: type, hidden: int, layers: int, heads: int) -> dict[str, 
         GPTNeoXConfig: alone,
         Gemma2Config: {**gemma, "attn_logit_softcapping": 2.0},
         Gemma3TextConfig: gemma,
+        ToyHybridConfig: {
+            "num_hidden_layers": 2 * layers + 1,
+            "layer_types": layer_types(2 * layers + 1),
+        },
     }
     return settings.get(kind, {})
 

@@ -122,7 +122,7 @@ class Feeder:
 
     def __init__(self, forward: Forward, packed: PackedModel, rows: int = 4) -> None:
         self.forward = forward
-        self.state = ModelState(packed.kv_layers, rows, SLOTS)
+        self.state = ModelState(packed.kv_layers, rows, SLOTS, recurrent=packed.recurrent_layers)
         self.texts = texts(rows)
         self.fed = dict.fromkeys(range(rows), 0)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from checks.exact import prefix
 from checks.exact.arguments import open_oracle
 from checks.exact.arrangement import (
     OBJECTIVES,
@@ -37,6 +38,7 @@ from checks.exact.report import Progress
 from checks.exact.seeded import seeded_params
 from checks.exact.settings import COUNT
 from specrouter import ChainRouter, SamplingParams
+from tests.modelpool.factories import HYBRID
 
 NEW_TOKENS = 12
 REQUESTS = COUNT + 6  # each sampled setting once, the others greedy
@@ -52,7 +54,7 @@ class Served:
 
 
 # The others, which differ less from these, are served by `make exact`.
-FEW = ("llama", "gemma2", "opt", "gpt2")
+FEW = ("llama", "gemma2", "opt", "gpt2", HYBRID)
 ARCHITECTURES = [
     name if name in FEW else pytest.param(name, marks=pytest.mark.exact) for name in SAVERS
 ]
@@ -266,7 +268,7 @@ def test_texts_under_rejection_follow_the_processed_distribution(tmp_path: Path)
 @pytest.mark.parametrize(
     "architecture",
     [
-        name if name in ("llama", "gemma2") else pytest.param(name, marks=pytest.mark.exact)
+        name if name in ("llama", "gemma2", HYBRID) else pytest.param(name, marks=pytest.mark.exact)
         for name in SAVERS
     ],
 )
@@ -276,6 +278,20 @@ def test_faults_never_change_an_output(architecture: str, tmp_path: Path) -> Non
     # `make exact` plays 2,000 bursts; here every architecture has some, of a lifetime of its own.
     check.play_lifetime(family, 100 + list(SAVERS).index(architecture), bursts=5)
     assert not check.failures
+
+
+def test_no_text_differs_where_recurrent_states_are_shared_preempted_and_lost(
+    tmp_path: Path,
+) -> None:
+    figures, report = prefix.check(
+        tmp_path, "float64", requests=60, overlap=False, losses=0.05, architecture=HYBRID
+    )
+    assert not figures.differing
+    assert not figures.leaked
+    assert not report["control_faults"]
+    assert report["failures"] == 0
+    assert report["hits"] > 5
+    assert report["preemptions"] > 20
 
 
 def _rows(served: Served) -> list[Arrangement]:

@@ -25,7 +25,8 @@ FORMAT = KVFormat("fp", "float32", ((1, 2),))
 
 
 def part(start: int) -> RowKV:
-    return RowKV(FORMAT, start, 1, "", np.zeros(16, dtype=np.uint8))
+    data = np.zeros(16, dtype=np.uint8)
+    return RowKV(format=FORMAT, start=start, count=1, text="", data=data)
 
 
 class Broken:
