@@ -26,9 +26,10 @@ class Room:
 # and a twentieth. Engine: 4,400 of 4,300 on 2026-11-24, for the step and its executor that the
 # simulator shares (research is 100 lines smaller), and keyword arguments. 2026-11-24: research has
 # the study of admission on stretches that nobody tuned with, and of seeds in simulated time.
-# 2026-11-25: 8,270 of 7,720, for the tape of a live run and the study that replays it.
-# State: 3,600 of 3,000 on 2026-11-25, and the product 51,300 of 50,500, for the states of recurrent
-# layers and the hidden states of rows.
+# 2026-11-25: research 8,300 of 7,720, for the tape of a live run and the study that replays it;
+# state 3,600 of 3,000, for the states of recurrent layers and the hidden states of rows; modelpool
+# 9,100 of 8,700, for weights in int4 and what finds, compiles and tries their kernels; the product
+# 51,700 of 50,500, for both.
 ROOMS: Mapping[str, Room] = {
     "http": Room(folders=("specrouter/http",), before=5985, aim=4500, most=5900),
     "cli": Room(folders=("specrouter/cli",), before=1790, aim=1500, most=1850),
@@ -49,9 +50,9 @@ ROOMS: Mapping[str, Room] = {
     ),
     "processors": Room(folders=("processors",), before=3858, aim=3600, most=4100),
     "statemgr": Room(folders=("statemgr",), before=2753, aim=2900, most=3600),
-    "modelpool": Room(folders=("modelpool",), before=7770, aim=6800, most=8700),
+    "modelpool": Room(folders=("modelpool",), before=7770, aim=6800, most=9100),
     "examples": Room(folders=("examples",), before=2828, aim=1200, most=1200),
-    "research": Room(folders=("research",), before=0, aim=7000, most=8270),
+    "research": Room(folders=("research",), before=0, aim=7000, most=8300),
     "tests and checks": Room(
         folders=("tests", "checks", "conftest.py"), before=69000, aim=52000, most=68500
     ),
@@ -60,7 +61,7 @@ PRODUCT = Room(
     folders=("specrouter", "processors", "statemgr", "modelpool", "examples"),
     before=55641,
     aim=45000,
-    most=51300,
+    most=51700,
 )
 DOCUMENTS_KB = Room(folders=("docs", "README.md"), before=361, aim=200, most=200)
 
