@@ -29,6 +29,7 @@ KeptWeights = Literal["plain", "int8", "int4"]  # by the linear layers of a load
 NGRAM = "ngram"
 SUFFIX = "suffix"
 TEXT_SOURCES = (NGRAM, SUFFIX)
+OWN_DRAFTER = "drafter:"  # before `package.module:NAME`, a kind of drafter of one's own
 QUANTISED = "quantised:"  # before the target's name: its twin in int8 or int4
 _OF_WEIGHTS = (
     "dtype", "weights", "device", "threads", "attention", "tensor_parallel", "inflate_to",
@@ -75,7 +76,8 @@ class ModelConfig(BaseModel):
         source: `hub:ORG/NAME`, `path:DIR` (or a path that begins with "/", "." or "~"),
             `bundled:NAME`; `quantised:TARGET`: the target with int8 weights, or int4 if `weights`
             says so, on the CPU. Without a model: `suffix` quotes the request's text and its
-            tenant's earlier outputs, `ngram` the request's text by contexts of at most four tokens.
+            tenant's earlier outputs, `ngram` the request's text by contexts of at most four tokens,
+            `drafter:package.module:NAME` is a subclass of `specrouter.execution.drafter.Drafter`.
         dtype: `auto` is the checkpoint's, but on the CPU float32 for drafters of fewer than 8M
             parameters and where the CPU has no kernels for a half precision (bfloat16 needs
             AVX-512), if there is memory.
@@ -113,14 +115,27 @@ class ModelConfig(BaseModel):
     trust_remote_code: bool = False
 
     @property
-    def is_weightless(self) -> bool:
-        """The member has no model: no files, no device, no memory."""
+    def has_model(self) -> bool:
+        """Else it only drafts, and has no files, no device and no memory of the pool's."""
+        return not (self.reads_texts or self.source.startswith(OWN_DRAFTER))
+
+    @property
+    def reads_texts(self) -> bool:
         return self.source in TEXT_SOURCES
+
+    @property
+    def quotes_outputs(self) -> bool:
+        """Earlier ones, and any text at any length."""
+        return self.source == SUFFIX
+
+    @property
+    def own_drafter(self) -> str:
+        return self.source.removeprefix(OWN_DRAFTER)
 
     @property
     def is_placed(self) -> bool:
         """It goes where it is told to: not without weights, and a twin is on the CPU."""
-        return not self.is_weightless and self.twin_of is None
+        return self.has_model and self.twin_of is None
 
     @property
     def twin_of(self) -> str | None:
@@ -134,7 +149,7 @@ class ModelConfig(BaseModel):
             value = getattr(self, field)
             if value == type(self).model_fields[field].default:
                 continue
-            if self.is_weightless:
+            if not self.has_model:
                 raise ConfigError(
                     field,
                     f"{value!r} has no meaning for source: {self.source}, which has no weights",
@@ -186,16 +201,16 @@ class PoolConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _check_weightless(self) -> Self:
-        weightless = [index for index, model in enumerate(self.models) if model.is_weightless]
-        if len(weightless) > 1:
-            first, second = weightless[:2]
+    def _check_draft_only(self) -> Self:
+        texts = [index for index, model in enumerate(self.models) if model.reads_texts]
+        if len(texts) > 1:
+            first, second = texts[:2]
             raise ConfigError(
                 f"models[{second}].source",
                 f"models[{first}] drafts from texts already; two would draft the same",
             )
-        if weightless and self.models[weightless[0]].name == self.target:
-            source = self.models[weightless[0]].source
+        if not self._target.has_model:
+            source = self._target.source
             reason = f"{self.target!r} has source: {source}, which drafts but cannot verify"
             raise ConfigError("target", reason)
         return self
@@ -239,6 +254,11 @@ class PoolConfig(BaseModel):
         return self._target.model_copy(update=own)
 
     @property
+    def quoting(self) -> str | None:
+        """The name of the member that quotes earlier outputs, if there is one."""
+        return next((model.name for model in self.models if model.quotes_outputs), None)
+
+    @property
     def twin(self) -> str | None:
         """The name of the target's twin, if there is one."""
         return next((model.name for model in self.models if model.twin_of is not None), None)
@@ -250,8 +270,7 @@ class PoolConfig(BaseModel):
     @model_validator(mode="after")
     def _check_limit(self) -> Self:
         kept = sum(
-            model.name == self.target or (model.pinned and not model.is_weightless)
-            for model in self.models
+            model.name == self.target or (model.pinned and model.has_model) for model in self.models
         )
         if self.max_loaded_models is not None and self.max_loaded_models < kept:
             raise ConfigError(

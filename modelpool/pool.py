@@ -7,8 +7,8 @@ on first use, once, whatever the number of threads. Under a limit the least rece
 that nobody holds is evicted; the target, pinned models and models in use never are.
 
 A model stays in memory as long as somebody holds it: hold it between `acquire` and `release`.
-A weightless member (`source: ngram` or `suffix`) has a name and no model: it is always there, takes
-no place or memory, counts for no limit, and cannot be acquired.
+A member that only drafts (`source: ngram`, `suffix` or `drafter:`) has a name and no model: it is
+always there, takes no place or memory, counts for no limit, and cannot be acquired.
 """
 
 import logging
@@ -77,13 +77,18 @@ class ModelPool:
 
         Attributes:
             left_out: by name, why a drafter that cannot be served is no member.
+            models: members that have a model, weakest first, the target last.
+            draft_only: the others. `names`: these and the models.
         """
         self.config = config
         self.target = config.target
         self.progress = progress or LoadProgress()
-        self._weightless = tuple(model.name for model in config.models if model.is_weightless)
+        modelless = [model for model in config.models if not model.has_model]
+        only = sorted(modelless, key=lambda model: not model.reads_texts)  # those of texts first
+        self.draft_only = tuple(model.name for model in only)
         self._members, self.left_out = self._open_all(headers_only)
-        self.names = (*self._weightless, *weakest_first(self._members, config.target))
+        self.models = tuple(weakest_first(self._members, config.target))
+        self.names = (*self.draft_only, *self.models)
         target = self._members[config.target]
         self.tokenizer: PreTrainedTokenizerBase = tokenizer_of(target)
         self.vocab_size = len(self.tokenizer)
@@ -115,26 +120,17 @@ class ModelPool:
             return found
         return frozenset([int(self.tokenizer.eos_token_id)])
 
-    @property
-    def text_source(self) -> str | None:
-        """The source of the weightless member, if there is one."""
-        return next((one.source for one in self.config.models if one.is_weightless), None)
-
-    def is_weightless(self, name: str) -> bool:
-        """The member has no model: it can only draft, from the text itself."""
-        return name in self._weightless
-
     def path(self, name: str) -> Path:
         """The directory of a model's checkpoint, for `transformers`."""
         return self._member(name).path
 
     def parameter_count(self, name: str) -> int:
-        """0 for a weightless member."""
-        return 0 if self.is_weightless(name) else self._member(name).facts.parameter_count
+        """0 for a member without a model."""
+        return 0 if name in self.draft_only else self._member(name).facts.parameter_count
 
     def max_positions(self, name: str) -> int:
         """The longest sequence that a model can be used at, in tokens."""
-        return _UNLIMITED if self.is_weightless(name) else self._member(name).facts.max_positions
+        return _UNLIMITED if name in self.draft_only else self._member(name).facts.max_positions
 
     @property
     def kv_tokens(self) -> int:
@@ -156,23 +152,23 @@ class ModelPool:
 
     def is_loaded(self, name: str) -> bool:
         """Can it be used without loading anything?"""
-        return self.is_weightless(name) or name in self._loaded
+        return name in self.draft_only or name in self._loaded
 
     def weight_bytes(self) -> dict[str, int]:
         """Of the models that are loaded; 0 of those without weights."""
         loaded = [name for name in self.names if self.is_loaded(name)]
         return {
-            name: 0 if self.is_weightless(name) else self.plan(name).footprint.weight_bytes
+            name: 0 if name in self.draft_only else self.plan(name).footprint.weight_bytes
             for name in loaded
         }
 
     def has_room(self, name: str) -> bool:
         """Could it be loaded, or is it, without evicting another model?"""
-        return self.is_weightless(name) or self._loaded.has_room(name)
+        return name in self.draft_only or self._loaded.has_room(name)
 
     def fit_together(self, names: Iterable[str]) -> bool:
         """Could they be in memory at once, beside the target and the pinned models?"""
-        asked = {name for name in names if not self.is_weightless(name)} - {self.target}
+        asked = {name for name in names if name not in self.draft_only} - {self.target}
         if not asked:  # the target is always let in
             return True
         kept = {name for name, member in self._members.items() if member.config.pinned}
@@ -185,7 +181,7 @@ class ModelPool:
     def get(self, name: str) -> "PackedModel":
         """A model, loaded if it is not.
 
-        Raises `KeyError` for a name that is not in the pool, `ValueError` for a weightless
+        Raises `KeyError` for a name that is not in the pool, `ValueError` for a draft-only
         member, `UnsupportedModelError` for an architecture that the plug-in refuses, `ConfigError`
         for weights that cannot be read or a target that its device has no memory for, and
         `PoolFullError` where the pool's limits leave no room.
@@ -218,7 +214,7 @@ class ModelPool:
         """
         members, refused = dict[str, Member](), dict[str, UnsupportedModelError]()
         for index, model in enumerate(self.config.models):
-            if model.is_weightless:
+            if not model.has_model:
                 continue
             try:
                 members[model.name] = self._open(model, f"pool.models[{index}]", headers_only)
@@ -226,7 +222,7 @@ class ModelPool:
                 if model.name == self.config.target:
                     raise
                 refused[model.name] = error
-        if refused and len(members) + len(self._weightless) == 1:
+        if refused and len(members) + len(self.draft_only) == 1:
             raise next(iter(refused.values()))
         left_out = {name: str(refusal) for name, refusal in refused.items()}
         for name, reason in left_out.items():
@@ -243,8 +239,8 @@ class ModelPool:
         return open_member(model, field, headers_only)
 
     def _member(self, name: str) -> Member:
-        if self.is_weightless(name):
-            raise ValueError(f"{name!r} has no model: it drafts from the text itself")
+        if name in self.draft_only:
+            raise ValueError(f"{name!r} has no model: it drafts by itself")
         return self._members[name]
 
     def _get(self, name: str, hold: bool) -> "PackedModel":

@@ -27,6 +27,17 @@ class DraftRequest:
     branching: tuple[int, ...] | None = None
     reach: Ints | None = None  # [B]
 
+    def of_rows(self, rows: Ints) -> "DraftRequest":
+        """What is asked of some of the rows."""
+        which = np.isin(self.rows, rows)
+        return replace(
+            self,
+            rows=rows,
+            output_positions=self.output_positions[which],
+            depths=self.depths[which],
+            reach=None if self.reach is None else self.reach[which],
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class DraftResult:

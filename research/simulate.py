@@ -95,7 +95,7 @@ def simulated_machine(router: ChainRouter) -> Machine:
     Raises `ConfigError`."""
     pool, known = router.pool, router.instruments.performance()
     drafters = [n for n in pool.names if n in known.times and n != pool.target]
-    with_weights = [name for name in drafters if not pool.is_weightless(name)]
+    with_weights = [name for name in drafters if name in pool.models]
     if not with_weights:
         raise ConfigError("--config", "the pool has no drafter with weights that is loaded")
     names, engine = (with_weights[0], pool.target), router.config.engine

@@ -210,7 +210,7 @@ class ModelState:
         rows = np.unique(flat_slots // self.slots)
         self.cache_mask.reshape(-1)[flat_slots] = False
         self._lengths[rows] = self.cache_mask[rows].sum(axis=1)
-        self._keep_hidden(rows)
+        self._keep_hidden(rows, tells=False)
         self.store.scrub(self.layout.flat(flat_slots))
         self._truncate(rows, np.zeros_like(rows))
         if self.is_recurrent:
@@ -375,9 +375,9 @@ class ModelState:
             last[index] = valid[-1] + 1 if len(valid) else 0
         self.ends[rows] = last
 
-    def _keep_hidden(self, rows: Ints) -> None:
+    def _keep_hidden(self, rows: Ints, tells: bool = True) -> None:
         is_valid, positions = self.cache_mask.reshape(-1), self.positions.reshape(-1)
-        self.hidden.commit(rows, self._lengths, is_valid, positions)
+        self.hidden.commit(rows, self._lengths, is_valid, positions, tells)
 
     def _reach(self, rows: Ints, lengths: Ints) -> tuple[int, int]:
         """Slots in use that hold positions from `lengths[i] - 1` on: a slot's number is no less."""

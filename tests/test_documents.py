@@ -159,7 +159,7 @@ def test_a_bundled_scenario_is_valid(file: Path) -> None:
         scheme, _, name = member.source.partition(":")
         if scheme == "hub":
             assert re.fullmatch(r"[\w.-]+/[\w.-]+", name)
-        elif not member.is_weightless:
+        elif member.has_model:
             resolve_source(member.source, field=member.name)
 
 

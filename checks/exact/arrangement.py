@@ -187,7 +187,7 @@ def policies_of(router: ChainRouter) -> list[Mode]:
     """Every policy, and all that a request may ask for, side by side, under policies that treat it
     differently."""
     longest = longest_chain(router)
-    with_weights = tuple(name for name in longest if not router.pool.is_weightless(name))
+    with_weights = tuple(name for name in longest if name in router.pool.models)
     overrides: tuple[Override, ...] = (
         None,
         "off",

@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
                 outputs = _serve(router, prompts, options, Speculation(chain, DEPTH, width))
                 figures[name][f"tokens_per_pass_width_{width}"] = _tokens_per_pass(outputs)
                 progress(name)
-            if not router.pool.is_weightless(name):
+            if name in router.pool.models:
                 figures[name] |= _rates(router, name, prompts, outputs)
     passed = all(
         one["tokens_per_pass_width_3"] > one["tokens_per_pass_width_1"]

@@ -21,7 +21,7 @@ def losing_models(router: ChainRouter, share: float) -> Iterator[Counter[str]]:
     engine, lost = router.instruments.engine, Counter[str]()
     pool, manager = engine._pool, engine._manager
     states, draws = engine._executor.states, np.random.default_rng(7)
-    names = [name for name in pool.names if not pool.is_weightless(name)]
+    names = list(pool.models)
     follow = engine._book.follow
 
     def lose() -> str:

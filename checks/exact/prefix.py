@@ -89,7 +89,7 @@ def routers(
     drafts while its target verifies."""
     settings = settings_of(paths, dtype)
     with ChainRouter.from_config(settings) as cold:
-        names = [name for name in cold.pool.names if not cold.pool.is_weightless(name)]
+        names = list(cold.pool.models)
         per_token = sum(cold.pool.plan(name).footprint.kv_bytes_per_token for name in names)
         warm_settings = copy.deepcopy(settings)
         memory = f"{BLOCKS * 128 * per_token}B"

@@ -83,7 +83,7 @@ def _make_cases(router: ChainRouter, options: Options) -> list[Case]:
 def _serve_all(router: ChainRouter, cases: Sequence[Case], lone_share: int) -> list[Comparison]:
     """Off beside others, then the weakest, the strongest and the longest chain of models."""
     pool = router.pool
-    drafters = [n for n in pool.names if n != pool.target and not pool.is_weightless(n)]
+    drafters = [n for n in pool.names if n != pool.target and n in pool.models]
     weakest, strongest = drafters[0], drafters[-1]
     modes: list[Mode] = [(weakest, pool.target), (strongest, pool.target)]
     modes += [(weakest, strongest, pool.target)] if weakest != strongest else []

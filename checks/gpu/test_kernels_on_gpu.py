@@ -71,7 +71,7 @@ def test_chains_of_the_bundled_family_change_no_token(temperature: float) -> Non
     ]
     with ChainRouter.from_config(config) as router:
         alone = router.generate(prompts, params, "off")
-        names = [name for name in router.pool.names if not router.pool.is_weightless(name)]
+        names = list(router.pool.models)
         for width in (1, 3):
             speculation = Speculation((names[0], names[-1]), depth=4, width=width)
             routed = router.generate(prompts, params, speculation)

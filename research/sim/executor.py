@@ -66,21 +66,9 @@ class NoPrefixes:
         return {}
 
 
-@dataclass(frozen=True)
 class SimulatedHandOver:
-    target: str
-    state: SimulatedRows
-
     def expected(self, request: RequestSpec) -> int:
         return 0 if request.kv is None else request.kv.tokens
-
-    def take(self, row: int, request: RequestSpec) -> int:
-        """A row that is taken back loses them."""
-        tokens = self.expected(request)
-        self.state.read[self.target][row] = tokens
-        if request.kv is not None:
-            request.kv.take()
-        return tokens
 
     def read_since(self, row: int, start: int) -> RowKV | None:
         return None
@@ -123,7 +111,7 @@ class SimulatedExecutor:
 
     @property
     def hand_over(self) -> "SimulatedHandOver":
-        return SimulatedHandOver(self.machine.target, self.states)
+        return SimulatedHandOver()
 
     @property
     def rows(self) -> int:
@@ -147,7 +135,10 @@ class SimulatedExecutor:
         pass  # since it was allocated
 
     def prepare(self, row: int, request: RequestSpec) -> None:
-        self.hand_over.take(row, request)
+        """A row that is taken back loses what came with its request."""
+        self.states.read[self.machine.target][row] = self.hand_over.expected(request)
+        if request.kv is not None:
+            request.kv.take()
 
     def close(self, row: int, keep: bool = False) -> None:
         self.states.close(row)

@@ -29,7 +29,7 @@ class BareForwards:
         A member without a model takes no time.
         """
         pool = self._router.pool
-        if pool.is_weightless(name):
+        if name in pool.draft_only:
             return 0.0
         pack = max(1, round(pack_tokens))
         key = (name, pack, min(batch, pack), context)

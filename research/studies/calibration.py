@@ -39,7 +39,7 @@ def main() -> None:
 
 def _chains(pool: ModelPool) -> list[Chain]:
     """The smallest drafter with the target, and with the largest intermediate between them."""
-    *drafters, target = (name for name in pool.names if not pool.is_weightless(name))
+    *drafters, target = pool.models
     if not drafters:
         raise SystemExit("the pool has no drafter with weights")
     smallest, *between = drafters

@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _smallest(router: ChainRouter) -> Chain:
     pool = router.pool
-    drafters = [n for n in pool.names if n != pool.target and not pool.is_weightless(n)]
+    drafters = [n for n in pool.names if n != pool.target and n in pool.models]
     if not drafters:
         raise SystemExit("the pool has no drafter with weights")
     return drafters[0], pool.target

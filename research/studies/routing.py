@@ -158,7 +158,7 @@ def random_drafters(options: argparse.Namespace) -> dict[str, Any]:
         with bench.router:
             pool = bench.router.pool
             drafters = [name for name in pool.names if name != pool.target]
-            paths = {name: pool.path(name) for name in drafters if not pool.is_weightless(name)}
+            paths = {name: pool.path(name) for name in drafters if name in pool.models}
         for model in config["pool"]["models"]:
             if model["name"] in paths:
                 out = Path(folder) / model["name"]

@@ -44,7 +44,7 @@ def cpu_name() -> str:
 
 
 def _model(pool: ModelPool, model: ModelConfig) -> dict[str, Any]:
-    if model.is_weightless:
+    if not model.has_model:
         return {"parameters": 0, "dtype": None, "weights": None, "is_inflated": False}
     # Only a loaded model says what became of "auto".
     loaded = str(pool.get(model.name).dtype) if pool.is_loaded(model.name) else None

@@ -54,7 +54,7 @@ def lineup(
     """
     chains = static_chains(pool)
     pairs = tuple(chain for chain in chains if len(chain) == 2)
-    with_models = [chain for chain in pairs if not pool.is_weightless(chain[0])]
+    with_models = [chain for chain in pairs if chain[0] in pool.models]
     # To `transformers` a twin is the target once more: it reads the same checkpoint.
     others = [chain[0] for chain in with_models if chain[0] != pool.config.twin]
     assisted = {} if is_recorded else {f"assisted:{name}": name for name in others}

@@ -67,7 +67,7 @@ def check_config(
         max_request_tokens=config.engine.max_request_tokens(pool.longest_sequence),
         kv_tokens=pool.device_manager.kv_tokens,
         members=members,
-        weightless=tuple(name for name in pool.names if pool.is_weightless(name)),
+        draft_only=pool.draft_only,
         devices=reports,
         slo_classes={
             name: one.model_dump(mode="json", exclude_defaults=True)
@@ -116,7 +116,7 @@ def _members(
     """Memory is measured once for each number of threads."""
     speed = None if read_speed is None else cache(read_speed)
     models = [model for model in config.pool.models if model.name in pool.names]
-    models = [model for model in models if not model.is_weightless]
+    models = [model for model in models if model.has_model]
     return tuple(_member(model, pool, speed) for model in models)
 
 

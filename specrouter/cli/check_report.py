@@ -74,7 +74,7 @@ class CheckReport:
     max_request_tokens: int
     kv_tokens: int
     members: tuple[MemberReport, ...]
-    weightless: tuple[str, ...]
+    draft_only: tuple[str, ...]
     devices: tuple[DeviceReport, ...]
     slo_classes: Mapping[str, Mapping[str, Any]]
     problems: tuple[str, ...]
@@ -102,7 +102,7 @@ def _lines(report: CheckReport) -> Iterator[str]:
         ["model", "role", "device", "dtype", "threads", "attention", "parameters", "weights", "KV"],
         [_member_cells(member) for member in report.members],
     )
-    for name in report.weightless:
+    for name in report.draft_only:
         yield f"{name}: drafts from the text itself, and takes nothing"
     yield ""
     yield from _table(

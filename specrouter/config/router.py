@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
-from modelpool.config import SUFFIX, PoolConfig, validate_config
+from modelpool.config import PoolConfig, validate_config
 from modelpool.errors import ConfigError
 from specrouter.config.cluster import ClusterConfig, ReplicaConfig
 from specrouter.config.engine import EngineConfig
@@ -69,8 +69,8 @@ class RouterConfig(Strict):
         reason = None
         if self.cluster is not None:
             reason = "each replica keeps outputs of its own: leave it out where there is a cluster"
-        elif all(model.source != SUFFIX for model in self.pool.models):
-            reason = f"no model of the pool has source: {SUFFIX}, which alone quotes outputs"
+        elif self.pool.quoting is None:
+            reason = "no model of the pool has source: suffix, which alone quotes outputs"
         if reason is not None:
             raise ConfigError("engine.output_store_file", reason)
         return self
@@ -143,7 +143,7 @@ def check_chain(config: RouterConfig) -> None:
         raise ConfigError("scheduler.chain", f"must end in the target {config.pool.target!r}")
     if len(set(chain)) != len(chain):
         raise ConfigError("scheduler.chain", "names a model twice")
-    weightless = [model.name for model in config.pool.models if model.is_weightless]
-    for name in set(chain[1:]).intersection(weightless):
+    draft_only = [model.name for model in config.pool.models if not model.has_model]
+    for name in set(chain[1:]).intersection(draft_only):
         reason = f"{name!r} has no model: it can only stand first"
         raise ConfigError("scheduler.chain", reason)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from modelpool import ModelPool
-from modelpool.config import SUFFIX
 from processors import RejectionSampling, SharedNoise
 from specrouter.config import (
     TREE_SLOTS,
@@ -39,7 +38,8 @@ from specrouter.execution.executor import Executor
 from specrouter.execution.fault_guard import FaultGuard
 from specrouter.execution.hang_guard import HangGuard
 from specrouter.execution.model_states import StageError
-from specrouter.execution.runtime import ExecutionSettings, Runtime
+from specrouter.execution.runtime import Runtime
+from specrouter.execution.runtime_parts import ExecutionSettings
 from specrouter.profile.cycle_times import Workload
 from specrouter.profile.output_lengths import OutputLengths
 from specrouter.profile.prediction import target_only
@@ -68,13 +68,14 @@ class Engine:
         self._faults = FaultGuard()
         execution = _execution_settings(config, pool, self.guard, self._faults)
         runtime = Runtime.create(pool, self._manager, self.profiler, execution)
-        self._output_file = output_file_of(engine, pool, runtime.rows.outputs)
+        kept = (drafter.outputs for drafter in runtime.drafters.values())
+        outputs = next((store for store in kept if store is not None), None)
+        self._output_file = output_file_of(engine, pool, outputs)
         self._executor = Executor(runtime)
         lengths, promises = OutputLengths(), Promises()
-        weightless = [name for name in pool.names if pool.is_weightless(name)]
         views = ViewBuilder(
-            [name for name in pool.names if name not in weightless],
-            weightless,
+            pool.models,
+            pool.draft_only,
             self._executor,
             self.profiler,
             lengths,
@@ -97,7 +98,7 @@ class Engine:
             self._book,
             views,
             self._policies,
-            PlanCheck(pool.names, pool.target, weightless, engine.most_batch_tokens),
+            PlanCheck(pool.names, pool.target, pool.draft_only, engine.most_batch_tokens),
             self.profiler,
             faults=self._faults,
             names=pool.names,
@@ -265,14 +266,14 @@ class Engine:
         if not self._config.engine.preload:
             return
         for name in self._policies.current.planner.scheduler.drafters:
-            if self._pool.is_weightless(name) or name in self._quarantine:
+            if self._executor.is_open(name) or name in self._quarantine:
                 continue
             if not self._pool.has_room(name):
                 logger.info("%s is loaded when it is first used: the pool is full", name)
                 continue
             with self._stepping.step():
                 try:
-                    self._executor.states.prepare(name)
+                    self._executor.prepare_model(name)
                 except StageError as error:
                     self._quarantine.add(error.failure, self._step.cycle)
 
@@ -332,7 +333,7 @@ def _execution_settings(
 ) -> ExecutionSettings:
     engine = config.engine
     # Each verifier of a chain may add a token to what was drafted.
-    deepest = MAX_TREE_TOKENS if pool.text_source == SUFFIX else MAX_DEPTH
+    deepest = MAX_TREE_TOKENS if pool.config.quoting else MAX_DEPTH
     return ExecutionSettings(
         prefill_chunk=engine.prefill_chunk,
         window=deepest + len(pool.names) + 2,

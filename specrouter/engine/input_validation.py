@@ -137,8 +137,7 @@ class InputValidation:
     def _check_speculation(self, speculation: SpeculationOverride) -> None:
         if isinstance(speculation, Speculation):
             names = self._pool.names
-            weightless = [name for name in names if self._pool.is_weightless(name)]
-            speculation.check_members(names, self._pool.target, weightless)
+            speculation.check_members(names, self._pool.target, self._pool.draft_only)
             if not self._pool.fit_together(speculation.chain or ()):
                 raise RequestError("speculation.chain", NO_ROOM)
         elif speculation not in (None, "off"):
@@ -156,7 +155,7 @@ class InputValidation:
         rest = replace(speculation, prediction=None, reuse_outputs=True)
         is_whole = given is None and speculation.reuse_outputs
         kept = speculation if is_whole else None if rest == Speculation() else rest
-        if given is None or not any(map(self._pool.is_weightless, self._pool.names)):
+        if given is None or not self._pool.draft_only:
             return kept, ()
         most = self.context.max_tokens
         if not isinstance(given, str):

@@ -25,13 +25,13 @@ class PlanCheck:
     """What decisions may be about.
 
     Attributes:
-        models: of the pool, the target included; `weightless`: those without weights.
+        models: of the pool, the target included; `draft_only`: those that cannot verify.
         prompt_tokens: that the target reads in a cycle at most.
     """
 
     models: Collection[str]
     target: str
-    weightless: Collection[str]
+    draft_only: Collection[str]
     prompt_tokens: int
 
     def check_admission(
@@ -107,10 +107,10 @@ class PlanCheck:
         is_known = isinstance(chain, tuple) and set(chain) <= set(self.models)
         _expect(is_known and len(set(chain)) == len(chain), "chain", chain)
         _expect(chain[-1:] == (self.target,), "chain without the target", chain)
-        _expect(not set(chain[1:]) & set(self.weightless), "a verifier without weights", chain)
+        _expect(not set(chain[1:]) & set(self.draft_only), "a verifier without weights", chain)
 
     def _check_evaluation(self, evaluation: ShadowEvaluation, rows: Collection[int]) -> None:
-        idle = set(self.models) - set(self.weightless) - {self.target}
+        idle = set(self.models) - set(self.draft_only) - {self.target}
         is_possible = evaluation.model in idle and evaluation.row in rows
         _expect(is_possible and _is_count(evaluation.tokens), "evaluation", evaluation)
 

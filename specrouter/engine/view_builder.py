@@ -20,21 +20,21 @@ _NOTHING = Objective(tpot_ms=None, ttft_ms=None)
 
 class ViewBuilder:
     """Args:
-    models: with weights, weakest first, the target last; `weightless`: the others.
+    models: that can verify, weakest first, the target last; `draft_only`: the others.
     clock: seconds, that requests' times are of.
     """
 
     def __init__(
         self,
         models: Sequence[str],
-        weightless: Sequence[str],
+        draft_only: Sequence[str],
         executor: RowExecutor,
         profiler: PerformanceProfiler,
         lengths: OutputLengths,
         promises: Promises,
         clock: Callable[[], float],
     ) -> None:
-        self._models = (*weightless, *models)
+        self._models = (*draft_only, *models)
         *self._drafters, self._target = models
         self._executor = executor
         self._profiler = profiler

@@ -31,7 +31,8 @@ class _Verified:
 
 class AcceptanceFeedback:
     def __init__(self, runtime: Runtime, comparison: ModelComparison) -> None:
-        self._pool = runtime.pool
+        self._target = runtime.pool.target
+        self._drafters = runtime.drafters
         self._shares_noise = runtime.rule.shares_noise
         self._profiler = runtime.profiler
         self._comparison = comparison
@@ -41,16 +42,14 @@ class AcceptanceFeedback:
         left, tree = draft.result, draft.candidates
         if left is None or tree is None or draft.selected is None:
             return
-        target, used = self._pool.target, tuple(draft.used)
+        target, used = self._target, tuple(draft.used)
         if draft.group.branching is None:  # a fixed form says nothing of beams
             index = np.searchsorted(result.tree.rows, left.tree.rows)
             on_walk = result.accepted[index][:, : left.tree.tokens.shape[1]]
             accepted = np.zeros(tree.tokens.shape, dtype=np.bool_)
             accepted[draft.selected] = on_walk[left.tree.real]
             seen, sound = draft.selected, result.sound[index]
-            if self._pool.is_weightless(used[0]) and self._shares_noise:
-                # What came first is known of drafts that were not verified, too: short quotations
-                # seldom are, and would never be found to be wrong.
+            if self._drafters[used[0]].first_is_judged and self._shares_noise:
                 first = tree.real & (tree.depths == 1)
                 seen = seen | first
                 accepted |= first & (tree.tokens == result.choices[index, :1])
@@ -93,7 +92,7 @@ class AcceptanceFeedback:
         for mode in (True, False):
             which = draft.sampled == mode
             if which.any():
-                key = (tuple(draft.used), self._pool.target, mode)
+                key = (tuple(draft.used), self._target, mode)
                 probable[which] = self._profiler.worth(
                     key, tree.parents[which], tree.depths[which], log_probs[which]
                 )

@@ -14,7 +14,6 @@ import numpy as np
 
 from processors import (
     ActiveModel,
-    DraftProcessor,
     DraftRequest,
     DraftResult,
     FedTree,
@@ -24,12 +23,13 @@ from processors import (
     VerifyResult,
 )
 from processors.pack import NO_SLOT
-from specrouter.cycle import CATCH_UP_TOKENS, ChainGroup, ModelFailure
+from specrouter.cycle import ChainGroup, ModelFailure
 from specrouter.execution.acceptance_feedback import AcceptanceFeedback
 from specrouter.execution.drafter_prefill import DrafterPrefill
 from specrouter.execution.group_draft import GroupDraft
 from specrouter.execution.model_comparison import ModelComparison
-from specrouter.execution.model_states import StageError
+from specrouter.execution.model_drafter import EvictedError, check_read
+from specrouter.execution.model_states import StageError, put_down_to
 from specrouter.execution.quotations import Quotations
 from specrouter.execution.runtime import Runtime
 from specrouter.request.params import MAX_TREE_TOKENS
@@ -48,7 +48,6 @@ class ChainDrafter:
         self._rule = runtime.rule
         self._feedback = feedback
         self._prefill = DrafterPrefill(runtime, comparison)
-        self._draft = DraftProcessor(runtime.sampler, runtime.rule)
         self._verify = VerifyProcessor(runtime.sampler, runtime.rule)
         self._quotations = Quotations(runtime, feedback.accept_prob)
 
@@ -70,14 +69,12 @@ class ChainDrafter:
             try:
                 if draft.result is not None:
                     self._verify_with(name, draft, draft.result)
-                elif self._runtime.pool.is_weightless(name):
-                    self._look_up(name, draft)
                 else:
                     self._draft_with(name, draft)
                 draft.used.append(name)
             except StageError as stage:
                 draft.is_regular = False
-                if not isinstance(stage.failure.error, _Evicted):
+                if not isinstance(stage.failure.error, EvictedError):
                     draft.failures.append(stage.failure)
         return draft
 
@@ -119,25 +116,12 @@ class ChainDrafter:
         return draft
 
     def _draft_with(self, name: str, draft: GroupDraft) -> None:
-        request = draft.request
-        with self._states.stage(name, request.rows) as active:
-            self._check_read(active, draft)
-            started = time.perf_counter()
-            result = self._draft.draft(active, request)
-            places, steps = len(request.rows) * request.width, int(request.depths.max())
-            self._runtime.record_stage("draft", places, started, times=steps)
-            self._states.touch(active.state, request.rows, result.fed)
-        # Places of the beam that hold no token are no nodes.
-        tree = result.tree.select(request.depths * request.width, request.depths)
-        self._hand_on(draft, replace(result, tree=tree))
-
-    def _look_up(self, name: str, draft: GroupDraft) -> None:
-        """Drafts from texts that are there already."""
-        try:
-            tree = self._quotations.look_up(name, draft.request)
-        except Exception as error:
-            raise StageError(name, error) from error
-        self._hand_on(draft, DraftResult.without_logits(tree))
+        drafter = self._runtime.drafters[name]
+        with put_down_to(name):
+            if not drafter.is_open:
+                drafter.prepare()
+            result = drafter.draft(draft)
+        self._hand_on(draft, result)
 
     def _verify_with(self, name: str, draft: GroupDraft, before: DraftResult) -> None:
         """An intermediate verifies the draft, and its result is the draft from here on."""
@@ -150,7 +134,7 @@ class ChainDrafter:
             rescore=True,
         )
         with self._states.stage(name, rows) as active:
-            self._check_read(active, draft)
+            check_read(active, draft)
             started = time.perf_counter()
             result = self._verify.verify(active, request)
             self._runtime.record_stage("verify", int((result.places >= 0).sum()), started)
@@ -168,17 +152,6 @@ class ChainDrafter:
     def _hand_on(self, draft: GroupDraft, result: DraftResult) -> None:
         tree = self._rule.legal(result.tree, self._sampler.grammars)
         draft.result = result if tree is result.tree else replace(result, tree=tree)
-
-    def _check_read(self, active: ActiveModel, draft: GroupDraft) -> None:
-        """The last tokens are read with the draft. Raises `_Evicted` where there are more."""
-        behind = int(active.lag(draft.rows).max(initial=0))
-        if behind > CATCH_UP_TOKENS:
-            raise _Evicted
-        draft.caught_up |= behind > 2
-
-
-class _Evicted(Exception):
-    """A model was evicted in the midst of the cycle. That is no fault of its own."""
 
 
 def _scrubbed(active: ActiveModel, result: VerifyResult) -> FedTree:

@@ -58,6 +58,7 @@ class CycleDrafting:
         self._runtime = runtime
         self._pool = runtime.pool
         self._states = runtime.states
+        self._drafters = runtime.drafters
         self._faults = runtime.faults
         self._feedback = feedback
         self._drafter = ChainDrafter(runtime, feedback, comparison)
@@ -129,11 +130,12 @@ class CycleDrafting:
 
     def _is_apart(self, chain: Chain) -> bool:
         """Models that are not open are loaded and timed first, which one thread does."""
-        names = [name for name in chain if not self._pool.is_weightless(name)]
-        return all(map(self._states.is_open, names)) and may_overlap(chain, self._devices)
+        are_open = all(self._drafters[name].is_open for name in chain[:-1])
+        return are_open and self._states.is_open(chain[-1]) and may_overlap(chain, self._devices)
 
     def _devices(self, name: str) -> Collection[str]:
-        return () if self._pool.is_weightless(name) else self._pool.placement(name).devices
+        drafter = self._drafters.get(name)
+        return self._pool.placement(name).devices if drafter is None else drafter.devices
 
     def _taken(self, job: "Future[Drafted]") -> Drafted:
         """What the thread has drafted; nothing if it hangs."""

@@ -7,7 +7,6 @@ text. Rows are those that the state manager has allocated; it is not told here w
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +16,7 @@ from processors import Sampler, SamplingSettings
 from specrouter.cycle import Ints
 from specrouter.execution.logprobs import PromptLogprobs
 from specrouter.request.spec import RequestSpec
-from statemgr import NgramTable, OutputStore, StateManager, SuffixTable, TextTable
-
-_LEAD = 16  # tokens before an output that are kept with it: whom it may follow again
+from statemgr import StateManager
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,13 +26,10 @@ class _RowFacts:
     logprobs: int | None
     sampled: bool
     has_processors: bool  # of its own
-    tenant: str | None  # that its output is kept for; None: it is not kept
-    kept: int  # tokens from the beginning, that were kept already
 
 
 class DecodingRows:
-    """`sampler`, `texts` and `prompt_logprobs` know the rows that are open here; `outputs` are
-    of earlier ones.
+    """`sampler` and `prompt_logprobs` know the rows that are open here.
 
     Args:
         eos_token_ids: that end a text, unless its request goes on.
@@ -51,18 +45,10 @@ class DecodingRows:
         make_sampler: Callable[[int, int], Sampler] = Sampler,
     ) -> None:
         self.sampler = make_sampler(vocab_size, window)
-        self.texts: TextTable[Any] = NgramTable(vocab_size)
-        self.outputs: OutputStore | None = None
-        self._vocab_size = vocab_size
         self.prompt_logprobs = PromptLogprobs()
         self._manager = manager
         self._eos_token_ids = eos_token_ids
         self._facts: dict[int, _RowFacts] = {}
-
-    def quote(self, outputs: OutputStore) -> None:
-        """From now on texts are quoted at any length, earlier outputs included, and outputs are
-        kept; before the first row is opened. Else a request's own text is read by n-grams."""
-        self.texts, self.outputs = SuffixTable(self._vocab_size, outputs), outputs
 
     def open(
         self, row: int, request: RequestSpec, noise: tuple[torch.device, int] | None = None
@@ -75,31 +61,17 @@ class DecodingRows:
             logprobs=params.logprobs,
             sampled=params.temperature > 0,
             has_processors=len(params.logits_processors) > 0,
-            tenant=tenant_of(request),
-            kept=len(request.committed),
         )
         settings = sampling_settings(request, self._eos_token_ids)
         self.sampler.open(row, settings, request.token_ids, request.generated, noise)
         self.prompt_logprobs.open(row, request.token_ids, params.prompt_logprobs)
 
-    def open_text(self, row: int, request: RequestSpec) -> None:
-        """Only drafts depend on it."""
-        self.texts.open(row, len(request.token_ids), request.predicted, tenant_of(request))
-
     def close(self, row: int) -> None:
         """All of it is done, whatever of it fails."""
-        facts = self._facts.pop(row, None)
         with ExitStack() as last_first:
-            for close in (self.sampler.close, self.texts.close, self.prompt_logprobs.close):
-                last_first.callback(close, row)
-            if facts is not None:  # it may never have been opened to the end
-                last_first.callback(self._keep, row, facts)
-
-    def _keep(self, row: int, facts: _RowFacts) -> None:
-        """A row's new output for later ones of its tenant, led by what came before it."""
-        committed = self._manager.committed(row)
-        if self.outputs is not None and facts.tenant is not None and len(committed) > facts.kept:
-            self.outputs.keep(facts.tenant, committed[max(0, facts.kept - _LEAD) :].tolist())
+            last_first.callback(self._facts.pop, row, None)  # it may never have been opened whole
+            last_first.callback(self.prompt_logprobs.close, row)
+            last_first.callback(self.sampler.close, row)
 
     def extend(self, row: int, tokens: Ints) -> None:
         """Commits tokens of a row."""
@@ -131,12 +103,6 @@ class DecodingRows:
         """How many log-probabilities beside each output token's are asked for; None: none at all,
         not even its own."""
         return self._facts[row].logprobs
-
-
-def tenant_of(request: RequestSpec) -> str | None:
-    """Whose outputs a request may quote, and its own output is kept for; None: nobody's. As for
-    prefixes: who gives no salt is one tenant, and a service with keys gives each key its own."""
-    return (request.params.cache_salt or "") if request.reuses_outputs else None
 
 
 def sampling_settings(request: RequestSpec, eos_token_ids: Collection[int]) -> SamplingSettings:

@@ -30,7 +30,7 @@ class DrafterPrefill:
     """Reads at most a chunk per model and cycle; `LEAST_CHUNK` at least."""
 
     def __init__(self, runtime: Runtime, comparison: ModelComparison) -> None:
-        self._pool = runtime.pool
+        self._drafters = runtime.drafters
         self._manager = runtime.manager
         self._states = runtime.states
         self._rows = runtime.rows
@@ -44,8 +44,7 @@ class DrafterPrefill:
         parts: dict[str, list[Ints]] = {}
         for group in groups:
             for name in group.chain[:-1]:
-                if not self._pool.is_weightless(name):
-                    parts.setdefault(name, []).append(group.rows)
+                parts.setdefault(name, []).append(group.rows)
         for name, each in parts.items():
             rows = np.concatenate(each)
             wanted = self._wanted(name, rows)
@@ -74,14 +73,13 @@ class DrafterPrefill:
         """[R] rows of which all these models lack no more than they read in passing."""
         read = np.ones(len(rows), dtype=np.bool_)
         for name in names:
-            if not self._pool.is_weightless(name):
-                read &= self._states.lag(name, rows) <= CATCH_UP_TOKENS
+            read &= self._drafters[name].lag(rows) <= CATCH_UP_TOKENS
         return read
 
     def _wanted(self, name: str, rows: Ints) -> Ints:
         """[R] tokens that a model is to read. A prompt that is new to it is read here however short
         it is, where the two models can be compared at its end."""
-        lags = self._states.lag(name, rows)
+        lags = self._drafters[name].lag(rows)
         is_new = lags == self._manager.counts[rows] - 1
         wanted = lags > CATCH_UP_TOKENS
         if is_new.any():

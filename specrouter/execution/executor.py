@@ -36,7 +36,7 @@ from specrouter.execution.cycle_drafting import CycleDrafting, Turn
 from specrouter.execution.group_draft import GroupDraft
 from specrouter.execution.kv_hand_over import KVHandOver
 from specrouter.execution.model_comparison import ModelComparison
-from specrouter.execution.model_states import StageError
+from specrouter.execution.model_states import StageError, put_down_to
 from specrouter.execution.runtime import Runtime
 from specrouter.execution.shadow_evaluator import ShadowEvaluator
 from specrouter.execution.target_stage import TargetStage
@@ -64,6 +64,8 @@ class Executor:
         self._rule = runtime.rule
         self._decoding = runtime.rows
         self._faults = runtime.faults
+        self._drafters = runtime.drafters
+        self._closes = [drafter.close for drafter in runtime.drafters.values()]
         self.states = runtime.states
         self._comparison = ModelComparison(runtime)
         self._feedback = AcceptanceFeedback(runtime, self._comparison)
@@ -103,13 +105,14 @@ class Executor:
 
     def prepare(self, row: int, request: RequestSpec) -> None:
         """What only the speed of an open row depends on: keys and values that came with its
-        request, and what its drafts quote."""
-        self._decoding.open_text(row, request)
+        request, and what drafters know of it."""
+        for drafter in self._drafters.values():
+            drafter.open(row, request)
         self.hand_over.take(row, request)
 
     def close(self, row: int, keep: bool = False) -> None:
         """`keep`: what the row's request has read is good for others."""
-        closes = (self._decoding.close, self._comparison.forget)
+        closes = (self._decoding.close, self._comparison.forget, *self._closes)
         self._faults.each("rows", *(partial(close, row) for close in closes))
         self._manager.free(row, keep)
 
@@ -143,7 +146,13 @@ class Executor:
 
     def is_open(self, model: str) -> bool:
         """Whether a model could draft at once."""
-        return self._pool.is_weightless(model) or self.states.is_open(model)
+        drafter = self._drafters.get(model)
+        return self.states.is_open(model) if drafter is None else drafter.is_open
+
+    def prepare_model(self, name: str) -> None:
+        """Loads and times a drafter. Raises `StageError` where that fails."""
+        with put_down_to(name):
+            self._drafters[name].prepare()
 
     # A cycle
 
@@ -170,9 +179,20 @@ class Executor:
         return passes
 
     def _turns(self, plan: CyclePlan, result: CycleResult) -> list[Turn]:
+        self._feed()
         if plan.shadow_evaluation is not None:
             self._evaluate(plan.shadow_evaluation, result)
         return self._drafting.turns(plan)
+
+    def _feed(self) -> None:
+        """Drafters hear of what the target has read and was committed since they last did."""
+        state = self._manager.state(self._target)
+        for rows, positions, hidden in () if state is None else state.hidden.take_committed():
+            tokens = self._manager.tokens[rows, positions]
+            for drafter in self._drafters.values():
+                if drafter.hidden:
+                    columns = [self.states.hidden.index(layer) for layer in drafter.hidden]
+                    drafter.feed(rows, tokens, positions, hidden[:, columns])
 
     def _verified(
         self, plan: CyclePlan, drafts: list[GroupDraft], level: int, result: CycleResult

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from processors import DraftResult, VerifyResult
-from processors.ngram import context_distribution
 from processors.token_tree import ROOT
 from specrouter.cycle import Ints
 from specrouter.execution.runtime import Runtime
@@ -37,7 +36,7 @@ class ModelComparison:
     def __init__(self, runtime: Runtime) -> None:
         self._pool = runtime.pool
         self._manager = runtime.manager
-        self._texts = runtime.rows.texts
+        self._drafters = runtime.drafters
         self._profiler = runtime.profiler
         # Of the end of a prompt; rejection sampling does without.
         self.prompt_positions = _PROMPT_POSITIONS if runtime.rule.shares_noise else 0
@@ -113,12 +112,10 @@ class ModelComparison:
         self, draft: DraftResult, drafter: str, index: int, node: int, path: Sequence[int]
     ) -> Tensor | None:
         """[V] from which a node's children were drafted, if its drafter knows."""
-        if not self._pool.is_weightless(drafter):
-            place = draft.place(index, node)
-            return None if place < 0 else draft.logits[place]
-        row = int(draft.tree.rows[index])
-        shares = context_distribution(self._texts, self._manager, row, path, self._pool.vocab_size)
-        return torch.from_numpy(np.log(shares))
+        place = draft.place(index, node)
+        if place >= 0:
+            return draft.logits[place]
+        return self._drafters[drafter].logits(int(draft.tree.rows[index]), path)
 
 
 def total_variation(p_logits: Tensor, q_logits: Tensor) -> float:

@@ -16,6 +16,7 @@ from functools import partial
 import numpy as np
 
 from modelpool import ModelPool
+from modelpool.forward import HiddenLayers
 from modelpool.packed_model import PackedModel
 from processors import ActiveModel, FedTree, NonFiniteLogits, RollbackProcessor
 from processors.active_model import lag
@@ -35,6 +36,17 @@ class StageError(Exception):
     def __init__(self, model: str, error: Exception) -> None:
         super().__init__(model)
         self.failure = ModelFailure(model, error)
+
+
+@contextmanager
+def put_down_to(model: str) -> Iterator[None]:
+    """What goes wrong inside is the model's."""
+    try:
+        yield
+    except StageError:
+        raise
+    except Exception as error:
+        raise StageError(model, error) from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +79,7 @@ class ModelStates:
         self._clock = clock
         self._guard = guard
         self._faults = faults or FaultGuard()
+        self.hidden: HiddenLayers = ()  # of the target, that drafters read
         self._rollback = RollbackProcessor()
         self._held: list[str] = []  # the models of the stages that are open
         self._loaded: dict[str, PackedModel] = {}  # the models that the states belong to
@@ -105,7 +118,8 @@ class ModelStates:
             self._held.append(name)
             try:
                 state = self._open(name, model)
-                yield ActiveModel(model, state, self._manager)
+                hidden = self.hidden if name == self._pool.target else ()
+                yield ActiveModel(model, state, self._manager, hidden)
             except Abandoned:  # whoever took over has released it
                 raise
             except BaseException:

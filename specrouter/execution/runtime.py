@@ -1,61 +1,23 @@
 """Runtime: what all parts of the execution work with."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from modelpool import ModelPool
-from modelpool.config import SUFFIX
-from processors import AcceptanceRule, Sampler, SharedNoise
+from processors import Sampler
 from specrouter.execution.decoding_rows import DecodingRows
-from specrouter.execution.fault_guard import FaultGuard
+from specrouter.execution.drafter import Drafter, create_drafters
 from specrouter.execution.forward_clock import ForwardClock
-from specrouter.execution.hang_guard import HangGuard
 from specrouter.execution.model_states import ModelStates
 from specrouter.execution.model_times import ModelTimes
+from specrouter.execution.runtime_parts import ExecutionSettings, RuntimeParts
 from specrouter.profile.profiler import PerformanceProfiler
-from statemgr import OutputStore, StateManager
+from statemgr import StateManager
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class ExecutionSettings:
-    """How cycles are run.
-
-    Attributes:
-        prefill_chunk: the most tokens that one forward of a drafter reads.
-        window: the most output positions of a row that a cycle may look at.
-        rule: how drafts are chosen and accepted.
-        guard: told of every forward of a model other than the target.
-        prefix_cache: what requests have read is kept for others.
-        fresh_times: models are timed anew, whatever an earlier process has kept.
-        fingerprint: of what texts depend on.
-        output_store_tokens: of earlier outputs, that are kept to be quoted by `source: suffix`.
-        faults: around what no request may depend on.
-        overlap_drafting: half of the rows draft while the target verifies the others, where they
-            compute on other devices; see `CycleDrafting`.
-    """
-
-    prefill_chunk: int
-    window: int
-    rule: AcceptanceRule = field(default_factory=SharedNoise)
-    guard: HangGuard | None = None
-    fresh_times: bool = False
-    prefix_cache: bool = True
-    faults: FaultGuard = field(default_factory=FaultGuard)
-    overlap_drafting: bool = False
-    fingerprint: str = ""
-    output_store_tokens: int = 0
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Runtime:
-    pool: ModelPool
-    manager: StateManager
-    profiler: PerformanceProfiler
-    settings: ExecutionSettings
-    clock: ForwardClock
-    rows: DecodingRows
-    states: ModelStates  # of the models that have run here
+class Runtime(RuntimeParts):
+    drafters: dict[str, Drafter] = field(default_factory=dict)  # by name
 
     @classmethod
     def create(
@@ -69,11 +31,9 @@ class Runtime:
         clock = ForwardClock(profiler.record_forward)
         window, make_sampler = settings.window, sampler_for(pool)
         rows = DecodingRows(manager, pool.vocab_size, pool.eos_token_ids, window, make_sampler)
-        if pool.text_source == SUFFIX:
-            rows.quote(OutputStore(settings.output_store_tokens))
         times = ModelTimes(pool, profiler, settings.fresh_times)
         states = ModelStates(pool, manager, times, clock, settings.guard, faults)
-        return cls(
+        runtime = cls(
             pool=pool,
             manager=manager,
             profiler=profiler,
@@ -82,43 +42,15 @@ class Runtime:
             rows=rows,
             states=states,
         )
-
-    @property
-    def rule(self) -> AcceptanceRule:
-        return self.settings.rule
-
-    @property
-    def faults(self) -> FaultGuard:
-        return self.settings.faults
-
-    @property
-    def sampler(self) -> Sampler:
-        return self.rows.sampler
-
-    def record_stage(
-        self,
-        stage: str,
-        places: int,
-        started_s: float,
-        ended_s: float | None = None,
-        *,
-        times: int = 1,
-    ) -> None:
-        """Tells the profiler the engine's own time in a stage; see its `record_stage`.
-
-        For after the results have been waited for. Times are of `time.perf_counter`; a stage that
-        has no end ends now.
-        """
-        ended_s = time.perf_counter() if ended_s is None else ended_s
-        with self.faults.part("timing"):
-            own_ms = self.clock.own_ms(started_s, ended_s)
-            self.profiler.record_stage(stage, places, own_ms, times)
+        runtime.drafters.update(create_drafters(runtime))
+        read = {layer for one in runtime.drafters.values() for layer in one.hidden}
+        states.hidden = tuple(sorted(read))
+        return runtime
 
 
 def sampler_for(pool: ModelPool) -> Callable[[int, int], Sampler]:
     """With kernels for plain rows where a member's backend has them, which are imported then."""
-    names = [name for name in pool.names if not pool.is_weightless(name)]
-    if not any(pool.plan(name).attention.is_fused for name in names):
+    if not any(pool.plan(name).attention.is_fused for name in pool.models):
         return Sampler
     from processors.fused_sampler import FusedSampler
 

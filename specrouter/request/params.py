@@ -214,9 +214,9 @@ class Speculation:
             object.__setattr__(self, "prediction", _tuple("prediction", self.prediction))
 
     def check_members(
-        self, names: tuple[str, ...], target: str, weightless: Collection[str] = ()
+        self, names: tuple[str, ...], target: str, draft_only: Collection[str] = ()
     ) -> None:
-        """Raises `RequestError` unless the chain is one of this pool, whose `weightless` members
+        """Raises `RequestError` unless the chain is one of this pool, whose `draft_only` members
         have no model: they draft, and cannot verify."""
         chain, field = self.chain or (target,), "speculation.chain"
         for name in chain:
@@ -227,7 +227,7 @@ class Speculation:
         if len(set(chain)) != len(chain):
             raise RequestError(field, "names a model twice")
         for name in chain[1:]:
-            if name in weightless:
+            if name in draft_only:
                 raise RequestError(field, f"{name!r} has no model: it can only stand first")
 
 

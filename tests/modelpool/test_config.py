@@ -119,7 +119,7 @@ def test_a_member_without_weights_counts_for_no_limit() -> None:
     models = [{**NGRAM, "pinned": True}, LARGE]
     raw = {"target": "large", "models": models, "max_loaded_models": 1}
     pool = validate_config(PoolConfig, raw, "pool")
-    assert [model.is_weightless for model in pool.models] == [True, False]
+    assert [model.has_model for model in pool.models] == [False, True]
 
 
 def test_paths_start_at_the_root_of_a_larger_configuration() -> None:

@@ -359,28 +359,27 @@ def with_ngram(raw: dict[str, Any]) -> dict[str, Any]:
     return {**raw, "models": [*raw["models"], {"name": "quoter", "source": "ngram"}]}
 
 
-def test_a_weightless_member_is_the_weakest_and_always_there(models: Path) -> None:
+def test_a_member_without_a_model_is_the_weakest_and_always_there(models: Path) -> None:
     raw = with_ngram(config(models, PAIR, "large"))
     pool = ModelPool.from_config(raw, kv_tokens=lambda _: 1000)
     assert pool.names == ("quoter", "small", "large")
-    assert [pool.is_weightless(name) for name in pool.names] == [True, False, False]
+    assert [name in pool.draft_only for name in pool.names] == [True, False, False]
     assert pool.parameter_count("quoter") == 0
     assert pool.max_positions("quoter") == 2**31
     assert pool.is_loaded("quoter")
     assert not pool.evict("quoter")
 
 
-def test_a_weightless_member_has_no_model_to_get(models: Path) -> None:
+def test_a_member_without_a_model_has_no_model_to_get(models: Path) -> None:
     pool = ModelPool.from_config(with_ngram(config(models, ("large",), "large")))
     for method in (pool.get, pool.acquire, pool.path, pool.placement):
         with pytest.raises(ValueError, match="'quoter' has no model"):
             method("quoter")
-    assert not pool.is_weightless("absent")
     with pytest.raises(KeyError):
         pool.parameter_count("absent")
 
 
-def test_a_weightless_member_takes_nobodys_room(models: Path) -> None:
+def test_a_member_without_a_model_takes_nobodys_room(models: Path) -> None:
     raw = with_ngram(config(models, PAIR, "large", max_loaded_models=2))
     pool, loads = counted(raw)
     pool.get("small")

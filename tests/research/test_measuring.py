@@ -118,7 +118,9 @@ def test_the_time_of_a_token_is_told_part_by_part(
 
 def test_calibration_is_of_the_smallest_drafter_and_the_largest_between() -> None:
     def chains(*names: str) -> list[tuple[str, ...]]:
-        pool: Any = SimpleNamespace(names=names, is_weightless=lambda name: name == "ngram")
+        pool: Any = SimpleNamespace(
+            names=names, models=tuple(name for name in names if name != "ngram")
+        )
         return calibration._chains(pool)
 
     assert chains("ngram", "small", "middle", "large", "target") == [

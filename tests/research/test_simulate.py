@@ -74,7 +74,7 @@ def test_a_simulation_of_this_machine_takes_what_serving_has_taught() -> None:
         stages={"cycle": TimeCurve(((1, 2.0),))},
         machine=1.5,
     )
-    pool = SimpleNamespace(target="big", names=("small", "big"), is_weightless=lambda _: False)
+    pool = SimpleNamespace(target="big", names=("small", "big"), models=("small", "big"))
     config = RouterConfig.load(TINY)
     router: Any = SimpleNamespace(pool=pool, config=config, performance=lambda: known)
     machine = simulated_machine(router)

@@ -506,7 +506,7 @@ def router_without_models(
     engine = FakeEngine()
     pool = SimpleNamespace(
         plan=lambda name: SimpleNamespace(dtype="float32", weights="auto"),
-        is_weightless=lambda name: False,
+        draft_only=(),
         target="big",
         names=("small", "big"),
         tokenizer=tokenizer,

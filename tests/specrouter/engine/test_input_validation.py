@@ -42,7 +42,7 @@ class Pool(SimpleNamespace):
             tokenizer=tokenizer,
             vocab_size=VOCAB_SIZE,
             eos_token_ids=frozenset({EOS}),
-            is_weightless=lambda name: name == "rules",
+            draft_only=("rules",),
             fit_together=lambda chain: True,
         )
 
@@ -417,7 +417,7 @@ def test_of_a_prediction_that_no_output_can_hold_the_beginning_is_read(
 def test_a_prediction_without_a_drafter_to_read_it_is_left_out(
     pool: Pool, validation: InputValidation
 ) -> None:
-    pool.is_weightless = lambda name: False
+    pool.draft_only = ()
     accepted = validation.accept(args("a", speculation=Speculation(prediction="b")))
     assert (accepted.speculation, accepted.predicted) == (None, ())
 

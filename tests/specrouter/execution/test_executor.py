@@ -40,7 +40,8 @@ from specrouter.execution.decoding_rows import DecodingRows
 from specrouter.execution.executor import Executor
 from specrouter.execution.hang_guard import HangGuard
 from specrouter.execution.model_comparison import ModelComparison
-from specrouter.execution.runtime import ExecutionSettings, Runtime, sampler_for
+from specrouter.execution.runtime import Runtime, sampler_for
+from specrouter.execution.runtime_parts import ExecutionSettings
 from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS, Chain, SamplingParams
 from specrouter.request.spec import RequestSpec

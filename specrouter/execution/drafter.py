@@ -1,0 +1,121 @@
+"""Drafter: a member of a chain that drafts for its target.
+
+Contract: a new kind is one file with a subclass, and its source in `KINDS`, or in a configuration
+`source: drafter:package.module:NAME`. What a drafter does wrong costs its group the
+draft of a cycle, and the drafter a rest. It is told of committed tokens only: whatever it keeps of
+its own drafts it forgets by itself. Where a cycle has two turns, `draft` is called by a thread that
+runs beside the target; all else is called by the engine's thread, between its forwards.
+
+Not here: verification by intermediates (`ChainDrafter`), and when a drafter is used (policies).
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from importlib import import_module
+
+import numpy as np
+from torch import Tensor
+
+from modelpool import ConfigError
+from modelpool.config import NGRAM, SUFFIX
+from modelpool.forward import HiddenLayers
+from processors import DraftRequest, DraftResult, TokenTree
+from specrouter.cycle import Ints
+from specrouter.execution.group_draft import GroupDraft
+from specrouter.execution.runtime_parts import RuntimeParts
+from specrouter.request.spec import RequestSpec
+from statemgr import OutputStore
+
+# By the sources of members that have no model, where their kinds are.
+KINDS: Mapping[str, str] = {
+    NGRAM: "specrouter.execution.text_drafter:TextDrafter",
+    SUFFIX: "specrouter.execution.text_drafter:SuffixDrafter",
+}
+_MODEL = "specrouter.execution.model_drafter:ModelDrafter"
+
+
+class Drafter:
+    """Attributes:
+    hidden: rising indices of the target's hidden states that `feed` brings, see `ForwardOutput`.
+    reach: tokens down to which its best path may go on below the levels that are asked for.
+    first_is_judged: its first tokens are learned from though the target did not verify them.
+    outputs: earlier outputs that it quotes.
+    """
+
+    hidden: HiddenLayers = ()
+    reach: int | None = None
+    first_is_judged = False
+    outputs: OutputStore | None = None
+
+    def __init__(self, name: str, runtime: RuntimeParts) -> None:
+        self.name = name
+        self._runtime = runtime
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it could draft at once, without `prepare`."""
+        return True
+
+    @property
+    def devices(self) -> Collection[str]:
+        """That its forwards run on."""
+        return ()
+
+    def prepare(self) -> None:
+        """Loads and times what it needs; the target is loaded."""
+
+    def open(self, row: int, request: RequestSpec) -> None:
+        """A row begins, none of whose tokens were fed."""
+
+    def close(self, row: int) -> None:
+        """A row ends, be it open or not; its committed tokens are still there."""
+
+    def lag(self, rows: Ints) -> Ints:
+        """[R] committed tokens that are to be read before it drafts, the last one not counted."""
+        return np.zeros_like(rows)
+
+    def feed(self, rows: Ints, tokens: Ints, positions: Ints, hidden: Tensor) -> None:
+        """Committed tokens that the target has read, those of prompts too.
+
+        Args:
+            rows, tokens, positions: [n] each; of a row in rising order.
+            hidden: [n, layers, H], of `hidden`, what the target made of them.
+        """
+
+    def draft(self, draft: GroupDraft) -> DraftResult:
+        """Trees for `draft.request`; rows without nodes decode with the target alone.
+
+        Its time is told, per level: one pass for k levels takes a k-th of it
+        (`PerformanceProfiler.record_forward`).
+        """
+        raise NotImplementedError
+
+    def quote(self, request: DraftRequest) -> TokenTree:
+        """What one with a `reach` drafts beside a chain in next to no time, for rows for which that
+        promises more than the chain does."""
+        raise NotImplementedError
+
+    def logits(self, row: int, path: Sequence[int]) -> Tensor | None:
+        """[V] from which it would draft after a row's text and `path`, where its results have none
+        and these cost little; None: it is not compared with verifiers."""
+        return None
+
+
+def create_drafters(runtime: RuntimeParts) -> dict[str, Drafter]:
+    """Of all members but the target, by name. Raises `ConfigError`."""
+    pool, found = runtime.pool, dict[str, Drafter]()
+    for index, model in enumerate(pool.config.models):
+        if model.name in pool.names and model.name != pool.target:
+            address = _MODEL if model.has_model else KINDS.get(model.source, model.own_drafter)
+            found[model.name] = _kind(address, f"pool.models[{index}].source")(model.name, runtime)
+    return found
+
+
+def _kind(address: str, field: str) -> type[Drafter]:
+    module, _, name = address.partition(":")
+    try:
+        kind: type[Drafter] = getattr(import_module(module), name)
+        if not issubclass(kind, Drafter):
+            raise TypeError(f"{name} is no subclass of {Drafter.__module__}.Drafter")
+    except Exception as error:  # what an import runs may fail in any way
+        raise ConfigError(field, f"{type(error).__name__}: {error}") from error
+    return kind

@@ -1,0 +1,95 @@
+"""TextDrafter: drafts from texts that are there already, without a model.
+
+`ngram` reads a request's own text; `suffix` quotes it at any length, and its tenant's earlier
+outputs, which are kept as rows close.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from processors import DraftRequest, DraftResult, NgramDraftProcessor, TokenTree
+from processors.ngram import context_distribution
+from specrouter.execution.drafter import Drafter
+from specrouter.execution.group_draft import GroupDraft
+from specrouter.execution.runtime_parts import RuntimeParts
+from specrouter.request.params import MAX_TREE_TOKENS
+from specrouter.request.spec import RequestSpec
+from statemgr import NgramTable, OutputStore, SuffixTable, TextTable
+
+_LEAD = 16  # tokens before an output that are kept with it: whom it may follow again
+
+
+class TextDrafter(Drafter):
+    first_is_judged = True  # short drafts are seldom verified, and would never be found to be wrong
+
+    def __init__(
+        self, name: str, runtime: RuntimeParts, texts: TextTable[Any] | None = None
+    ) -> None:
+        super().__init__(name, runtime)
+        self._texts = texts or NgramTable(runtime.pool.vocab_size)
+        self._draft = NgramDraftProcessor()
+
+    def open(self, row: int, request: RequestSpec) -> None:
+        self._texts.open(row, len(request.token_ids), request.predicted, tenant_of(request))
+
+    def close(self, row: int) -> None:
+        self._texts.close(row)
+
+    def draft(self, draft: GroupDraft) -> DraftResult:
+        request, started = draft.request, time.perf_counter()
+        tree = self.quote(request)
+        levels = max(int(request.depths.max(initial=1)), int(tree.depths.max(initial=0)))
+        step_ms = (time.perf_counter() - started) * 1000 / levels
+        places = len(request.rows) * request.width
+        self._runtime.profiler.record_forward(self.name, places, 0.0, step_ms, levels)
+        return DraftResult.without_logits(tree)
+
+    def quote(self, request: DraftRequest) -> TokenTree:
+        """Beside a chain its time is the cycle's: what it takes hangs on what is found, so it would
+        hide how slow the machine is just now."""
+        runtime = self._runtime
+        noise = runtime.rule.noise_lookup(runtime.sampler)
+        return self._draft.draft(self._texts, runtime.manager, noise, request)
+
+    def logits(self, row: int, path: Sequence[int]) -> Tensor | None:
+        runtime = self._runtime
+        shares = context_distribution(
+            self._texts, runtime.manager, row, path, runtime.pool.vocab_size
+        )
+        return torch.from_numpy(np.log(shares))
+
+
+class SuffixDrafter(TextDrafter):
+    reach = MAX_TREE_TOKENS
+
+    def __init__(self, name: str, runtime: RuntimeParts) -> None:
+        self.outputs = store = OutputStore(runtime.settings.output_store_tokens)
+        super().__init__(name, runtime, SuffixTable(runtime.pool.vocab_size, store))
+        self._kept: dict[int, tuple[str, int]] = {}  # tenants of rows, and tokens kept already
+
+    def open(self, row: int, request: RequestSpec) -> None:
+        super().open(row, request)
+        tenant = tenant_of(request)
+        if tenant is not None:
+            self._kept[row] = tenant, len(request.committed)
+
+    def close(self, row: int) -> None:
+        """A row's new output is kept for later ones of its tenant, led by what came before it."""
+        super().close(row)
+        tenant, kept = self._kept.pop(row, ("", None))
+        if kept is None or self.outputs is None:
+            return
+        committed = self._runtime.manager.committed(row)
+        if len(committed) > kept:
+            self.outputs.keep(tenant, committed[max(0, kept - _LEAD) :].tolist())
+
+
+def tenant_of(request: RequestSpec) -> str | None:
+    """Whose outputs a request may quote, and its own output is kept for; None: nobody's. As for
+    prefixes: who gives no salt is one tenant, and a service with keys gives each key its own."""
+    return (request.params.cache_salt or "") if request.reuses_outputs else None
