@@ -10,7 +10,6 @@ import itertools
 import logging
 import queue
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -174,14 +173,7 @@ class ChainRouter:
         timeout_s: float | None = None,
     ) -> Iterator[Delta]:
         """Deltas of all samples as they come; leaving the loop cancels the request."""
-        asked = Request(
-            prompt=prompt,
-            params=params,
-            speculation=speculation,
-            slo=slo,
-            priority=priority,
-            timeout_s=timeout_s,
-        )
+        asked = _asked(prompt, params, speculation, slo, priority, timeout_s)
         accepted = self._validation.accept_samples(asked)
         deltas: queue.SimpleQueue[Delta] = queue.SimpleQueue()
         handles = self._enqueue(accepted, [deltas.put] * len(accepted))
@@ -205,15 +197,8 @@ class ChainRouter:
         timeout_s: float | None = None,
     ) -> AsyncGenerator[Delta]:
         """`stream` for coroutines; closing the generator cancels the request."""
-        asked = Request(
-            prompt=prompt,
-            params=params,
-            speculation=speculation,
-            slo=slo,
-            priority=priority,
-            timeout_s=timeout_s,
-        )
-        async with aclosing(streamed(self, [asked])) as deltas:
+        asked = _asked(prompt, params, speculation, slo, priority, timeout_s)
+        async with streamed(self, [asked]) as deltas:
             async for _, delta in deltas:
                 yield delta
 
@@ -237,15 +222,7 @@ class ChainRouter:
         Raises:
             RequestError: names the field; nothing was queued.
         """
-        asked = Request(
-            prompt=prompt,
-            params=params,
-            speculation=speculation,
-            slo=slo,
-            priority=priority,
-            timeout_s=timeout_s,
-            generated=generated,
-        )
+        asked = _asked(prompt, params, speculation, slo, priority, timeout_s, generated)
         accepted = self._validation.accept(asked)
         if accepted.params.n > 1:
             raise RequestError("n", "must be 1 here: submit_all gives a handle for each sample")
@@ -265,14 +242,7 @@ class ChainRouter:
         Raises:
             RequestError: names the field; nothing was queued.
         """
-        asked = Request(
-            prompt=prompt,
-            params=params,
-            speculation=speculation,
-            slo=slo,
-            priority=priority,
-            timeout_s=timeout_s,
-        )
+        asked = _asked(prompt, params, speculation, slo, priority, timeout_s)
         return self._enqueue(self._validation.accept_samples(asked))
 
     def submit_each(
@@ -391,3 +361,23 @@ class ChainRouter:
         ]
         self._thread.enqueue(requests, max_waiting)
         return [request.handle for request in requests]
+
+
+def _asked(
+    prompt: PromptLike,
+    params: SamplingParams | None,
+    speculation: SpeculationOverride,
+    slo: SloLike,
+    priority: int,
+    timeout_s: float | None,
+    generated: Sequence[int] = (),
+) -> Request:
+    return Request(
+        prompt=prompt,
+        params=params,
+        speculation=speculation,
+        slo=slo,
+        priority=priority,
+        timeout_s=timeout_s,
+        generated=generated,
+    )

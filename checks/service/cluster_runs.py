@@ -12,7 +12,6 @@ import statistics
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -255,7 +254,7 @@ async def _served(
         max_new_tokens=asked.tokens, seed=asked.seed, ignore_eos=True, cache_salt=salt
     )
     args = Request(prompt=asked.prompt, params=params, speculation=None, slo=slo)
-    async with aclosing(streamed(router, [args])) as deltas:
+    async with streamed(router, [args]) as deltas:
         async for _, delta in deltas:
             if delta.output is not None:
                 return delta.output

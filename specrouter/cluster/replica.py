@@ -7,7 +7,6 @@ messages travel, nor of other replicas.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
 from dataclasses import fields, replace
 from itertools import count
 from typing import Any, Protocol, TypeVar
@@ -17,13 +16,11 @@ from specrouter.cluster.kv_transfer import KVTransfer, KVTransport
 from specrouter.cluster.link import Attempt, Feed, ReplicaReport, Reply
 from specrouter.cluster.state import ReplicaState
 from specrouter.engine.instruments import EngineInstruments
-from specrouter.engine.request import Request
 from specrouter.engine.serving import ServingRouter, streamed
 from specrouter.logs import REQUEST_ID
 from specrouter.profile.profiler import EngineStatistics
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.errors import UnavailableError
-from specrouter.request.output import Delta
 from specrouter.request.params import RequestError
 
 logger = logging.getLogger(__name__)
@@ -120,8 +117,8 @@ class ReplicaServer:
         yield Reply(replace(state, waiting=state.waiting + 1, unread_tokens=unread))
         try:
             asked = replace(attempt.args, kv=await self._kv.received(attempt.kv))
-            async with aclosing(self._deltas(asked)) as runs:
-                async for deltas in runs:
+            async with streamed(self._router, [asked]) as stream:
+                async for deltas in stream.together():  # a message costs more than what is in it
                     async for part, tickets in self._kv.sent(deltas):
                         is_last = bool(part) and part[-1].finish_reason is not None
                         yield Reply(self.state() if is_last else None, deltas=part, kv=tickets)
@@ -135,33 +132,6 @@ class ReplicaServer:
             return None
         found = attainability(state, attempt.routed, correction=attempt.correction)
         return None if found.attained else found.why
-
-    async def _deltas(self, asked: Request) -> AsyncGenerator[tuple[Delta, ...]]:
-        """All that have come each time: a message costs more than what is in it."""
-        waiting: list[Delta] = []
-        came = asyncio.Event()
-
-        async def pump() -> None:
-            try:
-                async with aclosing(streamed(self._router, [asked])) as deltas:
-                    async for _, delta in deltas:
-                        waiting.append(delta)
-                        came.set()
-            finally:
-                came.set()
-
-        pumping = asyncio.ensure_future(pump())
-        try:
-            while not (pumping.done() and not waiting):
-                await came.wait()
-                came.clear()
-                deltas, waiting[:] = tuple(waiting), []
-                if deltas:
-                    yield deltas
-            pumping.result()
-        finally:
-            pumping.cancel()
-            await asyncio.gather(pumping, return_exceptions=True)
 
 
 def _plain(figures: Figures) -> Figures:

@@ -90,8 +90,7 @@ class InputValidation:
         if not isinstance(params, SamplingParams):
             raise RequestError("params", "must be SamplingParams")
         _check_turn(asked)
-        self._check_speculation(asked.speculation)
-        speculation, predicted = self._without_texts(asked.speculation)
+        speculation, predicted, reuses = self._speculation(asked.speculation)
         tokens = self._token_ids(asked.prompt, asked.is_tokenized)
         made = self._checked_ids("generated", asked.generated)
         if len(made) >= params.max_new_tokens:
@@ -99,7 +98,9 @@ class InputValidation:
         self.context.check_request(len(tokens), params.max_new_tokens)
         _check_earlier(asked, params)
         self._check_vocabulary(params)
-        bad_words = self._bad_words(params, longest=len(tokens) + params.max_new_tokens)
+        bad_words: tuple[tuple[int, ...], ...] = ()
+        if params.bad_words or params.bad_words_ids:
+            bad_words = self._bad_words(params, longest=len(tokens) + params.max_new_tokens)
         grammar = None
         if params.structure is not None:
             grammar = self._grammars.form(params.structure)
@@ -112,12 +113,12 @@ class InputValidation:
             seed=secrets.randbits(63) if params.seed is None else params.seed,
             sample=asked.sample or 0,
             bad_words_ids=bad_words,
-            objective=self._objective(asked.slo, len(tokens)),
+            objective=None if asked.slo is None else self._objective(asked.slo, len(tokens)),
             priority=asked.priority,
             timeout_s=asked.timeout_s,
             grammar=grammar,
             predicted=predicted,
-            reuses_outputs=_reuses_outputs(asked.speculation),
+            reuses_outputs=reuses,
             elapsed_s=asked.elapsed_s,
             arrivals=asked.arrivals,
             prefill_only=asked.prefill_only,
@@ -134,34 +135,32 @@ class InputValidation:
             return objective
         return self._implied_ttft.of(objective, prompt_tokens * engine.predicted_prefill_ms())
 
-    def _check_speculation(self, speculation: SpeculationOverride) -> None:
-        if isinstance(speculation, Speculation):
-            names = self._pool.names
-            speculation.check_members(names, self._pool.target, self._pool.draft_only)
-            if not self._pool.fit_together(speculation.chain or ()):
-                raise RequestError("speculation.chain", NO_ROOM)
-        elif speculation not in (None, "off"):
-            raise RequestError(
-                "speculation", f'must be None, "off" or a Speculation, not {speculation!r}'
-            )
+    def _speculation(
+        self, asked: SpeculationOverride
+    ) -> tuple[SpeculationOverride, tuple[int, ...], bool]:
+        """What is left to override; the predicted tokens, none if nothing would read them; and
+        whether outputs are reused."""
+        if not isinstance(asked, Speculation):
+            if asked not in (None, "off"):
+                reason = f'must be None, "off" or a Speculation, not {asked!r}'
+                raise RequestError("speculation", reason)
+            return asked, (), asked is None
+        pool = self._pool
+        asked.check_members(pool.names, pool.target, pool.draft_only)
+        if not pool.fit_together(asked.chain or ()):
+            raise RequestError("speculation.chain", NO_ROOM)
+        rest = replace(asked, prediction=None, reuse_outputs=True)
+        is_whole = asked.prediction is None and asked.reuse_outputs
+        kept = asked if is_whole else None if rest == Speculation() else rest
+        predicted = self._predicted(asked.prediction) if pool.draft_only else ()
+        return kept, predicted, asked.reuse_outputs
 
-    def _without_texts(
-        self, speculation: SpeculationOverride
-    ) -> tuple[SpeculationOverride, tuple[int, ...]]:
-        """What is left to override, and the predicted tokens: none if nothing would read them."""
-        if not isinstance(speculation, Speculation):
-            return speculation, ()
-        given = speculation.prediction
-        rest = replace(speculation, prediction=None, reuse_outputs=True)
-        is_whole = given is None and speculation.reuse_outputs
-        kept = speculation if is_whole else None if rest == Speculation() else rest
-        if given is None or not self._pool.draft_only:
-            return kept, ()
+    def _predicted(self, given: str | Sequence[int] | None) -> tuple[int, ...]:
         most = self.context.max_tokens
         if not isinstance(given, str):
-            return kept, self._checked_ids("prediction", given[:most])
+            return self._checked_ids("prediction", given[:most]) if given is not None else ()
         text = given[: self.context.max_characters]
-        return kept, self._encoded("prediction", text, add_special_tokens=False)[:most]
+        return self._encoded("prediction", text, add_special_tokens=False)[:most]
 
     def _token_ids(self, prompt: PromptLike, is_tokenized: bool) -> tuple[int, ...]:
         if not isinstance(prompt, str):
@@ -238,12 +237,6 @@ class InputValidation:
         if len(spaced) == len(plain) and spaced[0] != plain[0]:
             return [plain, spaced]
         return [plain]
-
-
-def _reuses_outputs(speculation: SpeculationOverride) -> bool:
-    return isinstance(speculation, Speculation | None) and (
-        speculation is None or speculation.reuse_outputs
-    )
 
 
 def _check_turn(asked: Request) -> None:

@@ -4,8 +4,8 @@
 engines is as old as the last they told; nothing here waits for a cycle.
 """
 
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -25,7 +25,6 @@ from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.delta_stream import DeltaStream, DeltaStreams
 from specrouter.request.lanes import Lanes
 from specrouter.request.objective import SLO
-from specrouter.request.output import Delta
 from specrouter.request.structure import Structure
 from specrouter.routing.decision_record import DecisionRecord
 
@@ -126,17 +125,15 @@ class ServingRouter(Protocol):
     def __exit__(self, *error: object) -> None: ...
 
 
+@asynccontextmanager
 async def streamed(
     router: ServingRouter, asked: Sequence[Request], max_waiting: int | None = None
-) -> AsyncGenerator[tuple[int, Delta]]:
-    """Pairs `(number, delta)` as they come: deltas of several requests, and which one's.
-
-    All of them are queued or none; closing the generator cancels what still runs.
+) -> AsyncIterator[DeltaStream]:
+    """Deltas of several requests. All of these are queued or none; leaving cancels what still runs.
 
     Raises: see `ChainRouter.submit_each`.
     """
     router.check_room(max_waiting)  # before anything is done for it, and again at the end
     async with aclosing(router.streams.open()) as stream:
         await router.lanes.run(lane_for(asked), router.submit_each, asked, stream, max_waiting)
-        async for number, delta in stream:
-            yield number, delta
+        yield stream

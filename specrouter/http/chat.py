@@ -24,7 +24,6 @@ from specrouter.http.service import Asked, Service
 from specrouter.http.tools.call_reader import CallReader
 from specrouter.http.tools.forced_calls import forced_calls
 from specrouter.http.tools.formats import HERMES, has_single_calls
-from specrouter.request.params import SamplingParams
 from specrouter.request.structure import Structure
 
 
@@ -52,24 +51,19 @@ def _asked(service: Service, body: ChatRequest, request: HttpRequest) -> Asked:
     check = partial(service.router.limits.check_text, "messages")
     ids = service.template.token_ids(body, body.tool_choice != "none", check)
     room = max(1, service.router.limits.max_tokens - len(ids))  # none: the router refuses it
-    params = sampling_params(body, room, structure)
-    if reader is not None:  # which looks for the tags in the text
-        params = replace(params, shown_special_token_ids=service.tool_tag_ids)
-    answer = ChatAnswer(
-        body, service.envelope(request, "chatcmpl"), Prompt(ids), service.texts, reader
-    )
-    return Asked(service.requests(request, body, params, [ids], [True]), answer)
-
-
-def sampling_params(body: ChatRequest, room: int, structure: Structure | None) -> SamplingParams:
-    """`room`: tokens that fit, which is the default. Raises `RequestError`, by the names of
-    `SamplingParams`."""
-    return body.sampling_params(
+    params = body.sampling_params(
         max_new_tokens=room if body.asked_tokens is None else body.asked_tokens,
         temperature=1.0 if body.temperature is None else body.temperature,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         structure=structure,
+        cache_salt=service.cache_salt(request, body),
+        # The reader looks for the tags in the text.
+        shown_special_token_ids=None if reader is None else service.tool_tag_ids,
     )
+    answer = ChatAnswer(
+        body, service.envelope(request, "chatcmpl"), Prompt(ids), service.texts, reader
+    )
+    return Asked(service.requests(request, body, params, [ids], [True]), answer)
 
 
 def _form(service: Service, body: ChatRequest) -> tuple[Structure | None, NewReader | None]:

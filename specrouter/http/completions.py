@@ -48,7 +48,7 @@ def add_completions(app: FastAPI, service: Service) -> None:
 def _asked(service: Service, body: CompletionRequest, request: HttpRequest) -> Asked:
     """Raises `RequestError`."""
     service.check_choices(len(body.prompts), body.samples)
-    params = sampling_params(body)
+    params = sampling_params(body, service.cache_salt(request, body))
     service.check_room()
     for field, text in body.texts():
         service.router.limits.check_text(field, text)
@@ -62,7 +62,7 @@ def _asked(service: Service, body: CompletionRequest, request: HttpRequest) -> A
     return Asked(requests, answer, _without_tokens if body.asked_tokens == 0 else None)
 
 
-def sampling_params(body: CompletionRequest) -> SamplingParams:
+def sampling_params(body: CompletionRequest, cache_salt: str | None) -> SamplingParams:
     """Raises `RequestError`, by the names of `SamplingParams`."""
     asked = _DEFAULT_TOKENS if body.asked_tokens is None else body.asked_tokens
     logprobs, prompt_logprobs = body.logprobs, body.prompt_logprobs
@@ -78,6 +78,7 @@ def sampling_params(body: CompletionRequest) -> SamplingParams:
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         structure=structure,
+        cache_salt=cache_salt,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -150,22 +150,22 @@ class UnknownModelError(Exception):
 
 
 @contextmanager
-def field_names(names: Mapping[str, str]) -> Iterator[None]:
+def field_names(names: Callable[[], Mapping[str, str]]) -> Iterator[None]:
     """Within it, `RequestError` names fields as the client does.
 
     Args:
-        names: the client's by our own. Those with an underscore are no plain words, and are
+        names: gives the client's by our own. Those with an underscore are no plain words, and are
             replaced in reasons too.
     """
     try:
         yield
     except RequestError as error:
-        reason = error.reason
-        for ours, theirs in names.items():
+        reason, known = error.reason, names()
+        for ours, theirs in known.items():
             if "_" in ours:
                 reason = reason.replace(ours, theirs)
         name, bracket, number = error.field.partition("[")
-        raise error.at(names.get(name, name) + bracket + number, reason) from error
+        raise error.at(known.get(name, name) + bracket + number, reason) from error
 
 
 def add_error_handlers(app: FastAPI, fields: Collection[str]) -> None:

@@ -40,7 +40,8 @@ def add_generate(app: FastAPI, service: Service) -> None:
 def _asked(service: Service, body: GenerateRequest, request: HttpRequest) -> Asked:
     """Raises `RequestError`."""
     structure, _ = body.asked_structure
-    prompt, params = body.source(), body.sampling_params(structure=structure)
+    prompt, salt = body.source(), service.cache_salt(request, body)
+    params = body.sampling_params(structure=structure, cache_salt=salt)
     service.check_choices(1, params.n)
     service.check_room()
     answer = GenerateAnswer(texts=service.texts, numbered=params.n > 1)

@@ -88,6 +88,8 @@ def asked_objective(
         for name, header in SLO_HEADERS.items()
         if header in headers
     }
+    if asked is None and not added:
+        return None
     if isinstance(asked, SloRequest) and added and asked.is_empty:
         slo = joined(None, added, classes, SLO_HEADERS)
         assert isinstance(slo, SLO), "headers give values"

@@ -197,6 +197,8 @@ class ChatRequest(OpenAIRequest, Conversation):
     @cached_property
     def tool_use(self) -> ToolUse | None:
         """Raises `RequestError`."""
+        if not self.tools and self.tool_choice in (None, "none", "auto"):
+            return None
         return asked_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     @property

@@ -24,6 +24,7 @@ from specrouter.http.fields import (
     Penalty,
     Positive,
     Refused,
+    RepetitionPenalty,
     Samples,
     Text,
     TokenIds,
@@ -90,7 +91,7 @@ class RequestFields(StructureFields):
     """Sample among the most probable tokens that together have this probability."""
     min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
     """Leave out tokens below this share of the most probable token's probability."""
-    repetition_penalty: Annotated[float, Field(ge=1e-6, le=1e6)] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     """For tokens of the prompt and the output; above 1 discourages them."""
     presence_penalty: Penalty | None = None
     """Subtracted once from tokens that are in the output."""

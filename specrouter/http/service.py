@@ -94,37 +94,32 @@ class Service:
         self, request: HttpRequest, unread: Unread[Body], prepare: _Prepare[Body]
     ) -> Response:
         """Raises what the request is refused with."""
-        stream = self.router.streams.open()
+        lanes, stream = self.router.lanes, self.router.streams.open()
+        queue = partial(self._queue, request, prepare, stream)
         try:
-            accepted = await self._accepted(request, unread, prepare, stream)
+            found = await lanes.run(lane_of(len(unread.data)), self._read, unread, queue)
+            if not isinstance(found, tuple):
+                found = await lanes.run("structures", found)
         except BaseException:
             await stream.aclose()
             raise
-        return await respond(request, stream, *accepted)
+        return await respond(request, stream, *found)
 
-    async def _accepted(
-        self,
-        request: HttpRequest,
-        unread: Unread[Body],
-        prepare: _Prepare[Body],
-        stream: DeltaStream,
-    ) -> _Accepted:
-        def read() -> _Accepted | Callable[[], _Accepted]:
-            body = unread.read()
-            self.check_model(body.model)
-            with field_names(body.field_names()):
-                body.check()
-                rest = partial(self._queue, request, body, prepare, stream)
-                return rest if body.has_structure else rest()
-
-        lanes = self.router.lanes
-        found = await lanes.run(lane_of(len(unread.data)), read)
-        return found if isinstance(found, tuple) else await lanes.run("structures", found)
+    def _read(
+        self, unread: Unread[Body], queue: Callable[[Body], _Accepted]
+    ) -> _Accepted | Callable[[], _Accepted]:
+        """What is left to do where a grammar is to be compiled."""
+        body = unread.read()
+        self.check_model(body.model)
+        with field_names(body.field_names):
+            body.check()
+            takes_long = body.has_structure
+        return partial(queue, body) if takes_long else queue(body)
 
     def _queue(
-        self, request: HttpRequest, body: Body, prepare: _Prepare[Body], stream: DeltaStream
+        self, request: HttpRequest, prepare: _Prepare[Body], stream: DeltaStream, body: Body
     ) -> _Accepted:
-        with field_names(body.field_names()):
+        with field_names(body.field_names):
             asked = prepare(body, request)
             stream.read = asked.read
             if body.has_structure:
@@ -137,6 +132,10 @@ class Service:
         identity = f"{prefix}-{known or uuid.uuid4().hex}"
         return Envelope(identity, int(time.time()), self.model, self.router.fingerprint)
 
+    def cache_salt(self, request: HttpRequest, body: RequestFields) -> str | None:
+        """Among whose requests it shares what was read."""
+        return cache_salt(request, body.cache_salt, self._has_keys)
+
     def requests(
         self,
         request: HttpRequest,
@@ -147,7 +146,6 @@ class Service:
     ) -> list[Request]:
         """Raises `RequestError`."""
         limit_s = self.config.request_timeout_s
-        params = replace(params, cache_salt=cache_salt(request, params.cache_salt, self._has_keys))
         slo = asked_objective(body.slo, request.headers, self.router.slo_classes, self._token_id_of)
         speculation = body.speculation_override()
         return [

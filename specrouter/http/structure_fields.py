@@ -78,6 +78,8 @@ class StructureFields(Fields):
                 `structured_outputs` without a form.
         """
         guided = (self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
+        if all(one is None for one in (*guided, self.response_format, self.structured_outputs)):
+            return None, "response_format"
         asked = [*self._of_response_format(), *self._of_structured_outputs()]
         asked += _given("guided_", *guided)
         if not asked:

@@ -5,7 +5,7 @@ Closing a stream cancels what of it still runs, and also what is only begun afte
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from typing import Protocol, Self
 from weakref import WeakKeyDictionary
@@ -53,6 +53,14 @@ class DeltaStream:
                 return number, shown
         raise StopAsyncIteration
 
+    async def together(self) -> AsyncGenerator[tuple[Delta, ...]]:
+        """All that have come each time, of a stream that is not `read`."""
+        async for _, first in self:
+            found = [first]
+            while not self._deltas.empty():
+                found.append((await anext(self))[1])
+            yield tuple(found)
+
     async def aclose(self) -> None:
         self._is_closed = True
         self._cancel()
@@ -71,4 +79,7 @@ class DeltaStreams:
     def open(self) -> DeltaStream:
         """For the loop that runs here."""
         loop = asyncio.get_running_loop()
-        return DeltaStream(self._mailboxes.setdefault(loop, LoopMailbox(loop)))
+        mailbox = self._mailboxes.get(loop)
+        if mailbox is None:
+            mailbox = self._mailboxes[loop] = LoopMailbox(loop)
+        return DeltaStream(mailbox)

@@ -24,8 +24,9 @@ class RequestError(ValueError):
 Chain = tuple[str, ...]  # names of models, the drafter first, the target last
 
 LEAST_TEMPERATURE = 1e-6  # below it, quotients overflow and the text is greedy anyway
-_REPETITION_PENALTIES = (1e-6, 1e6)  # outside of it, penalised logits overflow
-_LARGEST_BIAS = 100.0
+REPETITION_PENALTIES = (1e-6, 1e6)  # outside of it, penalised logits overflow
+PENALTIES = (-2.0, 2.0)
+LARGEST_BIAS = 100.0
 MAX_DEPTH = 20  # draft tokens; beyond it the chance that all are accepted is negligible
 MAX_WIDTH = 8  # branches of a token tree
 MAX_TREE_TOKENS = 64  # a tree's draft tokens: what one verification reads beside the last token
@@ -135,10 +136,10 @@ class SamplingParams:
         if not 0.0 < self.top_p <= 1.0:
             raise RequestError("top_p", f"must be above 0 and at most 1, not {self.top_p}")
         _check_number("min_p", self.min_p, least=0.0, most=1.0)
-        least, most = _REPETITION_PENALTIES
+        least, most = REPETITION_PENALTIES
         _check_number("repetition_penalty", self.repetition_penalty, least, most)
-        _check_number("presence_penalty", self.presence_penalty, least=-2.0, most=2.0)
-        _check_number("frequency_penalty", self.frequency_penalty, least=-2.0, most=2.0)
+        _check_number("presence_penalty", self.presence_penalty, *PENALTIES)
+        _check_number("frequency_penalty", self.frequency_penalty, *PENALTIES)
         if self.seed is not None:
             check_int("seed", self.seed, least=0)
             if self.seed >= 2**64:
@@ -253,7 +254,7 @@ def _biases(field: str, value: object) -> tuple[tuple[int, float], ...]:
         token, bias = _token_id(field, pair[0]), pair[1]
         if token in biases:
             raise RequestError(field, f"has token {token} twice")
-        _check_number(field, bias, least=-_LARGEST_BIAS, most=_LARGEST_BIAS)
+        _check_number(field, bias, least=-LARGEST_BIAS, most=LARGEST_BIAS)
         biases[token] = float(bias)
     return tuple(sorted(biases.items()))
 

@@ -95,8 +95,9 @@ async def collected(
     asked = [
         Request(prompt=prompt, params=GREEDY, speculation=None, slo=None) for prompt in several
     ]
-    async for number, delta in streamed(router, asked, max_waiting):
-        made[number] += delta.token_ids
+    async with streamed(router, asked, max_waiting) as deltas:
+        async for number, delta in deltas:
+            made[number] += delta.token_ids
     return made
 
 
@@ -280,7 +281,8 @@ def test_each_sample_can_be_asked_for_and_goes_on_from_wherever_it_was_left(
             elapsed_s=1.0,
             arrivals=arrivals,
         )
-        deltas = [delta async for _, delta in streamed(router, [asked])]
+        async with streamed(router, [asked]) as stream:
+            deltas = [delta async for _, delta in stream]
         assert {delta.index for delta in deltas} == {sample}
         assert [token for delta in deltas for token in delta.token_ids] == list(
             whole[sample].token_ids[made:]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -182,8 +181,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 async def served(router: ClusterRouter, asked: Sequence[Request]) -> Came:
     """When each delta came, and of which request."""
     found: Came = []
-    deltas: AsyncGenerator[tuple[int, Delta]]
-    async with asyncio.timeout(PATIENCE_S), aclosing(streamed(router, asked)) as deltas:
+    async with asyncio.timeout(PATIENCE_S), streamed(router, asked) as deltas:
         async for number, delta in deltas:
             found.append((time.monotonic(), number, delta))
     return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -168,7 +167,7 @@ def test_a_cluster_learns_of_each_replica_how_true_its_times_are(
     asked = Request(prompt=(5, 17, 300), params=params, speculation=None, slo=EASY)
 
     async def served(cluster: Cluster) -> None:
-        async with aclosing(streamed(cluster.router, [asked] * 8)) as deltas:
+        async with streamed(cluster.router, [asked] * 8) as deltas:
             async for _ in deltas:
                 pass
 

@@ -9,7 +9,6 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -192,7 +191,7 @@ def test_a_client_that_leaves_frees_the_replica(cluster: Cluster) -> None:
     asked = replace(GREEDY, params=SamplingParams(max_new_tokens=200, ignore_eos=True))
 
     async def leave() -> None:
-        async with aclosing(streamed(cluster.router, [asked])) as deltas:
+        async with streamed(cluster.router, [asked]) as deltas:
             await anext(deltas)
 
     asyncio.run(leave())

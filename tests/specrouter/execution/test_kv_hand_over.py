@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, aclosing
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -49,7 +49,7 @@ def routers(request: pytest.FixtureRequest, small_config: dict[str, Any]) -> Ite
 def news(router: ChainRouter, params: SamplingParams, **more: Any) -> list[Delta]:
     async def collect() -> list[Delta]:
         asked = Request(prompt=PROMPT, params=params, speculation=None, slo=None, **more)
-        async with aclosing(streamed(router, [asked])) as deltas:
+        async with streamed(router, [asked]) as deltas:
             return [delta async for _, delta in deltas]
 
     return asyncio.run(collect())
