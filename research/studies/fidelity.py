@@ -64,10 +64,9 @@ class LoggedService(OwnService):
         return pending
 
     def look(self) -> None:
-        records = self._of.instruments.admissions()
         self._slack |= {
             one.request: one.slack
-            for one in records
+            for one in self._of.instruments.admissions()
             if one.request is not None and one.slack is not None
         }
 
