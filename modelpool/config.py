@@ -83,8 +83,7 @@ class ModelConfig(BaseModel):
             AVX-512), if there is memory.
         weights: of the linear layers. `auto` is the checkpoint's (also compressed-tensors W8A8);
             `int8` and `int4` (groups of 32, the head in int8) quantise at load, which changes the
-            text. CPU only; one without VNNI keeps plain weights instead of int8, one without AVX2
-            instead of int4, with a warning.
+            text. CPU only; one that has no kernels for them keeps plain weights, with a warning.
         device: `auto` (by free memory, the target first, then the largest), `cpu`, `cuda` or
             `cuda:N`.
         threads: CPU threads of its forwards. By default 1 for a drafter of fewer than 4M

@@ -23,8 +23,7 @@ from modelpool.checkpoint.source import resolve_description, resolve_headers, re
 from modelpool.checkpoint.tokenizers import files_fingerprint, load_tokenizer, tokenizer_difference
 from modelpool.config import ModelConfig, Weights
 from modelpool.errors import ConfigError
-from modelpool.fast.cpu import int8_refusal
-from modelpool.fast.int4 import int4_kernels
+from modelpool.fast.int4 import exact_kernels, quantised_refusal
 from modelpool.inflate.inflated import inflated_source
 
 
@@ -81,8 +80,8 @@ def _read_facts(
 
 def _kept(weights: Weights) -> Kept:
     """The library is compiled, or opened, only for whoever asks for int4."""
-    has_int4 = weights == "int4" and int4_kernels() is not None
-    return Kept(weights, has_int8=int8_refusal() is None, has_int4=has_int4)
+    has_int4 = weights == "int4" and exact_kernels() is not None
+    return Kept(weights, has_int8=quantised_refusal() is None, has_int4=has_int4)
 
 
 def weakest_first(members: Mapping[str, Member], target: str) -> tuple[str, ...]:

@@ -23,7 +23,8 @@ from modelpool.checkpoint.footprint import ModelFootprint
 from modelpool.config import KeptWeights, PoolConfig
 from modelpool.device_manager import DeviceManager, Placement, is_cpu, place
 from modelpool.errors import ConfigError, PoolFullError
-from modelpool.fast.cpu import computes_in, int8_refusal
+from modelpool.fast.cpu import computes_in
+from modelpool.fast.int4 import quantised_refusal
 from modelpool.fast.tuning import Role, Tuning, dtype_for, tuning_for
 from modelpool.kv_memory import KVMemory
 from modelpool.member import Member
@@ -209,7 +210,7 @@ class PlacedMembers:
 
     def _kept_plain(self, name: str) -> str | None:
         """What to say of a member whose weights should be quantised, and cannot be."""
-        member, reason = self._members[name], int8_refusal()
+        member, reason = self._members[name], quantised_refusal()
         asks = member.config.weights != "auto" or member.facts.stored == "int8"
         if reason is None or not asks or member.facts.weights != "plain":
             return None
@@ -242,7 +243,7 @@ class PlacedMembers:
         if name != self._config.twin:
             return
         member, target = self._members[name], self._config.target
-        reason = int8_refusal() if member.facts.weights == "plain" else None
+        reason = quantised_refusal() if member.facts.weights == "plain" else None
         if self._members[target].facts.stored != "plain":
             reason = f"the checkpoint of {target!r} is quantised already"
         if reason is not None:
@@ -270,7 +271,7 @@ class PlacedMembers:
         """Could its weights be quantised, or are they?"""
         is_foreign = self._members[name].facts.is_quantized
         on_cpu = self._placements[name].is_on_cpu
-        return on_cpu and not is_foreign and int8_refusal() is None
+        return on_cpu and not is_foreign and quantised_refusal() is None
 
     def _asked_attention(self, name: str) -> tuple[AttentionName, str]:
         """What is asked for, and the key that asks."""

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from modelpool.checkpoint.int4_values import GROUP, Int4Values
-from modelpool.checkpoint.int8_values import INT8_LEVELS
-from modelpool.fast.cpu import cpu_threads
+from modelpool.checkpoint.int8_values import INT8_LEVELS, Int8Values
+from modelpool.fast.cpu import cpu_threads, int8_refusal
 from modelpool.fast.int8 import quantise_rows
 from modelpool.kernels.library import LayerWeight, LinearKernels, linear_kernels
 
@@ -25,41 +25,38 @@ _PANEL = 32  # outputs
 _ALIGNED = 64  # bytes, and inputs of a layer
 
 
-class Int4Weight:
-    """The weights of one layer, or of several side by side, as the kernels read them."""
+class PanelWeight:
+    """The weights of one layer, or of several side by side, as the kernels read them: in panels of
+    32 outputs."""
 
     def __init__(
-        self, parts: Sequence[Int4Values], bias: Tensor | None, kernels: LinearKernels
+        self,
+        given: int,
+        units: Tensor,
+        offsets: Tensor,
+        bias: Tensor | None,
+        kernels: LinearKernels,
+        **packed: Tensor,
     ) -> None:
-        """`parts` have the same inputs; `bias` [out] is of all their outputs."""
-        nibbles, scales, centres, units = (
-            torch.cat([getattr(part, name) for part in parts])
-            for name in ("nibbles", "scales", "centres", "units")
-        )
-        self.out_features, self.in_features = nibbles.shape
+        """
+        Args:
+            given: inputs.
+            units: [out] float32, a level's worth.
+            offsets: [out] int32, what levels around 128 add to the sums; panels are full.
+            bias: [out].
+            packed: what the panels hold, by its name in the library.
+        """
+        self.in_features, self.out_features = given, len(units)
         self._kernels = kernels
-        outputs = -self.out_features % _PANEL  # that are missing in the last panel
-        inputs = -self.in_features % _ALIGNED
-        # Levels of inputs that are not there are some that fit int8: activations are 0 there.
-        more = nibbles[:, -1:].expand(-1, inputs)
-        nibbles = F.pad(torch.cat((nibbles, more), dim=1), (0, 0, 0, outputs))
-        self._nibbles = _aligned(_panels(nibbles))
-        groups = (self.in_features + inputs) // GROUP - scales.shape[1]
-        of_groups = [F.pad(each, (0, groups, 0, outputs)) for each in (scales, centres)]
-        self._scales, self._centres = (_aligned(_by_panel(each)) for each in of_groups)
-        self._offsets = _offsets(nibbles, *of_groups)
-        self._units = F.pad(units / INT8_LEVELS, (0, outputs))
-        self._bias = None if bias is None else F.pad(bias.detach().float(), (0, outputs))
+        outputs = len(offsets) - len(units)  # that are missing in the last panel
+        parts = {name: _aligned(each) for name, each in packed.items()}
+        parts |= {"offsets": offsets, "units": F.pad(units / INT8_LEVELS, (0, outputs))}
+        if bias is not None:
+            parts["bias"] = F.pad(bias.detach().float(), (0, outputs))
+        self._parts = parts  # whose memory the kernels read
+        pointers = {name: each.data_ptr() for name, each in parts.items()}
         self._weight = LayerWeight(
-            nibbles=self._nibbles.data_ptr(),
-            scales=self._scales.data_ptr(),
-            centres=self._centres.data_ptr(),
-            offsets=self._offsets.data_ptr(),
-            units=self._units.data_ptr(),
-            bias=None if self._bias is None else self._bias.data_ptr(),
-            inputs=self.in_features + inputs,
-            given=self.in_features,
-            outputs=self.out_features,
+            **pointers, inputs=given + _missing(given), given=given, outputs=len(units)
         )
 
     def multiply(
@@ -81,8 +78,62 @@ class Int4Weight:
         return y.to(wanted).view(shape)
 
 
+class Int4Weight(PanelWeight):
+    def __init__(
+        self, parts: Sequence[Int4Values], bias: Tensor | None, kernels: LinearKernels
+    ) -> None:
+        """`parts` have the same inputs; `bias` [out] is of all their outputs."""
+        nibbles, scales, centres, units = (
+            torch.cat([getattr(part, name) for part in parts])
+            for name in ("nibbles", "scales", "centres", "units")
+        )
+        outputs, given = -len(nibbles) % _PANEL, nibbles.shape[1]
+        # Levels of inputs that are not there are some that fit int8: activations are 0 there.
+        more = nibbles[:, -1:].expand(-1, _missing(given))
+        nibbles = F.pad(torch.cat((nibbles, more), dim=1), (0, 0, 0, outputs))
+        groups = nibbles.shape[1] // GROUP - scales.shape[1]
+        scales, centres = (F.pad(each, (0, groups, 0, outputs)) for each in (scales, centres))
+        sums = nibbles.reshape(*scales.shape, GROUP).sum(dim=2, dtype=torch.int32)
+        levels = sums * scales.int() - GROUP * centres.int()
+        super().__init__(
+            given,
+            units,
+            128 * torch.sum(levels, dim=1, dtype=torch.int32),
+            bias,
+            kernels,
+            nibbles=_panels(nibbles),
+            scales=_by_panel(scales),
+            centres=_by_panel(centres),
+        )
+
+
+class Int8PanelWeight(PanelWeight):
+    """Weights in int8 for the same kernels, which are exact also where oneDNN is not."""
+
+    def __init__(
+        self, parts: Sequence[Int8Values], bias: Tensor | None, kernels: LinearKernels
+    ) -> None:
+        """As `Int8Weight`."""
+        levels = torch.cat([part.levels for part in parts])
+        given = levels.shape[1]
+        levels = F.pad(levels, (0, _missing(given), 0, -len(levels) % _PANEL))
+        steps = levels.reshape(len(levels) // _PANEL, 2, 16, -1, 4)  # panel, half, output, step
+        super().__init__(
+            given,
+            torch.cat([part.scales for part in parts]),
+            128 * torch.sum(levels, dim=1, dtype=torch.int32),
+            bias,
+            kernels,
+            levels=steps.transpose(2, 3).contiguous(),
+        )
+
+
+def _missing(inputs: int) -> int:
+    return -inputs % _ALIGNED
+
+
 @cache
-def int4_kernels() -> LinearKernels | None:
+def exact_kernels() -> LinearKernels | None:
     """Of this process; None: there are none that have int8's bits."""
     found = linear_kernels()
     if found is None or is_exact(found):
@@ -103,9 +154,19 @@ def is_exact(kernels: LinearKernels) -> bool:
     expanded = values.expanded()
     sums = (levels.long() - 128) @ expanded.levels.long().t()
     expected = sums.float() * (expanded.scales / INT8_LEVELS) * largest
-    weight = Int4Weight([values], None, kernels)
+    weights = Int4Weight([values], None, kernels), Int8PanelWeight([expanded], None, kernels)
     with cpu_threads(1):
-        return all(torch.equal(weight.multiply(x[:rows]), expected[:rows]) for rows in (1, 8, 19))
+        return all(
+            torch.equal(weight.multiply(x[:rows]), expected[:rows])
+            for weight in weights
+            for rows in (1, 8, 19)
+        )
+
+
+def quantised_refusal() -> str | None:
+    """Why this CPU can serve neither int8 nor int4, or None."""
+    reason = int8_refusal()
+    return None if reason is None or exact_kernels() is not None else reason
 
 
 def _panels(nibbles: Tensor) -> Tensor:
@@ -120,13 +181,6 @@ def _by_panel(of_groups: Tensor) -> Tensor:
     """[out, groups] to [panels, groups, 32]."""
     panels = of_groups.reshape(len(of_groups) // _PANEL, _PANEL, -1)
     return panels.transpose(1, 2).contiguous()
-
-
-def _offsets(nibbles: Tensor, scales: Tensor, centres: Tensor) -> Tensor:
-    """[out] int32: what levels around 128 add to the sums."""
-    sums = nibbles.reshape(*scales.shape, GROUP).sum(dim=2, dtype=torch.int32)
-    levels = sums * scales.int() - GROUP * centres.int()
-    return torch.sum(levels, dim=1, dtype=torch.int32) * 128
 
 
 def _aligned(tensor: Tensor) -> Tensor:

@@ -17,11 +17,12 @@ from transformers.pytorch_utils import Conv1D
 from modelpool.checkpoint.int4_values import Int4Values
 from modelpool.checkpoint.int8_values import Int8Values
 from modelpool.config import KeptWeights
-from modelpool.fast.int4 import Int4Weight, int4_kernels
+from modelpool.fast.cpu import int8_refusal
+from modelpool.fast.int4 import Int4Weight, Int8PanelWeight, PanelWeight, exact_kernels
 from modelpool.fast.int8 import Int8Weight
 from modelpool.fast.linear import TOGETHER, is_hooked, let_go_of_file
 
-QuantisedWeight = Int8Weight | Int4Weight
+QuantisedWeight = Int8Weight | PanelWeight
 
 # Of weights in int4: of normally distributed ones 0.08, of those with heavy tails more.
 _MOST_ERROR = 0.1
@@ -129,7 +130,7 @@ def _replaced(
     shared = _weight_in_int4(small, bias) if small else None
     if shared is None:
         pairs = zip(layers, values, strict=True)
-        shared = Int8Weight([kept or Int8Values.of(_weight(one)) for one, kept in pairs], bias)
+        shared = _in_int8([kept or Int8Values.of(_weight(one)) for one, kept in pairs], bias)
     for layer in layers:
         layer.register_parameter("weight", None)
     start = 0
@@ -149,10 +150,16 @@ def _in_int4(layers: Sequence[nn.Module]) -> list[Int4Values] | None:
 
 def _weight_in_int4(parts: Sequence[Int4Values], bias: Tensor | None) -> QuantisedWeight:
     """Expanded to int8, with the same bits, where there are no kernels for it."""
-    kernels = int4_kernels()
+    kernels = exact_kernels()
     if kernels is None:
         return Int8Weight([part.expanded() for part in parts], bias)
     return Int4Weight(parts, bias, kernels)
+
+
+def _in_int8(parts: Sequence[Int8Values], bias: Tensor | None) -> QuantisedWeight:
+    """By oneDNN where that sums exactly."""
+    kernels = None if int8_refusal() is None else exact_kernels()
+    return Int8Weight(parts, bias) if kernels is None else Int8PanelWeight(parts, bias, kernels)
 
 
 def _head(model: nn.Module) -> nn.Module | None:

@@ -16,7 +16,7 @@ from modelpool.fast.int4 import Int4Weight
 from modelpool.fast.int8 import Int8Weight
 from modelpool.fast.lean_forward import LeanForward
 from modelpool.fast.linear import PackedLinear
-from modelpool.fast.quantised import QuantisedLinear
+from modelpool.fast.quantised import QuantisedLinear, QuantisedWeight
 from modelpool.packed_model import PackedModel
 from tests.modelpool.compressed import compress, declare, logits, needs_int8
 from tests.modelpool.factories import save_gpt2, save_llama, save_qwen3
@@ -72,11 +72,11 @@ def test_bytes_in_int4_are_those_of_the_loaded_model(save: Any, tmp_path: Path) 
     assert plan.read_bytes < plan.int8_read_bytes
 
 
-def _bytes(weight: Int8Weight | Int4Weight) -> float:
+def _bytes(weight: QuantisedWeight) -> float:
     """With as many outputs and inputs as there are; the kernels' layout has a few more."""
-    if isinstance(weight, Int8Weight):
-        return weight.out_features * (weight.in_features + 4)
-    return weight.out_features * (weight.in_features * 9 / 16 + 8)
+    if isinstance(weight, Int4Weight):
+        return weight.out_features * (weight.in_features * 9 / 16 + 8)
+    return weight.out_features * (weight.in_features + 4.0)
 
 
 @needs_int8
@@ -122,7 +122,7 @@ def test_a_cpu_that_cannot_sum_int8_keeps_weights_plain_and_says_so(
     if stored:
         compress(tmp_path)
     for place in ("member", "placed_members"):
-        monkeypatch.setattr(f"modelpool.{place}.int8_refusal", lambda: "no VNNI")
+        monkeypatch.setattr(f"modelpool.{place}.quantised_refusal", lambda: "no VNNI")
     with caplog.at_level(logging.WARNING):
         pool = pool_of(tmp_path, device="cpu", weights="auto" if stored else "int8")
     plan = pool.plan("m")

@@ -141,7 +141,7 @@ def test_a_cpu_that_cannot_sum_int8_has_no_twins(
 ) -> None:
     save_llama(tmp_path, dtype="bfloat16")
     for place in ("member", "placed_members"):
-        monkeypatch.setattr(f"modelpool.{place}.int8_refusal", lambda: "no VNNI")
+        monkeypatch.setattr(f"modelpool.{place}.quantised_refusal", lambda: "no VNNI")
     with refused(f"{FIELD}.source", "no VNNI: 'm' can have no twin"):
         ModelPool.from_config(twins(tmp_path))
 

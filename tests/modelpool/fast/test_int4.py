@@ -1,6 +1,7 @@
 """A layer in int4 has the bits of its expansion to int8, whatever computes it."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -12,7 +13,13 @@ from modelpool.checkpoint.int4_values import Int4Values
 from modelpool.checkpoint.int8_values import INT8_LEVELS
 from modelpool.fast import int4, quantised
 from modelpool.fast.cpu import cpu_threads, int8_refusal
-from modelpool.fast.int4 import Int4Weight, int4_kernels, is_exact
+from modelpool.fast.int4 import (
+    Int4Weight,
+    Int8PanelWeight,
+    PanelWeight,
+    exact_kernels,
+    is_exact,
+)
 from modelpool.fast.int8 import Int8Weight, quantise_rows
 from modelpool.fast.quantised import QuantisedLinear, quantise_linears
 from modelpool.kernels.library import LinearKernels, linear_kernels
@@ -59,10 +66,11 @@ def test_every_kernel_sums_whole_numbers(
     inputs, outputs = shape
     values, bias = Int4Values.of(draw(outputs, inputs)), draw(outputs) if is_biased else None
     x = (draw(rows, inputs) * scale).to(dtype)
-    weight = Int4Weight([values], bias, kernels())
     wanted = expected(values, x, bias, dtype)
+    weights: list[PanelWeight] = [Int4Weight([values], bias, kernels())]
+    weights.append(Int8PanelWeight([values.expanded()], bias, kernels()))
     with cpu_threads(threads):
-        for name in kernels().available:
+        for name, weight in itertools.product(kernels().available, weights):
             assert torch.equal(weight.multiply(x, kernel=name), wanted), name
 
 
@@ -108,7 +116,7 @@ def layers() -> nn.Sequential:
 @pytest.fixture(params=["kernels", "expanded"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "expanded":
-        monkeypatch.setattr(quantised, "int4_kernels", lambda: None)
+        monkeypatch.setattr(quantised, "exact_kernels", lambda: None)
         if int8_refusal() is not None:
             pytest.skip("no int8")
     elif KERNELS is None:
@@ -160,6 +168,14 @@ def test_the_head_is_in_int8() -> None:
 
 
 @needs_kernels
+def test_where_onednn_does_not_sum_exactly_the_kernels_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantised, "int8_refusal", lambda: "no VNNI")
+    model = layers()
+    assert quantise_linears(model) == []
+    assert set(shared_kinds(model)) == {Int8PanelWeight}
+
+
+@needs_kernels
 def test_a_kernel_with_other_bits_is_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -171,9 +187,9 @@ def test_a_kernel_with_other_bits_is_not_used(
         y[-1, -1] += 1.0
 
     monkeypatch.setattr(LinearKernels, "multiply", wrong)
-    int4_kernels.cache_clear()
+    exact_kernels.cache_clear()
     try:
-        assert int4.int4_kernels() is None
+        assert int4.exact_kernels() is None
         assert "has other bits here" in caplog.text
     finally:
-        int4_kernels.cache_clear()
+        exact_kernels.cache_clear()
