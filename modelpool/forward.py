@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from modelpool.attention.packed import KVView
+from modelpool.attention.kv_view import KVView
 
 HiddenLayers = tuple[int, ...]  # rising indices of hidden states
 

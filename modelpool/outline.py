@@ -17,18 +17,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from modelpool.attention.packed import (
-    ATTENTION_NAME,
-    AttentionLayer,
-    KVView,
-    OpaqueView,
-)
+from modelpool.attention.kv_view import AttentionLayer, KVView
+from modelpool.attention.packed import ATTENTION_NAME, OpaqueView
 from modelpool.checkpoint.architecture import ignored_window, refusal
 from modelpool.checkpoint.text_part import text_part
 from modelpool.errors import UnsupportedAttention
@@ -142,7 +138,7 @@ def _tried(model: PreTrainedModel) -> tuple[Mapping[int, int | None], ModelOutli
             position_ids=positions.unsqueeze(0),
             use_cache=False,
             logits_to_keep=positions,
-            packed_kv=OpaqueView(cast(KVView, view), view.attend),
+            packed_kv=OpaqueView(view, view.attend),
         ).logits
     if tracker.depends(logits):
         raise UnsupportedAttention("its logits depend on a token's place in the pack")
@@ -157,7 +153,7 @@ class _OutlineView(ProbeView):
     """Learns shapes, and attends to nothing: what attention adds has no values here."""
 
     def __init__(self, tracker: PlaceTracker) -> None:
-        super().__init__(_TOKENS)
+        super().__init__(_META, _TOKENS)
         self._tracker = tracker
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
@@ -172,8 +168,7 @@ class _OutlineView(ProbeView):
 
     def attend(self, view: KVView, layer: AttentionLayer, query: Tensor) -> Tensor:
         self._check_places(layer.number, query)
-        self.windows[layer.number] = layer.window
-        value = self.read(layer.number, self.groups[0])[1]
+        _, value = self.arena(layer)
         return query.new_empty(query.shape[1], query.shape[0], value.shape[-1])
 
     def _check_places(self, layer: int, *parts: Tensor) -> None:

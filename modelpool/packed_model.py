@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from modelpool.attention.packed import KVView, OpaqueView
+from modelpool.attention.kv_view import KVView
+from modelpool.attention.packed import OpaqueView
 from modelpool.checkpoint.architecture import ignored_window, max_positions, refusal
 from modelpool.checkpoint.int8_values import Int8Values
 from modelpool.config import KeptWeights
@@ -101,8 +102,9 @@ class PackedModel:
         field = f"pool.models[{name}]"
         _refuse(model, vocab_size, field)
         model.train(False)
-        rows = _probe_rows(_embedding(model).device, vocab_size)
-        probe = ProbeView(_PROBE_TOKENS, rows=len(rows))
+        device = _embedding(model).device
+        rows = _probe_rows(device, vocab_size)
+        probe = ProbeView(device, _PROBE_TOKENS, rows=len(rows))
         try:
             with torch.inference_mode():
                 alone = [model(input_ids=row[None], use_cache=False).logits[0] for row in rows]
@@ -147,7 +149,7 @@ class PackedModel:
             logit_index: [n] int64, as these; the tokens of the pack whose logits are wanted.
             hidden: the hidden states that are wanted of all tokens.
         """
-        with self.watch(len(tokens), view.attended), cpu_threads(self.threads):
+        with self.watch(len(tokens), self.attend.attended(view)), cpu_threads(self.threads):
             if self.sized is not None:
                 return self.sized(tokens, positions, view, logit_index, hidden)
             if self.device.type != "cpu":

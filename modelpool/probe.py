@@ -4,21 +4,20 @@ It stands in for a KV store: keys and values of one request, as the layers hand 
 way it learns the layers' shapes and sliding windows.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol, TypeVar, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from modelpool.attention.packed import OnDevice, QueryGroup
-from modelpool.attention.pages import PackRows
-from modelpool.attention.path import NO_TAIL, PackPlaces, Paths
+from modelpool.attention.kv_view import AttentionLayer, Ints, KVView, PackSlots
 from modelpool.errors import UnsupportedAttention, UnsupportedModelError
 from modelpool.forward import Forward
 from modelpool.recurrent import RecurrentKind, RecurrentLayer, Tensors, scan_tokens
+
+T = TypeVar("T")
 
 _PACKED = "packed attention"
 MOST_DIFFERENCE = 0.2  # of logits, of their spread, whatever the dtype
@@ -54,55 +53,31 @@ class HasVocabulary(Protocol):
     def kv_layers(self) -> Mapping[int, KVLayer]: ...
 
 
-class _Everywhere(Mapping[torch.device, Tensor]):
-    """A small tensor on whatever device it is asked for."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor = tensor
-
-    def __getitem__(self, device: torch.device) -> Tensor:
-        return self._tensor.to(device)
-
-    def __iter__(self) -> Iterator[torch.device]:
-        return iter((self._tensor.device,))
-
-    def __len__(self) -> int:
-        return 1
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
-class _ProbeGroup:
-    """One request's tokens of a pack. `start`, `stop`: their positions."""
+class _ProbePack:
+    """Implements `PackSlots`: each slot of a row holds its own number as a position."""
 
-    row: int
-    start: int
-    stop: int
-    take: OnDevice | None
-    rows: int = 1
-    put: OnDevice | None = None
+    rows: Ints
+    counts: Ints
+    positions: Ints
+    slots: Ints
+    firsts: Ints
+    ends: Ints
+    stride: int
+    devices: Sequence[torch.device]
+    quantum: int = 1
+    tree: None = None
 
     @property
-    def queries(self) -> int:
-        return self.stop - self.start
+    def lengths(self) -> Ints:
+        return self.ends
 
+    @property
+    def reach(self) -> Ints:
+        return np.full_like(self.ends, self.stride)
 
-@dataclass(frozen=True, eq=False)
-class _ProbeRows:
-    """Of requests without trees; see `PackRows`."""
-
-    counts: NDArray[np.int64]
-    firsts: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-    nodes: NDArray[np.int64]
-
-
-@dataclass(frozen=True, eq=False)
-class _ProbePlaces:
-    """The same, on the host; see `PackPlaces`."""
-
-    numbers: NDArray[np.int32]
-    longest: int
-    path: None = None
+    def held(self, rows: Ints, length: int) -> Ints:
+        return np.tile(np.arange(length), (len(rows), 1))
 
 
 def probed(
@@ -111,7 +86,7 @@ def probed(
     """All logits of a few tokens that `forward` reads in parts, and the windows of its layers."""
     length = parts[-1][1]
     tokens = (torch.arange(length, device=model.device) * 7919 + 11) % model.vocab_size
-    probe, logits = ProbeView(length, model.kv_layers), []
+    probe, logits = ProbeView(model.device, length, model.kv_layers), []
     for start, stop in parts:
         probe.begin(start, stop)
         positions = torch.arange(start, stop, device=model.device)
@@ -123,14 +98,20 @@ def probed(
 class ProbeView:
     """A few requests in a store of their own, for the parity probe.
 
-    It learns the layers' shapes, which of them share keys and values, and `windows`: what each of
-    them asks its masks for.
+    It learns the layers' shapes, which of them share keys and values, and `windows`: those that
+    they attend within.
     """
 
     def __init__(
-        self, slots: int, layers: Mapping[int, KVLayer] | None = None, rows: int = 1
+        self,
+        device: torch.device,
+        slots: int,
+        layers: Mapping[int, KVLayer] | None = None,
+        rows: int = 1,
     ) -> None:
-        """`slots`: of each row; `layers`: those that are known; the others are learned."""
+        """`device`: of the tokens; `slots`: of each row; `layers`: those that are known; the others
+        are learned."""
+        self._device = device
         self._slots = slots
         self._rows = rows
         self._kv: dict[int, tuple[Tensor, Tensor]] = {}
@@ -142,12 +123,9 @@ class ProbeView:
         self.recurrent: dict[int, RecurrentLayer] = {}  # that were learned
         self._states: dict[tuple[int, int], Tensors] = {}  # by layer and row
         self._counts: list[int] = []  # of each row's tokens in the pack
-        self.places: PackPlaces
-        self.pack_rows: PackRows
-        self._reading = 0  # the layer that was read last
         self.windows: dict[int, int | None] = {}
-        self.groups: Sequence[QueryGroup] = ()
-        self.attended = 0.0
+        self._layouts: dict[object, object] = {}
+        self.pack: PackSlots
 
     def begin(self, start: int, stop: int) -> None:
         """A pack of the first request's tokens at these positions."""
@@ -156,28 +134,22 @@ class ProbeView:
     def begin_pack(self, spans: Sequence[tuple[int, int]]) -> None:
         """A pack of several requests' tokens, row after row. `spans`: first position and the one
         after the last, of each row; the rest of the rows have none."""
-        counts = np.array([stop - start for start, stop in spans], dtype=np.int64)
-        firsts = self._slots * np.arange(len(spans), dtype=np.int64)
-        stops = np.array([stop for _, stop in spans], dtype=np.int64)
-        positions = np.concatenate([np.arange(start, stop) for start, stop in spans])
-        self._counts = counts.tolist()
-        begins = np.repeat(firsts, counts)
-        tails = np.full_like(positions, NO_TAIL)
-        numbers = np.stack((begins + positions, begins, positions, tails)).astype(np.int32)
-        self.places = _ProbePlaces(numbers, int(stops.max()))
-        self.pack_rows = _ProbeRows(counts, firsts, stops, np.zeros_like(stops))
-        self.groups = self._groups(spans, counts)
-
-    def _groups(
-        self, spans: Sequence[tuple[int, int]], counts: NDArray[np.int64]
-    ) -> list[_ProbeGroup]:
-        ends, groups = np.cumsum(counts), list[_ProbeGroup]()
-        for row, (start, stop) in enumerate(spans):
-            if stop > start:
-                index = torch.arange(int(ends[row] - counts[row]), int(ends[row]))
-                take = _Everywhere(index) if len(spans) > 1 else None
-                groups.append(_ProbeGroup(row=row, start=start, stop=stop, take=take))
-        return groups
+        self._counts = [stop - start for start, stop in spans]
+        rows = np.array([row for row, (start, stop) in enumerate(spans) if stop > start])
+        starts, stops = np.array(spans)[rows].T
+        positions = np.concatenate([np.arange(*spans[row]) for row in rows.tolist()])
+        firsts = self._slots * rows
+        self.pack = _ProbePack(
+            rows=rows,
+            counts=stops - starts,
+            positions=positions,
+            slots=np.repeat(firsts, stops - starts) + positions,
+            firsts=firsts,
+            ends=stops,
+            stride=self._slots,
+            devices=(self._device,),
+        )
+        self._layouts.clear()
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         if key.shape != value.shape:
@@ -189,7 +161,7 @@ class ProbeView:
             self._learn(layer, key, value)
         if layer in self._sources:
             return
-        slots = self.slots(key.device)
+        slots = torch.from_numpy(self.pack.slots).to(key.device)
         for store, new in zip(self._kv[layer], (key, value), strict=True):
             store.index_copy_(0, slots, new)
 
@@ -217,38 +189,14 @@ class ProbeView:
         empty = torch.zeros(shape, dtype=layer.dtype, device=layer.device)
         self._kv[number] = (empty, torch.zeros_like(empty))
 
-    def read(self, layer: int, group: QueryGroup) -> tuple[Tensor, Tensor]:
-        assert isinstance(group, _ProbeGroup)
-        self._reading = layer
-        keys, values = (
-            part.narrow(0, group.row * self._slots, self._slots) for part in self._kv[layer]
-        )
-        return keys.transpose(0, 1).unsqueeze(0), values.transpose(0, 1).unsqueeze(0)
+    def arena(self, layer: AttentionLayer) -> tuple[Tensor, Tensor]:
+        self.windows[layer.number] = layer.window
+        return self._kv[layer.number]
 
-    def mask(
-        self, group: QueryGroup, repeat: int, window: int | None, dtype: torch.dtype, device: Any
-    ) -> Tensor:
-        assert isinstance(group, _ProbeGroup)
-        self.windows[self._reading] = window
-        query = torch.arange(group.start, group.stop, device=device).unsqueeze(1)
-        slot = torch.arange(self._slots, device=device)
-        allowed = slot <= query
-        if window is not None:
-            allowed &= slot > query - window
-        mask = torch.zeros(allowed.shape, dtype=dtype, device=device)
-        return mask.masked_fill_(~allowed, float("-inf")).repeat(repeat, 1)[None, None]
-
-    def arena(self, layer: int, window: int | None) -> tuple[Tensor, Tensor]:
-        self.windows[layer] = window
-        return self._kv[layer]
-
-    def slots(self, device: torch.device) -> Tensor:
-        return torch.from_numpy(self.places.numbers[0]).to(device, torch.int64)
-
-    def key_paths(self, device: torch.device) -> Paths:
-        _, firsts, positions, tails = torch.from_numpy(self.places.numbers).to(device)
-        path = torch.zeros_like(firsts).unsqueeze(1)
-        return Paths(firsts, positions, tails, path, self.places.longest)
+    def layout(self, build: Callable[[KVView], T]) -> T:
+        if build not in self._layouts:
+            self._layouts[build] = build(self)
+        return cast(T, self._layouts[build])
 
     def layers(self) -> dict[int, KVLayer]:
         """By their indices in the model, ascending."""

@@ -66,15 +66,6 @@ class Beam:
         """[A * w, step] the tokens down to each node of the last step."""
         return self._of(active, self._paths).flatten(0, 1)
 
-    def visible(self, active: Tensor) -> Tensor:
-        """[A * w, E]: which speculative slots each node of the last step descends from."""
-        lineage = self._of(active, self._lineage).flatten(0, 1)
-        steps = lineage.shape[1]
-        slots = lineage + self._width * torch.arange(steps, device=lineage.device)
-        size = max(1, (int(self._depths.max()) - 1) * self._width)
-        seen = torch.zeros((len(slots), size), dtype=torch.bool, device=lineage.device)
-        return seen.scatter_(1, slots, True)
-
     def parents(self, active: Tensor) -> Tensor:
         """[A, w] the place in the step before of each parent of the last step's nodes."""
         return self._of(active, self._steps[-1][1])

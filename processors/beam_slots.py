@@ -6,7 +6,7 @@ from torch import Tensor
 from processors.beam import Beam
 from processors.pack import NO_SLOT, FedTree
 from processors.token_tree import Ints, TokenTree
-from statemgr import ForwardView, ModelState, TokenOrder, TreeMask, TreePaths
+from statemgr import ForwardView, ModelState, TokenOrder, TreePaths
 
 
 class BeamSlots:
@@ -33,13 +33,11 @@ class BeamSlots:
         self._starts = np.full(len(state.ends), state.slots)  # beyond other rows
         self._starts[rows] = state.ends[rows] - counts
 
-    def shape(self, beam: Beam, going_on: Tensor, walks_paths: bool) -> TreeMask | TreePaths | None:
+    def paths(self, beam: Beam, going_on: Tensor) -> TreePaths | None:
         """Who descends from whom on the last level, for attention; None: positions say so."""
         if self.width == 1:
             return None
-        if walks_paths:
-            return TreePaths(self._starts, beam.routes(going_on))
-        return TreeMask(self._starts, beam.visible(going_on))
+        return TreePaths(self._starts, beam.routes(going_on))
 
     def order(self, beam: Beam, going_on: Tensor, which: Ints, step: int) -> TokenOrder | None:
         """Whom the nodes of a level follow, for recurrent layers; waits for the device. None:
@@ -59,7 +57,7 @@ class BeamSlots:
         self,
         which: Ints,
         step: int,
-        shape: TreeMask | TreePaths | None,
+        paths: TreePaths | None,
         order: TokenOrder | None = None,
     ) -> tuple[Ints, ForwardView]:
         """Positions [A * w] and view of a forward over a level, the first being step 1."""
@@ -69,7 +67,7 @@ class BeamSlots:
             np.full_like(which, self.width),
             positions,
             self._slots[which, step - 1].reshape(-1),
-            shape,
+            paths,
             order,
         )
         return positions, view

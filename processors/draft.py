@@ -49,9 +49,9 @@ class DraftProcessor:
             for step in range(1, int(depths.max())):
                 which = np.flatnonzero(depths > step)
                 going_on = _index(which, len(rows), model.device)
-                shape = slots.shape(beam, going_on, model.attention.needs_order)
+                descent = slots.paths(beam, going_on)
                 order = slots.order(beam, going_on, which, step)
-                positions, view = slots.view(which, step, shape, order)
+                positions, view = slots.view(which, step, descent, order)
                 at, everywhere = map(torch.from_numpy, (positions, np.arange(len(positions))))
                 read = model.forward(beam.tokens(going_on), at, view, everywhere)
                 logits.append(read.logits)

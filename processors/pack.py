@@ -17,7 +17,7 @@ from processors.contexts import Contexts
 from processors.logits import on_device
 from processors.sampler import Sampler
 from processors.token_tree import ROOT, Ints, TokenTree
-from statemgr import TokenOrder, TreeMask, TreePaths
+from statemgr import TokenOrder, TreePaths
 
 NO_SLOT = np.int64(-1)
 
@@ -59,12 +59,12 @@ def run_pack(active: ActiveModel, plan: PackPlan, tree: TokenTree) -> PackResult
     pack = _Layout.of(active, plan, tree)
     slots = state.append(plan.rows, pack.counts, pack.tokens, pack.positions)
     try:
-        shape = None if tree.is_path else _tree_shape(active, tree, pack.is_node)
+        paths = None if tree.is_path else _tree_paths(active, tree, pack.is_node)
         order = _order(active, plan, pack, tree, slots) if state.is_recurrent else None
         output = model.forward(
             torch.from_numpy(pack.tokens),
             torch.from_numpy(pack.positions),
-            state.view(plan.rows, pack.counts, pack.positions, slots, shape, order),
+            state.view(plan.rows, pack.counts, pack.positions, slots, paths, order),
             torch.from_numpy(np.flatnonzero(pack.asked)),
             active.hidden,
         )
@@ -178,17 +178,11 @@ def tree_contexts(
     )
 
 
-def _tree_shape(
-    active: ActiveModel, tree: TokenTree, is_node: NDArray[np.bool_]
-) -> TreeMask | TreePaths:
-    """Who descends from whom, as the model's attention reads it."""
-    state, device = active.state, active.model.device
+def _tree_paths(active: ActiveModel, tree: TokenTree, is_node: NDArray[np.bool_]) -> TreePaths:
+    """Who descends from whom."""
+    state = active.state
     starts = np.full(len(state.ends), state.slots)  # rows without nodes: beyond every slot
     starts[tree.rows] = state.ends[tree.rows] - tree.sizes
-    if active.model.attention.needs_order:
-        paths = np.zeros((len(is_node), tree.height), dtype=np.int32)
-        paths[is_node] = tree.routes()[tree.real]
-        return TreePaths(starts, torch.from_numpy(paths))
-    visible = np.zeros((len(is_node), tree.tokens.shape[1]), dtype=np.bool_)
-    visible[is_node] = tree.ancestors()[tree.real]
-    return TreeMask(starts, on_device(visible, device))
+    paths = np.zeros((len(is_node), tree.height), dtype=np.int32)
+    paths[is_node] = tree.routes()[tree.real]
+    return TreePaths(starts, torch.from_numpy(paths))

@@ -95,18 +95,11 @@ class TokenTree:
             steps.append(_follow(self.parents, steps[-1], ROOT))
         return np.stack(steps, axis=2) if self.height else np.zeros((*self.tokens.shape, 0), int)
 
-    def ancestors(self) -> Bools:
-        """[B, W, W]: is j an ancestor of node i, or i itself?"""
-        batch, width = self.tokens.shape
-        seen = np.zeros((batch, width, width + 1), dtype=np.bool_)  # the last is for ROOT, -1
-        np.put_along_axis(seen, self.lineage, True, axis=2)
-        return seen[:, :, :width]
-
     def routes(self) -> Ints:
-        """[B, W, height] nodes from the root's child down to each node; beyond its depth 0."""
+        """[B, W, height] nodes from the root's child down to each node, which the rest repeats."""
         step = self.depths[:, :, None] - 1 - np.arange(self.height)  # how far up the k-th node is
         nodes: Ints = np.take_along_axis(self.lineage, np.maximum(step, 0), axis=2)
-        return np.where(step >= 0, nodes, 0)
+        return nodes
 
     def paths(self) -> Ints:
         """[B, W, height] tokens from the root's child down to each node; beyond its depth 0."""

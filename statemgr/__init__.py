@@ -1,7 +1,6 @@
 """State: KV memory, cache masks, rows and slots. Knows neither requests nor acceptance."""
 
-from statemgr.forward_view import ForwardView, TreeMask
-from statemgr.key_paths import TreePaths
+from statemgr.forward_view import ForwardView, TreePaths
 from statemgr.kv_store import KVStore, LayerShape
 from statemgr.model_state import ModelState
 from statemgr.ngram_table import NgramTable
@@ -30,7 +29,6 @@ __all__ = [
     "TextTable",
     "TokenChain",
     "TokenOrder",
-    "TreeMask",
     "TreePaths",
     "check_kv",
     "export_row",

@@ -7,8 +7,8 @@ in all of them. Bookkeeping only: what stands in the slots moves in the stores (
 import numpy as np
 
 from statemgr.arrays import Ints
-from statemgr.row_groups import KV_QUANTUM
 
+KV_QUANTUM = 128  # slots
 NOBODY = -1
 
 

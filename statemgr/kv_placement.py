@@ -10,12 +10,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from statemgr.arena import Arena, blocks_of
+from statemgr.arena import KV_QUANTUM, Arena, blocks_of
 from statemgr.arrays import Ints
 from statemgr.layer_state import KeptState
 from statemgr.model_state import ModelState
 from statemgr.prefix_cache import CachedPrefix, PrefixCache, TokenChain
-from statemgr.row_groups import KV_QUANTUM
 from statemgr.row_layout import RowLayout
 
 

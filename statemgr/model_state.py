@@ -16,13 +16,11 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from statemgr.arrays import Ints
-from statemgr.forward_view import ForwardView, TreeMask
+from statemgr.forward_view import ForwardView, PackSlots, TreePaths
 from statemgr.hidden_states import HiddenStates
-from statemgr.key_paths import PackTokens, TreePaths
 from statemgr.kv_store import KVStore, LayerShape
 from statemgr.layer_state import KeptState, KeptStates, RecurrentShape
 from statemgr.recurrent_store import RecurrentStore, TokenOrder
-from statemgr.row_groups import GroupPlanner
 from statemgr.row_layout import RowLayout
 
 HOLE_SHARE = 0.25  # of the slots in use; beyond it `fix_kv_cache` compacts a row
@@ -122,7 +120,7 @@ class ModelState:
         counts: Ints,
         positions: Ints,
         flat_slots: Ints,
-        tree: TreeMask | TreePaths | None = None,
+        tree: TreePaths | None = None,
         order: TokenOrder | None = None,
     ) -> ForwardView:
         """The view of a forward over appended tokens; rows must ascend.
@@ -130,26 +128,26 @@ class ModelState:
         `order`: for recurrent layers; by default each token follows the one before it in its row,
         and may be rolled back.
         """
-        ends, lengths = self.ends[rows], self._lengths[rows]
-        devices = self.store.devices
-        planner = GroupPlanner(
+        pack = PackSlots(
             rows=rows,
             counts=counts,
             positions=positions,
-            ends=ends,
-            lengths=lengths,
-            layout=self.layout,
-            devices=devices,
+            slots=self.layout.flat(flat_slots),
+            firsts=self.layout.starts[rows],
+            ends=self.ends[rows],
+            lengths=self._lengths[rows],
+            reach=self.layout.reach[rows],
+            stride=self.layout.stride,
+            devices=self.store.devices,
+            tree=tree,
+            cache_mask=self.cache_mask,
+            cache_positions=self.positions,
         )
-        groups, flat = planner.plan(), self.layout.flat(flat_slots)
-        tokens = PackTokens(flat, rows, counts, positions, self.layout.starts[rows])
         recurrent = None
         if self.is_recurrent:
             order = order or TokenOrder(np.zeros_like(counts))
             recurrent = self.recurrent.begin(rows, counts, flat_slots, order)
-        return ForwardView(
-            self.store, self.cache_mask, self.positions, tokens, groups, tree, recurrent
-        )
+        return ForwardView(self.store, pack, recurrent)
 
     def rollback(self, rows: Ints, lengths: Ints) -> None:
         """Logical rollback: positions from `lengths[i]` on become invalid in `rows[i]`."""

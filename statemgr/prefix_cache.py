@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from statemgr.arena import KV_QUANTUM
 from statemgr.arrays import Ints
 from statemgr.layer_state import KeptState, KeptStates
-from statemgr.row_groups import KV_QUANTUM
 
 _Key = tuple[str, int]  # salt, and the hash of a chain of blocks
 

@@ -290,7 +290,7 @@ class RecurrentStore:
 
 
 class RecurrentPass:
-    """What a forward sees of the rows' states; see `modelpool.attention.packed.KVView.scan`."""
+    """What a forward sees of the rows' states; see `modelpool.attention.kv_view.KVView.scan`."""
 
     def __init__(self, store: RecurrentStore, rows: Sequence[_RowPass], tokens: int) -> None:
         self._store = store

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from statemgr.arena import blocks_of
+from statemgr.arena import KV_QUANTUM, blocks_of
 from statemgr.arrays import Ints
 from statemgr.kv_placement import KVPlacement
 from statemgr.kv_store import LayerShape
@@ -22,7 +22,6 @@ from statemgr.layer_state import RecurrentShape
 from statemgr.model_state import ModelState
 from statemgr.prefix_cache import CacheCounts, CacheUse, PrefixCache, TokenChain
 from statemgr.prefix_sharing import KEPT_STATES, PrefixSharing
-from statemgr.row_groups import KV_QUANTUM
 from statemgr.row_layout import RowLayout
 
 logger = logging.getLogger(__name__)

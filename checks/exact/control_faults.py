@@ -103,7 +103,7 @@ TERMINAL = (
     "specrouter.execution.target_stage.TargetStage.verify",
     "processors.active_model",
     "processors.pack",
-    "processors.token_tree.TokenTree.ancestors",
+    "processors.token_tree.TokenTree.routes",
     "processors.token_tree.TokenTree.empty",
     "processors.token_tree.TokenTree.is_path",
     "processors.token_tree.TokenTree.real",

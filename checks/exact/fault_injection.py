@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from modelpool.attention.packed import KVView
+from modelpool.attention.kv_view import KVView
 from modelpool.forward import ForwardOutput
 from modelpool.packed_model import PackedModel
 from processors import NgramDraftProcessor, TokenTree

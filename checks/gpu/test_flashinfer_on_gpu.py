@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from modelpool.attention.backend import FLASHINFER
-from modelpool.attention.packed import AttentionLayer
+from modelpool.attention.kv_view import AttentionLayer
 from modelpool.attention.path import PathSettings, reference
 from modelpool.fast.tuning import PLAIN, Tuning
 from modelpool.packed_model import PackedModel
@@ -66,5 +66,5 @@ def test_a_model_says_what_it_says_by_sdpa(name: str) -> None:
         wanted, got = (feeder.feed(counts) for feeder in feeders)
         torch.testing.assert_close(got, wanted, rtol=5e-2, atol=5e-2)
     wanted = feed_tree(by_masks.forward, by_masks)
-    got = feed_tree(by_pages.forward, by_pages, walks_paths=True)
+    got = feed_tree(by_pages.forward, by_pages)
     torch.testing.assert_close(got, wanted, rtol=5e-2, atol=5e-2)

@@ -10,18 +10,13 @@ synchronise with the device.
 Not here: where keys and values live and which of them are valid (`statemgr`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from modelpool.attention.pages import PackRows
-from modelpool.attention.path import KeyPaths, PackPlaces
+from modelpool.attention.kv_view import Attend, AttentionLayer, KVView
 from modelpool.errors import UnsupportedAttention
-from modelpool.recurrent import RecurrentKind, Tensors
 
 ATTENTION_NAME = "specrouter_packed"
 
@@ -39,92 +34,6 @@ _HARMLESS = frozenset(
         "use_cache",
     }
 )
-
-
-OnDevice = Mapping[torch.device, Tensor]  # one tensor on each device that has layers
-
-
-class QueryGroup(Protocol):
-    """Requests whose queries are attended in one kernel call: B rows with Q queries each.
-
-    The groups of a view stand in the order of the pack, and their tokens are all of it.
-    """
-
-    @property
-    def rows(self) -> int: ...  # B, idle rows between used ones included
-
-    @property
-    def queries(self) -> int: ...  # Q, the most that any of the rows has
-
-    @property
-    def take(self) -> OnDevice | None: ...  # [B * Q] pack index; None: the pack as it stands
-
-    @property
-    def put(self) -> OnDevice | None: ...  # [n] index into B * Q of the group's real tokens
-
-
-class KVView(Protocol):
-    """What one forward pass sees of a model's KV store."""
-
-    @property
-    def groups(self) -> Sequence[QueryGroup]: ...
-
-    @property
-    def attended(self) -> float:
-        """How much attention there is: pairs of query and slot, padding included."""
-
-    def scan(self, layer: int, kind: RecurrentKind, tokens: Tensors) -> Tensor:
-        """Runs a recurrent layer over the pack: each token reads the state of the text before it.
-
-        `tokens`: [T, ...] each, what `kind` reads of them. Returns [T, ...].
-        """
-
-    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Stores the pack's keys and values, each [T, kv_heads, head_dim]."""
-
-    def read(self, layer: int, group: Any) -> tuple[Tensor, Tensor]:
-        """Keys and values of the group's rows, each [B, kv_heads, S, head_dim]."""
-
-    def mask(
-        self,
-        group: Any,  # one of `groups`
-        repeat: int,
-        window: int | None,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> Tensor:
-        """Additive mask [B, 1, repeat * Q, S]; `window` counts positions, own one included."""
-
-    def arena(self, layer: int, window: int | None) -> tuple[Tensor, Tensor]:
-        """All keys and values of a layer, each [slots, kv_heads, head_dim], for `key_paths`."""
-
-    def slots(self, device: torch.device) -> Tensor:
-        """[T] int64, where in an arena the pack's keys and values go."""
-
-    def key_paths(self, device: torch.device) -> KeyPaths:
-        """Where the keys of the pack's tokens lie in an arena on a device."""
-
-    @property
-    def places(self) -> PackPlaces:
-        """What `slots` and `key_paths` say, on the host."""
-
-    @property
-    def pack_rows(self) -> PackRows:
-        """The pack's rows, for `arena`; the same object for all layers, another for each pack."""
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionLayer:
-    """How one layer of a model attends."""
-
-    number: int
-    scale: float  # of the scores
-    window: int | None = None  # of positions, the own one included
-    softcap: float | None = None
-
-
-# A view, a layer, and a pack's queries [heads, T, head_dim], to [T, heads, head_dim].
-Attend = Callable[[KVView, AttentionLayer, Tensor], Tensor]
 
 
 class OpaqueView:

@@ -17,8 +17,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from modelpool.attention.packed import AttentionLayer, KVView
+from modelpool.attention.kv_view import AttentionLayer, KVView
 from modelpool.attention.pages import PackRows, PageTable, is_causal, packed_mask
+from modelpool.attention.path import PathLayout
+from modelpool.attention.row_groups import pairs_by_row
 from modelpool.errors import UnsupportedAttention
 from modelpool.in_flight import InFlight, Mark, mark_on
 
@@ -55,8 +57,15 @@ class _Planned:
     mark: Mark  # behind the copies of the plan
 
 
+class PageLayout:
+    """What attention by pages needs of a view; another for each pack."""
+
+    def __init__(self, view: KVView) -> None:
+        self.rows = PackRows.of(view.pack)
+
+
 class PagedAttention:
-    """Implements `modelpool.attention.packed.Attend`; of one model."""
+    """Implements `Attention`; of one model."""
 
     def __init__(
         self,
@@ -69,12 +78,16 @@ class PagedAttention:
         self._rows: PackRows | None = None  # of the pack that is planned
         self._planned: dict[_Kind, _Planned] = {}
 
+    def attended(self, view: KVView) -> float:
+        return pairs_by_row(view)
+
     def __call__(self, view: KVView, layer: AttentionLayer, query: Tensor) -> Tensor:
         """[heads, T, head_dim] to [T, heads, head_dim]."""
-        keys, values = view.arena(layer.number, layer.window)
+        keys, values = view.arena(layer)
+        rows = view.layout(PageLayout).rows
         heads, _, dim = query.shape
         window = layer.window
-        if window is not None and window >= int(view.pack_rows.lengths.max(initial=0)):
+        if window is not None and window >= int(rows.lengths.max(initial=0)):
             window = None  # nothing is as far away
         kind = _Kind(
             device=query.device,
@@ -92,10 +105,11 @@ class PagedAttention:
         )
 
     def _planned_for(self, view: KVView, kind: _Kind) -> Wrapper:
-        if view.pack_rows is not self._rows:
+        rows = view.layout(PageLayout).rows
+        if rows is not self._rows:
             for before, planned in self._planned.items():
                 self._wrappers[before].give_back(planned.wrapper, planned.mark)
-            self._rows, self._planned = view.pack_rows, {}
+            self._rows, self._planned = rows, {}
         if kind not in self._planned:
             wrappers = self._wrappers.setdefault(
                 kind, InFlight(lambda: self._make_wrapper(kind.device), _WRAPPERS)
@@ -112,10 +126,10 @@ class PagedAttention:
 
 def _plan(wrapper: Wrapper, view: KVView, kind: _Kind) -> None:
     """Index arrays stay on the host, where FlashInfer reads them; it copies them by itself."""
-    rows = view.pack_rows
+    rows = view.layout(PageLayout).rows
     table, mask = PageTable.of(rows), None
     if not is_causal(rows, kind.window):
-        mask = packed_mask(rows, table, view.key_paths(kind.device), kind.window)
+        mask = packed_mask(rows, table, view.layout(PathLayout).on(kind.device), kind.window)
     arrays = (table.query_starts, table.page_starts, table.pages, table.last_lengths)
     wrapper.plan(
         *map(torch.from_numpy, arrays),

@@ -7,20 +7,20 @@ bit of a byte, and each row begins with a whole byte (`numpy.packbits` with bito
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from modelpool.attention.kv_view import Ints, PackSlots
 from modelpool.attention.path import KeyPaths
 
-Ints = NDArray[np.int64]
 Int32s = NDArray[np.int32]
 
 
-class PackRows(Protocol):
+@dataclass(frozen=True, eq=False)
+class PackRows:
     """The R rows of a pack, on the host; a row may have no tokens.
 
     Row r's tokens see at most the slots `firsts[r]` to `firsts[r] + lengths[r]` of the arena, their
@@ -28,17 +28,19 @@ class PackRows(Protocol):
     ones are the tokens'; with one its `nodes[r]` slots are the last ones.
     """
 
-    @property
-    def counts(self) -> Ints: ...  # [R] tokens
+    counts: Ints  # [R] tokens
+    firsts: Ints  # [R]
+    lengths: Ints  # [R]
+    nodes: Ints  # [R]
 
-    @property
-    def firsts(self) -> Ints: ...  # [R]
-
-    @property
-    def lengths(self) -> Ints: ...  # [R]
-
-    @property
-    def nodes(self) -> Ints: ...  # [R]
+    @classmethod
+    def of(cls, pack: PackSlots) -> "PackRows":
+        """Each row has a token at least, the last of them in its highest slot."""
+        lengths = pack.slots[np.cumsum(pack.counts) - 1] - pack.firsts + 1
+        nodes = np.zeros_like(lengths)
+        if pack.tree is not None:
+            nodes = np.maximum(lengths - pack.tree.starts[pack.rows], 0)
+        return cls(pack.counts, pack.firsts, lengths, nodes)
 
 
 @dataclass(frozen=True, eq=False)

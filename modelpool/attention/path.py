@@ -7,66 +7,85 @@ that splits them at fixed positions gives it the same bits. `reference` says in 
 kernels compute; nothing here imports them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from modelpool.attention.kv_view import (
+    Attention,
+    AttentionLayer,
+    KVView,
+    PackSlots,
+)
+from modelpool.attention.row_groups import pairs_by_row
+
 NO_TAIL = 2**30  # a position that no token has
 _PIECE = 2**22  # numbers of keys that the reference looks at together
 
 
-class KeyPaths(Protocol):
+@dataclass(frozen=True, eq=False)
+class KeyPaths:
     """Where the keys of T tokens lie: int32 tensors on one device.
 
     Key j of token t is in slot `firsts[t] + j` of the arena for j < tails[t], else in slot
     `firsts[t] + tails[t] + path[t, j - tails[t]]`, for j up to `positions[t]`.
     """
 
-    @property
-    def firsts(self) -> Tensor: ...  # [T] slots of the arena
-
-    @property
-    def positions(self) -> Tensor: ...  # [T]
-
-    @property
-    def tails(self) -> Tensor: ...  # [T] positions; NO_TAIL, or beyond all others, without a tree
-
-    @property
-    def path(self) -> Tensor: ...  # [T, P], P >= 1; without any tree it may be of any shape
-
-    @property
-    def longest(self) -> int: ...  # the most keys of a token, or more; known on the host
+    firsts: Tensor  # [T] slots of the arena
+    positions: Tensor  # [T]
+    tails: Tensor  # [T] positions; NO_TAIL, or beyond all others, without a tree
+    path: Tensor  # [T, P], P >= 1; without any tree it may be of any shape
+    longest: int  # the most keys of a token, or more
 
 
 @dataclass(frozen=True, eq=False)
-class Paths:
-    """Implements `KeyPaths`."""
-
-    firsts: Tensor
-    positions: Tensor
-    tails: Tensor
-    path: Tensor
-    longest: int
-
-
-class PackPlaces(Protocol):
+class PackPlaces:
     """Where the T tokens of a pack and their keys stand, on the host; the paths of a tree may be
-    on the device alone."""
+    on the device alone. A row's slots are in the order of positions up to its tree, whose nodes lie
+    behind them in any order that puts parents before children."""
 
-    @property
-    def numbers(self) -> NDArray[np.int32]:
-        """[4, T] slots of the tokens in the arena, and what `KeyPaths` calls firsts, positions and
-        tails."""
+    numbers: NDArray[np.int32]  # [4, T] slots of the tokens; firsts, positions, tails of `KeyPaths`
+    path: Tensor | None  # [T, P] int32; None without any tree
+    longest: int  # the most keys of a token, or more
 
-    @property
-    def path(self) -> Tensor | None: ...  # [T, P] int32; None without any tree
+    @classmethod
+    def of(cls, pack: PackSlots) -> "PackPlaces":
+        numbers = np.empty((4, len(pack.positions)), dtype=np.int32)
+        slots, firsts, positions, tails = numbers
+        tree = pack.tree
+        slots[:] = pack.slots
+        firsts[:] = np.repeat(pack.firsts, pack.counts)
+        positions[:] = pack.positions
+        tails[:] = NO_TAIL if tree is None else np.repeat(tree.starts[pack.rows], pack.counts)
+        is_text = positions < tails
+        in_order = slots == firsts + positions
+        assert in_order[is_text].all(), "slots are not in the order of positions"
+        longest = int(positions.max(initial=0)) + 1
+        return cls(numbers, None if tree is None else tree.paths, longest)
 
-    @property
-    def longest(self) -> int: ...  # the most keys of a token, or more
+    def on(self, device: torch.device) -> KeyPaths:
+        firsts, positions, tails = torch.from_numpy(self.numbers[1:]).to(device, non_blocking=True)
+        if self.path is None:
+            return KeyPaths(firsts, positions, tails, firsts.unsqueeze(1), self.longest)
+        path = self.path.to(device, non_blocking=True)
+        return KeyPaths(firsts, positions, tails, path, self.longest)
+
+
+class PathLayout:
+    """What path attention needs of a view."""
+
+    def __init__(self, view: KVView) -> None:
+        self.places = PackPlaces.of(view.pack)
+        self._on: dict[torch.device, KeyPaths] = {}
+
+    def on(self, device: torch.device) -> KeyPaths:
+        if device not in self._on:
+            self._on[device] = self.places.on(device)
+        return self._on[device]
 
 
 @dataclass(frozen=True)
@@ -76,6 +95,29 @@ class PathSettings:
     scale: float
     window: int | None = None
     softcap: float | None = None
+
+
+PathKernels = Callable[[Tensor, Tensor, Tensor, KeyPaths, PathSettings], Tensor]
+
+
+@dataclass(frozen=True)
+class PathAttention:
+    """Implements `Attention`."""
+
+    kernels: PathKernels
+
+    def attended(self, view: KVView) -> float:
+        return pairs_by_row(view)
+
+    def __call__(self, view: KVView, layer: AttentionLayer, query: Tensor) -> Tensor:
+        keys, values = view.arena(layer)
+        settings = PathSettings(layer.scale, layer.window, layer.softcap)
+        paths = view.layout(PathLayout).on(query.device)
+        return self.kernels(query.transpose(0, 1), keys, values, paths, settings)
+
+
+def reference_attention() -> Attention:
+    return PathAttention(reference)
 
 
 def reference(

@@ -14,11 +14,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from modelpool.attention.path import KeyPaths, PathSettings
+from modelpool.attention.kv_view import Attention
+from modelpool.attention.path import KeyPaths, PathAttention, PathSettings
 
 SPLIT = 256  # keys of a program: a constant, or the bits of a text would depend on it
 _ROWS = 16  # the least that a matrix product takes
 _BLOCK_BYTES = 2**14  # of keys that a product takes: more, and registers are spilled to memory
+
+
+def triton_attention() -> Attention:
+    return PathAttention(path_attention)
 
 
 def path_attention(

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from modelpool.attention.packed import AttentionLayer, KVView
-from modelpool.attention.path import PathSettings
+from modelpool.attention.kv_view import AttentionLayer, KVView
+from modelpool.attention.path import PathLayout, PathSettings
 from modelpool.checkpoint.architecture import max_positions
 from modelpool.fast.graph_runner import GraphMaker, GraphRunner
 from modelpool.fast.layer_reference import Arena, HeadNorms, LayerKernels, PackInputs
@@ -109,9 +109,9 @@ class CudaForward:
         hidden: HiddenLayers = (),
     ) -> ForwardOutput:
         """One pass over a pack, as `PackedModel.forward`; positions are taken from the view."""
-        layers = (layer.attention for layer in self._layers)
-        arenas = [view.arena(layer.number, layer.window) for layer in layers]
-        return self._run(Pack(tokens, view.places, logit_index, hidden), arenas)
+        arenas = [view.arena(layer.attention) for layer in self._layers]
+        places = view.layout(PathLayout).places
+        return self._run(Pack(tokens, places, logit_index, hidden), arenas)
 
     def compute(
         self, inputs: PackInputs, arenas: Sequence[Arena], hidden: HiddenLayers

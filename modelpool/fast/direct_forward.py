@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from modelpool.attention.packed import AttentionLayer, KVView
+from modelpool.attention.kv_view import AttentionLayer, KVView
 from modelpool.fast.cpu import cpu_threads
 from modelpool.fast.forward_parts import Operator, ShortForward, Watch
 from modelpool.fast.joined import join_packed, joined, side_by_side

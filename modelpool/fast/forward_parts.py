@@ -12,7 +12,7 @@ from typing import Any, Self
 from torch import Tensor
 from torch.nn import functional as F
 
-from modelpool.attention.packed import Attend, KVView
+from modelpool.attention.kv_view import Attend, KVView
 
 Operator = Callable[[Tensor], Tensor]
 # Returns the part, or what does the same. Several parts may have one name.

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from modelpool.attention.packed import Attend, AttentionLayer, KVView
+from modelpool.attention.kv_view import Attend, AttentionLayer, KVView
 from modelpool.checkpoint.architecture import max_positions
 from modelpool.fast.forward_parts import Operator, ShortForward, Watch
 from modelpool.fast.lean_linear import Linear, Packed, Quantised, Watched, linear_of

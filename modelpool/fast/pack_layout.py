@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from modelpool.attention.path import PackPlaces, Paths
+from modelpool.attention.path import KeyPaths, PackPlaces
 from modelpool.fast.layer_reference import PackInputs
 from modelpool.forward import HiddenLayers
 
@@ -83,7 +83,7 @@ class PackLayout:
     def inputs(self, buffer: Tensor, longest: int) -> PackInputs:
         """What a forward reads from a buffer. `longest`: see `KeyPaths`."""
         tokens, slots, firsts, positions, tails, logit_index, path = self.views(buffer)
-        paths = Paths(firsts, positions, tails, path, longest)
+        paths = KeyPaths(firsts, positions, tails, path, longest)
         return PackInputs(tokens, slots, paths, logit_index)
 
     def fill(self, host: NDArray[np.int32], pack: Pack) -> None:

@@ -19,6 +19,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from modelpool.attention.backend import READING_QUERIES
 from research.sim.machine import Machine
 from research.sim.request import NO_TOKEN, SimulatedClock
 from research.sim.rows import SimulatedRows
@@ -38,7 +39,6 @@ from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.request.params import Chain
 from specrouter.request.spec import RequestSpec
 from statemgr import RowKV, TokenChain
-from statemgr.row_groups import READING_QUERIES
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

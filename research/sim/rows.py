@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrouter.cycle import CATCH_UP_TOKENS
-from statemgr.row_groups import KV_QUANTUM
+from statemgr.arena import KV_QUANTUM
 
 Ints = NDArray[np.int64]
 

@@ -110,7 +110,7 @@ def mean(parts: Sequence[Quality]) -> Quality:
 
 def _logits(model: PackedModel, tokens: Tensor) -> Tensor:
     """[T, V] float64."""
-    view = ProbeView(len(tokens), model.kv_layers)
+    view = ProbeView(model.device, len(tokens), model.kv_layers)
     view.begin(0, len(tokens))
     positions = torch.arange(len(tokens))
     return model.forward(tokens, positions, view, positions).logits.double()

@@ -10,7 +10,7 @@ from specrouter.config.policies import AdmissionPolicyName
 from specrouter.config.strict import Strict
 from specrouter.request.params import MAX_TREE_TOKENS
 
-_KV_BLOCK = 128  # tokens: `statemgr.row_groups.KV_QUANTUM`
+_KV_BLOCK = 128  # tokens: `statemgr.arena.KV_QUANTUM`
 
 # Of every row, beyond its reserved tokens: a tree, and what verifiers add to a draft of width 1.
 TREE_SLOTS = MAX_TREE_TOKENS + 16

@@ -27,7 +27,7 @@ from specrouter.execution.forward_clock import ForwardClock
 from specrouter.execution.hang_guard import Abandoned, HangGuard
 from specrouter.execution.model_times import ModelTimes
 from statemgr import ModelState, StateManager
-from statemgr.row_groups import KV_QUANTUM
+from statemgr.arena import KV_QUANTUM
 
 
 class StageError(Exception):

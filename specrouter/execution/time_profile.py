@@ -26,8 +26,8 @@ from specrouter.cycle import Ints
 from specrouter.profile.staircase import filled_size
 from specrouter.profile.time_curve import TimeCurve
 from specrouter.profile.time_regression import TimeSample
+from statemgr.arena import KV_QUANTUM
 from statemgr.model_state import ModelState
-from statemgr.row_groups import KV_QUANTUM
 
 if TYPE_CHECKING:
     from modelpool.packed_model import PackedModel
@@ -150,7 +150,7 @@ class _Trial:
         self.model.forward(ids, torch.from_numpy(positions).to(device), view, wanted)
         _synchronise(self.model)
         elapsed_s = clock() - started
-        self.attended = view.attended
+        self.attended = self.model.attend.attended(view)
         self.state.rollback(rows, np.zeros_like(rows))
         return elapsed_s * 1000
 

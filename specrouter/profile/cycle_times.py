@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from modelpool.attention.backend import READING_QUERIES
 from specrouter.profile.snapshot import Mode, PerformanceSnapshot
 from specrouter.profile.time_curve import ForwardTimes, TimeCurve
 from specrouter.request.params import Chain
-from statemgr.row_groups import READING_QUERIES
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

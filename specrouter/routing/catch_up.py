@@ -19,12 +19,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from modelpool.attention.backend import READING_QUERIES
 from specrouter.cycle import CATCH_UP_TOKENS, LEAST_CHUNK, Option, share_shortest_first
 from specrouter.profile.cycle_times import Workload, curve_of
 from specrouter.profile.prediction import target_only
 from specrouter.request.params import Chain
 from specrouter.view import ChainDecision, EngineView, RequestView
-from statemgr.row_groups import READING_QUERIES
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

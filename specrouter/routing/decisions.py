@@ -28,7 +28,7 @@ from specrouter.view import (
     RequestView,
     Standing,
 )
-from statemgr.row_groups import KV_QUANTUM
+from statemgr.arena import KV_QUANTUM
 
 Ints = NDArray[np.int64]
 

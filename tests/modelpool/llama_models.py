@@ -24,8 +24,7 @@ from transformers import (
 from modelpool.forward import Forward, ForwardOutput, HiddenLayers
 from modelpool.packed_model import PackedModel
 from statemgr import ModelState
-from statemgr.forward_view import TreeMask
-from statemgr.key_paths import TreePaths
+from statemgr.forward_view import TreePaths
 
 VOCAB = 90  # of 96: the rest is padding
 SLOTS = 128
@@ -159,29 +158,22 @@ class Feeder:
         return {row: torch.cat(parts) for row, parts in got.items()}
 
 
-def feed_tree(forward: Forward, packed: PackedModel, walks_paths: bool = False) -> Tensor:
+def feed_tree(forward: Forward, packed: PackedModel) -> Tensor:
     """Logits [15, V] of a tree of five nodes after seven tokens of each of three rows."""
-    return read_tree(forward, packed, walks_paths).logits
+    return read_tree(forward, packed).logits
 
 
-def read_tree(
-    forward: Forward, packed: PackedModel, walks_paths: bool = False, hidden: HiddenLayers = ()
-) -> ForwardOutput:
+def read_tree(forward: Forward, packed: PackedModel, hidden: HiddenLayers = ()) -> ForwardOutput:
     lines = TREE_LINES
     feeder = Feeder(forward, packed)
     feeder.feed(dict.fromkeys(range(3), 7))
     rows, counts = np.arange(3), np.full(3, len(lines))
     positions = np.tile([6 + len(line) for line in lines], 3)
-    visible = torch.zeros(len(positions), len(lines), dtype=torch.bool)
-    for token in range(len(positions)):
-        visible[token, lines[token % len(lines)]] = True
     tokens = torch.arange(len(positions)) + 5
     slots = feeder.state.append(rows, counts, tokens.numpy(), positions)
     starts = np.array([7, 7, 7, SLOTS])
-    tree: TreeMask | TreePaths = TreeMask(starts, visible)
-    if walks_paths:
-        paths = torch.tensor([[*line, 0][:2] for line in lines] * 3, dtype=torch.int32)
-        tree = TreePaths(starts, paths)
+    paths = torch.tensor([[*line, line[-1]][:2] for line in lines] * 3, dtype=torch.int32)
+    tree = TreePaths(starts, paths)
     view = feeder.state.view(rows, counts, positions, slots, tree)
     with torch.inference_mode():
         return forward(tokens, torch.from_numpy(positions), view, torch.arange(len(tokens)), hidden)

@@ -79,7 +79,7 @@ def test_a_node_of_a_tree_has_the_hidden_states_of_its_path_as_a_text(way: str) 
     one = WAYS["lean" if way == "packed" else way]
     packed, short = one.through("qwen3", torch.float64)
     forward = packed.forward if way == "packed" else short
-    got = read_tree(forward, packed, one.walks_paths, layers).hidden
+    got = read_tree(forward, packed, layers).hidden
     assert got is not None
     tokens = torch.arange(len(got)) + 5
     for index, states in enumerate(got):

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from modelpool.attention.backend import PATH, SDPA
-from modelpool.attention.packed import AttentionLayer, KVView
-from modelpool.attention.sdpa import attend_all
+from modelpool.attention.kv_view import AttentionLayer, KVView
+from modelpool.attention.path import PathLayout
+from modelpool.attention.sdpa import sdpa
 from modelpool.fast.graph_runner import GraphRunner
 from modelpool.fast.layer_reference import Arena, PackInputs
 from modelpool.fast.pack_layout import Pack
@@ -57,12 +58,13 @@ class FakeModel:
         self.forwards += 1
         count = len(tokens)
         if self.attention.needs_order:
-            arenas = [view.arena(number, None) for number in range(LAYERS)]
-            return self._runner(Pack(tokens, view.places, logit_index), arenas)
+            arenas = [view.arena(AttentionLayer(number, 1.0)) for number in range(LAYERS)]
+            places = view.layout(PathLayout).places
+            return self._runner(Pack(tokens, places, logit_index), arenas)
         for number in range(LAYERS):
             new = _empty(count, KV_HEADS, DIM)
             view.write(number, new, new)
-            attend_all(view, AttentionLayer(number, 1.0, window=5), _empty(HEADS, count, DIM))
+            sdpa()(view, AttentionLayer(number, 1.0, window=5), _empty(HEADS, count, DIM))
         return ForwardOutput(_empty(len(logit_index), VOCAB))
 
 

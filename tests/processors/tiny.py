@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from modelpool.attention.packed import KVView
+from modelpool.attention.kv_view import KVView
 from modelpool.forward import ForwardOutput, HiddenLayers
 from modelpool.packed_model import PackedModel
 from processors.active_model import ActiveModel

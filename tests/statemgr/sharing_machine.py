@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from modelpool.probe import KVLayer
 from statemgr import CacheUse, StateManager
-from statemgr.row_groups import KV_QUANTUM
+from statemgr.arena import KV_QUANTUM
 
 MODELS = {"target": True, "draft": False}  # and whether each is canonical
 ROWS, TREE = 3, 6

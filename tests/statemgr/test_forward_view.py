@@ -8,12 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modelpool.attention.packed import (
-    AttentionLayer,
-    OpaqueView,
-    packed_attention_forward,
-)
-from modelpool.attention.sdpa import attend_all
+from modelpool.attention.kv_view import AttentionLayer
+from modelpool.attention.packed import OpaqueView, packed_attention_forward
+from modelpool.attention.sdpa import SdpaLayout, sdpa
 from modelpool.probe import KVLayer
 from statemgr import ForwardView, ModelState
 from tests.statemgr.trees import feed
@@ -78,7 +75,7 @@ class Bench:
                 seen = past
                 if at >= first and tree is not None:
                     seen = copy.deepcopy(past)
-                    for node in (first + tree.visible[at].nonzero()[:, 0]).tolist():
+                    for node in (first + np.unique(tree.paths[at])).tolist():
                         seen.add(int(positions[node]), key[:, node], value[:, node])
                 wanted.append(naive(query[:, at], seen, int(positions[at]), window, softcap))
             token += size
@@ -114,7 +111,7 @@ def attend(
         scaling=0.7,
         sliding_window=window,
         softcap=softcap,
-        packed_kv=OpaqueView(view, attend_all),
+        packed_kv=OpaqueView(view, sdpa()),
     )
     return out[0]
 
@@ -262,7 +259,7 @@ def test_idle_rows_full_of_nan_do_not_leak() -> None:
     for part in bench.state.store.layer(LAYER):
         part[SLOTS : 2 * SLOTS] = float("nan")
     got, wanted, view = bench.forward({0: 1, 2: 2})
-    assert [(group.first, group.rows) for group in view.groups] == [(0, 3)]
+    assert [(group.first, group.rows) for group in view.layout(SdpaLayout).groups] == [(0, 3)]
     assert_equal(got, wanted)
 
 
@@ -274,7 +271,7 @@ def test_not_a_number_in_another_row_does_not_leak(what: str) -> None:
     keys, values = bench.state.store.layer(LAYER)
     (keys if what == "keys" else values)[SLOTS + 2] = torch.nan
     got, wanted, view = bench.forward({0: 1, 1: 1})
-    assert len(view.groups) == 1
+    assert len(view.layout(SdpaLayout).groups) == 1
     assert got[1].isnan().all()
     assert_equal(got[:1], wanted[:1])
 
@@ -301,7 +298,11 @@ def test_not_a_number_in_a_masked_slot_leaks_unless_the_slot_is_scrubbed(is_scru
 def test_a_long_chunk_is_attended_alone_and_short_rows_together() -> None:
     bench = Bench()
     _, _, view = bench.forward({0: 1, 1: 3, 2: 17, 3: 2, 4: 1})
-    assert [(g.first, g.rows, g.queries) for g in view.groups] == [(0, 2, 3), (2, 1, 17), (3, 2, 2)]
+    assert [(g.first, g.rows, g.queries) for g in view.layout(SdpaLayout).groups] == [
+        (0, 2, 3),
+        (2, 1, 17),
+        (3, 2, 2),
+    ]
 
 
 def on_accelerator(counts: list[int], lengths: list[int]) -> ForwardView:
@@ -323,12 +324,14 @@ def on_accelerator(counts: list[int], lengths: list[int]) -> ForwardView:
 
 def test_an_accelerator_attends_to_rows_of_any_length_at_once() -> None:
     view = on_accelerator([1, 3, 40, 0, 0, 0, 0, 2] * 4, [100, 1000] * 16)
-    assert [(group.first, group.rows, group.queries) for group in view.groups] == [(0, 32, 40)]
+    assert [
+        (group.first, group.rows, group.queries) for group in view.layout(SdpaLayout).groups
+    ] == [(0, 32, 40)]
 
 
 def test_an_accelerator_pads_no_row_to_a_long_chunk() -> None:
     view = on_accelerator([1, 2, 2000, 1], [1000, 100, 1000, 1000])
-    assert [(g.first, g.rows, g.queries) for g in view.groups] == [
+    assert [(g.first, g.rows, g.queries) for g in view.layout(SdpaLayout).groups] == [
         (0, 2, 2),
         (2, 1, 2000),
         (3, 1, 1),
@@ -337,7 +340,11 @@ def test_an_accelerator_pads_no_row_to_a_long_chunk() -> None:
 
 def test_long_chunks_share_no_mask_that_takes_too_much_memory() -> None:
     view = on_accelerator([2000] * 6, [2000] * 6)
-    assert [(group.first, group.rows) for group in view.groups] == [(0, 2), (2, 2), (4, 2)]
+    assert [(group.first, group.rows) for group in view.layout(SdpaLayout).groups] == [
+        (0, 2),
+        (2, 2),
+        (4, 2),
+    ]
 
 
 def test_a_row_has_the_same_bits_whatever_stands_beside_it() -> None:
@@ -354,7 +361,7 @@ def test_a_row_has_the_same_bits_whatever_stands_beside_it() -> None:
         view = bench.state.view(np.array(rows), feed, positions, slots)
         pack = [part.repeat(1, len(rows), 1).unsqueeze(0) for part in (query, key, value)]
         out, _ = packed_attention_forward(
-            _Attention(), pack[0], pack[1], pack[2], None, packed_kv=OpaqueView(view, attend_all)
+            _Attention(), pack[0], pack[1], pack[2], None, packed_kv=OpaqueView(view, sdpa())
         )
         outs.append(out[0, 3 * rows.index(1) :][:3])
     assert torch.equal(outs[0], outs[1])
@@ -366,12 +373,12 @@ def test_a_spread_models_layers_attend_each_on_its_own_device() -> None:
     state = ModelState(layers, ROWS, SLOTS)
     rows, counts, positions = np.array([0, 1, 2]), np.array([1, 3, 20]), np.zeros(24, np.int64)
     view = state.view(rows, counts, positions, state.append(rows, counts, positions, positions))
-    assert len(view.groups) == 2
-    for group in view.groups:
+    assert len(view.layout(SdpaLayout).groups) == 2
+    for group in view.layout(SdpaLayout).groups:
         for index in (group.take, group.put):
             assert index is not None
-            assert {place: part.device for place, part in index.items()} == {d: d for d in devices}
+            assert [index[device].device for device in devices] == devices
     for number, device in enumerate(devices):
         query, key = (torch.zeros(n, 24, DIM, dtype=torch.float64, device=device) for n in (4, 2))
         view.write(number, key.transpose(0, 1), key.transpose(0, 1))
-        assert attend_all(view, AttentionLayer(number, 1.0), query).device == device
+        assert sdpa()(view, AttentionLayer(number, 1.0), query).device == device

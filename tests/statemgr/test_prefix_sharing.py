@@ -11,7 +11,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from modelpool.probe import KVLayer
 from statemgr import CacheUse, KVStore, StateManager, TokenChain
-from statemgr.row_groups import KV_QUANTUM
+from statemgr.arena import KV_QUANTUM
 from tests.statemgr.sharing_machine import SharingMachine
 
 LAYERS = {0: KVLayer(torch.device("cpu"), torch.float32, 1, 2)}

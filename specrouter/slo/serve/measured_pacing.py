@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from modelpool.attention.backend import READING_QUERIES
 from specrouter.profile.batch_time import CurveTime
 from specrouter.profile.cycle_times import Workload, curve_of, drafting_ms, model_ms, stage_ms
 from specrouter.profile.prediction import acceptance_rate
@@ -26,7 +27,7 @@ from specrouter.slo.serve.pacing import Autoregressive, Pacing, Speculative
 from specrouter.slo.serve.policy import PacingOf
 from specrouter.slo.serve.requests import has_objective
 from specrouter.view import LEAST_PACE_MARGIN, SCHEDULED, EngineView
-from statemgr.row_groups import KV_QUANTUM, READING_QUERIES
+from statemgr.arena import KV_QUANTUM
 
 
 def measured_pacing(

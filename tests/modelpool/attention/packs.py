@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from modelpool.attention.path import NO_TAIL
-from statemgr.key_paths import KeyPaths, PackRows
+from modelpool.attention.pages import PackRows
+from modelpool.attention.path import NO_TAIL, KeyPaths
 
 SPARE = 16  # slots between the rows of a `Pack`, which nobody sees
 NOT_LOOKED_AT = 10**6  # in the paths of a tree

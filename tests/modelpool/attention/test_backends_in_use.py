@@ -5,12 +5,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
-from torch import Tensor
 
 from modelpool.attention.backend import PATH, TRITON, AttentionBackend
-from modelpool.attention.packed import Attend, AttentionLayer, KVView
+from modelpool.attention.kv_view import Attention
 from modelpool.attention.paged import PagedAttention
 from modelpool.fast.cuda_forward import CudaForward, cuda_forward_of
 from modelpool.fast.layer_reference import reference_kernels
@@ -37,7 +37,7 @@ def texts(config: dict[str, Any], speculation: "Speculation | str") -> list[list
 
 def use(
     monkeypatch: pytest.MonkeyPatch,
-    attend: Attend,
+    attend: Attention,
     graphed: Callable[[PackedModel], CudaForward | None],
 ) -> None:
     """All members attend by this, on this CPU, as if Triton were there."""
@@ -67,17 +67,12 @@ def test_trees_give_the_texts_of_masks(
     config = {"pool": pool_settings(family), "engine": engine}
     wanted = texts(copy.deepcopy(config), "off")
     run = PATH.load() if backend == "path" else PagedAttention(lambda device: FakeWrapper())
-    calls = []
-
-    def attend(view: KVView, layer: AttentionLayer, query: Tensor) -> Tensor:
-        calls.append(layer.number)
-        return run(view, layer, query)
-
+    attend = mock.Mock(wraps=run)
     use(monkeypatch, attend, lambda packed: None)
     names = tuple(model["name"] for model in config["pool"]["models"])
     for chain in (names, (names[0], names[-1])):
         assert texts(config, Speculation(chain, depth=4, width=3)) == wanted
-    assert calls
+    assert attend.called
 
 
 @pytest.mark.long

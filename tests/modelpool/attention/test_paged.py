@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from modelpool.attention.backend import FLASHINFER
-from modelpool.attention.packed import AttentionLayer
+from modelpool.attention.kv_view import AttentionLayer
 from modelpool.attention.paged import PagedAttention, flashinfer_attention
-from modelpool.attention.path import PathSettings, reference
+from modelpool.attention.pages import PackRows
+from modelpool.attention.path import KeyPaths, PathLayout, PathSettings, reference
 from modelpool.errors import UnsupportedAttention
 from modelpool.in_flight import Mark
-from statemgr.key_paths import KeyPaths, PackRows
 from tests.modelpool.attention.fake_flashinfer import FakeWrapper
 from tests.modelpool.attention.packs import Row, pack_rows_of, packs, paths_of, windows
 from tests.modelpool.test_in_flight import Later
@@ -41,11 +41,13 @@ class View:
         keys, values = torch.randn(shape, generator=random, dtype=torch.float64)
         return cls(pack_rows_of(rows), paths_of(rows), keys, values)
 
-    def arena(self, layer: int, window: int | None) -> tuple[Tensor, Tensor]:
+    def arena(self, layer: AttentionLayer) -> tuple[Tensor, Tensor]:
         return self.keys, self.values
 
-    def key_paths(self, device: torch.device) -> KeyPaths:
-        return self.paths
+    def layout(self, build: object) -> object:
+        """What would be built of it."""
+        paths = SimpleNamespace(on=lambda device: self.paths)
+        return paths if build is PathLayout else SimpleNamespace(rows=self.pack_rows)
 
     def query(self) -> Tensor:
         random = torch.Generator().manual_seed(1)

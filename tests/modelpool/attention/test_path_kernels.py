@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from modelpool.attention.path import PathSettings, reference
-from statemgr.key_paths import KeyPaths
+from modelpool.attention.path import KeyPaths, PathSettings, reference
 from tests.modelpool.attention.packs import Pack, changed
 from tests.pairwise import pairwise
 from tests.triton_interpreter import DEVICE, needs_triton

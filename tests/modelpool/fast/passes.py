@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from modelpool.attention.path import NO_TAIL
+from modelpool.attention.path import NO_TAIL, PackPlaces
 from modelpool.fast.pack_layout import Pack
 from modelpool.in_flight import Mark
-from statemgr.key_paths import PackPlaces
 
 
 def pack_of(

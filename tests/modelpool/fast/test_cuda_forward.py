@@ -40,7 +40,5 @@ def test_triton_kernels_say_what_the_reference_says(name: str) -> None:
     packed = PackedModel.wrap("m", model.to(DEVICE), VOCAB)
     both = reference_kernels(), triton_kernels()
     forwards = [cuda_forward_of(packed, kernels) for kernels in both]
-    wanted, got = (
-        feed_tree(forward, packed, walks_paths=True) for forward in forwards if forward is not None
-    )
+    wanted, got = (feed_tree(forward, packed) for forward in forwards if forward is not None)
     torch.testing.assert_close(got, wanted, rtol=0, atol=CLOSE)

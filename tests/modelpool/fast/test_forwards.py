@@ -36,7 +36,6 @@ class Way:
     find: Callable[[PackedModel], Forward | None]
     tolerance: dict[torch.dtype, float]
     tuning: Tuning = PLAIN
-    walks_paths: bool = False
 
     def through(self, name: str, dtype: torch.dtype) -> tuple[PackedModel, Forward]:
         model = make_model(LLAMA_SHAPED[name](), dtype)
@@ -56,7 +55,6 @@ WAYS = {
     "cuda": Way(
         lambda packed: cuda_forward_of(packed, reference_kernels()),
         {torch.float32: 1e-4, torch.float64: 2e-5},
-        walks_paths=True,
     ),
 }
 CASES = [(way, dtype) for way, one in WAYS.items() for dtype in one.tolerance]
@@ -82,7 +80,7 @@ def test_packs_and_trees_give_the_logits_of_the_packed_forward(
         expected, got = (feeder.feed(counts) for feeder in feeders)
         assert_says(got, expected, one.tolerance[dtype])
     expected = feed_tree(packed.forward, packed)
-    got = feed_tree(forward, packed, one.walks_paths)
+    got = feed_tree(forward, packed)
     assert_says(got, expected, one.tolerance[dtype])
 
 

@@ -168,6 +168,6 @@ def test_a_model_as_graphs_says_what_it_says_eagerly(name: str) -> None:
     for counts in ({0: 6, 1: 6}, {0: 1, 1: 1, 2: 5}, {0: 1, 1: 1, 2: 3}, {0: 2, 3: 4}):
         wanted, got = (feeder.feed(counts) for feeder in feeders)
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-9)
-    wanted, got = (feed_tree(one, packed, walks_paths=True) for one in (eager, graphed))
+    wanted, got = (feed_tree(one, packed) for one in (eager, graphed))
     torch.testing.assert_close(got, wanted, rtol=0, atol=1e-9)
     assert graphs.replayed > graphs.captured > 1

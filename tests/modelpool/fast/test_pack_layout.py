@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from modelpool.attention.path import PackPlaces
 from modelpool.fast.pack_layout import Pack, PackLayout
-from statemgr.key_paths import PackPlaces
 from tests.modelpool.fast.passes import pack_of
 
 sizes = st.integers(0, 40)

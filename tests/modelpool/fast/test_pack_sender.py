@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from modelpool.attention.path import PackPlaces
 from modelpool.fast.layer_reference import PackInputs
 from modelpool.fast.pack_layout import Pack, PackLayout, buffer_on
 from modelpool.fast.pack_sender import PackSender, PlainMemory, memory_for
-from statemgr.key_paths import PackPlaces
 from tests.modelpool.fast.passes import SlowMemory, pack_of
 
 CPU = torch.device("cpu")

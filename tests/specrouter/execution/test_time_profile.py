@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from modelpool import ModelPool
+from modelpool.attention.backend import READING_QUERIES
 from modelpool.forward import ForwardOutput
 from modelpool.packed_model import PackedModel
 from specrouter.execution.time_profile import is_too_slow, key_of, profile_model
 from specrouter.profile.time_regression import TimeRegression
-from statemgr.row_groups import READING_QUERIES
 from tests.specrouter.execution.test_time_cache import curve_of
 
 

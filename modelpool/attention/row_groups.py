@@ -2,13 +2,13 @@
 
 Groups are padded to the most queries that any of their rows has, as far as that costs less than to
 attend apart: on a CPU long prefill chunks are alone. KV lengths are padded to a multiple of
-`KV_QUANTUM` slots, masked: attention kernels then give a query the same bits whatever is computed
+`PackSlots.quantum`, masked: attention kernels then give a query the same bits whatever is computed
 beside it. Rows stand in one group where their extents begin at multiples of one distance
-(`RowLayout.stride`); the places between that have none of the pack's rows are idle.
+(`PackSlots.stride`); the places between that have none of the pack's rows are idle.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -16,13 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from statemgr.arrays import Ints
-from statemgr.row_layout import RowLayout
-
-KV_QUANTUM = 128
-# What reading a row's keys and values costs, in queries: a fit to SDPA's times on a CPU in bfloat16
-# (1 x 1, 1 x 12, 16 x 1, 16 x 2, 4 x 4 rows x queries, 256 slots) within 5%.
-READING_QUERIES = 1.6
+from modelpool.attention.backend import READING_QUERIES
+from modelpool.attention.kv_view import Ints, KVView, PackSlots
 
 
 @dataclass(frozen=True)
@@ -43,9 +38,24 @@ _ON_CPU = _GroupLimits(span_pairs=1500.0, alone=16, max_idle=2.0, cells=math.inf
 _ON_ACCELERATOR = _GroupLimits(2.0**18, alone=math.inf, max_idle=math.inf, cells=2.0**24)
 
 
+class _OnDevices(dict[torch.device, Tensor]):
+    """An index on each device that asks for it."""
+
+    def __init__(self, values: Ints) -> None:
+        super().__init__()
+        self._host = torch.from_numpy(np.ascontiguousarray(values))
+
+    def __missing__(self, device: torch.device) -> Tensor:
+        self[device] = self._host.to(device, non_blocking=True)
+        return self[device]
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RowGroup:
-    """B places attended together, Q queries each; see `QueryGroup`."""
+    """B places attended together, in one kernel call, Q queries each.
+
+    The groups of a pack stand in its order, and their tokens are all of it.
+    """
 
     ids: Ints  # [B] the row of each place; of an idle one any
     start: int  # flat slot of the first place
@@ -56,19 +66,16 @@ class RowGroup:
     has_holes: bool  # invalid slots among those in use, in any of the rows that are not idle
     source: Ints  # [B, Q] where the queries stand in the pack; 0 for idle rows
     real: Ints | None  # [n] of B * Q, the group's tokens; None: the pack as it stands
-    devices: Sequence[torch.device]  # of the layers
 
     @cached_property
     def take(self) -> Mapping[torch.device, Tensor] | None:
-        return None if self.real is None else self._on_devices(self.source.reshape(-1))
+        """[B * Q] pack index; None: the pack as it stands."""
+        return None if self.real is None else _OnDevices(self.source.reshape(-1))
 
     @cached_property
     def put(self) -> Mapping[torch.device, Tensor] | None:
-        return None if self.real is None else self._on_devices(self.real)
-
-    def _on_devices(self, values: Ints) -> dict[torch.device, Tensor]:
-        host = torch.from_numpy(np.ascontiguousarray(values))
-        return {device: host.to(device, non_blocking=True) for device in self.devices}
+        """[n] index into B * Q of the group's real tokens."""
+        return None if self.real is None else _OnDevices(self.real)
 
     @property
     def rows(self) -> int:
@@ -88,37 +95,25 @@ class _Span:
     stop: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class GroupPlanner:
-    """Splits a pack into row groups. All arrays are on the host.
+    """Splits a pack into row groups."""
 
-    rows [R] ascending; counts [R] tokens of each; positions [T]; ends [R] slots in use, of which
-    lengths [R] are valid.
-    """
-
-    rows: Ints
-    counts: Ints
-    positions: Ints
-    ends: Ints
-    lengths: Ints
-    layout: RowLayout
-    devices: Sequence[torch.device]  # of the layers
+    pack: PackSlots
 
     @property
     def _limits(self) -> _GroupLimits:
-        is_here = any(device.type == "cpu" for device in self.devices)
+        is_here = any(device.type == "cpu" for device in self.pack.devices)
         return _ON_CPU if is_here else _ON_ACCELERATOR
 
     @cached_property
     def _offsets(self) -> Ints:
-        return np.concatenate(([0], np.cumsum(self.counts)))
+        return np.concatenate(([0], np.cumsum(self.pack.counts)))
 
     @cached_property
     def _slots(self) -> Ints:
         """[R] that are read for each row: whole quanta, as far as there are slots."""
-        padded = -(-self.ends // KV_QUANTUM) * KV_QUANTUM
-        slots: Ints = np.minimum(padded, self.layout.reach[self.rows])
-        return slots
+        return slots_read(self.pack)
 
     def plan(self) -> tuple[RowGroup, ...]:
         spans = self._spans()
@@ -127,15 +122,15 @@ class GroupPlanner:
     def _spans(self) -> list[_Span]:
         """Neighbours are attended together as long as padding them to the most queries and the
         longest row costs less than attending apart."""
-        layout, limits, counts = self.layout, self._limits, self.counts.tolist()
-        starts, reaches = layout.starts[self.rows].tolist(), layout.reach[self.rows].tolist()
+        pack, limits, counts = self.pack, self._limits, self.pack.counts.tolist()
+        starts, reaches = pack.firsts.tolist(), pack.reach.tolist()
         spans: list[_Span] = []
         start, queries, length, readable = 0, 0, 0, 0  # of the span that grows
         for index, (count, slots) in enumerate(zip(counts, self._slots.tolist(), strict=True)):
             if index > start:
-                distance, off = divmod(starts[index] - starts[start], layout.stride)
+                distance, off = divmod(starts[index] - starts[start], pack.stride)
                 reach, longest = distance + 1, max(length, slots)
-                before = (starts[index - 1] - starts[start]) // layout.stride + 1
+                before = (starts[index - 1] - starts[start]) // pack.stride + 1
                 together = reach * (max(queries, count) + READING_QUERIES) * longest
                 apart = before * (queries + READING_QUERIES) * length
                 apart += (count + READING_QUERIES) * slots
@@ -151,35 +146,45 @@ class GroupPlanner:
         return [*spans, _Span(start, len(counts))] if counts else []
 
     def _group(self, span: _Span, sole: bool) -> RowGroup:
-        rows = self.rows[span.first : span.stop]
-        counts = self.counts[span.first : span.stop]
-        starts, stride = self.layout.starts[rows], self.layout.stride
+        pack, own = self.pack, slice(span.first, span.stop)
+        rows, counts = pack.rows[own], pack.counts[own]
+        starts, stride = pack.firsts[own], pack.stride
         place = (starts - starts[0]) // stride
         start, reach, queries = int(starts[0]), int(place[-1] + 1), int(counts.max())
-        length = int(self._slots[span.first : span.stop].max())
-        own = slice(span.first, span.stop)
+        length = int(self._slots[own].max())
         group = partial(
             RowGroup,
             start=start,
             stride=stride,
             queries=queries,
             length=length,
-            has_holes=bool((self.ends[own] != self.lengths[own]).any()),
-            devices=self.devices,
+            has_holes=bool((pack.ends[own] != pack.lengths[own]).any()),
         )
-        if sole and len(rows) == reach and len(self.positions) == reach * queries:
-            positions = self.positions.reshape(reach, queries)
-            source = np.arange(len(self.positions)).reshape(reach, queries)
+        if sole and len(rows) == reach and len(pack.positions) == reach * queries:
+            positions = pack.positions.reshape(reach, queries)
+            source = np.arange(len(pack.positions)).reshape(reach, queries)
             return group(ids=rows, positions=positions, source=source, real=None)
         # Row i's tokens fill the head of its Q queries; the rest repeat its last token.
         which = np.minimum(np.arange(queries), counts[:, None] - 1)  # [R, Q]
-        source = self._offsets[span.first : span.stop, None] + which
+        source = self._offsets[own, None] + which
         positions = np.full((reach, queries), -1, dtype=np.int64)
         take = np.zeros((reach, queries), dtype=np.int64)
         take[place] = source
-        positions[place] = self.positions[source]
+        positions[place] = pack.positions[source]
         real = np.arange(queries) < counts[:, None]
         put = (place[:, None] * queries + np.arange(queries))[real]
         ids = np.full(reach, rows[0])
         ids[place] = rows
         return group(ids=ids, positions=positions, source=take, real=put)
+
+
+def slots_read(pack: PackSlots) -> Ints:
+    """[R] that are read of each row: whole quanta, as far as there are slots."""
+    slots: Ints = np.minimum(-(-pack.ends // pack.quantum) * pack.quantum, pack.reach)
+    return slots
+
+
+def pairs_by_row(view: KVView) -> float:
+    """`Attention.attended` of kernels that pad nothing but the slots of each row."""
+    pack = view.pack
+    return float(((pack.counts + READING_QUERIES) * slots_read(pack)).sum())

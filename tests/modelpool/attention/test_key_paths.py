@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from modelpool.attention.path import KeyPaths, PathLayout
 from modelpool.probe import KVLayer
 from statemgr import ModelState, TreePaths
-from statemgr.key_paths import KeyPaths
 
 CPU = torch.device("cpu")
 ROWS, SLOTS = 3, 128
@@ -35,7 +35,7 @@ def test_tokens_of_texts_read_their_rows_in_order(state: ModelState) -> None:
     fill(state, 0, 3)
     rows, counts, positions = np.array([0, 2]), np.array([2, 1]), np.array([3, 4, 0])
     slots = state.append(rows, counts, positions, positions)
-    paths = state.view(rows, counts, positions, slots).key_paths(CPU)
+    paths = state.view(rows, counts, positions, slots).layout(PathLayout).on(CPU)
     assert [keys_of(paths, token) for token in range(3)] == [
         [0, 1, 2, 3], [0, 1, 2, 3, 4], [2 * SLOTS],
     ]  # fmt: skip
@@ -49,7 +49,7 @@ def test_nodes_of_a_tree_read_their_own_paths(state: ModelState) -> None:
     slots = state.append(rows, counts, positions, positions)
     routes = torch.tensor([[0, 0], [0, 0], [1, 0], [1, 2]], dtype=torch.int32)
     tree = TreePaths(np.array([SLOTS, 3, SLOTS]), routes)
-    paths = state.view(rows, counts, positions, slots, tree).key_paths(CPU)
+    paths = state.view(rows, counts, positions, slots, tree).layout(PathLayout).on(CPU)
     text = [SLOTS, SLOTS + 1, SLOTS + 2]
     assert [keys_of(paths, token) for token in range(4)] == [
         text, [*text, SLOTS + 3], [*text, SLOTS + 4], [*text, SLOTS + 4, SLOTS + 5],
@@ -61,4 +61,4 @@ def test_a_state_with_holes_has_no_paths(state: ModelState) -> None:
     one, place = np.array([1]), np.array([5])
     slots = state.append(np.array([0]), one, place, place)  # in slot 3
     with pytest.raises(AssertionError, match="order of positions"):
-        state.view(np.array([0]), one, place, slots).key_paths(CPU)
+        state.view(np.array([0]), one, place, slots).layout(PathLayout).on(CPU)

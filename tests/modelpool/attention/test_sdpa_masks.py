@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
+from modelpool.attention.row_groups import RowGroup
+from modelpool.attention.sdpa import SdpaLayout
 from modelpool.probe import KVLayer
-from statemgr import ForwardView, ModelState, TreeMask
-from statemgr.row_groups import RowGroup
+from statemgr import ForwardView, ModelState, TreePaths
 from tests.statemgr.trees import feed
 
 ROWS, SLOTS, WIDTH = 5, 256, 4
@@ -21,12 +22,12 @@ CPU = torch.device("cpu")
 LAYER = KVLayer(CPU, torch.float64, 1, 2)
 
 
-def from_host(view: ForwardView, values: NDArray[Any], device: torch.device) -> Tensor:
+def from_host(layout: SdpaLayout, values: NDArray[Any], device: torch.device) -> Tensor:
     return torch.from_numpy(values)
 
 
 def defined(
-    state: ModelState, group: RowGroup, tree: TreeMask | None, window: int | None
+    state: ModelState, group: RowGroup, tree: TreePaths | None, window: int | None
 ) -> NDArray[np.bool_]:
     """[B, Q, S] may the query attend to the slot? One after the other."""
     allowed = np.zeros((group.rows, group.queries, group.length), dtype=np.bool_)
@@ -39,9 +40,8 @@ def defined(
             if window is not None:
                 seen &= state.positions[row, : group.length] > position - window
             if tree is not None and position >= 0:
-                visible = tree.visible[int(group.source[index, query])].numpy()
-                nodes = seen[tree.starts[row] :][: len(visible)]
-                nodes &= visible[: len(nodes)]
+                nodes = seen[tree.starts[row] :]
+                nodes &= np.isin(np.arange(len(nodes)), tree.paths[group.source[index, query]])
             if position < 0:
                 seen[0] = True
             allowed[index, query] = seen
@@ -51,20 +51,21 @@ def defined(
 def assert_as_defined(
     state: ModelState,
     view: ForwardView,
-    tree: TreeMask | None,
+    tree: TreePaths | None,
     window: int | None,
     dtype: torch.dtype,
     repeat: int,
 ) -> None:
-    for group in view.groups:
-        mask = view.mask(group, repeat, window, dtype, CPU)
+    layout = view.layout(SdpaLayout)
+    for group in layout.groups:
+        mask = layout.mask(group, repeat, window, dtype, CPU)
         allowed = torch.from_numpy(defined(state, group, tree, window)).repeat(1, repeat, 1)
         wanted = torch.zeros(allowed.shape, dtype=dtype).masked_fill_(~allowed, float("-inf"))
         assert mask.dtype == dtype
         assert torch.equal(mask, wanted.unsqueeze(1))
-        with mock.patch.object(ForwardView, "_to", from_host):  # as an accelerator compares
-            there = view._allowed(group, window, torch.device("cuda"))
-        assert torch.equal(there, view._allowed(group, window, CPU))
+        with mock.patch.object(SdpaLayout, "_to", from_host):  # as an accelerator compares
+            there = layout._allowed(group, window, torch.device("cuda"))
+        assert torch.equal(there, layout._allowed(group, window, CPU))
 
 
 def leave_holes(state: ModelState, row: int, siblings: int) -> None:
@@ -126,10 +127,11 @@ def test_the_mask_of_rows_without_holes_needs_nothing_of_the_size_of_the_cache_f
     view = state.view(rows, np.array([2, 2]), positions, slots)
     copied: list[int] = []
 
-    def noting(view: ForwardView, values: NDArray[Any], device: torch.device) -> Tensor:
+    def noting(layout: SdpaLayout, values: NDArray[Any], device: torch.device) -> Tensor:
         copied.append(values.size)
-        return from_host(view, values, device)
+        return from_host(layout, values, device)
 
-    monkeypatch.setattr(ForwardView, "_to", noting)
-    view.mask(view.groups[0], 1, None, torch.float64, CPU)
+    monkeypatch.setattr(SdpaLayout, "_to", noting)
+    layout = view.layout(SdpaLayout)
+    layout.mask(layout.groups[0], 1, None, torch.float64, CPU)
     assert copied == [4]
