@@ -125,6 +125,12 @@ def test_a_request_without_a_seed_draws_one_that_its_samples_share(
     assert one.seed != validation.accept(args()).seed
 
 
+def test_ids_that_the_tokenizer_made_are_not_looked_at_again(validation: InputValidation) -> None:
+    ids = [1, VOCAB_SIZE]
+    assert refused(validation, args(ids)).field == "input_ids"
+    assert validation.accept(args(ids, is_tokenized=True)).token_ids == tuple(ids)
+
+
 def test_samples_of_several_prompts_know_their_prompt(validation: InputValidation) -> None:
     accepted = validation.accept_all([args([1], n=2), args([2])])
     assert [(number, spec.token_ids, spec.sample) for number, spec in accepted] == [

@@ -11,6 +11,7 @@ from specrouter.http import bodies
 from specrouter.http.body_limit import SMALL_BYTES
 from specrouter.http.conversation_fields import MAX_MESSAGES, MAX_PARTS
 from specrouter.http.request_fields import MAX_BIASES, MAX_STOP_IDS
+from specrouter.request.lanes import LONG_CHARACTERS, Lanes
 from tests.specrouter.fake_router import FakeRouter
 from tests.specrouter.http.client import noted, post, refusal, request
 
@@ -52,6 +53,31 @@ def test_a_body_is_read_in_a_thread_and_once(path: str, monkeypatch: pytest.Monk
     assert small.status_code == large.status_code == 200
     assert set(small.json()) == set(large.json())
     assert [call.in_loop for call in loaded] == [False, False]
+
+
+CHOICE = {"structured_outputs": {"choice": ["a", "b"]}}
+
+
+@pytest.mark.parametrize("path", [path for path in GOOD if "tokenize" not in path])
+@pytest.mark.parametrize(
+    ("padding", "fields", "lanes"),
+    [
+        (b"", {}, ["requests"]),
+        (b" " * LONG_CHARACTERS, {}, ["large"]),
+        (b"", CHOICE, ["requests", "structures"]),
+    ],
+)
+def test_a_request_is_one_job_unless_a_grammar_is_to_be_compiled(
+    path: str,
+    padding: bytes,
+    fields: dict[str, Any],
+    lanes: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    jobs = noted(monkeypatch, Lanes, "run")
+    content = json.dumps({**GOOD[path], **fields}).encode()
+    assert post(FakeRouter(), padding + content, path).status_code == 200
+    assert [call.arguments[1] for call in jobs] == lanes
 
 
 @pytest.mark.parametrize("padding", [b"", PADDING])
