@@ -95,6 +95,7 @@ TERMINAL = (
     # The target's stage: its pack, its verification, and what is committed of it.
     "specrouter.execution.commit_stage.CommitStage._sound_paths",
     "specrouter.execution.commit_stage.CommitStage.commit",
+    "specrouter.execution.executor.Executor._offered",
     "specrouter.execution.executor.Executor._passes",
     "specrouter.execution.executor.Executor._verified",
     "specrouter.execution.executor.Executor.run",
@@ -145,9 +146,11 @@ TERMINAL = (
 ROW = (
     "specrouter.engine.admission_queue.AdmissionQueue.remove",
     "specrouter.engine.context_limit",
+    "specrouter.engine.engine.Engine._looked_up",
     "specrouter.engine.engine.Engine.baseline_tpot_ms",
     "specrouter.engine.engine.Engine.can_ever_fit",
     "specrouter.engine.engine.Engine.free_rows",
+    "specrouter.engine.engine.Engine.predicted_prefill_ms",
     "specrouter.engine.engine.Engine.waiting",
     "specrouter.engine.engine_thread.EngineThread.",
     "specrouter.engine.input_validation",

@@ -74,7 +74,8 @@ class Drafter:
         return np.zeros_like(rows)
 
     def feed(self, rows: Ints, tokens: Ints, positions: Ints, hidden: Tensor) -> None:
-        """Committed tokens that the target has read, those of prompts too.
+        """Committed tokens that the target has read, those of prompts too; where this fails they
+        are not told again.
 
         Args:
             rows, tokens, positions: [n] each; of a row in rising order.

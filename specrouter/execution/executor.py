@@ -160,31 +160,35 @@ class Executor:
         """Drafts, and what the target says of them, turn after turn. Raises `StageError` where the
         target fails."""
         level = max((len(group.chain) - 1 for group in plan.groups), default=1)
-        turns, passes, failed = [Turn(plan)], list[_Pass](), None
+        turns, passes = [Turn(plan)], list[_Pass]()
         with self._faults.part("drafting"):
             turns = self._turns(plan, result)
-        for turn in turns:
-            drafts = None
-            with self._faults.part("drafting"):
-                drafts = self._drafting.offered(turn, result)
-            result.is_regular &= drafts is not None
-            if failed is None:
-                try:
-                    passes += self._verified(turn.plan, drafts or [], max(1, level), result)
-                except StageError as stage:
-                    failed = stage
-        if failed is not None:
-            raise failed
+        left = turns[::-1]
+        try:
+            while left:
+                turn = left.pop()
+                drafts = self._offered(turn, result)
+                passes += self._verified(turn.plan, drafts, max(1, level), result)
+        finally:  # whatever has failed, nobody drafts any more
+            for turn in left:
+                self._offered(turn, result)
         result.overlaps = len(turns) > 1
         return passes
 
+    def _offered(self, turn: Turn, result: CycleResult) -> list[GroupDraft]:
+        """None where that fails."""
+        with self._faults.part("drafting"):
+            return self._drafting.offered(turn, result)
+        result.is_regular = False
+        return []
+
     def _turns(self, plan: CyclePlan, result: CycleResult) -> list[Turn]:
-        self._feed()
+        self._feed(result)
         if plan.shadow_evaluation is not None:
             self._evaluate(plan.shadow_evaluation, result)
         return self._drafting.turns(plan)
 
-    def _feed(self) -> None:
+    def _feed(self, result: CycleResult) -> None:
         """Drafters hear of what the target has read and was committed since they last did."""
         state = self._manager.state(self._target)
         for rows, positions, hidden in () if state is None else state.hidden.take_committed():
@@ -192,7 +196,10 @@ class Executor:
             for drafter in self._drafters.values():
                 if drafter.hidden:
                     columns = [self.states.hidden.index(layer) for layer in drafter.hidden]
-                    drafter.feed(rows, tokens, positions, hidden[:, columns])
+                    try:
+                        drafter.feed(rows, tokens, positions, hidden[:, columns])
+                    except Exception as error:
+                        result.failures.append(ModelFailure(drafter.name, error))
 
     def _verified(
         self, plan: CyclePlan, drafts: list[GroupDraft], level: int, result: CycleResult

@@ -29,7 +29,7 @@ from specrouter.execution.group_draft import GroupDraft
 from specrouter.request.spec import RequestSpec
 
 NEW_TOKENS, REQUESTS = 12, 16
-PAIR = ("head", "target")
+PAIR, OTHERS = ("head", "target"), ("small", "target")
 
 
 class ToyHead(Drafter):
@@ -185,7 +185,10 @@ def test_a_head_that_fails_costs_its_drafts_alone(
         with monkeypatch.context() as patch:
             patch.setattr(ToyHead, name, lambda *_: 1 / 0)
             result = compare(router, cases[:4], Arrangement(mode=PAIR, batch=4, depth=3))
-        assert not all_divergences([result])
+            assert result.speculated < result.cycles / 2, "it rests"
+            others = compare(router, cases[:4], Arrangement(mode=OTHERS, batch=4, depth=3))
+            assert others.speculated > others.cycles / 2
+        assert not all_divergences([result, others])
     assert router.is_healthy
 
 
