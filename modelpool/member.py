@@ -27,17 +27,18 @@ from modelpool.fast.int4 import exact_kernels, quantised_refusal
 from modelpool.inflate.inflated import inflated_source
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Member:
     config: ModelConfig
     field: str  # its place in the configuration, such as pool.models[1]
     path: Path
     facts: CheckpointFacts
     headers: Sequence[Header] | None = None  # of weights that were not fetched
+    states: int = 0  # of rows, that its place must have room for if layers are recurrent
 
     @property
     def footprint(self) -> ModelFootprint:
-        return self.facts.footprint(self.config.name, self.field, self.config.device)
+        return self.facts.footprint(self.config.name, self.field, self.config.device, self.states)
 
     def on_cpu(self, dtype: str) -> "Member":
         """The same, asking for the CPU and a dtype."""
@@ -62,7 +63,8 @@ def open_member(config: ModelConfig, field: str, headers_only: bool) -> Member:
         path = resolve_source(source, **resolve)
     if config.inflate_to is not None:
         path = inflated_source(path, config.inflate_to, dtype=config.dtype, field=field)
-    return Member(config, field, path, _read_facts(config, path, field, headers), headers)
+    facts = _read_facts(config, path, field, headers)
+    return Member(config=config, field=field, path=path, facts=facts, headers=headers)
 
 
 def _read_facts(

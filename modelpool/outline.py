@@ -59,6 +59,11 @@ class ModelOutline:
     def kv_elements_per_token(self) -> int:
         return sum(layer.elements_per_token for layer in self.kv_layers.values())
 
+    def state_bytes(self, dtype: str) -> int:
+        """Of the recurrent layers of a row, of a model in `dtype`."""
+        loaded: torch.dtype = getattr(torch, dtype)
+        return sum(layer.row_bytes(loaded) for layer in self.recurrent_layers.values())
+
     @property
     def head_dims(self) -> frozenset[int]:
         return frozenset(layer.head_dim for layer in self.kv_layers.values())

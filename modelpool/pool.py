@@ -14,6 +14,7 @@ always there, takes no place or memory, counts for no limit, and cannot be acqui
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,7 @@ class ModelPool:
         config: PoolConfig,
         *,
         kv_tokens: KVTokens | KVMemory = _no_kv,
+        row_states: int = 0,
         devices: Sequence[DeviceInfo] | None = None,
         loader: Loader | None = None,
         headers_only: bool = False,
@@ -70,6 +72,7 @@ class ModelPool:
         Args:
             kv_tokens: tokens of KV that each model's place must have room for, a function of
                 `longest_sequence`; or what all models' KV takes together, for as many as fit.
+            row_states: of rows, that a place must have room for if a model's layers are recurrent.
             devices: what to place on; by default this machine's devices.
             loader: `modelpool.loader.load_model`, or a stand-in for it.
             headers_only: weights are not downloaded but to be inflated, and nothing can be loaded.
@@ -86,7 +89,8 @@ class ModelPool:
         modelless = [model for model in config.models if not model.has_model]
         only = sorted(modelless, key=lambda model: not model.reads_texts)  # those of texts first
         self.draft_only = tuple(model.name for model in only)
-        self._members, self.left_out = self._open_all(headers_only)
+        members, self.left_out = self._open_all(headers_only)
+        self._members = {name: replace(one, states=row_states) for name, one in members.items()}
         self.models = tuple(weakest_first(self._members, config.target))
         self.names = (*self.draft_only, *self.models)
         target = self._members[config.target]
@@ -106,11 +110,12 @@ class ModelPool:
         config: PoolConfig | Mapping[str, Any],
         *,
         kv_tokens: KVTokens | KVMemory = _no_kv,
+        row_states: int = 0,
         progress: LoadProgress | None = None,
     ) -> "ModelPool":
         """A pool from the `pool:` section of a configuration. Raises `ConfigError`."""
         checked = validate_config(PoolConfig, config, "pool")
-        return cls(checked, kv_tokens=kv_tokens, progress=progress)
+        return cls(checked, kv_tokens=kv_tokens, row_states=row_states, progress=progress)
 
     @property
     def eos_token_ids(self) -> frozenset[int]:

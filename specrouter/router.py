@@ -77,7 +77,10 @@ class ChainRouter:
             logger.warning(warning)
         engine = config.engine
         self.pool = ModelPool.from_config(
-            config.pool, kv_tokens=engine.kv_limit or engine.kv_tokens, progress=progress
+            config.pool,
+            kv_tokens=engine.kv_limit or engine.kv_tokens,
+            row_states=engine.row_states,
+            progress=progress,
         )
         thread = EngineThread(Engine(config, self.pool), self.pool, engine.step_timeout_s)
         self._validation = InputValidation(config, self.pool, lambda: thread.engine)

@@ -6,6 +6,7 @@ from statemgr.model_state import ModelState
 from statemgr.ngram_table import NgramTable
 from statemgr.output_store import OutputStore
 from statemgr.prefix_cache import CacheCounts, CacheUse, TokenChain
+from statemgr.prefix_sharing import KEPT_STATES
 from statemgr.recurrent_store import TokenOrder
 from statemgr.row_kv import KVFormat, KVMismatchError, RowKV, check_kv, export_row, import_row
 from statemgr.state_manager import StateManager, row_slots, row_tokens
@@ -13,6 +14,7 @@ from statemgr.suffix_table import SuffixTable
 from statemgr.text_table import TextTable
 
 __all__ = [
+    "KEPT_STATES",
     "CacheCounts",
     "CacheUse",
     "ForwardView",

@@ -32,7 +32,7 @@ class LayerShape(Protocol):
 
 
 class KVStore:
-    """Implements `LayerState`. Args: `layers`: those that attend, by their indices in the model."""
+    """Args: `layers`: those that attend, by their indices in the model."""
 
     def __init__(self, layers: Mapping[int, LayerShape], slots: int) -> None:
         self.slots = slots
@@ -56,14 +56,6 @@ class KVStore:
         sources = {at: one.source for at, one in layers.items() if one.source is not None}
         self.shared = frozenset(sources)
         self._layers |= {number: self._layers[source] for number, source in sources.items()}
-
-    @property
-    def row_bytes(self) -> int:
-        return 0
-
-    @property
-    def token_bytes(self) -> int:
-        return self.nbytes // self.slots
 
     @property
     def nbytes(self) -> int:

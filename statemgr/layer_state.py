@@ -1,10 +1,11 @@
-"""LayerState: what the layers of a model keep of its rows.
+"""Layer states: what the layers of a model keep of its rows.
 
 Contract: there are two forms. `KVStore` keeps keys and values of every token in slots, which are
 valid or not and can be moved: any beginning of a row can be gone on from. `RecurrentStore` keeps a
 state of each row behind a number of its tokens, and an entry of each token that may yet be rolled
 back: a row can be gone on from where it ends, and where a copy of its state was kept.
-`ModelState` keeps the account of tokens that both follow.
+`ModelState` keeps the account of tokens that both follow, and is all that others speak to. What
+recurrent layers compute is their kinds' own (`modelpool.recurrent`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,20 +17,6 @@ from torch import Tensor
 Tensors = Sequence[Tensor]
 KeptState = Mapping[int, Tensors]  # by layer; nobody writes to it
 KeptStates = Mapping[int, KeptState]  # by number of tokens
-
-
-class LayerState(Protocol):
-    @property
-    def row_bytes(self) -> int:
-        """Of a row, however long it is."""
-
-    @property
-    def token_bytes(self) -> int:
-        """Of each of a row's tokens, all layers together."""
-
-    @property
-    def nbytes(self) -> int:
-        """Of all rows."""
 
 
 class StatePart(Protocol):

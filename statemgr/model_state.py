@@ -42,7 +42,9 @@ class ModelState:
         """`recurrent`: layers of that form; `wanted`: see `RecurrentStore`."""
         self.layout = layout or RowLayout.grid(rows, slots)
         self.store = KVStore(layers, self.layout.total)
-        self.recurrent = RecurrentStore(recurrent or {}, rows, slots, wanted or {})
+        self.recurrent = RecurrentStore(
+            recurrent or {}, rows, slots, {} if wanted is None else wanted
+        )
         self.slots = slots
         self.canonical = canonical
         self.cache_tokens: Ints = np.zeros((rows, slots), dtype=np.int64)
@@ -57,6 +59,11 @@ class ModelState:
     def is_recurrent(self) -> bool:
         """Whether any of its layers keeps a state of each row."""
         return bool(self.recurrent.layers)
+
+    @property
+    def nbytes(self) -> int:
+        """That its layers keep of all rows."""
+        return self.store.nbytes + self.recurrent.nbytes
 
     def lengths(self, rows: Ints) -> Ints:
         """[R] valid slots of each row."""

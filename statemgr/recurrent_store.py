@@ -81,12 +81,10 @@ class _RowPass:
 
 
 class RecurrentStore:
-    """Implements `LayerState`.
-
-    Args:
-        layers: those that are recurrent, by their indices in the model.
-        width: a slot's number is `row * width + slot`.
-        wanted: by row, the numbers of tokens behind which its states are to be kept.
+    """Args:
+    layers: those that are recurrent, by their indices in the model.
+    width: a slot's number is `row * width + slot`.
+    wanted: by row, the numbers of tokens behind which its states are to be kept.
     """
 
     def __init__(
@@ -107,10 +105,6 @@ class RecurrentStore:
     @property
     def row_bytes(self) -> int:
         return self.nbytes // len(self._rows)
-
-    @property
-    def token_bytes(self) -> int:
-        return 0
 
     @property
     def nbytes(self) -> int:

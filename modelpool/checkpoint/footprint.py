@@ -42,6 +42,7 @@ _STORED_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": 
 class ModelFootprint:
     """What placing a model needs to know of it.
 
+    `state_bytes` are those of recurrent layers' states, of all rows and kept ones together;
     `outer_bytes` are those of the weights that are in no layer: embeddings, the head. `field` is
     its place in the configuration; `device` what that asks for ("auto", "cpu", "cuda", "cuda:1").
     """
@@ -53,10 +54,15 @@ class ModelFootprint:
     field: str = "pool"
     device: str = "auto"
     outer_bytes: int = 0
+    state_bytes: int = 0
 
     def total_bytes(self, kv_tokens: int) -> int:
-        """Weights, and a KV store for `kv_tokens` tokens."""
-        return self.weight_bytes + self.kv_bytes_per_token * kv_tokens
+        """Weights, and what is kept of rows."""
+        return self.weight_bytes + self.row_bytes(kv_tokens)
+
+    def row_bytes(self, kv_tokens: int) -> int:
+        """A KV store for `kv_tokens` tokens, and recurrent states."""
+        return self.kv_bytes_per_token * kv_tokens + self.state_bytes
 
     def part_bytes(self, weight_bytes: int, kv_tokens: int) -> int:
         """The most that a part of the weights takes, the KV of its layers included."""
@@ -71,7 +77,7 @@ class ModelFootprint:
     def _layers_and_kv(self, kv_tokens: int) -> tuple[int, int]:
         """Bytes of the layers, among which the KV is divided, and of the KV."""
         layers = max(self.weight_bytes - self.outer_bytes, 1)
-        return layers, self.kv_bytes_per_token * kv_tokens
+        return layers, self.row_bytes(kv_tokens)
 
 
 @dataclass(frozen=True)
@@ -121,6 +127,7 @@ class CheckpointFacts:
     int8_read_bytes: int | None  # the same with `weights: int8`, and with `weights: int4`
     int4_read_bytes: int | None
     kv_bytes_per_token: int
+    state_bytes: int  # of recurrent layers, of a row
     head_dims: frozenset[int]  # of the layers' keys
     max_positions: int
     vocab_rows: int  # rows of the embedding: the tokenizer's length, or more (padded)
@@ -131,8 +138,8 @@ class CheckpointFacts:
         """By something that is left to `transformers`."""
         return self.stored == "other"
 
-    def footprint(self, name: str, field: str, device: str) -> ModelFootprint:
-        """These facts as a demand on a device."""
+    def footprint(self, name: str, field: str, device: str, states: int = 0) -> ModelFootprint:
+        """These facts as a demand on a device. `states`: of rows, that recurrent layers keep."""
         return ModelFootprint(
             name=name,
             weight_bytes=self.weight_bytes,
@@ -141,6 +148,7 @@ class CheckpointFacts:
             field=field,
             device=device,
             outer_bytes=self.outer_bytes,
+            state_bytes=self.state_bytes * states,
         )
 
 
@@ -241,6 +249,7 @@ def _read(
         int8_read_bytes=read_bytes["int8"],
         int4_read_bytes=read_bytes["int4"],
         kv_bytes_per_token=outline.kv_elements_per_token * _DTYPE_BYTES[loaded],
+        state_bytes=outline.state_bytes(loaded),
         head_dims=outline.head_dims,
         max_positions=max_positions(text),
         vocab_rows=int(text.vocab_size),

@@ -90,6 +90,7 @@ def _pool(
         ModelPool,
         config.pool,
         kv_tokens=config.engine.kv_limit or config.engine.kv_tokens,
+        row_states=config.engine.row_states,
         headers_only=True,
         progress=progress,
     )
@@ -133,7 +134,7 @@ def _member(model: ModelConfig, pool: ModelPool, read_speed: ReadSpeed | None) -
         attention=plan.attention.name,
         parameters=footprint.parameter_count,
         weight_bytes=footprint.weight_bytes,
-        kv_bytes=footprint.kv_bytes_per_token * kv_tokens,
+        kv_bytes=footprint.row_bytes(kv_tokens),
         kv_bytes_per_token=footprint.kv_bytes_per_token,
         bytes_by_device=taken,
         weights=plan.weights,

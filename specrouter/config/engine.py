@@ -104,6 +104,13 @@ class EngineConfig(Strict):
 
         return row_slots(self.max_request_tokens(longest), TREE_SLOTS)
 
+    @property
+    def row_states(self) -> int:
+        """That a model with recurrent layers keeps: of all rows, on their way, and of prefixes."""
+        from statemgr import KEPT_STATES
+
+        return self.max_requests * (1 + 2 * KEPT_STATES)
+
     def kv_tokens(self, longest: int) -> int:
         """That each model's place must have KV memory for without `kv_memory`: all slots of as
         many of the longest requests as may run."""

@@ -169,9 +169,7 @@ class Engine:
             rows=manager.rows,
             kv_reserved_tokens=reserved,
             kv_capacity_tokens=manager.budget_tokens or capacity,
-            kv_bytes={
-                name: state.store.nbytes for name, state in states.items() if state is not None
-            },
+            kv_bytes={name: state.nbytes for name, state in states.items() if state is not None},
             quarantines={name: self._quarantine.counts[name] for name in names},
             quarantined=frozenset(names) - self._quarantine.available(names, self._step.cycle),
             control_faults=dict(self._faults.counts),
