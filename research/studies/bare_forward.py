@@ -54,7 +54,8 @@ def time_forward(
     for _ in range(rows):
         manager.allocate([0], manager.max_tokens)
     canonical = canonical or model.attention.needs_order
-    state = manager.open_state(model.name, model.kv_layers, canonical=canonical)
+    recurrent = model.recurrent_layers
+    state = manager.open_state(model.name, model.kv_layers, canonical, recurrent)
     before = np.tile(np.arange(context), rows)
     state.append(numbers, np.full(rows, context), before, before)
     positions = context + np.concatenate([np.arange(count) for count in counts])

@@ -38,14 +38,17 @@ from transformers import (
     StableLmConfig,
 )
 
+from modelpool import recurrent
 from modelpool.checkpoint.footprint import read_checkpoint
 from modelpool.errors import UnsupportedModelError
 from modelpool.outline import UnservedModel, outline_of
 from modelpool.packed_model import PackedModel
 from modelpool.pool import ModelPool
-from statemgr import KVStore
-from tests.modelpool.factories import make_tokenizer, save_llama
+from modelpool.recurrent import Mixer, register_mixer
+from statemgr import KVStore, ModelState
+from tests.modelpool.factories import HYBRID, SAVERS, VOCAB_SIZE, make_tokenizer, save_llama
 from tests.modelpool.refused import refused
+from tests.modelpool.toy_hybrid import ToyHybridConfig, packed_average
 
 # What the reason must name: the layer, where it is one that cannot be served.
 REFUSED: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
@@ -184,6 +187,36 @@ def test_memory_is_counted_as_it_is_allocated(name: str, tmp_path: Path) -> None
     shapes = [(one.kv_heads, one.head_dim, one.source) for one in outline.kv_layers.values()]
     assert shapes == [(one.kv_heads, one.head_dim, one.source) for one in packed.kv_layers.values()]
     assert outline.parameter_count == packed.parameter_count
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_recurrent_states_are_counted_by_row_and_keys_and_values_of_attention_alone(
+    dtype: str, tmp_path: Path
+) -> None:
+    path = SAVERS[HYBRID](tmp_path, layers=1, dtype=dtype)
+    facts = read_checkpoint(path, field="pool.models[0]")
+    factory: Any = AutoModelForCausalLM
+    packed = PackedModel.wrap("it", factory.from_pretrained(path), VOCAB_SIZE)
+    assert list(packed.kv_layers) == [1]
+    assert list(packed.recurrent_layers) == [0, 2]
+    state = ModelState(packed.kv_layers, 3, 128, recurrent=packed.recurrent_layers)
+    assert facts.state_bytes == state.recurrent.row_bytes > 0
+    footprint = facts.footprint("it", "pool.models[0]", "auto", states=3)
+    assert footprint.row_bytes(3 * 128) == state.nbytes
+    assert footprint.total_bytes(0) == facts.weight_bytes + state.recurrent.nbytes
+
+
+def test_a_recurrent_layer_that_no_registered_module_computes_is_refused() -> None:
+    config: Any = ToyHybridConfig(num_hidden_layers=2)
+    config.layer_types = ["conv", "full_attention"]
+    with pytest.raises(UnservedModel, match="layer 0 is of type conv"):
+        outline_of(config)
+    register_mixer(Mixer(config.model_type, "conv", torch.nn.Bilinear, packed_average))
+    try:
+        with pytest.raises(UnservedModel, match="layer 0: its conv is computed by no module"):
+            outline_of(config)
+    finally:
+        del recurrent._MIXERS[torch.nn.Bilinear]
 
 
 def test_layers_that_share_keys_and_values_keep_none() -> None:

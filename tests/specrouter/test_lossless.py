@@ -4,11 +4,14 @@
 """
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from checks.exact import prefix
 from checks.exact.arguments import open_oracle
@@ -38,6 +41,7 @@ from checks.exact.report import Progress
 from checks.exact.seeded import seeded_params
 from checks.exact.settings import COUNT
 from specrouter import ChainRouter, SamplingParams
+from statemgr.recurrent_store import RecurrentPass
 from tests.modelpool.factories import HYBRID
 
 NEW_TOKENS = 12
@@ -278,6 +282,60 @@ def test_faults_never_change_an_output(architecture: str, tmp_path: Path) -> Non
     # `make exact` plays 2,000 bursts; here every architecture has some, of a lifetime of its own.
     check.play_lifetime(family, 100 + list(SAVERS).index(architecture), bursts=5)
     assert not check.failures
+
+
+@pytest.mark.parametrize("served", [HYBRID], indirect=True)
+@pytest.mark.parametrize("batch", [1, 4, 16])
+def test_no_token_of_recurrent_layers_depends_on_batch_chain_or_width(
+    batch: int, served: Served
+) -> None:
+    for chain, width in itertools.product((("small", "target"), NAMES), WIDTHS):
+        row = Arrangement(mode=chain, batch=batch, depth=4, width=width)
+        result = compare(served.router, served.cases, row)
+        assert not all_divergences([result]), row
+        assert result.speculated > result.cycles / 2, f"{row} hardly speculated"
+    assert_whole(served.router)
+
+
+@pytest.mark.parametrize("recurrent", [("small", "target"), ("middle",)])
+def test_models_with_and_without_recurrent_layers_serve_in_one_chain(
+    recurrent: tuple[str, ...], tmp_path: Path
+) -> None:
+    kinds = {kind: save_family(tmp_path / kind, kind) for kind in (HYBRID, "llama")}
+    paths = {name: kinds[HYBRID if name in recurrent else "llama"][name] for name in NAMES}
+    engine = {"max_requests": 4, "max_model_len": 128, "prefill_chunk": 16, "preload": False}
+    with ChainRouter.from_config({"pool": pool_settings(paths), "engine": engine}) as router:
+        prompts = [tuple(range(17, 20 + 9 * index)) for index in range(6)]
+        cases = make_cases(open_oracle(router, "float64"), prompts, _params)
+        for width in WIDTHS:
+            row = Arrangement(mode=NAMES, batch=4, depth=3, width=width)
+            result = compare(router, cases, row)
+            assert not all_divergences([result]), row
+            assert result.speculated > 0
+        assert_whole(router)
+
+
+@pytest.mark.parametrize("served", [HYBRID], indirect=True)
+def test_forwards_that_fail_between_layers_change_no_token(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drafters' and intermediates', with recurrent layers that have read on and others that have
+    not."""
+    usual, calls = RecurrentPass.scan, itertools.count(1)
+
+    def scan(self: RecurrentPass, layer: int, *given: Any) -> Tensor:
+        if layer == 2 and 3 not in self._store.layers and next(calls) % 5 == 0:
+            raise RuntimeError("out of memory")
+        return usual(self, layer, *given)
+
+    monkeypatch.setattr(RecurrentPass, "scan", scan)
+    settings = served.router.config.model_dump()
+    with ChainRouter.from_config(settings) as router:
+        for width in WIDTHS:
+            row = Arrangement(mode=("small", "target"), batch=4, depth=3, width=width)
+            assert not all_divergences([compare(router, served.cases, row)])
+        assert_whole(router)
+    assert next(calls) > 10
 
 
 def test_no_text_differs_where_recurrent_states_are_shared_preempted_and_lost(
