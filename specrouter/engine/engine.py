@@ -108,6 +108,7 @@ class Engine:
         self.decode_counts = self._step.counts
         self._quarantine = self._step.quarantine
         self._baseline_ms: float | None = None  # the last that made sense
+        self._prefill_ms = 0.0  # of a prompt token
         self._stepping = StepLock()  # state may be looked at from outside between steps
 
     # What may be asked from any thread
@@ -216,9 +217,16 @@ class Engine:
         return None
 
     def predicted_prefill_ms(self) -> float:
-        """Of a prompt token on the target, in full chunks."""
+        """Of a prompt token on the target, in full chunks; the last one that was known, at first 0.0:
+        an implied TTFT is then the least that there is."""
+        self._faults.each("accounts", self._predict_prefill)
+        return self._prefill_ms
+
+    def _predict_prefill(self) -> None:
         known, chunk = self.profiler.snapshot(), self._config.engine.prefill_chunk
-        return known.machine * known.times[self._pool.target].at(chunk) / chunk
+        found_ms = known.machine * known.times[self._pool.target].at(chunk) / chunk
+        if math.isfinite(found_ms):
+            self._prefill_ms = found_ms
 
     def predict(self, chain: Chain, shape: DraftShape, requests: int) -> float:
         """See `ChainRouter.predict`."""
