@@ -217,8 +217,8 @@ class Engine:
         return None
 
     def predicted_prefill_ms(self) -> float:
-        """Of a prompt token on the target, in full chunks; the last one that was known, at first 0.0:
-        an implied TTFT is then the least that there is."""
+        """Of a prompt token on the target, in full chunks; the last one that was known. At first
+        0.0: an implied TTFT is then the least that there is."""
         self._faults.each("accounts", self._predict_prefill)
         return self._prefill_ms
 
