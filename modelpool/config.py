@@ -74,14 +74,16 @@ class ModelConfig(BaseModel):
     Attributes:
         name: the name in chains, and of the target for clients; without spaces, ">" and ",".
         source: `hub:ORG/NAME`, `path:DIR` (or a path that begins with "/", "." or "~"),
-            `bundled:NAME`; `quantised:TARGET`: the target with int8 weights, or int4 if `weights`
-            says so, on the CPU. Without a model: `suffix` quotes the request's text and its
-            tenant's earlier outputs, `ngram` the request's text by contexts of at most four tokens,
-            `drafter:package.module:NAME` is a subclass of `specrouter.execution.drafter.Drafter`.
+            `gguf:FILE` (or a path that ends in ".gguf"), `bundled:NAME`; `quantised:TARGET`: the
+            target with int8 weights, or int4 if `weights` says so, on the CPU. Without a model:
+            `suffix` quotes the request's text and its tenant's earlier outputs, `ngram` the
+            request's text by contexts of at most four tokens, `drafter:package.module:NAME` is a
+            subclass of `specrouter.execution.drafter.Drafter`.
         dtype: `auto` is the checkpoint's, but on the CPU float32 for drafters of fewer than 8M
             parameters and where the CPU has no kernels for a half precision (bfloat16 needs
             AVX-512), if there is memory.
-        weights: of the linear layers. `auto` is the checkpoint's (also compressed-tensors W8A8);
+        weights: of the linear layers. `auto` is the checkpoint's (also compressed-tensors W8A8; of
+            a GGUF file int8 or int4 by its types, on the CPU where dtype is auto, else plain);
             `int8` and `int4` (groups of 32, the head in int8) quantise at load, which changes the
             text. CPU only; one that has no kernels for them keeps plain weights, with a warning.
         device: `auto` (by free memory, the target first, then the largest), `cpu`, `cuda` or

@@ -7,7 +7,7 @@ it when the first model is loaded, so that a bad configuration is refused at onc
 import copy
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,6 +30,7 @@ from modelpool.fast.direct_forward import direct_forward_of
 from modelpool.fast.graph_runner import CudaGraphs
 from modelpool.fast.lean_forward import is_quantised, lean_forward_of
 from modelpool.fast.tuning import PLAIN, Tuning
+from modelpool.gguf.weights import plain_checkpoint
 from modelpool.packed_model import PackedModel
 
 logger = logging.getLogger(__name__)
@@ -51,8 +52,8 @@ def load_model(
     """
     started = time.perf_counter()
     try:
-        with _progress(config.name):
-            read = _read(config, directory, placement)
+        with _progress(config.name), plain_checkpoint(directory, config.dtype) as plain:
+            read = replace(_read(config, plain.folder, placement), in_int8=plain.in_int8)
     except torch.OutOfMemoryError:
         raise  # a RuntimeError too, which is also what weights of other shapes are told by
     except (OSError, ValueError, KeyError, ImportError, SafetensorError, RuntimeError) as error:
@@ -72,7 +73,7 @@ def load_model(
         raise UnsupportedModelError(f"{field}.source", error.reason) from error
     if not is_kept_plain:
         try:
-            _quantise(packed, read.stored, config.weights == "auto", tuning)
+            _quantise(packed, read, config.weights == "auto", tuning)
         except UnsupportedModelError as error:
             raise UnsupportedModelError(f"{field}.weights", error.reason) from error
     _log(packed, placement, time.perf_counter() - started)
@@ -95,11 +96,9 @@ def _wrap_plain(name: str, model: PreTrainedModel, vocab_size: int, tuning: Tuni
     return PackedModel.wrap(name, model, vocab_size, replace(tuning, pack_weights=False))
 
 
-def _quantise(
-    packed: PackedModel, stored: Mapping[str, Int8Values], only_stored: bool, tuning: Tuning
-) -> None:
+def _quantise(packed: PackedModel, read: "_Read", only_stored: bool, tuning: Tuning) -> None:
     """See `PackedModel.quantise_weights`. What is not quantised is packed where that is asked."""
-    packed.quantise_weights(stored, only_stored, tuning.weights)
+    packed.quantise_weights(read.stored, only_stored, tuning.weights, read.in_int8)
     if tuning.pack_weights:
         packed.pack_weights()
     packed.shortcut = lean_forward_of(packed) if is_quantised(packed.model) else None
@@ -138,11 +137,13 @@ def _wrap_drafter(
 
 @dataclass(frozen=True, eq=False)
 class _Read:
-    """A model, the weights that it lacks, and those that the checkpoint has in int8, by layer."""
+    """A model, the weights that it lacks, those that the checkpoint has in int8, by layer, and
+    names of layers that are not to be in int4."""
 
     model: PreTrainedModel
     missing: Sequence[str]
     stored: Mapping[str, Int8Values] = field(default_factory=dict)
+    in_int8: Collection[str] = ()
 
 
 def _read(config: ModelConfig, directory: Path, placement: Placement) -> _Read:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from modelpool.checkpoint.footprint import (
@@ -24,6 +25,7 @@ from modelpool.checkpoint.tokenizers import files_fingerprint, load_tokenizer, t
 from modelpool.config import ModelConfig, Weights
 from modelpool.errors import ConfigError
 from modelpool.fast.int4 import exact_kernels, quantised_refusal
+from modelpool.gguf.description import describe, is_gguf
 from modelpool.inflate.inflated import inflated_source
 
 
@@ -33,7 +35,7 @@ class Member:
     field: str  # its place in the configuration, such as pool.models[1]
     path: Path
     facts: CheckpointFacts
-    headers: Sequence[Header] | None = None  # of weights that were not fetched
+    headers: Sequence[Header] | None = None  # of weights that are not in `path`
     states: int = 0  # of rows, that its place must have room for if layers are recurrent
 
     @property
@@ -48,6 +50,8 @@ class Member:
 
 
 def open_member(config: ModelConfig, field: str, headers_only: bool) -> Member:
+    if is_gguf(config.source):
+        return _open_gguf(config, field)
     headers: Sequence[Header] | None = None
     source, remote_code = config.source, config.trust_remote_code
     resolve: dict[str, Any] = {
@@ -65,6 +69,18 @@ def open_member(config: ModelConfig, field: str, headers_only: bool) -> Member:
         path = inflated_source(path, config.inflate_to, dtype=config.dtype, field=field)
     facts = _read_facts(config, path, field, headers)
     return Member(config=config, field=field, path=path, facts=facts, headers=headers)
+
+
+def _open_gguf(config: ModelConfig, field: str) -> Member:
+    """On the CPU linear layers keep as few bits as the file has, unless a dtype is asked for."""
+    if config.inflate_to is not None:
+        raise ConfigError(f"{field}.inflate_to", "a GGUF file cannot be inflated")
+    found = describe(config.source, field)
+    on_cpu = config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available())
+    if (config.weights, config.dtype) == ("auto", "auto") and on_cpu:
+        config = config.model_copy(update={"weights": found.weights})
+    facts = _read_facts(config, found.folder, field, found.headers)
+    return Member(config=config, field=field, path=found.folder, facts=facts, headers=found.headers)
 
 
 def _read_facts(

@@ -8,8 +8,9 @@ a forward need not reach. After that `forward` may be trusted.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from statistics import mean
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from modelpool.fast.cpu import cpu_threads
 from modelpool.fast.lean_norm import replace_norms
 from modelpool.fast.linear import pack_linears, parameter_count
 from modelpool.fast.llama_shape import is_llama_shaped
-from modelpool.fast.quantised import quantise_linears
+from modelpool.fast.quantised import quantise_linears, roundings
 from modelpool.fast.tuning import PLAIN, Tuning
 from modelpool.forward import Forward, ForwardOutput, HiddenLayers, SizedForward
 from modelpool.outline import use_packed_attention
@@ -182,6 +183,7 @@ class PackedModel:
         stored: Mapping[str, Int8Values] | None = None,
         only_stored: bool = False,
         weights: KeptWeights = "int8",
+        in_int8: Collection[str] = (),
     ) -> None:
         """Keeps its linear layers in int8 or int4, as `quantise_linears` does.
 
@@ -192,9 +194,12 @@ class PackedModel:
         with torch.inference_mode():
             expected, _ = probed(self.forward, self, parts)
             together = is_llama_shaped(self.model)
-            left = quantise_linears(self.model, stored, only_stored, together, weights)
+            left = quantise_linears(self.model, stored, only_stored, together, weights, in_int8)
             got, _ = probed(self.forward, self, parts)
         check_parity(field, expected, got, _MOST_DIFFERENCE[weights], f"weights: {weights}")
+        for kept, errors in roundings(self.model).items():
+            error = f"mean relative error {mean(errors):.2g}"
+            logger.info("%s: %d layers rounded to %s, %s", self.name, len(errors), kept, error)
         if left:
             logger.warning(
                 "%s: %d layers stay as they are, such as %s", self.name, len(left), left[0]

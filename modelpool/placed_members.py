@@ -244,7 +244,9 @@ class PlacedMembers:
             return
         member, target = self._members[name], self._config.target
         reason = quantised_refusal() if member.facts.weights == "plain" else None
-        if self._members[target].facts.stored != "plain":
+        own = self._members[target].facts
+        is_as_small = own.weights != "plain" and own.weights in ("int4", member.facts.weights)
+        if own.stored != "plain" or is_as_small:
             reason = f"the checkpoint of {target!r} is quantised already"
         if reason is not None:
             raise ConfigError(f"{member.field}.source", f"{reason}: {target!r} can have no twin")

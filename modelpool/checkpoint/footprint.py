@@ -108,7 +108,8 @@ class Kept:
         def taken(one: StoredParameter) -> int | None:
             if not (one.dtype == "I8" or (every and one.is_linear)):
                 return None
-            return one.int4_bytes if in_int4 and not one.is_head else one.int8_bytes
+            is_int4 = in_int4 and not one.is_head and one.dtype != "I8"
+            return one.int4_bytes if is_int4 else one.int8_bytes
 
         return taken
 

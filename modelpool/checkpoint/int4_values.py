@@ -58,10 +58,8 @@ class Int4Values:
         return Int8Values(levels.to(torch.int8), self.units)
 
     def relative_error(self, weight: Tensor) -> float:
-        """Root mean square of what rounding changed, over that of `weight` [out, in]."""
-        plain = weight.detach().float()
-        changed = torch.linalg.vector_norm(self.expanded().plain() - plain)
-        return float(changed / torch.linalg.vector_norm(plain).clamp(min=_TINY))
+        """See `Int8Values.relative_error`."""
+        return self.expanded().relative_error(weight)
 
 
 def _quantised(weight: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -40,6 +40,12 @@ class Int8Values:
         """[out, in] float32."""
         return self.levels.float() * self.scales.unsqueeze(1)
 
+    def relative_error(self, weight: Tensor) -> float:
+        """Root mean square of what rounding changed, over that of `weight` [out, in]."""
+        plain = weight.detach().float()
+        changed = torch.linalg.vector_norm(self.plain() - plain)
+        return float(changed / torch.linalg.vector_norm(plain).clamp(min=_TINY))
+
 
 def read_int8(directory: Path) -> tuple[dict[str, Tensor], Mapping[str, Int8Values]]:
     """All weights in floating point, by their names, and the quantised ones by their layers'.

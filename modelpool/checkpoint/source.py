@@ -5,7 +5,8 @@
                         counts from the working directory
     hub:ORG/NAME        a repository of the Hugging Face hub, at `revision`
 
-The sources `ngram` and `quantised:TARGET` have no files: `ModelPool` never resolves them.
+The sources `ngram` and `quantised:TARGET` have no files, and a GGUF file has a reader of its own
+(`modelpool.gguf`): none of them comes here.
 
 A hub repository is downloaded here, at construction, so that a missing model is an error of the
 configuration and not of a request. Only safetensors, JSON, tokenizer and template files are
@@ -61,8 +62,8 @@ def resolve_source(
     else:
         raise _error(
             field,
-            f"cannot read {source!r}: write bundled:NAME, path:DIR, hub:ORG/NAME, ngram, "
-            f"quantised:TARGET, or a path that starts with '/', '.' or '~'{_likely(source)}",
+            f"cannot read {source!r}: write bundled:NAME, path:DIR, gguf:FILE, hub:ORG/NAME, "
+            f"ngram, quantised:TARGET, or a path that starts with '/', '.' or '~'{_likely(source)}",
         )
     _check_config(directory, field)
     if not any(directory.glob("*.safetensors")):

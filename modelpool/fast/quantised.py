@@ -8,7 +8,7 @@ With `int4` a layer whose weights 4 bits hold badly is in int8, and so is the he
 later layer makes good.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -38,9 +38,16 @@ class QuantisedLinear(nn.Module):
         out_features: int,
         bias: Tensor | None,
         is_tied: bool,
+        rounding: tuple[KeptWeights, float] | None = None,
     ) -> None:
-        """`bias`: its part of the weight's. `is_tied`: an embedding keeps the plain weight."""
+        """
+        Args:
+            bias: its part of the weight's.
+            is_tied: an embedding keeps the plain weight.
+            rounding: to what, and its relative error; None where the checkpoint has the weight so.
+        """
         super().__init__()
+        self.rounding = rounding
         self.in_features, self.out_features = weight.in_features, out_features
         self.hidden_parameters = 0 if is_tied else self.in_features * out_features
         self.bias = bias
@@ -60,6 +67,7 @@ def quantise_linears(
     only_stored: bool = False,
     together: bool = True,
     weights: KeptWeights = "int8",
+    in_int8: Collection[str] = (),
 ) -> list[str]:
     """Replaces, in place, the linear layers of `model`; the names of those that it cannot.
 
@@ -73,6 +81,7 @@ def quantise_linears(
         together: layers that read the same input share a weight, for a forward that calls them
             `joined`; the modules' own computes all outputs for each of them.
         weights: `int4`: in 4 bits, but for the head and for layers that these hold badly.
+        in_int8: names of more layers that are not in 4 bits.
     """
     given = stored or {}
     embeddings = {id(each.weight) for each in model.modules() if isinstance(each, nn.Embedding)}
@@ -89,7 +98,8 @@ def quantise_linears(
         for names in _groups({name: able[name] for name in able if name in wanted}, together):
             layers = [able[name] for name in names]
             values = [given.get(prefix + name) for name in names]
-            in_int4 = weights == "int4" and head not in layers
+            is_wide = head in layers or any(prefix + name in in_int8 for name in names)
+            in_int4 = weights == "int4" and not is_wide
             done.update(zip(layers, _replaced(layers, values, embeddings, in_int4), strict=True))
         for name, layer in linears.items():
             if layer in done:
@@ -97,6 +107,15 @@ def quantise_linears(
     if done:
         let_go_of_file(model.parameters())
     return left
+
+
+def roundings(model: nn.Module) -> dict[KeptWeights, list[float]]:
+    """The relative errors of weights that were rounded, by what to."""
+    found = dict[KeptWeights, list[float]]()
+    for layer in model.modules():
+        if isinstance(layer, QuantisedLinear) and layer.rounding is not None:
+            found.setdefault(layer.rounding[0], []).append(layer.rounding[1])
+    return found
 
 
 def _groups(layers: Mapping[str, nn.Module], together: bool) -> Iterator[tuple[str, ...]]:
@@ -127,25 +146,40 @@ def _replaced(
     biases = [layer.bias.detach() for layer in layers if isinstance(layer.bias, Tensor)]
     bias = torch.cat(biases) if biases else None
     small = _in_int4(layers) if in_int4 and not any(values) else None
-    shared = _weight_in_int4(small, bias) if small else None
-    if shared is None:
-        pairs = zip(layers, values, strict=True)
-        shared = _in_int8([kept or Int8Values.of(_weight(one)) for one, kept in pairs], bias)
+    if small:
+        shared = _weight_in_int4(list(small), bias)
+        roundings = _all_to("int4", small.values())
+    else:
+        wide = [_of_int8(*pair) for pair in zip(layers, values, strict=True)]
+        shared = _in_int8([one for one, _ in wide], bias)
+        roundings = _all_to("int8", [error for _, error in wide])
     for layer in layers:
         layer.register_parameter("weight", None)
     start = 0
-    for layer, rows, is_tied in zip(layers, sizes, tied, strict=True):
-        yield QuantisedLinear(shared, start, rows, layer.bias, is_tied)  # type: ignore[arg-type]
+    for layer, rows, is_tied, rounding in zip(layers, sizes, tied, roundings, strict=True):
+        yield QuantisedLinear(shared, start, rows, layer.bias, is_tied, rounding)  # type: ignore[arg-type]
         start += rows
 
 
-def _in_int4(layers: Sequence[nn.Module]) -> list[Int4Values] | None:
-    """None: 4 bits hold one of them badly."""
-    found = [Int4Values.of(_weight(layer)) for layer in layers]
-    pairs = zip(found, layers, strict=True)
-    if any(one.relative_error(_weight(layer)) > _MOST_ERROR for one, layer in pairs):
-        return None
-    return found
+def _all_to(
+    kept: KeptWeights, errors: Iterable[float | None]
+) -> list[tuple[KeptWeights, float] | None]:
+    return [None if error is None else (kept, error) for error in errors]
+
+
+def _of_int8(layer: nn.Module, kept: Int8Values | None) -> tuple[Int8Values, float | None]:
+    """A layer's weight, and what rounding it changed."""
+    if kept is not None:
+        return kept, None
+    found = Int8Values.of(_weight(layer))
+    return found, found.relative_error(_weight(layer))
+
+
+def _in_int4(layers: Sequence[nn.Module]) -> dict[Int4Values, float] | None:
+    """With their errors. None: 4 bits hold one of them badly."""
+    found = {Int4Values.of(_weight(layer)): layer for layer in layers}
+    errors = {one: one.relative_error(_weight(layer)) for one, layer in found.items()}
+    return errors if max(errors.values()) <= _MOST_ERROR else None
 
 
 def _weight_in_int4(parts: Sequence[Int4Values], bias: Tensor | None) -> QuantisedWeight:

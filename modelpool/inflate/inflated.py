@@ -1,9 +1,6 @@
 """Inflated checkpoints, each written once into the cache (`inflate_to` of a pool's member).
 
-Contract: a folder is written under another name and renamed, so any number of processes may ask at
-once; the last to finish throws its copy away. The name holds what the content depends on: source,
-size, dtype. Its files' checksums lie beside them and are read each time: a folder that is damaged
-is made anew, with a warning. What a killed process has left behind goes after an hour.
+Contract: that of `cached_folder`. The name holds what the content depends on: source, size, dtype.
 
 The work is done by another process: torch in this thread would start a second OpenMP pool, which
 slows each later forward of the engine's thread.
@@ -13,22 +10,18 @@ import hashlib
 import json
 import logging
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
-from contextlib import suppress
 from pathlib import Path
 
-from modelpool.checkpoint.cache_dir import cache_dir, make_folder, remove_left
+from modelpool.checkpoint.cache_dir import cache_dir
+from modelpool.checkpoint.cached_folder import cached_folder
 from modelpool.config import Dtype
 from modelpool.errors import ConfigError
-from modelpool.inflate.checksums import damage, write_checksums
 from modelpool.inflate.inflate import COPIED, FAULTS, inflated_shape
 
 logger = logging.getLogger(__name__)
 
-_UNFINISHED = ".unfinished-"
 _FORMAT = "1"  # changes when the same arguments would give another content
 _HASHED_BYTES = 64 * 2**20  # of larger files only size and time of change count
 _WIDTHS = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
@@ -45,8 +38,8 @@ def inflated_source(source: Path, min_parameters: int, *, dtype: Dtype, field: s
         written_dtype = _stored_dtype(source) if dtype == "auto" else dtype
         shape = inflated_shape(source, min_parameters)
         folder = cache_dir() / "inflated" / _name(source, min_parameters, written_dtype)
-        _remove_damaged(folder)
-        if not folder.is_dir():
+
+        def write(unfinished: Path) -> None:
             size = shape.parameter_count * _WIDTHS[written_dtype]
             logger.info(
                 "inflating %s to %.1fM parameters: writing %.2f GB to %s",
@@ -55,42 +48,14 @@ def inflated_source(source: Path, min_parameters: int, *, dtype: Dtype, field: s
                 size / 1e9,
                 folder,
             )
-            _write(source, folder, min_parameters, written_dtype)
+            _inflate_elsewhere(source, unfinished, min_parameters, written_dtype)
+
+        return cached_folder(folder, write)
     except ConfigError as error:
         raise ConfigError(f"{field}.inflate_to", error.reason) from error
     except FAULTS as error:
         reason = f"cannot inflate {str(source)!r}: {error}"
         raise ConfigError(f"{field}.inflate_to", reason) from error
-    return folder
-
-
-def _remove_damaged(folder: Path) -> None:
-    """Other processes may have its files open, which does them no harm. Raises `OSError`."""
-    remove_left(folder.parent, f"{_UNFINISHED}*")
-    if not os.path.lexists(folder):
-        return
-    reason = damage(folder)
-    if reason is None:
-        return
-    logger.warning("%s is damaged (%s) and is made anew", folder, reason)
-    away = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=folder.parent))
-    with suppress(FileNotFoundError):  # another process was first
-        folder.rename(away / folder.name)
-    shutil.rmtree(away, ignore_errors=True)
-
-
-def _write(source: Path, folder: Path, min_parameters: int, dtype: str) -> None:
-    make_folder(folder.parent)
-    unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=folder.parent))
-    try:
-        _inflate_elsewhere(source, unfinished, min_parameters, dtype)
-        write_checksums(unfinished)
-        unfinished.rename(folder)
-    except OSError:
-        if not folder.is_dir():  # else another process was first
-            raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _inflate_elsewhere(source: Path, out: Path, min_parameters: int, dtype: str) -> None:

@@ -30,7 +30,7 @@ _SETTINGS = {
     "port": "server.port",
     "log_format": "server.log_format",
 }
-_SCHEMES = ("bundled:", "path:", "hub:", "quantised:")
+_SCHEMES = ("bundled:", "path:", "gguf:", "hub:", "quantised:")
 _TWIN = "quantised"  # of the target, whatever that is called
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 _PATH_PART = re.compile(r"[^.\[\]]+|\[\d+\]")
@@ -50,7 +50,7 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
         "target", nargs="?", metavar="TARGET",
-        help="a folder with a checkpoint, ORG/NAME on the hub, a bundled scenario "
+        help="a folder with a checkpoint, a GGUF file, ORG/NAME on the hub, a bundled scenario "
         f"({', '.join(scenario_names())}) or model, or a YAML file (default: tiny)",
     )  # fmt: skip
     what.add_argument("--config", metavar="FILE", help="a YAML scenario, or a bundled one's name")
@@ -117,6 +117,8 @@ def _base(arguments: argparse.Namespace) -> tuple[dict[Any, Any], dict[str, str]
 
 def _is_scenario(target: str) -> bool:
     path = Path(target).expanduser()
+    if path.suffix == ".gguf":
+        return False
     is_named = target in scenario_names() or path.suffix in (".yaml", ".yml")
     return path.is_file() or (is_named and not path.is_dir())
 
@@ -147,6 +149,8 @@ def _source(given: str, argument: str) -> str:
 
     if given in TEXT_SOURCES or given.startswith(_SCHEMES):
         return given
+    if given.endswith(".gguf"):
+        return f"gguf:{given}"
     if given.startswith(("/", ".", "~")) or Path(given).is_dir():
         return f"path:{given}"
     if given in bundled_names():
@@ -164,7 +168,9 @@ def _name(source: str, taken: list[str]) -> str:
     """The hub's own, or the folder's; another one where it is taken."""
     scheme, separator, rest = source.partition(":")
     name = rest if separator else scheme
-    if scheme == "path":
+    if scheme == "gguf":
+        name = Path(rest).stem
+    elif scheme == "path":
         name = Path(rest).expanduser().resolve().name
     elif scheme == _TWIN:
         name = f"{rest}-int8"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from modelpool.inflate.checksums import NAME, damage, write_checksums
+from modelpool.checkpoint.checksums import NAME, damage, write_checksums
 from tests.cache_damage import OF_FILE, OF_FOLDER, OF_NUMBERS
 
 

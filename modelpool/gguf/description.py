@@ -1,0 +1,332 @@
+"""A GGUF file's configuration and tokenizer as `transformers` has them, in a folder of the cache.
+
+Contract: what reads a checkpoint's folder reads this one; its weights stay in the file until they
+are loaded (`modelpool.gguf.weights`). A fact or a tensor that the model would compute otherwise
+with is refused with `ConfigError`, which names it.
+"""
+
+import hashlib
+import importlib.util
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from modelpool.checkpoint.cache_dir import cache_dir
+from modelpool.checkpoint.cached_folder import cached_folder
+from modelpool.checkpoint.footprint import check_served
+from modelpool.checkpoint.headers import Header, StoredParameter
+from modelpool.config import Weights
+from modelpool.errors import ConfigError
+from modelpool.export.llama_tensors import frequency_factors
+from modelpool.fast.linear import TOGETHER
+from modelpool.gguf.header import GgufHeader, GgufTensor, read_header
+
+ENDING = ".gguf"
+NAME = "gguf.json"  # beside the configuration: the file, and by the model's names its tensors
+_FORMAT = "1"  # changes when a file would be described otherwise
+_GEMMAS = ("gemma", "gemma2", "gemma3")
+_FAMILIES = {
+    "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma": "gemma", "gemma2": "gemma2",
+    "gemma3": "gemma3_text",
+}  # fmt: skip
+_LARGEST_GEMMAS = {"gemma2": 46, "gemma3": 62}  # layers of those that scale scores otherwise
+_LOCAL_THETA = 10_000.0  # of Gemma 3's layers with a window
+_FREQUENCIES = "rope_freqs.weight"
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_LLAMA3_POSITIONS = 8192
+_DTYPES = {"F32": "float32", "F16": "float16"}  # of the rest: bfloat16
+PLAIN = ("F32", "F16", "BF16")
+_INT4_TYPES = ("Q4_0", "Q4_1", "Q4_K", "Q3_K", "Q2_K")
+
+
+@dataclass(frozen=True)
+class Described:
+    """`weights`: as the file's types have them; some of its layers are in int8 where that is
+    int4 (`int8_layers`)."""
+
+    folder: Path
+    headers: tuple[Header, ...]
+    weights: Weights
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A tensor of the file that is a parameter of the model.
+
+    Attributes:
+        heads: its rows are those of so many heads, whose rotated pairs stand side by side.
+        added: what the file has added to each value.
+    """
+
+    name: str
+    heads: int = 0
+    added: float = 0.0
+
+
+def describe(source: str, field: str) -> Described:
+    """Of `gguf:PATH`, or a path. Raises `ConfigError` for `{field}.source`."""
+    if importlib.util.find_spec("gguf") is None:
+        reason = "GGUF files need the package gguf: pip install 'specrouter[gguf]'"
+        raise ConfigError(f"{field}.source", reason)
+    file = Path(source.removeprefix("gguf:").removeprefix("path:")).expanduser().resolve()
+    try:
+        header = read_header(file)
+        folder = cached_folder(_folder(header), partial(_write, header, field))
+        return Described(folder, (_headers(header, placed_in(folder)),), weights_of(header))
+    except ConfigError as error:
+        kind = type(error)
+        raise kind(f"{field}.source", error.reason) from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+        reason = f"cannot read {str(file)!r}: {type(error).__name__}: {error}"
+        raise ConfigError(f"{field}.source", reason) from error
+
+
+def is_gguf(source: str) -> bool:
+    return source.startswith("gguf:") or source.endswith(ENDING)
+
+
+def placed_in(folder: Path) -> dict[str, Placed]:
+    """By the model's names. Raises `OSError`, `ValueError`."""
+    stored = json.loads((folder / NAME).read_text(encoding="utf-8"))
+    return {name: Placed(**one) for name, one in stored["tensors"].items()}
+
+
+def header_in(folder: Path) -> GgufHeader:
+    """Of the file that a folder describes. Raises `ValueError` where that has changed since."""
+    stored = json.loads((folder / NAME).read_text(encoding="utf-8"))
+    header = read_header(Path(stored["file"]))
+    if _folder(header).name != folder.name:
+        raise ValueError("the file has changed since the pool was made")
+    return header
+
+
+def weights_of(header: GgufHeader) -> Weights:
+    kinds = {one.type for one in header.tensors.values() if len(one.shape) > 1}
+    return "int4" if kinds & set(_INT4_TYPES) else "auto" if kinds <= set(PLAIN) else "int8"
+
+
+def int8_weights(header: GgufHeader, placed: Mapping[str, Placed]) -> frozenset[str]:
+    """Names of the weights that are in int8 where other ones are in int4: of linear layers that
+    the file has in more bits, and of those that share a product with one. None where it has none
+    in 4 bits."""
+    if weights_of(header) != "int4":
+        return frozenset()
+    found = {name: header.tensors[one.name] for name, one in placed.items()}
+    wide = {
+        name
+        for name, one in found.items()
+        if StoredParameter(name, one.type, one.shape).is_linear and one.type not in _INT4_TYPES
+    }
+    for names in TOGETHER:
+        for one in [name for name in wide if name.split(".")[-2] in names]:
+            stem, _, ending = one.rsplit(".", 2)
+            wide |= {f"{stem}.{name}.{ending}" for name in names}
+    return frozenset(wide)
+
+
+def _folder(header: GgufHeader) -> Path:
+    digest = hashlib.sha256(_FORMAT.encode())
+    for file in sorted({header.file, *(one.file for one in header.tensors.values())}):
+        facts = file.stat()
+        digest.update(f"{file} {facts.st_size} {facts.st_mtime_ns} ".encode())
+    return cache_dir() / "gguf" / f"{header.file.stem}-{digest.hexdigest()[:16]}"
+
+
+def _headers(header: GgufHeader, placed: Mapping[str, Placed]) -> Header:
+    """As safetensors has them, of what will be kept of each tensor."""
+    in_int8 = int8_weights(header, placed)
+    tensors = {name: header.tensors[one.name] for name, one in placed.items()}
+    return {
+        name: {
+            "dtype": "I8" if name in in_int8 else one.type if one.type in PLAIN else "BF16",
+            "shape": one.shape,
+        }
+        for name, one in tensors.items()
+    }
+
+
+def _write(header: GgufHeader, field: str, folder: Path) -> None:
+    config = _config(header)
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    ends = {"eos_token_id": _ends(header)}
+    (folder / "generation_config.json").write_text(json.dumps(ends))
+    check_served(folder, field)
+    placed = {name: asdict(one) for name, one in _placed(header, config).items()}
+    _tokenizer(header).save_pretrained(folder)
+    described = {"file": str(header.file), "tensors": placed}
+    (folder / NAME).write_text(json.dumps(described, indent=1), encoding="utf-8")
+
+
+def _config(header: GgufHeader) -> dict[str, Any]:
+    """The configuration, checked against the tensors' shapes."""
+    family = header.fact("general.architecture", str)
+    if family not in _FAMILIES:
+        known = ", ".join(_FAMILIES)
+        raise header.error(f"general.architecture is {family!r}, which is not read; read: {known}")
+
+    def size(name: str, default: int | None = None) -> int:
+        found = header.fact(f"{family}.{name}", int, default)
+        if not 0 < found < 2**31:
+            raise header.error(f"{family}.{name} is {found}")
+        return found
+
+    if "token_embd.weight" not in header.tensors:
+        raise header.error("has no tensor 'token_embd.weight'")
+    rows, width = header.tensors["token_embd.weight"].shape
+    layers, hidden, heads = size("block_count"), size("embedding_length"), size(_HEADS)
+    tokens = len(header.fact("tokenizer.ggml.tokens", list))
+    for name, said, found in (
+        (f"{family}.embedding_length", hidden, width),
+        (f"{family}.vocab_size", size("vocab_size", rows), rows),
+        ("the length of tokenizer.ggml.tokens", tokens, rows),
+    ):
+        if said != found:
+            raise header.error(f"{name} is {said}, and 'token_embd.weight' is [{rows}, {width}]")
+    if layers > len(header.tensors):
+        raise header.error(f"{family}.block_count is {layers}: more than there are tensors")
+    head = size("attention.key_length", max(hidden // heads, 1))
+    config: dict[str, Any] = {
+        "model_type": _FAMILIES[family],
+        "dtype": _dtype(header.tensors.values()),
+        "vocab_size": rows,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "intermediate_size": size("feed_forward_length"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": size("attention.head_count_kv", heads),
+        "head_dim": head,
+        "max_position_embeddings": size("context_length"),
+        "rms_norm_eps": header.fact(f"{family}.attention.layer_norm_rms_epsilon", float),
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "rope_parameters": _rope(header, family, head),
+        "eos_token_id": _ends(header),
+        "bos_token_id": header.facts.get("tokenizer.ggml.bos_token_id"),
+    }
+    if size("attention.value_length", head) != head or size(_ROTATED, head) != head:
+        raise header.error(f"{_ROTATED} or attention.value_length is not attention.key_length")
+    return config | (_of_gemma(header, family, config, size) if family in _GEMMAS else {})
+
+
+_HEADS, _ROTATED = "attention.head_count", "rope.dimension_count"
+
+
+def _of_gemma(
+    header: GgufHeader, family: str, config: Mapping[str, Any], size: Callable[[str, int], int]
+) -> dict[str, Any]:
+    head, heads = config["head_dim"], config["num_attention_heads"]
+    if config["num_hidden_layers"] == _LARGEST_GEMMAS.get(family):
+        head = config["hidden_size"] // heads
+    if family == "gemma":
+        return {}
+    found: dict[str, Any] = {"query_pre_attn_scalar": head}
+    found["sliding_window"] = size("attention.sliding_window", 4096)
+    if family == "gemma2":
+        for name, default in (("attn", 50.0), ("final", 30.0)):
+            said = header.fact(f"gemma2.{name}_logit_softcapping", float, default)
+            found[f"{name}_logit_softcapping"] = said
+        return found
+    period = size("attention.sliding_window_pattern", 6)
+    kinds = ("full_attention", "sliding_attention")
+    found["layer_types"] = [
+        kinds[(layer + 1) % period != 0] for layer in range(config["num_hidden_layers"])
+    ]
+    local = {"rope_type": "default", "rope_theta": _LOCAL_THETA}
+    both = {"full_attention": config["rope_parameters"], "sliding_attention": local}
+    return found | {"rope_parameters": both}
+
+
+def _rope(header: GgufHeader, family: str, head_dim: int) -> dict[str, Any]:
+    theta = header.fact(
+        f"{family}.rope.freq_base", float, 1e6 if family == "gemma3" else _LOCAL_THETA
+    )
+    base: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
+    scaling = f"{family}.rope.scaling"
+    kind = header.fact(f"{scaling}.type", str, "none")
+    if _FREQUENCIES in header.tensors:
+        return base | _llama3(header, theta, head_dim)
+    if kind == "none":
+        return base
+    if kind not in ("linear", "yarn"):
+        raise header.error(f"{scaling}.type is {kind!r}, not none, linear or yarn")
+    base |= {"rope_type": kind, "factor": header.fact(f"{scaling}.factor", float)}
+    if kind == "yarn":
+        original = header.fact(f"{scaling}.original_context_length", int)
+        base["original_max_position_embeddings"] = original
+    return base
+
+
+def _llama3(header: GgufHeader, theta: float, head_dim: int) -> dict[str, Any]:
+    """Of the frequencies' factors, where they are those of Llama 3."""
+    tensor = header.tensors[_FREQUENCIES]
+    stored = np.fromfile(tensor.file, "<f4", head_dim // 2, offset=tensor.start)
+    factor = float(stored.max(initial=0.0))
+    found = {"rope_type": "llama3", "factor": factor, **_LLAMA3}
+    found["original_max_position_embeddings"] = _LLAMA3_POSITIONS
+    is_whole = tensor.type == "F32" and tensor.shape == (head_dim // 2,) and 1 <= factor < 1e6
+    wanted = frequency_factors(found | {"rope_theta": theta}, head_dim) if is_whole else None
+    if wanted is None or not torch.allclose(torch.from_numpy(stored), wanted, rtol=1e-4):
+        raise header.error(f"tensor {_FREQUENCIES!r} has not the factors of Llama 3's rotation")
+    return found
+
+
+def _dtype(tensors: Iterable[GgufTensor]) -> str:
+    """That most bytes are meant for."""
+    sizes = dict[str, int]()
+    for one in tensors:
+        name = _DTYPES.get(one.type, "bfloat16")
+        sizes[name] = sizes.get(name, 0) + one.size_bytes
+    return max(sizes, key=lambda name: sizes[name])
+
+
+def _ends(header: GgufHeader) -> list[int]:
+    names = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot")]
+    return sorted({header.fact(name, int) for name in names if name in header.facts})
+
+
+def _placed(header: GgufHeader, config: Mapping[str, Any]) -> dict[str, Placed]:
+    """Which tensor is which parameter: each has one of its shape, and none is left over."""
+    import gguf  # optional, and slow to import
+
+    family = header.fact("general.architecture", str)
+    kind = next(one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == family)
+    names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    placed, left = dict[str, Placed](), set(header.tensors) - {_FREQUENCIES}
+    for parameter, shape in _shapes(config).items():
+        if parameter == "lm_head.weight" and config["tie_word_embeddings"]:
+            continue
+        stem, _, ending = parameter.rpartition(".")
+        name = f"{names.get_name(stem)}.{ending}"
+        if name not in header.tensors:
+            raise header.error(f"has no tensor {name!r}")
+        found = header.tensors[name].shape
+        if found != shape:
+            raise header.error(f"tensor {name!r} is {list(found)}, and not {list(shape)}")
+        left.discard(name)
+        turned = heads.get(stem.rpartition(".")[2], 0) if family == "llama" else 0
+        is_raised = family in _GEMMAS and name.endswith("norm.weight")
+        placed[parameter] = Placed(name, turned, 1.0 if is_raised else 0.0)
+    if left:
+        raise header.error(f"tensor {min(left)!r} has no place in a model of {family!r}")
+    return placed
+
+
+def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    settings = AutoConfig.for_model(**config)
+    loader: Any = AutoModelForCausalLM
+    with torch.device("meta"):
+        model = loader.from_config(settings)
+    return {name: tuple(one.shape) for name, one in model.state_dict().items()}
+
+
+def _tokenizer(header: GgufHeader) -> PreTrainedTokenizerFast:
+    from modelpool.gguf.tokenizer import tokenizer_of
+
+    return tokenizer_of(header)

@@ -1,0 +1,96 @@
+"""The tokenizer and the chat template of a GGUF file, by the converter of `transformers`."""
+
+from typing import Any
+
+from tokenizers import Tokenizer, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+from transformers.integrations.gguf.gguf_tokenizer_mapping import (
+    GGUF_PRE_TOKENIZER_SPLITS,
+    GGUF_TOKENIZER_MAPPING,
+    convert_gguf_tokenizer,
+)
+
+from modelpool.errors import ConfigError
+from modelpool.gguf.header import GgufHeader
+
+_MODEL, _PRE, _TOKENS = (f"tokenizer.ggml.{name}" for name in ("model", "pre", "tokens"))
+_BYTE_LEVEL, _SENTENCEPIECE = "gpt2", "llama"
+_DIGITS = "smollm"  # splits off each digit in front of what `gpt-2` does
+_PLAIN = ("gpt-2", "gpt2")
+_SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+
+
+def tokenizer_of(header: GgufHeader) -> PreTrainedTokenizerFast:
+    """Raises `ConfigError` for one that would split text otherwise than the file says."""
+    kind, tokens = header.fact(_MODEL, str), header.fact(_TOKENS, list)
+    if kind not in (_BYTE_LEVEL, _SENTENCEPIECE):
+        reason = f"{_MODEL} is {kind!r}, not {_BYTE_LEVEL!r} or {_SENTENCEPIECE!r}"
+        raise header.error(reason)
+    _check(header, tokens, kind)
+    pre = header.fact(_PRE, str, "default") if kind == _BYTE_LEVEL else None
+    if pre is not None and pre not in (*GGUF_PRE_TOKENIZER_SPLITS, *_PLAIN, _DIGITS):
+        raise header.error(f"{_PRE} is {pre!r}: how it splits text is not known")
+    names = GGUF_TOKENIZER_MAPPING["tokenizer"].items()
+    facts = {name: header.facts[f"tokenizer.{key}"] for key, name in names
+             if f"tokenizer.{key}" in header.facts}  # fmt: skip
+    try:
+        backend: Tokenizer = convert_gguf_tokenizer(header.facts["general.architecture"], facts)[0]
+    except Exception as error:  # of the tokenizers library, which raises bare ones
+        reason = f"the tokenizer cannot be made: {type(error).__name__}: {error}"
+        raise ConfigError("", f"{str(header.file)!r}: {reason}") from error
+    if pre == _DIGITS:
+        split = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([digits, split])
+    special = _special(header, tokens)
+    _put_around(header, backend, special, kind)
+    template = header.fact("tokenizer.chat_template", str, "")
+    options: dict[str, Any] = {"chat_template": template} if template else {}
+    make: Any = PreTrainedTokenizerFast
+    tokenizer: PreTrainedTokenizerFast = make(tokenizer_object=backend, **special, **options)
+    if len(tokenizer) != len(tokens):
+        raise header.error(f"{_TOKENS} has {len(tokens)}, and makes {len(tokenizer)} ids")
+    return tokenizer
+
+
+def _check(header: GgufHeader, tokens: list[Any], kind: str) -> None:
+    texts = ["tokens", *["merges"] * (kind == _BYTE_LEVEL)]
+    for name in texts:
+        found = header.fact(f"tokenizer.ggml.{name}", list)
+        if not all(isinstance(one, str) for one in found):
+            raise header.error(f"tokenizer.ggml.{name} is no list of texts")
+    if len(set(tokens)) != len(tokens):
+        raise header.error(f"{_TOKENS} has a token twice")
+    numbers = ["token_type"] * ("tokenizer.ggml.token_type" in header.facts)
+    for name in (*numbers, *["scores"] * (kind == _SENTENCEPIECE)):
+        found = header.fact(f"tokenizer.ggml.{name}", list)
+        if len(found) != len(tokens) or not all(isinstance(one, int | float) for one in found):
+            raise header.error(f"tokenizer.ggml.{name} has not a number for each token")
+
+
+def _special(header: GgufHeader, tokens: list[Any]) -> dict[str, str]:
+    found = dict[str, str]()
+    for name, stored in _SPECIAL.items():
+        key = f"tokenizer.ggml.{stored}_token_id"
+        if key in header.facts:
+            index = header.fact(key, int)
+            if not 0 <= index < len(tokens):
+                raise header.error(f"{key} is {index}, and there are {len(tokens)} tokens")
+            found[f"{name}_token"] = tokens[index]
+    return found
+
+
+def _put_around(header: GgufHeader, backend: Tokenizer, special: dict[str, str], kind: str) -> None:
+    """The tokens that begin and end a text, as the file asks for them."""
+    pattern = ["$A"]
+    if _asks(header, "bos", kind == _SENTENCEPIECE) and "bos_token" in special:
+        pattern.insert(0, special["bos_token"])
+    if _asks(header, "eos", False) and "eos_token" in special:
+        pattern.append(special["eos_token"])
+    ids = [(one, backend.token_to_id(one)) for one in sorted({*pattern} - {"$A"})]
+    around: Any = processors.TemplateProcessing(single=pattern, special_tokens=ids)
+    backend.post_processor = around
+
+
+def _asks(header: GgufHeader, name: str, default: bool) -> bool:
+    return header.fact(f"tokenizer.ggml.add_{name}_token", bool, default)

@@ -1,0 +1,107 @@
+"""The weights of a GGUF file as a checkpoint of safetensors, while they are loaded.
+
+Contract: little is in memory at a time: a model's file is written, row by row, into the cache,
+from where `transformers` maps it, and is gone once it is loaded.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from modelpool.checkpoint.cache_dir import make_folder, remove_left
+from modelpool.gguf.description import NAME, Placed, header_in, int8_weights, placed_in
+from modelpool.gguf.header import GgufHeader, GgufTensor
+
+_AT_ONCE = 2**24  # values
+_PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_WIDE = ("float32", "float64")
+_PREFIX = ".loading-"
+
+
+@dataclass(frozen=True)
+class PlainCheckpoint:
+    """`in_int8`: names of layers that are in no fewer bits."""
+
+    folder: Path
+    in_int8: frozenset[str] = frozenset()
+
+
+@contextmanager
+def plain_checkpoint(folder: Path, dtype: str) -> Iterator[PlainCheckpoint]:
+    """What `folder` describes with its weights; `folder` itself where it has them.
+
+    `dtype`: that is asked for; in half precision quantised weights are bfloat16. Raises `OSError`,
+    `ValueError`, `ConfigError`.
+    """
+    if not (folder / NAME).is_file():
+        yield PlainCheckpoint(folder)
+        return
+    header, placed = header_in(folder), placed_in(folder)
+    make_folder(folder.parent)
+    remove_left(folder.parent, f"{_PREFIX}*")
+    out = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=folder.parent))
+    try:
+        shutil.copy(folder / "config.json", out)
+        _write(out / "model.safetensors", header, placed, dtype in _WIDE)
+        layers = (name.removesuffix(".weight") for name in int8_weights(header, placed))
+        yield PlainCheckpoint(out, frozenset(layers))
+    finally:
+        shutil.rmtree(out, ignore_errors=True)
+
+
+def _write(file: Path, header: GgufHeader, placed: dict[str, Placed], is_wide: bool) -> None:
+    entries, start = dict[str, Any](), 0
+    for name, one in placed.items():
+        tensor = header.tensors[one.name]
+        dtype = _kept(tensor, is_wide)
+        end = start + int(np.prod(tensor.shape)) * dtype.itemsize
+        entries[name] = {
+            "dtype": _NAMES[dtype], "shape": tensor.shape, "data_offsets": [start, end]
+        }  # fmt: skip
+        start = end
+    head = json.dumps({"__metadata__": {"format": "pt"}, **entries}).encode()
+    head += b" " * (-len(head) % 8)
+    with file.open("wb") as stream:
+        stream.write(len(head).to_bytes(8, "little") + head)
+        for one in placed.values():
+            tensor = header.tensors[one.name]
+            for rows in _rows(tensor, one):
+                kept = rows.to(_kept(tensor, is_wide)).contiguous()
+                stream.write(memoryview(kept.view(torch.uint8).numpy()))  # type: ignore[arg-type]
+
+
+def _kept(tensor: GgufTensor, is_wide: bool) -> torch.dtype:
+    return _PLAIN.get(tensor.type, torch.float32 if is_wide else torch.bfloat16)
+
+
+def _rows(tensor: GgufTensor, placed: Placed) -> Iterator[Tensor]:
+    """A few at a time, [n, in] or all of a vector, in the model's order."""
+    count = int(np.prod(tensor.shape[:-1]))
+    laid = (count, tensor.size_bytes // count)
+    stored = np.memmap(tensor.file, np.uint8, "r", tensor.start, laid)
+    order = np.arange(count)
+    if placed.heads:
+        order = order.reshape(placed.heads, -1, 2).swapaxes(1, 2).reshape(-1)
+    step = max(_AT_ONCE // tensor.shape[-1], 1)
+    for start in range(0, count, step):
+        yield _values(stored[order[start : start + step]], tensor.type) - placed.added
+
+
+def _values(stored: NDArray[np.uint8], kind: str) -> Tensor:
+    """Of rows' bytes."""
+    import gguf  # optional, and slow to import
+
+    if kind in _PLAIN:
+        return torch.from_numpy(stored).view(_PLAIN[kind])
+    return torch.from_numpy(gguf.dequantize(stored, gguf.GGMLQuantizationType[kind]))

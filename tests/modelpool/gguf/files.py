@@ -1,0 +1,188 @@
+"""GGUF files of small random models, and what a model with the file's own weights computes.
+
+Contract: written by the package `gguf`, K types from blocks drawn here. The weights that the
+reference has are those that `gguf` makes of the file's bytes, in the order of the checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from modelpool import ModelPool
+from modelpool.config import PoolConfig, validate_config
+from modelpool.export.gguf_tokenizer import read_tokenizer
+from modelpool.export.llama_tensors import rotated_pairs
+from tests.modelpool.factories import SAVERS
+
+FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3")
+QUANTISED = ("Q8_0", "Q5_0", "Q5_1", "Q4_0", "Q4_1")  # that `gguf.quantize` writes
+K_TYPES = {"Q2_K": 84, "Q3_K": 110, "Q4_K": 144, "Q5_K": 176, "Q6_K": 210}  # bytes of a block
+# Where the blocks have their scales, in float16.
+_SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+
+Kinds = Callable[[str], str]  # the type of a matrix, by its name
+
+
+def save(family: str, folder: Path, **settings: Any) -> Path:
+    """A checkpoint whose layers are as its family's are in GGUF files."""
+    layers = {"gemma3": 6}.get(family, 2)
+    SAVERS[family](folder, **{"layers": layers, "dtype": "float32", **settings})
+    if family == "gemma3":
+        file = folder / "config.json"
+        types = ["sliding_attention"] * 5 + ["full_attention"]
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"layer_types": types}))
+    return folder
+
+
+def write(
+    family: str,
+    checkpoint: Path,
+    file: Path,
+    kind: str | Kinds = "F32",
+    facts: Mapping[str, Any] | None = None,
+    more: Mapping[str, torch.Tensor] | None = None,
+    split: int = 0,
+) -> Path:
+    """`facts`, `more`: further ones, and tensors. `split`: tensors of each part."""
+    config = json.loads((checkpoint / "config.json").read_text())
+    writer = gguf.GGUFWriter(file, family, split_max_tensors=split)
+    _put_facts(writer, family, config)
+    _put_tokenizer(writer, checkpoint, config)
+    for name, value in (facts or {}).items():
+        _put(writer, name, value)
+    for name, (tensor, _) in laid_out(family, checkpoint).items():
+        if len(tensor.shape) == 1:
+            writer.add_tensor(name, tensor)
+            continue
+        type_ = kind if isinstance(kind, str) else kind(name)
+        stored = gguf.GGMLQuantizationType[type_]
+        blocks = drawn_blocks(type_, tensor) if type_ in K_TYPES else gguf.quantize(tensor, stored)
+        writer.add_tensor(name, blocks, raw_dtype=stored)
+    for name, extra in (more or {}).items():
+        writer.add_tensor(name, extra.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def laid_out(family: str, checkpoint: Path) -> dict[str, tuple[NDArray[np.float32], str]]:
+    """By the file's names the tensors as it has them, and the checkpoint's names."""
+    config = json.loads((checkpoint / "config.json").read_text())
+    kind = next(one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == family)
+    names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
+    found = dict[str, tuple[NDArray[np.float32], str]]()
+    for name, weight in load_file(checkpoint / "model.safetensors").items():
+        stem, _, ending = name.rpartition(".")
+        order = _order(family, config, name, weight.shape[0])
+        tensor = weight[order] + float(_raised(family, name))
+        found[f"{names.get_name(stem)}.{ending}"] = (tensor.float().numpy(), name)
+    return found
+
+
+def reference(family: str, checkpoint: Path, *files: Path) -> Any:
+    """The model of the checkpoint, in float32, with the weights that the files have."""
+    model: Any = AutoModelForCausalLM.from_pretrained(str(checkpoint), dtype=torch.float32)
+    config = model.config.to_dict()
+    names = {name: ours for name, (_, ours) in laid_out(family, checkpoint).items()}
+    weights = dict[str, torch.Tensor]()
+    for tensor in (one for file in files for one in gguf.GGUFReader(file).tensors):
+        plain = torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type).copy()).float()
+        name = names[tensor.name]
+        order = _order(family, config, name, plain.shape[0]).argsort()
+        weights[name] = plain[order] - float(_raised(family, name))
+    missing = model.load_state_dict(weights, strict=False).missing_keys
+    assert set(missing) <= {"lm_head.weight"}
+    model.train(False)
+    return model
+
+
+def pool_of(file: Path | str, **member: Any) -> ModelPool:
+    settings = {"name": "m", "source": str(file), "device": "cpu", **member}
+    config = validate_config(PoolConfig, {"target": "m", "models": [settings]}, "pool")
+    return ModelPool(config)
+
+
+def drawn_blocks(kind: str, like: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Of a K type, for a matrix of the shape and about the spread of `like`."""
+    random = np.random.default_rng(like.size + int(abs(like[0, 0]) * 1e6))
+    rows, values = like.shape
+    blocks = random.integers(0, 256, (rows, values // 256, K_TYPES[kind]), dtype=np.uint8)
+    for place in _SCALES[kind]:
+        blocks[..., place : place + 2] = np.frombuffer(np.float16(1e-3).tobytes(), np.uint8)
+    plain = gguf.dequantize(blocks.reshape(rows, -1), gguf.GGMLQuantizationType[kind])
+    scale = np.float16(1e-3 * like.std() / plain.std())
+    for place in _SCALES[kind]:
+        blocks[..., place : place + 2] = np.frombuffer(scale.tobytes(), np.uint8)
+    return blocks.reshape(rows, -1)
+
+
+def _order(family: str, config: Mapping[str, Any], name: str, rows: int) -> torch.Tensor:
+    """The rows of a checkpoint's tensor, as the file has them."""
+    order = torch.arange(rows)
+    if family == "llama" and "q_proj" in name:
+        return rotated_pairs(order, config["num_attention_heads"])
+    if family == "llama" and "k_proj" in name:
+        return rotated_pairs(order, config["num_key_value_heads"])
+    return order
+
+
+def _raised(family: str, name: str) -> bool:
+    """Gemmas multiply by 1 + weight, and files have the sum."""
+    return family.startswith("gemma") and "norm" in name
+
+
+def _put_facts(writer: gguf.GGUFWriter, family: str, config: Mapping[str, Any]) -> None:
+    heads = config["num_attention_heads"]
+    head = config.get("head_dim") or config["hidden_size"] // heads
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(head)
+    writer.add_value_length(head)
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    rope = config["rope_parameters"]
+    writer.add_rope_freq_base(float(rope.get("full_attention", rope)["rope_theta"]))
+    if family.startswith("gemma"):
+        writer.add_sliding_window(config["sliding_window"])
+    if family == "gemma2":
+        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+
+
+def _put_tokenizer(writer: gguf.GGUFWriter, folder: Path, config: Mapping[str, Any]) -> None:
+    tokenizer = read_tokenizer(folder, config["vocab_size"], "gpt-2")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(tokenizer.pre)
+    writer.add_token_list(tokenizer.tokens)
+    writer.add_token_types(tokenizer.types)
+    writer.add_token_merges(tokenizer.merges)
+    writer.add_eos_token_id(0)
+
+
+def _put(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
+    for kind, put in (
+        (bool, writer.add_bool),
+        (int, writer.add_uint32),
+        (float, writer.add_float32),
+        (str, writer.add_string),
+        (list, writer.add_array),
+    ):
+        if isinstance(value, kind):
+            put(name, value)
+            return
+    raise TypeError(name)

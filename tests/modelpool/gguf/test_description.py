@@ -1,0 +1,136 @@
+"""What a GGUF file says beside its weights: configuration, tokenizer, template."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoConfig, AutoTokenizer
+
+from modelpool.checkpoint.bundled import bundled_root
+from modelpool.checkpoint.tokenizers import tokenizer_difference
+from modelpool.export.gguf_file import export_gguf
+from modelpool.export.llama_tensors import frequency_factors
+from modelpool.gguf import description
+from specrouter import ChainRouter, SamplingParams, Speculation
+from specrouter.cli.main import main
+from tests.modelpool.gguf.files import pool_of, save, write
+from tests.modelpool.refused import refused
+
+FIELD = "pool.models[0].source"
+BUNDLED = bundled_root() / "tiny-1m"
+TEXT = "The 12 quick  brown foxes, don't they\n\n jump over 3456 dogs?"
+TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export_gguf(BUNDLED, tmp_path_factory.mktemp("exported") / "tiny.gguf", "q8_0").path
+
+
+def test_an_exported_checkpoint_comes_back(exported: Path) -> None:
+    pool = pool_of(exported)
+    assert pool.path("m").name.startswith("tiny-")
+    first = AutoTokenizer.from_pretrained(str(BUNDLED))
+    assert pool.tokenizer.get_vocab() == first.get_vocab()
+    assert pool.tokenizer.encode(TEXT) == first.encode(TEXT)
+    assert pool.tokenizer.decode(first.encode(TEXT)) == TEXT
+    found, wanted = (AutoConfig.from_pretrained(str(one)) for one in (pool.path("m"), BUNDLED))
+    for name in ("hidden_size", "num_hidden_layers", "rms_norm_eps", "rope_parameters",
+                 "tie_word_embeddings", "max_position_embeddings", "vocab_size"):  # fmt: skip
+        assert getattr(found, name) == pytest.approx(getattr(wanted, name)), name
+
+
+def test_the_template_and_the_ends_of_a_text_are_the_files(tmp_path: Path) -> None:
+    save("qwen2", tmp_path / "m")
+    facts = {"tokenizer.chat_template": TEMPLATE, "tokenizer.ggml.eot_token_id": 7,
+             "tokenizer.ggml.bos_token_id": 5, "tokenizer.ggml.add_bos_token": True}  # fmt: skip
+    pool = pool_of(write("qwen2", tmp_path / "m", tmp_path / "m.gguf", facts=facts))
+    assert pool.eos_token_ids == {0, 7}
+    asked = [{"role": "user", "content": "hello"}]
+    assert pool.tokenizer.apply_chat_template(asked, tokenize=False) == "<user>hello"
+    assert pool.tokenizer.encode("a")[0] == 5
+    again = AutoTokenizer.from_pretrained(str(pool.path("m")))
+    assert tokenizer_difference(pool.tokenizer, again) is None
+
+
+def test_llama_3_is_known_by_its_frequencies(tmp_path: Path) -> None:
+    save("llama", tmp_path / "m", hidden=64)
+    config = tmp_path / "m" / "config.json"
+    rope = {
+        "rope_type": "llama3", "rope_theta": 500000.0, "factor": 32.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+    }  # fmt: skip
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"rope_parameters": rope}))
+    factors = frequency_factors(rope, 16)
+    assert factors is not None
+    name = "rope_freqs.weight"
+    file = write("llama", tmp_path / "m", tmp_path / "m.gguf", more={name: factors})
+    found = AutoConfig.from_pretrained(str(pool_of(file).path("m"))).rope_parameters
+    assert found == pytest.approx(rope)
+    other = write("llama", tmp_path / "m", tmp_path / "n.gguf", more={name: factors + 0.1})
+    with refused(FIELD, "has not the factors of Llama 3"):
+        pool_of(other)
+
+
+def test_a_file_is_described_once(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = pool_of(exported).path("m")
+    monkeypatch.setattr(description, "_write", lambda *_: pytest.fail("described again"))
+    assert pool_of(f"gguf:{exported}").path("m") == folder
+
+
+def test_a_file_that_has_changed_since_is_not_loaded(exported: Path, tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(exported.read_bytes())
+    pool = pool_of(file)
+    file.write_bytes(exported.read_bytes() + bytes(32))
+    with refused(FIELD, "has changed"):
+        pool.get("m")
+
+
+def test_without_the_package_the_command_is_named(
+    exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with refused(FIELD, r"pip install 'specrouter\[gguf\]'"):
+        pool_of(exported)
+
+
+def test_it_cannot_be_inflated(exported: Path) -> None:
+    with refused("pool.models[0].inflate_to", "cannot be inflated"):
+        pool_of(exported, inflate_to=10**7)
+
+
+def test_check_takes_a_file_and_drafters(
+    exported: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(exported.parent)
+    assert main(["check", exported.name, "--draft", str(exported), "ngram"]) == 0
+    said = capsys.readouterr().out
+    assert "tiny " in said
+    assert "tiny-2" in said
+    assert main(["check", "missing.gguf"]) != 0
+    failed = capsys.readouterr()
+    assert "cannot be read" in failed.err + failed.out
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_texts_are_the_same_with_speculation_and_without(
+    temperature: float, exported: Path, tmp_path: Path
+) -> None:
+    draft = export_gguf(bundled_root() / "tiny-3m", tmp_path / "other.gguf", "bf16").path
+    models = [
+        {"name": "target", "source": str(exported), "dtype": "float64", "device": "cpu"},
+        {"name": "draft", "source": f"gguf:{draft}", "device": "cpu"},
+    ]
+    params = SamplingParams(max_new_tokens=40, temperature=temperature, seed=7)
+    chains = [("draft", "target"), ("target",), None]
+    with ChainRouter.from_config({"pool": {"target": "target", "models": models}}) as router:
+        texts = [
+            router.generate(["Once upon a time"], params, chain and Speculation(chain=chain))[0]
+            for chain in chains
+        ]
+    assert texts[0].token_ids == texts[1].token_ids == texts[2].token_ids
+    assert len(texts[0].token_ids) > 10

@@ -1,0 +1,150 @@
+"""GGUF files as members of a pool: their logits are those of the weights that the file has."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from modelpool.fast.int4 import Int4Weight
+from modelpool.fast.quantised import QuantisedLinear
+from modelpool.packed_model import PackedModel
+from tests.modelpool.compressed import logits, needs_int8
+from tests.modelpool.gguf.files import (
+    FAMILIES,
+    K_TYPES,
+    QUANTISED,
+    pool_of,
+    reference,
+    save,
+    write,
+)
+
+
+def forms(model: PackedModel) -> dict[str, str]:
+    """What each linear layer was rounded to."""
+    named = model.model.named_modules()
+    found = {name: each for name, each in named if isinstance(each, QuantisedLinear)}
+    return {name: each.rounding[0] for name, each in found.items() if each.rounding}
+
+
+def difference(packed: PackedModel, model: Any) -> float:
+    """Of the logits of a few tokens, over those of `model`."""
+    tokens = (torch.arange(9) * 7919 + 11) % packed.vocab_size
+    with torch.inference_mode():
+        wanted = model(input_ids=tokens[None], use_cache=False).logits[0].float()
+    return float((logits(packed) - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0"])
+def test_in_float32_the_logits_are_those_of_the_file(
+    family: str, kind: str, tmp_path: Path
+) -> None:
+    save(family, tmp_path / "m")
+    file = write(family, tmp_path / "m", tmp_path / "m.gguf", kind)
+    packed = pool_of(file, dtype="float32").get("m")
+    assert not forms(packed)
+    assert difference(packed, reference(family, tmp_path / "m", file)) < 1e-5
+
+
+@needs_int8
+@pytest.mark.parametrize("kind", [*QUANTISED, *K_TYPES])
+def test_every_type_is_read_and_kept_in_as_many_bits(kind: str, tmp_path: Path) -> None:
+    """In float32 as they are. Rounded, the error is that of a model without training, whose layers
+    are loud."""
+    save("llama", tmp_path / "m", hidden=256, dtype="float32")
+    file = write("llama", tmp_path / "m", tmp_path / "m.gguf", kind)
+    model = reference("llama", tmp_path / "m", file)
+    exact = pool_of(file, dtype="float32").get("m")
+    assert difference(exact, model) < 1e-5
+    rounded = pool_of(file).get("m")
+    is_int4 = kind[1] in "234"
+    found = forms(rounded)
+    assert set(found.values()) <= ({"int4", "int8"} if is_int4 else {"int8"})
+    assert len(found) == 2 * 7 + 1
+    assert ("int4" in found.values()) == is_int4
+    assert difference(rounded, model) < (0.6 if is_int4 else 0.2)
+
+
+@needs_int8
+@pytest.mark.parametrize(("kind", "weights"), [("Q8_0", "int8"), ("Q4_0", "int4")])
+def test_rounded_weights_are_those_of_a_checkpoint_in_bfloat16(
+    kind: str, weights: str, tmp_path: Path
+) -> None:
+    save("qwen3", tmp_path / "m", hidden=64)
+    file = write("qwen3", tmp_path / "m", tmp_path / "m.gguf", kind)
+    model = reference("qwen3", tmp_path / "m", file)
+    model.to(torch.bfloat16).save_pretrained(tmp_path / "m")
+    of_file = pool_of(file, dtype="bfloat16", weights=weights).get("m")
+    of_checkpoint = pool_of(tmp_path / "m", dtype="bfloat16", weights=weights).get("m")
+    assert torch.equal(logits(of_file), logits(of_checkpoint))
+
+
+@needs_int8
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_layers_of_more_bits_stay_in_int8_beside_those_in_int4(
+    family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(family, tmp_path / "m", hidden=256)
+    file = write(
+        family,
+        tmp_path / "m",
+        tmp_path / "m.gguf",
+        lambda name: "Q6_K" if "down" in name or "attn_v" in name else "Q4_0",
+    )
+    pool = pool_of(file)
+    with caplog.at_level(logging.INFO):
+        packed = pool.get("m")
+    found = forms(packed)
+    assert {kept for name, kept in found.items() if "gate" in name or "o_proj" in name} == {"int4"}
+    assert {kept for name, kept in found.items() if "down" in name or "v_proj" in name} == {"int8"}
+    said = [one for one in caplog.messages if "rounded to" in one]
+    assert any("rounded to int4, mean relative error 0.0" in one for one in said)
+    assert any("rounded to int8, mean relative error 0.00" in one for one in said)
+
+
+@needs_int8
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+def test_memory_is_known_from_the_header(kind: str, tmp_path: Path) -> None:
+    save("llama", tmp_path / "m", hidden=256, dtype="float32", tied=False)
+    file = write("llama", tmp_path / "m", tmp_path / "m.gguf", kind)
+    pool = pool_of(file)
+    said, packed = pool.plan("m").footprint.weight_bytes, pool.get("m")
+    taken = sum(one.nbytes for one in packed.model.parameters())
+    layers = [one for one in packed.model.modules() if isinstance(one, QuantisedLinear)]
+    for weight in {id(one.shared): one.shared for one in layers}.values():
+        values = weight.in_features * weight.out_features
+        is_int4 = isinstance(weight, Int4Weight)
+        taken += values * 9 // 16 + 8 * weight.out_features if is_int4 else values
+    assert said == pytest.approx(taken, rel=0.03)
+
+
+def test_weights_and_dtype_of_the_configuration_come_first(tmp_path: Path) -> None:
+    save("llama", tmp_path / "m")
+    file = write("llama", tmp_path / "m", tmp_path / "m.gguf", "Q8_0")
+    assert pool_of(file, dtype="bfloat16").plan("m").weights == "plain"
+    assert pool_of(file, weights="int8", dtype="bfloat16").plan("m").weights == "int8"
+    assert pool_of(file, weights="int4").plan("m").weights == "int4"
+    plain = write("llama", tmp_path / "m", tmp_path / "plain.gguf", "F16")
+    assert pool_of(plain).plan("m").weights == "plain"
+
+
+def test_a_split_file_is_one_model(tmp_path: Path) -> None:
+    save("qwen2", tmp_path / "m")
+    write("qwen2", tmp_path / "m", tmp_path / "m.gguf", "Q8_0", split=10)
+    parts = sorted(tmp_path.glob("m-*.gguf"))
+    assert len(parts) > 1
+    packed = pool_of(parts[0], dtype="float32").get("m")
+    assert difference(packed, reference("qwen2", tmp_path / "m", *parts)) < 1e-5
+
+
+def test_nothing_is_left_of_what_was_written_to_load(tmp_path: Path) -> None:
+    save("llama", tmp_path / "m")
+    pool = pool_of(write("llama", tmp_path / "m", tmp_path / "m.gguf", "Q8_0"))
+    pool.get("m")
+    assert not list(pool.path("m").parent.glob(".*"))
+    assert not list(pool.path("m").glob("*.safetensors"))
