@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from modelpool.checkpoint.cache_dir import cache_dir
@@ -132,7 +133,7 @@ def int8_weights(header: GgufHeader, placed: Mapping[str, Placed]) -> frozenset[
 
 
 def _folder(header: GgufHeader) -> Path:
-    digest = hashlib.sha256(_FORMAT.encode())
+    digest = hashlib.sha256(f"{_FORMAT} {transformers.__version__} ".encode())
     for file in sorted({header.file, *(one.file for one in header.tensors.values())}):
         facts = file.stat()
         digest.update(f"{file} {facts.st_size} {facts.st_mtime_ns} ".encode())

@@ -17,6 +17,9 @@ _MODEL, _PRE, _TOKENS = (f"tokenizer.ggml.{name}" for name in ("model", "pre", "
 _BYTE_LEVEL, _SENTENCEPIECE = "gpt2", "llama"
 _DIGITS = "smollm"  # splits off each digit in front of what `gpt-2` does
 _PLAIN = ("gpt-2", "gpt2")
+# Of these llama.cpp begins texts with a token where the file does not say otherwise, and takes a
+# word that is a token whole, whatever the merges make of it.
+_WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken")
 _SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 
@@ -42,8 +45,10 @@ def tokenizer_of(header: GgufHeader) -> PreTrainedTokenizerFast:
         split = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
         digits = pre_tokenizers.Digits(individual_digits=True)
         backend.pre_tokenizer = pre_tokenizers.Sequence([digits, split])
+    if pre in _WHOLE_WORDS:
+        backend.model.ignore_merges = True
     special = _special(header, tokens)
-    _put_around(header, backend, special, kind)
+    _put_around(header, backend, special, kind == _SENTENCEPIECE or pre in _WHOLE_WORDS)
     template = header.fact("tokenizer.chat_template", str, "")
     options: dict[str, Any] = {"chat_template": template} if template else {}
     make: Any = PreTrainedTokenizerFast
@@ -80,10 +85,15 @@ def _special(header: GgufHeader, tokens: list[Any]) -> dict[str, str]:
     return found
 
 
-def _put_around(header: GgufHeader, backend: Tokenizer, special: dict[str, str], kind: str) -> None:
-    """The tokens that begin and end a text, as the file asks for them."""
+def _put_around(
+    header: GgufHeader, backend: Tokenizer, special: dict[str, str], adds_bos: bool
+) -> None:
+    """The tokens that begin and end a text, as the file asks for them.
+
+    `adds_bos`: if it does not say.
+    """
     pattern = ["$A"]
-    if _asks(header, "bos", kind == _SENTENCEPIECE) and "bos_token" in special:
+    if _asks(header, "bos", adds_bos) and "bos_token" in special:
         pattern.insert(0, special["bos_token"])
     if _asks(header, "eos", False) and "eos_token" in special:
         pattern.append(special["eos_token"])

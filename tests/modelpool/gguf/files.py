@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GemmaConfig
 
 from modelpool import ModelPool
 from modelpool.config import PoolConfig, validate_config
-from modelpool.export.gguf_tokenizer import read_tokenizer
+from modelpool.export.gguf_tokenizer import GgufTokenizer, read_tokenizer
 from modelpool.export.llama_tensors import rotated_pairs
-from tests.modelpool.factories import SAVERS
+from tests.modelpool.factories import SAVERS, save_model
 
-FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3")
+FAMILIES = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3")
 QUANTISED = ("Q8_0", "Q5_0", "Q5_1", "Q4_0", "Q4_1")  # that `gguf.quantize` writes
 K_TYPES = {"Q2_K": 84, "Q3_K": 110, "Q4_K": 144, "Q5_K": 176, "Q6_K": 210}  # bytes of a block
 # Where the blocks have their scales, in float16.
@@ -36,7 +37,8 @@ Kinds = Callable[[str], str]  # the type of a matrix, by its name
 def save(family: str, folder: Path, **settings: Any) -> Path:
     """A checkpoint whose layers are as its family's are in GGUF files."""
     layers = {"gemma3": 6}.get(family, 2)
-    SAVERS[family](folder, **{"layers": layers, "dtype": "float32", **settings})
+    saver = SAVERS.get(family, partial(save_model, GemmaConfig, tied=True))
+    saver(folder, **{"layers": layers, "dtype": "float32", **settings})
     if family == "gemma3":
         file = folder / "config.json"
         types = ["sliding_attention"] * 5 + ["full_attention"]
@@ -52,12 +54,17 @@ def write(
     facts: Mapping[str, Any] | None = None,
     more: Mapping[str, torch.Tensor] | None = None,
     split: int = 0,
+    pre: str | None = "gpt-2",
 ) -> Path:
-    """`facts`, `more`: further ones, and tensors. `split`: tensors of each part."""
+    """`facts`, `more`: further ones, and tensors. `split`: tensors of each part. `pre`: None
+    for a sentencepiece vocabulary."""
     config = json.loads((checkpoint / "config.json").read_text())
     writer = gguf.GGUFWriter(file, family, split_max_tensors=split)
     _put_facts(writer, family, config)
-    _put_tokenizer(writer, checkpoint, config)
+    if pre is None:
+        _put_sentencepiece(writer, config["vocab_size"])
+    else:
+        _put_tokenizer(writer, read_tokenizer(checkpoint, config["vocab_size"], pre))
     for name, value in (facts or {}).items():
         _put(writer, name, value)
     for name, (tensor, _) in laid_out(family, checkpoint).items():
@@ -157,21 +164,36 @@ def _put_facts(writer: gguf.GGUFWriter, family: str, config: Mapping[str, Any]) 
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     rope = config["rope_parameters"]
     writer.add_rope_freq_base(float(rope.get("full_attention", rope)["rope_theta"]))
-    if family.startswith("gemma"):
+    if family in ("gemma2", "gemma3"):
         writer.add_sliding_window(config["sliding_window"])
     if family == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
 
 
-def _put_tokenizer(writer: gguf.GGUFWriter, folder: Path, config: Mapping[str, Any]) -> None:
-    tokenizer = read_tokenizer(folder, config["vocab_size"], "gpt-2")
+def _put_tokenizer(writer: gguf.GGUFWriter, tokenizer: GgufTokenizer) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(tokenizer.pre)
     writer.add_token_list(tokenizer.tokens)
     writer.add_token_types(tokenizer.types)
     writer.add_token_merges(tokenizer.merges)
     writer.add_eos_token_id(0)
+
+
+def _put_sentencepiece(writer: gguf.GGUFWriter, vocab_size: int) -> None:
+    """Three special tokens, the bytes, and pieces of which the first is the likeliest."""
+    pieces = ["\u2581", *"theandi", "th", "\u2581th", "\u2581the", "an", "\u2581an", "\u2581and"]
+    texts = ["<unk>", "<s>", "</s>", *[f"<0x{byte:02X}>" for byte in range(256)]]
+    texts += dict.fromkeys(pieces)
+    types = [2, 3, 3, *[6] * 256, *[1] * (len(texts) - 259)]
+    unused = vocab_size - len(texts)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([*texts, *[f"[PAD{one}]" for one in range(unused)]])
+    writer.add_token_types([*types, *[5] * unused])
+    writer.add_token_scores([float(-place) for place in range(vocab_size)])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
 
 
 def _put(writer: gguf.GGUFWriter, name: str, value: Any) -> None:

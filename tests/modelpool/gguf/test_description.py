@@ -56,6 +56,24 @@ def test_the_template_and_the_ends_of_a_text_are_the_files(tmp_path: Path) -> No
     assert tokenizer_difference(pool.tokenizer, again) is None
 
 
+def test_a_sentencepiece_vocabulary_is_read(tmp_path: Path) -> None:
+    save("llama", tmp_path / "m")
+    file = write("llama", tmp_path / "m", tmp_path / "m.gguf", pre=None)
+    tokenizer = pool_of(file).tokenizer
+    ids = tokenizer.encode("the and Z")
+    pieces = tokenizer.convert_ids_to_tokens(ids)
+    assert pieces == ["<s>", "\u2581the", "\u2581and", "\u2581", "<0x5A>"]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "the and Z"
+
+
+@pytest.mark.parametrize("pre", ["llama-bpe", "qwen2"])
+def test_llama_3_begins_texts_as_llama_cpp_does(pre: str, tmp_path: Path) -> None:
+    save("llama", tmp_path / "m")
+    facts = {"tokenizer.ggml.bos_token_id": 5}
+    pool = pool_of(write("llama", tmp_path / "m", tmp_path / "m.gguf", facts=facts, pre=pre))
+    assert (pool.tokenizer.encode("a")[0] == 5) == (pre == "llama-bpe")
+
+
 def test_llama_3_is_known_by_its_frequencies(tmp_path: Path) -> None:
     save("llama", tmp_path / "m", hidden=64)
     config = tmp_path / "m" / "config.json"
