@@ -76,7 +76,8 @@ def describe(source: str, field: str) -> Described:
     if importlib.util.find_spec("gguf") is None:
         reason = "GGUF files need the package gguf: pip install 'specrouter[gguf]'"
         raise ConfigError(f"{field}.source", reason)
-    file = Path(source.removeprefix("gguf:").removeprefix("path:")).expanduser().resolve()
+    # Links are kept: parts lie beside each other by their names, as in the hub's cache.
+    file = Path(source.removeprefix("gguf:").removeprefix("path:")).expanduser().absolute()
     try:
         header = read_header(file)
         folder = cached_folder(_folder(header), partial(_write, header, field))
