@@ -76,7 +76,8 @@ def test_a_simulation_of_this_machine_takes_what_serving_has_taught() -> None:
     )
     pool = SimpleNamespace(target="big", names=("small", "big"), models=("small", "big"))
     config = RouterConfig.load(TINY)
-    router: Any = SimpleNamespace(pool=pool, config=config, performance=lambda: known)
+    instruments = SimpleNamespace(performance=lambda: known)
+    router: Any = SimpleNamespace(pool=pool, config=config, instruments=instruments)
     machine = simulated_machine(router)
     assert machine.names == ("small", "big")
     assert [machine.times[name].at(1) for name in machine.names] == [1.5, 15.0]
