@@ -368,10 +368,11 @@ int sr_kernels(void) {
 }
 
 static void run_panel(const Job *job, int64_t panel, char *scratch) {
+  /* Unpacking a panel twice or three times costs less than sums that go through memory. */
   const int is_few = job->weight->nibbles != NULL;
   switch (job->kernel) {
     case AVX512_VNNI:
-      if (is_few && job->rows <= 8) few_512(job, panel);
+      if (is_few && job->rows <= 24) few_512(job, panel);
       else many_512(job, panel, scratch);
       break;
     case AVX_VNNI:

@@ -125,11 +125,13 @@ INLINE void NAME(finish)(const Weight *w, V sum, int64_t output, float largest, 
     NAME(rows_of_nibbles)(count, w, panel, first, job->levels + m0 * w->inputs, sums);           \
     break
 
-/* Up to `MOST_FEW` rows at a time, straight from nibbles. */
+/* Straight from nibbles, up to `MOST_FEW` rows at a time, as many each time. */
 TARGET static void NAME(few)(const Job *job, int64_t panel) {
   const Weight *w = job->weight;
-  for (int64_t m0 = 0; m0 < job->rows; m0 += MOST_FEW) {
-    const int count = least(job->rows - m0, MOST_FEW);
+  const int64_t blocks = (job->rows + MOST_FEW - 1) / MOST_FEW;
+  for (int64_t b = 0; b < blocks; b++) {
+    const int64_t m0 = job->rows * b / blocks;
+    const int count = job->rows * (b + 1) / blocks - m0;
     for (int first = 0; first < VECTORS; first += 2) {
       V sums[8][2];
       for (int m = 0; m < 8; m++) sums[m][0] = sums[m][1] = ZERO();
