@@ -205,6 +205,22 @@ class PackedModel:
                 "%s: %d layers stay as they are, such as %s", self.name, len(left), left[0]
             )
 
+    def check_hidden(self, layers: HiddenLayers) -> None:
+        """Raises `UnsupportedModelError` where it does not tell these hidden states: a drafter that
+        reads them would cost every request its next token."""
+        probe = ProbeView(self.device, 1, self.kv_layers)
+        probe.begin(0, 1)
+        first = torch.zeros(1, dtype=torch.int64, device=self.device)
+        try:
+            count = self.model.config.get_text_config().num_hidden_layers
+            if layers[-1] > count:
+                raise IndexError(f"it has {count} layers")
+            with torch.inference_mode():
+                self.forward(first, first, probe, first, layers)
+        except (RuntimeError, TypeError, AttributeError, IndexError) as error:
+            reason = f"it tells no hidden states of {list(layers)}, which a drafter reads: {error}"
+            raise UnsupportedModelError(f"pool.models[{self.name}]", reason) from error
+
     def _forward(
         self,
         tokens: Tensor,

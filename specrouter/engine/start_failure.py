@@ -1,4 +1,4 @@
-"""What to change where the engine cannot start for want of memory."""
+"""What to change where the engine cannot start."""
 
 import torch
 
@@ -7,8 +7,11 @@ from specrouter.execution.model_states import StageError
 
 
 def config_error(error: BaseException) -> ConfigError | None:
-    """Where the target is loaded and memory has run out for its state; else None."""
+    """Where the target is loaded, and memory has run out for its state, or drafters ask of it what
+    it does not have; else None."""
     cause = error.__cause__
+    if isinstance(error, StageError) and isinstance(cause, ConfigError):
+        return cause
     if not isinstance(error, StageError) or not _is_out_of_memory(cause):
         return None
     reason = (

@@ -229,6 +229,8 @@ class ModelStates:
             model.watch = lambda _tokens, _attended: around()  # its profile may hang, too
             self._times.learn(name, model)
             model.watch = self._clock.watch(name, model.device, around)
+            if name == self._pool.target and self.hidden:
+                model.check_hidden(self.hidden)
             self._loaded[name] = model
         canonical = model.attention.needs_order or name == self._pool.target
         recurrent = model.recurrent_layers

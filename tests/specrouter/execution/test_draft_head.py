@@ -192,6 +192,15 @@ def test_a_head_that_fails_costs_its_drafts_alone(
     assert router.is_healthy
 
 
+def test_hidden_states_that_the_target_does_not_tell_are_refused_at_the_start(
+    paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ToyHead, "hidden", (1, 99))
+    reason = r"pool\.models\[target\]: it tells no hidden states of \[1, 99\], which a drafter"
+    with pytest.raises(ConfigError, match=reason):
+        ChainRouter.from_config(settings_of(paths))
+
+
 @pytest.mark.parametrize("address", ["no_module:Head", f"{__name__}:NoHead", f"{__name__}:PAIR"])
 def test_a_source_that_names_no_drafter_is_refused(paths: dict[str, Path], address: str) -> None:
     with pytest.raises(ConfigError, match=r"pool\.models\[3\]\.source"):
