@@ -32,7 +32,9 @@ class Room:
 # SDPA's groups and masks, 300 lines that were in statemgr; the product
 # 51,700 of 50,500, for both; execution 3,300 of 3,200, for drafters as objects, whose kinds were
 # conditions elsewhere. 2026-11-25: modelpool 10,450, the product 52,300 and tests 69,000, for GGUF
-# files: their header, configuration and tokenizer, and sixty kinds of damage.
+# files: their header, configuration and tokenizer, and sixty kinds of damage. 2026-11-25: modelpool
+# 10,850, the product 52,750 and tests 69,400, for the families of models, attention sinks, MXFP4
+# checkpoints, and keys and values of two widths.
 ROOMS: Mapping[str, Room] = {
     "http": Room(folders=("specrouter/http",), before=5985, aim=4500, most=5900),
     "cli": Room(folders=("specrouter/cli",), before=1790, aim=1500, most=1850),
@@ -53,18 +55,18 @@ ROOMS: Mapping[str, Room] = {
     ),
     "processors": Room(folders=("processors",), before=3858, aim=3600, most=4100),
     "statemgr": Room(folders=("statemgr",), before=2753, aim=2900, most=3300),
-    "modelpool": Room(folders=("modelpool",), before=7770, aim=6800, most=10450),
+    "modelpool": Room(folders=("modelpool",), before=7770, aim=6800, most=10850),
     "examples": Room(folders=("examples",), before=2828, aim=1200, most=1200),
     "research": Room(folders=("research",), before=0, aim=7000, most=8300),
     "tests and checks": Room(
-        folders=("tests", "checks", "conftest.py"), before=69000, aim=52000, most=69000
+        folders=("tests", "checks", "conftest.py"), before=69000, aim=52000, most=69400
     ),
 }
 PRODUCT = Room(
     folders=("specrouter", "processors", "statemgr", "modelpool", "examples"),
     before=55641,
     aim=45000,
-    most=52300,
+    most=52750,
 )
 DOCUMENTS_KB = Room(folders=("docs", "README.md"), before=361, aim=200, most=200)
 
