@@ -103,6 +103,8 @@ class OpenAIAnswer(Answer):
         self._usage = Usage(sum(len(prompt.token_ids) for prompt in prompts))
         self._begun: set[int] = set()
         self._prompt_logprobs: dict[int, list[Any]] = {}  # by prompt
+        self._is_single = len(prompts) * body.samples == 1
+        self._metrics: RequestMetrics | None = None  # of a single text that has ended
         options = body.stream_options
         self._has_usage = options is not None and bool(options.include_usage)
         self._has_continuous_usage = options is not None and bool(options.continuous_usage_stats)
@@ -110,6 +112,7 @@ class OpenAIAnswer(Answer):
     def whole(self, outputs: Outputs) -> dict[str, Any]:
         for _, output in outputs:
             self._usage.add(len(output.token_ids), output.metrics, output.index)
+            self._metrics = output.metrics
         choices = [
             self.choice(at, index, output, is_first=True)
             for index, (at, output) in enumerate(self.chosen(outputs))
@@ -117,13 +120,14 @@ class OpenAIAnswer(Answer):
         return {
             **self._envelope.to_json(self.kind),
             "choices": choices,
-            "usage": self._usage.to_json(),
+            **self._ending(),
         }
 
     def chunk(self, prompt: int, delta: Delta) -> dict[str, Any] | None:
         output = delta.output
         metrics = None if output is None else output.metrics
         self._usage.add(len(delta.token_ids), metrics, delta.index)
+        self._metrics = metrics
         index = prompt * (self.body.n or 1) + delta.index
         is_first = index not in self._begun
         self._begun.add(index)
@@ -141,7 +145,14 @@ class OpenAIAnswer(Answer):
     def last_chunk(self) -> dict[str, Any] | None:
         if not self._has_usage:
             return None
-        return {**self._chunk_head, "choices": [], "usage": self._usage.to_json()}
+        return {**self._chunk_head, "choices": [], **self._ending()}
+
+    def _ending(self) -> dict[str, Any]:
+        """Usage; of a single text also its metrics, as vLLM has them."""
+        usage = {"usage": self._usage.to_json()}
+        if not self._is_single or self._metrics is None:
+            return usage
+        return {**usage, "metrics": {"speculative_decoding": self._metrics.speculative_decoding}}
 
     def chosen(self, outputs: Outputs) -> Outputs:
         """Those that the client sees, by prompt."""

@@ -1,9 +1,12 @@
 """What a request gives back: deltas while it runs, one output at its end."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from specrouter.request.objective import Objective
+from specrouter.request.params import Chain
 
 if TYPE_CHECKING:  # PyTorch takes seconds to import
     from statemgr import RowKV
@@ -17,6 +20,22 @@ STRUCTURE_FAILED = "the structure cannot go on"
 UNATTAINABLE = "the objective cannot be attained"
 # What is to blame for an error, by how that begins: a field of the request, or its objective.
 BLAMED = ((STRUCTURE_FAILED, "structure"), (UNATTAINABLE, "unattainable"))
+
+
+class DecodeStep(NamedTuple):
+    """A cycle of a request: one pass of the target.
+
+    Attributes:
+        chain: as it was used; its first model drafted.
+        drafted: tokens that the target verified.
+        committed: tokens that it chose, of which the last is its own and the others were drafted.
+        produced: those of them that belong to the text, which may have ended before.
+    """
+
+    chain: Chain
+    drafted: int
+    committed: int
+    produced: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +57,7 @@ class RequestMetrics:
         e2e_ms: from submission to the last token; None where there was none.
         attained_stages: of the objective's stages that had tokens, which kept their TPOT.
         cached_tokens: of the prompt, that the target did not read for it.
+        steps: its cycles, in their order; those of this attempt.
     """
 
     ttft_ms: float | None
@@ -55,6 +75,22 @@ class RequestMetrics:
     e2e_ms: float | None = None
     attained_stages: tuple[bool, ...] = ()
     cached_tokens: int = 0
+    steps: tuple[DecodeStep, ...] = ()
+
+    @property
+    def speculative_decoding(self) -> dict[str, Any]:
+        """Under vLLM's names, and beside them the same for each chain that drafted.
+
+        Source: vLLM, docs/features/speculative_decoding/acceptance_metrics.md
+        """
+        chains = dict.fromkeys(step.chain for step in self.steps if step.drafted)
+        return {
+            **_acceptance(self.steps),
+            "chains": {
+                ">".join(chain): _acceptance([one for one in self.steps if one.chain == chain])
+                for chain in chains
+            },
+        }
 
     @property
     def kept_pace(self) -> bool | None:
@@ -84,7 +120,29 @@ class RequestMetrics:
             "accepted_tokens": self.accepted_tokens,
             "attained_stages": list(self.attained_stages),
             "cached_tokens": self.cached_tokens,
+            "speculative_decoding": self.speculative_decoding,
         }
+
+
+def _acceptance(steps: Sequence[DecodeStep]) -> dict[str, Any]:
+    """Of those in which tokens were drafted, by vLLM's definitions.
+
+    `num_spec_tokens` is the largest draft of a step, trees with all their nodes, since there is no
+    fixed one; the histogram has an entry for each number of accepted tokens up to it.
+    """
+    drafts = [(step.drafted, step.committed - 1) for step in steps if step.drafted]
+    drafted, accepted = (sum(counts) for counts in zip(*drafts, strict=True)) if drafts else (0, 0)
+    longest = max((most for most, _ in drafts), default=0)
+    counts = Counter(taken for _, taken in drafts)
+    return {
+        "mean_acceptance_length": 1.0 + accepted / max(len(drafts), 1),
+        "draft_acceptance_rate": accepted / max(drafted, 1),
+        "acceptance_histogram": [counts[taken] for taken in range(longest + 1)],
+        "num_spec_steps": len(drafts),
+        "num_accepted_draft_tokens": accepted,
+        "num_draft_tokens": drafted,
+        "num_spec_tokens": longest,
+    }
 
 
 @dataclass(frozen=True)

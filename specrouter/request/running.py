@@ -16,6 +16,7 @@ from specrouter.request.handle import RequestHandle
 from specrouter.request.objective import Objective
 from specrouter.request.output import (
     BLAMED,
+    DecodeStep,
     Delta,
     Feasible,
     FinishReason,
@@ -73,9 +74,7 @@ class RunningRequest:
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprobs] | None = None if spec.params.logprobs is None else []
         self._prompt_logprobs: list[TokenLogprobs | None] | None = None
-        self._chains: Counter[Chain] = Counter()
-        self._committed = 0  # tokens that cycles brought, those after a stop included
-        self._drafted = self._accepted = 0  # tokens that the target verified, and that are output
+        self._steps: list[DecodeStep] = []
         self.submitted_s = clock() - spec.elapsed_s
         # Who has the least is admitted first. It never changes, so the priority of those that came
         # later cannot keep a request waiting for ever.
@@ -130,7 +129,7 @@ class RunningRequest:
     @property
     def cycles(self) -> int:
         """In which it gained tokens."""
-        return sum(self._chains.values())
+        return len(self._steps)
 
     @property
     def produced_tokens(self) -> int:
@@ -169,13 +168,10 @@ class RunningRequest:
         if prompt_logprobs is not None:
             self._prompt_logprobs = list(prompt_logprobs)
         came_s = self._clock()
-        self._chains[chain] += 1
-        self._committed += len(tokens)
         text, fresh, reason = self._append(tokens)
         self.commits.append((came_s, len(fresh)))
         self.pace.take(self._tokens, came_s, drafted, len(tokens) - 1)
-        self._drafted += drafted
-        self._accepted += min(len(fresh), len(tokens) - 1)
+        self._steps.append(DecodeStep(chain, drafted, len(tokens), len(fresh)))
         kept: list[TokenLogprobs] | None = None
         if self._logprobs is not None:
             assert logprobs is not None, "the request asks for them"
@@ -261,7 +257,7 @@ class RunningRequest:
         return None
 
     def _metrics(self, reason: FinishReason) -> RequestMetrics:
-        cycles, decoded = self.cycles, self.decoded_tokens
+        steps, decoded = self._steps, self.decoded_tokens
         ttft_ms, decode_ms = None, 0.0
         if self.commits:
             ttft_ms = (self.commits[0][0] - self.submitted_s) * 1000
@@ -274,19 +270,20 @@ class RunningRequest:
         return RequestMetrics(
             ttft_ms=ttft_ms,
             tpot_ms=decode_ms / decoded if decoded else None,
-            acceptance_length=self._committed / cycles if cycles else 0.0,
-            cycles=cycles,
-            chains=dict(self._chains),
+            acceptance_length=sum(one.committed for one in steps) / max(len(steps), 1),
+            cycles=len(steps),
+            chains=dict(Counter(one.chain for one in steps)),
             prompt_tokens=len(self.spec.token_ids),
             output_tokens=len(self._tokens),
             objective=self.objective,
             attained=attained,
             tpot_ms_every_10=tuple(tpot_of_runs(self.commits)),
-            drafted_tokens=self._drafted,
-            accepted_tokens=self._accepted,
+            drafted_tokens=sum(one.drafted for one in steps),
+            accepted_tokens=sum(min(one.produced, one.committed - 1) for one in steps),
             e2e_ms=None if ttft_ms is None else ttft_ms + decode_ms,
             attained_stages=stages,
             cached_tokens=min(self.cached_tokens, len(self.spec.token_ids)),
+            steps=tuple(steps),
         )
 
     def kept_pace(self, metrics: RequestMetrics) -> bool | None:

@@ -42,7 +42,7 @@ from specrouter.profile.profiler import EngineStatistics
 from specrouter.request.delta_stream import Read
 from specrouter.request.lanes import Lanes
 from specrouter.request.objective import Objective, SloLike, resolve
-from specrouter.request.output import Feasible, FinishReason
+from specrouter.request.output import DecodeStep, Feasible, FinishReason
 from specrouter.request.running import RunningRequest
 from specrouter.routing.decision_record import DecisionRecord
 from specrouter.view import ChainDecision
@@ -62,6 +62,7 @@ METRICS = RequestMetrics(
     output_tokens=4,
     drafted_tokens=5,
     accepted_tokens=2,
+    steps=(DecodeStep(("small", "big"), 5, 3, 3), DecodeStep(("big",), 0, 1, 1)),
 )
 BASELINE_TPOT_MS = 40.0
 _FIGURES = SloFigures(

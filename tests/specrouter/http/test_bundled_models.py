@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -57,6 +58,39 @@ def test_drafted_tokens_are_accepted_or_rejected(router: ChainRouter) -> None:
     details = usage["completion_tokens_details"]
     assert 0 < details["accepted_prediction_tokens"] < usage["completion_tokens"]
     assert details["rejected_prediction_tokens"] > 0
+
+
+@pytest.mark.parametrize("count", [8, pytest.param(100, marks=pytest.mark.exact)])
+def test_acceptance_of_all_requests_adds_up_to_what_the_engine_has_counted(
+    router: ChainRouter, count: int
+) -> None:
+    before = router.instruments.decoded()
+    told: Counter[str] = Counter()
+    for number in range(count):
+        chain = {"chain": ["tiny-1m", "tiny-3m"], "depth": 1 + number % 4, "width": 1 + number % 3}
+        body = {**GREEDY, "temperature": number % 2, "seed": number, "speculation": chain}
+        if number % 4 == 3:
+            body["stream_options"] = {"include_usage": True}
+            answer = stream_of(router, body, COMPLETIONS)[-1]
+        else:
+            answer = ask(router, COMPLETIONS, **body)
+        figures = answer["metrics"]["speculative_decoding"]
+        steps, histogram = figures["num_spec_steps"], figures["acceptance_histogram"]
+        accepted = figures["num_accepted_draft_tokens"]
+        assert len(histogram) == figures["num_spec_tokens"] + 1
+        assert sum(histogram) == steps
+        assert sum(taken * times for taken, times in enumerate(histogram)) == accepted
+        assert figures["mean_acceptance_length"] == 1 + accepted / steps
+        assert figures["draft_acceptance_rate"] == accepted / figures["num_draft_tokens"]
+        assert figures["chains"].keys() == {"tiny-1m>tiny-3m"}
+        told.update({name: figures[name] for name in figures if name.startswith("num_")})
+    after = router.instruments.decoded()
+    for name, counted in (
+        ("num_spec_steps", "drafts"),
+        ("num_draft_tokens", "drafted_tokens"),
+        ("num_accepted_draft_tokens", "accepted_tokens"),
+    ):
+        assert told[name] == getattr(after, counted) - getattr(before, counted)
 
 
 def test_an_echoed_text_has_the_logprobs_that_it_was_made_with(router: ChainRouter) -> None:

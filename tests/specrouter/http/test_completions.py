@@ -15,6 +15,7 @@ from specrouter.http.completion_answer import CompletionAnswer
 from specrouter.http.openai_answer import OpenAIAnswer
 from specrouter.http.request_log import RequestLog
 from tests.specrouter.fake_router import (
+    METRICS,
     TOKEN_TEXTS,
     FakeRouter,
     FakeTokenizer,
@@ -86,6 +87,7 @@ def test_an_answer_has_openais_envelope_one_choice_and_the_usage() -> None:
                 "rejected_prediction_tokens": 3,
             },
         },
+        "metrics": {"speculative_decoding": METRICS.speculative_decoding},
     }
 
 
@@ -340,7 +342,13 @@ def test_usage_comes_in_a_last_chunk_without_choices() -> None:
     *chunks, last = streamed(stream_options={"include_usage": True})
     assert last["choices"] == []
     assert last["usage"] == complete()["usage"]
+    assert last["metrics"] == complete()["metrics"]
     assert [chunk["usage"] for chunk in chunks] == [None] * 3
+
+
+@pytest.mark.parametrize("fields", [{"n": 2}, {"best_of": 2}, {"prompt": ["a", "b"]}])
+def test_acceptance_is_of_a_single_text(fields: dict[str, Any]) -> None:
+    assert "metrics" not in complete(**fields)
 
 
 def test_usage_so_far_comes_in_every_chunk_where_asked() -> None:

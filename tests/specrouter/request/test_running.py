@@ -206,6 +206,37 @@ def test_the_metrics_count_cycles_chains_and_committed_and_drafted_tokens(start:
     assert (shown["drafted_tokens"], shown["accepted_tokens"]) == (11, 4)
 
 
+def test_acceptance_is_told_in_vllms_names_and_by_chain(start: Start) -> None:
+    other = ("middle", "big")
+    running = start(max_new_tokens=20)
+    for tokens, chain, drafted in ((3, PAIR, 8), (1, ALONE, 0), (1, PAIR, 4), (3, other, 2)):
+        running.accept(range(11, 11 + tokens), chain, drafted=drafted)
+    running.finish("cancelled")
+    seen = running.output.metrics.to_json()["speculative_decoding"]
+    by_chain = seen.pop("chains")
+    assert seen == {
+        "mean_acceptance_length": pytest.approx(1 + 4 / 3),
+        "draft_acceptance_rate": pytest.approx(4 / 14),
+        "acceptance_histogram": [1, 0, 2, 0, 0, 0, 0, 0, 0],
+        "num_spec_steps": 3,
+        "num_accepted_draft_tokens": 4,
+        "num_draft_tokens": 14,
+        "num_spec_tokens": 8,
+    }
+    assert list(by_chain) == ["small>big", "middle>big"]
+    assert by_chain["middle>big"]["acceptance_histogram"] == [0, 0, 1]
+    for name in ("num_spec_steps", "num_accepted_draft_tokens", "num_draft_tokens"):
+        assert seen[name] == sum(each[name] for each in by_chain.values())
+
+
+def test_without_drafts_the_acceptance_is_that_of_no_step(start: Start) -> None:
+    running = start(max_new_tokens=1)
+    running.accept([11], ALONE)
+    seen = running.output.metrics.speculative_decoding
+    assert (seen["mean_acceptance_length"], seen["draft_acceptance_rate"]) == (1.0, 0.0)
+    assert (seen["acceptance_histogram"], seen["num_spec_steps"], seen["chains"]) == ([0], 0, {})
+
+
 def test_a_request_that_ends_before_its_first_token_has_no_times(start: Start) -> None:
     running = start()
     running.finish("error", "no memory")
