@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from modelpool.attention.backend import Feature
 from modelpool.attention.kv_view import AttentionLayer, KVView
 from modelpool.attention.packed import ATTENTION_NAME, OpaqueView
 from modelpool.checkpoint.architecture import ignored_window, refusal
@@ -49,11 +50,13 @@ class ModelOutline:
         recurrent_layers: those that keep a state of each row.
         kv_layers: by the index of a layer that attends, what it keeps of a token.
         parameter_count: of the class that would be loaded.
+        features: that its layers ask of attention.
     """
 
     kv_layers: Mapping[int, KVLayer]
     recurrent_layers: Mapping[int, RecurrentLayer]
     parameter_count: int
+    features: frozenset[Feature] = frozenset()
 
     @property
     def kv_elements_per_token(self) -> int:
@@ -151,7 +154,9 @@ def _tried(model: PreTrainedModel) -> tuple[Mapping[int, int | None], ModelOutli
     if unserved is not None:
         raise UnsupportedAttention(unserved)
     count = sum(parameter.numel() for parameter in model.parameters())
-    return view.windows, ModelOutline(view.layers(), view.recurrent, count)
+    return view.windows, ModelOutline(
+        view.layers(), view.recurrent, count, frozenset(view.features)
+    )
 
 
 class _OutlineView(ProbeView):
@@ -160,6 +165,7 @@ class _OutlineView(ProbeView):
     def __init__(self, tracker: PlaceTracker) -> None:
         super().__init__(_META, _TOKENS)
         self._tracker = tracker
+        self.features: set[Feature] = set()
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         self._check_places(layer, key, value)
@@ -173,6 +179,8 @@ class _OutlineView(ProbeView):
 
     def attend(self, view: KVView, layer: AttentionLayer, query: Tensor) -> Tensor:
         self._check_places(layer.number, query)
+        if layer.sinks is not None:
+            self.features.add("attention sinks")
         _, value = self.arena(layer)
         return query.new_empty(query.shape[1], query.shape[0], value.shape[-1])
 

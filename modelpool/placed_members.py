@@ -286,7 +286,7 @@ class PlacedMembers:
         facts = self._members[name].facts
         placement = self._placements[name]
         device = "cpu" if placement.is_on_cpu else placement.device
-        return AttentionPlace(device, facts.dtype, facts.head_dims)
+        return AttentionPlace(device, facts.dtype, facts.head_dims, facts.features)
 
     def _role(self, name: str, on_cpu: bool) -> Role:
         facts = self._members[name].facts

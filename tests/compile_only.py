@@ -91,10 +91,11 @@ def path_attention() -> Iterator[Compiled]:
             HEADS=4 * group, GROUP=group, ROWS=16, DIM=dim, BLOCK=block_of(dim, dtype),
             SPLIT=SPLIT, WINDOW=window, IS_CAPPED=is_capped, IN_FLOAT32=False,
         )  # fmt: skip
-    types = sums | {"out": "*bf16", "positions": "*i32", "splits": "i32"}
+    types = sums | {"sinks": "*bf16", "out": "*bf16", "positions": "*i32", "splits": "i32"}
     yield from compiled(
-        "joined sums", joined_sums, types, HEADS=28, DIM=128, SPLIT=SPLIT, WINDOW=4096
-    )
+        "joined sums", joined_sums, types,
+        HEADS=28, DIM=128, SPLIT=SPLIT, WINDOW=4096, HAS_SINKS=True,
+    )  # fmt: skip
 
 
 def choice() -> Iterator[Compiled]:

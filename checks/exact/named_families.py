@@ -114,6 +114,9 @@ NAMED: tuple[Family, ...] = (
     Family("minimax m2", "minimax_m2"),
     Family("olmoe 1b-7b", "olmoe"),
     Family("phi-3.5-moe", "phimoe", {"sliding_window": None}),
+    # Attention sinks
+    Family("gpt-oss", "gpt_oss"),
+    Family("granite swa", "granite_swa"),
     # Gemma 4 and 3n, as text models and with what they see and hear
     Family("gemma 4 e2b", "gemma4_text", _GEMMA4_E2B),
     Family("gemma 4 31b", "gemma4_text", _GEMMA4_31B),

@@ -11,6 +11,7 @@ from checks.exact.small_configs import LAYERS, SCALE_FROM, WINDOW, Family, swept
 from modelpool import ModelPool
 
 SMALL = Family("small", "gpt_bigcode")
+GPT_OSS = Family("gpt-oss", "gpt_oss")
 
 
 def verdict_of(family: Family, is_thorough: bool = False) -> Verdict:
@@ -57,8 +58,10 @@ def test_a_temperature_by_place_is_refused_before_weights(name: str, layer: str)
 # The check itself
 
 
-def test_a_family_is_served_and_compared() -> None:
-    verdict = verdict_of(SMALL)
+# Of what is common the attention that no other test serves.
+@pytest.mark.parametrize("family", [SMALL, GPT_OSS], ids=lambda family: family.name)
+def test_a_family_is_served_and_compared(family: Family) -> None:
+    verdict = verdict_of(family)
     assert (verdict.status, verdict.reason, verdict.checks) == ("exact", "", 2)
     assert verdict.accepted > 10
     assert verdict.distinct > 30

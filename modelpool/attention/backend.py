@@ -26,6 +26,8 @@ READING_QUERIES = 1.6
 
 BackendName = Literal["sdpa", "path", "triton", "flashinfer"]
 AttentionName = Literal["auto", BackendName]
+# What layers may ask of a backend beside windows and soft caps.
+Feature = Literal["attention sinks", "keys and values of two widths"]
 
 
 @dataclass(frozen=True)
@@ -36,15 +38,17 @@ class CudaKernels:
     head_sizes: tuple[int, ...]
     package: str  # what is imported
     source: str
+    features: frozenset[Feature] = frozenset()
 
 
 @dataclass(frozen=True)
 class AttentionPlace:
-    """What the choice depends on: a member's device, dtype and head sizes."""
+    """What the choice depends on: a member's device, dtype, head sizes and layers."""
 
     device: str  # "cpu", "cuda:0"
     dtype: str
     head_dims: frozenset[int]
+    features: frozenset[Feature] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +90,8 @@ class AttentionBackend:
         for head_dim in sorted(place.head_dims.difference(needs.head_sizes)):
             sizes = ", ".join(map(str, needs.head_sizes))
             return f"{name} has no kernels for heads of {head_dim} numbers, only of {sizes}"
+        for feature in sorted(place.features - needs.features):
+            return f"{name} has no kernels for {feature}"
         return needs.source if find_spec(needs.package) is None else None
 
 
@@ -101,6 +107,7 @@ TRITON = AttentionBackend(
         head_sizes=(16, 32, 64, 128, 256),
         package="triton",
         source="the package triton is not installed; it comes with torch for CUDA on Linux",
+        features=frozenset({"attention sinks"}),
     ),
 )
 FLASHINFER = AttentionBackend(

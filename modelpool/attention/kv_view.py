@@ -7,7 +7,7 @@ sees those whose positions are at most its own, and of the row's tree those on i
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -81,6 +81,8 @@ class AttentionLayer:
     scale: float  # of the scores
     window: int | None = None  # of positions, the own one included
     softcap: float | None = None
+    # [heads] one more score of each query, of a key without a value: it takes weight, adds nothing
+    sinks: Tensor | None = field(default=None, compare=False)
 
 
 class KVView(Protocol):

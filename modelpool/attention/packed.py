@@ -60,6 +60,7 @@ def packed_attention_forward(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,  # [heads] attention sinks
     packed_kv: OpaqueView | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
@@ -85,7 +86,7 @@ def packed_attention_forward(
     view = packed_kv.view
     view.write(number, key[0].transpose(0, 1), value[0].transpose(0, 1))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    layer = AttentionLayer(number, scale, sliding_window, softcap)
+    layer = AttentionLayer(number, scale, sliding_window, softcap, s_aux)
     # As SDPA of transformers returns it: some models take a view of it.
     return packed_kv.attend(view, layer, query[0]).unsqueeze(0).contiguous(), None
 

@@ -8,7 +8,7 @@ kernels compute; nothing here imports them.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -90,11 +90,12 @@ class PathLayout:
 
 @dataclass(frozen=True)
 class PathSettings:
-    """How a layer attends. `window`: of positions, the own one included."""
+    """How a layer attends, as `AttentionLayer` has it."""
 
     scale: float
     window: int | None = None
     softcap: float | None = None
+    sinks: Tensor | None = field(default=None, compare=False)  # [heads]
 
 
 PathKernels = Callable[[Tensor, Tensor, Tensor, KeyPaths, PathSettings], Tensor]
@@ -111,7 +112,7 @@ class PathAttention:
 
     def __call__(self, view: KVView, layer: AttentionLayer, query: Tensor) -> Tensor:
         keys, values = view.arena(layer)
-        settings = PathSettings(layer.scale, layer.window, layer.softcap)
+        settings = PathSettings(layer.scale, layer.window, layer.softcap, layer.sinks)
         paths = view.layout(PathLayout).on(query.device)
         return self.kernels(query.transpose(0, 1), keys, values, paths, settings)
 
@@ -159,7 +160,11 @@ def _attended(
     scores = torch.einsum("tkgd,tlkd->tkgl", grouped, own_keys) * settings.scale
     if settings.softcap is not None:
         scores = settings.softcap * torch.tanh(scores / settings.softcap)
-    weights = scores.masked_fill(~seen[:, None, None], -torch.inf).softmax(dim=-1)
+    scores = scores.masked_fill(~seen[:, None, None], -torch.inf)
+    if settings.sinks is not None:
+        sinks = settings.sinks.to(scores.dtype).view(1, kv_heads, -1, 1).expand(tokens, -1, -1, -1)
+        scores = torch.cat((scores, sinks), dim=-1)
+    weights = scores.softmax(dim=-1)[..., : seen.shape[1]]
     return torch.einsum("tkgl,tlkd->tkgd", weights, own_values).reshape(query.shape)
 
 

@@ -43,7 +43,7 @@ def path_attention(
     out = query.new_empty((tokens, heads, dim))
     assert keys.stride() == values.stride(), "keys and values lie alike"
     assert query.stride(2) == keys.stride(2) == 1, "a head's numbers are contiguous"
-    window, softcap = settings.window or 0, settings.softcap or 0.0
+    window, softcap, sinks = settings.window or 0, settings.softcap or 0.0, settings.sinks
     partial_sums[(tokens, splits, kv_heads)](
         query, keys, values, paths.firsts, paths.positions, paths.tails, paths.path,
         sums, peaks[0], peaks[1], settings.scale, softcap,
@@ -55,8 +55,8 @@ def path_attention(
         IN_FLOAT32=query.dtype == torch.bfloat16 and query.device.type == "cpu",
     )  # fmt: skip
     joined_sums[(tokens, heads)](
-        sums, peaks[0], peaks[1], out, paths.positions, splits,
-        HEADS=heads, DIM=dim, SPLIT=SPLIT, WINDOW=window,
+        sums, peaks[0], peaks[1], peaks if sinks is None else sinks, out, paths.positions, splits,
+        HEADS=heads, DIM=dim, SPLIT=SPLIT, WINDOW=window, HAS_SINKS=sinks is not None,
     )  # fmt: skip
     return out
 
@@ -111,8 +111,9 @@ def partial_sums(
 
 @triton.jit
 def joined_sums(
-    sums, peaks, totals, out, positions, splits,
+    sums, peaks, totals, sinks, out, positions, splits,
     HEADS: tl.constexpr, DIM: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """The output of one token and head, from its splits in their order."""
     token, head = tl.program_id(0), tl.program_id(1)
@@ -129,6 +130,11 @@ def joined_sums(
         found = found * kept + added * tl.load(sums + own * DIM + dim)
         total = total * kept + added * tl.load(totals + own)
         peak = higher
+    if HAS_SINKS:
+        sink = tl.load(sinks + head).to(tl.float32)
+        higher = tl.maximum(peak, sink)
+        kept = tl.exp(peak - higher)
+        found, total = found * kept, total * kept + tl.exp(sink - higher)
     tl.store(out + place * DIM + dim, (found / total).to(out.dtype.element_ty))
 
 

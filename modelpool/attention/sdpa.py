@@ -66,12 +66,12 @@ class SdpaAttention:
                     .reshape(rows, kv_heads, repeat * queries, dim)
                 )
             mask = layout.mask(group, repeat, layer.window, query.dtype, query.device)
-            if layer.softcap is None:
+            if layer.softcap is None and layer.sinks is None:
                 out = F.scaled_dot_product_attention(
                     folded, keys, values, attn_mask=mask, scale=layer.scale
                 )
             else:
-                out = _softcapped(folded, keys, values, mask, layer)
+                out = _by_scores(folded, keys, values, mask, layer)
             if is_single:
                 out = out.reshape(1, heads, -1)
             else:
@@ -201,12 +201,20 @@ def _visible(pack: PackSlots, tree: TreePaths) -> Tensor:
     return seen.scatter_(1, paths, True)
 
 
-def _softcapped(
+def _by_scores(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, layer: AttentionLayer
 ) -> Tensor:
-    """Gemma 2's attention: scores are squashed by `softcap * tanh(score / softcap)`."""
-    assert layer.softcap is not None
-    softcap = layer.softcap
-    scores = softcap * torch.tanh(query @ keys.transpose(-1, -2) * layer.scale / softcap) + mask
+    """What SDPA has no argument for: Gemma 2 squashes scores by `softcap * tanh(score / softcap)`,
+    gpt-oss has a sink of each head. Of queries [B, kv_heads, repeat * Q, head_dim]."""
+    scores = query @ keys.transpose(-1, -2) * layer.scale
+    if layer.softcap is not None:
+        scores = layer.softcap * torch.tanh(scores / layer.softcap)
+    scores = scores + mask
+    if layer.sinks is not None:
+        kv_heads, each = scores.shape[1:3]
+        repeat = len(layer.sinks) // kv_heads
+        sinks = layer.sinks.to(scores.dtype).view(1, kv_heads, repeat, 1, 1)
+        sinks = sinks.expand(len(scores), -1, -1, each // repeat, -1).flatten(2, 3)
+        scores = torch.cat((scores, sinks), dim=-1)
     weights = torch.softmax(scores, dim=-1, dtype=torch.promote_types(query.dtype, torch.float32))
-    return weights.to(query.dtype) @ values
+    return weights[..., : keys.shape[2]].to(query.dtype) @ values

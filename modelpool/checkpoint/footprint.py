@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import AutoConfig, PreTrainedConfig
 
+from modelpool.attention.backend import Feature
 from modelpool.checkpoint.architecture import max_positions
 from modelpool.checkpoint.headers import (
     Header,
@@ -130,6 +131,7 @@ class CheckpointFacts:
     kv_bytes_per_token: int
     state_bytes: int  # of recurrent layers, of a row
     head_dims: frozenset[int]  # of the layers' keys
+    features: frozenset[Feature]  # that its layers ask of attention
     max_positions: int
     vocab_rows: int  # rows of the embedding: the tokenizer's length, or more (padded)
     eos_token_ids: frozenset[int]
@@ -252,6 +254,7 @@ def _read(
         kv_bytes_per_token=outline.kv_elements_per_token * _DTYPE_BYTES[loaded],
         state_bytes=outline.state_bytes(loaded),
         head_dims=outline.head_dims,
+        features=outline.features,
         max_positions=max_positions(text),
         vocab_rows=int(text.vocab_size),
         eos_token_ids=_eos_token_ids(directory, text),

@@ -137,7 +137,7 @@ class CudaForward:
             qkv, inputs, self._rotations, arena, layer.head_norms
         )
         how = layer.attention
-        settings = PathSettings(how.scale, how.window, how.softcap)
+        settings = PathSettings(how.scale, how.window, how.softcap, how.sinks)
         return self._kernels.attend(query, *arena, inputs.paths, settings).flatten(1)
 
 

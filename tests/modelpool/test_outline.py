@@ -21,7 +21,6 @@ from transformers import (
     GPT2Config,
     GPTBigCodeConfig,
     GptOssConfig,
-    GraniteSWAConfig,
     JambaConfig,
     Lfm2Config,
     Llama4TextConfig,
@@ -52,8 +51,6 @@ from tests.modelpool.toy_hybrid import ToyHybridConfig, packed_average
 
 # What the reason must name: the layer, where it is one that cannot be served.
 REFUSED: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
-    "gpt-oss": (GptOssConfig, "layer 0: its attention needs s_aux"),
-    "granite-swa": (GraniteSWAConfig, "layer 0: its attention needs s_aux"),
     "deepseek-v3": (DeepseekV3Config, "layer 0: its keys and values differ in shape"),
     "mimo-v2-flash": (MiMoV2FlashConfig, "layer 0: its keys and values differ in shape"),
     "stablelm": (StableLmConfig, "layer 0: its attention is given no keyword arguments"),
@@ -129,6 +126,9 @@ KEPT: dict[str, Callable[[], PreTrainedConfig]] = {
     ),
     "starcoder": lambda: GPTBigCodeConfig(
         vocab_size=320, n_embd=64, n_layer=4, n_head=4, n_positions=256, multi_query=True
+    ),
+    "gpt-oss": lambda: GptOssConfig(
+        **_SMALL, num_key_value_heads=2, head_dim=16, num_local_experts=4, num_experts_per_tok=2
     ),
     "llama": lambda: LlamaConfig(**_SMALL, num_key_value_heads=2),
     "gpt2-padded": lambda: GPT2Config(
@@ -258,20 +258,20 @@ def test_a_drafter_that_cannot_be_served_is_left_out(
 ) -> None:
     save_llama(tmp_path / "large", layers=4)
     save_llama(tmp_path / "small", layers=1)
-    described(GptOssConfig(vocab_size=320), tmp_path / "odd")
+    described(BloomConfig(vocab_size=320), tmp_path / "odd")
     names = ("odd", "small", "large")
     models = [{"name": name, "source": str(tmp_path / name)} for name in names]
     pool = ModelPool.from_config({"target": "large", "models": models})
     assert pool.names == ("small", "large")
-    assert "layer 0: its attention needs s_aux" in pool.left_out["odd"]
-    assert "'odd' is left out: pool.models[0].source: layer 0" in caplog.text
+    assert "does not dispatch its attention" in pool.left_out["odd"]
+    assert "'odd' is left out: pool.models[0].source: BloomFor" in caplog.text
 
 
 def test_the_only_drafter_is_not_left_out_silently(tmp_path: Path) -> None:
     save_llama(tmp_path / "large", layers=4)
-    described(GptOssConfig(vocab_size=320), tmp_path / "odd")
+    described(BloomConfig(vocab_size=320), tmp_path / "odd")
     models = [{"name": name, "source": str(tmp_path / name)} for name in ("odd", "large")]
-    with pytest.raises(UnsupportedModelError, match="s_aux"):
+    with pytest.raises(UnsupportedModelError, match="dispatch"):
         ModelPool.from_config({"target": "large", "models": models})
     models.append({"name": "ngram", "source": "ngram"})
     assert ModelPool.from_config({"target": "large", "models": models}).names == ("ngram", "large")

@@ -52,6 +52,7 @@ class Bench:
         window: int | None = None,
         softcap: float | None = None,
         parents: dict[int, list[int]] | None = None,
+        sinks: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, ForwardView]:
         """Appends `counts[row]` tokens to each row. Got and wanted, each [T, heads, DIM].
 
@@ -65,7 +66,7 @@ class Bench:
         query = self._draw(self.heads, total)
         key, value = self._draw(self.kv_heads, total), self._draw(self.kv_heads, total)
         view = self.state.view(rows, sizes, positions, slots, tree)
-        out = attend(query, key, value, view, window, softcap)
+        out = attend(query, key, value, view, window, softcap, sinks)
         wanted, token = [], 0
         for row, count, size in zip(rows.tolist(), own.tolist(), sizes.tolist(), strict=True):
             first, past = token + count, self.pasts[row]  # the first of the nodes
@@ -77,7 +78,8 @@ class Bench:
                     seen = copy.deepcopy(past)
                     for node in (first + np.unique(tree.paths[at])).tolist():
                         seen.add(int(positions[node]), key[:, node], value[:, node])
-                wanted.append(naive(query[:, at], seen, int(positions[at]), window, softcap))
+                how = int(positions[at]), window, softcap, sinks
+                wanted.append(naive(query[:, at], seen, *how))
             token += size
         if tree is not None:
             bases = np.array([len(self.pasts[row].positions) for row in rows.tolist()])
@@ -100,6 +102,7 @@ def attend(
     view: ForwardView,
     window: int | None,
     softcap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     """[T, heads, DIM]"""
     out, _ = packed_attention_forward(
@@ -111,12 +114,20 @@ def attend(
         scaling=0.7,
         sliding_window=window,
         softcap=softcap,
+        s_aux=sinks,
         packed_kv=OpaqueView(view, sdpa()),
     )
     return out[0]
 
 
-def naive(query: Tensor, past: Past, at: int, window: int | None, softcap: float | None) -> Tensor:
+def naive(
+    query: Tensor,
+    past: Past,
+    at: int,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
     """[heads, DIM] attention of one token at position `at`, [heads, DIM]."""
     seen = [
         index
@@ -129,7 +140,10 @@ def naive(query: Tensor, past: Past, at: int, window: int | None, softcap: float
     scores = 0.7 * (keys @ query.unsqueeze(-1)).squeeze(-1)  # [heads, seen]
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    return (scores.softmax(-1).unsqueeze(1) @ values).squeeze(1)
+    weights = scores.exp() / scores.exp().sum(-1, keepdim=True)
+    if sinks is not None:
+        weights *= 1 - (sinks.exp() / (sinks.exp() + scores.exp().sum(-1))).unsqueeze(-1)
+    return (weights.unsqueeze(1) @ values).squeeze(1)
 
 
 def assert_equal(got: Tensor, wanted: Tensor) -> None:
@@ -215,6 +229,18 @@ def test_softcapped_scores_equal_naive() -> None:
     bench.forward({0: 4, 1: 2})
     got, wanted, _ = bench.forward({0: 1, 1: 3}, softcap=0.5)
     assert_equal(got, wanted)
+
+
+@pytest.mark.parametrize("softcap", [None, 0.5])
+def test_a_sink_takes_weight_from_what_is_seen(softcap: float | None) -> None:
+    sinks = torch.tensor([-40.0, 0.5, 2.0, -1.0], dtype=torch.float64)
+    bench = Bench()
+    parents = {1: [-1, 0, 0]}
+    bench.forward({0: 4, 1: 2})
+    for window in (None, 2):
+        packed = {0: 1, 1: 3, 2: 9}
+        got, wanted, _ = bench.forward(packed, window, softcap, parents, sinks)
+        assert_equal(got, wanted)
 
 
 def test_random_packs_equal_naive() -> None:

@@ -14,12 +14,14 @@ from modelpool.attention.backend import (
     AttentionName,
     AttentionPlace,
     BackendName,
+    Feature,
     backend_asked,
     backend_for,
 )
 
 CUDA = AttentionPlace("cuda:0", "bfloat16", frozenset({128}))
 CPU = replace(CUDA, device="cpu")
+SINKS: frozenset[Feature] = frozenset({"attention sinks"})
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +44,7 @@ def test_what_is_plain_pytorch_runs_everywhere(asked: AttentionName, place: Atte
 @pytest.mark.parametrize("head_dim", [32, 64, 128, 256])
 def test_kernels_for_cuda_run_there(dtype: str, head_dim: int) -> None:
     place = replace(CUDA, dtype=dtype, head_dims=frozenset({head_dim}))
+    assert TRITON.refusal(replace(place, features=SINKS)) is None
     backends = [TRITON, *[FLASHINFER][: dtype != "float32" and head_dim >= 64]]
     for backend in backends:
         assert backend.refusal(place) is None
@@ -63,6 +66,7 @@ def test_kernels_for_cuda_run_there(dtype: str, head_dim: int) -> None:
             "heads of 32 numbers, only of 64, 128, 256",
         ),
         (FLASHINFER, replace(CUDA, head_dims=frozenset({96})), "heads of 96 numbers"),
+        (FLASHINFER, replace(CUDA, features=SINKS), "no kernels for attention sinks"),
     ],
 )
 def test_where_there_are_no_kernels_they_are_refused(

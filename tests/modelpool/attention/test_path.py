@@ -16,22 +16,26 @@ def alone(query: Tensor, keys: Tensor, values: Tensor, settings: PathSettings) -
     if settings.window is not None:
         keys, values = keys[-settings.window :], values[-settings.window :]
     out = []
+    sinks = settings.sinks if settings.sinks is not None else [-torch.inf] * len(query)
     for head, own in enumerate(query):
         scores = keys[:, head // group] @ own * settings.scale
         if settings.softcap is not None:
             scores = settings.softcap * torch.tanh(scores / settings.softcap)
-        out.append(scores.softmax(0) @ values[:, head // group])
+        weights = torch.cat((scores, torch.as_tensor(sinks[head]).view(1))).softmax(0)[:-1]
+        out.append(weights @ values[:, head // group])
     return torch.stack(out)
 
 
 @pytest.mark.parametrize("group", [1, 3])
 @pytest.mark.parametrize("window", [None, 1, 4])
 @pytest.mark.parametrize("softcap", [None, 0.7])
+@pytest.mark.parametrize("has_sinks", [False, True])
 def test_a_token_attends_to_its_own_path_alone(
-    group: int, window: int | None, softcap: float | None
+    group: int, window: int | None, softcap: float | None, has_sinks: bool
 ) -> None:
     query, keys, values = PACK.tensors(2, group, 8, torch.float64)
-    settings = PathSettings(0.3, window, softcap)
+    sinks = torch.arange(2 * group, dtype=torch.float64) - 2.0 if has_sinks else None
+    settings = PathSettings(0.3, window, softcap, sinks)
     got = reference(query, keys, values, PACK.paths, settings)
     for token, slots in enumerate(PACK.slots):
         wanted = alone(query[token], keys[slots], values[slots], settings)

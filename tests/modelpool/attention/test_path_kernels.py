@@ -30,6 +30,7 @@ CASES = pairwise(
     group=(1, 3, 7),
     window=(None, 5, 260),
     softcap=(None, 1.5, 50.0),
+    sinks=(None, -3.0, 3.0),  # the least of them
     dtype=tuple(ERRORS),
     pack=tuple(PACKS),
 )
@@ -47,7 +48,9 @@ def run(query: Tensor, keys: Tensor, values: Tensor, paths: KeyPaths, how: PathS
 def made(case: dict[str, Any]) -> tuple[Pack, tuple[Tensor, Tensor, Tensor], PathSettings]:
     pack = PACKS[case["pack"]]
     tensors = pack.tensors(2, case["group"], case["dim"], case["dtype"])
-    return pack, tensors, PathSettings(case["dim"] ** -0.5, case["window"], case["softcap"])
+    sinks = None if case["sinks"] is None else case["sinks"] + torch.arange(2 * case["group"]) / 4
+    how = PathSettings(case["dim"] ** -0.5, case["window"], case["softcap"], sinks)
+    return pack, tensors, how
 
 
 @pytest.fixture(autouse=True)
