@@ -29,15 +29,10 @@ from modelpool.attention.packed import ATTENTION_NAME, OpaqueView
 from modelpool.checkpoint.architecture import ignored_window, refusal
 from modelpool.checkpoint.text_part import text_part
 from modelpool.errors import UnsupportedAttention
+from modelpool.mixers.registry import unserved_layer, use_mixers
 from modelpool.place_tracker import PlaceTracker
 from modelpool.probe import KVLayer, ProbeView
-from modelpool.recurrent import (
-    RecurrentKind,
-    RecurrentLayer,
-    Tensors,
-    unserved_layer,
-    use_mixers,
-)
+from modelpool.recurrent import RecurrentKind, RecurrentLayer, StateKey, Tensors
 
 _TOKENS = 11  # a prime, which no dimension of a model is likely to be
 _META = torch.device("meta")
@@ -47,14 +42,14 @@ _META = torch.device("meta")
 class ModelOutline:
     """
     Attributes:
-        recurrent_layers: those that keep a state of each row.
+        recurrent_layers: the states that layers keep of each row.
         kv_layers: by the index of a layer that attends, what it keeps of a token.
         parameter_count: of the class that would be loaded.
         features: that its layers ask of attention.
     """
 
     kv_layers: Mapping[int, KVLayer]
-    recurrent_layers: Mapping[int, RecurrentLayer]
+    recurrent_layers: Mapping[StateKey, RecurrentLayer]
     parameter_count: int
     features: frozenset[Feature] = frozenset()
 

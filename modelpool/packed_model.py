@@ -30,8 +30,15 @@ from modelpool.fast.quantised import quantise_linears, roundings
 from modelpool.fast.tuning import PLAIN, Tuning
 from modelpool.forward import Forward, ForwardOutput, HiddenLayers, SizedForward
 from modelpool.outline import use_packed_attention
-from modelpool.probe import MOST_DIFFERENCE, KVLayer, ProbeView, check_parity, probed
-from modelpool.recurrent import RecurrentLayer
+from modelpool.probe import (
+    MOST_DIFFERENCE,
+    KVLayer,
+    ProbeView,
+    allowed_difference,
+    check_parity,
+    probed,
+)
+from modelpool.recurrent import RecurrentLayer, StateKey
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +62,7 @@ class PackedModel:
         max_positions: int,
         kv_layers: Mapping[int, KVLayer],
         tuning: Tuning = PLAIN,
-        recurrent_layers: Mapping[int, RecurrentLayer] | None = None,
+        recurrent_layers: Mapping[StateKey, RecurrentLayer] | None = None,
     ) -> None:
         """`tuning`: by default a forward has the CPU threads that torch is set to now, and SDPA."""
         self.name = name
@@ -120,7 +127,9 @@ class PackedModel:
             raise  # a RuntimeError too
         except (RuntimeError, TypeError, AttributeError) as error:
             raise UnsupportedModelError(field, f"a trial forward failed: {error}") from error
-        check_parity(field, torch.cat([_picked(alone, pack) for pack in _PROBE_PACKS]), got)
+        expected = torch.cat([_picked(alone, pack) for pack in _PROBE_PACKS])
+        allowed = allowed_difference(expected.dtype, is_recurrent=bool(probe.recurrent))
+        check_parity(field, expected, got, allowed)
         reason = ignored_window(model.config, probe.windows)
         if reason is not None:
             raise UnsupportedModelError(field, reason)

@@ -15,7 +15,7 @@ from torch import Tensor
 from modelpool.attention.kv_view import AttentionLayer, Ints, KVView, PackSlots
 from modelpool.errors import UnsupportedAttention, UnsupportedModelError
 from modelpool.forward import Forward
-from modelpool.recurrent import RecurrentKind, RecurrentLayer, Tensors, scan_tokens
+from modelpool.recurrent import RecurrentKind, RecurrentLayer, StateKey, Tensors, scan_tokens
 
 T = TypeVar("T")
 
@@ -120,8 +120,8 @@ class ProbeView:
         self._held: list[Tensor] = []  # so that no memory is used again before all is learned
         for number, layer in (layers or {}).items():
             self._open(number, layer)
-        self.recurrent: dict[int, RecurrentLayer] = {}  # that were learned
-        self._states: dict[tuple[int, int], Tensors] = {}  # by layer and row
+        self.recurrent: dict[StateKey, RecurrentLayer] = {}  # that were learned
+        self._states: dict[tuple[StateKey, int], Tensors] = {}  # by row
         self._counts: list[int] = []  # of each row's tokens in the pack
         self.windows: dict[int, int | None] = {}
         self._layouts: dict[object, object] = {}
@@ -167,11 +167,12 @@ class ProbeView:
 
     def scan(self, layer: int, kind: RecurrentKind, tokens: Tensors) -> Tensor:
         known = RecurrentLayer(tokens[0].device, tokens[0].dtype, kind)
-        self.recurrent[layer] = known
+        key = (layer, kind.name)
+        self.recurrent[key] = known
         outputs: list[Tensor] = []
         parts = zip(*(torch.split(one, self._counts) for one in tokens), strict=True)
         for row, part in enumerate(parts):
-            state = self._states.setdefault((layer, row), known.empty())
+            state = self._states.setdefault((key, row), known.empty())
             outputs += scan_tokens(kind, state, part)
         return torch.stack(outputs)
 
@@ -216,10 +217,12 @@ def _memory(tensor: Tensor) -> tuple[object, ...]:
     return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride()
 
 
-def allowed_difference(dtype: torch.dtype) -> float:
+def allowed_difference(dtype: torch.dtype, is_recurrent: bool = False) -> float:
     """Of logits that rounding alone may tell apart, in the mean, of their spread."""
-    # Some models compute softmax or norms in float32 whatever their dtype.
-    return min(300.0 * max(torch.finfo(dtype).eps, 4e-9), MOST_DIFFERENCE)
+    # Some models compute softmax or norms in float32 whatever their dtype, and recurrent layers
+    # all: transformers sums them in chunks, the engine token by token.
+    least = torch.finfo(torch.float32).eps if is_recurrent else 4e-9
+    return min(300.0 * max(torch.finfo(dtype).eps, least), MOST_DIFFERENCE)
 
 
 def check_parity(

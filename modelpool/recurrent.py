@@ -3,24 +3,23 @@
 Contract: a recurrent layer keeps a state of each row instead of keys and values of each token. Its
 kind says how a token reads the state, and what of the token is needed to repeat its update: the
 token's entry. A token's bits are a function of the text before it, whatever pass it is computed in:
-every call of a kind is about one token of one row.
+every call of a kind is about one token of one row. A layer may keep states of several kinds, such
+as those of a convolution and of what follows it.
 
-A mixer is a class of modules that computes such a layer. It is registered for one type of model,
-with a forward that goes through the view of the pack (`KVView.scan`) in place of its own.
-
-Not here: where states live, and when entries are applied (`statemgr`).
+Not here: where states live, and when entries are applied (`statemgr`); the layers themselves
+(`modelpool.mixers`).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import prod
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 Tensors = Sequence[Tensor]
+StateKey = tuple[int, str]  # a layer's index in the model, and the name of a kind
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class RecurrentKind(Protocol):
 
 @dataclass(frozen=True)
 class RecurrentLayer:
-    """Place and kind of one recurrent layer. `dtype`: of the model."""
+    """Place and kind of one state of a recurrent layer. `dtype`: of what its tokens come in."""
 
     device: torch.device
     dtype: torch.dtype
@@ -69,58 +68,6 @@ class RecurrentLayer:
         """That it keeps of a row, of a model in `dtype`; None: in its own."""
         own = dtype or self.dtype
         return sum(prod(one.shape) * (one.dtype or own).itemsize for one in self.kind.parts)
-
-
-@dataclass(frozen=True)
-class Mixer:
-    """
-    Attributes:
-        model_type: of the configurations whose layers of `layer_type` it computes.
-        module: its class; `forward`: in place of the class's own, with the same arguments and
-            `packed_kv`, an `OpaqueView`.
-    """
-
-    model_type: str
-    layer_type: str
-    module: type[nn.Module]
-    forward: Callable[..., Any]
-
-
-_MIXERS: dict[type[nn.Module], Mixer] = {}
-
-
-def register_mixer(mixer: Mixer) -> None:
-    """Has models served that have such layers."""
-    _MIXERS[mixer.module] = mixer
-
-
-def recurrent_types(config: Any) -> frozenset[str]:
-    """The `layer_types` of a configuration that mixers are registered for."""
-    kind = getattr(config, "model_type", None)
-    return frozenset(mixer.layer_type for mixer in _MIXERS.values() if mixer.model_type == kind)
-
-
-def use_mixers(model: nn.Module) -> None:
-    """Has the registered mixers of a model go through the view of a pack."""
-    for module in model.modules():
-        mixer = _MIXERS.get(type(module))
-        if mixer is not None:
-            module.forward = partial(mixer.forward, module)
-
-
-def unserved_layer(config: Any, seen: Mapping[int, RecurrentLayer]) -> str | None:
-    """Why a layer of a recurrent type would not be served, or None. `seen`: those that scanned."""
-    for layer, kind in _recurrent(config):
-        if layer not in seen:
-            return f"layer {layer}: its {kind} is computed by no module that is known"
-    return None
-
-
-def _recurrent(config: Any) -> Iterator[tuple[int, str]]:
-    types = recurrent_types(config)
-    for layer, kind in enumerate(getattr(config, "layer_types", None) or ()):
-        if kind in types:
-            yield layer, kind
 
 
 def scan_tokens(kind: RecurrentKind, state: Tensors, tokens: Tensors) -> Iterator[Tensor]:

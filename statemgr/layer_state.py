@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 Tensors = Sequence[Tensor]
-KeptState = Mapping[int, Tensors]  # by layer; nobody writes to it
+StateKey = tuple[int, str]  # a layer, and the name of one of its kinds
+KeptState = Mapping[StateKey, Tensors]  # nobody writes to it
 KeptStates = Mapping[int, KeptState]  # by number of tokens
 
 
@@ -38,7 +39,7 @@ class RecurrentKind(Protocol):
 
 
 class RecurrentShape(Protocol):
-    """What the store must know of a recurrent layer."""
+    """What the store must know of a state that a recurrent layer keeps."""
 
     @property
     def device(self) -> torch.device: ...

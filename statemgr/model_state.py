@@ -19,7 +19,7 @@ from statemgr.arrays import Ints
 from statemgr.forward_view import ForwardView, PackSlots, TreePaths
 from statemgr.hidden_states import HiddenStates
 from statemgr.kv_store import KVStore, LayerShape
-from statemgr.layer_state import KeptState, KeptStates, RecurrentShape
+from statemgr.layer_state import KeptState, KeptStates, RecurrentShape, StateKey
 from statemgr.recurrent_store import RecurrentStore, TokenOrder
 from statemgr.row_layout import RowLayout
 
@@ -36,7 +36,7 @@ class ModelState:
         slots: int,
         canonical: bool = False,
         layout: RowLayout | None = None,
-        recurrent: Mapping[int, RecurrentShape] | None = None,
+        recurrent: Mapping[StateKey, RecurrentShape] | None = None,
         wanted: Mapping[int, Collection[int]] | None = None,
     ) -> None:
         """`recurrent`: layers of that form; `wanted`: see `RecurrentStore`."""

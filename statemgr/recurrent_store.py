@@ -20,7 +20,14 @@ import torch
 from torch import Tensor
 
 from statemgr.arrays import Ints
-from statemgr.layer_state import KeptState, KeptStates, RecurrentKind, RecurrentShape, Tensors
+from statemgr.layer_state import (
+    KeptState,
+    KeptStates,
+    RecurrentKind,
+    RecurrentShape,
+    StateKey,
+    Tensors,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +49,7 @@ class _Entry:
     """A token that follows `parent`; None: what the row's states have."""
 
     parent: "_Entry | None"
-    parts: dict[int, Tensors] = field(default_factory=dict)  # by layer
+    parts: dict[StateKey, Tensors] = field(default_factory=dict)
 
     def path(self) -> "list[_Entry]":
         """From the row's states down to it."""
@@ -59,13 +66,13 @@ class _Row:
     Attributes:
         count: tokens that the states have.
         pending: committed entries behind them, in order; `tip`: the entry that was read last.
-        kept: by number of tokens and layer, copies of states.
+        kept: by number of tokens, copies of states.
     """
 
     count: int = 0
     pending: list[_Entry] = field(default_factory=list)
     tip: _Entry | None = None
-    kept: dict[int, dict[int, Tensors]] = field(default_factory=dict)
+    kept: dict[int, dict[StateKey, Tensors]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,14 +89,14 @@ class _RowPass:
 
 class RecurrentStore:
     """Args:
-    layers: those that are recurrent, by their indices in the model.
+    layers: the states of those that are recurrent.
     width: a slot's number is `row * width + slot`.
     wanted: by row, the numbers of tokens behind which its states are to be kept.
     """
 
     def __init__(
         self,
-        layers: Mapping[int, RecurrentShape],
+        layers: Mapping[StateKey, RecurrentShape],
         rows: int,
         width: int,
         wanted: Mapping[int, Collection[int]],
@@ -100,7 +107,7 @@ class RecurrentStore:
         self._rows = [_Row() for _ in range(rows)]
         self._entries: dict[int, _Entry] = {}  # by number of the slot
         with torch.inference_mode(False):  # rows also change outside of inference
-            self._states = {number: _zeros(layer, rows) for number, layer in layers.items()}
+            self._states = {key: _zeros(layer, rows) for key, layer in layers.items()}
 
     @property
     def row_bytes(self) -> int:
@@ -112,7 +119,7 @@ class RecurrentStore:
 
     @property
     def form(self) -> tuple[str, ...]:
-        """Of each layer its kind, and what that keeps of a row: equal where bytes can be taken."""
+        """Of each state its kind, and what that keeps of a row: equal where bytes can be taken."""
         return tuple(
             ", ".join((layer.kind.name, *(f"{list(p.shape[1:])} {p.dtype}" for p in parts)))
             for layer, parts in zip(self.layers.values(), self._states.values(), strict=True)
@@ -125,7 +132,7 @@ class RecurrentStore:
     def parts(self, row: int) -> list[Tensor]:
         """All that the layers keep of a row, layer after layer, not copied."""
         self._settle(row)
-        return [part for number in self.layers for part in self._state(number, row)]
+        return [part for key in self.layers for part in self._state(key, row)]
 
     # Passes
 
@@ -156,14 +163,15 @@ class RecurrentStore:
         self, layer: int, kind: RecurrentKind, tokens: Tensors, part: _RowPass
     ) -> list[Tensor]:
         """Outputs of a row's tokens of a pack, of which `tokens` are of all."""
-        state, outputs = self._state(layer, part.row), []
+        key, outputs = (layer, kind.name), []
+        state = self._state(key, part.row)
         given = iter(zip(*(one[part.start :] for one in tokens), strict=True))
         for count in range(part.held + 1, part.held + part.certain + 1):
             output, entry = kind.read(state, next(given))
             kind.advance(state, entry)
-            self._note(part.row, count, layer, state)
+            self._note(part.row, count, key, state)
             outputs.append(output)
-        below = _Below(kind, layer, state, part.entries)
+        below = _Below(kind, key, state, part.entries)
         outputs += [below.read(entry, next(given)) for entry in part.entries]
         return outputs
 
@@ -171,18 +179,18 @@ class RecurrentStore:
         """Applies what was committed."""
         own = self._rows[row]
         for entry in own.pending:
-            for number, layer in self.layers.items():
-                state = self._state(number, row)
-                layer.kind.advance(state, entry.parts[number])
-                self._note(row, own.count + 1, number, state)
+            for key, layer in self.layers.items():
+                state = self._state(key, row)
+                layer.kind.advance(state, entry.parts[key])
+                self._note(row, own.count + 1, key, state)
             own.count += 1
         own.pending = []
 
-    def _note(self, row: int, count: int, layer: int, state: Tensors) -> None:
-        """A layer's state has `count` tokens."""
+    def _note(self, row: int, count: int, key: StateKey, state: Tensors) -> None:
+        """One of a row's states has `count` tokens."""
         if count in self._wanted.get(row, ()):
             kept = self._rows[row].kept.setdefault(count, {})
-            kept[layer] = [part.clone() for part in state]
+            kept[key] = [part.clone() for part in state]
 
     # Commits
 
@@ -225,9 +233,8 @@ class RecurrentStore:
         if self.layers:
             self.forget(row)
             self._rows[row] = _Row()
-            for number in self.layers:
-                for part in self._state(number, row):
-                    part.zero_()
+            for part in (part for key in self.layers for part in self._state(key, row)):
+                part.zero_()
 
     # Kept states
 
@@ -247,16 +254,15 @@ class RecurrentStore:
         count, kept = self._rows[row].count, self.passed(row)
         if count:
             kept[count] = {
-                number: [part.clone() for part in self._state(number, row)]
-                for number in self.layers
+                key: [part.clone() for part in self._state(key, row)] for key in self.layers
             }
         return kept
 
     def restore(self, row: int, count: int, states: KeptStates) -> None:
         """Goes on behind `count` tokens. Whatever is kept before is good for the row, too."""
         self.forget(row)
-        for number, parts in states[count].items():
-            for part, kept in zip(self._state(number, row), parts, strict=True):
+        for key, parts in states[count].items():
+            for part, kept in zip(self._state(key, row), parts, strict=True):
                 part.copy_(kept)
         known = {at: dict(state) for at, state in states.items() if at <= count}
         self._rows[row] = _Row(count=count, kept=known)
@@ -279,8 +285,8 @@ class RecurrentStore:
         """Whether states hold numbers only. Waits for each device."""
         return all(bool(part.isfinite().all()) for part in self.parts(row))
 
-    def _state(self, layer: int, row: int) -> list[Tensor]:
-        return [part[row] for part in self._states[layer]]
+    def _state(self, key: StateKey, row: int) -> list[Tensor]:
+        return [part[row] for part in self._states[key]]
 
 
 class RecurrentPass:
@@ -303,10 +309,10 @@ class _Below:
     are copies, which the last child goes on with."""
 
     def __init__(
-        self, kind: RecurrentKind, layer: int, state: Tensors, entries: Sequence[_Entry]
+        self, kind: RecurrentKind, key: StateKey, state: Tensors, entries: Sequence[_Entry]
     ) -> None:
         self._kind = kind
-        self._layer = layer
+        self._key = key
         self._state = state
         self._waiting = Counter(entry.parent for entry in entries)  # children to be read
         self._states: dict[_Entry, Tensors] = {}
@@ -314,14 +320,14 @@ class _Below:
     def read(self, entry: _Entry, token: Tensors) -> Tensor:
         parent = entry.parent
         state = self._state if parent is None else self._behind(parent)
-        output, entry.parts[self._layer] = self._kind.read(state, token)
+        output, entry.parts[self._key] = self._kind.read(state, token)
         self._waiting[parent] -= 1
         if parent is not None and not self._waiting[parent]:
             del self._states[parent]
         elif self._waiting[entry]:
             state = [part.clone() for part in state]
         if self._waiting[entry]:
-            self._kind.advance(state, entry.parts[self._layer])
+            self._kind.advance(state, entry.parts[self._key])
             self._states[entry] = state
         return output
 
@@ -330,7 +336,7 @@ class _Below:
         if entry not in self._states:
             state = [part.clone() for part in self._state]
             for each in entry.path():
-                self._kind.advance(state, each.parts[self._layer])
+                self._kind.advance(state, each.parts[self._key])
             self._states[entry] = state
         return self._states[entry]
 

@@ -18,7 +18,7 @@ from statemgr.arena import KV_QUANTUM, blocks_of
 from statemgr.arrays import Ints
 from statemgr.kv_placement import KVPlacement
 from statemgr.kv_store import LayerShape
-from statemgr.layer_state import RecurrentShape
+from statemgr.layer_state import RecurrentShape, StateKey
 from statemgr.model_state import ModelState
 from statemgr.prefix_cache import CacheCounts, CacheUse, PrefixCache, TokenChain
 from statemgr.prefix_sharing import KEPT_STATES, PrefixSharing
@@ -223,7 +223,7 @@ class StateManager:
         name: str,
         layers: Mapping[int, LayerShape],
         canonical: bool = False,
-        recurrent: Mapping[int, RecurrentShape] | None = None,
+        recurrent: Mapping[StateKey, RecurrentShape] | None = None,
     ) -> ModelState:
         """A model's state, created on first use."""
         if name not in self._states:

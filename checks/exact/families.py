@@ -251,7 +251,7 @@ def check_prefixes(served: Served, prompt: Tokens, reference: Any) -> None:
     begun = prompt[: len(prompt) * 3 // 4]
     others = [(*begun, *more) for more in prompts_of((6, 9), VOCAB_SIZE, seed=1)]
     drafted = Speculation(CHAIN, DEPTH, WIDTHS[-1])
-    served.outputs([prompt], params, drafted)
+    served.outputs([prompt, begun], params, drafted)  # recurrent states are kept where one ends
     asked: tuple[SpeculationOverride, ...] = ("off", drafted)
     for other, speculation in zip(others, asked, strict=True):
         wanted = generated(reference, other, NEW_TOKENS)

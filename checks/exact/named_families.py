@@ -127,6 +127,12 @@ NAMED: tuple[Family, ...] = (
                                                     "audio_config": None}),
     Family("gemma 3n text", "gemma3n_text", _GEMMA3N),
     Family("gemma 3n, composite", "gemma3n_text", _GEMMA3N, inside="gemma3n"),
+    # Recurrent layers
+    Family("qwen3.5 0.8b", "qwen3_5_text"),
+    Family("qwen3.6 35b-a3b", "qwen3_5_moe_text"),
+    Family("qwen3-next 80b-a3b", "qwen3_next"),
+    Family("qwen3.5, composite", "qwen3_5_text", inside="qwen3_5"),
+    Family("qwen3.6 moe, composite", "qwen3_5_moe_text", inside="qwen3_5_moe"),
     # Other composites
     _composite("gemma3", _WINDOWS_IN_TURN),
     _composite("mistral3", {"sliding_window": None}),

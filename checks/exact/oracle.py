@@ -36,6 +36,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from checks.exact.recurrences import by_recurrence
 from checks.exact.structures import Reference
 from processors.noise import gumbel
 from specrouter import SamplingParams
@@ -78,7 +79,7 @@ class Oracle:
             dtype=getattr(torch, dtype),
             attn_implementation="eager" if kind == "gemma2" else "sdpa",
         )
-        self.model = cast(Any, loaded).eval()
+        self.model = cast(Any, by_recurrence(loaded)).eval()
         self.model.generation_config = _generation_config()  # no defaults but ours
         self._path = path
         self.vocab_size = vocab_size
@@ -110,7 +111,7 @@ class Oracle:
     @torch.inference_mode()
     def choices(self, prompt: tuple[int, ...], params: SamplingParams) -> list[Choice]:
         """Decoding step by step, at any temperature."""
-        cache = DynamicCache()
+        cache = DynamicCache(config=self.model.config)
         pending, choices = list(prompt), list[Choice]()
         while len(choices) < params.max_new_tokens:
             logits = self._forward(pending, cache)
@@ -126,7 +127,8 @@ class Oracle:
         self, prompt: tuple[int, ...], generated: tuple[int, ...], params: SamplingParams
     ) -> Choice:
         """The choice at output position `len(generated)`, given what stands before it."""
-        logits = self._forward([*prompt, *generated], DynamicCache())
+        cache = DynamicCache(config=self.model.config)
+        logits = self._forward([*prompt, *generated], cache)
         return self.choose(logits, params, (*prompt, *generated), len(prompt))
 
     @torch.inference_mode()

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from checks.exact.recurrences import by_recurrence
 from modelpool.checkpoint.bundled import bundled_root
 
 Tokens = tuple[int, ...]
@@ -99,7 +100,7 @@ def load(directory: Path, kind: Any) -> PreTrainedModel:
         str(directory), dtype=torch.float64, experts_implementation="eager"
     )
     model.train(False)
-    return model
+    return by_recurrence(model)
 
 
 @torch.inference_mode()
@@ -146,6 +147,9 @@ def _draw_vector(name: str, weight: Tensor) -> None:
     is_norm = "norm" in name or "ln_" in name or "layernorm" in name.lower()
     if is_norm and name.endswith("bias"):
         return  # it would make every context predict the same token
+    if name.endswith("A_log"):  # of recurrent states, which are to last
+        weight.uniform_(-6.0, -1.0)
+        return
     weight.add_(torch.empty_like(weight).uniform_(-0.3, 0.3))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from modelpool.recurrent import recurrent_types
+from modelpool.mixers.registry import recurrent_types
 
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 # Their frequencies depend on the largest position of the whole pack, that is, on neighbours.

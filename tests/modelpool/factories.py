@@ -28,6 +28,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
     Qwen2Config,
+    Qwen3_5TextConfig,
     Qwen3Config,
 )
 
@@ -37,6 +38,7 @@ VOCAB_SIZE = 320  # 256 bytes, one special id, the rest merges
 EOS_TOKEN = "<|endoftext|>"
 MAX_POSITIONS = 512
 HYBRID = "toy-hybrid"
+HYBRIDS = (HYBRID, "qwen3.5")  # with recurrent layers
 GEMMAS = frozenset({"gemma2", "gemma3_text"})
 SLIDING_WINDOW = 8  # positions, own one included; most contexts of the tests are longer
 
@@ -108,6 +110,7 @@ SAVERS: dict[str, Callable[..., Path]] = {
     "gemma2": partial(save_model, Gemma2Config, tied=True),  # capped scores, windows in turn
     "gemma3": partial(save_model, Gemma3TextConfig, tied=True),  # two rotations, windows in turn
     HYBRID: partial(save_model, ToyHybridConfig, tied=True),  # recurrent layers around attention
+    "qwen3.5": partial(save_model, Qwen3_5TextConfig, tied=True),  # Gated DeltaNet
 }
 
 
@@ -126,6 +129,7 @@ def _settings_of(kind: type, hidden: int, layers: int, heads: int) -> dict[str, 
         "layer_types": [kinds[layer % 2] for layer in range(layers)],
     }
     alone = {"num_key_value_heads": heads}
+    hybrid = {"num_hidden_layers": 2 * layers + 1, "layer_types": layer_types(2 * layers + 1)}
     settings: dict[type, dict[str, Any]] = {
         Qwen3Config: {"head_dim": hidden // heads},
         MistralConfig: {"sliding_window": SLIDING_WINDOW},
@@ -134,9 +138,14 @@ def _settings_of(kind: type, hidden: int, layers: int, heads: int) -> dict[str, 
         GPTNeoXConfig: alone,
         Gemma2Config: {**gemma, "attn_logit_softcapping": 2.0},
         Gemma3TextConfig: gemma,
-        ToyHybridConfig: {
-            "num_hidden_layers": 2 * layers + 1,
-            "layer_types": layer_types(2 * layers + 1),
+        ToyHybridConfig: hybrid,
+        Qwen3_5TextConfig: {
+            **hybrid,
+            "head_dim": hidden // heads,
+            "linear_num_key_heads": heads // 2,
+            "linear_num_value_heads": heads,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 8,
         },
     }
     return settings.get(kind, {})
@@ -149,6 +158,8 @@ def _save(config: PreTrainedConfig, directory: Path, *, seed: int, dtype: str) -
         for name, parameter in model.named_parameters():
             if "norm" in name or "ln_" in name:
                 torch.nn.init.uniform_(parameter, 0.7, 1.3)
+            elif name.endswith("A_log"):  # of recurrent states, which are to last
+                torch.nn.init.uniform_(parameter, -5.0, -1.0)
             elif "embed" in name or "wte" in name or "lm_head" in name:
                 torch.nn.init.normal_(parameter, std=2.0 * parameter.shape[-1] ** -0.5)
             else:  # louder than the embeddings, or tied ones make each token predict itself

@@ -22,7 +22,14 @@ from transformers import (
 from modelpool.checkpoint.architecture import ignored_window
 from modelpool.errors import UnsupportedModelError
 from modelpool.packed_model import PackedModel
-from tests.modelpool.factories import MAX_POSITIONS, SAVERS, SLIDING_WINDOW, VOCAB_SIZE
+from tests.modelpool.factories import (
+    HYBRID,
+    HYBRIDS,
+    MAX_POSITIONS,
+    SAVERS,
+    SLIDING_WINDOW,
+    VOCAB_SIZE,
+)
 from tests.modelpool.llama_models import Feeder, make_model, texts
 
 WINDOWED = ("mistral", "gemma2", "gemma3")
@@ -83,6 +90,8 @@ def test_packs_give_the_logits_of_the_ordinary_forward(
     wanted = ordinary_logits(load(path), texts(4))
     assert wanted.shape[-1] == vocab_size
     assert wanted.std() > 0.3
+    if name in HYBRIDS and name != HYBRID:  # transformers sums chunks, in float32 at most
+        tolerance = 1e-3
     packs = ({0: 1, 2: 9}, {0: 1, 1: 30, 2: 1}, {0: 4, 1: 3, 2: 1, 3: 2}, {3: 38, 0: 1}, {1: 1})
     for row, got in feeder(load(path)).feed_all(packs).items():
         expected = wanted[row, : len(got), :VOCAB_SIZE]

@@ -31,21 +31,18 @@ from transformers import (
     MptConfig,
     NemotronConfig,
     PreTrainedConfig,
-    Qwen3_5Config,
-    Qwen3_5MoeConfig,
-    Qwen3NextConfig,
     StableLmConfig,
 )
 
-from modelpool import recurrent
 from modelpool.checkpoint.footprint import read_checkpoint
 from modelpool.errors import UnsupportedModelError
+from modelpool.mixers import registry
+from modelpool.mixers.registry import Mixer, name_of, register_mixer
 from modelpool.outline import UnservedModel, outline_of
 from modelpool.packed_model import PackedModel
 from modelpool.pool import ModelPool
-from modelpool.recurrent import Mixer, register_mixer
 from statemgr import KVStore, ModelState
-from tests.modelpool.factories import HYBRID, SAVERS, VOCAB_SIZE, make_tokenizer, save_llama
+from tests.modelpool.factories import HYBRIDS, SAVERS, VOCAB_SIZE, make_tokenizer, save_llama
 from tests.modelpool.refused import refused
 from tests.modelpool.toy_hybrid import ToyHybridConfig, packed_average
 
@@ -63,9 +60,6 @@ REFUSED: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
         lambda: Llama4TextConfig(layer_types=["full_attention"] * 4, num_hidden_layers=4),
         "layer 3: what it attends with depends on a token's place in the pack",
     ),
-    "qwen3.5": (Qwen3_5Config, "layer 0 is of type linear_attention"),
-    "qwen3.5-moe": (Qwen3_5MoeConfig, "layer 0 is of type linear_attention"),
-    "qwen3-next": (Qwen3NextConfig, "layer 0 is of type linear_attention"),
     "jamba": (JambaConfig, ""),
     "lfm2": (
         lambda: Lfm2Config(layer_types=["conv", "full_attention"], num_hidden_layers=2),
@@ -189,16 +183,17 @@ def test_memory_is_counted_as_it_is_allocated(name: str, tmp_path: Path) -> None
     assert outline.parameter_count == packed.parameter_count
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+@pytest.mark.parametrize("name", HYBRIDS)
 def test_recurrent_states_are_counted_by_row_and_keys_and_values_of_attention_alone(
-    dtype: str, tmp_path: Path
+    name: str, dtype: str, tmp_path: Path
 ) -> None:
-    path = SAVERS[HYBRID](tmp_path, layers=1, dtype=dtype)
+    path = SAVERS[name](tmp_path, layers=1, dtype=dtype)
     facts = read_checkpoint(path, field="pool.models[0]")
     factory: Any = AutoModelForCausalLM
-    packed = PackedModel.wrap("it", factory.from_pretrained(path), VOCAB_SIZE)
+    packed = PackedModel.wrap("it", factory.from_pretrained(path, dtype="auto"), VOCAB_SIZE)
     assert list(packed.kv_layers) == [1]
-    assert list(packed.recurrent_layers) == [0, 2]
+    assert {layer for layer, _ in packed.recurrent_layers} == {0, 2}
     state = ModelState(packed.kv_layers, 3, 128, recurrent=packed.recurrent_layers)
     assert facts.state_bytes == state.recurrent.row_bytes > 0
     footprint = facts.footprint("it", "pool.models[0]", "auto", states=3)
@@ -211,12 +206,13 @@ def test_a_recurrent_layer_that_no_registered_module_computes_is_refused() -> No
     config.layer_types = ["conv", "full_attention"]
     with pytest.raises(UnservedModel, match="layer 0 is of type conv"):
         outline_of(config)
-    register_mixer(Mixer(config.model_type, "conv", torch.nn.Bilinear, packed_average))
+    module = name_of(torch.nn.Bilinear)
+    register_mixer(Mixer(config.model_type, "conv", module, packed_average))
     try:
         with pytest.raises(UnservedModel, match="layer 0: its conv is computed by no module"):
             outline_of(config)
     finally:
-        del recurrent._MIXERS[torch.nn.Bilinear]
+        del registry._MIXERS[module]
 
 
 def test_layers_that_share_keys_and_values_keep_none() -> None:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from modelpool.recurrent import Mixer, StatePart, Tensors, register_mixer
+from modelpool.mixers.registry import Mixer, name_of, register_mixer
+from modelpool.recurrent import StatePart, Tensors
 
 RECURRENT = "linear_attention"
 
@@ -99,4 +100,4 @@ def layer_types(layers: int) -> list[str]:
 
 AutoConfig.register(ToyHybridConfig.model_type, ToyHybridConfig)
 AutoModelForCausalLM.register(ToyHybridConfig, ToyHybridForCausalLM)
-register_mixer(Mixer(ToyHybridConfig.model_type, RECURRENT, ToyAverage, packed_average))
+register_mixer(Mixer(ToyHybridConfig.model_type, RECURRENT, name_of(ToyAverage), packed_average))

@@ -20,7 +20,10 @@ from statemgr import (
 from tests.modelpool.toy_hybrid import RunningAverage
 
 KIND = RunningAverage(1)
-LAYERS = {number: RecurrentLayer(torch.device("cpu"), torch.float64, KIND) for number in (0, 2)}
+LAYERS = {
+    (number, KIND.name): RecurrentLayer(torch.device("cpu"), torch.float64, KIND)
+    for number in (0, 2)
+}
 DECAY = 0.5
 
 
@@ -205,6 +208,6 @@ def test_a_row_goes_on_in_another_process_from_keys_and_values_and_a_state() -> 
         import_row(goal, 1, part, text, "m")
     goal.check_integrity(1, text)
     assert feed(goal, 1, [5])[0] == average(text.tolist())
-    other = ModelState({}, 2, 128, recurrent={0: LAYERS[0]})
+    other = ModelState({}, 2, 128, recurrent={(0, KIND.name): LAYERS[0, KIND.name]})
     with pytest.raises(KVMismatchError, match="recurrent layers"):
         import_row(other, 0, last, text, "m")

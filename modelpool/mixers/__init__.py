@@ -1,0 +1,1 @@
+"""Layers that keep a state of each row: a file for each arithmetic, and the registry."""

@@ -1,0 +1,68 @@
+"""Causal convolutions over packs, and what mixers share: functions with fixed bits.
+
+A token's bits must not depend on what stands beside it. torch's sigmoid, silu and softplus compute
+the last elements of a tensor by other code; `exp`, `log1p`, `reciprocal`, `rsqrt` and sums over a
+last axis do not, and these are made of them.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from modelpool.attention.kv_view import KVView
+from modelpool.recurrent import StatePart, Tensors
+
+
+class Window:
+    """The kind of a convolution: a row's last inputs, `[taps - 1, channels]`, in its dtype.
+
+    A token is its input, which also is its entry; it reads `[taps, channels]`, the last its own.
+    """
+
+    name = "window-1"
+
+    def __init__(self, taps: int, channels: int) -> None:
+        self.parts = (StatePart((taps - 1, channels)),)
+
+    def read(self, state: Tensors, token: Tensors) -> tuple[Tensor, Tensors]:
+        return torch.cat((state[0], token[0].unsqueeze(0))), token
+
+    def advance(self, state: Tensors, entry: Tensors) -> None:
+        window = state[0]
+        window.copy_(torch.cat((window[1:], entry[0].unsqueeze(0))))
+
+
+def convolve(view: KVView, layer: int, inputs: Tensor, conv: nn.Conv1d) -> Tensor:
+    """[T, C] to [T, C], each channel by itself, tap after tap in float32 at least."""
+    channels, taps = conv.weight.shape[0], conv.weight.shape[-1]
+    windows = view.scan(layer, Window(taps, channels), (inputs,))  # [T, taps, C]
+    weight = _wide(conv.weight[:, 0])
+    out = _wide(windows[:, 0]) * weight[:, 0]
+    for tap in range(1, taps):
+        out = out + _wide(windows[:, tap]) * weight[:, tap]
+    if conv.bias is not None:
+        out = out + _wide(conv.bias)
+    return out.to(inputs.dtype)
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """In float32 at least, rounded as `x` is."""
+    return (1 + torch.exp(-_wide(x))).reciprocal().to(x.dtype)
+
+
+def silu(x: Tensor) -> Tensor:
+    """The same."""
+    wide = _wide(x)
+    return (wide * (1 + torch.exp(-wide)).reciprocal()).to(x.dtype)
+
+
+def softplus(x: Tensor) -> Tensor:
+    return torch.where(x > 20, x, torch.log1p(torch.exp(x.clamp(max=20))))
+
+
+def rms(x: Tensor, eps: float) -> Tensor:
+    """Over the last axis."""
+    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
