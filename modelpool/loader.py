@@ -29,6 +29,8 @@ from modelpool.fast.cuda_forward import CudaForward, cuda_forward_of
 from modelpool.fast.direct_forward import direct_forward_of
 from modelpool.fast.graph_runner import CudaGraphs
 from modelpool.fast.lean_forward import is_quantised, lean_forward_of
+from modelpool.fast.thread_choice import ThreadChoice
+from modelpool.fast.thread_trial import MOST_TOKENS, one_thread_keeps_bits
 from modelpool.fast.tuning import PLAIN, Tuning
 from modelpool.gguf.weights import plain_checkpoint
 from modelpool.packed_model import PackedModel
@@ -76,8 +78,21 @@ def load_model(
             _quantise(packed, read, config.weights == "auto", tuning)
         except UnsupportedModelError as error:
             raise UnsupportedModelError(f"{field}.weights", error.reason) from error
+    packed.thread_choice = _thread_choice(packed, tuning)
     _log(packed, placement, time.perf_counter() - started)
     return packed
+
+
+def _thread_choice(packed: PackedModel, tuning: Tuning) -> ThreadChoice | None:
+    if tuning.others is None or packed.threads == 1:
+        return None
+    if not tuning.is_target:
+        return ThreadChoice(packed.name, packed.threads, tuning.others)
+    if one_thread_keeps_bits(packed):
+        most = MOST_TOKENS
+        return ThreadChoice(packed.name, packed.threads, tuning.others, most_tokens=most)
+    logger.info("%s: other bits with one thread, so it always has all", packed.name)
+    return None
 
 
 def _log(packed: PackedModel, placement: Placement, seconds: float) -> None:

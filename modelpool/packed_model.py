@@ -27,6 +27,7 @@ from modelpool.fast.lean_norm import replace_norms
 from modelpool.fast.linear import pack_linears, parameter_count
 from modelpool.fast.llama_shape import is_llama_shaped
 from modelpool.fast.quantised import quantise_linears, roundings
+from modelpool.fast.thread_choice import ThreadChoice
 from modelpool.fast.tuning import PLAIN, Tuning
 from modelpool.forward import Forward, ForwardOutput, HiddenLayers, SizedForward
 from modelpool.outline import use_packed_attention
@@ -72,6 +73,7 @@ class PackedModel:
         self.kv_layers = kv_layers
         self.recurrent_layers = recurrent_layers or {}
         self.threads: int = tuning.threads or torch.get_num_threads()
+        self.thread_choice: ThreadChoice | None = None  # else it always has all its threads
         self.attention = tuning.attention
         self.attend = tuning.attention.load()
         self.device: torch.device = _embedding(model).device
@@ -159,7 +161,7 @@ class PackedModel:
             logit_index: [n] int64, as these; the tokens of the pack whose logits are wanted.
             hidden: the hidden states that are wanted of all tokens.
         """
-        with self.watch(len(tokens), self.attend.attended(view)), cpu_threads(self.threads):
+        with self.watch(len(tokens), self.attend.attended(view)), self._threads_for(len(tokens)):
             if self.sized is not None:
                 return self.sized(tokens, positions, view, logit_index, hidden)
             if self.device.type != "cpu":
@@ -169,6 +171,10 @@ class PackedModel:
                 )
             run = self.shortcut or self._forward
             return run(tokens, positions, view, logit_index, hidden)
+
+    def _threads_for(self, tokens: int) -> AbstractContextManager[None]:
+        choice = self.thread_choice
+        return cpu_threads(self.threads) if choice is None else choice.chosen(tokens)
 
     @property
     def sizes(self) -> tuple[int, ...]:

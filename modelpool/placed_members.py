@@ -25,6 +25,7 @@ from modelpool.device_manager import DeviceManager, Placement, is_cpu, place
 from modelpool.errors import ConfigError, PoolFullError
 from modelpool.fast.cpu import computes_in
 from modelpool.fast.int4 import quantised_refusal
+from modelpool.fast.thread_choice import OtherPrograms
 from modelpool.fast.tuning import Role, Tuning, dtype_for, tuning_for
 from modelpool.kv_memory import KVMemory
 from modelpool.member import Member
@@ -71,6 +72,7 @@ class PlacedMembers:
         self._members = members
         self._device_manager = device_manager
         self._threads = torch.get_num_threads()  # now: a forward may change it for its own time
+        self._others = OtherPrograms()
         if kv_memory is not None:
             self._settle_kv(kv_memory)
         self._placements = self._place(self._settle_dtypes())
@@ -113,6 +115,7 @@ class PlacedMembers:
             default_threads=self._threads,
             pack_weights=self._config.pack_weights,
             attention=backend_for(asked, self._attention_place(name)),
+            others=self._others,
         )
 
     def bytes_of(self, name: str) -> int:

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 
 from modelpool.attention.backend import SDPA, AttentionBackend
 from modelpool.config import Dtype, KeptWeights, ModelConfig
+from modelpool.fast.thread_choice import OtherPrograms
 
 HALF = ("bfloat16", "float16")
 _FLOAT32_BELOW = 8_000_000  # parameters; in bfloat16 a small model waits for conversions
 _ONE_THREAD_BELOW = 4_000_000  # parameters; small layers lose by a second thread
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Tuning:
     """How a loaded model is run. By default nothing is touched.
 
@@ -26,6 +27,8 @@ class Tuning:
             (`lean_norm`) in the others.
         attention: the kernels that attend.
         weights: `int8`: linear layers are quantised once the model is loaded (`fast.int8`).
+        others: it may have one thread while these use the cores (`thread_choice`).
+        is_target: its bits reach texts, so that it may do so only where they stay.
     """
 
     threads: int | None = None
@@ -33,6 +36,8 @@ class Tuning:
     lean: bool = False
     attention: AttentionBackend = SDPA
     weights: KeptWeights = "plain"
+    others: OtherPrograms | None = None
+    is_target: bool = False
 
 
 PLAIN = Tuning()
@@ -75,6 +80,7 @@ def tuning_for(
     default_threads: int,
     pack_weights: bool,
     attention: AttentionBackend = SDPA,
+    others: OtherPrograms | None = None,
 ) -> Tuning:
     """How a member is run. `default_threads`: torch's setting."""
     is_small = role.parameter_count < _ONE_THREAD_BELOW
@@ -85,4 +91,6 @@ def tuning_for(
         lean=role.is_cpu_drafter and role.weights == "plain",
         attention=attention,
         weights=role.weights,
+        others=others if role.on_cpu else None,
+        is_target=role.is_target,
     )

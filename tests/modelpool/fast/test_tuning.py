@@ -97,4 +97,9 @@ def test_a_cpu_computes_in_a_half_precision_that_its_library_has_kernels_for(
 def test_only_a_small_drafter_on_the_cpu_has_one_thread(role: Role, threads: int) -> None:
     for asked, expected in ((None, threads), (3, 3)):
         tuning = tuning_for(config(threads=asked), role, default_threads=6, pack_weights=True)
-        assert tuning == Tuning(expected, True, lean=role.is_cpu_drafter)
+        assert tuning == Tuning(
+            threads=expected,
+            pack_weights=True,
+            lean=role.is_cpu_drafter,
+            is_target=role.is_target,
+        )

@@ -1,0 +1,165 @@
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from checks.exact.models import pool_settings, save_family
+from modelpool.fast.linear import can_pack
+from modelpool.fast.thread_choice import OtherPrograms, ThreadChoice
+from modelpool.fast.thread_trial import one_thread_keeps_bits
+from modelpool.fast.tuning import Tuning
+from modelpool.forward import ForwardOutput
+from modelpool.packed_model import PackedModel
+from specrouter import ChainRouter, RouterConfig, SamplingParams
+from tests.modelpool.llama_models import LLAMA_SHAPED, VOCAB, make_model
+
+
+class Machine:
+    """Of two cores: a clock, what others use, and how long a forward takes then."""
+
+    def __init__(self) -> None:
+        self.now_s = self.all_s = 0.0
+        self.others = 0.0
+
+    def usage(self) -> tuple[float, float]:
+        return self.all_s, 0.0
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def run(self, choice: ThreadChoice, tokens: int = 1) -> int:
+        with choice.chosen(tokens):
+            used = torch.get_num_threads()
+            ms = 10.0 if used == 1 else 6.0 if self.others < 0.5 else 100.0
+            self.pass_s(ms / 1000)
+        return used
+
+    def pass_s(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.all_s += seconds * self.others
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return Machine()
+
+
+@pytest.fixture
+def choice(machine: Machine) -> ThreadChoice:
+    others = OtherPrograms(machine.usage, machine.clock)
+    return ThreadChoice("m", 2, others, cores=2, most_tokens=32, clock=machine.clock)
+
+
+def test_alone_a_model_has_all_its_threads(machine: Machine, choice: ThreadChoice) -> None:
+    assert {machine.run(choice) for _ in range(200)} == {2}
+
+
+def test_beside_a_busy_program_it_has_one_and_all_of_them_when_that_ends(
+    machine: Machine, choice: ThreadChoice
+) -> None:
+    machine.others = 1.0
+    used = [machine.run(choice) for _ in range(60)]
+    assert used[-1] == 1
+    assert used.count(2) < 10
+    machine.others = 0.0
+    machine.pass_s(2.0)
+    assert {machine.run(choice) for _ in range(20)} == {2}
+
+
+def test_it_keeps_all_threads_where_one_is_no_faster(
+    machine: Machine, choice: ThreadChoice
+) -> None:
+    machine.others = 0.45  # two threads still take 6 ms
+    used = [machine.run(choice) for _ in range(100)]
+    assert used.count(2) >= 50
+    assert used[-2:] != [1, 1]
+
+
+def test_it_compares_again(machine: Machine, choice: ThreadChoice) -> None:
+    machine.others = 1.0
+    for _ in range(60):
+        machine.run(choice)
+    machine.pass_s(60.0)
+    assert 2 in [machine.run(choice) for _ in range(4)]
+
+
+def test_packs_that_were_not_tried_have_all_threads(machine: Machine, choice: ThreadChoice) -> None:
+    machine.others = 1.0
+    for _ in range(60):
+        machine.run(choice)
+    assert machine.run(choice, tokens=33) == 2
+    assert machine.run(choice, tokens=32) == 1
+
+
+def test_cores_that_a_model_leaves_over_are_for_others(machine: Machine) -> None:
+    others = OtherPrograms(machine.usage, machine.clock)
+    choice = ThreadChoice("m", 2, others, cores=4, clock=machine.clock)
+    machine.others = 2.0
+    assert {machine.run(choice) for _ in range(100)} == {2}
+
+
+def test_without_an_account_nothing_changes(machine: Machine) -> None:
+    choice = ThreadChoice("m", 2, OtherPrograms(lambda: None, machine.clock), clock=machine.clock)
+    machine.others = 2.0
+    assert {machine.run(choice) for _ in range(50)} == {2}
+
+
+HAS_BFLOAT16 = pytest.mark.skipif(not can_pack(torch.bfloat16), reason="no kernels of bfloat16")
+
+
+@HAS_BFLOAT16
+@pytest.mark.parametrize("name", ["llama3", "qwen3"])
+def test_a_model_is_tried_with_one_thread_and_with_two(name: str) -> None:
+    model = make_model(LLAMA_SHAPED[name](), torch.bfloat16)
+    packed = PackedModel.wrap("m", model, VOCAB, Tuning(threads=2, pack_weights=True))
+    assert one_thread_keeps_bits(packed)
+    assert packed.threads == 2
+
+
+def test_a_model_whose_bits_depend_on_threads_is_found_out() -> None:
+    packed = PackedModel.wrap("m", make_model(LLAMA_SHAPED["llama3"]()), VOCAB, Tuning(threads=2))
+    plain = packed._forward
+
+    def shaken(*asked: Any) -> ForwardOutput:
+        output = plain(*asked)
+        return ForwardOutput(output.logits * (1 + 1e-15 * torch.get_num_threads()))
+
+    packed.shortcut = shaken
+    assert not one_thread_keeps_bits(packed)
+
+
+def test_a_model_with_products_that_nobody_tries_keeps_its_threads() -> None:
+    packed = PackedModel.wrap("m", make_model(LLAMA_SHAPED["llama3"]()), VOCAB, Tuning(threads=2))
+    packed.model.register_module("router", nn.Bilinear(2, 2, 2))
+    assert not one_thread_keeps_bits(packed)
+
+
+@HAS_BFLOAT16
+def test_texts_stay_when_threads_change_in_the_middle_of_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = pool_settings(save_family(tmp_path))
+    for member in pool["models"]:
+        member |= {"threads": 2, "dtype": "bfloat16"}
+    prompts = [[1, 2, 3, 4, 5], [7, 8, 9], list(range(20, 60))]
+    params = [
+        SamplingParams(max_new_tokens=24, temperature=temperature, seed=3)
+        for temperature in (0.0, 1.0, 1.0)
+    ]
+    with ChainRouter.from_config(RouterConfig.load({"pool": pool})) as router:
+        before = [output.token_ids for output in router.generate(prompts, params)]
+        used = set[int]()
+        turns = itertools.cycle((1, 2, 2, 1, 1, 2))
+
+        def alternate(choice: ThreadChoice, tokens: int) -> int:
+            count = next(turns) if tokens <= choice._most_tokens else choice._most
+            used.add(count)
+            return count
+
+        monkeypatch.setattr(ThreadChoice, "threads", alternate)
+        after = [output.token_ids for output in router.generate(prompts, params)]
+    assert after == before
+    assert used == {1, 2}
