@@ -6,7 +6,7 @@ multiplied with sums that cancel out (`sum_order`), attention reads up to 4,096 
 whole model a few packs, which also shows what torch splits among threads between the two.
 """
 
-from functools import cache
+from functools import cache, partial
 from itertools import product as pairs
 
 import torch
@@ -37,9 +37,9 @@ def one_thread_keeps_bits(model: PackedModel) -> bool:
         return False
     threads, dtype = model.threads, model.dtype
     linears = {
-        (layer.in_features, _outputs(layer), dtype, kind, threads)
+        (layer.in_features, _outputs(layer), dtype, type(layer), threads)
         for layer in model.model.modules()
-        if (kind := type(layer)) in (PackedLinear, nn.Linear)
+        if isinstance(layer, nn.Linear | PackedLinear)
     }
     heads = model.model.config.get_text_config().num_attention_heads
     attentions = {
@@ -60,9 +60,8 @@ def _knows(module: nn.Module) -> bool:
     return all(parameter.ndim < 2 for parameter in module.parameters(recurse=False))
 
 
-def _outputs(layer: nn.Module) -> int:
-    weight = layer.shared if isinstance(layer, PackedLinear) else layer
-    return int(weight.out_features)
+def _outputs(layer: nn.Linear | PackedLinear) -> int:
+    return layer.shared.out_features if isinstance(layer, PackedLinear) else layer.out_features
 
 
 @cache
@@ -96,12 +95,13 @@ def _attention_keeps_bits(
     with torch.inference_mode():
         for queries, slots, rows in pairs(_QUERIES, _SLOTS, (1, 4)):
             query = torch.randn(rows, kv_heads, repeat * queries, dim, generator=chance).to(dtype)
-            kv = [part[:, :, :slots].expand(rows, -1, -1, -1) for part in (keys, values)]
+            key, value = (part[:, :, :slots].expand(rows, -1, -1, -1) for part in (keys, values))
             mask = torch.zeros(rows, 1, repeat * queries, slots, dtype=dtype)
+            attend = partial(F.scaled_dot_product_attention, query, key, value, attn_mask=mask)
             with cpu_threads(1):
-                one = F.scaled_dot_product_attention(query, *kv, attn_mask=mask)
+                one = attend()
             with cpu_threads(threads):
-                if not torch.equal(one, F.scaled_dot_product_attention(query, *kv, attn_mask=mask)):
+                if not torch.equal(one, attend()):
                     return False
     return True
 
