@@ -37,7 +37,7 @@ def one_thread_keeps_bits(model: PackedModel) -> bool:
         return False
     threads, dtype = model.threads, model.dtype
     linears = {
-        (layer.in_features, _outputs(layer), dtype, type(layer), threads)
+        (layer.in_features, _outputs(layer), dtype, isinstance(layer, PackedLinear), threads)
         for layer in model.model.modules()
         if isinstance(layer, nn.Linear | PackedLinear)
     }
@@ -66,11 +66,11 @@ def _outputs(layer: nn.Linear | PackedLinear) -> int:
 
 @cache
 def _linear_keeps_bits(
-    inputs: int, outputs: int, dtype: torch.dtype, kind: type[nn.Module], threads: int
+    inputs: int, outputs: int, dtype: torch.dtype, is_packed: bool, threads: int
 ) -> bool:
     x, weight = cancelling(MOST_TOKENS, inputs, outputs, dtype)
     with torch.inference_mode():
-        packed = pack(weight) if kind is PackedLinear else None
+        packed = pack(weight) if is_packed else None
 
         def multiplied(rows: int) -> torch.Tensor:
             return F.linear(x[:rows], weight) if packed is None else product(x[:rows], packed)
