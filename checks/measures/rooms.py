@@ -37,7 +37,8 @@ class Room:
 # checkpoints, and keys and values of two widths. 2026-11-25: config and
 # request 3,550, for each cycle of a request, of which its figures by chain and vLLM's are made.
 # 2026-11-25: modelpool 11,400, the product 53,350 and tests 70,100, for hybrid models: Gated
-# DeltaNet, short convolutions and Mamba-2, and plain recurrences that texts are compared with.
+# DeltaNet, short convolutions and Mamba-2, and plain recurrences that texts are compared with;
+# modelpool 11,650, the product 53,600 and tests 70,300, for threads beside other programs.
 ROOMS: Mapping[str, Room] = {
     "http": Room(folders=("specrouter/http",), before=5985, aim=4500, most=5900),
     "cli": Room(folders=("specrouter/cli",), before=1790, aim=1500, most=1850),
@@ -58,18 +59,18 @@ ROOMS: Mapping[str, Room] = {
     ),
     "processors": Room(folders=("processors",), before=3858, aim=3600, most=4100),
     "statemgr": Room(folders=("statemgr",), before=2753, aim=2900, most=3300),
-    "modelpool": Room(folders=("modelpool",), before=7770, aim=6800, most=11400),
+    "modelpool": Room(folders=("modelpool",), before=7770, aim=6800, most=11650),
     "examples": Room(folders=("examples",), before=2828, aim=1200, most=1200),
     "research": Room(folders=("research",), before=0, aim=7000, most=8300),
     "tests and checks": Room(
-        folders=("tests", "checks", "conftest.py"), before=69000, aim=52000, most=70100
+        folders=("tests", "checks", "conftest.py"), before=69000, aim=52000, most=70300
     ),
 }
 PRODUCT = Room(
     folders=("specrouter", "processors", "statemgr", "modelpool", "examples"),
     before=55641,
     aim=45000,
-    most=53350,
+    most=53600,
 )
 DOCUMENTS_KB = Room(folders=("docs", "README.md"), before=361, aim=200, most=200)
 
