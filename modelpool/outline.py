@@ -164,6 +164,8 @@ class _OutlineView(ProbeView):
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         self._check_places(layer, key, value)
+        if key.shape[-1] != value.shape[-1]:
+            self.features.add("keys and values of two widths")
         with self._tracker.paused():
             super().write(layer, key, value)
 

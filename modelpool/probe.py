@@ -23,23 +23,28 @@ _PACKED = "packed attention"
 MOST_DIFFERENCE = 0.2  # of logits, of their spread, whatever the dtype
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class KVLayer:
     """Shape and place of one attention layer's keys and values.
 
-    `source`: the layer whose keys and values it reads instead of its own.
+    Attributes:
+        head_dim, value_dim: width of a key and of a value.
+        source: the layer whose keys and values it reads instead of its own.
     """
 
     device: torch.device
     dtype: torch.dtype
     kv_heads: int
     head_dim: int
+    value_dim: int
     source: int | None = None
 
     @property
     def elements_per_token(self) -> int:
         """That it keeps."""
-        return 0 if self.source is not None else 2 * self.kv_heads * self.head_dim
+        if self.source is not None:
+            return 0
+        return self.kv_heads * (self.head_dim + self.value_dim)
 
 
 class HasVocabulary(Protocol):
@@ -152,11 +157,9 @@ class ProbeView:
         self._layouts.clear()
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
-        if key.shape != value.shape:
-            shapes = f"{tuple(key.shape[1:])} and {tuple(value.shape[1:])}"
-            raise UnsupportedAttention(
-                f"layer {layer}: its keys and values differ in shape, {shapes}"
-            )
+        if key.shape[:-1] != value.shape[:-1]:
+            counts = f"{key.shape[1]} and {value.shape[1]}"
+            raise UnsupportedAttention(f"layer {layer}: its keys and values have {counts} heads")
         if layer not in self._kv:
             self._learn(layer, key, value)
         if layer in self._sources:
@@ -179,16 +182,22 @@ class ProbeView:
     def _learn(self, layer: int, key: Tensor, value: Tensor) -> None:
         self._held += (key, value)
         source = self._first.setdefault((*_memory(key), *_memory(value)), layer)
-        self._open(layer, _kv_layer(key, None if source == layer else source))
+        self._open(layer, _kv_layer(key, value, None if source == layer else source))
 
     def _open(self, number: int, layer: KVLayer) -> None:
         if layer.source is not None:
             self._sources[number] = layer.source
             self._kv[number] = self._kv[layer.source]
             return
-        shape = (self._rows * self._slots, layer.kv_heads, layer.head_dim)
-        empty = torch.zeros(shape, dtype=layer.dtype, device=layer.device)
-        self._kv[number] = (empty, torch.zeros_like(empty))
+        keys, values = (
+            torch.zeros(
+                (self._rows * self._slots, layer.kv_heads, width),
+                dtype=layer.dtype,
+                device=layer.device,
+            )
+            for width in (layer.head_dim, layer.value_dim)
+        )
+        self._kv[number] = (keys, values)
 
     def arena(self, layer: AttentionLayer) -> tuple[Tensor, Tensor]:
         self.windows[layer.number] = layer.window
@@ -202,14 +211,21 @@ class ProbeView:
     def layers(self) -> dict[int, KVLayer]:
         """By their indices in the model, ascending."""
         return {
-            layer: _kv_layer(keys, self._sources.get(layer))
-            for layer, (keys, _) in sorted(self._kv.items())
+            layer: _kv_layer(*parts, self._sources.get(layer))
+            for layer, parts in sorted(self._kv.items())
         }
 
 
-def _kv_layer(keys: Tensor, source: int | None) -> KVLayer:
-    """Of keys [.., kv_heads, head_dim]."""
-    return KVLayer(keys.device, keys.dtype, keys.shape[-2], keys.shape[-1], source)
+def _kv_layer(keys: Tensor, values: Tensor, source: int | None) -> KVLayer:
+    """Of keys [.., kv_heads, head_dim] and values [.., kv_heads, value_dim]."""
+    return KVLayer(
+        device=keys.device,
+        dtype=keys.dtype,
+        kv_heads=keys.shape[-2],
+        head_dim=keys.shape[-1],
+        value_dim=values.shape[-1],
+        source=source,
+    )
 
 
 def _memory(tensor: Tensor) -> tuple[object, ...]:

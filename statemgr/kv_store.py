@@ -26,7 +26,9 @@ class LayerShape(Protocol):
     @property
     def kv_heads(self) -> int: ...
     @property
-    def head_dim(self) -> int: ...
+    def head_dim(self) -> int: ...  # of a key
+    @property
+    def value_dim(self) -> int: ...
     @property
     def source(self) -> int | None: ...  # the layer whose keys and values it reads
 
@@ -36,22 +38,30 @@ class KVStore:
 
     def __init__(self, layers: Mapping[int, LayerShape], slots: int) -> None:
         self.slots = slots
-        groups: dict[tuple[torch.device, torch.dtype, int, int], list[int]] = {}
+        groups: dict[tuple[torch.device, torch.dtype, int, int, int], list[int]] = {}
         for number, layer in layers.items():
             if layer.source is not None:
                 continue
-            key = (layer.device, layer.dtype, layer.kv_heads, layer.head_dim)
+            widths = layer.head_dim, layer.value_dim
+            key = (layer.device, layer.dtype, layer.kv_heads, *widths)
             groups.setdefault(key, []).append(number)
-        # [layers, 2, slots, kv_heads, head_dim] per group; 0 is the key, 1 the value.
+        # [layers, 2, slots, kv_heads, head_dim] per group; 0 is the key, 1 the value. Where these
+        # differ in width, two tensors [layers, 1, slots, kv_heads, width].
         self._tensors: list[Tensor] = []
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
-        for (device, dtype, heads, dim), members in groups.items():
-            shape = (len(members), 2, slots, heads, dim)
+        for (device, dtype, heads, key_dim, value_dim), members in groups.items():
+            parts = [(2, key_dim)] if key_dim == value_dim else [(1, key_dim), (1, value_dim)]
             with torch.inference_mode(False):  # rows are also emptied outside of inference
-                tensor = torch.zeros(shape, dtype=dtype, device=device)
-            self._tensors.append(tensor)
+                tensors = [
+                    torch.zeros(
+                        (len(members), count, slots, heads, width), dtype=dtype, device=device
+                    )
+                    for count, width in parts
+                ]
+            self._tensors += tensors
             for index, number in enumerate(members):
-                self._layers[number] = (tensor[index, 0], tensor[index, 1])
+                keys, values = (part for tensor in tensors for part in tensor[index])
+                self._layers[number] = (keys, values)
         self.own = tuple(sorted(self._layers))  # numbers of the layers that keep anything
         sources = {at: one.source for at, one in layers.items() if one.source is not None}
         self.shared = frozenset(sources)
@@ -67,7 +77,7 @@ class KVStore:
         return tuple(dict.fromkeys(tensor.device for tensor in self._tensors))
 
     def layer(self, number: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer, each [slots, kv_heads, head_dim], not copied."""
+        """Keys and values of a layer, [slots, kv_heads, width] each, not copied."""
         return self._layers[number]
 
     def move(self, source: Ints, destination: Ints) -> None:

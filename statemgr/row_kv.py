@@ -36,31 +36,31 @@ class KVFormat:
     Attributes:
         model: a fingerprint of all that their bits depend on beside the tokens.
         dtype: such as `bfloat16`.
-        layers: KV heads and head dimension of each that keeps keys and values.
+        layers: of each that keeps keys and values its KV heads, and the widths of the two.
         recurrent: of each recurrent layer the name of its kind, which tells its arithmetic, and the
             shapes and dtypes of its states.
     """
 
     model: str
     dtype: str
-    layers: tuple[tuple[int, int], ...]
+    layers: tuple[tuple[int, int, int], ...]
     recurrent: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, state: ModelState, model: str) -> "KVFormat":
         """Raises `ValueError` where layers are of different dtypes."""
-        keys = [state.store.layer(number)[0] for number in state.store.own]
-        dtypes = sorted({str(each.dtype).removeprefix("torch.") for each in keys})
+        parts = [state.store.layer(number) for number in state.store.own]
+        dtypes = sorted({str(keys.dtype).removeprefix("torch.") for keys, _ in parts})
         if len(dtypes) > 1:
             raise ValueError(f"layers of different dtypes: {', '.join(dtypes)}")
-        layers = tuple((each.shape[1], each.shape[2]) for each in keys)
+        layers = tuple((*keys.shape[1:], values.shape[2]) for keys, values in parts)
         return cls(model, dtypes[0] if dtypes else "float32", layers, state.recurrent.form)
 
     @property
     def token_bytes(self) -> int:
         """Of all layers."""
         item = torch.empty(0, dtype=getattr(torch, self.dtype)).element_size()
-        return sum(2 * heads * dim * item for heads, dim in self.layers)
+        return sum(heads * (key + value) * item for heads, key, value in self.layers)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -70,7 +70,7 @@ class RowKV:
     Attributes:
         text: a digest of all tokens up to the last of them.
         data: [count * format.token_bytes], layer after layer, keys before values, each of them
-            [count, kv_heads, head_dim]. It may be read-only.
+            [count, kv_heads, width]. It may be read-only.
         state: of the recurrent layers behind the last of them; empty where another piece has it.
     """
 
@@ -167,7 +167,7 @@ def check_kv(state: ModelState, kv: RowKV, held: int, committed: Ints, model: st
 
 
 def _pieces(store: KVStore, data: Bytes) -> Iterator[tuple[Tensor, Bytes]]:
-    """Keys or values of each layer, [slots, kv_heads, head_dim], and their part of the bytes."""
+    """Keys or values of each layer, [slots, kv_heads, width], and their part of the bytes."""
     parts = [part for number in store.own for part in store.layer(number)]
     sizes = [part[0].numel() * part.element_size() for part in parts]
     count, start = len(data) // max(sum(sizes), 1), 0

@@ -164,6 +164,8 @@ def _restless_selections(rng: np.random.Generator) -> Iterator[None]:
 
 def _write_nan(model: PackedModel, tokens: int, view: KVView) -> None:
     number, layer = next(iter(model.kv_layers.items()))
-    shape = (tokens, layer.kv_heads, layer.head_dim)
-    poison = torch.full(shape, torch.nan, dtype=layer.dtype, device=layer.device)
-    view.write(number, poison, poison)
+    poison = torch.tensor(torch.nan, dtype=layer.dtype, device=layer.device)
+    key, value = (
+        poison.expand(tokens, layer.kv_heads, width) for width in (layer.head_dim, layer.value_dim)
+    )
+    view.write(number, key, value)

@@ -62,6 +62,7 @@ _LONGROPE = {
     "long_factor": [2.0 + step for step in range(HEAD_DIM * 3 // 8)],
     "original_max_position_embeddings": 64,
 }
+_LATENT = {"v_head_dim": HEAD_DIM}  # keys have those without a rotation beside these
 _GRANITE = {
     "embedding_multiplier": 12.0,
     "attention_multiplier": 0.1,
@@ -117,6 +118,12 @@ NAMED: tuple[Family, ...] = (
     # Attention sinks
     Family("gpt-oss", "gpt_oss"),
     Family("granite swa", "granite_swa"),
+    # Keys wider than values, or narrower
+    Family("mimo v2 flash", "mimo_v2_flash", {"v_head_dim": 12}),
+    Family("deepseek v2", "deepseek_v2", _LATENT),
+    Family("deepseek v3", "deepseek_v3", _LATENT),
+    Family("glm-4.7-flash", "glm4_moe_lite", {"v_head_dim": 24}),
+    Family("minicpm 3", "minicpm3", _LATENT),
     # Gemma 4 and 3n, as text models and with what they see and hear
     Family("gemma 4 e2b", "gemma4_text", _GEMMA4_E2B),
     Family("gemma 4 31b", "gemma4_text", _GEMMA4_31B),

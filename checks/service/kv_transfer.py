@@ -40,7 +40,13 @@ class Half:
     """A process with a row of one model."""
 
     def __init__(self, tokens: int, dtype: str) -> None:
-        layer = KVLayer(torch.device("cpu"), getattr(torch, dtype), _HEADS, _DIM)
+        layer = KVLayer(
+            device=torch.device("cpu"),
+            dtype=getattr(torch, dtype),
+            kv_heads=_HEADS,
+            head_dim=_DIM,
+            value_dim=_DIM,
+        )
         layers = dict.fromkeys(range(_LAYERS), layer)
         self._state = ModelState(layers, 1, tokens + 128, canonical=True)
         self._text = np.arange(tokens + 1)

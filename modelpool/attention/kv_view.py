@@ -96,16 +96,16 @@ class KVView(Protocol):
         """
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Stores the pack's keys and values, each [T, kv_heads, head_dim]."""
+        """Stores the pack's keys [T, kv_heads, head_dim] and values [T, kv_heads, value_dim]."""
 
     def arena(self, layer: AttentionLayer) -> tuple[Tensor, Tensor]:
-        """All keys and values that a layer reads, each [slots, kv_heads, head_dim]."""
+        """All that a layer reads: keys [slots, kv_heads, head_dim], values [.., value_dim]."""
 
     def layout(self, build: Callable[["KVView"], T]) -> T:
         """What a backend builds of this view: once, for all layers."""
 
 
-# A view, a layer, and a pack's queries [heads, T, head_dim], to [T, heads, head_dim].
+# A view, a layer, and a pack's queries [heads, T, head_dim], to [T, heads, value_dim].
 Attend = Callable[[KVView, AttentionLayer, Tensor], Tensor]
 
 
@@ -113,7 +113,7 @@ class Attention(Protocol):
     """The kernels of a backend, for one model."""
 
     def __call__(self, view: KVView, layer: AttentionLayer, query: Tensor, /) -> Tensor:
-        """[heads, T, head_dim] queries of a pack to [T, heads, head_dim]."""
+        """[heads, T, head_dim] queries of a pack to [T, heads, value_dim]."""
 
     def attended(self, view: KVView) -> float:
         """Pairs of query and slot that it computes, padding included; to read a row's keys and

@@ -128,10 +128,11 @@ def reference(
 
     Args:
         query: [T, heads, head_dim].
-        keys, values: [slots, kv_heads, head_dim], the arena of a layer.
+        keys, values: [slots, kv_heads, head_dim], the arena of a layer; values may have another
+            width.
 
     Returns:
-        [T, heads, head_dim]
+        [T, heads, the width of the values]
     """
     place = torch.arange(paths.longest, device=query.device)
     slots, seen = _slots(paths, place), _seen(paths, place, settings.window)
@@ -165,7 +166,9 @@ def _attended(
         sinks = settings.sinks.to(scores.dtype).view(1, kv_heads, -1, 1).expand(tokens, -1, -1, -1)
         scores = torch.cat((scores, sinks), dim=-1)
     weights = scores.softmax(dim=-1)[..., : seen.shape[1]]
-    return torch.einsum("tkgl,tlkd->tkgd", weights, own_values).reshape(query.shape)
+    return torch.einsum("tkgl,tlkd->tkgd", weights, own_values).reshape(
+        tokens, heads, values.shape[2]
+    )
 
 
 def _slots(paths: KeyPaths, place: Tensor) -> Tensor:

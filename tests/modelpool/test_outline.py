@@ -48,8 +48,6 @@ from tests.modelpool.toy_hybrid import ToyHybridConfig, packed_average
 
 # What the reason must name: the layer, where it is one that cannot be served.
 REFUSED: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
-    "deepseek-v3": (DeepseekV3Config, "layer 0: its keys and values differ in shape"),
-    "mimo-v2-flash": (MiMoV2FlashConfig, "layer 0: its keys and values differ in shape"),
     "stablelm": (StableLmConfig, "layer 0: its attention is given no keyword arguments"),
     "nemotron": (
         lambda: NemotronConfig(num_key_value_heads=8, head_dim=128, num_hidden_layers=2),
@@ -107,6 +105,18 @@ _GEMMA: dict[str, Any] = {
     "layer_types": ["sliding_attention", "full_attention"] * 2,
 }
 KEPT: dict[str, Callable[[], PreTrainedConfig]] = {
+    "deepseek-v3": lambda: DeepseekV3Config(
+        **_LATENT | {"v_head_dim": 16}, **_EXPERTS, first_k_dense_replace=1
+    ),
+    "mimo-v2-flash": lambda: MiMoV2FlashConfig(
+        **_SMALL,
+        num_key_value_heads=1,
+        head_dim=24,
+        v_head_dim=16,
+        layer_types=["full_attention", "sliding_attention"] * 2,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+    ),
     "glm-4.7-flash": lambda: Glm4MoeLiteConfig(**_LATENT, **_EXPERTS),
     "deepseek-v2": lambda: DeepseekV2Config(**_LATENT, **_EXPERTS, first_k_dense_replace=1),
     "minicpm3": lambda: MiniCPM3Config(**_LATENT),
@@ -178,8 +188,12 @@ def test_memory_is_counted_as_it_is_allocated(name: str, tmp_path: Path) -> None
     held = {one.data_ptr(): one.numel() for one in model.state_dict().values()}
     assert facts.parameter_count == sum(held.values())
     outline = outline_of(AutoConfig.from_pretrained(tmp_path))
-    shapes = [(one.kv_heads, one.head_dim, one.source) for one in outline.kv_layers.values()]
-    assert shapes == [(one.kv_heads, one.head_dim, one.source) for one in packed.kv_layers.values()]
+    kept = (outline.kv_layers.values(), packed.kv_layers.values())
+    mine, theirs = (
+        [(one.kv_heads, one.head_dim, one.value_dim, one.source) for one in layers]
+        for layers in kept
+    )
+    assert mine == theirs
     assert outline.parameter_count == packed.parameter_count
 
 

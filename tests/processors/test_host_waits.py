@@ -17,7 +17,6 @@ from modelpool.fast.layer_reference import Arena, PackInputs
 from modelpool.fast.pack_layout import Pack
 from modelpool.fast.pack_sender import PackSender
 from modelpool.forward import ForwardOutput, HiddenLayers
-from modelpool.probe import KVLayer
 from processors.active_model import ActiveModel
 from processors.draft import DraftProcessor
 from processors.drafts import DraftRequest
@@ -26,6 +25,7 @@ from processors.sampling_row import SamplingSettings
 from processors.shared_noise import SharedNoise
 from statemgr import StateManager
 from tests.fake_cuda import CUDA, HostWait, fake_cuda
+from tests.kv_layers import kv_layer
 from tests.modelpool.fast.passes import SlowMemory
 
 VOCAB, DEPTH, LAYERS, HEADS, KV_HEADS, DIM = 64, 4, 2, 4, 2, 8
@@ -41,7 +41,7 @@ class FakeModel:
     name, device, vocab_size = "fake", CUDA, VOCAB
 
     def __init__(self, walks_paths: bool) -> None:
-        layer = KVLayer(CUDA, torch.float16, KV_HEADS, DIM)
+        layer = kv_layer(CUDA, torch.float16, KV_HEADS, DIM)
         self.kv_layers, self.forwards = dict.fromkeys(range(LAYERS), layer), 0
         self.attention = PATH if walks_paths else SDPA
         self.memory = SlowMemory()

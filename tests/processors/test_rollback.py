@@ -5,14 +5,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modelpool.probe import KVLayer
 from processors.pack import NO_SLOT, FedTree
 from processors.rollback import RollbackProcessor
 from statemgr import ModelState, StateManager
+from tests.kv_layers import kv_layer
 from tests.processors.trees import Nodes, build, line, lineage, node_lists, path
 from tests.pure import few
 
-LAYERS = {0: KVLayer(torch.device("cpu"), torch.float64, 1, 1)}
+LAYERS = {0: kv_layer(torch.device("cpu"), torch.float64, 1, 1)}
 UNKNOWN = -1  # a token that the device drafted
 
 

@@ -14,13 +14,13 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from modelpool.probe import KVLayer
 from statemgr import ModelState
 from statemgr.model_state import HOLE_SHARE
+from tests.kv_layers import kv_layer
 
 ROWS = 3
 LAYERS = 2
-_FLOAT64_LAYER = KVLayer(torch.device("cpu"), torch.float64, 1, 2)
+_FLOAT64_LAYER = kv_layer(torch.device("cpu"), torch.float64, 1, 2)
 
 _row = st.integers(0, ROWS - 1)
 _share = st.sampled_from((0.0, 0.25, 0.5))

@@ -13,14 +13,14 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from modelpool.probe import KVLayer
 from statemgr import CacheUse, StateManager
 from statemgr.arena import KV_QUANTUM
+from tests.kv_layers import kv_layer
 
 MODELS = {"target": True, "draft": False}  # and whether each is canonical
 ROWS, TREE = 3, 6
 MOST = 3 * KV_QUANTUM - TREE  # tokens of a request
-_LAYER = KVLayer(torch.device("cpu"), torch.float64, 1, 1)
+_LAYER = kv_layer(torch.device("cpu"), torch.float64, 1, 1)
 
 _row = st.integers(0, ROWS - 1)
 _salt = st.sampled_from(("a", "b", None))

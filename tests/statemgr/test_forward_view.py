@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from modelpool.attention.kv_view import AttentionLayer
 from modelpool.attention.packed import OpaqueView, packed_attention_forward
 from modelpool.attention.sdpa import SdpaLayout, sdpa
-from modelpool.probe import KVLayer
 from statemgr import ForwardView, ModelState
+from tests.kv_layers import kv_layer
 from tests.statemgr.trees import feed
 
 ROWS, SLOTS, DIM, LAYER = 8, 256, 4, 1
@@ -39,9 +39,12 @@ class Past:
 class Bench:
     """A state with random pasts; forwards packs and attends naively beside it."""
 
-    def __init__(self, heads: int = 4, kv_heads: int = 2, seed: int = 0) -> None:
+    def __init__(
+        self, heads: int = 4, kv_heads: int = 2, seed: int = 0, value_dim: int = DIM
+    ) -> None:
         self.heads, self.kv_heads = heads, kv_heads
-        layer = KVLayer(torch.device("cpu"), torch.float64, kv_heads, DIM)
+        self.value_dim = value_dim
+        layer = kv_layer(torch.device("cpu"), torch.float64, kv_heads, DIM, value_dim)
         self.state = ModelState({0: layer, 1: layer}, ROWS, SLOTS)
         self.pasts = [Past() for _ in range(ROWS)]
         self._random = torch.Generator().manual_seed(seed)
@@ -64,7 +67,7 @@ class Bench:
         positions, slots, tree = feed(self.state, rows, own, above)
         sizes, total = own + [len(one) for one in above], len(slots)
         query = self._draw(self.heads, total)
-        key, value = self._draw(self.kv_heads, total), self._draw(self.kv_heads, total)
+        key, value = (self._draw(self.kv_heads, total, width) for width in (DIM, self.value_dim))
         view = self.state.view(rows, sizes, positions, slots, tree)
         out = attend(query, key, value, view, window, softcap, sinks)
         wanted, token = [], 0
@@ -91,8 +94,8 @@ class Bench:
         past = self.pasts[row]
         del past.positions[length:], past.keys[length:], past.values[length:]
 
-    def _draw(self, heads: int, tokens: int) -> Tensor:
-        return torch.randn(heads, tokens, DIM, generator=self._random, dtype=torch.float64)
+    def _draw(self, heads: int, tokens: int, width: int = DIM) -> Tensor:
+        return torch.randn(heads, tokens, width, generator=self._random, dtype=torch.float64)
 
 
 def attend(
@@ -208,10 +211,10 @@ def test_nodes_attend_to_their_ancestors_only(
     assert_equal(got, wanted)
 
 
-@pytest.mark.parametrize("window", [None, 4])
-def test_random_trees_equal_naive(window: int | None) -> None:
+@pytest.mark.parametrize(("window", "value_dim"), [(None, DIM), (4, DIM), (None, 3), (4, 6)])
+def test_random_trees_equal_naive(window: int | None, value_dim: int) -> None:
     random = np.random.default_rng(2)
-    bench = Bench()
+    bench = Bench(value_dim=value_dim)
     for _ in range(25):
         rows = sorted(random.permutation(ROWS)[: random.integers(1, ROWS)].tolist())
         counts = {row: int(random.integers(1, 4)) for row in rows}
@@ -337,7 +340,7 @@ def on_accelerator(counts: list[int], lengths: list[int]) -> ForwardView:
     `meta` stands for any device that is no CPU.
     """
     rows, device = np.arange(len(counts)), torch.device("meta")
-    state = ModelState({0: KVLayer(device, torch.float64, 2, DIM)}, len(rows), 4096)
+    state = ModelState({0: kv_layer(device, torch.float64, 2, DIM)}, len(rows), 4096)
     for fed in (np.array(lengths), np.array(counts)):
         used = rows[fed > 0]
         first = state.lengths(used)
@@ -395,7 +398,7 @@ def test_a_row_has_the_same_bits_whatever_stands_beside_it() -> None:
 
 def test_a_spread_models_layers_attend_each_on_its_own_device() -> None:
     devices = [torch.device("cpu"), torch.device("meta")]
-    layers = dict(enumerate(KVLayer(device, torch.float64, 2, DIM) for device in devices))
+    layers = dict(enumerate(kv_layer(device, torch.float64, 2, DIM) for device in devices))
     state = ModelState(layers, ROWS, SLOTS)
     rows, counts, positions = np.array([0, 1, 2]), np.array([1, 3, 20]), np.zeros(24, np.int64)
     view = state.view(rows, counts, positions, state.append(rows, counts, positions, positions))

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from modelpool.probe import KVLayer
 from statemgr import ModelState
+from tests.kv_layers import kv_layer
 
 ROWS = np.arange(2)
 NOTHING = np.zeros(0, dtype=np.int64)
 
 
 def make_state(canonical: bool = True) -> ModelState:
-    layer = KVLayer(torch.device("cpu"), torch.float64, 1, 2)
+    layer = kv_layer(torch.device("cpu"), torch.float64, 1, 2)
     return ModelState({0: layer}, rows=2, slots=128, canonical=canonical)
 
 

@@ -8,16 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from modelpool.probe import KVLayer
 from statemgr import KVStore
+from tests.kv_layers import kv_layer
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
 def store() -> KVStore:
-    """Layers of two shapes; every slot holds its number."""
-    layers = dict(enumerate(KVLayer(CPU, torch.float64, heads, 2) for heads in (1, 2, 1)))
+    """Layers of two shapes, of one values narrower than keys; every slot holds its number."""
+    shapes = ((1, 2, 2), (2, 3, 2), (1, 2, 2))
+    layers = dict(enumerate(kv_layer(CPU, torch.float64, *shape) for shape in shapes))
     store = KVStore(layers, slots=16)
     for layer in range(3):
         for part in store.layer(layer):

@@ -9,8 +9,8 @@ import torch
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from modelpool.probe import KVLayer
 from statemgr import ModelState
+from tests.kv_layers import kv_layer
 from tests.statemgr.cache_machine import CacheMachine
 
 SLOTS = 128
@@ -19,7 +19,7 @@ ROWS = np.array([0])
 
 def make_state(canonical: bool = False) -> ModelState:
     return ModelState(
-        dict.fromkeys(range(2), KVLayer(torch.device("cpu"), torch.float64, 2, 4)),
+        dict.fromkeys(range(2), kv_layer(torch.device("cpu"), torch.float64, 2, 4)),
         rows=3,
         slots=SLOTS,
         canonical=canonical,
@@ -205,7 +205,7 @@ def test_tokens_that_the_device_drafted_are_learnt_later() -> None:
 
 def test_layers_of_different_shapes_move_together() -> None:
     cpu = torch.device("cpu")
-    shapes = {0: KVLayer(cpu, torch.float64, 2, 4), 1: KVLayer(cpu, torch.float32, 1, 8)}
+    shapes = {0: kv_layer(cpu, torch.float64, 2, 4), 1: kv_layer(cpu, torch.float32, 1, 8)}
     state = ModelState(shapes, rows=1, slots=4)
     slots = state.append(ROWS, np.array([3]), np.array([5, 6, 7]), np.array([0, 1, 1]))
     for layer in range(2):

@@ -9,12 +9,12 @@ import torch
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from modelpool.probe import KVLayer
 from statemgr import CacheUse, KVStore, StateManager, TokenChain
 from statemgr.arena import KV_QUANTUM
+from tests.kv_layers import kv_layer
 from tests.statemgr.sharing_machine import SharingMachine
 
-LAYERS = {0: KVLayer(torch.device("cpu"), torch.float32, 1, 2)}
+LAYERS = {0: kv_layer(torch.device("cpu"), torch.float32, 1, 2)}
 USE = CacheUse("salt")
 
 

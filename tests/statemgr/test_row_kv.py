@@ -13,19 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from modelpool.probe import KVLayer
 from statemgr import KVMismatchError, KVStore, ModelState, RowKV, export_row, import_row
 from statemgr.arrays import Ints
+from tests.kv_layers import kv_layer
 
 CPU = torch.device("cpu")
 SLOTS = 128
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-SHAPES = ((2, 4), (1, 6), (2, 4))  # KV heads and head dimension of each layer
+SHAPES = ((2, 4, 4), (1, 6, 3), (2, 4, 4))  # of each layer KV heads, widths of key and value
 TEXT = np.arange(500, 540)
 
 
 def make_state(dtype: torch.dtype, canonical: bool = True) -> ModelState:
-    layers = dict(enumerate(KVLayer(CPU, dtype, heads, dim) for heads, dim in SHAPES))
+    layers = dict(enumerate(kv_layer(CPU, dtype, *shape) for shape in SHAPES))
     return ModelState(layers, rows=3, slots=SLOTS, canonical=canonical)
 
 
@@ -129,7 +129,7 @@ def test_memory_that_may_only_be_read_is_enough() -> None:
     [
         ({"model": "other"}, "of the model other, not fp"),
         ({"dtype": "bfloat16"}, "in bfloat16, not float32"),
-        ({"layers": ((2, 4),)}, r"of layers \(\(2, 4\),\), not \(\(2, 4\), \(1, 6\), \(2, 4\)\)"),
+        ({"layers": ((2, 4, 4),)}, r"of layers \(\(2, 4, 4\),\), not \(\(2, 4, 4\), .*"),
     ],
 )
 def test_another_model_is_refused(change: dict[str, Any], reason: str) -> None:
@@ -143,8 +143,8 @@ def test_another_model_is_refused(change: dict[str, Any], reason: str) -> None:
     [
         ({"start": 1}, "from position 1 on, where the row has 0"),
         ({"text": "0"}, "of another text"),
-        ({"count": 8}, r"uint8 \(1584,\), not 8 x 176 bytes"),
-        ({"data": np.zeros(0, dtype=np.uint8)}, r"uint8 \(0,\), not 9 x 176 bytes"),
+        ({"count": 8}, r"uint8 \(1476,\), not 8 x 164 bytes"),
+        ({"data": np.zeros(0, dtype=np.uint8)}, r"uint8 \(0,\), not 9 x 164 bytes"),
     ],
 )
 def test_what_does_not_follow_a_row_is_refused(change: dict[str, Any], reason: str) -> None:
@@ -186,7 +186,7 @@ def test_a_row_that_could_not_be_filled_is_empty(monkeypatch: pytest.MonkeyPatch
 
 def test_layers_of_different_dtypes_are_not_exported() -> None:
     dtypes = (torch.float32, torch.bfloat16)
-    layers = {number: KVLayer(CPU, dtype, 1, 2) for number, dtype in enumerate(dtypes)}
+    layers = {number: kv_layer(CPU, dtype, 1, 2) for number, dtype in enumerate(dtypes)}
     state = ModelState(layers, rows=1, slots=SLOTS)
     state.append(np.array([0]), np.array([1]), TEXT[:1], np.array([0]))
     with pytest.raises(ValueError, match="layers of different dtypes: bfloat16, float32"):

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from modelpool.probe import KVLayer
 from statemgr import ModelState, StateManager, row_slots, row_tokens
+from tests.kv_layers import kv_layer
 
-LAYERS = {0: KVLayer(torch.device("cpu"), torch.float32, 1, 2)}
+LAYERS = {0: kv_layer(torch.device("cpu"), torch.float32, 1, 2)}
 
 
 def cache(state: ModelState, row: int, tokens: list[int]) -> None:
@@ -39,13 +39,13 @@ _TAKES_MEMORY = """
 import os
 from pathlib import Path
 import torch
-from modelpool.probe import KVLayer
+from tests.kv_layers import kv_layer
 from statemgr import StateManager
 
 def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
-layer = KVLayer(torch.device("cpu"), torch.float32, 4, 64)
+layer = kv_layer(torch.device("cpu"), torch.float32, 4, 64)
 manager = StateManager(rows=32, max_tokens=1024, budget_tokens=2)
 before = resident_bytes()
 store = manager.open_state("draft", {0: layer}).store

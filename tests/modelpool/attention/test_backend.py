@@ -21,6 +21,7 @@ from modelpool.attention.backend import (
 
 CUDA = AttentionPlace("cuda:0", "bfloat16", frozenset({128}))
 CPU = replace(CUDA, device="cpu")
+WIDTHS: frozenset[Feature] = frozenset({"keys and values of two widths"})
 SINKS: frozenset[Feature] = frozenset({"attention sinks"})
 
 
@@ -67,6 +68,7 @@ def test_kernels_for_cuda_run_there(dtype: str, head_dim: int) -> None:
         ),
         (FLASHINFER, replace(CUDA, head_dims=frozenset({96})), "heads of 96 numbers"),
         (FLASHINFER, replace(CUDA, features=SINKS), "no kernels for attention sinks"),
+        (TRITON, replace(CUDA, features=WIDTHS), "no kernels for keys and values of two widths"),
     ],
 )
 def test_where_there_are_no_kernels_they_are_refused(

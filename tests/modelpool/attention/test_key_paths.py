@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from modelpool.attention.path import KeyPaths, PathLayout
-from modelpool.probe import KVLayer
 from statemgr import ModelState, TreePaths
+from tests.kv_layers import kv_layer
 
 CPU = torch.device("cpu")
 ROWS, SLOTS = 3, 128
@@ -14,7 +14,7 @@ ROWS, SLOTS = 3, 128
 
 @pytest.fixture
 def state() -> ModelState:
-    return ModelState({0: KVLayer(CPU, torch.float64, 1, 2)}, ROWS, SLOTS, canonical=True)
+    return ModelState({0: kv_layer(CPU, torch.float64, 1, 2)}, ROWS, SLOTS, canonical=True)
 
 
 def fill(state: ModelState, row: int, count: int) -> None:

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from modelpool.attention.row_groups import RowGroup
 from modelpool.attention.sdpa import SdpaLayout
-from modelpool.probe import KVLayer
 from statemgr import ForwardView, ModelState, TreePaths
+from tests.kv_layers import kv_layer
 from tests.statemgr.trees import feed
 
 ROWS, SLOTS, WIDTH = 5, 256, 4
 CPU = torch.device("cpu")
-LAYER = KVLayer(CPU, torch.float64, 1, 2)
+LAYER = kv_layer(CPU, torch.float64, 1, 2)
 
 
 def from_host(layout: SdpaLayout, values: NDArray[Any], device: torch.device) -> Tensor:

@@ -21,7 +21,7 @@ from statemgr import KVFormat, RowKV
 from tests.specrouter.cluster.links import LocalTransport
 from tests.specrouter.cluster.test_resume import last
 
-FORMAT = KVFormat("fp", "float32", ((1, 2),))
+FORMAT = KVFormat("fp", "float32", ((1, 2, 2),))
 
 
 def part(start: int) -> RowKV:

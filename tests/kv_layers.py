@@ -1,0 +1,13 @@
+"""Layers of a store, in one line."""
+
+import torch
+
+from modelpool.probe import KVLayer
+
+
+def kv_layer(
+    device: torch.device, dtype: torch.dtype, heads: int, dim: int, value_dim: int | None = None
+) -> KVLayer:
+    """Of keys and values of one width, unless another is given for the values."""
+    value_dim = dim if value_dim is None else value_dim
+    return KVLayer(device=device, dtype=dtype, kv_heads=heads, head_dim=dim, value_dim=value_dim)
