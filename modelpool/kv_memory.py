@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from modelpool.errors import ConfigError
@@ -22,12 +23,14 @@ class KVMemory:
     Attributes:
         block: tokens; as many as fit are taken in whole blocks.
         field: its place in the configuration.
+        bounds: of the longest sequence, the least and the most tokens, whatever there is room for.
     """
 
     block: int
     field: str
     share: float | None = None
     bytes: int | None = None
+    bounds: Callable[[int], tuple[int, int]] | None = None
 
     @classmethod
     def of(cls, value: float | str, block: int, field: str) -> "KVMemory":
@@ -46,16 +49,20 @@ class KVMemory:
             raise ValueError(f"must be {_FORMS}, not {value!r}")
         return cls(block, field, share=float(value))
 
-    def tokens(self, bytes_per_token: int, device_bytes: int) -> int:
+    def tokens(self, bytes_per_token: int, device_bytes: int, longest: int = 0) -> int:
         """Of each model's store. Raises `ConfigError` where there is no room for a block.
 
         Args:
             bytes_per_token: of all models together.
             device_bytes: all memory of the target's device.
+            longest: tokens of a sequence that all models can be used at.
         """
         room = self.bytes if self.share is None else int(self.share * device_bytes)
         assert room is not None
         tokens = room // max(bytes_per_token, 1) // self.block * self.block
+        if self.bounds is not None:
+            least, most = self.bounds(longest)
+            return max(least, min(tokens, most))
         if tokens < self.block:
             least = math.ceil(self.block * bytes_per_token / 1024)
             reason = f"{self.block} tokens alone take {least} KiB in all models together"

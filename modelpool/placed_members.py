@@ -150,7 +150,9 @@ class PlacedMembers:
             devices = manager.devices
             places = place(footprints, devices, target=target, kv_tokens=manager.kv_tokens)
             per_token = sum(each.kv_bytes_per_token for each in footprints)
-            manager.kv_tokens = kv_memory.tokens(per_token, totals[places[target].device])
+            longest = min(member.facts.max_positions for member in self._members.values())
+            device_bytes = totals[places[target].device]
+            manager.kv_tokens = kv_memory.tokens(per_token, device_bytes, longest)
 
     def _settle_dtypes(self) -> dict[str, str]:
         """What `dtype: auto` means depends on a member's place, its place on its bytes.

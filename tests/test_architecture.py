@@ -37,6 +37,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("view",),
     ("profile",),
     ("cycle",),
+    ("target",),
     ("config",),
     ("request",),
     ("logs", "registry", "scenarios", "version"),

@@ -39,6 +39,8 @@ class Room:
 # 2026-11-25: modelpool 11,400, the product 53,350 and tests 70,100, for hybrid models: Gated
 # DeltaNet, short convolutions and Mamba-2, and plain recurrences that texts are compared with;
 # modelpool 11,650, the product 53,600 and tests 70,300, for threads beside other programs.
+# 2026-11-25: config and request 3,600, the product 54,250 and tests 70,900, for Python in one line,
+# drafters that are found, a length that is not given, and a checkpoint's sampling parameters.
 ROOMS: Mapping[str, Room] = {
     "http": Room(folders=("specrouter/http",), before=5985, aim=4500, most=5900),
     "cli": Room(folders=("specrouter/cli",), before=1790, aim=1500, most=1850),
@@ -55,7 +57,7 @@ ROOMS: Mapping[str, Room] = {
     ),
     "execution": Room(folders=("specrouter/execution",), before=3033, aim=2600, most=3300),
     "config, request": Room(
-        folders=("specrouter/config", "specrouter/request"), before=3232, aim=2800, most=3550
+        folders=("specrouter/config", "specrouter/request"), before=3232, aim=2800, most=3600
     ),
     "processors": Room(folders=("processors",), before=3858, aim=3600, most=4100),
     "statemgr": Room(folders=("statemgr",), before=2753, aim=2900, most=3300),
@@ -63,14 +65,14 @@ ROOMS: Mapping[str, Room] = {
     "examples": Room(folders=("examples",), before=2828, aim=1200, most=1200),
     "research": Room(folders=("research",), before=0, aim=7000, most=8300),
     "tests and checks": Room(
-        folders=("tests", "checks", "conftest.py"), before=69000, aim=52000, most=70300
+        folders=("tests", "checks", "conftest.py"), before=69000, aim=52000, most=70900
     ),
 }
 PRODUCT = Room(
     folders=("specrouter", "processors", "statemgr", "modelpool", "examples"),
     before=55641,
     aim=45000,
-    most=53600,
+    most=54250,
 )
 DOCUMENTS_KB = Room(folders=("docs", "README.md"), before=361, aim=200, most=200)
 

@@ -76,7 +76,7 @@ def table(document: Mapping[str, Any]) -> str:
 
 def _config(options: TurnsOptions) -> RouterConfig:
     config = RouterConfig.load(options.config)
-    longest = max(config.engine.max_model_len, options.longest)
+    longest = max(config.engine.max_model_len or 0, options.longest)
     changes = {"max_model_len": longest, "max_requests": options.rows, "prefix_cache": True}
     engine = config.engine.model_copy(update=changes)
     config = config.model_copy(update={"engine": engine})

@@ -64,7 +64,7 @@ def check_config(
     return CheckReport(
         target=pool.target,
         max_requests=config.engine.max_requests,
-        max_request_tokens=config.engine.max_request_tokens(pool.longest_sequence),
+        max_request_tokens=config.engine.max_request_tokens(pool.longest_sequence, pool.kv_tokens),
         kv_tokens=pool.device_manager.kv_tokens,
         members=members,
         draft_only=pool.draft_only,
@@ -221,15 +221,15 @@ def _pool_warnings(
     engine = config.engine
     shortest = min(pool.names, key=pool.max_positions)
     longest = pool.max_positions(shortest)
-    if longest < engine.max_model_len:
+    if engine.max_model_len is not None and longest < engine.max_model_len:
         yield (
             f"engine.max_model_len: {shortest!r} ends at {longest} tokens, and so do all requests"
         )
-    budget = engine.kv_budget_tokens
-    if budget is not None and budget < engine.max_request_tokens(longest):
+    budget, asked = engine.kv_budget_tokens, engine.max_request_tokens(longest, pool.kv_tokens)
+    if budget is not None and budget < asked:
         yield f"engine.kv_budget_tokens: requests of more than {budget} tokens are always refused"
     room = row_tokens(pool.kv_tokens, TREE_SLOTS)
-    if engine.kv_memory is not None and room < engine.max_request_tokens(longest):
+    if engine.kv_memory is not None and room < asked:
         yield f"engine.kv_memory: requests of more than {room} tokens are always refused"
     limits = ("max_loaded_models", "memory_limit_mb")
     limit = " and ".join(f"pool.{n}" for n in limits if getattr(config.pool, n) is not None)

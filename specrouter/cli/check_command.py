@@ -7,7 +7,8 @@ import json
 import logging
 
 from specrouter.cli.arguments import Commands
-from specrouter.cli.target import add_target, naming, read_asked
+from specrouter.cli.target import add_target, read_asked
+from specrouter.target import naming
 
 _DOES_NOT_FIT = 1
 

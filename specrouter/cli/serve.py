@@ -8,7 +8,8 @@ import os
 import sys
 
 from specrouter.cli.arguments import Commands, Parser, complain
-from specrouter.cli.target import add_fresh_times, add_target, naming, read_asked
+from specrouter.cli.target import add_target, read_asked
+from specrouter.target import naming
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,6 @@ def add_serve(commands: Commands) -> Parser:
     parser.add_argument(
         "--log-format", choices=("text", "json"), help="of the log (default: the config's, text)"
     )
-    add_fresh_times(parser)
     parser.set_defaults(run=serve_asked, log_level=None)  # its format is in the configuration
     return parser
 

@@ -12,6 +12,10 @@ from specrouter.request.params import MAX_TREE_TOKENS
 
 _KV_BLOCK = 128  # tokens: `statemgr.arena.KV_QUANTUM`
 
+_USUAL_TOKENS = 1024  # of a request: `max_requests` of them have room where no length is given
+_UNASKED_TOKENS = 2048  # of an output: `max_requests` of 32 would else wait for each other
+_ONE_REQUEST = 0.1  # of the target's device, that the KV of a longer one may take
+
 # Of every row, beyond its reserved tokens: a tree, and what verifiers add to a draft of width 1.
 TREE_SLOTS = MAX_TREE_TOKENS + 16
 
@@ -22,13 +26,19 @@ class EngineConfig(Strict):
     Attributes:
         max_requests: requests that run at the same time (rows); others wait.
         max_model_len: the most tokens of a request, prompt and output. KV memory follows from it.
+            By default the models' own length, as far as a request of it has room in `kv_memory`;
+            without that, in what `max_requests` requests of 1,024 tokens take, or in a tenth of the
+            memory of the target's device if that is more.
         prefill_chunk: prompt tokens that the target reads in a cycle beside decoding, and that each
             drafter reads of a text it has not seen.
         kv_budget_tokens: tokens that running requests may reserve together; others wait. It saves
             no memory, and excludes `kv_memory`.
         kv_memory: memory for keys and values of all models: a share of the target's device (0.3 or
             "30%"), or an amount ("8GiB"). By default there is room for `max_requests` requests of
-            `max_model_len` tokens.
+            `max_model_len` tokens, or as that says.
+        generation_defaults: of what a request does not say: `neutral` samples from the target's own
+            distribution; `model` takes temperature, `top_k`, `top_p`, `min_p` and
+            `repetition_penalty` of the checkpoint's generation_config.json, which changes texts.
         prefix_cache: keeps what requests have read for others that begin with the same tokens, in
             memory that no request has reserved.
         output_store_tokens: earlier outputs, in tokens, that `source: suffix` may quote for
@@ -55,10 +65,11 @@ class EngineConfig(Strict):
     """
 
     max_requests: int = Field(default=32, ge=1, le=1024)
-    max_model_len: int = Field(default=1024, ge=2)
+    max_model_len: int | None = Field(default=None, ge=2)
     prefill_chunk: int = Field(default=256, ge=1)
     kv_budget_tokens: int | None = Field(default=None, ge=2)
     kv_memory: float | str | None = None
+    generation_defaults: Literal["neutral", "model"] = "neutral"
     prefix_cache: bool = True
     output_store_tokens: int = Field(default=131_072, ge=0)
     output_store_file: str | None = None
@@ -74,7 +85,7 @@ class EngineConfig(Strict):
     @model_validator(mode="after")
     def _kv_memory_is_some(self) -> "EngineConfig":
         try:
-            limit = self.kv_limit
+            limit = self._kv_memory
         except ValueError as error:
             raise ConfigError("kv_memory", str(error)) from error
         if limit is not None and self.kv_budget_tokens is not None:
@@ -82,15 +93,40 @@ class EngineConfig(Strict):
         return self
 
     @property
-    def kv_limit(self) -> KVMemory | None:
-        """`kv_memory`, read."""
+    def _kv_memory(self) -> KVMemory | None:
         if self.kv_memory is None:
             return None
         return KVMemory.of(self.kv_memory, _KV_BLOCK, "engine.kv_memory")
 
-    def max_request_tokens(self, longest: int) -> int:
-        """Of a request, prompt and output, where models can be used at `longest` tokens."""
-        return min(self.max_model_len, longest)
+    @property
+    def kv_limit(self) -> KVMemory | None:
+        """What all models' KV takes together; None: as many of the longest requests as may run."""
+        if self.kv_memory is not None or self.max_model_len is not None:
+            return self._kv_memory
+        field = "engine.max_requests"
+        return KVMemory(_KV_BLOCK, field, share=_ONE_REQUEST, bounds=self._kv_bounds)
+
+    @property
+    def unasked_tokens(self) -> int | None:
+        """Of an answer in a conversation, at most, where the request does not say; None: what
+        fits. A request reserves memory for all of it."""
+        return _UNASKED_TOKENS if self.max_model_len is None else None
+
+    def _kv_bounds(self, longest: int) -> tuple[int, int]:
+        """Tokens of KV, at least and at most, where no length is given and no memory."""
+        from statemgr import row_slots
+
+        usual = row_slots(min(_USUAL_TOKENS, longest), TREE_SLOTS)
+        return self.max_requests * usual, row_slots(longest, TREE_SLOTS)
+
+    def max_request_tokens(self, longest: int, kv_tokens: int) -> int:
+        """Of a request, prompt and output, where models can be used at `longest` tokens and their
+        KV stores have memory for `kv_tokens`."""
+        if self.max_model_len is not None:
+            return min(self.max_model_len, longest)
+        from statemgr import row_tokens
+
+        return min(longest, row_tokens(kv_tokens, TREE_SLOTS))
 
     @property
     def most_batch_tokens(self) -> int:
@@ -102,7 +138,7 @@ class EngineConfig(Strict):
         # Imports PyTorch, which an error of the configuration should not wait for.
         from statemgr import row_slots
 
-        return row_slots(self.max_request_tokens(longest), TREE_SLOTS)
+        return row_slots(min(self.max_model_len or longest, longest), TREE_SLOTS)
 
     @property
     def row_states(self) -> int:

@@ -60,7 +60,7 @@ class Engine:
         self._config = config
         self._pool = pool
         parameters = {name: pool.parameter_count(name) for name in pool.names}
-        self.max_request_tokens = engine.max_request_tokens(pool.longest_sequence)
+        self.max_request_tokens = engine.max_request_tokens(pool.longest_sequence, pool.kv_tokens)
         self.profiler = PerformanceProfiler(parameters=parameters)
         # A row's drafts stand behind its committed tokens, and never beyond what it reserved.
         self._manager = _state_manager(engine, pool)
@@ -357,8 +357,8 @@ def _execution_settings(
 def _state_manager(engine: EngineConfig, pool: ModelPool) -> StateManager:
     return StateManager(
         engine.max_requests,
-        engine.max_request_tokens(pool.longest_sequence),
+        engine.max_request_tokens(pool.longest_sequence, pool.kv_tokens),
         engine.kv_budget_tokens,
         TREE_SLOTS,
-        None if engine.kv_memory is None else pool.kv_tokens,
+        None if engine.kv_limit is None else pool.kv_tokens,
     )

@@ -17,6 +17,7 @@ from operator import length_hint
 from modelpool import ModelPool
 from specrouter.config import TREE_SLOTS, EngineConfig, RouterConfig, slos_by_class
 from specrouter.engine.context_limit import ContextLimit, Limits
+from specrouter.engine.generation_defaults import generation_defaults
 from specrouter.engine.request import PromptLike, Request
 from specrouter.request.grammar import GrammarCompiler
 from specrouter.request.objective import SLO, Objective, SloLike, check_positive, resolve
@@ -45,13 +46,15 @@ def _context_limit(
 class InputValidation:
     """Args: `engine` gives the one that runs now, by whose limits and speed requests are judged.
 
-    Raises `ConfigError` where the end of a class's stage is no token.
+    Raises `ConfigError` where the end of a class's stage is no token, and for a checkpoint's
+    sampling parameters that no request may have.
     """
 
     def __init__(self, config: RouterConfig, pool: ModelPool, engine: Callable[[], Limits]) -> None:
         self.slo_classes: Mapping[str, SLO] = slos_by_class(config.slo_classes, pool.tokenizer)
         self._implied_ttft = config.slo.implied
         self.context = _context_limit(config.engine, pool, engine)
+        self.defaults = generation_defaults(config, pool)
         self._pool = pool
         self._engine = engine
         self._grammars = GrammarCompiler(pool.tokenizer, pool.vocab_size, pool.eos_token_ids)
@@ -86,7 +89,7 @@ class InputValidation:
 
     def accept(self, asked: Request) -> RequestSpec:
         """The sample that is asked for, or the first. Raises `RequestError`."""
-        params = SamplingParams() if asked.params is None else asked.params
+        params = SamplingParams(**self.defaults) if asked.params is None else asked.params
         if not isinstance(params, SamplingParams):
             raise RequestError("params", "must be SamplingParams")
         _check_turn(asked)

@@ -51,9 +51,10 @@ def _asked(service: Service, body: ChatRequest, request: HttpRequest) -> Asked:
     check = partial(service.router.limits.check_text, "messages")
     ids = service.template.token_ids(body, body.tool_choice != "none", check)
     room = max(1, service.router.limits.max_tokens - len(ids))  # none: the router refuses it
+    unasked = min(room, service.router.config.engine.unasked_tokens or room)
     params = body.sampling_params(
-        max_new_tokens=room if body.asked_tokens is None else body.asked_tokens,
-        temperature=1.0 if body.temperature is None else body.temperature,
+        service.openai_defaults,
+        max_new_tokens=unasked if body.asked_tokens is None else body.asked_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         structure=structure,
         cache_salt=service.cache_salt(request, body),

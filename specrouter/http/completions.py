@@ -6,9 +6,10 @@ reads the prompt only: the router makes one token, which nobody sees.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Body, FastAPI
 from fastapi import Request as HttpRequest
@@ -48,7 +49,8 @@ def add_completions(app: FastAPI, service: Service) -> None:
 def _asked(service: Service, body: CompletionRequest, request: HttpRequest) -> Asked:
     """Raises `RequestError`."""
     service.check_choices(len(body.prompts), body.samples)
-    params = sampling_params(body, service.cache_salt(request, body))
+    salt = service.cache_salt(request, body)
+    params = sampling_params(body, salt, service.openai_defaults)
     service.check_room()
     for field, text in body.texts():
         service.router.limits.check_text(field, text)
@@ -62,7 +64,9 @@ def _asked(service: Service, body: CompletionRequest, request: HttpRequest) -> A
     return Asked(requests, answer, _without_tokens if body.asked_tokens == 0 else None)
 
 
-def sampling_params(body: CompletionRequest, cache_salt: str | None) -> SamplingParams:
+def sampling_params(
+    body: CompletionRequest, cache_salt: str | None, defaults: Mapping[str, Any]
+) -> SamplingParams:
     """Raises `RequestError`, by the names of `SamplingParams`."""
     asked = _DEFAULT_TOKENS if body.asked_tokens is None else body.asked_tokens
     logprobs, prompt_logprobs = body.logprobs, body.prompt_logprobs
@@ -72,8 +76,8 @@ def sampling_params(body: CompletionRequest, cache_salt: str | None) -> Sampling
         logprobs = 0  # to find the best ones
     structure, _ = body.asked_structure
     return body.sampling_params(
+        defaults,
         max_new_tokens=max(1, asked),
-        temperature=1.0 if body.temperature is None else body.temperature,
         n=body.samples,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,

@@ -41,7 +41,7 @@ def _asked(service: Service, body: GenerateRequest, request: HttpRequest) -> Ask
     """Raises `RequestError`."""
     structure, _ = body.asked_structure
     prompt, salt = body.source(), service.cache_salt(request, body)
-    params = body.sampling_params(structure=structure, cache_salt=salt)
+    params = body.sampling_params(service.defaults, structure=structure, cache_salt=salt)
     service.check_choices(1, params.n)
     service.check_room()
     answer = GenerateAnswer(texts=service.texts, numbered=params.n > 1)

@@ -152,7 +152,8 @@ class OpenAIAnswer(Answer):
         usage = {"usage": self._usage.to_json()}
         if not self._is_single or self._metrics is None:
             return usage
-        return {**usage, "metrics": {"speculative_decoding": self._metrics.speculative_decoding}}
+        names = ("speculative_decoding", "sampling")
+        return {**usage, "metrics": {name: getattr(self._metrics, name) for name in names}}
 
     def chosen(self, outputs: Outputs) -> Outputs:
         """Those that the client sees, by prompt."""

@@ -10,6 +10,7 @@ unknown key inside it is an error.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any, Literal
 
@@ -181,14 +182,16 @@ class RequestFields(StructureFields):
         """Raises `RequestError` for fields that are refused, or contradict one another."""
         check_refused(self)
 
-    def sampling_params(self, **own: Any) -> SamplingParams:
-        """The sampling fields that were given, and `own` instead of what is called so here.
+    def sampling_params(self, defaults: Mapping[str, Any], **own: Any) -> SamplingParams:
+        """The sampling fields that were given, and `own` instead of what is called so here;
+        `defaults` of those that were not.
 
         Raises:
             RequestError: names the field by the name that `SamplingParams` has for it.
         """
         asked = {name: getattr(self, name, None) for name in _SAMPLING_FIELDS} | own
-        given: dict[str, Any] = {name: one for name, one in asked.items() if one is not None}
+        told = {name: one for name, one in asked.items() if one is not None}
+        given: dict[str, Any] = {**defaults, **told}
         if self.seed == -1:  # vLLM's clients mean none by it
             del given["seed"]
         elif self.seed is not None:

@@ -19,6 +19,7 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import Response
 
 from specrouter.config.server import ToolParser
+from specrouter.engine.generation_defaults import generation_defaults
 from specrouter.engine.request import PromptLike, Request
 from specrouter.engine.serving import ServingRouter
 from specrouter.http.bodies import Unread
@@ -61,6 +62,8 @@ class Service:
         self.config = router.config.server
         self.model = router.pool.target
         self.created = int(time.time())
+        self.defaults = generation_defaults(router.config, router.pool)
+        self.openai_defaults = {"temperature": 1.0, **self.defaults}
         self.tokenizer = router.pool.tokenizer
         self.texts = TokenTexts(self.tokenizer)
         self.template = ChatTemplate(self.tokenizer, self.config.chat_template)

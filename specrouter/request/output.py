@@ -1,7 +1,7 @@
 """What a request gives back: deltas while it runs, one output at its end."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -58,6 +58,7 @@ class RequestMetrics:
         attained_stages: of the objective's stages that had tokens, which kept their TPOT.
         cached_tokens: of the prompt, that the target did not read for it.
         steps: its cycles, in their order; those of this attempt.
+        sampling: temperature and others of `SAMPLING`, as they were used.
     """
 
     ttft_ms: float | None
@@ -76,6 +77,7 @@ class RequestMetrics:
     attained_stages: tuple[bool, ...] = ()
     cached_tokens: int = 0
     steps: tuple[DecodeStep, ...] = ()
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def speculative_decoding(self) -> dict[str, Any]:
@@ -121,6 +123,7 @@ class RequestMetrics:
             "attained_stages": list(self.attained_stages),
             "cached_tokens": self.cached_tokens,
             "speculative_decoding": self.speculative_decoding,
+            "sampling": dict(self.sampling),
         }
 
 

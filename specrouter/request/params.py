@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Any, Self
 
 from specrouter.request.structure import Structure
@@ -33,6 +33,8 @@ MAX_TREE_TOKENS = 64  # a tree's draft tokens: what one verification reads besid
 MAX_SAMPLES = 128
 MAX_LOGPROBS = 20
 MAX_SALT_CHARACTERS = 1024
+# How a token is chosen among the likely ones: what a checkpoint may recommend.
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _TOKEN_IDS = ("stop_token_ids", "shown_special_token_ids")
 _SWITCHES = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "prefix_cache")
 
@@ -42,7 +44,7 @@ class SamplingParams:
     """How tokens are chosen, and when a text ends. The defaults are greedy.
 
     Attributes:
-        max_new_tokens: at least 1.
+        max_new_tokens: at least 1; `max_tokens` is another name of it.
         temperature: 0 is greedy.
         top_k: 0 is off.
         top_p: 1.0 is off.
@@ -103,8 +105,14 @@ class SamplingParams:
     shown_special_token_ids: tuple[int, ...] = ()
     prefix_cache: bool = True
     cache_salt: str | None = None
+    max_tokens: InitVar[int | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, max_tokens: int | None) -> None:
+        if max_tokens is not None:
+            if self.max_new_tokens not in (max_tokens, type(self).max_new_tokens):
+                raise RequestError("max_tokens", "is max_new_tokens, and both are given")
+            check_int("max_tokens", max_tokens, least=1)
+            object.__setattr__(self, "max_new_tokens", max_tokens)
         for name in ("stop", *_TOKEN_IDS, "bad_words", "logits_processors"):
             object.__setattr__(self, name, _tuple(name, getattr(self, name)))
         object.__setattr__(self, "logit_bias", _biases("logit_bias", self.logit_bias))
@@ -121,6 +129,11 @@ class SamplingParams:
             raise RequestError("structure", "must be a Structure")
         if not all(callable(processor) for processor in self.logits_processors):
             raise RequestError("logits_processors", "must hold callables (input_ids, scores)")
+
+    @property
+    def sampling(self) -> dict[str, float]:
+        """How tokens are chosen among the likely ones."""
+        return {name: getattr(self, name) for name in SAMPLING}
 
     @property
     def goes_on_after_eos(self) -> bool:

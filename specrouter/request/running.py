@@ -284,6 +284,7 @@ class RunningRequest:
             attained_stages=stages,
             cached_tokens=min(self.cached_tokens, len(self.spec.token_ids)),
             steps=tuple(steps),
+            sampling=self.spec.params.sampling,
         )
 
     def kept_pace(self, metrics: RequestMetrics) -> bool | None:

@@ -10,8 +10,9 @@ import pytest
 from modelpool.checkpoint.bundled import bundled_root
 from modelpool.errors import ConfigError
 from specrouter.cli.main import _parser, main
-from specrouter.cli.target import Asked, read_asked
+from specrouter.cli.target import read_asked
 from specrouter.config import RouterConfig
+from specrouter.target import Asked
 
 
 def asked(*argv: str) -> Asked:

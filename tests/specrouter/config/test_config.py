@@ -30,7 +30,7 @@ def test_a_pool_is_all_that_must_be_configured() -> None:
     assert (config.scheduler.depth, config.scheduler.width) == (None, None)
     assert config.scheduler.nodes is None
     assert config.scheduler.chain is None
-    assert (config.engine.max_requests, config.engine.max_model_len) == (32, 1024)
+    assert (config.engine.max_requests, config.engine.max_model_len) == (32, None)
     assert (config.engine.prefill_chunk, config.engine.kv_budget_tokens) == (256, None)
     assert config.engine.verification == "shared-noise"
     assert config.engine.hang_timeout_s > 0

@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specrouter import ChainRouter, RequestError, SamplingParams
+from specrouter import ChainRouter, RequestError, RouterConfig, SamplingParams
+from specrouter.config import TREE_SLOTS
+from statemgr import row_slots
 from tests.modelpool.factories import save_llama
 from tests.specrouter.engine.engines import EngineBench, changed
 
@@ -39,6 +41,49 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def within(settings: dict[str, Any], blocks: int) -> dict[str, Any]:
     per_token = 2 * 16 * 4  # keys and values of 16 numbers
     return changed(settings, kv_memory=f"{blocks * BLOCK * per_token}B")
+
+
+def without_lengths(settings: dict[str, Any], **engine: Any) -> dict[str, Any]:
+    """As someone has it who gives a model and nothing else."""
+    return {"pool": settings["pool"], "engine": engine}
+
+
+def test_without_a_length_the_model_s_own_is_served(settings: dict[str, Any]) -> None:
+    config = RouterConfig.load(without_lengths(settings))
+    engine = config.engine
+    usual = engine.max_requests * row_slots(1024, TREE_SLOTS)
+    with ChainRouter.from_config(config) as router:
+        assert router.limits.max_tokens == POSITIONS
+        assert router.pool.kv_tokens == usual, "no more memory than requests of 1,024 tokens take"
+        output = router.generate(prompt_of(LONG, 3), SamplingParams(max_new_tokens=NEW))[0]
+        assert (output.metrics.prompt_tokens, output.error) == (LONG - NEW, None)
+        with pytest.raises(RequestError, match=f"length is {POSITIONS} tokens. However"):
+            router.submit(prompt_of(POSITIONS + NEW, 1))
+
+
+@pytest.mark.parametrize(
+    ("requests", "memory_mib", "longest"),
+    [
+        (1, 1024, POSITIONS),  # a tenth holds one, and one of 1,024 tokens would take less
+        (1, 5, 4096 - TREE_SLOTS),  # half a MiB: 4,096 tokens of 128 bytes
+        (1, 0, 1152 - TREE_SLOTS),  # never less than before
+        (8, 0, POSITIONS),
+    ],
+)
+def test_a_length_that_is_not_given_has_a_tenth_of_the_device(
+    settings: dict[str, Any], requests: int, memory_mib: int, longest: int
+) -> None:
+    config = RouterConfig.load(without_lengths(settings, max_requests=requests))
+    limit = config.engine.kv_limit
+    assert limit is not None
+    kv_tokens = limit.tokens(2 * 16 * 4, memory_mib * 2**20, POSITIONS)
+    assert config.engine.max_request_tokens(POSITIONS, kv_tokens) == longest
+
+
+def test_memory_that_is_given_bounds_a_length_that_is_not(settings: dict[str, Any]) -> None:
+    config = without_lengths(settings, kv_memory=f"{20 * BLOCK * 2 * 16 * 4}B")
+    with ChainRouter.from_config(config) as router:
+        assert router.limits.max_tokens == 20 * BLOCK - TREE_SLOTS
 
 
 def prompt_of(length: int, seed: int) -> list[int]:

@@ -87,7 +87,7 @@ def test_an_answer_has_openais_envelope_one_choice_and_the_usage() -> None:
                 "rejected_prediction_tokens": 3,
             },
         },
-        "metrics": {"speculative_decoding": METRICS.speculative_decoding},
+        "metrics": {"speculative_decoding": METRICS.speculative_decoding, "sampling": {}},
     }
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -192,3 +193,13 @@ def test_a_chain_of_the_pool_is_accepted(chain: tuple[str, ...] | None) -> None:
     asked = Speculation(chain=chain)
     asked.check_members(NAMES, "big", {"ngram"})
     assert asked.chain == chain
+
+
+def test_max_tokens_is_another_name_of_max_new_tokens() -> None:
+    assert SamplingParams(max_tokens=7) == SamplingParams(max_new_tokens=7)
+    assert replace(SamplingParams(max_tokens=7), seed=1).max_new_tokens == 7
+    wrong: list[dict[str, Any]] = [{"max_tokens": 0}, {"max_tokens": 7, "max_new_tokens": 8}]
+    for given in wrong:
+        with pytest.raises(RequestError) as refused:
+            SamplingParams(**given)
+        assert refused.value.field == "max_tokens"
