@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -148,7 +149,9 @@ def test_a_layer_that_four_bits_hold_badly_is_in_int8() -> None:
     heavy = torch.distributions.StudentT(2.1).sample((256, 1024))
     model[1].weight = nn.Parameter(heavy, requires_grad=False)
     assert quantise_linears(model, weights="int4") == []
-    assert shared_kinds(model) == [Int4Weight, Int8Weight]
+    small, wide = shared_kinds(model)
+    assert small is Int4Weight
+    assert wide in (Int8Weight, Int8PanelWeight)
 
 
 @needs_kernels
@@ -164,7 +167,7 @@ def test_the_head_is_in_int8() -> None:
     model = WithHead().requires_grad_(False)
     quantise_linears(model, weights="int4")
     assert isinstance(model.inner.shared, Int4Weight)
-    assert isinstance(model.lm_head.shared, Int8Weight)
+    assert isinstance(model.lm_head.shared, Int8Weight | Int8PanelWeight)
 
 
 @needs_kernels
@@ -173,6 +176,21 @@ def test_where_onednn_does_not_sum_exactly_the_kernels_do(monkeypatch: pytest.Mo
     model = layers()
     assert quantise_linears(model) == []
     assert set(shared_kinds(model)) == {Int8PanelWeight}
+
+
+@needs_kernels
+@pytest.mark.skipif(int8_refusal() is not None, reason=str(int8_refusal()))
+@pytest.mark.parametrize("name", ["avx512-vnni", "avx2"])
+@pytest.mark.parametrize("amx", [False, True])
+def test_the_kernels_compute_int8_where_they_are_faster(
+    name: str, amx: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantised, "has_amx", lambda: amx)
+    monkeypatch.setattr(quantised, "exact_kernels", lambda: replace(kernels(), name=name))
+    model = layers()
+    assert quantise_linears(model) == []
+    is_faster = name == "avx512-vnni" and not amx
+    assert set(shared_kinds(model)) == {Int8PanelWeight if is_faster else Int8Weight}
 
 
 @needs_kernels
