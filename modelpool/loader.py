@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
+from transformers.utils.quantization_config import Mxfp4Config
 
 from modelpool.checkpoint.footprint import read_config
 from modelpool.checkpoint.int8_values import Int8Values, read_int8
@@ -198,6 +199,8 @@ def _from_pretrained(
     options: dict[str, Any] = {}
     if part.is_composite:
         options |= {"config": part.config, "key_mapping": dict(part.renamed)}
+    if stored_as(part.config) == "mxfp4":
+        options["quantization_config"] = Mxfp4Config(dequantize=True)
     if config.dtype == "float64":  # for which experts have no other kernels
         options["experts_implementation"] = "eager"
     if placement.max_memory:

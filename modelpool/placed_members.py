@@ -20,6 +20,7 @@ from modelpool.attention.backend import (
     backend_for,
 )
 from modelpool.checkpoint.footprint import ModelFootprint
+from modelpool.checkpoint.quantization import KEPT_PLAIN
 from modelpool.config import KeptWeights, PoolConfig
 from modelpool.device_manager import DeviceManager, Placement, is_cpu, place
 from modelpool.errors import ConfigError, PoolFullError
@@ -98,7 +99,7 @@ class PlacedMembers:
             dtype=member.facts.dtype,
             threads=tuning.threads if placement.is_on_cpu else None,
             attention=tuning.attention,
-            warning=self._warning(name) if placement.is_on_cpu else None,
+            warning=self._warning(name, placement.is_on_cpu),
             weights=member.facts.weights,
             read_bytes=member.facts.read_bytes,
             int8_read_bytes=member.facts.int8_read_bytes if self._can_quantise(name) else None,
@@ -190,7 +191,7 @@ class PlacedMembers:
             self._members[name] = member.on_cpu(dtype)
             if not self._fit_on_cpu(on_cpu):
                 self._members[name] = member
-        warning = self._warning(name)
+        warning = self._warning(name, on_cpu=True)
         if warning is not None:
             logger.warning(warning)
 
@@ -208,10 +209,18 @@ class PlacedMembers:
             room = min(room, self._config.memory_limit_mb * _MIB)
         return together <= room
 
-    def _warning(self, name: str) -> str | None:
-        """What to say of a member on the CPU."""
-        said = (self._emulation(name), self._kept_plain(name))
+    def _warning(self, name: str, on_cpu: bool) -> str | None:
+        said = [self._dequantised(name)]
+        if on_cpu:
+            said += [self._emulation(name), self._kept_plain(name)]
         return "; ".join(filter(None, said)) or None
+
+    def _dequantised(self, name: str) -> str | None:
+        member, facts = self._members[name], self._members[name].facts
+        if facts.stored != "mxfp4":
+            return None
+        size = f"{facts.weight_bytes / 1e9:.1f} GB in all"
+        return f"{member.field}.source: its MXFP4 weights are kept in {facts.dtype}, {size}"
 
     def _kept_plain(self, name: str) -> str | None:
         """What to say of a member whose weights should be quantised, and cannot be."""
@@ -251,7 +260,7 @@ class PlacedMembers:
         reason = quantised_refusal() if member.facts.weights == "plain" else None
         own = self._members[target].facts
         is_as_small = own.weights != "plain" and own.weights in ("int4", member.facts.weights)
-        if own.stored != "plain" or is_as_small:
+        if own.stored not in KEPT_PLAIN or is_as_small:
             reason = f"the checkpoint of {target!r} is quantised already"
         if reason is not None:
             raise ConfigError(f"{member.field}.source", f"{reason}: {target!r} can have no twin")

@@ -26,7 +26,7 @@ from modelpool.checkpoint.headers import (
     weight_bytes,
     weight_files,
 )
-from modelpool.checkpoint.quantization import Stored, stored_as
+from modelpool.checkpoint.quantization import KEPT_PLAIN, Stored, stored_as
 from modelpool.checkpoint.text_part import text_part
 from modelpool.config import Dtype, KeptWeights, Weights
 from modelpool.errors import ConfigError, UnsupportedModelError
@@ -94,7 +94,7 @@ class Kept:
 
     def weights(self, stored: Stored) -> KeptWeights:
         """How they are kept, of a checkpoint that stores them so."""
-        if self.asked == "int4" and stored == "plain":
+        if self.asked == "int4" and stored in KEPT_PLAIN:
             return "int4" if self.has_int4 or self.has_int8 else "plain"
         return "int8" if self.has_int8 and "int8" in (self.asked, stored) else "plain"
 
@@ -226,7 +226,7 @@ def _read(
     stored = stored_as(config)
     is_tied = bool(getattr(part.config, "tie_word_embeddings", False))
     found = map(header_of, weight_files(directory)) if headers is None else headers
-    read = parameters_of(found, is_tied=is_tied, has_scales=stored == "int8")
+    read = parameters_of(found, is_tied=is_tied, stored=stored)
     parameters = [one for one in read if part.has(one.name)]
     count = sum(one.count for one in parameters)
     loaded = _own_dtype(config, text, parameters) if dtype == "auto" else dtype

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from modelpool.checkpoint.quantization import Stored
 from modelpool.errors import ConfigError
 
 # Constants that old checkpoints store beside their weights (causal masks, rotary tables).
@@ -21,7 +22,12 @@ _NOT_PARAMETERS = (
     ".attention.masked_bias",
     ".inv_freq",
 )
-_SCALES = (".weight_scale", ".weight_zero_point")  # beside weights in int8
+# Beside quantised weights, and no parameters.
+_SCALES: Mapping[Stored, tuple[str, ...]] = {
+    "int8": (".weight_scale", ".weight_zero_point"),
+    "mxfp4": ("_scales",),
+}
+_BLOCKS = "_blocks"  # [experts, out, in / 32, 16 bytes] in MXFP4
 _HEAD = "lm_head.weight"  # stored by some though it is tied to the embedding
 _HEADS = (_HEAD, "embed_out.weight")
 _EXPERT = ".experts."  # kept plain in one tensor by all: no linear layers
@@ -100,21 +106,30 @@ class WeightBytes:
 
 
 def parameters_of(
-    headers: Iterable[Header], *, is_tied: bool, has_scales: bool = False
+    headers: Iterable[Header], *, is_tied: bool, stored: Stored = "plain"
 ) -> list[StoredParameter]:
     """The parameters of a checkpoint.
 
     Args:
         is_tied: the head is the embedding.
-        has_scales: scales stand beside weights in int8, and are no parameters.
+        stored: experts in MXFP4 are told as what they become.
     """
-    skipped = _NOT_PARAMETERS + ((_HEAD,) if is_tied else ()) + (_SCALES if has_scales else ())
-    return [
+    skipped = _NOT_PARAMETERS + ((_HEAD,) if is_tied else ()) + _SCALES.get(stored, ())
+    found = [
         StoredParameter(name, entry["dtype"], tuple(entry["shape"]))
         for header in headers
         for name, entry in header.items()
         if not name.endswith(skipped)
     ]
+    return [_dequantised(one) for one in found] if stored == "mxfp4" else found
+
+
+def _dequantised(one: StoredParameter) -> StoredParameter:
+    if not one.name.endswith(_BLOCKS):
+        return one
+    experts, outputs, groups, size = one.shape
+    shape = (experts, groups * size * 2, outputs)
+    return StoredParameter(one.name.removesuffix(_BLOCKS), "MXFP4", shape)
 
 
 def weight_bytes(

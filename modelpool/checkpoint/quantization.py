@@ -13,8 +13,10 @@ from transformers.utils.quantization_config import QuantizationMethod
 from modelpool.errors import ConfigError
 
 # "int8": compressed-tensors with int8 weights, one scale for each output channel, for activations
-# that are quantised row by row; "other": one that is left to `transformers`.
-Stored = Literal["plain", "int8", "other"]
+# that are quantised row by row; "mxfp4": experts in 4 bits (gpt-oss), which are kept in the model's
+# dtype; "other": one that is left to `transformers`.
+Stored = Literal["plain", "int8", "mxfp4", "other"]
+KEPT_PLAIN: tuple[Stored, ...] = ("plain", "mxfp4")
 
 _COMPRESSED = "compressed-tensors"
 _FORMATS = (None, "int-quantized", "naive-quantized", "dense")
@@ -32,6 +34,11 @@ def stored_as(config: Any) -> Stored:
     method = settings.get("quant_method")
     if method == _COMPRESSED:
         return _compressed(settings)
+    if method == "mxfp4":
+        kind = getattr(config, "model_type", "")
+        if kind != "gpt_oss":
+            raise ConfigError("", f"its weights are MXFP4, which is read of gpt-oss, not of {kind}")
+        return "mxfp4"
     if method not in {known.value for known in QuantizationMethod}:
         raise ConfigError("", f"its weights are quantised by {method!r}, which is not known here")
     return "other"
