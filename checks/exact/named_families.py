@@ -106,6 +106,9 @@ NAMED: tuple[Family, ...] = (
     Family("apertus 8b", "apertus"),
     Family("pythia", "gpt_neox"),
     Family("opt 1.3b", "opt"),
+    # Their layers drop what the forward is given beside
+    Family("stablelm 2", "stablelm"),
+    Family("nemotron", "nemotron"),
     Family("gpt-2", "gpt2"),
     # Mixtures of experts
     Family("qwen3 30b-a3b", "qwen3_moe", {"use_sliding_window": False}),

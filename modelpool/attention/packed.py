@@ -10,6 +10,9 @@ synchronise with the device.
 Not here: where keys and values live and which of them are valid (`statemgr`).
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from torch import Tensor, nn
@@ -49,6 +52,19 @@ class OpaqueView:
         self.attend = attend
 
 
+_HANDED_OVER: ContextVar[OpaqueView | None] = ContextVar("packed_kv", default=None)
+
+
+@contextmanager
+def handed_over(view: OpaqueView) -> Iterator[OpaqueView]:
+    """Within it, layers have a view that are not given the keyword arguments of the forward."""
+    token = _HANDED_OVER.set(view)
+    try:
+        yield view
+    finally:
+        _HANDED_OVER.reset(token)
+
+
 def packed_attention_forward(
     module: nn.Module,
     query: Tensor,  # [1, heads, T, head_dim]
@@ -80,9 +96,9 @@ def packed_attention_forward(
     if unknown:
         asked = ", ".join(sorted(unknown))
         raise UnsupportedAttention(f"layer {number}: its attention needs {asked}")
+    packed_kv = packed_kv or _HANDED_OVER.get()
     if packed_kv is None:
-        reason = "its attention is given no keyword arguments of the forward"
-        raise UnsupportedAttention(f"layer {number}: {reason}")
+        raise UnsupportedAttention(f"layer {number}: there is no view of keys and values")
     view = packed_kv.view
     view.write(number, key[0].transpose(0, 1), value[0].transpose(0, 1))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling

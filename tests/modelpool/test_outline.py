@@ -29,9 +29,7 @@ from transformers import (
     MiMoV2FlashConfig,
     MiniCPM3Config,
     MptConfig,
-    NemotronConfig,
     PreTrainedConfig,
-    StableLmConfig,
 )
 
 from modelpool.checkpoint.footprint import read_checkpoint
@@ -48,11 +46,6 @@ from tests.modelpool.toy_hybrid import ToyHybridConfig, packed_average
 
 # What the reason must name: the layer, where it is one that cannot be served.
 REFUSED: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
-    "stablelm": (StableLmConfig, "layer 0: its attention is given no keyword arguments"),
-    "nemotron": (
-        lambda: NemotronConfig(num_key_value_heads=8, head_dim=128, num_hidden_layers=2),
-        "layer 0: its attention is given no keyword arguments",
-    ),
     "llama4": (Llama4TextConfig, "layer 0 is of type chunked_attention"),
     "llama4-full": (
         lambda: Llama4TextConfig(layer_types=["full_attention"] * 4, num_hidden_layers=4),
