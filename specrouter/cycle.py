@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from processors import share_chunk
-from specrouter.request.output import TokenLogprobs
+from specrouter.request.output import CycleDraft, TokenLogprobs
 from specrouter.request.params import Chain
 
 Ints = NDArray[np.int64]
@@ -178,7 +178,8 @@ class CyclePlan:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Commit:
-    """What a row gained in a cycle. `drafted`: tokens that the target verified for it."""
+    """What a row gained in a cycle. `drafted`: tokens that the target verified for it; `draft`:
+    which they were, where its request asks."""
 
     row: int
     tokens: list[int]
@@ -186,6 +187,7 @@ class Commit:
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     drafted: int = 0
+    draft: CycleDraft | None = None
 
 
 @dataclass(frozen=True)

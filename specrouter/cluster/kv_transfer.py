@@ -95,7 +95,7 @@ def _without_end(delta: Delta) -> Delta:
 
 
 def _without_news(delta: Delta) -> Delta:
-    return replace(delta, text="", token_ids=[], logprobs=None, prompt_logprobs=None)
+    return replace(delta, text="", token_ids=[], logprobs=None, prompt_logprobs=None, draft=None)
 
 
 def _why(error: Exception) -> str:

@@ -18,7 +18,7 @@ from specrouter.engine.request import Request
 from specrouter.request.detokenizer import Detokenizer
 from specrouter.request.handle import RequestHandle
 from specrouter.request.objective import SLO
-from specrouter.request.output import Delta, FinishReason, RequestOutput, TokenLogprobs
+from specrouter.request.output import CycleDraft, Delta, FinishReason, RequestOutput, TokenLogprobs
 from specrouter.request.running import RunningRequest, last_delta
 from specrouter.request.spec import RequestSpec
 
@@ -36,6 +36,7 @@ class Progress:
         self._arrivals: list[tuple[float, int]] = list(spec.arrivals)
         self._logprobs: list[TokenLogprobs] = []
         self._prompt_logprobs: list[TokenLogprobs | None] | None = None
+        self._drafts: list[CycleDraft] = []
         self._cached_tokens = 0  # of the prompt, where it was read for another replica
         self.attempts = 0
         self.keys = block_keys(spec.token_ids, spec.params.cache_salt)  # of the prompt's blocks
@@ -100,6 +101,7 @@ class Progress:
             self._tokens += delta.token_ids
             self._arrivals.append((self.elapsed_s(), len(delta.token_ids)))
         self._logprobs += delta.logprobs or ()
+        self._drafts += () if delta.draft is None else (delta.draft,)
         if delta.prompt_logprobs is not None:
             self._prompt_logprobs = delta.prompt_logprobs
         if delta.output is None:
@@ -130,12 +132,15 @@ class Progress:
         return replace(delta, output=self._whole(delta.output))
 
     def _whole(self, output: RequestOutput) -> RequestOutput:
-        """With the log-probabilities of all attempts."""
+        """With the log-probabilities and drafts of all attempts."""
         logprobs = None if self._spec.params.logprobs is None else list(self._logprobs)
         cached_tokens = max(self._cached_tokens, output.metrics.cached_tokens)
         metrics = replace(output.metrics, cached_tokens=cached_tokens)
         told = self._prompt_logprobs
-        return replace(output, logprobs=logprobs, prompt_logprobs=told, metrics=metrics)
+        drafts = list(self._drafts) if self._spec.params.return_drafts else None
+        return replace(
+            output, logprobs=logprobs, prompt_logprobs=told, metrics=metrics, drafts=drafts
+        )
 
 
 def _as_asked(spec: RequestSpec) -> SLO | None:

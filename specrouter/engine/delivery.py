@@ -54,7 +54,12 @@ def _delta_of(request: RunningRequest, commit: Commit) -> Delta:
     """What a request makes of its tokens. One whose text cannot be made ends, and no other."""
     try:
         return request.accept(
-            commit.tokens, commit.chain, commit.logprobs, commit.prompt_logprobs, commit.drafted
+            commit.tokens,
+            commit.chain,
+            commit.logprobs,
+            commit.prompt_logprobs,
+            commit.drafted,
+            commit.draft,
         )
     except Exception as error:
         logger.exception("request %d cannot go on", request.handle.request_id)

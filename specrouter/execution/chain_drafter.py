@@ -142,6 +142,7 @@ class ChainDrafter:
                 raise NonFiniteLogits(name, rows[result.broken_rows])
             self._states.touch(active.state, rows, _scrubbed(active, result))
         self._feedback.learn_from_intermediate(draft, before, name, result)
+        draft.given.append(before.tree)
         is_hard, is_path = group.hard_rejection, group.shape.width == 1
         after = self._rule.next_draft(result, hard_rejection=is_hard, is_path=is_path)
         size = group.shape.depth * group.shape.width + len(group.chain)

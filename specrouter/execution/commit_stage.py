@@ -5,7 +5,7 @@ came before the failure, and ends with the reason in `CycleResult.errors`. Other
 would have.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -14,10 +14,12 @@ from processors.errors import RowFault
 from processors.grammar import GrammarError
 from processors.token_tree import ROOT
 from specrouter.cycle import Commit, CycleResult, Ints
+from specrouter.execution.draft_trace import traced
 from specrouter.execution.fault_guard import RowGuard
+from specrouter.execution.group_draft import GroupDraft
 from specrouter.execution.logprobs import AskedLogprobs, token_logprobs
 from specrouter.execution.runtime import Runtime
-from specrouter.request.output import STRUCTURE_FAILED, TokenLogprobs
+from specrouter.request.output import STRUCTURE_FAILED, CycleDraft, TokenLogprobs
 
 
 class CommitStage:
@@ -26,7 +28,10 @@ class CommitStage:
         self._rows = runtime.rows
         self._faults = runtime.faults
 
-    def commit(self, verified: VerifyResult, result: CycleResult) -> None:
+    def commit(
+        self, verified: VerifyResult, drafts: Sequence[GroupDraft], result: CycleResult
+    ) -> None:
+        """`drafts`: that it is a verification of."""
         paths = self._sound_paths(verified, result)
         logprobs: dict[int, list[TokenLogprobs]] = {}
         with self._faults.part("rows"):  # together, and one by one if that fails
@@ -46,8 +51,19 @@ class CommitStage:
                             logprobs=logprobs.get(index),
                             prompt_logprobs=self._rows.prompt_logprobs.take(row),
                             drafted=int(verified.tree.sizes[index]),
+                            draft=self._draft(verified, drafts, index),
                         )
                     )
+
+    def _draft(
+        self, verified: VerifyResult, drafts: Sequence[GroupDraft], index: int
+    ) -> CycleDraft | None:
+        """None where the row's request does not ask, or nobody drafted for it."""
+        row = int(verified.tree.rows[index])
+        if self._rows.returns_drafts(row):
+            with self._faults.part("feedback"):
+                return traced(verified, drafts, index, self._target)
+        return None
 
     def _sound_paths(self, verified: VerifyResult, result: CycleResult) -> dict[int, Ints]:
         """By index: what each row gains, as far as tokens could be chosen."""

@@ -24,6 +24,7 @@ class _RowFacts:
     prompt_tokens: int
     most_tokens: int
     logprobs: int | None
+    returns_drafts: bool
     sampled: bool
     has_processors: bool  # of its own
 
@@ -59,6 +60,7 @@ class DecodingRows:
             prompt_tokens=len(request.token_ids),
             most_tokens=request.most_tokens,
             logprobs=params.logprobs,
+            returns_drafts=params.return_drafts,
             sampled=params.temperature > 0,
             has_processors=len(params.logits_processors) > 0,
         )
@@ -103,6 +105,10 @@ class DecodingRows:
         """How many log-probabilities beside each output token's are asked for; None: none at all,
         not even its own."""
         return self._facts[row].logprobs
+
+    def returns_drafts(self, row: int) -> bool:
+        """Whether it is asked who proposed which token."""
+        return self._facts[row].returns_drafts
 
 
 def sampling_settings(request: RequestSpec, eos_token_ids: Collection[int]) -> SamplingSettings:

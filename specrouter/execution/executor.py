@@ -129,7 +129,7 @@ class Executor:
             for verified in passes:
                 with self._faults.part("feedback"):
                     self._learn(verified)
-                self._commits.commit(verified.result, result)
+                self._commits.commit(verified.result, verified.drafts, result)
         self.states.forget_evicted()
         return result
 

@@ -36,6 +36,7 @@ class GroupDraft:
         used: the models that took part.
         candidates: the draft's tree before the target's selection.
         selected: [B, W] what of it was selected.
+        given: the tree that each used model but the first was given.
         is_quoted: drafted in the place of the group's chain, for rows for which this promised more.
         caught_up, is_regular: see `CycleResult`.
     """
@@ -47,6 +48,7 @@ class GroupDraft:
     behind_rows: Ints
     result: DraftResult | None = None
     used: list[str] = field(default_factory=list)
+    given: list[TokenTree] = field(default_factory=list)
     candidates: TokenTree | None = None
     selected: Bools | None = None
     failures: list[ModelFailure] = field(default_factory=list)

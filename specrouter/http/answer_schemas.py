@@ -76,6 +76,9 @@ class GenerateAnswerObject(Loose):
     """`eos`, `stop` or `length`."""
     metrics: dict[str, Any] | None = None
     """Times in milliseconds, acceptance length, and the cycles of each chain."""
+    drafts: list[dict[str, Any]] | None = None
+    """With `return_drafts`: by cycle, who proposed its tokens and what was drafted; in a stream
+    `draft`, of the event's cycle."""
     choices: list[dict[str, Any]] | None = None
     """The samples, by `index`, each with the fields above but `seed`."""
 

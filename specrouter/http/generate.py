@@ -18,7 +18,7 @@ from specrouter.http.openapi import generation
 from specrouter.http.service import Asked, Service
 from specrouter.http.streams import Answer, Outputs
 from specrouter.http.token_texts import TokenTexts
-from specrouter.request.output import Delta, RequestOutput, TokenLogprobs
+from specrouter.request.output import CycleDraft, Delta, RequestOutput, TokenLogprobs
 
 
 def add_generate(app: FastAPI, service: Service) -> None:
@@ -80,7 +80,28 @@ class GenerateAnswer(Answer):
             positions = getattr(part, name)
             if positions is not None:
                 content[name] = [one and self._position(one) for one in positions]
+        if isinstance(part, RequestOutput):
+            if part.drafts is not None:
+                content["drafts"] = [self._draft(one) for one in part.drafts]
+        elif part.draft is not None:
+            content["draft"] = self._draft(part.draft)
         return content
+
+    def _draft(self, draft: CycleDraft) -> dict[str, Any]:
+        return {
+            "cycle": draft.cycle,
+            "chain": list(draft.chain),
+            "proposed_by": list(draft.proposed_by),
+            "texts": list(draft.texts),
+            "tree": {
+                "token_ids": list(draft.tokens),
+                "texts": [self.texts.text(token) for token in draft.tokens],
+                "parents": list(draft.parents),
+                "proposed_by": [draft.chain[place] for place in draft.proposers],
+                "probabilities": list(draft.probabilities),
+                "accepted": list(draft.accepted),
+            },
+        }
 
     def _position(self, position: TokenLogprobs) -> dict[str, Any]:
         top = [self._candidate(token, logprob) for token, logprob in position.top]

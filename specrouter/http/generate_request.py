@@ -23,6 +23,8 @@ class GenerateRequest(RequestFields, OwnFields):
     """Tokens of the output, at most; 128 by default."""
     logprobs: LogprobCount | None = None
     """Log-probabilities of the output's tokens, with so many alternatives."""
+    return_drafts: bool | None = None
+    """Of every cycle: who proposed which token, and the drafted tree that the target verified."""
     # OpenAI's name: refused, so that it is not overlooked.
     max_tokens: Refused = refused("this endpoint calls it max_new_tokens")
 

@@ -160,6 +160,38 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class CycleDraft:
+    """What was drafted for a request in one cycle, and what the target took of it.
+
+    Attributes:
+        chain: as it was used, the target last.
+        tokens: of the n drafted nodes that the target verified, parents before children.
+        parents: [n] the index of each node's parent; -1: the last token before the cycle.
+        proposers: [n] the place in `chain` of the model that proposed each.
+        probabilities: [n] of each after its parent, by the last model before the target.
+        accepted: indices of the nodes that the target took, from the first level down. The token
+            after them is the target's own.
+        texts: what each token that the request gained adds to its text, which may end before.
+        cycle: number of it among those in which this attempt gained tokens, from 1.
+    """
+
+    chain: tuple[str, ...]
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    proposers: tuple[int, ...] = ()
+    probabilities: tuple[float, ...] = ()
+    accepted: tuple[int, ...] = ()
+    texts: tuple[str, ...] = ()
+    cycle: int = 0
+
+    @property
+    def proposed_by(self) -> tuple[str, ...]:
+        """Of each token that the request gained."""
+        drafted = [self.chain[self.proposers[node]] for node in self.accepted]
+        return (*drafted, self.chain[-1])[: len(self.texts)]
+
+
 @dataclass(frozen=True)
 class Feasible:
     """The earliest objective that could have been attained, in milliseconds; None: not known."""
@@ -185,6 +217,8 @@ class RequestOutput:
     the request's objective.
 
     `stop_reason`, with "stop", is the text of `stop` or the id of `stop_token_ids` that ended it.
+
+    `drafts` is None unless asked for; it covers the cycles of this attempt, in order.
     """
 
     text: str
@@ -199,6 +233,7 @@ class RequestOutput:
     stop_reason: str | int | None = None
     error_field: str | None = None
     feasible: Feasible | None = None
+    drafts: list[CycleDraft] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +241,8 @@ class Delta:
     """News of a request; the last one has the finish reason and the whole output.
 
     `index` is the sample's; `logprobs`, where asked for, has as many entries as `token_ids`;
-    `prompt_logprobs`, where asked for, comes with the first tokens.
+    `prompt_logprobs`, where asked for, comes with the first tokens; `draft`, where asked for, with
+    the tokens of its cycle.
 
     Of a request that is `prefill_only`: `kv` is of what was read since the last such news, which
     comes before the end; `goes_on` is set with the end, unless the text ends there, too.
@@ -221,3 +257,4 @@ class Delta:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     kv: "RowKV | None" = None
     goes_on: bool = False
+    draft: CycleDraft | None = None

@@ -36,7 +36,10 @@ MAX_SALT_CHARACTERS = 1024
 # How a token is chosen among the likely ones: what a checkpoint may recommend.
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _TOKEN_IDS = ("stop_token_ids", "shown_special_token_ids")
-_SWITCHES = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "prefix_cache")
+_SWITCHES = (
+    *("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "prefix_cache"),
+    "return_drafts",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +80,7 @@ class SamplingParams:
         shown_special_token_ids: those that the text shows all the same.
         prefix_cache: False reads the whole prompt, and keeps nothing of the request.
         cache_salt: only requests with the same one, or all without one, share what they have read.
+        return_drafts: tells of every cycle what was drafted, by whom, and what the target took.
     """
 
     max_new_tokens: int = 128
@@ -105,6 +109,7 @@ class SamplingParams:
     shown_special_token_ids: tuple[int, ...] = ()
     prefix_cache: bool = True
     cache_salt: str | None = None
+    return_drafts: bool = False
     max_tokens: InitVar[int | None] = None
 
     def __post_init__(self, max_tokens: int | None) -> None:

@@ -16,6 +16,7 @@ from specrouter.request.handle import RequestHandle
 from specrouter.request.objective import Objective
 from specrouter.request.output import (
     BLAMED,
+    CycleDraft,
     DecodeStep,
     Delta,
     Feasible,
@@ -75,6 +76,7 @@ class RunningRequest:
         self._logprobs: list[TokenLogprobs] | None = None if spec.params.logprobs is None else []
         self._prompt_logprobs: list[TokenLogprobs | None] | None = None
         self._steps: list[DecodeStep] = []
+        self._drafts: list[CycleDraft] | None = [] if spec.params.return_drafts else None
         self.submitted_s = clock() - spec.elapsed_s
         # Who has the least is admitted first. It never changes, so the priority of those that came
         # later cannot keep a request waiting for ever.
@@ -158,17 +160,20 @@ class RunningRequest:
         logprobs: Sequence[TokenLogprobs] | None = None,
         prompt_logprobs: Sequence[TokenLogprobs | None] | None = None,
         drafted: int = 0,
+        draft: CycleDraft | None = None,
     ) -> Delta:
         """Takes a cycle's tokens up to the first at which the text ends: news for the caller.
 
         The last of them is the target's own; of the `drafted` ones it took those before.
         `logprobs` has one entry for each token if the request asks for them, and so has
-        `prompt_logprobs` for each token of the prompt, with the first tokens.
+        `prompt_logprobs` for each token of the prompt, with the first tokens. `draft` tells who
+        proposed the tokens, if the request asks.
         """
         if prompt_logprobs is not None:
             self._prompt_logprobs = list(prompt_logprobs)
         came_s = self._clock()
-        text, fresh, reason = self._append(tokens)
+        texts, reason = self._append(tokens)
+        text, fresh = "".join(texts), list(tokens[: len(texts)])
         self.commits.append((came_s, len(fresh)))
         self.pace.take(self._tokens, came_s, drafted, len(tokens) - 1)
         self._steps.append(DecodeStep(chain, drafted, len(tokens), len(fresh)))
@@ -178,24 +183,29 @@ class RunningRequest:
             assert len(logprobs) == len(tokens)
             kept = list(logprobs[: len(fresh)])
             self._logprobs += kept
+        if self._drafts is not None:
+            told = draft or CycleDraft(chain=chain[-1:])
+            self._drafts.append(replace(told, texts=tuple(texts), cycle=self.cycles))
         if reason is None:
             news = Delta(text=text, token_ids=fresh, index=self.spec.sample, logprobs=kept)
         else:
             news = self.finish(reason, text=text, tokens=fresh, logprobs=kept)
+        if self._drafts is not None:
+            news = replace(news, draft=self._drafts[-1])
         if prompt_logprobs is None:
             return news
         return replace(news, prompt_logprobs=list(prompt_logprobs))
 
-    def _append(self, tokens: Sequence[int]) -> tuple[str, list[int], FinishReason | None]:
-        """The new text, the tokens that are part of the output, and why the output ends."""
+    def _append(self, tokens: Sequence[int]) -> tuple[list[str], FinishReason | None]:
+        """What each token that is part of the output adds to the text, and why the output ends."""
         text: list[str] = []
-        for count, token in enumerate(tokens, start=1):
+        for token in tokens:
             self._tokens.append(token)
             text.append(self._detokenizer.push(token))
             reason = self._ending(token)
             if reason is not None:
-                return "".join(text), list(tokens[:count]), reason
-        return "".join(text), list(tokens), None
+                return text, reason
+        return text, None
 
     def finish(
         self,
@@ -211,7 +221,9 @@ class RunningRequest:
         # Of a text that goes on, what is held back is told with its next tokens.
         goes_on = reason == "length" and len(self._tokens) < self.spec.params.max_new_tokens
         try:
-            text += "" if goes_on else self._detokenizer.finish()
+            rest = "" if goes_on else self._detokenizer.finish()
+            text += rest
+            self._add_to_drafts(rest)
         except Exception as failure:  # of the tokenizer's own code: the request ends all the same
             logger.exception("request %d: no text", self.handle.request_id)
             if error is None:
@@ -231,6 +243,7 @@ class RunningRequest:
                 (what for said, what in BLAMED if (error or "").startswith(said)), None
             ),
             feasible=self.feasible,
+            drafts=None if self._drafts is None else list(self._drafts),
         )
         fresh = list(logprobs or ()) if asked else None
         return Delta(
@@ -242,6 +255,13 @@ class RunningRequest:
             logprobs=fresh,
             goes_on=goes_on,
         )
+
+    def _add_to_drafts(self, rest: str) -> None:
+        """What was held back of the text belongs to its last token."""
+        if self._drafts and rest:
+            last = self._drafts[-1]
+            texts = (*last.texts[:-1], "".join((*last.texts[-1:], rest)))
+            self._drafts[-1] = replace(last, texts=texts)
 
     def _stop_reason(self, tokens: Sequence[int]) -> str | int | None:
         by_text = self._detokenizer.stopped_by

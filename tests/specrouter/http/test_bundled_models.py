@@ -93,6 +93,25 @@ def test_acceptance_of_all_requests_adds_up_to_what_the_engine_has_counted(
         assert told[name] == getattr(after, counted) - getattr(before, counted)
 
 
+def test_a_stream_tells_who_proposed_its_tokens_where_asked(router: ChainRouter) -> None:
+    speculation = {"chain": ["tiny-1m", "tiny-3m"], "depth": 3, "width": 2}
+    body = {"prompt": PROMPT, "max_new_tokens": 24, "speculation": speculation}
+    whole = ask(router, "/generate", **body, return_drafts=True)
+    events = stream_of(router, {**body, "return_drafts": True}, "/generate")
+    drafts = [event["draft"] for event in events]
+    assert drafts == whole["drafts"]
+    for event in events:
+        assert len(event["draft"]["proposed_by"]) == len(event["token_ids"])
+        assert "".join(event["draft"]["texts"]) == event["text"]
+        tree = event["draft"]["tree"]
+        assert {len(each) for name, each in tree.items() if name != "accepted"} == {
+            len(tree["parents"])
+        }
+    assert {name for one in drafts for name in one["proposed_by"]} == {"tiny-1m", "tiny-3m"}
+    assert "draft" not in stream_of(router, body, "/generate")[0]
+    assert "drafts" not in ask(router, "/generate", **body)
+
+
 def test_an_echoed_text_has_the_logprobs_that_it_was_made_with(router: ChainRouter) -> None:
     made = ask(router, COMPLETIONS, **GREEDY, logprobs=1, return_token_ids=True)["choices"][0]
     ids = made["prompt_token_ids"] + made["token_ids"]

@@ -90,6 +90,23 @@ def logprobs_of(tokens: Sequence[int]) -> list[TokenLogprobs]:
     return [TokenLogprobs(token, -token / 100, ((1, -0.5),)) for token in tokens]
 
 
+def test_the_text_of_every_token_is_told_where_drafts_are_asked_for(start: Start) -> None:
+    """What was held back, for it might have become a stop text, is the last token's."""
+    texts = start(max_new_tokens=3, return_drafts=True)
+    texts.accept([11, 12], PAIR)
+    texts.accept([13, 14], ALONE)  # the text ends with the first
+    whole = texts.output.text
+    held = start(max_new_tokens=3, return_drafts=True, stop=(whole + "x",))
+    held.accept([11, 12], PAIR)
+    held.accept([13, 14], ALONE)
+    for running in (texts, held):
+        drafts = running.output.drafts
+        assert drafts == [delta.draft for delta in running.deltas]
+        assert [(one.cycle, len(one.texts)) for one in drafts or ()] == [(1, 2), (2, 1)]
+        assert "".join(text for one in drafts or () for text in one.texts) == whole
+    assert [one.texts for one in held.output.drafts or ()] == [("", ""), (whole,)]
+
+
 def test_tokens_come_as_deltas_and_the_last_has_the_output(
     start: Start, tokenizer: PreTrainedTokenizerBase
 ) -> None:
