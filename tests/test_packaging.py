@@ -63,8 +63,10 @@ def test_scenarios_are_installed_where_the_command_line_looks(wheel: set[str]) -
     assert {f"specrouter/configs/{name}" for name in scenarios} <= wheel
 
 
-def test_the_page_of_the_api_is_installed(wheel: set[str]) -> None:
-    assert files("specrouter/http", "*.html") <= wheel
+def test_the_pages_are_installed(wheel: set[str]) -> None:
+    page = files("specrouter/http/page", "*")
+    assert "specrouter/http/page/vendor/NOTICE" in page
+    assert files("specrouter/http", "*.html") | page <= wheel
 
 
 def test_nothing_else_is_installed(wheel: set[str]) -> None:

@@ -11,6 +11,7 @@ from specrouter.cluster.fleet import Fleet
 from specrouter.cluster.link import ReplicaReport
 from specrouter.cluster.metrics import ClusterAccounts, replica_metrics, total, total_state
 from specrouter.engine.admission_log import AdmissionRecord
+from specrouter.engine.cycle_log import CycleTimes
 from specrouter.engine.decode_counts import DecodeFigures
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.prefix_log import PrefixRecord
@@ -18,6 +19,7 @@ from specrouter.engine.request_meter import RequestMeter
 from specrouter.profile.profiler import EngineStatistics
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.routing.decision_record import DecisionRecord
+from specrouter.view import SCHEDULED, ChainDecision
 
 Record = TypeVar("Record", DecisionRecord, AdmissionRecord, PrefixRecord)
 
@@ -59,6 +61,14 @@ class ClusterInstruments:
     def replica_metrics(self) -> Iterator[Metric]:
         yield from replica_metrics(self._fleet.members.values())
         yield self._dispatcher.ages.metric()
+
+    def decision(self) -> ChainDecision | None:
+        """The last switch of any replica."""
+        scheduled = [one for one in self.decisions() if one.asked == SCHEDULED]
+        return scheduled[-1].decision if scheduled else None
+
+    def cycles(self) -> Sequence[CycleTimes]:
+        return ()
 
     def decisions(self) -> Sequence[DecisionRecord]:
         """Of all replicas, by their times; so are the others."""

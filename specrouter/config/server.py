@@ -10,6 +10,7 @@ from modelpool.errors import ConfigError
 from specrouter.config.strict import Strict
 
 _API_KEY = re.compile(r"[!-~]+")
+_HOST = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([^\s/?#@:\[\]]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
 
 ToolParser = Literal["auto", "none", "hermes", "llama3_json"]
@@ -35,6 +36,9 @@ class ServerConfig(Strict):
         cors_origins: origins of web pages that may call the service; "*" is any.
         log_format: of the log on stderr.
         chat_template: a file with a Jinja template, instead of the tokenizer's.
+        page: serves the page at `/`, which shows how requests are routed.
+        page_hosts: host names under which browsers reach the page, beside addresses, localhost,
+            `host` and this machine's name.
         tool_parser: format of tool calls: `hermes` (Qwen, Hermes), `llama3_json` (Llama 3.1 to
             3.3), `auto` (as the chat template teaches), or `none`: calls stay text.
     """
@@ -52,6 +56,8 @@ class ServerConfig(Strict):
     cors_origins: tuple[str, ...] = ()
     log_format: Literal["text", "json"] = "text"
     chat_template: Path | None = None
+    page: bool = True
+    page_hosts: tuple[str, ...] = ()
     tool_parser: ToolParser = "auto"
 
     @field_validator("api_keys")
@@ -61,6 +67,14 @@ class ServerConfig(Strict):
             if not is_api_key(key):  # its text is a secret, also in an error
                 raise ConfigError("", f"key {number} must be printable ASCII without spaces")
         return keys
+
+    @field_validator("page_hosts")
+    @classmethod
+    def _hosts_are_names(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        for host in hosts:
+            if not _HOST.fullmatch(host):
+                raise ConfigError("", f"{host!r} is no host name: give it without scheme and port")
+        return tuple(host.lower() for host in hosts)
 
     @field_validator("chat_template")
     @classmethod

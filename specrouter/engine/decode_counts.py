@@ -41,10 +41,16 @@ class Gain:
 
 @dataclass(frozen=True)
 class ChainCounts:
-    """`cycles` are those of each request, so that all chains' add up to the target's passes."""
+    """`cycles` are those of each request, so that all chains' add up to the target's passes.
+
+    `between_s`: from each request's tokens before to those of the chain, `timed_tokens` of its
+    text: what a token took, as the request saw it.
+    """
 
     cycles: int
     tokens: int
+    between_s: float = 0.0
+    timed_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -112,7 +118,7 @@ class DecodeCounts:
         self._produced = self._drafts = self._drafted = self._accepted = 0
         self._budget = self._budgeted = 0
         self._lengths = [0] * (MAX_DEPTH + 1)  # of drafts, by how many tokens were accepted
-        self._chains: dict[Chain, list[int]] = {}  # cycles and tokens
+        self._chains: dict[Chain, ChainCounts] = {}
 
     def record_prompt(self, tokens: int) -> None:
         """A request was given a row."""
@@ -144,7 +150,7 @@ class DecodeCounts:
                 accepted_at=tuple(at_least[1:]),
                 budget_tokens=self._budget,
                 budgeted_tokens=self._budgeted,
-                chains={chain: ChainCounts(*counts) for chain, counts in self._chains.items()},
+                chains=dict(self._chains),
                 between_tokens=self._between_tokens.figures(),
                 cycle_times=self._cycle_times.figures(),
             )
@@ -154,9 +160,14 @@ class DecodeCounts:
         chain = gain.chain
         if chain not in self._chains and len(self._chains) >= _CHAINS:
             chain = OTHER_CHAINS
-        counts = self._chains.setdefault(chain, [0, 0])
-        counts[0] += 1
-        counts[1] += gain.committed
+        is_timed = gain.since_s is not None and gain.produced
+        before = self._chains.get(chain, ChainCounts(0, 0))
+        self._chains[chain] = ChainCounts(
+            before.cycles + 1,
+            before.tokens + gain.committed,
+            before.between_s + (gain.since_s or 0.0 if is_timed else 0.0),
+            before.timed_tokens + (gain.produced if is_timed else 0),
+        )
         self._produced += gain.produced
         if gain.drafted:
             self._drafts += 1

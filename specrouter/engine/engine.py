@@ -22,6 +22,7 @@ from specrouter.config import (
 from specrouter.cycle import DraftShape, ModelFailure
 from specrouter.engine.admission_log import AdmissionRecord
 from specrouter.engine.admission_queue import waiting_time_s
+from specrouter.engine.cycle_log import CycleTimes
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.fingerprint import fingerprint_of
 from specrouter.engine.output_file import output_file_of
@@ -44,11 +45,13 @@ from specrouter.profile.cycle_times import Workload
 from specrouter.profile.output_lengths import OutputLengths
 from specrouter.profile.prediction import target_only
 from specrouter.profile.profiler import PerformanceProfiler
+from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS, Chain
 from specrouter.request.running import RunningRequest
 from specrouter.routing.chain_policy import Models
 from specrouter.routing.decision_record import DecisionRecord
 from specrouter.slo.serve.promises import Promises
+from specrouter.view import SCHEDULED, ChainDecision
 from statemgr import StateManager
 
 logger = logging.getLogger(__name__)
@@ -139,6 +142,19 @@ class Engine:
     def step_s(self) -> float:
         """Seconds since the cycle that runs began; 0.0 between cycles."""
         return self._stepping.step_s
+
+    @property
+    def decision(self) -> ChainDecision:
+        """In use for requests that leave all open; before there was one, what one would get."""
+        in_use = self._policies.current.standing.in_use.get(SCHEDULED)
+        if in_use is not None:
+            return in_use.decision
+        return self._choice(Workload(requests=1), self.profiler.snapshot())
+
+    @property
+    def cycles(self) -> list[CycleTimes]:
+        """The last ones, oldest first."""
+        return self._step.cycles.last()
 
     @property
     def decisions(self) -> list[DecisionRecord]:
@@ -238,11 +254,15 @@ class Engine:
     def predicted_tpot_ms(self, requests: int) -> float:
         """Of each of so many requests that decode together, by the chain that would be chosen."""
         snapshot, workload = self.profiler.snapshot(), Workload(requests=requests)
-        available = self._quarantine.available(self._pool.names, self._step.cycle)
         scheduler = self._policies.current.planner.scheduler
-        chosen = scheduler.choose(snapshot, workload, Models(available))
+        chosen = self._choice(workload, snapshot)
         option = scheduler.predict(snapshot, workload, chosen.chain, chosen.shape)
         return option.ms_per_token * snapshot.machine
+
+    def _choice(self, workload: Workload, snapshot: PerformanceSnapshot) -> ChainDecision:
+        available = self._quarantine.available(self._pool.names, self._step.cycle)
+        scheduler = self._policies.current.planner.scheduler
+        return scheduler.choose(snapshot, workload, Models(available))
 
     def check_integrity(self) -> None:
         with self._stepping:

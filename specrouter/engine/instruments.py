@@ -10,6 +10,7 @@ from prometheus_client.metrics_core import Metric
 
 from specrouter.cycle import DraftShape
 from specrouter.engine.admission_log import AdmissionRecord
+from specrouter.engine.cycle_log import CycleTimes
 from specrouter.engine.decode_counts import DecodeFigures
 from specrouter.engine.engine import Engine
 from specrouter.engine.engine_state import EngineState
@@ -19,6 +20,7 @@ from specrouter.engine.slo_accounts import SloAccounts
 from specrouter.profile.profiler import EngineStatistics
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.routing.decision_record import DecisionRecord
+from specrouter.view import ChainDecision
 
 
 class EngineInstruments:
@@ -65,6 +67,14 @@ class EngineInstruments:
 
     def routings(self) -> Sequence[Mapping[str, Any]]:
         return ()
+
+    def decision(self) -> ChainDecision:
+        """In use for requests that leave all open; before there was one, what one would get."""
+        return self.engine.decision
+
+    def cycles(self) -> Sequence[CycleTimes]:
+        """Where the time of the last ones went, oldest first."""
+        return self.engine.cycles
 
     def decisions(self) -> list[DecisionRecord]:
         """The last switches of chain or trees, each with its alternatives, oldest first."""

@@ -15,6 +15,7 @@ from modelpool import ModelPool
 from specrouter.config import RouterConfig
 from specrouter.engine.admission_log import AdmissionRecord
 from specrouter.engine.context_limit import ContextLimit
+from specrouter.engine.cycle_log import CycleTimes
 from specrouter.engine.decode_counts import DecodeFigures
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.prefix_log import PrefixRecord
@@ -27,6 +28,7 @@ from specrouter.request.lanes import Lanes
 from specrouter.request.objective import SLO
 from specrouter.request.structure import Structure
 from specrouter.routing.decision_record import DecisionRecord
+from specrouter.view import ChainDecision
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,14 @@ class Instruments(Protocol):
 
     def replica_metrics(self) -> Iterator[Metric]:
         """Of each replica; none where there is one engine only."""
+        ...
+
+    def decision(self) -> ChainDecision | None:
+        """In use for requests that leave all open; None: nobody has told."""
+        ...
+
+    def cycles(self) -> Sequence[CycleTimes]:
+        """The last ones, oldest first; none where there are replicas."""
         ...
 
     def decisions(self) -> Sequence[DecisionRecord]: ...

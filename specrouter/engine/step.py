@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from specrouter.cycle import CycleResult, TargetError
 from specrouter.engine.admission_queue import WAITING_SHOWN
+from specrouter.engine.cycle_log import CycleLog
 from specrouter.engine.decode_counts import DecodeCounts
 from specrouter.engine.delivery import Delivery
 from specrouter.engine.plan_check import PlanCheck
@@ -36,6 +37,7 @@ class DecodingStep:
         cycle: the number of the one that runs.
         is_full: for the first that waits.
         counts, quarantine, planning: of the requests, the models and the policies.
+        cycles: the last ones.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class DecodingStep:
         self.cycle = 0
         self.is_full = False
         self.counts = DecodeCounts()
+        self.cycles = CycleLog(names[-1])
         self.quarantine = Quarantine()
         self.planning = CyclePlanning(policies, self._view, check, faults)
         self._book = book
@@ -158,3 +161,4 @@ class DecodingStep:
         self.counts.record_cycle(elapsed_s)
         self._profiler.record_switches(len(plan.records))
         learn_cycle(self._profiler, plan, result, elapsed_s * 1000)
+        self.cycles.note(plan, result, elapsed_s * 1000, self._profiler.spent_ms())

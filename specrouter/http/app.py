@@ -17,6 +17,8 @@ from specrouter.http.drain import Drain
 from specrouter.http.errors import add_error_handlers
 from specrouter.http.fields import field_names
 from specrouter.http.generate import add_generate
+from specrouter.http.live_feed import add_live_feed
+from specrouter.http.live_page import add_live_page
 from specrouter.http.metrics_page import add_metrics
 from specrouter.http.models import add_models
 from specrouter.http.openapi import TAGS
@@ -63,4 +65,7 @@ def create_app(router: ServingRouter, drain: Drain | None = None) -> FastAPI:
     add_replica_pages(app, router)
     add_metrics(app, router)
     add_docs_page(app)
+    if router.config.server.page:
+        add_live_page(app)
+        add_live_feed(app, router, drain)
     return app

@@ -5,6 +5,7 @@ are counted. Layers, outermost first:
 
     CORS        only where `server.cors_origins` names any; answers preflights itself, without a key
     concurrency 503 for a request beyond `limit_concurrency`, except on `PROBE_PATHS`
+    page        403 on the page's paths for what another page's script may have asked
     keys        401, except on `OPEN_PATHS`
     body limit  413, 408 and 503; a body is read before anything else (`body_limit`)
     drain       503 for a new generation request (POST) once the service is stopping
@@ -15,7 +16,9 @@ Pure ASGI, since streams pass through: each layer costs a call per request, and 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Sequence
+import ipaddress
+import socket
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -30,12 +33,14 @@ from specrouter.http.drain import Drain
 from specrouter.http.error_answer import error_response, overloaded, shutting_down
 from specrouter.http.errors import SHOULD_RETRY_HEADER
 from specrouter.http.keys import api_keys
+from specrouter.http.live_feed import FEED_PATH
+from specrouter.http.live_page import PAGE_PATHS
 from specrouter.http.metrics_page import count_refusal
 from specrouter.http.request_log import HEADER as REQUEST_ID_HEADER
 
 PROBE_PATHS = frozenset({"/health", "/metrics"})
 # Probes and scrapers read without a key; the others show the API, which is public, and no data.
-OPEN_PATHS = PROBE_PATHS | {"/", "/docs", "/openapi.json"}
+OPEN_PATHS = PROBE_PATHS | PAGE_PATHS | {"/docs", "/openapi.json"}
 
 
 def add_guards(app: FastAPI, config: ServerConfig, drain: Drain | None = None) -> None:
@@ -54,6 +59,8 @@ def add_guards(app: FastAPI, config: ServerConfig, drain: Drain | None = None) -
     if keys:
         app.add_middleware(api_keys_guard, keys=keys, count=count)
         _declare_keys(app)
+    hosts = {config.host, socket.gethostname(), "localhost", *config.page_hosts}
+    app.add_middleware(page_guard, hosts=frozenset(map(str.lower, hosts)), count=count)
     app.add_middleware(concurrency_limit, most=config.limit_concurrency, count=count)
     if config.cors_origins:
         app.add_middleware(
@@ -108,6 +115,48 @@ def api_keys_guard(app: ASGIApp, keys: Sequence[str], count: Count) -> ASGIApp:
         await refusal(scope, receive, send)
 
     return guarded
+
+
+def page_guard(app: ASGIApp, hosts: Collection[str], count: Count) -> ASGIApp:
+    """403 on the page's paths where the browser shows another page: one whose own name leads to
+    this address (DNS rebinding), or one that asks from its own origin.
+
+    `hosts`: names that are this service's, beside all addresses.
+    """
+
+    def refusal(path: str, headers: Headers) -> str | None:
+        host = headers.get("host", "")
+        if not _is_own(host, hosts):
+            return f"{host!r} is no name of this service: add it to server.page_hosts"
+        origin = headers.get("origin")
+        if origin is not None and origin.partition("://")[2].lower() != host.lower():
+            return f"a page of {origin} may not read this one"
+        # Browsers say so where they send no Origin. A link from elsewhere may lead to the page.
+        if path == FEED_PATH and headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+            return "another page may not read this one"
+        return None
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (scope["path"] in PAGE_PATHS or scope["path"] == FEED_PATH):
+            reason = refusal(scope["path"], Headers(scope=scope))
+            if reason is not None:
+                count("unauthorized")
+                await error_response(403, reason, code="not_this_page")(scope, receive, send)
+                return
+        await app(scope, receive, send)
+
+    return guarded
+
+
+def _is_own(host: str, names: Collection[str]) -> bool:
+    """`host`: with a port or without, as the header `Host` has it."""
+    name = host.lower()
+    name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return name in names or name.endswith(".localhost")
+    return True
 
 
 def concurrency_limit(app: ASGIApp, most: int, count: Count) -> ASGIApp:

@@ -205,11 +205,12 @@ class _Server(uvicorn.Server):
         host, port = self._settings.server.host, self._port
         reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         url = f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+        asks = "Open it in a browser, or try" if self._settings.server.page else "Try"
         # Its shell has the key or is given it; a secret is not for the journal.
         has_keys = bool(api_keys(self._settings.server))
         key = """    -H "Authorization: Bearer $SPECROUTER_API_KEY" \\\n""" if has_keys else ""
         return (
-            f"SpecRouter serves {target} at {url} (Ctrl-C stops it). Try:\n"
+            f"SpecRouter serves {target} at {url} (Ctrl-C stops it). {asks}:\n"
             f"  curl {url}/generate -H 'Content-Type: application/json' \\\n{key}"
             """    -d '{"prompt": "def fib(n):", "max_new_tokens": 32}'"""
         )

@@ -109,7 +109,7 @@ async def _streamed(request: Request, deltas: DeltaStream, answer: Answer) -> Re
         if all(_failure(delta) for _, delta in begun):
             return await _answer_of(_ordered(begun), answer)
         stack.pop_all()  # the response closes them
-        return _EventStream(begun, deltas, answer)
+        return ClosedStream(_events(begun, deltas, answer), deltas)
 
 
 async def _beginning(deltas: DeltaStream) -> Sequence[tuple[int, Delta]]:
@@ -122,22 +122,22 @@ async def _beginning(deltas: DeltaStream) -> Sequence[tuple[int, Delta]]:
     return begun
 
 
-class _EventStream(StreamingResponse):
-    """Closes `deltas` however the response ends: that is what cancels the request of a client that
-    left. (Starlette alone leaves it to the garbage collector.)
+class ClosedStream(StreamingResponse):
+    """Server-sent events. Closes them, and what they are made of, however the response ends: that
+    is what cancels the request of a client that left. (Starlette alone leaves it to the garbage
+    collector.)
     """
 
-    def __init__(
-        self, begun: Sequence[tuple[int, Delta]], deltas: DeltaStream, answer: Answer
-    ) -> None:
-        self._deltas = deltas
-        self._events = _events(begun, deltas, answer)
-        super().__init__(
-            self._events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
-        )
+    def __init__(self, events: AsyncGenerator[bytes], *sources: DeltaStream) -> None:
+        self._sources, self._events = sources, events
+        headers = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
+        super().__init__(events, media_type="text/event-stream", headers=headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._deltas), aclosing(self._events):
+        async with AsyncExitStack() as stack:
+            for source in self._sources:
+                await stack.enter_async_context(aclosing(source))
+            await stack.enter_async_context(aclosing(self._events))
             await super().__call__(scope, receive, send)
 
 
@@ -173,7 +173,7 @@ async def _event_of(answer: Answer, prompt: int, delta: Delta) -> bytes | None:
 
 def _long_event(answer: Answer, prompt: int, delta: Delta) -> bytes | None:
     chunk = _chunk(answer, prompt, delta)
-    return None if chunk is None else _framed(_in_parts(chunk))
+    return None if chunk is None else framed(_in_parts(chunk))
 
 
 def _chunk(answer: Answer, prompt: int, delta: Delta) -> dict[str, Any] | None:
@@ -188,10 +188,10 @@ def _failure(delta: Delta) -> Failure | None:
 
 
 def _event(payload: dict[str, Any]) -> bytes:
-    return _framed(json.dumps(payload, ensure_ascii=False).encode())
+    return framed(json.dumps(payload, ensure_ascii=False).encode())
 
 
-def _framed(data: bytes) -> bytes:
+def framed(data: bytes) -> bytes:
     for end, escaped in _LINE_ENDS:
         data = data.replace(end, escaped)
     return b"data: " + data + b"\n\n"

@@ -268,6 +268,11 @@ class PerformanceProfiler:
                 is_learning=self.is_learning,
             )
 
+    def spent_ms(self) -> tuple[Mapping[str, float], float]:
+        """Since the start: in forwards, by model, and in the work on logits."""
+        with self._lock:
+            return dict(self._model_ms), self._totals.logits_ms
+
     def statistics(self) -> EngineStatistics:
         with self._lock:
             return replace(

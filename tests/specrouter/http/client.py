@@ -85,7 +85,7 @@ def send(
 
 def connected(app: ASGIApp, **transport: Any) -> httpx.AsyncClient:
     transport_ = httpx.ASGITransport(cast(Any, app), **transport)
-    return httpx.AsyncClient(transport=transport_, base_url="http://test")
+    return httpx.AsyncClient(transport=transport_, base_url="http://localhost")
 
 
 @dataclass(frozen=True)

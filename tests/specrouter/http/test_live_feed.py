@@ -1,0 +1,192 @@
+"""What the page is told of a router once a second: by whom it is made, for how many, until when."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, aclosing
+from typing import Any, cast
+
+import pytest
+
+from specrouter import ChainRouter, SamplingParams, Speculation
+from specrouter.config import SchedulerConfig, TreesConfig
+from specrouter.http import live_feed
+from specrouter.http.app import create_app
+from specrouter.http.drain import Drain
+from specrouter.http.live_feed import FEED_PATH, MAX_VIEWERS, LiveFeed
+from specrouter.http.live_snapshot import live_snapshot
+from tests.specrouter.fake_router import FakeRouter
+from tests.specrouter.http.client import send
+
+SECRET = "zebra7"
+PAIR = ["tiny-1m", "tiny-3m"]
+
+
+@pytest.fixture(scope="module")
+def router() -> Iterator[ChainRouter]:
+    models = [{"name": name, "source": f"bundled:{name}", "dtype": "float32"} for name in PAIR]
+    pool = {"target": PAIR[-1], "models": models}
+    settings = {"pool": pool, "engine": {"max_requests": 4, "max_model_len": 128}}
+    with ChainRouter.from_config(settings) as router:
+        yield router
+
+
+def told(router: ChainRouter) -> Any:
+    return json.loads(json.dumps(live_snapshot(router), allow_nan=False))
+
+
+def test_before_the_first_request_there_are_predictions_and_models(router: ChainRouter) -> None:
+    seen = told(router)
+    assert [chain for chain, _ in seen["decision"]["predicted"]].count(PAIR) == 1
+    assert [one["name"] for one in seen["models"]] == PAIR
+    target = seen["models"][-1]
+    assert (target["device"], target["dtype"], target["state"]) == ("cpu", "float32", "loaded")
+    assert all(time_ms > 0 for _, time_ms in target["times"])
+    assert (seen["cycles"], seen["switches"]) == ([], [])
+
+
+def test_cycles_chains_and_times_are_those_of_requests_and_no_text_is_told(
+    router: ChainRouter,
+) -> None:
+    params = SamplingParams(max_new_tokens=24, ignore_eos=True, cache_salt=SECRET)
+    before = told(router)["totals"]["produced_tokens"]
+    (output,) = router.generate(f"print({SECRET!r})", params, Speculation(tuple(PAIR), depth=3))
+    seen = told(router)
+    assert SECRET not in json.dumps(seen)
+    assert seen["totals"]["produced_tokens"] - before == 24
+    (chain,) = [one for one in seen["chains"] if one["chain"] == PAIR]
+    assert chain["timed_tokens"] > 0
+    assert 0 < 1000 * chain["between_s"] <= 1.01 * cast(float, output.metrics.e2e_ms)
+    drafting = [one for one in seen["cycles"] if one["chain"] == PAIR]
+    assert drafting
+    for one in drafting:
+        parts = [one[f"{part}_ms"] for part in ("draft", "rescore", "verify", "logits")]
+        assert min(parts) >= 0
+        assert sum(parts) <= one["elapsed_ms"] + 0.01
+        assert one["draft_ms"] > 0 < one["verify_ms"]
+        assert one["rescore_ms"] == 0
+
+
+def test_the_decision_is_the_policys(router: ChainRouter) -> None:
+    engine = router.instruments.engine
+    fixed = SchedulerConfig(policy="static", chain=tuple(PAIR), depth=2)
+    engine.set_policy(fixed, TreesConfig())
+    try:
+        router.generate("x", SamplingParams(max_new_tokens=4, ignore_eos=True))
+        seen = told(router)
+        assert (seen["decision"]["chain"], seen["decision"]["depth"]) == (PAIR, 2)
+        assert seen["switches"][-1]["reason"] == seen["decision"]["reason"]
+    finally:
+        engine.set_policy(SchedulerConfig(), TreesConfig())
+
+
+# The feed
+
+
+class Counted:
+    """Stands for `live_snapshot`: a number more each time, and in which thread it was made."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made = 0
+        self.threads = set[threading.Thread]()
+        monkeypatch.setattr(live_feed, "live_snapshot", self)
+
+    def __call__(self, router: object) -> dict[str, int]:
+        self.made += 1
+        self.threads.add(threading.current_thread())
+        return {"number": self.made}
+
+
+def number_of(event: bytes) -> int:
+    found = json.loads(event.removeprefix(b"data: "))
+    assert isinstance(found["number"], int)
+    return found["number"]
+
+
+def test_viewers_share_a_snapshot_and_nothing_is_made_for_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted = Counted(monkeypatch)
+
+    async def scenario() -> list[list[int]]:
+        feed = LiveFeed(cast(ChainRouter, None), Drain(), interval_s=0.01)
+
+        async def watch() -> list[int]:
+            async with aclosing(feed.events()) as events:
+                return [number_of(await anext(events)) for _ in range(5)]
+
+        seen = await asyncio.gather(*(watch() for _ in range(6)))
+        assert feed.viewers == 0
+        await asyncio.sleep(0.05)
+        made = counted.made
+        await asyncio.sleep(0.05)
+        assert counted.made == made
+        return list(seen)
+
+    seen = asyncio.run(asyncio.wait_for(scenario(), 30.0))
+    assert all(numbers == seen[0] for numbers in seen)
+    assert counted.made <= 6
+    assert threading.main_thread() not in counted.threads
+
+
+def test_a_snapshot_that_fails_is_told_and_the_next_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = Counted(monkeypatch)
+
+    def fails_once(router: object) -> dict[str, int]:
+        if not counted.made:
+            counted.made += 1
+            raise RuntimeError("no figures")
+        return counted(router)
+
+    monkeypatch.setattr(live_feed, "live_snapshot", fails_once)
+
+    async def scenario() -> tuple[bytes, bytes]:
+        feed = LiveFeed(cast(ChainRouter, None), Drain(), interval_s=0.01)
+        async with aclosing(feed.events()) as events:
+            return await anext(events), await anext(events)
+
+    first, second = asyncio.run(asyncio.wait_for(scenario(), 30.0))
+    assert json.loads(first[6:])["error"]["message"] == "RuntimeError: no figures"
+    assert number_of(second) == 2
+
+
+def test_viewers_beyond_the_bound_are_refused_and_the_drain_ends_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Counted(monkeypatch)
+    monkeypatch.setattr(live_feed, "INTERVAL_S", 0.01)
+    drain = Drain()
+    feeds = list[LiveFeed]()
+    monkeypatch.setattr(live_feed.LiveFeed, "__init__", _noting(live_feed.LiveFeed.__init__, feeds))
+    app = create_app(cast(ChainRouter, FakeRouter()), drain)
+    (feed,) = feeds
+
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            watching = []
+            for _ in range(MAX_VIEWERS):
+                events = await stack.enter_async_context(aclosing(feed.events()))
+                await anext(events)
+                watching.append(events)
+            answer = await asyncio.to_thread(send, app, "GET", FEED_PATH)
+            assert answer.status_code == 503
+            assert answer.headers["retry-after"] == "10"
+            assert "16 pages watch already" in answer.json()["error"]["message"]
+            drain.begin()
+            for events in watching:
+                assert [event async for event in events] == []
+        assert feed.viewers == 0
+
+    assert MAX_VIEWERS > 4
+    asyncio.run(asyncio.wait_for(scenario(), 30.0))
+
+
+def _noting(init: Any, feeds: list[LiveFeed]) -> Any:
+    def noted(self: LiveFeed, *arguments: Any) -> None:
+        init(self, *arguments)
+        feeds.append(self)
+
+    return noted

@@ -1,0 +1,127 @@
+"""The page at `/`: what is served of it, to whom, and what a browser may do with it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from importlib import resources
+from typing import Any, cast
+
+import pytest
+from fastapi import FastAPI
+
+from modelpool.errors import ConfigError
+from specrouter import ChainRouter, RouterConfig
+from specrouter.config import ServerConfig
+from specrouter.http.app import create_app
+from specrouter.http.guards import add_guards
+from specrouter.http.live_feed import FEED_PATH
+from specrouter.http.live_page import PAGE_PATHS
+from tests.specrouter.fake_router import FakeRouter
+from tests.specrouter.http.client import Headers, request, send
+
+KEY = "a-key"
+OWN = [("Host", "127.0.0.1:8000")]
+FOLDER = resources.files("specrouter.http").joinpath("page")
+MOST_BYTES = 300_000
+
+
+def service(**server: Any) -> FastAPI:
+    """The whole application, with its guards."""
+    app = create_app(cast(ChainRouter, FakeRouter(server=server)))
+    add_guards(app, ServerConfig(**server))
+    return app
+
+
+@pytest.fixture(scope="module")
+def app() -> FastAPI:
+    return service()
+
+
+@pytest.mark.parametrize("path", sorted(PAGE_PATHS))
+def test_every_file_is_served_with_a_policy_that_lets_nothing_else_load(
+    app: FastAPI, path: str
+) -> None:
+    answer = send(app, "GET", path, headers=OWN)
+    assert answer.status_code == 200
+    policy = dict(
+        part.strip().partition(" ")[::2]
+        for part in answer.headers["content-security-policy"].split(";")
+    )
+    assert policy.pop("default-src") == "'none'"
+    assert policy.pop("require-trusted-types-for") == "'script'"
+    assert set(policy.values()) <= {"'self'", "'none'"}
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["cross-origin-resource-policy"] == "same-origin"
+    again = send(app, "GET", path, headers=[*OWN, ("If-None-Match", answer.headers["etag"])])
+    assert (again.status_code, again.content) == (304, b"")
+
+
+def test_own_scripts_and_styles_name_no_other_host_and_no_markup() -> None:
+    for file in FOLDER.iterdir():
+        if file.is_file() and not file.name.endswith(".svg"):
+            text = file.read_text("utf-8")
+            assert not re.search(r"https?:|innerHTML|dangerouslySet|eval\(|\bstyle=", text), file
+
+
+def test_the_libraries_are_those_of_the_notice_and_all_is_small() -> None:
+    vendor = FOLDER.joinpath("vendor")
+    notice = vendor.joinpath("NOTICE").read_text("utf-8")
+    told = dict(re.findall(r"^(\S+\.(?:js|css)) [^\n]*\n  sha256 ([0-9a-f]{64})$", notice, re.M))
+    files = {file.name: file.read_bytes() for file in vendor.iterdir() if file.name != "NOTICE"}
+    assert told == {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    own = [file.read_bytes() for file in FOLDER.iterdir() if file.is_file()]
+    assert sum(map(len, [*own, *files.values()])) <= MOST_BYTES
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ([("Host", "127.0.0.1:8000")], 200),
+        ([("Host", "[::1]:8000")], 200),
+        ([("Host", "192.0.2.7")], 200),
+        ([("Host", "localhost")], 200),
+        ([("Host", "LLM.example.com:80")], 200),
+        ([("Host", "evil.example:8000")], 403),
+        ([("Host", "127.0.0.1.evil.example")], 403),
+        ([("Host", "")], 403),
+        ([("Host", "localhost:8000"), ("Origin", "http://localhost:8000")], 200),
+        ([("Host", "localhost:8000"), ("Origin", "https://evil.example")], 403),
+        ([("Host", "localhost:8000"), ("Origin", "http://localhost:9000")], 403),
+        ([("Host", "localhost:8000"), ("Origin", "null")], 403),
+    ],
+)
+def test_another_pages_script_and_a_wrong_host_get_nothing(headers: Headers, status: int) -> None:
+    app = service(page_hosts=["llm.example.com"], cors_origins=["*"])
+    assert send(app, "GET", "/", headers=headers).status_code == status
+    feed = send(app, "GET", FEED_PATH, headers=[*headers, ("Sec-Fetch-Site", "cross-site")])
+    assert (feed.status_code, feed.json()["error"]["code"]) == (403, "not_this_page")
+    assert "access-control-allow-origin" not in send(app, "GET", "/", headers=OWN).headers
+
+
+def test_a_link_from_elsewhere_leads_to_the_page(app: FastAPI) -> None:
+    from_elsewhere = [*OWN, ("Sec-Fetch-Site", "cross-site"), ("Sec-Fetch-Mode", "navigate")]
+    assert send(app, "GET", "/", headers=from_elsewhere).status_code == 200
+
+
+def test_the_page_needs_no_key_and_its_feed_does() -> None:
+    app = service(api_keys=[KEY])
+    assert send(app, "GET", "/", headers=OWN).status_code == 200
+    assert send(app, "GET", FEED_PATH, headers=OWN).status_code == 401
+    in_url = send(app, "GET", f"{FEED_PATH}?key={KEY}&api_key={KEY}", headers=OWN)
+    assert in_url.status_code == 401
+
+
+def test_it_can_be_switched_off() -> None:
+    router = FakeRouter(server={"page": False})
+    for path in (*PAGE_PATHS, FEED_PATH):
+        assert request(router, "GET", path).status_code == 404
+    assert request(router, "GET", "/docs").status_code == 200
+
+
+@pytest.mark.parametrize("host", ["http://llm.example.com", "llm.example.com:80", "", "a b", "*"])
+def test_a_host_that_is_no_name_is_refused_by_its_field(host: str) -> None:
+    with pytest.raises(ConfigError, match=r"^server\.page_hosts: .*is no host name"):
+        RouterConfig.load(
+            {**FakeRouter().config.model_dump(include={"pool"}), "server": {"page_hosts": [host]}}
+        )
