@@ -15,7 +15,7 @@ from torch import Tensor
 from modelpool.attention.kv_view import AttentionLayer, Ints, KVView, PackSlots
 from modelpool.errors import UnsupportedAttention, UnsupportedModelError
 from modelpool.forward import Forward
-from modelpool.recurrent import RecurrentKind, RecurrentLayer, StateKey, Tensors, scan_tokens
+from modelpool.recurrent import RecurrentKind, RecurrentLayer, StateKey, Tensors
 
 T = TypeVar("T")
 
@@ -176,8 +176,9 @@ class ProbeView:
         parts = zip(*(torch.split(one, self._counts) for one in tokens), strict=True)
         for row, part in enumerate(parts):
             state = self._states.setdefault((key, row), known.empty())
-            outputs += scan_tokens(kind, state, part)
-        return torch.stack(outputs)
+            if len(part[0]):
+                outputs.append(kind.scan(state, part))
+        return torch.cat(outputs)
 
     def _learn(self, layer: int, key: Tensor, value: Tensor) -> None:
         self._held += (key, value)

@@ -10,10 +10,10 @@ Not here: where states live, and when entries are applied (`statemgr`); the laye
 (`modelpool.mixers`).
 """
 
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -30,23 +30,36 @@ class StatePart:
     dtype: torch.dtype | None = None
 
 
-class RecurrentKind(Protocol):
-    """What layers of one kind keep of a row, and their arithmetic. It holds no weights."""
+class RecurrentKind(ABC):
+    """What layers of one kind keep of a row, and their arithmetic. It holds no weights.
 
-    @property
-    def name(self) -> str: ...  # with the arithmetic's version: two of one name have equal bits
+    Attributes:
+        name: with the arithmetic's version: two of one name have equal bits.
+    """
 
-    @property
-    def parts(self) -> Sequence[StatePart]: ...
+    name: str
+    parts: Sequence[StatePart]
 
+    @abstractmethod
     def read(self, state: Tensors, token: Tensors) -> tuple[Tensor, Tensors]:
         """A token's output after `state`, and its entry. Changes neither.
 
         `token`: what `KVView.scan` was given of it.
         """
 
+    @abstractmethod
     def advance(self, state: Tensors, entry: Tensors) -> None:
         """Puts a token behind `state`, in place."""
+
+    def scan(self, state: Tensors, tokens: Tensors) -> Tensor:
+        """Outputs [n, ...] of tokens [n, ...] that follow one another, behind the last of which
+        `state` is put. With the bits of `read` and `advance`, token by token."""
+        outputs = []
+        for token in zip(*tokens, strict=True):
+            output, entry = self.read(state, token)
+            self.advance(state, entry)
+            outputs.append(output)
+        return torch.stack(outputs)
 
 
 @dataclass(frozen=True)
@@ -68,11 +81,3 @@ class RecurrentLayer:
         """That it keeps of a row, of a model in `dtype`; None: in its own."""
         own = dtype or self.dtype
         return sum(prod(one.shape) * (one.dtype or own).itemsize for one in self.kind.parts)
-
-
-def scan_tokens(kind: RecurrentKind, state: Tensors, tokens: Tensors) -> Iterator[Tensor]:
-    """Outputs of tokens [n, ...] that follow one another, behind each of which `state` is put."""
-    for token in zip(*tokens, strict=True):
-        output, entry = kind.read(state, token)
-        kind.advance(state, entry)
-        yield output

@@ -14,6 +14,7 @@ Copies are kept on the way behind those numbers of tokens that are `wanted` of a
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -162,17 +163,21 @@ class RecurrentStore:
     def scan(
         self, layer: int, kind: RecurrentKind, tokens: Tensors, part: _RowPass
     ) -> list[Tensor]:
-        """Outputs of a row's tokens of a pack, of which `tokens` are of all."""
-        key, outputs = (layer, kind.name), []
+        """Outputs [n, ...] of a row's tokens of a pack, in pieces; `tokens` are of all rows."""
+        key, outputs = (layer, kind.name), list[Tensor]()
         state = self._state(key, part.row)
-        given = iter(zip(*(one[part.start :] for one in tokens), strict=True))
-        for count in range(part.held + 1, part.held + part.certain + 1):
-            output, entry = kind.read(state, next(given))
-            kind.advance(state, entry)
-            self._note(part.row, count, key, state)
-            outputs.append(output)
-        below = _Below(kind, key, state, part.entries)
-        outputs += [below.read(entry, next(given)) for entry in part.entries]
+        wanted = (at - part.held for at in self._wanted.get(part.row, ()))
+        stops = sorted({part.certain, *(at for at in wanted if 0 < at < part.certain)})
+        for start, stop in pairwise((0, *stops)):
+            own = slice(part.start + start, part.start + stop)
+            if start < stop:
+                outputs.append(kind.scan(state, [one[own] for one in tokens]))
+                self._note(part.row, part.held + stop, key, state)
+        if part.entries:
+            below = _Below(kind, key, state, part.entries)
+            given = zip(*(one[part.start + part.certain :] for one in tokens), strict=True)
+            read = [below.read(*each) for each in zip(part.entries, given, strict=False)]
+            outputs.append(torch.stack(read))
         return outputs
 
     def _settle(self, row: int) -> None:
@@ -301,7 +306,7 @@ class RecurrentPass:
         outputs: list[Tensor] = []
         for part in self._rows:
             outputs += self._store.scan(layer, kind, tokens, part)
-        return torch.stack(outputs)
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
 class _Below:

@@ -1,4 +1,4 @@
-"""The C library of linear layers: found, or compiled once, and tried before it is trusted.
+"""The C library of linear layers and recurrences: found, or compiled once, and tried.
 
 Contract: `linear_kernels` is None where there is no compiler, no CPU for it, or a result that is
 not the one of int8 to the bit: one line says why, and layers are computed otherwise. A wheel may
@@ -31,7 +31,8 @@ logger = logging.getLogger(__name__)
 
 KERNELS: Mapping[str, int] = {"avx512-vnni": 4, "avx-vnni": 2, "avx2": 1, "avx512-vnni-256": 8}
 _FOLDER = Path(__file__).parent
-_SOURCES = ("linear.c", "vnni_panel.h")
+_SOURCES = ("linear.c", "recurrence.c")
+_HEADERS = ("vnni_panel.h", "threads.h")
 _FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-shared", "-fPIC")
 _COMPILE_S = 120.0
 _SWITCH = "SPECROUTER_KERNEL"
@@ -116,14 +117,14 @@ def _fingerprint(compiler: str) -> str:
     version = subprocess.run(
         (compiler, "--version"), capture_output=True, check=True, timeout=_COMPILE_S
     ).stdout
-    text = b"\0".join((_FOLDER / name).read_bytes() for name in _SOURCES)
+    text = b"\0".join((_FOLDER / name).read_bytes() for name in (*_SOURCES, *_HEADERS))
     return hashlib.sha256(b"\0".join((text, version, " ".join(_FLAGS).encode()))).hexdigest()[:16]
 
 
 def _compile(compiler: str, file: Path) -> None:
     with tempfile.TemporaryDirectory(dir=file.parent) as folder:
         made = Path(folder) / file.name
-        command = (compiler, *_FLAGS, "-o", str(made), str(_FOLDER / _SOURCES[0]))
+        command = (compiler, *_FLAGS, "-o", str(made), *(str(_FOLDER / name) for name in _SOURCES))
         done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_S)
         if done.returncode:
             lines = done.stderr.strip().splitlines() or ["it said nothing"]
@@ -139,6 +140,8 @@ def opened(file: Path) -> LinearKernels:
     library.sr_linear.argtypes = (
         pointer, pointer, ctypes.c_int, pointer, ctypes.c_int, whole, ctypes.c_int, ctypes.c_int,
     )  # fmt: skip
+    library.sr_scan.argtypes, library.sr_scan.restype = (pointer,), None
+    library.sr_advance.argtypes, library.sr_advance.restype = (*(pointer,) * 4, *(whole,) * 4), None
     library.sr_set_threads.argtypes = (pointer, pointer, pointer)
     library.sr_set_threads.restype = None
     available = tuple(name for name, bit in KERNELS.items() if library.sr_kernels() & bit)

@@ -17,6 +17,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "threads.h"
+
 enum { GROUP = 32, CHUNK = 512, AHEAD = 4096 };
 enum { AVX2 = 1, AVX_VNNI = 2, AVX512_VNNI = 4, AVX512_VNNI_256 = 8 };
 
@@ -340,11 +342,10 @@ AVX2_TARGET static void panel_avx2(const Job *job, int64_t panel) {
   }
 }
 
-/* ---- threads of OpenMP, whose functions the caller found in the process */
+/* ---- threads */
 
-typedef void (*Parallel)(void (*)(void *), void *, unsigned, unsigned);
-static Parallel in_parallel;
-static int (*thread_number)(void), (*thread_count)(void);
+Parallel in_parallel;
+int (*thread_number)(void), (*thread_count)(void);
 
 void sr_set_threads(void *parallel, void *number, void *count) {
   in_parallel = (Parallel)parallel;

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from modelpool.attention.kv_view import KVView
-from modelpool.recurrent import StatePart, Tensors
+from modelpool.recurrent import RecurrentKind, StatePart, Tensors
 
 
-class Window:
+class Window(RecurrentKind):
     """The kind of a convolution: a row's last inputs, `[taps - 1, channels]`, in its dtype.
 
     A token is its input, which also is its entry; it reads `[taps, channels]`, the last its own.
@@ -29,6 +29,11 @@ class Window:
     def advance(self, state: Tensors, entry: Tensors) -> None:
         window = state[0]
         window.copy_(torch.cat((window[1:], entry[0].unsqueeze(0))))
+
+    def scan(self, state: Tensors, tokens: Tensors) -> Tensor:
+        joined = torch.cat((state[0], tokens[0]))
+        state[0].copy_(joined[len(tokens[0]) :])
+        return joined.unfold(0, len(state[0]) + 1, 1).transpose(1, 2)
 
 
 def convolve(view: KVView, layer: int, inputs: Tensor, conv: nn.Conv1d) -> Tensor:

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from modelpool.attention.kv_view import KVView
 from modelpool.mixers.convolution import convolve, rms, sigmoid, silu, softplus
-from modelpool.recurrent import StatePart, Tensors
+from modelpool.recurrent import RecurrentKind, StatePart, Tensors
 
 _NORM_EPS = 1e-6  # of keys and queries, beside the sum of their squares
 
 
-class DeltaRule:
+class DeltaRule(RecurrentKind):
     """The kind: S `[heads, key_dim, value_dim]`; an entry is a token's key, u and decay.
 
     A token is its key and query [heads, 2, K], value [heads, V], and decay, rate and product of

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from modelpool.mixers.registry import Mixer, name_of, register_mixer
-from modelpool.recurrent import StatePart, Tensors
+from modelpool.recurrent import RecurrentKind, StatePart, Tensors
 
 RECURRENT = "linear_attention"
 
@@ -21,7 +21,7 @@ class ToyHybridConfig(LlamaConfig):  # type: ignore[no-untyped-call]
     model_type = "toy_hybrid"
 
 
-class RunningAverage:
+class RunningAverage(RecurrentKind):
     """The kind: its state is `[size]`, and an entry is a token's decay and what it adds."""
 
     name = "toy-average-1"

@@ -1,0 +1,106 @@
+"""Matrix states of recurrent layers in the C library (`recurrence.c`).
+
+Contract: bits are those of one token after the other, whatever a call has of them, and whatever the
+threads; not those of torch's products, which sum in another order.
+"""
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from modelpool.kernels.library import linear_kernels
+
+_POINTERS = ("state", "key", "query", "value", "decay", "rate", "overlap", "out", "added")
+_SIZES = ("tokens", "heads", "key_dim", "value_dim", "key_stride", "query_stride")
+
+
+class _Scan(ctypes.Structure):
+    """`Scan` of recurrence.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in _POINTERS),
+        *((name, ctypes.c_int64) for name in _SIZES),
+        *((name, ctypes.c_int) for name in ("is_kept", "threads")),
+    )
+
+
+@dataclass(frozen=True)
+class MatrixKernels:
+    """On the CPU, in float32. Tensors of several tokens begin with [T]."""
+
+    library: ctypes.CDLL
+
+    def scan(
+        self,
+        state: Tensor,
+        key: Tensor,
+        query: Tensor,
+        value: Tensor,
+        decay: Tensor,
+        rate: Tensor | None,
+        overlap: Tensor,
+        keeps: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Outputs, and what is added, [T, heads, V] each, of tokens that follow one another.
+
+        Args:
+            state: [heads, K, V], which is put behind them unless it `keeps`, with one token.
+            key, query: [T, heads, K]; heads of all tokens are equally far apart.
+            value: [T, heads, V].
+            decay, overlap: [T, heads, 1].
+            rate: the same; None: values are added as they are.
+        """
+        tokens, heads, key_dim = key.shape
+        value, decay, overlap = value.contiguous(), decay.contiguous(), overlap.contiguous()
+        rate = None if rate is None else rate.contiguous()
+        key, query = _evenly(key), _evenly(query)
+        out = torch.empty(value.shape)
+        added = torch.empty(value.shape)
+        self.library.sr_scan(
+            ctypes.byref(
+                _Scan(
+                    state=state.data_ptr(),
+                    key=key.data_ptr(),
+                    query=query.data_ptr(),
+                    value=value.data_ptr(),
+                    decay=decay.data_ptr(),
+                    rate=None if rate is None else rate.data_ptr(),
+                    overlap=overlap.data_ptr(),
+                    out=out.data_ptr(),
+                    added=added.data_ptr(),
+                    tokens=tokens,
+                    heads=heads,
+                    key_dim=key_dim,
+                    value_dim=value.shape[2],
+                    key_stride=key.stride(1),
+                    query_stride=query.stride(1),
+                    is_kept=keeps,
+                    threads=torch.get_num_threads(),
+                )
+            )
+        )
+        return out, added
+
+    def advance(self, state: Tensor, key: Tensor, added: Tensor, decay: Tensor) -> None:
+        """Puts one token behind `state`, as `scan` does. [heads, K], [heads, V], [heads, 1]."""
+        heads, key_dim, value_dim = state.shape
+        self.library.sr_advance(
+            state.data_ptr(), key.data_ptr(), added.data_ptr(), decay.data_ptr(),
+            heads, key_dim, value_dim, key.stride(0),
+        )  # fmt: skip
+
+
+def _evenly(keys: Tensor) -> Tensor:
+    """[T, heads, K] with one stride from each head to the next, also into the next token."""
+    is_even = keys.stride(2) == 1 and keys.stride(0) == keys.shape[1] * keys.stride(1)
+    return keys if is_even or (len(keys) == 1 and keys.stride(2) == 1) else keys.contiguous()
+
+
+@cache
+def matrix_kernels() -> MatrixKernels | None:
+    """Of this process; None: see `linear_kernels`."""
+    found = linear_kernels()
+    return None if found is None else MatrixKernels(found.library)
