@@ -14,6 +14,7 @@ from specrouter.version import __version__
 if TYPE_CHECKING:
     from modelpool.errors import ConfigError
     from specrouter.config import RouterConfig
+    from specrouter.llm import LLM
     from specrouter.request.errors import OverloadedError, UnavailableError
     from specrouter.request.handle import RequestHandle
     from specrouter.request.objective import SLO
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from specrouter.router import ChainRouter
 
 __all__ = [
+    "LLM",
     "SLO",
     "ChainRouter",
     "ConfigError",
@@ -42,6 +44,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "LLM": "specrouter.llm",
     "SLO": "specrouter.request.objective",
     "ChainRouter": "specrouter.router",
     "ConfigError": "modelpool.errors",

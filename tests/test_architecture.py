@@ -29,6 +29,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("cli",),
     ("http", "bench"),
     ("__init__",),
+    ("llm",),
     ("router",),
     ("cluster",),
     ("engine",),
@@ -39,6 +40,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("cycle",),
     ("target",),
     ("config",),
+    ("notebook",),
     ("request",),
     ("logs", "registry", "scenarios", "version"),
 )

@@ -9,6 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
+import nbclient
+import nbformat
 import pytest
 
 from examples import decision_plot, objectives, openai_client, structured_output
@@ -17,6 +19,7 @@ from specrouter.cycle import DraftShape, Option
 from specrouter.routing.decision_record import DecisionRecord
 from specrouter.view import ChainDecision
 
+ROOT = Path(__file__).resolve().parent.parent
 needs_int8 = pytest.mark.skipif(int8_refusal() is not None, reason=str(int8_refusal()))
 
 
@@ -93,3 +96,16 @@ def test_a_plot_has_the_fastest_shape_of_each_chain(tmp_path: Path) -> None:
     ]
     decision_plot.draw(seen, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.long
+def test_the_notebook_runs() -> None:
+    notebook = nbformat.read(ROOT / "examples" / "notebook.ipynb", as_version=4)
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": ROOT}}).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    shown = [output["data"] for output in outputs if output.output_type == "execute_result"]
+    pages = [data["text/html"] for data in shown if "text/html" in data]
+    assert len(pages) == 4
+    assert 'title="tiny-1m, cycle' in pages[0]
+    assert "equal, with speculation" in pages[1]
+    assert shown[0]["text/plain"] == "LLM('tiny-8m', drafted for by tiny-1m, tiny-3m)"

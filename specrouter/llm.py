@@ -1,0 +1,182 @@
+"""LLM: a model and its drafters in one line, for scripts and notebooks.
+
+    from specrouter import LLM
+
+    llm = LLM("Qwen/Qwen3-8B", draft="Qwen/Qwen3-0.6B")  # LLM() has bundled models
+    llm.chat("Why is the sky blue?")
+    llm.compare("def fib(n):")
+
+Contract: what it serves is what `specrouter serve` would with the same arguments. One is open at a
+time: the next one closes it before models are loaded, so a notebook's cell can be run again. It is
+closed at the interpreter's end at the latest. Nothing here needs an event loop, or minds one that
+runs. Two at once are two `ChainRouter`s.
+"""
+
+import gc
+import secrets
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from modelpool.errors import ConfigError
+from specrouter.engine.generation_defaults import generation_defaults
+from specrouter.engine.request import PromptLike
+from specrouter.notebook import Comparison, Text, Texts
+from specrouter.request.chat_prompt import chat_prompt
+from specrouter.request.errors import UnavailableError
+from specrouter.request.output import Delta, RequestOutput
+from specrouter.request.params import SamplingParams
+from specrouter.request.spec import SpeculationOverride
+from specrouter.router import ChainRouter
+from specrouter.target import OPTIONS, Asked, Given, asked_of, naming
+
+_SETTINGS = {option.name: option.setting for option in OPTIONS}
+_open: "weakref.ref[LLM] | None" = None
+
+
+class LLM:
+    """See the module.
+
+    Args:
+        target: what `specrouter serve` takes for TARGET; None: the bundled scenario.
+        draft: names of drafters, as `--draft` has them; None: `ngram`, which has no weights.
+        set: any settings, by their keys in a configuration file: `{"engine.prefill_chunk": 512}`.
+        options: `max_model_len`, `max_requests`, `generation_defaults`, `fresh_times`.
+
+    Sampling parameters of the methods are those of `SamplingParams`, by keyword, or one in
+    `params`; `speculation` overrides the router's choice.
+
+    Raises `ConfigError`, which names the argument.
+    """
+
+    def __init__(
+        self,
+        target: str | Path | None = None,
+        draft: str | Sequence[str] | None = None,
+        *,
+        set: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        global _open
+        asked = _asked(target, draft, set or {}, options)
+        earlier = None if _open is None else _open()
+        if earlier is not None:
+            earlier.close()
+        with naming(asked.arguments):
+            self._router: ChainRouter | None = ChainRouter(asked.config)
+        self._closing = weakref.finalize(self, self._router.close)
+        self._defaults = generation_defaults(asked.config, self._router.pool)
+        _open = weakref.ref(self)
+
+    @property
+    def router(self) -> ChainRouter:
+        """For all else. Raises `UnavailableError` once this is closed."""
+        if self._router is None:
+            raise UnavailableError("this LLM is closed; the next one that is made closes it")
+        return self._router
+
+    def generate(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        params: SamplingParams | None = None,
+        speculation: SpeculationOverride = None,
+        **sampling: Any,
+    ) -> Texts:
+        """A list, also of one prompt; the samples of a prompt follow one another.
+
+        Raises `RequestError`, which names the field.
+        """
+        outputs = self.router.generate(prompts, self._params(params, sampling), speculation)
+        return Texts(map(_text, outputs))
+
+    def chat(
+        self,
+        messages: str | Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        speculation: SpeculationOverride = None,
+        **sampling: Any,
+    ) -> Text:
+        """The answer to a message, or to a conversation as OpenAI has it. Raises `RequestError`."""
+        said = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        prompt = chat_prompt(self.router.tokenizer, said)
+        return self.generate(prompt, params, speculation, **sampling)[0]
+
+    def stream(
+        self,
+        prompt: PromptLike,
+        params: SamplingParams | None = None,
+        speculation: SpeculationOverride = None,
+        **sampling: Any,
+    ) -> Iterator[Delta]:
+        """Parts of the text as they come; leaving the loop cancels it. Raises `RequestError`."""
+        return self.router.stream(prompt, self._params(params, sampling), speculation)
+
+    def compare(
+        self, prompt: PromptLike, params: SamplingParams | None = None, **sampling: Any
+    ) -> Comparison:
+        """One text with speculation and without: the same seed, and nothing cached of the prompt.
+
+        Raises `RequestError`.
+        """
+        asked = self._params(params, sampling)
+        seed = secrets.randbits(63) if asked.seed is None else asked.seed
+        asked = replace(asked, seed=seed, n=1, prefix_cache=False)
+        [alone] = self.router.generate(prompt, asked, "off")
+        [routed] = self.router.generate(prompt, asked)
+        return Comparison(_text(routed), _text(alone))
+
+    def close(self) -> None:
+        """Ends what runs, and gives the models' memory back."""
+        self._closing()
+        self._router = None
+        gc.collect()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self._router is None:
+            return "LLM(closed)"
+        *drafters, target = self._router.pool.names
+        return f"LLM({target!r}, drafted for by {', '.join(drafters) or 'nobody'})"
+
+    def _params(self, params: SamplingParams | None, given: Mapping[str, Any]) -> SamplingParams:
+        if params is None:
+            return SamplingParams(**{**self._defaults, **given, "return_drafts": True})
+        changes = dict(given)
+        if "max_tokens" in changes:
+            changes.setdefault("max_new_tokens", changes["max_tokens"])
+        return replace(params, **changes, return_drafts=True)
+
+
+def _asked(
+    target: str | Path | None,
+    draft: str | Sequence[str] | None,
+    settings: Mapping[str, Any],
+    options: Mapping[str, Any],
+) -> Asked:
+    """Raises `ConfigError`."""
+    unknown = next((name for name in options if name not in _SETTINGS), None)
+    if unknown is not None:
+        raise ConfigError(unknown, f"is no option: there are {', '.join(_SETTINGS)}, and set")
+    drafters = [draft] if isinstance(draft, str) else draft or ()
+    if not isinstance(drafters, Sequence) or not all(isinstance(one, str) for one in drafters):
+        raise ConfigError("draft", f"must be a name, a list of names or None, not {draft!r}")
+    given = {_SETTINGS[name]: (name, value) for name, value in options.items() if value is not None}
+    return asked_of(
+        Given(
+            target=None if target is None else str(target),
+            draft=drafters,
+            options=given,
+            settings=list(settings.items()),
+        )
+    )
+
+
+def _text(output: RequestOutput) -> Text:
+    return Text(**vars(output))
