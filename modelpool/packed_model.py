@@ -30,6 +30,7 @@ from modelpool.fast.quantised import quantise_linears, roundings
 from modelpool.fast.thread_choice import ThreadChoice
 from modelpool.fast.tuning import PLAIN, Tuning
 from modelpool.forward import Forward, ForwardOutput, HiddenLayers, SizedForward
+from modelpool.mixers.registry import moving_layer
 from modelpool.outline import use_packed_attention
 from modelpool.probe import (
     MOST_DIFFERENCE,
@@ -132,6 +133,9 @@ class PackedModel:
         expected = torch.cat([_picked(alone, pack) for pack in _PROBE_PACKS])
         allowed = allowed_difference(expected.dtype, is_recurrent=bool(probe.recurrent))
         check_parity(field, expected, got, allowed)
+        moving = moving_layer(model, _embedding(model).shape[1]) if probe.recurrent else None
+        if moving is not None:
+            logger.warning("%s: layer %d rounds a token by what is beside it here", name, moving)
         reason = ignored_window(model.config, probe.windows)
         if reason is not None:
             raise UnsupportedModelError(field, reason)

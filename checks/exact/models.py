@@ -21,7 +21,16 @@ SAVERS = factories.SAVERS
 NAMES = ("small", "middle", "target")
 _LAYERS = {"gpt2": "transformer.h", "gpt_neox": "gpt_neox.layers", "opt": "model.decoder.layers"}
 # What a layer adds to the residual stream. Not covered: Gemma, which norms it afterwards.
-_OUTPUTS = ("o_proj.", "out_proj.", "down_proj.", "c_proj.", ".dense.", "dense_4h_to_h.", "fc2.")
+_OUTPUTS = (
+    "o_proj.",
+    "out_proj.",
+    "down_proj.",
+    "c_proj.",
+    ".dense.",
+    "dense_4h_to_h.",
+    "fc2.",
+    "output_linear.",
+)
 _LOUDNESS = 0.3  # of a grown layer, beside its original
 
 
@@ -114,7 +123,7 @@ def _softened(model_type: str, name: str, weight: Tensor) -> Tensor:
 def _set_layers(config: PreTrainedConfig, layers: int) -> None:
     kinds = getattr(config, "layer_types", None)
     config.num_hidden_layers = layers
-    if kinds is None:
+    if kinds is None or "layer_types" not in vars(config):  # it follows from their number
         return
     if config.model_type in GEMMAS:
         pattern = ["sliding_attention", "full_attention"]

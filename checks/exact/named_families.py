@@ -11,6 +11,28 @@ from checks.exact.small_configs import HEAD_DIM, HIDDEN, SCALE_FROM, Family
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _WINDOWS_IN_TURN = {"layer_types": [_SLIDING, _FULL] * 2}
 _EVERY_LAYER = {"layer_types": [_FULL] * 4}
+# More attention than released ones have: else these texts depend on their last tokens alone.
+_LFM2 = {"num_hidden_layers": 6, "layer_types": [_FULL, _FULL, _FULL, "conv", _FULL, _FULL]}
+# Mamba-2: two groups of heads, of as many channels as `mamba_expand` makes.
+_RECURRENT = "linear_attention"
+_MAMBA_IN_TURN = {"layer_types": [_RECURRENT, _FULL] * 2}
+_MAMBA = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_d_head": 16}
+_NEMOTRON = {
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "n_routed_experts": 4,
+    "head_dim": HEAD_DIM,
+}
+_FALCON_H1 = {
+    "mamba_d_ssm": 128,
+    "ssm_multipliers": [0.7, 1.2, 0.8, 1.1, 0.9],
+    "ssm_in_multiplier": 1.2,
+    "attention_out_multiplier": 0.9,
+    "key_multiplier": 0.8,
+    "lm_head_multiplier": 0.5,
+}
 
 # Gemma 4. E2B and E4B: layers that share keys and values, embeddings of each layer, wide MLPs.
 _GEMMA4_E2B = {
@@ -141,6 +163,19 @@ NAMED: tuple[Family, ...] = (
     Family("qwen3.5 0.8b", "qwen3_5_text"),
     Family("qwen3.6 35b-a3b", "qwen3_5_moe_text"),
     Family("qwen3-next 80b-a3b", "qwen3_next"),
+    Family("lfm2 1.2b", "lfm2", _LFM2),
+    Family("lfm2 8b-a1b", "lfm2_moe", _LFM2),
+    Family("granite 4 h-micro", "granitemoehybrid", {**_GRANITE, **_MAMBA_IN_TURN, **_MAMBA,
+                                                     "num_local_experts": 0}),
+    Family("granite 4 h-tiny", "granitemoehybrid", {**_GRANITE, **_MAMBA_IN_TURN, **_MAMBA}),
+    Family("bamba 9b", "bamba", {"attn_layer_indices": [1, 3], **_MAMBA}),
+    Family("nemotron-h 8b", "nemotron_h", {
+        "layers_block_type": [_RECURRENT, "mlp", _FULL, _RECURRENT, "mlp"], **_NEMOTRON}),
+    Family("nemotron 3 nano 30b-a3b", "nemotron_h", {
+        "layers_block_type": [_RECURRENT, "moe", _FULL, _RECURRENT, "moe"], **_NEMOTRON}),
+    Family("falcon h1 1.5b", "falcon_h1", {**_MAMBA, **_FALCON_H1}),
+    Family("falcon h1, normed", "falcon_h1", {
+        **_MAMBA, **_FALCON_H1, "mamba_rms_norm": True, "mamba_norm_before_gate": False}),
     Family("qwen3.5, composite", "qwen3_5_text", inside="qwen3_5"),
     Family("qwen3.6 moe, composite", "qwen3_5_moe_text", inside="qwen3_5_moe"),
     # Other composites

@@ -12,6 +12,8 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 from modelpool.mixers.registry import recurrent_types
 
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+# By model type, those of layers in which a token sees no other.
+_TOKENWISE = {"nemotron_h": frozenset({"mlp", "moe"})}
 # Their frequencies depend on the largest position of the whole pack, that is, on neighbours.
 _PACK_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 
@@ -24,9 +26,11 @@ def refusal(config: Any) -> str | None:
     if getattr(config, "is_encoder_decoder", False):
         return "it is an encoder-decoder model; only decoders are supported"
     served = _LAYER_TYPES | recurrent_types(config)
+    family = getattr(config, "model_type", "")
+    served |= _TOKENWISE.get(family, frozenset())
     for layer, kind in enumerate(getattr(config, "layer_types", None) or ()):
         if kind not in served:
-            return f"layer {layer} is of type {kind}; only softmax attention works"
+            return f"layer {layer} is of type {kind}, which is not served for {family!r} models"
     if getattr(config, "auto_map", None):
         return None  # the repository's own code, which is known when it is loaded
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:

@@ -61,7 +61,9 @@ def silu(x: Tensor) -> Tensor:
 
 
 def softplus(x: Tensor) -> Tensor:
-    return torch.where(x > 20, x, torch.log1p(torch.exp(x.clamp(max=20))))
+    """The same."""
+    wide = _wide(x)
+    return torch.where(wide > 20, wide, torch.log1p(torch.exp(wide.clamp(max=20)))).to(x.dtype)
 
 
 def rms(x: Tensor, eps: float) -> Tensor:

@@ -2,18 +2,34 @@
 
 Contract: a mixer is a class of modules that computes a recurrent layer. It is registered for one
 type of model, with a forward that goes through the view of the pack (`KVView.scan`) in place of its
-own. What is not registered is refused.
+own. What is not registered is refused. Between its linear layers a token has the same bits whatever
+is beside it in a pass: that is tried when a model is loaded.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from modelpool.mixers import deltanet
+from modelpool.attention.kv_view import KVView
+from modelpool.mixers import deltanet, mamba2, short_conv
+from modelpool.probe import ProbeView
 from modelpool.recurrent import RecurrentLayer, StateKey
+
+_TRIAL_TOKENS = 33  # of three heads some elements are computed as vectors then, others not
+
+
+class Arithmetic(Protocol):
+    """Of a layer over a pack, around its state."""
+
+    def project(self, module: Any, hidden: Tensor, /) -> Sequence[Tensor]:
+        """[1, T, hidden] to what the rest reads of each token, [T, ...] each: linear layers."""
+
+    def mix(self, module: Any, view: KVView, projected: Sequence[Tensor], /) -> Tensor:
+        """[T, channels], what the module's `out_proj` reads."""
 
 
 @dataclass(frozen=True)
@@ -22,14 +38,18 @@ class Mixer:
     Attributes:
         model_type: of the configurations whose layers of `layer_type` it computes.
         module: module and name of its class, which is imported only with its models.
-        forward: in place of the class's own, with the same arguments and `packed_kv`, an
-            `OpaqueView`.
     """
 
     model_type: str
     layer_type: str
     module: str
-    forward: Callable[..., Any]
+    arithmetic: Arithmetic
+
+    def forward(self, module: Any, hidden_states: Tensor, packed_kv: Any, **_: Any) -> Any:
+        """In place of the module's own. `packed_kv`: an `OpaqueView`."""
+        projected = self.arithmetic.project(module, hidden_states)
+        mixed = self.arithmetic.mix(module, packed_kv.view, projected)
+        return module.out_proj(mixed.to(hidden_states.dtype)).unsqueeze(0)
 
 
 _MIXERS: dict[str, Mixer] = {}
@@ -59,6 +79,31 @@ def name_of(module: type[nn.Module]) -> str:
     return f"{module.__module__}.{module.__qualname__}"
 
 
+@torch.inference_mode()
+def moving_layer(model: nn.Module, hidden_size: int) -> int | None:
+    """The first recurrent layer, of each kind and size, in which bits of a token depend on what is
+    beside it in a pass, from random inputs; None: in none."""
+    tried = set[str]()
+    for module in model.modules():
+        mixer, form = _MIXERS.get(name_of(type(module))), repr(module)
+        if mixer is None or form in tried:
+            continue
+        tried.add(form)
+        like = next(module.parameters())
+        hidden = torch.randn(1, _TRIAL_TOKENS, hidden_size).to(like)
+        projected = mixer.arithmetic.project(module, hidden)
+        whole, alone = (ProbeView(like.device, _TRIAL_TOKENS) for _ in range(2))
+        whole.begin(0, _TRIAL_TOKENS)
+        wanted, got = mixer.arithmetic.mix(module, whole, projected), []
+        for at in range(_TRIAL_TOKENS):
+            alone.begin(at, at + 1)
+            parts = [each[at : at + 1].clone() for each in projected]
+            got.append(mixer.arithmetic.mix(module, alone, parts))
+        if not torch.equal(wanted, torch.cat(got)):
+            return int(module.layer_idx)  # type: ignore[arg-type]
+    return None
+
+
 def unserved_layer(config: Any, seen: Mapping[StateKey, RecurrentLayer]) -> str | None:
     """Why a layer of a recurrent type would not be served, or None. `seen`: states of those that
     scanned."""
@@ -76,16 +121,16 @@ def _recurrent(config: Any) -> Iterator[tuple[int, str]]:
             yield layer, kind
 
 
-def _register(forward: Callable[..., Any], layer_type: str, modules: Mapping[str, str]) -> None:
+def _register(arithmetic: Arithmetic, layer_type: str, modules: Mapping[str, str]) -> None:
     """`modules`: by type of the model, the class of its layers."""
     for kind, name in modules.items():
         folder = kind.removesuffix("_text")
         module = f"transformers.models.{folder}.modeling_{folder}.{name}"
-        register_mixer(Mixer(kind, layer_type, module, forward))
+        register_mixer(Mixer(kind, layer_type, module, arithmetic))
 
 
 _register(
-    deltanet.forward,
+    deltanet,
     "linear_attention",
     {
         "qwen3_5_text": "Qwen3_5GatedDeltaNet",
@@ -93,3 +138,14 @@ _register(
         "qwen3_next": "Qwen3NextGatedDeltaNet",
     },
 )
+_register(short_conv, "conv", {"lfm2": "Lfm2ShortConv", "lfm2_moe": "Lfm2MoeShortConv"})
+_register(
+    mamba2,
+    "linear_attention",
+    {
+        "granitemoehybrid": "GraniteMoeHybridMambaLayer",
+        "bamba": "BambaMixer",
+        "nemotron_h": "NemotronHMamba2Mixer",
+    },
+)
+_register(mamba2, "hybrid", {"falcon_h1": "FalconH1Mixer"})

@@ -16,11 +16,14 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
+    FalconH1Config,
     Gemma2Config,
     Gemma3TextConfig,
     GPT2Config,
     GPTNeoXConfig,
     GptOssConfig,
+    GraniteMoeHybridConfig,
+    Lfm2Config,
     LlamaConfig,
     MistralConfig,
     OPTConfig,
@@ -33,13 +36,13 @@ from transformers import (
     Qwen3Config,
 )
 
-from tests.modelpool.toy_hybrid import ToyHybridConfig, layer_types
+from tests.modelpool.toy_hybrid import RECURRENT, ToyHybridConfig, layer_types
 
 VOCAB_SIZE = 320  # 256 bytes, one special id, the rest merges
 EOS_TOKEN = "<|endoftext|>"
 MAX_POSITIONS = 512
 HYBRID = "toy-hybrid"
-HYBRIDS = (HYBRID, "qwen3.5")  # with recurrent layers
+HYBRIDS = (HYBRID, "qwen3.5", "lfm2", "granite-4-h", "falcon-h1")  # with recurrent layers
 GEMMAS = frozenset({"gemma2", "gemma3_text"})
 SLIDING_WINDOW = 8  # positions, own one included; most contexts of the tests are longer
 
@@ -112,6 +115,9 @@ SAVERS: dict[str, Callable[..., Path]] = {
     "gemma3": partial(save_model, Gemma3TextConfig, tied=True),  # two rotations, windows in turn
     HYBRID: partial(save_model, ToyHybridConfig, tied=True),  # recurrent layers around attention
     "qwen3.5": partial(save_model, Qwen3_5TextConfig, tied=True),  # Gated DeltaNet
+    "lfm2": partial(save_model, Lfm2Config, tied=True),  # short convolutions
+    "granite-4-h": partial(save_model, GraniteMoeHybridConfig, tied=True),  # Mamba-2
+    "falcon-h1": partial(save_model, FalconH1Config, tied=True),  # the same beside attention
 }
 
 
@@ -130,7 +136,14 @@ def _settings_of(kind: type, hidden: int, layers: int, heads: int) -> dict[str, 
         "layer_types": [kinds[layer % 2] for layer in range(layers)],
     }
     alone = {"num_key_value_heads": heads}
-    hybrid = {"num_hidden_layers": 2 * layers + 1, "layer_types": layer_types(2 * layers + 1)}
+    mixed = layer_types(2 * layers + 1)
+    hybrid = {"num_hidden_layers": len(mixed), "layer_types": mixed}
+    mamba = {
+        "mamba_n_heads": 4,
+        "mamba_d_head": hidden // 2,
+        "mamba_n_groups": 2,
+        "mamba_d_state": 8,
+    }
     settings: dict[type, dict[str, Any]] = {
         Qwen3Config: {"head_dim": hidden // heads},
         MistralConfig: {"sliding_window": SLIDING_WINDOW},
@@ -154,6 +167,18 @@ def _settings_of(kind: type, hidden: int, layers: int, heads: int) -> dict[str, 
             "linear_key_head_dim": 16,
             "linear_value_head_dim": 8,
         },
+        Lfm2Config: {
+            **hybrid,
+            "layer_types": [one.replace(RECURRENT, "conv") for one in mixed],
+            "block_auto_adjust_ff_dim": False,
+        },
+        GraniteMoeHybridConfig: {
+            **hybrid,
+            **mamba,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 2 * hidden,
+        },
+        FalconH1Config: {**mamba, "mamba_d_ssm": 2 * hidden},
     }
     return settings.get(kind, {})
 

@@ -90,12 +90,13 @@ def test_packs_give_the_logits_of_the_ordinary_forward(
     wanted = ordinary_logits(load(path), texts(4))
     assert wanted.shape[-1] == vocab_size
     assert wanted.std() > 0.3
-    if name in HYBRIDS and name != HYBRID:  # transformers sums chunks, in float32 at most
-        tolerance = 1e-3
     packs = ({0: 1, 2: 9}, {0: 1, 1: 30, 2: 1}, {0: 4, 1: 3, 2: 1, 3: 2}, {3: 38, 0: 1}, {1: 1})
     for row, got in feeder(load(path)).feed_all(packs).items():
         expected = wanted[row, : len(got), :VOCAB_SIZE]
-        torch.testing.assert_close(got, expected, rtol=0, atol=tolerance)
+        if name in HYBRIDS and name != HYBRID:  # transformers sums chunks, in float32 at most
+            assert (got - expected).abs().mean() < 1e-5 * wanted.std()
+        else:
+            torch.testing.assert_close(got, expected, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("name", WINDOWED)

@@ -5,12 +5,14 @@ output = state * q. Without the engine it computes a plain loop over the whole t
 it is given; that is the reference which served texts are compared with.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from modelpool.attention.kv_view import KVView
 from modelpool.mixers.registry import Mixer, name_of, register_mixer
 from modelpool.recurrent import RecurrentKind, StatePart, Tensors
 
@@ -44,7 +46,7 @@ class ToyAverage(nn.Module):
     def __init__(self, config: ToyHybridConfig, layer_idx: int) -> None:
         super().__init__()
         self.layer_idx, size = layer_idx, config.hidden_size
-        self.q_proj, self.v_proj, self.g_proj, self.o_proj = (
+        self.q_proj, self.v_proj, self.g_proj, self.out_proj = (
             nn.Linear(size, size, bias=False) for _ in range(4)
         )
         self.kind = RunningAverage(size)
@@ -57,19 +59,25 @@ class ToyAverage(nn.Module):
             output, entry = self.kind.read(state, [one[:, index] for one in tokens])
             self.kind.advance(state, entry)
             outputs.append(output)
-        return self.o_proj(torch.stack(outputs, dim=1)), None
+        return self.out_proj(torch.stack(outputs, dim=1)), None
 
     def project(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return self.q_proj(hidden), self.v_proj(hidden), torch.sigmoid(self.g_proj(hidden) + 1)
 
 
-def packed_average(
-    module: ToyAverage, hidden_states: Tensor, packed_kv: Any, **_: Any
-) -> tuple[Tensor, None]:
-    """[1, T, size] of a pack."""
-    tokens = [one[0] for one in module.project(hidden_states)]
-    out = packed_kv.view.scan(module.layer_idx, module.kind, tokens)
-    return module.o_proj(out).unsqueeze(0), None
+class AverageOfPacks:
+    """Implements `Arithmetic`."""
+
+    def project(self, module: ToyAverage, hidden: Tensor) -> list[Tensor]:
+        return [one[0] for one in module.project(hidden)]
+
+    def mix(self, module: ToyAverage, view: KVView, projected: Sequence[Tensor]) -> Tensor:
+        return view.scan(module.layer_idx, module.kind, projected)
+
+
+class ToyMixer(Mixer):
+    def forward(self, *given: Any, **named: Any) -> Any:
+        return super().forward(*given, **named), None
 
 
 class ToyHybridForCausalLM(LlamaForCausalLM):  # type: ignore[no-untyped-call]
@@ -100,4 +108,6 @@ def layer_types(layers: int) -> list[str]:
 
 AutoConfig.register(ToyHybridConfig.model_type, ToyHybridConfig)
 AutoModelForCausalLM.register(ToyHybridConfig, ToyHybridForCausalLM)
-register_mixer(Mixer(ToyHybridConfig.model_type, RECURRENT, name_of(ToyAverage), packed_average))
+register_mixer(
+    ToyMixer(ToyHybridConfig.model_type, RECURRENT, name_of(ToyAverage), AverageOfPacks())
+)
