@@ -17,7 +17,7 @@ new_enough = $(1) -c 'import sys; now = sys.version_info[:2]; \
 PARALLEL := --numprocesses=auto --maxprocesses=4 --dist=worksteal
 
 .PHONY: help install serve check fast test exact checks gpu measures replay bench bench-load clients cluster-test \
-	fuzz attack soak structures streaming wheel-check clean
+	fuzz attack soak page-test structures streaming wheel-check clean
 
 .DEFAULT_GOAL := install
 
@@ -90,6 +90,10 @@ soak: install  ## a long run of the service
 
 cluster-test: install  ## replicas on Ray, killed and restarted, in an environment of its own
 	$(PYTHON) -m checks.service.replicas $(CLUSTER_TEST)
+
+# Continuous integration lets a machine pass that has no Chromium, and says so.
+page-test: install  ## the page at / in headless Chromium
+	$(PYTHON) -m checks.service.page $(PAGE_TEST)
 
 structures: install  ## structured outputs under load
 	$(PYTHON) -m checks.service.structures

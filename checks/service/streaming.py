@@ -62,11 +62,11 @@ def main() -> int:
     arguments = parser.parse_args()
     config = RouterConfig.load(arguments.config)
     works = [
-        _work(number, arguments.streams, arguments.new_tokens)
+        work_of(number, arguments.streams, arguments.new_tokens)
         for number in range(arguments.rounds + 1)
     ]
     with ChainRouter.from_config(config) as router, served(router) as url, clients(url) as line:
-        _in_process(router, works[0])  # both ways once, before anything counts
+        in_process(router, works[0])  # both ways once, before anything counts
         _over_http(line, works[0])
         rounds = [_round(router, line, work, i) for i, work in enumerate(works[1:])]
         known = conditions(router)
@@ -84,7 +84,7 @@ def main() -> int:
     return 0 if ratio >= _AIM else 1
 
 
-def _work(number: int, streams: int, new_tokens: int) -> Work:
+def work_of(number: int, streams: int, new_tokens: int) -> Work:
     """A round's own prompts; sampled, as most traffic is."""
     generator = random.Random(number)
     texts = [text for category in BUILT_IN.values() for text in category]
@@ -97,9 +97,9 @@ def _round(router: ChainRouter, line: Connection, work: Work, number: int) -> tu
     """Tokens per second in-process and over HTTP, in turns first."""
     if number % 2:
         http, load = _over_http(line, work)
-        plain = _in_process(router, work)
+        plain = in_process(router, work)
     else:
-        plain = _in_process(router, work)
+        plain = in_process(router, work)
         http, load = _over_http(line, work)
     print(
         f"round {number + 1}: {plain:.1f} tokens/s in-process, {http:.1f} over HTTP, "
@@ -109,7 +109,7 @@ def _round(router: ChainRouter, line: Connection, work: Work, number: int) -> tu
     return plain, http
 
 
-def _in_process(router: ChainRouter, work: Work) -> float:
+def in_process(router: ChainRouter, work: Work) -> float:
     params = [
         SamplingParams(max_new_tokens=work.new_tokens, temperature=1.0, seed=seed, ignore_eos=True)
         for seed in work.seeds

@@ -78,7 +78,7 @@ function Verdict({ routed, alone, dtype }) {
   </p>`;
 }
 
-function Tokens({ made, marks, label, differs, chosen, choose }) {
+function Tokens({ made, marks, label, differs, chosen, shown, choose }) {
   const box = useRef(null);
   const move = (event) => {
     const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
@@ -100,7 +100,7 @@ function Tokens({ made, marks, label, differs, chosen, choose }) {
           key=${place}
           class=${[
             "token", marks.get(token.by) ?? "mark-0", token.text === "" && "empty",
-            differs !== null && place >= differs && "other", place === chosen && "chosen",
+            differs !== null && place >= differs && "other", place === shown && "chosen",
           ].filter(Boolean).join(" ")}
           data-place=${place}
         >${token.text}</span>`,
@@ -127,8 +127,8 @@ function Figures({ made, others }) {
   const other = others?.metrics?.tpot_ms ? 1000 / others.metrics.tpot_ms : null;
   return html`<p class="figures">
     <b>${speed ? speed.toFixed(1) : "–"}</b> tokens/s
-    ${speed && other && html`<span> · <b>${(speed / other).toFixed(2)}×</b> without speculation</span>`}
-    <span> · <b>${metrics.acceptance_length.toFixed(2)}</b> tokens per pass of the target</span>
+    ${speed && other && html`<span> · <b>${(speed / other).toFixed(2)}×</b> the speed without</span>`}
+    <span> · <b>${metrics.acceptance_length.toFixed(2)}</b> tokens per pass</span>
   </p>`;
 }
 
@@ -271,9 +271,13 @@ export function Try({ marks, chains, dtype, refused, keys }) {
     if (first.state === "done") await generate(asked, "off", showAlone, signal);
   };
   const differs = routed.state === "idle" ? null : firstDifference(routed, alone);
-  const token = chosen === null ? null : routed.tokens[chosen];
-  const seen = routed.cycles.findIndex((one) => one.tree.parents.length);
-  const cycle = token ? token.cycle : Math.max(0, seen);
+  // Until one is chosen, the first drafted token of the largest tree.
+  const largest = Math.max(...routed.cycles.map((one) => one.tree.parents.length));
+  const place = chosen ?? routed.tokens.findIndex(
+    (one) => one.drafted !== null && routed.cycles[one.cycle].tree.parents.length === largest,
+  );
+  const token = routed.tokens[place];
+  const cycle = token ? token.cycle : 0;
   const draft = routed.cycles[cycle];
   const go = (to) => choose(routed.tokens.findIndex((one) => one.cycle === to));
   const drafted = routed.tokens.some((one) => one.drafted !== null);
@@ -287,17 +291,17 @@ export function Try({ marks, chains, dtype, refused, keys }) {
       <div class="panes">
         <div class="pane" id="routed"><h3>As routed</h3>
           <${Figures} made=${routed} others=${alone} />
-          <${Tokens} made=${routed} label="Tokens, by who proposed them" ...${{ marks, differs, chosen, choose }} />
+          <${Tokens} made=${routed} label="Tokens, by who proposed them" ...${{ marks, differs, chosen, choose }} shown=${place} />
           <${Shares} made=${routed} marks=${marks} /></div>
         <div class="pane" id="alone"><h3>The same seed without speculation</h3>
           <${Figures} made=${alone} />
-          <${Tokens} made=${alone} label="Tokens without speculation" ...${{ marks, differs, chosen, choose }} /></div>
+          <${Tokens} made=${alone} label="Tokens without speculation" ...${{ marks, differs, chosen, choose }} shown=${place} /></div>
       </div>
       ${routed.state === "done" && !drafted && chains.length > 0 &&
       html`<p class="hint">Nothing was drafted: the router found that here the target alone is quicker.
         <button type="button" onClick=${() => run({ ...form, chain: chains[0].join(">") })}>
           Draft with ${chains[0][0]} all the same</button></p>`}
-      <${Detail} token=${token} place=${chosen} />
+      <${Detail} token=${token} place=${place} />
       ${draft && html`<${Tree} draft=${draft} own=${draft.texts[draft.tree.accepted.length]} cycles=${routed.cycles.length}
         ...${{ cycle, go, marks }} />`}`}
     ${keys}
