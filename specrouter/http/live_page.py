@@ -47,12 +47,6 @@ def _files(folder: Traversable, path: str) -> Iterator[tuple[str, bytes]]:
 
 _FILES = dict(_files(resources.files("specrouter.http").joinpath("page"), "/page/"))
 _FILES["/"] = _FILES.pop("/page/index.html")
-PAGE_PATHS = frozenset(_FILES)
-
-
-def add_live_page(app: FastAPI) -> None:
-    for path, content in _FILES.items():
-        app.get(path, include_in_schema=False)(_File(path, content).answer)
 
 
 class _File:
@@ -65,3 +59,12 @@ class _File:
         if request.headers.get("if-none-match") == self._headers["ETag"]:
             return Response(status_code=304, headers=self._headers)
         return Response(self._content, media_type=self._type, headers=self._headers)
+
+
+PAGE_FILES = {path: _File(path, content) for path, content in _FILES.items()}
+PAGE_PATHS = frozenset(PAGE_FILES)
+
+
+def add_live_page(app: FastAPI) -> None:
+    for path, file in PAGE_FILES.items():
+        app.get(path, include_in_schema=False)(file.answer)

@@ -135,7 +135,7 @@ class _Server(uvicorn.Server):
     def __init__(self, config: RouterConfig, port: int, stack: ExitStack) -> None:
         self._drain = Drain()
         self._progress = LoadProgress()
-        self._startup = Startup(config.pool.target, self._progress)
+        self._startup = Startup(config.pool.target, self._progress, config.server.page)
         super().__init__(
             uvicorn.Config(
                 RequestLog(self._startup),

@@ -1,26 +1,30 @@
 """Startup: what answers until the service can, and then hands all requests on to it.
 
-Contract: until then every request gets 503 with `Retry-After`; `/health` says what is being done.
+Contract: until then every request gets 503 with `Retry-After`, but for the page at `/`, which shows
+what is being done and asks again; `/health` says it.
 From `hand_over` on, requests reach the service, on the same port and the same connections.
 """
 
 from __future__ import annotations
 
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from modelpool.progress import LoadProgress
 from specrouter.http.error_answer import error_payload, error_response
+from specrouter.http.live_page import PAGE_FILES
 
 _RETRY_AFTER = {"Retry-After": "5"}
 
 
 class Startup:
-    """`target`: the name of the model that will be served."""
+    """`target`: the name of the model that will be served; `has_page`: at `/`."""
 
-    def __init__(self, target: str, progress: LoadProgress) -> None:
+    def __init__(self, target: str, progress: LoadProgress, has_page: bool = True) -> None:
         self._target = target
         self._progress = progress
+        self._files = PAGE_FILES if has_page else {}
         self._service: ASGIApp | None = None
 
     def hand_over(self, service: ASGIApp) -> None:
@@ -30,8 +34,14 @@ class Startup:
         if self._service is not None:
             await self._service(scope, receive, send)
         elif scope["type"] == "http":
-            answer = self._health() if scope["path"] == "/health" else self._refusal()
+            answer = await self._answer(Request(scope, receive))
             await answer(scope, receive, send)
+
+    async def _answer(self, request: Request) -> Response:
+        path = request.url.path
+        if request.method == "GET" and path in self._files:
+            return await self._files[path].answer(request)
+        return self._health() if path == "/health" else self._refusal()
 
     def _health(self) -> Response:
         step = self._progress.step

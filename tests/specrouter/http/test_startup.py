@@ -35,6 +35,17 @@ def test_health_says_what_is_being_done() -> None:
     assert found["error"]["code"] == "loading"
 
 
+def test_the_page_is_there_while_models_are_loaded() -> None:
+    startup = Startup("big", LoadProgress())
+    page = send(startup, "GET", "/")
+    assert page.status_code == 200
+    assert page.headers["content-type"].startswith("text/html")
+    assert send(startup, "GET", "/page/app.js").status_code == 200
+    assert "not ready yet" in send(startup, "GET", "/router/live").json()["error"]["message"]
+    assert send(startup, "POST", "/").status_code == 503
+    assert send(Startup("big", LoadProgress(), has_page=False), "GET", "/").status_code == 503
+
+
 @pytest.mark.parametrize(
     ("method", "path"), [("POST", "/v1/completions"), ("GET", "/metrics"), ("GET", "/nowhere")]
 )
