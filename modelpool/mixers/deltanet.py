@@ -29,7 +29,7 @@ def mix(module: Any, view: KVView, projected: Sequence[Tensor]) -> Tensor:
     """See `Arithmetic`. transformers: `GatedDeltaNet`."""
     mixed, gate, rate, step = projected
     convolved = silu(convolve(view, module.layer_idx, mixed, module.conv1d))
-    kind = DeltaRule(module.num_v_heads, module.head_k_dim, module.head_v_dim)
+    kind = DeltaRule(module.num_v_heads, module.head_k_dim, module.head_v_dim, mixed.device)
     out = view.scan(module.layer_idx, kind, _tokens(module, convolved.float(), rate, step))
     return _gated(module.norm, out.to(gate.dtype), gate).flatten(1)
 

@@ -28,7 +28,7 @@ def mix(module: Any, view: KVView, projected: Sequence[Tensor]) -> Tensor:
     keys = module.n_groups * module.ssm_state_size
     x, key, query = torch.split(convolved, [module.intermediate_size, keys, keys], -1)
     x = x.reshape(len(x), -1, module.head_dim)  # [T, heads, V]
-    kind = StateSpace(module.num_heads, module.ssm_state_size, module.head_dim)
+    kind = StateSpace(module.num_heads, module.ssm_state_size, module.head_dim, x.device)
     out = view.scan(module.layer_idx, kind, _tokens(module, x, key, query, step))
     return _gated(module.norm, (out + module.D.unsqueeze(-1) * x).flatten(1), gate)
 

@@ -1,7 +1,7 @@
 """A token of a recurrent layer has the bits of its text alone, whatever passes it was read in."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -17,7 +17,8 @@ from transformers.models.granitemoehybrid.modeling_granitemoehybrid import (
 from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 
-from modelpool.mixers import deltanet, mamba2, registry, short_conv
+from modelpool.kernels.recurrence import matrix_kernels
+from modelpool.mixers import deltanet, mamba2, matrix_state, registry, short_conv
 from modelpool.mixers.registry import Arithmetic, moving_layer
 from modelpool.probe import ProbeView
 from modelpool.recurrent import RecurrentLayer, StateKey
@@ -188,6 +189,16 @@ def layer(request: pytest.FixtureRequest) -> Layer:
     return make(*request.param)
 
 
+@pytest.fixture(params=["library", "torch"])
+def by_either(
+    request: pytest.FixtureRequest, layer: Layer, monkeypatch: pytest.MonkeyPatch
+) -> Layer:
+    """The layer, its matrix states computed by the C library, or as where there is none."""
+    if request.param == "torch":
+        monkeypatch.setattr(matrix_state, "matrix_kernels", lambda: None)
+    return replace(layer)
+
+
 every = pytest.mark.parametrize("layer", CASES, indirect=True, ids=str)
 few = pytest.mark.parametrize("layer", FEW, indirect=True, ids=str)
 
@@ -238,7 +249,10 @@ def test_a_path_of_a_tree_is_a_text(layer: Layer) -> None:
 
 @few
 @pytest.mark.parametrize("seed", range(2))
-def test_random_trees_and_acceptance_leave_the_bits_of_the_text(layer: Layer, seed: int) -> None:
+def test_random_trees_and_acceptance_leave_the_bits_of_the_text(
+    by_either: Layer, seed: int
+) -> None:
+    layer = by_either
     draws, rows, lengths = np.random.default_rng(seed), Rows(layer), [9, 2, 1]
     texts = [layer.tokens(90, seed=row) for row in range(3)]
     wrong, wanted = layer.tokens(200, seed=9), [layer.whole(each) for each in texts]
@@ -318,6 +332,16 @@ def test_another_process_goes_on_at_any_length(count: int, layer: Layer) -> None
     assert kv.state.nbytes == source.state.recurrent.row_bytes
     import_row(goal.state, 2, kv, committed, "it")
     assert torch.equal(goal.read({2: cut(tokens, count, 20)})[2], layer.whole(tokens)[count:])
+
+
+def test_the_name_of_a_state_tells_who_computes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = set()
+    for kernels in (lambda: None, matrix_kernels):
+        monkeypatch.setattr(matrix_state, "matrix_kernels", kernels)
+        names |= {name for _, name in replace(make("mamba", 3, 16, "float32")).states}
+    assert {name for name in names if "window" not in name} == (
+        {"state-space-1", "state-space-c1"} if matrix_kernels() else {"state-space-1"}
+    )
 
 
 @every
