@@ -43,7 +43,7 @@ class Room:
 # drafters that are found, a length that is not given, and a checkpoint's sampling parameters.
 # 2026-11-25: http 6,150, engine 4,550, execution 3,370, config, request +60, the product +700 and
 # tests +800, for the page, its feed and its guards, where cycles spend their time, and who proposed
-# which token.
+# which token; tests 72,300, for the C library's recurrences and the lengths of hybrids' texts.
 ROOMS: Mapping[str, Room] = {
     "http": Room(folders=("specrouter/http",), before=5985, aim=4500, most=6150),
     "cli": Room(folders=("specrouter/cli",), before=1790, aim=1500, most=1850),
@@ -68,7 +68,7 @@ ROOMS: Mapping[str, Room] = {
     "examples": Room(folders=("examples",), before=2828, aim=1200, most=1200),
     "research": Room(folders=("research",), before=0, aim=7000, most=8300),
     "tests and checks": Room(
-        folders=("tests", "checks", "conftest.py"), before=69000, aim=52000, most=71700
+        folders=("tests", "checks", "conftest.py"), before=69000, aim=52000, most=72300
     ),
 }
 PRODUCT = Room(
