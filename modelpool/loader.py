@@ -20,6 +20,7 @@ from transformers.utils import logging as transformers_logging
 from transformers.utils.quantization_config import Mxfp4Config
 
 from modelpool.checkpoint.footprint import read_config
+from modelpool.checkpoint.headers import NOT_PARAMETERS
 from modelpool.checkpoint.int8_values import Int8Values, read_int8
 from modelpool.checkpoint.quantization import stored_as
 from modelpool.checkpoint.text_part import TextPart, text_part
@@ -215,11 +216,15 @@ def _from_pretrained(
         trust_remote_code=config.trust_remote_code,
         local_files_only=True,
         output_loading_info=True,
+        ignore_mismatched_sizes=True,  # they are refused below
         **options,
     )
     model, report = loaded
+    for name, stored, wanted in sorted(report["mismatched_keys"]):
+        raise ValueError(f"{name} is {list(stored)}, and not {list(wanted)}")
     strange = [name for name in report["unexpected_keys"] if part.has(name)]
-    if part.is_composite and strange:  # the text model computes something that its class does not
+    strange = sorted(name for name in strange if not name.endswith(NOT_PARAMETERS))
+    if strange:  # the model computes something that its class does not
         raise ValueError(f"{type(model).__name__} has no {strange[0]}")
     return _Read(model, sorted(report["missing_keys"]))
 

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedConfig
 
 from modelpool.attention.backend import Feature
@@ -21,10 +22,9 @@ from modelpool.checkpoint.architecture import max_positions
 from modelpool.checkpoint.headers import (
     Header,
     StoredParameter,
-    header_of,
+    headers_of,
     parameters_of,
     weight_bytes,
-    weight_files,
 )
 from modelpool.checkpoint.quantization import KEPT_PLAIN, Stored, stored_as
 from modelpool.checkpoint.text_part import text_part
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from modelpool.outline import ModelOutline
 
 QUANTISED_WEIGHTS: tuple[Weights, ...] = ("int8", "int4")
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
 _DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 _STORED_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -189,8 +190,8 @@ def _naming(field: str, directory: Path) -> Iterator[None]:
         raise UnsupportedModelError(f"{field}.source", error.reason) from error
     except ConfigError as error:
         raise ConfigError(f"{field}.source", error.reason) from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = f"cannot read the checkpoint in {str(directory)!r}: {error}"
+    except (*_UNREADABLE, StrictDataclassError) as error:
+        reason = f"cannot read the checkpoint in {str(directory)!r}: {' '.join(str(error).split())}"
         raise ConfigError(f"{field}.source", reason) from error
 
 
@@ -225,10 +226,13 @@ def _read(
     text = part.config.get_text_config(decoder=True)
     stored = stored_as(config)
     is_tied = bool(getattr(part.config, "tie_word_embeddings", False))
-    found = map(header_of, weight_files(directory)) if headers is None else headers
+    found = headers_of(directory) if headers is None else headers
     read = parameters_of(found, is_tied=is_tied, stored=stored)
     parameters = [one for one in read if part.has(one.name)]
     count = sum(one.count for one in parameters)
+    lacking = outline.parameter_count - count
+    if lacking > 0 and stored != "other":  # which transformers would fill with random numbers
+        raise ConfigError("", f"lacks {lacking:,} of its {outline.parameter_count:,} parameters")
     loaded = _own_dtype(config, text, parameters) if dtype == "auto" else dtype
     width: float = _DTYPE_BYTES[loaded]
     if stored == "other":

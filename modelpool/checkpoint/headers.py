@@ -15,7 +15,7 @@ from modelpool.checkpoint.quantization import Stored
 from modelpool.errors import ConfigError
 
 # Constants that old checkpoints store beside their weights (causal masks, rotary tables).
-_NOT_PARAMETERS = (
+NOT_PARAMETERS = (
     ".attn.bias",
     ".attn.masked_bias",
     ".attention.bias",
@@ -32,6 +32,7 @@ _HEAD = "lm_head.weight"  # stored by some though it is tied to the embedding
 _HEADS = (_HEAD, "embed_out.weight")
 _EXPERT = ".experts."  # kept plain in one tensor by all: no linear layers
 _LAYER = re.compile(r"\.\d+\.")  # model.layers.0.mlp.up_proj.weight
+_INDEX = "model.safetensors.index.json"
 _LFS_POINTER = b"version https://git-lfs"  # how the text begins that stands for a file
 _STORED_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2}
 _SCALE_BYTES = 4  # of a channel whose weights are int8
@@ -114,7 +115,7 @@ def parameters_of(
         is_tied: the head is the embedding.
         stored: experts in MXFP4 are told as what they become.
     """
-    skipped = _NOT_PARAMETERS + ((_HEAD,) if is_tied else ()) + _SCALES.get(stored, ())
+    skipped = NOT_PARAMETERS + ((_HEAD,) if is_tied else ()) + _SCALES.get(stored, ())
     found = [
         StoredParameter(name, entry["dtype"], tuple(entry["shape"]))
         for header in headers
@@ -186,6 +187,16 @@ def header_of(file: Path) -> Header:
     return header
 
 
+def headers_of(directory: Path) -> list[Header]:
+    """Of the files of its weights. Raises `ConfigError` for one that is not whole, or an index that
+    is not theirs."""
+    headers = {file.name: header_of(file) for file in weight_files(directory)}
+    for tensor, file in _weight_map(directory / _INDEX).items():
+        if tensor not in headers[file]:
+            raise ConfigError("", f"{_INDEX} says that {tensor} is in {file}, where it is not")
+    return list(headers.values())
+
+
 def has_weights(directory: Path) -> bool:
     """Are all files of its weights there?"""
     files = weight_files(directory)
@@ -193,10 +204,26 @@ def has_weights(directory: Path) -> bool:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The files that transformers would load; others may lie beside them."""
-    index = directory / "model.safetensors.index.json"
+    """The files that transformers would load; others may lie beside them. Raises `ConfigError` for
+    an index that is none."""
+    index = directory / _INDEX
     if index.is_file():
-        files = set(json.loads(index.read_text())["weight_map"].values())
-        return [directory / name for name in sorted(files)]
+        return [directory / name for name in sorted(set(_weight_map(index).values()))]
     single = directory / "model.safetensors"
     return [single] if single.is_file() else sorted(directory.glob("*.safetensors"))
+
+
+def _weight_map(index: Path) -> Mapping[str, str]:
+    """Of divided weights, the file of each tensor; empty for others."""
+    if not index.is_file():
+        return {}
+    try:
+        told: Any = json.loads(index.read_text(encoding="utf-8"))
+    except ValueError:
+        told = None
+    found: Any = told.get("weight_map") if isinstance(told, dict) and "metadata" in told else None
+    names = found.values() if isinstance(found, dict) else [None]
+    if not all(isinstance(name, str) and name == Path(name).name for name in names):
+        reason = "is no index: it needs metadata, and a weight_map of tensors and names of files"
+        raise ConfigError("", f"{str(index)!r} {reason}")
+    return dict(found)

@@ -154,7 +154,8 @@ def test_headers_of_a_hub_repository_are_had_without_its_weights(hub: Hub) -> No
 def test_weights_in_the_local_cache_are_read_there(hub: Hub) -> None:
     assert resolve_headers("hub:org/name", field=FIELD) == (hub.cached, None)
     parts = {"a.weight": "model-1.safetensors", "b.weight": "model-2.safetensors"}
-    (hub.cached / "model.safetensors.index.json").write_text(json.dumps({"weight_map": parts}))
+    index = {"metadata": {}, "weight_map": parts}
+    (hub.cached / "model.safetensors.index.json").write_text(json.dumps(index))
     (hub.cached / "model-1.safetensors").touch()
     assert resolve_headers("hub:org/name", field=FIELD) == (hub.cached, HEADERS)
     (hub.cached / "model-2.safetensors").touch()
