@@ -12,18 +12,17 @@ from itertools import pairwise
 from specrouter.cycle import CyclePlan, CycleResult
 from specrouter.request.params import Chain
 
-_CYCLES = 48  # that are told
+_CYCLES = 96  # that are told
 
 
 @dataclass(frozen=True, kw_only=True)
 class CycleTimes:
-    """One cycle. What the parts leave of `elapsed_ms` is the control plane's.
+    """One cycle. What the parts leave of `elapsed_ms` is work on logits, and the control plane's.
 
     Attributes:
         chain: the longest that a group decoded through; () where only prompts were read.
         draft_ms: forwards of models that are neither of the following.
         rescore_ms: of intermediates of the cycle's chains; `verify_ms`: of the target.
-        logits_ms: the work on logits and drafts around them.
         requests: that gained `tokens`.
     """
 
@@ -32,7 +31,6 @@ class CycleTimes:
     draft_ms: float
     rescore_ms: float
     verify_ms: float
-    logits_ms: float
     requests: int
     tokens: int
 
@@ -45,7 +43,6 @@ class _Noted:
     elapsed_ms: float
     gained: tuple[int, ...]
     spent_ms: Mapping[str, float]
-    logits_ms: float
 
 
 class CycleLog:
@@ -58,12 +55,12 @@ class CycleLog:
         plan: CyclePlan,
         result: CycleResult,
         elapsed_ms: float,
-        spent: tuple[Mapping[str, float], float],
+        spent_ms: Mapping[str, float],
     ) -> None:
-        """`spent`: see `PerformanceProfiler.spent_ms`."""
+        """`spent_ms`: up to now; see `PerformanceProfiler`."""
         chains = tuple(group.chain for group in plan.groups)
         gained = tuple(len(commit.tokens) for commit in result.commits)
-        self._noted.append(_Noted(chains, elapsed_ms, gained, *spent))
+        self._noted.append(_Noted(chains, elapsed_ms, gained, spent_ms))
 
     def last(self) -> list[CycleTimes]:
         """Oldest first."""
@@ -80,7 +77,6 @@ class CycleLog:
             draft_ms=sum(own.values()) - rescore_ms,
             rescore_ms=rescore_ms,
             verify_ms=verify_ms,
-            logits_ms=one.logits_ms - before.logits_ms,
             requests=len(one.gained),
             tokens=sum(one.gained),
         )

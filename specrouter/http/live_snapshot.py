@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from specrouter.engine.cycle_log import CycleTimes
 from specrouter.engine.decode_counts import DecodeFigures
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.serving import Instruments, ServingRouter
@@ -38,7 +39,7 @@ def live_snapshot(router: ServingRouter) -> dict[str, Any]:
         "chains": _chains(decoded),
         "decision": _decision(told.decision(), known.machine),
         "switches": _switches(told.decisions()),
-        "cycles": [_rounded(asdict(one)) for one in told.cycles()],
+        "cycles": [_cycle(one) for one in told.cycles()],
         "models": _models(router, state, known),
         "objectives": {
             name: [one.attained, one.judged, one.requests]
@@ -67,6 +68,12 @@ def _totals(decoded: DecodeFigures, totals: EngineStatistics) -> dict[str, float
 
 def _chains(decoded: DecodeFigures) -> list[dict[str, Any]]:
     return [{"chain": chain, **_rounded(asdict(one))} for chain, one in decoded.chains.items()]
+
+
+def _cycle(one: CycleTimes) -> list[Any]:
+    """By place, since there are many."""
+    parts_ms = (one.elapsed_ms, one.draft_ms, one.rescore_ms, one.verify_ms)
+    return [one.chain, *(round(each, 2) for each in parts_ms), one.requests, one.tokens]
 
 
 def _decision(decision: ChainDecision | None, machine: float) -> dict[str, Any] | None:

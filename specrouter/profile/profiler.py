@@ -268,10 +268,10 @@ class PerformanceProfiler:
                 is_learning=self.is_learning,
             )
 
-    def spent_ms(self) -> tuple[Mapping[str, float], float]:
-        """Since the start: in forwards, by model, and in the work on logits."""
+    def spent_ms(self) -> Mapping[str, float]:
+        """Since the start, in each model's forwards."""
         with self._lock:
-            return dict(self._model_ms), self._totals.logits_ms
+            return dict(self._model_ms)
 
     def statistics(self) -> EngineStatistics:
         with self._lock:

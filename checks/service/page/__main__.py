@@ -16,7 +16,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from checks.service.environment import environment, run_checks
+from checks.service.environment import environment, is_offered, run_checks
 from checks.service.report import Report
 from checks.service.service import DRAFTERS, TARGET, Service, running, tiny_pool
 from checks.wheel_check import build
@@ -36,37 +36,37 @@ def main() -> int:
     parser.add_argument(
         "--where-chromium-is-at-hand",
         action="store_true",
-        help="passes, and says so, on a machine without Chromium or npm",
+        help="passes, and says so, where that, npm or Playwright is not",
     )
     arguments = parser.parse_args()
-    browser = next(filter(None, map(shutil.which, _BROWSERS)), None)
-    missing = [
-        name for name, found in (("Chromium", browser), ("npm", shutil.which("npm"))) if not found
-    ]
-    if browser is None or missing:
-        print(f"the page was not tested: there is no {' and no '.join(missing)} on this machine")
-        return 0 if arguments.where_chromium_is_at_hand else 1
-    report = Report("page")
     with tempfile.TemporaryDirectory(prefix="page-") as folder:
-        home = Path(folder)
-        installed = _installed(home)
-        axe = _axe(home)
-        pictures = home / "pictures"
-        pictures.mkdir()
-        keyed = tiny_pool("float32", scheduler=_STATIC, server={"api_keys": [KEY]})
-        seen = {"PYTHONPATH": str(installed)}
-        with (
-            environment(["playwright"], arguments.venv, constrained=False) as python,
-            running(tiny_pool("float32"), _SERVE, seen) as plain,
-            running(keyed, _SERVE, seen) as locked,
-        ):
-            asked = (browser, plain.url, locked.url, KEY, str(axe), str(pictures))
-            run_checks(python, "checks.service.page.browser", report, home, *asked)
-            for service in (plain, locked):
-                with report.check("a service that a page watched stops with 0"):
-                    _check_stopped(service)
-        with report.check(f"pictures have at most {_LARGEST_PICTURE} bytes") as finding:
-            finding.text = _small(pictures, arguments.pictures)
+        browser, axe = next(filter(None, map(shutil.which, _BROWSERS)), None), _axe(Path(folder))
+        if browser is None or axe is None or not is_offered("playwright"):
+            found = {"Chromium": browser, f"{AXE} from npm": axe}
+            missing = [name for name, one in found.items() if one is None] or ["Playwright"]
+            print(f"the page was not tested: there is no {' and no '.join(missing)} here")
+            return 0 if arguments.where_chromium_is_at_hand else 1
+        return checked(Path(folder), browser, axe, arguments.venv, arguments.pictures)
+
+
+def checked(home: Path, browser: str, axe: Path, venv: Path | None, kept: Path | None) -> int:
+    """The exit code. `home`: an empty folder but for `axe`; `kept`: where pictures go."""
+    report, pictures = Report("page"), home / "pictures"
+    pictures.mkdir()
+    keyed = tiny_pool("float32", scheduler=_STATIC, server={"api_keys": [KEY]})
+    seen = {"PYTHONPATH": str(_installed(home))}
+    with (
+        environment(["playwright"], venv, constrained=False) as python,
+        running(tiny_pool("float32"), _SERVE, seen) as plain,
+        running(keyed, _SERVE, seen) as locked,
+    ):
+        asked = (browser, plain.url, locked.url, KEY, str(axe), str(pictures))
+        run_checks(python, "checks.service.page.browser", report, home, *asked)
+        for service in (plain, locked):
+            with report.check("a service that a page watched stops with 0"):
+                _check_stopped(service)
+    with report.check(f"pictures have at most {_LARGEST_PICTURE} bytes") as finding:
+        finding.text = _small(pictures, kept)
     return report.show()
 
 
@@ -78,8 +78,12 @@ def _installed(home: Path) -> Path:
     return folder
 
 
-def _axe(home: Path) -> Path:
-    subprocess.run(["npm", "pack", "--silent", AXE], cwd=home, check=True)
+def _axe(home: Path) -> Path | None:
+    """None where npm is not there, or has it not."""
+    npm = shutil.which("npm")
+    pack = [npm or "", "pack", "--silent", AXE]
+    if npm is None or subprocess.run(pack, cwd=home, check=False).returncode:
+        return None
     (packed,) = home.glob("axe-core-*.tgz")
     with tarfile.open(packed) as archive:
         content = archive.extractfile("package/axe.min.js")

@@ -64,11 +64,12 @@ export function Switches({ now }) {
   const [isWhole, setWhole] = useState(false);
   const list = [...now.switches].reverse();
   if (!list.length) return html`<p class="aside">No switch yet: the first request makes the first decision.</p>`;
-  return html`<ol class="switches" reversed>
-      ${list.slice(0, isWhole ? 24 : 5).map((one) => html`<li key=${one.unix_s + one.chain.join()}>
-        <time>${clock(one.unix_s)}</time> <b>${chainText(one.chain)}</b>${one.chain.length > 1 ? ` ${one.depth}×${one.width}` : ""},
-        ${one.requests} request${one.requests === 1 ? "" : "s"}: ${one.reason}</li>`)}
-    </ol>
+  const shape = (one) => (one.chain.length > 1 ? ` depth ${one.depth}, width ${one.width},` : "");
+  return html`<ul class="switches">
+      ${list.slice(0, isWhole ? 24 : 5).map((one) => html`<li>
+        <time>${clock(one.unix_s)}</time> <b>${chainText(one.chain)}</b>${shape(one)}
+        ${` for ${one.requests} request${one.requests === 1 ? "" : "s"}: ${one.reason}`}</li>`)}
+    </ul>
     ${list.length > 5 && html`<button type="button" onClick=${() => setWhole(!isWhole)}>${isWhole ? "Fewer" : `All ${list.length}`}</button>`}`;
 }
 
@@ -133,8 +134,9 @@ const PARTS = [["verify_ms", "verify"], ["rescore_ms", "re-score"], ["draft_ms",
 export function Cycles({ cycles, hasReplicas }) {
   if (!cycles.length)
     return html`<p class="aside">${hasReplicas ? "Replicas do not tell single cycles." : "No cycle has run yet."}</p>`;
-  const parts = cycles.map((one) => ({
-    ...one, own_ms: Math.max(0, one.elapsed_ms - one.draft_ms - one.rescore_ms - one.verify_ms),
+  const parts = cycles.map(([chain, elapsed_ms, draft_ms, rescore_ms, verify_ms, requests, tokens]) => ({
+    chain, elapsed_ms, draft_ms, rescore_ms, verify_ms, requests, tokens,
+    own_ms: Math.max(0, elapsed_ms - draft_ms - rescore_ms - verify_ms),
   }));
   const most = Math.max(...parts.map((one) => one.elapsed_ms));
   const sum = (name) => parts.reduce((total, one) => total + one[name], 0);

@@ -60,14 +60,14 @@ def test_cycles_chains_and_times_are_those_of_requests_and_no_text_is_told(
     (chain,) = [one for one in seen["chains"] if one["chain"] == PAIR]
     assert chain["timed_tokens"] > 0
     assert 0 < 1000 * chain["between_s"] <= 1.01 * cast(float, output.metrics.e2e_ms)
-    drafting = [one for one in seen["cycles"] if one["chain"] == PAIR]
+    drafting = [cycle for cycle in seen["cycles"] if cycle[0] == PAIR]
     assert drafting
-    for one in drafting:
-        parts = [one[f"{part}_ms"] for part in ("draft", "rescore", "verify", "logits")]
-        assert min(parts) >= 0
-        assert sum(parts) <= one["elapsed_ms"] + 0.01
-        assert one["draft_ms"] > 0 < one["verify_ms"]
-        assert one["rescore_ms"] == 0
+    for _, elapsed_ms, draft_ms, rescore_ms, verify_ms, requests, tokens in drafting:
+        assert 0 < draft_ms + verify_ms <= elapsed_ms + 0.02
+        assert min(draft_ms, verify_ms) >= 0 == rescore_ms
+        assert requests == 1 <= tokens
+    assert any(draft_ms > 0 < verify_ms for _, _, draft_ms, _, verify_ms, *_ in drafting)
+    assert 0 < sum(cycle[-1] for cycle in seen["cycles"]) <= 24
 
 
 def test_the_decision_is_the_policys(router: ChainRouter) -> None:

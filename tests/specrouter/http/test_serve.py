@@ -232,7 +232,7 @@ def test_the_curl_that_is_announced_has_the_key_s_header_but_not_the_key(
         monkeypatch.setenv(API_KEY_VARIABLE, key)
     assert serve(lambda _: os.kill(os.getpid(), signal.SIGTERM)) == 0
     out, err = capsys.readouterr()
-    curl = shlex.split(out.partition("Try:\n")[2].partition("\nSpecRouter")[0])
+    curl = shlex.split(out.partition("or try:\n")[2].partition("\nSpecRouter")[0])
     header = f"Authorization: Bearer ${API_KEY_VARIABLE}"
     assert (header in curl) == (key is not None)
     assert json.loads(curl[-1])["prompt"]
