@@ -2,7 +2,7 @@
 
     from specrouter import LLM
 
-    llm = LLM("Qwen/Qwen3-8B", draft="Qwen/Qwen3-0.6B")  # LLM() has bundled models
+    llm = LLM("Qwen/Qwen3-8B", draft="auto")  # LLM() has bundled models
     llm.chat("Why is the sky blue?")
     llm.compare("def fib(n):")
 
@@ -41,7 +41,8 @@ class LLM:
 
     Args:
         target: what `specrouter serve` takes for TARGET; None: the bundled scenario.
-        draft: names of drafters, as `--draft` has them; None: `ngram`, which has no weights.
+        draft: names of drafters, as `--draft` has them, "auto" for one on this machine; None:
+            `ngram`, which has no weights.
         set: any settings, by their keys in a configuration file: `{"engine.prefill_chunk": 512}`.
         options: `max_model_len`, `max_requests`, `generation_defaults`, `fresh_times`.
 

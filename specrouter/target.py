@@ -8,6 +8,7 @@ came from. Imports nothing that takes long before something is read.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,8 +21,11 @@ from specrouter.scenarios import find_scenario, scenario_folder, scenario_names
 if TYPE_CHECKING:
     from specrouter.config import RouterConfig
 
+logger = logging.getLogger(__name__)
+
 DEFAULT = "tiny"
 _SCHEMES = ("bundled:", "path:", "gguf:", "hub:", "quantised:")
+AUTO = "auto"  # what `specrouter pairs` finds
 _TWIN = "quantised"  # of the target, whatever that is called
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 _PATH_PART = re.compile(r"[^.\[\]]+|\[\d+\]")
@@ -147,19 +151,32 @@ def _pool(
 
     if not drafters and target != NGRAM:
         drafters = [NGRAM]  # costs nothing, and the router uses it where it pays
+    if AUTO in drafters:
+        found = _found(source_of(target, spelled("target")), spelled("target"))
+        drafters = list(dict.fromkeys(found if one == AUTO else one for one in drafters))
     models = list[dict[str, Any]]()
     arguments = {"pool.target": spelled("target")}
     for number, given in enumerate([target, *drafters]):
         argument = f"{spelled('draft')} {given}" if number else spelled("target")
         is_twin = number > 0 and given == _TWIN
-        source = QUANTISED + models[0]["name"] if is_twin else _source(given, argument)
+        source = QUANTISED + models[0]["name"] if is_twin else source_of(given, argument)
         name = _name(source, [model["name"] for model in models])
         models.append({"name": name, "source": source})
         arguments[f"pool.models[{number}]"] = argument
     return {"pool": {"target": models[0]["name"], "models": models}}, arguments
 
 
-def _source(given: str, argument: str) -> str:
+def _found(target: str, argument: str) -> str:
+    """A drafter on this machine, or the one without weights."""
+    from modelpool.config import NGRAM
+    from modelpool.drafters import candidates, find_target, picked
+
+    taken = picked(candidates(find_target(target, argument, may_fetch=True)))
+    logger.info("%s drafts", NGRAM if taken is None else taken.name)
+    return NGRAM if taken is None else f"path:{taken.path}"
+
+
+def source_of(given: str, argument: str) -> str:
     """As a pool's `source` has it. Raises `ConfigError` for what is none."""
     from modelpool.checkpoint.bundled import bundled_names
     from modelpool.config import TEXT_SOURCES
@@ -184,12 +201,15 @@ def _source(given: str, argument: str) -> str:
 
 def _name(source: str, taken: list[str]) -> str:
     """The hub's own, or the folder's; another one where it is taken."""
+    from modelpool.checkpoint.cache_dir import cached_name
+
     scheme, separator, rest = source.partition(":")
     name = rest if separator else scheme
     if scheme == "gguf":
         name = Path(rest).stem
     elif scheme == "path":
-        name = Path(rest).expanduser().resolve().name
+        folder = Path(rest).expanduser().resolve()
+        name = cached_name(folder) or folder.name
     elif scheme == _TWIN:
         name = f"{rest}-int8"
     name = re.sub(r"[\s>,]+", "-", name) or "model"

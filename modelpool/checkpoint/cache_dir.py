@@ -29,6 +29,14 @@ def cache_dir() -> Path:
     return Path.home() / ".cache" / "specrouter"
 
 
+def cached_name(folder: Path) -> str | None:
+    """The id of a hub's repository whose snapshot in its local cache this is; else None."""
+    repository = folder.parent.parent.name
+    if folder.parent.name != "snapshots" or not repository.startswith("models--"):
+        return None
+    return repository.removeprefix("models--").replace("--", "/")
+
+
 def make_folder(folder: Path) -> None:
     """With its parents, in place of a file of that name. Raises `OSError`."""
     if not folder.is_dir():

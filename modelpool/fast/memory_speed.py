@@ -10,9 +10,9 @@ _BYTES = 256 * 2**20  # more than a cache of one core holds
 _READS = 6  # of which the fastest counts: others are disturbed
 
 
-def read_bytes_per_s(threads: int) -> float:
-    """Measured now, in some 0.2 s, by sums over one large tensor."""
-    with cpu_threads(threads):
+def read_bytes_per_s(threads: int | None = None) -> float:
+    """Measured now, in some 0.2 s, by sums over one large tensor. `threads`: by default torch's."""
+    with cpu_threads(threads or torch.get_num_threads()):
         block = torch.ones(_BYTES // 4)
         return _BYTES / min(_seconds(block) for _ in range(_READS))
 

@@ -18,6 +18,7 @@ from specrouter.cli.check_command import add_check
 from specrouter.cli.checkpoint_files import add_export_gguf, add_inflate
 from specrouter.cli.cluster import add_cluster
 from specrouter.cli.generate import add_generate
+from specrouter.cli.pairs import add_pairs
 from specrouter.cli.serve import add_serve
 from specrouter.logs import configure_logs
 from specrouter.version import __version__
@@ -54,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     add_serve(commands)
     add_check(commands)
+    add_pairs(commands)
     add_cluster(commands)
     add_generate(commands)
     add_inflate(commands)

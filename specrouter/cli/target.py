@@ -28,7 +28,8 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--draft", nargs="+", default=[], metavar="NAME",
         help="drafters for a TARGET that is a model, named like it, or ngram, which has no "
-        "weights, or quantised, the target itself in int8 on the CPU (default: ngram)",
+        "weights, or quantised, the target itself in int8 on the CPU, or auto, the one on this "
+        "machine that `specrouter pairs TARGET` names (default: ngram)",
     )  # fmt: skip
     for option in OPTIONS:
         _add(parser, option)

@@ -1,0 +1,179 @@
+"""Models on this machine that may draft for a target, each with the reason for or against it.
+
+Contract: nothing is downloaded and no weights are read: configurations, tokenizers and headers of
+files tell, by the checks that a pool makes of its members. `picked` is what `--draft auto` takes.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from huggingface_hub.constants import HF_HUB_CACHE
+
+from modelpool.checkpoint.bundled import bundled_root
+from modelpool.checkpoint.cache_dir import cached_name
+from modelpool.checkpoint.headers import has_weights
+from modelpool.config import ModelConfig
+from modelpool.errors import ConfigError
+from modelpool.families import family_of
+from modelpool.member import Member, check_tokenizers, open_member, tokenizer_of
+
+LARGEST_SHARE = 0.5  # of what the target reads for a token; beyond it there is nothing to gain
+_FIELD = "drafter"
+_UNFINISHED = "its download is not finished"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A model's folder. `name`: the hub's id, or the folder as `--draft` takes it."""
+
+    name: str
+    path: Path
+    is_whole: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """
+    Attributes:
+        parameters, read_bytes: the latter of weights, for a token; None where it cannot be read.
+        share: of what the target reads for a token.
+        refusal: why it cannot draft; None: it fits.
+        is_sibling: the list of families has it beside the target.
+    """
+
+    name: str
+    path: Path
+    parameters: int | None = None
+    read_bytes: int | None = None
+    share: float | None = None
+    refusal: str | None = None
+    is_sibling: bool = False
+
+
+def find_target(source: str, field: str, may_fetch: bool = False) -> Member:
+    """A pool's `source` as a member. One of the hub's is taken from the local cache; what is not
+    there is described by the hub only if one `may_fetch`.
+
+    Raises `ConfigError`.
+    """
+    scheme, _, rest = source.partition(":")
+    name = rest or source
+    if scheme == "hub":
+        cached = {one.name: one.path for one in _cached() if one.is_whole}
+        if rest in cached:
+            source = f"path:{cached[rest]}"
+        elif not may_fetch:
+            raise ConfigError(field, f"{rest!r} is not in the local cache: hf download {rest}")
+    elif scheme == "path":
+        name = cached_name(Path(rest).expanduser().resolve()) or rest
+    try:
+        return _open(name, source)
+    except ConfigError as error:
+        raise type(error)(field, error.reason) from error
+
+
+def candidates(target: Member, folders: Iterable[Path] = ()) -> list[Candidate]:
+    """Of the local cache, of the folders, and of those beside the target: what fits by what it
+    reads, then the others by name.
+
+    Raises `ConfigError` for a folder that is none.
+    """
+    found = {one.path.resolve(): one for one in _all_found(target, folders)}
+    judged = [_judged(one, target) for one in found.values()]
+    fitting = sorted((one for one in judged if one.refusal is None), key=_reads)
+    return fitting + sorted((one for one in judged if one.refusal), key=lambda one: one.name)
+
+
+def picked(found: Iterable[Candidate]) -> Candidate | None:
+    """Of those that fit the siblings first, then what reads least."""
+    fitting = [one for one in found if one.refusal is None]
+    return min(fitting, key=lambda one: (not one.is_sibling, _reads(one)), default=None)
+
+
+def read_bytes(member: Member) -> int:
+    """Of weights, for a token; all of them where that depends on the token."""
+    facts = member.facts
+    return facts.weight_bytes if facts.read_bytes is None else facts.read_bytes
+
+
+def _reads(one: Candidate) -> tuple[int, str]:
+    return one.read_bytes or 0, one.name
+
+
+def _all_found(target: Member, folders: Iterable[Path]) -> Iterator[Found]:
+    yield from _cached()
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError("--folder", f"no directory {str(folder)!r}")
+        yield from _inside(folder)
+    root = bundled_root()
+    if target.path.parent == root:
+        yield from (Found(one.name, one) for one in _folders(root))
+    elif target.config.source.startswith("path:") and target.path.parent.name != "snapshots":
+        yield from _inside(target.path.parent)
+
+
+def _cached() -> Iterator[Found]:
+    """Of the hub's local cache, at the revision that `main` was."""
+    for folder in sorted(Path(HF_HUB_CACHE).glob("models--*--*")):
+        main = folder / "refs" / "main"
+        snapshot = folder / "snapshots" / (main.read_text().strip() if main.is_file() else "none")
+        is_whole = snapshot.is_dir() and not any(folder.glob("blobs/*.incomplete"))
+        name = cached_name(folder / "snapshots" / "any") or folder.name
+        yield Found(name, snapshot if snapshot.is_dir() else folder, is_whole)
+
+
+def _inside(folder: Path) -> Iterator[Found]:
+    """The folder itself, or those in it."""
+    checkpoints = [folder] if (folder / "config.json").is_file() else _folders(folder)
+    yield from (Found(str(one), one) for one in checkpoints)
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(file.parent for file in folder.glob("*/config.json"))
+
+
+def _open(name: str, source: str) -> Member:
+    """Raises `ConfigError`."""
+    named = ModelConfig(name=re.sub(r"[\s>,]+", "-", name), source=source)
+    return open_member(named, _FIELD, headers_only=True)
+
+
+def _judged(found: Found, target: Member) -> Candidate:
+    family = family_of(target.config.name)
+    is_sibling = family is not None and found.name in family.hub_ids
+    one = Candidate(name=found.name, path=found.path, is_sibling=is_sibling)
+    if found.path.resolve() == target.path.resolve():
+        return replace(one, refusal="it is the target itself")
+    has_index = (found.path / "model.safetensors.index.json").is_file()
+    if not found.is_whole or (has_index and not has_weights(found.path)):
+        return replace(one, refusal=_UNFINISHED)
+    try:
+        member = _open(found.name, f"path:{found.path}")
+    except ConfigError as error:
+        return replace(one, refusal=error.reason)
+    read = read_bytes(member)
+    share = read / max(read_bytes(target), 1)
+    return replace(
+        one,
+        parameters=member.facts.parameter_count,
+        read_bytes=read,
+        share=share,
+        refusal=_misfit(member, target, share),
+    )
+
+
+def _misfit(member: Member, target: Member, share: float) -> str | None:
+    """Why a model that can be served does not draft for this target."""
+    if member.facts.is_quantized:
+        return "its weights are quantised by a method that is only known to run once it is loaded"
+    if share > LARGEST_SHARE:
+        return f"it reads {share:.0%} of what the target reads for a token: nothing to gain"
+    own, name = target.config.name, member.config.name
+    try:
+        check_tokenizers({name: member, own: target}, own, tokenizer_of(target))
+    except ConfigError as error:
+        return error.reason
+    return None
