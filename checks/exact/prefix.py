@@ -22,7 +22,7 @@ import numpy as np
 from checks.exact.arrangement import Arrangement, modes_of
 from checks.exact.greedy import greedy_params
 from checks.exact.losses import losing_models
-from checks.exact.models import pool_settings, save_family
+from checks.exact.models import SAVERS, pool_settings, save_family
 from checks.exact.preemption import preempting_router
 from checks.exact.report import Progress, finish, make_parser, prepare
 from checks.exact.seeded import seeded_params
@@ -241,6 +241,7 @@ def check(
         faults = {name: count for name, count in state.control_faults.items() if count}
     tokens = sum(len(output.token_ids) for each in served for output in each.outputs)
     return figures, {
+        "architecture": architecture,
         "dtype": dtype,
         "overlap": overlap,
         "requests": figures.requests,
@@ -260,6 +261,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = make_parser(__doc__)
     parser.add_argument("--requests", type=int, default=2000, help="at least, in all")
     parser.add_argument("--dtypes", nargs="+", default=["float64"])
+    parser.add_argument("--architecture", choices=SAVERS, default="llama")
     parser.add_argument("--losses", type=float, default=0.0, help=_LOSSES)
     parser.add_argument("--overlap", action="store_true", help=_OVERLAP)
     given = parser.parse_args(arguments)
@@ -269,7 +271,12 @@ def main(arguments: list[str] | None = None) -> int:
     for dtype in given.dtypes:
         with tempfile.TemporaryDirectory() as directory:
             figures, report = check(
-                Path(directory), dtype, given.requests, given.overlap, given.losses
+                Path(directory),
+                dtype,
+                given.requests,
+                given.overlap,
+                given.losses,
+                given.architecture,
             )
         reports.append(report)
         passed &= not (figures.leaked or report["control_faults"])

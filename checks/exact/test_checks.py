@@ -12,6 +12,7 @@ import pytest
 from checks.exact import breadth, distribution, faults, greedy, prefix, rounding, seeded
 from checks.exact.array_check import DTYPES
 from modelpool.fast.cpu import computes_in
+from tests.modelpool.factories import HYBRID, HYBRIDS
 
 pytestmark = pytest.mark.exact
 LONE = ("--lone-share", "4")  # a fourth of the requests in each arrangement, in turn
@@ -61,6 +62,19 @@ def test_no_text_differs_where_models_are_lost_while_prefixes_are_shared(tmp_pat
     assert report["hits"] > 100
     assert {what.split()[0] for what in report["lost"]} == {"evicted", "rested", "given"}
     assert sum(report["lost"].values()) > 100
+
+
+@pytest.mark.parametrize("architecture", [name for name in HYBRIDS if name != HYBRID])
+def test_no_text_differs_where_recurrent_states_are_shared_preempted_and_lost(
+    architecture: str, tmp_path: Path
+) -> None:
+    figures, report = prefix.check(
+        tmp_path, "float64", 500, overlap=False, losses=0.05, architecture=architecture
+    )
+    assert (figures.differing, figures.leaked, report["control_faults"]) == ([], [], {})
+    assert report["hits"] > 50
+    assert report["evictions"] > 20
+    assert report["preemptions"] > 100
 
 
 @pytest.mark.parametrize("half", range(2))

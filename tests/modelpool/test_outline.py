@@ -198,6 +198,7 @@ def test_recurrent_states_are_counted_by_row_and_keys_and_values_of_attention_al
     assert kept == (([0], [0]) if name == "falcon-h1" else ([1], [0, 2]))
     state = ModelState(packed.kv_layers, 3, 128, recurrent=packed.recurrent_layers)
     assert facts.state_bytes == state.recurrent.row_bytes > 0
+    assert facts.weight_bytes == sum(one.nbytes for one in packed.model.parameters())
     footprint = facts.footprint("it", "pool.models[0]", "auto", states=3)
     assert footprint.row_bytes(3 * 128) == state.nbytes
     assert footprint.total_bytes(0) == facts.weight_bytes + state.recurrent.nbytes
