@@ -36,7 +36,7 @@ def add_live_feed(app: FastAPI, router: ServingRouter, drain: Drain | None) -> N
     async def live() -> Response:
         if feed.viewers >= MAX_VIEWERS:
             return overloaded(f"{MAX_VIEWERS} pages watch already", retry_after_s=_RETRY_S)
-        return ClosedStream(feed.events())
+        return ClosedStream(feed.events(), feed.enter())
 
 
 class LiveFeed:
@@ -50,14 +50,14 @@ class LiveFeed:
         self._next: asyncio.Future[bytes] | None = None  # the event that is being made
         self._making: asyncio.Task[None] | None = None
 
+    def enter(self) -> _Viewer:
+        """It counts until it is closed."""
+        return _Viewer(self)
+
     async def events(self) -> AsyncGenerator[bytes]:
-        """Of one viewer. Counts from its first event on, until it is closed."""
-        self.viewers += 1
-        try:
-            while not self._drain.is_draining:
-                yield await self._event()
-        finally:
-            self.viewers -= 1
+        """Of one viewer."""
+        while not self._drain.is_draining:
+            yield await self._event()
 
     async def _event(self) -> bytes:
         if self._next is None:
@@ -81,3 +81,12 @@ class LiveFeed:
             logger.exception("the page's snapshot failed")
             content = error_payload(500, f"{type(error).__name__}: {error}", code="snapshot_failed")
         return framed(json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode())
+
+
+class _Viewer:
+    def __init__(self, feed: LiveFeed) -> None:
+        self._feed = feed
+        feed.viewers += 1
+
+    async def aclose(self) -> None:
+        self._feed.viewers -= 1

@@ -14,7 +14,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import AsyncExitStack, aclosing
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -122,13 +122,17 @@ async def _beginning(deltas: DeltaStream) -> Sequence[tuple[int, Delta]]:
     return begun
 
 
+class Closable(Protocol):
+    async def aclose(self) -> object: ...
+
+
 class ClosedStream(StreamingResponse):
     """Server-sent events. Closes them, and what they are made of, however the response ends: that
     is what cancels the request of a client that left. (Starlette alone leaves it to the garbage
     collector.)
     """
 
-    def __init__(self, events: AsyncGenerator[bytes], *sources: DeltaStream) -> None:
+    def __init__(self, events: AsyncGenerator[bytes], *sources: Closable) -> None:
         self._sources, self._events = sources, events
         headers = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
         super().__init__(events, media_type="text/event-stream", headers=headers)

@@ -5,12 +5,14 @@ import { events } from "./net.js";
 import { chainText, mark, percent } from "./words.js";
 
 const FIRST = { prompt: "def fib(n):\n", tokens: 64, temperature: 0.8, seed: 1, chain: "" };
+const REDRAW_MS = 50; // long texts are many elements
 const EMPTY = { tokens: [], cycles: [], metrics: null, error: null, state: "idle" };
 
 /** One request. Calls `show` with all that has come so far. */
 async function generate(form, speculation, show, signal) {
   const made = { ...EMPTY, tokens: [], cycles: [], state: "running" };
   show({ ...made });
+  let shown = 0;
   try {
     const body = {
       prompt: form.prompt,
@@ -25,6 +27,8 @@ async function generate(form, speculation, show, signal) {
     for await (const event of events("generate", body, signal)) {
       if (event.error) throw new Error(event.error.message);
       take(made, event);
+      if (performance.now() - shown < REDRAW_MS) continue;
+      shown = performance.now();
       show({ ...made, tokens: [...made.tokens], cycles: [...made.cycles] });
     }
     made.state = "done";
@@ -235,7 +239,7 @@ function Form({ form, change, chains, run, stop, isRunning }) {
     <label class="wide">Prompt
       <textarea id="prompt" rows="3" required value=${form.prompt} onInput=${set("prompt")} onKeyDown=${enter}></textarea></label>
     <div class="row">
-      <${Field} label="Tokens" id="tokens" min="1" max="4096" value=${form.tokens} onInput=${set("tokens")} />
+      <${Field} label="Tokens" id="tokens" min="1" max="1024" value=${form.tokens} onInput=${set("tokens")} />
       <${Field} label="Temperature" min="0" max="5" step="0.1" value=${form.temperature} onInput=${set("temperature")} />
       <${Field} label="Seed" id="seed" min="0" max=${2 ** 53 - 1} value=${form.seed} onInput=${set("seed")} />
       <label>Chain

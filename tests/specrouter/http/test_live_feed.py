@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, aclosing
+from contextlib import aclosing
 from typing import Any, cast
 
 import pytest
+from starlette.requests import ClientDisconnect
 
 from specrouter import ChainRouter, SamplingParams, Speculation
 from specrouter.config import SchedulerConfig, TreesConfig
@@ -119,7 +121,6 @@ def test_viewers_share_a_snapshot_and_nothing_is_made_for_nobody(
                 return [number_of(await anext(events)) for _ in range(5)]
 
         seen = await asyncio.gather(*(watch() for _ in range(6)))
-        assert feed.viewers == 0
         await asyncio.sleep(0.05)
         made = counted.made
         await asyncio.sleep(0.05)
@@ -153,40 +154,64 @@ def test_a_snapshot_that_fails_is_told_and_the_next_comes(monkeypatch: pytest.Mo
     assert number_of(second) == 2
 
 
-def test_viewers_beyond_the_bound_are_refused_and_the_drain_ends_all(
+def test_of_many_viewers_at_once_those_beyond_the_bound_are_refused_and_the_drain_ends_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     Counted(monkeypatch)
-    monkeypatch.setattr(live_feed, "INTERVAL_S", 0.01)
     drain = Drain()
-    feeds = list[LiveFeed]()
-    monkeypatch.setattr(live_feed.LiveFeed, "__init__", _noting(live_feed.LiveFeed.__init__, feeds))
     app = create_app(cast(ChainRouter, FakeRouter()), drain)
-    (feed,) = feeds
+    many = MAX_VIEWERS + 4
 
-    async def scenario() -> None:
-        async with AsyncExitStack() as stack:
-            watching = []
-            for _ in range(MAX_VIEWERS):
-                events = await stack.enter_async_context(aclosing(feed.events()))
-                await anext(events)
-                watching.append(events)
-            answer = await asyncio.to_thread(send, app, "GET", FEED_PATH)
-            assert answer.status_code == 503
-            assert answer.headers["retry-after"] == "10"
-            assert "16 pages watch already" in answer.json()["error"]["message"]
-            drain.begin()
-            for events in watching:
-                assert [event async for event in events] == []
-        assert feed.viewers == 0
+    async def watch() -> tuple[int, int]:
+        """The status, and how many events came; the first viewer with one lets all go."""
+        heard = list[Any]()
 
+        async def send_(message: Any) -> None:
+            heard.append(message)
+            if message.get("body") and heard[0]["status"] == 200:
+                drain.begin()
+
+        async def receive() -> Any:
+            await asyncio.Event().wait()
+
+        scope = {"type": "http", "method": "GET", "path": FEED_PATH, "headers": []}
+        await app({**scope, "query_string": b"", "asgi": {"spec_version": "2.3"}}, receive, send_)
+        return heard[0]["status"], sum(bool(one.get("body")) for one in heard)
+
+    async def scenario() -> list[tuple[int, int]]:
+        return list(await asyncio.gather(*(watch() for _ in range(many))))
+
+    seen = asyncio.run(asyncio.wait_for(scenario(), 30.0))
     assert MAX_VIEWERS > 4
-    asyncio.run(asyncio.wait_for(scenario(), 30.0))
+    assert sorted(seen) == [(200, 1)] * MAX_VIEWERS + [(503, 1)] * 4
+    refused = send(service_of_one(0, monkeypatch), "GET", FEED_PATH)
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "10")
+    assert "0 pages watch already" in refused.json()["error"]["message"]
 
 
-def _noting(init: Any, feeds: list[LiveFeed]) -> Any:
-    def noted(self: LiveFeed, *arguments: Any) -> None:
-        init(self, *arguments)
-        feeds.append(self)
+def service_of_one(most: int, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(live_feed, "MAX_VIEWERS", most)
+    return create_app(cast(ChainRouter, FakeRouter()), Drain())
 
-    return noted
+
+def test_who_has_left_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However it leaves: here before it was sent anything."""
+    Counted(monkeypatch)
+    app = service_of_one(1, monkeypatch)
+
+    async def leave() -> None:
+        async def send_(message: Any) -> None:
+            assert message.get("status", 200) == 200
+            raise OSError("the client is gone")
+
+        async def receive() -> Any:
+            await asyncio.Event().wait()
+
+        scope = {"type": "http", "method": "GET", "path": FEED_PATH, "headers": []}
+        with contextlib.suppress(ClientDisconnect):
+            await app(
+                {**scope, "query_string": b"", "asgi": {"spec_version": "2.4"}}, receive, send_
+            )
+
+    for _ in range(3):
+        asyncio.run(asyncio.wait_for(leave(), 30.0))
