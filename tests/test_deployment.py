@@ -1,4 +1,4 @@
-"""The Dockerfile and the Kubernetes recipe fit the service and each other.
+"""The Dockerfile, the compose file and the Kubernetes recipe fit the service and each other.
 
 Neither is run here. Objects are checked against the parts of Kubernetes' schemas that they use.
 """
@@ -159,3 +159,44 @@ def test_the_recipe_s_service_is_this_one() -> None:
 def test_the_commands_of_the_image_can_be_read() -> None:
     for line in instructions("RUN"):
         assert shlex.split(line)
+
+
+DOCS = ROOT / "docs"
+COMPOSE: dict[str, Any] = yaml.safe_load((DOCS / "compose.yaml").read_text())
+
+
+def test_the_composed_services_name_one_another_and_the_files_beside_them() -> None:
+    services = COMPOSE["services"]
+    config = read_asked(_parser().parse_args(services["specrouter"]["command"])).config
+    assert services["specrouter"]["environment"] == [API_KEY_VARIABLE]
+    assert (DOCS / services["specrouter"]["build"]["context"]).resolve() == ROOT
+    kept = set(COMPOSE["volumes"])
+    mounted = [one.split(":") for each in services.values() for one in each["volumes"]]
+    assert {source for source, *_ in mounted if not source.startswith(".")} == kept
+    files = {source for source, *_ in mounted if source.startswith(".")}
+    assert all((DOCS / one).is_file() for one in files)
+    assert all(
+        port.startswith("127.0.0.1:") for each in services.values() for port in each["ports"]
+    )
+    scraped = yaml.safe_load((DOCS / "prometheus.yaml").read_text())
+    [job] = scraped["scrape_configs"]
+    assert job["static_configs"] == [{"targets": [f"specrouter:{config.server.port}"]}]
+    assert {f"./{one}" for one in scraped["rule_files"]} < files
+    grafana = services["grafana"]
+    assert {one["source"] for one in grafana["configs"]} == COMPOSE["configs"].keys()
+    inside = {name: yaml.safe_load(one["content"]) for name, one in COMPOSE["configs"].items()}
+    [source] = inside["datasource"]["datasources"]
+    assert (source["url"], source["isDefault"]) == ("http://prometheus:9090", True)
+    [provider] = inside["dashboards"]["providers"]
+    home = grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert home.startswith(provider["options"]["path"] + "/")
+    assert any(target == home for _, target, *_ in mounted)
+
+
+def test_the_rules_are_the_alerts_of_the_document() -> None:
+    """Whose series exist, as those of the dashboard: `test_prometheus.py`."""
+    [group] = yaml.safe_load((DOCS / "alerts.yaml").read_text())["groups"]
+    told = (DOCS / "metrics.md").read_text().partition("## What to alert on")[2]
+    expressions = [rule["expr"] for rule in group["rules"]]
+    assert expressions == re.findall(r"^\| `(.*?)` \|", told, re.MULTILINE)
+    assert len({rule["alert"] for rule in group["rules"]}) == len(expressions) > 5

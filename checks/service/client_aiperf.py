@@ -42,7 +42,7 @@ def run(url: str, key: str, kind: str, folder: Path) -> None:
         # A router that is left to itself may draft nothing for so small a target.
         "--extra-inputs", json.dumps({"speculation": {"chain": ["tiny-1m", "tiny-8m"]}}),
         "--use-server-token-count",  # asks for the chunk with the usage, which has the metrics
-        "--ui", "none", "--artifact-dir", str(folder),
+        "--record-processors", "1", "--ui", "none", "--artifact-dir", str(folder),
     ]  # fmt: skip
     # Offline it would look for a folder of the hub's; the tokenizer is a file and fetches nothing.
     online = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
