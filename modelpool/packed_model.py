@@ -25,7 +25,7 @@ from modelpool.errors import UnsupportedAttention, UnsupportedModelError
 from modelpool.fast.cpu import cpu_threads
 from modelpool.fast.lean_norm import replace_norms
 from modelpool.fast.linear import pack_linears, parameter_count
-from modelpool.fast.llama_shape import is_llama_shaped
+from modelpool.fast.model_shape import shape_of
 from modelpool.fast.quantised import quantise_linears, roundings
 from modelpool.fast.thread_choice import ThreadChoice
 from modelpool.fast.tuning import PLAIN, Tuning
@@ -212,7 +212,8 @@ class PackedModel:
         field, parts = f"pool.models[{self.name}]", ((0, 6), (6, _PROBE_TOKENS))
         with torch.inference_mode():
             expected, _ = probed(self.forward, self, parts)
-            together = is_llama_shaped(self.model)
+            shape = shape_of(self.model, self.attend)
+            together = () if shape is None else shape.joined
             left = quantise_linears(self.model, stored, only_stored, together, weights, in_int8)
             got, _ = probed(self.forward, self, parts)
         check_parity(field, expected, got, _MOST_DIFFERENCE[weights], f"weights: {weights}")

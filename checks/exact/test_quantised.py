@@ -8,8 +8,10 @@ import pytest
 from checks.exact.arguments import bundled_config, open_router
 from checks.exact.arrangement import Arrangement
 from checks.exact.comparison import all_divergences, assert_whole, compare, own_case
+from checks.exact.families import build
 from checks.exact.greedy import greedy_params
 from checks.exact.models import NAMES, pool_settings, save_family
+from checks.exact.named_families import NAMED
 from checks.exact.prompts import encode, load_prompts
 from checks.exact.seeded import seeded_params
 from modelpool.config import Weights
@@ -21,6 +23,16 @@ pytestmark = [
     pytest.mark.skipif(int8_refusal() is not None, reason=str(int8_refusal())),
 ]
 NEW = 12
+FAMILIES = (
+    "command a",
+    "gemma 3 text",
+    "granite 3",
+    "ministral 3 text",
+    "olmo 3",
+    "phi-4-mini",
+    "qwen3 30b-a3b",
+    "smollm 3",
+)
 BUNDLED = ("tiny-1m", "tiny-8m")
 QUANTISED = pytest.mark.parametrize("weights", ["int8", "int4"])
 
@@ -38,7 +50,8 @@ def check(config: dict[str, Any], dtype: str, chain: tuple[str, ...], weights: W
     with open_router(config, dtype, 8, weights) as router:
         kept = router.pool.plan(router.pool.target).weights
         assert kept == ("plain" if weights == "auto" else weights)
-        prompts = encode(load_prompts(None, 8), router.pool.tokenizer, 100)
+        longest = min(100, router.pool.longest_sequence - NEW)
+        prompts = encode(load_prompts(None, 8), router.pool.tokenizer, longest)
         params: list[SamplingParams] = [
             *(greedy_params(index, NEW) for index in range(len(prompts))),
             *(seeded_params(index, NEW) for index in range(len(prompts))),
@@ -67,6 +80,18 @@ def test_a_target_is_served_to_the_token_whatever_its_twin_drafts(
     config = RouterConfig.load({"pool": pool}).model_dump()
     for chain in (("twin", "target"), ("small", "twin", "target")):
         check(config, "float64", chain, weights="auto")
+
+
+@QUANTISED
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families_whose_layers_are_not_llamas_are_served_to_the_token(
+    name: str, weights: Weights, tmp_path: Path
+) -> None:
+    [family] = [family for family in NAMED if family.name == name]
+    paths = build(family, tmp_path)
+    pool = pool_settings({"near": paths.near, "target": paths.target})
+    config = RouterConfig.load({"pool": pool}).model_dump()
+    check(config, "float64", ("near", "target"), weights)
 
 
 @QUANTISED

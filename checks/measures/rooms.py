@@ -45,6 +45,8 @@ class Room:
 # tests +800, for the page, its feed and its guards, where cycles spend their time, and who proposed
 # which token; tests 72,300, for the C library's recurrences and the lengths of hybrids' texts.
 # 2026-11-25: modelpool 11,850, the product 55,150 and tests 72,500, for drafters that are found.
+# 2026-11-25: modelpool, the product +600, tests +200, for the description of a layer, by which 22
+# more families have forwards without modules.
 ROOMS: Mapping[str, Room] = {
     "http": Room(folders=("specrouter/http",), before=5985, aim=4500, most=6150),
     "cli": Room(folders=("specrouter/cli",), before=1790, aim=1500, most=1850),
@@ -65,18 +67,18 @@ ROOMS: Mapping[str, Room] = {
     ),
     "processors": Room(folders=("processors",), before=3858, aim=3600, most=4100),
     "statemgr": Room(folders=("statemgr",), before=2753, aim=2900, most=3300),
-    "modelpool": Room(folders=("modelpool",), before=7770, aim=6800, most=11850),
+    "modelpool": Room(folders=("modelpool",), before=7770, aim=6800, most=12450),
     "examples": Room(folders=("examples",), before=2828, aim=1200, most=1200),
     "research": Room(folders=("research",), before=0, aim=7000, most=8300),
     "tests and checks": Room(
-        folders=("tests", "checks", "conftest.py"), before=69000, aim=52000, most=72500
+        folders=("tests", "checks", "conftest.py"), before=69000, aim=52000, most=72700
     ),
 }
 PRODUCT = Room(
     folders=("specrouter", "processors", "statemgr", "modelpool", "examples"),
     before=55641,
     aim=45000,
-    most=55150,
+    most=55750,
 )
 DOCUMENTS_KB = Room(folders=("docs", "README.md"), before=361, aim=200, most=200)
 

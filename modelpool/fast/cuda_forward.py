@@ -3,8 +3,8 @@
 Contract: the function of a checked model up to rounding, over the pack's inputs and the arenas of a
 view that walks paths. A token's bits depend on its own path alone as far as matrix products give a
 row the same bits in packs of any size; the rest is path attention and one kernel for each token.
-`cuda_forward_of` compares logits with the model's own; architectures are an allow-list
-(`llama_shape`). With `LayerKernels` of the reference it runs on a CPU, for tests.
+`cuda_forward_of` compares logits with the model's own; kernels are for models whose shape
+(`model_shape`) is Llama's. With `LayerKernels` of the reference it runs on a CPU, for tests.
 
 Layers that are computed together share one weight, of which the model's own become views.
 """
@@ -25,13 +25,17 @@ from modelpool.checkpoint.architecture import max_positions
 from modelpool.fast.graph_runner import GraphMaker, GraphRunner
 from modelpool.fast.layer_reference import Arena, HeadNorms, LayerKernels, PackInputs
 from modelpool.fast.lean_forward import check
-from modelpool.fast.llama_shape import attention_window, is_llama_shaped, norm_eps, rotations
+from modelpool.fast.lean_norm import rms_scale
+from modelpool.fast.model_shape import LayerShape, ModelShape, shape_of
 from modelpool.fast.pack_layout import Pack
 from modelpool.fast.pack_sender import HostMemory, PackSender, memory_for
+from modelpool.fast.rotation import rotation_table
 from modelpool.forward import ForwardOutput, HiddenLayers, spans, stacked
 from modelpool.packed_model import PackedModel
 
 logger = logging.getLogger(__name__)
+
+_MOST_POSITIONS = 2**18  # whose rotations are kept
 
 _Norm = tuple[Tensor, float]  # weight and eps
 
@@ -74,22 +78,22 @@ class CudaForward:
         graphs: GraphMaker | None = None,
         memory: HostMemory | None = None,
     ) -> None:
-        """`packed` holds a model that `is_llama_shaped`. Without `graphs` all packs run eagerly.
+        """`packed` holds a model of Llama's shape. Without `graphs` all packs run eagerly.
 
         `memory`: of the host, where packs are written; by default what suits the device.
         """
+        shape = _llama_shape(packed)
+        assert shape is not None, "not of Llama's shape"
         core: Any = packed.model.model
-        config: Any = packed.model.config
         head: Any = packed.model.lm_head
         self._kernels = kernels
         self._embedding: Tensor = core.embed_tokens.weight.detach()
-        self._head_dim = int(core.layers[0].self_attn.head_dim)
-        table = rotations(core.rotary_emb, self._embedding, max_positions(config))
+        self._head_dim = shape.layers[0].head_dim
+        longest = max_positions(packed.model.config)
+        table = rotation_table(shape.rotations[0], shape.rotary, self._embedding, longest)
         self._rotations = table.squeeze(2).contiguous()  # [positions, 2, head_dim]
-        self._layers = tuple(
-            _layer(number, layer, config) for number, layer in enumerate(core.layers)
-        )
-        self._norm = partial(_normed, norm=_norm(core.norm))
+        self._layers = tuple(_layer(one) for one in shape.layers)
+        self._norm = partial(_normed, norm=_norm(core.norm, self._embedding.dtype))
         bias = None if head.bias is None else head.bias.detach()[: packed.vocab_size]
         self._head = _Linear(head.weight.detach()[: packed.vocab_size], bias)
         sender = PackSender(memory or memory_for(self._embedding.device))
@@ -146,7 +150,7 @@ def cuda_forward_of(
     packed: PackedModel, kernels: LayerKernels, graphs: GraphMaker | None = None
 ) -> CudaForward | None:
     """A forward that says what `packed` says, or None where there is none."""
-    if not is_llama_shaped(packed.model):
+    if _llama_shape(packed) is None:
         return None
     reason = check(packed, CudaForward(packed, kernels))  # without graphs of its short text
     if reason is not None:
@@ -155,38 +159,37 @@ def cuda_forward_of(
     return CudaForward(packed, kernels, graphs)
 
 
+def _llama_shape(packed: PackedModel) -> ModelShape | None:
+    """What the kernels compute, over positions whose rotations can be kept."""
+    found = shape_of(packed.model, packed.attend)
+    is_short = max_positions(packed.model.config) <= _MOST_POSITIONS
+    return found if found is not None and found.is_llama and is_short else None
+
+
 def _normed(x: Tensor, norm: _Norm) -> Tensor:
     weight, eps = norm
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
-def _norm(module: Any) -> _Norm:
-    return module.weight.detach(), norm_eps(module)
+def _norm(module: Any, dtype: torch.dtype) -> _Norm:
+    found = rms_scale(module)
+    assert found is not None, "no RMS norm"
+    return found[0].to(dtype), found[1]
 
 
-def _layer(number: int, layer: Any, config: Any) -> _Layer:
-    attention, mlp = layer.self_attn, layer.mlp
-    window = attention_window(attention, config)
+def _layer(one: LayerShape) -> _Layer:
+    attention, mlp, dtype = one.module, one.mlp, one.module.o_proj.weight.dtype
+    norms = one.joint_norm()
     return _Layer(
-        before=_norm(layer.input_layernorm),
-        qkv=_fused(attention.q_proj, attention.k_proj, attention.v_proj),
-        head_norms=_head_norms(attention) if hasattr(attention, "q_norm") else None,
+        before=_norm(one.before, dtype),
+        qkv=_fused(*(getattr(attention, name) for name in one.projections)),
+        head_norms=None if norms is None else (norms[0].to(dtype), norms[1]),
         out=_fused(attention.o_proj),
-        between=_norm(layer.post_attention_layernorm),
+        between=_norm(one.between, dtype),
         gate_up=_fused(mlp.gate_proj, mlp.up_proj),
         down=_fused(mlp.down_proj),
-        attention=AttentionLayer(number, float(attention.scaling), window),
+        attention=one.attention,
     )
-
-
-def _head_norms(attention: Any) -> HeadNorms:
-    dim = attention.head_dim
-    parts = (
-        (attention.q_norm.weight, attention.q_proj.out_features // dim),
-        (attention.k_norm.weight, attention.k_proj.out_features // dim),
-    )
-    weight = torch.cat([part.detach().expand(count, -1) for part, count in parts])
-    return weight, norm_eps(attention.q_norm)
 
 
 def _fused(*parts: Any) -> _Linear:

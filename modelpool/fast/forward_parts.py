@@ -1,39 +1,140 @@
 """ShortForward: what forwards without modules have in common, their parts called by name.
 
-Contract: a profile can say where the time of a forward goes by its copy `watched(watch)`, which
-calls each part as `watch(name, part)` returns it: the same operators on the same values, hence the
-same bits.
+Contract: operators are chosen from a model's shape (`model_shape`) when a forward is made, so that
+a pass asks nothing. A profile can say where the time of a forward goes by its copy
+`watched(watch)`, which calls each part as `watch(name, part)` returns it: the same operators on the
+same values, hence the same bits.
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from torch import Tensor
-from torch.nn import functional as F
 
-from modelpool.attention.kv_view import Attend, KVView
+from modelpool.attention.kv_view import Attend, AttentionLayer, KVView
+from modelpool.fast.model_shape import LayerShape, ModelShape, Operator
+from modelpool.fast.rotation import Table, Turn
 
-Operator = Callable[[Tensor], Tensor]
 # Returns the part, or what does the same. Several parts may have one name.
 Watch = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 
 
-class ShortForward:
-    """Its layers have a `watched` copy each, too."""
+def unchanged(x: Tensor, *_: Tensor) -> Tensor:
+    return x
 
-    _layers: tuple[Any, ...]
+
+def then(first: Callable[..., Tensor], *following: Operator | None) -> Callable[..., Tensor]:
+    """`first`, and on what it gives those of the others that there are."""
+    for last in following:
+        if last is not None:
+            first = _both(first, last)
+    return first
+
+
+def _both(first: Callable[..., Tensor], last: Operator) -> Callable[..., Tensor]:
+    return lambda *x: last(first(*x))
+
+
+def run_alone(module: Callable[[Tensor], Any]) -> Operator:
+    """A module that transformers gives [1, T, hidden_size], as an operator on [T, hidden_size]."""
+
+    def run(x: Tensor) -> Tensor:
+        y = module(x.unsqueeze(0))
+        y = y[0] if isinstance(y, tuple) else y  # beside them the scores of a router
+        own: Tensor = y[0]
+        return own
+
+    return run
+
+
+class Watched:
+    """A layer whose calls a profile takes part in."""
+
+    def __init__(self, layer: Any, name: str, watch: Watch) -> None:
+        self._multiply, self._add = watch(name, layer), watch(name, layer.add_to)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y: Tensor = self._multiply(x)
+        return y
+
+    def add_to(self, residual: Tensor, x: Tensor) -> None:
+        self._add(residual, x)
+
+
+_NAMES: Mapping[str, str] = {
+    "before": "norms",
+    "qkv": "query, key, value",
+    "head_norms": "norms",
+    "rotate": "rotation",
+    "out": "output of attention",
+    "between": "norms",
+    "gate_up": "gate, up",
+    "gate": "activation",
+    "down": "down",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortLayer:
+    """The operators of one layer.
+
+    Attributes:
+        qkv: queries, keys and values, side by side.
+        head_norms: of queries and keys [T, heads + kv_heads, head_dim].
+        angles: which ones it rotates by.
+        out, down: what is added; of a lean forward with `add_to`.
+        between: None: the MLP reads what attention reads.
+        rotated: heads of queries and of keys.
+    """
+
+    before: Operator
+    qkv: Operator
+    head_norms: Operator | None
+    rotate: Turn
+    angles: int
+    out: Any
+    between: Operator | None
+    gate_up: Callable[[Tensor], Any]
+    gate: Callable[[Any], Tensor]
+    down: Any
+    attention: AttentionLayer
+    heads: int
+    rotated: int
+    head_dim: int
+
+    def watched(self, watch: Watch) -> "ShortLayer":
+        parts: dict[str, Any] = {}
+        for field, name in _NAMES.items():
+            part = getattr(self, field)
+            if part is not None:
+                is_adding = hasattr(part, "add_to")
+                parts[field] = Watched(part, name, watch) if is_adding else watch(name, part)
+        return replace(self, **parts)
+
+
+class ShortForward:
+    """Subclasses say how each part of a layer is computed."""
+
+    _layers: tuple[ShortLayer, ...]
     _norm: Operator
     _head: Operator
     _attend: Attend
+    _is_lean: bool
+    _normed: Callable[[Any], Operator]  # of a norm, or of None
+    _side_by_side: Callable[[Any, Sequence[str]], Operator]  # linear layers of a module
+    _linear: Callable[[Any, str], Any]
+    _whole: Callable[[Any], Any]  # an MLP that is run as it is
+    _gate_up: Callable[[Any, Sequence[str]], Callable[[Tensor], Any]]
+    _gate: Callable[[Operator], Callable[[Any], Tensor]]  # of what the former gives
+    _added: Callable[[LayerShape, Any, Any], Any]  # what a part adds, behind its norm
     # By attribute, the names of the parts beside the layers.
     _parts: Mapping[str, str] = {
         "_norm": "norms",
         "_head": "head",
-        "_rotate": "rotation",
         "_write": "keys and values",
         "_attend": "attention",
-        "_gate": "activation",
     }
 
     def watched(self, watch: Watch) -> Self:
@@ -45,13 +146,52 @@ class ShortForward:
         return other
 
     @staticmethod
-    def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    @staticmethod
     def _write(view: KVView, layer: int, key: Tensor, value: Tensor) -> None:
         view.write(layer, key, value)
 
-    @staticmethod
-    def _gate(gate: Tensor, up: Tensor) -> Tensor:
-        return F.silu(gate).mul_(up)
+    def _attention(self, layer: ShortLayer, x: Tensor, angles: Table, view: KVView) -> Tensor:
+        """[T, hidden] to [T, heads * head_dim]: writes, then attends."""
+        heads, rotated = layer.heads, layer.rotated
+        qkv = layer.qkv(x).view(x.shape[0], -1, layer.head_dim)  # [T, heads + 2 kv_heads, dim]
+        both = qkv[:, :rotated]
+        if layer.head_norms is not None:
+            both = layer.head_norms(both)
+        both = layer.rotate(both, *angles)
+        self._write(view, layer.attention.number, both[:, heads:], qkv[:, rotated:])
+        query = both[:, :heads].transpose(0, 1)
+        return self._attend(view, layer.attention, query).flatten(1)
+
+    def _layer(self, one: LayerShape, shape: ModelShape) -> ShortLayer:
+        rotation, norms = one.rotation, self._head_norms(one)
+        rotate: Turn = unchanged
+        if rotation is not None:
+            rotate = rotation.operator(one.head_dim, self._is_lean)
+        if one.normed_last:
+            rotate, norms = then(rotate, norms), None
+        gate_up, gate, down = self._mlp(one)
+        return ShortLayer(
+            before=self._normed(one.before),
+            qkv=self._side_by_side(one.module, one.projections),
+            head_norms=norms,
+            rotate=rotate,
+            angles=-1 if rotation is None else shape.rotations.index(rotation),
+            out=self._added(one, self._linear(one.module, "o_proj"), one.after_attention),
+            between=None if one.is_parallel else self._normed(one.between),
+            gate_up=gate_up,
+            gate=gate,
+            down=self._added(one, down, one.after_mlp),
+            attention=one.attention,
+            heads=one.heads,
+            rotated=one.heads + one.kv_heads,
+            head_dim=one.head_dim,
+        )
+
+    def _mlp(self, one: LayerShape) -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor], Any]:
+        if not one.gated:
+            return unchanged, unchanged, self._whole(one.mlp)
+        *gate_up, down = one.gated
+        gate = self._gate(one.activation)
+        return self._gate_up(one.mlp, gate_up), gate, self._linear(one.mlp, down)
+
+    def _head_norms(self, one: LayerShape) -> Operator | None:
+        return one.normed_heads(self._normed)

@@ -9,7 +9,7 @@ Not here: who calls a shared weight. A module of the model computes all outputs 
 so weights are joined only for forwards that call `joined` layers together.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 
 import torch
@@ -42,14 +42,14 @@ def side_by_side(*layers: nn.Module) -> Callable[[Tensor], Tensor]:
     return lambda x: torch.cat([forward(x) for forward in forwards], dim=-1)
 
 
-def join_packed(model: nn.Module) -> int:
-    """Lets packed layers of `model` that read the same input share a weight, in place, where that
+def join_packed(parents: Iterable[nn.Module]) -> int:
+    """Lets packed layers of `parents` that read the same input share a weight, in place, where that
     leaves all bits as they are; how many products that spares.
 
     The weights of one group are in memory twice until it is joined.
     """
     spared = 0
-    for parent in model.modules():
+    for parent in parents:
         for names in TOGETHER:
             layers = [getattr(parent, name, None) for name in names]
             packed = [layer for layer in layers if type(layer) is PackedLinear]

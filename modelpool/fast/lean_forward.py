@@ -1,19 +1,20 @@
-"""A short way through Llama-shaped decoders, for drafters and for quantised weights.
+"""A short way through decoders, for drafters and for quantised weights.
 
 Contract: a small drafter spends most of a forward in Python and in the dispatch of tiny operators.
 `LeanForward` reads the weights of a checked model and computes the same function in far fewer
 operators, through the same `KVView`. Its rounding differs from the model's own: it is for
 members whose logits change the speed and never the text, and for quantised layers, whose text is
-another anyway; with these a row's bits are its own. `build` returns None for every model that
-`llama_shape` does not know.
+another anyway; with these a row's bits are its own. `build` returns None for every model of which
+`model_shape` has no description.
 
 Layers that are not packed share their memory with the model, which goes on to work; packed ones
 exist twice until `release`. Nothing that stays refers to the checkpoint's file.
 """
 
+import copy
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,13 +22,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from modelpool.attention.kv_view import Attend, AttentionLayer, KVView
+from modelpool.attention.kv_view import Attend, KVView
 from modelpool.checkpoint.architecture import max_positions
-from modelpool.fast.forward_parts import Operator, ShortForward, Watch
-from modelpool.fast.lean_linear import Linear, Packed, Quantised, Watched, linear_of
-from modelpool.fast.linear import PackedLinear, gains, let_go_of_file
-from modelpool.fast.llama_shape import attention_window, is_llama_shaped, norm_eps, rotations
+from modelpool.fast.forward_parts import (
+    ShortForward,
+    ShortLayer,
+    run_alone,
+    then,
+    unchanged,
+)
+from modelpool.fast.lean_linear import After, Linear, Packed, Quantised, linear_of
+from modelpool.fast.lean_norm import rms_scale
+from modelpool.fast.linear import PackedLinear, gains, let_go_of_file, pack_linears
+from modelpool.fast.model_shape import LayerShape, ModelShape, Operator, shape_of
 from modelpool.fast.quantised import QuantisedLinear
+from modelpool.fast.rotation import angles_of
 from modelpool.forward import Forward, ForwardOutput, HiddenLayers, spans, stacked
 from modelpool.packed_model import PackedModel
 from modelpool.probe import MOST_DIFFERENCE, allowed_difference, probed
@@ -56,35 +65,15 @@ class _Norm:
         return x.div(length.hypot_(self._floor)).mul_(self._weight)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Layer:
-    before: Operator
-    qkv: Linear
-    qk_norm: Operator | None  # weight [heads + kv_heads, head_dim]
-    out: Linear
-    between: Operator
-    gate_up: Linear
-    down: Linear
-    attention: AttentionLayer
-
-    def watched(self, watch: Watch) -> "_Layer":
-        return replace(
-            self,
-            before=watch("norms", self.before),
-            qkv=Watched(self.qkv, "query, key, value", watch),
-            qk_norm=None if self.qk_norm is None else watch("norms", self.qk_norm),
-            out=Watched(self.out, "output of attention", watch),
-            between=watch("norms", self.between),
-            gate_up=Watched(self.gate_up, "gate, up", watch),
-            down=Watched(self.down, "down", watch),
-        )
-
-
 class LeanForward(ShortForward):
     """The forward of one model; see `build`."""
 
-    def __init__(self, model: PreTrainedModel, vocab_size: int, attend: Attend) -> None:
-        """`model` has the shape that `build` checks for."""
+    _is_lean = True
+
+    def __init__(
+        self, model: PreTrainedModel, shape: ModelShape, vocab_size: int, attend: Attend
+    ) -> None:
+        """`shape`: of `model`."""
         core: Any = model.model
         config: Any = model.config
         self._vocab_size = vocab_size
@@ -94,19 +83,15 @@ class LeanForward(ShortForward):
         # Quantised layers read and give float32: nothing is rounded in between but for attention.
         is_half = embedding.dtype.itemsize == 2
         self._dtype = torch.float32 if is_half and is_quantised(model) else embedding.dtype
-        self._heads = int(config.num_attention_heads)
-        self._kv_heads = int(config.num_key_value_heads)
-        self._head_dim = int(core.layers[0].self_attn.head_dim)
-        like = embedding[:1].to(self._dtype)
-        self._rotations = rotations(core.rotary_emb, like, max_positions(config))
-        self._originals: list[tuple[nn.Module, str]] = []  # that a packed layer stands for
-        self._layers = tuple(
-            self._layer(number, layer, config) for number, layer in enumerate(core.layers)
-        )
-        self._norm: Operator = self._normed(core.norm)
-        self._head = self._own_head(model, vocab_size)
-        self._attend = attend
         self._kv_dtype = embedding.dtype
+        self._scale = shape.embedding_scale
+        like, positions = embedding[:1].to(self._dtype), max_positions(config)
+        self._angles = [angles_of(r, shape.rotary, like, positions) for r in shape.rotations]
+        self._originals: list[tuple[nn.Module, str]] = []  # that a packed layer stands for
+        self._layers = tuple(self._layer(one, shape) for one in shape.layers)
+        self._norm: Operator = self._normed(shape.norm)
+        self._head = then(self._own_head(model, vocab_size), shape.on_logits)
+        self._attend = attend
         self._head_dtype = (
             self._dtype if isinstance(model.lm_head, QuantisedLinear) else self._kv_dtype
         )
@@ -115,7 +100,7 @@ class LeanForward(ShortForward):
     @torch.inference_mode(False)
     @torch.no_grad()
     def build(cls, model: PreTrainedModel, vocab_size: int, attend: Attend) -> "LeanForward | None":
-        """The lean forward of `model`, or None where the model has another shape.
+        """The lean forward of `model`, or None where the model has no shape that is known.
 
         The weights of layers that are computed together move into one tensor, of which the
         model's own become views.
@@ -123,7 +108,8 @@ class LeanForward(ShortForward):
         Args:
             vocab_size: logits beyond it are padding and are not computed.
         """
-        return cls(model, vocab_size, attend) if is_llama_shaped(model) else None
+        shape = shape_of(model, attend)
+        return None if shape is None else cls(model, shape, vocab_size, attend)
 
     def release(self) -> None:
         """Frees the plain weights of packed layers: the model's own forward ends here."""
@@ -143,17 +129,22 @@ class LeanForward(ShortForward):
     ) -> ForwardOutput:
         """One pass over a pack, as `PackedModel.forward`; positions are below the maximum."""
         x = self._embedded.weight.index_select(0, tokens).to(self._dtype)  # [T, hidden]
-        cos, sin = self._rotations.index_select(0, positions).unbind(1)  # [T, 1, head_dim]
+        if self._scale != 1.0:
+            x.mul_(self._scale)
+        angles = [of(positions) for of in self._angles]
+        angles.append(())  # of layers that do not rotate
         states, count = list[Tensor](), len(self._layers)
         last = None if hidden[-1:] == (count,) else self._layers[-1]
         for first, stop in spans(hidden, count):
             for layer in self._layers[first:stop]:
-                seen = self._attention(layer, layer.before(x), cos, sin, view)
+                read, between = layer.before(x), layer.between
+                seen = self._attention(layer, read, angles[layer.angles], view)
                 if layer is last:  # what follows is for each token alone
                     x, seen = x.index_select(0, logit_index), seen.index_select(0, logit_index)
+                    read = read.index_select(0, logit_index) if between is None else read
                 layer.out.add_to(x, seen)
-                gate, up = layer.gate_up(layer.between(x)).chunk(2, dim=1)
-                layer.down.add_to(x, self._gate(gate, up))
+                gate_up = layer.gate_up(read if between is None else between(x))
+                layer.down.add_to(x, layer.gate(gate_up))
             if len(states) < len(hidden):  # the next layers add to it in place
                 states.append(x.clone())
         if last is None:
@@ -163,48 +154,57 @@ class LeanForward(ShortForward):
         return ForwardOutput(logits, None if kept is None else kept.to(self._kv_dtype))
 
     @staticmethod
-    def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, -1), sin)
+    def _write(view: KVView, layer: int, key: Tensor, value: Tensor) -> None:
+        view.write(layer, key, value.to(key.dtype))
 
-    def _attention(
-        self, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor, view: KVView
-    ) -> Tensor:
-        """[T, hidden] to [T, heads * head_dim]: writes, then attends."""
-        heads = self._heads
-        rotated = heads + self._kv_heads
-        qkv = layer.qkv(x).view(x.shape[0], -1, self._head_dim)  # [T, heads + 2 kv_heads, dim]
-        both = qkv[:, :rotated]
-        if layer.qk_norm is not None:
-            both = layer.qk_norm(both)
-        both = self._rotate(both, cos, sin).to(self._kv_dtype)
-        value = qkv[:, rotated:].to(self._kv_dtype)
-        self._write(view, layer.attention.number, both[:, heads:], value)
-        query = both[:, :heads].transpose(0, 1)
-        return self._attend(view, layer.attention, query).flatten(1)
+    def _layer(self, one: LayerShape, shape: ModelShape) -> ShortLayer:
+        layer, stored = super()._layer(one, shape), self._kv_dtype
+        if self._dtype == stored:
+            return layer
+        return replace(layer, rotate=then(layer.rotate, lambda x: x.to(stored)))
 
-    def _layer(self, number: int, layer: Any, config: Any) -> _Layer:
-        attention = layer.self_attn
-        return _Layer(
-            before=self._normed(layer.input_layernorm),
-            qkv=self._fused(attention, "q_proj", "k_proj", "v_proj"),
-            qk_norm=self._qk_norm(attention) if hasattr(attention, "q_norm") else None,
-            out=self._fused(attention, "o_proj"),
-            between=self._normed(layer.post_attention_layernorm),
-            gate_up=self._fused(layer.mlp, "gate_proj", "up_proj"),
-            down=self._fused(layer.mlp, "down_proj"),
-            attention=AttentionLayer(
-                number, float(attention.scaling), attention_window(attention, config)
-            ),
-        )
+    def _head_norms(self, one: LayerShape) -> Operator | None:
+        """In one call where both are RMS norms of single heads."""
+        joint = one.joint_norm()
+        if joint is None:
+            return super()._head_norms(one)
+        weight, eps = joint
+        return _Norm(weight.to(self._dtype), eps)
 
-    def _qk_norm(self, attention: Any) -> _Norm:
-        query, key = attention.q_norm, attention.k_norm
-        parts = ((query.weight, self._heads), (key.weight, self._kv_heads))
-        weight = torch.cat([part.detach().expand(count, -1) for part, count in parts])
-        return _Norm(weight.to(self._dtype), norm_eps(query))
+    def _normed(self, module: Any) -> Operator:
+        found = rms_scale(module)
+        if found is not None:
+            return _Norm(found[0].to(self._dtype), found[1])
+        if module is None:
+            return unchanged
+        own: Operator = copy.deepcopy(module).to(self._dtype).forward
+        return own
 
-    def _normed(self, module: Any) -> _Norm:
-        return _Norm(module.weight.detach().to(self._dtype), norm_eps(module))
+    def _side_by_side(self, parent: Any, names: Sequence[str]) -> Linear:
+        return self._fused(parent, *names)
+
+    def _linear(self, parent: Any, name: str) -> Linear:
+        return self._fused(parent, name)
+
+    def _whole(self, mlp: Any) -> Linear:
+        pack_linears(mlp)
+        return After(then(lambda x: x.to(self._kv_dtype), run_alone(mlp)), unchanged)
+
+    def _gate_up(self, mlp: Any, names: Sequence[str]) -> Linear:
+        return self._fused(mlp, *names)
+
+    def _gate(self, activation: Operator) -> Operator:
+        def gated(gate_up: Tensor) -> Tensor:
+            gate, up = gate_up.chunk(2, dim=1)
+            return activation(gate).mul_(up)
+
+        return gated
+
+    def _added(self, one: LayerShape, part: Linear, norm: Any) -> Linear:
+        factor = one.multiplier
+        if norm is not None:
+            part = After(part, self._normed(norm))
+        return part if factor == 1.0 else After(part, lambda y: y.mul_(factor))
 
     def _own_head(self, model: Any, vocab_size: int) -> Callable[[Tensor], Tensor]:
         """It is not fused with anything: packed or not, its weight is the model's own."""

@@ -1,12 +1,12 @@
 """The linear layers of a lean forward: plain, packed, or quantised; several as one."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from modelpool.fast.forward_parts import Watch
 from modelpool.fast.linear import PackedLinear, gains
+from modelpool.fast.model_shape import Operator
 from modelpool.fast.quantised import QuantisedLinear
 
 
@@ -63,21 +63,20 @@ class Quantised:
         residual.add_(self._multiply(x, residual.dtype))
 
 
-class Watched:
-    """A layer whose calls a profile takes part in."""
+class After:
+    """A layer whose outputs become something else before they are added."""
 
-    def __init__(self, layer: "Linear", name: str, watch: Watch) -> None:
-        self._multiply, self._add = watch(name, layer), watch(name, layer.add_to)
+    def __init__(self, layer: Callable[[Tensor], Tensor], then: Operator) -> None:
+        self._layer, self._then = layer, then
 
     def __call__(self, x: Tensor) -> Tensor:
-        y: Tensor = self._multiply(x)
-        return y
+        return self._then(self._layer(x))
 
     def add_to(self, residual: Tensor, x: Tensor) -> None:
-        self._add(residual, x)
+        residual.add_(self(x.to(residual.dtype)))  # nothing is rounded in between
 
 
-Linear = Plain | Packed | Quantised | Watched
+Linear = Plain | Packed | Quantised | After
 
 
 def linear_of(weight: Tensor, bias: Tensor | None) -> Linear:

@@ -6,6 +6,8 @@ a norm of another kind stays. Sums are in another order: not for a target, whose
 transformers'.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -44,24 +46,36 @@ def replace_norms(model: nn.Module) -> int:
     return len(lean)
 
 
-def _equivalent(norm: nn.Module) -> LeanRMSNorm | None:
+def rms_scale(norm: nn.Module | None) -> tuple[Tensor, float] | None:
+    """Weight [n] and epsilon of a module that computes what `LeanRMSNorm` does; Gemma's weight is
+    one more than it says. None: it computes something else."""
     weight = getattr(norm, "weight", None)
     eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
-    if not type(norm).__name__.endswith("RMSNorm") or not isinstance(eps, float):
+    if norm is None or not type(norm).__name__.endswith("RMSNorm") or not isinstance(eps, float):
         return None
-    if not isinstance(weight, nn.Parameter) or weight.dim() != 1:
+    if not isinstance(weight, Tensor) or weight.dim() != 1 or is_hooked(norm):
         return None
-    if weight.device.type != "cpu" or weight.dtype == torch.float64:
+    plain = weight.detach()
+    if type(norm) is LeanRMSNorm or _is_same(norm, plain, eps):
+        return plain, eps
+    more = 1.0 + plain.float()
+    return (more, eps) if _is_same(norm, more, eps) else None
+
+
+def _equivalent(norm: nn.Module) -> LeanRMSNorm | None:
+    found = rms_scale(norm)
+    weight: Any = getattr(norm, "weight", None)
+    if found is None or weight.device.type != "cpu" or weight.dtype == torch.float64:
         return None
-    if is_hooked(norm):
-        return None
-    return LeanRMSNorm(weight, eps) if _is_same(norm, weight, eps) else None
+    scale, eps = found
+    return LeanRMSNorm(weight, eps) if scale.data_ptr() == weight.data_ptr() else None
 
 
 def _is_same(norm: nn.Module, weight: Tensor, eps: float) -> bool:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(_TRIAL_ROWS, len(weight), generator=generator)
     x[::2] *= max(eps, 1e-30) ** 0.5  # rows so quiet that epsilon decides
+    x = x.to(weight.device)
     with torch.inference_mode():
         expected = norm(x)
         found = F.rms_norm(x, weight.shape, weight.float(), eps)

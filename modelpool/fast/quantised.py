@@ -65,7 +65,7 @@ def quantise_linears(
     model: nn.Module,
     stored: Mapping[str, Int8Values] | None = None,
     only_stored: bool = False,
-    together: bool = True,
+    together: Collection[nn.Module] = (),
     weights: KeptWeights = "int8",
     in_int8: Collection[str] = (),
 ) -> list[str]:
@@ -78,8 +78,8 @@ def quantise_linears(
         stored: weights that the checkpoint has in int8, by the layer's name. They are taken as
             they are.
         only_stored: other layers stay as they are.
-        together: layers that read the same input share a weight, for a forward that calls them
-            `joined`; the modules' own computes all outputs for each of them.
+        together: modules whose layers that read the same input share a weight, for a forward that
+            calls them `joined`; the modules' own computes all outputs for each of them.
         weights: `int4`: in 4 bits, but for the head and for layers that these hold badly.
         in_int8: names of more layers that are not in 4 bits.
     """
@@ -91,11 +91,12 @@ def quantise_linears(
     for path, parent in list(model.named_modules()):
         prefix = f"{path}." if path else ""
         linears = {name: each for name, each in parent.named_children() if _is_linear(each)}
+        is_joined = parent in together
         fresh = {name: layer for name, layer in linears.items() if layer not in done}
         able = {name: layer for name, layer in fresh.items() if _can_replace(layer)}
         left += [prefix + name for name in fresh if name not in able]
         wanted = {name for name in able if not only_stored or prefix + name in given}
-        for names in _groups({name: able[name] for name in able if name in wanted}, together):
+        for names in _groups({name: able[name] for name in able if name in wanted}, is_joined):
             layers = [able[name] for name in names]
             values = [given.get(prefix + name) for name in names]
             is_wide = head in layers or any(prefix + name in in_int8 for name in names)

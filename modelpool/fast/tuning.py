@@ -23,7 +23,7 @@ class Tuning:
     Attributes:
         threads: CPU threads of its forwards; None for torch's setting when it is wrapped.
         pack_weights: lay out linear weights once where that pays (`packed_linear`).
-        lean: the short ways through Llama-shaped decoders (`lean_forward`), or one call per RMSNorm
+        lean: the short way through a decoder (`lean_forward`), or one call per RMSNorm
             (`lean_norm`) in the others.
         attention: the kernels that attend.
         weights: `int8`: linear layers are quantised once the model is loaded (`fast.int8`).

@@ -1,4 +1,5 @@
-"""Small random decoders of Llama's shape and others, and packs of tokens to feed them."""
+"""Small random decoders of Llama's shape, of other shapes that are known, and others; packs of
+tokens to feed them."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -8,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import (
+    CONFIG_MAPPING,
     AutoModelForCausalLM,
-    Gemma2Config,
     GPT2Config,
     LlamaConfig,
     MistralConfig,
@@ -73,6 +74,72 @@ LLAMA_SHAPED: dict[str, Callable[[], PreTrainedConfig]] = {
     "qwen3": lambda: Qwen3Config(**SHAPE, head_dim=8),
 }
 
+_IN_TURN = {
+    "sliding_window": 5,
+    "layer_types": _KINDS,
+}
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_MULTIPLIED = {
+    "embedding_multiplier": 12.0,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.5,
+    "logits_scaling": 8.0,
+}
+_TUNED = {**_YARN, "llama_4_scaling_beta": 0.5}
+
+# By model type, or by what is the same but for its settings.
+SHAPED: dict[str, dict[str, Any]] = {
+    "apertus": {},
+    "cohere": {"logit_scale": 0.3},
+    "cohere2": {**_IN_TURN, "logit_scale": 0.3},
+    "ernie4_5": {"use_bias": True},
+    "exaone4": _IN_TURN,
+    "gemma": {"head_dim": 8},
+    "gemma2": {**_IN_TURN, "head_dim": 8, "query_pre_attn_scalar": 8},
+    "gemma3_text": {**_IN_TURN, "head_dim": 8, "query_pre_attn_scalar": 8},
+    "glm": {"head_dim": 8, "attention_bias": True},
+    "glm4": {"head_dim": 8},
+    "gpt_oss": {**_IN_TURN, "head_dim": 8, "num_local_experts": 4},
+    "granite": _MULTIPLIED,
+    "granitemoehybrid": {
+        **_MULTIPLIED,
+        "layer_types": ["full_attention"] * 3,
+        "num_local_experts": 0,
+        "shared_intermediate_size": 48,
+        "mamba_n_heads": 4,
+    },
+    "hunyuan_v1_dense": {"head_dim": 8},
+    "llama-gelu": {"hidden_act": "gelu"},
+    "llama-by-length": {
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    },
+    "ministral": {**_IN_TURN, "head_dim": 8},
+    "ministral3": {"rope_parameters": _TUNED, "head_dim": 8, "sliding_window": None},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "olmo": {},
+    "olmo2": {},
+    "olmo3": _IN_TURN,
+    "phi3": {
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e4,
+            "partial_rotary_factor": 0.5,
+        },
+    },
+    "qwen3_moe": {**_EXPERTS, "num_experts": 4, "head_dim": 8},
+    "seed_oss": {"head_dim": 8, "attention_bias": True, "attention_out_bias": False},
+    "smollm3": {"no_rope_layers": [1, 0, 1]},
+    "starcoder2": {},
+}
+
+
+def shaped(name: str) -> PreTrainedConfig:
+    """A small configuration of one of `SHAPED`."""
+    kind = CONFIG_MAPPING[name.partition("-")[0]]
+    config: PreTrainedConfig = kind(**{**SHAPE, **SHAPED[name]})
+    return config
+
+
 # By row, tokens. One group as it stands; one with idle places; one with an idle row; a long row
 # alone; a token alone.
 PACKS: tuple[dict[int, int], ...] = (
@@ -89,11 +156,6 @@ OTHERS: dict[str, Callable[[], PreTrainedConfig]] = {
     "gpt2": lambda: GPT2Config(**COMMON, n_embd=32, n_layer=2, n_head=4),
     "opt": lambda: OPTConfig(**{**SHAPE, "pad_token_id": 1}, ffn_dim=48, word_embed_proj_dim=32),
     "phi": lambda: PhiConfig(**SHAPE),
-    "gemma2": lambda: Gemma2Config(**SHAPE, head_dim=8),
-    "another activation": lambda: LlamaConfig(**SHAPE, hidden_act="gelu"),
-    "rotation by length": lambda: LlamaConfig(
-        **SHAPE, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
-    ),
 }
 
 
@@ -108,6 +170,8 @@ def make_model(config: PreTrainedConfig, dtype: torch.dtype = torch.float64) -> 
                 nn.init.uniform_(parameter, 0.7, 1.3)
             else:
                 nn.init.normal_(parameter, std=2.0 * parameter.shape[-1] ** -0.5)
+    if dtype == torch.float64 and model._can_set_experts_implementation():
+        model.set_experts_implementation("eager")  # for which experts have no other kernels
     ready: PreTrainedModel = model.to(dtype).eval().requires_grad_(False)
     return ready
 
@@ -199,14 +263,9 @@ def _spread(model: Any) -> None:
     model.model.layers[2].to("meta")
 
 
-def _replace_norm(model: Any) -> None:
-    model.model.norm = nn.LayerNorm(32, dtype=torch.float64)
-
-
 CHANGES: list[Callable[[Any], None]] = [
     _hook,
     _replace_forward,
     _replace_linear,
     _spread,
-    _replace_norm,
-]  # after which a model is of Llama's shape no more
+]  # after which a model has no shape that is known

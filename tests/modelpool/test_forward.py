@@ -35,7 +35,7 @@ def states_of(ordinary: PreTrainedModel, tokens: Tensor, layers: HiddenLayers) -
     return torch.stack([given[layer] for layer in layers], dim=2)
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, "gpt2", "opt", "phi", "gemma2"])
+@pytest.mark.parametrize("name", [*FAMILIES, "gpt2", "opt", "phi"])
 def test_hidden_states_of_a_pack_are_those_of_the_ordinary_forward(name: str) -> None:
     """Of prompts in chunks, of steps, and of rows beside others."""
     config = {**LLAMA_SHAPED, **OTHERS}[name]

@@ -1,16 +1,28 @@
 """There is no direct forward where a bit or a window is another one."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
+from modelpool.attention.kv_view import Attend
 from modelpool.fast.direct_forward import DirectForward, direct_forward_of
+from modelpool.fast.model_shape import ModelShape, shape_of
 from modelpool.forward import ForwardOutput
 from tests.modelpool.fast.test_forwards import WAYS
 from tests.modelpool.llama_models import Feeder
 
 DIRECT = WAYS["direct"]
+
+
+def with_other_windows(model: PreTrainedModel, attend: Attend) -> ModelShape:
+    """A shape that is the model's but for its windows."""
+    shape = shape_of(model, attend)
+    assert shape is not None
+    layers = [replace(one, attention=replace(one.attention, window=6)) for one in shape.layers]
+    return replace(shape, layers=layers)
 
 
 def test_a_forward_with_one_other_bit_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,7 +41,7 @@ def test_a_forward_with_one_other_bit_is_not_used(monkeypatch: pytest.MonkeyPatc
 
 def test_windows_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     packed, _ = DIRECT.through("mistral", torch.float32)
-    monkeypatch.setattr("modelpool.fast.direct_forward.attention_window", lambda *_: 6)
+    monkeypatch.setattr("modelpool.fast.direct_forward.shape_of", with_other_windows)
     assert direct_forward_of(packed) is None
 
 
@@ -39,6 +51,8 @@ def test_norms_in_one_call_have_the_bits_of_those_spelled_out(
 ) -> None:
     packed, direct = DIRECT.through("qwen3", dtype)
     monkeypatch.setattr("modelpool.fast.direct_forward._is_one_call", lambda size: False)
-    spelled = DirectForward(packed)
+    shape = shape_of(packed.model, packed.attend)
+    assert shape is not None
+    spelled = DirectForward(packed, shape)
     expected, got = (Feeder(one, packed).feed({0: 6, 1: 1}) for one in (direct, spelled))
     assert torch.equal(got, expected)

@@ -1,4 +1,4 @@
-"""Short ways through Llama-shaped decoders say what the packed forward says, or do not exist."""
+"""Short ways through decoders of a known shape say what the packed forward says."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from modelpool.fast.cuda_forward import cuda_forward_of
 from modelpool.fast.direct_forward import direct_forward_of
 from modelpool.fast.layer_reference import reference_kernels
 from modelpool.fast.lean_forward import lean_forward_of
-from modelpool.fast.llama_shape import is_llama_shaped
+from modelpool.fast.model_shape import ModelShape, shape_of
 from modelpool.fast.tuning import PLAIN, Tuning
 from modelpool.forward import Forward
 from modelpool.packed_model import PackedModel
@@ -21,10 +21,12 @@ from tests.modelpool.llama_models import (
     LLAMA_SHAPED,
     OTHERS,
     PACKS,
+    SHAPED,
     VOCAB,
     Feeder,
     feed_tree,
     make_model,
+    shaped,
 )
 
 
@@ -38,7 +40,8 @@ class Way:
     tuning: Tuning = PLAIN
 
     def through(self, name: str, dtype: torch.dtype) -> tuple[PackedModel, Forward]:
-        model = make_model(LLAMA_SHAPED[name](), dtype)
+        config = LLAMA_SHAPED[name]() if name in LLAMA_SHAPED else shaped(name)
+        model = make_model(config, dtype)
         packed = PackedModel.wrap("m", model, VOCAB, self.tuning)
         forward = self.find(packed)
         assert forward is not None
@@ -105,20 +108,59 @@ def test_only_the_wanted_logits_are_computed(way: str, wanted: list[int]) -> Non
     assert_says(got, expected, WAYS[way].tolerance[torch.float64])
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_other_architectures_are_not_llama_shaped(name: str) -> None:
-    assert not is_llama_shaped(make_model(OTHERS[name]()))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", SHAPED)
+def test_other_shapes_have_a_direct_forward_to_the_bit_and_a_lean_one(
+    name: str, dtype: torch.dtype
+) -> None:
+    packed, direct = WAYS["direct"].through(name, dtype)
+    expected, got, lean = (
+        torch.cat([*Feeder(forward, packed).feed_all(PACKS).values(), feed_tree(forward, packed)])
+        for forward in (packed.forward, direct, lean_way(packed))
+    )
+    assert torch.equal(got, expected)
+    known = shape(packed)
+    assert known is not None
+    assert known.is_llama == (name in ("ministral", "llama-by-length", "seed_oss"))
+    difference = (lean - expected).double().abs().mean() / expected.double().std()
+    assert difference < (1e-4 if dtype == torch.float32 else 0.1)
+
+
+def lean_way(packed: PackedModel) -> Forward:
+    forward = lean_forward_of(packed)
+    assert forward is not None
+    return forward
+
+
+def shape(packed: PackedModel) -> ModelShape | None:
+    return shape_of(packed.model, packed.attend)
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_changed_modules_are_not_llama_shaped(change: Callable[[Any], None]) -> None:
-    model = make_model(LLAMA_SHAPED["llama"]())
-    assert is_llama_shaped(model)
-    change(model)
-    assert not is_llama_shaped(model)
+def test_changed_modules_have_no_known_shape(change: Callable[[Any], None]) -> None:
+    packed = PackedModel.wrap("m", make_model(LLAMA_SHAPED["llama"]()), VOCAB)
+    known = shape(packed)
+    assert known is not None
+    assert known.is_llama
+    change(packed.model)
+    assert shape(packed) is None
+
+
+def test_a_model_that_treats_positions_far_away_otherwise_has_no_known_shape(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def later(positions: Tensor, *_: float) -> Tensor:
+        return (1.0 + 0.5 * (positions > 100))[:, None, :, None]
+
+    packed = PackedModel.wrap("m", make_model(shaped("ministral3")), VOCAB)
+    assert shape(packed) is not None
+    module = "transformers.models.ministral3.modeling_ministral3"
+    monkeypatch.setattr(f"{module}.get_llama_4_attn_scale", later)
+    assert shape(packed) is None
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_there_is_no_short_way_through_what_is_not_llama_shaped(way: str) -> None:
-    packed = PackedModel.wrap("m", make_model(OTHERS["phi"]()), VOCAB)
+@pytest.mark.parametrize("name", OTHERS)
+def test_there_is_no_short_way_through_an_unknown_shape(name: str, way: str) -> None:
+    packed = PackedModel.wrap("m", make_model(OTHERS[name]()), VOCAB)
     assert WAYS[way].find(packed) is None

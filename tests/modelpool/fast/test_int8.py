@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from modelpool.checkpoint.int8_values import Int8Values
+from modelpool.config import KeptWeights
 from modelpool.fast import cpu
 from modelpool.fast.cpu import int8_refusal
 from modelpool.fast.direct_forward import direct_forward_of
@@ -23,7 +24,16 @@ from modelpool.fast.lean_forward import is_quantised, lean_forward_of
 from modelpool.fast.linear import parameter_count
 from modelpool.fast.quantised import QuantisedLinear, quantise_linears
 from modelpool.packed_model import PackedModel
-from tests.modelpool.llama_models import LLAMA_SHAPED, OTHERS, VOCAB, Feeder, feed_tree, make_model
+from tests.modelpool.llama_models import (
+    LLAMA_SHAPED,
+    OTHERS,
+    SHAPED,
+    VOCAB,
+    Feeder,
+    feed_tree,
+    make_model,
+    shaped,
+)
 
 pytestmark = pytest.mark.skipif(int8_refusal() is not None, reason=str(int8_refusal()))
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)
@@ -146,7 +156,7 @@ def test_layers_that_read_the_same_input_are_computed_together_to_the_same_bits(
 
     attention = Attention().requires_grad_(False)
     alone = [quantised(copy.deepcopy(each)) for each in attention.children()]
-    assert quantise_linears(attention) == []
+    assert quantise_linears(attention, together=[attention]) == []
     layers: list[Any] = list(attention.children())
     assert len({id(layer.shared) for layer in layers}) == 2
     x = draw(5, 32)
@@ -195,13 +205,16 @@ def test_plain_weights_are_let_go_and_parameters_counted(tied: str) -> None:
     assert parameter_count(model) == count
 
 
-def wrap(name: str, dtype: torch.dtype) -> PackedModel:
-    packed = PackedModel.wrap("m", make_model((LLAMA_SHAPED | OTHERS)[name](), dtype), VOCAB)
-    packed.quantise_weights()
+def wrap(name: str, dtype: torch.dtype, weights: KeptWeights = "int8") -> PackedModel:
+    config = (LLAMA_SHAPED | OTHERS)[name]() if name not in SHAPED else shaped(name)
+    packed = PackedModel.wrap("m", make_model(config, dtype), VOCAB)
+    packed.quantise_weights(weights=weights)
     return packed
 
 
-@pytest.mark.parametrize(("name", "shared"), [("llama", 2), ("phi", 0)])
+@pytest.mark.parametrize(
+    ("name", "shared"), [("llama", 2), ("phi", 0), ("phi3", 0), ("gemma2", 2), ("qwen3_moe", 1)]
+)
 def test_only_layers_that_are_called_together_share_a_weight(name: str, shared: int) -> None:
     packed = wrap(name, torch.float32)
     modules = list(packed.model.modules())
@@ -226,12 +239,20 @@ def test_the_direct_forward_has_the_bits_of_the_model(name: str, dtype: torch.dt
     assert Feeder(direct, packed).feed({0: 6}, []).shape == (0, VOCAB)
 
 
-@pytest.mark.parametrize("name", [*LLAMA_SHAPED, "gpt2", "phi", "opt"])
-def test_a_row_alone_has_the_logits_that_it_has_among_others(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "weights"),
+    [
+        *((name, "int8") for name in (*LLAMA_SHAPED, *SHAPED, "gpt2", "phi", "opt")),
+        *((name, "int4") for name in ("llama", "cohere2", "gemma3_text", "glm4", "olmo2", "phi3")),
+    ],
+)
+def test_a_row_alone_has_the_logits_that_it_has_among_others(
+    name: str, weights: KeptWeights
+) -> None:
     """In float64, where attention's own rounding moves no level."""
-    packed = wrap(name, torch.float64)
+    packed = wrap(name, torch.float64, weights)
     forwards = [packed.forward, lean_forward_of(packed)]
-    assert (forwards[1] is None) == (name not in LLAMA_SHAPED)
+    assert (forwards[1] is None) == (name in OTHERS)
     for forward in filter(None, forwards):
         beside = Feeder(forward, packed).feed(dict.fromkeys(range(4), 9))
         alone = Feeder(forward, packed).feed({0: 9})

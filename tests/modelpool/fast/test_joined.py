@@ -44,7 +44,7 @@ def test_joined_layers_have_the_bits_that_they_had_alone(
     mlp = packed_mlp(inputs, dtype, bias)
     apart = copy.deepcopy(mlp)
     kept = [mlp.gate_proj.weight, mlp.up_proj.weight]
-    assert join_packed(mlp) == 1
+    assert join_packed([mlp]) == 1
     assert mlp.gate_proj.shared is mlp.up_proj.shared
     together = joined(mlp.gate_proj, mlp.up_proj)
     for rows in (1, 2, 7, 32, 33, 70):
@@ -54,14 +54,14 @@ def test_joined_layers_have_the_bits_that_they_had_alone(
             assert all(map(torch.equal, got, expected)), rows
     assert all(map(torch.equal, (mlp.gate_proj.weight, mlp.up_proj.weight), kept))
     assert parameter_count(mlp) == parameter_count(apart)
-    assert join_packed(mlp) == 0
+    assert join_packed([mlp]) == 0
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_weights_of_their_own_are_let_go_and_copies_are_independent(dtype: torch.dtype) -> None:
     mlp = packed_mlp(64, dtype)
     own = [weakref.ref(layer.shared) for layer in (mlp.gate_proj, mlp.up_proj)]
-    join_packed(mlp)
+    join_packed([mlp])
     gc.collect()
     assert [weight() for weight in own] == [None, None]
     copied, x = copy.deepcopy(mlp), draw(3, 64, dtype=dtype)
@@ -76,7 +76,7 @@ def test_layers_of_other_inputs_or_biased_otherwise_stay_apart() -> None:
     one_layer = packed_mlp(64, DTYPES[0])
     one_layer.up_proj = one_layer.gate_proj
     for mlp in (wide, biased, one_layer):
-        assert join_packed(mlp) == 0
+        assert join_packed([mlp]) == 0
 
 
 def test_what_sums_in_another_order_stays_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +93,7 @@ def test_what_sums_in_another_order_stays_apart(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(PackedWeight, "_product", by_halves)
     monkeypatch.setattr(joining, "keeps_bits", keeps_bits.__wrapped__)
     mlp = packed_mlp(96, torch.float32)
-    assert join_packed(mlp) == 0
+    assert join_packed([mlp]) == 0
     assert mlp.gate_proj.shared is not mlp.up_proj.shared
 
 

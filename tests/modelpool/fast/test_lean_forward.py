@@ -1,4 +1,4 @@
-"""The lean forward says what a model's own says, and exists for Llama-shaped decoders only."""
+"""The lean forward says what a model's own says, and exists for known shapes only."""
 
 from typing import Any
 
@@ -10,6 +10,7 @@ from modelpool.fast.lean_forward import LeanForward, check, lean_forward_of
 from modelpool.fast.linear import can_pack
 from modelpool.fast.tuning import Tuning
 from modelpool.packed_model import PackedModel
+from tests.modelpool.fast.test_direct_forward import with_other_windows
 from tests.modelpool.llama_models import LLAMA_SHAPED, SHAPE, VOCAB, Feeder, make_model
 
 
@@ -28,9 +29,10 @@ def test_a_lean_forward_that_says_something_else_is_not_used(
     packed, lean = wrap(LLAMA_SHAPED["qwen2-windows"]())
     with torch.inference_mode():
         assert check(packed, lean) is None
-        monkeypatch.setattr(lean, "_rotations", lean._rotations.flip(1))
+        (angles,) = lean._angles
+        monkeypatch.setattr(lean, "_angles", [lambda positions: angles(positions)[::-1]])
         assert "its logits differ" in str(check(packed, lean))
-    monkeypatch.setattr("modelpool.fast.lean_forward.attention_window", lambda *_: 6)
+    monkeypatch.setattr("modelpool.fast.lean_forward.shape_of", with_other_windows)
     assert lean_forward_of(packed) is None
 
 

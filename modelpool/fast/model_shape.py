@@ -1,0 +1,413 @@
+"""ModelShape: what a decoder computes, so that it may be run without its modules.
+
+Contract: which part of a layer is what, the names of its modules say; all must be known. What a
+layer's attention does with queries and keys, its own forward shows: norms, rotation or none, scale,
+window, soft cap, sinks are learned from one pass over positions that are spread over all that the
+model has, to the bit. No class is known by its name. What the description cannot express has no
+shape, nor has a model with hooks, or with weights that are spread or that transformers quantises;
+and the forwards that are made of a shape are compared with the model's own.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+from transformers.activations import SiLUActivation
+
+from modelpool.attention.kv_view import Attend, AttentionLayer, KVView
+from modelpool.attention.packed import OpaqueView
+from modelpool.checkpoint.architecture import max_positions
+from modelpool.fast.lean_norm import rms_scale
+from modelpool.fast.linear import PackedLinear, is_hooked
+from modelpool.fast.quantised import QuantisedLinear
+from modelpool.fast.rotation import Rotation, candidates
+from modelpool.probe import ProbeView
+
+Operator = Callable[[Tensor], Tensor]
+
+_TOKENS = 9
+_CORE_PARTS = frozenset({"embed_tokens", "layers", "norm"})  # and "rotary_emb"
+# By the names of a layer's norms, where they stand: before attention, on its output, before the
+# MLP, on its output. With one alone the MLP reads what attention reads.
+_NORM_PLACES: Mapping[frozenset[str], Sequence[str]] = {
+    frozenset(name for name in places if name): places
+    for places in (
+        ("input_layernorm", "", "post_attention_layernorm", ""),
+        ("attention_layernorm", "", "feedforward_layernorm", ""),
+        ("input_layernorm", "", "", ""),
+        ("", "post_attention_layernorm", "", "post_feedforward_layernorm"),
+        ("input_layernorm", "post_attention_layernorm",
+         "pre_feedforward_layernorm", "post_feedforward_layernorm"),
+        ("input_layernorm", "post_self_attn_layernorm",
+         "post_attention_layernorm", "post_mlp_layernorm"),
+    )
+}  # fmt: skip
+_PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("qkv_proj",))
+_HEAD_NORMS = (("q_norm", "k_norm"), ("query_layernorm", "key_layernorm"))
+_MLPS = ("mlp", "shared_mlp")
+_GATE_UP = (("gate_proj", "up_proj"), ("gate_up_proj",), ("input_linear",))
+_DOWN = ("down_proj", "output_linear")
+_ACTIVATIONS = ("act_fn", "activation_fn", "activation")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LayerShape:
+    """
+    Attributes:
+        module: the attention.
+        projections: its linear layers that give queries, keys and values, side by side.
+        head_norms: of queries and keys, if any; `normed_last`: behind the rotation.
+        rotation: None: it knows nothing of positions.
+        before, after_attention, between, after_mlp: norms, if any.
+        is_parallel: the MLP reads what attention reads.
+        multiplier: of what attention and the MLP add.
+        gated: linear layers of a gated MLP, the last one down, the others side by side; none: it is
+            another MLP, which runs as it is.
+    """
+
+    attention: AttentionLayer
+    module: Any
+    projections: Sequence[str]
+    heads: int
+    kv_heads: int
+    head_dim: int
+    head_norms: Sequence[Any]
+    normed_last: bool
+    rotation: Rotation | None
+    before: Any
+    after_attention: Any
+    between: Any
+    after_mlp: Any
+    is_parallel: bool
+    multiplier: float
+    mlp: Any
+    gated: Sequence[str]
+
+    @property
+    def activation(self) -> Operator:
+        """Of a gated MLP."""
+        found: Any = next(each for name in _ACTIVATIONS if (each := getattr(self.mlp, name, None)))
+        if isinstance(found, nn.SiLU | SiLUActivation):
+            return F.silu
+        return found.forward if isinstance(found, nn.Module) else found
+
+    @property
+    def norms_are_whole(self) -> bool:
+        """All heads are normed together, not each by itself."""
+        weight = getattr(self.head_norms[0], "weight", None) if self.head_norms else None
+        return isinstance(weight, Tensor) and weight.shape[-1] != self.head_dim
+
+    def normed_heads(self, normed: Callable[[Any], Operator]) -> Operator | None:
+        """Of queries and keys [T, heads + kv_heads, head_dim], by norms that are `normed`."""
+        if not self.head_norms:
+            return None
+        counts, (query, key) = [self.heads, self.kv_heads], map(normed, self.head_norms)
+        is_whole = self.norms_are_whole
+
+        def both(x: Tensor) -> Tensor:
+            first, last = torch.split(x, counts, dim=1)
+            if not is_whole:
+                return torch.cat((query(first), key(last)), dim=1)
+            rows = torch.cat((query(first.flatten(1)), key(last.flatten(1))), dim=1)
+            return rows.view(x.shape)
+
+        return both
+
+    def joint_norm(self) -> tuple[Tensor, float] | None:
+        """Weight [heads + kv_heads, head_dim] and epsilon of both head norms, where these are RMS
+        norms of single heads."""
+        found = [rms for rms in map(rms_scale, self.head_norms) if rms is not None]
+        if self.norms_are_whole or len(found) < 2 or len({eps for _, eps in found}) > 1:
+            return None
+        counts = (self.heads, self.kv_heads)
+        parts = [one.expand(n, -1) for (one, _), n in zip(found, counts, strict=True)]
+        return torch.cat(parts), found[0][1]
+
+    @property
+    def is_llama(self) -> bool:
+        """The shape of Llama and Qwen3, and nothing beside it."""
+        rotation = self.rotation
+        return (
+            len(self.projections) == 3
+            and len(self.gated) == 3
+            and self.activation is F.silu
+            and type(rotation) is Rotation
+            and rotation.size == self.head_dim
+            and not (rotation.pairs or rotation.repeated or self.normed_last or self.is_parallel)
+            and not (self.after_attention or self.after_mlp)
+            and self.multiplier == 1.0
+            and rms_scale(self.before) is not None
+            and rms_scale(self.between) is not None
+            and bool(self.head_norms) == (self.joint_norm() is not None)
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ModelShape:
+    """
+    Attributes:
+        rotary: the embedding that gives angles; `rotations`: of the layers, each once.
+        norm: behind the last layer.
+        embedding_scale: of the embedded tokens.
+        on_logits: what becomes of the head's output.
+    """
+
+    layers: Sequence[LayerShape]
+    rotary: Any
+    rotations: Sequence[Rotation]
+    norm: Any
+    embedding_scale: float
+    on_logits: Operator | None
+
+    @property
+    def joined(self) -> Collection[nn.Module]:
+        """Modules whose layers that read the same input are computed together."""
+        mlps = [one.mlp for one in self.layers if one.gated]
+        return [*(one.module for one in self.layers), *mlps]
+
+    @property
+    def is_llama(self) -> bool:
+        """The shape of Llama and Qwen3, and nothing beside it."""
+        is_plain = self.embedding_scale == 1.0 and self.on_logits is None
+        is_plain = is_plain and len(self.rotations) == 1 and rms_scale(self.norm) is not None
+        return is_plain and all(one.is_llama for one in self.layers)
+
+
+@torch.no_grad()
+def shape_of(model: PreTrainedModel, attend: Attend) -> ModelShape | None:
+    """The shape of a model whose attention is the plug-in's; None: it has none that is known."""
+    core: Any = getattr(model, "model", None)
+    if core is None or not _is_known(model, core):
+        return None
+    seen = _observed(model, attend)
+    found = [_layer_shape(*pair) for pair in zip(core.layers, seen, strict=True)]
+    layers = [one for one in found if one is not None]
+    if len(layers) < len(found):
+        return None
+    rotations = dict.fromkeys(one.rotation for one in layers if one.rotation is not None)
+    embedding: Any = core.embed_tokens
+    scale = getattr(core, "embedding_multiplier", 1.0)
+    if hasattr(embedding, "embed_scale"):
+        scale = torch.as_tensor(embedding.embed_scale).to(embedding.weight.dtype)
+    return ModelShape(
+        layers=layers,
+        rotary=getattr(core, "rotary_emb", None),
+        rotations=tuple(rotations),
+        norm=core.norm,
+        embedding_scale=float(scale),
+        on_logits=_on_logits(model),
+    )
+
+
+def _is_known(model: Any, core: Any) -> bool:
+    return (
+        getattr(model, "hf_quantizer", None) is None
+        and _parts(core) - {"rotary_emb"} == _CORE_PARTS
+        and isinstance(core.embed_tokens, nn.Embedding)
+        and core.embed_tokens.max_norm is None
+        and len(core.layers) == model.config.num_hidden_layers
+        and _is_linear(getattr(model, "lm_head", None))
+        and all(_has_known_parts(layer) for layer in core.layers)
+        and not any(_is_hooked(module) for module in model.modules())
+        and len({(one.device, one.dtype) for one in model.parameters()}) == 1
+    )
+
+
+def _has_known_parts(layer: Any) -> bool:
+    attention, mlp = getattr(layer, "self_attn", None), _mlp(layer)
+    is_known = len(_parts(layer).intersection(_MLPS)) == 1 and _norm_names(layer) in _NORM_PLACES
+    if attention is None or not is_known:
+        return False
+    projections, norms = _named(attention, _PROJECTIONS), _named(attention, _HEAD_NORMS)
+    linears = [*_all(attention, projections), *_all(mlp, _gated(mlp)), attention.o_proj]
+    return (
+        bool(projections)
+        and _parts(attention) == {*projections, *norms, "o_proj"}
+        and all(map(_is_linear, linears))
+        and _are_biased_alike(_all(attention, projections))
+        and _are_biased_alike(_all(mlp, _gated(mlp)[:-1]))
+    )
+
+
+def _are_biased_alike(linears: Sequence[Any]) -> bool:
+    """Together or not at all."""
+    return len({linear.bias is None for linear in linears}) <= 1
+
+
+def _norm_names(layer: Any) -> frozenset[str]:
+    return _parts(layer) - {"self_attn", *_MLPS}
+
+
+def _mlp(layer: Any) -> Any:
+    return next((getattr(layer, name) for name in _MLPS if name in _parts(layer)), None)
+
+
+def _gated(mlp: Any) -> tuple[str, ...]:
+    """The linear layers of a gated MLP, the last one down; none where it is another MLP."""
+    names = _named(mlp, [(*up, down) for up in _GATE_UP for down in _DOWN])
+    return names if _parts(mlp) - set(_ACTIVATIONS) == set(names) else ()
+
+
+def _all(parent: Any, names: Iterable[str]) -> list[Any]:
+    return [getattr(parent, name) for name in names]
+
+
+def _named(module: Any, choices: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """The first of `choices` that are all parts of a module."""
+    parts = _parts(module)
+    return next((names for names in choices if parts.issuperset(names)), ())
+
+
+def _parts(module: nn.Module) -> frozenset[str]:
+    """Dropout does nothing here."""
+    named = module.named_children()
+    return frozenset(name for name, part in named if not isinstance(part, nn.Dropout))
+
+
+def _is_linear(module: Any) -> bool:
+    return type(module) in (nn.Linear, PackedLinear, QuantisedLinear)
+
+
+def _is_hooked(module: nn.Module) -> bool:
+    """Or has another `forward` in its place, as `accelerate` does it, too."""
+    return is_hooked(module) or "forward" in vars(module)
+
+
+@dataclass(kw_only=True)
+class _Seen:
+    """Of one layer's attention: what it read, its angles, and what it made of them."""
+
+    hidden: Tensor  # [1, T, hidden_size]
+    positions: Tensor  # [T]
+    angles: Any  # cos and sin, [1, T, size] each, or None
+    embedding: tuple[Any, ...]
+    layer: AttentionLayer = field(init=False)
+    both: Tensor = field(init=False)  # [T, heads + kv_heads, head_dim] queries and keys
+    value: Tensor = field(init=False)  # [T, kv_heads, head_dim]
+
+
+def _observed(model: Any, attend: Attend) -> list[_Seen]:
+    """By layer, what its attention does in a forward of a few tokens, far from one another."""
+    core, device = model.model, model.model.embed_tokens.weight.device
+    seen: list[_Seen] = []
+    asked: list[tuple[Tensor, tuple[Any, ...]]] = []  # cosines, and what they were asked with
+
+    def embedded(_: Any, args: Any, options: Any, given: Any) -> None:
+        values = (*args, *options.values())
+        asked.append((given[0], tuple(one for one in values if not isinstance(one, Tensor))))
+
+    def began(_: Any, args: Any, options: Any) -> None:
+        hidden = args[0] if args else options["hidden_states"]
+        angles = options.get("position_embeddings")
+        known = (how for cos, how in asked if angles and cos is angles[0])
+        how = next(known, ())
+        seen.append(_Seen(hidden=hidden, positions=positions, angles=angles, embedding=how))
+
+    def attending(view: KVView, layer: AttentionLayer, query: Tensor) -> Tensor:
+        keys, value = view.arena(layer)
+        one = seen[-1]
+        one.layer, one.value = layer, value.clone()
+        one.both = torch.cat((query.transpose(0, 1), keys), dim=1)
+        return attend(view, layer, query)
+
+    last = min(max_positions(model.config), 2**24) - 1
+    positions = torch.linspace(0, last, _TOKENS, device=device).long()
+    hooks = []
+    if getattr(core, "rotary_emb", None) is not None:
+        hooks.append(core.rotary_emb.register_forward_hook(embedded, with_kwargs=True))
+    for layer in core.layers:
+        hooks.append(layer.self_attn.register_forward_pre_hook(began, with_kwargs=True))
+    try:
+        view = ProbeView(device, _TOKENS)
+        view.begin(0, _TOKENS)
+        model(
+            input_ids=(torch.arange(_TOKENS, device=device) * 7919 + 11)[None]
+            % core.embed_tokens.num_embeddings,
+            position_ids=positions[None],
+            use_cache=False,
+            logits_to_keep=1,
+            packed_kv=OpaqueView(view, attending),
+        )
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen
+
+
+def _layer_shape(layer: Any, seen: _Seen) -> LayerShape | None:
+    """None where its attention is no candidate's."""
+    attention, mlp, both, value = layer.self_attn, _mlp(layer), seen.both, seen.value
+    before, after, between, after_mlp = (
+        getattr(layer, name) if name else None for name in _NORM_PLACES[_norm_names(layer)]
+    )
+    kv_heads = value.shape[1]
+    shape = LayerShape(
+        attention=seen.layer,
+        module=attention,
+        projections=_named(attention, _PROJECTIONS),
+        heads=both.shape[1] - kv_heads,
+        kv_heads=kv_heads,
+        head_dim=both.shape[2],
+        head_norms=_all(attention, _named(attention, _HEAD_NORMS)),
+        normed_last=False,
+        rotation=None,
+        before=before,
+        after_attention=after,
+        between=between,
+        after_mlp=after_mlp,
+        is_parallel=before is not None and between is None,
+        multiplier=float(getattr(layer, "residual_multiplier", 1.0)),
+        mlp=mlp,
+        gated=_gated(mlp),
+    )
+    linears = _all(attention, shape.projections)
+    qkv = torch.cat([linear(seen.hidden)[0] for linear in linears], dim=-1)
+    if qkv.shape[1] != both[0].numel() + value[0].numel() or value.shape[2] != shape.head_dim:
+        return None
+    parts = qkv.view(_TOKENS, -1, shape.head_dim)
+    given, values = parts[:, : both.shape[1]], parts[:, both.shape[1] :]
+    if not torch.equal(values, value):
+        return None
+    turned = _turned(shape, given, seen)
+    return next((found for found, got in turned if _is_same(got, both)), None)
+
+
+def _turned(shape: LayerShape, both: Tensor, seen: _Seen) -> Iterator[tuple[LayerShape, Tensor]]:
+    """What every candidate makes of queries and keys as they were projected."""
+    normed = shape.normed_heads(lambda norm: norm.forward)
+    rotations: Iterable[Rotation] = ()
+    if seen.angles is not None:
+        ropes = shape.module.config.rope_parameters
+        rotations = candidates(seen.angles[0].shape[-1], seen.embedding, ropes, shape.heads)
+    for rotation in (None, *rotations):
+        for is_last in (False, True) if normed else (False,):
+            x = normed(both) if normed and not is_last else both
+            if rotation is not None:
+                if rotation.size > shape.head_dim:
+                    continue
+                cos, sin = seen.angles
+                table = rotation.table(cos, sin.clone(), seen.positions)
+                x = rotation.operator(shape.head_dim)(x, *table)
+            x = normed(x) if normed and is_last else x
+            yield replace(shape, rotation=rotation, normed_last=is_last), x
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(one, other)
+
+
+def _on_logits(model: Any) -> Operator | None:
+    divisor = getattr(model.config, "logits_scaling", None)
+    factor = getattr(model.config, "logit_scale", None)
+    cap = getattr(model.config, "final_logit_softcapping", None)
+    if divisor is not None:
+        return lambda logits: logits.div_(divisor)
+    if factor is not None:
+        return lambda logits: logits.mul_(factor)
+    if cap is not None:
+        return lambda logits: logits.div_(cap).tanh_().mul_(cap)
+    return None

@@ -1,0 +1,168 @@
+"""Rotation: how a layer turns its queries and keys by their positions.
+
+Contract: a model's own rotary embedding computes the angles. What is done with them differs: halves
+of a head are turned, or pairs of neighbours; all of a head, or its first numbers; products are
+rounded to the model's dtype before they are added, or not. `candidates` are tried in turn by
+`model_shape`, which compares bits.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+_MOST_KEPT = 2**24  # cosines of a rotation: of heads of 128 those of 131,072 positions
+
+Table = tuple[Tensor, ...]  # cosines and signed sines, [T, 1, size] each; () without a rotation
+Arithmetic = Literal["own", "wide", "float"]
+Turn = Callable[..., Tensor]  # of queries and keys [T, heads, head_dim] and a table
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """
+    Attributes:
+        pairs: each number is turned with its neighbour; else halves with one another.
+        repeated: of the angles that the embedding gives, the first half are those of pairs, or all
+            are those of half of the numbers.
+        arithmetic: `own`: products are rounded before they are added; `wide`: sums are, in the
+            wider of both dtypes; `float`: queries and keys are brought to float32 before.
+        size: numbers of a head that are turned, the first ones.
+        embedding: what the rotary embedding is given beside positions, such as a kind of layer.
+    """
+
+    pairs: bool
+    repeated: bool
+    arithmetic: Arithmetic
+    size: int
+    embedding: tuple[Any, ...] = ()
+
+    def table(self, cos: Tensor, sin: Tensor, positions: Tensor) -> Table:
+        """Of what the rotary embedding gives, [1, T, size], for positions [T]; `sin` is changed in
+        place."""
+        cos, sin = cos[0].unsqueeze(1), sin[0].unsqueeze(1)
+        half = self.size // 2
+        if self.repeated and self.pairs:
+            cos, sin = (one[..., :half].repeat_interleave(2, dim=-1) for one in (cos, sin))
+        elif self.repeated:
+            cos, sin = (torch.cat((one, one), dim=-1) for one in (cos, sin))
+        signed = sin[..., ::2] if self.pairs else sin[..., :half]
+        signed.neg_()
+        return cos, sin
+
+    def operator(self, head_dim: int, is_lean: bool = False) -> Turn:
+        """Turns queries and keys as transformers rounds it; `is_lean`: in fewer operators."""
+        multiply, half = _lean if is_lean else _ARITHMETIC[self.arithmetic], self.size // 2
+
+        def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+            return multiply(x, x.roll(half, -1), cos, sin)
+
+        def turn_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+            other = x.view(*x.shape[:-1], -1, 2).flip(-1).flatten(-2)
+            return multiply(x, other, cos, sin)
+
+        found = turn_pairs if self.pairs else turn
+        return found if self.size == head_dim else _of_first(self.size, found)
+
+
+@dataclass(frozen=True)
+class TunedRotation(Rotation):
+    """Queries become larger with their position, as Llama 4 has it.
+
+    Attributes:
+        beta, original: how fast, and how many positions each step has.
+        heads: of queries.
+    """
+
+    beta: float = 0.0
+    original: int = 1
+    heads: int = 0
+
+    def table(self, cos: Tensor, sin: Tensor, positions: Tensor) -> Table:
+        cos, sin = super().table(cos, sin, positions)
+        factor = 1 + self.beta * torch.log(1 + torch.floor(positions / self.original))
+        return cos, sin, factor.to(cos.dtype).view(-1, 1, 1).expand_as(cos)
+
+    def operator(self, head_dim: int, is_lean: bool = False) -> Turn:
+        turn, heads = super().operator(head_dim, is_lean), self.heads
+
+        def tuned(x: Tensor, cos: Tensor, sin: Tensor, factor: Tensor) -> Tensor:
+            x = turn(x, cos, sin)
+            x[:, :heads].mul_(factor[..., :1])
+            return x
+
+        return tuned
+
+
+def candidates(
+    angles: int, embedding: tuple[Any, ...], ropes: Mapping[str, Any], heads: int
+) -> Iterator[Rotation]:
+    """Of an embedding that was given `embedding` and gave so many angles.
+
+    Args:
+        ropes: the configuration's.
+        heads: of queries.
+    """
+    for arithmetic in _ARITHMETIC:
+        for pairs, repeated in itertools.product((False, True), repeat=2):
+            size = 2 * angles if repeated and not pairs else angles
+            one = Rotation(pairs, repeated, arithmetic, size, embedding)
+            yield one
+            beta = ropes.get("llama_4_scaling_beta")
+            if beta is not None:
+                original = ropes["original_max_position_embeddings"]
+                yield TunedRotation(**vars(one), beta=beta, original=original, heads=heads)
+
+
+def rotation_table(rotation: Rotation, rotary: Any, like: Tensor, positions: int) -> Tensor:
+    """[positions, 2, 1, size] cosines and signed sines, in the dtype and on the device of `like`;
+    whatever else a rotation has behind them.
+
+    Args:
+        rotary: the model's rotary embedding.
+    """
+    return torch.stack(_angles(rotation, rotary, like, torch.arange(positions)), dim=1)
+
+
+def angles_of(
+    rotation: Rotation, rotary: Any, like: Tensor, positions: int
+) -> Callable[[Tensor], Table]:
+    """From positions [T] to their angles, which are kept for all where that is not too much."""
+    if positions * rotation.size > _MOST_KEPT:
+        return lambda index: _angles(rotation, rotary, like, index)
+    table = rotation_table(rotation, rotary, like, positions)
+    return lambda index: table.index_select(0, index).unbind(1)
+
+
+def _angles(rotation: Rotation, rotary: Any, like: Tensor, positions: Tensor) -> Table:
+    index = positions.to(like.device)
+    cos, sin = rotary(like, index.unsqueeze(0), *rotation.embedding)
+    return rotation.table(cos.to(like.dtype), sin.to(like.dtype), index)
+
+
+def _of_first(size: int, turn: Turn) -> Turn:
+    """Of the first numbers of a head; the others stay."""
+    return lambda x, *table: torch.cat((turn(x[..., :size], *table), x[..., size:]), dim=-1)
+
+
+# `other`: a copy of what each number is turned with.
+def _own(x: Tensor, other: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return (x * cos).add_(other.mul_(sin))
+
+
+def _wide(x: Tensor, other: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return (x * cos).add_(other * sin).to(x.dtype)
+
+
+def _float(x: Tensor, other: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return (x.float() * cos).add_(other.float() * sin).to(x.dtype)
+
+
+def _lean(x: Tensor, other: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return (x * cos).addcmul_(other, sin)
+
+
+_ARITHMETIC: Mapping[Arithmetic, Turn] = {"own": _own, "wide": _wide, "float": _float}
