@@ -14,7 +14,6 @@ from specrouter.engine.cycle_log import CycleTimes
 from specrouter.engine.decode_counts import DecodeFigures
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.serving import Instruments, ServingRouter
-from specrouter.profile.profiler import EngineStatistics
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.params import Chain
 from specrouter.routing.decision_record import DecisionRecord
@@ -27,7 +26,7 @@ _SWITCHES = 24  # the last ones that are shown
 def live_snapshot(router: ServingRouter) -> dict[str, Any]:
     """As JSON has it. Waits for no cycle."""
     told: Instruments = router.instruments
-    state, decoded, totals = told.engine_state(), told.decoded(), told.statistics()
+    state, decoded = told.engine_state(), told.decoded()
     known, config = told.performance(), router.config
     cluster = config.cluster
     return {
@@ -35,12 +34,16 @@ def live_snapshot(router: ServingRouter) -> dict[str, Any]:
         "target": router.pool.target,
         "policy": {"scheduler": config.scheduler.policy, "admission": config.engine.admission},
         "requests": {"running": state.running, "waiting": state.waiting, "rows": state.rows},
-        "totals": _totals(decoded, totals),
+        "totals": {
+            "produced_tokens": decoded.produced_tokens,
+            "drafted_tokens": decoded.drafted_tokens,
+            "accepted_tokens": decoded.accepted_tokens,
+        },
         "chains": _chains(decoded),
         "decision": _decision(told.decision(), known.machine),
         "switches": _switches(told.decisions()),
         "cycles": [_cycle(one) for one in told.cycles()],
-        "models": _models(router, state, known),
+        "models": [_model(router, name, state, known) for name in router.pool.names],
         "objectives": {
             name: [one.attained, one.judged, one.requests]
             for name, one in told.slo_accounts.counts().items()
@@ -53,16 +56,6 @@ def live_snapshot(router: ServingRouter) -> dict[str, Any]:
         },
         "replicas": dict(router.health().replicas),
         "pairs": [one.name for one in cluster.pairs] if cluster else [],
-    }
-
-
-def _totals(decoded: DecodeFigures, totals: EngineStatistics) -> dict[str, float]:
-    return {
-        "produced_tokens": decoded.produced_tokens,
-        "drafted_tokens": decoded.drafted_tokens,
-        "accepted_tokens": decoded.accepted_tokens,
-        "cycles": totals.cycles,
-        "shadow_evaluations": totals.shadow_evaluations,
     }
 
 
@@ -107,12 +100,6 @@ def _switches(records: Sequence[DecisionRecord]) -> list[dict[str, Any]]:
     ]
 
 
-def _models(
-    router: ServingRouter, state: EngineState, known: PerformanceSnapshot
-) -> list[dict[str, Any]]:
-    return [_model(router, name, state, known) for name in router.pool.names]
-
-
 def _model(
     router: ServingRouter, name: str, state: EngineState, known: PerformanceSnapshot
 ) -> dict[str, Any]:
@@ -128,14 +115,13 @@ def _model(
         else [[n, round(known.machine * curve.at(n), 3)] for n in PREDICTED_TOKENS],
     }
     if name in router.pool.draft_only:
-        return {**shown, "device": None, "dtype": None, "weights": None, "parameters": 0}
+        return {**shown, "device": None, "dtype": None, "weights": None}
     plan = router.pool.plan(name)
     return {
         **shown,
         "device": ", ".join(plan.placement.devices),
         "dtype": plan.dtype,
         "weights": plan.weights,
-        "parameters": router.pool.parameter_count(name),
     }
 
 
