@@ -116,13 +116,23 @@ def _all_found(target: Member, folders: Iterable[Path]) -> Iterator[Found]:
 
 
 def _cached() -> Iterator[Found]:
-    """Of the hub's local cache, at the revision that `main` was."""
+    """Of the hub's local cache, at the revision that `main` was, or at the only one."""
     for folder in sorted(Path(HF_HUB_CACHE).glob("models--*--*")):
+        snapshots = {one.name: one for one in folder.glob("snapshots/*")}
         main = folder / "refs" / "main"
-        snapshot = folder / "snapshots" / (main.read_text().strip() if main.is_file() else "none")
-        is_whole = snapshot.is_dir() and not any(folder.glob("blobs/*.incomplete"))
-        name = cached_name(folder / "snapshots" / "any") or folder.name
-        yield Found(name, snapshot if snapshot.is_dir() else folder, is_whole)
+        revision = main.read_text().strip() if main.is_file() else next(iter(snapshots), "")
+        path = snapshots.get(revision, folder)
+        is_left = any(folder.glob("blobs/*.incomplete"))  # maybe by an attempt before another
+        is_whole = path is not folder and (not is_left or _has_weights(path))
+        yield Found(cached_name(folder / "snapshots" / "any") or folder.name, path, is_whole)
+
+
+def _has_weights(folder: Path) -> bool:
+    """Also where an index is none: what is wrong with it is told when it is opened."""
+    try:
+        return has_weights(folder)
+    except (ValueError, LookupError, TypeError):
+        return True
 
 
 def _inside(folder: Path) -> Iterator[Found]:
@@ -148,7 +158,7 @@ def _judged(found: Found, target: Member) -> Candidate:
     if found.path.resolve() == target.path.resolve():
         return replace(one, refusal="it is the target itself")
     has_index = (found.path / "model.safetensors.index.json").is_file()
-    if not found.is_whole or (has_index and not has_weights(found.path)):
+    if not found.is_whole or (has_index and not _has_weights(found.path)):
         return replace(one, refusal=_UNFINISHED)
     try:
         member = _open(found.name, f"path:{found.path}")

@@ -71,10 +71,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
     changed(cache.add("someone/refused"), is_encoder_decoder=True)
     damaged = cache.add("someone/damaged") / "model.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1000])
-    cache.add("someone/unfinished")
+    (cache.add("someone/unfinished") / "model.safetensors").unlink()
     (cache.root / "models--someone--unfinished" / "blobs" / "abc.incomplete").touch()
     changed(cache.add("someone/quantised"), quantization_config={"quant_method": "gptq", "bits": 4})
-    shutil.rmtree(cache.root / "models--someone--unfinished" / "refs")
+    # A download that was begun again, and one of a single revision.
+    (cache.root / "models--someone--fits" / "blobs" / "abc.incomplete").touch()
+    shutil.rmtree(cache.root / "models--someone--larger" / "refs")
     return cache
 
 
@@ -138,6 +140,19 @@ def test_a_target_that_is_not_here_is_one_line(
     error = capsys.readouterr().err
     assert error.startswith(f"specrouter: {reason}")
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "model.safetensors.index.json"])
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"weight_map": 3}', '{"model_type": 4}'])
+def test_a_file_that_is_none_is_a_reason_and_ends_nothing(
+    tmp_path: Path, file: str, content: str
+) -> None:
+    for name, hidden in (("big", 64), ("small", 16)):
+        save_llama(tmp_path / name, hidden=hidden, layers=1, heads=2, kv_heads=2, dtype="float32")
+    (tmp_path / "small" / file).write_text(content)
+    found = candidates(find_target(f"path:{tmp_path}/big", "TARGET"))
+    [small] = [one for one in found if one.path == tmp_path / "small"]
+    assert small.refusal
 
 
 def test_auto_takes_what_is_listed_and_texts_are_those_without_it(cache: Cache) -> None:
