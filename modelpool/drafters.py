@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from huggingface_hub.constants import HF_HUB_CACHE
+from transformers import PreTrainedTokenizerBase
 
 from modelpool.checkpoint.bundled import bundled_root
 from modelpool.checkpoint.cache_dir import cached_name
@@ -81,7 +82,8 @@ def candidates(target: Member, folders: Iterable[Path] = ()) -> list[Candidate]:
     Raises `ConfigError` for a folder that is none.
     """
     found = {one.path.resolve(): one for one in _all_found(target, folders)}
-    judged = [_judged(one, target) for one in found.values()]
+    tokenizer = tokenizer_of(target)
+    judged = [_judged(one, target, tokenizer) for one in found.values()]
     fitting = sorted((one for one in judged if one.refusal is None), key=_reads)
     return fitting + sorted((one for one in judged if one.refusal), key=lambda one: one.name)
 
@@ -151,7 +153,7 @@ def _open(name: str, source: str) -> Member:
     return open_member(named, _FIELD, headers_only=True)
 
 
-def _judged(found: Found, target: Member) -> Candidate:
+def _judged(found: Found, target: Member, tokenizer: PreTrainedTokenizerBase) -> Candidate:
     family = family_of(target.config.name)
     is_sibling = family is not None and found.name in family.hub_ids
     one = Candidate(name=found.name, path=found.path, is_sibling=is_sibling)
@@ -171,11 +173,13 @@ def _judged(found: Found, target: Member) -> Candidate:
         parameters=member.facts.parameter_count,
         read_bytes=read,
         share=share,
-        refusal=_misfit(member, target, share),
+        refusal=_misfit(member, target, tokenizer, share),
     )
 
 
-def _misfit(member: Member, target: Member, share: float) -> str | None:
+def _misfit(
+    member: Member, target: Member, tokenizer: PreTrainedTokenizerBase, share: float
+) -> str | None:
     """Why a model that can be served does not draft for this target."""
     if member.facts.is_quantized:
         return "its weights are quantised by a method that is only known to run once it is loaded"
@@ -183,7 +187,7 @@ def _misfit(member: Member, target: Member, share: float) -> str | None:
         return f"it reads {share:.0%} of what the target reads for a token: nothing to gain"
     own, name = target.config.name, member.config.name
     try:
-        check_tokenizers({name: member, own: target}, own, tokenizer_of(target))
+        check_tokenizers({name: member, own: target}, own, tokenizer)
     except ConfigError as error:
         return error.reason
     return None

@@ -8,7 +8,6 @@ came from. Imports nothing that takes long before something is read.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,8 +19,6 @@ from specrouter.scenarios import find_scenario, scenario_folder, scenario_names
 
 if TYPE_CHECKING:
     from specrouter.config import RouterConfig
-
-logger = logging.getLogger(__name__)
 
 DEFAULT = "tiny"
 _SCHEMES = ("bundled:", "path:", "gguf:", "hub:", "quantised:")
@@ -172,7 +169,6 @@ def _found(target: str, argument: str) -> str:
     from modelpool.drafters import candidates, find_target, picked
 
     taken = picked(candidates(find_target(target, argument, may_fetch=True)))
-    logger.info("%s drafts", NGRAM if taken is None else taken.name)
     return NGRAM if taken is None else f"path:{taken.path}"
 
 
