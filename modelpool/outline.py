@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from modelpool.attention.backend import Feature
 from modelpool.attention.kv_view import AttentionLayer, KVView
-from modelpool.attention.packed import ATTENTION_NAME, OpaqueView, handed_over
+from modelpool.attention.packed import ATTENTION_NAME, OpaqueView, run_packed
 from modelpool.checkpoint.architecture import ignored_window, refusal
 from modelpool.checkpoint.text_part import text_part
 from modelpool.errors import UnsupportedAttention
@@ -135,14 +135,9 @@ def _tried(model: PreTrainedModel) -> tuple[Mapping[int, int | None], ModelOutli
     view = _OutlineView(tracker)
     view.begin(0, _TOKENS)
     positions = torch.arange(_TOKENS, device=_META)
-    with tracker, handed_over(OpaqueView(view, view.attend)) as packed_kv:
-        logits = model(
-            input_ids=positions.unsqueeze(0),
-            position_ids=positions.unsqueeze(0),
-            use_cache=False,
-            logits_to_keep=positions,
-            packed_kv=packed_kv,
-        ).logits
+    with tracker:
+        opaque = OpaqueView(view, view.attend)
+        logits = run_packed(model, positions, positions, opaque, positions).logits
     if tracker.depends(logits):
         raise UnsupportedAttention("its logits depend on a token's place in the pack")
     unserved = unserved_layer(model.config, view.recurrent)

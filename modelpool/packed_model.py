@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from modelpool.attention.kv_view import KVView
-from modelpool.attention.packed import OpaqueView, handed_over
+from modelpool.attention.packed import OpaqueView, run_packed
 from modelpool.checkpoint.architecture import ignored_window, max_positions, refusal
 from modelpool.checkpoint.int8_values import Int8Values
 from modelpool.config import KeptWeights
@@ -252,15 +252,8 @@ class PackedModel:
         if self._is_spread:  # it picks from what may be on any of the devices
             logit_index = logit_index.cpu()
         asked = {"output_hidden_states": list(hidden)} if hidden else {}
-        with handed_over(OpaqueView(view, self.attend)) as packed_kv:
-            output = self.model(
-                input_ids=tokens.unsqueeze(0),
-                position_ids=positions.unsqueeze(0),
-                use_cache=False,
-                logits_to_keep=logit_index,
-                packed_kv=packed_kv,
-                **asked,
-            )
+        opaque = OpaqueView(view, self.attend)
+        output = run_packed(self.model, tokens, positions, opaque, logit_index, **asked)
         logits: Tensor = output.logits[0, :, : self.vocab_size]
         if not hidden:
             return ForwardOutput(logits)

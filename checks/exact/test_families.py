@@ -12,6 +12,7 @@ from modelpool import ModelPool
 
 SMALL = Family("small", "gpt_bigcode")
 GPT_OSS = Family("gpt-oss", "gpt_oss")
+STABLELM = Family("stablelm", "stablelm")
 LATENT = Family("deepseek v2", "deepseek_v2")
 
 
@@ -60,7 +61,9 @@ def test_a_temperature_by_place_is_refused_before_weights(name: str, layer: str)
 
 
 # Of what is common the attention that no other test serves.
-@pytest.mark.parametrize("family", [SMALL, GPT_OSS, LATENT], ids=lambda family: family.name)
+@pytest.mark.parametrize(
+    "family", [SMALL, GPT_OSS, LATENT, STABLELM], ids=lambda family: family.name
+)
 def test_a_family_is_served_and_compared(family: Family) -> None:
     verdict = verdict_of(family)
     assert (verdict.status, verdict.reason, verdict.checks) == ("exact", "", 2)

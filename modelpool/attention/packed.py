@@ -10,8 +10,6 @@ synchronise with the device.
 Not here: where keys and values live and which of them are valid (`statemgr`).
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -55,12 +53,26 @@ class OpaqueView:
 _HANDED_OVER: ContextVar[OpaqueView | None] = ContextVar("packed_kv", default=None)
 
 
-@contextmanager
-def handed_over(view: OpaqueView) -> Iterator[OpaqueView]:
-    """Within it, layers have a view that are not given the keyword arguments of the forward."""
+def run_packed(
+    model: nn.Module,
+    tokens: Tensor,  # [T]
+    positions: Tensor,
+    view: OpaqueView,
+    logits_to_keep: Tensor | int,
+    **asked: Any,
+) -> Any:
+    """The output of a model whose attention is the plug-in's. Layers that are not given the keyword
+    arguments of the forward (StableLM's) have the view all the same."""
     token = _HANDED_OVER.set(view)
     try:
-        yield view
+        return model(
+            input_ids=tokens.unsqueeze(0),
+            position_ids=positions.unsqueeze(0),
+            use_cache=False,
+            logits_to_keep=logits_to_keep,
+            packed_kv=view,
+            **asked,
+        )
     finally:
         _HANDED_OVER.reset(token)
 

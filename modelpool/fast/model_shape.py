@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from transformers.activations import SiLUActivation
 
 from modelpool.attention.kv_view import Attend, AttentionLayer, KVView
-from modelpool.attention.packed import OpaqueView
+from modelpool.attention.packed import OpaqueView, run_packed
 from modelpool.checkpoint.architecture import max_positions
 from modelpool.fast.lean_norm import rms_scale
 from modelpool.fast.linear import PackedLinear, is_hooked
@@ -324,14 +324,9 @@ def _observed(model: Any, attend: Attend) -> list[_Seen]:
     try:
         view = ProbeView(device, _TOKENS)
         view.begin(0, _TOKENS)
-        model(
-            input_ids=(torch.arange(_TOKENS, device=device) * 7919 + 11)[None]
-            % core.embed_tokens.num_embeddings,
-            position_ids=positions[None],
-            use_cache=False,
-            logits_to_keep=1,
-            packed_kv=OpaqueView(view, attending),
-        )
+        tokens = torch.arange(_TOKENS, device=device) * 7919 + 11
+        tokens %= core.embed_tokens.num_embeddings
+        run_packed(model, tokens, positions, OpaqueView(view, attending), 1)
     finally:
         for hook in hooks:
             hook.remove()
