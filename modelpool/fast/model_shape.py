@@ -223,11 +223,11 @@ def _has_known_parts(layer: Any) -> bool:
     if attention is None or not is_known:
         return False
     projections, norms = _named(attention, _PROJECTIONS), _named(attention, _HEAD_NORMS)
-    linears = [*_all(attention, projections), *_all(mlp, _gated(mlp)), attention.o_proj]
+    linears = [*_all(attention, projections), *_all(mlp, _gated(mlp))]
     return (
         bool(projections)
         and _parts(attention) == {*projections, *norms, "o_proj"}
-        and all(map(_is_linear, linears))
+        and all(map(_is_linear, [*linears, attention.o_proj]))
         and _are_biased_alike(_all(attention, projections))
         and _are_biased_alike(_all(mlp, _gated(mlp)[:-1]))
     )

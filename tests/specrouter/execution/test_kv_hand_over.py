@@ -7,11 +7,13 @@ import copy
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from checks.exact.models import pool_settings, save_family
 from specrouter import ChainRouter, RequestOutput, SamplingParams
 from specrouter.engine.request import Request
 from specrouter.engine.serving import streamed
@@ -19,6 +21,7 @@ from specrouter.execution.executor import Executor
 from specrouter.request.handed_kv import HandedKV
 from specrouter.request.output import Delta
 from statemgr import RowKV
+from tests.modelpool.factories import HYBRIDS
 
 PROMPT = tuple(5 + 7 * at % 300 for at in range(75))  # three chunks of 32
 KINDS = {
@@ -100,6 +103,30 @@ def test_the_text_goes_on_and_no_prompt_token_is_read_again(
     assert imported(decodes) - before == len(PROMPT)
     assert max(unread) == 0, "the target had read all"
     decodes.instruments.check_integrity()
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        name if name == "qwen3.5" else pytest.param(name, marks=pytest.mark.exact)
+        for name in HYBRIDS
+    ],
+)
+def test_recurrent_states_go_on_with_the_last_keys_and_values(
+    architecture: str, tmp_path: Path
+) -> None:
+    engine = {"max_requests": 2, "max_model_len": 128, "prefill_chunk": 32, "prefix_cache": False}
+    pool = pool_settings(save_family(tmp_path, architecture))
+    settings = {"pool": pool, "engine": engine}
+    with ChainRouter.from_config(settings) as reads, ChainRouter.from_config(settings) as decodes:
+        for params in (KINDS["greedy"], KINDS["sampled"]):
+            [whole] = reads.generate([list(PROMPT)], params, "off")
+            parts, end = read(reads, params)
+            assert [len(part.state) > 0 for part in parts] == [False, False, True]
+            before = imported(decodes)
+            assert gone_on(decodes, params, end, parts).token_ids == whole.token_ids
+            assert imported(decodes) - before == len(PROMPT)
+        decodes.instruments.check_integrity()
 
 
 def test_a_part_that_is_lost_is_read_again_with_what_follows(routers: Routers) -> None:
