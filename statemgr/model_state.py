@@ -53,7 +53,7 @@ class ModelState:
         self.ends: Ints = np.zeros(rows, dtype=np.int64)  # first free slot of each row
         self._lengths: Ints = np.zeros(rows, dtype=np.int64)  # valid slots of each row
         self._touched: Ints = np.zeros(rows, dtype=np.int64)  # slots that may not be zero
-        self.hidden = HiddenStates(rows, slots)
+        self.hidden = HiddenStates(slots)
 
     @property
     def is_recurrent(self) -> bool:
@@ -159,7 +159,7 @@ class ModelState:
     def rollback(self, rows: Ints, lengths: Ints) -> None:
         """Logical rollback: positions from `lengths[i]` on become invalid in `rows[i]`."""
         self._forget(rows, lengths)
-        self._keep_hidden(rows)
+        self._tell_hidden(rows)
         self._truncate(rows, lengths)
         self._follow(rows)
 
@@ -177,7 +177,7 @@ class ModelState:
         if len(accepted):
             self.cache_mask.reshape(-1)[accepted] = True
             np.add.at(self._lengths, accepted // self.slots, 1)
-        self._keep_hidden(rows)
+        self._tell_hidden(rows)
         if self.canonical and len(accepted):
             self._put_in_place(accepted)
         self._truncate(rows, bases)
@@ -215,7 +215,7 @@ class ModelState:
         rows = np.unique(flat_slots // self.slots)
         self.cache_mask.reshape(-1)[flat_slots] = False
         self._lengths[rows] = self.cache_mask[rows].sum(axis=1)
-        self._keep_hidden(rows, tells=False)
+        self.hidden.forget(rows)  # their slots will be others'
         self.store.scrub(self.layout.flat(flat_slots))
         self._truncate(rows, np.zeros_like(rows))
         if self.is_recurrent:
@@ -380,9 +380,8 @@ class ModelState:
             last[index] = valid[-1] + 1 if len(valid) else 0
         self.ends[rows] = last
 
-    def _keep_hidden(self, rows: Ints, tells: bool = True) -> None:
-        is_valid, positions = self.cache_mask.reshape(-1), self.positions.reshape(-1)
-        self.hidden.commit(rows, self._lengths, is_valid, positions, tells)
+    def _tell_hidden(self, rows: Ints) -> None:
+        self.hidden.commit(rows, self.cache_mask.reshape(-1), self.positions.reshape(-1))
 
     def _reach(self, rows: Ints, lengths: Ints) -> tuple[int, int]:
         """Slots in use that hold positions from `lengths[i] - 1` on: a slot's number is no less."""

@@ -106,8 +106,8 @@ def test_hidden_states_of_a_pack_stand_beside_its_logits_where_a_drafter_reads_t
     torch.testing.assert_close(hidden, torch.cat(wanted), rtol=0, atol=1e-10)
 
 
-def test_a_row_keeps_the_hidden_states_of_its_last_committed_token() -> None:
-    """Of a path of the tree, moved into the order of positions, and then of the token before."""
+def test_hidden_states_of_committed_tokens_are_told() -> None:
+    """Those of a path of the tree, moved into the order of positions, among them."""
     bench, layers, row = Bench([4], canonical=True), (1, 2), np.array([0])
     active = replace(bench.active, hidden=layers)
     fed = run_pack(active, plan({0: 4}, [True]), build({0: TREES[0]})).fed
@@ -117,4 +117,6 @@ def test_a_row_keeps_the_hidden_states_of_its_last_committed_token() -> None:
     kept = rollback.kept(bench.manager, row, bases, [fed])
     rollback.rollback(bench.state, bench.manager, row, bases, kept)
     wanted = bench.hidden([*bench.prompts[0], 6, 7], layers)
-    torch.testing.assert_close(bench.state.hidden.of(row), wanted[-1:], rtol=0, atol=1e-10)
+    ((_, positions, states),) = bench.state.hidden.take_committed()
+    torch.testing.assert_close(states, wanted[positions], rtol=0, atol=1e-10)
+    assert positions[-1] == len(wanted) - 1

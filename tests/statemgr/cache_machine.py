@@ -202,11 +202,12 @@ class CacheMachine(RuleBasedStateMachine):
                 assert values == keys
 
     @invariant()
-    def hidden_states_are_those_of_the_last_token(self) -> None:
-        for row, naive in self.rows.items():
-            at = np.array([row])
-            if self.state.hidden.has(at) and not naive.nodes:
-                assert self.state.hidden.of(at).item() == naive.settled[-1].number
+    def hidden_states_are_those_of_committed_tokens(self) -> None:
+        for rows, positions, states in self.state.hidden.take_committed():
+            found = zip(rows.tolist(), positions.tolist(), states.flatten().tolist(), strict=True)
+            for row, position, number in found:
+                settled = self.rows[row].settled
+                assert (position, number) in {(each.position, each.number) for each in settled}
 
     @invariant()
     def rows_between_cycles_have_integrity(self) -> None:

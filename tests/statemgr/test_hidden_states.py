@@ -1,4 +1,4 @@
-"""A row keeps the hidden states of its last committed token, whatever becomes of its slots."""
+"""Hidden states of committed tokens are told once, whatever becomes of their slots."""
 
 import numpy as np
 import pytest
@@ -27,62 +27,57 @@ def read(state: ModelState, positions: list[int], states: list[float] | None = N
     return slots.reshape(2, -1)
 
 
-def kept(state: ModelState) -> list[float | None]:
-    found = [
-        state.hidden.of(ROWS[row : row + 1]) if state.hidden.has(ROWS)[row] else None
-        for row in ROWS
-    ]
-    return [None if one is None else float(one[0, 1, 2]) for one in found]
+def told(state: ModelState) -> dict[int, list[tuple[int, float]]]:
+    """By row: positions, and the states of their tokens."""
+    found: dict[int, list[tuple[int, float]]] = {0: [], 1: []}
+    for rows, positions, states in state.hidden.take_committed():
+        own = zip(rows.tolist(), positions.tolist(), states[:, 1, 2].tolist(), strict=True)
+        for row, position, value in own:
+            found[row].append((position, value))
+    return found
 
 
 @pytest.mark.parametrize("canonical", [True, False])
-def test_it_is_that_of_the_last_token_of_the_accepted_path(canonical: bool) -> None:
+def test_it_is_those_of_the_accepted_path(canonical: bool) -> None:
     state = make_state(canonical)
-    read(state, [0, 1, 2, 3], [0, 1, 2, 3])
-    tree = read(state, [4, 4, 5], [4, 5, 6])
-    assert kept(state) == [None, None]
-    state.commit(ROWS, np.array([4, 4]), np.array([tree[0, 1], tree[0, 2], tree[1, 0]]))
-    assert kept(state) == [6, 104]
+    read(state, [0, 1, 2], [0, 1, 2])
+    tree = read(state, [3, 3, 4], [3, 4, 5])
+    assert told(state) == {0: [], 1: []}
+    state.commit(ROWS, np.array([3, 3]), np.array([tree[0, 1], tree[0, 2], tree[1, 0]]))
     state.fix_kv_cache(ROWS, hole_share=0.0)
-    assert kept(state) == [6, 104]
+    row = [(0, 0), (1, 1), (2, 2)]
+    assert told(state) == {
+        0: [*row, (3, 4), (4, 5)],
+        1: [*((at, 100 + value) for at, value in row), (3, 103)],
+    }
+    assert told(state) == {0: [], 1: []}
 
 
-def test_a_cycle_without_tokens_goes_back_to_the_token_before() -> None:
-    state = make_state()
-    read(state, [0, 1], [0, 1])
-    state.commit(ROWS, np.array([2, 2]), NOTHING)
-    read(state, [2, 3], [2, 3])
-    state.commit(ROWS, np.array([2, 3]), NOTHING)
-    assert kept(state) == [1, 102]
-
-
-def test_what_is_rolled_back_or_read_without_hidden_states_is_not_kept() -> None:
+def test_what_is_rolled_back_is_not_told() -> None:
     state = make_state()
     read(state, [0, 1], [0, 1])
     state.rollback(ROWS, np.array([2, 1]))
-    assert kept(state) == [1, 100]
-    state.rollback(ROWS, np.array([1, 1]))
-    assert kept(state) == [None, 100]
-    read(state, [1])
-    state.commit(ROWS, np.array([2, 2]), NOTHING)
-    assert kept(state) == [None, None]
+    assert told(state) == {0: [(0, 0), (1, 1)], 1: [(0, 100)]}
+    read(state, [2])
+    state.commit(ROWS, np.array([3, 2]), NOTHING)
+    assert told(state) == {0: [], 1: []}
 
 
-def test_a_pass_that_fails_leaves_it() -> None:
+def test_of_a_pass_that_fails_nothing_is_told() -> None:
     state = make_state()
     read(state, [0, 1], [0, 1])
-    state.scrub(read(state, [2, 3]).reshape(-1))
-    assert kept(state) == [1, 101]
+    state.commit(ROWS, np.array([2, 2]), NOTHING)
+    state.scrub(read(state, [2, 3], [7, 8]).reshape(-1))
+    read(state, [2], [9])
+    state.commit(ROWS, np.array([3, 3]), NOTHING)
+    assert told(state)[0] == [(0, 0), (1, 1), (2, 9)]
 
 
-def test_it_goes_with_its_row_and_does_not_come_with_keys_and_values() -> None:
+def test_they_go_with_their_row_and_do_not_come_with_keys_and_values() -> None:
     state = make_state()
     read(state, [0, 1, 2], [0, 1, 2])
-    state.commit(ROWS[:1], np.array([3]), NOTHING)
+    state.commit(ROWS, np.array([3, 3]), NOTHING)
     state.park(0)
     state.inherit(0, np.arange(3), state.slots_of(1, 3))
-    assert kept(state) == [None, None]
     state.commit(ROWS, np.array([3, 3]), NOTHING)
-    assert kept(state) == [None, 102]
-    state.free(1)
-    assert kept(state) == [None, None]
+    assert told(state) == {0: [], 1: [(0, 100), (1, 101), (2, 102)]}
