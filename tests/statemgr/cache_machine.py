@@ -202,12 +202,12 @@ class CacheMachine(RuleBasedStateMachine):
                 assert values == keys
 
     @invariant()
-    def hidden_states_are_those_of_committed_tokens(self) -> None:
+    def hidden_states_are_those_of_tokens_that_stay(self) -> None:
         for rows, positions, states in self.state.hidden.take_committed():
             found = zip(rows.tolist(), positions.tolist(), states.flatten().tolist(), strict=True)
             for row, position, number in found:
-                settled = self.rows[row].settled
-                assert (position, number) in {(each.position, each.number) for each in settled}
+                entries = self.rows[row].entries
+                assert (position, number) in {(each.position, each.number) for each in entries}
 
     @invariant()
     def rows_between_cycles_have_integrity(self) -> None:
