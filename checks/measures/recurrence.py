@@ -90,7 +90,7 @@ def without_recurrence() -> Iterator[None]:
         asking, value, decay, *_ = token
         return value, (asking[:, 0], value, decay)
 
-    left_out = {
+    left_out: Any = {
         "read": read,
         "scan": lambda self, state, tokens: tokens[1],
         "advance": lambda self, state, entry: None,
