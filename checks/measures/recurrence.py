@@ -46,7 +46,8 @@ def model_of_published_shapes(layers: int) -> PackedModel:
         tie_word_embeddings=True,
     )
     torch.manual_seed(0)
-    model = Qwen3_5ForCausalLM(config).to(torch.bfloat16).requires_grad_(False)
+    model: Any = Qwen3_5ForCausalLM(config)
+    model.to(torch.bfloat16).requires_grad_(False)
     return PackedModel.wrap("qwen3.5", model, config.vocab_size, Tuning(pack_weights=True))
 
 
