@@ -17,18 +17,17 @@ class _SlosServe(AdmissionPolicy):
 
     def for_engine(self, engine: EngineConfig, target: str) -> Admit:
         pacing = measured_pacing(target, engine.prefill_chunk, engine.most_batch_tokens)
-        return slos_serve(pacing, engine.prefill_chunk, tells_slack=True)
+        return slos_serve(pacing, engine.prefill_chunk)
 
 
 SLOS_SERVE = _SlosServe()
 
 
-def slos_serve(pacing_of: PacingOf, prefill_chunk: int, tells_slack: bool = False) -> Admit:
+def slos_serve(pacing_of: PacingOf, prefill_chunk: int) -> Admit:
     """See `by_objectives`."""
     return by_objectives(
         pacing_of,
         prefill_chunk,
         patience_ms=math.inf,
         is_final=True,
-        tells_slack=tells_slack,
     )

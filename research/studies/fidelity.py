@@ -16,6 +16,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import compress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -40,7 +41,7 @@ from specrouter.profile.acceptance import blended_alpha
 from specrouter.router import ChainRouter
 
 FIRST_COME = "goodput"  # the policy that admits in the order of arrival
-AMPLE_SLACK = 0.2  # predicted, by which an objective could have been tighter
+
 FAR = 1.1  # times an objective
 _WARMING, _OTHER_SEEDS = 100, 1  # requests, and their round
 # Of Student's distribution, two-sided, by degrees of freedom.
@@ -55,7 +56,7 @@ class LoggedService(OwnService):
         super().__init__(router)
         self._of = router
         self.sent: list[int] = []  # numbers of requests, as they were sent
-        self._slack: dict[int, float] = {}  # predicted, of those admitted as attainable
+        self._promised: set[int] = set()  # admitted as attainable
 
     def send(self, request: LoadRequest) -> Pending:
         pending = super().send(request)
@@ -64,21 +65,21 @@ class LoggedService(OwnService):
         return pending
 
     def look(self) -> None:
-        self._slack |= {
-            one.request: one.slack
+        self._promised |= {
+            one.request
             for one in self._of.instruments.admissions()
-            if one.request is not None and one.slack is not None
+            if one.request is not None and one.outcome == "admitted"
         }
 
-    def slack_of(self, count: int) -> list[float | None]:
-        """Of the last `count` requests that were sent; None: not admitted as attainable."""
+    def promised(self, count: int) -> list[bool]:
+        """Were the last `count` requests that were sent admitted as attainable?"""
         self.look()
-        return [self._slack.get(number) for number in self.sent[len(self.sent) - count :]]
+        return [number in self._promised for number in self.sent[len(self.sent) - count :]]
 
 
 @dataclass(frozen=True)
 class Kept:
-    """Of requests admitted with ample predicted slack: how many missed by how much.
+    """Of requests admitted as attainable: how many missed by how much.
 
     `ended`: requests of all that got all of their tokens.
     """
@@ -89,17 +90,13 @@ class Kept:
     ended: int
 
 
-def kept(slack: Sequence[float | None], outcomes: Sequence[Outcome]) -> Kept:
-    """`slack` of each, as `LoggedService.slack_of` has it."""
-    ample = [
-        one
-        for predicted, one in zip(slack, outcomes, strict=True)
-        if predicted is not None and predicted >= AMPLE_SLACK
-    ]
+def kept(promised: Sequence[bool], outcomes: Sequence[Outcome]) -> Kept:
+    """`promised`: as `LoggedService.promised` has it."""
+    theirs = list(compress(outcomes, promised))
     return Kept(
-        len(ample),
-        sum(one.is_attained is False for one in ample),
-        sum(overrun(one) > FAR for one in ample),
+        len(theirs),
+        sum(one.is_attained is False for one in theirs),
+        sum(overrun(one) > FAR for one in theirs),
         sum(one.answer.error is None for one in outcomes),
     )
 
@@ -178,10 +175,10 @@ class Round:
 
     def _both(self, name: str, point: Point) -> dict[str, Any]:
         live = self._live.run_policy(name, point, 0)
-        of_slack = asdict(kept(self._service.slack_of(len(live)), live))
+        promises = asdict(kept(self._service.promised(len(live)), live))
         simulated = self._simulated(name, point, simulated_machine(self._router), self._alpha())
         rows = {"live": figures(live), "simulated": figures(simulated)}
-        return {each: _short(row) for each, row in rows.items()} | {"slack": of_slack}
+        return {each: _short(row) for each, row in rows.items()} | {"promised": promises}
 
     def _simulated(self, name: str, point: Point, machine: Machine, alpha: float) -> list[Outcome]:
         service = SimulatedService(
@@ -242,8 +239,9 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
         live, simulated = (median(one) for one in zip(*pairs, strict=True))
         each = " ".join(f"{a:.0f}/{b:.0f}" for a, b in pairs)
         rows.append(f"{load:5.2f} {name:>9} {live:5.1f}% {simulated:5.1f}%  {each}")
-        sums = {key: sum(one["slack"][key] for one in several) for key in several[0]["slack"]}
-        shown = "with ample slack {admitted}, missed {missed}, by over 10% {far}".format_map(sums)
+        keys = several[0]["promised"]
+        sums = {key: sum(one["promised"][key] for one in several) for key in keys}
+        shown = "promised {admitted}, missed {missed}, by over 10% {far}".format_map(sums)
         rows.append(f"{'':15} {shown}")
     return "\n".join(rows)
 

@@ -16,7 +16,7 @@ from specrouter.engine.decode_counts import DecodeFigures
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.prefix_log import PrefixRecord
 from specrouter.engine.request import Request
-from specrouter.engine.slo_accounts import AdmissionCounts, SlackFigures
+from specrouter.engine.slo_accounts import AdmissionCounts
 from specrouter.profile.profiler import EngineStatistics
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.output import Delta
@@ -39,7 +39,6 @@ class ReplicaReport:
     admissions: tuple[AdmissionRecord, ...]
     prefixes: tuple[PrefixRecord, ...]
     admission_counts: Mapping[str, AdmissionCounts]
-    slack: SlackFigures
     restarts: int
 
 

@@ -24,7 +24,7 @@ from specrouter.cluster.member import Member
 from specrouter.cluster.state import ReplicaState
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.request_meter import RequestMeter
-from specrouter.engine.slo_accounts import AdmissionCounts, SlackFigures, SloAccounts
+from specrouter.engine.slo_accounts import AdmissionCounts, SloAccounts
 from specrouter.request.output import RequestOutput
 
 Figures = TypeVar("Figures")
@@ -50,10 +50,6 @@ class ClusterAccounts(SloAccounts):
     def admissions(self) -> dict[str, AdmissionCounts]:
         every = [report.admission_counts for report in self._reports()]
         return dict(total(every)) if every else {}
-
-    def slack(self) -> SlackFigures:
-        every = [report.slack for report in self._reports()]
-        return total(every) if every else super().slack()
 
 
 def total(every: Iterable[Figures]) -> Figures:

@@ -82,7 +82,6 @@ class ReplicaServer:
             admissions=tuple(router.instruments.admissions()),
             prefixes=tuple(router.instruments.prefixes()),
             admission_counts=accounts.admissions(),
-            slack=accounts.slack(),
             restarts=router.instruments.restarts,
         )
 

@@ -31,7 +31,7 @@ class AdmissionRecord:
         request: its number, as in the log; `request_id`: of its HTTP request.
         waited_ms: since its submission.
         running: requests with a row once the cycle had decided.
-        slack: of an admitted one: the share by which its objective could have been tighter.
+
         feasible: of a rejected one: what could have been attained, where that was found.
     """
 
@@ -45,7 +45,6 @@ class AdmissionRecord:
     reason: str
     waited_ms: float
     running: int
-    slack: float | None = None
     feasible: Feasible | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -69,24 +68,23 @@ class AdmissionLog:
         self,
         cycle: int,
         running: int,
-        came: Sequence[tuple[RunningRequest, float | None]],
+        came: Sequence[RunningRequest],
         declined: Sequence[RunningRequest],
         preempted: Sequence[RunningRequest],
     ) -> None:
-        """Of a cycle, after which so many have a row: who was given one, with the predicted slack,
-        who was declined, and who lost the row."""
+        """Of a cycle, after which so many have a row: who was given one, who was declined, and who
+        lost the row."""
         for request in preempted:
-            names = ", ".join(str(one.handle.request_id) for one, _ in came)
+            names = ", ".join(str(one.handle.request_id) for one in came)
             why = f"its row or its KV memory is needed for requests {names}"
             self._keep(cycle, running, request, "preempted", why)
         for request in declined:
             is_over = request.finished
             why = "its objective cannot be attained beside those of admitted requests, if at all"
             self._keep(cycle, running, request, "rejected" if is_over else "declined", why)
-        for request, slack in came:
-            if slack is not None:
-                why = f"its objective can be attained, and could be tighter by {slack:.0%}"
-                self._keep(cycle, running, request, "admitted", why, slack)
+        for request in came:
+            if request.is_promised:
+                self._keep(cycle, running, request, "admitted", "its objective can be attained")
             elif request.preemptions:
                 why = "a row is left again after it was preempted"
                 self._keep(cycle, running, request, "resumed", why)
@@ -112,13 +110,7 @@ class AdmissionLog:
         )
 
     def _keep(
-        self,
-        cycle: int,
-        running: int,
-        request: RunningRequest,
-        outcome: Outcome,
-        reason: str,
-        slack: float | None = None,
+        self, cycle: int, running: int, request: RunningRequest, outcome: Outcome, reason: str
     ) -> None:
         handle = request.handle
         record = AdmissionRecord(
@@ -132,7 +124,6 @@ class AdmissionLog:
             reason=reason,
             waited_ms=(self._clock() - request.submitted_s) * 1000,
             running=running,
-            slack=slack,
             feasible=request.feasible if outcome == "rejected" else None,
         )
         self._records.append(record)

@@ -101,7 +101,7 @@ class RequestBook:
         rows = self.admit([waiting[one] for one in admission.admitted if not waiting[one].finished])
         for each in admission.promised & rows.keys():
             waiting[each].is_promised = True
-        came = [(waiting[one], admission.slack.get(one)) for one in rows]
+        came = [waiting[one] for one in rows]
         declined = [waiting[one] for one in admission.declined]
         moved = came, declined, [by_id[one] for one in admission.preempted]
         self.faults.each(

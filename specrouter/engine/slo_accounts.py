@@ -6,11 +6,9 @@ thread. Times come in as seconds of one clock; there is none here.
 
 import math
 import threading
-from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import numpy as np
 
@@ -18,7 +16,6 @@ from specrouter.request.objective import BY_VALUE, NO_OBJECTIVE, Objective
 from specrouter.request.output import RequestMetrics
 from specrouter.request.running import RunningRequest
 
-SLACK_BOUNDS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)  # shares of objectives
 _RECENT = 1024  # requests whose times the percentiles describe
 
 
@@ -103,22 +100,12 @@ class AdmissionCounts:
     preempted: int = 0
 
 
-@dataclass(frozen=True)
-class SlackFigures:
-    """`counts`: of requests that were first admitted, whose predicted slack did not exceed each of
-    `SLACK_BOUNDS`, and all of them."""
-
-    counts: tuple[int, ...]
-    sum: float
-
-
 class SloAccounts:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._admissions: dict[str, Counter[str]] = {}
         self._stages: dict[str, list[list[int]]] = {}  # judged and attained, by class and stage
-        self._slacks = [0] * (len(SLACK_BOUNDS) + 1)
-        self._slack_sum = 0.0
+
         self._total = _Account()
         self._classes: dict[str, _Account] = {}
         self._first_s, self._last_s = math.inf, -math.inf
@@ -147,21 +134,18 @@ class SloAccounts:
 
     def note_admission(
         self,
-        came: Sequence[tuple[RunningRequest, float | None]],
+        came: Sequence[RunningRequest],
         declined: Sequence[RunningRequest],
         preempted: Sequence[RunningRequest],
     ) -> None:
-        """Of a cycle: who was given a row, with the predicted slack, who was declined, and who lost
-        the row."""
+        """Of a cycle: who was given a row, who was declined, and who lost the row."""
         with self._lock:
-            for request, slack in came:
+            for request in came:
                 if request.preemptions:  # it was counted when it first came
                     continue
                 is_free = request.objective is None or request.is_declined
                 self._count(request, "best_effort" if is_free else "admitted")
-                if slack is not None:
-                    self._slacks[bisect_left(SLACK_BOUNDS, slack)] += 1
-                    self._slack_sum += slack
+
             for request in declined:
                 self._count(request, "declined")
                 if request.finished:
@@ -186,10 +170,6 @@ class SloAccounts:
                 for name, each in self._stages.items()
                 if each
             }
-
-    def slack(self) -> SlackFigures:
-        with self._lock:
-            return SlackFigures(tuple(accumulate(self._slacks)), self._slack_sum)
 
     def counts(self) -> dict[str, SloCounts]:
         """By class, without the percentiles that `report` has to work out."""

@@ -33,8 +33,6 @@ counter specrouter_slo_rejected_requests{slo_class}: Declined requests that aske
     and were.
 counter specrouter_slo_preemptions{slo_class}: Times that a running request had to give its row
     back.
-histogram specrouter_slo_predicted_slack_ratio: Share by which admitted objectives could have been
-    tighter, as predicted at admission.
 counter specrouter_slo_judged_requests{slo_class}: Finished requests that had an objective.
 counter specrouter_slo_attained_requests{slo_class}: Requests that attained their objective.
 counter specrouter_slo_missed_requests{slo_class}: Requests that missed their objective.

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from specrouter.engine.decode_counts import TIME_BOUNDS_S, DecodeFigures, TimeFigures
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.serving import ServingRouter
-from specrouter.engine.slo_accounts import SLACK_BOUNDS, AdmissionCounts, SloAccounts, SloCounts
+from specrouter.engine.slo_accounts import AdmissionCounts, SloAccounts, SloCounts
 from specrouter.http.metric_table import Distribution, Value, Values, families
 from specrouter.profile.profiler import EngineStatistics
 from specrouter.profile.snapshot import PerformanceSnapshot
@@ -133,14 +133,12 @@ def objective_values(accounts: SloAccounts, configured: Iterable[str]) -> Named:
         for slo_class, pairs in accounts.stages().items()
         for place, pair in enumerate(pairs)
     }
-    slack = accounts.slack()
     return {
         "specrouter_slo_admitted_requests": _each(admissions, lambda one: one.admitted),
         "specrouter_slo_best_effort_requests": _each(admissions, lambda one: one.best_effort),
         "specrouter_slo_declined_requests": _each(admissions, lambda one: one.declined),
         "specrouter_slo_rejected_requests": _each(admissions, lambda one: one.rejected),
         "specrouter_slo_preemptions": _each(admissions, lambda one: one.preempted),
-        "specrouter_slo_predicted_slack_ratio": Distribution(SLACK_BOUNDS, slack.counts, slack.sum),
         "specrouter_slo_judged_requests": _each(ended, lambda one: one.judged),
         "specrouter_slo_attained_requests": _each(ended, lambda one: one.attained),
         "specrouter_slo_missed_requests": _each(ended, lambda one: one.judged - one.attained),

@@ -44,8 +44,6 @@ class Admission:
         depths: tokens that may be drafted for a decoding request, by id; without bound for others.
         budget_nodes: draft nodes that the target may verify in this cycle; None: without bound.
         budget_ms: what the cycle may take; None: without bound.
-        slack: of admitted requests with objectives, by id: by which share these could be tighter;
-            of a few, where many are admitted at once.
         promised: those of `admitted` whose objectives are meant to be attained.
         held_back: how many of `declined` were declined for the margin alone, so that it narrows.
         lost: ids of running requests that were promised their objectives and attain them no more.
@@ -61,7 +59,6 @@ class Admission:
     depths: Mapping[int, int] = field(default_factory=dict)
     budget_nodes: int | None = None
     budget_ms: float | None = None
-    slack: Mapping[int, float] = field(default_factory=dict)
     promised: frozenset[int] = frozenset()
     held_back: int = 0
     lost: tuple[int, ...] = ()

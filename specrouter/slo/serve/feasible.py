@@ -1,7 +1,4 @@
-"""What could be attained now: a request's earliest objective, and how much tighter one could be.
-
-Pure: asks the policy, or its pacing, about the same view with other objectives.
-"""
+"""The earliest objective that could be attained now. Pure: asks the policy about others."""
 
 import math
 from collections.abc import Callable
@@ -9,8 +6,6 @@ from dataclasses import replace
 
 from specrouter.request.output import Feasible
 from specrouter.slo.admission import Admit
-from specrouter.slo.serve.load import Load, Prompt
-from specrouter.slo.serve.pacing import Pacing
 from specrouter.view import EngineView, RequestView
 
 # Requests of a cycle of which it is told: finding it out takes a millisecond or more each.
@@ -44,22 +39,6 @@ def earliest_feasible(policy: Admit, view: EngineView, request: RequestView) -> 
             return Feasible()
     begin_ms = min(max(1.0, request.ttft_ms or 1000.0), patient_ms)
     return Feasible(_least(lambda ms: admits(ms, tpot_ms), begin_ms, patient_ms), tpot_ms)
-
-
-def slack_of(pacing: Pacing, load: Load, prompt: Prompt) -> float:
-    """By which share of what is left the objectives of a request of the load could be tighter, so
-    that all are still in time; to 1/8."""
-    others = replace(load, prompts=tuple(one for one in load.prompts if one.id != prompt.id))
-    slack, step = 0.0, 0.5
-    while step >= 1 / 8:
-        left = 1.0 - slack - step
-        tighter = replace(
-            prompt, deadline_ms=prompt.deadline_ms * left, tpot_ms=prompt.tpot_ms * left
-        )
-        if pacing.is_in_time(others.joined([tighter])):
-            slack += step
-        step /= 2
-    return slack
 
 
 def _least(holds: Callable[[float], bool], begin: float, most: float) -> float | None:

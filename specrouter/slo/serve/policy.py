@@ -25,7 +25,6 @@ from dataclasses import dataclass, field, replace
 from specrouter.slo.admission import Admission, Admit, fcfs
 from specrouter.slo.serve.amortized import Amortized
 from specrouter.slo.serve.bounds import bounded
-from specrouter.slo.serve.feasible import MOST_TOLD, slack_of
 from specrouter.slo.serve.load import Load, Prompt
 from specrouter.slo.serve.pacing import Batch, Choice, Pacing
 from specrouter.slo.serve.program import Memory
@@ -47,7 +46,6 @@ def by_objectives(
     patience_ms: float = 30_000.0,
     is_final: bool = False,
     never_behind: bool = False,
-    tells_slack: bool = False,
 ) -> Admit:
     """Args:
     prefill_chunk: of `fcfs`, where no request has an objective.
@@ -55,7 +53,6 @@ def by_objectives(
     is_final: a request whose objective cannot be attained when it comes is best effort for good.
     never_behind: it does as `fcfs` does unless more requests attain their objectives otherwise;
         `pacing_of` gives `Amortized`.
-    tells_slack: of those that it admits, which takes milliseconds each.
     """
     without_objectives = fcfs(prefill_chunk)
     # Promoted prompts together leave half of what a cycle reads, however little that is.
@@ -70,7 +67,6 @@ def by_objectives(
             pacing=pacing,
             patience_ms=patience_ms,
             is_final=is_final,
-            tells_slack=tells_slack,
             least_chunk=least_chunk,
         )
         ours = decision.admission()
@@ -91,7 +87,6 @@ class _Decision:
     pacing: Pacing
     patience_ms: float
     is_final: bool
-    tells_slack: bool
     least_chunk: int  # of a promoted prompt
     rows: int = 0  # that are left
     memory: float = math.inf  # KV tokens that are left
@@ -177,7 +172,6 @@ class _Decision:
             why=why,
             declined=ours.declined,
             held_back=ours.held_back,
-            slack={name: slack for name, slack in ours.slack.items() if name in admitted},
             promised=frozenset(as_they_came & {one.id for one in new}),
             lost=ours.lost,
         )
@@ -312,7 +306,6 @@ class _Decision:
             waits_for_memory=self.waits_for_memory,
             preempted=tuple(self.preempted),
             declined=self._declined(asked, load),
-            slack=self._slacks(load),
         )
         if self.pacing.leaves_decoding and not batch.paces_decoding:
             free = [each.id for each in asked.best_effort if each.id not in fixed]
@@ -349,10 +342,6 @@ class _Decision:
                 chunks[request.id], room = own + more, room - more
         return room
 
-    def _slacks(self, load: Load) -> dict[int, float]:
-        came = [each for each in load.prompts if self.tells_slack and each.id in self.admitted]
-        return {each.id: slack_of(self.pacing, load, each) for each in came[:MOST_TOLD]}
-
     def _declined(self, asked: Sorted, load: Load) -> tuple[int, ...]:
         if not self.is_final:
             return asked.beyond
@@ -362,4 +351,4 @@ class _Decision:
 
 def _does(admission: Admission) -> Admission:
     """Without what is told of it."""
-    return replace(admission, promised=frozenset(), declined=(), slack={}, lost=(), held_back=0)
+    return replace(admission, promised=frozenset(), declined=(), lost=(), held_back=0)

@@ -12,7 +12,7 @@ class _Slo(AdmissionPolicy):
     def for_engine(self, engine: EngineConfig, target: str) -> Admit:
         chunk = engine.prefill_chunk
         pacing = measured_pacing(target, chunk, engine.most_batch_tokens)
-        return by_objectives(amortized(pacing, chunk), chunk, never_behind=True, tells_slack=True)
+        return by_objectives(amortized(pacing, chunk), chunk, never_behind=True)
 
 
 SLO = _Slo()

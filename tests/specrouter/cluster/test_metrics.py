@@ -4,7 +4,7 @@ import pytest
 
 from specrouter.cluster.metrics import StateAges, total, total_state
 from specrouter.engine.engine_state import EngineState
-from specrouter.engine.slo_accounts import AdmissionCounts, SlackFigures
+from specrouter.engine.slo_accounts import AdmissionCounts
 from specrouter.profile.profiler import EngineStatistics
 
 
@@ -38,9 +38,7 @@ def test_mappings_tuples_and_figures_in_them_add_up() -> None:
         "x": AdmissionCounts(2, 4, 6, 8, 10),
         "y": AdmissionCounts(1),
     }
-    assert total([SlackFigures((1, 2), 0.5), SlackFigures((1, 3), 1.0)]) == SlackFigures(
-        (2, 5), 1.5
-    )
+    assert total([((1, 2), 0.5), ((1, 3), 1.0)]) == ((2, 5), 1.5)
     cycles = total([EngineStatistics(cycles=2), EngineStatistics(cycles=3, model_ms={"a": 1.0})])
     assert (cycles.cycles, cycles.model_ms) == (5, {"a": 1.0})
 

@@ -13,7 +13,13 @@ CHAT = Objective(tpot_ms=50.0, ttft_ms=400.0, slo_class="chat")
 
 
 def request(number: int, objective: Objective | None = CHAT, **state: Any) -> Any:
-    usual = {"preemptions": 0, "is_declined": False, "finished": False, "feasible": None}
+    usual = {
+        "preemptions": 0,
+        "is_declined": False,
+        "finished": False,
+        "feasible": None,
+        "is_promised": False,
+    }
     handle = SimpleNamespace(request_id=number, log_extra={"request_id": f"http-{number}"})
     times = {"submitted_s": time.perf_counter() - 1.0}
     return SimpleNamespace(handle=handle, objective=objective, **{**usual, **times, **state})
@@ -23,13 +29,13 @@ def outcomes(log: AdmissionLog) -> list[tuple[int | None, str]]:
     return [(record.request, record.outcome) for record in log.records]
 
 
-def test_who_is_admitted_is_told_with_the_slack() -> None:
+def test_who_is_promised_its_objective_is_told() -> None:
     log = AdmissionLog()
-    log.note(7, 3, [(request(1), 0.25)], [], [])
+    log.note(7, 3, [request(1, is_promised=True)], [], [])
     [record] = log.records
-    assert (record.cycle, record.running, record.slack) == (7, 3, 0.25)
+    assert (record.cycle, record.running) == (7, 3)
     assert (record.outcome, record.slo_class, record.objective) == ("admitted", "chat", CHAT)
-    assert record.reason == "its objective can be attained, and could be tighter by 25%"
+    assert record.reason == "its objective can be attained"
     assert 1000 <= record.waited_ms < 60_000
     assert abs(record.unix_s - time.time()) < 60
 
@@ -39,7 +45,7 @@ def test_who_is_declined_is_served_later_or_rejected_with_what_is_feasible() -> 
     feasible = Feasible(ttft_ms=900.0)
     late = request(1, is_declined=True)
     log.note(1, 4, [], [late, request(2, finished=True, feasible=feasible)], [])
-    log.note(2, 4, [(late, None)], [], [])
+    log.note(2, 4, [late], [], [])
     assert outcomes(log) == [(1, "declined"), (2, "rejected"), (1, "best_effort")]
     assert [record.feasible for record in log.records] == [None, feasible, None]
 
@@ -47,8 +53,8 @@ def test_who_is_declined_is_served_later_or_rejected_with_what_is_feasible() -> 
 def test_who_loses_a_row_is_told_for_whom_and_when_it_goes_on() -> None:
     log = AdmissionLog()
     victim = request(1, None, preemptions=1)
-    log.note(1, 2, [(request(5), 0.5), (request(6), 0.5)], [], [victim])
-    log.note(2, 2, [(victim, None)], [], [])
+    log.note(1, 2, [request(5, is_promised=True), request(6, is_promised=True)], [], [victim])
+    log.note(2, 2, [victim], [], [])
     assert outcomes(log) == [(1, "preempted"), (5, "admitted"), (6, "admitted"), (1, "resumed")]
     assert log.records[0].reason.endswith("requests 5, 6")
     assert log.records[0].slo_class == "none"
@@ -56,14 +62,14 @@ def test_who_loses_a_row_is_told_for_whom_and_when_it_goes_on() -> None:
 
 def test_who_is_given_a_row_in_order_of_arrival_is_not_told_of() -> None:
     log = AdmissionLog()
-    log.note(1, 2, [(request(1), None), (request(2, None), None)], [], [])
+    log.note(1, 2, [request(1), request(2, None)], [], [])
     assert log.records == []
 
 
 def test_the_last_256_are_kept_and_can_be_sent() -> None:
     log = AdmissionLog()
     for number in range(300):
-        log.note(number, 1, [(request(number), 0.5)], [], [])
+        log.note(number, 1, [request(number, is_promised=True)], [], [])
     assert [record.request for record in log.records] == list(range(44, 300))
     sent = json.loads(json.dumps(log.records[-1].to_json()))
     assert sent["request_id"] == "http-299"

@@ -334,7 +334,6 @@ def test_a_live_policy_names_what_it_would_admit(small_config: dict[str, Any]) -
         assert 1e-6 < output.feasible.tpot_ms < 1e4
         assert "tpot_ms" in (output.error or "")
     assert not bench.faults()
-    assert bench.engine.slo_accounts.slack().counts[-1] == 1
 
 
 def test_without_objectives_the_live_policies_decide_as_first_come_first_served(

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from specrouter.engine.slo_accounts import (
-    SLACK_BOUNDS,
     AdmissionCounts,
     SloAccounts,
     SloCounts,
@@ -152,14 +151,11 @@ def test_stages_are_counted_one_by_one() -> None:
     assert accounts.stages() == {"chat": ((3, 2), (2, 1), (1, 1))}
 
 
-def test_slack_counts_where_it_was_predicted_when_a_request_first_came() -> None:
+def test_a_request_is_admitted_once_however_often_it_is_given_a_row() -> None:
     accounts = SloAccounts()
     request: Any = SimpleNamespace(objective=CHAT, is_declined=False, preemptions=0)
     again: Any = SimpleNamespace(objective=CHAT, is_declined=False, preemptions=1)
-    accounts.note_admission([(request, 0.25), (request, None), (again, 1.0)], [], [again])
-    figures = accounts.slack()
-    assert figures.counts == tuple(int(bound >= 0.25) for bound in (*SLACK_BOUNDS, 9))
-    assert figures.sum == 0.25
+    accounts.note_admission([request, request, again], [], [again])
     assert accounts.admissions() == {"chat": AdmissionCounts(admitted=2, preempted=1)}
 
 

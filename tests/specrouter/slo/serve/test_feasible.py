@@ -11,10 +11,9 @@ from research.policies.slos_serve import slos_serve
 from specrouter.request.objective import Stage
 from specrouter.request.output import Feasible
 from specrouter.slo.admission import Admission, Admit, fcfs
-from specrouter.slo.serve.feasible import earliest_feasible, slack_of
+from specrouter.slo.serve.feasible import earliest_feasible
 from specrouter.slo.serve.pacing import Autoregressive, Pacing, Speculative
 from specrouter.slo.serve.policy import by_objectives
-from specrouter.slo.serve.requests import sorted_requests
 from specrouter.view import EngineView, RequestView
 from tests.specrouter.slo.test_admission import request, view
 from tests.specrouter.slo_machines import OPT_7B
@@ -100,16 +99,3 @@ def test_where_nothing_is_feasible_nothing_is_named() -> None:
     assert earliest_feasible(lambda seen: replace(fcfs(8)(seen), admitted=()), full, asked) == (
         Feasible()
     )
-
-
-@pytest.mark.parametrize("pacing", [PLAIN, DRAFTING])
-def test_slack_is_how_much_tighter_an_objective_could_be(pacing: Pacing) -> None:
-    def slack(ttft_ms: float, tpot_ms: float, running: list[RequestView]) -> float:
-        asked = request(1, left=500, ttft_ms=ttft_ms, tpot_ms=tpot_ms)
-        found = sorted_requests(view([asked], running), pacing.times, pacing.fastest_ms)
-        [prompt] = found.new
-        return slack_of(pacing, found.load.joined([prompt]), prompt)
-
-    assert slack(400.0, 60.0, []) < slack(1000.0, 100.0, []) <= slack(4000.0, 1000.0, []) < 1.0
-    # Batches are whole: those of an idle machine may fit a deadline worse than shorter ones do.
-    assert slack(1000.0, 100.0, BUSY) <= slack(1000.0, 100.0, []) + 1 / 8
