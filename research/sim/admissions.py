@@ -37,9 +37,7 @@ def admission_of(
         "prefill-first": lambda: prefill_first(max(VLLM_TOKENS, chunk)),
         "decode-first": lambda: decode_first(batch_tokens or chunk),
         "research.policies:SLOS_SERVE": lambda: slos_serve(paced(), chunk),
-        "slo": lambda: by_objectives(
-            amortized(paced(), chunk, machine.batch is None), chunk, never_behind=True
-        ),
+        "slo": lambda: by_objectives(amortized(paced(), chunk), chunk, never_behind=True),
     }
     return made[name]()
 

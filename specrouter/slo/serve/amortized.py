@@ -51,13 +51,11 @@ class Amortized:
     """Attributes:
     strict: for prompts that can wait.
     chunk: prompt tokens that a cycle reads at most.
-    is_sum: `times` are sums of forwards, as the planner predicts them.
     margin: share of every TPOT that is kept back, if it is more than prompts to come need.
     """
 
     strict: Pacing
     chunk: int
-    is_sum: bool = True
     margin: float = 0.0
     leaves_decoding: ClassVar[bool] = True
 
@@ -169,12 +167,11 @@ class Amortized:
         if times is None and self.strict.is_in_time(load):
             return replace(batch, paces_decoding=True)
         if times is None:
-            most_ms, spare, steps = batch.ms, batch.room, batch.steps
+            most_ms, spare = batch.ms, batch.room
         else:
             most_ms = longest_ms(times, self.chunk, load.prompts, batch.chunks)
-            spare, steps = max(0, times.tokens_within(most_ms) - sum(batch.chunks)), times.steps
-        found = replace(batch, longest_ms=most_ms, room=min(batch.room, spare), spare=spare)
-        return found if self.is_sum else self._as_tokens(load, found, steps)
+            spare = max(0, times.tokens_within(most_ms) - sum(batch.chunks))
+        return replace(batch, longest_ms=most_ms, room=min(batch.room, spare), spare=spare)
 
     def _with_room(self, load: Load, batch: Batch) -> Batch:
         """What those without an objective may decode and read beside the others' paces."""
@@ -184,18 +181,6 @@ class Amortized:
         spare = bisect_left(range(most), True, key=lambda n: self._keeping_up(load, n + 1) is None)
         room = max(0, spare - load.others) + int((batch.lengths == 0).sum())
         return replace(batch, spare=spare, room=min(batch.room, room))
-
-    def _as_tokens(self, load: Load, batch: Batch, steps: int) -> Batch:
-        """To the deepest drafts of which everybody may verify one in the batch's time; to `steps`
-        where there are none."""
-        taking = len(load.ids) + load.others
-        for depth in range(len(self.reach) - 1, steps, -1):
-            tokens = self.times.tokens_within(batch.longest_ms or 0.0, depth)
-            spare = tokens - sum(batch.chunks) - taking * (1 + depth)
-            if spare >= 0:
-                return replace(batch, deepest=depth, most_tokens=tokens, spare=spare)
-        tokens = self.times.tokens_within(batch.longest_ms or 0.0, steps)
-        return replace(batch, deepest=steps, most_tokens=tokens)
 
     def _is_urgent(self, prompt: Prompt) -> bool:
         reading_ms = self.times.ms(min(prompt.tokens, self.chunk))

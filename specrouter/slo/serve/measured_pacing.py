@@ -66,12 +66,10 @@ def measured_pacing(
     return pacing_of
 
 
-def amortized(pacing_of: PacingOf, chunk: int, is_sum: bool = True) -> PacingOf:
+def amortized(pacing_of: PacingOf, chunk: int) -> PacingOf:
     """The same, where a prompt's time may be made good later, with the margin of the view.
 
-    Args:
-        chunk: of prompts, in a cycle.
-        is_sum: see `Amortized`.
+    Args: `chunk`: of prompts, in a cycle.
     """
     last: list[tuple[Pacing, Amortized]] = []
 
@@ -79,7 +77,7 @@ def amortized(pacing_of: PacingOf, chunk: int, is_sum: bool = True) -> PacingOf:
         strict, margin = pacing_of(view), view.pace_margin
         if not last or last[0][0] is not strict or last[0][1].margin != margin:
             kept = replace(strict, margin=margin) if isinstance(strict, Speculative) else strict
-            last[:] = [(strict, Amortized(kept, chunk, is_sum, margin))]
+            last[:] = [(strict, Amortized(kept, chunk, margin))]
         return last[0][1]
 
     return amortized_of

@@ -51,8 +51,6 @@ class Batch:
         chunks: tokens of each of the load's prompts.
         room: tokens that are left for others.
         longest_ms: that the cycle may take, whatever the planner drafts; None: without bound.
-        deepest, most_tokens: the same as levels that may be drafted and tokens of the target's
-            pass, where the planner's sums of forwards are no measure of `longest_ms`.
         spare: of those who decode without an objective, as many as may take part; None: all.
         paces_decoding: `lengths` are kept to, also where decoding is left to the planner otherwise.
     """
@@ -65,8 +63,6 @@ class Batch:
     chunks: tuple[int, ...] = ()
     room: int = 0
     longest_ms: float | None = None
-    deepest: int | None = None
-    most_tokens: int = 0
     spare: int | None = None
     paces_decoding: bool = False
 

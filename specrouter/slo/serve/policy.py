@@ -24,7 +24,6 @@ from dataclasses import dataclass, field, replace
 
 from specrouter.slo.admission import Admission, Admit, fcfs
 from specrouter.slo.serve.amortized import Amortized
-from specrouter.slo.serve.bounds import bounded
 from specrouter.slo.serve.load import Load, Prompt
 from specrouter.slo.serve.pacing import Batch, Choice, Pacing
 from specrouter.slo.serve.program import Memory
@@ -308,8 +307,11 @@ class _Decision:
             declined=self._declined(asked, load),
         )
         if self.pacing.leaves_decoding and not batch.paces_decoding:
-            free = [each.id for each in asked.best_effort if each.id not in fixed]
-            return bounded(admission, self.view, batch, free)
+            return replace(
+                admission,
+                budget_ms=batch.longest_ms,
+                paused=self._sitting_out(asked, fixed, batch.spare),
+            )
         return replace(
             admission,
             paused=frozenset(name for name, length in lengths.items() if not length),
@@ -317,6 +319,16 @@ class _Decision:
             budget_nodes=room + sum(max(0, length - 1) for length in lengths.values()),
             budget_ms=batch.ms,
         )
+
+    def _sitting_out(
+        self, asked: Sorted, fixed: dict[int, int], most: int | None
+    ) -> frozenset[int]:
+        """Who decodes without an objective, beyond so many, the last ones first."""
+        if most is None:
+            return frozenset()
+        decoding = {one.id for one in self.view.running if not one.prompt_left}
+        decoding -= set(self.preempted) | fixed.keys()
+        return frozenset([one.id for one in asked.best_effort if one.id in decoding][most:])
 
     def _share(
         self,
