@@ -59,7 +59,7 @@ ROOMS: Mapping[str, Room] = {
         folders=("specrouter/routing", "specrouter/slo", "specrouter/profile"),
         before=7065,
         aim=4600,
-        most=7200,
+        most=6900,
     ),
     "execution": Room(folders=("specrouter/execution",), before=3033, aim=2600, most=3370),
     "config, request": Room(
