@@ -26,6 +26,7 @@ NEW = 12
 FAMILIES = (
     "command a",
     "gemma 3 text",
+    "gpt-oss",
     "granite 3",
     "ministral 3 text",
     "olmo 3",

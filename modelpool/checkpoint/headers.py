@@ -30,7 +30,8 @@ _SCALES: Mapping[Stored, tuple[str, ...]] = {
 _BLOCKS = "_blocks"  # [experts, out, in / 32, 16 bytes] in MXFP4
 _HEAD = "lm_head.weight"  # stored by some though it is tied to the embedding
 _HEADS = (_HEAD, "embed_out.weight")
-_EXPERT = ".experts."  # kept plain in one tensor by all: no linear layers
+_EXPERT = ".experts."
+_STACKED = ("up_proj", "down_proj")  # how names end of what all experts have in one tensor
 _LAYER = re.compile(r"\.\d+\.")  # model.layers.0.mlp.up_proj.weight
 _INDEX = "model.safetensors.index.json"
 _LFS_POINTER = b"version https://git-lfs"  # how the text begins that stands for a file
@@ -76,19 +77,26 @@ class StoredParameter:
 
     @property
     def is_linear(self) -> bool:
-        """The weight of a linear layer?"""
+        """The weight of a linear layer, or of an expert's or all experts'?"""
+        if self.is_expert and len(self.shape) == 3:
+            return self.name.endswith(_STACKED)
         is_matrix = len(self.shape) == 2 and self.name.endswith(".weight")
-        return is_matrix and (self.in_layer or self.is_head) and not self.is_expert
+        return is_matrix and (self.in_layer or self.is_head)
+
+    @property
+    def _outputs(self) -> int:
+        """Rows of a matrix, or of all experts'; of some these are columns, and nearly as many."""
+        return math.prod(self.shape[:-1])
 
     @property
     def int8_bytes(self) -> int:
         """In int8, with scales."""
-        return self.count + _SCALE_BYTES * self.shape[0]
+        return self.count + _SCALE_BYTES * self._outputs
 
     @property
     def int4_bytes(self) -> int:
         """In int4, with a scale and a centre for each group, and two numbers for each output."""
-        return self.count // 2 + 2 * self.count // _INT4_GROUP + 2 * _SCALE_BYTES * self.shape[0]
+        return self.count // 2 + 2 * self.count // _INT4_GROUP + 2 * _SCALE_BYTES * self._outputs
 
 
 @dataclass(frozen=True)

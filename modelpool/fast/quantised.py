@@ -47,7 +47,7 @@ class QuantisedLinear(nn.Module):
             rounding: to what, and its relative error; None where the checkpoint has the weight so.
         """
         super().__init__()
-        self.rounding = rounding
+        self.roundings = [] if rounding is None else [rounding]
         self.in_features, self.out_features = weight.in_features, out_features
         self.hidden_parameters = 0 if is_tied else self.in_features * out_features
         self.bias = bias
@@ -113,9 +113,9 @@ def quantise_linears(
 def roundings(model: nn.Module) -> dict[KeptWeights, list[float]]:
     """The relative errors of weights that were rounded, by what to."""
     found = dict[KeptWeights, list[float]]()
-    for layer in model.modules():
-        if isinstance(layer, QuantisedLinear) and layer.rounding is not None:
-            found.setdefault(layer.rounding[0], []).append(layer.rounding[1])
+    for module in model.modules():
+        for kept, error in getattr(module, "roundings", ()):
+            found.setdefault(kept, []).append(error)
     return found
 
 
@@ -160,6 +160,20 @@ def _replaced(
     for layer, rows, is_tied, rounding in zip(layers, sizes, tied, roundings, strict=True):
         yield QuantisedLinear(shared, start, rows, layer.bias, is_tied, rounding)  # type: ignore[arg-type]
         start += rows
+
+
+def weight_of(
+    plain: Tensor, bias: Tensor | None, in_int4: bool
+) -> tuple[QuantisedWeight, tuple[KeptWeights, float]]:
+    """Of [out, in]: in int4 where that is asked and holds it well, else in int8; and its rounding,
+    to what and its relative error."""
+    if in_int4:
+        small = Int4Values.of(plain)
+        error = small.relative_error(plain)
+        if error <= _MOST_ERROR:
+            return _weight_in_int4([small], bias), ("int4", error)
+    wide = Int8Values.of(plain)
+    return _in_int8([wide], bias), ("int8", wide.relative_error(plain))
 
 
 def _all_to(

@@ -133,10 +133,10 @@ SHAPED: dict[str, dict[str, Any]] = {
 }
 
 
-def shaped(name: str) -> PreTrainedConfig:
+def shaped(name: str, **more: Any) -> PreTrainedConfig:
     """A small configuration of one of `SHAPED`."""
     kind = CONFIG_MAPPING[name.partition("-")[0]]
-    config: PreTrainedConfig = kind(**{**SHAPE, **SHAPED[name]})
+    config: PreTrainedConfig = kind(**{**SHAPE, **SHAPED[name], **more})
     return config
 
 

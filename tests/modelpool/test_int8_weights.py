@@ -63,7 +63,7 @@ def test_bytes_in_int4_are_those_of_the_loaded_model(save: Any, tmp_path: Path) 
     kept = sum(parameter.nbytes for parameter in model.parameters())
     shared = {id(layer.shared): layer.shared for layer in int8_layers(pool.get("m")).values()}
     plan = pool.plan("m")
-    small = sum(_bytes(weight) for weight in shared.values())
+    small = sum(bytes_of(weight) for weight in shared.values())
     assert plan.weights == "int4"
     assert plan.footprint.weight_bytes == pytest.approx(kept + small, rel=0.03)
     assert plan.read_bytes == plan.int4_read_bytes
@@ -72,7 +72,7 @@ def test_bytes_in_int4_are_those_of_the_loaded_model(save: Any, tmp_path: Path) 
     assert plan.read_bytes < plan.int8_read_bytes
 
 
-def _bytes(weight: QuantisedWeight) -> float:
+def bytes_of(weight: QuantisedWeight) -> float:
     """With as many outputs and inputs as there are; the kernels' layout has a few more."""
     if isinstance(weight, Int4Weight):
         return weight.out_features * (weight.in_features * 9 / 16 + 8)

@@ -28,7 +28,7 @@ def forms(model: PackedModel) -> dict[str, str]:
     """What each linear layer was rounded to."""
     named = model.model.named_modules()
     found = {name: each for name, each in named if isinstance(each, QuantisedLinear)}
-    return {name: each.rounding[0] for name, each in found.items() if each.rounding}
+    return {name: each.roundings[0][0] for name, each in found.items() if each.roundings}
 
 
 def difference(packed: PackedModel, model: Any) -> float:

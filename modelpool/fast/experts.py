@@ -1,0 +1,98 @@
+"""Experts in int8 and int4, in the place of a mixture's own, on the CPU.
+
+Contract: a row has the same bits whatever stands beside it, and whichever experts others chose:
+each expert is multiplied by the rows that chose it (`Int8Weight`: exact sums), and a row adds up
+its experts in the order of their numbers, in float32.
+"""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from modelpool.config import KeptWeights
+from modelpool.fast.linear import is_hooked
+from modelpool.fast.quantised import QuantisedWeight, weight_of
+
+_MARKS = ("has_gate", "has_bias", "has_post_expert_norm", "is_transposed")  # by transformers
+
+
+class QuantisedExperts(nn.Module):
+    """What transformers calls `experts`, of which `plain` keeps all but the weights."""
+
+    def __init__(self, plain: Any, in_int4: bool) -> None:
+        """`plain`: `are_experts`. Its weights are let go."""
+        super().__init__()
+        self.plain = plain
+        self.hidden_parameters = 0
+        self.roundings: list[tuple[KeptWeights, float]] = []
+        self._gate = plain._apply_gate if plain.has_gate else plain.act_fn
+        self._up = self._taken("gate_up_proj" if plain.has_gate else "up_proj", in_int4)
+        self._down = self._taken("down_proj", in_int4)
+
+    def forward(self, hidden: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+        """[T, hidden_size] to the same.
+
+        `experts`: [T, K] numbers of those that each row chose, from their count on of none.
+        """
+        total = torch.zeros(hidden.shape, dtype=torch.float32)
+        chosen = experts.flatten().numpy()
+        order = np.argsort(chosen, kind="stable")
+        numbers, starts = np.unique(chosen[order], return_index=True)
+        factors = weights.flatten().float().unsqueeze(1)
+        for number, places in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):
+            if number >= len(self._up):
+                break
+            rows, at = torch.from_numpy(places // experts.shape[1]), torch.from_numpy(places)
+            x = hidden.index_select(0, rows)
+            gated = self._gate(self._up[number].multiply(x, torch.float32))
+            y = self._down[number].multiply(gated, torch.float32)
+            total.index_add_(0, rows, y.mul_(factors.index_select(0, at)))
+        return total.to(hidden.dtype)
+
+    @property
+    def kept(self) -> Sequence[QuantisedWeight]:
+        return [*self._up, *self._down]
+
+    def _taken(self, name: str, in_int4: bool) -> Sequence[QuantisedWeight]:
+        """By expert. The plain weight goes when the last one is quantised."""
+        plain: Tensor = getattr(self.plain, name).detach()
+        biases: Any = getattr(self.plain, f"{name}_bias") if self.plain.has_bias else None
+        found = []
+        for number, matrix in enumerate(plain):
+            bias = None if biases is None else biases[number].detach()
+            rows = matrix.t().contiguous() if self.plain.is_transposed else matrix
+            weight, rounding = weight_of(rows, bias, in_int4)
+            found.append(weight)
+            self.roundings.append(rounding)
+        self.hidden_parameters += plain.numel()
+        self.plain.register_parameter(name, None)
+        return found
+
+
+def are_experts(module: Any) -> bool:
+    """That are marked as transformers marks them, on the CPU, and are not changed by hooks."""
+    if not all(hasattr(module, mark) for mark in _MARKS) or is_hooked(module):
+        return False
+    if len(inspect.signature(module.forward).parameters) != 3:
+        return False
+    name = "gate_up_proj" if module.has_gate else "up_proj"
+    weights = [getattr(module, each, None) for each in (name, "down_proj")]
+    return not module.has_post_expert_norm and all(
+        isinstance(one, nn.Parameter) and one.dim() == 3 and one.device.type == "cpu"
+        for one in weights
+    )
+
+
+def quantise_experts(model: nn.Module, in_int4: bool) -> int:
+    """Replaces, in place, the experts of `model`; how many modules of them those were."""
+    found = 0
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if are_experts(child):
+                setattr(parent, name, QuantisedExperts(child, in_int4))
+                found += 1
+    return found
