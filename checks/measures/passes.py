@@ -9,6 +9,7 @@ with few layers, in bfloat16 and then quantised. Nothing else should run meanwhi
 """
 
 import argparse
+import copy
 import gc
 import time
 from collections.abc import Sequence
@@ -51,10 +52,14 @@ def family_config(name: str) -> PreTrainedConfig:
     return shaped(name, **_SIZES, **longer, **more)
 
 
-def packed_of(config: PreTrainedConfig, dtype: torch.dtype) -> PackedModel:
+def packed_of(config: PreTrainedConfig, dtype: torch.dtype, kept: Any = "plain") -> PackedModel:
     factory: Any = AutoModelForCausalLM
-    model = factory.from_config(config, dtype=dtype).eval().requires_grad_(False)
-    return PackedModel.wrap(config.model_type, model, config.vocab_size, Tuning(pack_weights=True))
+    model = factory.from_config(copy.deepcopy(config), dtype=dtype).eval().requires_grad_(False)
+    tuning = Tuning(pack_weights=kept == "plain")
+    packed = PackedModel.wrap(config.model_type, model, config.vocab_size, tuning)
+    if kept != "plain":
+        packed.quantise_weights(weights=kept)
+    return packed
 
 
 def pass_ms(packed: PackedModel, forward: Forward) -> float:
@@ -114,7 +119,7 @@ def mixture(weights: Sequence[str], layers: int, rounds: int) -> None:
     )
     base = None
     for kept in ("plain", *weights):
-        packed = packed_of(config, torch.bfloat16) if kept == "plain" else quantised(config, kept)
+        packed = packed_of(config, torch.bfloat16, kept)
         forward = (direct_forward_of if kept == "plain" else lean_forward_of)(packed)
         assert forward is not None
         ms = median(pass_ms(packed, forward) for _ in range(rounds))
@@ -122,14 +127,6 @@ def mixture(weights: Sequence[str], layers: int, rounds: int) -> None:
         print(f"{kept:<8}{ms:8.2f} ms  {base / ms:5.2f} times bfloat16's speed", flush=True)
         del packed, forward
         gc.collect()
-
-
-def quantised(config: PreTrainedConfig, kept: Any) -> PackedModel:
-    factory: Any = AutoModelForCausalLM
-    model = factory.from_config(config, dtype=torch.bfloat16).eval().requires_grad_(False)
-    packed = PackedModel.wrap(config.model_type, model, config.vocab_size)
-    packed.quantise_weights(weights=kept)
-    return packed
 
 
 def main() -> None:
