@@ -47,6 +47,7 @@ class Room:
 # 2026-11-25: modelpool 11,850, the product 55,150 and tests 72,500, for drafters that are found.
 # 2026-11-25: modelpool, the product +600, tests +400, for the description of a layer, by which 22
 # more families have forwards without modules, and for experts in int8 and int4.
+# 2026-11-25: tests +200, for the page of supported models and what is wrong with checkpoints.
 ROOMS: Mapping[str, Room] = {
     "http": Room(folders=("specrouter/http",), before=5985, aim=4500, most=6150),
     "cli": Room(folders=("specrouter/cli",), before=1790, aim=1500, most=1850),
@@ -71,7 +72,7 @@ ROOMS: Mapping[str, Room] = {
     "examples": Room(folders=("examples",), before=2828, aim=1200, most=1200),
     "research": Room(folders=("research",), before=0, aim=7000, most=8300),
     "tests and checks": Room(
-        folders=("tests", "checks", "conftest.py"), before=69000, aim=52000, most=72900
+        folders=("tests", "checks", "conftest.py"), before=69000, aim=52000, most=73100
     ),
 }
 PRODUCT = Room(
