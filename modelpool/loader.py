@@ -32,7 +32,7 @@ from modelpool.fast.direct_forward import direct_forward_of
 from modelpool.fast.graph_runner import CudaGraphs
 from modelpool.fast.lean_forward import is_quantised, lean_forward_of
 from modelpool.fast.thread_choice import ThreadChoice
-from modelpool.fast.thread_trial import MOST_TOKENS, one_thread_keeps_bits
+from modelpool.fast.thread_trial import MOST_SLOTS, MOST_TOKENS, one_thread_keeps_bits
 from modelpool.fast.tuning import PLAIN, Tuning
 from modelpool.gguf.weights import plain_checkpoint
 from modelpool.packed_model import PackedModel
@@ -91,8 +91,8 @@ def _thread_choice(packed: PackedModel, tuning: Tuning) -> ThreadChoice | None:
     if not tuning.is_target:
         return ThreadChoice(packed.name, packed.threads, tuning.others)
     if one_thread_keeps_bits(packed):
-        most = MOST_TOKENS
-        return ThreadChoice(packed.name, packed.threads, tuning.others, most_tokens=most)
+        name, threads, others = packed.name, packed.threads, tuning.others
+        return ThreadChoice(name, threads, others, most_tokens=MOST_TOKENS, most_slots=MOST_SLOTS)
     logger.info("%s: other bits with one thread, so it always has all", packed.name)
     return None
 

@@ -137,7 +137,8 @@ class PackedModel:
         check_parity(field, expected, got, allowed)
         moving = moving_layer(model, _embedding(model).shape[1]) if probe.recurrent else None
         if moving is not None:
-            logger.warning("%s: layer %d rounds a token by what is beside it here", name, moving)
+            said = "on this machine a token's rounding depends on what is beside it"
+            raise UnsupportedModelError(field, f"layer {moving}: {said}")
         reason = ignored_window(model.config, probe.windows)
         if reason is not None:
             raise UnsupportedModelError(field, reason)
@@ -167,7 +168,10 @@ class PackedModel:
             logit_index: [n] int64, as these; the tokens of the pack whose logits are wanted.
             hidden: the hidden states that are wanted of all tokens.
         """
-        with self.watch(len(tokens), self.attend.attended(view)), self._threads_for(len(tokens)):
+        with (
+            self.watch(len(tokens), self.attend.attended(view)),
+            self._threads_for(len(tokens), view),
+        ):
             if self.sized is not None:
                 return self.sized(tokens, positions, view, logit_index, hidden)
             if self.device.type != "cpu":
@@ -178,9 +182,11 @@ class PackedModel:
             run = self.shortcut or self._forward
             return run(tokens, positions, view, logit_index, hidden)
 
-    def _threads_for(self, tokens: int) -> AbstractContextManager[None]:
+    def _threads_for(self, tokens: int, view: KVView) -> AbstractContextManager[None]:
         choice = self.thread_choice
-        return cpu_threads(self.threads) if choice is None else choice.chosen(tokens)
+        if choice is None:
+            return cpu_threads(self.threads)
+        return choice.chosen(tokens, int(view.pack.lengths.max(initial=0)))
 
     @property
     def sizes(self) -> tuple[int, ...]:

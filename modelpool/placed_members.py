@@ -43,7 +43,7 @@ class MemberPlan:
     `dtype` is what it computes in, `attention` the kernels that attend, `weights` how its linear
     layers keep theirs; `warning` what one should know of it. `read_bytes`: of weights, for one
     token, where that is known; `int8_read_bytes`, `int4_read_bytes`: those in so few bits, where
-    that can be had.
+    that can be had; `is_recurrent`: some layers keep states.
     """
 
     footprint: ModelFootprint
@@ -56,6 +56,7 @@ class MemberPlan:
     read_bytes: int | None = None
     int8_read_bytes: int | None = None
     int4_read_bytes: int | None = None
+    is_recurrent: bool = False
 
 
 class PlacedMembers:
@@ -102,6 +103,7 @@ class PlacedMembers:
             warning=self._warning(name, placement.is_on_cpu),
             weights=member.facts.weights,
             read_bytes=member.facts.read_bytes,
+            is_recurrent=member.facts.state_bytes > 0,
             int8_read_bytes=member.facts.int8_read_bytes if self._can_quantise(name) else None,
             int4_read_bytes=member.facts.int4_read_bytes if self._can_quantise(name) else None,
         )

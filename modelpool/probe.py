@@ -86,12 +86,15 @@ class _ProbePack:
 
 
 def probed(
-    forward: Forward, model: HasVocabulary, parts: Sequence[tuple[int, int]]
+    forward: Forward,
+    model: HasVocabulary,
+    parts: Sequence[tuple[int, int]],
+    kind: "type[ProbeView] | None" = None,
 ) -> tuple[Tensor, dict[int, int | None]]:
     """All logits of a few tokens that `forward` reads in parts, and the windows of its layers."""
     length = parts[-1][1]
     tokens = (torch.arange(length, device=model.device) * 7919 + 11) % model.vocab_size
-    probe, logits = ProbeView(model.device, length, model.kv_layers), []
+    probe, logits = (kind or ProbeView)(model.device, length, model.kv_layers), []
     for start, stop in parts:
         probe.begin(start, stop)
         positions = torch.arange(start, stop, device=model.device)

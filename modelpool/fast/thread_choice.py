@@ -10,6 +10,7 @@ starts beside a busy program has no such time.
 """
 
 import logging
+import math
 import os
 import time
 from collections import deque
@@ -60,6 +61,7 @@ class ThreadChoice:
         most: the threads that it has on cores of its own.
         cores: that this process may use.
         most_tokens: of a pack that may have one thread; larger ones always have all.
+        most_slots: the same of its longest row.
     """
 
     def __init__(
@@ -69,12 +71,13 @@ class ThreadChoice:
         others: OtherPrograms,
         *,
         cores: int | None = None,
-        most_tokens: float = float("inf"),
+        most_tokens: float = math.inf,
+        most_slots: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name, self._most, self._others, self._clock = name, most, others, clock
         self._left_over = max(0, (cores or _core_count()) - most)
-        self._most_tokens = most_tokens
+        self._most_tokens, self._most_slots = most_tokens, most_slots
         self._is_busy = False  # are there others?
         self._has_one = False  # was one thread faster?
         self._compared_s = 0.0
@@ -83,25 +86,24 @@ class ThreadChoice:
         self._times: dict[tuple[int, bool], deque[float]] = {}
 
     @contextmanager
-    def chosen(self, tokens: int) -> Iterator[None]:
-        """Around a forward of so many tokens."""
-        threads = self.threads(tokens)
-        is_compared = self._is_busy and not self._has_one and tokens <= self._most_tokens
+    def chosen(self, tokens: int, slots: int) -> Iterator[None]:
+        """Around a forward of so many tokens, the longest of whose rows has so many slots."""
+        is_small = tokens <= self._most_tokens and slots <= self._most_slots
+        threads = self.threads() if is_small else self._most
+        is_compared = is_small and self._is_busy and not self._has_one
         began_s = self._clock()
         with cpu_threads(threads):
             yield
         if is_compared:
             self.took(tokens, threads, (self._clock() - began_s) * 1000)
 
-    def threads(self, tokens: int) -> int:
-        """For the next forward."""
+    def threads(self) -> int:
+        """For the next forward that may have one."""
         beyond = self._others.cores() - self._left_over
         was_busy, self._is_busy = self._is_busy, beyond > (_FREE if self._is_busy else _BUSY)
         if not self._is_busy:
             if was_busy:
                 self._forget()
-            return self._most
-        if tokens > self._most_tokens:
             return self._most
         if self._has_one:
             if self._clock() - self._compared_s < _COMPARE_AGAIN_S:

@@ -57,8 +57,8 @@ class MatrixKernels:
         value, decay, overlap = value.contiguous(), decay.contiguous(), overlap.contiguous()
         rate = None if rate is None else rate.contiguous()
         key, query = _evenly(key), _evenly(query)
-        out = torch.empty(value.shape)
-        added = torch.empty(value.shape)
+        _check(state, key, query, value, decay, overlap, *(() if rate is None else (rate,)))
+        out, added = torch.empty_like(value), torch.empty_like(value)
         self.library.sr_scan(
             ctypes.byref(
                 _Scan(
@@ -87,10 +87,20 @@ class MatrixKernels:
     def advance(self, state: Tensor, key: Tensor, added: Tensor, decay: Tensor) -> None:
         """Puts one token behind `state`, as `scan` does. [heads, K], [heads, V], [heads, 1]."""
         heads, key_dim, value_dim = state.shape
+        _check(state, key, added, decay)
         self.library.sr_advance(
             state.data_ptr(), key.data_ptr(), added.data_ptr(), decay.data_ptr(),
             heads, key_dim, value_dim, key.stride(0),
         )  # fmt: skip
+
+
+def _check(state: Tensor, *others: Tensor) -> None:
+    """What the library is given is read by its address."""
+    if not state.is_contiguous():
+        raise ValueError("a state that is not contiguous")
+    for tensor in (state, *others):
+        if tensor.dtype is not torch.float32 or tensor.device.type != "cpu":
+            raise ValueError(f"{tensor.dtype} on {tensor.device}, not float32 on the CPU")
 
 
 def _evenly(keys: Tensor) -> Tensor:

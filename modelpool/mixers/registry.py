@@ -90,7 +90,8 @@ def moving_layer(model: nn.Module, hidden_size: int) -> int | None:
             continue
         tried.add(form)
         like = next(module.parameters())
-        hidden = torch.randn(1, _TRIAL_TOKENS, hidden_size).to(like)
+        chance = torch.Generator().manual_seed(0)
+        hidden = torch.randn(1, _TRIAL_TOKENS, hidden_size, generator=chance).to(like)
         projected = mixer.arithmetic.project(module, hidden)
         whole, alone = (ProbeView(like.device, _TRIAL_TOKENS) for _ in range(2))
         whole.begin(0, _TRIAL_TOKENS)

@@ -4,6 +4,7 @@ import hashlib
 
 from modelpool import ModelPool
 from modelpool.config import PoolConfig
+from modelpool.kernels.recurrence import matrix_kernels
 from specrouter.version import __version__
 
 
@@ -12,5 +13,8 @@ def fingerprint_of(config: PoolConfig, pool: ModelPool) -> str:
     target = next(model for model in config.models if model.name == config.target)
     plan = pool.plan(config.target)  # "auto" may be another on another machine, and int8 refused
     placeless = target.model_dump_json(exclude={"device"})
-    digest = hashlib.sha256(f"{__version__} {plan.dtype} {plan.weights} {placeless}".encode())
+    facts = [__version__, plan.dtype, plan.weights, placeless]
+    if plan.is_recurrent and plan.placement.is_on_cpu:
+        facts.append("C library" if matrix_kernels() else "torch")
+    digest = hashlib.sha256(" ".join(facts).encode())
     return f"fp_{digest.hexdigest()[:12]}"

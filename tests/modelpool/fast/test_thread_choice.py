@@ -14,7 +14,7 @@ from modelpool.fast.tuning import Tuning
 from modelpool.forward import ForwardOutput
 from modelpool.packed_model import PackedModel
 from specrouter import ChainRouter, RouterConfig, SamplingParams
-from tests.modelpool.llama_models import LLAMA_SHAPED, VOCAB, make_model
+from tests.modelpool.llama_models import LLAMA_SHAPED, VOCAB, make_model, shaped
 
 
 class Machine:
@@ -30,8 +30,8 @@ class Machine:
     def clock(self) -> float:
         return self.now_s
 
-    def run(self, choice: ThreadChoice, tokens: int = 1) -> int:
-        with choice.chosen(tokens):
+    def run(self, choice: ThreadChoice, tokens: int = 1, slots: int = 100) -> int:
+        with choice.chosen(tokens, slots):
             used = torch.get_num_threads()
             ms = 10.0 if used == 1 else 6.0 if self.others < 0.5 else 100.0
             self.pass_s(ms / 1000)
@@ -50,7 +50,9 @@ def machine() -> Machine:
 @pytest.fixture
 def choice(machine: Machine) -> ThreadChoice:
     others = OtherPrograms(machine.usage, machine.clock)
-    return ThreadChoice("m", 2, others, cores=2, most_tokens=32, clock=machine.clock)
+    return ThreadChoice(
+        "m", 2, others, cores=2, most_tokens=32, most_slots=4096, clock=machine.clock
+    )
 
 
 def test_alone_a_model_has_all_its_threads(machine: Machine, choice: ThreadChoice) -> None:
@@ -91,7 +93,8 @@ def test_packs_that_were_not_tried_have_all_threads(machine: Machine, choice: Th
     for _ in range(60):
         machine.run(choice)
     assert machine.run(choice, tokens=33) == 2
-    assert machine.run(choice, tokens=32) == 1
+    assert machine.run(choice, slots=4097) == 2
+    assert machine.run(choice, tokens=32, slots=4096) == 1
 
 
 def test_cores_that_a_model_leaves_over_are_for_others(machine: Machine) -> None:
@@ -131,6 +134,14 @@ def test_a_model_whose_bits_depend_on_threads_is_found_out() -> None:
     assert not one_thread_keeps_bits(packed)
 
 
+@HAS_BFLOAT16
+def test_attention_that_is_not_tried_keeps_its_threads() -> None:
+    """Soft caps, as sinks, are computed by other products."""
+    model = make_model(shaped("gemma2"), torch.bfloat16)
+    packed = PackedModel.wrap("m", model, VOCAB, Tuning(threads=2, pack_weights=True))
+    assert not one_thread_keeps_bits(packed)
+
+
 def test_a_model_with_products_that_nobody_tries_keeps_its_threads() -> None:
     packed = PackedModel.wrap("m", make_model(LLAMA_SHAPED["llama3"]()), VOCAB, Tuning(threads=2))
     packed.model.register_module("router", nn.Bilinear(2, 2, 2))
@@ -154,8 +165,8 @@ def test_texts_stay_when_threads_change_in_the_middle_of_requests(
         used = set[int]()
         turns = itertools.cycle((1, 2, 2, 1, 1, 2))
 
-        def alternate(choice: ThreadChoice, tokens: int) -> int:
-            count = next(turns) if tokens <= choice._most_tokens else choice._most
+        def alternate(choice: ThreadChoice) -> int:
+            count = next(turns)
             used.add(count)
             return count
 

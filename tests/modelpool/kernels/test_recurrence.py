@@ -113,3 +113,25 @@ def test_what_is_no_number_stays_in_its_head() -> None:
     assert not out[2:, 1].isfinite().all()
     assert out[:, [0, 2]].isfinite().all()
     assert state[[0, 2]].isfinite().all()
+
+
+def test_the_default_dtype_of_the_process_changes_nothing() -> None:
+    """transformers sets it while it loads another model."""
+    of, shape = tokens((3, 16, 8), 5, True), (3, 16, 8)
+    expected = run(shape, of)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        state = torch.zeros(shape, dtype=torch.float32)
+        found, _ = kernels().scan(state, **of)  # type: ignore[arg-type]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(found, expected[0])
+    assert torch.equal(state, expected[1])
+
+
+def test_what_the_library_cannot_read_is_refused() -> None:
+    of = tokens((3, 16, 8), 5, True)
+    with pytest.raises(ValueError, match="float64"):
+        kernels().scan(torch.zeros(3, 16, 8, dtype=torch.float64), **of)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="contiguous"):
+        kernels().scan(torch.zeros(3, 8, 16).transpose(1, 2), **of)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 
 from modelpool.kernels.recurrence import matrix_kernels
-from modelpool.mixers import deltanet, mamba2, matrix_state, registry, short_conv
+from modelpool.mixers import deltanet, mamba2, matrix_state, short_conv
 from modelpool.mixers.registry import Arithmetic, moving_layer
 from modelpool.probe import ProbeView
 from modelpool.recurrent import RecurrentLayer, StateKey
@@ -351,9 +351,5 @@ def test_the_trial_at_load_finds_no_bits_that_move(layer: Layer) -> None:
 
 def test_the_trial_at_load_finds_functions_with_tails(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = make("deltanet", 3, 16, "float32")
-    monkeypatch.setattr(deltanet, "sigmoid", torch.sigmoid)
-    for seed in range(40):  # which elements a tail moves is a matter of numbers
-        torch.manual_seed(seed)
-        if registry.moving_layer(layer.module, HIDDEN) == 0:
-            return
-    pytest.fail("sigmoid has no tails here")
+    monkeypatch.setattr(deltanet, "sigmoid", lambda x: torch.sigmoid(x) * (1 + 1e-6 * len(x)))
+    assert moving_layer(layer.module, HIDDEN) == 0

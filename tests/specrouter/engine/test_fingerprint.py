@@ -1,0 +1,21 @@
+from pathlib import Path
+
+import pytest
+
+from modelpool import ModelPool
+from modelpool.config import PoolConfig
+from specrouter.engine import fingerprint
+from tests.modelpool.factories import SAVERS
+
+
+@pytest.mark.parametrize(("family", "is_another"), [("qwen3.5", True), ("llama", False)])
+def test_it_tells_who_computes_the_states_of_recurrent_layers(
+    family: str, is_another: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = {"name": "m", "source": str(SAVERS[family](tmp_path)), "device": "cpu"}
+    config = PoolConfig.model_validate({"target": "m", "models": [model]})
+    found = set()
+    for kernels in (None, object()):
+        monkeypatch.setattr(fingerprint, "matrix_kernels", lambda kernels=kernels: kernels)
+        found.add(fingerprint.fingerprint_of(config, ModelPool(config)))
+    assert len(found) == (2 if is_another else 1)
