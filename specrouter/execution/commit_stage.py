@@ -27,6 +27,7 @@ class CommitStage:
         self._target = runtime.pool.target
         self._rows = runtime.rows
         self._faults = runtime.faults
+        self._quoters = {one.name for one in runtime.drafters.values() if one.outputs is not None}
 
     def commit(
         self, verified: VerifyResult, drafts: Sequence[GroupDraft], result: CycleResult
@@ -62,7 +63,7 @@ class CommitStage:
         row = int(verified.tree.rows[index])
         if self._rows.returns_drafts(row):
             with self._faults.part("feedback"):
-                return traced(verified, drafts, index, self._target)
+                return traced(verified, drafts, index, self._target, self._quoters)
         return None
 
     def _sound_paths(self, verified: VerifyResult, result: CycleResult) -> dict[int, Ints]:

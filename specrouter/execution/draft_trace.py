@@ -2,22 +2,33 @@
 
 A node keeps its place in the tree that its level of the chain was given (`TokenTree.origins`), so
 who proposed it is found by going back level by level, and costs nothing where nobody asks.
+
+Contract: of other requests nothing is told. What was quoted of their outputs and not accepted has a
+place in the tree, and neither token nor probability; so has what a model proposed below it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 
 from processors import VerifyResult
-from specrouter.cycle import Ints
+from specrouter.cycle import Floats, Ints
 from specrouter.execution.group_draft import GroupDraft
 from specrouter.request.output import CycleDraft
 
 
 def traced(
-    verified: VerifyResult, drafts: Sequence[GroupDraft], index: int, target: str
+    verified: VerifyResult,
+    drafts: Sequence[GroupDraft],
+    index: int,
+    target: str,
+    quoters: Collection[str],
 ) -> CycleDraft | None:
-    """Of the row at `index` of what was verified; None where nobody drafted for it."""
+    """Of the row at `index` of what was verified; None where nobody drafted for it.
+
+    `quoters`: drafters that quote outputs of other requests.
+    """
     tree, row = verified.tree, int(verified.tree.rows[index])
     count = int(tree.sizes[index])
     draft = next((one for one in drafts if one.result is not None and row in one.rows), None)
@@ -25,13 +36,23 @@ def traced(
         return None
     parents, log_probs = tree.parents[index, :count], tree.log_probs[index, :count]
     above = np.append(log_probs, 0.0)[parents]  # the root, -1, is the last
+    proposers, accepted = _proposers(draft, row, tree.origins[index, :count]), verified.walk(index)
+    hidden = np.zeros(count + 1, bool)
+    hidden[:count] = np.isin(proposers, [at for at, one in enumerate(draft.used) if one in quoters])
+    hidden[accepted] = False
+    for node, parent in enumerate(parents.tolist()):  # parents come first; the root, -1, is shown
+        hidden[node] |= hidden[parent]
+
+    def told(values: Ints | Floats) -> tuple[Any, ...]:
+        return tuple(None if hidden[at] else one for at, one in enumerate(values.tolist()))
+
     return CycleDraft(
         chain=(*draft.used, target),
-        tokens=tuple(tree.tokens[index, :count].tolist()),
+        tokens=told(tree.tokens[index, :count]),
         parents=tuple(parents.tolist()),
-        proposers=tuple(_proposers(draft, row, tree.origins[index, :count]).tolist()),
-        probabilities=tuple(np.exp(np.minimum(log_probs - above, 0.0)).round(4).tolist()),
-        accepted=tuple(verified.walk(index).tolist()),
+        proposers=tuple(proposers.tolist()),
+        probabilities=told(np.exp(np.minimum(log_probs - above, 0.0)).round(4)),
+        accepted=tuple(accepted.tolist()),
     )
 
 

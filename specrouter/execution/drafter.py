@@ -38,7 +38,8 @@ class Drafter:
     hidden: rising indices of the target's hidden states that `feed` brings, see `ForwardOutput`.
     reach: tokens down to which its best path may go on below the levels that are asked for.
     first_is_judged: its first tokens are learned from though the target did not verify them.
-    outputs: earlier outputs that it quotes.
+    outputs: earlier outputs that it quotes, of other requests too: nobody is told what of them it
+        proposed in vain.
     """
 
     hidden: HiddenLayers = ()

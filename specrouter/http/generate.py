@@ -95,7 +95,7 @@ class GenerateAnswer(Answer):
             "texts": list(draft.texts),
             "tree": {
                 "token_ids": list(draft.tokens),
-                "texts": [self.texts.text(token) for token in draft.tokens],
+                "texts": [None if one is None else self.texts.text(one) for one in draft.tokens],
                 "parents": list(draft.parents),
                 "proposed_by": [draft.chain[place] for place in draft.proposers],
                 "probabilities": list(draft.probabilities),

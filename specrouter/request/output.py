@@ -166,10 +166,12 @@ class CycleDraft:
 
     Attributes:
         chain: as it was used, the target last.
-        tokens: of the n drafted nodes that the target verified, parents before children.
+        tokens: of the n drafted nodes that the target verified, parents before children; None of
+            those that were quoted of other requests' outputs, or stand below, and not accepted.
         parents: [n] the index of each node's parent; -1: the last token before the cycle.
         proposers: [n] the place in `chain` of the model that proposed each.
-        probabilities: [n] of each after its parent, by the last model before the target.
+        probabilities: [n] of each after its parent, by the last model before the target; None where
+            the token is.
         accepted: indices of the nodes that the target took, from the first level down. The token
             after them is the target's own.
         texts: what each token that the request gained adds to its text, which may end before.
@@ -177,10 +179,10 @@ class CycleDraft:
     """
 
     chain: tuple[str, ...]
-    tokens: tuple[int, ...] = ()
+    tokens: tuple[int | None, ...] = ()
     parents: tuple[int, ...] = ()
     proposers: tuple[int, ...] = ()
-    probabilities: tuple[float, ...] = ()
+    probabilities: tuple[float | None, ...] = ()
     accepted: tuple[int, ...] = ()
     texts: tuple[str, ...] = ()
     cycle: int = 0

@@ -211,9 +211,9 @@ function Tree({ draft, own, cycle, cycles, go, marks }) {
         ${box(root, "…text", "node root", "The text so far")}
         ${draft.tree.parents.map((_, node) =>
           box(
-            spots[node], draft.tree.texts[node],
+            spots[node], draft.tree.texts[node] ?? "…",
             `node ${marks.get(draft.tree.proposed_by[node])} ${accepted.has(node) ? "on" : "off"}`,
-            `${draft.tree.proposed_by[node]}, ${percent(draft.tree.probabilities[node])}, ${accepted.has(node) ? "accepted" : "not accepted"}`,
+            `${draft.tree.proposed_by[node]}, ${draft.tree.texts[node] === null ? "a quotation of another output" : percent(draft.tree.probabilities[node])}, ${accepted.has(node) ? "accepted" : "not accepted"}`,
           ),
         )}
         ${box({ x: end.x + 1, y: end.y }, own ?? "", `node ${mark(0)} on`, "The target's own token")}

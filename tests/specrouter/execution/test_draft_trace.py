@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from specrouter import ChainRouter, SamplingParams, Speculation
 from specrouter.request.output import CycleDraft, RequestOutput
+from tests.specrouter.http.client import post
 
 PROMPT = [5, 17, 300, 42, 9]
 NAMES = ("small", "middle", "target")
@@ -38,6 +39,7 @@ def test_cycles_add_up_to_the_output(
         assert draft.cycle == cycle
         gained = output.token_ids[place : place + len(draft.texts)]
         place += len(gained)
+        assert None not in draft.tokens, "these models quote nobody"
         walked = [draft.tokens[node] for node in draft.accepted]
         assert walked == gained[: len(walked)]
         assert len(draft.proposed_by) == len(gained) <= len(walked) + 1
@@ -45,7 +47,7 @@ def test_cycles_add_up_to_the_output(
             : len(walked)
         ]
         assert all(parent < node for node, parent in enumerate(draft.parents))
-        assert all(0.0 <= probability <= 1.0 for probability in draft.probabilities)
+        assert all(0.0 <= cast(float, probability) <= 1.0 for probability in draft.probabilities)
         assert len(draft.tokens) == len(draft.proposers) == len(draft.probabilities)
     assert place == len(output.token_ids)
     assert "".join(text for draft in drafts for text in draft.texts) == output.text
@@ -70,7 +72,7 @@ def test_a_token_is_put_down_to_the_first_model_that_would_choose_it(router: Cha
     text, proposed = list(PROMPT), list[str]()
     for draft in drafts_of(output):
         for node, token in enumerate(draft.tokens):  # a path: each after those before
-            before = [*text, *draft.tokens[:node]]
+            before = [*text, *cast(tuple[int, ...], draft.tokens[:node])]
             who = draft.chain[draft.proposers[node]]
             assert choice(who, before) == token
             if who == "middle":
@@ -88,3 +90,37 @@ def test_who_does_not_ask_is_told_nothing_and_gets_the_same_tokens(router: Chain
     ]
     assert [output.drafts is None for output in outputs] == [True, True, False, False]
     assert len({tuple(output.token_ids) for output in outputs}) == 1
+
+
+def test_of_other_requests_outputs_only_what_was_accepted_is_told(
+    small_config: dict[str, Any],
+) -> None:
+    """One text is the beginning of another one's: what follows there is quoted, mostly in vain."""
+    pool, quoter = small_config["pool"], {"name": "suffix", "source": "suffix"}
+    settings = {**small_config, "pool": {**pool, "models": [quoter, *pool["models"]]}}
+    params = SamplingParams(max_new_tokens=40, ignore_eos=True, temperature=1.0, seed=1)
+    seen = list[dict[str, Any]]()
+    with ChainRouter.from_config(settings) as router:
+        (secret,) = router.generate([PROMPT], params)
+        begun = [*PROMPT, *secret.token_ids[:20]]
+        for chain in (["suffix", "target"], ["suffix", "small", "target"]):
+            body = {
+                "input_ids": begun, "max_new_tokens": 12, "temperature": 1.0, "seed": 2,
+                "speculation": {"chain": chain, "depth": 4, "width": 2},
+                "ignore_eos": True, "return_drafts": True,
+            }  # fmt: skip
+            answer = post(router, body).json()
+            seen += [one["tree"] for one in answer["drafts"]]
+    quoted = 0
+    for tree in seen:
+        for node, parent in enumerate(tree["parents"]):
+            is_quoted = tree["proposed_by"][node] == "suffix"
+            told = [tree[name][node] for name in ("token_ids", "texts", "probabilities")]
+            if node in tree["accepted"]:
+                assert None not in told
+            elif is_quoted or (parent >= 0 and tree["token_ids"][parent] is None):
+                assert told == [None] * 3
+                quoted += is_quoted
+            else:
+                assert None not in told
+    assert quoted > 3
