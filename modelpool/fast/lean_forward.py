@@ -86,7 +86,8 @@ class LeanForward(ShortForward):
         self._kv_dtype = embedding.dtype
         self._scale = shape.embedding_scale
         like, positions = embedding[:1].to(self._dtype), max_positions(config)
-        self._angles = [angles_of(r, shape.rotary, like, positions) for r in shape.rotations]
+        with torch.inference_mode():
+            self._angles = [angles_of(r, shape.rotary, like, positions) for r in shape.rotations]
         self._originals: list[tuple[nn.Module, str]] = []  # that a packed layer stands for
         self._layers = tuple(self._layer(one, shape) for one in shape.layers)
         self._norm: Operator = self._normed(shape.norm)
@@ -230,7 +231,7 @@ class LeanForward(ShortForward):
             self._originals += [(parent, name) for name in names]
         elif len(parts) > 1:
             for part, rows in zip(parts, weight.split([len(w) for w in weights]), strict=True):
-                part.weight.data = rows
+                part.weight = nn.Parameter(rows, requires_grad=False)
         return fused
 
 

@@ -166,7 +166,8 @@ def parameter_count(model: nn.Module) -> int:
 def let_go_of_file(parameters: Iterable[nn.Parameter]) -> None:
     """Copies weights that stay as they are: one alone keeps the whole checkpoint mapped."""
     for parameter in parameters:
-        parameter.data = parameter.data.clone()
+        with torch.inference_mode(parameter.is_inference()):  # both of one kind
+            parameter.data = parameter.data.clone()
 
 
 def is_hooked(layer: nn.Module) -> bool:

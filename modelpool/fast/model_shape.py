@@ -177,7 +177,7 @@ class ModelShape:
         return is_plain and all(one.is_llama for one in self.layers)
 
 
-@torch.no_grad()
+@torch.inference_mode()  # weights may be of it, where a model is loaded in the middle of a step
 def shape_of(model: PreTrainedModel, attend: Attend) -> ModelShape | None:
     """The shape of a model whose attention is the plug-in's; None: it has none that is known."""
     core: Any = getattr(model, "model", None)

@@ -11,7 +11,7 @@ from modelpool.fast.linear import can_pack
 from modelpool.fast.tuning import Tuning
 from modelpool.packed_model import PackedModel
 from tests.modelpool.fast.test_direct_forward import with_other_windows
-from tests.modelpool.llama_models import LLAMA_SHAPED, SHAPE, VOCAB, Feeder, make_model
+from tests.modelpool.llama_models import LLAMA_SHAPED, SHAPE, VOCAB, Feeder, make_model, shaped
 
 
 def wrap(
@@ -70,3 +70,12 @@ def test_large_float32_weights_are_packed() -> None:
     assert down.weight.is_meta
     got = Feeder(lean, packed).feed({0: 12})
     assert (got - wanted).abs().mean() < 1e-4 * wanted.std()
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "phi3"])
+def test_a_model_that_is_loaded_in_the_middle_of_a_step_has_a_lean_forward(name: str) -> None:
+    """Then its weights are tensors of inference, of which not all may be changed elsewhere."""
+    with torch.inference_mode():
+        packed, lean = wrap(shaped(name), torch.float64)
+        got, wanted = (Feeder(forward, packed).feed({0: 6}) for forward in (lean, packed.forward))
+    torch.testing.assert_close(got, wanted, atol=1e-3, rtol=0.0)
