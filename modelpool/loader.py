@@ -115,6 +115,7 @@ def _wrap_plain(name: str, model: PreTrainedModel, vocab_size: int, tuning: Tuni
 
 def _quantise(packed: PackedModel, read: "_Read", only_stored: bool, tuning: Tuning) -> None:
     """See `PackedModel.quantise_weights`. What is not quantised is packed where that is asked."""
+    direct_forward_of(packed)  # by which its shape is known to be right
     packed.quantise_weights(read.stored, only_stored, tuning.weights, read.in_int8)
     if tuning.pack_weights:
         packed.pack_weights()

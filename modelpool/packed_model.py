@@ -26,7 +26,7 @@ from modelpool.fast.cpu import cpu_threads
 from modelpool.fast.experts import quantise_experts
 from modelpool.fast.lean_norm import replace_norms
 from modelpool.fast.linear import pack_linears, parameter_count
-from modelpool.fast.model_shape import shape_of
+from modelpool.fast.model_shape import ModelShape
 from modelpool.fast.quantised import quantise_linears, roundings
 from modelpool.fast.thread_choice import ThreadChoice
 from modelpool.fast.tuning import PLAIN, Tuning
@@ -86,6 +86,8 @@ class PackedModel:
         self.watch: Callable[[int, float], AbstractContextManager[None]] = _unwatched
         # A shorter way to the same logits: to the bit, or up to rounding for drafters.
         self.shortcut: Forward | None = None
+        # Its description, where a direct forward that was made of it had the model's bits.
+        self.shape: ModelShape | None = None
         # The same for CUDA: it copies a pack by itself, and may fill it up.
         self.sized: SizedForward | None = None
         self.dtype: torch.dtype = model.dtype
@@ -214,14 +216,15 @@ class PackedModel:
     ) -> None:
         """Keeps its linear layers in int8 or int4, as `quantise_linears` does.
 
+        Where its `shape` is known, layers that read the same input share a weight.
+
         Raises:
             UnsupportedModelError: its logits would be far from what they were.
         """
         field, parts = f"pool.models[{self.name}]", ((0, 6), (6, _PROBE_TOKENS))
         with torch.inference_mode():
             expected, _ = probed(self.forward, self, parts)
-            shape = shape_of(self.model, self.attend)
-            together = () if shape is None else shape.joined
+            together = () if self.shape is None else self.shape.joined
             left = quantise_linears(self.model, stored, only_stored, together, weights, in_int8)
             routed = 0 if only_stored else quantise_experts(self.model, weights == "int4")
             got, _ = probed(self.forward, self, parts)

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from modelpool.attention.kv_view import AttentionLayer, KVView
 from modelpool.attention.path import PathLayout, PathSettings
 from modelpool.checkpoint.architecture import max_positions
+from modelpool.fast.forward_parts import optional
 from modelpool.fast.graph_runner import GraphMaker, GraphRunner
 from modelpool.fast.layer_reference import Arena, HeadNorms, LayerKernels, PackInputs
 from modelpool.fast.lean_forward import check
@@ -145,6 +146,7 @@ class CudaForward:
         return self._kernels.attend(query, *arena, inputs.paths, settings).flatten(1)
 
 
+@optional
 @torch.inference_mode()
 def cuda_forward_of(
     packed: PackedModel, kernels: LayerKernels, graphs: GraphMaker | None = None

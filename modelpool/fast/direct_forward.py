@@ -21,6 +21,7 @@ from modelpool.attention.kv_view import KVView
 from modelpool.fast.cpu import cpu_threads
 from modelpool.fast.forward_parts import (
     ShortForward,
+    optional,
     run_alone,
     then,
     unchanged,
@@ -117,10 +118,12 @@ class DirectForward(ShortForward):
         return then(part, None if norm is None else _norm(norm), times)
 
 
+@optional
 def direct_forward_of(packed: PackedModel) -> DirectForward | None:
     """A forward with the bits of `packed`'s own, or None where there is none.
 
-    Where there is one, packed layers that read the same input share a weight from then on.
+    Where there is one, packed layers that read the same input share a weight from then on, and
+    `packed` has its shape.
     """
     with torch.inference_mode(), cpu_threads(packed.threads):
         shape = shape_of(packed.model, packed.attend)
@@ -132,6 +135,7 @@ def direct_forward_of(packed: PackedModel) -> DirectForward | None:
         if own_windows != windows or not torch.equal(own_logits, logits):
             logger.info("%s keeps its ordinary forward: another has other bits", packed.name)
             return None
+        packed.shape = shape
         spared = join_packed(shape.joined)
         return DirectForward(packed, shape) if spared else direct
 

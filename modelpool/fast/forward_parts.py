@@ -7,18 +7,46 @@ same values, hence the same bits.
 """
 
 import copy
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
+import torch
 from torch import Tensor
 
 from modelpool.attention.kv_view import Attend, AttentionLayer, KVView
 from modelpool.fast.model_shape import LayerShape, ModelShape, Operator
 from modelpool.fast.rotation import Table, Turn
+from modelpool.packed_model import PackedModel
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_Find = Callable[Concatenate[PackedModel, P], T | None]
 
 # Returns the part, or what does the same. Several parts may have one name.
 Watch = Callable[[str, Callable[..., Any]], Callable[..., Any]]
+
+
+def optional(find: _Find[P, T]) -> _Find[P, T]:
+    """`find` a forward of a model; None where it fails. A model's ordinary forward works without,
+    and what its own code may raise nobody knows. Raises `torch.OutOfMemoryError`."""
+
+    @wraps(find)
+    def found(packed: PackedModel, /, *args: P.args, **options: P.kwargs) -> T | None:
+        try:
+            return find(packed, *args, **options)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            kind = type(error).__name__
+            logger.info("%s keeps its ordinary forward: %s: %s", packed.name, kind, error)
+            return None
+
+    return found
 
 
 def unchanged(x: Tensor, *_: Tensor) -> Tensor:

@@ -4,8 +4,9 @@ Contract: a small drafter spends most of a forward in Python and in the dispatch
 `LeanForward` reads the weights of a checked model and computes the same function in far fewer
 operators, through the same `KVView`. Its rounding differs from the model's own: it is for
 members whose logits change the speed and never the text, and for quantised layers, whose text is
-another anyway; with these a row's bits are its own. `build` returns None for every model of which
-`model_shape` has no description.
+another anyway; with these a row's bits are its own. There is none for a model of which
+`model_shape` has no description, nor for quantised layers unless a direct forward of the plain ones
+had the model's bits: rounding to int8 or int4 would hide a description that is nearly right.
 
 Layers that are not packed share their memory with the model, which goes on to work; packed ones
 exist twice until `release`. Nothing that stays refers to the checkpoint's file.
@@ -27,6 +28,7 @@ from modelpool.checkpoint.architecture import max_positions
 from modelpool.fast.forward_parts import (
     ShortForward,
     ShortLayer,
+    optional,
     run_alone,
     then,
     unchanged,
@@ -66,14 +68,23 @@ class _Norm:
 
 
 class LeanForward(ShortForward):
-    """The forward of one model; see `build`."""
+    """The forward of one model; see `lean_forward_of`."""
 
     _is_lean = True
 
+    @torch.inference_mode(False)
+    @torch.no_grad()
     def __init__(
         self, model: PreTrainedModel, shape: ModelShape, vocab_size: int, attend: Attend
     ) -> None:
-        """`shape`: of `model`."""
+        """
+        The weights of layers that are computed together move into one tensor, of which the
+        model's own become views.
+
+        Args:
+            shape: of `model`.
+            vocab_size: logits beyond it are padding and are not computed.
+        """
         core: Any = model.model
         config: Any = model.config
         self._vocab_size = vocab_size
@@ -96,21 +107,6 @@ class LeanForward(ShortForward):
         self._head_dtype = (
             self._dtype if isinstance(model.lm_head, QuantisedLinear) else self._kv_dtype
         )
-
-    @classmethod
-    @torch.inference_mode(False)
-    @torch.no_grad()
-    def build(cls, model: PreTrainedModel, vocab_size: int, attend: Attend) -> "LeanForward | None":
-        """The lean forward of `model`, or None where the model has no shape that is known.
-
-        The weights of layers that are computed together move into one tensor, of which the
-        model's own become views.
-
-        Args:
-            vocab_size: logits beyond it are padding and are not computed.
-        """
-        shape = shape_of(model, attend)
-        return None if shape is None else cls(model, shape, vocab_size, attend)
 
     def release(self) -> None:
         """Frees the plain weights of packed layers: the model's own forward ends here."""
@@ -235,15 +231,17 @@ class LeanForward(ShortForward):
         return fused
 
 
+@optional
 @torch.inference_mode()
 def lean_forward_of(packed: PackedModel) -> LeanForward | None:
     """A lean forward that says what `packed` says, or None where there is none.
 
     The caller may `release` it when `packed` need not compute any more by itself.
     """
-    lean = LeanForward.build(packed.model, packed.vocab_size, packed.attend)
-    if lean is None:
+    shape = packed.shape if is_quantised(packed.model) else shape_of(packed.model, packed.attend)
+    if shape is None:
         return None
+    lean = LeanForward(packed.model, shape, packed.vocab_size, packed.attend)
     reason = check(packed, lean)
     if reason is not None:
         logger.info("%s keeps its ordinary forward: %s", packed.name, reason)

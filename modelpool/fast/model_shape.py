@@ -3,11 +3,13 @@
 Contract: which part of a layer is what, the names of its modules say; all must be known. What a
 layer's attention does with queries and keys, its own forward shows: norms, rotation or none, scale,
 window, soft cap, sinks are learned from one pass over positions that are spread over all that the
-model has, to the bit. No class is known by its name. What the description cannot express has no
+model has, to the bit. In it attention, gated MLPs and the head read numbers of all magnitudes, so
+that clipping shows. No class is known by its name. What the description cannot express has no
 shape, nor has a model with hooks, or with weights that are spread or that transformers quantises;
 and the forwards that are made of a shape are compared with the model's own.
 """
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,7 +31,10 @@ from modelpool.probe import ProbeView
 
 Operator = Callable[[Tensor], Tensor]
 
+logger = logging.getLogger(__name__)
+
 _TOKENS = 9
+_MAGNITUDES = (1e-3, 1.0, 1e3)  # of what parts are tried with, row by row
 _CORE_PARTS = frozenset({"embed_tokens", "layers", "norm"})  # and "rotary_emb"
 # By the names of a layer's norms, where they stand: before attention, on its output, before the
 # MLP, on its output. With one alone the MLP reads what attention reads.
@@ -90,7 +95,7 @@ class LayerShape:
     @property
     def activation(self) -> Operator:
         """Of a gated MLP."""
-        found: Any = next(each for name in _ACTIVATIONS if (each := getattr(self.mlp, name, None)))
+        found = _activation(self.mlp)
         if isinstance(found, nn.SiLU | SiLUActivation):
             return F.silu
         return found.forward if isinstance(found, nn.Module) else found
@@ -179,14 +184,20 @@ class ModelShape:
 
 @torch.inference_mode()  # weights may be of it, where a model is loaded in the middle of a step
 def shape_of(model: PreTrainedModel, attend: Attend) -> ModelShape | None:
-    """The shape of a model whose attention is the plug-in's; None: it has none that is known."""
+    """The shape of a model whose attention is the plug-in's; None: it has none that is known.
+
+    Code of a checkpoint's own may raise anything here.
+    """
     core: Any = getattr(model, "model", None)
     if core is None or not _is_known(model, core):
+        logger.info("%s has parts that are not known", type(model).__name__)
         return None
-    seen = _observed(model, attend)
-    found = [_layer_shape(*pair) for pair in zip(core.layers, seen, strict=True)]
+    seen, head = _observed(model, attend)
+    on_logits, alike = _on_logits(model), dict[Any, bool]()
+    found = [_layer_shape(*pair, alike) for pair in zip(core.layers, seen, strict=True)]
     layers = [one for one in found if one is not None]
-    if len(layers) < len(found):
+    if len(layers) < len(found) or not head.gives(on_logits):
+        logger.info("%s computes what has no description", type(model).__name__)
         return None
     rotations = dict.fromkeys(one.rotation for one in layers if one.rotation is not None)
     embedding: Any = core.embed_tokens
@@ -199,7 +210,7 @@ def shape_of(model: PreTrainedModel, attend: Attend) -> ModelShape | None:
         rotations=tuple(rotations),
         norm=core.norm,
         embedding_scale=float(scale),
-        on_logits=_on_logits(model),
+        on_logits=on_logits,
     )
 
 
@@ -249,7 +260,13 @@ def _mlp(layer: Any) -> Any:
 def _gated(mlp: Any) -> tuple[str, ...]:
     """The linear layers of a gated MLP, the last one down; none where it is another MLP."""
     names = _named(mlp, [(*up, down) for up in _GATE_UP for down in _DOWN])
-    return names if _parts(mlp) - set(_ACTIVATIONS) == set(names) else ()
+    is_all = _parts(mlp) - set(_ACTIVATIONS) == set(names)
+    return names if is_all and _activation(mlp) is not None else ()
+
+
+def _activation(mlp: Any) -> Any:
+    found = (getattr(mlp, name, None) for name in _ACTIVATIONS)
+    return next((each for each in found if callable(each)), None)
 
 
 def _all(parent: Any, names: Iterable[str]) -> list[Any]:
@@ -288,53 +305,97 @@ class _Seen:
     layer: AttentionLayer = field(init=False)
     both: Tensor = field(init=False)  # [T, heads + kv_heads, head_dim] queries and keys
     value: Tensor = field(init=False)  # [T, kv_heads, head_dim]
+    attended: Tensor = field(init=False)  # [1, T, heads * head_dim]
+    given: Tensor = field(init=False)  # [1, T, hidden_size]
 
 
-def _observed(model: Any, attend: Attend) -> list[_Seen]:
-    """By layer, what its attention does in a forward of a few tokens, far from one another."""
+@dataclass(kw_only=True)
+class _Head:
+    """What the head gave, and what the model made of it: [1, n, vocabulary]."""
+
+    raw: Tensor = field(init=False)
+    logits: Tensor = field(init=False)
+
+    def gives(self, on_logits: Operator | None) -> bool:
+        logits = self.raw if on_logits is None else on_logits(self.raw)
+        return torch.equal(logits.to(self.logits.dtype), self.logits)
+
+
+def _all_magnitudes(like: Tensor) -> Tensor:
+    """Random numbers in the place of [.., T, size]."""
+    most = torch.finfo(like.dtype).max ** 0.25  # of float16 16: products must not overflow
+    factors = [min(_MAGNITUDES[row % len(_MAGNITUDES)], most) for row in range(like.shape[-2])]
+    x = torch.randn(like.shape, generator=torch.Generator().manual_seed(0))
+    return (x * torch.tensor(factors).unsqueeze(1)).to(like)
+
+
+def _observed(model: Any, attend: Attend) -> tuple[list[_Seen], _Head]:
+    """By layer, what its attention does in a forward of a few tokens, far from one another; and
+    what becomes of the head's output."""
     core, device = model.model, model.model.embed_tokens.weight.device
-    seen: list[_Seen] = []
+    seen, head = list[_Seen](), _Head()
     asked: list[tuple[Tensor, tuple[Any, ...]]] = []  # cosines, and what they were asked with
 
     def embedded(_: Any, args: Any, options: Any, given: Any) -> None:
         values = (*args, *options.values())
         asked.append((given[0], tuple(one for one in values if not isinstance(one, Tensor))))
 
-    def began(_: Any, args: Any, options: Any) -> None:
-        hidden = args[0] if args else options["hidden_states"]
+    def began(_: Any, args: Any, options: Any) -> Any:
+        hidden = _all_magnitudes(args[0] if args else options["hidden_states"])
         angles = options.get("position_embeddings")
         known = (how for cos, how in asked if angles and cos is angles[0])
         how = next(known, ())
         seen.append(_Seen(hidden=hidden, positions=positions, angles=angles, embedding=how))
+        if args:
+            return (hidden, *args[1:]), options
+        return args, {**options, "hidden_states": hidden}
+
+    def ended(_: Any, __: Any, given: Any) -> None:
+        seen[-1].given = given[0].clone()
+
+    def read_out(_: Any, args: Any, logits: Tensor) -> None:
+        head.raw = logits.clone()
 
     def attending(view: KVView, layer: AttentionLayer, query: Tensor) -> Tensor:
         keys, value = view.arena(layer)
         one = seen[-1]
         one.layer, one.value = layer, value.clone()
         one.both = torch.cat((query.transpose(0, 1), keys), dim=1)
-        return attend(view, layer, query)
+        found = attend(view, layer, query)
+        one.attended = found.flatten(1).unsqueeze(0).clone()
+        return found
 
     last = min(max_positions(model.config), 2**24) - 1
     positions = torch.linspace(0, last, _TOKENS, device=device).long()
-    hooks = []
+    hooks = [
+        model.lm_head.register_forward_pre_hook(lambda _, args: (_all_magnitudes(args[0]),)),
+        model.lm_head.register_forward_hook(read_out),
+    ]
     if getattr(core, "rotary_emb", None) is not None:
         hooks.append(core.rotary_emb.register_forward_hook(embedded, with_kwargs=True))
     for layer in core.layers:
         hooks.append(layer.self_attn.register_forward_pre_hook(began, with_kwargs=True))
+        hooks.append(layer.self_attn.register_forward_hook(ended))
     try:
         view = ProbeView(device, _TOKENS)
         view.begin(0, _TOKENS)
         tokens = torch.arange(_TOKENS, device=device) * 7919 + 11
         tokens %= core.embed_tokens.num_embeddings
-        run_packed(model, tokens, positions, OpaqueView(view, attending), 1)
+        few = len(_MAGNITUDES)
+        opaque = OpaqueView(view, attending)
+        head.logits = run_packed(model, tokens, positions, opaque, few).logits
     finally:
         for hook in hooks:
             hook.remove()
-    return seen
+    return seen, head
 
 
-def _layer_shape(layer: Any, seen: _Seen) -> LayerShape | None:
-    """None where its attention is no candidate's."""
+def _layer_shape(layer: Any, seen: _Seen, alike: dict[Any, bool]) -> LayerShape | None:
+    """None where its attention is no candidate's.
+
+    `alike`: by kind, which gated MLPs compute what their linear layers and activation do. Others
+    run as they are.
+    """
     attention, mlp, both, value = layer.self_attn, _mlp(layer), seen.both, seen.value
     before, after, between, after_mlp = (
         getattr(layer, name) if name else None for name in _NORM_PLACES[_norm_names(layer)]
@@ -357,7 +418,7 @@ def _layer_shape(layer: Any, seen: _Seen) -> LayerShape | None:
         is_parallel=before is not None and between is None,
         multiplier=float(getattr(layer, "residual_multiplier", 1.0)),
         mlp=mlp,
-        gated=_gated(mlp),
+        gated=_gated(mlp) if _is_gated(mlp, seen.hidden, alike) else (),
     )
     linears = _all(attention, shape.projections)
     qkv = torch.cat([linear(seen.hidden)[0] for linear in linears], dim=-1)
@@ -365,7 +426,8 @@ def _layer_shape(layer: Any, seen: _Seen) -> LayerShape | None:
         return None
     parts = qkv.view(_TOKENS, -1, shape.head_dim)
     given, values = parts[:, : both.shape[1]], parts[:, both.shape[1] :]
-    if not torch.equal(values, value):
+    output = attention.o_proj(seen.attended)
+    if not torch.equal(values, value) or not torch.equal(output, seen.given):
         return None
     turned = _turned(shape, given, seen)
     return next((found for found, got in turned if _is_same(got, both)), None)
@@ -376,7 +438,7 @@ def _turned(shape: LayerShape, both: Tensor, seen: _Seen) -> Iterator[tuple[Laye
     normed = shape.normed_heads(lambda norm: norm.forward)
     rotations: Iterable[Rotation] = ()
     if seen.angles is not None:
-        ropes = shape.module.config.rope_parameters
+        ropes = getattr(shape.module.config, "rope_parameters", None) or {}
         rotations = candidates(seen.angles[0].shape[-1], seen.embedding, ropes, shape.heads)
     for rotation in (None, *rotations):
         for is_last in (False, True) if normed else (False,):
@@ -389,6 +451,23 @@ def _turned(shape: LayerShape, both: Tensor, seen: _Seen) -> Iterator[tuple[Laye
                 x = rotation.operator(shape.head_dim)(x, *table)
             x = normed(x) if normed and is_last else x
             yield replace(shape, rotation=rotation, normed_last=is_last), x
+
+
+def _is_gated(mlp: Any, x: Tensor, alike: dict[Any, bool]) -> bool:
+    """Compared once for each kind: a class and all settings that are its own."""
+    names = _gated(mlp)
+    if not names:
+        return False
+    plain = {name: each for name, each in vars(mlp).items() if not name.startswith("_")}
+    own = [*plain.values(), *mlp.parameters(recurse=False), *mlp.buffers(recurse=False)]
+    values = (each if isinstance(each, int | float | str) else id(each) for each in own)
+    kind = (type(mlp), names, tuple(plain), tuple(values))
+    if kind not in alike:
+        *up, down = _all(mlp, names)
+        gate, factor = (one(x) for one in up) if len(up) > 1 else up[0](x).chunk(2, dim=-1)
+        y, given = down(_activation(mlp)(gate) * factor), mlp(x)
+        alike[kind] = isinstance(given, Tensor) and _is_same(given, y)
+    return alike[kind]
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:

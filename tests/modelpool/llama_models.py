@@ -119,6 +119,7 @@ SHAPED: dict[str, dict[str, Any]] = {
     "olmo": {},
     "olmo2": {},
     "olmo3": _IN_TURN,
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
     "phi3": {
         "rope_parameters": {
             "rope_type": "default",

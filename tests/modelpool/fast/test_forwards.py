@@ -1,18 +1,21 @@
 """Short ways through decoders of a known shape say what the packed forward says."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from transformers import LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
 
 from modelpool.fast.cuda_forward import cuda_forward_of
 from modelpool.fast.direct_forward import direct_forward_of
 from modelpool.fast.layer_reference import reference_kernels
 from modelpool.fast.lean_forward import lean_forward_of
-from modelpool.fast.model_shape import ModelShape, shape_of
+from modelpool.fast.model_shape import LayerShape, ModelShape, shape_of
 from modelpool.fast.tuning import PLAIN, Tuning
 from modelpool.forward import Forward
 from modelpool.packed_model import PackedModel
@@ -132,6 +135,12 @@ def lean_way(packed: PackedModel) -> Forward:
     return forward
 
 
+def layers(packed: PackedModel) -> Sequence[LayerShape]:
+    found = shape(packed)
+    assert found is not None
+    return found.layers
+
+
 def shape(packed: PackedModel) -> ModelShape | None:
     return shape_of(packed.model, packed.attend)
 
@@ -157,6 +166,82 @@ def test_a_model_that_treats_positions_far_away_otherwise_has_no_known_shape(
     module = "transformers.models.ministral3.modeling_ministral3"
     monkeypatch.setattr(f"{module}.get_llama_4_attn_scale", later)
     assert shape(packed) is None
+
+
+@pytest.mark.parametrize("way", ["direct", "lean"])
+@pytest.mark.parametrize("name", ["olmo", "olmoe"])
+def test_clipping_that_no_short_text_reaches_has_no_known_shape(name: str, way: str) -> None:
+    packed = PackedModel.wrap("m", make_model(shaped(name)), VOCAB)
+    assert shape(packed) is not None
+    packed = PackedModel.wrap("m", make_model(shaped(name, clip_qkv=40.0)), VOCAB)
+    assert WAYS[way].find(packed) is None
+
+
+def test_an_mlp_that_clips_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def clipping(self: Any, x: Tensor) -> Tensor:
+        gate = self.act_fn(self.gate_proj(x)).clamp(max=self.limit)
+        y: Tensor = self.down_proj(gate * self.up_proj(x))
+        return y
+
+    monkeypatch.setattr(LlamaMLP, "forward", clipping)
+    monkeypatch.setattr(LlamaMLP, "limit", float("inf"), raising=False)
+    model: Any = make_model(LLAMA_SHAPED["llama"]())
+    packed = PackedModel.wrap("m", model, VOCAB)
+    assert [bool(one.gated) for one in layers(packed)] == [True, True, True]
+    model.model.layers[1].mlp.limit = 100.0
+    assert [bool(one.gated) for one in layers(packed)] == [True, False, True]
+    assert direct_forward_of(packed) is not None
+
+
+def test_an_mlp_without_an_activation_of_its_own_runs_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def spelled(self: Any, x: Tensor) -> Tensor:
+        y: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return y
+
+    monkeypatch.setattr(LlamaMLP, "forward", spelled)
+    model: Any = make_model(LLAMA_SHAPED["llama"]())
+    for layer in model.model.layers:
+        del layer.mlp.act_fn
+    packed = PackedModel.wrap("m", model, VOCAB)
+    assert not any(one.gated for one in layers(packed))
+    assert direct_forward_of(packed) is not None
+
+
+@pytest.mark.parametrize("part", ["logits", "output of attention"])
+def test_what_clips_elsewhere_has_no_known_shape(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind: Any = LlamaForCausalLM if part == "logits" else LlamaAttention
+    plain = kind.forward
+
+    def clipping(self: Any, *args: Any, **options: Any) -> Any:
+        output = plain(self, *args, **options)
+        if part == "logits":
+            output.logits = output.logits.clamp(-50.0, 50.0)
+            return output
+        return output[0].clamp(-50.0, 50.0), output[1]
+
+    packed = PackedModel.wrap("m", make_model(LLAMA_SHAPED["llama"]()), VOCAB)
+    assert shape(packed) is not None
+    monkeypatch.setattr(kind, "forward", clipping)
+    assert shape(packed) is None
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_model_whose_code_fails_keeps_its_ordinary_forward(
+    way: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise AttributeError("no rope_parameters")
+
+    packed = PackedModel.wrap("m", make_model(LLAMA_SHAPED["llama"]()), VOCAB)
+    monkeypatch.setattr("modelpool.fast.model_shape.candidates", fails)
+    with caplog.at_level("INFO"):
+        assert WAYS[way].find(packed) is None
+    expected = "m keeps its ordinary forward: AttributeError: no rope_parameters"
+    assert caplog.messages == [expected]
 
 
 @pytest.mark.parametrize("way", WAYS)

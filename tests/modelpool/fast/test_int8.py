@@ -208,6 +208,7 @@ def test_plain_weights_are_let_go_and_parameters_counted(tied: str) -> None:
 def wrap(name: str, dtype: torch.dtype, weights: KeptWeights = "int8") -> PackedModel:
     config = (LLAMA_SHAPED | OTHERS)[name]() if name not in SHAPED else shaped(name)
     packed = PackedModel.wrap("m", make_model(config, dtype), VOCAB)
+    direct_forward_of(packed)
     packed.quantise_weights(weights=weights)
     return packed
 

@@ -1,15 +1,20 @@
 """The lean forward says what a model's own says, and exists for known shapes only."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, PreTrainedConfig
+from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
 
+from modelpool.attention.kv_view import Attend
+from modelpool.fast.direct_forward import direct_forward_of
 from modelpool.fast.lean_forward import LeanForward, check, lean_forward_of
 from modelpool.fast.linear import can_pack
+from modelpool.fast.model_shape import ModelShape, shape_of
 from modelpool.fast.tuning import Tuning
 from modelpool.packed_model import PackedModel
+from tests.modelpool.compressed import needs_int8
 from tests.modelpool.fast.test_direct_forward import with_other_windows
 from tests.modelpool.llama_models import LLAMA_SHAPED, SHAPE, VOCAB, Feeder, make_model, shaped
 
@@ -34,6 +39,27 @@ def test_a_lean_forward_that_says_something_else_is_not_used(
         assert "its logits differ" in str(check(packed, lean))
     monkeypatch.setattr("modelpool.fast.lean_forward.shape_of", with_other_windows)
     assert lean_forward_of(packed) is None
+
+
+@needs_int8
+def test_quantised_layers_run_lean_only_by_a_shape_whose_bits_were_the_models(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def nearly(model: PreTrainedModel, attend: Attend) -> ModelShape:
+        shape = shape_of(model, attend)
+        assert shape is not None
+        return replace(shape, layers=[replace(one, multiplier=0.51) for one in shape.layers])
+
+    def loaded() -> PackedModel:
+        packed = PackedModel.wrap("m", make_model(shaped("granite"), torch.float32), VOCAB)
+        direct_forward_of(packed)
+        packed.quantise_weights()
+        return packed
+
+    assert lean_forward_of(loaded()) is not None
+    monkeypatch.setattr("modelpool.fast.direct_forward.shape_of", nearly)
+    monkeypatch.setattr("modelpool.fast.lean_forward.shape_of", nearly)
+    assert lean_forward_of(loaded()) is None
 
 
 def test_plain_weights_are_shared_with_the_model() -> None:
