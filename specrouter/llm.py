@@ -8,31 +8,31 @@
 
 Contract: what it serves is what `specrouter serve` would with the same arguments. One is open at a
 time: the next one closes it before models are loaded, so a notebook's cell can be run again. It is
-closed at the interpreter's end at the latest. Nothing here needs an event loop, or minds one that
-runs. Two at once are two `ChainRouter`s.
+closed when nobody holds it, its `router` or one of its streams, at the latest at the interpreter's
+end. Nothing here needs an event loop, or minds one that runs. Two at once are two `ChainRouter`s.
 """
 
 import gc
 import secrets
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from modelpool.errors import ConfigError
-from specrouter.engine.generation_defaults import generation_defaults
 from specrouter.engine.request import PromptLike
 from specrouter.notebook import Comparison, Text, Texts
 from specrouter.request.chat_prompt import chat_prompt
 from specrouter.request.errors import UnavailableError
 from specrouter.request.output import Delta, RequestOutput
-from specrouter.request.params import SamplingParams
+from specrouter.request.params import RequestError, SamplingParams
 from specrouter.request.spec import SpeculationOverride
-from specrouter.router import ChainRouter
+from specrouter.router import ChainRouter, close_when_dropped
 from specrouter.target import OPTIONS, Asked, Given, asked_of, naming
 
 _SETTINGS = {option.name: option.setting for option in OPTIONS}
+_SAMPLING = {*(one.name for one in fields(SamplingParams)), "max_tokens"}
 _open: "weakref.ref[LLM] | None" = None
 
 
@@ -67,8 +67,7 @@ class LLM:
             earlier.close()
         with naming(asked.arguments):
             self._router: ChainRouter | None = ChainRouter(asked.config)
-        self._closing = weakref.finalize(self, self._router.close)
-        self._defaults = generation_defaults(asked.config, self._router.pool)
+        self._closing = close_when_dropped(self._router)
         _open = weakref.ref(self)
 
     @property
@@ -112,7 +111,8 @@ class LLM:
         **sampling: Any,
     ) -> Iterator[Delta]:
         """Parts of the text as they come; leaving the loop cancels it. Raises `RequestError`."""
-        return self.router.stream(prompt, self._params(params, sampling), speculation)
+        parts = self.router.stream(prompt, self._params(params, sampling), speculation)
+        return self._held_while(parts)
 
     def compare(
         self, prompt: PromptLike, params: SamplingParams | None = None, **sampling: Any
@@ -121,6 +121,9 @@ class LLM:
 
         Raises `RequestError`.
         """
+        is_ids = isinstance(prompt, Sequence) and all(isinstance(one, int) for one in prompt)
+        if not isinstance(prompt, str) and not (is_ids and prompt):
+            raise RequestError("prompt", "must be one text, or the ids of one")
         asked = self._params(params, sampling)
         seed = secrets.randbits(63) if asked.seed is None else asked.seed
         asked = replace(asked, seed=seed, n=1, prefix_cache=False)
@@ -146,10 +149,23 @@ class LLM:
         *drafters, target = self._router.pool.names
         return f"LLM({target!r}, drafted for by {', '.join(drafters) or 'nobody'})"
 
+    def _held_while(self, parts: Iterator[Delta]) -> Iterator[Delta]:
+        """Nobody else may hold this: `LLM().stream(...)`."""
+        yield from parts
+
     def _params(self, params: SamplingParams | None, given: Mapping[str, Any]) -> SamplingParams:
-        if params is None:
-            return SamplingParams(**{**self._defaults, **given, "return_drafts": True})
+        """Raises `RequestError`."""
+        unknown = next((name for name in given if name not in _SAMPLING), None)
+        if unknown is not None:
+            raise RequestError(unknown, "is no sampling parameter: `SamplingParams` has them")
+        if not isinstance(params, SamplingParams | None):
+            raise RequestError("params", f"must be SamplingParams, not {params!r}")
         changes = dict(given)
+        if changes.pop("return_drafts", True) is not True:
+            raise RequestError("return_drafts", "is always on: texts show who proposed what")
+        if params is None:
+            given = {**self.router.sampling_defaults, **changes}
+            return SamplingParams(**given, return_drafts=True)
         if "max_tokens" in changes:
             changes.setdefault("max_new_tokens", changes["max_tokens"])
         return replace(params, **changes, return_drafts=True)

@@ -9,7 +9,8 @@ Source: SpecRouter, section 4.1 and Listing 1.
 import itertools
 import logging
 import queue
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,8 @@ from specrouter.request.structure import Structure
 
 logger = logging.getLogger(__name__)
 
+_PATIENCE_S = 30.0
+
 
 class ChainRouter:
     """Serves prompts with a pool of models, routed through chains of them.
@@ -65,6 +68,7 @@ class ChainRouter:
         config: what it was made of.
         pool: the models.
         slo_classes: objectives by the name that requests ask for.
+        sampling_defaults: sampling parameters of requests that do not say their own.
         lanes, streams: for `submit_each`: the threads in which it is called, what it tells.
         limits: how long a request may be.
         fingerprint: changes where the same seed may give another text.
@@ -85,6 +89,7 @@ class ChainRouter:
         thread = EngineThread(Engine(config, self.pool), self.pool, engine.step_timeout_s)
         self._validation = InputValidation(config, self.pool, lambda: thread.engine)
         self.slo_classes = self._validation.slo_classes
+        self.sampling_defaults = self._validation.sampling_defaults
         self.lanes = Lanes()
         self.limits = self._validation.context
         self.fingerprint = fingerprint_of(config.pool, self.pool)
@@ -330,14 +335,13 @@ class ChainRouter:
         admits = validate_config(EngineConfig, engine, "engine").admission
         self._thread.engine.set_policy(checked, shapes, admits)
 
-    def close(self, patience_s: float = 30.0) -> None:
+    def close(self, patience_s: float = _PATIENCE_S) -> None:
         """Ends what runs with "cancelled", and the router's threads.
 
         A forward of the target that goes on for `patience_s` longer is left behind: its requests
         end with an error, and its thread with the process.
         """
-        self.lanes.close()
-        self._thread.close(patience_s)
+        _close(self.lanes, self._thread, patience_s)
 
     def __enter__(self) -> "ChainRouter":
         return self
@@ -364,6 +368,16 @@ class ChainRouter:
         ]
         self._thread.enqueue(requests, max_waiting)
         return [request.handle for request in requests]
+
+
+def close_when_dropped(router: ChainRouter) -> Callable[[], object]:
+    """Called, it closes the router; as is done when nobody holds that, or the interpreter ends."""
+    return weakref.finalize(router, _close, router.lanes, router._thread, _PATIENCE_S)
+
+
+def _close(lanes: Lanes, thread: EngineThread, patience_s: float) -> None:
+    lanes.close()
+    thread.close(patience_s)
 
 
 def _asked(

@@ -283,7 +283,10 @@ def _own_dtype(
 def _eos_token_ids(directory: Path, config: PreTrainedConfig) -> frozenset[int]:
     """The ids that end a text: the generation config's, as `generate` has it, else the config's."""
     file = directory / "generation_config.json"
-    stored: Any = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
+    content = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if not isinstance(content, dict):
+        raise ValueError(f"{file.name} is no JSON object")
+    stored: Any = content.get("eos_token_id")
     if stored is None:
         stored = getattr(config, "eos_token_id", None)
     if stored is None:

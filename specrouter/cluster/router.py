@@ -63,6 +63,7 @@ class ClusterRouter:
         self.pool = ModelPool(config.pool, headers_only=True, progress=progress)
         self._validation = InputValidation(config, self.pool, lambda: FleetLimits(self._fleet))
         self.slo_classes = self._validation.slo_classes
+        self.sampling_defaults = self._validation.sampling_defaults
         self.lanes = Lanes()
         self._host = start()
         self._fleet = Fleet(self._host.links, config.cluster)

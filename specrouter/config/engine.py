@@ -36,9 +36,10 @@ class EngineConfig(Strict):
         kv_memory: memory for keys and values of all models: a share of the target's device (0.3 or
             "30%"), or an amount ("8GiB"). By default there is room for `max_requests` requests of
             `max_model_len` tokens, or as that says.
-        generation_defaults: of what a request does not say: `neutral` samples from the target's own
-            distribution; `model` takes temperature, `top_k`, `top_p`, `min_p` and
-            `repetition_penalty` of the checkpoint's generation_config.json, which changes texts.
+        generation_defaults: of what a request does not say: `neutral` changes no probabilities:
+            temperature 1 for `/v1`, 0 (greedy) for `/generate` and in Python; `model` takes
+            temperature, `top_k`, `top_p`, `min_p` and `repetition_penalty` of the checkpoint's
+            generation_config.json, which changes texts.
         prefix_cache: keeps what requests have read for others that begin with the same tokens, in
             memory that no request has reserved.
         output_store_tokens: earlier outputs, in tokens, that `source: suffix` may quote for

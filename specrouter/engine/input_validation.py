@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from operator import length_hint
+from typing import Any
 
 from modelpool import ModelPool
 from specrouter.config import TREE_SLOTS, EngineConfig, RouterConfig, slos_by_class
@@ -54,7 +55,7 @@ class InputValidation:
         self.slo_classes: Mapping[str, SLO] = slos_by_class(config.slo_classes, pool.tokenizer)
         self._implied_ttft = config.slo.implied
         self.context = _context_limit(config.engine, pool, engine)
-        self.defaults = generation_defaults(config, pool)
+        self.sampling_defaults: Mapping[str, Any] = generation_defaults(config, pool)
         self._pool = pool
         self._engine = engine
         self._grammars = GrammarCompiler(pool.tokenizer, pool.vocab_size, pool.eos_token_ids)
@@ -89,7 +90,7 @@ class InputValidation:
 
     def accept(self, asked: Request) -> RequestSpec:
         """The sample that is asked for, or the first. Raises `RequestError`."""
-        params = SamplingParams(**self.defaults) if asked.params is None else asked.params
+        params = SamplingParams(**self.sampling_defaults) if asked.params is None else asked.params
         if not isinstance(params, SamplingParams):
             raise RequestError("params", "must be SamplingParams")
         _check_turn(asked)

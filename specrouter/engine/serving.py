@@ -96,6 +96,7 @@ class ServingRouter(Protocol):
     config: RouterConfig
     pool: ModelPool
     slo_classes: Mapping[str, SLO]
+    sampling_defaults: Mapping[str, Any]
     lanes: Lanes
     streams: DeltaStreams
     limits: ContextLimit

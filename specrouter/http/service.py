@@ -19,7 +19,6 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import Response
 
 from specrouter.config.server import ToolParser
-from specrouter.engine.generation_defaults import generation_defaults
 from specrouter.engine.request import PromptLike, Request
 from specrouter.engine.serving import ServingRouter
 from specrouter.http.bodies import Unread
@@ -62,7 +61,7 @@ class Service:
         self.config = router.config.server
         self.model = router.pool.target
         self.created = int(time.time())
-        self.defaults = generation_defaults(router.config, router.pool)
+        self.defaults = router.sampling_defaults
         self.openai_defaults = {"temperature": 1.0, **self.defaults}
         self.tokenizer = router.pool.tokenizer
         self.texts = TokenTexts(self.tokenizer)

@@ -252,6 +252,7 @@ class FakeRouter:
         "coding": SLO(tpot_ratio=1.2),
     }
     replicas: ClassVar[Mapping[str, str]] = {}  # what each is doing
+    sampling_defaults: ClassVar[Mapping[str, Any]] = {}
     is_closed = False
     restarted = 0
     open_requests = 0

@@ -126,11 +126,25 @@ def test_a_chat_takes_a_message_or_a_conversation(llm: LLM) -> None:
         llm.chat([])
 
 
-def test_a_bad_parameter_is_named(llm: LLM) -> None:
-    with pytest.raises(RequestError, match=r"^temperature: must be"):
-        llm.generate("a", temperature=-1)
-    with pytest.raises(TypeError, match="temprature"):
-        llm.generate("a", temprature=1)
+@pytest.mark.parametrize("call", ["generate", "chat", "stream", "compare"])
+@pytest.mark.parametrize("params", [None, SamplingParams()])
+@pytest.mark.parametrize("given", [("temperature", -1), ("temprature", 1), ("return_drafts", 0)])
+def test_a_bad_parameter_is_named_at_the_call(
+    llm: LLM, call: str, params: SamplingParams | None, given: tuple[str, Any]
+) -> None:
+    with pytest.raises(RequestError, match=rf"^{given[0]}: (must be|is )"):
+        getattr(llm, call)("a", params, **dict([given]))
+    with pytest.raises(RequestError, match=r"^params: must be SamplingParams, not 5"):
+        getattr(llm, call)("a", 5)
+
+
+def test_what_is_on_may_be_asked_for_and_a_comparison_is_of_one_prompt(llm: LLM) -> None:
+    [text] = llm.generate("a", SamplingParams(max_new_tokens=2), return_drafts=True)
+    assert text.drafts
+    for prompts in (["a", "b"], [[5, 6], [7]], ["a"], [], None):
+        with pytest.raises(RequestError, match=r"^prompt: must be one text"):
+            llm.compare(prompts)  # type: ignore[arg-type]
+    assert llm.compare([5, 6], max_tokens=2).equal
 
 
 def test_a_comparison_is_of_the_same_request(llm: LLM) -> None:
@@ -202,6 +216,20 @@ def test_the_next_one_closes_the_one_before_and_its_models_are_gone(
         assert second.generate("a", max_tokens=1)
     assert repr(second) == "LLM(closed)"
     second.close()
+
+
+def test_what_is_held_of_one_keeps_it_open_and_nothing_else_does(arguments: dict[str, Any]) -> None:
+    def opened() -> LLM:
+        return LLM(arguments["target"], set={"engine.preload": False})
+
+    parts = opened().stream("ab", max_tokens=8, ignore_eos=True)
+    assert sum(len(part.token_ids) for part in parts) == 8
+    router = opened().router
+    assert len(router.generate("ab", SamplingParams(max_new_tokens=3, ignore_eos=True))) == 1
+    thread = router._thread
+    del router
+    gc.collect()
+    assert not thread.is_healthy
 
 
 def test_a_request_of_8000_tokens_needs_no_setting(tmp_path: Path) -> None:

@@ -74,6 +74,30 @@ def test_nothing_is_sampled_where_the_checkpoint_does_not(
         assert Service(router).openai_defaults == {"temperature": 0.0, "top_p": 0.5}
 
 
+def test_who_samples_without_a_temperature_has_1(
+    small_config: dict[str, Any], tmp_path: Path
+) -> None:
+    content = {"do_sample": True, "top_p": 0.5, "temperature": None}
+    settings = with_file(small_config, tmp_path, content, generation_defaults="model")
+    with ChainRouter.from_config(settings) as router:
+        assert router.sampling_defaults == {"temperature": 1.0, "top_p": 0.5}
+        assert router.generate([5, 6, 7])[0].metrics.sampling["temperature"] == 1.0
+
+
+@pytest.mark.parametrize("content", ["[]", "3", "{", "\xff"])
+def test_a_file_that_is_no_object_is_one_line(
+    small_config: dict[str, Any], tmp_path: Path, content: str
+) -> None:
+    settings = with_file(small_config, tmp_path, {}, generation_defaults="model")
+    reason = "generation_config.json is no JSON object" if content in "[]3" else "cannot read"
+    (tmp_path / "target" / "generation_config.json").write_text(content, encoding="latin-1")
+    with pytest.raises(ConfigError) as refused:
+        ChainRouter.from_config(settings)
+    assert str(refused.value).startswith("pool.models[0].source: cannot read the checkpoint in ")
+    assert reason in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
 @pytest.mark.parametrize("wrong", [{"top_p": 7}, {"temperature": "hot"}, {"top_k": [1]}])
 def test_a_value_that_no_request_may_have_is_an_error_of_the_setting(
     small_config: dict[str, Any], tmp_path: Path, wrong: dict[str, Any]
