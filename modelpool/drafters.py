@@ -13,7 +13,7 @@ from huggingface_hub.constants import HF_HUB_CACHE
 from transformers import PreTrainedTokenizerBase
 
 from modelpool.checkpoint.bundled import bundled_root
-from modelpool.checkpoint.cache_dir import cached_name
+from modelpool.checkpoint.cache_dir import cached_name, expanded
 from modelpool.checkpoint.headers import has_weights
 from modelpool.config import ModelConfig
 from modelpool.errors import ConfigError
@@ -68,7 +68,7 @@ def find_target(source: str, field: str, may_fetch: bool = False) -> Member:
         elif not may_fetch:
             raise ConfigError(field, f"{rest!r} is not in the local cache: hf download {rest}")
     elif scheme == "path":
-        name = cached_name(Path(rest).expanduser().resolve()) or rest
+        name = cached_name(expanded(rest).resolve()) or rest
     try:
         return _open(name, source)
     except ConfigError as error:
@@ -122,7 +122,8 @@ def _cached() -> Iterator[Found]:
     for folder in sorted(Path(HF_HUB_CACHE).glob("models--*--*")):
         snapshots = {one.name: one for one in folder.glob("snapshots/*")}
         main = folder / "refs" / "main"
-        revision = main.read_text().strip() if main.is_file() else next(iter(snapshots), "")
+        told = main.read_text(errors="replace").strip() if main.is_file() else None
+        revision = next(iter(snapshots), "") if told is None else told
         path = snapshots.get(revision, folder)
         is_left = any(folder.glob("blobs/*.incomplete"))  # maybe by an attempt before another
         is_whole = path is not folder and (not is_left or _has_weights(path))
@@ -154,18 +155,29 @@ def _open(name: str, source: str) -> Member:
 
 
 def _judged(found: Found, target: Member, tokenizer: PreTrainedTokenizerBase) -> Candidate:
+    """Whatever is in a cache refuses itself at most."""
     family = family_of(target.config.name)
     is_sibling = family is not None and found.name in family.hub_ids
     one = Candidate(name=found.name, path=found.path, is_sibling=is_sibling)
+    try:
+        return _compared(one, found, target, tokenizer)
+    except ConfigError as error:
+        return replace(one, refusal=error.reason)
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        return replace(one, refusal=f"cannot be read: {type(error).__name__}: {reason}")
+
+
+def _compared(
+    one: Candidate, found: Found, target: Member, tokenizer: PreTrainedTokenizerBase
+) -> Candidate:
+    """Raises whatever reading it raises."""
     if found.path.resolve() == target.path.resolve():
         return replace(one, refusal="it is the target itself")
     has_index = (found.path / "model.safetensors.index.json").is_file()
     if not found.is_whole or (has_index and not _has_weights(found.path)):
         return replace(one, refusal=_UNFINISHED)
-    try:
-        member = _open(found.name, f"path:{found.path}")
-    except ConfigError as error:
-        return replace(one, refusal=error.reason)
+    member = _open(found.name, f"path:{found.path}")
     read = read_bytes(member)
     share = read / max(read_bytes(target), 1)
     return replace(

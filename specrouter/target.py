@@ -133,7 +133,9 @@ def _base(given: Given) -> tuple[dict[Any, Any], dict[str, str]]:
 
 
 def _is_scenario(target: str) -> bool:
-    path = Path(target).expanduser()
+    from modelpool.checkpoint.cache_dir import expanded
+
+    path = expanded(target)
     if path.suffix == ".gguf":
         return False
     is_named = target in scenario_names() or path.suffix in (".yaml", ".yml")
@@ -197,14 +199,14 @@ def source_of(given: str, argument: str) -> str:
 
 def _name(source: str, taken: list[str]) -> str:
     """The hub's own, or the folder's; another one where it is taken."""
-    from modelpool.checkpoint.cache_dir import cached_name
+    from modelpool.checkpoint.cache_dir import cached_name, expanded
 
     scheme, separator, rest = source.partition(":")
     name = rest if separator else scheme
     if scheme == "gguf":
         name = Path(rest).stem
     elif scheme == "path":
-        folder = Path(rest).expanduser().resolve()
+        folder = expanded(rest).resolve()
         name = cached_name(folder) or folder.name
     elif scheme == _TWIN:
         name = f"{rest}-int8"

@@ -188,6 +188,8 @@ def test_the_composed_services_name_one_another_and_the_files_beside_them() -> N
     [source] = inside["datasource"]["datasources"]
     assert (source["url"], source["isDefault"]) == ("http://prometheus:9090", True)
     [provider] = inside["dashboards"]["providers"]
+    assert grafana["environment"]["GF_AUTH_BASIC_ENABLED"] == "false"
+    assert grafana["environment"]["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == "true"
     home = grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
     assert home.startswith(provider["options"]["path"] + "/")
     assert any(target == home for _, target, *_ in mounted)

@@ -16,6 +16,11 @@ _LEFT_S = 3600.0  # what has not been written to for so long was left behind
 _CHUNK = 2**24  # bytes
 
 
+def expanded(path: str | Path) -> Path:
+    """With a user's home for `~`; as it stands where there is no such user."""
+    return Path(os.path.expanduser(path))
+
+
 def cache_dir() -> Path:
     """`$SPECROUTER_CACHE`, else `$XDG_CACHE_HOME/specrouter`, else `~/.cache/specrouter`.
 

@@ -30,6 +30,7 @@ from huggingface_hub.errors import (
 )
 
 from modelpool.checkpoint.bundled import bundled_names, bundled_root
+from modelpool.checkpoint.cache_dir import expanded
 from modelpool.checkpoint.headers import Header, has_weights
 from modelpool.errors import ConfigError
 
@@ -122,7 +123,7 @@ def _bundled(name: str, field: str) -> Path:
 
 
 def _local(text: str, field: str) -> Path:
-    directory = Path(text).expanduser()
+    directory = expanded(text)
     if not directory.is_dir():
         raise _error(
             field,

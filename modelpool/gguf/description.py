@@ -19,7 +19,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from modelpool.checkpoint.cache_dir import cache_dir
+from modelpool.checkpoint.cache_dir import cache_dir, expanded
 from modelpool.checkpoint.cached_folder import cached_folder
 from modelpool.checkpoint.footprint import check_served
 from modelpool.checkpoint.headers import Header, StoredParameter
@@ -77,7 +77,7 @@ def describe(source: str, field: str) -> Described:
         reason = "GGUF files need the package gguf: pip install 'specrouter[gguf]'"
         raise ConfigError(f"{field}.source", reason)
     # Links are kept: parts lie beside each other by their names, as in the hub's cache.
-    file = Path(source.removeprefix("gguf:").removeprefix("path:")).expanduser().absolute()
+    file = expanded(source.removeprefix("gguf:").removeprefix("path:")).absolute()
     try:
         header = read_header(file)
         folder = cached_folder(_folder(header), partial(_write, header, field))

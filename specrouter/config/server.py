@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
+from modelpool.checkpoint.cache_dir import expanded
 from modelpool.errors import ConfigError
 from specrouter.config.strict import Strict
 
@@ -37,8 +38,9 @@ class ServerConfig(Strict):
         log_format: of the log on stderr.
         chat_template: a file with a Jinja template, instead of the tokenizer's.
         page: serves the page at `/`, which shows how requests are routed.
-        page_hosts: host names under which browsers reach the page, beside addresses, localhost,
-            `host` and this machine's name.
+        page_hosts: host names under which clients reach the page, beside addresses, localhost,
+            `*.internal`, `host` and this machine's name; without API keys on a loopback address
+            all of the service.
         tool_parser: format of tool calls: `hermes` (Qwen, Hermes), `llama3_json` (Llama 3.1 to
             3.3), `auto` (as the chat template teaches), or `none`: calls stay text.
     """
@@ -79,7 +81,7 @@ class ServerConfig(Strict):
     @field_validator("chat_template")
     @classmethod
     def _of_the_user(cls, file: Path | None) -> Path | None:
-        return file and file.expanduser()
+        return file and expanded(file)
 
     @field_validator("cors_origins")
     @classmethod

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from modelpool import ModelPool
+from modelpool.checkpoint.cache_dir import expanded
 from modelpool.errors import ConfigError
 from specrouter.config import EngineConfig
 from statemgr import OutputStore
@@ -65,7 +66,7 @@ def output_file_of(
     """With what it holds read; None where nothing is to be kept. Raises `ConfigError`."""
     if config.output_store_file is None or store is None:
         return None
-    path = Path(config.output_store_file).expanduser()
+    path = expanded(config.output_store_file)
     file = OutputFile(path, store, fingerprint_of_tokens(pool.tokenizer), pool.vocab_size)
     file.load()
     return file

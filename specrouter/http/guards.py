@@ -5,7 +5,8 @@ are counted. Layers, outermost first:
 
     CORS        only where `server.cors_origins` names any; answers preflights itself, without a key
     concurrency 503 for a request beyond `limit_concurrency`, except on `PROBE_PATHS`
-    page        403 on the page's paths for what another page's script may have asked
+    page        403 on the page's paths for what another page's script may have asked; on a service
+                for this machine alone without keys, on all but `PROBE_PATHS`
     keys        401, except on `OPEN_PATHS`
     body limit  413, 408 and 503; a body is read before anything else (`body_limit`)
     drain       503 for a new generation request (POST) once the service is stopping
@@ -56,11 +57,13 @@ def add_guards(app: FastAPI, config: ServerConfig, drain: Drain | None = None) -
         count=count,
     )
     keys = api_keys(config)
+    is_open = not keys and _is_loopback(config.host)
     if keys:
         app.add_middleware(api_keys_guard, keys=keys, count=count)
         _declare_keys(app)
     hosts = {config.host, socket.gethostname(), "localhost", *config.page_hosts}
-    app.add_middleware(page_guard, hosts=frozenset(map(str.lower, hosts)), count=count)
+    names = frozenset(map(str.lower, hosts))
+    app.add_middleware(page_guard, hosts=names, is_open=is_open, count=count)
     app.add_middleware(concurrency_limit, most=config.limit_concurrency, count=count)
     if config.cors_origins:
         app.add_middleware(
@@ -117,17 +120,25 @@ def api_keys_guard(app: ASGIApp, keys: Sequence[str], count: Count) -> ASGIApp:
     return guarded
 
 
-def page_guard(app: ASGIApp, hosts: Collection[str], count: Count) -> ASGIApp:
+def page_guard(app: ASGIApp, hosts: Collection[str], is_open: bool, count: Count) -> ASGIApp:
     """403 on the page's paths where the browser shows another page: one whose own name leads to
     this address (DNS rebinding), or one that asks from its own origin.
 
-    `hosts`: names that are this service's, beside all addresses.
+    Args:
+        hosts: names that are this service's, beside all addresses.
+        is_open: all that keeps others out is the address, which such a name leads to: the name is
+            looked at on every path. Origins are not: `server.cors_origins` says which may ask.
     """
 
+    def is_page(path: str) -> bool:
+        return path in PAGE_PATHS or path == FEED_PATH
+
     def refusal(path: str, headers: Headers) -> str | None:
-        host = headers.get("host", "")
-        if not _is_own(host, hosts):
+        host = headers.get("host", "")  # which all browsers send
+        if not _is_own(host, hosts) and (host or is_page(path)):
             return f"{host!r} is no name of this service: add it to server.page_hosts"
+        if not is_page(path):
+            return None
         origin = headers.get("origin")
         if origin is not None and origin.partition("://")[2].lower() != host.lower():
             return f"a page of {origin} may not read this one"
@@ -137,8 +148,9 @@ def page_guard(app: ASGIApp, hosts: Collection[str], count: Count) -> ASGIApp:
         return None
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (scope["path"] in PAGE_PATHS or scope["path"] == FEED_PATH):
-            reason = refusal(scope["path"], Headers(scope=scope))
+        path = scope["path"] if scope["type"] == "http" else None
+        if path is not None and (is_page(path) or (is_open and path not in PROBE_PATHS)):
+            reason = refusal(path, Headers(scope=scope))
             if reason is not None:
                 count("unauthorized")
                 await error_response(403, reason, code="not_this_page")(scope, receive, send)
@@ -155,8 +167,16 @@ def _is_own(host: str, names: Collection[str]) -> bool:
     try:
         ipaddress.ip_address(name)
     except ValueError:
-        return name in names or name.endswith(".localhost")
+        # Nobody can own a name that ends so; containers know this machine as host.docker.internal.
+        return name in names or name.endswith((".localhost", ".internal"))
     return True
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def concurrency_limit(app: ASGIApp, most: int, count: Count) -> ASGIApp:

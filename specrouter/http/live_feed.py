@@ -1,8 +1,9 @@
 """`GET /router/live`: what the page shows, as server-sent events, one a second.
 
 Contract: read-only. All viewers share one snapshot a second, which is made beside the event loop
-and encoded once; nobody watches, nothing is made. A viewer that is slow misses snapshots. Beyond
-`MAX_VIEWERS` the answer is 503. Streams end when the service drains.
+and encoded once; nobody watches, nothing is made. A viewer that is slow misses snapshots, and one
+that reads nothing for `STALLED_S` gives up its place. Beyond `MAX_VIEWERS` the answer is 503.
+Streams end when the service drains.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator
+import math
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import Response
+from starlette.types import Message, Receive, Scope, Send
 
 from specrouter.engine.serving import ServingRouter
 from specrouter.http.drain import Drain
@@ -27,6 +31,7 @@ FEED_PATH = "/router/live"
 MAX_VIEWERS = 16
 _RETRY_S = 10
 INTERVAL_S = 1.0
+STALLED_S = 30.0
 
 
 def add_live_feed(app: FastAPI, router: ServingRouter, drain: Drain | None) -> None:
@@ -36,7 +41,7 @@ def add_live_feed(app: FastAPI, router: ServingRouter, drain: Drain | None) -> N
     async def live() -> Response:
         if feed.viewers >= MAX_VIEWERS:
             return overloaded(f"{MAX_VIEWERS} pages watch already", retry_after_s=_RETRY_S)
-        return ClosedStream(feed.events(), feed.enter())
+        return _Watched(feed.events(), feed.enter())
 
 
 class LiveFeed:
@@ -76,11 +81,39 @@ class LiveFeed:
 
     def _encoded(self) -> bytes:
         try:
-            content = live_snapshot(self._router)
-        except Exception as error:  # viewers are told, and the next may be well
+            return framed(_encoded(_finite(live_snapshot(self._router))))
+        except Exception:  # viewers are told that it is so, and the next may be well
             logger.exception("the page's snapshot failed")
-            content = error_payload(500, f"{type(error).__name__}: {error}", code="snapshot_failed")
-        return framed(json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode())
+            reason = "the snapshot failed; the service's log says why"
+            return framed(_encoded(error_payload(500, reason, code="snapshot_failed")))
+
+
+def _encoded(content: Any) -> bytes:
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.encode()
+
+
+def _finite(value: Any) -> Any:
+    """With null for the numbers that JSON has not."""
+    if isinstance(value, Mapping):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class _Watched(ClosedStream):
+    """Ends where nothing can be sent for `STALLED_S`: what was sent is not read."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def sent(message: Message) -> None:
+            async with asyncio.timeout(STALLED_S):
+                await send(message)
+
+        try:
+            await super().__call__(scope, receive, sent)
+        except TimeoutError:
+            logger.info("a viewer of the page that reads nothing was closed")
 
 
 class _Viewer:

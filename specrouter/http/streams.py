@@ -3,7 +3,7 @@
 Contract: a client that leaves, in mid-stream or while it waits, cancels its request at once. A
 refusal is a status code, and so is a failure of all texts before their first tokens, since nothing
 is sent before; what fails later is an event `{"error": ...}`. A stream ends in `[DONE]`, however it
-went. What takes long, the log-probabilities of a long prompt, is made in a thread.
+went. What takes long, log-probabilities or drafts of many tokens, is made in a thread.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ async def _whole(request: Request, deltas: DeltaStream, answer: Answer) -> Respo
 
 
 async def _answer_of(outputs: Outputs, answer: Answer) -> Response:
-    if any(output.logprobs or output.prompt_logprobs for _, output in outputs):
+    if any(one.logprobs or one.prompt_logprobs or one.drafts for _, one in outputs):
         # Maybe seconds of work, for which streams would stand still.
         return await asyncio.to_thread(_answered, outputs, answer)
     return _answered(outputs, answer)

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from modelpool import drafters
 from modelpool.drafters import Candidate, candidates, find_target, picked
 from modelpool.errors import ConfigError
+from modelpool.member import Member
 from specrouter import LLM, Speculation
 from specrouter.cli.main import main
 from specrouter.target import Given, asked_of
@@ -100,6 +101,26 @@ def test_every_model_of_a_cache_is_listed_with_its_reason(
     assert len(found()) == 9
 
 
+@pytest.mark.parametrize("odd", [RuntimeError("no\nsuch thing"), RecursionError("deep")])
+def test_a_model_that_cannot_be_looked_at_refuses_itself_alone(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch, odd: Exception
+) -> None:
+    real = drafters._open
+
+    def opened(name: str, source: str) -> Member:
+        if name == "someone/fits":
+            raise odd
+        return real(name, source)
+
+    monkeypatch.setattr(drafters, "_open", opened)
+    (one,) = [one for one in found() if one.name == "someone/fits"]
+    reason = " ".join(str(odd).split())
+    assert one.refusal == f"cannot be read: {type(odd).__name__}: {reason}"
+    taken = picked(found())
+    assert taken is not None
+    assert taken.name == "Qwen/Qwen3-0.6B"
+
+
 def test_a_sibling_is_taken_before_what_is_smaller(cache: Cache) -> None:
     taken = picked(found())
     assert taken is not None
@@ -131,6 +152,7 @@ def test_folders_are_looked_through_beside_the_target_and_where_asked(
         ("some/model", "TARGET: 'some/model' is not in the local cache: hf download some/model"),
         ("nothing", "TARGET: 'nothing' is no folder, no ORG/NAME"),
         ("./none", "TARGET: no directory "),
+        ("~nobody-here/x", "TARGET: no directory "),
     ],
 )
 def test_a_target_that_is_not_here_is_one_line(

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from specrouter import Delta, SamplingParams, Structure, TokenLogprobs
+from specrouter import Delta, RequestOutput, SamplingParams, Structure, TokenLogprobs
 from specrouter.http import streams
 from specrouter.http.completion_answer import CompletionAnswer
 from specrouter.http.openai_answer import OpenAIAnswer
 from specrouter.http.request_log import RequestLog
+from specrouter.request.output import CycleDraft
 from tests.specrouter.fake_router import (
     METRICS,
     TOKEN_TEXTS,
@@ -299,6 +302,22 @@ def test_answers_with_logprobs_are_made_beside_the_event_loop(
         choices(**fields)
     assert (len(made), bool(encoded)) == (2, True)
     assert not any(call.in_loop for call in made + encoded)
+
+
+def test_answers_with_drafts_are_made_beside_the_event_loop() -> None:
+    threads = list[bool]()
+
+    class Noted(CompletionAnswer):
+        def __init__(self) -> None: ...
+
+        def whole(self, outputs: streams.Outputs) -> dict[str, Any]:
+            threads.append(threading.current_thread() is threading.main_thread())
+            return {}
+
+    plain = RequestOutput(text="", token_ids=[], finish_reason="length", metrics=METRICS, seed=7)
+    for output in (plain, replace(plain, drafts=[CycleDraft(chain=("big",))])):
+        asyncio.run(streams._answer_of([(0, output)], Noted()))
+    assert threads == [True, False]
 
 
 # Streams

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import aclosing
@@ -150,8 +151,60 @@ def test_a_snapshot_that_fails_is_told_and_the_next_comes(monkeypatch: pytest.Mo
             return await anext(events), await anext(events)
 
     first, second = asyncio.run(asyncio.wait_for(scenario(), 30.0))
-    assert json.loads(first[6:])["error"]["message"] == "RuntimeError: no figures"
+    assert json.loads(first[6:])["error"]["code"] == "snapshot_failed"
+    assert b"no figures" not in first
     assert number_of(second) == 2
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "told"),
+    [
+        ({"a": [1.5, math.nan, (math.inf,)], "b": {"c": -math.inf}}, None),
+        ({"a": {1}}, "snapshot_failed"),
+    ],
+)
+def test_what_json_has_not_is_null_or_told_as_a_failure(
+    monkeypatch: pytest.MonkeyPatch, snapshot: dict[str, Any], told: str | None
+) -> None:
+    monkeypatch.setattr(live_feed, "live_snapshot", lambda _: snapshot)
+
+    async def first() -> bytes:
+        async with aclosing(LiveFeed(cast(ChainRouter, None), Drain()).events()) as events:
+            return await anext(events)
+
+    event = json.loads(asyncio.run(asyncio.wait_for(first(), 30.0))[6:])
+    if told is None:
+        assert event == {"a": [1.5, None, [None]], "b": {"c": None}}
+    else:
+        assert event["error"]["code"] == told
+
+
+@pytest.mark.parametrize("version", ["2.3", "2.4"])
+def test_who_never_reads_gives_up_its_place(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    Counted(monkeypatch)
+    monkeypatch.setattr(live_feed, "STALLED_S", 0.05)
+    app = service_of_one(1, monkeypatch)
+
+    async def stall() -> list[int]:
+        statuses = list[int]()
+
+        async def send_(message: Any) -> None:
+            if "status" in message:
+                statuses.append(message["status"])
+            else:
+                await asyncio.Event().wait()
+
+        async def receive() -> Any:
+            await asyncio.Event().wait()
+
+        scope = {"type": "http", "method": "GET", "path": FEED_PATH, "headers": []}
+        whole = {**scope, "query_string": b"", "asgi": {"spec_version": version}}
+        with contextlib.suppress(ClientDisconnect):
+            await app(whole, receive, send_)
+        return statuses
+
+    for _ in range(3):
+        assert asyncio.run(asyncio.wait_for(stall(), 30.0)) == [200]
 
 
 def test_of_many_viewers_at_once_those_beyond_the_bound_are_refused_and_the_drain_ends_all(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import socket
 from importlib import resources
 from typing import Any, cast
 
@@ -97,6 +98,32 @@ def test_another_pages_script_and_a_wrong_host_get_nothing(headers: Headers, sta
     feed = send(app, "GET", FEED_PATH, headers=[*headers, ("Sec-Fetch-Site", "cross-site")])
     assert (feed.status_code, feed.json()["error"]["code"]) == (403, "not_this_page")
     assert "access-control-allow-origin" not in send(app, "GET", "/", headers=OWN).headers
+
+
+@pytest.mark.parametrize(
+    ("host", "server", "status"),
+    [
+        *[(name, {}, 200) for name in ("127.0.0.1:8000", "localhost:8000", "[::1]:8000")],
+        *[(name, {}, 200) for name in (socket.gethostname(), "host.docker.internal:8000")],
+        ("llm.example.com", {"page_hosts": ["llm.example.com"]}, 200),
+        ("evil.example:8000", {}, 403),
+        ("evil.example:8000", {"host": "::1", "page": False}, 403),
+        ("", {}, 200),  # no browser's
+        ("evil.example:8000", {"host": "0.0.0.0"}, 200),
+        ("evil.example:8000", {"api_keys": [KEY]}, 200),
+    ],
+)
+def test_a_name_that_was_led_here_reaches_nothing_where_only_the_address_guards(
+    host: str, server: dict[str, Any], status: int
+) -> None:
+    sent = [
+        ("Host", host), ("Origin", f"http://{host}"), ("Content-Type", "application/json"),
+        ("Authorization", f"Bearer {KEY}"),
+    ]  # fmt: skip
+    app = service(**server)
+    assert send(app, "POST", "/generate", b'{"prompt": "a"}', sent).status_code == status
+    assert send(app, "GET", "/v1/models", headers=sent).status_code == status
+    assert send(app, "GET", "/health", headers=sent).status_code == 200
 
 
 def test_a_link_from_elsewhere_leads_to_the_page(app: FastAPI) -> None:

@@ -208,7 +208,7 @@ def test_half_a_request_holds_nothing_up(router: Router, monkeypatch: pytest.Mon
     def act(url: str) -> None:
         is_read.clear()  # which the probes may have set
         host, _, port = url.removeprefix("http://").partition(":")
-        head = b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{"
+        head = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"
         with socket.create_connection((host, int(port))) as client:
             client.sendall(head)
             assert is_read.wait(PATIENCE_S)
