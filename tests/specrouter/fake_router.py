@@ -259,7 +259,7 @@ class FakeRouter:
 
     def __post_init__(self) -> None:
         self.pool = SimpleNamespace(
-            plan=lambda name: SimpleNamespace(dtype="float32", weights="auto"),
+            plan=lambda _: SimpleNamespace(dtype="float32", weights="auto", is_recurrent=False),
             target="big",
             names=("small", "big"),
             tokenizer=self.tokenizer or FakeTokenizer(),
@@ -507,7 +507,7 @@ def router_without_models(
     """A real router with that engine; the tokenizer's id 0 ends a text. Close it."""
     engine = FakeEngine()
     pool = SimpleNamespace(
-        plan=lambda name: SimpleNamespace(dtype="float32", weights="auto"),
+        plan=lambda _: SimpleNamespace(dtype="float32", weights="auto", is_recurrent=False),
         draft_only=(),
         target="big",
         names=("small", "big"),
