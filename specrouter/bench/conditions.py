@@ -59,7 +59,8 @@ def _model(pool: ModelPool, model: ModelConfig) -> dict[str, Any]:
 
 def request_limit(config: RouterConfig, pool: ModelPool) -> int:
     """Tokens of a request, prompt and output, that every model can read and the memory can hold."""
-    longest = config.engine.max_request_tokens(pool.longest_sequence, pool.kv_tokens)
+    kv_tokens = pool.kv_tokens or config.engine.kv_tokens(pool.longest_sequence)
+    longest = config.engine.max_request_tokens(pool.longest_sequence, kv_tokens)
     if config.engine.kv_memory is not None:
         longest = min(longest, row_tokens(pool.kv_tokens, TREE_SLOTS))
     return min(longest, config.engine.kv_budget_tokens or longest)

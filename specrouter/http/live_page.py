@@ -12,9 +12,13 @@ from collections.abc import Iterator
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
 
-from fastapi import FastAPI, Request
-from fastapi.responses import Response
+from starlette.requests import Request
+from starlette.responses import Response
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
 
 _TYPES = {
     ".html": "text/html",
