@@ -26,7 +26,7 @@ from specrouter.notebook import Comparison, Text, Texts
 from specrouter.request.chat_prompt import chat_prompt
 from specrouter.request.errors import UnavailableError
 from specrouter.request.output import Delta, RequestOutput
-from specrouter.request.params import RequestError, SamplingParams
+from specrouter.request.params import RequestError, SamplingParams, Speculation
 from specrouter.request.spec import SpeculationOverride
 from specrouter.router import ChainRouter, close_when_dropped
 from specrouter.target import OPTIONS, Asked, Given, asked_of, naming
@@ -117,7 +117,8 @@ class LLM:
     def compare(
         self, prompt: PromptLike, params: SamplingParams | None = None, **sampling: Any
     ) -> Comparison:
-        """One text with speculation and without: the same seed, and nothing cached of the prompt.
+        """One text with speculation and without: the same seed, and nothing kept of either is used
+        for the other. It is served once more before, untimed, in which the router tries its chains.
 
         Raises `RequestError`.
         """
@@ -127,8 +128,10 @@ class LLM:
         asked = self._params(params, sampling)
         seed = secrets.randbits(63) if asked.seed is None else asked.seed
         asked = replace(asked, seed=seed, n=1, prefix_cache=False)
+        routing = Speculation(reuse_outputs=False)
+        self.router.generate(prompt, asked, routing)
         [alone] = self.router.generate(prompt, asked, "off")
-        [routed] = self.router.generate(prompt, asked)
+        [routed] = self.router.generate(prompt, asked, routing)
         return Comparison(_text(routed), _text(alone))
 
     def close(self) -> None:
