@@ -112,7 +112,7 @@ def test_every_fault_costs_at_most_the_request_that_it_belongs_to(
     for target, mode in runs[part::PARTS]:
         check.play(target, mode, seed=0)
     assert check.failures == []
-    assert check.fired > 100
+    assert check.fired > 50  # some hundred runs: in each part most functions are called again
 
 
 @pytest.mark.exact
