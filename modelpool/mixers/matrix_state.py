@@ -8,6 +8,7 @@ On a CPU the C library computes it where there is one, in a third of the time. I
 order than torch, so the names tell which of the two it is.
 """
 
+from abc import abstractmethod
 from typing import NamedTuple
 
 import torch
@@ -57,12 +58,13 @@ class _MatrixState(RecurrentKind):
             return super().scan(state, tokens)
         return self._kernels.scan(state[0], *self._asked(tokens))[0]
 
+    @abstractmethod
     def _read(self, state: Tensor, token: Tensors) -> tuple[Tensor, Tensors]:
         """By torch."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _asked(self, tokens: Tensors) -> _Asked:
-        raise NotImplementedError
+        """Of tokens [n, ...]."""
 
 
 class DeltaRule(_MatrixState):

@@ -31,7 +31,6 @@ class AdmissionRecord:
         request: its number, as in the log; `request_id`: of its HTTP request.
         waited_ms: since its submission.
         running: requests with a row once the cycle had decided.
-
         feasible: of a rejected one: what could have been attained, where that was found.
     """
 
