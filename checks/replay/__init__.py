@@ -9,9 +9,9 @@ the code of this tree and compares its answers with the recorded ones;
 - `adapter`: the only file that knows the project's decision classes. Who renames or redesigns these
   changes that file and no other.
 - `compare`: same chain, same route, regret.
-- `scenarios`, `record`: real runs (`python -m checks.replay.record`), for recording anew.
 - `digest`, with `simulation` in the place of `adapter`, `stretches` and `machines.json`: simulated
   time.
 
-A recording does not name a class of the project, so it outlives them.
+A recording does not name a class of the project, so it outlives them, and what recorded it: that is
+in git's history before 2026-11-25 (`checks/replay/record.py`).
 """

@@ -1,8 +1,8 @@
 """Where recordings meet the project's decision code, and the only file that replays need for it.
 
 `Decider` learns facts and answers questions. Whoever redesigns the profiler or the scheduler
-changes what is below (and `tape`, which records), and leaves names and meanings of facts as they
-are: recordings of earlier code must stay readable.
+changes what is below, and leaves names and meanings of facts as they are: recordings must stay
+readable.
 """
 
 from collections.abc import Mapping

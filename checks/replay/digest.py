@@ -7,9 +7,6 @@ attained at each point with seed 0: equal after a move, to the last digit.
 - `python -m checks.replay digest` computes it anew and compares; exit code 1 where one differs.
   `--part third` (the default) has every stretch on every machine at one acceptance, `--part all` at
   all three, and `--part few` takes less than a minute.
-- `--before` compares the default policy with the former one: `digest_before.json` has what policies
-  attained before there was one value function. Exit code 1 where the default attains more than one
-  point less in the mean of a machine's points.
 - `--write` adds what the file does not have yet, point by point: it may be stopped and goes on.
 - `python -m checks.replay digest --pair NEW OLD [--half judging]` shows for each point the paired
   difference of attainment, NEW - OLD in percentage points, over the seeds of one half, with its 95%
@@ -40,8 +37,6 @@ from typing import Any
 from tqdm import tqdm
 
 from checks.replay.simulation import (
-    DEFAULT,
-    FORMER_DEFAULT,
     POLICIES,
     MachineFile,
     Result,
@@ -57,7 +52,6 @@ from checks.replay.stretches import (
 )
 
 FILE = Path(__file__).parent / "digest.json"
-FORMER_FILE = Path(__file__).parent / "digest_before.json"
 ACCEPTANCES = (0.65, 0.75, 0.85)
 _FEW = (9, 17)  # stretches
 _MOST_LOSS = 1.0  # percentage points
@@ -76,12 +70,9 @@ class Point:
 
 @dataclass(frozen=True)
 class Job:
-    """`free_drafter_prefill`: see `Machine`."""
-
     point: Point
     policy: str
     seed: int = 0
-    free_drafter_prefill: bool = False
 
 
 @cache
@@ -109,8 +100,7 @@ def points(part: str = "all") -> list[Point]:
 
 def run_job(job: Job) -> tuple[Job, Result]:
     machine, stretch = _machines()[job.point.machine], _stretches()[job.point.stretch]
-    free = job.free_drafter_prefill
-    return job, simulate(machine, job.point.acceptance, stretch, job.policy, job.seed, free)
+    return job, simulate(machine, job.point.acceptance, stretch, job.policy, job.seed)
 
 
 def run_all(jobs: Sequence[Job], processes: int) -> Iterator[tuple[Job, Result]]:
@@ -221,24 +211,6 @@ def compare_digest(options: argparse.Namespace) -> int:
     return 1 if wrong else 0
 
 
-def compare_before(options: argparse.Namespace) -> int:
-    """The default policy now against the former one, at the points that are known of that: in a
-    simulation in which drafters had read all prompts."""
-    former = json.loads(FORMER_FILE.read_text(encoding="utf-8"))
-    chosen = [p for p in points() if str(p) in former and _is_wanted(p, options)]
-    jobs = [Job(point, DEFAULT, free_drafter_prefill=True) for point in chosen]
-    lost: defaultdict[str, list[float]] = defaultdict(list)
-    for job, result in run_all(jobs, options.jobs):
-        before = former[str(job.point)][FORMER_DEFAULT]
-        points_lost = 100 * (result.violations - before["violations"]) / result.requests
-        lost[job.point.machine].append(points_lost)
-        print(f"{job.point!s:22} {before['violations']:4} -> {result.violations:4} violations")
-    means = {machine: fmean(each) for machine, each in lost.items()}
-    is_fine = all(mean <= _MOST_LOSS for mean in means.values())
-    print(json.dumps({"ok": is_fine, "points_lost": means}))
-    return 0 if is_fine else 1
-
-
 def write_digest(chosen: Sequence[Point], stored: dict[str, Any], processes: int) -> None:
     """Adds points to `stored` and to the file, each when all its policies have run."""
     results: dict[Job, Result] = {}
@@ -266,7 +238,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m checks.replay digest", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--part", choices=("few", "third", "all"), default="third")
-    parser.add_argument("--before", action="store_true")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--pair", nargs=2, metavar=("NEW", "OLD"))
     parser.add_argument("--half", choices=("choosing", "judging"), default="choosing")
@@ -275,4 +246,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.pair:
         return compare_pair(options)
-    return compare_before(options) if options.before else compare_digest(options)
+    return compare_digest(options)

@@ -9,14 +9,14 @@ import itertools
 import json
 import lzma
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from checks.replay.facts import SCHEMA, Arrays, Fact
+from checks.replay.facts import SCHEMA, Fact
 
 FOLDER = Path(__file__).parent / "recordings"
 SUFFIX = ".npz.xz"
@@ -60,29 +60,6 @@ class Recording:
     def decisions(self) -> int:
         return sum(fact.kind == "decision" for fact in self.facts)
 
-    def save(self, folder: Path = FOLDER) -> Path:
-        header = {
-            "about": self.about,
-            "schedulers": self.schedulers,
-            "phases": [asdict(phase) for phase in self.phases],
-            "rounds": [asdict(one) for one in self.rounds],
-        }
-        arrays: Arrays = {
-            "header": np.frombuffer(json.dumps(header).encode(), dtype="u1"),
-            "order": np.array([_KINDS.index(fact.kind) for fact in self.facts], dtype="u1"),
-        }
-        for kind, columns in SCHEMA.items():
-            those = [fact for fact in self.facts if fact.kind == kind]
-            for name, column in columns.items():
-                packed = column.pack([fact[name] for fact in those]) if those else {}
-                for part, array in packed.items():
-                    arrays[f"{kind}.{name}{part}:{array.dtype.str}"] = _planes(array)
-        file = io.BytesIO()
-        np.savez(file, **arrays)  # type: ignore[arg-type]
-        path = folder / f"{self.name}{SUFFIX}"
-        path.write_bytes(lzma.compress(file.getvalue(), preset=9 | lzma.PRESET_EXTREME))
-        return path
-
     @classmethod
     def load(cls, path: Path) -> "Recording":
         with np.load(io.BytesIO(lzma.decompress(path.read_bytes())), allow_pickle=False) as stored:
@@ -119,18 +96,11 @@ def _facts(kind: str, arrays: Mapping[str, NDArray[Any]]) -> Iterable[Fact]:
         }
         if not parts:
             return []
-        fields[name] = column.unpack(parts)
+        fields[name] = column(parts)
     return [
         Fact(kind, dict(zip(fields, values, strict=True)))
         for values in zip(*fields.values(), strict=True)
     ]
-
-
-def _planes(array: NDArray[Any]) -> NDArray[Any]:
-    """[bytes of a number, ...]"""
-    flat = np.ascontiguousarray(array)
-    planes = flat.view("u1").reshape(*flat.shape, flat.dtype.itemsize)
-    return np.ascontiguousarray(np.moveaxis(planes, -1, 0))
 
 
 def _joined(name: str, planes: NDArray[Any]) -> tuple[str, NDArray[Any]]:

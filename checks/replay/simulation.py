@@ -26,7 +26,6 @@ POLICIES = (
     "adaserve",
     "goodput",
 )
-DEFAULT, FORMER_DEFAULT = "goodput", "costmodel"
 # Selections that a configuration may ask for, with the scheduler's own chains and budgets.
 _CONFIGURED = {
     "equal-greedy": EqualGreedy(reshapes=False),
@@ -71,7 +70,7 @@ class MachineFile:
     is_published: bool = True
     source: str = ""
 
-    def machine(self, free_drafter_prefill: bool = False) -> Machine:
+    def machine(self) -> Machine:
         times = {"drafter": _curve(self.drafter), "target": _curve(self.target)}
         sizes = {"drafter": 1, "target": 70}
         return Machine(
@@ -80,7 +79,6 @@ class MachineFile:
             parameters=sizes,
             prefill_chunk=self.prefill_chunk,
             max_requests=self.max_requests,
-            free_drafter_prefill=free_drafter_prefill,
         )
 
     def requests(self, stretch: Sequence[Arrival], seed: int) -> list[LoadRequest]:
@@ -114,11 +112,10 @@ def simulate(
     stretch: Sequence[Arrival],
     policy: str,
     seed: int,
-    free_drafter_prefill: bool = False,
 ) -> Result:
     """One stretch under one policy. The seed draws acceptances, and nothing else."""
     service = SimulatedService(
-        machine=machine.machine(free_drafter_prefill), acceptance=acceptance, trees=TreesConfig()
+        machine=machine.machine(), acceptance=acceptance, trees=TreesConfig()
     )
     selection = _CONFIGURED.get(policy)
     service.use("goodput" if selection else policy, selection)

@@ -94,7 +94,6 @@ def test_a_policy_that_is_behind_at_a_point_fails_the_comparison_of_a_pair(
         stretch: list[Arrival],
         policy: str,
         seed: int,
-        free_drafter_prefill: bool,
     ) -> Result:
         asked.add((acceptance, seed))
         is_bad = policy == "slo" and acceptance == 0.85

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checks.service.unequal import TellingReplica
 from research.sim.cluster.cluster import ClusterSettings, SimulatedCluster
 from research.sim.cluster.failures import NO_DELAYS, Failure, drawn_failures
 from research.sim.cluster.pair import SimulatedPair, Transfer
@@ -19,6 +18,7 @@ from research.sim.machine import MACHINES, load_machine
 from research.sim.scenarios import SCENARIOS, scenario_requests
 from research.sim.service import SimulatedService
 from specrouter.bench.replay import LoadRequest, Outcome, replay
+from specrouter.cluster.state import ReplicaState
 from specrouter.config import ResumeConfig, RoutingConfig, TreesConfig
 from specrouter.config.policies import REPLICA_POLICIES
 from tests.load_requests import load_request
@@ -212,6 +212,18 @@ def test_a_slower_replica_attains_less_and_is_sent_less() -> None:
     served(one, chat(2.0, 40))
     named = [job.first_place for job in one.jobs]
     assert named.count("r0") > named.count("r1")
+
+
+@dataclass(eq=False)
+class TellingReplica(SimulatedReplica):
+    """`told`: its times as it tells them, over what is true."""
+
+    told: float = 1.0
+
+    def state(self) -> ReplicaState:
+        own = super().state()
+        tpot_ms = tuple((rows, ms * self.told) for rows, ms in own.tpot_ms)
+        return replace(own, tpot_ms=tpot_ms, prefill_ms=own.prefill_ms * self.told)
 
 
 def test_one_that_tells_a_third_of_its_times_is_found_out_and_sent_less() -> None:
