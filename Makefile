@@ -16,6 +16,10 @@ new_enough = $(1) -c 'import sys; now = sys.version_info[:2]; \
 # One test process for each core, of which one takes up to 2 GiB; `make test PARALLEL=` is one in all.
 PARALLEL := --numprocesses=auto --maxprocesses=4 --dist=worksteal
 
+# Bytecode is kept, also where the environment would not have it: each of the many processes that
+# tests start would compile everything anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: help install serve check fast test exact checks gpu measures replay bench bench-load clients cluster-test \
 	fuzz attack soak page-test structures streaming wheel-check clean
 
@@ -45,8 +49,13 @@ check: install  ## ruff and mypy
 fast: install  ## check, and the tests that load no model: a minute or so
 	$(PYTHON) -m tests.fast_lane $(PARALLEL)
 
-test: check  ## check, and all tests but the long ones
-	$(PYTHON) -m pytest -q -m "not gpu and not exact and not timing and not long" $(PARALLEL)
+# Types are checked beside the tests: alone, mypy would leave all cores but one idle.
+test: install  ## check, and all tests but the long ones
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	@$(PYTHON) -m mypy & types=$$!; \
+	$(PYTHON) -m pytest -q -m "not gpu and not exact and not timing and not long" $(PARALLEL); tests=$$?; \
+	wait $$types && exit $$tests
 
 exact: install  ## the long checks of exactness, and what asserts on measured times
 	$(PYTHON) -m pytest -q -m "exact and not timing" $(PARALLEL)

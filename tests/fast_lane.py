@@ -3,11 +3,8 @@
     python -m tests.fast_lane [OPTIONS OF PYTEST]
 
 Prints what each step took, and which tests took longest. The first step that fails ends it.
-Bytecode is kept, also where the environment would not have it: every process would compile all
-tests anew.
 """
 
-import os
 import subprocess
 import sys
 import time
@@ -26,11 +23,7 @@ def main(options: list[str]) -> int:
     for name, command in STEPS.items():
         own = options if command[0] == "pytest" else []
         started = time.monotonic()
-        code = subprocess.run(
-            [sys.executable, "-m", *command, *own],
-            check=False,
-            env={**os.environ, "PYTHONDONTWRITEBYTECODE": ""},
-        ).returncode
+        code = subprocess.run([sys.executable, "-m", *command, *own], check=False).returncode
         taken[name] = time.monotonic() - started
         if code:
             print(f"{name} failed", file=sys.stderr)
