@@ -21,7 +21,7 @@ PARALLEL := --numprocesses=auto --maxprocesses=4 --dist=worksteal
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help install serve check fast test exact checks gpu measures replay bench bench-load clients cluster-test \
-	fuzz attack soak page-test structures streaming wheel-check clean
+	fuzz attack soak page-test streaming wheel-check clean
 
 .DEFAULT_GOAL := install
 
@@ -103,9 +103,6 @@ cluster-test: install  ## replicas on Ray, killed and restarted, in an environme
 # Continuous integration lets a machine pass that has no Chromium, and says so.
 page-test: install  ## the page at / in headless Chromium
 	$(PYTHON) -m checks.service.page $(PAGE_TEST)
-
-structures: install  ## structured outputs under load
-	$(PYTHON) -m checks.service.structures
 
 streaming: install  ## what a streamed token costs
 	$(PYTHON) -m checks.service.streaming

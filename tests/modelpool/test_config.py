@@ -66,6 +66,7 @@ def test_defaults_are_filled_in_and_the_result_is_frozen() -> None:
         ([LARGE, {**NGRAM, "tensor_parallel": 2}], "models[1].tensor_parallel", "must be 1"),
         ([LARGE, {**NGRAM, "inflate_to": 2_000_000}], "models[1].inflate_to", "no weights"),
         ([SMALL, {**LARGE, "inflate_to": 9}], "models[1].inflate_to", "1000000"),
+        ([LARGE, {**NGRAM, "weights": "int8"}], "models[1].weights", "int8"),
         ([LARGE, {**NGRAM, "revision": "v1"}], "models[1].revision", "v1"),
         (
             [LARGE, {**NGRAM, "trust_remote_code": True}],

@@ -135,12 +135,6 @@ def test_a_cpu_that_cannot_sum_int8_keeps_weights_plain_and_says_so(
     assert not int8_layers(pool.get("m"))
 
 
-def test_weights_have_no_meaning_without_a_model() -> None:
-    settings = {"target": "m", "models": [{"name": "m", "source": "ngram", "weights": "int8"}]}
-    with refused(f"{FIELD}.weights"):
-        validate_config(PoolConfig, settings, "pool")
-
-
 @needs_int8
 def test_weights_that_change_the_model_too_much_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

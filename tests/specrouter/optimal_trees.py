@@ -1,4 +1,4 @@
-"""AdaServe's two algorithms node by node, as the paper writes them.
+"""AdaServe's second algorithm node by node, as the paper writes it.
 
 Trees are finite here, with everything known of them. Line numbers are those of the pseudocode in
 EuroSys '26. Nodes are `(request, index)` pairs. GetTop breaks ties as `Candidates.order` does: the
@@ -6,9 +6,7 @@ shallower node, then the lower request and index; it knows no nodes of probabili
 nothing in an exhausted tree.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import combinations
 
 import numpy as np
 
@@ -23,10 +21,6 @@ def expected_tokens(candidates: Candidates, chosen: Bools, root_credit: float = 
     """[B] tokens that the chosen nodes and the root promise (Equation 5's left side)."""
     expected: Floats = root_credit + np.where(chosen, candidates.worth, 0.0).sum(axis=1)
     return expected
-
-
-class Invalid(Exception):
-    """Algorithm 1's INVALID: the objectives cannot all be met within the budget."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,66 +54,9 @@ class Forest:
     def is_connected(self, nodes: set[Node]) -> bool:
         return all(self.parent(v) is None or self.parent(v) in nodes for v in nodes)
 
-    def beam(self, depth: int, width: int) -> "Forest":
-        """The candidate trees that a beam search of `depth` steps drafts, in their old places.
-
-        Each step's nodes are the `width` best children of the last step's (section 4.3, step 1).
-        """
-        kept: set[Node] = set()
-        for request in range(len(self.worth)):
-            last: set[Node | None] = {None}
-            for level in range(1, depth + 1):
-                children = {
-                    v
-                    for v in self.nodes(request)
-                    if self.parent(v) in last and self.depths[v] == level
-                }
-                beam: set[Node] = set()
-                while len(beam) < width and (top := self.get_top(children - beam)):
-                    beam.add(top)
-                kept |= beam
-                last = set(beam)
-        here = mask_of(kept, self.worth.shape)
-        return Forest(self.parents, np.where(here, self.depths, 0), np.where(here, self.worth, 0.0))
-
-
-def mask_of(nodes: set[Node], shape: tuple[int, ...]) -> Bools:
-    mask = np.zeros(shape, dtype=np.bool_)
-    for node in nodes:
-        mask[node] = True
-    return mask
-
 
 def nodes_of(mask: Bools) -> set[Node]:
     return {(int(i), int(j)) for i, j in zip(*np.nonzero(mask), strict=True)}
-
-
-def algorithm_1(forest: Forest, A: list[float], B: int, root: float = 1.0) -> set[Node]:
-    """The optimal trees (roots left out), or Invalid. B is without roots; strict in line 16, too.
-
-    Args:
-        A: what each request needs.
-        root: tokens that a root counts for.
-    """
-    added: set[Node] = set()  # 3
-    n_acc = [root for _ in A]  # 4-6
-    for i in range(len(A)):  # 7, step 1: nodes toward SLO requirements
-        while n_acc[i] < A[i]:
-            if B <= 0:
-                raise Invalid
-            v = forest.get_top(forest.nodes(i) - added)
-            if v is None:  # a finite tree may not have enough
-                raise Invalid
-            n_acc[i] += forest.f(v)
-            added.add(v)
-            B -= 1
-    while B > 0:  # 16, step 2: the rest; the paper's `B >= 0` spends one more
-        v = forest.get_top(forest.nodes() - added)
-        if v is None:
-            break
-        added.add(v)
-        B -= 1
-    return added
 
 
 def algorithm_2(
@@ -154,26 +91,6 @@ def algorithm_2(
         added.add(v)
         B -= 1
     return added
-
-
-def best_expected(forest: Forest, A: list[float], B: int) -> float | None:
-    """By trying all sets: the most tokens that at most B nodes promise where every A is met.
-
-    None where no set of connected trees meets them. Roots count 1.
-    """
-    promises = [len(A) + sum(map(forest.f, s)) for s in _trees(forest, B) if _meets(forest, s, A)]
-    return max(promises, default=None)
-
-
-def _trees(forest: Forest, most: int) -> Iterator[set[Node]]:
-    nodes = sorted(forest.nodes())
-    for size in range(min(most, len(nodes)) + 1):
-        yield from filter(forest.is_connected, map(set, combinations(nodes, size)))
-
-
-def _meets(forest: Forest, nodes: set[Node], A: list[float]) -> bool:
-    got = [1.0 + sum(forest.f(v) for v in nodes if v[0] == i) for i in range(len(A))]
-    return all(have >= need - 1e-12 for have, need in zip(got, A, strict=True))
 
 
 def random_forest(rng: np.random.Generator, requests: int, nodes: int) -> Forest:

@@ -59,17 +59,6 @@ def test_ten_thousand_random_lives_of_rows_match_a_naive_account() -> None:
     run_state_machine_as_test(CacheMachine, settings=many)
 
 
-def test_rollback_clears_bits_and_moves_nothing() -> None:
-    state = make_state()
-    fill(state, 0, [0, 1, 2, 2, 3])
-    fill(state, 1, [0, 1, 2])
-    state.rollback(np.array([0, 1]), np.array([2, 3]))
-    assert state.cache_mask[0].nonzero()[0].tolist() == [0, 1]
-    assert state.lengths(np.array([0, 1])).tolist() == [2, 3]
-    assert state.ends.tolist() == [2, 3, 0]
-    assert stored(state, 0, 5) == [1, 2, 3, 4, 5]
-
-
 def test_a_drafter_keeps_an_accepted_path_where_it_lies() -> None:
     state = make_state()
     fill(state, 0, [*range(8), 8, 8, 9, 9])  # eight committed; two nodes at 8, two at 9
@@ -79,38 +68,12 @@ def test_a_drafter_keeps_an_accepted_path_where_it_lies() -> None:
     state.check_integrity(0, np.array([*range(100, 108), 109, 111, 5]))
 
 
-def test_a_canonical_state_gathers_an_accepted_path() -> None:
-    state = make_state(canonical=True)
-    fill(state, 1, [0, 1, 2, 2, 2, 3, 3])
-    state.commit(np.array([1]), np.array([2]), SLOTS + np.array([4, 6]))
-    assert state.cache_mask[1].nonzero()[0].tolist() == [0, 1, 2, 3]
-    assert stored(state, 1, 4) == [1, 2, 5, 7]
-    assert state.ends[1] == 4
-    state.check_integrity(1, np.array([100, 101, 104, 106, 5]))
-
-
 def test_a_canonical_state_orders_an_accepted_path_by_position() -> None:
     state = make_state(canonical=True)
     fill(state, 0, [0, 2, 1])  # a child was written before its parent
     state.commit(ROWS, np.array([1]), np.array([1, 2]))
     assert stored(state, 0, 3) == [1, 3, 2]
     state.check_integrity(0, np.array([100, 102, 101, 5]))
-
-
-@pytest.mark.parametrize("canonical", [False, True])
-def test_paths_of_several_rows_are_committed_at_once(canonical: bool) -> None:
-    state = make_state(canonical)
-    for row in range(3):
-        fill(state, row, [0, 1, 2, 2, 2, 3, 3])
-    accepted = np.array([2 * SLOTS + 6, 3, 2 * SLOTS + 4])  # in no order; of row 1 nothing
-    state.commit(np.array([0, 1, 2]), np.array([2, 1, 2]), accepted)
-    assert state.lengths(np.array([0, 1, 2])).tolist() == [3, 1, 4]
-    state.check_integrity(0, np.array([100, 101, 103, 5]))
-    state.check_integrity(1, np.array([100, 5]))
-    state.check_integrity(2, np.array([100, 101, 104, 106, 5]))
-    if canonical:
-        assert [stored(state, row, 3) for row in (0, 2)] == [[1, 2, 4], [1, 2, 5]]
-        assert state.ends.tolist() == [3, 1, 4]
 
 
 @pytest.mark.parametrize(("base", "end"), [(4, 5), (2, 2)])  # then it is compacted, too
@@ -126,16 +89,6 @@ def test_what_was_given_back_is_not_committed(base: int, end: int) -> None:
     state.check_integrity(0, np.array([101, 102, 103, 104, 105, 106, 5]))
 
 
-def test_a_committed_row_is_compacted_once_it_has_many_holes() -> None:
-    state = make_state()
-    fill(state, 0, [0, 1, 2, 2, 2, 2])
-    fill(state, 1, [0, 1, 2, 3, 4, 5, 5])
-    state.commit(np.array([0, 1]), np.array([2, 5]), np.array([5, SLOTS + 6]))
-    assert state.ends[:2].tolist() == [3, 7]
-    assert stored(state, 0, 3) == [1, 2, 6]
-    assert stored(state, 1, 7) == [1, 2, 3, 4, 5, 6, 7]
-
-
 def test_holes_are_compacted_only_beyond_their_share() -> None:
     state = make_state()
     fill(state, 0, [0, 1, 2, 3, 4, 5, 6, 7, 7])
@@ -145,18 +98,6 @@ def test_holes_are_compacted_only_beyond_their_share() -> None:
     state.fix_kv_cache(ROWS, hole_share=0.1)
     assert state.ends[0] == 8
     assert stored(state, 0, 8) == [1, 2, 3, 4, 5, 6, 7, 9]
-
-
-def test_a_row_without_room_is_compacted_before_it_is_refused() -> None:
-    state = make_state()
-    fill(state, 0, [*range(SLOTS - 3), SLOTS - 4, SLOTS - 4])
-    state.commit(
-        ROWS, np.array([SLOTS - 4]), np.array([SLOTS - 2])
-    )  # two holes before the last valid slot
-    assert state.ends[0] == SLOTS - 1
-    fill(state, 0, [SLOTS - 3, SLOTS - 2, SLOTS - 1])
-    assert state.lengths(ROWS).tolist() == [SLOTS]
-    assert state.ends[0] == SLOTS
 
 
 def test_what_is_appended_within_the_room_that_was_made_moves_nothing() -> None:
@@ -169,29 +110,6 @@ def test_what_is_appended_within_the_room_that_was_made_moves_nothing() -> None:
     state.append(ROWS, np.array([2]), np.array([7, 8]), np.array([SLOTS - 2, SLOTS - 1]))
     assert state.cache_tokens[0, first].tolist() == [5, 6]
     assert state.cache_mask[0].all()
-
-
-def test_a_row_without_room_raises_and_takes_nothing() -> None:
-    state = make_state()
-    fill(state, 0, list(range(SLOTS)))
-    fill(state, 1, [0])
-    with pytest.raises(ValueError, match="no free slots"):
-        state.append(np.array([0, 1]), np.array([1, 1]), np.array([5, 5]), np.array([SLOTS, 1]))
-    assert state.lengths(np.array([0, 1])).tolist() == [SLOTS, 1]
-
-
-def test_scrubbed_slots_are_zero_and_free() -> None:
-    state = make_state()
-    fill(state, 1, [0, 1, 2])
-    parts = [
-        part[SLOTS + 1 : SLOTS + 3] for number in range(2) for part in state.store.layer(number)
-    ]
-    for part in parts:
-        part[1] = float("nan")
-    state.scrub(np.array([SLOTS + 1, SLOTS + 2]))
-    assert not any(part.any() for part in parts)
-    assert state.ends.tolist() == [0, 1, 0]
-    assert stored(state, 1, 1) == [1]
 
 
 def test_tokens_that_the_device_drafted_are_learnt_later() -> None:

@@ -36,14 +36,6 @@ CODER = Cell(
 ROUTED = replace(CODER, replicas=2, routing="slo")
 
 
-@pytest.mark.parametrize("cell", [LLAMA, CODER, replace(CODER, replicas=2), ROUTED])
-def test_a_cell_gives_the_same_again(cell: Cell) -> None:
-    found = run_cell(cell)
-    assert 0.0 <= found["attained"] <= 1.0
-    assert found["requests"] == 12
-    assert run_cell(cell) == found
-
-
 def test_a_key_names_all_that_a_result_depends_on() -> None:
     changed = [
         replace(LLAMA, policy="slo"),

@@ -26,10 +26,7 @@ from tests.pure import few
 from tests.specrouter.optimal_trees import (
     ROOT,
     Forest,
-    Invalid,
-    algorithm_1,
     algorithm_2,
-    best_expected,
     expected_tokens,
     nodes_of,
     random_forest,
@@ -128,13 +125,6 @@ def test_figure_5_where_roots_count_leaves_nothing_to_the_objectives() -> None:
     assert figure_5(budget_tokens=5, root_credit=0.0) != best
 
 
-def test_figure_5_by_the_papers_two_algorithms() -> None:
-    needs = FIGURE_5_NEEDS.tolist()
-    assert algorithm_1(FIGURE_5, needs, 6, root=0.0) == figure_5(budget_tokens=8)
-    overspent = algorithm_2(FIGURE_5, needs, 8 - 1, UNLIMITED, 3, root=0.0)
-    assert overspent == figure_5(budget_tokens=8)
-
-
 def test_selections_are_trees_within_their_budget() -> None:
     for case in cases(seed=1, count=few(2000)):
         for name, chosen in case.chosen(case.budget).items():
@@ -153,18 +143,6 @@ def test_a_larger_budget_only_adds_nodes() -> None:
             assert (promised <= after + 1e-12).all(), (case.number, name)
 
 
-def test_where_n_max_follows_the_budget_more_budget_may_promise_less() -> None:
-    """What is monotone then is the number of nodes."""
-    worth = np.array([[0.3, 0.01], [0.9, 0.8]])
-    candidates = Candidates(worth, np.ones((2, 2), dtype=np.int64))
-    needs = np.array([2.0, NOBODY])
-    tight = slo_customized(candidates, needs, 2, n_max=1, depth=2)
-    loose = slo_customized(candidates, needs, 2, n_max=3, depth=2)
-    assert tight.sum() == loose.sum() == 2
-    assert expected_tokens(candidates, tight).sum() == pytest.approx(2 + 1.7)
-    assert expected_tokens(candidates, loose).sum() == pytest.approx(2 + 0.31)
-
-
 def test_slo_customized_is_algorithm_2_one_token_less_generous() -> None:
     some = cases(seed=4, count=few(1500))
     large = cases(seed=12, count=20, requests=40, nodes=32)
@@ -181,57 +159,12 @@ def test_slo_customized_is_algorithm_2_one_token_less_generous() -> None:
         assert nodes_of(case.slo(case.budget)) == expected, case.number
 
 
-def test_slo_customized_is_algorithm_1_where_the_beam_holds_its_optimum() -> None:
-    held = invalid = 0
-    for case in cases(seed=5, count=few(2000), requests=3):
-        needs, height = case.needs, int(case.forest.depths.max(initial=0))
-        drafted = case.forest.beam(depth=height, width=1 + case.number % 4).candidates
-        chosen = slo_customized(drafted, needs, case.budget, UNLIMITED, height)
-        try:
-            optimum = algorithm_1(case.forest, needs.tolist(), case.budget)
-        except Invalid:
-            invalid += 1
-            assert (expected_tokens(drafted, chosen) < needs).any(), case.number
-            continue
-        if optimum <= nodes_of(drafted.worth > 0):
-            held += 1
-            assert nodes_of(chosen) == optimum, case.number
-    assert held >= few(600)
-    assert invalid >= few(600)
-
-
-def test_algorithm_1_is_optimal_and_invalid_only_where_nothing_is_feasible() -> None:
-    found = invalid = 0
-    for case in cases(seed=6, count=few(600), requests=2, nodes=6):
-        best = best_expected(case.forest, case.needs.tolist(), case.budget)
-        try:
-            nodes = algorithm_1(case.forest, case.needs.tolist(), case.budget)
-        except Invalid:
-            invalid += 1
-            assert best is None, case.number
-            continue
-        found += 1
-        promised = len(case.needs) + sum(map(case.forest.f, nodes))
-        assert best == pytest.approx(promised, abs=1e-9), case.number
-    assert found >= few(200)
-    assert invalid >= few(200)
-
-
 def test_no_tree_has_more_nodes_than_a_tree_may_have() -> None:
     long = Candidates(0.99 ** np.arange(1.0, 81.0)[None], np.arange(1, 81)[None])
     for needs in (NOBODY, 70.0):
         chosen = slo_customized(long, np.array([needs]), 80, UNLIMITED, depth=80)
         assert chosen.sum() == MAX_TREE_TOKENS
     assert equal_greedy(long, 80).sum() == MAX_TREE_TOKENS
-
-
-def test_without_an_objective_nothing_is_taken_for_a_request_in_the_objectives_phase() -> None:
-    candidates = Candidates(np.array([[0.9, 0.05], [0.2, 0.1]]), np.ones((2, 2), dtype=np.int64))
-    for nothing in (NOBODY, math.nan):
-        needs = np.array([nothing, 1.25])
-        for order in ("neediest", "easiest"):
-            chosen = slo_customized(candidates, needs, 2, UNLIMITED, 4, order=order)
-            assert chosen.tolist() == [[False, False], [True, True]]
 
 
 def test_equal_greedy_gives_what_is_left_over_to_the_first_requests() -> None:
@@ -273,18 +206,6 @@ def test_needed_tokens_by_hand() -> None:
     assert needs_of(200.0, 3, 50.0) == pytest.approx(1.84)
     exact = needed_tokens(np.array([200.0]), np.array([3]), np.array([50.0]), 40.0, margin=1.0)
     assert exact == pytest.approx([1.8])
-
-
-def test_falling_behind_raises_the_need_by_what_was_lost() -> None:
-    on_schedule = needs_of(500.0, 10, 50.0)
-    assert needs_of(600.0, 10, 50.0) == pytest.approx(on_schedule + 2)  # 100 ms of 50 ms tokens
-    assert needs_of(500.0, 7, 50.0) == pytest.approx(on_schedule + 3)
-    assert needs_of(500.0, 14, 50.0) == pytest.approx(on_schedule - 4)
-
-
-def test_a_stricter_objective_or_a_slower_cycle_needs_more() -> None:
-    assert needs_of(100.0, 2, 25.0) > needs_of(100.0, 2, 50.0) > needs_of(100.0, 2, 75.0)
-    assert needs_of(100.0, 2, 50.0, cycle_ms=60.0) > needs_of(100.0, 2, 50.0, cycle_ms=40.0)
 
 
 def test_without_an_objective_nothing_is_needed() -> None:

@@ -72,8 +72,3 @@ def test_who_is_not_attainable_at_one_replica_is_handed_to_the_next() -> None:
     assert service.handed_over > 0
     assert attained(found) >= attained(kept) + 2
     assert all(one.answer.tokens == 20 for one in found)
-
-
-@pytest.mark.slow
-def test_the_same_requests_give_the_same() -> None:
-    assert run("slo", 2, coder(6.0))[0] == run("slo", 2, coder(6.0))[0]

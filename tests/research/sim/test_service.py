@@ -15,7 +15,6 @@ from research.sim.machine import Machine
 from research.sim.service import SimulatedService
 from research.sim.text import LEAST, SimulatedText
 from specrouter.bench.replay import LoadRequest, Outcome, replay
-from specrouter.bench.traces import poisson
 from specrouter.config import TreesConfig
 from specrouter.cycle import ChainGroup
 from specrouter.profile.time_curve import TimeCurve
@@ -75,13 +74,6 @@ def run(
     return replay(requests, simulated, simulated)
 
 
-def test_a_request_alone_on_the_target_takes_the_time_of_its_passes() -> None:
-    [outcome] = run("target-only", [request(prompt=8)])
-    assert outcome.answer.ttft_ms == pytest.approx(STEP_MS + 7 * EACH_MS)
-    assert outcome.answer.tpot_ms == pytest.approx(STEP_MS)
-    assert (outcome.answer.tokens, outcome.answer.acceptance_length) == (16, 1.0)
-
-
 def test_a_long_prompt_is_read_in_chunks_beside_others() -> None:
     first, second = run("target-only", [request(tokens=40), request(0.1, prompt=3 * CHUNK)])
     chunks = 3 * (STEP_MS + CHUNK * EACH_MS)  # one row decodes beside each
@@ -116,29 +108,6 @@ def test_every_policy_serves_every_request_and_the_same_seeds_give_the_same(poli
     assert [outcome.answer.tokens for outcome in found] == [24] * 12
     assert all(outcome.answer.error is None for outcome in found)
     assert run(policy, load) == found
-
-
-@pytest.mark.slow
-def test_goodput_serves_more_objectives_than_selection_without_them() -> None:
-    """Sixty requests of AdaServe's mix, at two rates; the objectives are its ratios."""
-    attained = {"global-greedy": 0, "goodput": 0}
-    for rate in (8.0, 12.0):
-        arrivals = poisson(rate, 60, 30.0, seed=1)
-        load = [
-            request(
-                arrival.at_s,
-                max(1, arrival.input_tokens // 8),
-                48,
-                (arrival.slo_ratio or 1.0) * STEP_MS,
-                seed,
-            )
-            for seed, arrival in enumerate(arrivals)
-        ]
-        for policy in attained:
-            found = run(policy, load, rows=64)
-            attained[policy] += sum(outcome.is_attained is True for outcome in found)
-    assert 30 < attained["global-greedy"] < 90, "at rates that are worth a look"
-    assert attained["goodput"] > 1.1 * attained["global-greedy"]
 
 
 # One machine for policies, in a simulation and in the engine

@@ -36,14 +36,6 @@ def test_drawn_trees_are_trees_whose_worths_fall() -> None:
             assert drawn.chances[row, drawn.parents[row] == parent].sum() <= 1.0 + 1e-9
 
 
-def test_nothing_is_accepted_below_what_was_not_chosen() -> None:
-    draws = np.random.default_rng(4)
-    drawn = SimulatedText(0.9).draw(200, (1,) * 3, draws)
-    without_root = np.ones_like(drawn.worth, dtype=bool)
-    without_root[:, 0] = False
-    assert not drawn.walk(without_root, draws).any()
-
-
 def test_a_walk_is_a_path_of_chosen_nodes() -> None:
     draws = np.random.default_rng(5)
     drawn = SimulatedText(0.8).draw(300, (3,) * 4, draws)

@@ -258,25 +258,6 @@ def test_network_with_keys_is_no_warning(settings: Settings) -> None:
     assert not [warning for warning in warnings if "api_keys" in warning]
 
 
-@pytest.mark.parametrize(
-    ("section", "change", "named"),
-    [
-        ("server", {"chat_template": "/none/template.jinja"}, "server.chat_template"),
-        ("server", {"cors_origins": ["page.example"]}, "server.cors_origins"),
-        ("server", {"api_keys": [""]}, "server.api_keys"),
-        ("pool", {"target": "nobody"}, "pool.target"),
-        ("pool", {"attention": "triton"}, "pool.attention"),
-        ("pool", {"attention": "flashinfer"}, "pool.attention"),
-        ("pool", {"attention": "fast"}, "pool.attention"),
-    ],
-)
-def test_invalid_setting_is_an_error_that_names_it(
-    section: str, change: Settings, named: str, settings: Settings
-) -> None:
-    settings[section].update(change)
-    assert refused(settings).field == named
-
-
 def test_attention_is_shown_for_each_model_and_refused_where_it_has_no_kernels(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

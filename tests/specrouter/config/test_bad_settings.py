@@ -2,15 +2,14 @@
 
 import copy
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, models
-from transformers import BloomConfig, BloomForCausalLM, PreTrainedTokenizerFast
+from transformers import BloomConfig, BloomForCausalLM
 
-from modelpool.errors import ConfigError, UnsupportedModelError
+from modelpool.errors import ConfigError
 from specrouter import ChainRouter
-from tests.modelpool.factories import VOCAB_SIZE, make_tokenizer, save_llama
+from tests.modelpool.factories import VOCAB_SIZE, make_tokenizer
 
 Settings = dict[str, Any]
 
@@ -20,25 +19,6 @@ def settings(small_config: Settings) -> Settings:
     return copy.deepcopy(small_config)
 
 
-@pytest.mark.parametrize(
-    ("number", "source"), [(0, "no/such/folder"), (1, "bundled:tiny-none"), (2, 3)]
-)
-def test_a_bad_source_is_refused_by_its_name(number: int, source: Any, settings: Settings) -> None:
-    settings["pool"]["models"][number]["source"] = source
-    _assert_refused(settings, f"pool.models[{number}].source")
-
-
-def test_another_tokenizer_is_refused_with_both_names(settings: Settings, tmp_path: Path) -> None:
-    other = save_llama(tmp_path, seed=5)
-    words = {f"w{index}": index for index in range(VOCAB_SIZE)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
-    cast(Any, PreTrainedTokenizerFast)(tokenizer_object=tokenizer).save_pretrained(str(other))
-    settings["pool"]["models"][0]["source"] = str(other)
-    error = _assert_refused(settings, "pool.models[0].source")
-    assert "'small'" in str(error)
-    assert "'target'" in str(error)
-
-
 @pytest.fixture
 def bloom(tmp_path: Path) -> str:
     """A checkpoint whose attention cannot be dispatched."""
@@ -46,13 +26,6 @@ def bloom(tmp_path: Path) -> str:
     BloomForCausalLM(config).save_pretrained(str(tmp_path))
     make_tokenizer(tmp_path)
     return str(tmp_path)
-
-
-def test_a_target_without_the_plug_in_is_refused(settings: Settings, bloom: str) -> None:
-    settings["pool"]["models"][2]["source"] = bloom
-    error = _assert_refused(settings, "pool.models[2].source")
-    assert isinstance(error, UnsupportedModelError)
-    assert "Bloom" in str(error)
 
 
 def test_a_drafter_without_the_plug_in_is_left_out(settings: Settings, bloom: str) -> None:

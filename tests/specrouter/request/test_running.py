@@ -584,12 +584,6 @@ def test_one_cancelled_sample_leaves_the_others(served: Served) -> None:
     assert reasons == ["length", "cancelled", "length"]
 
 
-def test_samples_have_their_logprobs(served: Served) -> None:
-    outputs = served[0].generate([[1, 2]], SamplingParams(max_new_tokens=2, n=2, logprobs=0))
-    for output in outputs:
-        assert output.logprobs == [TokenLogprobs(token, -1.0) for token in output.token_ids]
-
-
 def gone(delta: Delta) -> None:
     raise RuntimeError("Event loop is closed")
 

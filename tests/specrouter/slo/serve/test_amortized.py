@@ -10,7 +10,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from specrouter.profile.batch_time import RooflineTime
-from specrouter.slo.admission import Admission
 from specrouter.slo.serve.amortized import Amortized
 from specrouter.slo.serve.load import Load, Prompt
 from specrouter.slo.serve.pacing import Autoregressive, Speculative
@@ -210,27 +209,6 @@ def test_who_is_in_time_stays_so_with_looser_objectives(load: Load, looser: floa
     loose = replace(load, tpot_ms=load.tpot_ms * looser)
     if PACING._is_sustained(load):
         assert PACING._is_sustained(loose)
-
-
-def test_the_planner_chooses_how_requests_decode() -> None:
-    asked = {"tpot_ms": 50.0, "ttft_ms": 900.0}
-    seen = view(
-        [request(n, left=300 * n, **asked) for n in range(1, 5)],
-        [request(9, left=0, row=0, decoded=3, decode_ms=110.0, **asked)],
-    )
-    found = by_objectives(lambda _: PACING, CHUNK)(seen)
-    assert found.admitted
-    assert found.chunks
-    plain = Admission(
-        admitted=found.admitted,
-        chunks=found.chunks,
-        waits_for_memory=found.waits_for_memory,
-        preempted=(),
-        declined=found.declined,
-    )
-    assert found.promised == set(found.admitted)
-    assert replace(found, budget_ms=None, promised=frozenset()) == plain
-    assert by_objectives(lambda _: STRICT, CHUNK)(seen).depths
 
 
 def test_who_sits_out_of_a_strict_batch_does_so_where_only_that_keeps_all_in_time() -> None:

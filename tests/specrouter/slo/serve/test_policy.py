@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from research.policies.slos_serve import slos_serve
-from specrouter.profile.batch_time import BatchTime, RooflineTime
+from specrouter.profile.batch_time import BatchTime
 from specrouter.request.objective import Stage
 from specrouter.slo.admission import Admit, fcfs
 from specrouter.slo.serve.pacing import Autoregressive, Pacing
@@ -227,22 +227,6 @@ def test_who_cannot_be_on_time_any_more_is_declined() -> None:
     once, again = published(PLAIN)(view(many, [])), ours(PLAIN)(view(many, []))
     assert len(once.declined) == 3
     assert again.declined == (), "ours asks again"
-
-
-def test_figure_3_as_a_policy_admits_three_of_four() -> None:
-    pacing = Autoregressive(RooflineTime(((1.0 / 6.0, 0.0, 0.0),)), idle_ms=1.0)
-    old = [
-        Job(id=n, arrived_ms=0.0, prompt=2, output=30, ttft_ms=100.0, tpot_ms=1.0) for n in range(3)
-    ]
-    new = [
-        Job(id=10 + n, arrived_ms=4.0, prompt=6, output=20, ttft_ms=6.0, tpot_ms=1.0)
-        for n in range(4)
-    ]
-    jobs = [*old, *new]
-    run(published(pacing), jobs, pacing.times)
-    assert late(jobs) == []
-    assert sum(job.was_admitted for job in new) == 3
-    assert all(job.was_admitted for job in old)
 
 
 @pytest.mark.parametrize("make", [ours, published])
