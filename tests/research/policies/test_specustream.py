@@ -1,7 +1,6 @@
 """SpecuStream's depths are those of StreamServe's Algorithm 4."""
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,12 +19,12 @@ from research.policies.specustream import (
 from specrouter.config import RouterConfig
 from specrouter.config.policies import CHAIN_POLICIES
 from specrouter.cycle import DraftShape
-from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.routing.chain_policy import RequestDepth
 from specrouter.view import EngineView, RequestView, Standing
 from tests.specrouter.config.test_config import POOL
 from tests.specrouter.predictions import ALL, PAIR, TRIPLE, snapshot
 from tests.specrouter.routing.test_scheduler import choose, scheduler
+from tests.specrouter.views import engine_view, request_view
 
 PRINTED, FIXED = SpecuStream(), SpecuStream("acceptances")
 AIM = 400.0  # tokens/s, from which on the throughput deepens nothing
@@ -90,35 +89,12 @@ def test_the_fixed_form_goes_by_the_mean_rate(rates: list[float]) -> None:
 
 
 def view(requests: list[RequestView], flows: dict[int, Flow], free_rows: int) -> EngineView:
-    measured: PerformanceSnapshot = snapshot({})
     standing = Standing(memories=flows)
-    none = frozenset[str]()
-    return EngineView(
-        cycle=0,
-        now_s=0.0,
-        running=tuple(requests),
-        waiting=(),
-        free_rows=free_rows,
-        kv_free_tokens=None,
-        available=none,
-        loaded=none,
-        performance=measured,
-        standing=standing,
-    )
+    return engine_view(running=tuple(requests), free_rows=free_rows, standing=standing)
 
 
 def running(number: int, **others: Any) -> RequestView:
-    one = RequestView(
-        id=number,
-        priority_key=0.0,
-        arrived_s=0.0,
-        reserve_tokens=99,
-        prompt_left=0,
-        remaining=20,
-        max_new_tokens=40,
-        row=number,
-    )
-    return replace(one, **others)
+    return request_view(number, row=number, **others)
 
 
 def test_a_draft_is_news_once() -> None:

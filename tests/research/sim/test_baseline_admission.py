@@ -7,22 +7,14 @@ from hypothesis import strategies as st
 
 from research.sim.baseline_admission import decode_first, prefill_first
 from specrouter.view import RequestView
+from tests.specrouter.slo.test_admission import request as usual_request
 from tests.specrouter.slo.test_admission import view
 
 lengths = st.lists(st.integers(0, 60), max_size=8)
 
 
 def request(number: int, left: int = 0, **others: Any) -> RequestView:
-    return RequestView(
-        id=number,
-        priority_key=number,
-        arrived_s=0.0,
-        reserve_tokens=left + 21,
-        prompt_left=left,
-        remaining=20,
-        max_new_tokens=20,
-        **others,
-    )
+    return usual_request(number, number, left, reserve_tokens=left + 21, **others)
 
 
 def decoding(count: int) -> list[RequestView]:

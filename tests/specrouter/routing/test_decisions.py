@@ -1,7 +1,6 @@
 """When a decision is made anew, and what a switch leaves behind."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,24 +19,15 @@ from specrouter.routing.decisions import (
     workload_of,
 )
 from specrouter.routing.scheduler import ModelChainScheduler
-from specrouter.view import SCHEDULED, EngineView, RequestView, Standing
+from specrouter.view import SCHEDULED, RequestView, Standing
 from tests.specrouter.predictions import ALL, NAMES, PAIR, PARAMETERS
 from tests.specrouter.routing.test_planner import GOOD, LATE, TURNED, TWIN
+from tests.specrouter.views import engine_view, request_view
 
 
 def request(row: int, sampled: bool = True, slots: int = 128, remaining: int = 64) -> RequestView:
-    others: dict[str, Any] = {"sampled": sampled, "slots": slots, "missed": {"small": 1}}
-    return RequestView(
-        id=row,
-        priority_key=0.0,
-        arrived_s=0.0,
-        reserve_tokens=256,
-        prompt_left=0,
-        remaining=remaining,
-        max_new_tokens=128,
-        row=row,
-        **others,
-    )
+    others = {"sampled": sampled, "slots": slots, "missed": {"small": 1}}
+    return request_view(row, remaining=remaining, row=row, **others)
 
 
 class Decided:
@@ -53,19 +43,8 @@ class Decided:
         self, cycle: int, known: PerformanceSnapshot, requests: int = 4, reading: int = 0
     ) -> Chain:
         by_row = {row: request(row) for row in range(requests)}
-        views = tuple(by_row.values())
-        view = EngineView(
-            cycle=cycle,
-            now_s=0.0,
-            running=views,
-            waiting=(),
-            free_rows=0,
-            kv_free_tokens=None,
-            available=ALL,
-            loaded=ALL,
-            performance=known,
-            standing=self.standing,
-        )
+        running = tuple(by_row.values())
+        view = engine_view(cycle=cycle, running=running, performance=known, standing=self.standing)
         catch_up = CycleCatchUp(256, view, requests + reading)
         decisions = CycleDecisions(
             scheduler=self.scheduler,

@@ -39,6 +39,7 @@ from tests.specrouter.predictions import (
     rising,
     snapshot,
 )
+from tests.specrouter.views import engine_view, request_view
 
 Ints = NDArray[np.int64]
 ALONE: Chain = ("big",)
@@ -88,14 +89,9 @@ class Request:
 
     def view(self, row: int, now_s: float, rows: Rows) -> RequestView:
         behind = rows.behind.get(row, rows.new_tokens)
-        return RequestView(
-            id=self.id,
-            priority_key=0.0,
-            arrived_s=0.0,
-            reserve_tokens=256,
-            prompt_left=0,
+        return request_view(
+            self.id,
             remaining=self.remaining,
-            max_new_tokens=128,
             row=row,
             decoded=self.decoded,
             decode_ms=(now_s - self.came_s) * 1000,
@@ -153,26 +149,13 @@ class Planned:
     def view(self) -> EngineView:
         decoding = [one.view(row, self.now_s, self.rows) for row, one in self.requests.items()]
         reading = [
-            RequestView(
-                id=-number,
-                priority_key=0.0,
-                arrived_s=0.0,
-                reserve_tokens=999,
-                prompt_left=999,
-                remaining=64,
-                max_new_tokens=64,
-                row=100 + number,
-                slots=128,
-            )
+            request_view(-number, reserve_tokens=999, prompt_left=999, row=100 + number, slots=128)
             for number in range(1, self._reading + 1)
         ]
-        return EngineView(
+        return engine_view(
             cycle=self.at,
             now_s=self.now_s,
             running=(*decoding, *reading),
-            waiting=(),
-            free_rows=0,
-            kv_free_tokens=None,
             available=self.available,
             loaded=ALL - self.rows.unloaded,
             performance=self.known,

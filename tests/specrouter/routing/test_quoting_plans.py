@@ -13,9 +13,9 @@ from specrouter.routing.planner import Plan, Planner
 from specrouter.routing.scheduler import ModelChainScheduler
 from specrouter.slo.admission import Admission
 from specrouter.slo.tree_planner import TreePlanner, selection_of
-from specrouter.view import EngineView, RequestView
 from tests.specrouter.predictions import ALL, NAMES, PARAMETERS, snapshot
 from tests.specrouter.routing.test_planner import TIMES
+from tests.specrouter.views import engine_view, request_view
 
 SIZES = {"suffix": 0, **PARAMETERS}
 
@@ -32,28 +32,8 @@ def plan(alpha: float, trees: TreesConfig | None = None, **settings: Any) -> Pla
         TreePlanner(trees, selection_of(trees, config)),
         256,
     )
-    request = RequestView(
-        id=1,
-        priority_key=0.0,
-        arrived_s=0.0,
-        reserve_tokens=256,
-        prompt_left=0,
-        remaining=64,
-        max_new_tokens=128,
-        row=0,
-    )
-    available = ALL | {"suffix"}
-    view = EngineView(
-        cycle=0,
-        now_s=0.0,
-        running=(request,),
-        waiting=(),
-        free_rows=3,
-        kv_free_tokens=None,
-        available=available,
-        loaded=available,
-        performance=known,
-    )
+    running = (request_view(1, row=0),)
+    view = engine_view(running=running, available=ALL | {"suffix"}, performance=known)
     return planner.plan(view, Admission())
 
 

@@ -7,22 +7,15 @@ from hypothesis import strategies as st
 
 from specrouter.slo.admission import fcfs
 from specrouter.view import EngineView, RequestView
-from tests.specrouter.predictions import ALL, flat, snapshot
+from tests.specrouter.predictions import flat, snapshot
+from tests.specrouter.views import engine_view, request_view
 
 KNOWN = snapshot({"big": flat(10.0)})
 
 
 def request(number: int, key: float = 0.0, left: int = 10, **others: Any) -> RequestView:
-    fields: dict[str, Any] = {"reserve_tokens": left + 20, **others}
-    return RequestView(
-        id=number,
-        priority_key=key,
-        arrived_s=0.0,
-        prompt_left=left,
-        remaining=20,
-        max_new_tokens=20,
-        **fields,
-    )
+    usual = {"reserve_tokens": left + 20, "remaining": 20, "max_new_tokens": 20}
+    return request_view(number, priority_key=key, prompt_left=left, **{**usual, **others})
 
 
 def view(
@@ -31,17 +24,9 @@ def view(
     free_rows: int = 8,
     free_tokens: int | None = None,
 ) -> EngineView:
-    return EngineView(
-        cycle=1,
-        now_s=0.0,
-        running=tuple(running),
-        waiting=tuple(waiting),
-        free_rows=free_rows,
-        kv_free_tokens=free_tokens,
-        available=ALL,
-        loaded=ALL,
-        performance=KNOWN,
-    )
+    requests = {"running": tuple(running), "waiting": tuple(waiting)}
+    memory = {"free_rows": free_rows, "kv_free_tokens": free_tokens}
+    return engine_view(cycle=1, performance=KNOWN, **requests, **memory)
 
 
 needs = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 100)), max_size=8)

@@ -54,6 +54,12 @@ def served(one: SimulatedCluster, requests: list[LoadRequest]) -> list[Outcome]:
     return replay(requests, one, one)
 
 
+def plain(prompt: int, tokens: int, seed: int, **given: Any) -> LoadRequest:
+    """Greedy, without an objective unless one is given."""
+    usual = {"category": "any", "temperature": 0.0, "token_ids": (0,) * prompt}
+    return load_request(new_tokens=tokens, seed=seed, **{**usual, **given})
+
+
 def chat(rate: float, count: int, seed: int = 5) -> list[LoadRequest]:
     return scenario_requests(SCENARIOS["ChatBot"], OPT_7B, rate, count, seed)
 
@@ -99,16 +105,7 @@ def test_no_request_is_lost_whatever_fails(
         resume=ResumeConfig(limit=len(failures)),
     )
     requests = [
-        LoadRequest(
-            at_s=0.2 * at,
-            category="any",
-            token_ids=(0,) * 200,
-            new_tokens=30,
-            temperature=0.0,
-            seed=at,
-            objective_ms=100.0,
-            ttft_ms=2000.0,
-        )
+        plain(200, 30, seed=at, at_s=0.2 * at, objective_ms=100.0, ttft_ms=2000.0)
         for at in range(24)
     ]
     for outcome, job in zip(served(one, requests), one.jobs, strict=True):
@@ -123,10 +120,7 @@ def test_no_request_is_lost_whatever_fails(
 def test_a_request_goes_on_with_what_was_received() -> None:
     failure = Failure(0, 1.0, 60.0)
     one = cluster(2, failures=(failure,))
-    requests = [
-        load_request(category="any", token_ids=(0,) * 100, new_tokens=100, temperature=0.0, seed=at)
-        for at in range(2)
-    ]
+    requests = [plain(100, 100, seed=at) for at in range(2)]
     found = served(one, requests)
     moved, stayed = one.jobs
     assert (moved.moves, stayed.moves) == (1, 0)
@@ -141,16 +135,8 @@ def test_a_request_goes_on_with_what_was_received() -> None:
 def test_who_hangs_is_left_after_the_silence_and_comes_back() -> None:
     failure = Failure(0, 1.0, 5.0, "hangs")
     one = cluster(2, failures=(failure,))
-    requests = [
-        load_request(category="any", token_ids=(0,) * 100, new_tokens=300, temperature=0.0, seed=at)
-        for at in range(2)
-    ]
-    requests += [
-        LoadRequest(
-            at_s=8.0, category="any", token_ids=(0,) * 100, new_tokens=5, temperature=0.0, seed=at
-        )
-        for at in range(2, 6)
-    ]
+    requests = [plain(100, 300, seed=at) for at in range(2)]
+    requests += [plain(100, 5, seed=at, at_s=8.0) for at in range(2, 6)]
     served(one, requests)
     moved = one.jobs[0]
     assert moved.moves == 1
@@ -162,10 +148,7 @@ def test_who_hangs_is_left_after_the_silence_and_comes_back() -> None:
 
 def test_a_restart_moves_at_once_and_is_no_failure() -> None:
     one = cluster(2, failures=(Failure(0, 1.0, 3.0, "restarted"),), resume=ResumeConfig(limit=0))
-    requests = [
-        load_request(category="any", token_ids=(0,) * 100, new_tokens=100, temperature=0.0, seed=at)
-        for at in range(2)
-    ]
+    requests = [plain(100, 100, seed=at) for at in range(2)]
     assert [each.answer.error for each in served(one, requests)] == [None, None]
     assert one.jobs[0].moves == 1
 
@@ -173,24 +156,14 @@ def test_a_restart_moves_at_once_and_is_no_failure() -> None:
 def test_more_failures_than_the_limit_end_a_request() -> None:
     failures = tuple(Failure(at, 1.0, 60.0) for at in range(2))
     one = cluster(3, failures=failures, resume=ResumeConfig(limit=0))
-    requests = [
-        load_request(category="any", token_ids=(0,) * 100, new_tokens=100, temperature=0.0, seed=at)
-        for at in range(3)
-    ]
+    requests = [plain(100, 100, seed=at) for at in range(3)]
     errors = [each.answer.error for each in served(one, requests)]
     assert errors == ["its replicas have failed"] * 2 + [None]
 
 
 def test_states_that_are_old_make_a_herd_and_own_counts_do_not() -> None:
-    requests = [
-        LoadRequest(
-            at_s=1.1, category="any", token_ids=(0,) * 400, new_tokens=40, temperature=0.0, seed=at
-        )
-        for at in range(12)
-    ]
-    first = [
-        load_request(category="any", token_ids=(0,) * 400, new_tokens=10, temperature=0.0, seed=99)
-    ]
+    requests = [plain(400, 40, seed=at, at_s=1.1) for at in range(12)]
+    first = [plain(400, 10, seed=99)]
     places = {}
     for routing in ("flowguard-printed", "flowguard", "round-robin", "slo"):
         one = cluster(4, routing)
@@ -253,17 +226,7 @@ def test_full_queues_refuse_and_say_when() -> None:
         return SimulatedReplica(small)
 
     small = cluster(1, make=made, max_waiting=2, delays=NO_DELAYS)
-    requests = [
-        LoadRequest(
-            at_s=0.1 * at,
-            category="any",
-            token_ids=(0,) * 50,
-            new_tokens=40,
-            temperature=0.0,
-            seed=at,
-        )
-        for at in range(12)
-    ]
+    requests = [plain(50, 40, seed=at, at_s=0.1 * at) for at in range(12)]
     found = served(small, requests)
     refused = [one for one in found if one.answer.error == "refused"]
     assert len(refused) == len(small.refusals) > 0

@@ -8,8 +8,7 @@ import pytest
 
 from research.sim.cluster.pair import SimulatedPair, Transfer
 from research.sim.cluster.replica import Served, SimulatedReplica
-from tests.load_requests import load_request
-from tests.research.sim.cluster.test_cluster import MACHINE, service
+from tests.research.sim.cluster.test_cluster import MACHINE, plain, service
 
 
 def pair(kv_ms: float = 1.0) -> SimulatedPair:
@@ -30,11 +29,7 @@ def ran(one: SimulatedPair, *served: Served) -> None:
 
 def test_keys_and_values_travel_and_nothing_is_read_twice() -> None:
     one = pair(kv_ms=2.0)
-    served = one.receive(
-        load_request(category="any", token_ids=(0,) * 300, new_tokens=12, temperature=0.0, seed=1),
-        0.0,
-        [],
-    )
+    served = one.receive(plain(300, 12, seed=1), 0.0, [])
     ran(one, served)
     assert MACHINE.batch is not None
     [first, *others] = served.sent.commits
@@ -49,16 +44,8 @@ def test_keys_and_values_travel_and_nothing_is_read_twice() -> None:
 
 def test_a_prompt_does_not_slow_who_decodes() -> None:
     one = pair(kv_ms=0.0)
-    early = one.receive(
-        load_request(category="any", token_ids=(0,) * 10, new_tokens=40, temperature=0.0, seed=1),
-        0.0,
-        [],
-    )
-    late = one.receive(
-        load_request(category="any", token_ids=(0,) * 2000, new_tokens=4, temperature=0.0, seed=2),
-        0.0,
-        [],
-    )
+    early = one.receive(plain(10, 40, seed=1), 0.0, [])
+    late = one.receive(plain(2000, 4, seed=2), 0.0, [])
     ran(one, early, late)
     assert MACHINE.batch is not None
     gaps_s = [b[0] - a[0] for a, b in pairwise(early.sent.commits[1:])]
@@ -67,11 +54,7 @@ def test_a_prompt_does_not_slow_who_decodes() -> None:
 
 def test_one_token_needs_no_second_half() -> None:
     one = pair()
-    served = one.receive(
-        load_request(category="any", token_ids=(0,) * 30, new_tokens=1, temperature=0.0, seed=1),
-        0.0,
-        [],
-    )
+    served = one.receive(plain(30, 1, seed=1), 0.0, [])
     ran(one, served)
     assert one.decode.state().requests == 0
     assert served.sent.answer().tokens == 1
@@ -79,11 +62,7 @@ def test_one_token_needs_no_second_half() -> None:
 
 def test_who_reads_or_travels_waits_and_is_counted() -> None:
     one = pair(kv_ms=50.0)
-    served = one.receive(
-        load_request(category="any", token_ids=(0,) * 30, new_tokens=5, temperature=0.0, seed=1),
-        0.0,
-        [],
-    )
+    served = one.receive(plain(30, 5, seed=1), 0.0, [])
     assert (one.state().waiting, one.state().unread_tokens) == (1, 30)
     while one.next_s is not None and one.next_s < 1.0:
         now_s = one.next_s
@@ -95,11 +74,7 @@ def test_who_reads_or_travels_waits_and_is_counted() -> None:
 
 def test_who_lost_another_pair_is_read_with_what_came() -> None:
     one = pair()
-    served = one.receive(
-        load_request(category="any", token_ids=(0,) * 30, new_tokens=12, temperature=0.0, seed=1),
-        0.0,
-        [(0.0, 4), (0.01, 3)],
-    )
+    served = one.receive(plain(30, 12, seed=1), 0.0, [(0.0, 4), (0.01, 3)])
     ran(one, served)
     assert served.sent.commits[:2] == [(0.0, 4), (0.01, 3)]
     assert sum(count for _, count in served.sent.commits) == 12

@@ -15,6 +15,7 @@ from specrouter.slo.serve.pacing import Autoregressive, Speculative
 from specrouter.view import SCHEDULED, ChainDecision, EngineView, InUse, Standing
 from tests.specrouter.predictions import ALL, PAIR, TRIPLE, flat, rising, snapshot
 from tests.specrouter.slo.test_admission import request
+from tests.specrouter.views import engine_view
 
 TIMES = {"small": flat(1.0), "middle": flat(9.0), "big": rising(50.0, 0.5)}
 KNOWN = snapshot(TIMES, {PAIR: 0.6, TRIPLE: 0.8})
@@ -34,18 +35,8 @@ def view(
     if chain is not None:
         in_use = InUse(ChainDecision(chain=chain, shape=DraftShape(4)), decoding, 0, 1, 1)
         standing = Standing({SCHEDULED: in_use})
-    return EngineView(
-        cycle=1,
-        now_s=10.0,
-        running=running,
-        waiting=(),
-        free_rows=4,
-        kv_free_tokens=None,
-        available=available,
-        loaded=available,
-        performance=performance,
-        standing=standing,
-    )
+    facts = {"available": available, "performance": performance, "standing": standing}
+    return engine_view(cycle=1, now_s=10.0, running=running, free_rows=4, **facts)
 
 
 def test_without_drafts_batches_take_what_a_pass_of_the_target_takes() -> None:
