@@ -82,8 +82,9 @@ class ModelConfig(BaseModel):
         dtype: `auto` is the checkpoint's, but on the CPU float32 for drafters of fewer than 8M
             parameters and where the CPU has no kernels for a half precision (bfloat16 needs
             AVX-512), if there is memory.
-        weights: of the linear layers. `auto` is the checkpoint's (also compressed-tensors W8A8; of
-            a GGUF file int8 or int4 by its types, on the CPU where dtype is auto, else plain);
+        weights: of the linear layers. `auto` is the checkpoint's (also compressed-tensors W8A8;
+            AWQ, GPTQ and W4A16 become plain; of a GGUF file int8 or int4 by its types, on the CPU
+            where dtype is auto, else plain);
             `int8` and `int4` (groups of 32, the head in int8) quantise at load, which changes the
             text. CPU only; one that has no kernels for them keeps plain weights, with a warning.
         device: `auto` (by free memory, the target first, then the largest), `cpu`, `cuda` or

@@ -24,6 +24,7 @@ from modelpool.checkpoint.headers import NOT_PARAMETERS
 from modelpool.checkpoint.int8_values import Int8Values, read_int8
 from modelpool.checkpoint.quantization import stored_as
 from modelpool.checkpoint.text_part import TextPart, text_part
+from modelpool.checkpoint.unpacked import is_zero_bias, unpacked_checkpoint
 from modelpool.config import ModelConfig
 from modelpool.device_manager import Placement
 from modelpool.errors import ConfigError, UnsupportedModelError
@@ -56,8 +57,12 @@ def load_model(
     """
     started = time.perf_counter()
     try:
-        with _progress(config.name), plain_checkpoint(directory, config.dtype) as plain:
-            read = replace(_read(config, plain.folder, placement), in_int8=plain.in_int8)
+        with (
+            _progress(config.name),
+            plain_checkpoint(directory, config.dtype) as plain,
+            unpacked_checkpoint(plain.folder, config.dtype, config.trust_remote_code) as folder,
+        ):
+            read = replace(_read(config, folder, placement), in_int8=plain.in_int8)
     except torch.OutOfMemoryError:
         raise  # a RuntimeError too, which is also what weights of other shapes are told by
     except (OSError, ValueError, KeyError, ImportError, SafetensorError, RuntimeError) as error:
@@ -225,6 +230,7 @@ def _from_pretrained(
         raise ValueError(f"{name} is {list(stored)}, and not {list(wanted)}")
     strange = [name for name in report["unexpected_keys"] if part.has(name)]
     strange = sorted(name for name in strange if not name.endswith(NOT_PARAMETERS))
+    strange = [name for name in strange if not is_zero_bias(directory, name)]
     if strange:  # the model computes something that its class does not
         raise ValueError(f"{type(model).__name__} has no {strange[0]}")
     return _Read(model, sorted(report["missing_keys"]))

@@ -20,7 +20,7 @@ from modelpool.attention.backend import (
     backend_for,
 )
 from modelpool.checkpoint.footprint import ModelFootprint
-from modelpool.checkpoint.quantization import KEPT_PLAIN
+from modelpool.checkpoint.quantization import KEPT_PLAIN, UNPACKED
 from modelpool.config import KeptWeights, PoolConfig
 from modelpool.device_manager import DeviceManager, Placement, is_cpu, place
 from modelpool.errors import ConfigError, PoolFullError
@@ -219,10 +219,13 @@ class PlacedMembers:
 
     def _dequantised(self, name: str) -> str | None:
         member, facts = self._members[name], self._members[name].facts
-        if facts.stored != "mxfp4":
+        if facts.stored not in UNPACKED:
             return None
+        how = f"rounded again, to {facts.weights}"
+        how = f"kept in {facts.dtype}" if facts.weights == "plain" else how
+        weights = f"its {UNPACKED[facts.stored]} weights"
         size = f"{facts.weight_bytes / 1e9:.1f} GB in all"
-        return f"{member.field}.source: its MXFP4 weights are kept in {facts.dtype}, {size}"
+        return f"{member.field}.source: {weights} are {how}, {size}"
 
     def _kept_plain(self, name: str) -> str | None:
         """What to say of a member whose weights should be quantised, and cannot be."""

@@ -25,7 +25,8 @@ class Room:
 # Ceilings were set on 2026-11-24, when the laboratory left the product, at what each room had then
 # and a twentieth; research has had a study of admission, and of seeds in simulated time, since.
 # 2026-11-25, for what came: modelpool and state for int4 and its kernels, GGUF, hybrids and their
-# states, experts in int8, one description of layers for all forwards, families, MXFP4, threads
+# states, experts in int8, one description of layers for all forwards, families, MXFP4, packed
+# checkpoints, threads
 # beside other programs; execution for drafters as objects, and what
 # is told of drafts; engine for the step that the simulator
 # shares and where cycles spend their time; http for the page, its feed and guards; config, request
@@ -50,7 +51,7 @@ ROOMS: Mapping[str, Room] = {
     ),
     "processors": Room(folders=("processors",), before=3858, aim=3600, most=4100),
     "statemgr": Room(folders=("statemgr",), before=2753, aim=2900, most=3300),
-    "modelpool": Room(folders=("modelpool",), before=7770, aim=6800, most=12750),
+    "modelpool": Room(folders=("modelpool",), before=7770, aim=6800, most=13150),
     "examples": Room(folders=("examples",), before=2828, aim=1200, most=1200),
     "research": Room(folders=("research",), before=0, aim=7000, most=8300),
     "tests and checks": Room(
@@ -61,7 +62,7 @@ PRODUCT = Room(
     folders=("specrouter", "processors", "statemgr", "modelpool", "examples"),
     before=55641,
     aim=45000,
-    most=56150,
+    most=56400,
 )
 DOCUMENTS_KB = Room(folders=("docs", "README.md"), before=361, aim=200, most=200)
 

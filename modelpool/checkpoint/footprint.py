@@ -26,7 +26,14 @@ from modelpool.checkpoint.headers import (
     parameters_of,
     weight_bytes,
 )
-from modelpool.checkpoint.quantization import KEPT_PLAIN, Stored, stored_as
+from modelpool.checkpoint.packed_weights import packed_weights, plain_header
+from modelpool.checkpoint.quantization import (
+    KEPT_PLAIN,
+    Stored,
+    packing_of,
+    stored_as,
+    unpacked_dtype,
+)
 from modelpool.checkpoint.text_part import text_part
 from modelpool.config import Dtype, KeptWeights, Weights
 from modelpool.errors import ConfigError, UnsupportedModelError
@@ -227,13 +234,19 @@ def _read(
     stored = stored_as(config)
     is_tied = bool(getattr(part.config, "tie_word_embeddings", False))
     found = headers_of(directory) if headers is None else headers
+    packing = packing_of(config)
+    if packing is not None:
+        every = {name: entry for header in found for name, entry in header.items()}
+        found = [plain_header(every, packed_weights(every, packing))]
     read = parameters_of(found, is_tied=is_tied, stored=stored)
     parameters = [one for one in read if part.has(one.name)]
     count = sum(one.count for one in parameters)
     lacking = outline.parameter_count - count
     if lacking > 0 and stored != "other":  # which transformers would fill with random numbers
         raise ConfigError("", f"lacks {lacking:,} of its {outline.parameter_count:,} parameters")
-    loaded = _own_dtype(config, text, parameters) if dtype == "auto" else dtype
+    own = _own_dtype(config, text, parameters)
+    own = own if packing is None else unpacked_dtype(own)
+    loaded = own if dtype == "auto" else dtype
     width: float = _DTYPE_BYTES[loaded]
     if stored == "other":
         width = sum(one.stored_bytes for one in parameters) / max(count, 1)

@@ -5,6 +5,7 @@ neither this project nor `transformers` can read.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from transformers.utils.import_utils import is_compressed_tensors_available
@@ -13,24 +14,53 @@ from transformers.utils.quantization_config import QuantizationMethod
 from modelpool.errors import ConfigError
 
 # "int8": compressed-tensors with int8 weights, one scale for each output channel, for activations
-# that are quantised row by row; "mxfp4": experts in 4 bits (gpt-oss), which are kept in the model's
-# dtype; "other": one that is left to `transformers`.
-Stored = Literal["plain", "int8", "mxfp4", "other"]
-KEPT_PLAIN: tuple[Stored, ...] = ("plain", "mxfp4")
+# that are quantised row by row; "other": one that is left to `transformers`. What the rest have
+# packed becomes plain weights of the model's dtype when it is loaded: "mxfp4" experts in 4 bits
+# (gpt-oss); for the others see `Packing`.
+Stored = Literal["plain", "int8", "mxfp4", "awq", "gptq", "packed", "fp8", "other"]
+UNPACKED: Mapping[Stored, str] = {
+    "mxfp4": "MXFP4", "awq": "AWQ", "gptq": "GPTQ", "packed": "compressed-tensors", "fp8": "FP8",
+}  # fmt: skip
+KEPT_PLAIN: tuple[Stored, ...] = ("plain", *UNPACKED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packing:
+    """How the weights of linear layers are packed.
+
+    Attributes:
+        stored: "awq", "gptq" and "packed" (compressed-tensors): whole numbers in words of 32 bits,
+            with a scale, and mostly a zero, for each output and group of inputs; "fp8": with a
+            scale for each block.
+        parts: how names of tensors end that a layer has; the first is the weight.
+        bits: of a number.
+        group: inputs that share a scale; None for all.
+        added: to zeros as they are stored.
+        block: outputs and inputs that share a scale.
+    """
+
+    stored: Stored
+    parts: tuple[str, ...]
+    bits: int = 8
+    group: int | None = None
+    added: int = 0
+    block: tuple[int, int] = (1, 1)
+
 
 _COMPRESSED = "compressed-tensors"
+_WORDS = ("qweight", "qzeros", "scales")
 _FORMATS = (None, "int-quantized", "naive-quantized", "dense")
 _READ = "only int8 weights per channel with dynamic int8 activations per token (W8A8) are read"
 
 
 def stored_as(config: Any) -> Stored:
     """`config` is a `transformers` configuration. Raises `ConfigError` without a field."""
-    declared = getattr(config, "quantization_config", None)
-    if declared is None:
-        declared = getattr(config, "compression_config", None)
-    if declared is None:
+    settings = _settings(config)
+    if settings is None:
         return "plain"
-    settings: Mapping[str, Any] = declared if isinstance(declared, dict) else declared.to_dict()
+    packing = packing_of(config)
+    if packing is not None:
+        return packing.stored
     method = settings.get("quant_method")
     if method == _COMPRESSED:
         return _compressed(settings)
@@ -42,6 +72,99 @@ def stored_as(config: Any) -> Stored:
     if method not in {known.value for known in QuantizationMethod}:
         raise ConfigError("", f"its weights are quantised by {method!r}, which is not known here")
     return "other"
+
+
+def packing_of(config: Any) -> Packing | None:
+    """Of weights that are unpacked here; None for others. Raises `ConfigError` for a variant of
+    theirs that is not read."""
+    settings = _settings(config) or {}
+    method = settings.get("quant_method")
+    if method == "awq":
+        return _awq(settings)
+    if method == "gptq":
+        return _gptq(settings)
+    if method == "fp8" and settings.get("weight_block_size"):
+        outputs, inputs = map(int, settings["weight_block_size"])
+        if min(outputs, inputs) < 1:
+            raise ConfigError("", f"its FP8 weights have weight_block_size {[outputs, inputs]}")
+        parts = ("weight", "weight_scale_inv")
+        return Packing(stored="fp8", parts=parts, block=(outputs, inputs))
+    if method == _COMPRESSED and settings.get("format") == "pack-quantized":
+        return _packed(settings)
+    return None
+
+
+def unpacked_dtype(declared: Any) -> str:
+    """What `dtype: auto` means for a model whose weights are unpacked: half precision has the
+    range of float32."""
+    name = str(declared).removeprefix("torch.")
+    return name if name in ("float32", "float64") else "bfloat16"
+
+
+def _settings(config: Any) -> Mapping[str, Any] | None:
+    declared = getattr(config, "quantization_config", None)
+    if declared is None:
+        declared = getattr(config, "compression_config", None)
+    found: Any = declared if declared is None or isinstance(declared, dict) else declared.to_dict()
+    return found  # type: ignore[no-any-return]
+
+
+def _awq(settings: Mapping[str, Any]) -> Packing:
+    version = str(settings.get("version", "gemm")).lower()
+    bits = settings.get("bits", settings.get("w_bit", 4))
+    if version != "gemm" or bits != 4 or not settings.get("zero_point", True):
+        zeros = "" if settings.get("zero_point", True) else ", without zeros"
+        reason = f"version {version}, {bits} bits{zeros}; read are 4 bits of version gemm"
+        raise ConfigError("", f"its AWQ weights are of {reason}, with zeros")
+    group = settings.get("group_size", settings.get("q_group_size", 128))
+    return Packing(stored="awq", parts=_WORDS, bits=4, group=_group(group))
+
+
+def _gptq(settings: Mapping[str, Any]) -> Packing:
+    layout, bits = settings.get("checkpoint_format") or "gptq", settings.get("bits", 0)
+    if settings.get("is_marlin_format"):
+        layout = "marlin"
+    if layout not in ("gptq", "gptq_v2") or bits not in (2, 4, 8):
+        reason = f"format {layout!r}, {bits} bits; read are 2, 4 and 8 bits of gptq and gptq_v2"
+        raise ConfigError("", f"its GPTQ weights are of {reason}")
+    own = [name for name in settings.get("dynamic") or {} if not name.startswith("-")]
+    if own:
+        reason = f"own settings for layers ({own[0]!r}), which are not read"
+        raise ConfigError("", f"its GPTQ weights have {reason}")
+    group, added = _group(settings.get("group_size", 128)), int(layout == "gptq")
+    parts = (*_WORDS, *["g_idx"] * bool(settings.get("desc_act")))
+    return Packing(stored="gptq", parts=parts, bits=bits, group=group, added=added)
+
+
+def _packed(settings: Mapping[str, Any]) -> Packing:
+    found = set[Packing]()
+    for group in (settings.get("config_groups") or {}).values():
+        weights = group.get("weights") or {}
+        kind, bits = weights.get("type", "int"), weights.get("num_bits", 0)
+        is_known = kind == "int" and bits in (4, 8)
+        if not is_known or weights.get("strategy") not in ("group", "channel"):
+            raise _not_packed(f"weights of {_described(weights)}")
+        if group.get("input_activations") or group.get("output_activations"):
+            raise _not_packed("quantised activations")
+        parts = ["weight_packed", "weight_scale"]
+        parts += ["weight_zero_point"] * (not weights.get("symmetric", True))
+        parts += ["weight_g_idx"] * (weights.get("actorder") in ("group", "dynamic", True))
+        size = _group(weights.get("group_size"))
+        found.add(Packing(stored="packed", parts=tuple(parts), bits=bits, group=size))
+    if settings.get("kv_cache_scheme"):
+        raise _not_packed("a quantised KV cache")
+    if len(found) != 1:
+        raise _not_packed(f"{len(found)} kinds of weights")
+    return found.pop()
+
+
+def _not_packed(reason: str) -> ConfigError:
+    read = "only 4 and 8 bits, all weights alike, by channel or group, with plain activations"
+    return ConfigError("", f"its weights are pack-quantized with {reason}; {read} are read")
+
+
+def _group(size: Any) -> int | None:
+    return int(size) if size is not None and int(size) > 0 else None
 
 
 def _compressed(settings: Mapping[str, Any]) -> Stored:

@@ -1,32 +1,23 @@
-"""The weights of a GGUF file as a checkpoint of safetensors, while they are loaded.
+"""The weights of a GGUF file as a checkpoint of safetensors, while they are loaded."""
 
-Contract: little is in memory at a time: a model's file is written, row by row, into the cache,
-from where `transformers` maps it, and is gone once it is loaded.
-"""
-
-import json
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from modelpool.checkpoint.cache_dir import make_folder, remove_left
+from modelpool.checkpoint.temporary import temporary_folder, write_weights
 from modelpool.gguf.description import NAME, Placed, header_in, int8_weights, placed_in
-from modelpool.gguf.header import GgufHeader, GgufTensor
+from modelpool.gguf.header import GgufTensor
 
 _AT_ONCE = 2**24  # values
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _WIDE = ("float32", "float64")
-_PREFIX = ".loading-"
 
 
 @dataclass(frozen=True)
@@ -48,37 +39,14 @@ def plain_checkpoint(folder: Path, dtype: str) -> Iterator[PlainCheckpoint]:
         yield PlainCheckpoint(folder)
         return
     header, placed = header_in(folder), placed_in(folder)
-    make_folder(folder.parent)
-    remove_left(folder.parent, f"{_PREFIX}*")
-    out = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=folder.parent))
-    try:
+    tensors = {name: header.tensors[one.name] for name, one in placed.items()}
+    is_wide = dtype in _WIDE
+    planned = {name: (_kept(one, is_wide), one.shape) for name, one in tensors.items()}
+    with temporary_folder(folder.parent) as out:
         shutil.copy(folder / "config.json", out)
-        _write(out / "model.safetensors", header, placed, dtype in _WIDE)
+        write_weights(out, planned, lambda name: _rows(tensors[name], placed[name]))
         layers = (name.removesuffix(".weight") for name in int8_weights(header, placed))
         yield PlainCheckpoint(out, frozenset(layers))
-    finally:
-        shutil.rmtree(out, ignore_errors=True)
-
-
-def _write(file: Path, header: GgufHeader, placed: dict[str, Placed], is_wide: bool) -> None:
-    entries, start = dict[str, Any](), 0
-    for name, one in placed.items():
-        tensor = header.tensors[one.name]
-        dtype = _kept(tensor, is_wide)
-        end = start + int(np.prod(tensor.shape)) * dtype.itemsize
-        entries[name] = {
-            "dtype": _NAMES[dtype], "shape": tensor.shape, "data_offsets": [start, end]
-        }  # fmt: skip
-        start = end
-    head = json.dumps({"__metadata__": {"format": "pt"}, **entries}).encode()
-    head += b" " * (-len(head) % 8)
-    with file.open("wb") as stream:
-        stream.write(len(head).to_bytes(8, "little") + head)
-        for one in placed.values():
-            tensor = header.tensors[one.name]
-            for rows in _rows(tensor, one):
-                kept = rows.to(_kept(tensor, is_wide)).contiguous()
-                stream.write(memoryview(kept.view(torch.uint8).numpy()))  # type: ignore[arg-type]
 
 
 def _kept(tensor: GgufTensor, is_wide: bool) -> torch.dtype:

@@ -26,6 +26,7 @@ from transformers import (
     Lfm2Config,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     OPTConfig,
     PhiConfig,
     PreTrainedConfig,
@@ -34,6 +35,7 @@ from transformers import (
     Qwen2Config,
     Qwen3_5TextConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from tests.modelpool.toy_hybrid import RECURRENT, ToyHybridConfig, layer_types
@@ -156,6 +158,13 @@ def _settings_of(kind: type, hidden: int, layers: int, heads: int) -> dict[str, 
             "head_dim": hidden // heads,
             "sliding_window": SLIDING_WINDOW,
             "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+        MixtralConfig: {"num_local_experts": 4, "num_experts_per_tok": 2},
+        Qwen3MoeConfig: {
+            "head_dim": hidden // heads,
+            "moe_intermediate_size": hidden,
+            "num_experts": 4,
             "num_experts_per_tok": 2,
         },
         ToyHybridConfig: hybrid,

@@ -172,6 +172,6 @@ def test_a_compressed_checkpoint_is_served_with_its_own_levels(dtype: str, tmp_p
 
 
 def test_what_transformers_quantises_is_not_quantised_again(tmp_path: Path) -> None:
-    declare(save_llama(tmp_path, dtype="bfloat16"), {"quant_method": "gptq", "bits": 4})
+    declare(save_llama(tmp_path, dtype="bfloat16"), {"quant_method": "bitsandbytes"})
     with refused(f"{FIELD}.weights", "quantised already"):
         pool_of(tmp_path, device="cpu", weights="int8")

@@ -25,7 +25,7 @@ FIELD = "pool.models[0]"
         (scheme({"symmetric": False}), "weights of .*asymmetric"),
         (scheme(activations={"dynamic": False}), "activations of .*static"),
         (scheme(activations={"strategy": "tensor"}), "activations of .*per tensor"),
-        (scheme(format="pack-quantized"), "format 'pack-quantized'"),
+        (scheme(format="pack-quantized"), "pack-quantized with quantised activations"),
         (scheme(config_groups={}), "no config_groups"),
         (scheme(kv_cache_scheme={"num_bits": 8}), "a quantised KV cache"),
     ],
@@ -45,5 +45,5 @@ def test_what_is_read_and_what_is_left_to_transformers() -> None:
     assert stored(None) == "plain"
     assert stored(scheme()) == "int8"
     assert stored(scheme(quantization_status="frozen", format=None)) == "int8"
-    assert stored({"quant_method": "gptq", "bits": 4}) == "other"
+    assert stored({"quant_method": "bitsandbytes"}) == "other"
     assert stored_as(SimpleNamespace(compression_config=scheme())) == "int8"

@@ -74,7 +74,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
     damaged.write_bytes(damaged.read_bytes()[:-1000])
     (cache.add("someone/unfinished") / "model.safetensors").unlink()
     (cache.root / "models--someone--unfinished" / "blobs" / "abc.incomplete").touch()
-    changed(cache.add("someone/quantised"), quantization_config={"quant_method": "gptq", "bits": 4})
+    changed(cache.add("someone/quantised"), quantization_config={"quant_method": "bitsandbytes"})
     # A download that was begun again, and one of a single revision.
     (cache.root / "models--someone--fits" / "blobs" / "abc.incomplete").touch()
     shutil.rmtree(cache.root / "models--someone--larger" / "refs")

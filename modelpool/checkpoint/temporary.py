@@ -1,0 +1,68 @@
+"""A checkpoint of safetensors that is there only while it is loaded.
+
+Contract: little is in memory at a time: a model's file is written, part by part, into the cache,
+from where `transformers` maps it, and is gone once it is loaded.
+"""
+
+import json
+import math
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from modelpool.checkpoint.cache_dir import make_folder, remove_left
+
+WEIGHTS = "model.safetensors"
+_PREFIX = ".loading-"
+_NAMES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
+    torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+NAMED_DTYPES = {name: dtype for dtype, name in _NAMES.items()}  # as safetensors names them
+
+
+@contextmanager
+def temporary_folder(parent: Path) -> Iterator[Path]:
+    """In the cache's folder `parent`. Raises `OSError`."""
+    make_folder(parent)
+    remove_left(parent, f"{_PREFIX}*")
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_weights(
+    folder: Path,
+    planned: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
+    parts: Callable[[str], Iterable[Tensor]],
+) -> None:
+    """
+    Args:
+        planned: of each tensor what it is in, and its shape.
+        parts: of a tensor all values, in any number of parts of any dtype. Each is asked for once.
+    """
+    names = sorted(planned, key=lambda name: -planned[name][0].itemsize)  # aligned, that is
+    entries, start = dict[str, Any](), 0
+    for name in names:
+        dtype, shape = planned[name]
+        end = start + math.prod(shape) * dtype.itemsize
+        offsets = [start, end]
+        entries[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": offsets}
+        start = end
+    head = json.dumps({"__metadata__": {"format": "pt"}, **entries}).encode()
+    head += b" " * (-len(head) % 8)
+    with (folder / WEIGHTS).open("wb") as stream:
+        stream.write(len(head).to_bytes(8, "little") + head)
+        for name in names:
+            for part in parts(name):
+                kept = part.to(planned[name][0]).contiguous().reshape(-1)
+                stream.write(memoryview(kept.view(torch.uint8).numpy()))  # type: ignore[arg-type]

@@ -1,0 +1,92 @@
+"""A checkpoint whose weights are packed, as a plain one while it is loaded.
+
+Contract: see `checkpoint.temporary`; values are rounded once, to what the model is kept in.
+"""
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from modelpool.checkpoint.cache_dir import cache_dir
+from modelpool.checkpoint.footprint import read_config
+from modelpool.checkpoint.headers import Header, header_of, weight_files
+from modelpool.checkpoint.packed_weights import packed_weights, plain_header
+from modelpool.checkpoint.quantization import Packing, packing_of, unpacked_dtype
+from modelpool.checkpoint.temporary import NAMED_DTYPES, temporary_folder, write_weights
+
+
+@contextmanager
+def unpacked_checkpoint(folder: Path, dtype: str, trust_remote_code: bool) -> Iterator[Path]:
+    """A folder with what `folder` has; `folder` itself where nothing is packed.
+
+    `dtype`: that is asked for. Raises `OSError`, `ValueError`, `KeyError`, `ConfigError`, and what
+    safetensors raises.
+    """
+    packing = packing_of(read_config(folder, trust_remote_code))
+    if packing is None:
+        yield folder
+        return
+    with temporary_folder(cache_dir() / "unpacked") as out:
+        for code in folder.glob("*.py"):
+            shutil.copy(code, out)
+        own = _write_config(folder, out)
+        kept = {"auto": own, "float64": "float32"}.get(dtype, dtype)
+        _write(folder, out, packing, getattr(torch, kept))
+        yield out
+
+
+def is_zero_bias(folder: Path, name: str) -> bool:
+    """Whether a tensor is a bias that adds nothing: old GPTQ checkpoints have some that their
+    models do not."""
+    if not name.endswith(".bias"):
+        return False
+    for file in weight_files(folder):
+        with safe_open(file, framework="pt") as opened:
+            if name in opened.keys():  # noqa: SIM118
+                return not bool(opened.get_tensor(name).any())
+    return False
+
+
+def _write_config(folder: Path, out: Path) -> str:
+    """Of a model that is not quantised; what it is kept in."""
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    text = config.get("text_config")
+    own = "bfloat16"
+    for part in (text if isinstance(text, dict) else {}, config):
+        for name in ("quantization_config", "compression_config"):
+            part.pop(name, None)
+        said = [part.pop(name, None) for name in ("dtype", "torch_dtype")]
+        own = unpacked_dtype(said[0] or said[1] or own)
+        part["dtype"] = own
+    (out / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return own
+
+
+def _write(folder: Path, out: Path, packing: Packing, kept: torch.dtype) -> None:
+    header, files = dict[str, Mapping[str, Any]](), dict[str, Path]()
+    for file in weight_files(folder):
+        found: Header = header_of(file)
+        header |= found
+        files |= dict.fromkeys(found, file)
+    packed = packed_weights(header, packing)
+    planned = {
+        name: (kept if name in packed else NAMED_DTYPES[entry["dtype"]], tuple(entry["shape"]))
+        for name, entry in plain_header(header, packed).items()
+    }
+
+    def tensor(name: str) -> Tensor:
+        with safe_open(files[name], framework="pt") as opened:
+            found: Tensor = opened.get_tensor(name)
+        return found
+
+    def parts(name: str) -> Iterable[Tensor]:
+        return packed[name].rows(tensor) if name in packed else [tensor(name)]
+
+    write_weights(out, planned, parts)

@@ -1,0 +1,218 @@
+"""AWQ, GPTQ, compressed-tensors and FP8 are read as the numbers that they stand for."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig
+
+from modelpool import ModelPool
+from modelpool.checkpoint import packed_weights
+from modelpool.checkpoint.cache_dir import cache_dir
+from modelpool.checkpoint.footprint import read_checkpoint
+from modelpool.checkpoint.quantization import stored_as
+from modelpool.fast.experts import QuantisedExperts
+from modelpool.fast.quantised import QuantisedLinear
+from specrouter import LLM
+from tests.modelpool.checkpoint.packers import FORMATS, checkpoints
+from tests.modelpool.compressed import declare, logits, needs_int8
+from tests.modelpool.factories import save_llama
+from tests.modelpool.refused import refused
+
+FIELD = "pool.models[0]"
+LAYER = "model.layers.1.mlp.up_proj"
+
+
+def pool_of(path: Path, dtype: str = "auto", **settings: str) -> ModelPool:
+    model = {"name": "it", "source": str(path), "dtype": dtype, "device": "cpu", **settings}
+    return ModelPool.from_config({"target": "it", "models": [model], "pack_weights": False})
+
+
+def weights(pool: ModelPool) -> dict[str, Tensor]:
+    return dict(pool.get("it").model.named_parameters())
+
+
+def changed(path: Path, change: Callable[[dict[str, Tensor]], Any]) -> None:
+    """Its weights."""
+    tensors = load_file(path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_weights_are_those_of_the_format_s_own_formula(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_weights, "_AT_ONCE", 64 * 40)  # so that a layer has several parts
+    stored, plain = checkpoints(FORMATS[name], tmp_path)
+    for dtype in ("float32", "bfloat16"):
+        pools = [pool_of(path, dtype) for path in (stored, plain)]
+        found, wanted = map(weights, pools)
+        assert found.keys() == wanted.keys()
+        if name == "fp8" and dtype == "float32":
+            assert all(torch.allclose(one, wanted[key], rtol=1e-6) for key, one in found.items())
+        else:
+            assert all(torch.equal(one, wanted[key]) for key, one in found.items())
+        footprints = [pool.plan("it").footprint for pool in pools]
+        assert footprints[0] == footprints[1]
+        held = sum(one.nbytes for one in found.values())
+        assert abs(footprints[0].weight_bytes - held) < 0.03 * held
+        assert f"weights are kept in {dtype}" in str(pools[0].plan("it").warning)
+    assert not list((cache_dir() / "unpacked").iterdir())
+
+
+def test_half_precision_is_kept_in_bfloat16_unless_another_is_asked(tmp_path: Path) -> None:
+    stored, plain = checkpoints(FORMATS["awq"], tmp_path)
+    assert read_checkpoint(stored, field=FIELD).dtype == "bfloat16"
+    for dtype in ("float16", "float64"):
+        found, wanted = (weights(pool_of(path, dtype)) for path in (stored, plain))
+        assert all(torch.equal(one, wanted[key]) for key, one in found.items())
+        assert {one.dtype for one in found.values()} == {getattr(torch, dtype)}
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq", "packed", "fp8"])
+def test_experts_are_read_one_by_one(name: str, tmp_path: Path) -> None:
+    stored, plain = checkpoints(FORMATS[name], tmp_path, Qwen3MoeConfig)
+    found, wanted = (weights(pool_of(path, "bfloat16")) for path in (stored, plain))
+    assert any(one.dim() == 3 for one in found.values())
+    assert all(torch.equal(one, wanted[key]) for key, one in found.items())
+
+
+@needs_int8
+@pytest.mark.parametrize("asked", ["int8", "int4"])
+@pytest.mark.parametrize("kind", [None, Qwen3MoeConfig])
+def test_they_may_be_rounded_again(asked: Any, kind: Any, tmp_path: Path) -> None:
+    stored, plain = checkpoints(FORMATS["awq"], tmp_path, *[kind] * (kind is not None))
+    facts = [read_checkpoint(path, field=FIELD, dtype="bfloat16") for path in (stored, plain)]
+    assert facts[0].int4_read_bytes == facts[1].int4_read_bytes
+    pools = [pool_of(path, "bfloat16", weights=asked) for path in (stored, plain)]
+    assert f"weights are rounded again, to {asked}" in str(pools[0].plan("it").warning)
+    found, wanted = (logits(pool.get("it")) for pool in pools)
+    assert torch.equal(found, wanted)
+    kinds = (QuantisedLinear, QuantisedExperts)
+    assert any(isinstance(one, kinds) for one in pools[0].get("it").model.modules())
+
+
+def test_texts_are_those_of_the_plain_model(tmp_path: Path) -> None:
+    stored, plain = checkpoints(FORMATS["gptq-by-activation"], tmp_path)
+    model: Any = AutoModelForCausalLM.from_pretrained(str(plain), dtype=torch.float64)
+    model.generation_config.eos_token_id = None
+    prompt = [5, 17, 101, 250]
+    wanted = model.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False)
+    settings = {"pool.models[0].dtype": "float64", "engine.preload": False}
+    with LLM(str(stored), set=settings) as llm:
+        [found] = llm.generate([prompt], max_tokens=24, temperature=0, ignore_eos=True)
+    assert found.token_ids == wanted[0, len(prompt) :].tolist()
+
+
+def test_parts_may_lie_in_several_files(tmp_path: Path) -> None:
+    stored, plain = checkpoints(FORMATS["awq"], tmp_path)
+    tensors = load_file(stored / "model.safetensors")
+    (stored / "model.safetensors").unlink()
+    files = {name: f"model-0000{number % 2 + 1}-of-00002.safetensors"
+             for number, name in enumerate(sorted(tensors))}  # fmt: skip
+    for file in set(files.values()):
+        own = {name: one for name, one in tensors.items() if files[name] == file}
+        save_file(own, stored / file, {"format": "pt"})
+    index = {"metadata": {}, "weight_map": files}
+    (stored / "model.safetensors.index.json").write_text(json.dumps(index))
+    found, wanted = (weights(pool_of(path, "bfloat16")) for path in (stored, plain))
+    assert all(torch.equal(one, wanted[key]) for key, one in found.items())
+
+
+def test_biases_of_zeros_that_the_model_does_not_have_are_left_out(tmp_path: Path) -> None:
+    """Old ones of AutoGPTQ have one in each layer."""
+    stored, plain = checkpoints(FORMATS["gptq"], tmp_path)
+    changed(stored, lambda all_: all_.update({f"{LAYER}.bias": torch.zeros(128).half()}))
+    found, wanted = (weights(pool_of(path, "bfloat16")) for path in (stored, plain))
+    assert all(torch.equal(one, wanted[key]) for key, one in found.items())
+    changed(stored, lambda all_: all_.update({f"{LAYER}.bias": torch.ones(128).half()}))
+    with refused(f"{FIELD}.source", f"has no {LAYER}.bias"):
+        pool_of(stored).get("it")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "reason"),
+    [
+        ("awq", {"version": "gemv"}, "AWQ weights are of version gemv, 4 bits; read are"),
+        ("awq", {"version": "marlin"}, "AWQ weights are of version marlin"),
+        ("awq", {"bits": 8}, "AWQ weights are of version gemm, 8 bits"),
+        ("awq", {"zero_point": False}, "4 bits, without zeros"),
+        ("gptq", {"bits": 3}, "GPTQ weights are of format 'gptq', 3 bits; read are 2, 4 and 8"),
+        ("gptq", {"checkpoint_format": "marlin"}, "format 'marlin'"),
+        ("gptq", {"is_marlin_format": True}, "format 'marlin'"),
+        ("gptq", {"dynamic": {"+:.*down": {"bits": 8}}}, "own settings for layers"),
+        ("packed", {"kv_cache_scheme": {"num_bits": 8}}, "a quantised KV cache"),
+        ("packed", {"config_groups": {}}, "0 kinds of weights"),
+        ("packed", {"format": "marlin-24"}, "format 'marlin-24'"),
+        ("fp8", {"weight_block_size": [0, 128]}, "weight_block_size"),
+    ],
+)
+def test_other_variants_are_refused_before_their_weights(
+    name: str, changes: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    path = declare(save_llama(tmp_path), {**FORMATS[name].declared, **changes})
+    (path / "model.safetensors").unlink()
+    with refused(f"{FIELD}.source", reason):
+        read_checkpoint(path, field=FIELD)
+
+
+def test_layers_that_are_left_out_are_no_settings_of_their_own() -> None:
+    declared = {**FORMATS["gptq"].declared, "dynamic": {"-:.*head": {}}}
+    assert stored_as(SimpleNamespace(quantization_config=declared)) == "gptq"
+
+
+@pytest.mark.parametrize(
+    ("name", "missing", "there"),
+    [
+        ("awq", "qzeros", "qweight"),
+        ("awq", "scales", "qweight"),
+        ("gptq", "qweight", "qzeros"),
+        ("gptq-by-activation", "g_idx", "qweight"),
+        ("packed", "weight_scale", "weight_packed"),
+        ("packed-zeros", "weight_zero_point", "weight_packed"),
+        ("packed-ordered", "weight_g_idx", "weight_packed"),
+        ("fp8", "weight_scale_inv", "weight"),
+        ("fp8", "weight", "weight_scale_inv"),
+    ],
+)
+def test_a_missing_tensor_is_named(name: str, missing: str, there: str, tmp_path: Path) -> None:
+    stored, _ = checkpoints(FORMATS[name], tmp_path)
+    changed(stored, lambda all_: all_.pop(f"{LAYER}.{missing}"))
+    with refused(f"{FIELD}.source", f"has {LAYER}.{there}, and no {LAYER}.{missing}"):
+        read_checkpoint(stored, field=FIELD)
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "change", "reason"),
+    [
+        ("awq", "qzeros", lambda one: one[1:], r"qzeros is \[1, 16\], and not \[2, 16\]"),
+        ("awq", "qweight", lambda one: one.flatten(), "is .*, and no matrix"),
+        ("gptq", "qweight", lambda one: one.long(), "in I64, and not I32"),
+        ("gptq", "g_idx", lambda one: one[1:], r"g_idx is \[63\], and not \[64\]"),
+        ("packed", "weight_scale", lambda one: one.int(), "in I32, and not F16 or BF16 or F32"),
+        ("fp8", "weight_scale_inv", lambda one: one[1:], "weight_scale_inv is"),
+        ("fp8", "weight", lambda one: one.float(), "weight is in F32, and not F8_E4M3"),
+    ],
+)
+def test_tensors_that_do_not_fit_together_are_named(
+    name: str, part: str, change: Callable[[Tensor], Tensor], reason: str, tmp_path: Path
+) -> None:
+    stored, _ = checkpoints(FORMATS[name], tmp_path)
+    key = f"{LAYER}.{part}"
+    changed(stored, lambda all_: all_.update({key: change(all_[key]).contiguous()}))
+    with refused(f"{FIELD}.source", f"{LAYER}.*{reason}"):
+        read_checkpoint(stored, field=FIELD)
+
+
+def test_a_group_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    stored, _ = checkpoints(FORMATS["gptq"], tmp_path)
+    changed(stored, lambda all_: all_[f"{LAYER}.g_idx"].fill_(2))
+    with refused(f"{FIELD}.source", f"{LAYER}.g_idx has a group that is none of 0 to 1"):
+        pool_of(stored).get("it")
