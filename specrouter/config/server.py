@@ -15,6 +15,7 @@ _HOST = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([^\s/?#@:\[\]]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
 
 ToolParser = Literal["auto", "none", "hermes", "llama3_json"]
+ReasoningParser = Literal["auto", "none", "harmony", "think"]
 
 
 class ServerConfig(Strict):
@@ -43,6 +44,8 @@ class ServerConfig(Strict):
             all of the service.
         tool_parser: format of tool calls: `hermes` (Qwen, Hermes), `llama3_json` (Llama 3.1 to
             3.3), `auto` (as the chat template teaches), or `none`: calls stay text.
+        reasoning_parser: what chats answer as `reasoning_content`: `harmony` (gpt-oss), `think`
+            (between `<think>` tags or the like), `auto` (as the chat template has it), or `none`.
     """
 
     host: str = "127.0.0.1"
@@ -61,6 +64,7 @@ class ServerConfig(Strict):
     page: bool = True
     page_hosts: tuple[str, ...] = ()
     tool_parser: ToolParser = "auto"
+    reasoning_parser: ReasoningParser = "auto"
 
     @field_validator("api_keys")
     @classmethod

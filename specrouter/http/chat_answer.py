@@ -8,17 +8,27 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from specrouter.http.openai_answer import Envelope, OpenAIAnswer, Prompt, ending, finite, output_of
 from specrouter.http.openai_fields import ChatRequest
+from specrouter.http.reasoning.answer_reader import Reader
+from specrouter.http.reasoning.formats import Channels
 from specrouter.http.streams import Outputs
 from specrouter.http.token_texts import TokenTexts
-from specrouter.http.tools.call_reader import CallNews, CallReader
+from specrouter.http.tools.call_reader import CallNews, News
 from specrouter.request.output import Delta, RequestOutput, TokenLogprobs
 
-NewReader = Callable[[], CallReader]
 _ENDS_BY_ITSELF = ("eos", "stop")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What reads an output; `channels`, where it may hold reasoning, to count its tokens."""
+
+    reader: Callable[[], Reader]
+    channels: Callable[[], Channels] | None = None
 
 
 class ChatAnswer(OpenAIAnswer):
@@ -30,13 +40,14 @@ class ChatAnswer(OpenAIAnswer):
         envelope: Envelope,
         prompt: Prompt,
         texts: TokenTexts,
-        new_reader: NewReader | None = None,
+        reading: Reading | None = None,
     ) -> None:
-        """`new_reader`: of tool calls, one for each choice; without one, the text is content."""
+        """`reading`: of each choice; without it, the text is content."""
         super().__init__(body, envelope, [prompt], texts)
         self._top_count = body.top_logprobs or 0
-        self._new_reader = new_reader
-        self._readers: dict[int, CallReader] = {}  # of a stream, by choice
+        self._reading = reading
+        self._readers: dict[int, Reader] = {}  # by choice
+        self._counted: dict[int, Channels] = {}
 
     def whole(self, outputs: Outputs) -> dict[str, Any]:
         return {**super().whole(outputs), **self._of_prompt(outputs[0][1])}
@@ -57,13 +68,16 @@ class ChatAnswer(OpenAIAnswer):
     def choice(
         self, prompt: int, index: int, part: RequestOutput | Delta, is_first: bool
     ) -> dict[str, Any]:
+        self._count_reasoning(index, part.token_ids)
         if isinstance(part, Delta):
             return self._choice_delta(index, part, is_first)
         message: dict[str, Any] = {"role": "assistant", "content": part.text, "refusal": None}
-        reader = self._new_reader and self._new_reader()
+        reader = self._reader(index)
         if reader is not None:
             news = reader.read(part.text, ends=True)
-            message["content"] = news.content or (None if reader.calls or reader.forced else "")
+            is_elsewhere = reader.calls or reader.forced or news.reasoning
+            message["content"] = news.content or (None if is_elsewhere else "")
+            message |= _reasoning(news)
             if news.calls:
                 message["tool_calls"] = [_call(call) for call in news.calls]
         return {"index": index, "message": message, **self._rest(part, reader)}
@@ -77,20 +91,33 @@ class ChatAnswer(OpenAIAnswer):
             found = reader.read(delta.text, ends=delta.output is not None)
             if found.content or is_first:
                 news["content"] = found.content or None
+            news |= _reasoning(found)
             if found.calls:
                 news["tool_calls"] = [{"index": call.index, **_call(call)} for call in found.calls]
         return {"index": index, "delta": news, **self._rest(delta, reader)}
 
     def says_something(self, choice: Mapping[str, Any]) -> bool:
         news = choice["delta"]
-        return bool(news.get("content") or news.get("tool_calls"))
+        return any(news.get(field) for field in ("content", "tool_calls", "reasoning"))
 
-    def _reader(self, index: int) -> CallReader | None:
-        if self._new_reader is not None and index not in self._readers:
-            self._readers[index] = self._new_reader()
+    def _reader(self, index: int) -> Reader | None:
+        if self._reading is not None and index not in self._readers:
+            self._readers[index] = self._reading.reader()
         return self._readers.get(index)
 
-    def _rest(self, part: RequestOutput | Delta, reader: CallReader | None) -> dict[str, Any]:
+    def _count_reasoning(self, index: int, tokens: Sequence[int]) -> None:
+        """Those within it: neither tags nor headers."""
+        if self._reading is None or self._reading.channels is None:
+            return
+        if index not in self._counted:
+            self._counted[index] = self._reading.channels()
+        channels = self._counted[index]
+        for token in tokens:
+            was_within = channels.field == "reasoning"
+            list(channels.pieces(self.texts.text(token)))
+            self._usage.reasoning_tokens += was_within and channels.field == "reasoning"
+
+    def _rest(self, part: RequestOutput | Delta, reader: Reader | None) -> dict[str, Any]:
         output = output_of(part)
         rest = {"logprobs": self._logprobs(part.logprobs), **ending(output)}
         if output is not None and output.finish_reason in _ENDS_BY_ITSELF and _has_called(reader):
@@ -119,9 +146,15 @@ class ChatAnswer(OpenAIAnswer):
         }
 
 
-def _has_called(reader: CallReader | None) -> bool:
+def _has_called(reader: Reader | None) -> bool:
     """What a stop text cut in two is no call."""
     return reader is not None and reader.calls > 0 and not reader.is_within_call
+
+
+def _reasoning(news: News) -> dict[str, str]:
+    """Under DeepSeek's name and vLLM's."""
+    said = news.reasoning
+    return {"reasoning_content": said, "reasoning": said} if said else {}
 
 
 def _call(news: CallNews) -> dict[str, Any]:

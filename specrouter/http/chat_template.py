@@ -87,6 +87,9 @@ class ChatTemplate:
             for turn in turns:
                 if turn["role"] == "developer" and not self._knows_developers:
                     turn["role"] = "system"  # its name before
+                reasons = turn.get("reasoning_content") or turn.get("reasoning")
+                if reasons and turn.get("tool_calls") and turn.get("content"):
+                    turn |= {"reasoning_content": reasons, "thinking": ""}  # gpt-oss's takes one
             try:
                 return self._rendered(turns, variables)
             except RequestError as error:

@@ -51,12 +51,12 @@ class Envelope:
 class Usage:
     """The tokens of a request, as OpenAI counts them; it grows while the request runs.
 
-    Each prompt counts once, whatever its samples.
+    Each prompt counts once, whatever its samples. `reasoning_tokens` are part of the completion's.
     """
 
     def __init__(self, prompt_tokens: int) -> None:
         self._prompt_tokens = prompt_tokens
-        self._completion_tokens = 0
+        self._completion_tokens = self.reasoning_tokens = 0
         self._drafted = self._accepted = self._cached = 0
 
     def add(self, tokens: int, metrics: RequestMetrics | None, sample: int = 0) -> None:
@@ -78,6 +78,7 @@ class Usage:
             "completion_tokens_details": {
                 "accepted_prediction_tokens": self._accepted,
                 "rejected_prediction_tokens": max(0, self._drafted - self._accepted),
+                "reasoning_tokens": self.reasoning_tokens,
             },
         }
 

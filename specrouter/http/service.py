@@ -27,10 +27,11 @@ from specrouter.http.errors import UnknownModelError, field_names
 from specrouter.http.keys import api_keys, cache_salt
 from specrouter.http.objective_fields import asked_objective
 from specrouter.http.openai_answer import Envelope
+from specrouter.http.reasoning.formats import reasoning_of
 from specrouter.http.request_fields import RequestFields
 from specrouter.http.streams import Answer, respond
 from specrouter.http.token_texts import TokenTexts
-from specrouter.http.tools.formats import FORMATS, ToolFormat, format_of, special_tags
+from specrouter.http.tools.formats import FORMATS, ToolFormat, added_tags, format_of
 from specrouter.request.delta_stream import DeltaStream, Read
 from specrouter.request.lanes import lane_of
 from specrouter.request.output import Delta
@@ -67,7 +68,12 @@ class Service:
         self.texts = TokenTexts(self.tokenizer)
         self.template = ChatTemplate(self.tokenizer, self.config.chat_template)
         self.tool_format = _tool_format(self.config.tool_parser, self.template)
-        self.tool_tag_ids = special_tags(self.tool_format, self.tokenizer)
+        self.reasoning = reasoning_of(self.config.reasoning_parser, self.template.source)
+        tags = [tag for one in (self.tool_format, self.reasoning) if one for tag in one.tags]
+        self.tag_ids = added_tags(tags, self.tokenizer)
+        added = self.tokenizer.added_tokens_decoder
+        # Those that texts do not show by themselves.
+        self.special_tag_ids = tuple(one for one in self.tag_ids.values() if added[one].special)
         self._has_keys = bool(api_keys(self.config))
         self._token_id_of = single_token(self.tokenizer)
 

@@ -87,7 +87,7 @@ class GrammarCompiler:
         return self._known(structure)
 
     def _compile(self, structure: Structure) -> CompiledGrammar:
-        definition, tokens = _definition(structure), self._tokens
+        definition, tokens = _whole_definition(structure), self._tokens
         matcher = started(tokens, definition, self._end_token_ids)
         if matcher.is_error():
             raise RequestError("structure", _reason(matcher))
@@ -210,8 +210,18 @@ def _check(structure: Structure) -> None:
     check_unicode("structure", source)
 
 
-def _definition(structure: Structure) -> str:
+def _whole_definition(structure: Structure) -> str:
     """What llguidance compiles. Raises `RequestError`."""
+    inner = _definition(structure)
+    if not structure.around:
+        return inner
+    is_lark = structure.kind in ("choice", "grammar")
+    body = {"lark_grammar": inner} if is_lark else json.loads(inner)["grammars"][0]
+    return json.dumps({"grammars": [{"lark_grammar": structure.around}, {**body, "name": "body"}]})
+
+
+def _definition(structure: Structure) -> str:
+    """Of the form alone. Raises `RequestError`."""
     kind, source = structure.kind, structure.source
     if kind == "json_object":
         return _json_grammar({"type": "object"})

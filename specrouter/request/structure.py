@@ -19,16 +19,22 @@ class Structure:
             Between two parts of JSON stands nothing, a space, or a newline and up to 16 spaces.
         source: the schema, the expression, the list of texts or of ids, the grammar; nothing for
             `json_object`. A schema and a list are kept as JSON text, and may be given as it.
+        around: a grammar of the output, in which `@body` is this form; nothing: it is the whole.
     """
 
     kind: StructureKind
     source: str
+    around: str
 
     def __init__(
-        self, kind: StructureKind, source: str | Mapping[str, Any] | Sequence[str | int] = ""
+        self,
+        kind: StructureKind,
+        source: str | Mapping[str, Any] | Sequence[str | int] = "",
+        around: str = "",
     ) -> None:
         """Raises `TypeError`, `ValueError` for a schema or a list that JSON cannot hold."""
         if isinstance(source, Mapping | list | tuple):  # anything else is refused with its request
             source = json.dumps(source, allow_nan=False)
         object.__setattr__(self, "kind", kind)
         object.__setattr__(self, "source", source)
+        object.__setattr__(self, "around", around)

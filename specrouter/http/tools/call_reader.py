@@ -31,6 +31,7 @@ class News:
 
     content: str
     calls: tuple[CallNews, ...] = ()
+    reasoning: str = ""
 
 
 class CallReader:

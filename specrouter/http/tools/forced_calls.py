@@ -7,8 +7,10 @@ Contract: written as the model's own family writes calls, so that the model know
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from specrouter.http.reasoning.harmony import Harmony
+from specrouter.http.reasoning.tags import lark
 from specrouter.http.tools.formats import ToolFormat
 from specrouter.http.tools.tool_use import Function, ToolUse
 from specrouter.request.grammar import WHITE_SPACE
@@ -18,14 +20,20 @@ from specrouter.request.structure import Structure
 Check = Callable[[Structure], None]  # raises `RequestError` for what cannot be compiled
 
 
-def forced_calls(use: ToolUse, form: ToolFormat, check: Check) -> Structure:
+def forced_calls(
+    use: ToolUse, form: ToolFormat | Harmony, check: Check, ids: Mapping[str, int], around: str = ""
+) -> Structure:
     """One to `use.max_calls` calls of these functions.
+
+    Args:
+        ids: of tags that are tokens of their own.
+        around: see `Structure`.
 
     Raises:
         RequestError: names the function whose schema cannot be compiled, or `tools`.
     """
     try:
-        structure = Structure("grammar", _grammar(use, form))
+        structure = Structure("grammar", _grammar(use, form, ids), around)
         check(structure)
     except RequestError as error:
         for function in use.functions:
@@ -41,20 +49,16 @@ def _check_alone(function: Function, check: Check) -> None:
         raise error.at(f"{function.place}.parameters", error.reason) from error
 
 
-def _grammar(use: ToolUse, form: ToolFormat) -> str:
+def _grammar(use: ToolUse, form: ToolFormat | Harmony, ids: Mapping[str, int]) -> str:
     """In Lark's notation, as llguidance reads it."""
-    is_tagged = form.is_tagged
-    opening = form.tag + form.padding if is_tagged else ""
-    closing = form.padding + form.end_tag if is_tagged else ""
     more = (use.max_calls or 1) - 1
     rules = [
-        f"start: call ({_literal(form.separator)} call){{0,{more}}}" if more else "start: call"
+        f"start: call ({lark(form.separator, {})} call){{0,{more}}}" if more else "start: call"
     ]
     alternatives = []
     for number, function in enumerate(use.functions):
-        name = json.dumps(function.name, ensure_ascii=False)
-        head = f'{opening}{{"name": {name}, "{form.arguments}": '
-        alternatives.append(f"{_literal(head)} arguments_{number} {_literal('}' + closing)}")
+        head, tail = lark(form.head(function.name), ids), lark(form.tail, ids)
+        alternatives.append(f"{head} arguments_{number} {tail}")
         options = {"x-guidance": {"whitespace_pattern": WHITE_SPACE}}
         rules.append(f"arguments_{number}: %json {_json(function, {**function.schema, **options})}")
     rules.insert(1, f"call: {' | '.join(alternatives)}")
@@ -66,7 +70,3 @@ def _json(function: Function, schema: object) -> str:
         return json.dumps(schema, allow_nan=False)
     except (ValueError, RecursionError):
         raise RequestError(f"{function.place}.parameters", "is no JSON, or too deep") from None
-
-
-def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)

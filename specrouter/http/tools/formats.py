@@ -7,7 +7,8 @@ Sources: the chat templates of Qwen2.5, Qwen3 and Hermes 2 Pro, and of Llama 3.1
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,6 +41,17 @@ class ToolFormat:
     @property
     def tags(self) -> frozenset[str]:
         return frozenset({self.tag, self.end_tag} - {""})
+
+    @property
+    def tail(self) -> str:
+        """Behind the arguments of a call."""
+        return "}" + (self.padding + self.end_tag if self.is_tagged else "")
+
+    def head(self, name: str) -> str:
+        """Before the arguments of a call of this function."""
+        opening = self.tag + self.padding if self.is_tagged else ""
+        name = json.dumps(name, ensure_ascii=False)
+        return f'{opening}{{"name": {name}, "{self.arguments}": '
 
 
 HERMES = ToolFormat(
@@ -78,11 +90,13 @@ def format_of(template: str) -> ToolFormat | None:
     return None
 
 
-def special_tags(form: ToolFormat | None, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Ids of a format's tags that are special tokens, which texts do not show by themselves."""
-    tags = frozenset[str]() if form is None else form.tags
-    added = tokenizer.added_tokens_decoder.items()
-    return tuple(one for one, token in added if token.special and token.content in tags)
+def added_tags(tags: Collection[str], tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """Ids of the tags that are tokens of their own, or hold a special one."""
+    return {
+        token.content: one
+        for one, token in tokenizer.added_tokens_decoder.items()
+        if token.content in tags or (token.special and any(token.content in tag for tag in tags))
+    }
 
 
 def has_single_calls(template: str) -> bool:

@@ -48,8 +48,7 @@ def test_a_completion_is_the_routers_text_streamed_or_not(router: ChainRouter) -
         assert "".join(one["text"] for one in own if one["index"] == index) == expected
     plain = ask(router, COMPLETIONS, **GREEDY, speculation="off")
     assert plain["choices"][0]["text"] == expected
-    details = plain["usage"]["completion_tokens_details"]
-    assert details == {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
+    assert not any(plain["usage"]["completion_tokens_details"].values())
 
 
 def test_drafted_tokens_are_accepted_or_rejected(router: ChainRouter) -> None:

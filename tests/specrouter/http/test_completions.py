@@ -88,6 +88,7 @@ def test_an_answer_has_openais_envelope_one_choice_and_the_usage() -> None:
             "completion_tokens_details": {
                 "accepted_prediction_tokens": 2,
                 "rejected_prediction_tokens": 3,
+                "reasoning_tokens": 0,
             },
         },
         "metrics": {"speculative_decoding": METRICS.speculative_decoding, "sampling": {}},

@@ -165,5 +165,5 @@ def test_a_form_is_compiled_once_for_all_its_functions(name: str) -> None:
     use = asked_tools(TOOLS, "required", None)
     assert use is not None
     compiled: list[Structure] = []
-    structure = forced_calls(use, FORMATS[name], compiled.append)
+    structure = forced_calls(use, FORMATS[name], compiled.append, {})
     assert compiled == [structure]

@@ -1,0 +1,126 @@
+"""Harmony: messages with headers, as gpt-oss writes them.
+
+    <|start|>ROLE to=RECIPIENT<|channel|>CHANNEL to=RECIPIENT <|constrain|>json<|message|>...<|end|>
+
+Contract: pure. The prompt ends within the first header. The channel `analysis`, and what is said to
+tools that nobody has asked for, is reasoning; a message to `functions.NAME` is a call, where calls
+are read; all else is content. Text that has no place in the form is content, too.
+Source: https://github.com/openai/harmony, docs/format.md
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from specrouter.http.reasoning.channels import Field, Piece
+from specrouter.http.reasoning.tags import TagCutter, lark, until
+
+_START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+_CONSTRAIN = "<|constrain|>"
+_ENDS = ("<|end|>", "<|return|>", "<|call|>")
+_TAGS = (_START, _CHANNEL, _MESSAGE, _CONSTRAIN, *_ENDS)
+_FINAL = f"{_CHANNEL}final{_MESSAGE}"
+_ANALYSIS = f"{_CHANNEL}analysis{_MESSAGE}"
+_FUNCTIONS = "functions."
+_LONGEST_HEADER = 512  # characters; names of functions have up to 128
+
+_ROLE = r"(<\|start\|>\s*(assistant|user|system|developer|tool|functions\.\S*)?)?\s*"
+_TO = r"(to=\S*\s*(<\|constrain\|>)?\s*\w*\s*)?"
+_HEADER = re.compile(rf"{_ROLE}{_TO}(<\|channel\|>\s*[a-z]*\s*{_TO})?")  # or its beginning
+_ANY_TAG = re.compile("|".join(map(re.escape, _TAGS)))
+
+
+class Harmony:
+    """A format, see `channels`, and the form of its calls, as `ToolFormat` has it."""
+
+    tags = _TAGS
+    separator = tail = ""
+
+    def is_taught(self, template: str) -> bool:
+        return all(tag in template for tag in (_START, _CHANNEL, _MESSAGE))
+
+    def opening(self, before: str, goes_on: bool) -> str:
+        if goes_on:
+            return _FINAL
+        _, start, header = before.rpartition(_START)
+        return start + header if start else ""
+
+    def channels(self, opening: str, reads_calls: bool) -> HarmonyChannels:
+        return HarmonyChannels(opening, reads_calls)
+
+    def around(self, opening: str, ids: Mapping[str, int], calls: bool) -> str:
+        if self.channels(opening, False).field == "content":
+            return "start: @body"
+        end, *_ = _ENDS
+        analysis = f"({lark(_ANALYSIS, ids)} thought {lark(f'{_START}assistant', ids)})*"
+        final = "" if calls else f" {lark(_FINAL, ids)}"
+        return f"start: {analysis}{final} @body\n{until(end, ids)}"
+
+    def head(self, name: str) -> str:
+        return f"{_CHANNEL}commentary to={_FUNCTIONS}{name} {_CONSTRAIN}json{_MESSAGE}"
+
+
+class HarmonyChannels:
+    """See `channels`."""
+
+    def __init__(self, opening: str, reads_calls: bool) -> None:
+        self._cutter = TagCutter(*_TAGS)
+        self._reads_calls = reads_calls
+        self._header: str | None = ""  # None: within a message
+        self.field: Field = "name"
+        list(self.pieces(opening))
+
+    def pieces(self, text: str, ends: bool = False) -> Iterator[Piece]:
+        for part in self._cutter.parts(text, ends):
+            if part in _TAGS:
+                yield from self._tag(part)
+            elif self._header is None:
+                yield self.field, part
+            else:
+                self._header += part
+                if "\n" in self._header or len(self._header) > _LONGEST_HEADER:
+                    yield "content", self._no_header()
+                    self._header, self.field = None, "content"
+        if ends:
+            yield from self._end_header()
+
+    def _tag(self, tag: str) -> Iterator[Piece]:
+        header = self._header
+        if header is None:
+            if tag in (_MESSAGE, _CONSTRAIN):  # has no meaning here
+                return
+            self._begin_header("" if tag in _ENDS else tag)
+        elif tag == _MESSAGE:
+            yield from self._begin_message(header)
+        elif tag == _CONSTRAIN or (tag == _CHANNEL and _CHANNEL not in header):
+            self._header = header + tag
+        else:
+            yield from self._end_header()
+            self._begin_header("" if tag in _ENDS else tag)
+
+    def _begin_header(self, tag: str) -> None:
+        self._header, self.field = tag, "name"
+
+    def _begin_message(self, header: str) -> Iterator[Piece]:
+        to = re.search(r"\bto=([^\s<]+)", header)
+        channel = re.search(r"<\|channel\|>\s*(\w*)", header)
+        self._header, self.field = None, "content"
+        name = to[1].removeprefix(_FUNCTIONS) if to and to[1].startswith(_FUNCTIONS) else None
+        if name and self._reads_calls:
+            self.field = "arguments"
+            yield "name", name
+        elif channel and channel[1] != "final" and name is None:
+            to_tool = to is not None and to[1] != "assistant"
+            self.field = "reasoning" if channel[1] == "analysis" or to_tool else "content"
+
+    def _end_header(self) -> Iterator[Piece]:
+        """Of a message that did not come: text that is no header's."""
+        if self._header and not _HEADER.fullmatch(self._header):
+            yield "content", self._no_header()
+        if self._header is not None:
+            self._header = ""
+
+    def _no_header(self) -> str:
+        role = re.match(_ROLE, self._header or "")
+        return _ANY_TAG.sub("", (self._header or "")[role.end(2) if role and role[2] else 0 :])

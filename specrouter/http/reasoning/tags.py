@@ -1,0 +1,54 @@
+"""Tags in a text that comes in pieces, and in a grammar.
+
+Contract: pure. No tag begins with another, or has its first character twice.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+
+
+class TagCutter:
+    """Cuts a text at tags. What it tells, joined, is the text, and hangs on the text alone."""
+
+    def __init__(self, *tags: str) -> None:
+        self._tag = re.compile("|".join(map(re.escape, tags)))
+        self._begins = tuple({tag[:end] for tag in tags for end in range(1, len(tag))})
+        self._held = ""  # what a tag may begin with
+
+    def parts(self, text: str, ends: bool = False) -> Iterator[str]:
+        """Tags, each alone, and the text between them. `ends`: nothing follows."""
+        text, at = self._held + text, 0
+        for found in self._tag.finditer(text):
+            if at < found.start():
+                yield text[at : found.start()]
+            yield found[0]
+            at = found.end()
+        rest = text[at:]
+        held = 0
+        if not ends and rest.endswith(self._begins):
+            held = max(len(one) for one in self._begins if rest.endswith(one))
+        cut = len(rest) - held
+        self._held = rest[cut:]
+        if cut:
+            yield rest[:cut]
+
+
+def lark(text: str, ids: Mapping[str, int]) -> str:
+    """The text in Lark's notation, as llguidance reads it; tags that have `ids` by them."""
+    pieces = re.split(f"({'|'.join(map(re.escape, ids))})", text) if ids else [text]
+    return " ".join(
+        f"<[{ids[piece]}]>" if piece in ids else json.dumps(piece, ensure_ascii=False)
+        for piece in pieces
+        if piece
+    )
+
+
+def until(tag: str, ids: Mapping[str, int]) -> str:
+    """Rules of `thought`: any text, and the tag."""
+    if tag in ids:
+        return f"thought: TEXT <[{ids[tag]}]>\nTEXT: /(?s:.*)/"
+    pattern = re.escape(tag).replace("/", r"\/")
+    return f"thought[lazy]: /(?s:.*){pattern}/"

@@ -1,0 +1,183 @@
+"""Reasoning in chats, in front of a fake router: answers, streams, usage, histories."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken
+
+from specrouter.request.output import FinishReason
+from tests.specrouter.fake_router import FakeRouter, FakeTokenizer
+from tests.specrouter.http.client import post, stream_of
+from tests.specrouter.http.test_tool_calls import calls_of, joined
+
+PATH = "/v1/chat/completions"
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+HARMONY = "{{ messages[0].content }}<|start|>assistant{# <|channel|><|message|> #}"
+THINK = "{{ messages[0].content }}{# <think></think> <tool_call> #}"
+ANALYSIS = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+FINAL = "<|channel|>final<|message|>Yes."
+CALL = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x": 1}<|call|>'
+HERMES_CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
+
+
+def router_of(template: str, text: str, size: int = 7, **more: Any) -> FakeRouter:
+    """Says this, `size` characters, which are a token each, at a time."""
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    runs = [(piece, [100 + ord(character) for character in piece]) for piece in pieces]
+    more = {"ends": "eos", **more}
+    router = FakeRouter(runs=runs, tokenizer=FakeTokenizer(template), **more)
+    router.max_request_tokens = 1000
+    return router
+
+
+def answer_of(router: FakeRouter, **fields: Any) -> dict[str, Any]:
+    response = post(router, {**CHAT, **fields}, PATH)
+    assert response.status_code == 200, response.text
+    found: dict[str, Any] = response.json()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("template", "text", "reasoning", "content", "reason"),
+    [
+        (HARMONY, ANALYSIS + FINAL + "<|return|>", "Hm.", "Yes.", "stop"),
+        (HARMONY, ANALYSIS + CALL, "Hm.", None, "tool_calls"),
+        (THINK, "<think>Hm.</think>Yes.", "Hm.", "Yes.", "stop"),
+        (THINK + "<think>\n", "Hm.</think>Yes.", "Hm.", "Yes.", "stop"),
+        (THINK, f"<think>Hm.</think>\n{HERMES_CALL}", "Hm.", None, "tool_calls"),
+        (THINK + "<think>\n", "Hm.", "Hm.", None, "stop"),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_reasoning_and_calls_have_fields_of_their_own_whole_and_streamed(
+    template: str, text: str, reasoning: str, content: str | None, reason: str, size: int
+) -> None:
+    asked: dict[str, Any] = {"tools": TOOLS, "stream_options": {"include_usage": True}}
+    answer = answer_of(router_of(template, text, size), tools=TOOLS)
+    [choice] = answer["choices"]
+    message = choice["message"]
+    assert message["reasoning_content"] == message["reasoning"] == reasoning
+    assert (message["content"], choice["finish_reason"]) == (content, reason)
+    calls = [("f", '{"x": 1}')] if reason == "tool_calls" else []
+    assert (calls_of(message) if calls else message.get("tool_calls", [])) == calls
+    details = answer["usage"]["completion_tokens_details"]
+    *chunks, last = stream_of(router_of(template, text, size), {**CHAT, **asked}, PATH)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    for field in ("reasoning_content", "reasoning"):
+        assert "".join(delta.get(field, "") for delta in deltas) == reasoning
+    assert joined(chunks) == (content or "", calls, reason)
+    assert last["usage"]["completion_tokens_details"] == details
+    assert len(reasoning) <= details["reasoning_tokens"] <= len(text)
+
+
+def test_tokens_of_reasoning_are_counted_without_tags() -> None:
+    router = router_of(THINK, "")
+    router.runs = [("<think>Hm.</think>", [5000, 172, 209, 146, 5001]), ("Yes.", [189, 201])]
+    tokenizer = router.pool.tokenizer
+    tokenizer.convert_ids_to_tokens = lambda one: (
+        {5000: "<think>", 5001: "</think>"}.get(one)
+        or FakeTokenizer.convert_ids_to_tokens(tokenizer, one)
+    )
+    details = answer_of(router)["usage"]["completion_tokens_details"]
+    assert details["reasoning_tokens"] == 3
+
+
+def test_choices_are_read_apart() -> None:
+    answer = answer_of(router_of(THINK, "<think>Hm.</think>Yes."), n=2)
+    for choice in answer["choices"]:
+        assert choice["message"]["reasoning_content"] == "Hm."
+        assert choice["message"]["content"] == "Yes."
+
+
+def test_text_without_reasoning_is_content() -> None:
+    for template in (HARMONY, THINK):
+        [choice] = answer_of(router_of(template, "Yes <b>."))["choices"]
+        expected = {"role": "assistant", "content": "Yes <b>.", "refusal": None}
+        assert choice["message"] == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "server"), [(THINK, {"reasoning_parser": "none"}), ("{{ messages }}", {})]
+)
+def test_reasoning_stays_content_where_it_is_not_known(template: str, server: Any) -> None:
+    text = "<think>Hm.</think>Yes."
+    [choice] = answer_of(router_of(template, text, server=server))["choices"]
+    assert choice["message"] == {"role": "assistant", "content": text, "refusal": None}
+
+
+def test_calls_stay_content_where_none_are_asked_for() -> None:
+    for more in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+        message = answer_of(router_of(HARMONY, ANALYSIS + CALL), **more)["choices"][0]["message"]
+        assert (message["content"], message["reasoning"]) == ('{"x": 1}', "Hm.")
+        assert "tool_calls" not in message
+    server = {"tool_parser": "none"}
+    answer = answer_of(router_of(HARMONY, ANALYSIS + CALL, server=server), tools=TOOLS)
+    assert answer["choices"][0]["message"]["content"] == '{"x": 1}'
+
+
+@pytest.mark.parametrize("ends", ["length", "stop"])
+def test_a_call_that_is_cut_in_two_is_told_with_what_there_is_of_it(ends: FinishReason) -> None:
+    cut = ANALYSIS + CALL[: CALL.index("1}")]
+    [choice] = answer_of(router_of(HARMONY, cut, ends=ends), tools=TOOLS)["choices"]
+    assert calls_of(choice["message"]) == [("f", '{"x": ')]
+    assert choice["finish_reason"] == ends
+
+
+def test_the_answer_goes_on_in_the_channel_that_the_prompt_ends_in() -> None:
+    def said(template: str, before: str) -> tuple[Any, Any]:
+        messages = [*CHAT["messages"], {"role": "assistant", "content": before}]
+        fields = {"continue_final_message": True, "add_generation_prompt": False}
+        router = router_of(template, "Hm.</think>Yes.")
+        message = answer_of(router, messages=messages, **fields)["choices"][0]["message"]
+        return message.get("reasoning"), message["content"]
+
+    template = "{{ messages[-1].content }}{# </think> #}"
+    assert said(template, "<think>First") == ("Hm.", "Yes.")
+    assert said(template, "First") == (None, "Hm.</think>Yes.")
+    harmony = "<|start|>{{ messages[-1].content }}{# <|channel|><|message|> #}"
+    assert said(harmony, "First") == (None, "Hm.</think>Yes.")
+
+
+def test_tags_that_are_special_tokens_are_looked_for_in_the_text() -> None:
+    router = router_of(HARMONY, ANALYSIS + FINAL)
+    router.pool.tokenizer.added_tokens_decoder = {
+        7: AddedToken("<|channel|>", special=True),
+        8: AddedToken("<|call|>", special=False),
+        9: AddedToken("<|im_end|>", special=True),
+    }
+    answer_of(router)
+    assert router.calls[-1][1].shown_special_token_ids == (7,)
+
+
+@pytest.mark.parametrize("template", [HARMONY, THINK])
+def test_structures_and_forced_calls_come_behind_the_reasoning(template: str) -> None:
+    router = router_of(template, ANALYSIS + FINAL)
+    answer_of(router, response_format={"type": "json_object"}, tools=TOOLS)
+    structure = router.calls[-1][1].structure
+    assert structure.kind == "json_object"
+    assert "@body" in structure.around
+    answer_of(router, tools=TOOLS, tool_choice="required")
+    structure = router.calls[-1][1].structure
+    assert structure.source.startswith("start: call" + ("\n" if template == HARMONY else ""))
+    assert "thought" in structure.around
+    assert '"<|channel|>final' not in structure.around
+
+
+def test_a_clients_reasoning_reaches_templates_under_their_names() -> None:
+    template = (
+        "{% for one in messages %}{{ one.reasoning_content }}|{{ one.thinking }};{% endfor %}"
+        "{{ '<tool_call>' }}"
+    )
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    router = router_of(template, "Yes.")
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "reasoning": "Hm.", "tool_calls": [call]},
+        {"role": "assistant", "reasoning": "Hm.", "content": "So.", "tool_calls": [call]},
+    ]
+    answer_of(router, messages=messages)
+    prompt = router.pool.tokenizer.decode(router.calls[-1][0])
+    assert prompt == "|;Hm.|Hm.;Hm.|;<tool_call>"
