@@ -84,6 +84,7 @@ _LONGROPE = {
     "long_factor": [2.0 + step for step in range(HEAD_DIM * 3 // 8)],
     "original_max_position_embeddings": 64,
 }
+_LONG_FACTORS = {**_LONGROPE, "short_factor": _LONGROPE["long_factor"]}
 _LATENT = {"v_head_dim": HEAD_DIM}  # keys have those without a rotation beside these
 _GRANITE = {
     "embedding_multiplier": 12.0,
@@ -120,6 +121,8 @@ NAMED: tuple[Family, ...] = (
     Family("exaone 4", "exaone4", _WINDOWS_IN_TURN),
     Family("phi-2", "phi"),
     Family("phi-4-mini", "phi3", {"rope_parameters": _LONGROPE, "sliding_window": None}),
+    Family("phi-4-mini, long factors", "phi3", {"rope_parameters": _LONG_FACTORS,
+                                                "sliding_window": None}),
     Family("starcoder 1", "gpt_bigcode"),
     Family("starcoder 2", "starcoder2"),
     Family("seed-oss 36b", "seed_oss"),

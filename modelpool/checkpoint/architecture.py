@@ -51,7 +51,9 @@ def max_positions(config: Any) -> int:
     """The longest sequence whose logits do not depend on its neighbours in a pack."""
     limit = int(getattr(config, "max_position_embeddings", None) or 2**31)
     for rope in _rope_parameters(config):
-        if rope.get("rope_type") in _PACK_DEPENDENT_ROPE:
+        both = (rope.get("short_factor"), rope.get("long_factor"))
+        is_one = both[0] is not None and both[0] == both[1]  # longrope's, whatever the length
+        if rope.get("rope_type") in _PACK_DEPENDENT_ROPE and not is_one:
             original = rope.get("original_max_position_embeddings") or getattr(
                 config, "original_max_position_embeddings", None
             )

@@ -207,14 +207,16 @@ _LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0
         ({"rope_type": "dynamic", **_ORIGINAL}, 32),
         ({"rope_type": "linear", "factor": 4.0}, 128),
         ({**_LONG, **_ORIGINAL}, 32),
+        ({**_LONG, **_ORIGINAL, "short_factor": _LONG["long_factor"]}, 128),
     ],
 )
 def test_rotations_that_depend_on_the_longest_neighbour_are_capped(
     rope: dict[str, Any], limit: int
 ) -> None:
     config = LlamaConfig(**_SHAPE, rope_parameters={"rope_theta": 10000.0, **rope})
-    wanted = ordinary_logits(make_model(config), texts(2)[:, :32])
+    longest = min(limit, 40)
+    wanted = ordinary_logits(make_model(config), texts(2)[:, :longest])
     packed = PackedModel.wrap("llama", make_model(config), VOCAB_SIZE)
     assert packed.max_positions == limit
-    got = Feeder(packed.forward, packed).feed_all([{0: 32, 1: 1}, {1: 31}])
+    got = Feeder(packed.forward, packed).feed_all([{0: longest, 1: 1}, {1: longest - 1}])
     torch.testing.assert_close(torch.stack([got[0], got[1]]), wanted, rtol=0, atol=1e-9)
