@@ -226,7 +226,8 @@ class PackedModel:
             expected, _ = probed(self.forward, self, parts)
             together = () if self.shape is None else self.shape.joined
             left = quantise_linears(self.model, stored, only_stored, together, weights, in_int8)
-            routed = 0 if only_stored else quantise_experts(self.model, weights == "int4")
+            in_int4 = weights == "int4"
+            routed = 0 if only_stored else quantise_experts(self.model, in_int4, in_int8)
             got, _ = probed(self.forward, self, parts)
         allowed = _MOST_DIFFERENCE[weights] + (_OF_ROUTERS if routed else 0.0)
         check_parity(field, expected, got, allowed, f"weights: {weights}")

@@ -52,18 +52,18 @@ ROOMS: Mapping[str, Room] = {
     ),
     "processors": Room(folders=("processors",), before=3858, aim=3600, most=4100),
     "statemgr": Room(folders=("statemgr",), before=2753, aim=2900, most=3300),
-    "modelpool": Room(folders=("modelpool",), before=7770, aim=6800, most=13150),
+    "modelpool": Room(folders=("modelpool",), before=7770, aim=6800, most=13250),
     "examples": Room(folders=("examples",), before=2828, aim=1200, most=1200),
     "research": Room(folders=("research",), before=0, aim=7000, most=8300),
     "tests and checks": Room(
-        folders=("tests", "checks", "conftest.py"), before=69000, aim=52000, most=71950
+        folders=("tests", "checks", "conftest.py"), before=69000, aim=52000, most=72600
     ),
 }
 PRODUCT = Room(
     folders=("specrouter", "processors", "statemgr", "modelpool", "examples"),
     before=55641,
     aim=45000,
-    most=56900,
+    most=57000,
 )
 DOCUMENTS_KB = Room(folders=("docs", "README.md"), before=361, aim=200, most=200)
 

@@ -6,7 +6,7 @@ its experts in the order of their numbers, in float32.
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,15 +23,17 @@ _MARKS = ("has_gate", "has_bias", "has_post_expert_norm", "is_transposed")  # by
 class QuantisedExperts(nn.Module):
     """What transformers calls `experts`, of which `plain` keeps all but the weights."""
 
-    def __init__(self, plain: Any, in_int4: bool) -> None:
-        """`plain`: `are_experts`. Its weights are let go."""
+    def __init__(self, plain: Any, in_int4: bool, in_int8: Collection[str] = ()) -> None:
+        """`plain`: `are_experts`. Its weights are let go. `in_int8`: of its weights those that are
+        not in 4 bits."""
         super().__init__()
         self.plain = plain
         self.hidden_parameters = 0
         self.roundings: list[tuple[KeptWeights, float]] = []
         self._gate = plain._apply_gate if plain.has_gate else plain.act_fn
-        self._up = self._taken("gate_up_proj" if plain.has_gate else "up_proj", in_int4)
-        self._down = self._taken("down_proj", in_int4)
+        up, down = "gate_up_proj" if plain.has_gate else "up_proj", "down_proj"
+        self._up = self._taken(up, in_int4 and up not in in_int8)
+        self._down = self._taken(down, in_int4 and down not in in_int8)
 
     def forward(self, hidden: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
         """[T, hidden_size] to the same.
@@ -87,12 +89,17 @@ def are_experts(module: Any) -> bool:
     )
 
 
-def quantise_experts(model: nn.Module, in_int4: bool) -> int:
-    """Replaces, in place, the experts of `model`; how many modules of them those were."""
+def quantise_experts(model: nn.Module, in_int4: bool, in_int8: Collection[str] = ()) -> int:
+    """Replaces, in place, the experts of `model`; how many modules of them those were.
+
+    `in_int8`: names of weights that are not in 4 bits.
+    """
     found = 0
-    for parent in list(model.modules()):
+    for path, parent in list(model.named_modules()):
         for name, child in list(parent.named_children()):
             if are_experts(child):
-                setattr(parent, name, QuantisedExperts(child, in_int4))
+                prefix = f"{path}.{name}." if path else f"{name}."
+                own = {one.removeprefix(prefix) for one in in_int8 if one.startswith(prefix)}
+                setattr(parent, name, QuantisedExperts(child, in_int4, own))
                 found += 1
     return found

@@ -35,9 +35,10 @@ _FORMAT = "1"  # changes when a file would be described otherwise
 _GEMMAS = ("gemma", "gemma2", "gemma3")
 _FAMILIES = {
     "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma": "gemma", "gemma2": "gemma2",
-    "gemma3": "gemma3_text",
+    "gemma3": "gemma3_text", "qwen3moe": "qwen3_moe",
 }  # fmt: skip
 _LARGEST_GEMMAS = {"gemma2": 46, "gemma3": 62}  # layers of those that scale scores otherwise
+_SOFTMAX = 1  # how experts are chosen
 _LOCAL_THETA = 10_000.0  # of Gemma 3's layers with a window
 _FREQUENCIES = "rope_freqs.weight"
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -64,11 +65,21 @@ class Placed:
     Attributes:
         heads: its rows are those of so many heads, whose rotated pairs stand side by side.
         added: what the file has added to each value.
+        second: tensor whose rows follow those of the first, for each expert.
     """
 
     name: str
     heads: int = 0
     added: float = 0.0
+    second: str = ""
+
+    def tensors(self, header: GgufHeader) -> tuple[GgufTensor, ...]:
+        return tuple(header.tensors[name] for name in (self.name, self.second) if name)
+
+    def shape(self, header: GgufHeader) -> tuple[int, ...]:
+        first, *others = self.tensors(header)
+        rows = sum(one.shape[-2] for one in (first, *others)) if others else None
+        return first.shape if rows is None else (*first.shape[:-2], rows, first.shape[-1])
 
 
 def describe(source: str, field: str) -> Described:
@@ -120,11 +131,11 @@ def int8_weights(header: GgufHeader, placed: Mapping[str, Placed]) -> frozenset[
     in 4 bits."""
     if weights_of(header) != "int4":
         return frozenset()
-    found = {name: header.tensors[one.name] for name, one in placed.items()}
     wide = {
         name
-        for name, one in found.items()
-        if StoredParameter(name, one.type, one.shape).is_linear and one.type not in _INT4_TYPES
+        for name, one in placed.items()
+        if StoredParameter(name, "", one.shape(header)).is_linear
+        and any(each.type not in _INT4_TYPES for each in one.tensors(header))
     }
     for names in TOGETHER:
         for one in [name for name in wide if name.split(".")[-2] in names]:
@@ -144,13 +155,13 @@ def _folder(header: GgufHeader) -> Path:
 def _headers(header: GgufHeader, placed: Mapping[str, Placed]) -> Header:
     """As safetensors has them, of what will be kept of each tensor."""
     in_int8 = int8_weights(header, placed)
-    tensors = {name: header.tensors[one.name] for name, one in placed.items()}
+    types = {name: one.tensors(header)[0].type for name, one in placed.items()}
     return {
         name: {
-            "dtype": "I8" if name in in_int8 else one.type if one.type in PLAIN else "BF16",
-            "shape": one.shape,
+            "dtype": "I8" if name in in_int8 else types[name] if types[name] in PLAIN else "BF16",
+            "shape": one.shape(header),
         }
-        for name, one in tensors.items()
+        for name, one in placed.items()
     }
 
 
@@ -213,10 +224,36 @@ def _config(header: GgufHeader) -> dict[str, Any]:
     }
     if size("attention.value_length", head) != head or size(_ROTATED, head) != head:
         raise header.error(f"{_ROTATED} or attention.value_length is not attention.key_length")
-    return config | (_of_gemma(header, family, config, size) if family in _GEMMAS else {})
+    if family in _GEMMAS:
+        return config | _of_gemma(header, family, config, size)
+    return config | _of_mixture(header, family, size)
 
 
+# What files have of all experts' weights.
+_EXPERTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 _HEADS, _ROTATED = "attention.head_count", "rope.dimension_count"
+
+
+def _of_mixture(header: GgufHeader, family: str, size: Callable[[str], int]) -> dict[str, Any]:
+    """Mixtral's files are of the family `llama`."""
+    if family != "qwen3moe" and not header.fact(f"{family}.expert_count", int, 0):
+        return {}
+    for name, served in (("gating_func", _SOFTMAX), ("shared_count", 0), ("group_count", 0)):
+        found = header.fact(f"{family}.expert_{name}", int, served)
+        if found not in (served, 0):
+            raise header.error(f"{family}.expert_{name} is {found}, which is not read")
+    count, used = size("expert_count"), size("expert_used_count")
+    if used > count:
+        raise header.error(f"{family}.expert_used_count is {used}, of {count} experts")
+    if family == "llama":
+        kind = {"model_type": "mixtral", "num_local_experts": count}
+        return {**kind, "num_experts_per_tok": used}
+    return {
+        "num_experts": count,
+        "num_experts_per_tok": used,
+        "moe_intermediate_size": size("expert_feed_forward_length"),
+        "norm_topk_prob": True,  # as llama.cpp computes all of them
+    }
 
 
 def _of_gemma(
@@ -305,16 +342,25 @@ def _placed(header: GgufHeader, config: Mapping[str, Any]) -> dict[str, Placed]:
         if parameter == "lm_head.weight" and config["tie_word_embeddings"]:
             continue
         stem, _, ending = parameter.rpartition(".")
-        name = f"{names.get_name(stem)}.{ending}"
-        if name not in header.tensors:
-            raise header.error(f"has no tensor {name!r}")
-        found = header.tensors[name].shape
-        if found != shape:
-            raise header.error(f"tensor {name!r} is {list(found)}, and not {list(shape)}")
-        left.discard(name)
+        stems = _EXPERTS.get(ending)
+        name, *others = (
+            [f"{names.get_name(stem)}.{ending}"]
+            if stems is None
+            else [f"{names.get_name(f'{stem}.{one}')}.weight" for one in stems]
+        )
+        for each in (name, *others):
+            if each not in header.tensors:
+                raise header.error(f"has no tensor {each!r}")
         turned = heads.get(stem.rpartition(".")[2], 0) if family == "llama" else 0
         is_raised = family in _GEMMAS and name.endswith("norm.weight")
-        placed[parameter] = Placed(name, turned, 1.0 if is_raised else 0.0)
+        one = Placed(name, turned, 1.0 if is_raised else 0.0, *others)
+        rows = (*shape[:-2], shape[-2] // 2, shape[-1]) if others else shape  # of each
+        for tensor in one.tensors(header):
+            if tensor.shape != rows:
+                found = f"{list(tensor.shape)}, and not {list(rows)}"
+                raise header.error(f"tensor {tensor.name!r} is {found}")
+        left -= {name, *others}
+        placed[parameter] = one
     if left:
         raise header.error(f"tensor {min(left)!r} has no place in a model of {family!r}")
     return placed

@@ -1,7 +1,7 @@
 """The weights of a GGUF file as a checkpoint of safetensors, while they are loaded."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from modelpool.checkpoint.temporary import temporary_folder, write_weights
 from modelpool.gguf.description import NAME, Placed, header_in, int8_weights, placed_in
-from modelpool.gguf.header import GgufTensor
+from modelpool.gguf.header import GgufHeader, GgufTensor
 
 _AT_ONCE = 2**24  # values
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -39,22 +39,33 @@ def plain_checkpoint(folder: Path, dtype: str) -> Iterator[PlainCheckpoint]:
         yield PlainCheckpoint(folder)
         return
     header, placed = header_in(folder), placed_in(folder)
-    tensors = {name: header.tensors[one.name] for name, one in placed.items()}
     is_wide = dtype in _WIDE
-    planned = {name: (_kept(one, is_wide), one.shape) for name, one in tensors.items()}
+    planned = {
+        name: (_kept(one.tensors(header), is_wide), one.shape(header))
+        for name, one in placed.items()
+    }
     with temporary_folder(folder.parent) as out:
         shutil.copy(folder / "config.json", out)
-        write_weights(out, planned, lambda name: _rows(tensors[name], placed[name]))
+        write_weights(out, planned, lambda name: _rows(header, placed[name]))
         layers = (name.removesuffix(".weight") for name in int8_weights(header, placed))
         yield PlainCheckpoint(out, frozenset(layers))
 
 
-def _kept(tensor: GgufTensor, is_wide: bool) -> torch.dtype:
-    return _PLAIN.get(tensor.type, torch.float32 if is_wide else torch.bfloat16)
+def _kept(tensors: Sequence[GgufTensor], is_wide: bool) -> torch.dtype:
+    return _PLAIN.get(tensors[0].type, torch.float32 if is_wide else torch.bfloat16)
 
 
-def _rows(tensor: GgufTensor, placed: Placed) -> Iterator[Tensor]:
+def _rows(header: GgufHeader, placed: Placed) -> Iterator[Tensor]:
     """A few at a time, [n, in] or all of a vector, in the model's order."""
+    tensors = placed.tensors(header)
+    experts = tensors[0].shape[0] if placed.second else 1  # of which each has rows of both
+    for number in range(experts):
+        for tensor in tensors:
+            yield from _part(tensor, placed, number, experts)
+
+
+def _part(tensor: GgufTensor, placed: Placed, number: int, parts: int) -> Iterator[Tensor]:
+    """Of so many equal parts."""
     count = int(np.prod(tensor.shape[:-1]))
     laid = (count, tensor.size_bytes // count)
     stored = np.memmap(tensor.file, np.uint8, "r", tensor.start, laid)
@@ -62,8 +73,10 @@ def _rows(tensor: GgufTensor, placed: Placed) -> Iterator[Tensor]:
     if placed.heads:
         order = order.reshape(placed.heads, -1, 2).swapaxes(1, 2).reshape(-1)
     step = max(_AT_ONCE // tensor.shape[-1], 1)
-    for start in range(0, count, step):
-        yield _values(stored[order[start : start + step]], tensor.type) - placed.added
+    first, end = number * count // parts, (number + 1) * count // parts
+    for start in range(first, end, step):
+        rows = order[start : min(start + step, end)]
+        yield _values(stored[rows], tensor.type) - placed.added
 
 
 def _values(stored: NDArray[np.uint8], kind: str) -> Tensor:

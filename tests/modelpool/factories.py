@@ -164,6 +164,7 @@ def _settings_of(kind: type, hidden: int, layers: int, heads: int) -> dict[str, 
         Qwen3MoeConfig: {
             "head_dim": hidden // heads,
             "moe_intermediate_size": hidden,
+            "norm_topk_prob": True,
             "num_experts": 4,
             "num_experts_per_tok": 2,
         },

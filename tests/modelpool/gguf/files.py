@@ -7,6 +7,7 @@ reference has are those that `gguf` makes of the file's bytes, in the order of t
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, GemmaConfig
+from transformers import AutoModelForCausalLM, GemmaConfig, MixtralConfig, Qwen3MoeConfig
 
 from modelpool import ModelPool
 from modelpool.config import PoolConfig, validate_config
@@ -25,7 +26,10 @@ from modelpool.export.gguf_tokenizer import GgufTokenizer, read_tokenizer
 from modelpool.export.llama_tensors import rotated_pairs
 from tests.modelpool.factories import SAVERS, save_model
 
-FAMILIES = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3")
+# Mixtral's files are of the family llama.
+_ARCHITECTURES = {"mixtral": "llama"}
+MIXTURES = {"mixtral": MixtralConfig, "qwen3moe": Qwen3MoeConfig}
+FAMILIES = (*MIXTURES, "llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3")
 QUANTISED = ("Q8_0", "Q5_0", "Q5_1", "Q4_0", "Q4_1")  # that `gguf.quantize` writes
 K_TYPES = {"Q2_K": 84, "Q3_K": 110, "Q4_K": 144, "Q5_K": 176, "Q6_K": 210}  # bytes of a block
 # Where the blocks have their scales, in float16.
@@ -37,7 +41,7 @@ Kinds = Callable[[str], str]  # the type of a matrix, by its name
 def save(family: str, folder: Path, **settings: Any) -> Path:
     """A checkpoint whose layers are as its family's are in GGUF files."""
     layers = {"gemma3": 6}.get(family, 2)
-    saver = SAVERS.get(family, partial(save_model, GemmaConfig, tied=True))
+    saver = SAVERS.get(family, partial(save_model, MIXTURES.get(family, GemmaConfig), tied=True))
     saver(folder, **{"layers": layers, "dtype": "float32", **settings})
     if family == "gemma3":
         file = folder / "config.json"
@@ -59,7 +63,8 @@ def write(
     """`facts`, `more`: further ones, and tensors. `split`: tensors of each part. `pre`: None
     for a sentencepiece vocabulary."""
     config = json.loads((checkpoint / "config.json").read_text())
-    writer = gguf.GGUFWriter(file, family, split_max_tensors=split)
+    architecture = _ARCHITECTURES.get(family, family)
+    writer = gguf.GGUFWriter(file, architecture, split_max_tensors=split)
     _put_facts(writer, family, config)
     if pre is None:
         _put_sentencepiece(writer, config["vocab_size"])
@@ -73,7 +78,11 @@ def write(
             continue
         type_ = kind if isinstance(kind, str) else kind(name)
         stored = gguf.GGMLQuantizationType[type_]
-        blocks = drawn_blocks(type_, tensor) if type_ in K_TYPES else gguf.quantize(tensor, stored)
+        if tensor.ndim == 2 and "ffn_gate_inp" in name:  # as files have it
+            stored, type_ = gguf.GGMLQuantizationType.F32, "F32"
+        flat = tensor.reshape(-1, tensor.shape[-1])
+        blocks = drawn_blocks(type_, flat) if type_ in K_TYPES else gguf.quantize(flat, stored)
+        blocks = blocks.reshape(*tensor.shape[:-1], -1)
         writer.add_tensor(name, blocks, raw_dtype=stored)
     for name, extra in (more or {}).items():
         writer.add_tensor(name, extra.numpy())
@@ -87,15 +96,30 @@ def write(
 def laid_out(family: str, checkpoint: Path) -> dict[str, tuple[NDArray[np.float32], str]]:
     """By the file's names the tensors as it has them, and the checkpoint's names."""
     config = json.loads((checkpoint / "config.json").read_text())
-    kind = next(one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == family)
+    architecture = _ARCHITECTURES.get(family, family)
+    kind = next(one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
     found = dict[str, tuple[NDArray[np.float32], str]]()
-    for name, weight in load_file(checkpoint / "model.safetensors").items():
+    for name, weight in _stacked(load_file(checkpoint / "model.safetensors")).items():
         stem, _, ending = name.rpartition(".")
         order = _order(family, config, name, weight.shape[0])
         tensor = weight[order] + float(_raised(family, name))
         found[f"{names.get_name(stem)}.{ending}"] = (tensor.float().numpy(), name)
     return found
+
+
+def _stacked(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """All experts of a layer in one tensor, by the names of Qwen's."""
+    found, experts = dict[str, torch.Tensor](), dict[str, list[torch.Tensor]]()
+    for name in sorted(tensors):  # of fewer than ten experts
+        ours = name.replace("block_sparse_moe", "mlp")
+        for theirs, plain in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")):
+            ours = ours.replace(f".{theirs}.", f".{plain}.")
+        if ".experts." in ours:
+            experts.setdefault(re.sub(r"experts\.\d+", "experts", ours), []).append(tensors[name])
+        else:
+            found[ours] = tensors[name]
+    return found | {name: torch.stack(each) for name, each in experts.items()}
 
 
 def reference(family: str, checkpoint: Path, *files: Path) -> Any:
@@ -109,6 +133,11 @@ def reference(family: str, checkpoint: Path, *files: Path) -> Any:
         name = names[tensor.name]
         order = _order(family, config, name, plain.shape[0]).argsort()
         weights[name] = plain[order] - float(_raised(family, name))
+    for gate in [name for name in weights if name.endswith("experts.gate_proj.weight")]:
+        stem = gate.removesuffix("gate_proj.weight")
+        both = weights.pop(gate), weights.pop(f"{stem}up_proj.weight")
+        weights[f"{stem}gate_up_proj"] = torch.cat(both, dim=1)
+        weights[f"{stem}down_proj"] = weights.pop(f"{stem}down_proj.weight")
     missing = model.load_state_dict(weights, strict=False).missing_keys
     assert set(missing) <= {"lm_head.weight"}
     model.train(False)
@@ -138,9 +167,9 @@ def drawn_blocks(kind: str, like: NDArray[np.float32]) -> NDArray[np.uint8]:
 def _order(family: str, config: Mapping[str, Any], name: str, rows: int) -> torch.Tensor:
     """The rows of a checkpoint's tensor, as the file has them."""
     order = torch.arange(rows)
-    if family == "llama" and "q_proj" in name:
+    if family in ("llama", "mixtral") and "q_proj" in name:
         return rotated_pairs(order, config["num_attention_heads"])
-    if family == "llama" and "k_proj" in name:
+    if family in ("llama", "mixtral") and "k_proj" in name:
         return rotated_pairs(order, config["num_key_value_heads"])
     return order
 
@@ -164,6 +193,11 @@ def _put_facts(writer: gguf.GGUFWriter, family: str, config: Mapping[str, Any]) 
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     rope = config["rope_parameters"]
     writer.add_rope_freq_base(float(rope.get("full_attention", rope)["rope_theta"]))
+    if family in MIXTURES:
+        writer.add_expert_count(4)
+        writer.add_expert_used_count(2)
+    if family == "qwen3moe":
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if family in ("gemma2", "gemma3"):
         writer.add_sliding_window(config["sliding_window"])
     if family == "gemma2":

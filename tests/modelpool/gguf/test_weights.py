@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from modelpool.fast.experts import QuantisedExperts
 from modelpool.fast.int4 import Int4Weight
 from modelpool.fast.quantised import QuantisedLinear
 from modelpool.packed_model import PackedModel
@@ -16,12 +17,14 @@ from tests.modelpool.compressed import logits, needs_int8
 from tests.modelpool.gguf.files import (
     FAMILIES,
     K_TYPES,
+    MIXTURES,
     QUANTISED,
     pool_of,
     reference,
     save,
     write,
 )
+from tests.modelpool.refused import refused
 
 
 def forms(model: PackedModel) -> dict[str, str]:
@@ -150,3 +153,45 @@ def test_nothing_is_left_of_what_was_written_to_load(tmp_path: Path) -> None:
     pool.get("m")
     assert not list(pool.path("m").parent.glob(".*"))
     assert not list(pool.path("m").glob("*.safetensors"))
+
+
+@needs_int8
+@pytest.mark.parametrize("family", MIXTURES)
+def test_experts_are_kept_as_their_types_say(family: str, tmp_path: Path) -> None:
+    """Those of a layer in one tensor, of which the second projection may have more bits."""
+    save(family, tmp_path / "m", hidden=256, layers=1)
+
+    def kind(name: str) -> str:
+        return "Q6_K" if "down" in name else "Q4_0"
+
+    file = write(family, tmp_path / "m", tmp_path / "m.gguf", kind)
+    model = reference(family, tmp_path / "m", file)
+    assert difference(pool_of(file, dtype="float32").get("m"), model) < 1e-5
+    pool = pool_of(file)
+    packed = pool.get("m")
+    [experts] = [one for one in packed.model.modules() if isinstance(one, QuantisedExperts)]
+    assert [kept for kept, _ in experts.roundings] == ["int4"] * 4 + ["int8"] * 4
+    taken = sum(one.nbytes for one in packed.model.parameters())
+    layers = [one.shared for one in packed.model.modules() if isinstance(one, QuantisedLinear)]
+    for weight in {id(one): one for one in [*layers, *experts.kept]}.values():
+        values = weight.in_features * weight.out_features
+        taken += values * 9 // 16 if isinstance(weight, Int4Weight) else values
+    assert pool.plan("m").footprint.weight_bytes == pytest.approx(taken, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        ({"qwen3moe.expert_used_count": 5}, "expert_used_count is 5, of 4 experts"),
+        ({"qwen3moe.expert_gating_func": 2}, "expert_gating_func is 2, which is not read"),
+        ({"qwen3moe.expert_shared_count": 1}, "expert_shared_count is 1, which is not read"),
+        ({"qwen3moe.expert_count": 8}, r"'blk.0.ffn_gate_exps.weight' is \[4, 32, 32\], and not"),
+    ],
+)
+def test_mixtures_that_choose_otherwise_are_refused(
+    facts: dict[str, int], reason: str, tmp_path: Path
+) -> None:
+    save("qwen3moe", tmp_path / "m")
+    file = write("qwen3moe", tmp_path / "m", tmp_path / "m.gguf", facts=facts)
+    with refused("pool.models[0].source", reason):
+        pool_of(file)
