@@ -84,12 +84,7 @@ def work_of(
     mixed = [text for several in zip(*texts.values(), strict=False) for text in several]
     chosen = [mixed[(number * batch + place) % len(mixed)] for place in range(batch)]
     seeds = [10_000 * number + place for place in range(batch)]
-    return {
-        "prompts": chosen,
-        "seeds": seeds,
-        "new_tokens": new_tokens,
-        "temperature": temperature,
-    }
+    return {"prompts": chosen, "seeds": seeds, "new_tokens": new_tokens, "temperature": temperature}
 
 
 def interval(ratios: Sequence[float]) -> tuple[float, float]:

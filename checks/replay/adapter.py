@@ -75,10 +75,7 @@ class Decider:
             sampled=question["sampled"],
             others=question["others"],
         )
-        models = Models(
-            frozenset(question["available"]),
-            frozenset(question["held"]),
-        )
+        models = Models(frozenset(question["available"]), frozenset(question["held"]))
         scheduler = self._schedulers[question["who"]]
         decision = scheduler.choose(view, workload, models, current, tuple(question["asked"][:2]))
         return Answer(route_of_decision(decision), decision.reason, decision)
@@ -101,13 +98,7 @@ def _times(kept: Any) -> TimeEstimator:
 
 
 def route_of_decision(decision: ChainDecision) -> Route:
-    return (
-        decision.chain,
-        decision.shape.depth,
-        decision.shape.width,
-        decision.shape.nodes,
-        1,
-    )
+    return (decision.chain, decision.shape.depth, decision.shape.width, decision.shape.nodes, 1)
 
 
 def _key(fact: Fact) -> TreeKey:

@@ -36,13 +36,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from checks.replay.simulation import (
-    POLICIES,
-    MachineFile,
-    Result,
-    load_machines,
-    simulate,
-)
+from checks.replay.simulation import POLICIES, MachineFile, Result, load_machines, simulate
 from checks.replay.stretches import (
     CHOOSING_SEEDS,
     JUDGING_SEEDS,

@@ -78,12 +78,7 @@ SCHEMA: Mapping[str, Mapping[str, Column]] = {
     # The engine's own work around forwards, `times` times in `ms`.
     "stage": {"stage": name, "places": number, "ms": number, "times": number},
     # The end of a cycle; `stage` is null where its own time says nothing.
-    "cycle": {
-        "ms": number,
-        "committed": number,
-        "requests": number,
-        "stage": name,
-    },
+    "cycle": {"ms": number, "committed": number, "requests": number, "stage": name},
     "similarity": {"pair": name, "variation": number},  # total variation
     # Drafted trees [B, n] and what their verifier said. `key`: proposers, inner rounds, verifier,
     # whether tokens are sampled. `exact`: the only shape that is taught, or null.

@@ -17,15 +17,7 @@ from specrouter.config import TreesConfig
 from specrouter.profile.time_curve import TimeCurve
 
 MACHINES_FILE = Path(__file__).parent / "machines.json"
-POLICIES = (
-    "target-only",
-    "spec-4",
-    "equal-greedy",
-    "global-greedy",
-    "slo",
-    "adaserve",
-    "goodput",
-)
+POLICIES = ("target-only", "spec-4", "equal-greedy", "global-greedy", "slo", "adaserve", "goodput")
 # Selections that a configuration may ask for, with the scheduler's own chains and budgets.
 _CONFIGURED = {
     "equal-greedy": EqualGreedy(reshapes=False),
@@ -107,11 +99,7 @@ def load_machines(path: Path = MACHINES_FILE) -> dict[str, MachineFile]:
 
 
 def simulate(
-    machine: MachineFile,
-    acceptance: float,
-    stretch: Sequence[Arrival],
-    policy: str,
-    seed: int,
+    machine: MachineFile, acceptance: float, stretch: Sequence[Arrival], policy: str, seed: int
 ) -> Result:
     """One stretch under one policy. The seed draws acceptances, and nothing else."""
     service = SimulatedService(

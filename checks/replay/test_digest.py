@@ -7,14 +7,7 @@ import json
 import pytest
 
 from checks.replay import cells, digest
-from checks.replay.digest import (
-    ACCEPTANCES,
-    FILE,
-    Difference,
-    differences,
-    points,
-    summary,
-)
+from checks.replay.digest import ACCEPTANCES, FILE, Difference, differences, points, summary
 from checks.replay.simulation import POLICIES, MachineFile, Result, load_machines, simulate
 from checks.replay.stretches import (
     CHOOSING_SEEDS,
@@ -89,11 +82,7 @@ def test_a_policy_that_is_behind_at_a_point_fails_the_comparison_of_a_pair(
     asked = set()
 
     def simulated(
-        machine: MachineFile,
-        acceptance: float,
-        stretch: list[Arrival],
-        policy: str,
-        seed: int,
+        machine: MachineFile, acceptance: float, stretch: list[Arrival], policy: str, seed: int
     ) -> Result:
         asked.add((acceptance, seed))
         is_bad = policy == "slo" and acceptance == 0.85

@@ -37,10 +37,7 @@ def is_offered(package: str) -> bool:
 
 @contextmanager
 def environment(
-    packages: Sequence[str],
-    kept: Path | None,
-    constrained: bool = True,
-    is_beside: bool = False,
+    packages: Sequence[str], kept: Path | None, constrained: bool = True, is_beside: bool = False
 ) -> Iterator[Path]:
     """The Python of an environment with these packages, in a folder of its own unless one is given.
 

@@ -21,13 +21,7 @@ import httpx
 
 from checks.service.environment import environment
 from checks.service.report import Report
-from checks.service.service import (
-    ROOT,
-    Service,
-    running,
-    tiny_pool,
-    wait_until_idle,
-)
+from checks.service.service import ROOT, Service, running, tiny_pool, wait_until_idle
 
 PACKAGES = ("schemathesis", "httpx")
 _GREEDY = {"prompt": "def fibonacci(n):\n", "max_tokens": 48, "temperature": 0}

@@ -34,13 +34,7 @@ from checks.service.load import (
     open_loop,
 )
 from checks.service.report import Finding, Report
-from checks.service.service import (
-    Service,
-    requests_inside,
-    running,
-    tiny_pool,
-    wait_until_idle,
-)
+from checks.service.service import Service, requests_inside, running, tiny_pool, wait_until_idle
 from checks.service.watched_service import WELL
 
 _WATCHED = ("-m", "checks.service.watched_service")

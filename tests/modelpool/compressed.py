@@ -27,9 +27,7 @@ def logits(model: PackedModel) -> torch.Tensor:
 
 
 def scheme(
-    weights: dict[str, Any] | None = None,
-    activations: dict[str, Any] | None = None,
-    **others: Any,
+    weights: dict[str, Any] | None = None, activations: dict[str, Any] | None = None, **others: Any
 ) -> dict[str, Any]:
     """A `quantization_config`: W8A8 with dynamic activations, but for what is given."""
     group = {

@@ -74,10 +74,7 @@ LLAMA_SHAPED: dict[str, Callable[[], PreTrainedConfig]] = {
     "qwen3": lambda: Qwen3Config(**SHAPE, head_dim=8),
 }
 
-_IN_TURN = {
-    "sliding_window": 5,
-    "layer_types": _KINDS,
-}
+_IN_TURN = {"sliding_window": 5, "layer_types": _KINDS}
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
 _MULTIPLIED = {
     "embedding_multiplier": 12.0,
@@ -121,11 +118,7 @@ SHAPED: dict[str, dict[str, Any]] = {
     "olmo3": _IN_TURN,
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
     "phi3": {
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 1e4,
-            "partial_rotary_factor": 0.5,
-        },
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
     },
     "qwen3_moe": {**_EXPERTS, "num_experts": 4, "head_dim": 8},
     "seed_oss": {"head_dim": 8, "attention_bias": True, "attention_out_bias": False},

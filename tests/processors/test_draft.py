@@ -24,9 +24,7 @@ from tests.processors.verification import draft, forget
 
 NARROW = SamplingSettings(temperature=1.0, top_k=2, seed=4)  # fewer tokens than the beam is wide
 SETTINGS = pytest.mark.parametrize(
-    "settings",
-    [GREEDY, WARM, PENALIZED, NARROW],
-    ids=["greedy", "sampled", "penalized", "narrow"],
+    "settings", [GREEDY, WARM, PENALIZED, NARROW], ids=["greedy", "sampled", "penalized", "narrow"]
 )
 
 

@@ -8,9 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import (
-    TopPLogitsWarper,
-)
+from transformers import TopPLogitsWarper
 
 from processors.logits import (
     add_entries,

@@ -37,10 +37,7 @@ def opened(texts: list[list[int]]) -> tuple[NgramTable, StateManager]:
 
 
 def draft(
-    texts: list[list[int]],
-    depths: list[int],
-    width: int = 1,
-    noise: NoiseLookup = silent,
+    texts: list[list[int]], depths: list[int], width: int = 1, noise: NoiseLookup = silent
 ) -> TokenTree:
     table, manager = opened(texts)
     rows = np.arange(len(texts))

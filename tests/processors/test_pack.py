@@ -13,10 +13,7 @@ from tests.processors.tiny import GREEDY, PENALIZED, Bench, FailingModel
 from tests.processors.trees import Node, Nodes, build, path
 
 NOBODY = TokenTree.empty(np.zeros(0, dtype=np.int64))
-TREES: dict[int, Nodes] = {
-    0: [Node(ROOT, 5), Node(ROOT, 6), Node(1, 7)],
-    2: [Node(ROOT, 9)],
-}
+TREES: dict[int, Nodes] = {0: [Node(ROOT, 5), Node(ROOT, 6), Node(1, 7)], 2: [Node(ROOT, 9)]}
 
 
 def plan(

@@ -52,10 +52,7 @@ def forget(bench: Bench, rows: list[int], bases: Ints, fed: FedTree | None = Non
 
 
 def verify_by_rejection(
-    bench: Bench,
-    tree: TokenTree,
-    drafts: list[DraftResult],
-    prefill: dict[int, int] | None = None,
+    bench: Bench, tree: TokenTree, drafts: list[DraftResult], prefill: dict[int, int] | None = None
 ) -> VerifyResult:
     positions = bench.output_positions(tree.rows)
     request = VerifyRequest(

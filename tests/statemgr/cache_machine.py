@@ -245,10 +245,7 @@ class CacheMachine(RuleBasedStateMachine):
         index = torch.from_numpy(row * self.state.slots + slots)
         keys, values = self.state.store.layer(layer)
         assert bool((keys[index] == keys[index][:, :1, :1]).all())
-        return (
-            (keys[index, 0, 0] - layer).tolist(),
-            (-values[index, 0, 1] - layer).tolist(),
-        )
+        return ((keys[index, 0, 0] - layer).tolist(), (-values[index, 0, 1] - layer).tolist())
 
     def _slot(self, row: int, entry: Entry) -> int:
         valid = np.flatnonzero(self.state.cache_mask[row])

@@ -45,12 +45,7 @@ def declare(path: Path, **settings: Any) -> None:
     (path / "config.json").write_text(json.dumps(settings))
 
 
-NO_INDICES: list[Any] = [
-    [1],
-    "text",
-    {"metadata": {}},
-    {"metadata": {}, "weight_map": {"a": 1}},
-]
+NO_INDICES: list[Any] = [[1], "text", {"metadata": {}}, {"metadata": {}, "weight_map": {"a": 1}}]
 
 
 def indexed(index: Any) -> Callable[[Path], Any]:

@@ -3,13 +3,7 @@
 from typing import Any
 
 import pytest
-from transformers import (
-    Gemma3Config,
-    LlamaConfig,
-    Mistral3Config,
-    Qwen3Config,
-    Qwen3VLConfig,
-)
+from transformers import Gemma3Config, LlamaConfig, Mistral3Config, Qwen3Config, Qwen3VLConfig
 
 from modelpool.checkpoint.text_part import text_part
 

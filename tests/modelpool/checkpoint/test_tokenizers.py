@@ -24,8 +24,7 @@ def difference(tmp_path: Path, change: Callable[[dict[str, Any]], None]) -> str 
     file.write_text(json.dumps(content))
     assert files_fingerprint(tmp_path / "one") != files_fingerprint(tmp_path / "two")
     return tokenizer_difference(
-        load_tokenizer(tmp_path / "one", field=FIELD),
-        load_tokenizer(tmp_path / "two", field=FIELD),
+        load_tokenizer(tmp_path / "one", field=FIELD), load_tokenizer(tmp_path / "two", field=FIELD)
     )
 
 

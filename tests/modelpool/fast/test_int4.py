@@ -14,13 +14,7 @@ from modelpool.checkpoint.int4_values import Int4Values
 from modelpool.checkpoint.int8_values import INT8_LEVELS
 from modelpool.fast import int4, quantised
 from modelpool.fast.cpu import cpu_threads, int8_refusal
-from modelpool.fast.int4 import (
-    Int4Weight,
-    Int8PanelWeight,
-    PanelWeight,
-    exact_kernels,
-    is_exact,
-)
+from modelpool.fast.int4 import Int4Weight, Int8PanelWeight, PanelWeight, exact_kernels, is_exact
 from modelpool.fast.int8 import Int8Weight, quantise_rows
 from modelpool.fast.quantised import QuantisedLinear, quantise_linears
 from modelpool.kernels.library import LinearKernels, linear_kernels

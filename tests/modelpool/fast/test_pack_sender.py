@@ -28,9 +28,7 @@ def send(sender: PackSender, pack: Pack) -> PackInputs:
     return sender.send(layout, pack, buffer_on(CPU, layout), 9)
 
 
-@given(
-    st.lists(st.tuples(st.integers(1, 70), st.integers(0, 4)), min_size=1, max_size=60),
-)
+@given(st.lists(st.tuples(st.integers(1, 70), st.integers(0, 4)), min_size=1, max_size=60))
 def test_each_pass_arrives_as_it_was_written_whenever_its_copy_ends(
     passes: list[tuple[int, int]],
 ) -> None:

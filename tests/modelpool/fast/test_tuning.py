@@ -11,11 +11,7 @@ from modelpool.fast.cpu import computes_in
 from modelpool.fast.tuning import Role, Tuning, dtype_for, tuning_for
 
 DRAFTER = Role(
-    parameter_count=1_000_000,
-    dtype="bfloat16",
-    is_quantized=False,
-    is_target=False,
-    on_cpu=True,
+    parameter_count=1_000_000, dtype="bfloat16", is_quantized=False, is_target=False, on_cpu=True
 )
 LARGE = replace(DRAFTER, parameter_count=8_000_000)
 TARGET = replace(LARGE, is_target=True)
@@ -98,8 +94,5 @@ def test_only_a_small_drafter_on_the_cpu_has_one_thread(role: Role, threads: int
     for asked, expected in ((None, threads), (3, 3)):
         tuning = tuning_for(config(threads=asked), role, default_threads=6, pack_weights=True)
         assert tuning == Tuning(
-            threads=expected,
-            pack_weights=True,
-            lean=role.is_cpu_drafter,
-            is_target=role.is_target,
+            threads=expected, pack_weights=True, lean=role.is_cpu_drafter, is_target=role.is_target
         )

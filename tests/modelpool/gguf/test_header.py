@@ -61,19 +61,13 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "big-endian": (at(4, ">I", 3), "version is big-endian"),
     "too many tensors": (at(8, "<Q", 10**6), "tensor_count is 1000000, more than"),
     "2**64 tensors": (at(8, "<Q", 2**64 - 1), "tensor_count"),
-    "a tensor more": (
-        lambda data: at(8, "<Q", struct.unpack_from("<Q", data, 8)[0] + 1)(data),
-        "",
-    ),
+    "a tensor more": (lambda data: at(8, "<Q", struct.unpack_from("<Q", data, 8)[0] + 1)(data), ""),
     "a tensor less": (
         lambda data: at(8, "<Q", struct.unpack_from("<Q", data, 8)[0] - 1)(data),
         "has no tensor",
     ),
     "too many facts": (at(16, "<Q", 2**60), "metadata_kv_count is"),
-    "a fact less": (
-        lambda data: at(16, "<Q", struct.unpack_from("<Q", data, 16)[0] - 1)(data),
-        "",
-    ),
+    "a fact less": (lambda data: at(16, "<Q", struct.unpack_from("<Q", data, 16)[0] - 1)(data), ""),
     "a name's length": (at(24, "<Q", 2**40), "the length of the name of fact 0"),
     "a name of no length": (at(24, "<Q", 0), "empty or used twice"),
     "a name no UTF-8": (at(32, "<B", 0xFF), "no UTF-8"),

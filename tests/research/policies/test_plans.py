@@ -48,8 +48,7 @@ def test_what_objectives_need_is_judged_by_a_cycle_that_spends_the_whole_budget(
 
 
 @pytest.mark.parametrize(
-    ("speculation", "selection"),
-    [("off", ADASERVE), ("off", EQUAL_GREEDY), (None, SPECINFER)],
+    ("speculation", "selection"), [("off", ADASERVE), ("off", EQUAL_GREEDY), (None, SPECINFER)]
 )
 def test_whole_trees_need_no_selector(
     speculation: SpeculationOverride, selection: NodeSelection

@@ -173,18 +173,10 @@ def test_admission_bounds_drafts_and_keeps_objectives_of_whom_it_admits(policy: 
 
 def test_a_published_batch_takes_what_its_terms_say() -> None:
     machine = load_machine(FOLDER / f"{OPT}.yaml")
-    [plain] = run(
-        "vllm",
-        [load_request(token_ids=(0,) * 300, new_tokens=20)],
-        OPT,
-    )[1]
+    [plain] = run("vllm", [load_request(token_ids=(0,) * 300, new_tokens=20)], OPT)[1]
     assert plain.answer.ttft_ms == pytest.approx(0.06878 * 300 + 24.80)
     assert plain.answer.tpot_ms == pytest.approx(0.06878 + 24.80)
-    cycles, _ = run(
-        "vllm-spec-8",
-        [load_request(token_ids=(0,) * 300, new_tokens=12)],
-        OPT,
-    )
+    cycles, _ = run("vllm-spec-8", [load_request(token_ids=(0,) * 300, new_tokens=12)], OPT)
     assert machine.batch is not None
     assert machine.batch.ms(9, 8) == pytest.approx(0.07523 * 9 + 3.465 * 8 + 3.033)
     begins = [before.now_s * 1000 for before, *_ in cycles]

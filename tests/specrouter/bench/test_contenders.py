@@ -260,16 +260,6 @@ def test_peer_is_sent_the_key_that_is_given_or_the_environment_s(
     assert Server.authorized == ["Bearer given"] * 4
 
 
-def test_a_peer_s_key_that_cannot_be_sent_is_refused_without_telling_it(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(OPENAI_VARIABLE, "a secret\n")
-    with pytest.raises(ConfigError) as refused:
-        PeerContender(url)
-    assert refused.value.field == OPENAI_VARIABLE
-    assert "secret" not in str(refused.value)
-
-
 @pytest.mark.parametrize("address", ["http://127.0.0.1:9", "127.0.0.1:9", "ftp://x"])
 def test_unreachable_peer_is_refused_at_the_start(address: str) -> None:
     with pytest.raises(ConfigError, match=r"^--peer: "):

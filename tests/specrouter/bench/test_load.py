@@ -380,10 +380,7 @@ def test_key_goes_to_the_server_and_nowhere_else(
 
 
 def test_prompts_for_a_server_are_in_its_own_ids_and_within_its_limit(
-    server: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def opens(*_: object, **__: object) -> None:
         raise AssertionError("no model is needed here")

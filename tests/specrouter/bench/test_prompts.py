@@ -73,11 +73,6 @@ def test_bad_file_is_refused_with_its_line(content: str, complaint: str, tmp_pat
         load_prompts([file])
 
 
-def test_missing_file_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--prompts: cannot read /none"):
-        load_prompts([Path("/none")])
-
-
 def test_long_prompt_is_cut_from_the_left() -> None:
     found = tokenize({"x": ["abcdef", "ab"]}, Letters(), 3)["x"]
     assert [prompt.text for prompt in found] == ["def", "ab"]

@@ -54,9 +54,7 @@ def mix(**counts: int) -> list[Arrival]:
     ]
 
 
-def test_adaserve_trace_begins_at_0_in_order_and_milliseconds_become_ratios(
-    tmp_path: Path,
-) -> None:
+def test_adaserve_trace_begins_at_0_in_order_and_milliseconds_become_ratios(tmp_path: Path) -> None:
     found = read_trace(write(tmp_path, "a.csv", ADASERVE), baseline_ms=25.0)
     assert found == [
         Arrival(0.0, "coding", 100, 256, 1.2),
@@ -96,11 +94,6 @@ def test_azure_trace_has_the_category_of_its_file(
 def test_bad_trace_is_refused_with_its_line(content: str, complaint: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"^--trace: .*{complaint}"):
         read_trace(write(tmp_path, "bad.csv", content), 30.0)
-
-
-def test_missing_trace_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--trace: cannot read /none"):
-        read_trace(Path("/none"), 30.0)
 
 
 def test_poisson_arrivals_have_the_rate_and_the_mix_and_their_seed() -> None:

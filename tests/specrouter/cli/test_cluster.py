@@ -58,11 +58,7 @@ def test_a_restart_is_asked_for(url: str, capsys: pytest.CaptureFixture[str]) ->
     ],
 )
 def test_a_refusal_or_a_service_that_is_down_or_none_of_ours_is_told_with_code_1(
-    command: str,
-    given: tuple[object, int],
-    said: str,
-    url: str,
-    capsys: pytest.CaptureFixture[str],
+    command: str, given: tuple[object, int], said: str, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Service.given = given
     assert main(["cluster", command, "--url", url]) == 1

@@ -10,12 +10,7 @@ from hypothesis import strategies as st
 from specrouter.cycle import DraftShape, Option
 from specrouter.profile.acceptance import UNTRIED_ALPHA, TreeAcceptance
 from specrouter.profile.cycle_times import Workload, curve_of, verification_ms
-from specrouter.profile.prediction import (
-    Limits,
-    OptionGrid,
-    acceptance_rate,
-    target_only,
-)
+from specrouter.profile.prediction import Limits, OptionGrid, acceptance_rate, target_only
 from specrouter.profile.snapshot import Outcome, PerformanceSnapshot, TreeKey
 from specrouter.profile.time_curve import TimeCurve
 from specrouter.request.params import MAX_TREE_TOKENS, Chain
@@ -217,9 +212,7 @@ def test_earlier_outcomes_correct_a_prediction() -> None:
 
 
 @pytest.mark.parametrize("requests", [1, 20, 64, 300])
-def test_a_cycle_may_have_as_many_nodes_as_its_trees_where_they_cost_nothing(
-    requests: int,
-) -> None:
+def test_a_cycle_may_have_as_many_nodes_as_its_trees_where_they_cost_nothing(requests: int) -> None:
     known = snapshot({"small": flat(1e-3), "big": flat(50.0)}, {PAIR: 0.9})
     workload = replace(ONE, requests=requests)
     assert OptionGrid(PAIR, known, workload, Limits()).best().shape.nodes == MAX_TREE_TOKENS
@@ -246,19 +239,11 @@ def test_there_is_no_prediction_like_an_option_that_is_not_allowed() -> None:
     known = triple()
     option = best(PAIR, known)
     deep = replace(option, shape=replace(option.shape, depth=7))
-    for limits, wanted in (
-        (Limits(depth=2), option),
-        (Limits(nodes=3), option),
-        (Limits(), deep),
-    ):
+    for limits, wanted in ((Limits(depth=2), option), (Limits(nodes=3), option), (Limits(), deep)):
         assert OptionGrid(PAIR, known, ONE, limits).like(wanted) is None
 
 
-@given(
-    alpha=st.floats(0.01, 0.99),
-    requests=st.integers(1, 16),
-    later=st.floats(0.01, 0.99),
-)
+@given(alpha=st.floats(0.01, 0.99), requests=st.integers(1, 16), later=st.floats(0.01, 0.99))
 def test_expected_tokens_rise_with_the_nodes_and_stay_within_bounds(
     alpha: float, later: float, requests: int
 ) -> None:

@@ -17,14 +17,7 @@ from llguidance import LLTokenizer
 from llguidance.hf import from_tokenizer
 
 from checks.exact.arguments import open_oracle
-from checks.exact.arrangement import (
-    SELECTIONS,
-    Arrangement,
-    Mode,
-    Routed,
-    modes_of,
-    policies_of,
-)
+from checks.exact.arrangement import SELECTIONS, Arrangement, Mode, Routed, modes_of, policies_of
 from checks.exact.chi_square import fit_p_value
 from checks.exact.comparison import Case, all_divergences, assert_whole, compare
 from checks.exact.models import NAMES, pool_settings, save_family

@@ -15,13 +15,7 @@ from specrouter.profile.snapshot import Outcome
 from specrouter.profile.staircase import Staircase
 from specrouter.request.params import MAX_TREE_TOKENS
 from specrouter.slo.cycle_shape import LONGEST_WAIT, Beside, CycleChoice, choose_cycle
-from specrouter.slo.node_selection import (
-    GLOBAL_GREEDY,
-    GOODPUT,
-    WHOLE,
-    NodeSelection,
-    Progress,
-)
+from specrouter.slo.node_selection import GLOBAL_GREEDY, GOODPUT, WHOLE, NodeSelection, Progress
 from specrouter.slo.tree_planner import TreePlanner, cycle_cost, selection_of
 from specrouter.slo.tree_selection import CycleCost, global_greedy, most_valuable, whole
 from tests.specrouter.own_selections import FORMED, RESHAPING, UNPLANNED
@@ -125,8 +119,7 @@ def test_what_nobody_predicted_or_is_in_need_of_is_done_as_it_was_decided() -> N
 
 @pytest.mark.parametrize("others", [0, 7])
 @pytest.mark.parametrize(
-    ("rates", "prompt_tokens"),
-    [(HURRY, 0), (HURRY, 40), ([0.01] * 16, 0), ([np.inf] * 16, 0)],
+    ("rates", "prompt_tokens"), [(HURRY, 0), (HURRY, 40), ([0.01] * 16, 0), ([np.inf] * 16, 0)]
 )
 def test_goodput_takes_the_best_cycle(rates: list[float], prompt_tokens: int, others: int) -> None:
     waited = [0] * 15 + [LONGEST_WAIT]

@@ -13,13 +13,7 @@ from specrouter.cycle import Candidates
 from specrouter.request.params import MAX_TREE_TOKENS
 from specrouter.slo.tree_selection import CycleCost, global_greedy, most_valuable, whole
 from tests.pure import few
-from tests.specrouter.optimal_trees import (
-    Forest,
-    Node,
-    expected_tokens,
-    nodes_of,
-    random_forest,
-)
+from tests.specrouter.optimal_trees import Forest, Node, expected_tokens, nodes_of, random_forest
 
 
 def cases(seed: int, count: int) -> Iterator[Forest]:

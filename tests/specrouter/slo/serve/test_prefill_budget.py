@@ -10,11 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specrouter.profile.batch_time import RooflineTime
-from specrouter.slo.serve.prefill_budget import (
-    AutoregressiveBudget,
-    SpeculativeBudget,
-    accepted,
-)
+from specrouter.slo.serve.prefill_budget import AutoregressiveBudget, SpeculativeBudget, accepted
 from tests.specrouter.slo_machines import OPT_7B, OPT_13B
 
 TIERS = (50.0, 100.0)
