@@ -204,7 +204,7 @@ def _from_pretrained(
     config: ModelConfig, part: TextPart, directory: Path, placement: Placement
 ) -> _Read:
     options: dict[str, Any] = {}
-    if part.is_composite:
+    if part.is_changed:
         options |= {"config": part.config, "key_mapping": dict(part.renamed)}
     if stored_as(part.config) == "mxfp4":
         options["quantization_config"] = Mxfp4Config(dequantize=True)

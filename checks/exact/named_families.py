@@ -189,8 +189,8 @@ NAMED: tuple[Family, ...] = (
     _composite("qwen3_vl", {}),
     _composite("qwen2_5_vl", {"use_sliding_window": False}),
     Family("qwen2_5_vl with windows", "qwen2_5_vl"),
-    # Its temperature follows the place in a pass, not the position: nobody could serve it in packs.
-    *(Family(f"llama 4, tuned from {start}", "llama4_text", {
-        **_EVERY_LAYER, "no_rope_layers": [1, 1, 1, 0], "floor_scale": start}, expected="refused")
-      for start in (SCALE_FROM // 5, SCALE_FROM)),
+    # Within their first chunk, where the tuning of temperature has not begun
+    *(Family(f"llama 4, {name}", "llama4_text", {
+        "no_rope_layers": [1, 1, 1, 0], "attention_chunk_size": chunk, "floor_scale": start})
+      for name, chunk, start in (("chunks", 160, 512), ("tuned", 512, 161))),
 )  # fmt: skip

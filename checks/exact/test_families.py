@@ -47,16 +47,6 @@ def test_no_class_says_what_generate_does_not_or_ends_in_a_traceback() -> None:
     assert sum(one.status == "exact" for one in verdicts) > 40
 
 
-@pytest.mark.parametrize(
-    ("name", "layer"), [("llama 4, tuned from 40", "layer 3"), ("llama 4, tuned from 8", "layer 3")]
-)
-def test_a_temperature_by_place_is_refused_before_weights(name: str, layer: str) -> None:
-    [family] = [family for family in NAMED if family.name == name]
-    verdict = verdict_of(family)
-    assert (verdict.status, verdict.before_weights) == ("refused", True)
-    assert layer in verdict.reason
-
-
 # The check itself
 
 

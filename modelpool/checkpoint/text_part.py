@@ -3,6 +3,7 @@
 Contract: a pure function of a configuration. Composites (text beside images or sound) are an
 allow-list: of each the text model alone is loaded, by a causal class of `transformers`, and its
 weights are found under their names in the composite. What the other parts hold is never read.
+Llama 4 is served within its first chunk, where all its attention is ordinary.
 """
 
 import copy
@@ -43,12 +44,13 @@ _OTHER_PARTS = re.compile(
 class TextPart:
     """
     Attributes:
-        config: of the causal class that is loaded.
+        config: of the causal class that is loaded; not the checkpoint's own if `is_changed`.
         renamed: patterns of the checkpoint's names, and what the class has in their place.
     """
 
     config: Any
     is_composite: bool = False
+    is_changed: bool = False
     renamed: Mapping[str, str] = field(default_factory=dict)
 
     def has(self, name: str) -> bool:
@@ -64,18 +66,34 @@ class TextPart:
 
 def text_part(config: Any) -> TextPart:
     """The part of a model of this configuration that is served."""
-    if config.model_type not in _COMPOSITES:
-        return TextPart(config)
     text = config.get_text_config(decoder=True)
-    if text is config:
-        return TextPart(config)
+    if config.model_type not in _COMPOSITES or text is config:
+        first = _first_chunk(config)
+        return TextPart(first, is_changed=first is not config)
     kind = _COMPOSITES[config.model_type]
     text = copy.deepcopy(text) if kind is None else _as(kind, text)
     text.tie_word_embeddings = getattr(config, "tie_word_embeddings", text.tie_word_embeddings)
     for declared in ("dtype", "quantization_config", "compression_config"):
         if getattr(text, declared, None) is None and getattr(config, declared, None) is not None:
             setattr(text, declared, getattr(config, declared))
-    return TextPart(text, is_composite=True, renamed=_RENAMED)
+    return TextPart(_first_chunk(text), is_composite=True, is_changed=True, renamed=_RENAMED)
+
+
+def _first_chunk(config: Any) -> Any:
+    """Of a Llama 4 one that computes the same up to where a second chunk or the tuning of the
+    temperature begins. That follows the place in a pass, and not the position."""
+    if config.model_type != "llama4_text":
+        return config
+    first = copy.deepcopy(config)
+    ends = [first.max_position_embeddings]
+    if "chunked_attention" in first.layer_types:
+        ends.append(first.attention_chunk_size)
+    if first.attn_temperature_tuning:
+        ends.append(int(first.floor_scale) - 1)
+    first.max_position_embeddings = min(ends)
+    first.layer_types = ["full_attention"] * first.num_hidden_layers
+    first.attn_temperature_tuning = False
+    return first
 
 
 def _as(kind: type[Any], text: Any) -> Any:

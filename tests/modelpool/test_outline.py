@@ -45,11 +45,6 @@ from tests.modelpool.toy_hybrid import AverageOfPacks, ToyHybridConfig
 
 # What the reason must name: the layer, where it is one that cannot be served.
 REFUSED: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
-    "llama4": (Llama4TextConfig, "layer 0 is of type chunked_attention"),
-    "llama4-full": (
-        lambda: Llama4TextConfig(layer_types=["full_attention"] * 4, num_hidden_layers=4),
-        "layer 3: what it attends with depends on a token's place in the pack",
-    ),
     "jamba": (JambaConfig, ""),
     "mamba2": (Mamba2Config, ""),
     "bloom": (BloomConfig, "does not dispatch its attention"),
@@ -152,6 +147,23 @@ def closed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "open", opened)
     monkeypatch.setattr("safetensors.safe_open", loaded)
     monkeypatch.setattr("transformers.modeling_utils.safe_open", loaded)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({}, "layer 0 is of type chunked_attention"),
+        (
+            {"layer_types": ["full_attention"] * 4, "num_hidden_layers": 4},
+            "layer 3: what it attends with depends on a token's place in the pack",
+        ),
+    ],
+)
+def test_chunks_and_places_are_refused(settings: dict[str, Any], reason: str) -> None:
+    config: Any = Llama4TextConfig(**settings)
+    config.model_type = "like_llama4"  # not known to be ordinary within its first chunk
+    with pytest.raises(UnservedModel, match=reason):
+        outline_of(config)
 
 
 @pytest.mark.slow

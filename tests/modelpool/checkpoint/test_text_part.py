@@ -3,7 +3,15 @@
 from typing import Any
 
 import pytest
-from transformers import Gemma3Config, LlamaConfig, Mistral3Config, Qwen3Config, Qwen3VLConfig
+from transformers import (
+    Gemma3Config,
+    Llama4Config,
+    Llama4TextConfig,
+    LlamaConfig,
+    Mistral3Config,
+    Qwen3Config,
+    Qwen3VLConfig,
+)
 
 from modelpool.checkpoint.text_part import text_part
 
@@ -34,6 +42,29 @@ def test_a_text_model_without_a_class_of_its_own_is_one_that_computes_the_same()
     assert type(part.config) is Qwen3Config
     assert (part.config.hidden_size, part.config.head_dim) == (256, 128)
     assert part.config.rope_parameters == {"rope_type": "default", "rope_theta": 5e6}
+
+
+@pytest.mark.parametrize(
+    ("settings", "longest"),
+    [
+        ({}, 8191),
+        ({"attention_chunk_size": 64}, 64),
+        ({"attn_temperature_tuning": False}, 8192),
+        ({"layer_types": ["full_attention"] * 48, "floor_scale": 100}, 99),
+        ({"max_position_embeddings": 32}, 32),
+    ],
+)
+def test_llama_4_is_served_to_where_its_attention_becomes_another(
+    settings: dict[str, Any], longest: int
+) -> None:
+    config = Llama4TextConfig(**settings)
+    kinds = list(config.layer_types or ())
+    for part in (text_part(config), text_part(Llama4Config(text_config=config.to_dict()))):
+        assert part.is_changed
+        assert part.config.max_position_embeddings == longest
+        assert set(part.config.layer_types) == {"full_attention"}
+        assert not part.config.attn_temperature_tuning
+    assert config.layer_types == kinds, "it is the caller's"
 
 
 @pytest.mark.parametrize(
