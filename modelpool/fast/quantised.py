@@ -5,7 +5,7 @@ share one product: `joined` (`fast.joined`) computes them together, while each o
 computes all and keeps its part.
 
 With `int4` a layer whose weights 4 bits hold badly is in int8, and so is the head, whose error no
-later layer makes good.
+later layer makes good. Columns that are far smaller than the others are scaled (`SmoothedWeight`).
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +22,25 @@ from modelpool.fast.int4 import Int4Weight, Int8PanelWeight, PanelWeight, exact_
 from modelpool.fast.int8 import Int8Weight
 from modelpool.fast.linear import TOGETHER, is_hooked, let_go_of_file
 
-QuantisedWeight = Int8Weight | PanelWeight
+_RARE = 16  # times smaller than the median: a column that outliers of activations go with
+
+
+class SmoothedWeight:
+    """A weight whose smallest columns were multiplied by powers of two, and their activations are
+    divided by these: outliers, which would take most levels from the rest of their row."""
+
+    def __init__(self, weight: "QuantisedWeight", factors: Tensor) -> None:
+        """`factors` [in], of the columns."""
+        self.in_features: int = weight.in_features
+        self.out_features: int = weight.out_features
+        self._weight, self._parts = weight, 1 / factors
+
+    def multiply(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """As `Int8Weight.multiply`."""
+        return self._weight.multiply(x.float().mul(self._parts), dtype or x.dtype)
+
+
+QuantisedWeight = Int8Weight | PanelWeight | SmoothedWeight
 
 # Of weights in int4: of normally distributed ones 0.08, of those with heavy tails more.
 _MOST_ERROR = 0.1
@@ -146,14 +164,19 @@ def _replaced(
     sizes = [len(_weight(layer)) for layer in layers]
     biases = [layer.bias.detach() for layer in layers if isinstance(layer.bias, Tensor)]
     bias = torch.cat(biases) if biases else None
-    small = _in_int4(layers) if in_int4 and not any(values) else None
+    plain = [_weight(layer).detach() for layer in layers]
+    factors = None if any(values) else column_factors(plain)
+    plain = plain if factors is None else [one * factors.to(one.dtype) for one in plain]
+    small = _in_int4(plain) if in_int4 and not any(values) else None
     if small:
-        shared = _weight_in_int4(list(small), bias)
+        shared: QuantisedWeight = _weight_in_int4(list(small), bias)
         roundings = _all_to("int4", small.values())
     else:
-        wide = [_of_int8(*pair) for pair in zip(layers, values, strict=True)]
+        wide = [_of_int8(*pair) for pair in zip(plain, values, strict=True)]
         shared = _in_int8([one for one, _ in wide], bias)
         roundings = _all_to("int8", [error for _, error in wide])
+    shared = _smoothed(shared, factors)
+    del plain
     for layer in layers:
         layer.register_parameter("weight", None)
     start = 0
@@ -167,13 +190,33 @@ def weight_of(
 ) -> tuple[QuantisedWeight, tuple[KeptWeights, float]]:
     """Of [out, in]: in int4 where that is asked and holds it well, else in int8; and its rounding,
     to what and its relative error."""
-    if in_int4:
-        small = Int4Values.of(plain)
-        error = small.relative_error(plain)
-        if error <= _MOST_ERROR:
-            return _weight_in_int4([small], bias), ("int4", error)
+    factors = column_factors([plain])
+    if factors is not None:
+        plain = plain * factors.to(plain.dtype)
+    small = _in_int4([plain]) if in_int4 else None
+    if small:
+        [(narrow, error)] = small.items()
+        return _smoothed(_weight_in_int4([narrow], bias), factors), ("int4", error)
     wide = Int8Values.of(plain)
-    return _in_int8([wide], bias), ("int8", wide.relative_error(plain))
+    found = _smoothed(_in_int8([wide], bias), factors)
+    return found, ("int8", wide.relative_error(plain))
+
+
+def _smoothed(weight: QuantisedWeight, factors: Tensor | None) -> QuantisedWeight:
+    return weight if factors is None else SmoothedWeight(weight, factors)
+
+
+def column_factors(weights: Sequence[Tensor]) -> Tensor | None:
+    """[in] powers of two that make small columns of weights [out, in], which read the same input,
+    about as large as the median one. None: no column is a sixteenth of it or less."""
+    largest = torch.stack([one.abs().amax(dim=0).float() for one in weights]).amax(dim=0)
+    there = largest > 0
+    ratios = largest[there].median() / largest if bool(there.any()) else largest
+    is_rare = there & (ratios >= _RARE)
+    if not bool(is_rare.any()):
+        return None
+    steps = torch.where(is_rare, ratios.clamp(min=1.0, max=2.0**10), 1.0).log2().floor()
+    return torch.ldexp(torch.ones_like(steps), steps.int())
 
 
 def _all_to(
@@ -182,18 +225,18 @@ def _all_to(
     return [None if error is None else (kept, error) for error in errors]
 
 
-def _of_int8(layer: nn.Module, kept: Int8Values | None) -> tuple[Int8Values, float | None]:
+def _of_int8(plain: Tensor, kept: Int8Values | None) -> tuple[Int8Values, float | None]:
     """A layer's weight, and what rounding it changed."""
     if kept is not None:
         return kept, None
-    found = Int8Values.of(_weight(layer))
-    return found, found.relative_error(_weight(layer))
+    found = Int8Values.of(plain)
+    return found, found.relative_error(plain)
 
 
-def _in_int4(layers: Sequence[nn.Module]) -> dict[Int4Values, float] | None:
+def _in_int4(weights: Sequence[Tensor]) -> dict[Int4Values, float] | None:
     """With their errors. None: 4 bits hold one of them badly."""
-    found = {Int4Values.of(_weight(layer)): layer for layer in layers}
-    errors = {one: one.relative_error(_weight(layer)) for one, layer in found.items()}
+    found = {Int4Values.of(one): one for one in weights}
+    errors = {small: small.relative_error(plain) for small, plain in found.items()}
     return errors if max(errors.values()) <= _MOST_ERROR else None
 
 

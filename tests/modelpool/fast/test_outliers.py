@@ -1,0 +1,112 @@
+"""Outliers of activations, planted with small columns of weights: the function is the same."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import Qwen3MoeConfig
+
+from modelpool.checkpoint.int8_values import Int8Values
+from modelpool.config import PoolConfig, validate_config
+from modelpool.fast import quantised
+from modelpool.fast.experts import QuantisedExperts
+from modelpool.fast.int8 import Int8Weight
+from modelpool.fast.quantised import QuantisedLinear, SmoothedWeight, column_factors
+from modelpool.packed_model import PackedModel
+from modelpool.pool import ModelPool
+from tests.modelpool.compressed import logits, needs_int8
+from tests.modelpool.factories import save_llama, save_model
+
+_FACTOR = 128.0  # a power of two: the plain model keeps its bits
+_READERS = {
+    "input_layernorm": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "post_attention_layernorm": ("mlp.gate_proj", "mlp.up_proj"),
+}
+
+
+def loaded(path: Path, weights: str) -> PackedModel:
+    settings = {"name": "m", "source": str(path), "device": "cpu", "weights": weights}
+    config = validate_config(PoolConfig, {"target": "m", "models": [settings]}, "pool")
+    return ModelPool(config).get("m")
+
+
+def plant(path: Path) -> None:
+    """In the inputs of each projection but the attention's output, in one channel of sixteen."""
+    tensors = load_file(path / "model.safetensors")
+    for name in [one for one in tensors if one.endswith("layernorm.weight")]:
+        layer, _, norm = name.removesuffix(".weight").rpartition(".")
+        tensors[name][3::16] *= _FACTOR
+        readers = [one for one in tensors if one.startswith(f"{layer}.mlp.")]
+        readers = [one for one in readers if "down" not in one]
+        if norm == "input_layernorm":
+            readers = [f"{layer}.{one}.weight" for one in _READERS[norm]]
+        for reader in readers:
+            tensors[reader][:, 3::16] /= _FACTOR
+    for name in [one for one in tensors if "up_proj" in one]:
+        tensors[name][5::16] *= _FACTOR
+        tensors[name.replace("up_proj", "down_proj")][:, 5::16] /= _FACTOR
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+
+
+def difference(found: Tensor, wanted: Tensor) -> float:
+    return float((found - wanted).norm() / wanted.norm())
+
+
+@needs_int8
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("is_mixture", [False, True])
+def test_quantised_weights_lose_no_more_by_outliers(
+    weights: str, is_mixture: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"hidden": 64, "dtype": "float32", "layers": 1}
+    if is_mixture:
+        save_model(Qwen3MoeConfig, tmp_path, **options)
+    else:
+        save_llama(tmp_path, **options)
+    plain, rounded = (logits(loaded(tmp_path, one)) for one in ("auto", weights))
+    usual = difference(rounded, plain)
+    plant(tmp_path)
+    assert torch.equal(logits(loaded(tmp_path, "auto")), plain)
+    model = loaded(tmp_path, weights)
+    assert difference(logits(model), plain) < 1.5 * usual
+    kinds = [one for one in model.model.modules() if isinstance(one, QuantisedLinear)]
+    assert any(isinstance(one.shared, SmoothedWeight) for one in kinds)
+    mixtures = [one for one in model.model.modules() if isinstance(one, QuantisedExperts)]
+    assert all(isinstance(one, SmoothedWeight) for each in mixtures for one in each.kept)
+    assert len(mixtures) == is_mixture
+    monkeypatch.setattr(quantised, "column_factors", lambda weights: None)
+    monkeypatch.setattr("modelpool.packed_model.check_parity", lambda *_: None)
+    assert difference(logits(loaded(tmp_path, weights)), plain) > 2 * usual
+
+
+@needs_int8
+def test_a_smoothed_weight_is_that_of_the_scaled_columns() -> None:
+    random = torch.Generator().manual_seed(0)
+    weight, x = (torch.randn(shape, generator=random) for shape in ((48, 64), (5, 64)))
+    weight[:, 7] /= 100
+    factors = column_factors([weight])
+    assert factors is not None
+    assert factors.tolist() == [64.0 if one == 7 else 1.0 for one in range(64)]
+    smooth, _ = quantised.weight_of(weight, None, in_int4=False)
+    plain = Int8Weight([Int8Values.of(weight * factors)], None)
+    for dtype in (torch.float32, torch.bfloat16):
+        found = smooth.multiply(x.to(dtype))
+        wanted = plain.multiply(x.to(dtype).float() / factors, dtype)
+        assert found.dtype == dtype
+        assert torch.equal(found, wanted)
+        assert torch.equal(found[1:3], smooth.multiply(x.to(dtype)[1:3]))
+
+
+def test_columns_of_nothing_and_of_a_tenth_stay() -> None:
+    weight = torch.randn(48, 64, generator=torch.Generator().manual_seed(0)).sign()
+    weight[:, 1], weight[:, 2] = 0, weight[:, 2] / 10
+    assert column_factors([weight]) is None
+    assert column_factors([torch.zeros(4, 8)]) is None
+    weight[:, 3] /= 1e6
+    found = column_factors([weight])
+    assert found is not None
+    assert found[3] == 1024
+    assert column_factors([weight, weight.abs().clamp(min=1)]) is None  # another reader needs it
