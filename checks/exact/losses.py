@@ -22,7 +22,7 @@ def losing_models(router: ChainRouter, share: float) -> Iterator[Counter[str]]:
     pool, manager = engine._pool, engine._manager
     states, draws = engine._executor.states, np.random.default_rng(7)
     names = list(pool.models)
-    follow = engine._book.follow
+    follow = engine.book.follow
 
     def lose() -> str:
         name = names[int(draws.integers(len(names)))]
@@ -30,7 +30,7 @@ def losing_models(router: ChainRouter, share: float) -> Iterator[Counter[str]]:
             states.forget_evicted()
             return f"evicted {name}"
         if name != pool.target:
-            engine._quarantine.add(ModelFailure(name, RuntimeError("lost")), engine._step.cycle)
+            engine._quarantine.add(ModelFailure(name, RuntimeError("lost")), engine.steps.cycle)
             states._drop(name)
             return f"rested {name}"
         states._drop(name)
@@ -43,5 +43,5 @@ def losing_models(router: ChainRouter, share: float) -> Iterator[Counter[str]]:
         follow()
         manager.check_integrity()
 
-    with patch.object(engine._book, "follow", lose_and_follow):
+    with patch.object(engine.book, "follow", lose_and_follow):
         yield lost

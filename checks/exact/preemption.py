@@ -41,7 +41,7 @@ class RandomPreemption:
 @contextlib.contextmanager
 def preempting(engine: Engine, share: float) -> Iterator[RandomPreemption]:
     """The engine's admission, disturbed, whatever is asked for meanwhile."""
-    policies = engine._policies
+    policies = engine.policies
     usual = policies.admission, policies._admission, policies.admits
     disturbed = RandomPreemption(policies.admits, share)
     policies.admission, policies._admission, policies.admits = "slo", SLO, disturbed

@@ -66,7 +66,7 @@ class TapedService(LoggedService):
         self._stack.close()
         super().use(policy)
         engine = self._of.instruments.engine
-        step, forwards = engine._step, engine._executor._runtime.clock
+        step, forwards = engine.steps, engine._executor._runtime.clock
         tape = recording(step, (forwards, "_report"), time.perf_counter)
         self.cycles, self.sent_s = self._stack.enter_context(tape), []
         self.admits: Admit = step.planning.policies.admits

@@ -14,7 +14,7 @@ from specrouter.engine.admission_log import AdmissionRecord
 from specrouter.engine.cycle_log import CycleTimes
 from specrouter.engine.decode_counts import DecodeFigures
 from specrouter.engine.engine_state import EngineState
-from specrouter.engine.prefix_log import PrefixRecord
+from specrouter.engine.prefix_record import PrefixRecord
 from specrouter.engine.request_meter import RequestMeter
 from specrouter.profile.profiler import EngineStatistics
 from specrouter.profile.snapshot import PerformanceSnapshot

@@ -14,7 +14,7 @@ from specrouter.cluster.state import ReplicaState, RoutedRequest
 from specrouter.engine.admission_log import AdmissionRecord
 from specrouter.engine.decode_counts import DecodeFigures
 from specrouter.engine.engine_state import EngineState
-from specrouter.engine.prefix_log import PrefixRecord
+from specrouter.engine.prefix_record import PrefixRecord
 from specrouter.engine.request import Request
 from specrouter.engine.slo_accounts import AdmissionCounts
 from specrouter.profile.profiler import EngineStatistics

@@ -5,7 +5,6 @@ saw. Metrics are in Prometheus' form; sums over replicas stand under the engine'
 """
 
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import reduce
@@ -22,6 +21,7 @@ from prometheus_client.metrics_core import (
 from specrouter.cluster.link import ReplicaReport
 from specrouter.cluster.member import Member
 from specrouter.cluster.state import ReplicaState
+from specrouter.engine.decode_counts import TimeCounts
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.request_meter import RequestMeter
 from specrouter.engine.slo_accounts import AdmissionCounts, SloAccounts
@@ -83,34 +83,30 @@ def _added(one: Any, other: Any) -> Any:
     return one + other
 
 
-class StateAges:
+class StateAges(TimeCounts):
     """How old the state of every replica was at every decision. Told by one thread; may be asked
     from any."""
 
     def __init__(self) -> None:
-        self._counts = [0] * (len(AGE_BOUNDS_S) + 1)
-        self._sum_s = 0.0
+        super().__init__(AGE_BOUNDS_S)
 
     def note(self, ages_s: Iterable[float]) -> None:
         for age_s in ages_s:
-            self._counts[bisect_left(AGE_BOUNDS_S, age_s)] += 1
-            self._sum_s += age_s
+            self.add(age_s)
 
     def share_within(self, bound_s: float) -> float:
         """Of all, at most one of `AGE_BOUNDS_S` old; 1 where there were none."""
-        within = self._counts[: AGE_BOUNDS_S.index(bound_s) + 1]
-        return sum(within) / sum(self._counts) if any(self._counts) else 1.0
+        counts = self.figures().counts
+        return counts[AGE_BOUNDS_S.index(bound_s)] / counts[-1] if counts[-1] else 1.0
 
     def metric(self) -> Metric:
         family = HistogramMetricFamily(
             "specrouter_replica_state_age_at_use_seconds",
             "How old what a replica had told was, when a request was routed by it.",
         )
-        counted, buckets = 0, []
-        for bound, count in zip((*map(str, AGE_BOUNDS_S), "+Inf"), list(self._counts), strict=True):
-            counted += count
-            buckets.append((bound, float(counted)))
-        family.add_metric((), buckets, self._sum_s)
+        figures, bounds = self.figures(), (*map(str, AGE_BOUNDS_S), "+Inf")
+        buckets = list(zip(bounds, map(float, figures.counts), strict=True))
+        family.add_metric((), buckets, figures.sum_s)
         return family
 
 

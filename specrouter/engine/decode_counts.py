@@ -95,12 +95,12 @@ class TimeCounts:
     """Times in buckets. The client library's histogram would lock once per value, and cannot
     count a value several times."""
 
-    def __init__(self) -> None:
-        self._counts = [0] * (len(TIME_BOUNDS_S) + 1)
+    def __init__(self, bounds_s: Sequence[float] = TIME_BOUNDS_S) -> None:
+        self._bounds_s, self._counts = bounds_s, [0] * (len(bounds_s) + 1)
         self._sum_s = 0.0
 
     def add(self, time_s: float, times: int = 1) -> None:
-        self._counts[bisect_left(TIME_BOUNDS_S, time_s)] += times
+        self._counts[bisect_left(self._bounds_s, time_s)] += times
         self._sum_s += time_s * times
 
     def figures(self) -> TimeFigures:

@@ -20,15 +20,12 @@ from specrouter.config import (
     TreesConfig,
 )
 from specrouter.cycle import DraftShape, ModelFailure
-from specrouter.engine.admission_log import AdmissionRecord
 from specrouter.engine.admission_queue import waiting_time_s
-from specrouter.engine.cycle_log import CycleTimes
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.fingerprint import fingerprint_of
 from specrouter.engine.output_file import output_file_of
 from specrouter.engine.plan_check import PlanCheck
 from specrouter.engine.policies import PoliciesInUse, with_exact_trees
-from specrouter.engine.prefix_log import PrefixRecord
 from specrouter.engine.request_book import RequestBook
 from specrouter.engine.request_meter import RequestMeter
 from specrouter.engine.slo_accounts import SloAccounts
@@ -49,7 +46,6 @@ from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS, Chain
 from specrouter.request.running import RunningRequest
 from specrouter.routing.chain_policy import Models
-from specrouter.routing.decision_record import DecisionRecord
 from specrouter.slo.serve.promises import Promises
 from specrouter.view import SCHEDULED, ChainDecision
 from statemgr import StateManager
@@ -58,6 +54,11 @@ logger = logging.getLogger(__name__)
 
 
 class Engine:
+    """Attributes, to be read from any thread:
+    profiler: what was learned. `policies`: in use, and those before.
+    book: its requests, and what was counted of them; `steps`: their cycles.
+    """
+
     def __init__(self, config: RouterConfig, pool: ModelPool) -> None:
         engine = config.engine
         self._config = config
@@ -86,7 +87,7 @@ class Engine:
             time.perf_counter,
         )
         meter = RequestMeter(pool.target, config.slo_classes)
-        self._book = RequestBook(
+        self.book = RequestBook(
             executor=self._executor,
             slo_accounts=SloAccounts(),
             meter=meter,
@@ -96,11 +97,11 @@ class Engine:
         )
         plan = pool.plan(pool.target)
         exact = with_exact_trees(engine, plan.dtype, plan.weights)
-        self._policies = PoliciesInUse(exact, pool, parameters, (config.scheduler, config.trees))
-        self._step = DecodingStep(
-            self._book,
+        self.policies = PoliciesInUse(exact, pool, parameters, (config.scheduler, config.trees))
+        self.steps = DecodingStep(
+            self.book,
             views,
-            self._policies,
+            self.policies,
             PlanCheck(pool.names, pool.target, pool.draft_only, engine.most_batch_tokens),
             self.profiler,
             faults=self._faults,
@@ -108,8 +109,7 @@ class Engine:
             prefill_chunk=engine.prefill_chunk,
             clock=time.perf_counter,
         )
-        self.decode_counts = self._step.counts
-        self._quarantine = self._step.quarantine
+        self._quarantine = self.steps.quarantine
         self._baseline_ms: float | None = None  # the last that made sense
         self._prefill_ms = 0.0  # of a prompt token
         self._stepping = StepLock()  # state may be looked at from outside between steps
@@ -118,25 +118,17 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._book.waiting or self._book.running)
+        return bool(self.book.waiting or self.book.running)
 
     @property
     def waiting(self) -> int:
         """Requests that wait for a row."""
-        return len(self._book.waiting)
+        return len(self.book.waiting)
 
     @property
     def free_rows(self) -> int:
         """That requests can have at once: none while the first in the queue waits for memory."""
-        return 0 if self._step.is_full else self._manager.rows - len(self._book.running)
-
-    @property
-    def slo_accounts(self) -> SloAccounts:
-        return self._book.slo_accounts
-
-    @property
-    def meter(self) -> RequestMeter:
-        return self._book.meter
+        return 0 if self.steps.is_full else self._manager.rows - len(self.book.running)
 
     @property
     def step_s(self) -> float:
@@ -146,35 +138,15 @@ class Engine:
     @property
     def decision(self) -> ChainDecision:
         """In use for requests that leave all open; before there was one, what one would get."""
-        in_use = self._policies.current.standing.in_use.get(SCHEDULED)
+        in_use = self.policies.current.standing.in_use.get(SCHEDULED)
         if in_use is not None:
             return in_use.decision
         return self._choice(Workload(requests=1), self.profiler.snapshot())
 
-    @property
-    def cycles(self) -> list[CycleTimes]:
-        """The last ones, oldest first."""
-        return self._step.cycles.last()
-
-    @property
-    def decisions(self) -> list[DecisionRecord]:
-        """The last switches of chain or trees, oldest first."""
-        return list(self._policies.current.records)
-
-    @property
-    def admissions(self) -> list[AdmissionRecord]:
-        """The last decisions of admission about objectives, oldest first."""
-        return self._book.admissions.records
-
-    @property
-    def prefixes(self) -> list[PrefixRecord]:
-        """What the last requests found in the prefix cache, oldest first."""
-        return self._book.prefixes.records
-
     def state(self) -> EngineState:
         manager, names = self._manager, self._pool.names
         states = {name: manager.state(name) for name in names}
-        running = list(self._book.running.values())
+        running = list(self.book.running.values())
         promising = (one for one in running if not (one.is_declined or one.spec.prefill_only))
         promised = [one.pace.tpot_ms(one.objective) for one in promising]
         reserved, capacity = manager.reserved_tokens, manager.rows * manager.max_tokens
@@ -188,23 +160,23 @@ class Engine:
             kv_capacity_tokens=manager.budget_tokens or capacity,
             kv_bytes={name: state.nbytes for name, state in states.items() if state is not None},
             quarantines={name: self._quarantine.counts[name] for name in names},
-            quarantined=frozenset(names) - self._quarantine.available(names, self._step.cycle),
+            quarantined=frozenset(names) - self._quarantine.available(names, self.steps.cycle),
             control_faults=dict(self._faults.counts),
             weight_bytes=self._pool.weight_bytes(),
             unread_tokens=sum(
                 one.committed_tokens
-                for one in (*self._book.waiting, *running)
+                for one in (*self.book.waiting, *running)
                 if not one.produced_tokens
             ),
             tightest_tpot_ms=min((each for each in promised if each is not None), default=None),
             kv_cached_tokens=manager.cached_slots,
             cache=replace(manager.cache_counts),
-            pace_margin=self._book.promises.pace_margin,
+            pace_margin=self.book.promises.pace_margin,
         )
 
     def seconds_until_admitted(self, waiting: int) -> float:
         """When that many will have been admitted, if others end as they did while some waited."""
-        each_s = self._looked_up(lambda: self._book.pace.seconds_per_request(time.perf_counter()))
+        each_s = self._looked_up(lambda: self.book.pace.seconds_per_request(time.perf_counter()))
         return waiting_time_s(each_s, waiting)
 
     def can_ever_fit(self, tokens: int) -> bool:
@@ -247,34 +219,34 @@ class Engine:
     def predict(self, chain: Chain, shape: DraftShape, requests: int) -> float:
         """See `ChainRouter.predict`."""
         snapshot, workload = self.profiler.snapshot(), Workload(requests=requests)
-        scheduler = self._policies.current.planner.scheduler
+        scheduler = self.policies.current.planner.scheduler
         option = scheduler.predict(snapshot, workload, chain, shape)
         return option.ms_per_token * snapshot.machine
 
     def predicted_tpot_ms(self, requests: int) -> float:
         """Of each of so many requests that decode together, by the chain that would be chosen."""
         snapshot, workload = self.profiler.snapshot(), Workload(requests=requests)
-        scheduler = self._policies.current.planner.scheduler
+        scheduler = self.policies.current.planner.scheduler
         chosen = self._choice(workload, snapshot)
         option = scheduler.predict(snapshot, workload, chosen.chain, chosen.shape)
         return option.ms_per_token * snapshot.machine
 
     def _choice(self, workload: Workload, snapshot: PerformanceSnapshot) -> ChainDecision:
-        available = self._quarantine.available(self._pool.names, self._step.cycle)
-        scheduler = self._policies.current.planner.scheduler
+        available = self._quarantine.available(self._pool.names, self.steps.cycle)
+        scheduler = self.policies.current.planner.scheduler
         return scheduler.choose(snapshot, workload, Models(available))
 
     def check_integrity(self) -> None:
         with self._stepping:
             self._manager.check_integrity()
-            assert self._manager.free_rows == self._manager.rows - len(self._book.running)
+            assert self._manager.free_rows == self._manager.rows - len(self.book.running)
 
     def set_policy(
         self, config: SchedulerConfig, trees: TreesConfig, admission: str | None = None
     ) -> None:
         """Routes by another policy from now on; what was learned stays. See `PoliciesInUse`."""
         with self._stepping:
-            self._policies.use((config, trees), admission)
+            self.policies.use((config, trees), admission)
 
     # Before the first cycle
 
@@ -291,7 +263,7 @@ class Engine:
         """
         if not self._config.engine.preload:
             return
-        for name in self._policies.current.planner.scheduler.drafters:
+        for name in self.policies.current.planner.scheduler.drafters:
             if self._executor.is_open(name) or name in self._quarantine:
                 continue
             if not self._pool.has_room(name):
@@ -301,34 +273,34 @@ class Engine:
                 try:
                     self._executor.prepare_model(name)
                 except StageError as error:
-                    self._quarantine.add(error.failure, self._step.cycle)
+                    self._quarantine.add(error.failure, self.steps.cycle)
 
     # A cycle
 
     def enqueue(self, request: RunningRequest) -> None:
-        self._book.waiting.push(request)
+        self.book.waiting.push(request)
 
     def step(self) -> None:
         with self._stepping.step():
-            self._step.run()
+            self.steps.run()
 
     # Ends
 
     def cancel_all(self) -> None:
         """Ends every request, waiting ones included."""
-        self._book.end_all([(one, "cancelled", None) for one in self._book])
+        self.book.end_all([(one, "cancelled", None) for one in self.book])
 
     def abandon(self, cause: str, others: Sequence[RunningRequest] = ()) -> None:
         """After a failure of the engine itself: its state is beyond use, but all are told, and
         `others`, which may not be queued here."""
         self.abandon_running(cause)
-        self._book.tell_waiting(cause)
-        self._book.tell(others, "unserved", cause)
+        self.book.tell_waiting(cause)
+        self.book.tell(others, "unserved", cause)
 
     def abandon_running(self, cause: str) -> None:
         """The same, but those that wait may still be served by the successor."""
-        self._book.is_abandoned = True
-        self._book.tell(self._book.running.values(), "error", cause)
+        self.book.is_abandoned = True
+        self.book.tell(self.book.running.values(), "error", cause)
 
     def save_outputs(self) -> None:
         """For a service that starts again, where the configuration has a file for it."""
@@ -342,8 +314,8 @@ class Engine:
             self._executor.states.drop_all()
         self.save_outputs()
         engine = Engine(self._config, self._pool)
-        engine._book.inherit(self._book)
-        engine.set_policy(*self._policies.current.key, self._policies.admission)
+        engine.book.inherit(self.book)
+        engine.set_policy(*self.policies.current.key, self.policies.admission)
         return engine
 
     def take_over(self, hung: str) -> None:
@@ -351,7 +323,7 @@ class Engine:
         with self._stepping.take_over():
             self._executor.states.abandon(hung)
             error = TimeoutError(f"a forward took more than {self.guard.limit_s:g} s")
-            self._quarantine.add(ModelFailure(hung, error), self._step.cycle)
+            self._quarantine.add(ModelFailure(hung, error), self.steps.cycle)
 
 
 def _execution_settings(

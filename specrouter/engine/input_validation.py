@@ -9,6 +9,7 @@ whether there is room, which `EngineThread` knows.
 """
 
 import functools
+import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,13 +17,19 @@ from operator import length_hint
 from typing import Any
 
 from modelpool import ModelPool
+from modelpool.errors import ConfigError
 from specrouter.config import TREE_SLOTS, EngineConfig, RouterConfig, slos_by_class
 from specrouter.engine.context_limit import ContextLimit, Limits
-from specrouter.engine.generation_defaults import generation_defaults
 from specrouter.engine.request import PromptLike, Request
 from specrouter.request.grammar import GrammarCompiler
 from specrouter.request.objective import SLO, Objective, SloLike, check_positive, resolve
-from specrouter.request.params import RequestError, SamplingParams, Speculation, check_int
+from specrouter.request.params import (
+    SAMPLING,
+    RequestError,
+    SamplingParams,
+    Speculation,
+    check_int,
+)
 from specrouter.request.spec import MAX_PRIORITY, RequestSpec, SpeculationOverride
 from specrouter.request.stages import check_vocabulary
 from specrouter.request.structure import Structure
@@ -55,7 +62,7 @@ class InputValidation:
         self.slo_classes: Mapping[str, SLO] = slos_by_class(config.slo_classes, pool.tokenizer)
         self._implied_ttft = config.slo.implied
         self.context = _context_limit(config.engine, pool, engine)
-        self.sampling_defaults: Mapping[str, Any] = generation_defaults(config, pool)
+        self.sampling_defaults: Mapping[str, Any] = _generation_defaults(config, pool)
         self._pool = pool
         self._engine = engine
         self._grammars = GrammarCompiler(pool.tokenizer, pool.vocab_size, pool.eos_token_ids)
@@ -241,6 +248,29 @@ class InputValidation:
         if len(spaced) == len(plain) and spaced[0] != plain[0]:
             return [plain, spaced]
         return [plain]
+
+
+def _generation_defaults(config: RouterConfig, pool: ModelPool) -> dict[str, Any]:
+    """Sampling parameters that the checkpoint recommends; none with `neutral`.
+
+    Raises `ConfigError` for values that no request may have. The pool has read the file before.
+    As `generate` of transformers has it, nothing is sampled without `do_sample`, and with it the
+    temperature is 1 where the file says none.
+    """
+    if config.engine.generation_defaults == "neutral":
+        return {}
+    file = pool.path(pool.target) / "generation_config.json"
+    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    given = {name: found[name] for name in SAMPLING if found.get(name) is not None}
+    if found.get("do_sample") is True:
+        given.setdefault("temperature", 1.0)
+    else:
+        given["temperature"] = 0.0
+    try:
+        SamplingParams(**given)
+    except RequestError as error:
+        raise ConfigError("engine.generation_defaults", f"{str(file)!r}: {error}") from error
+    return given
 
 
 def _check_turn(asked: Request) -> None:

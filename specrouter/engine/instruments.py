@@ -15,7 +15,7 @@ from specrouter.engine.decode_counts import DecodeFigures
 from specrouter.engine.engine import Engine
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.engine_thread import EngineThread
-from specrouter.engine.prefix_log import PrefixRecord
+from specrouter.engine.prefix_record import PrefixRecord
 from specrouter.engine.slo_accounts import SloAccounts
 from specrouter.profile.profiler import EngineStatistics
 from specrouter.profile.snapshot import PerformanceSnapshot
@@ -40,7 +40,7 @@ class EngineInstruments:
     @property
     def slo_accounts(self) -> SloAccounts:
         """What is counted of objectives and of admission, to be read."""
-        return self.engine.slo_accounts
+        return self.engine.book.slo_accounts
 
     def performance(self) -> PerformanceSnapshot:
         """What the scheduler knows now."""
@@ -52,7 +52,7 @@ class EngineInstruments:
 
     def decoded(self) -> DecodeFigures:
         """Totals of the engine since it began: by chain, by position, against what was planned."""
-        return self.engine.decode_counts.figures()
+        return self.engine.steps.counts.figures()
 
     def engine_state(self) -> EngineState:
         """Requests, KV memory and quarantines now."""
@@ -60,7 +60,7 @@ class EngineInstruments:
 
     def ended_requests(self) -> Iterator[Metric]:
         """Of the requests that have ended, in Prometheus' form."""
-        return self.engine.meter.collect()
+        return self.engine.book.meter.collect()
 
     def replica_metrics(self) -> Iterator[Metric]:
         return iter(())
@@ -74,19 +74,19 @@ class EngineInstruments:
 
     def cycles(self) -> Sequence[CycleTimes]:
         """Where the time of the last ones went, oldest first."""
-        return self.engine.cycles
+        return self.engine.steps.cycles.last()
 
     def decisions(self) -> list[DecisionRecord]:
         """The last switches of chain or trees, each with its alternatives, oldest first."""
-        return self.engine.decisions
+        return list(self.engine.policies.current.records)
 
     def admissions(self) -> list[AdmissionRecord]:
         """The last decisions of admission about objectives, each with its reason, oldest first."""
-        return self.engine.admissions
+        return self.engine.book.admissions.records
 
     def prefixes(self) -> list[PrefixRecord]:
         """How much of their prompts the last requests found in the prefix cache, oldest first."""
-        return self.engine.prefixes
+        return list(self.engine.book.prefixes)
 
     def predict(
         self,

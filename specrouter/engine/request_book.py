@@ -6,12 +6,13 @@ its caller is told, who may rely on either. Belongs to the engine's thread.
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from specrouter.engine.admission_log import AdmissionLog
 from specrouter.engine.admission_queue import AdmissionPace, AdmissionQueue
-from specrouter.engine.prefix_log import PrefixLog
+from specrouter.engine.prefix_record import PrefixRecord
 from specrouter.engine.request_meter import RequestMeter
 from specrouter.engine.row_executor import RowExecutor
 from specrouter.engine.slo_accounts import SloAccounts
@@ -30,6 +31,8 @@ from specrouter.slo.serve.promises import Promises
 
 logger = logging.getLogger(__name__)
 
+_PREFIXES = 256  # requests of which it is told how much of their prompts was cached
+
 
 @dataclass(kw_only=True)
 class RequestBook:
@@ -47,7 +50,7 @@ class RequestBook:
     faults: FaultGuard
     lengths: OutputLengths = field(default_factory=OutputLengths)
     admissions: AdmissionLog = field(default_factory=AdmissionLog)
-    prefixes: PrefixLog = field(default_factory=PrefixLog)
+    prefixes: deque[PrefixRecord] = field(default_factory=lambda: deque(maxlen=_PREFIXES))
     waiting: AdmissionQueue[RunningRequest] = field(default_factory=AdmissionQueue)
     running: dict[int, RunningRequest] = field(default_factory=dict)
     pace: AdmissionPace = field(default_factory=AdmissionPace)
@@ -207,11 +210,15 @@ class RequestBook:
             lambda: self.slo_accounts.record(
                 metrics, request.produced_tokens, submitted_s, ended_s
             ),
-            lambda: self.prefixes.note(request) if request.produced_tokens else None,
+            lambda: self._note_prefix(request),
             lambda: self.meter.record(output, ended_s - submitted_s),
             lambda: self._note_length(request, delta, metrics),
         )
         return request.handle.deliver(delta)
+
+    def _note_prefix(self, request: RunningRequest) -> None:
+        if request.produced_tokens:
+            self.prefixes.append(PrefixRecord.of(request))
 
     def _note_length(self, request: RunningRequest, delta: Delta, metrics: RequestMetrics) -> None:
         if delta.finish_reason in ("eos", "stop", "length") and not delta.goes_on:

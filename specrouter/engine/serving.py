@@ -18,7 +18,7 @@ from specrouter.engine.context_limit import ContextLimit
 from specrouter.engine.cycle_log import CycleTimes
 from specrouter.engine.decode_counts import DecodeFigures
 from specrouter.engine.engine_state import EngineState
-from specrouter.engine.prefix_log import PrefixRecord
+from specrouter.engine.prefix_record import PrefixRecord
 from specrouter.engine.request import Request, lane_for
 from specrouter.engine.slo_accounts import SloAccounts
 from specrouter.profile.profiler import EngineStatistics

@@ -187,48 +187,39 @@ class _Account:
     """Not locked."""
 
     def __init__(self) -> None:
-        self._requests = self._judged = self._attained = 0
-        self._tokens = self._attained_tokens = self._implied = self._implied_kept = 0
+        self._counts = Counter[str]()  # by the names of `SloCounts`
         self._ttft_ms: deque[float | None] = deque(maxlen=_RECENT)
         self._tpot_ms: deque[float | None] = deque(maxlen=_RECENT)
         self._e2e_ms: deque[float | None] = deque(maxlen=_RECENT)
 
     def add(self, metrics: RequestMetrics, tokens: int) -> None:
-        self._requests += 1
-        self._judged += metrics.attained is not None
-        self._tokens += tokens
-        if metrics.attained:
-            self._attained += 1
-            self._attained_tokens += tokens
+        self._counts.update(
+            requests=1,
+            judged=int(metrics.attained is not None),
+            attained=int(bool(metrics.attained)),
+            tokens=tokens,
+            attained_tokens=tokens if metrics.attained else 0,
+        )
         implied_ms = None if metrics.objective is None else metrics.objective.implied_ttft_ms
         if implied_ms is not None and metrics.ttft_ms is not None:
-            self._implied += 1
-            self._implied_kept += metrics.ttft_ms <= implied_ms
+            self._counts.update(implied=1, implied_kept=int(metrics.ttft_ms <= implied_ms))
         self._ttft_ms.append(metrics.ttft_ms)
         self._tpot_ms.append(metrics.tpot_ms)
         self._e2e_ms.append(metrics.e2e_ms)
 
     def counts(self) -> SloCounts:
-        return SloCounts(
-            requests=self._requests,
-            judged=self._judged,
-            attained=self._attained,
-            tokens=self._tokens,
-            attained_tokens=self._attained_tokens,
-            implied=self._implied,
-            implied_kept=self._implied_kept,
-        )
+        return SloCounts(**self._counts)
 
     def figures(self, duration_s: float) -> SloFigures:
-        per_s = 1 / duration_s if duration_s > 0 else 0.0
+        counts, per_s = self.counts(), 1 / duration_s if duration_s > 0 else 0.0
         return SloFigures(
-            requests=self._requests,
-            judged=self._judged,
-            attained=self._attained,
-            attainment=self._attained / self._judged if self._judged else None,
-            tokens=self._tokens,
-            tokens_per_s=self._tokens * per_s,
-            goodput_tokens_per_s=self._attained_tokens * per_s,
+            requests=counts.requests,
+            judged=counts.judged,
+            attained=counts.attained,
+            attainment=counts.attained / counts.judged if counts.judged else None,
+            tokens=counts.tokens,
+            tokens_per_s=counts.tokens * per_s,
+            goodput_tokens_per_s=counts.attained_tokens * per_s,
             ttft_ms=_percentiles(self._ttft_ms),
             tpot_ms=_percentiles(self._tpot_ms),
             e2e_ms=_percentiles(self._e2e_ms),

@@ -32,7 +32,7 @@ from specrouter import (
 from specrouter.cycle import DraftShape, Option
 from specrouter.engine.admission_log import AdmissionRecord
 from specrouter.engine.engine_state import EngineState
-from specrouter.engine.prefix_log import PrefixRecord
+from specrouter.engine.prefix_record import PrefixRecord
 from specrouter.engine.request import Request
 from specrouter.engine.serving import Health
 from specrouter.engine.slo_accounts import Percentiles, SloAccounts, SloFigures, SloReport

@@ -249,8 +249,8 @@ def test_a_successor_has_the_policy_the_accounts_and_the_requests_that_wait(
     bench.engine.warm_up()
     [output] = bench.finish([waiting])
     assert output.finish_reason in ("length", "eos")
-    assert bench.engine.slo_accounts is before.slo_accounts
-    assert bench.engine.slo_accounts.report().total.requests == 2
+    assert bench.engine.book.slo_accounts is before.book.slo_accounts
+    assert bench.engine.book.slo_accounts.report().total.requests == 2
     assert PAIR in bench.chains()
 
 

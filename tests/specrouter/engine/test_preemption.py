@@ -113,8 +113,8 @@ class Scripted:
         self.declines = False
         self.seen: list[EngineView] = []
         self._usual = fcfs(32)
-        engine._policies.admission = "slo"
-        engine._policies.admits = self
+        engine.policies.admission = "slo"
+        engine.policies.admits = self
 
     def __call__(self, view: EngineView) -> Admission:
         self.seen.append(view)
@@ -144,7 +144,7 @@ def preempted(
         bench.engine.step()
     script.takes, script.holds = 1, True
     bench.engine.step()
-    assert (bench.engine.waiting, len(bench.engine._book.running)) == (1, 0)
+    assert (bench.engine.waiting, len(bench.engine.book.running)) == (1, 0)
     bench.engine.check_integrity()
     return handle
 
@@ -191,7 +191,7 @@ def test_prompts_are_counted_once(bench: EngineBench, script: Scripted) -> None:
     handle = preempted(bench, script)
     script.holds = False
     bench.finish([handle])
-    assert bench.engine.decode_counts.figures().prompt_tokens == len(PROMPTS[0])
+    assert bench.engine.steps.counts.figures().prompt_tokens == len(PROMPTS[0])
 
 
 @pytest.mark.parametrize("reason", ["cancelled", "timeout"])
@@ -199,7 +199,7 @@ def test_who_leaves_while_it_waits_ends_with_its_tokens(
     bench: EngineBench, script: Scripted, reason: str
 ) -> None:
     handle = preempted(bench, script)
-    [request] = bench.engine._book.waiting
+    [request] = bench.engine.book.waiting
     if reason == "cancelled":
         handle.cancel()
     else:
@@ -278,7 +278,7 @@ def test_who_is_declined_is_served_as_if_nothing_had_been_asked(
     [output] = bench.finish([handle])
     assert output.finish_reason == "length"
     assert script.seen[-1].by_row[0].declined
-    counts = bench.engine.slo_accounts.admissions()
+    counts = bench.engine.book.slo_accounts.admissions()
     assert counts["chat"] == AdmissionCounts(declined=1, best_effort=1)
     assert counts["none"] == AdmissionCounts(best_effort=1)
 
@@ -293,7 +293,9 @@ def test_who_wants_to_be_rejected_ends_with_what_is_feasible(
     assert output.error is not None
     assert output.error.startswith("the objective cannot be attained")
     assert output.feasible == Feasible(), "this policy would admit nothing else"
-    assert bench.engine.slo_accounts.admissions()["chat"] == AdmissionCounts(declined=1, rejected=1)
+    assert bench.engine.book.slo_accounts.admissions()["chat"] == AdmissionCounts(
+        declined=1, rejected=1
+    )
     assert not bench.faults()
     bench.engine.step()
     bench.engine.check_integrity()
@@ -316,7 +318,7 @@ def test_who_has_a_token_is_not_rejected(bench: EngineBench, script: Scripted) -
     [output] = bench.finish([handle])
     assert output.finish_reason == "length"
     assert not any(one.rejects for view in script.seen for one in view.running if one.decoded)
-    assert bench.engine.slo_accounts.admissions()["default"].declined == 1
+    assert bench.engine.book.slo_accounts.admissions()["default"].declined == 1
 
 
 def test_a_live_policy_names_what_it_would_admit(small_config: dict[str, Any]) -> None:
@@ -340,7 +342,7 @@ def test_without_objectives_the_live_policies_decide_as_first_come_first_served(
     small_config: dict[str, Any],
 ) -> None:
     bench = EngineBench(small_config, prefill_chunk=5)
-    policies = bench.engine._policies
+    policies = bench.engine.policies
     usual, policy = fcfs(5), ADMISSION_POLICIES.find("slo")
     slo: Admit = policy.for_engine(bench.engine._config.engine, "target")
     decided = []

@@ -22,7 +22,7 @@ def bench(small_config: dict[str, Any]) -> EngineBench:
 
 
 def view(bench: EngineBench, cycle: int = 1, standing: Standing | None = None) -> EngineView:
-    book, views = bench.engine._book, bench.engine._step.views
+    book, views = bench.engine.book, bench.engine.steps.views
     waiting = book.waiting.first_of(8)
     return views.build(cycle, book.running, waiting, EVERY, standing or Standing())
 
