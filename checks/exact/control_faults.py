@@ -177,7 +177,6 @@ ROW = (
 _LEFT_OUT = (
     "processors.rejection",
     "processors.leviathan",
-    "processors.drafted_paths",
     "specrouter.request.handle.RequestHandle.result",
 )
 

@@ -15,7 +15,6 @@ from torch.nn import functional as F
 from transformers import LlamaForCausalLM
 
 from examples.train_family.corpus import DOMAINS, Corpus
-from examples.train_family.distillation import distillation_loss
 from examples.train_family.family import (
     LEARNING_RATE,
     MIX,
@@ -25,7 +24,7 @@ from examples.train_family.family import (
     TARGET,
     build,
 )
-from examples.train_family.optimizer import Optimizer, learning_rate_scale
+from examples.train_family.learning import Optimizer, distillation_loss, learning_rate_scale
 from examples.train_family.own_text import WINDOW, load_own_text
 from modelpool.fast.cpu import computes_in
 

@@ -2,7 +2,6 @@
 
 import json
 import platform
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,12 +9,13 @@ import transformers
 
 from modelpool import ModelPool
 from modelpool.config import ModelConfig
-from specrouter.bench.contenders import Router
 from specrouter.config import TREE_SLOTS, RouterConfig
+from specrouter.execution.time_profile import cpu_name as cpu_name
+from specrouter.router import ChainRouter
 from statemgr import row_tokens
 
 
-def conditions(router: Router) -> dict[str, Any]:
+def conditions(router: ChainRouter) -> dict[str, Any]:
     """As JSON has them, after the runs, when models in use are loaded. Inflated ones are marked."""
     pool = router.pool
     target = pool.get(pool.target)
@@ -32,15 +32,6 @@ def conditions(router: Router) -> dict[str, Any]:
         "dtype": str(target.dtype).removeprefix("torch."),
         "models": {model.name: _model(pool, model) for model in pool.config.models},
     }
-
-
-def cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _model(pool: ModelPool, model: ModelConfig) -> dict[str, Any]:

@@ -11,37 +11,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
-from modelpool import ModelPool
 from specrouter.bench.prompts import BenchPrompt, Work
 from specrouter.bench.sample import MeasurementError, Sample, distinct_share, mean_of_known, spent
-from specrouter.config import RouterConfig
 from specrouter.config.policies import CHAIN_POLICIES
 from specrouter.profile.profiler import EngineStatistics
 from specrouter.request.output import RequestOutput
 from specrouter.request.params import SamplingParams
 from specrouter.request.structure import Structure
-
-
-class _Instruments(Protocol):
-    def set_learning(self, is_learning: bool) -> None: ...
-
-    def statistics(self) -> EngineStatistics: ...
-
-
-class Router(Protocol):
-    """What is used of `ChainRouter`. `set_policy` is for when no request runs."""
-
-    config: RouterConfig
-    pool: ModelPool
-
-    def generate(
-        self, prompts: Any, params: Any = None, speculation: Any = None
-    ) -> list[RequestOutput]: ...
-
-    @property
-    def instruments(self) -> _Instruments: ...
-
-    def set_policy(self, policy: str, **settings: Any) -> None: ...
+from specrouter.router import ChainRouter
 
 
 class Contender(Protocol):
@@ -59,7 +36,7 @@ class OwnContender:
     def __init__(
         self,
         name: str,
-        router: Router,
+        router: ChainRouter,
         policy: str = "adaptive",
         settings: Mapping[str, Any] | None = None,
         speculation: Literal["off"] | None = None,

@@ -8,7 +8,7 @@ from typing import Any
 
 from specrouter.bench import figures, tuning
 from specrouter.bench.conditions import conditions
-from specrouter.bench.contenders import Contender, OwnContender, Router
+from specrouter.bench.contenders import Contender, OwnContender
 from specrouter.bench.lineup import ADAPTIVE, BEST, SMALLEST, Lineup, chain_name
 from specrouter.bench.llama_server import LLAMA_SERVER
 from specrouter.bench.options import ChainsOptions
@@ -17,6 +17,7 @@ from specrouter.bench.prompts import BenchPrompt, Work, deal
 from specrouter.bench.sample import MeasurementError, Sample
 from specrouter.bench.tuning import Shape, Tuned
 from specrouter.request.params import Chain
+from specrouter.router import ChainRouter
 
 _TUNING_TOKENS = 16  # of each prompt in the first rung; every further one doubles them
 _TUNING_BATCHES = 3
@@ -28,7 +29,7 @@ class Session:
     def __init__(
         self,
         options: ChainsOptions,
-        router: Router,
+        router: ChainRouter,
         who: Lineup,
         prompts: Mapping[str, Sequence[BenchPrompt]],
         outside: Sequence[Contender],

@@ -33,7 +33,6 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 import ray
 from ray import serve
 
-from modelpool.errors import ConfigError
 from modelpool.progress import LoadProgress
 from specrouter.cluster.link import Attempt, Feed, ReplicaLostError, Reply
 from specrouter.cluster.multiplex import Order, Pieces, ReplyReceiver, ReplySender
@@ -69,8 +68,6 @@ class ServeHost:
         self._cluster = config.cluster
         self._names = tuple(config.replicas())
         self._mailbox: Any = None  # where keys and values wait to be taken, if there are pairs
-        if self._cluster.transport == "nixl":
-            raise ConfigError("cluster.transport", "NIXL is not built in yet; object-store is")
         # Ray is begun and ended in one thread: its end takes ten seconds longer in another one.
         self._thread = ThreadPoolExecutor(1, "specrouter-ray")
         self.links: list[ServeLink] = []

@@ -1,14 +1,12 @@
 """ClusterConfig: replicas of the pool in processes of their own, and how requests get to them."""
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
 from modelpool.errors import ConfigError
 from specrouter.config.policies import ReplicaPolicyName
 from specrouter.config.strict import Strict
-
-Transport = Literal["auto", "object-store", "nixl"]
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
 
@@ -136,8 +134,6 @@ class ClusterConfig(Strict):
             or pair is needed.
         routing: which replica a request goes to.
         resume: when a request moves to another replica.
-        transport: how keys and values move within a pair: `object-store` (`auto`), Ray's; `nixl` is
-            not built in.
     """
 
     address: str = "local"
@@ -145,7 +141,6 @@ class ClusterConfig(Strict):
     pairs: tuple[PairConfig, ...] = ()
     routing: RoutingConfig = RoutingConfig()
     resume: ResumeConfig = ResumeConfig()
-    transport: Transport = "auto"
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> "ClusterConfig":

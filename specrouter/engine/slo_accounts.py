@@ -40,6 +40,10 @@ class SloCounts:
     implied: int = 0
     implied_kept: int = 0
 
+    @property
+    def missed(self) -> int:
+        return self.judged - self.attained
+
 
 @dataclass(frozen=True, kw_only=True)
 class SloFigures:

@@ -234,10 +234,10 @@ def key_of(model: "PackedModel", path: Path) -> str:
 def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return device.type if device.type != "cpu" else _cpu_name()
+    return device.type if device.type != "cpu" else cpu_name()
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             name, _, value = line.partition(":")

@@ -33,7 +33,7 @@ from specrouter.http.body_limit import BodyLimit, Count
 from specrouter.http.drain import Drain
 from specrouter.http.error_answer import error_response, overloaded, shutting_down
 from specrouter.http.errors import SHOULD_RETRY_HEADER
-from specrouter.http.keys import api_keys
+from specrouter.http.keys import api_keys, is_loopback
 from specrouter.http.live_feed import FEED_PATH
 from specrouter.http.live_page import PAGE_PATHS
 from specrouter.http.metrics_page import count_refusal
@@ -57,7 +57,7 @@ def add_guards(app: FastAPI, config: ServerConfig, drain: Drain | None = None) -
         count=count,
     )
     keys = api_keys(config)
-    is_open = not keys and _is_loopback(config.host)
+    is_open = not keys and is_loopback(config.host)
     if keys:
         app.add_middleware(api_keys_guard, keys=keys, count=count)
         _declare_keys(app)
@@ -170,13 +170,6 @@ def _is_own(host: str, names: Collection[str]) -> bool:
         # Nobody can own a name that ends so; containers know this machine as host.docker.internal.
         return name in names or name.endswith((".localhost", ".internal"))
     return True
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
 
 
 def concurrency_limit(app: ASGIApp, most: int, count: Count) -> ASGIApp:

@@ -45,14 +45,14 @@ def network_warnings(server: ServerConfig) -> Iterator[str]:
     """Who may use the service without a key."""
     if api_keys(server):
         return
-    if not _is_loopback(server.host):
+    if not is_loopback(server.host):
         yield f"server.host: {server.host} is open to the network, and there are no api_keys"
     if "*" in server.cors_origins:
         yield "server.cors_origins: any web page may use the service, and there are no api_keys"
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return host == "localhost"
+        return host.lower() == "localhost"

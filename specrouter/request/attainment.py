@@ -12,30 +12,13 @@ from specrouter.request.objective import Stage
 RUN_TOKENS = 10  # over so many tokens TPOT is reported along a request
 
 
-def stage_ends(stages: Sequence[Stage], token_ids: Sequence[int]) -> tuple[int, ...]:
-    """After how many output tokens each stage ended, of those that have; the next one goes on."""
-    ends: list[int] = []
-    for stage in stages[:-1]:
-        began = ends[-1] if ends else 0
-        if stage.until_tokens is not None:
-            end = began + stage.until_tokens
-        elif stage.until_token is not None and stage.until_token in token_ids[began:]:
-            end = began + list(token_ids[began:]).index(stage.until_token) + 1
-        else:
-            break
-        if end > len(token_ids):
-            break
-        ends.append(end)
-    return tuple(ends)
-
-
 def attained_stages(
     stages: Sequence[Stage], ends: Sequence[int], came_ms: Sequence[float]
 ) -> tuple[bool, ...]:
     """Of the stages that had tokens, which kept their TPOT.
 
     Args:
-        ends: of `stage_ends`.
+        ends: after how many output tokens each stage ended, of those that have.
         came_ms: when each output token came.
     """
     bounds = [1, *ends, len(came_ms)]

@@ -88,10 +88,14 @@ class CountingRouter:
 # our own
 
 
+def own(name: str, router: Any, *how: Any) -> OwnContender:
+    return OwnContender(name, router, *how)
+
+
 def test_every_run_is_a_tenant_of_its_own_and_its_sample_has_only_its_own_time() -> None:
     router = CountingRouter()
     for name in ("off", "adaptive"):
-        sample = OwnContender(name, router).run(WORK)
+        sample = own(name, router).run(WORK)
         assert sample.engine == EngineStatistics(cycles=3, cycle_ms=30.0)
     salts = [[one.cache_salt for one in params] for _, params, _ in router.calls[1::2]]
     assert len({salt for run in salts for salt in run}) == 2
@@ -101,7 +105,7 @@ def test_every_run_is_a_tenant_of_its_own_and_its_sample_has_only_its_own_time()
 def test_own_contender_says_what_is_recorded_up_to_the_work_s_tokens() -> None:
     router = CountingRouter()
     prompts = (BenchPrompt("x", "a", (5,), tuple(range(3))), BenchPrompt("x", "b", (6,), (9,) * 40))
-    OwnContender("off", router).run(Work(prompts, (1, 2), 8, 0.0, "x"))
+    own("off", router).run(Work(prompts, (1, 2), 8, 0.0, "x"))
     params = router.calls[-1][1]
     assert [one.max_new_tokens for one in params] == [3, 8]
     recorded = [Structure("recorded", ids) for ids in ([0, 1, 2], [9] * 8)]
@@ -111,7 +115,7 @@ def test_own_contender_says_what_is_recorded_up_to_the_work_s_tokens() -> None:
 def test_own_contender_sets_its_policy_and_hands_the_work_on() -> None:
     router = CountingRouter()
     settings = {"chain": ("small", "big"), "depth": 3}
-    sample = OwnContender("a chain", router, "static", settings, "off").run(WORK)
+    sample = own("a chain", router, "static", settings, "off").run(WORK)
     policy, (prompts, params, speculation) = router.calls
     assert policy == ("static", settings)
     assert speculation == "off"
@@ -142,13 +146,13 @@ def test_only_a_policy_that_decides_by_measurements_is_taught_by_its_runs(
     policy: str, speculation: Literal["off"] | None, learns: bool
 ) -> None:
     router = CountingRouter()
-    OwnContender("one", router, policy, {}, speculation).run(WORK)
+    own("one", router, policy, {}, speculation).run(WORK)
     assert router.learning == learns
 
 
 def test_failed_request_ends_the_measurement_with_its_cause() -> None:
     with pytest.raises(MeasurementError, match="off: out of memory"):
-        OwnContender("off", CountingRouter(error="out of memory")).run(WORK)
+        own("off", CountingRouter(error="out of memory")).run(WORK)
 
 
 # transformers

@@ -88,7 +88,6 @@ def test_the_halves_of_a_pair_are_processes_with_names_and_settings_of_their_own
         ("cluster.pairs", {"pairs": [{"name": "p"}, {"name": "p"}]}),
         ("cluster.pairs", {"replicas": [{"name": "p-decode"}], "pairs": [{"name": "p"}]}),
         ("cluster.pairs", {"replicas": [{"name": "p"}], "pairs": [{"name": "p"}]}),
-        ("cluster.transport", {"replicas": [{"name": "a"}], "transport": "tcp"}),
         (
             "cluster.routing.policy",
             {"replicas": [{"name": "a"}], "routing": {"policy": "fastest"}},

@@ -106,7 +106,7 @@ class Accounts:
     def note(self, *_: Any) -> None:
         pass
 
-    note_admission = note
+    note_admission = append = note
 
 
 def book_of(names: str, accounts: Any = None) -> tuple[Any, list[Request]]:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from specrouter import ChainRouter
-from specrouter.engine.slo_accounts import SloAccounts
-from specrouter.http.prometheus import objective_values
+from specrouter.engine.slo_accounts import AdmissionCounts, SloAccounts, SloCounts
+from specrouter.http.prometheus import objective_sources
 from specrouter.request.objective import Objective
 from tests.specrouter.http.client import post, request
 
@@ -80,9 +80,9 @@ def test_who_is_rejected_and_who_is_served_all_the_same_is_seen(router: ChainRou
 
 
 def test_classes_show_up_before_their_first_request() -> None:
-    values = objective_values(SloAccounts(), ["chat"])
-    for name in ("declined_requests", "preemptions", "attained_requests", "missed_requests"):
-        assert values[f"specrouter_slo_{name}"] == {("chat",): 0, ("default",): 0, ("none",): 0}
+    found = objective_sources(SloAccounts(), ["chat"])
+    for name, counts in (("admissions", AdmissionCounts()), ("ended", SloCounts())):
+        assert found[name] == dict.fromkeys(("chat", "default", "none"), counts)
 
 
 def test_preemptions_are_counted_by_class() -> None:
@@ -92,8 +92,9 @@ def test_preemptions_are_counted_by_class() -> None:
     )
     accounts = SloAccounts()
     accounts.note_admission([one], [], [one])
-    assert objective_values(accounts, ())["specrouter_slo_preemptions"] == {
-        ("chat",): 1,
-        ("default",): 0,
-        ("none",): 0,
+    found = objective_sources(accounts, ())["admissions"]
+    assert {name: counts.preempted for name, counts in found.items()} == {
+        "chat": 1,
+        "default": 0,
+        "none": 0,
     }

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from specrouter.request.attainment import stage_ends
 from specrouter.request.objective import Stage
 from specrouter.request.pace import Pace
+from tests.specrouter.request.stage_ends import stage_ends
 
 END = 7
 THINKING, ANSWER = Stage(20.0, until_token=END), Stage(50.0)

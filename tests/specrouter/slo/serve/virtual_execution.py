@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from specrouter.profile.batch_time import BatchTime
-from specrouter.request.attainment import stage_ends, tpot_of_runs
+from specrouter.request.attainment import tpot_of_runs
 from specrouter.request.objective import Stage
 from specrouter.slo.admission import Admission, Admit
 from specrouter.view import EngineView, RequestView
 from tests.specrouter.predictions import ALL
+from tests.specrouter.request.stage_ends import stage_ends
 from tests.specrouter.slo.test_admission import KNOWN
 
 
