@@ -18,6 +18,7 @@ from specrouter.config.strict import Strict
 from specrouter.config.trees import TreesConfig
 from specrouter.config.yaml_file import read_mapping
 from specrouter.request.objective import BY_VALUE, NO_OBJECTIVE
+from specrouter.request.params import RequestError, Speculation
 from specrouter.scenarios import find_scenario
 
 
@@ -135,15 +136,9 @@ def check_chain(config: RouterConfig) -> None:
     chain = config.scheduler.chain
     if chain is None:
         return
-    names = [model.name for model in config.pool.models]
-    unknown = [name for name in chain if name not in names]
-    if unknown:
-        raise ConfigError("scheduler.chain", f"{unknown[0]!r} is not in the pool")
-    if not chain or chain[-1] != config.pool.target:
-        raise ConfigError("scheduler.chain", f"must end in the target {config.pool.target!r}")
-    if len(set(chain)) != len(chain):
-        raise ConfigError("scheduler.chain", "names a model twice")
+    names = tuple(model.name for model in config.pool.models)
     draft_only = [model.name for model in config.pool.models if not model.has_model]
-    for name in set(chain[1:]).intersection(draft_only):
-        reason = f"{name!r} has no model: it can only stand first"
-        raise ConfigError("scheduler.chain", reason)
+    try:
+        Speculation(chain=chain).check_members(names, config.pool.target, draft_only)
+    except RequestError as error:
+        raise ConfigError("scheduler.chain", error.reason) from error

@@ -50,7 +50,7 @@ class Handle:
     def __init__(self, number: int) -> None:
         self.request_id = number
         self.is_cancelled = self.is_done = False
-        self.log_extra: dict[str, Any] = {}
+        self.log_extra: dict[str, Any] = {"request_id": None}
         self.deltas: list[Delta] = []
 
     def deliver(self, delta: Delta) -> bool:
@@ -63,7 +63,7 @@ class Request:
     """`late` may be an error, as `output` may."""
 
     def __init__(self, name: str, number: int) -> None:
-        self.spec: Any = name
+        self.spec: Any = SimpleNamespace(token_ids=[5] * 8)
         self.continuation: Any = name
         self.objective = None
         self.has_objective = False
@@ -106,11 +106,11 @@ class Accounts:
     def note(self, *_: Any) -> None:
         pass
 
-    note_admission = append = note
+    note_admission = note
 
 
 def book_of(names: str, accounts: Any = None) -> tuple[Any, list[Request]]:
-    parts: dict[str, Any] = {"executor": Rows(), "meter": Accounts(), "prefixes": Accounts()}
+    parts: dict[str, Any] = {"executor": Rows(), "meter": Accounts()}
     parts["slo_accounts"] = accounts or Accounts()
     book: Any = RequestBook(faults=FaultGuard(), **parts)
     requests = [Request(name, number) for number, name in enumerate(names)]

@@ -1,6 +1,6 @@
 """The reference of the configuration, `docs/configuration.md`, from the classes that check it.
 
-    python -m specrouter.cli.config_reference > docs/configuration.md
+    python -m checks.config_reference > docs/configuration.md
 
 Contract: a section for each class that `RouterConfig` holds, a row for each of its keys: type and
 range as pydantic has them, the default, and the meaning from the class's docstring ("Attributes:").
@@ -21,7 +21,7 @@ from specrouter.config import RouterConfig
 _INTRODUCTION = """\
 # Configuration
 
-<!-- Made by `python -m specrouter.cli.config_reference`, from the classes that check the file. -->
+<!-- Made by `python -m checks.config_reference`, from the classes that check the file. -->
 
 One YAML file per scenario, given with `--config`. The default is the bundled family
 (`configs/tiny.yaml`), for `specrouter bench` it is `configs/bench-cpu.yaml`. Only `pool` is

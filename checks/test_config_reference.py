@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from checks.config_reference import attribute_meanings, configuration_reference
 from modelpool.config import ModelConfig, PoolConfig
-from specrouter.cli.config_reference import attribute_meanings, configuration_reference
 from specrouter.config import (
     EngineConfig,
     RouterConfig,
@@ -17,7 +17,7 @@ from specrouter.config import (
 )
 from specrouter.config.slo_class import StageConfig
 
-PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
+PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
 CLASSES = [
     RouterConfig, PoolConfig, ModelConfig, SchedulerConfig, TreesConfig, EngineConfig, ServerConfig,
     SloConfig, StageConfig,
@@ -25,7 +25,7 @@ CLASSES = [
 
 
 def test_the_page_is_up_to_date() -> None:
-    again = "make it again: python -m specrouter.cli.config_reference > docs/configuration.md"
+    again = "make it again: python -m checks.config_reference > docs/configuration.md"
     assert PAGE.read_text(encoding="utf-8") == configuration_reference(), again
 
 
