@@ -32,13 +32,14 @@ class Room:
 # shares and where cycles spend their time; http for the page, its feed and guards, and for
 # reasoning and Harmony; config, request
 # for options of `LLM` and figures of a request; cli for pairs; tests with each of these.
+# Lowered on the same day to what rooms had when less was left of them, and a hundredth.
 ROOMS: Mapping[str, Room] = {
-    "http": Room(folders=("specrouter/http",), before=5985, aim=4500, most=6680),
-    "cli": Room(folders=("specrouter/cli",), before=1790, aim=1500, most=1850),
-    "bench": Room(folders=("specrouter/bench",), before=5493, aim=3200, most=4500),
-    "cluster": Room(folders=("specrouter/cluster",), before=3619, aim=3000, most=3750),
+    "http": Room(folders=("specrouter/http",), before=5985, aim=4500, most=6620),
+    "cli": Room(folders=("specrouter/cli",), before=1790, aim=1500, most=1460),
+    "bench": Room(folders=("specrouter/bench",), before=5493, aim=3200, most=4320),
+    "cluster": Room(folders=("specrouter/cluster",), before=3619, aim=3000, most=3310),
     "engine": Room(
-        folders=("specrouter/engine", "specrouter/router.py"), before=4082, aim=3300, most=4550
+        folders=("specrouter/engine", "specrouter/router.py"), before=4082, aim=3300, most=4510
     ),
     "routing, slo, profile": Room(
         folders=("specrouter/routing", "specrouter/slo", "specrouter/profile"),
@@ -48,12 +49,12 @@ ROOMS: Mapping[str, Room] = {
     ),
     "execution": Room(folders=("specrouter/execution",), before=3033, aim=2600, most=3390),
     "config, request": Room(
-        folders=("specrouter/config", "specrouter/request"), before=3232, aim=2800, most=3660
+        folders=("specrouter/config", "specrouter/request"), before=3232, aim=2800, most=3640
     ),
-    "processors": Room(folders=("processors",), before=3858, aim=3600, most=4100),
-    "statemgr": Room(folders=("statemgr",), before=2753, aim=2900, most=3300),
+    "processors": Room(folders=("processors",), before=3858, aim=3600, most=3970),
+    "statemgr": Room(folders=("statemgr",), before=2753, aim=2900, most=3160),
     "modelpool": Room(folders=("modelpool",), before=7770, aim=6800, most=13250),
-    "examples": Room(folders=("examples",), before=2828, aim=1200, most=1200),
+    "examples": Room(folders=("examples",), before=2828, aim=1200, most=1100),
     "research": Room(folders=("research",), before=0, aim=7000, most=8300),
     "tests and checks": Room(
         folders=("tests", "checks", "conftest.py"), before=69000, aim=52000, most=72600
