@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from research.policies.adaserve import SPECINFER_TREE
@@ -19,6 +19,7 @@ from specrouter.routing.planner import Plan
 from specrouter.routing.route import Route, nodes_of, route_ms
 from specrouter.slo.admission import Admission
 from specrouter.slo.tree_selection import CycleCost, whole
+from tests.pure import few
 from tests.specrouter.own_selections import FORMED, RESHAPING
 from tests.specrouter.predictions import PAIR, TRIPLE
 from tests.specrouter.routing.test_planner import ALONE, GOOD, Planned, Request
@@ -84,6 +85,7 @@ def verified(plan: Plan, seed: int = 0) -> int:
 
 
 @pytest.mark.parametrize("how", HOW)
+@settings(max_examples=few(40))
 @given(nodes=budgets, ms=times, count=st.integers(1, 12), tpot_ms=st.sampled_from([None, 20.0]))
 def test_no_more_nodes_are_verified_than_the_budget_has(
     how: str, nodes: int | None, ms: float | None, count: int, tpot_ms: float | None
@@ -99,6 +101,7 @@ def test_no_more_nodes_are_verified_than_the_budget_has(
 
 
 @pytest.mark.parametrize("how", HOW)
+@settings(max_examples=few(40))
 @given(ms=st.floats(1.0, 400.0), count=st.integers(1, 12))
 def test_a_cycle_that_drafts_is_predicted_to_end_in_time(how: str, ms: float, count: int) -> None:
     plan = within(planned(how, count), None, ms)

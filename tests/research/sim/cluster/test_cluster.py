@@ -74,7 +74,7 @@ def test_one_replica_without_delays_is_the_service_itself(policy: str) -> None:
 @pytest.mark.parametrize("routing", REPLICA_POLICIES.names)
 def test_the_same_seeds_give_the_same(routing: str) -> None:
     failures = drawn_failures(3, 10.0, 4.0, 1.0, seed=2)
-    found = [served(cluster(3, routing, failures=failures), chat(8.0, 30)) for _ in range(2)]
+    found = [served(cluster(3, routing, failures=failures), chat(8.0, 12)) for _ in range(2)]
     assert found[0] == found[1]
 
 
