@@ -25,9 +25,12 @@ _ANALYSIS = f"{_CHANNEL}analysis{_MESSAGE}"
 _FUNCTIONS = "functions."
 _LONGEST_HEADER = 512  # characters; names of functions have up to 128
 
-_ROLE = r"(<\|start\|>\s*(assistant|user|system|developer|tool|functions\.\S*)?)?\s*"
-_TO = r"(to=\S*\s*(<\|constrain\|>)?\s*\w*\s*)?"
-_HEADER = re.compile(rf"{_ROLE}{_TO}(<\|channel\|>\s*[a-z]*\s*{_TO})?")  # or its beginning
+_ROLES = ("assistant", "user", "system", "developer", "tool")
+_ROLE = rf"<\|start\|>\s*({'|'.join(_ROLES)}|functions\.\S*)?"
+_BEGUN = "|".join(sorted({role[:n] for role in _ROLES for n in range(len(role))}, reverse=True))
+_TO = r"(t(o(=\S*\s*(<\|constrain\|>)?\s*\w*\s*)?)?)?"
+# Or its beginning.
+_HEADER = re.compile(rf"({_ROLE}({_BEGUN})?)?\s*{_TO}(<\|channel\|>\s*[a-z]*\s*{_TO})?")
 _ANY_TAG = re.compile("|".join(map(re.escape, _TAGS)))
 
 
@@ -122,5 +125,6 @@ class HarmonyChannels:
             self._header = ""
 
     def _no_header(self) -> str:
-        role = re.match(_ROLE, self._header or "")
-        return _ANY_TAG.sub("", (self._header or "")[role.end(2) if role and role[2] else 0 :])
+        header = self._header or ""
+        role = re.match(_ROLE, header)
+        return _ANY_TAG.sub("", header[role.end() if role else 0 :])

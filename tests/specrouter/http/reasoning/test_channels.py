@@ -44,6 +44,7 @@ HARMONY_TEXTS: list[tuple[str, Said]] = [
     ("<|channel|>commentary to=python<|message|>1+1<|call|>", ("1+1", "", [])),
     # What has no place in the form.
     ("Hello", ("", "Hello", [])),
+    (f"{FINAL}a<|end|><|start|>userHello", ("", "aHello", [])),
     ("Hello\n<|message|>you", ("", "Hello\nyou", [])),
     ("x" * 600, ("", "x" * 600, [])),
     ("<|channel|>final hello<|return|>", ("", "final hello", [])),
@@ -191,10 +192,8 @@ def test_thinking_is_read_as_the_reference_splits_it(
 def test_of_a_text_that_is_cut_off_the_beginning_is_told(
     form: ReasoningFormat, text: str, said: Said
 ) -> None:
-    """Behind each token: tags are one, and so are the words of headers; letters are here."""
-    tags = "|".join(map(re.escape, form.tags))
-    words = rf"(?s){tags}|assistant|analysis|commentary|final|functions\.f|to=|json|code|."
-    tokens = re.findall(words, text)
+    """Behind each token; letters are, here."""
+    tokens = re.findall(rf"(?s){'|'.join(map(re.escape, form.tags))}|.", text)
     for number in range(len(tokens)):
         reasoning, content, calls = read(form, START, "".join(tokens[:number]))
         assert said[0].startswith(reasoning)
