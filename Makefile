@@ -49,12 +49,16 @@ check: install  ## ruff and mypy
 fast: install  ## check, and the tests that load no model: a minute or so
 	$(PYTHON) -m tests.fast_lane $(PARALLEL)
 
-# Types are checked beside the tests: alone, mypy would leave all cores but one idle.
+# Types are checked beside the tests: alone, mypy would leave all cores but one idle. To rewrite all
+# assertions takes each process ten seconds: what fails is run again, and then shows its values.
+SUITE = $(PYTHON) -m pytest -q -m "not gpu and not exact and not timing and not long"
+
 test: install  ## check, and all tests but the long ones
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	@$(PYTHON) -m mypy & types=$$!; \
-	$(PYTHON) -m pytest -q -m "not gpu and not exact and not timing and not long" $(PARALLEL); tests=$$?; \
+	$(SUITE) --assert=plain $(PARALLEL); tests=$$?; \
+	[ $$tests -ne 1 ] || $(SUITE) --last-failed --maxfail=9; \
 	wait $$types && exit $$tests
 
 exact: install  ## the long checks of exactness, and what asserts on measured times

@@ -29,6 +29,7 @@ from processors.shared_noise import SharedNoise
 from processors.token_tree import TokenTree
 from processors.verify import _places
 from processors.verify_result import VerifierForward, VerifyResult
+from tests.pairwise import pairwise
 from tests.processors.verification import path_tree
 
 pytestmark = pytest.mark.slow
@@ -175,23 +176,27 @@ def many_ids(many: bool) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=[False, True], ids=["few", "many"], autouse=True)
-def _many_ids(request: pytest.FixtureRequest) -> Iterator[None]:
-    with many_ids(request.param):
+@pytest.fixture
+def _many_ids(many: bool) -> Iterator[None]:
+    with many_ids(many):
         yield
 
 
-@pytest.mark.parametrize("spoil", SPOILERS.values(), ids=SPOILERS)
-@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-@pytest.mark.parametrize("settings", PACKS.values(), ids=PACKS)
-def test_what_is_emitted_is_right_or_ends_its_row(
-    settings: list[SamplingSettings], rule: AcceptanceRule, spoil: Callable[[Any], Any]
-) -> None:
-    case = Case.of(settings)
-    wanted = case.judged(rule)
+def cases(**factors: list[Any]) -> pytest.MarkDecorator:
+    """Every two of packs, spoilers, sizes of the vocabulary, and of another factor meet."""
+    made = pairwise(pack=list(PACKS), spoiler=list(SPOILERS), many=[False, True], **factors)
+    return pytest.mark.parametrize(list(made[0]), [tuple(case.values()) for case in made])
+
+
+@cases(rule=list(RULES))
+@pytest.mark.usefixtures("_many_ids")
+def test_what_is_emitted_is_right_or_ends_its_row(pack: str, spoiler: str, rule: str) -> None:
+    case, settings = Case.of(PACKS[pack]), PACKS[pack]
+    own, spoil = RULES[rule], SPOILERS[spoiler]
+    wanted = case.judged(own)
     assert wanted.sound.all()
     wrong, ended = [], 0
-    for name, result in spoilt(lambda: case.judged(rule), spoil):
+    for name, result in spoilt(lambda: case.judged(own), spoil):
         if result is None:
             ended += 1
             continue
@@ -208,17 +213,14 @@ def test_what_is_emitted_is_right_or_ends_its_row(
     assert ended
 
 
-@pytest.mark.parametrize("spoil", SPOILERS.values(), ids=SPOILERS)
-@pytest.mark.parametrize("purpose", [0, 1], ids=["shared", "own"])
-@pytest.mark.parametrize("settings", PACKS.values(), ids=PACKS)
-def test_drafts_are_draws_or_are_known_to_be_none(
-    settings: list[SamplingSettings], purpose: int, spoil: Callable[[Any], Any]
-) -> None:
-    """Those of the shared noise need not be draws: the verifier compares them with its own."""
-    case = Case.of(settings)
+@cases(purpose=[0, 1])
+@pytest.mark.usefixtures("_many_ids")
+def test_drafts_are_draws_or_are_known_to_be_none(pack: str, spoiler: str, purpose: int) -> None:
+    """Those of the shared noise (0) need not be draws: the verifier compares them with its own."""
+    case = Case.of(PACKS[pack])
     wanted, _ = case.ranked(purpose)
     wrong, found = [], 0
-    for name, result in spoilt(lambda: case.ranked(purpose), spoil):
+    for name, result in spoilt(lambda: case.ranked(purpose), SPOILERS[spoiler]):
         if result is None:
             continue
         ids, log_probs = result

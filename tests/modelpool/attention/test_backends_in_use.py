@@ -24,15 +24,16 @@ from tests.triton_interpreter import needs_triton
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9]]
 
 
-def texts(config: dict[str, Any], speculation: "Speculation | str") -> list[list[int]]:
+def texts(config: dict[str, Any], *speculations: "Speculation | str") -> list[list[list[int]]]:
+    """With each of them, by one router."""
     params = [
-        SamplingParams(max_new_tokens=20, temperature=0.9, seed=seed)
+        SamplingParams(max_new_tokens=12, temperature=0.9, seed=seed)
         for seed in range(len(PROMPTS))
     ]
     with ChainRouter.from_config(config) as router:
-        found = router.generate(PROMPTS, params, speculation)  # type: ignore[arg-type]
+        found = [router.generate(PROMPTS, params, one) for one in speculations]  # type: ignore[arg-type]
         router.instruments.check_integrity()
-    return [list(one.token_ids) for one in found]
+    return [[list(one.token_ids) for one in outputs] for outputs in found]
 
 
 def use(
@@ -70,8 +71,8 @@ def test_trees_give_the_texts_of_masks(
     attend = mock.Mock(wraps=run)
     use(monkeypatch, attend, lambda packed: None)
     names = tuple(model["name"] for model in config["pool"]["models"])
-    for chain in (names, (names[0], names[-1])):
-        assert texts(config, Speculation(chain, depth=4, width=3)) == wanted
+    chains = (Speculation(chain, depth=4, width=3) for chain in (names, (names[0], names[-1])))
+    assert texts(config, *chains) == 2 * wanted
     assert attend.called
 
 

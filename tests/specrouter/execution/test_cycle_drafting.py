@@ -29,9 +29,14 @@ from specrouter.execution.hang_guard import HangGuard
 from specrouter.request.params import Chain, SamplingParams
 from specrouter.request.spec import RequestSpec
 from tests.modelpool.two_devices import two_devices
+from tests.pairwise import pairwise
 from tests.specrouter.execution.test_executor import FOUR, NOBODY, PAIR, SETTINGS, TRIPLE, Bench
 from tests.specrouter.faults import PATIENCE_S, seem_endless
 
+CASES = [
+    tuple(case.values())
+    for case in pairwise(setting=list(SETTINGS), chain=(PAIR, TRIPLE), width=(1, 3))
+]
 FIRST, SECOND = [0, 1], [2, 3]  # rows of the halves
 
 
@@ -68,8 +73,7 @@ def served(bench: Bench, chain: Chain, width: int, most: int) -> int:
     return overlapped
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize(("chain", "width"), [(PAIR, 1), (PAIR, 3), (TRIPLE, 1), (TRIPLE, 2)])
+@pytest.mark.parametrize(("setting", "chain", "width"), CASES)
 def test_texts_are_those_of_the_target_alone(
     pool: ModelPool, chain: Chain, width: int, setting: str
 ) -> None:

@@ -37,7 +37,7 @@ KINDS = {
 Routers = tuple[ChainRouter, ChainRouter]
 
 
-@pytest.fixture(scope="module", params=["float64", "float32", "bfloat16"])
+@pytest.fixture(scope="module", params=["float64", "bfloat16"])
 def routers(request: pytest.FixtureRequest, small_config: dict[str, Any]) -> Iterator[Routers]:
     """One that reads prompts, and one that goes on."""
     settings = copy.deepcopy(small_config)
@@ -119,13 +119,12 @@ def test_recurrent_states_go_on_with_the_last_keys_and_values(
     pool = pool_settings(save_family(tmp_path, architecture))
     settings = {"pool": pool, "engine": engine}
     with ChainRouter.from_config(settings) as reads, ChainRouter.from_config(settings) as decodes:
-        for params in (KINDS["greedy"], KINDS["sampled"]):
-            [whole] = reads.generate([list(PROMPT)], params, "off")
-            parts, end = read(reads, params)
-            assert [len(part.state) > 0 for part in parts] == [False, False, True]
-            before = imported(decodes)
-            assert gone_on(decodes, params, end, parts).token_ids == whole.token_ids
-            assert imported(decodes) - before == len(PROMPT)
+        params = KINDS["sampled"]
+        [whole] = reads.generate([list(PROMPT)], params, "off")
+        parts, end = read(reads, params)
+        assert [len(part.state) > 0 for part in parts] == [False, False, True]
+        assert gone_on(decodes, params, end, parts).token_ids == whole.token_ids
+        assert imported(decodes) == len(PROMPT)
         decodes.instruments.check_integrity()
 
 
