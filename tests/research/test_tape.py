@@ -89,6 +89,7 @@ def test_a_slower_machine_is_told_by_the_times_of_its_passes(machine: Machine) -
     assert mean(_ends_s(with_times)) == pytest.approx(mean(_ends_s(lived)), rel=0.05)
 
 
+@pytest.mark.long
 def test_texts_that_are_harder_to_draft_are_told_by_their_acceptance(machine: Machine) -> None:
     lived = Conditions.of(_taped(machine, 0.5)[0], machine, 0.0)
 

@@ -204,6 +204,7 @@ def test_selection_is_a_small_part_of_a_cycle(tmp_path: Path) -> None:
     assert 0.0 < row["selection"] < 0.1
 
 
+@pytest.mark.long
 def test_the_static_rows_of_table_2_are_near_what_they_were_fitted_to(tmp_path: Path) -> None:
     """Two batches at which the published rows are smooth."""
     where = ("requests=8,16", "policy=two-level,three-level")

@@ -122,6 +122,7 @@ def test_sigterm_lets_a_stream_finish_and_takes_no_new_request(tmp_path: Path) -
     assert (line["status"], line["client_left"], line["path"]) == (200, False, "/generate")
 
 
+@pytest.mark.long
 def test_requests_that_outlast_the_drain_get_a_last_message(tmp_path: Path) -> None:
     body = {**PROMPT, "max_new_tokens": 1000, "speculation": "off"}
     with running(tmp_path / "gate", 0.05, drain_s=0.2, log_format="json") as (process, url):

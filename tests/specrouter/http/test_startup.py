@@ -129,6 +129,7 @@ sys.exit(main(["serve", "--port", sys.argv[1]]))
 """
 
 
+@pytest.mark.long
 def test_a_signal_ends_a_service_that_still_loads() -> None:
     port = free_port()
     script = [sys.executable, "-c", _HANGING, str(port)]

@@ -91,7 +91,7 @@ FAILURES = st.lists(
 
 
 @given(FAILURES, st.sampled_from(["slo", "flowguard", "round-robin"]), st.booleans())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_no_request_is_lost_whatever_fails(
     failures: list[Failure], routing: str, is_paired: bool
 ) -> None:
