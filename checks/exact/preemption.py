@@ -10,7 +10,7 @@ import numpy as np
 from specrouter import ChainRouter
 from specrouter.engine.engine import Engine
 from specrouter.slo.admission import Admission, Admit
-from specrouter.slo.serve.slo_admission import SLO
+from specrouter.slo.serve.measured_pacing import SLO
 from specrouter.view import EngineView
 
 

@@ -29,7 +29,7 @@ ADMISSION_POLICIES = Registry(
     "admission policy",
     "specrouter.slo.admission:AdmissionPolicy",
     {
-        "slo": "specrouter.slo.serve.slo_admission:SLO",
+        "slo": "specrouter.slo.serve.measured_pacing:SLO",
         "fcfs": "specrouter.slo.admission:FCFS",
     },
 )

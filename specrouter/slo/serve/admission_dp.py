@@ -49,14 +49,11 @@ class Room:
         decoding: [L] requests of each tier.
         memory: units.
         rows: for new requests.
-        begin_ms, begin_tokens: from when on budgets count, and the prefill budget until then.
     """
 
     decoding: tuple[int, ...]
     memory: int = 0
     rows: int = 1 << 30
-    begin_ms: float = 0.0
-    begin_tokens: int = 0
 
 
 def most_admitted(
@@ -99,10 +96,10 @@ class _Table:
         self._has_rows = grid.sum(axis=-1) <= room.rows
         self._base = np.array(room.decoding, dtype=np.int64)  # grows with the running ones
         start = np.full((memory + 1, *sizes), -np.inf)
-        start[(0,) * start.ndim] = room.begin_tokens
+        start[(0,) * start.ndim] = 0.0
         self._best: list[Floats] = [start]
         self._from: list[NDArray[np.int64]] = []  # entry that each state came from
-        self._ends_ms = [room.begin_ms]
+        self._ends_ms = [0.0]
         self._first = 0  # entry before which none may be the last: a running one follows it
 
     def fill(self, place: int) -> None:

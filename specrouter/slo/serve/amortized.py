@@ -2,21 +2,10 @@
 
 SLOs-Serve's batches are each in time, as they must be where every run of ten tokens is judged. A
 TPOT that is the mean of the whole output is more lenient: a request that stands still for 100 ms
-while a prompt is read needs 1 ms less for each of the 100 tokens that it has left. So
-
-- prompts that can wait, those without an objective of the TTFT among them, are read as the strict
-  pacing says, in what its batches leave;
-- a prompt that cannot is read at once, if that is *sustained*: there is a length of cycles in which
-  the tokens that each request verifies bring as many as it needs, the prompts' time taken off, and
-  with these tokens beside them all prompts are read in time, by rising deadline (`reservation`);
-- what was promised is reserved: no cycle takes longer than the prompts that are unread allow, and
-  whoever decodes without an objective sits out where there is no room;
-- where some who decode are late in any case, few of those that need most are given up for others.
-
-Which of the urgent prompts are read is found as by Moore and Hodgson, who leave the fewest late on
-one machine: by rising deadline, and where one is too many, the longest is left out.
-
-How requests decode is the planner's to choose, which sees objectives and trees, unless only the
+while a prompt is read needs 1 ms less for each of the 100 tokens that it has left. Such cycles are
+*sustained* (docs/admission.md). Prompts that can wait are read in what strict batches leave. No
+cycle takes longer than the prompts that are unread allow, and whoever decodes without an objective
+sits out where there is no room. How requests decode is the planner's to choose, unless only the
 strict batches keep all in time: then they are kept to whole. Pure.
 Source: SLOs-Serve (arXiv 2504.08784), section 3.2; this relaxation is ours, see docs/design.md.
 """
@@ -32,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrouter.profile.batch_time import BatchTime, Reserved
-from specrouter.slo.serve.load import Load, Prompt
+from specrouter.slo.serve.load import Load, Prompt, by_deadline
 from specrouter.slo.serve.pacing import Batch, Choice, Pacing
 from specrouter.slo.serve.program import Memory
 from specrouter.slo.serve.reservation import first_chunk, longest_ms
@@ -137,18 +126,11 @@ class Amortized:
         if tokens is not None:
             tokens -= sum(each.reserve_tokens for each in calm)
         rest = Memory(memory.rows - len(calm), tokens)
-
-        def fits(wanted: list[Prompt]) -> bool:
-            return rest.holds(wanted) and self._is_sustained(beside.joined(wanted))
-
         found: list[Prompt] = []
-        for prompt in sorted(urgent, key=lambda each: each.deadline_ms)[:_MOST_NEW]:
+        for prompt in by_deadline(urgent)[:_MOST_NEW]:
             wanted = [*found, prompt]
-            if not fits(wanted):
-                wanted.remove(max(wanted, key=lambda each: each.tokens))
-                if wanted == found or not fits(wanted):  # TPOTs may be what is too much of it
-                    continue
-            found = wanted
+            if rest.holds(wanted) and self._is_sustained(beside.joined(wanted)):
+                found = wanted
         return (*calm, *found)
 
     def batch(self, load: Load, batch_ms: float) -> Batch:
@@ -187,17 +169,14 @@ class Amortized:
         return not prompt.can_wait and prompt.deadline_ms < _URGENT * reading_ms
 
     def _is_sustained(self, load: Load) -> bool:
-        times = self._keeping_up(load)
-        return times is not None and first_chunk(times, self.chunk, load.prompts) is not None
+        return self._reading_beside(load) is not None
 
     def _reading_beside(self, load: Load) -> Reserved | None:
         """Times of cycles beside what is admitted; None: the strict pacing's batches are kept to,
         be it that they keep all in time or that nothing does."""
         times = self._keeping_up(load)
-        if times is None:
-            return None
-        is_in_time = first_chunk(times, self.chunk, load.prompts) is not None
-        return times if is_in_time else None
+        holds = times is not None and first_chunk(times, self.chunk, load.prompts) is not None
+        return times if holds else None
 
     def _keeping_up(self, load: Load, others: int = 0) -> Reserved | None:
         """Times of cycles beside what the shortest verify in which everybody's tokens bring enough;

@@ -10,7 +10,7 @@ Pure. Not here: how requests come to these figures (`requests`), who is admitted
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -53,6 +53,10 @@ class Prompt:
     can_wait: bool = False
 
 
+def by_deadline(prompts: Iterable[Prompt]) -> tuple[Prompt, ...]:
+    return tuple(sorted(prompts, key=lambda each: each.deadline_ms))
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Load:
     """Attributes:
@@ -75,8 +79,7 @@ class Load:
         """With further prompts that are admitted."""
         if not prompts:
             return self
-        together = sorted((*self.prompts, *prompts), key=lambda each: each.deadline_ms)
-        return replace(self, prompts=tuple(together))
+        return replace(self, prompts=by_deadline((*self.prompts, *prompts)))
 
     def without_neediest(self, count: int) -> "Load":
         """Without the paces of so many of those that decode, whose TPOTs are the tightest."""

@@ -1,4 +1,4 @@
-"""The pacing of a machine whose times and acceptances are measured as it runs.
+"""The policy `slo` by the times and acceptances that an engine measures as it runs.
 
 Requests are paced as the planner decodes them: with the drafts of the chain that is in use for
 those that leave it open. Where that is the target alone, the planner still drafts for those in
@@ -6,8 +6,7 @@ need, so they are paced with the chain that it would take, if that is faster for
 large batch of requests without objectives, for which drafts do not pay, would make objectives look
 unattainable that are attained as soon as those sit out.
 
-Pure but for what is remembered: the same view gives the same pacing. It is made anew when the
-snapshot of the measurements is, or the load differs: most cycles find it made.
+Pure but for what is remembered: the same snapshot and load give the same pacing.
 """
 
 from dataclasses import replace
@@ -15,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from modelpool.attention.backend import READING_QUERIES
+from specrouter.config import EngineConfig
 from specrouter.profile.batch_time import CurveTime
 from specrouter.profile.cycle_times import Workload, curve_of, drafting_ms, model_ms, stage_ms
 from specrouter.profile.prediction import acceptance_rate
@@ -22,9 +22,10 @@ from specrouter.profile.snapshot import PerformanceSnapshot, load_of, outcome_of
 from specrouter.profile.staircase import Staircase
 from specrouter.profile.time_curve import PAIRS, TimeCurve
 from specrouter.request.params import Chain
+from specrouter.slo.admission import AdmissionPolicy, Admit
 from specrouter.slo.serve.amortized import Amortized
 from specrouter.slo.serve.pacing import Autoregressive, Pacing, Speculative
-from specrouter.slo.serve.policy import PacingOf
+from specrouter.slo.serve.policy import PacingOf, by_objectives
 from specrouter.slo.serve.requests import has_objective
 from specrouter.view import LEAST_PACE_MARGIN, SCHEDULED, EngineView
 from statemgr.arena import KV_QUANTUM
@@ -64,6 +65,18 @@ def measured_pacing(
         return drafting if drafting.fastest_ms < alone.fastest_ms else alone
 
     return pacing_of
+
+
+class _Slo(AdmissionPolicy):
+    preempts = True
+
+    def for_engine(self, engine: EngineConfig, target: str) -> Admit:
+        chunk = engine.prefill_chunk
+        pacing = measured_pacing(target, chunk, engine.most_batch_tokens)
+        return by_objectives(amortized(pacing, chunk), chunk, never_behind=True)
+
+
+SLO = _Slo()
 
 
 def amortized(pacing_of: PacingOf, chunk: int) -> PacingOf:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from specrouter.slo.serve.load import (
     EPS_MS,
     Load,
     Prompt,
+    by_deadline,
     first_batch_ms,
     leaves_nobody_late,
     tier_of,
@@ -30,7 +31,6 @@ from specrouter.slo.serve.prefill_budget import AutoregressiveBudget, Speculativ
 from specrouter.slo.serve.program import (
     MOST_NEW,
     Memory,
-    able_alone,
     best_set,
     counts_of,
     reads_in_time,
@@ -82,24 +82,23 @@ class Choice:
 
 
 class Pacing(Protocol):
-    """`leaves_decoding`: it paces prompts only, and the planner chooses how requests decode."""
+    """Attributes:
+    times: of batches.
+    reach: tokens that verifying 1, 2, 3, ... of a request brings in the mean, its root included.
+    fastest_ms: TPOT of a request alone; `promised_ms`: the least that is promised to one.
+    leaves_decoding: it paces prompts only, and the planner chooses how requests decode.
+    """
 
     leaves_decoding: ClassVar[bool]
 
     @property
     def times(self) -> BatchTime: ...
-
     @property
-    def reach(self) -> tuple[float, ...]:
-        """Tokens that verifying 1, 2, 3, ... of a request brings in the mean, its root included."""
-
+    def reach(self) -> tuple[float, ...]: ...
     @property
-    def fastest_ms(self) -> float:
-        """TPOT of a request alone."""
-
+    def fastest_ms(self) -> float: ...
     @property
-    def promised_ms(self) -> float:
-        """The least TPOT that is promised to a request alone."""
+    def promised_ms(self) -> float: ...
 
     def beside(self, tokens: int) -> "Pacing":
         """The same where so many tokens of every batch are others'."""
@@ -118,33 +117,32 @@ class Pacing(Protocol):
 
 
 @dataclass(frozen=True)
-class Autoregressive:
-    """Batches of the tightest TPOT that decodes, or shorter where only that serves all in time.
-
-    Attributes:
-        idle_ms: what a batch may take while nobody decodes who has an objective.
-        most_ms: what a batch may take at most.
-    """
+class _Strict:
+    """What both ways have."""
 
     times: BatchTime
-    idle_ms: float
-    most_ms: float = math.inf
     leaves_decoding: ClassVar[bool] = False
 
-    @property
-    def reach(self) -> tuple[float, ...]:
-        return (1.0,)
+    def beside(self, tokens: int) -> Self:
+        return replace(self, times=Reserved(self.times, tokens))
+
+    def reserved(self, load: Load, batch: Batch) -> Batch:
+        return batch
+
+
+@dataclass(frozen=True)
+class Autoregressive(_Strict):
+    """Batches of the tightest TPOT that decodes, or shorter where only that serves all in time.
+    `idle_ms`: what one may take while nobody decodes who has an objective."""
+
+    idle_ms: float
+    reach: ClassVar[tuple[float, ...]] = (1.0,)
 
     @property
     def fastest_ms(self) -> float:
         return self.times.ms(1)
 
-    @property
-    def promised_ms(self) -> float:
-        return self.fastest_ms
-
-    def beside(self, tokens: int) -> "Autoregressive":
-        return replace(self, times=Reserved(self.times, tokens))
+    promised_ms = fastest_ms
 
     def choose(self, load: Load, new: Sequence[Prompt], memory: Memory) -> Choice:
         lengths = self._batch_lengths(load, new)
@@ -174,13 +172,9 @@ class Autoregressive:
             ms=ms, next_ms=batch_ms, tokens=tokens, steps=0, lengths=urgent.astype(np.int64)
         )
 
-    def reserved(self, load: Load, batch: Batch) -> Batch:
-        return batch
-
     def _batch_lengths(self, load: Load, new: Sequence[Prompt]) -> list[float]:
         """Falling: as long as those that decode allow, then those of other TPOTs."""
         longest = load.tightest_ms if len(load.ids) else self.idle_ms
-        longest = min(longest, self.most_ms)
         paces = {each.tpot_ms for each in (*load.prompts, *new)} | set(load.tpot_ms.tolist())
         tiers = tiers_of(sorted(paces))
         return [longest, *sorted((each for each in tiers if each < longest), reverse=True)]
@@ -188,20 +182,15 @@ class Autoregressive:
     def _admitted(
         self, load: Load, new: Sequence[Prompt], memory: Memory, batch_ms: float
     ) -> tuple[Prompt, ...]:
-        first = self.batch(load, batch_ms)
-        begin = (0.0, 0)
-        if first.ms < batch_ms:
-            begin = first.ms, first.tokens - int(first.lengths.sum())
         able: list[Prompt] = []
-        for prompt in able_alone(load, new, lambda tiers: self._budget(tiers, batch_ms), begin):
-            if len(able) < MOST_NEW and leaves_nobody_late(
-                load.joined([prompt]), self.times, batch_ms
-            ):
+        for prompt in by_deadline(new):
+            alone = load.joined([prompt])
+            if len(able) < MOST_NEW and leaves_nobody_late(alone, self.times, batch_ms):
                 able.append(prompt)
         if not able:
             return ()
         tiers = tiers_for(load, able)
-        admitted = best_set(load, able, memory, tiers, self._budget(tiers, batch_ms), begin)
+        admitted = best_set(load, able, memory, tiers, self._budget(tiers, batch_ms))
         while admitted and not leaves_nobody_late(load.joined(admitted), self.times, batch_ms):
             admitted.remove(max(admitted, key=lambda each: each.tokens))
         return tuple(admitted)
@@ -211,15 +200,12 @@ class Autoregressive:
 
 
 @dataclass(frozen=True)
-class Speculative:
+class Speculative(_Strict):
     """Batches that read most prompt tokens per time. Attributes: see `SpeculativeBudget`."""
 
-    times: BatchTime
     alpha: float
     idle_ms: float
-    most_ms: float = math.inf
     margin: float = 0.0
-    leaves_decoding: ClassVar[bool] = False
 
     @property
     def reach(self) -> tuple[float, ...]:
@@ -233,13 +219,10 @@ class Speculative:
     def promised_ms(self) -> float:
         return self.fastest_ms / (1.0 - self.margin)
 
-    def beside(self, tokens: int) -> "Speculative":
-        return replace(self, times=Reserved(self.times, tokens))
-
     def choose(self, load: Load, new: Sequence[Prompt], memory: Memory) -> Choice:
         if not self.is_in_time(load):
             return Choice(in_time=False)
-        able = able_alone(load, new, self._budget)[:MOST_NEW] if new else []
+        able = by_deadline(new)[:MOST_NEW]
         if not able:
             return Choice()
         tiers = tiers_for(load, able)
@@ -267,9 +250,6 @@ class Speculative:
             lengths=np.where(room >= 0, lengths, 0),
         )
 
-    def reserved(self, load: Load, batch: Batch) -> Batch:
-        return batch
-
     def _budget(self, tiers_ms: tuple[float, ...]) -> SpeculativeBudget:
         return _speculative(self, tiers_ms)
 
@@ -287,6 +267,5 @@ def _speculative(pacing: Speculative, tiers_ms: tuple[float, ...]) -> Speculativ
         tiers_ms=tiers_ms,
         alpha=pacing.alpha,
         idle_ms=pacing.idle_ms,
-        most_ms=pacing.most_ms,
         margin=pacing.margin,
     )

@@ -1,25 +1,17 @@
-"""Admission by objectives: the policy `slo`, and what SLOs-Serve's own is made of.
-
-Requests are admitted by the dynamic program. Prompts are read by deadline, in chunks of the size
-that each batch leaves. Each tier decodes at its pace. What is left goes to requests without
-objectives, which lose their rows, but no tokens, to those that have some.
+"""Admission by objectives: the policy `slo` (docs/admission.md), and what SLOs-Serve's is made of.
 
 `slo` asks again as long as a request could attain its objective, where SLOs-Serve declines once and
-for good. It reads a prompt that cannot wait at once where that can be made good (`amortized`), and
-leaves it to the planner how requests decode. It lets no request starve: of the best-effort requests
-that are older than `patience_ms` the oldest comes first. No other one is admitted until it has its
-row; then it decodes a token in every batch, or reads at least an eighth of one. So it ends, at the
-latest, when `patience_ms` have passed, those that ran then have ended, its prompt was read in
-chunks of an eighth of a batch and its output in as many batches as it has tokens; and then the next
-one comes.
-
-Without any objective it decides as `fcfs` does.
+for good. It lets no request starve: the oldest best-effort request that has waited `patience_ms`
+has its row before anybody else is admitted, then a token in every batch, or an eighth of one for
+its prompt. So it ends, at the latest, when `patience_ms` have passed, those that ran then have
+ended, its prompt was read in such chunks and its output in as many batches as it has tokens; and
+then the next one comes.
 
 Pure: `(EngineView) -> Admission`. Source: SLOs-Serve (arXiv 2504.08784), sections 3 and 4.1.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from specrouter.slo.admission import Admission, Admit, fcfs
@@ -94,36 +86,35 @@ class _Decision:
     waits_for_memory: bool = False
     held_back: int = 0  # see `Admission`
     asked: Sorted = field(init=False)
+    promoted: tuple[RequestView, ...] = ()
+    fixed: dict[int, int] = field(default_factory=dict)  # tokens of promoted ones, by id
     load: Load = field(init=False)  # with whom it admits
 
     def admission(self) -> Admission:
         view, pacing = self.view, self.pacing
-        asked = self._realistic(sorted_requests(view, pacing.times, pacing.fastest_ms))
-        self.asked = asked
+        self.asked = self._realistic(sorted_requests(view, pacing.times, pacing.fastest_ms))
         self.rows = view.free_rows
         self.memory = math.inf if view.kv_free_tokens is None else float(view.kv_free_tokens)
-        promoted = self._promoted(asked)
-        have_rows = self._admit_promoted(asked, promoted)
-        pacing, fixed = self._beside(asked.load, promoted)
-        choice, load = self._choose(pacing, asked, promoted, is_open=have_rows)
-        if fixed and not choice.in_time:  # they wait for what is left until there is room for them
-            pacing, fixed = self.pacing, {}
-            choice, load = self._choose(pacing, asked, promoted, is_open=False)
+        self.promoted = self._promoted()
+        have_rows = self._admit_promoted()
+        pacing = self._beside()
+        choice = self._choose(pacing, is_open=have_rows)
+        if self.fixed and not choice.in_time:  # they wait for what is left until there is room
+            pacing, self.fixed = self.pacing, {}
+            choice = self._choose(pacing, is_open=False)
         came = [
             replace(prompt, is_running=True)
             for prompt in choice.admitted
-            if self._admit(asked, prompt.id, prompt.reserve_tokens, promoted)
+            if self._admit(prompt.id, prompt.reserve_tokens)
         ]
-        load = self.load = load.joined(came)
+        load = self.load = self.asked.load.without_neediest(choice.given_up).joined(came)
         batch = with_prompts(pacing, load, pacing.batch(load, choice.batch_ms))
-        self._admit_best_effort(asked)
-        admission = self._written(asked, load, batch, fixed)
-        promised = frozenset(prompt.id for prompt in came)
+        self._admit_best_effort()
         return replace(
-            admission,
-            promised=promised,
+            self._written(load, batch),
+            promised=frozenset(prompt.id for prompt in came),
             held_back=self.held_back,
-            lost=asked.lost,
+            lost=self.asked.lost,
         )
 
     # Or first come, first served
@@ -216,49 +207,48 @@ class _Decision:
     def _is_old(self, request: RequestView) -> bool:
         return request.arrived_s <= self.view.now_s - self.patience_ms / 1000.0
 
-    def _promoted(self, asked: Sorted) -> tuple[RequestView, ...]:
+    def _promoted(self) -> tuple[RequestView, ...]:
         """Best-effort requests that have waited too long, the oldest first."""
-        together = sorted((*asked.best_effort, *asked.waiting), key=lambda each: each.arrived_s)
-        return tuple(filter(self._is_old, together[:_PROMOTED]))
+        together = (*self.asked.best_effort, *self.asked.waiting)
+        oldest = sorted(together, key=lambda each: each.arrived_s)[:_PROMOTED]
+        return tuple(filter(self._is_old, oldest))
 
-    def _admit_promoted(self, asked: Sorted, promoted: Sequence[RequestView]) -> bool:
+    def _admit_promoted(self) -> bool:
         """Do all of them have rows now?"""
-        for request in promoted:
-            if request.row is None and not self._admit(
-                asked, request.id, request.reserve_tokens, promoted
-            ):
-                return False
-        return True
+        return all(
+            each.row is not None or self._admit(each.id, each.reserve_tokens)
+            for each in self.promoted
+        )
 
-    def _beside(self, load: Load, promoted: Sequence[RequestView]) -> tuple[Pacing, dict[int, int]]:
-        """The pacing beside what promoted requests take of every batch, by id."""
-        served = [each for each in promoted if each.row is not None or each.id in self.admitted]
+    def _beside(self) -> Pacing:
+        """The pacing beside what promoted requests take of every batch, which is then `fixed`."""
+        load, admitted = self.asked.load, self.admitted
+        served = [each for each in self.promoted if each.row is not None or each.id in admitted]
         if not served:
-            return self.pacing, {}
+            return self.pacing
         tightest = min(load.tightest_ms, *(each.tpot_ms for each in load.prompts), math.inf)
         batch_ms = tightest if math.isfinite(tightest) else self.pacing.times.ms(256)
         part = max(self.least_chunk, self.pacing.times.tokens_within(batch_ms) // _SHARE)
-        fixed = {
+        self.fixed = {
             each.id: min(each.prompt_left + 1, part) if each.prompt_left else 1 for each in served
         }
-        return self.pacing.beside(sum(fixed.values())), fixed
+        return self.pacing.beside(sum(self.fixed.values()))
 
-    def _choose(
-        self, pacing: Pacing, asked: Sorted, promoted: Sequence[RequestView], is_open: bool
-    ) -> tuple[Choice, Load]:
-        names = {each.id for each in promoted} | set(self.preempted)
-        free = [each for each in asked.best_effort if each.id not in names]
+    def _choose(self, pacing: Pacing, is_open: bool) -> Choice:
+        free = self._victims()
         held = sum(each.reserve_tokens for each in free)
         tokens = None if math.isinf(self.memory) else int(self.memory) + held
         memory = Memory(self.rows + len(free), tokens)
-        choice = pacing.choose(asked.load, asked.new if is_open else (), memory)
-        return choice, asked.load.without_neediest(choice.given_up)
+        return pacing.choose(self.asked.load, self.asked.new if is_open else (), memory)
 
-    def _admit(self, asked: Sorted, name: int, tokens: int, kept: Sequence[RequestView]) -> bool:
+    def _victims(self) -> list[RequestView]:
+        """Who may lose its row, the youngest last."""
+        kept = {each.id for each in self.promoted} | set(self.preempted)
+        return [each for each in self.asked.best_effort if each.id not in kept]
+
+    def _admit(self, name: int, tokens: int) -> bool:
         """With the memory of best-effort requests, the youngest first, if there is no other."""
-        names = {each.id for each in kept} | set(self.preempted)
-        victims = [each for each in asked.best_effort if each.id not in names]
-        taken: list[int] = []
+        victims, taken = self._victims(), list[int]()
         rows, memory = self.rows, self.memory
         while rows < 1 or memory < tokens:
             if not victims:
@@ -271,9 +261,9 @@ class _Decision:
         self.admitted.append(name)
         return True
 
-    def _admit_best_effort(self, asked: Sorted) -> None:
+    def _admit_best_effort(self) -> None:
         """In their order, into rows and memory that nobody was preempted for."""
-        for request in () if self.preempted else asked.waiting:
+        for request in () if self.preempted else self.asked.waiting:
             if request.id in self.admitted:
                 continue
             if self.rows < 1:
@@ -286,7 +276,7 @@ class _Decision:
 
     # What the batch does
 
-    def _written(self, asked: Sorted, load: Load, batch: Batch, fixed: dict[int, int]) -> Admission:
+    def _written(self, load: Load, batch: Batch) -> Admission:
         chunks = {
             prompt.id: chunk for prompt, chunk in zip(load.prompts, batch.chunks, strict=True)
         }
@@ -295,7 +285,7 @@ class _Decision:
         for name in sorted(load.ids, key=dict(zip(load.ids, load.due_ms, strict=True)).__getitem__):
             if not lengths[name] and room:
                 lengths[name], room = 1, room - 1
-        room = self._share(asked, fixed, room, lengths, chunks)
+        room = self._share(room, lengths, chunks)
         # All but the last token of their prompts is read: that one is decoded, or waits.
         held = {one.id for one in self.view.running if one.awaits_first and not one.prompt_left}
         lengths |= {name: chunks.pop(name) for name in held & chunks.keys()}
@@ -304,13 +294,13 @@ class _Decision:
             chunks={name: chunk for name, chunk in chunks.items() if chunk},
             waits_for_memory=self.waits_for_memory,
             preempted=tuple(self.preempted),
-            declined=self._declined(asked, load),
+            declined=self._declined(load),
         )
         if self.pacing.leaves_decoding and not batch.paces_decoding:
             return replace(
                 admission,
                 budget_ms=batch.longest_ms,
-                paused=self._sitting_out(asked, fixed, batch.spare),
+                paused=self._sitting_out(batch.spare),
             )
         return replace(
             admission,
@@ -320,29 +310,20 @@ class _Decision:
             budget_ms=batch.ms,
         )
 
-    def _sitting_out(
-        self, asked: Sorted, fixed: dict[int, int], most: int | None
-    ) -> frozenset[int]:
+    def _sitting_out(self, most: int | None) -> frozenset[int]:
         """Who decodes without an objective, beyond so many, the last ones first."""
         if most is None:
             return frozenset()
         decoding = {one.id for one in self.view.running if not one.prompt_left}
-        decoding -= set(self.preempted) | fixed.keys()
-        return frozenset([one.id for one in asked.best_effort if one.id in decoding][most:])
+        decoding -= set(self.preempted) | self.fixed.keys()
+        return frozenset([one.id for one in self.asked.best_effort if one.id in decoding][most:])
 
-    def _share(
-        self,
-        asked: Sorted,
-        fixed: dict[int, int],
-        room: int,
-        lengths: dict[int, int],
-        chunks: dict[int, int],
-    ) -> int:
+    def _share(self, room: int, lengths: dict[int, int], chunks: dict[int, int]) -> int:
         """What is left goes to best-effort requests, promoted ones first: a token for each that
         decodes, then prompts. Returns what is left then."""
-        came = [each for each in asked.waiting if each.id in self.admitted]
-        running = [each for each in asked.best_effort if each.id not in self.preempted]
-        together = (*running, *came)
+        came = [each for each in self.asked.waiting if each.id in self.admitted]
+        running = [each for each in self.asked.best_effort if each.id not in self.preempted]
+        together, fixed = (*running, *came), self.fixed
         for request in together:
             if not request.prompt_left:
                 lengths[request.id] = fixed.get(request.id, min(1, room))
@@ -354,11 +335,12 @@ class _Decision:
                 chunks[request.id], room = own + more, room - more
         return room
 
-    def _declined(self, asked: Sorted, load: Load) -> tuple[int, ...]:
+    def _declined(self, load: Load) -> tuple[int, ...]:
         if not self.is_final:
-            return asked.beyond
+            return self.asked.beyond
         admitted = {each.id for each in load.prompts}
-        return (*asked.beyond, *(each.id for each in asked.new if each.id not in admitted))
+        late = (each.id for each in self.asked.new if each.id not in admitted)
+        return (*self.asked.beyond, *late)
 
 
 def _does(admission: Admission) -> Admission:

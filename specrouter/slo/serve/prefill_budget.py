@@ -108,23 +108,8 @@ class Speculation:
     tokens: int
 
 
-@dataclass(frozen=True, eq=False)
-class _Candidates:
-    """Batches that may be: `lengths` [C, L], `ms` [C] and `tokens` [C] of them all."""
-
-    all: tuple[Speculation, ...]
-    lengths: Ints
-    ms: Floats
-    tokens: Floats
-
-    @classmethod
-    def of(cls, those: Sequence[Speculation]) -> "_Candidates":
-        return cls(
-            tuple(those),
-            np.array([each.lengths for each in those]),
-            np.array([each.ms for each in those]),
-            np.array([each.tokens for each in those], dtype=np.float64),
-        )
+# Batches that may be, and of them all what is verified [C, L], what they take, and read [C].
+_Candidates = tuple[Sequence[Speculation], Ints, Floats, Floats]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -132,7 +117,7 @@ class SpeculativeBudget:
     """Attributes:
     tiers_ms: [L] TPOT of each, rising.
     alpha: chance that a drafted token is accepted, given that the one before it is.
-    idle_ms, most_ms: as in `AutoregressiveBudget`.
+    idle_ms: as in `AutoregressiveBudget`.
     margin: share of every TPOT that is kept for what `alpha`, a mean, does not hold.
     """
 
@@ -140,30 +125,31 @@ class SpeculativeBudget:
     tiers_ms: tuple[float, ...]
     alpha: float
     idle_ms: float
-    most_ms: float = np.inf
     margin: float = 0.0
 
-    def candidates(self, present: tuple[bool, ...]) -> "_Candidates":
+    def _candidates(self, present: tuple[bool, ...]) -> _Candidates:
         """Where requests of these tiers decode; worked out once."""
         if present not in self._known:
-            self._known[present] = _Candidates.of(self._speculations(present))
+            those = self._speculations(present)
+            lengths = np.array([each.lengths for each in those])
+            ms, tokens = np.array([(each.ms, float(each.tokens)) for each in those]).T
+            self._known[present] = those, lengths, ms, tokens
         return self._known[present]
 
     @cached_property
-    def _known(self) -> dict[tuple[bool, ...], "_Candidates"]:
+    def _known(self) -> dict[tuple[bool, ...], _Candidates]:
         return {}
 
     def _speculations(self, present: Sequence[bool]) -> list[Speculation]:
         """One for each tier that may bound the batch, and each length that it may have there."""
         if not any(present):
-            ms = min(self.idle_ms, self.most_ms)
-            none = (0,) * len(self.tiers_ms)
+            none, ms = (0,) * len(self.tiers_ms), self.idle_ms
             return [Speculation(none, 0, ms, self.times.tokens_within(ms))]
         paces = np.array(self.tiers_ms) * (1.0 - self.margin)
         reach = accepted(self.alpha, np.arange(1, MOST_SPECULATED + 1))
         found = []
         for tier in np.flatnonzero(present):
-            for ms in np.unique(np.minimum(paces[tier] * reach, self.most_ms)):
+            for ms in np.unique(paces[tier] * reach):
                 enough = paces[:, None] * reach >= ms * (1.0 - _ROUNDING)  # [L, MOST]
                 if not enough[np.array(present), -1].all():
                     continue
@@ -177,12 +163,12 @@ class SpeculativeBudget:
     def best(self, counts: Ints, within_ms: float = np.inf) -> Speculation:
         """[L] -> the batch that reads most prompt tokens per millisecond, of those that end within
         a time, if any do."""
-        those = self.candidates(tuple(self._held(counts).tolist()))
-        rates = (those.tokens - those.lengths @ counts) / those.ms
-        ends = those.ms <= within_ms
+        those, lengths, ms, tokens = self._candidates(tuple(self._held(counts).tolist()))
+        rates = (tokens - lengths @ counts) / ms
+        ends = ms <= within_ms
         if ends.any():
             rates = np.where(ends, rates, -np.inf)
-        return those.all[int(np.argmax(rates))]
+        return those[int(np.argmax(rates))]
 
     def _held(self, counts: Ints) -> Bools:
         """Which tiers are present, of those that have a TPOT."""
@@ -211,8 +197,8 @@ class SpeculativeBudget:
         codes = held @ (1 << np.arange(len(self.tiers_ms)))
         for code in set(codes.tolist()):
             of = codes == code
-            those = self.candidates(tuple(held[of.argmax()].tolist()))
-            yield of, those.ms, those.tokens - counts[of] @ those.lengths.T
+            _, lengths, ms, tokens = self._candidates(tuple(held[of.argmax()].tolist()))
+            yield of, ms, tokens - counts[of] @ lengths.T
 
 
 def accepted(alpha: float, lengths: Ints) -> Floats:

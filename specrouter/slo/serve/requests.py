@@ -1,23 +1,11 @@
-"""Sorted: what a view's requests need, those with objectives and those without.
+"""Sorted: what a view's requests need, those with objectives and those without: docs/admission.md.
 
-A request has a deadline for its prompt and a TPOT for its output:
-
-- `ttft_ms` is the deadline until the first token has come; then nothing is asked of it any more,
-  though a request that loses its row has its prompt to read again. Without one, `implied_ttft_ms`
-  is: it is read by then if nobody's pace suffers, and after twice that time as soon as it can be
-  made good. Where none is implied, a request with a TPOT can wait `PATIENCE_MS`.
-- Of several stages that are left, the tightest TPOT counts (SLOs-Serve, section 3.2.1); whether the
-  request is late is judged by the current one's.
-- What is left of `e2e_ms` is shared between prompt and output in proportion to their times on an
-  idle machine, so that each may be slowed down by the same factor. It needs the length of the
-  output: known, or usual for the class. Where neither is, only the first token is held to it:
-  nobody is declined for a length that nobody knows, and the first outputs of a class show what is
-  usual.
-- What a request is behind, or ahead, is made good by the tokens that are left: those of its run of
-  ten where TPOT is judged by such runs, else those of its output or stage.
-
-Who can attain its objective no more is served as if it had none, and so is who never had one.
-Pure.
+`ttft_ms` is asked until the first token has come; a request that loses its row then has its prompt
+to read again, and no deadline for it. What is left of `e2e_ms` is shared between prompt and output
+in proportion to their times on an idle machine, so that each may be slowed down by the same factor.
+Nobody is declined for a length that nobody knows: the first outputs of a class show what is usual.
+What a request is behind, or ahead, is made good by the tokens that are left: those of its run of
+ten where TPOT is judged by such runs, else those of its output or stage. Pure.
 """
 
 import math
@@ -28,7 +16,7 @@ import numpy as np
 
 from specrouter.profile.batch_time import BatchTime
 from specrouter.request.attainment import RUN_TOKENS
-from specrouter.slo.serve.load import EPS_MS, Load, Prompt
+from specrouter.slo.serve.load import EPS_MS, Load, Prompt, by_deadline
 from specrouter.view import EngineView, RequestView
 
 _PATIENT = 2.0  # times the implied TTFT, after which a first token comes before others' pace
@@ -114,13 +102,12 @@ def _load(decoding: Sequence[tuple[int, float, float, float]], prompts: Iterable
     """Of those that decode: id, when the next token is due, TPOT, and tokens that are left."""
     columns = np.array([each[1:] for each in decoding], dtype=np.float64).reshape(-1, 3).T
     due_ms, tpot_ms, left = columns
-    in_order = sorted(prompts, key=lambda each: each.deadline_ms)
     return Load(
         ids=tuple(each[0] for each in decoding),
         due_ms=due_ms,
         tpot_ms=tpot_ms,
         left=left,
-        prompts=tuple(in_order),
+        prompts=by_deadline(prompts),
     )
 
 

@@ -9,14 +9,18 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from specrouter.profile.batch_time import RooflineTime
 from specrouter.slo.serve.admission_dp import PromptDemand, Room, most_admitted
+from specrouter.slo.serve.load import Load, Prompt, by_deadline
 from specrouter.slo.serve.prefill_budget import (
     AutoregressiveBudget,
     PrefillBudget,
     SpeculativeBudget,
 )
+from specrouter.slo.serve.program import counts_of, demands_of, reads_in_time, tiers_for
 from tests.pure import few
 from tests.specrouter.slo.serve.exact_execution import misses_nothing
 from tests.specrouter.slo_machines import OPT_7B
@@ -44,7 +48,7 @@ def left_one_by_one(
     prompts: Sequence[PromptDemand], room: Room, budget: PrefillBudget
 ) -> list[float]:
     """The prefill budget left at each deadline if all are read, one after the other."""
-    left, since, found = float(room.begin_tokens), room.begin_ms, []
+    left, since, found = 0.0, 0.0, list[float]()
     counts = np.array(room.decoding, dtype=np.int64)
     for prompt in prompts:
         if prompt.deadline_ms < since:
@@ -191,15 +195,6 @@ def test_a_prompt_that_was_begun_is_not_left_out_for_newer_ones() -> None:
     assert most_admitted([replace(begun, deadline_ms=2.0)], Room((0,)), budget) is None
 
 
-def test_budget_counts_from_the_end_of_the_batch_that_runs() -> None:
-    budget = AutoregressiveBudget(SIX_A_UNIT, (1.0,), 1.0)
-    prompt = PromptDemand(1.5, 8, 0)
-    assert most_admitted([prompt], Room((0,)), budget) == ()
-    assert most_admitted([prompt], Room((0,), begin_ms=0.5, begin_tokens=2), budget) == (0,)
-    early = replace(prompt, deadline_ms=0.2, tokens=1)
-    assert most_admitted([early], Room((0,), begin_ms=0.5, begin_tokens=2), budget) == ()
-
-
 @pytest.mark.timing
 def test_ten_new_and_two_hundred_running_requests_take_at_most_five_milliseconds() -> None:
     draws = np.random.default_rng(5)
@@ -225,3 +220,33 @@ def test_ten_new_and_two_hundred_running_requests_take_at_most_five_milliseconds
         most_admitted(prompts, Room((40, 152), 48, 64), budget)
         took_ms.append((time.perf_counter() - began) * 1000)
     assert float(np.median(took_ms)) <= 5.0, f"{np.percentile(took_ms, [50, 90, 100])} ms"
+
+
+@pytest.mark.parametrize("kind", ["autoregressive", "speculative"])
+@given(
+    paces=st.lists(st.sampled_from([50.0, 100.0]), max_size=300),
+    read=st.lists(
+        st.tuples(st.floats(-5.0, 900.0), st.integers(1, 1500), st.sampled_from([50.0, 100.0])),
+        max_size=6,
+    ),
+)
+def test_a_load_is_in_time_where_each_prompt_after_the_other_is(
+    kind: str, paces: list[float], read: list[tuple[float, int, float]]
+) -> None:
+    def budget_of(tiers: tuple[float, ...]) -> PrefillBudget:
+        if kind == "autoregressive":
+            return AutoregressiveBudget(OPT_7B, tiers, 100.0)
+        return SpeculativeBudget(times=OPT_7B, tiers_ms=tiers, alpha=0.7, idle_ms=100.0)
+
+    due = np.array(paces, dtype=np.float64)
+    prompts = [
+        Prompt(id=1000 + n, deadline_ms=ms, tokens=tokens, tpot_ms=tpot_ms)
+        for n, (ms, tokens, tpot_ms) in enumerate(read)
+    ]
+    load = Load(
+        ids=tuple(range(len(due))), due_ms=due, tpot_ms=due, left=due, prompts=by_deadline(prompts)
+    )
+    tiers = tiers_for(load, ())
+    room = Room(tuple(counts_of(load, tiers)))
+    asked = demands_of(load.prompts, tiers)
+    assert reads_in_time(load, budget_of) == is_feasible(asked, room, budget_of(tiers))

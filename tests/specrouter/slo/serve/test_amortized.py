@@ -2,7 +2,6 @@
 
 import time
 from dataclasses import replace
-from itertools import combinations
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from specrouter.slo.serve.load import Load, Prompt
 from specrouter.slo.serve.pacing import Autoregressive, Speculative
 from specrouter.slo.serve.policy import by_objectives
 from specrouter.slo.serve.program import Memory
-from specrouter.slo.serve.reservation import first_chunk
 from tests.pure import few
 from tests.specrouter.slo.test_admission import request, view
 from tests.specrouter.slo_machines import OPT_7B
@@ -117,23 +115,6 @@ def test_all_that_are_admitted_are_in_time_together(
     assert PACING.is_in_time(lighter.joined(found.admitted)) or not found.in_time
 
 
-@given(prompts)
-@settings(max_examples=few(300))
-def test_of_urgent_prompts_alone_no_larger_set_would_be_in_time(new: list[Prompt]) -> None:
-    """Reading only: nobody decodes, and their outputs have no objective. Moore and Hodgson's rule
-    is exact where no cycle ends between two prompts."""
-    urgent = [replace(each, tpot_ms=np.inf) for each in new]
-    pacing = Amortized(_Never(OPT_7B, 100.0), 10_000)
-    found = pacing.choose(decoding(), urgent, ROOMY)
-    in_order = sorted(urgent, key=lambda each: each.deadline_ms)
-    sets = (each for size in range(len(urgent) + 1) for each in combinations(in_order, size))
-    most = max(len(each) for each in sets if first_chunk(OPT_7B, 10_000, each) is not None)
-    assert len(found.admitted) <= most
-    able = [each for each in urgent if each.deadline_ms < 10 * OPT_7B.ms(each.tokens)]
-    if len({each.deadline_ms for each in urgent}) == 1 and len(able) == len(urgent):
-        assert len(found.admitted) == most
-
-
 @given(loads, prompts)
 def test_where_only_the_strict_batches_keep_all_in_time_they_are_kept_to(
     load: Load, new: list[Prompt]
@@ -195,13 +176,6 @@ def test_no_cycle_takes_longer_than_a_promised_prompt_allows() -> None:
     assert OPT_7B.ms(taking) <= found.budget_ms
     assert found.paused < {each.id for each in free}
     assert by_objectives(lambda _: PACING, 2048)(view([], [*decode, *free])).budget_ms is None
-
-
-class _Never(Autoregressive):
-    """Admits nobody."""
-
-    def choose(self, load, new, memory):  # type: ignore[no-untyped-def]
-        return super().choose(load, (), memory)
 
 
 @given(loads, st.floats(1.0, 3.0))

@@ -76,7 +76,7 @@ READ_PER_MS = (6.9, 9.8, 10.7, 11.1, 10.9, 10.6)
 def test_speculation_reads_as_much_as_the_table_of_lengths_says() -> None:
     budget = SpeculativeBudget(times=OPT_7B, tiers_ms=(50.0,), alpha=0.7, idle_ms=50.0)
     counts = np.array([20])
-    those = {each.lengths[0]: each for each in budget.candidates((True,)).all}
+    those = {each.lengths[0]: each for each in budget._speculations((True,))}
     found = [(those[s].tokens - 20 * s) / those[s].ms for s in range(1, 7)]
     assert [round(each, 1) for each in found] == list(READ_PER_MS)
     assert [round(those[s].ms) for s in range(1, 7)] == list(TABLE_MS)
