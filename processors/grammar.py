@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from processors.token_tree import Bools, TokenTree
+from processors.token_tree import ROOT, Bools, TokenTree
 
 Bits = NDArray[np.uint8]  # id v is bit v % 8, from the lowest on, of byte v // 8
 Path = tuple[int, ...]
@@ -64,9 +64,11 @@ def prune(tree: TokenTree, grammars: Mapping[int, TokenGrammar]) -> TokenTree:
     for index in restrained:
         grammar = grammars[int(tree.rows[index])]
         depths = tree.depths[index, : tree.sizes[index]].tolist()
+        parents = tree.parents[index].tolist()
         texts = [tuple(paths[index, node, :depth].tolist()) for node, depth in enumerate(depths)]
         for node in sorted(range(len(texts)), key=texts.__getitem__):
-            kept[index, node] = _is_legal(grammar, texts[node])
+            stands = parents[node] == ROOT or kept[index, parents[node]]
+            kept[index, node] = stands and _is_legal(grammar, texts[node])
     return tree.keep(kept)
 
 

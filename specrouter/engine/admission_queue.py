@@ -3,7 +3,7 @@
 AdmissionPace: how long they wait.
 """
 
-import heapq
+import bisect
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -36,16 +36,16 @@ class AdmissionQueue(Generic[RequestT]):
     """Belongs to the engine's thread; its length may be asked for anywhere."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, RequestT]] = []
+        self._sorted: list[tuple[float, int, RequestT]] = []
         self._arrivals = itertools.count()
         self._objectives = 0  # requests that came with one and wait
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return len(self._sorted)
 
     def __iter__(self) -> Iterator[RequestT]:
-        """The first one first, all others in no order."""
-        return (request for *_, request in self._heap)
+        """In their order."""
+        return (request for *_, request in self._sorted)
 
     @property
     def has_objectives(self) -> bool:
@@ -54,14 +54,13 @@ class AdmissionQueue(Generic[RequestT]):
 
     def push(self, request: RequestT) -> None:
         self._objectives += request.has_objective
-        heapq.heappush(self._heap, (request.admission_key, next(self._arrivals), request))
+        bisect.insort(self._sorted, (request.admission_key, next(self._arrivals), request))
 
     def first_of(
         self, count: int, those: Callable[[RequestT], bool] = lambda request: True
     ) -> list[RequestT]:
         """At most so many, in their order."""
-        found = (item for item in self._heap if those(item[-1]))
-        return [request for *_, request in heapq.nsmallest(count, found)]
+        return list(itertools.islice(filter(those, self), count))
 
     def shown(self, count: int = WAITING_SHOWN) -> list[RequestT]:
         """The first, in their order, and behind them whoever else is among the first that have
@@ -74,24 +73,20 @@ class AdmissionQueue(Generic[RequestT]):
         return [*first, *(request for request in asking if id(request) not in seen)]
 
     def remove(self, request: RequestT) -> None:
-        if self._heap[0][-1] is request:
-            heapq.heappop(self._heap)
-            self._objectives -= request.has_objective
-        else:
-            self.take_out(lambda waiting: waiting is request)
+        """It is soon found: those that are admitted are among the first."""
+        del self._sorted[next(at for at, each in enumerate(self) if each is request)]
+        self._objectives -= request.has_objective
 
     def take_out(self, leaves: Callable[[RequestT], bool]) -> list[RequestT]:
         """Those that leave without having been admitted."""
         out, staying = list[RequestT](), list[tuple[float, int, RequestT]]()
-        for item in self._heap:
+        for item in self._sorted:
             if leaves(item[-1]):
                 out.append(item[-1])
             else:
                 staying.append(item)
-        if out:
-            heapq.heapify(staying)
-            self._heap = staying
-            self._objectives -= sum(request.has_objective for request in out)
+        self._sorted = staying
+        self._objectives -= sum(request.has_objective for request in out)
         return out
 
 

@@ -6,11 +6,13 @@ Nothing is drafted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
+from specrouter.engine.admission_queue import AdmissionQueue
 from specrouter.profile.batch_time import BatchTime
 from specrouter.request.attainment import tpot_of_runs
 from specrouter.request.objective import Stage
@@ -35,10 +37,20 @@ class Job:
     stages: tuple[Stage, ...] = ()
     row: int | None = None
     unread: int = 0
-    declined: bool = False
+    is_declined: bool = False
     preemptions: int = 0
     was_admitted: bool = False  # in the first of its lives, with an objective that it could attain
     came_ms: list[float] = field(default_factory=list)
+    shown: RequestView | None = None  # while it waits for its first token, nothing of it changes
+
+    @property
+    def admission_key(self) -> float:
+        return self.arrived_ms
+
+    @cached_property
+    def has_objective(self) -> bool:
+        asked = (self.ttft_ms, self.tpot_ms, self.e2e_ms)
+        return bool(self.stages) or any(each is not None for each in asked)
 
     @property
     def is_done(self) -> bool:
@@ -85,7 +97,7 @@ class VirtualEngine:
     now_ms: float = 0.0
     cycles: int = 0
     running: dict[int, Job] = field(default_factory=dict)
-    waiting: list[Job] = field(default_factory=list)
+    waiting: AdmissionQueue[Job] = field(default_factory=AdmissionQueue)
 
     def run(self, jobs: Sequence[Job]) -> None:
         """Until all have ended."""
@@ -93,10 +105,13 @@ class VirtualEngine:
         while at < len(coming) or self.waiting or self.running:
             while at < len(coming) and coming[at].arrived_ms <= self.now_ms:
                 coming[at].unread = coming[at].prompt
-                self.waiting.append(coming[at])
+                self.waiting.push(coming[at])
                 at += 1
-            view = self.view()
-            took_ms = self._step(self.policy(view)) if view.running or view.waiting else 0.0
+            shown = self.waiting.shown()
+            view = self.view(shown)
+            took_ms = 0.0
+            if view.running or view.waiting:
+                took_ms = self._step(self.policy(view), {job.id: job for job in shown})
             self.cycles += 1
             assert self.cycles < 1_000_000, "requests do not end"
             if took_ms:
@@ -106,19 +121,24 @@ class VirtualEngine:
             else:
                 assert not self.waiting, "nothing runs, and requests wait"
 
-    def view(self) -> EngineView:
+    def view(self, shown: Sequence[Job]) -> EngineView:
         held = sum(job.needs() for job in self.running.values())
         return EngineView(
             cycle=self.cycles,
             now_s=self.now_ms / 1000.0,
             running=tuple(map(self._seen, self.running.values())),
-            waiting=tuple(map(self._seen, self.waiting)),
+            waiting=tuple(map(self._shown, shown)),
             free_rows=self.rows - len(self.running),
             kv_free_tokens=None if self.kv_tokens is None else self.kv_tokens - held,
             available=ALL,
             loaded=ALL,
             performance=KNOWN,
         )
+
+    def _shown(self, job: Job) -> RequestView:
+        if job.shown is None or job.came_ms:
+            job.shown = self._seen(job)
+        return job.shown
 
     def _seen(self, job: Job) -> RequestView:
         came, done = job.came_ms, len(job.came_ms)
@@ -146,26 +166,26 @@ class VirtualEngine:
             stages=stages,
             run_ms=(self.now_ms - came[run_began - 1]) if came and self.knows_windows else None,
             output_tokens=job.output,
-            declined=job.declined,
+            declined=job.is_declined,
             awaits_first=job.row is not None and not came,
         )
 
-    def _step(self, admission: Admission) -> float:
+    def _step(self, admission: Admission, waiting: Mapping[int, Job]) -> float:
         """Milliseconds that the batch takes; tokens come when it has ended."""
         for name in admission.preempted:
             job = self.running.pop(name)
             job.row, job.unread = None, job.prompt + len(job.came_ms)
             job.preemptions += 1
-            self.waiting.append(job)
-        waiting = {job.id: job for job in self.waiting}
+            self.waiting.push(job)
         for name in admission.declined:
-            waiting[name].declined = True
-        free = iter(sorted(set(range(len(self.running) + len(waiting))) - self._rows_in_use()))
+            waiting[name].is_declined, waiting[name].shown = True, None
+        rows = range(len(self.running) + len(admission.admitted))
+        free = iter(sorted(set(rows) - self._rows_in_use()))
         for name in admission.admitted:
             job = waiting[name]
             self.waiting.remove(job)
             job.row = next(free)
-            if not job.came_ms and name not in admission.declined and not job.declined:
+            if not job.came_ms and name not in admission.declined and not job.is_declined:
                 job.was_admitted = True
             self.running[name] = job
         assert len(self.running) <= self.rows, "admission goes beyond rows"
