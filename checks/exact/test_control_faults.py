@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from checks.exact.control_faults import (
-    MODES,
     ROW,
     TERMINAL,
     ControlFaultCheck,
@@ -70,8 +69,9 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 def test_some_hundred_functions_are_found_and_called(service: Service) -> None:
     every = find_functions()
     assert SAMPLE.keys() <= {one.name for one in every}
-    names = {one.name for one in service.called}
+    names = {one.name for one, _ in service.runs}
     assert len(names) > 400
+    assert len(service.runs) > 2000
     assert SAMPLE.keys() <= names
 
 
@@ -99,8 +99,7 @@ def test_every_fault_costs_at_most_the_request_that_it_belongs_to(
     service: Service, part: int
 ) -> None:
     check = ControlFaultCheck(service=service)
-    runs = [(one, mode) for one in service.called for mode in MODES]
-    for target, mode in runs[part::PARTS]:
+    for target, mode in service.runs[part::PARTS]:
         check.play(target, mode, seed=0)
     assert check.failures == []
     assert check.fired > 50  # some hundred runs: in each part most functions are called again
@@ -110,8 +109,8 @@ def test_every_fault_costs_at_most_the_request_that_it_belongs_to(
 def test_nor_does_a_fault_of_the_small_form_of_quoting(tmp_path: Path, service: Service) -> None:
     texts = Service(save_family(tmp_path, noise=0.02), "ngram")
     check = ControlFaultCheck(service=texts)
-    for target in texts.called:
-        for mode in MODES if target.name.startswith("statemgr.ngram_table") else ():
+    for target, mode in texts.runs:
+        if target.name.startswith("statemgr.ngram_table"):
             check.play(target, mode, seed=0)
     texts.close()
     assert check.failures == []

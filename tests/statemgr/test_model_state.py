@@ -15,6 +15,7 @@ from tests.statemgr.cache_machine import CacheMachine
 
 SLOTS = 128
 ROWS = np.array([0])
+PARTS = 2  # of the many random lives, for two processes
 
 
 def make_state(canonical: bool = False) -> ModelState:
@@ -54,8 +55,12 @@ def test_random_lives_of_rows_match_a_naive_account() -> None:
 
 
 @pytest.mark.exact
-def test_ten_thousand_random_lives_of_rows_match_a_naive_account() -> None:
-    many = settings(max_examples=10_000, stateful_step_count=20, deadline=None, database=None)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_many_random_lives_of_rows_match_a_naive_account(
+    part: int, pytestconfig: pytest.Config
+) -> None:
+    lives = pytestconfig.getoption("lives") // PARTS
+    many = settings(max_examples=lives, stateful_step_count=20, deadline=None, database=None)
     run_state_machine_as_test(CacheMachine, settings=many)
 
 

@@ -119,8 +119,9 @@ def test_what_is_copied_again_after_a_loss_counts_once() -> None:
 
 
 @pytest.mark.exact
-def test_two_thousand_random_lives_share_what_a_naive_account_says() -> None:
-    many = settings(max_examples=2_000, stateful_step_count=40, deadline=None, database=None)
+def test_many_random_lives_share_what_a_naive_account_says(pytestconfig: pytest.Config) -> None:
+    lives = pytestconfig.getoption("lives") // 5  # each takes five times as long
+    many = settings(max_examples=lives, stateful_step_count=40, deadline=None, database=None)
     run_state_machine_as_test(SharingMachine, settings=many)
 
 
