@@ -21,6 +21,7 @@ from transformers.utils.quantization_config import Mxfp4Config
 
 from modelpool.checkpoint.footprint import read_config
 from modelpool.checkpoint.headers import NOT_PARAMETERS
+from modelpool.checkpoint.int4_values import Int4Grid
 from modelpool.checkpoint.int8_values import Int8Values, read_int8
 from modelpool.checkpoint.quantization import stored_as
 from modelpool.checkpoint.text_part import TextPart, text_part
@@ -60,9 +61,10 @@ def load_model(
         with (
             _progress(config.name),
             plain_checkpoint(directory, config.dtype) as plain,
-            unpacked_checkpoint(plain.folder, config.dtype, config.trust_remote_code) as folder,
+            unpacked_checkpoint(plain.folder, config.dtype, config.trust_remote_code) as unpacked,
         ):
-            read = replace(_read(config, folder, placement), in_int8=plain.in_int8)
+            read = replace(_read(config, unpacked.folder, placement), in_int8=plain.in_int8)
+            read = replace(read, stored={**read.stored, **unpacked.grids})
     except torch.OutOfMemoryError:
         raise  # a RuntimeError too, which is also what weights of other shapes are told by
     except (OSError, ValueError, KeyError, ImportError, SafetensorError, RuntimeError) as error:
@@ -160,12 +162,12 @@ def _wrap_drafter(
 
 @dataclass(frozen=True, eq=False)
 class _Read:
-    """A model, the weights that it lacks, those that the checkpoint has in int8, by layer, and
-    names of layers that are not to be in int4."""
+    """A model, the weights that it lacks, those that the checkpoint has in int8 or 4 bits by
+    output, by layer, and names of layers that are not to be in int4."""
 
     model: PreTrainedModel
     missing: Sequence[str]
-    stored: Mapping[str, Int8Values] = field(default_factory=dict)
+    stored: Mapping[str, Int8Values | Int4Grid] = field(default_factory=dict)
     in_int8: Collection[str] = ()
 
 

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from modelpool.attention.kv_view import KVView
 from modelpool.attention.packed import OpaqueView, run_packed
 from modelpool.checkpoint.architecture import ignored_window, max_positions, refusal
+from modelpool.checkpoint.int4_values import Int4Grid
 from modelpool.checkpoint.int8_values import Int8Values
 from modelpool.config import KeptWeights
 from modelpool.errors import UnsupportedAttention, UnsupportedModelError
@@ -209,7 +210,7 @@ class PackedModel:
 
     def quantise_weights(
         self,
-        stored: Mapping[str, Int8Values] | None = None,
+        stored: Mapping[str, Int8Values | Int4Grid] | None = None,
         only_stored: bool = False,
         weights: KeptWeights = "int8",
         in_int8: Collection[str] = (),

@@ -53,7 +53,7 @@ ROOMS: Mapping[str, Room] = {
     ),
     "processors": Room(folders=("processors",), before=3858, aim=3600, most=3970),
     "statemgr": Room(folders=("statemgr",), before=2753, aim=2900, most=3160),
-    "modelpool": Room(folders=("modelpool",), before=7770, aim=6800, most=13250),
+    "modelpool": Room(folders=("modelpool",), before=7770, aim=6800, most=13300),
     "examples": Room(folders=("examples",), before=2828, aim=1200, most=1100),
     "research": Room(folders=("research",), before=0, aim=7000, most=8300),
     "tests and checks": Room(
@@ -64,7 +64,7 @@ PRODUCT = Room(
     folders=("specrouter", "processors", "statemgr", "modelpool", "examples"),
     before=55641,
     aim=45000,
-    most=57000,
+    most=57050,
 )
 DOCUMENTS_KB = Room(folders=("docs", "README.md"), before=361, aim=200, most=200)
 

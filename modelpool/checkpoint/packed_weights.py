@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from modelpool.checkpoint.headers import Header
+from modelpool.checkpoint.int4_values import Int4Grid
 from modelpool.checkpoint.quantization import Packing
 from modelpool.errors import ConfigError
 
 _AT_ONCE = 2**22  # values that are unpacked at once, which bounds the memory that it takes
 _WORD = 32  # bits
+_GRID_BITS = 4
 _AWQ_PLACES = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])  # by output, in a word of eight
 _ORDERS = ("g_idx", "weight_g_idx")  # by input the number of its group
 _ZERO_POINT = "weight_zero_point"
@@ -57,6 +59,15 @@ class PackedWeight:
             if zeros is not None:
                 values -= zeros[span].index_select(1, groups)
             yield values.mul_(scales[span].index_select(1, groups))
+
+    def grid(self, tensor: Callable[[str], Tensor]) -> Int4Grid | None:
+        """For weights in int8 and int4 with the same values; None: inputs have several scales, or
+        numbers more than 4 bits. `tensor`: see `rows`."""
+        name = {"packed": "weight_scale", "fp8": ""}.get(self.packing.stored, "scales")
+        if self.packing.bits > _GRID_BITS or not name:
+            return None
+        scales = self._scales({name: tensor(f"{self.layer}.{name}")})
+        return Int4Grid(scales.flatten().clone()) if scales.shape[1] == 1 else None
 
     def _scales(self, parts: Mapping[str, Tensor]) -> Tensor:
         """[out, groups] float32."""

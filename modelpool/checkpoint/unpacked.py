@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +18,37 @@ from torch import Tensor
 from modelpool.checkpoint.cache_dir import cache_dir
 from modelpool.checkpoint.footprint import read_config
 from modelpool.checkpoint.headers import Header, header_of, weight_files
+from modelpool.checkpoint.int4_values import Int4Grid
 from modelpool.checkpoint.packed_weights import packed_weights, plain_header
 from modelpool.checkpoint.quantization import Packing, packing_of, unpacked_dtype
 from modelpool.checkpoint.temporary import NAMED_DTYPES, temporary_folder, write_weights
 
 
+@dataclass(frozen=True)
+class Unpacked:
+    """`grids`: by layer, of weights in 4 bits with one scale for each output."""
+
+    folder: Path
+    grids: Mapping[str, Int4Grid] = field(default_factory=dict)
+
+
 @contextmanager
-def unpacked_checkpoint(folder: Path, dtype: str, trust_remote_code: bool) -> Iterator[Path]:
-    """A folder with what `folder` has; `folder` itself where nothing is packed.
+def unpacked_checkpoint(folder: Path, dtype: str, trust_remote_code: bool) -> Iterator[Unpacked]:
+    """What `folder` has; `folder` itself where nothing is packed.
 
     `dtype`: that is asked for. Raises `OSError`, `ValueError`, `KeyError`, `ConfigError`, and what
     safetensors raises.
     """
     packing = packing_of(read_config(folder, trust_remote_code))
     if packing is None:
-        yield folder
+        yield Unpacked(folder)
         return
     with temporary_folder(cache_dir() / "unpacked") as out:
         for code in folder.glob("*.py"):
             shutil.copy(code, out)
         own = _write_config(folder, out)
         kept = {"auto": own, "float64": "float32"}.get(dtype, dtype)
-        _write(folder, out, packing, getattr(torch, kept))
-        yield out
+        yield Unpacked(out, _write(folder, out, packing, getattr(torch, kept)))
 
 
 def is_zero_bias(folder: Path, name: str) -> bool:
@@ -69,7 +78,8 @@ def _write_config(folder: Path, out: Path) -> str:
     return own
 
 
-def _write(folder: Path, out: Path, packing: Packing, kept: torch.dtype) -> None:
+def _write(folder: Path, out: Path, packing: Packing, kept: torch.dtype) -> Mapping[str, Int4Grid]:
+    """Returns the grids of layers that have one."""
     header, files = dict[str, Mapping[str, Any]](), dict[str, Path]()
     for file in weight_files(folder):
         found: Header = header_of(file)
@@ -90,3 +100,5 @@ def _write(folder: Path, out: Path, packing: Packing, kept: torch.dtype) -> None
         return packed[name].rows(tensor) if name in packed else [tensor(name)]
 
     write_weights(out, planned, parts)
+    grids = {one.layer: one.grid(tensor) for one in packed.values()}
+    return {layer: grid for layer, grid in grids.items() if grid is not None}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from modelpool.checkpoint.int4_values import Int4Values
+from modelpool.checkpoint.int4_values import Int4Grid, Int4Values
 from modelpool.checkpoint.int8_values import Int8Values
 from modelpool.config import KeptWeights
 from modelpool.fast.cpu import has_amx, int8_refusal
@@ -81,7 +81,7 @@ class QuantisedLinear(nn.Module):
 
 def quantise_linears(
     model: nn.Module,
-    stored: Mapping[str, Int8Values] | None = None,
+    stored: Mapping[str, Int8Values | Int4Grid] | None = None,
     only_stored: bool = False,
     together: Collection[nn.Module] = (),
     weights: KeptWeights = "int8",
@@ -94,7 +94,7 @@ def quantise_linears(
 
     Args:
         stored: weights that the checkpoint has in int8, by the layer's name. They are taken as
-            they are.
+            they are; those that it has in 4 bits by output, too, for which it is their grid.
         only_stored: other layers stay as they are.
         together: modules whose layers that read the same input share a weight, for a forward that
             calls them `joined`; the modules' own computes all outputs for each of them.
@@ -155,7 +155,7 @@ def _are_alike(layers: Sequence[nn.Module | None]) -> bool:
 
 def _replaced(
     layers: Sequence[nn.Module],
-    values: Sequence[Int8Values | None],
+    values: Sequence[Int8Values | Int4Grid | None],
     embeddings: set[int],
     in_int4: bool,
 ) -> Iterator[QuantisedLinear]:
@@ -167,7 +167,9 @@ def _replaced(
     plain = [_weight(layer).detach() for layer in layers]
     factors = None if any(values) else column_factors(plain)
     plain = plain if factors is None else [one * factors.to(one.dtype) for one in plain]
-    small = _in_int4(plain) if in_int4 and not any(values) else None
+    grids = [one if isinstance(one, Int4Grid) else None for one in values]
+    has_int8 = any(isinstance(one, Int8Values) for one in values)
+    small = _in_int4(plain, grids) if in_int4 and not has_int8 else None
     if small:
         shared: QuantisedWeight = _weight_in_int4(list(small), bias)
         roundings = _all_to("int4", small.values())
@@ -193,7 +195,7 @@ def weight_of(
     factors = column_factors([plain])
     if factors is not None:
         plain = plain * factors.to(plain.dtype)
-    small = _in_int4([plain]) if in_int4 else None
+    small = _in_int4([plain], [None]) if in_int4 else None
     if small:
         [(narrow, error)] = small.items()
         return _smoothed(_weight_in_int4([narrow], bias), factors), ("int4", error)
@@ -225,17 +227,19 @@ def _all_to(
     return [None if error is None else (kept, error) for error in errors]
 
 
-def _of_int8(plain: Tensor, kept: Int8Values | None) -> tuple[Int8Values, float | None]:
+def _of_int8(plain: Tensor, kept: Int8Values | Int4Grid | None) -> tuple[Int8Values, float | None]:
     """A layer's weight, and what rounding it changed."""
-    if kept is not None:
+    if isinstance(kept, Int8Values):
         return kept, None
-    found = Int8Values.of(plain)
+    found = Int8Values.of(plain) if kept is None else Int4Values.of(plain, kept).expanded()
     return found, found.relative_error(plain)
 
 
-def _in_int4(weights: Sequence[Tensor]) -> dict[Int4Values, float] | None:
+def _in_int4(
+    weights: Sequence[Tensor], grids: Sequence[Int4Grid | None]
+) -> dict[Int4Values, float] | None:
     """With their errors. None: 4 bits hold one of them badly."""
-    found = {Int4Values.of(one): one for one in weights}
+    found = {Int4Values.of(*pair): pair[0] for pair in zip(weights, grids, strict=True)}
     errors = {small: small.relative_error(plain) for small, plain in found.items()}
     return errors if max(errors.values()) <= _MOST_ERROR else None
 

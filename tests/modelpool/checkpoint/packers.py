@@ -174,6 +174,7 @@ FORMATS = {
         Format("gptq-8-bits", _gptq(bits=8), gptq(bits=8)),
         Format("gptq-v2", _gptq(checkpoint_format="gptq_v2"), gptq(stored_less=0)),
         Format("gptq-by-activation", _gptq(desc_act=True), gptq(in_order=False)),
+        Format("gptq-channel", _gptq(group_size=-1, desc_act=True), gptq(size=10**6)),
         Format("gptq-odd-groups", _gptq(group_size=48), gptq(size=48)),
         Format("packed", _four(), packed()),
         Format("packed-8-bits", _four(num_bits=8), packed(bits=8)),

@@ -16,6 +16,7 @@ from modelpool import ModelPool
 from modelpool.checkpoint import packed_weights
 from modelpool.checkpoint.cache_dir import cache_dir
 from modelpool.checkpoint.footprint import read_checkpoint
+from modelpool.checkpoint.int4_values import Int4Grid, Int4Values
 from modelpool.checkpoint.quantization import stored_as
 from modelpool.fast.experts import QuantisedExperts
 from modelpool.fast.quantised import QuantisedLinear
@@ -97,6 +98,29 @@ def test_they_may_be_rounded_again(asked: Any, kind: Any, tmp_path: Path) -> Non
     assert torch.equal(found, wanted)
     kinds = (QuantisedLinear, QuantisedExperts)
     assert any(isinstance(one, kinds) for one in pools[0].get("it").model.modules())
+
+
+@needs_int8
+@pytest.mark.parametrize("asked", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["gptq-channel", "packed-channel"])
+def test_numbers_of_one_scale_for_an_output_stay(name: str, asked: str, tmp_path: Path) -> None:
+    """In bfloat16, which has rounded them by up to 0.4%."""
+    stored, _ = checkpoints(FORMATS[name], tmp_path)
+    model = pool_of(stored, "bfloat16", weights=asked).get("it").model
+    found = {each: one for each, one in model.named_modules() if isinstance(one, QuantisedLinear)}
+    errors = {each: one.roundings[0] for each, one in found.items() if each != "lm_head"}
+    assert len(errors) == 14
+    assert all(kept == asked and error < 0.003 for kept, error in errors.values())
+
+
+def test_the_levels_of_a_grid_are_found_again() -> None:
+    random = torch.Generator().manual_seed(0)
+    zeros = torch.arange(16).repeat(20).unsqueeze(1)
+    levels = torch.randint(0, 16, (len(zeros), 200), generator=random) - zeros
+    units = torch.rand(len(zeros), generator=random) + 0.01
+    weight = (levels * units.unsqueeze(1)).bfloat16()
+    found = Int4Values.of(weight, Int4Grid(units))
+    assert torch.equal(found.expanded().levels, levels.to(torch.int8))
 
 
 def test_texts_are_those_of_the_plain_model(tmp_path: Path) -> None:
