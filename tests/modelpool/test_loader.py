@@ -105,6 +105,8 @@ def test_weights_that_are_not_whole_name_the_source(
 def test_a_load_without_memory_is_told_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    save_llama(tmp_path)
+
     def reading(*_: object) -> None:
         raise torch.OutOfMemoryError("no room")
 
