@@ -81,7 +81,7 @@ class ModelConfig(BaseModel):
             subclass of `specrouter.execution.drafter.Drafter`.
         dtype: `auto` is the checkpoint's, but on the CPU float32 for drafters of fewer than 8M
             parameters and where the CPU has no kernels for a half precision (bfloat16 needs
-            AVX-512), if there is memory.
+            AVX-512), if there is memory. Packed weights (AWQ, GPTQ) of float16 become bfloat16.
         weights: of the linear layers. `auto` is the checkpoint's (also compressed-tensors W8A8;
             AWQ, GPTQ and W4A16 become plain; of a GGUF file int8 or int4 by its types, on the CPU
             where dtype is auto, else plain);

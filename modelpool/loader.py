@@ -25,7 +25,7 @@ from modelpool.checkpoint.int4_values import Int4Grid
 from modelpool.checkpoint.int8_values import Int8Values, read_int8
 from modelpool.checkpoint.quantization import stored_as
 from modelpool.checkpoint.text_part import TextPart, text_part
-from modelpool.checkpoint.unpacked import is_zero_bias, unpacked_checkpoint
+from modelpool.checkpoint.unpacked import Unpacked, unpacked_checkpoint
 from modelpool.config import ModelConfig
 from modelpool.device_manager import Placement
 from modelpool.errors import ConfigError, UnsupportedModelError
@@ -63,7 +63,7 @@ def load_model(
             plain_checkpoint(directory, config.dtype) as plain,
             unpacked_checkpoint(plain.folder, config.dtype, config.trust_remote_code) as unpacked,
         ):
-            read = replace(_read(config, unpacked.folder, placement), in_int8=plain.in_int8)
+            read = replace(_read(config, unpacked, placement), in_int8=plain.in_int8)
             read = replace(read, stored={**read.stored, **unpacked.grids})
     except torch.OutOfMemoryError:
         raise  # a RuntimeError too, which is also what weights of other shapes are told by
@@ -171,11 +171,11 @@ class _Read:
     in_int8: Collection[str] = ()
 
 
-def _read(config: ModelConfig, directory: Path, placement: Placement) -> _Read:
-    part = text_part(read_config(directory, config.trust_remote_code))
+def _read(config: ModelConfig, found: Unpacked, placement: Placement) -> _Read:
+    part = text_part(read_config(found.folder, config.trust_remote_code))
     if stored_as(part.config) == "int8":
-        return _from_int8(config, part, directory)
-    return _from_pretrained(config, part, directory, placement)
+        return _from_int8(config, part, found.folder)
+    return _from_pretrained(config, part, found, placement)
 
 
 def _from_int8(config: ModelConfig, part: TextPart, directory: Path) -> _Read:
@@ -203,7 +203,7 @@ def _from_int8(config: ModelConfig, part: TextPart, directory: Path) -> _Read:
 
 
 def _from_pretrained(
-    config: ModelConfig, part: TextPart, directory: Path, placement: Placement
+    config: ModelConfig, part: TextPart, found: Unpacked, placement: Placement
 ) -> _Read:
     options: dict[str, Any] = {}
     if part.is_changed:
@@ -218,7 +218,7 @@ def _from_pretrained(
     elif not placement.is_on_cpu:
         options["device_map"] = {"": placement.device}  # straight there, not through the CPU
     loaded: Any = AutoModelForCausalLM.from_pretrained(
-        str(directory),
+        str(found.folder),
         dtype="auto" if config.dtype == "auto" else getattr(torch, config.dtype),
         use_safetensors=True,
         trust_remote_code=config.trust_remote_code,
@@ -232,7 +232,7 @@ def _from_pretrained(
         raise ValueError(f"{name} is {list(stored)}, and not {list(wanted)}")
     strange = [name for name in report["unexpected_keys"] if part.has(name)]
     strange = sorted(name for name in strange if not name.endswith(NOT_PARAMETERS))
-    strange = [name for name in strange if not is_zero_bias(directory, name)]
+    strange = [name for name in strange if name not in found.zero_biases]
     if strange:  # the model computes something that its class does not
         raise ValueError(f"{type(model).__name__} has no {strange[0]}")
     return _Read(model, sorted(report["missing_keys"]))

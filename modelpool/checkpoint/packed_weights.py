@@ -14,6 +14,7 @@ from torch import Tensor
 from modelpool.checkpoint.headers import Header
 from modelpool.checkpoint.int4_values import Int4Grid
 from modelpool.checkpoint.quantization import Packing
+from modelpool.checkpoint.temporary import NAMED_DTYPES
 from modelpool.errors import ConfigError
 
 _AT_ONCE = 2**22  # values that are unpacked at once, which bounds the memory that it takes
@@ -140,6 +141,8 @@ def packed_weights(header: Header, packing: Packing) -> dict[str, PackedWeight]:
     found = dict[str, PackedWeight]()
     for layer in sorted(layers):
         there = [part for part in (*packing.parts, *_OPTIONAL) if f"{layer}.{part}" in header]
+        if not there:
+            raise ConfigError("", f"has FP8 tensors in {layer}, which are no layer's weight")
         for part in packing.parts:
             if part not in there:
                 raise ConfigError("", f"has {layer}.{there[0]}, and no {layer}.{part}")
@@ -152,9 +155,13 @@ def packed_weights(header: Header, packing: Packing) -> dict[str, PackedWeight]:
 
 
 def plain_header(header: Header, packed: Mapping[str, PackedWeight]) -> Header:
-    """With the plain weights in the place of what was packed."""
+    """With the plain weights in the place of what was packed. Raises `ConfigError` for another
+    tensor whose dtype is none that is kept."""
     gone = {f"{one.layer}.{part}" for one in packed.values() for part in one.parts}
     plain = {name: entry for name, entry in header.items() if name not in gone}
+    for name, entry in plain.items():
+        if entry["dtype"] not in NAMED_DTYPES:
+            raise ConfigError("", f"has {name} in {entry['dtype']}, which is not read")
     return plain | {name: {"dtype": "BF16", "shape": one.shape} for name, one in packed.items()}
 
 

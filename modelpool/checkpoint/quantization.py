@@ -84,11 +84,8 @@ def packing_of(config: Any) -> Packing | None:
     if method == "gptq":
         return _gptq(settings)
     if method == "fp8" and settings.get("weight_block_size"):
-        outputs, inputs = map(int, settings["weight_block_size"])
-        if min(outputs, inputs) < 1:
-            raise ConfigError("", f"its FP8 weights have weight_block_size {[outputs, inputs]}")
         parts = ("weight", "weight_scale_inv")
-        return Packing(stored="fp8", parts=parts, block=(outputs, inputs))
+        return Packing(stored="fp8", parts=parts, block=_block(settings["weight_block_size"]))
     if method == _COMPRESSED and settings.get("format") == "pack-quantized":
         return _packed(settings)
     return None
@@ -134,6 +131,14 @@ def _gptq(settings: Mapping[str, Any]) -> Packing:
     group, added = _group(settings.get("group_size", 128)), int(layout == "gptq")
     parts = (*_WORDS, *["g_idx"] * bool(settings.get("desc_act")))
     return Packing(stored="gptq", parts=parts, bits=bits, group=group, added=added)
+
+
+def _block(size: Any) -> tuple[int, int]:
+    match size:
+        case [int(outputs), int(inputs)] if min(outputs, inputs) > 0:
+            return outputs, inputs
+    reason = f"{size!r}, and not two whole numbers above 0"
+    raise ConfigError("", f"quantization_config.weight_block_size is {reason}")
 
 
 def _packed(settings: Mapping[str, Any]) -> Packing:

@@ -49,6 +49,8 @@ def write_weights(
     Args:
         planned: of each tensor what it is in, and its shape.
         parts: of a tensor all values, in any number of parts of any dtype. Each is asked for once.
+
+    Raises `OSError` before anything is written where the disk lacks room.
     """
     names = sorted(planned, key=lambda name: -planned[name][0].itemsize)  # aligned, that is
     entries, start = dict[str, Any](), 0
@@ -58,6 +60,10 @@ def write_weights(
         offsets = [start, end]
         entries[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": offsets}
         start = end
+    free = shutil.disk_usage(folder).free
+    if start > free:
+        reason = f"{start / 1e9:.2f} GB while it is loaded, and {free / 1e9:.2f} GB are free"
+        raise OSError(f"it takes {reason} in {folder.parent} (SPECROUTER_CACHE is another folder)")
     head = json.dumps({"__metadata__": {"format": "pt"}, **entries}).encode()
     head += b" " * (-len(head) % 8)
     with (folder / WEIGHTS).open("wb") as stream:

@@ -5,7 +5,7 @@ Contract: see `checkpoint.temporary`; values are rounded once, to what the model
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,10 +26,12 @@ from modelpool.checkpoint.temporary import NAMED_DTYPES, temporary_folder, write
 
 @dataclass(frozen=True)
 class Unpacked:
-    """`grids`: by layer, of weights in 4 bits with one scale for each output."""
+    """`grids`: by layer, of weights in 4 bits with one scale for each output; `zero_biases`: those
+    of GPTQ's layers that add nothing: old checkpoints have some that their models do not."""
 
     folder: Path
     grids: Mapping[str, Int4Grid] = field(default_factory=dict)
+    zero_biases: Collection[str] = ()
 
 
 @contextmanager
@@ -48,19 +50,7 @@ def unpacked_checkpoint(folder: Path, dtype: str, trust_remote_code: bool) -> It
             shutil.copy(code, out)
         own = _write_config(folder, out)
         kept = {"auto": own, "float64": "float32"}.get(dtype, dtype)
-        yield Unpacked(out, _write(folder, out, packing, getattr(torch, kept)))
-
-
-def is_zero_bias(folder: Path, name: str) -> bool:
-    """Whether a tensor is a bias that adds nothing: old GPTQ checkpoints have some that their
-    models do not."""
-    if not name.endswith(".bias"):
-        return False
-    for file in weight_files(folder):
-        with safe_open(file, framework="pt") as opened:
-            if name in opened.keys():  # noqa: SIM118
-                return not bool(opened.get_tensor(name).any())
-    return False
+        yield Unpacked(out, *_write(folder, out, packing, getattr(torch, kept)))
 
 
 def _write_config(folder: Path, out: Path) -> str:
@@ -78,8 +68,10 @@ def _write_config(folder: Path, out: Path) -> str:
     return own
 
 
-def _write(folder: Path, out: Path, packing: Packing, kept: torch.dtype) -> Mapping[str, Int4Grid]:
-    """Returns the grids of layers that have one."""
+def _write(
+    folder: Path, out: Path, packing: Packing, kept: torch.dtype
+) -> tuple[Mapping[str, Int4Grid], Collection[str]]:
+    """Returns what `Unpacked` has beside the folder."""
     header, files = dict[str, Mapping[str, Any]](), dict[str, Path]()
     for file in weight_files(folder):
         found: Header = header_of(file)
@@ -101,4 +93,6 @@ def _write(folder: Path, out: Path, packing: Packing, kept: torch.dtype) -> Mapp
 
     write_weights(out, planned, parts)
     grids = {one.layer: one.grid(tensor) for one in packed.values()}
-    return {layer: grid for layer, grid in grids.items() if grid is not None}
+    biases = {f"{layer}.bias" for layer in grids if packing.stored == "gptq"} & header.keys()
+    zeros = {name for name in biases if not bool(tensor(name).any())}
+    return {layer: grid for layer, grid in grids.items() if grid is not None}, zeros

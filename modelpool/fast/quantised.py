@@ -22,6 +22,7 @@ from modelpool.fast.int4 import Int4Weight, Int8PanelWeight, PanelWeight, exact_
 from modelpool.fast.int8 import Int8Weight
 from modelpool.fast.linear import TOGETHER, is_hooked, let_go_of_file
 
+ARITHMETIC = 2  # raised when the same weights give other texts
 _RARE = 16  # times smaller than the median: a column that outliers of activations go with
 
 

@@ -155,12 +155,13 @@ def _folder(header: GgufHeader) -> Path:
 def _headers(header: GgufHeader, placed: Mapping[str, Placed]) -> Header:
     """As safetensors has them, of what will be kept of each tensor."""
     in_int8 = int8_weights(header, placed)
-    types = {name: one.tensors(header)[0].type for name, one in placed.items()}
+
+    def dtype(one: Placed) -> str:
+        kept = {each.type if each.type in PLAIN else "BF16" for each in one.tensors(header)}
+        return kept.pop() if len(kept) == 1 else "F32"  # has the values of any two
+
     return {
-        name: {
-            "dtype": "I8" if name in in_int8 else types[name] if types[name] in PLAIN else "BF16",
-            "shape": one.shape(header),
-        }
+        name: {"dtype": "I8" if name in in_int8 else dtype(one), "shape": one.shape(header)}
         for name, one in placed.items()
     }
 

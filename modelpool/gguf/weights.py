@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +53,8 @@ def plain_checkpoint(folder: Path, dtype: str) -> Iterator[PlainCheckpoint]:
 
 
 def _kept(tensors: Sequence[GgufTensor], is_wide: bool) -> torch.dtype:
-    return _PLAIN.get(tensors[0].type, torch.float32 if is_wide else torch.bfloat16)
+    wide = torch.float32 if is_wide else torch.bfloat16
+    return reduce(torch.promote_types, (_PLAIN.get(one.type, wide) for one in tensors))
 
 
 def _rows(header: GgufHeader, placed: Placed) -> Iterator[Tensor]:

@@ -4,6 +4,7 @@ import hashlib
 
 from modelpool import ModelPool
 from modelpool.config import PoolConfig
+from modelpool.fast.quantised import ARITHMETIC
 from modelpool.kernels.recurrence import matrix_kernels
 from specrouter.version import __version__
 
@@ -14,6 +15,8 @@ def fingerprint_of(config: PoolConfig, pool: ModelPool) -> str:
     plan = pool.plan(config.target)  # "auto" may be another on another machine, and int8 refused
     placeless = target.model_dump_json(exclude={"device"})
     facts = [__version__, plan.dtype, plan.weights, placeless]
+    if plan.weights in ("int8", "int4"):
+        facts.append(f"quantised {ARITHMETIC}")
     if plan.is_recurrent and plan.placement.is_on_cpu:
         facts.append("C library" if matrix_kernels() else "torch")
     digest = hashlib.sha256(" ".join(facts).encode())

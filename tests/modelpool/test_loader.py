@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from modelpool import loader
+from modelpool.checkpoint.unpacked import Unpacked
 from modelpool.config import ModelConfig
 from modelpool.device_manager import Placement
 from modelpool.fast import lean_forward, sum_order
@@ -122,8 +123,8 @@ def test_a_spread_model_that_its_devices_do_not_hold_has_no_memory(
     save_llama(tmp_path)
     read = loader._read
 
-    def reading(config: Any, directory: Path, placement: Placement) -> Any:
-        found = read(config, directory, Placement("cpu"))
+    def reading(config: Any, stored: Unpacked, placement: Placement) -> Any:
+        found = read(config, stored, Placement("cpu"))
         where = {"model.layers.0": 0, "model.layers.1": left, "lm_head": left}
         vars(found.model)["hf_device_map"] = where
         return found

@@ -1,6 +1,7 @@
 """AWQ, GPTQ, compressed-tensors and FP8 are read as the numbers that they stand for."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -162,6 +163,43 @@ def test_biases_of_zeros_that_the_model_does_not_have_are_left_out(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
+    ("name", "bias"), [("gptq", "model.norm"), ("awq", LAYER), ("plain", "model.norm")]
+)
+def test_other_biases_of_zeros_are_refused(name: str, bias: str, tmp_path: Path) -> None:
+    """A norm that has one subtracts the mean, too."""
+    stored, plain = checkpoints(FORMATS["gptq" if name == "plain" else name], tmp_path)
+    path = plain if name == "plain" else stored
+    changed(path, lambda all_: all_.update({f"{bias}.bias": torch.zeros(64).half()}))
+    with refused(f"{FIELD}.source", f"has no {bias}.bias"):
+        pool_of(path).get("it")
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "dtype", "reason"),
+    [
+        ("fp8", "experts.gate_up_proj", torch.float8_e4m3fn, "has FP8 tensors in experts, which"),
+        ("awq", "model.odd", torch.uint16, "has model.odd in U16, which is not read"),
+    ],
+)
+def test_tensors_that_are_no_layer_s_are_named(
+    name: str, key: str, dtype: torch.dtype, reason: str, tmp_path: Path
+) -> None:
+    stored, _ = checkpoints(FORMATS[name], tmp_path)
+    changed(stored, lambda all_: all_.update({key: torch.zeros(2, 4, 8).to(dtype)}))
+    with refused(f"{FIELD}.source", reason):
+        read_checkpoint(stored, field=FIELD)
+
+
+def test_a_full_disk_is_told_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored, _ = checkpoints(FORMATS["awq"], tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**4))
+    with refused(f"{FIELD}.source", r"it takes 0\.\d+ GB while it is loaded, and 0.00 GB are free"):
+        pool_of(stored).get("it")
+
+
+@pytest.mark.parametrize(
     ("name", "changes", "reason"),
     [
         ("awq", {"version": "gemv"}, "AWQ weights are of version gemv, 4 bits; read are"),
@@ -175,7 +213,8 @@ def test_biases_of_zeros_that_the_model_does_not_have_are_left_out(tmp_path: Pat
         ("packed", {"kv_cache_scheme": {"num_bits": 8}}, "a quantised KV cache"),
         ("packed", {"config_groups": {}}, "0 kinds of weights"),
         ("packed", {"format": "marlin-24"}, "format 'marlin-24'"),
-        ("fp8", {"weight_block_size": [0, 128]}, "weight_block_size"),
+        ("fp8", {"weight_block_size": [0, 128]}, "quantization_config.weight_block_size is"),
+        ("fp8", {"weight_block_size": [128]}, r"weight_block_size is \[128\], and not two"),
     ],
 )
 def test_other_variants_are_refused_before_their_weights(

@@ -57,6 +57,16 @@ def test_in_float32_the_logits_are_those_of_the_file(
     assert difference(packed, reference(family, tmp_path / "m", file)) < 1e-5
 
 
+def test_what_is_joined_is_kept_as_the_finest_part(tmp_path: Path) -> None:
+    save("qwen3moe", tmp_path / "m")
+    file = write(
+        "qwen3moe", tmp_path / "m", tmp_path / "m.gguf",
+        lambda name: "BF16" if "gate_exps" in name else "F32",
+    )  # fmt: skip
+    packed = pool_of(file, dtype="float32").get("m")
+    assert difference(packed, reference("qwen3moe", tmp_path / "m", file)) < 1e-5
+
+
 @needs_int8
 @pytest.mark.parametrize("kind", [*QUANTISED, *K_TYPES])
 def test_every_type_is_read_and_kept_in_as_many_bits(kind: str, tmp_path: Path) -> None:

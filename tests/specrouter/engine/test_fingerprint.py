@@ -5,6 +5,7 @@ import pytest
 from modelpool import ModelPool
 from modelpool.config import PoolConfig
 from specrouter.engine import fingerprint
+from tests.modelpool.compressed import needs_int8
 from tests.modelpool.factories import SAVERS
 
 
@@ -19,3 +20,17 @@ def test_it_tells_who_computes_the_states_of_recurrent_layers(
         monkeypatch.setattr(fingerprint, "matrix_kernels", lambda kernels=kernels: kernels)
         found.add(fingerprint.fingerprint_of(config, ModelPool(config)))
     assert len(found) == (2 if is_another else 1)
+
+
+@needs_int8
+@pytest.mark.parametrize(("weights", "count"), [("int8", 2), ("auto", 1)])
+def test_it_tells_how_weights_were_quantised(
+    weights: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = {"name": "m", "source": str(SAVERS["llama"](tmp_path)), "weights": weights}
+    config = PoolConfig.model_validate({"target": "m", "models": [{**model, "device": "cpu"}]})
+    found = set()
+    for number in (1, 2):
+        monkeypatch.setattr(fingerprint, "ARITHMETIC", number)
+        found.add(fingerprint.fingerprint_of(config, ModelPool(config)))
+    assert len(found) == count
