@@ -63,7 +63,7 @@ def write_weights(
     free = shutil.disk_usage(folder).free
     if start > free:
         reason = f"{start / 1e9:.2f} GB while it is loaded, and {free / 1e9:.2f} GB are free"
-        raise OSError(f"it takes {reason} in {folder.parent} (SPECROUTER_CACHE is another folder)")
+        raise OSError(f"it takes {reason} in {folder.parent}; SPECROUTER_CACHE names another")
     head = json.dumps({"__metadata__": {"format": "pt"}, **entries}).encode()
     head += b" " * (-len(head) % 8)
     with (folder / WEIGHTS).open("wb") as stream:
