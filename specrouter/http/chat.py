@@ -103,7 +103,7 @@ def _form(
         calls = partial(CallReader, known or HERMES, use.names, use.forced, use.max_calls)
     if thinks is None:
         return structure, None if calls is None else Reading(calls)
-    channels = partial(thinks.channels, opening, use is not None)
+    channels = partial(thinks.channels, opening, () if use is None else use.names)
     return structure, Reading(partial(_reader, channels, calls, use), channels)
 
 

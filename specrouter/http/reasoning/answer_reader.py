@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from specrouter.http.reasoning.formats import Channels
+from specrouter.http.tools.call_object import JsonScanner
 from specrouter.http.tools.call_reader import CallNews, CallReader, News
 
 
@@ -26,6 +27,7 @@ class AnswerReader:
         self.forced = forced
         self._channels, self._calls, self._max_calls = channels, calls, max_calls
         self._own_calls = 0
+        self._arguments: list[str] = []  # of the last of them
 
     @property
     def calls(self) -> int:
@@ -33,8 +35,10 @@ class AnswerReader:
 
     @property
     def is_within_call(self) -> bool:
-        is_within = self._calls is not None and self._calls.is_within_call
-        return is_within or self._channels.field == "arguments"
+        """A whole object of arguments ends a call, too: its end tag may be cut off."""
+        if self._calls is not None and self._calls.is_within_call:
+            return True
+        return self._channels.field == "arguments" and not _is_object("".join(self._arguments))
 
     def read(self, text: str, ends: bool = False) -> News:
         said = {"reasoning": "", "content": ""}
@@ -43,7 +47,9 @@ class AnswerReader:
             if field == "name":
                 calls[self._own_calls] = CallNews(self._own_calls, piece, "")
                 self._own_calls += 1
+                self._arguments = []
             elif field == "arguments":
+                self._arguments.append(piece)
                 index = self._own_calls - 1
                 known = calls.get(index, CallNews(index, None, ""))
                 calls[index] = CallNews(index, known.name, known.arguments + piece)
@@ -55,6 +61,11 @@ class AnswerReader:
             return News("" if self.forced else said["content"], news, said["reasoning"])
         within = self._calls.read(said["content"], ends)
         return News(within.content, (*news, *within.calls), said["reasoning"])
+
+
+def _is_object(text: str) -> bool:
+    scanner, text = JsonScanner(), text.strip()
+    return text.startswith("{") and all(map(scanner.step, text)) and scanner.depth == 0
 
 
 Reader = AnswerReader | CallReader

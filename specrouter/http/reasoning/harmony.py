@@ -3,22 +3,22 @@
     <|start|>ROLE to=RECIPIENT<|channel|>CHANNEL to=RECIPIENT <|constrain|>json<|message|>...<|end|>
 
 Contract: pure. The prompt ends within the first header. The channel `analysis`, and what is said to
-tools that nobody has asked for, is reasoning; a message to `functions.NAME` is a call, where calls
-are read; all else is content. Text that has no place in the form is content, too.
+tools of the model's own, is reasoning; a message to `functions.NAME` is a call, where the function
+may be called; all else is content. Text that has no place in the form is content, too.
 Source: https://github.com/openai/harmony, docs/format.md
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from specrouter.http.reasoning.channels import Field, Piece
 from specrouter.http.reasoning.tags import TagCutter, lark, until
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _CONSTRAIN = "<|constrain|>"
-_ENDS = ("<|end|>", "<|return|>", "<|call|>")
+_ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|endoftext|>")
 _TAGS = (_START, _CHANNEL, _MESSAGE, _CONSTRAIN, *_ENDS)
 _FINAL = f"{_CHANNEL}final{_MESSAGE}"
 _ANALYSIS = f"{_CHANNEL}analysis{_MESSAGE}"
@@ -28,9 +28,10 @@ _LONGEST_HEADER = 512  # characters; names of functions have up to 128
 _ROLES = ("assistant", "user", "system", "developer", "tool")
 _ROLE = rf"<\|start\|>\s*({'|'.join(_ROLES)}|functions\.\S*)?"
 _BEGUN = "|".join(sorted({role[:n] for role in _ROLES for n in range(len(role))}, reverse=True))
-_TO = r"(t(o(=\S*\s*(<\|constrain\|>)?\s*\w*\s*)?)?)?"
+_ROLE_OR_CUT = rf"<\|start\|>\s*({'|'.join(_ROLES)}|functions\.\S*|{_BEGUN})"
+_TO = r"(\s+t(o(=\S*\s*(<\|constrain\|>)?\s*\w*\s*)?)?)?"
 # Or its beginning.
-_HEADER = re.compile(rf"({_ROLE}({_BEGUN})?)?\s*{_TO}(<\|channel\|>\s*[a-z]*\s*{_TO})?")
+_HEADER = re.compile(rf"({_ROLE_OR_CUT})?{_TO}\s*(<\|channel\|>\s*[a-z]*{_TO}\s*)?")
 _ANY_TAG = re.compile("|".join(map(re.escape, _TAGS)))
 
 
@@ -49,11 +50,11 @@ class Harmony:
         _, start, header = before.rpartition(_START)
         return start + header if start else ""
 
-    def channels(self, opening: str, reads_calls: bool) -> HarmonyChannels:
-        return HarmonyChannels(opening, reads_calls)
+    def channels(self, opening: str, functions: Collection[str]) -> HarmonyChannels:
+        return HarmonyChannels(opening, functions)
 
     def around(self, opening: str, ids: Mapping[str, int], calls: bool) -> str:
-        if self.channels(opening, False).field == "content":
+        if self.channels(opening, ()).field == "content":
             return "start: @body"
         end, *_ = _ENDS
         analysis = f"({lark(_ANALYSIS, ids)} thought {lark(f'{_START}assistant', ids)})*"
@@ -67,9 +68,9 @@ class Harmony:
 class HarmonyChannels:
     """See `channels`."""
 
-    def __init__(self, opening: str, reads_calls: bool) -> None:
+    def __init__(self, opening: str, functions: Collection[str]) -> None:
         self._cutter = TagCutter(*_TAGS)
-        self._reads_calls = reads_calls
+        self._functions = functions
         self._header: str | None = ""  # None: within a message
         self.field: Field = "name"
         list(self.pieces(opening))
@@ -110,7 +111,7 @@ class HarmonyChannels:
         channel = re.search(r"<\|channel\|>\s*(\w*)", header)
         self._header, self.field = None, "content"
         name = to[1].removeprefix(_FUNCTIONS) if to and to[1].startswith(_FUNCTIONS) else None
-        if name and self._reads_calls:
+        if name is not None and name in self._functions:
             self.field = "arguments"
             yield "name", name
         elif channel and channel[1] != "final" and name is None:

@@ -6,7 +6,7 @@ Sources: the chat templates of DeepSeek-R1, Qwen3, Seed-OSS, Magistral and Gemma
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from specrouter.http.reasoning.channels import Field, Piece
 from specrouter.http.reasoning.tags import TagCutter, lark, until
@@ -24,11 +24,13 @@ class Think:
     def opening(self, before: str, goes_on: bool) -> str:
         opens, closes = self.tags
         if goes_on:
-            return opens if before.rfind(opens) > before.rfind(closes) else ""
+            if before.rfind(opens) > before.rfind(closes):
+                return opens
+            return closes if before.strip() else ""
         ends = (tag for tag in self.tags if before.rstrip().endswith(tag.rstrip()))
         return next(ends, "")
 
-    def channels(self, opening: str, reads_calls: bool) -> ThinkChannels:
+    def channels(self, opening: str, functions: Collection[str]) -> ThinkChannels:
         return ThinkChannels(*self.tags, opening)
 
     def around(self, opening: str, ids: Mapping[str, int], calls: bool) -> str:

@@ -126,17 +126,34 @@ def test_a_call_that_is_cut_in_two_is_told_with_what_there_is_of_it(ends: Finish
     assert choice["finish_reason"] == ends
 
 
+@pytest.mark.parametrize(("end", "ends"), [("", "stop"), ("", "eos"), ("<|endoftext|>", "eos")])
+def test_a_whole_call_needs_no_end_tag(end: str, ends: FinishReason) -> None:
+    text = ANALYSIS + CALL.removesuffix("<|call|>") + end
+    [choice] = answer_of(router_of(HARMONY, text, ends=ends), tools=TOOLS)["choices"]
+    assert calls_of(choice["message"]) == [("f", '{"x": 1}')]
+    assert choice["finish_reason"] == "tool_calls"
+
+
+def test_a_function_that_is_not_offered_is_not_called() -> None:
+    text = ANALYSIS + CALL.replace(".f", ".nosuch")
+    [choice] = answer_of(router_of(HARMONY, text), tools=TOOLS)["choices"]
+    assert choice["message"]["content"] == '{"x": 1}'
+    assert "tool_calls" not in choice["message"]
+    assert choice["finish_reason"] == "stop"
+
+
 def test_the_answer_goes_on_in_the_channel_that_the_prompt_ends_in() -> None:
-    def said(template: str, before: str) -> tuple[Any, Any]:
+    def said(template: str, before: str, text: str = "Hm.</think>Yes.") -> tuple[Any, Any]:
         messages = [*CHAT["messages"], {"role": "assistant", "content": before}]
         fields = {"continue_final_message": True, "add_generation_prompt": False}
-        router = router_of(template, "Hm.</think>Yes.")
+        router = router_of(template, text)
         message = answer_of(router, messages=messages, **fields)["choices"][0]["message"]
         return message.get("reasoning"), message["content"]
 
     template = "{{ messages[-1].content }}{# </think> #}"
     assert said(template, "<think>First") == ("Hm.", "Yes.")
     assert said(template, "First") == (None, "Hm.</think>Yes.")
+    assert said(template, "First", "<think>Hm.") == (None, "<think>Hm.")
     harmony = "<|start|>{{ messages[-1].content }}{# <|channel|><|message|> #}"
     assert said(harmony, "First") == (None, "Hm.</think>Yes.")
 

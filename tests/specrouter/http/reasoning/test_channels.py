@@ -56,6 +56,11 @@ HARMONY_TEXTS: list[tuple[str, Said]] = [
     (f"{FINAL}a <|mess<|messag", ("", "a <|mess<|messag", [])),
     ("<|channel|>commentary to=functions.<|message|>a", ("", "a", [])),
     ("<|return|><|call|><|end|>", ("", "", [])),
+    (CALL.replace(".f", ".nosuch") + "{}<|call|>", ("", "{}", [])),
+    (f"{CALL}{{}}<|endoftext|>", ("", "", [("f", "{}")])),
+    # Answers that begin, or are, what a header might go on with.
+    *((text, ("", text, [])) for text in ("t", "to", "a", "use", "s", "d", "assistan")),
+    *((text, ("", text, [])) for text in ("assistant", "userHello", "functions.f")),
 ]
 THINK_TEXTS: list[tuple[str, Said]] = [
     ("", ("", "", [])),
@@ -94,7 +99,8 @@ def read(
 ) -> Said:
     in_content = calls and not isinstance(form, Harmony)
     reader = AnswerReader(
-        form.channels(opening, calls), CallReader(HERMES, ["f"]) if in_content else None
+        form.channels(opening, ["f"] if calls else []),
+        CallReader(HERMES, ["f"]) if in_content else None,
     )
     places = [0, *sorted(cuts), len(text)]
     pieces = [text[a:b] for a, b in itertools.pairwise(places)]
@@ -209,7 +215,9 @@ def test_of_a_text_that_is_cut_off_the_beginning_is_told(
         (THINK, "<|im_start|>assistant\n<think>\n\n</think>\n\n", False, "</think>"),
         (THINK, "<think>\n<|im_end|>\n<|im_start|>assistant\n", False, ""),  # the user's word
         (THINK, "<think>\nFirst", True, "<think>"),
-        (THINK, "<think>\nFirst</think>Yes", True, ""),
+        (THINK, "<think>\nFirst</think>Yes", True, "</think>"),
+        (THINK, "Yes, ", True, "</think>"),
+        (THINK, "\n", True, ""),
         (GEMMA, "<|turn>model\n<|channel>thought\n<channel|>", False, "<channel|>"),
         (HARMONY, f"hi<|end|>{START}", False, START),
         (HARMONY, "hi", False, ""),
