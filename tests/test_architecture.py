@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -271,3 +272,11 @@ def test_top_level_holds_only_the_agreed_names() -> None:
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.check_output(command, cwd=ROOT, text=True)
     assert {line.partition("/")[0] for line in listed.splitlines()} <= TOP_LEVEL
+
+
+def test_every_package_is_in_the_wheel() -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        installed = set(tomllib.load(file)["tool"]["setuptools"]["packages"])
+    for top in MAY_IMPORT:
+        for package in (ROOT / top).rglob("__init__.py"):
+            assert ".".join(package.parent.relative_to(ROOT).parts) in installed
