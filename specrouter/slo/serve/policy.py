@@ -84,7 +84,8 @@ class _Decision:
     admitted: list[int] = field(default_factory=list)
     preempted: list[int] = field(default_factory=list)
     waits_for_memory: bool = False
-    held_back: int = 0  # see `Admission`
+    too_tight: frozenset[int] = frozenset()  # waiting, with a TPOT that nobody is promised now
+    held_back: frozenset[int] = frozenset()  # of them, for the margin alone
     asked: Sorted = field(init=False)
     promoted: tuple[RequestView, ...] = ()
     fixed: dict[int, int] = field(default_factory=dict)  # tokens of promoted ones, by id
@@ -113,7 +114,7 @@ class _Decision:
         return replace(
             self._written(load, batch),
             promised=frozenset(prompt.id for prompt in came),
-            held_back=self.held_back,
+            held_back=len(self.held_back),
             lost=self.asked.lost,
         )
 
@@ -121,13 +122,21 @@ class _Decision:
 
     def or_as_they_came(self, pacing: Amortized, ours: Admission, fcfs: Admit) -> Admission:
         """As they came, unless the prediction, believed as far as it came true, says that more
-        requests attain their objectives with ours. Who is declined is, whatever is followed."""
+        requests attain their objectives with ours. Who is declined is, whatever is followed; but
+        as they came, a TPOT that nobody would be promised is tried, as `fcfs` does."""
         declined = set(ours.declined)
         staying = [one for one in self.view.waiting if not (one.rejects and one.id in declined)]
+        tried = self.too_tight.intersection(one.id for one in staying)
         theirs = fcfs(replace(self.view, waiting=tuple(staying)))
-        if _does(ours) == _does(theirs):
-            return ours
         admitted = set(theirs.admitted)
+        as_fcfs = replace(
+            theirs,
+            declined=tuple(one for one in ours.declined if one not in tried),
+            held_back=len(self.held_back & (declined - tried | admitted)),
+            lost=ours.lost,
+        )
+        if _does(ours) == _does(theirs):
+            return replace(as_fcfs, promised=ours.promised)
         new = [one for one in self.asked.new if one.id in admitted]
         load = self.asked.load.joined(new)
         prompts = {one.id: one for one in load.prompts}
@@ -156,15 +165,8 @@ class _Decision:
         )
         if gained * (1.0 - 2.0 * error) > lost * (1.0 + error):
             return replace(ours, order="objectives", why=why)
-        return replace(
-            theirs,
-            order="first_come",
-            why=why,
-            declined=ours.declined,
-            held_back=ours.held_back,
-            promised=frozenset(as_they_came & {one.id for one in new}),
-            lost=ours.lost,
-        )
+        promised = frozenset(as_they_came & {one.id for one in new})
+        return replace(as_fcfs, order="first_come", why=why, promised=promised)
 
     # Who is admitted
 
@@ -176,7 +178,10 @@ class _Decision:
         view, promised_ms = self.view, self.pacing.promised_ms
         asking = [one for one in asked.new if one.tpot_ms < promised_ms]
         beyond = tuple(one.id for one in asking)
-        self.held_back = sum(one.tpot_ms >= self.pacing.fastest_ms for one in asking)
+        self.too_tight = frozenset(beyond)
+        self.held_back = frozenset(
+            one.id for one in asking if one.tpot_ms >= self.pacing.fastest_ms
+        )
         is_new, reads = {one.id for one in asked.new}, {one.id for one in asked.load.prompts}
         waiting = [
             one

@@ -80,6 +80,20 @@ def test_who_asks_for_more_than_the_machine_can_do_says_nothing_of_the_margin() 
     assert (found.declined, found.held_back) == ((1,), 0)
 
 
+@pytest.mark.parametrize("rejects", [False, True])
+def test_as_they_came_a_tpot_that_nobody_is_promised_is_tried(rejects: bool) -> None:
+    """What was measured may be wrong, or of a machine that others use; who rejects is not served."""
+    pacing_of = amortized(lambda _: Speculative(KNOWN_TIMES, 0.7, 20.0), 64)
+    tpot_ms, late = 0.9 * pacing_of(view(0)).fastest_ms, 1e-3
+    asked = request(1, left=20, tpot_ms=tpot_ms, output_tokens=20, rejects=rejects)
+    overdue = request(2, left=20, ttft_ms=late, output_tokens=20)
+    found = by_objectives(pacing_of, 64, never_behind=True)(
+        replace(view(0), waiting=(asked, overdue), free_rows=4)
+    )
+    assert set(found.declined) == ({1, 2} if rejects else {2})
+    assert (1 in found.admitted) is not rejects
+
+
 def test_nothing_is_believed_before_it_was_kept_and_little_after_it_was_broken() -> None:
     promises = Promises()
     assert promises.error == NOT_BELIEVED
