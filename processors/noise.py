@@ -6,7 +6,6 @@ logits with the same values, so a drafter with its verifier's logits drafts what
 `uniform` draws from the same generator with another word of the counter set.
 """
 
-import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -105,7 +104,6 @@ class NoiseBank:
         self._size = 0  # blocks
         self._keys: dict[int, tuple[int, int]] = {}  # row -> seed, stream
         self._rings: dict[torch.device, _Rings] = {}
-        self._lock = threading.Lock()  # of the rings, and what is in them
 
     def open(self, row: int, seed: int, stream: int = 0) -> None:
         """Raises where a device has no memory left for the row."""
@@ -126,10 +124,11 @@ class NoiseBank:
             self._blocks[row] = _NO_BLOCK
             del self._keys[row]
 
-    def hold_on(self, device: torch.device) -> None:
-        """Takes the memory that a device will need. Raises where it has not as much."""
-        with self._lock:
-            self._hold_on(device)
+    def hold_on(self, device: torch.device) -> "_Rings":
+        """The memory that a device needs, taken once. Raises where it has not as much."""
+        if device not in self._rings:
+            self._rings[device] = _Rings(self._size * self._window, self._vocab_size, device)
+        return self._rings[device]
 
     def take(
         self,
@@ -143,9 +142,8 @@ class NoiseBank:
 
         A row's position is asked for one draw at a time. `dtype`: float64, or float32, rounded.
         """
-        with self._lock:
-            places = self._find(device, np.asarray(rows), np.asarray(positions), draws)
-            return self._rings[device].copied(places, dtype)
+        places = self._find(device, np.asarray(rows), np.asarray(positions), draws)
+        return self._rings[device].copied(places, dtype)
 
     def recall(
         self,
@@ -158,10 +156,9 @@ class NoiseBank:
         are ahead."""
         values = np.empty((len(rows), self._vocab_size))
         places = self._blocks[rows] * self._window + positions % self._window
-        with self._lock:
-            rings = self._hold_on(device)
-            is_kept = (rings.tags[places, 0] == positions) & (rings.tags[places, 1] == 0)
-            kept = rings.copied(places[is_kept], torch.float64) if is_kept.any() else None
+        rings = self.hold_on(device)
+        is_kept = (rings.tags[places, 0] == positions) & (rings.tags[places, 1] == 0)
+        kept = rings.copied(places[is_kept], torch.float64) if is_kept.any() else None
         for index in np.flatnonzero(~is_kept).tolist():
             seed, stream = self._keys[int(rows[index])]
             gumbel(seed, int(positions[index]), self._vocab_size, stream, out=values[index])
@@ -173,21 +170,15 @@ class NoiseBank:
 
     def peek(self, row: int, position: int) -> NDArray[np.float64]:
         """[vocab_size] of one place on the host, not copied."""
-        with self._lock:
-            place = self._find(_HOST, np.array([row]), np.array([position]), None)
-            noise: NDArray[np.float64] = self._rings[_HOST].values[int(place[0])].numpy()
+        place = self._find(_HOST, np.array([row]), np.array([position]), None)
+        noise: NDArray[np.float64] = self._rings[_HOST].values[int(place[0])].numpy()
         return noise
-
-    def _hold_on(self, device: torch.device) -> "_Rings":
-        if device not in self._rings:
-            self._rings[device] = _Rings(self._size * self._window, self._vocab_size, device)
-        return self._rings[device]
 
     def _find(
         self, device: torch.device, rows: Ints, positions: Ints, draws: Sequence[int] | Ints | None
     ) -> Ints:
         """[n] places that hold what is asked for, on a device."""
-        self._hold_on(device)
+        self.hold_on(device)
         blocks = self._blocks[rows]
         assert (blocks != _NO_BLOCK).all(), "a row has no noise"
         places: Ints = blocks * self._window + positions % self._window

@@ -5,7 +5,6 @@ independent of it and of the others. A purpose takes memory once it is asked for
 pure function of a row's seed and stream, the purpose, and the place (`processors.noise`).
 """
 
-import threading
 
 import numpy as np
 import torch
@@ -35,7 +34,6 @@ class RowNoise:
         self._seeds: dict[int, tuple[int, int]] = {}  # row -> seed, stream; rows that sample
         self._limited = set[int]()  # those where few ids can win, by their settings
         self._banks: dict[int, NoiseBank] = {}  # by purpose
-        self._lock = threading.Lock()  # two threads may be the first to ask for a purpose
 
     def open(
         self,
@@ -149,13 +147,12 @@ class RowNoise:
         self._limited.discard(row)
 
     def _bank(self, purpose: int) -> NoiseBank:
-        with self._lock:
-            if purpose not in self._banks:
-                bank = NoiseBank(self._vocab_size, self._window)
-                for row, (seed, stream) in self._seeds.items():
-                    bank.open(row, seed, stream + purpose * _PURPOSE)
-                self._banks[purpose] = bank
-            return self._banks[purpose]
+        if purpose not in self._banks:
+            bank = NoiseBank(self._vocab_size, self._window)
+            for row, (seed, stream) in self._seeds.items():
+                bank.open(row, seed, stream + purpose * _PURPOSE)
+            self._banks[purpose] = bank
+        return self._banks[purpose]
 
 
 def uniforms(

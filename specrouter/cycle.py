@@ -210,7 +210,6 @@ class CycleResult:
         is_regular: nothing else did, all of it took place, no model failed, and few trees were cut
             short.
         selection_failed: the plan's selector could not be used, whose groups went without drafts.
-        overlaps: some drafted while the target verified others: times do not add up to the cycle's.
     """
 
     commits: list[Commit] = field(default_factory=list)
@@ -223,7 +222,6 @@ class CycleResult:
     caught_up: bool = False
     is_regular: bool = True
     selection_failed: bool = False
-    overlaps: bool = False
 
 
 class TargetError(RuntimeError):

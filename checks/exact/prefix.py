@@ -28,7 +28,6 @@ from checks.exact.report import Progress, finish, make_parser, prepare
 from checks.exact.seeded import seeded_params
 from specrouter import ChainRouter, RequestOutput, SamplingParams
 from specrouter.request.spec import SpeculationOverride
-from tests.modelpool.two_devices import cpu_as_two_devices
 
 MAX_MODEL_LEN, NEW_TOKENS, MOST_TURNS = 512, 12, 5
 ROWS, BLOCKS = 6, 14  # of 128 tokens: three or four of the longest requests
@@ -38,7 +37,6 @@ SALTS = ("a", "b", None)  # None: without the cache
 PREEMPTED = 0.04  # of the running rows, in each cycle
 CANCELLED = 0.1  # of the requests
 _LOSSES = "chance of a cycle that a model is lost before it"
-_OVERLAP = "drafts while the target verifies, on two devices"
 
 
 @dataclass
@@ -82,11 +80,8 @@ def settings_of(paths: dict[str, Path], dtype: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def routers(
-    paths: dict[str, Path], dtype: str, overlap: bool = False
-) -> Iterator[tuple[ChainRouter, ChainRouter]]:
-    """One that reads everything, and one that keeps what fits in little memory; `overlap`: and that
-    drafts while its target verifies."""
+def routers(paths: dict[str, Path], dtype: str) -> Iterator[tuple[ChainRouter, ChainRouter]]:
+    """One that reads everything, and one that keeps what fits in little memory."""
     settings = settings_of(paths, dtype)
     with ChainRouter.from_config(settings) as cold:
         names = list(cold.pool.models)
@@ -94,9 +89,7 @@ def routers(
         warm_settings = copy.deepcopy(settings)
         memory = f"{BLOCKS * 128 * per_token}B"
         warm_settings["engine"] |= {"prefix_cache": True, "kv_memory": memory}
-        warm_settings["engine"]["overlap_drafting"] = overlap
-        places = cpu_as_two_devices() if overlap else contextlib.nullcontext()
-        with places, ChainRouter.from_config(warm_settings) as warm:
+        with ChainRouter.from_config(warm_settings) as warm:
             yield cold, warm
 
 
@@ -224,13 +217,12 @@ def check(
     directory: Path,
     dtype: str,
     requests: int,
-    overlap: bool,
     losses: float = 0.0,
     architecture: str = "llama",
 ) -> tuple[Figures, dict[str, Any]]:
     """`losses`: chance of a cycle that a model loses its state before it."""
     figures = Figures()
-    with routers(save_family(directory, architecture), dtype, overlap) as (cold, warm):
+    with routers(save_family(directory, architecture), dtype) as (cold, warm):
         with preempting_router(warm, PREEMPTED) as disturbed, losing_models(warm, losses) as lost:
             served = run(warm, requests, figures)
         warm.instruments.check_integrity()
@@ -243,7 +235,6 @@ def check(
     return figures, {
         "architecture": architecture,
         "dtype": dtype,
-        "overlap": overlap,
         "requests": figures.requests,
         "output_tokens": tokens,
         "cancelled": figures.cancelled,
@@ -263,7 +254,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--dtypes", nargs="+", default=["float64"])
     parser.add_argument("--architecture", choices=SAVERS, default="llama")
     parser.add_argument("--losses", type=float, default=0.0, help=_LOSSES)
-    parser.add_argument("--overlap", action="store_true", help=_OVERLAP)
     given = parser.parse_args(arguments)
     prepare(given.threads)
     started = time.monotonic()
@@ -274,7 +264,6 @@ def main(arguments: list[str] | None = None) -> int:
                 Path(directory),
                 dtype,
                 given.requests,
-                given.overlap,
                 given.losses,
                 given.architecture,
             )

@@ -56,7 +56,7 @@ def test_branches_bring_more_tokens_per_pass(prompts: list[str]) -> None:
 
 
 def test_no_text_differs_where_models_are_lost_while_prefixes_are_shared(tmp_path: Path) -> None:
-    figures, report = prefix.check(tmp_path, "float64", requests=500, overlap=False, losses=0.1)
+    figures, report = prefix.check(tmp_path, "float64", requests=500, losses=0.1)
     assert (figures.differing, figures.leaked, report["control_faults"]) == ([], [], {})
     assert figures.requests >= 500
     assert report["hits"] > 100
@@ -68,9 +68,7 @@ def test_no_text_differs_where_models_are_lost_while_prefixes_are_shared(tmp_pat
 def test_no_text_differs_where_recurrent_states_are_shared_preempted_and_lost(
     architecture: str, tmp_path: Path
 ) -> None:
-    figures, report = prefix.check(
-        tmp_path, "float64", 500, overlap=False, losses=0.05, architecture=architecture
-    )
+    figures, report = prefix.check(tmp_path, "float64", 500, losses=0.05, architecture=architecture)
     assert (figures.differing, figures.leaked, report["control_faults"]) == ([], [], {})
     assert report["hits"] > 50
     assert report["evictions"] > 20

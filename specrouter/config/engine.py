@@ -57,9 +57,6 @@ class EngineConfig(Strict):
         preload: loads and times drafters before the first request, while there is room; otherwise
             at their first use, for which running requests wait.
         fresh_times: measures the models' times at the start instead of using kept ones.
-        overlap_drafting: where all drafters of a chain are on other devices than the target, half
-            of the requests draft while the target verifies the other half, in two target passes a
-            cycle.
         hang_timeout_s: seconds in one forward after which a drafter is given up.
         step_timeout_s: seconds in one cycle, loading included, after which every request ends with
             an error and the service stops.
@@ -79,7 +76,6 @@ class EngineConfig(Strict):
     exact: Literal["fast", "strict"] = "fast"
     preload: bool = True
     fresh_times: bool = False
-    overlap_drafting: bool = False
     hang_timeout_s: float = Field(default=30.0, gt=0)
     step_timeout_s: float = Field(default=600.0, gt=0)
 

@@ -18,6 +18,7 @@ _WITHOUT_EFFECT: Mapping[tuple[str, ...], str] = {
     ("scheduler", "groups"): "requests that decode together share one chain",
     **{("trees", key): _ADASERVE for key in _TREE_KEYS},
     ("cluster", "resume", "endangered"): "only replicas that are lost or emptied are left",
+    ("engine", "overlap_drafting"): "drafters draft before the target verifies, on any devices",
     ("cluster", "transport"): "keys and values of a pair move through Ray's object store",
 }
 # Path of a key -> new value by old one.

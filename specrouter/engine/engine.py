@@ -340,7 +340,6 @@ def _execution_settings(
         fresh_times=engine.fresh_times,
         prefix_cache=engine.prefix_cache,
         faults=faults,
-        overlap_drafting=engine.overlap_drafting,
         fingerprint=fingerprint_of(config.pool, pool),
         output_store_tokens=engine.output_store_tokens,
     )

@@ -3,8 +3,7 @@
 Contract: a new kind is one file with a subclass, and its source in `KINDS`, or in a configuration
 `source: drafter:package.module:NAME`. What a drafter does wrong costs its group the
 draft of a cycle, and the drafter a rest. It is told of committed tokens only: whatever it keeps of
-its own drafts it forgets by itself. Where a cycle has two turns, `draft` is called by a thread that
-runs beside the target; all else is called by the engine's thread, between its forwards.
+its own drafts it forgets by itself. All is called by the engine's thread, between its forwards.
 
 Not here: verification by intermediates (`ChainDrafter`), and when a drafter is used (policies).
 """

@@ -1,8 +1,7 @@
 """Executor: runs one decoding cycle with the processors, over the committed tokens of all rows.
 
 Contract: `run` drafts with each group's chain, verifies all groups' trees and the prefill chunks in
-one pass of the target or in two (`CycleDrafting`), commits what it chose, and rolls every model
-back to the committed tokens.
+one pass of the target, commits what it chose, and rolls every model back to the committed tokens.
 A drafter or intermediate that fails costs its group the speculation of this cycle, nothing else;
 so does anything around it. A target that fails raises `TargetError`; nothing is committed then.
 What fails for one row is told in `CycleResult.errors`, and other rows go on.
@@ -32,7 +31,7 @@ from specrouter.cycle import (
 from specrouter.execution.acceptance_feedback import AcceptanceFeedback
 from specrouter.execution.cached_prefixes import CachedPrefixes
 from specrouter.execution.commit_stage import CommitStage
-from specrouter.execution.cycle_drafting import CycleDrafting, Turn
+from specrouter.execution.cycle_drafting import CycleDrafting
 from specrouter.execution.group_draft import GroupDraft
 from specrouter.execution.kv_hand_over import KVHandOver
 from specrouter.execution.model_comparison import ModelComparison
@@ -121,12 +120,12 @@ class Executor:
         with torch.inference_mode(), self.states.cycle():
             result = CycleResult()
             try:
-                passes = self._passes(plan, result)
+                verified = self._verified(plan, result)
             except StageError as stage:
                 error = stage.failure.error
                 reason = f"{self._target} failed: {type(error).__name__}: {error}"
                 raise TargetError(reason, result.failures) from error
-            for verified in passes:
+            if verified is not None:
                 with self._faults.part("feedback"):
                     self._learn(verified)
                 self._commits.commit(verified.result, verified.drafts, result)
@@ -156,37 +155,25 @@ class Executor:
 
     # A cycle
 
-    def _passes(self, plan: CyclePlan, result: CycleResult) -> list["_Pass"]:
-        """Drafts, and what the target says of them, turn after turn. Raises `StageError` where the
-        target fails."""
+    def _verified(self, plan: CyclePlan, result: CycleResult) -> "_Pass | None":
+        """Drafts, and what the target says of them; None where no row needs it. Raises `StageError`
+        where the target fails."""
         level = max((len(group.chain) - 1 for group in plan.groups), default=1)
-        turns, passes = [Turn(plan)], list[_Pass]()
-        with self._faults.part("drafting"):
-            turns = self._turns(plan, result)
-        left = turns[::-1]
-        try:
-            while left:
-                turn = left.pop()
-                drafts = self._offered(turn, result)
-                passes += self._verified(turn.plan, drafts, max(1, level), result)
-        finally:  # whatever has failed, nobody drafts any more
-            for turn in left:
-                self._offered(turn, result)
-        result.overlaps = len(turns) > 1
-        return passes
+        drafts = self._offered(plan, result)
+        started_s = time.perf_counter()
+        verified = self._stage.verify(plan, drafts, max(1, level), result)
+        ended_s = time.perf_counter()
+        return None if verified is None else _Pass(verified, drafts, started_s, ended_s)
 
-    def _offered(self, turn: Turn, result: CycleResult) -> list[GroupDraft]:
+    def _offered(self, plan: CyclePlan, result: CycleResult) -> list[GroupDraft]:
         """None where that fails."""
         with self._faults.part("drafting"):
-            return self._drafting.offered(turn, result)
+            self._feed(result)
+            if plan.shadow_evaluation is not None:
+                self._evaluate(plan.shadow_evaluation, result)
+            return self._drafting.offered(plan, result)
         result.is_regular = False
         return []
-
-    def _turns(self, plan: CyclePlan, result: CycleResult) -> list[Turn]:
-        self._feed(result)
-        if plan.shadow_evaluation is not None:
-            self._evaluate(plan.shadow_evaluation, result)
-        return self._drafting.turns(plan)
 
     def _feed(self, result: CycleResult) -> None:
         """Drafters hear of what the target has read and was committed since they last did."""
@@ -200,15 +187,6 @@ class Executor:
                         drafter.feed(rows, tokens, positions, hidden[:, columns])
                     except Exception as error:
                         result.failures.append(ModelFailure(drafter.name, error))
-
-    def _verified(
-        self, plan: CyclePlan, drafts: list[GroupDraft], level: int, result: CycleResult
-    ) -> list["_Pass"]:
-        """None where no row of the plan needs one."""
-        started_s = time.perf_counter()
-        verified = self._stage.verify(plan, drafts, level, result)
-        ended_s = time.perf_counter()
-        return [] if verified is None else [_Pass(verified, drafts, started_s, ended_s)]
 
     def _learn(self, verified: "_Pass") -> None:
         result = verified.result

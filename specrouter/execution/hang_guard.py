@@ -25,14 +25,7 @@ class Abandoned(BaseException):
 class _Visit:
     model: str
     started: float
-    minder: object | None
     given_up: bool = False
-
-
-class _Minded(threading.local):
-    """Who gives up forwards of this thread; None: whoever does so of all that nobody minds."""
-
-    minder: object | None = None
 
 
 class HangGuard:
@@ -43,21 +36,11 @@ class HangGuard:
         self._clock = clock
         self._lock = threading.Lock()
         self._visits: dict[int, _Visit] = {}  # by thread
-        self._minded = _Minded()
-
-    @contextmanager
-    def minded(self, minder: object) -> Iterator[None]:
-        """Around what a thread does whose forwards `minder` gives up, and nobody else."""
-        self._minded.minder = minder
-        try:
-            yield
-        finally:
-            self._minded.minder = None
 
     @contextmanager
     def inside(self, model: str) -> Iterator[None]:
         """Around a forward. Raises `Abandoned` at its end if it was given up."""
-        visit = _Visit(model, self._clock(), self._minded.minder)
+        visit = _Visit(model, self._clock())
         thread = threading.get_ident()
         with self._lock:
             self._visits[thread] = visit
@@ -69,15 +52,11 @@ class HangGuard:
                     raise Abandoned(model)
                 self._visits.pop(thread, None)
 
-    def give_up(self, minder: object | None = None) -> str | None:
-        """The model whose forward has taken too long, which from now on is given up; or None.
-
-        `minder`: whose threads are looked at; None: those that nobody minds.
-        """
+    def give_up(self) -> str | None:
+        """The model whose forward has taken too long, which from now on is given up; or None."""
         with self._lock:
             for thread, visit in self._visits.items():
-                is_late = self._clock() - visit.started >= self.limit_s
-                if visit.minder is minder and is_late:
+                if self._clock() - visit.started >= self.limit_s:
                     visit.given_up = True
                     del self._visits[thread]
                     return visit.model

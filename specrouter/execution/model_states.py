@@ -7,7 +7,6 @@ and `settle` leaves of it what was committed, whatever happened in between.
 Not here: what models compute, and what a failure costs the requests.
 """
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -84,7 +83,6 @@ class ModelStates:
         self._held: list[str] = []  # the models of the stages that are open
         self._loaded: dict[str, PackedModel] = {}  # the models that the states belong to
         self._touched: list[_Touched] = []  # in this cycle
-        self._lock = threading.Lock()  # of what was touched: two threads may have stages open
         self._bases = manager.counts.copy()  # committed tokens before this cycle, by row
 
     # Through a cycle
@@ -137,8 +135,7 @@ class ModelStates:
 
     def touch(self, state: ModelState, rows: Ints, fed: FedTree | None) -> None:
         """A stage has added `fed` to these rows of a state; None: nothing of it is of use."""
-        with self._lock:
-            self._touched.append(_Touched(state, rows, fed))
+        self._touched.append(_Touched(state, rows, fed))
 
     def settle(self) -> None:
         """Every model that took part keeps what was committed, and nothing else. Where it cannot be
@@ -158,14 +155,10 @@ class ModelStates:
 
         In a stage or not: who measures runs models that are not held.
         """
-        self.give_up(name)
-        self.settle()
-
-    def give_up(self, name: str) -> None:
-        """The same within a cycle, which goes on. All open stages are the other thread's."""
         while self._held:
             self._release(self._held[-1])
         self._drop(name)
+        self.settle()
 
     # Between cycles
 
@@ -216,8 +209,7 @@ class ModelStates:
     def _drop(self, name: str) -> None:
         """Forgets a model and its cache, of which nothing is left to settle either."""
         state = self._manager.state(name)
-        with self._lock:
-            self._touched = [touched for touched in self._touched if touched.state is not state]
+        self._touched = [touched for touched in self._touched if touched.state is not state]
         self._manager.drop_state(name)
         self._loaded.pop(name, None)
 

@@ -28,8 +28,6 @@ class ExecutionSettings:
         fingerprint: of what texts depend on.
         output_store_tokens: of earlier outputs, that are kept to be quoted.
         faults: around what no request may depend on.
-        overlap_drafting: half of the rows draft while the target verifies the others, where they
-            compute on other devices; see `CycleDrafting`.
     """
 
     prefill_chunk: int
@@ -39,7 +37,6 @@ class ExecutionSettings:
     fresh_times: bool = False
     prefix_cache: bool = True
     faults: FaultGuard = field(default_factory=FaultGuard)
-    overlap_drafting: bool = False
     fingerprint: str = ""
     output_store_tokens: int = 0
 

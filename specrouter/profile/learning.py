@@ -14,7 +14,7 @@ def learn_cycle(
     decoded = [row for group in plan.groups for row in group.rows.tolist()]
     is_regular = result.is_regular and not result.failures and not len(plan.prefill_rows)
     stage, is_timely = None, is_regular and not (result.caught_up or result.quoted_rows)
-    if is_timely and gained and not result.overlaps:
+    if is_timely and gained:
         stage = "drafting" if any(len(group.chain) > 1 for group in plan.groups) else "cycle"
     requests = sum(row in gained for row in decoded)
     profiler.record_cycle(elapsed_ms, sum(gained.values()), requests, stage)

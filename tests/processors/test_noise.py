@@ -1,7 +1,6 @@
 """The noise is a pure function, and a bank of it says nothing that the function does not."""
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
 
@@ -344,31 +343,3 @@ def test_a_draw_that_fails_in_a_thread_is_told_and_made_again() -> None:
     with mock.patch("processors.noise.gumbel", side_effect=MemoryError), pytest.raises(MemoryError):
         bank.take(HOST, [0, 1], [3, 3])
     assert np.array_equal(bank.take(HOST, [0, 1], [3, 3])[1].numpy(), gumbel(1, 3, MANY))
-
-
-def test_threads_of_two_devices_draw_what_one_does() -> None:
-    """One for rounded noise, which stands beside the rest from its first use on."""
-    window, rows = 4, 6
-    bank = make_bank(window)
-    for row in range(rows):
-        bank.open(row, seed=row)
-    wrong: list[tuple[int, int]] = []
-
-    def draw(device: torch.device, own: range, dtype: torch.dtype) -> None:
-        draws = np.random.default_rng(own.start)
-        for _ in range(300):
-            which, at = np.array(own), draws.integers(0, 12, len(own))
-            found = bank.take(device, which, at, dtype=dtype).double().numpy()
-            for index, (row, position) in enumerate(zip(own, at.tolist(), strict=True)):
-                expected = torch.from_numpy(gumbel(row, position, VOCAB)).to(dtype).double()
-                if not np.array_equal(found[index], expected.numpy()):
-                    wrong.append((row, position))
-
-    with ThreadPoolExecutor(2) as threads:
-        asked = [
-            threads.submit(draw, HOST, range(3), torch.float64),
-            threads.submit(draw, OTHER, range(3, rows), torch.float32),
-        ]
-        for one in asked:
-            one.result()
-    assert not wrong

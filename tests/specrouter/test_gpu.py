@@ -2,13 +2,11 @@
 
 import copy
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 
 from specrouter import ChainRouter, SamplingParams, Speculation
-from specrouter.execution.cycle_drafting import CycleDrafting
 
 pytestmark = [
     pytest.mark.gpu,
@@ -47,35 +45,3 @@ def test_chains_on_an_accelerator_change_no_token(
     with ChainRouter.from_config(on(small_config, "cpu", "cpu", "cpu")) as router:
         on_cpu = router.generate(PROMPTS, params, "off")
     assert [o.token_ids for o in on_cpu] == [o.token_ids for o in alone]
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_drafter_on_another_device_drafts_while_the_target_verifies(
-    small_config: dict[str, Any], temperature: float
-) -> None:
-    """On a second accelerator, where there is one; else on the CPU."""
-    other = "cuda:1" if torch.cuda.device_count() > 1 else "cpu"
-    config = on(small_config, other, other, "cuda:0")
-    config["engine"] |= {"overlap_drafting": True}
-    params = [
-        SamplingParams(max_new_tokens=24, temperature=temperature, seed=seed)
-        for seed in range(len(PROMPTS))
-    ]
-    seen: list[int] = []
-    turns = CycleDrafting.turns
-
-    def noting(own: CycleDrafting, plan: Any) -> Any:
-        found = turns(own, plan)
-        seen.append(len(found))
-        return found
-
-    with (
-        mock.patch.object(CycleDrafting, "turns", noting),
-        ChainRouter.from_config(config) as router,
-    ):
-        alone = router.generate(PROMPTS, params, "off")
-        for chain in ((router.pool.names[0], router.pool.names[-1]), router.pool.names):
-            routed = router.generate(PROMPTS, params, Speculation(chain, depth=4))
-            assert [o.token_ids for o in routed] == [o.token_ids for o in alone]
-        router.instruments.check_integrity()
-    assert 2 in seen

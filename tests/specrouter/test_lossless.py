@@ -336,7 +336,7 @@ def test_no_text_differs_where_recurrent_states_are_shared_preempted_and_lost(
     tmp_path: Path,
 ) -> None:
     figures, report = prefix.check(
-        tmp_path, "float64", requests=20, overlap=False, losses=0.05, architecture=GATED
+        tmp_path, "float64", requests=20, losses=0.05, architecture=GATED
     )
     assert not figures.differing
     assert not figures.leaked

@@ -86,7 +86,6 @@ class Bench:
         rejection: bool = False,
         chunk: int = 32,
         guard: HangGuard | None = None,
-        overlap: bool = False,
         deepest: int = MAX_DEPTH,
     ) -> None:
         self.pool, self.params = pool, params
@@ -94,9 +93,7 @@ class Bench:
         self.profiler = PerformanceProfiler(parameters=dict.fromkeys(pool.names, 1))
         window = deepest + len(pool.names) + 2  # as the engine has it
         rule = RejectionSampling() if rejection else SharedNoise()
-        settings = ExecutionSettings(
-            prefill_chunk=chunk, window=window, rule=rule, guard=guard, overlap_drafting=overlap
-        )
+        settings = ExecutionSettings(prefill_chunk=chunk, window=window, rule=rule, guard=guard)
         self.runtime = Runtime.create(pool, self.manager, self.profiler, settings)
         self.executor = Executor(self.runtime)
         self.prompts = prompts
