@@ -5,7 +5,6 @@ independent of it and of the others. A purpose takes memory once it is asked for
 pure function of a row's seed and stream, the purpose, and the place (`processors.noise`).
 """
 
-
 import numpy as np
 import torch
 from numpy.typing import NDArray

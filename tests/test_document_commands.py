@@ -35,7 +35,7 @@ NOT_RUN = {
     r".*examples\.(openai_client|train_family)\b.*": "needs a package that is not installed here",
     r".*-m tests\..*": "is a long check itself: `make exact`, or a target of the Makefile",
 }
-# They take long: `make exact` runs them. test_examples.py runs the examples on less.
+# They take long: `make checks` runs them. test_examples.py runs the examples on less.
 LONG = (
     r".*\b(bench (chains|load)|inflate)\b.*|.*bench-cpu.*"
     r"|.*examples\..*"
@@ -52,7 +52,7 @@ def matches(pattern: str, command: Command) -> bool:
 
 
 def marked(command: Command) -> object:
-    marks = pytest.mark.exact if matches(LONG, command) else ()
+    marks = pytest.mark.long if matches(LONG, command) else ()
     return pytest.param(command, marks=marks, id=str(command))
 
 

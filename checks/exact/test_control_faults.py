@@ -16,8 +16,8 @@ from checks.exact.control_faults import (
     Fault,
     Service,
     Target,
+    even_machine,
     find_functions,
-    slow_target,
     without_numbers,
 )
 from checks.exact.models import save_family
@@ -57,8 +57,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)  # a traceback for each injected failure
     try:
-        with slow_target():
-            service = Service(save_family(tmp_path_factory.mktemp("faults"), noise=0.02))
+        with even_machine() as clock:
+            service = Service(save_family(tmp_path_factory.mktemp("faults"), noise=0.02), clock)
             yield service
             service.close()
     finally:  # after a start that failed or was skipped, too
@@ -98,8 +98,10 @@ def test_a_fault_costs_at_most_the_request_that_it_belongs_to(
 def test_every_fault_costs_at_most_the_request_that_it_belongs_to(
     service: Service, part: int
 ) -> None:
+    """But for "sleep", which only moves measurements, as "nan" does: the command plays it."""
     check = ControlFaultCheck(service=service)
-    for target, mode in service.runs[part::PARTS]:
+    runs = [one for one in service.runs if one[1] != "sleep"]
+    for target, mode in runs[part::PARTS]:
         check.play(target, mode, seed=0)
     assert check.failures == []
     assert check.fired > 50  # some hundred runs: in each part most functions are called again
@@ -107,7 +109,7 @@ def test_every_fault_costs_at_most_the_request_that_it_belongs_to(
 
 @pytest.mark.exact
 def test_nor_does_a_fault_of_the_small_form_of_quoting(tmp_path: Path, service: Service) -> None:
-    texts = Service(save_family(tmp_path, noise=0.02), "ngram")
+    texts = Service(save_family(tmp_path, noise=0.02), service.clock, "ngram")
     check = ControlFaultCheck(service=texts)
     for target, mode in texts.runs:
         if target.name.startswith("statemgr.ngram_table"):

@@ -86,7 +86,8 @@ class AcceptanceEstimator:
 
     @property
     def is_finite(self) -> bool:
-        return math.isfinite(self._trials + self._accepted + float(self._recent.sum()))
+        counts = self._trials + self._accepted + float(self._recent.sum())
+        return math.isfinite(counts) and self._calibration.is_finite
 
     def record(self, trees: JudgedTrees, cycle: int) -> None:
         self._fade(cycle)

@@ -10,6 +10,7 @@ errors shown are those of the probabilities that trees were selected by.
 Pure bookkeeping: no clock, no tensors. Not thread-safe.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,6 +52,11 @@ class Calibration:
         self._hits = np.zeros(_PLACES * _BINS)
         self._shown = np.zeros((3, _BINS))  # nodes, predictions, hits
         self._squares = 0.0
+
+    @property
+    def is_finite(self) -> bool:
+        sums = self._stated.sum() + self._hits.sum() + self._shown.sum() + self._squares
+        return math.isfinite(sums)
 
     def probability(self, stated: Floats, place: Ints) -> Floats:
         """Corrected probabilities, in the shape of `stated`, of nodes given their parents."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specrouter.profile.acceptance import AcceptanceEstimator, JudgedTrees
+from specrouter.profile.acceptance import JudgedTrees
 from specrouter.profile.cycle_times import Workload
 from specrouter.profile.evidence import MOST_ERROR
 from specrouter.profile.prediction import Limits, OptionGrid, target_only
@@ -56,14 +56,11 @@ def test_an_outcome_that_is_no_number_is_not_learned(
     assert profiler.snapshot().outcomes == before
 
 
-def test_what_trees_teach_is_forgotten_where_it_is_no_number(
-    profiler: PerformanceProfiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_trees_teach_is_forgotten_where_it_is_no_number(profiler: PerformanceProfiler) -> None:
+    """Else what a drafter calls likely would be worth no number from then on."""
     profiler.record_trees(KEY, trees(True, 8))
-    with monkeypatch.context() as patch:
-        patch.setattr(AcceptanceEstimator, "is_finite", False)
-        with pytest.raises(ArithmeticError):
-            profiler.record_choices(KEY, np.full((2, 1), 0.5), np.ones((2, 1), dtype=np.bool_))
+    with pytest.raises(ArithmeticError):
+        profiler.record_choices(KEY, np.full((2, 1), np.nan), np.ones((2, 1), dtype=np.bool_))
     assert KEY not in profiler.snapshot().trees
     profiler.record_trees(KEY, trees(True, 8))
     assert KEY in profiler.snapshot().trees

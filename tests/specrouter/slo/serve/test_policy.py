@@ -93,16 +93,16 @@ def test_nobody_who_is_admitted_misses_a_stage(make: MakePolicy, per_s: float) -
     assert 0.5 < attained(jobs) <= 1.0
 
 
-@pytest.mark.exact
+@pytest.mark.long
 @pytest.mark.parametrize("make", [published, ours])
 @pytest.mark.parametrize("per_s", [5.0, 9.0, 13.0])
-def test_of_ten_thousand_requests_nobody_who_is_admitted_misses_a_stage(
+def test_of_thousands_of_requests_nobody_who_is_admitted_misses_a_stage(
     make: MakePolicy, per_s: float
 ) -> None:
-    jobs = arrivals(10_000, per_s, seed=2, staged=0.3)
+    jobs = arrivals(4_000, per_s, seed=2, staged=0.3)
     run(make(PLAIN), jobs, kv_tokens=120_000, rows=256)
     assert late(jobs) == []
-    assert sum(job.was_admitted for job in jobs) > 5000
+    assert sum(job.was_admitted for job in jobs) > 2000
 
 
 @pytest.mark.parametrize("make", [published, ours])

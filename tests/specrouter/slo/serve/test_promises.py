@@ -82,7 +82,7 @@ def test_who_asks_for_more_than_the_machine_can_do_says_nothing_of_the_margin() 
 
 @pytest.mark.parametrize("rejects", [False, True])
 def test_as_they_came_a_tpot_that_nobody_is_promised_is_tried(rejects: bool) -> None:
-    """What was measured may be wrong, or of a machine that others use; who rejects is not served."""
+    """What was measured may be wrong, or of a machine that others use; rejected, none is served."""
     pacing_of = amortized(lambda _: Speculative(KNOWN_TIMES, 0.7, 20.0), 64)
     tpot_ms, late = 0.9 * pacing_of(view(0)).fastest_ms, 1e-3
     asked = request(1, left=20, tpot_ms=tpot_ms, output_tokens=20, rejects=rejects)
