@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +16,7 @@ from specrouter import SLO, ChainRouter, SamplingParams, Speculation
 from specrouter.cli.main import main
 from specrouter.request.output import FinishReason
 from tests.specrouter.fake_router import FakeRouter
-from tests.specrouter.faults import wait_until
+from tests.specrouter.http.client import serve
 
 Install = Callable[[FakeRouter], FakeRouter]
 
@@ -176,35 +174,17 @@ def test_bad_config_is_one_line_that_names_the_field(
 # serve
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
+def visited(visit: Callable[[str], Any], ending: signal.Signals) -> Any:
+    """`specrouter serve` in this process, which the visitor then ends."""
+    results = list[Any]()
 
-
-def is_up(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", timeout=60.0).status_code == 200
-    except httpx.ConnectError:
-        return False
-
-
-def serve(visit: Callable[[str], Any], ending: signal.Signals = signal.SIGINT) -> Any:
-    """`specrouter serve` in this process, visited from a thread, which then ends it."""
-    port, results = free_port(), list[Any]()
-    url = f"http://127.0.0.1:{port}"
-
-    def visitor() -> None:
+    def act(url: str) -> None:
         try:
-            wait_until(lambda: is_up(url))
             results.append(visit(url))
         finally:
             os.kill(os.getpid(), ending)
 
-    thread = threading.Thread(target=visitor, daemon=True)
-    thread.start()
-    assert main(["serve", "--port", str(port)]) == 0
-    thread.join()
+    assert serve(act) == 0
     return results[0]
 
 
@@ -220,30 +200,12 @@ def test_serve_says_where_answers_and_stops_cleanly(
         text: str = httpx.post(f"{url}/generate", json={"prompt": "def f"}).json()["text"]
         return text
 
-    assert serve(visit, ending) == " ab\nc é"
+    assert visited(visit, ending) == " ab\nc é"
     out = capsys.readouterr().out
     assert out.startswith(f"SpecRouter serves big at {seen[0]} ")
     assert f"curl {seen[0]}/generate" in out
     assert out.endswith("SpecRouter has stopped\n")
     assert router.is_closed
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_client_that_hangs_up_frees_its_row(stream: bool, install: Install) -> None:
-    router = install(FakeRouter(hold_after=1))
-
-    def visit(url: str) -> None:
-        host, _, port = url.removeprefix("http://").partition(":")
-        body = json.dumps({"prompt": "p", "stream": stream}).encode()
-        head = f"POST /generate HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n"
-        with socket.create_connection((host, int(port))) as client:
-            client.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
-            wait_until(lambda: router.open_requests == 1)
-        wait_until(lambda: router.open_requests == 0)
-
-    serve(visit)
-    assert len(router.calls) == 1
-    assert router.open_requests == 0
 
 
 def test_serve_on_a_port_in_use_says_so(

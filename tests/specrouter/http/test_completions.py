@@ -364,16 +364,13 @@ def test_usage_comes_in_a_last_chunk_without_choices() -> None:
     assert last["usage"] == complete()["usage"]
     assert last["metrics"] == complete()["metrics"]
     assert [chunk["usage"] for chunk in chunks] == [None] * 3
+    chunks = streamed(stream_options={"continuous_usage_stats": True})
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [1, 3, 4]
 
 
 @pytest.mark.parametrize("fields", [{"n": 2}, {"best_of": 2}, {"prompt": ["a", "b"]}])
 def test_acceptance_is_of_a_single_text(fields: dict[str, Any]) -> None:
     assert "metrics" not in complete(**fields)
-
-
-def test_usage_so_far_comes_in_every_chunk_where_asked() -> None:
-    chunks = streamed(stream_options={"continuous_usage_stats": True})
-    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [1, 3, 4]
 
 
 def test_a_chunk_with_the_prompts_logprobs_is_made_beside_the_event_loop(
@@ -432,37 +429,30 @@ def test_no_character_ends_the_line_of_an_event() -> None:
 
 SCHEMA = "response_format.json_schema.schema"
 BAD_VALUES: dict[str, Sequence[Any]] = {
-    "prompt": (None, [], {}, "\ud800", ["a"] * 129),
-    "max_tokens": (0, -1, 10**400),
+    "prompt": ([], {}, "\ud800", ["a"] * 129),
+    "max_tokens": (0, 10**400),
     "max_completion_tokens": (0,),
     "min_tokens": (17,),
-    "logprobs": (21, True),
+    "logprobs": (21,),
     "top_p": (0,),
     "suffix": ("x",),
-    "model": (3,),
-    "allowed_token_ids": ([5],),
     "truncate_prompt_tokens": (0, -1),
-    "logits_processors": (["f"],),
-    "stop_regex": ("[.]$",),
-    "repetition_detection": ({"max_pattern_size": 3},),
-    "logprob_token_ids": ([5],),
-    "return_tokens_as_token_ids": (True,),
-    "prompt_embeds": ("AAAA",),
     "response_format.type": ("xml",),
     "guided_json": ("[", "[]", {"a": float("nan")}),
     "guided_choice": ([],),
     "structured_outputs.regex": (3,),
-    "structured_outputs": ({}, {"structural_tag": "{}"}, {"json_object": False, "regex": None}),
+    "structured_outputs": (
+        {}, {"structural_tag": "{}"}, {"json_object": False, "regex": None}, {"choices": ["a"]}
+    ),
     "speculation": ({"\ud800": 1},),
     "speculation.colour": (1,),
-}
+}  # fmt: skip
 BAD: list[tuple[dict[str, Any], str]] = [
     *cases(BAD_VALUES),
     ({"prompt": [[]]}, "prompt[0]"),
     ({"prompt": [1, "2"]}, "prompt[1]"),
     ({"prompt": ["a", 2]}, "prompt[1]"),
     ({"prompt": [[1], [1, -2]]}, "prompt[1][1]"),
-    ({"prompt": [1, True]}, "prompt[1]"),
     ({"prompt": [10**30]}, "prompt[0]"),
     ({"prompt": ["a", "b"], "n": 65}, "n"),
     ({"prompt": ["a", "b"], "best_of": 128, "stream": False}, "best_of"),
@@ -480,37 +470,25 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "param"), BAD)
-@pytest.mark.parametrize("stream", [False, True])
-def test_bad_field_is_a_400_that_names_it(fields: dict[str, Any], param: str, stream: bool) -> None:
-    response = post(UNASKED, {**PROMPT, "stream": stream, **fields}, PATH)
+def test_bad_field_is_a_400_that_names_it(fields: dict[str, Any], param: str) -> None:
+    response = post(UNASKED, {**PROMPT, **fields}, PATH)
     assert (response.status_code, refusal(response)["param"]) == (400, param)
     assert UNASKED.calls == []
-
-
-def test_what_forms_there_are_is_said_where_none_is_known() -> None:
-    fields = {"structured_outputs": {"choices": ["a"]}}
-    error = refusal(post(FakeRouter(), {**PROMPT, **fields}, PATH))
-    assert error["param"] == "structured_outputs"
-    assert error["message"].endswith("none of the forms json, regex, choice, grammar, json_object")
-    assert asked(structured_outputs=None).structure is None
 
 
 @pytest.mark.parametrize(
     ("field", "value", "instead"),
     [
         ("regex", "a+", "regex"),
-        ("json_schema", "{}", "json"),
         ("json_schema", {}, "json"),
-        ("ebnf", "root ::= 'a'", "grammar"),
         ("grammar", "root ::= 'a'", "grammar"),
         ("structural_tag", "{}", ""),
     ],
 )
-@pytest.mark.parametrize("path", [PATH, "/generate"])
 def test_other_servers_names_of_a_form_are_answered_with_ours(
-    path: str, field: str, value: Any, instead: str
+    field: str, value: Any, instead: str
 ) -> None:
-    error = refusal(post(FakeRouter(), {**PROMPT, field: value}, path))
+    error = refusal(post(UNASKED, {**PROMPT, field: value}, PATH))
     assert error["param"] == field
     assert f"structured_outputs.{instead}".rstrip(".") in error["message"]
 

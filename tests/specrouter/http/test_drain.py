@@ -48,7 +48,3 @@ def test_wait_ends_at_its_limit_or_when_it_is_cut_short() -> None:
             assert not await drain.wait_until_idle(1000.0, lambda: True)
 
     asyncio.run(asyncio.wait_for(scenario(), 5.0))
-
-
-def test_nothing_in_flight_is_no_wait() -> None:
-    assert asyncio.run(Drain().wait_until_idle(0.0))

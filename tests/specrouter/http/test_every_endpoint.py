@@ -16,7 +16,7 @@ from specrouter.http.openai_fields import ChatRequest, CompletionRequest
 from specrouter.http.request_fields import RequestFields
 from specrouter.request.output import STRUCTURE_FAILED, Feasible
 from tests.specrouter.fake_router import METRICS, RUNS, FakeRouter, FakeTokenizer
-from tests.specrouter.http.client import BODIES, leave, post, refusal, stream_of
+from tests.specrouter.http.client import BODIES, UNASKED, leave, post, refusal, stream_of
 
 MODELS: dict[str, type[RequestFields]] = {
     "/generate": GenerateRequest,
@@ -54,6 +54,15 @@ def test_minus_one_is_no_seed_and_no_top_k_and_a_tiny_temperature_is_greedy(path
     assert asked(path, {"seed": -1, "top_k": -1}) == asked(path, {})
     for tiny in (1e-7, 1e-300):
         assert asked(path, {"temperature": tiny}).temperature == 0
+
+
+@every_path
+@whole_or_streamed
+def test_every_field_refuses_what_is_of_no_kind_by_its_name(stream: bool, path: str) -> None:
+    for name in MODELS[path].model_fields:
+        response = post(UNASKED, {"stream": stream, **BODIES[path], name: [[[0.5]]]}, path)
+        assert (response.status_code, refusal(response)["param"].partition("[")[0]) == (400, name)
+    assert UNASKED.calls == []
 
 
 @every_path

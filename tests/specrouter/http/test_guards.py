@@ -68,10 +68,6 @@ def error_code(response: httpx.Response) -> str:
 # Keys
 
 
-def test_without_keys_the_service_is_open() -> None:
-    assert call(guarded(), content=b"hello").text == "hello"
-
-
 @pytest.mark.parametrize("key", [KEY, OTHER_KEY])
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
 def test_each_key_opens_the_service(key: str, scheme: str) -> None:

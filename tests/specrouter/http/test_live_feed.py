@@ -7,7 +7,7 @@ import contextlib
 import json
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing
 from typing import Any, cast
 
@@ -109,6 +109,25 @@ def number_of(event: bytes) -> int:
     return found["number"]
 
 
+async def watch(app: Any, send_: Callable[[Any], Awaitable[None]], version: str = "2.3") -> None:
+    """A viewer that never leaves by itself."""
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    scope = {"type": "http", "method": "GET", "path": FEED_PATH, "headers": []}
+    await app({**scope, "query_string": b"", "asgi": {"spec_version": version}}, receive, send_)
+
+
+def first_events(count: int) -> list[bytes]:
+    async def heard() -> list[bytes]:
+        feed = LiveFeed(cast(ChainRouter, None), Drain(), interval_s=0.01)
+        async with aclosing(feed.events()) as events:
+            return [await anext(events) for _ in range(count)]
+
+    return asyncio.run(asyncio.wait_for(heard(), 30.0))
+
+
 def test_viewers_share_a_snapshot_and_nothing_is_made_for_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -117,11 +136,11 @@ def test_viewers_share_a_snapshot_and_nothing_is_made_for_nobody(
     async def scenario() -> list[list[int]]:
         feed = LiveFeed(cast(ChainRouter, None), Drain(), interval_s=0.01)
 
-        async def watch() -> list[int]:
+        async def view() -> list[int]:
             async with aclosing(feed.events()) as events:
                 return [number_of(await anext(events)) for _ in range(5)]
 
-        seen = await asyncio.gather(*(watch() for _ in range(6)))
+        seen = await asyncio.gather(*(view() for _ in range(6)))
         await asyncio.sleep(0.05)
         made = counted.made
         await asyncio.sleep(0.05)
@@ -145,12 +164,7 @@ def test_a_snapshot_that_fails_is_told_and_the_next_comes(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(live_feed, "live_snapshot", fails_once)
 
-    async def scenario() -> tuple[bytes, bytes]:
-        feed = LiveFeed(cast(ChainRouter, None), Drain(), interval_s=0.01)
-        async with aclosing(feed.events()) as events:
-            return await anext(events), await anext(events)
-
-    first, second = asyncio.run(asyncio.wait_for(scenario(), 30.0))
+    first, second = first_events(2)
     assert json.loads(first[6:])["error"]["code"] == "snapshot_failed"
     assert b"no figures" not in first
     assert number_of(second) == 2
@@ -167,12 +181,7 @@ def test_what_json_has_not_is_null_or_told_as_a_failure(
     monkeypatch: pytest.MonkeyPatch, snapshot: dict[str, Any], told: str | None
 ) -> None:
     monkeypatch.setattr(live_feed, "live_snapshot", lambda _: snapshot)
-
-    async def first() -> bytes:
-        async with aclosing(LiveFeed(cast(ChainRouter, None), Drain()).events()) as events:
-            return await anext(events)
-
-    event = json.loads(asyncio.run(asyncio.wait_for(first(), 30.0))[6:])
+    event = json.loads(first_events(1)[0][6:])
     if told is None:
         assert event == {"a": [1.5, None, [None]], "b": {"c": None}}
     else:
@@ -194,13 +203,8 @@ def test_who_never_reads_gives_up_its_place(monkeypatch: pytest.MonkeyPatch, ver
             else:
                 await asyncio.Event().wait()
 
-        async def receive() -> Any:
-            await asyncio.Event().wait()
-
-        scope = {"type": "http", "method": "GET", "path": FEED_PATH, "headers": []}
-        whole = {**scope, "query_string": b"", "asgi": {"spec_version": version}}
         with contextlib.suppress(ClientDisconnect):
-            await app(whole, receive, send_)
+            await watch(app, send_, version)
         return statuses
 
     for _ in range(3):
@@ -215,7 +219,7 @@ def test_of_many_viewers_at_once_those_beyond_the_bound_are_refused_and_the_drai
     app = create_app(cast(ChainRouter, FakeRouter()), drain)
     many = MAX_VIEWERS + 4
 
-    async def watch() -> tuple[int, int]:
+    async def view() -> tuple[int, int]:
         """The status, and how many events came; the first viewer with one lets all go."""
         heard = list[Any]()
 
@@ -224,15 +228,11 @@ def test_of_many_viewers_at_once_those_beyond_the_bound_are_refused_and_the_drai
             if message.get("body") and heard[0]["status"] == 200:
                 drain.begin()
 
-        async def receive() -> Any:
-            await asyncio.Event().wait()
-
-        scope = {"type": "http", "method": "GET", "path": FEED_PATH, "headers": []}
-        await app({**scope, "query_string": b"", "asgi": {"spec_version": "2.3"}}, receive, send_)
+        await watch(app, send_)
         return heard[0]["status"], sum(bool(one.get("body")) for one in heard)
 
     async def scenario() -> list[tuple[int, int]]:
-        return list(await asyncio.gather(*(watch() for _ in range(many))))
+        return list(await asyncio.gather(*(view() for _ in range(many))))
 
     seen = asyncio.run(asyncio.wait_for(scenario(), 30.0))
     assert MAX_VIEWERS > 4
@@ -257,14 +257,8 @@ def test_who_has_left_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
             assert message.get("status", 200) == 200
             raise OSError("the client is gone")
 
-        async def receive() -> Any:
-            await asyncio.Event().wait()
-
-        scope = {"type": "http", "method": "GET", "path": FEED_PATH, "headers": []}
         with contextlib.suppress(ClientDisconnect):
-            await app(
-                {**scope, "query_string": b"", "asgi": {"spec_version": "2.4"}}, receive, send_
-            )
+            await watch(app, send_, "2.4")
 
     for _ in range(3):
         asyncio.run(asyncio.wait_for(leave(), 30.0))

@@ -85,20 +85,6 @@ def test_tokens_of_reasoning_are_counted_without_tags() -> None:
     assert details["reasoning_tokens"] == 3
 
 
-def test_choices_are_read_apart() -> None:
-    answer = answer_of(router_of(THINK, "<think>Hm.</think>Yes."), n=2)
-    for choice in answer["choices"]:
-        assert choice["message"]["reasoning_content"] == "Hm."
-        assert choice["message"]["content"] == "Yes."
-
-
-def test_text_without_reasoning_is_content() -> None:
-    for template in (HARMONY, THINK):
-        [choice] = answer_of(router_of(template, "Yes <b>."))["choices"]
-        expected = {"role": "assistant", "content": "Yes <b>.", "refusal": None}
-        assert choice["message"] == expected
-
-
 @pytest.mark.parametrize(
     ("template", "server"), [(THINK, {"reasoning_parser": "none"}), ("{{ messages }}", {})]
 )
@@ -116,14 +102,6 @@ def test_calls_stay_content_where_none_are_asked_for() -> None:
     server = {"tool_parser": "none"}
     answer = answer_of(router_of(HARMONY, ANALYSIS + CALL, server=server), tools=TOOLS)
     assert answer["choices"][0]["message"]["content"] == '{"x": 1}'
-
-
-@pytest.mark.parametrize("ends", ["length", "stop"])
-def test_a_call_that_is_cut_in_two_is_told_with_what_there_is_of_it(ends: FinishReason) -> None:
-    cut = ANALYSIS + CALL[: CALL.index("1}")]
-    [choice] = answer_of(router_of(HARMONY, cut, ends=ends), tools=TOOLS)["choices"]
-    assert calls_of(choice["message"]) == [("f", '{"x": ')]
-    assert choice["finish_reason"] == ends
 
 
 @pytest.mark.parametrize(("end", "ends"), [("", "stop"), ("", "eos"), ("<|endoftext|>", "eos")])

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -164,22 +164,22 @@ def router(monkeypatch: pytest.MonkeyPatch) -> Router:
     return fake
 
 
-def begin_request(url: str, router: Router) -> None:
-    """Leaves one running."""
-
-    def hang() -> None:
-        with suppress(httpx.HTTPError):
-            httpx.post(f"{url}/generate", json={"prompt": "p", "stream": True}, timeout=PATIENCE_S)
-
-    threading.Thread(target=hang, daemon=True).start()
+def begin_request(url: str, router: Router, stream: bool = True) -> socket.socket:
+    """Leaves one running, until the connection is closed."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    client = socket.create_connection((host, int(port)))
+    body = json.dumps({"prompt": "p", "stream": stream}).encode()
+    head = f"POST /generate HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n"
+    client.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
     wait_until(lambda: router.open_requests == 1)
+    return client
 
 
 def test_second_signal_waits_for_no_request(router: Router) -> None:
-    signalled: list[float] = []
+    signalled, running = list[float](), list[socket.socket]()
 
     def act(url: str) -> None:
-        begin_request(url, router)
+        running.append(begin_request(url, router))
         os.kill(os.getpid(), signal.SIGTERM)
         wait_until(lambda: status(url) == 503)
         assert router.closings == 0  # it may go on for 30 s
@@ -190,6 +190,7 @@ def test_second_signal_waits_for_no_request(router: Router) -> None:
     assert time.monotonic() - signalled[0] < 25.0
     assert router.closings == 1
     assert router.is_closed
+    running[0].close()
 
 
 def test_half_a_request_holds_nothing_up(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,6 +223,17 @@ def test_half_a_request_holds_nothing_up(router: Router, monkeypatch: pytest.Mon
     assert b"".join(said).startswith(b"HTTP/1.1 503")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_client_that_hangs_up_frees_its_row(stream: bool, router: Router) -> None:
+    def act(url: str) -> None:
+        begin_request(url, router, stream).close()
+        wait_until(lambda: router.open_requests == 0)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert serve(act) == 0
+    assert len(router.calls) == 1
+
+
 @pytest.mark.parametrize("key", ["a-secret", None])
 def test_the_curl_that_is_announced_has_the_key_s_header_but_not_the_key(
     key: str | None,
@@ -245,11 +257,12 @@ def test_engine_that_has_failed_stops_the_service_with_code_3_and_the_cause(
     drains: bool, router: Router, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def act(url: str) -> None:
-        begin_request(url, router)
-        if drains:
-            os.kill(os.getpid(), signal.SIGTERM)
-            wait_until(lambda: status(url) == 503)
-        router.fail()
+        with begin_request(url, router):
+            if drains:
+                os.kill(os.getpid(), signal.SIGTERM)
+                wait_until(lambda: status(url) == 503)
+            router.fail()
+            wait_until(lambda: status(url) is None)
 
     assert serve(act) == 3
     out, err = capsys.readouterr()
