@@ -16,10 +16,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from specrouter import ChainRouter
+from specrouter import ChainRouter, RouterConfig
 from specrouter.cli.main import main
 from tests.pages import ROOT, Command, Snippet, commands, snippets
 from tests.specrouter.http.client import request
@@ -73,6 +74,23 @@ def router() -> Iterator[ChainRouter]:
         yield router
 
 
+@pytest.fixture(autouse=True)
+def one_router(router: ChainRouter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks for the bundled models gets one router, which stays open."""
+    opened, closed = ChainRouter.from_config, ChainRouter.close
+
+    def from_config(source: Any, *progress: Any) -> ChainRouter:
+        config = RouterConfig.load(source)
+        return router if config == router.config else opened(config, *progress)
+
+    def close(one: ChainRouter, *patience_s: float) -> None:
+        if one is not router:
+            closed(one, *patience_s)
+
+    monkeypatch.setattr(ChainRouter, "from_config", from_config)
+    monkeypatch.setattr(ChainRouter, "close", close)
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where a command is typed: the checkout, with files of the reader's own."""
@@ -90,11 +108,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("command", RUN)
 @pytest.mark.usefixtures("folder")
 def test_a_command_of_the_documents_runs(
-    command: Command, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    command: Command, router: ChainRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program, *rest = command.words
     if program == "curl":
-        ask(request.getfixturevalue("router"), rest)
+        ask(router, rest)
         return
     words = [name.replace("/tmp/", f"{os.getcwd()}/") for name in rest]
     if program.rpartition("/")[2] == "specrouter":

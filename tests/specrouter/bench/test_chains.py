@@ -14,22 +14,34 @@ from specrouter.cli.arguments import default_config
 from specrouter.cli.main import main
 
 TINY = str(default_config())
+POOL = {
+    "target": "tiny-3m",
+    "models": [{"name": name, "source": f"bundled:{name}"} for name in ("tiny-1m", "tiny-3m")],
+}
 
 
-def bench(*options: str) -> int:
-    return main(["bench", "chains", "--config", TINY, *options])
+@pytest.fixture
+def small(tmp_path: Path) -> str:
+    """A configuration of two models and two rows."""
+    file = tmp_path / "small.yaml"
+    file.write_text(yaml.safe_dump({"pool": POOL, "engine": {"max_requests": 2}}))
+    return str(file)
+
+
+def bench(config: str, *options: str) -> int:
+    return main(["bench", "chains", "--config", config, *options])
 
 
 def test_short_run_writes_a_table_and_what_is_asked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    small: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prompts = tmp_path / "code.jsonl"
     prompts.write_text('{"prompt": "def f(x):"}\n')
-    chain = "tiny-1m>tiny-8m"
+    chain = "tiny-1m>tiny-3m"
     options = ["--rounds=1", "--new-tokens=4", "--batch", "1", "2", "--prompts", str(prompts)]
     options += ["--only", "off", "smallest", "adaptive", "--depths", "2", "--widths", "1"]
     files = [f"--plot={tmp_path / 'plot.png'}", f"--json={tmp_path / 'figures.json'}"]
-    assert bench(*options, *files) == 0
+    assert bench(small, *options, *files) == 0
     out, err = capsys.readouterr()
     assert "{" not in out
     document = json.loads((tmp_path / "figures.json").read_text())
@@ -49,13 +61,13 @@ def test_short_run_writes_a_table_and_what_is_asked_for(
     assert "batch 2 (2 of 2), round 1/1: off " in err
 
 
-def test_recorded_outputs_are_replayed_part_by_part(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_recorded_outputs_are_replayed_part_by_part_in_batches_that_there_are_rows_for(
+    small: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorded = tmp_path / "mine.jsonl"
     recorded.write_text('{"prompt": "def f(x):", "output": " return [1, 2, 3]\\n"}\n')
-    options = ["--workload=agent", "--rounds=1", "--batch=1", "--only", "off", "--json=-"]
-    assert bench(*options, "--prompts", str(recorded)) == 0
+    options = ["--workload=agent", "--rounds=1", "--only", "off", "--json=-"]
+    assert bench(small, *options, "--prompts", str(recorded)) == 0
     out = capsys.readouterr().out.splitlines()
     document = json.loads(out[-1])
     assert "recorded outputs, replayed" in out[1]
@@ -63,7 +75,12 @@ def test_recorded_outputs_are_replayed_part_by_part(
     assert document["conditions"]["by_category"]
     assert document["conditions"]["temperature"] == 0
     assert len(document["conditions"]["recorded"]["sha256"]) == 16
-    assert list(document["batches"]["1"]["contenders"]) == ["off"]
+    assert {batch: list(one["contenders"]) for batch, one in document["batches"].items()} == {
+        "1": ["off"]
+    }
+    assert bench(small, *options, "--batch", "1", "4") == 2
+    error = capsys.readouterr().err
+    assert "--batch: 4 is above engine.max_requests, which is 2" in error
 
 
 def test_result_is_printed_where_its_file_cannot_be_written(
@@ -80,31 +97,16 @@ def test_result_is_printed_where_its_file_cannot_be_written(
     monkeypatch.setattr("specrouter.bench.chains.bench_chains", measure)
     monkeypatch.setattr("specrouter.bench.chains.chains_table", lambda _: "the table")
     file = folder / "figures.json"
-    assert bench("--json", str(file)) == 1
+    assert bench(TINY, "--json", str(file)) == 1
     out, err = capsys.readouterr()
     assert out == f"the table\n{json.dumps(document)}\n"
     assert err == f"specrouter: cannot write {file}: No such file or directory\n"
 
 
 @pytest.mark.parametrize(
-    ("rows", "sizes"), [(1, (1,)), (7, (1, 4)), (8, (1, 4, 8)), (16, (1, 4, 8, 16))]
+    ("rows", "sizes"), [(2, (1,)), (7, (1, 4)), (8, (1, 4, 8)), (16, (1, 4, 8, 16))]
 )
 def test_default_batches_are_those_that_the_configuration_has_rows_for(
     rows: int, sizes: tuple[int, ...]
 ) -> None:
     assert ChainsOptions(config=Path(TINY)).batches(rows) == sizes
-
-
-def test_a_configuration_with_few_rows_is_measured_without_asking_for_batches(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    settings = yaml.safe_load(Path(TINY).read_text())
-    settings["engine"] = {"max_requests": 2}
-    few = tmp_path / "few.yaml"
-    few.write_text(yaml.safe_dump(settings))
-    short = ["--rounds=1", "--new-tokens=4", "--json=-", "--only", "off"]
-    assert main(["bench", "chains", "--config", str(few), *short]) == 0
-    assert list(json.loads(capsys.readouterr().out.splitlines()[-1])["batches"]) == ["1"]
-    assert main(["bench", "chains", "--config", str(few), *short, "--batch", "1", "4"]) == 2
-    error = capsys.readouterr().err
-    assert "--batch: 4 is above engine.max_requests, which is 2" in error

@@ -7,7 +7,6 @@ import pytest
 from specrouter.bench.figures import (
     Spread,
     eaf,
-    mean_spread,
     ratios,
     request_rates,
     row,
@@ -40,10 +39,6 @@ def test_spread_is_the_median_and_the_quartiles() -> None:
     assert spread([7.0]) == Spread(7.0, 7.0, 7.0)
 
 
-def test_mean_over_categories_weighs_them_equally() -> None:
-    assert mean_spread([Spread(1.0, 0.5, 1.5), Spread(3.0, 2.5, 3.5)]) == Spread(2.0, 1.5, 2.5)
-
-
 @pytest.mark.parametrize(
     ("token_ids", "share"),
     [([1, 2, 3, 4, 5], 1.0), ([1] * 8, 0.2), ([1, 2] * 4, 0.4), ([1, 2, 3], 1.0), ([], 1.0)],
@@ -62,17 +57,11 @@ def test_time_between_two_moments_is_the_difference_of_the_totals() -> None:
 
 
 SAMPLES = {
-    "off": [
-        [
-            Sample(tokens=10, seconds=1.0, distinct=(1.0,)),
-            Sample(tokens=10, seconds=1.0, distinct=(0.1,)),
-        ]
-    ]
-    * 3,
+    "off": [[Sample(tokens=10, seconds=1.0)] * 2] * 3,
     "fast": [
         [
-            Sample(tokens=10, seconds=0.5, distinct=(1.0,), acceptance_length=2.0, engine=TIME),
-            Sample(tokens=10, seconds=0.25, distinct=(0.1,), acceptance_length=4.0, engine=TIME),
+            Sample(tokens=10, seconds=seconds, acceptance_length=1 / seconds, engine=TIME)
+            for seconds in (0.5, 0.25)
         ]
     ]
     * 3,
@@ -93,19 +82,15 @@ def test_headline_by_category_is_the_mean_over_categories() -> None:
 
 
 def test_requests_per_second_are_of_all_requests_of_a_round() -> None:
-    rounds = [
-        [Sample(tokens=10, seconds=1.0, requests=4), Sample(tokens=10, seconds=3.0, requests=8)]
-    ]
+    counts = ((1.0, 4), (3.0, 8))
+    rounds = [[Sample(tokens=10, seconds=seconds, requests=n) for seconds, n in counts]]
     assert request_rates(rounds) == [3.0]
     assert row({"off": rounds}, "off", ["off"], [None, None])["requests_per_s"]["median"] == 3.0
 
 
 def test_eaf_is_the_targets_own_tpot_over_a_contenders_within_a_round() -> None:
     def rounds(*tpot_ms: float) -> list[list[Sample]]:
-        return [
-            [Sample(tokens=10, seconds=1.0, tpot_ms=ms), Sample(tokens=10, seconds=1.0, tpot_ms=ms)]
-            for ms in tpot_ms
-        ]
+        return [[Sample(tokens=10, seconds=1.0, tpot_ms=ms)] * 2 for ms in tpot_ms]
 
     # The machine is ten times slower in the second round.
     both = {"off": rounds(30.0, 300.0, 33.0), "fast": rounds(20.0, 150.0, 30.0)}

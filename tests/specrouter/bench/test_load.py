@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 
 from modelpool.errors import ConfigError
-from specrouter import RequestError, RequestMetrics, RequestOutput
+from specrouter import RequestError, RequestOutput
 from specrouter.bench.http_client import SERVICE_VARIABLE
 from specrouter.bench.load import write_load
 from specrouter.bench.load_bench import LoadBench
@@ -32,10 +32,10 @@ from specrouter.config import RouterConfig, SchedulerConfig, TreesConfig
 from specrouter.config.policies import ADMISSION_POLICIES, NODE_SELECTIONS
 from specrouter.http import keys
 from specrouter.request.objective import SLO
-from specrouter.request.output import FinishReason
 from specrouter.request.params import SamplingParams
 from specrouter.slo.tree_planner import selection_of
 from tests.load_requests import load_request
+from tests.request_outputs import request_output
 from tests.specrouter.bench.json_server import JsonHandler, serving
 from tests.specrouter.bench.test_traces import ADASERVE, letters
 
@@ -102,26 +102,8 @@ class FakeRouter:
         self.calls.append((params, speculation, slo))
         tpot_ms = BASELINE_MS if speculation == "off" else TPOT_MS[self.policy]
         count = params.max_new_tokens
-        metrics = RequestMetrics(
-            ttft_ms=5.0,
-            tpot_ms=tpot_ms,
-            acceptance_length=2.0,
-            cycles=count // 2,
-            chains={},
-            prompt_tokens=len(prompt),
-            output_tokens=count,
-        )
-        ended: FinishReason = "error" if self._error else "length"
-        return FakeHandle(
-            RequestOutput(
-                text="",
-                token_ids=[1] * count,
-                finish_reason=ended,
-                metrics=metrics,
-                seed=0,
-                error=self._error,
-            )
-        )
+        timed = {"ttft_ms": 5.0, "tpot_ms": tpot_ms, "acceptance_length": 2.0}
+        return FakeHandle(request_output([1] * count, timed, self._error))
 
 
 def load_bench(router: FakeRouter, **options: Any) -> LoadBench:
@@ -162,15 +144,6 @@ def test_an_end_to_end_objective_is_asked_of_every_request_and_judged() -> None:
     assert (rows["target-only"]["violations"], rows["goodput"]["violations"]) == (4, 0)
     assert rows["goodput"]["e2e_ms"]["p95"] == pytest.approx(75.0)
     assert rows["goodput"]["over"]["eaf_tpot"] == pytest.approx(3.0)
-
-
-def test_a_ttft_objective_is_times_that_of_a_prompt_of_its_length_alone() -> None:
-    """The fake's first token comes after 5 ms, whatever the prompt."""
-    router = FakeRouter()
-    bench = load_bench(router, policy=("target-only", "slo"), ttft_slowdown=3.0)
-    bench.run([Point(1.0, 0.5, 2.0, point().arrivals)])
-    assert {slo and slo.ttft_ms for _, _, slo in router.calls[-4:]} == {30.0}
-    assert router.calls[0][2] is None
 
 
 def test_poisson_arrivals_have_the_lengths_that_are_asked_for() -> None:
@@ -438,7 +411,7 @@ def test_a_key_that_cannot_be_sent_is_refused_without_telling_it(
 # Output
 
 
-def document(tmp_path: Path) -> dict[str, Any]:
+def document() -> dict[str, Any]:
     router = FakeRouter()
     first = point()
     points = [
@@ -454,7 +427,7 @@ def document(tmp_path: Path) -> dict[str, Any]:
 def test_plots_are_written_for_what_varies(tmp_path: Path) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         pytest.skip("needs matplotlib")
-    found = document(tmp_path)
+    found = document()
     written = write_load_plots(found, tmp_path / "load.png")
     names = ["load.png", *(f"load-{name}.png" for name in ("rate", "urgent", "slo"))]
     assert [path.name for path in written] == names
@@ -468,18 +441,10 @@ def test_running_requests_over_time_are_counted() -> None:
     assert (times, counts) == ([0.0, 0.0, 1.0, 2.0, 3.0], [0, 1, 2, 1, 0])
 
 
-def test_table_has_policies_as_rows_with_their_ratios(tmp_path: Path) -> None:
-    lines = load_table(document(tmp_path)).splitlines()
-    rows = [line.split() for line in lines if line.startswith("goodput")]
-    assert rows[0][1:3] == ["100%", "0"]
-    assert "scale 2: 1000.00 requests/s, 50% urgent, objectives x 1" in lines
-    assert lines[1] == "baseline latency 20.00 ms"
-
-
 def test_the_document_is_written_where_it_is_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found, file = document(tmp_path), tmp_path / "load.json"
+    found, file = document(), tmp_path / "load.json"
     write_load(found, LoadOptions(config=Path("x"), poisson=1.0, json=file))
     out, err = capsys.readouterr()
     assert "{" not in out
@@ -490,6 +455,11 @@ def test_the_document_is_written_where_it_is_asked_for(
     out, err = capsys.readouterr()
     assert json.loads(out.splitlines()[-1]) == whole
     assert err == ""
+    lines = load_table(found).splitlines()
+    [row] = [line.split() for line in lines if line.startswith("goodput")][:1]
+    assert row[1:3] == ["100%", "0"]
+    assert "scale 2: 1000.00 requests/s, 50% urgent, objectives x 1" in lines
+    assert lines[1] == "baseline latency 20.00 ms"
 
 
 def test_three_requests_on_the_bundled_pool(

@@ -166,6 +166,8 @@ def test_an_output_of_one_token_is_judged_only_where_it_failed() -> None:
     assert figures([outcome(0.0, None)])["attainment"] is None
     assert figures([outcome(0.0, None), outcome(0.0, 11.0)])["attainment"] == 0.0
     assert figures([outcome(0.0, None, error="cancelled")])["violations"] == 1
+    late = Outcome(request(1.0), 1.25, Answer(ttft_ms=1.0, tpot_ms=1.0, tokens=2))
+    assert figures([outcome(0.0, 9.0), late])["latest_ms"] == pytest.approx(250.0)
 
 
 @pytest.mark.parametrize(
@@ -187,11 +189,6 @@ def test_the_last_token_has_an_objective_of_its_own(
     assert replace(outcome(0.0, tpot_ms), request=asked).is_attained is attained
     failed = replace(outcome(0.0, tpot_ms, error="cancelled"), request=asked)
     assert failed.is_attained is (None if attained is None else False)
-
-
-def test_requests_sent_late_are_told() -> None:
-    late = Outcome(request(1.0), 1.25, Answer(ttft_ms=1.0, tpot_ms=1.0, tokens=2))
-    assert figures([outcome(0.0, 9.0), late])["latest_ms"] == pytest.approx(250.0)
 
 
 def test_medians_are_over_rounds_and_leave_out_what_is_missing() -> None:

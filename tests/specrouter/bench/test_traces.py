@@ -110,6 +110,9 @@ def test_each_dataset_has_its_share_and_its_lengths() -> None:
     arrivals = poisson_of_datasets(1.0, 8000, seed=2)
     shares = Counter(arrival.category for arrival in arrivals)
     assert set(shares) == set(DATASETS)
+    assert arrivals == poisson_of_datasets(1.0, 8000, seed=2)
+    assert arrivals != poisson_of_datasets(1.0, 8000, seed=4)
+    assert {arrival.slo_ratio for arrival in arrivals} == {None}
     for name, lengths in DATASETS.items():
         assert shares[name] / len(arrivals) == pytest.approx(0.25, abs=0.02)
         own = [arrival for arrival in arrivals if arrival.category == name]
@@ -121,10 +124,16 @@ def test_each_dataset_has_its_share_and_its_lengths() -> None:
             assert statistics.median(drawn) == pytest.approx(deciles[5], rel=0.05)
 
 
-def test_a_seed_gives_one_list_and_no_objectives() -> None:
-    arrivals = poisson_of_datasets(2.0, 50, seed=3)
-    assert arrivals == poisson_of_datasets(2.0, 50, seed=3) != poisson_of_datasets(2.0, 50, seed=4)
-    assert {arrival.slo_ratio for arrival in arrivals} == {None}
+def test_arrivals_are_stretched_their_objectives_scaled_and_the_tightest_are_urgent() -> None:
+    arrivals = mix(chat=5)
+    assert (rate_per_s(arrivals), rate_per_s(stretched(arrivals, 2.0))) == (1.0, 0.5)
+    assert rate_per_s(arrivals[:1]) == math.inf
+    found = with_slo_scale(mix(chat=1, other=1), 1.5)
+    assert [arrival.slo_ratio for arrival in found] == [3.0, None]
+    assert urgent_share(mix(chat=1, other=3)) == 0.25
+    assert urgent_category(mix(chat=1, coding=1, summarization=1)) == "coding"
+    assert urgent_category(mix(other=2, chat=1)) == "chat"
+    assert urgent_category(mix(other=2)) is None
 
 
 def test_excerpt_leaves_out_the_start_and_begins_at_0() -> None:
@@ -133,25 +142,12 @@ def test_excerpt_leaves_out_the_start_and_begins_at_0() -> None:
         excerpt(mix(chat=5), skip=2, count=4)
 
 
-def test_scale_of_2_halves_the_rate() -> None:
-    arrivals = mix(chat=5)
-    assert rate_per_s(arrivals) == 1.0
-    assert rate_per_s(stretched(arrivals, 2.0)) == 0.5
-    assert rate_per_s(arrivals[:1]) == math.inf
-
-
 def test_lengths_are_rescaled_and_fit() -> None:
     arrivals = [Arrival(0.0, "x", 100, 40), Arrival(0.0, "x", 1, 1), Arrival(0.0, "x", 9000, 9000)]
     lengths = [(a.input_tokens, a.output_tokens) for a in resized(arrivals, 0.25, None, 100)]
     assert lengths == [(25, 10), (1, 1), (50, 50)]
     lengths = [(a.input_tokens, a.output_tokens) for a in resized(arrivals, 0.25, 64, 100)]
     assert lengths == [(25, 64), (1, 64), (36, 64)]
-
-
-def test_urgent_is_the_category_with_the_tightest_objective() -> None:
-    assert urgent_category(mix(chat=1, coding=1, summarization=1)) == "coding"
-    assert urgent_category(mix(other=2, chat=1)) == "chat"
-    assert urgent_category(mix(other=2)) is None
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.3, 0.9, 1.0])
@@ -174,12 +170,6 @@ def test_share_of_a_trace_with_one_category_cannot_be_redrawn() -> None:
             with_urgent_share(arrivals, 0.5, 0)
 
 
-def test_slo_scale_is_on_what_has_an_objective() -> None:
-    found = with_slo_scale(mix(chat=1, other=1), 1.5)
-    assert [arrival.slo_ratio for arrival in found] == [3.0, None]
-    assert urgent_share(mix(chat=1, other=3)) == 0.25
-
-
 # Prompts
 
 
@@ -199,9 +189,6 @@ def test_prompts_are_known_by_file_and_by_category(tmp_path: Path) -> None:
     assert set(texts_for("chat", texts)) == {"def", "why", "sum"}
     same = write(tmp_path, "code.jsonl", '{"category": "code", "prompt": "def"}\n')
     assert load_labelled([same]) == {"code": ["def"]}, "it counts once"
-
-
-def test_built_in_prompts_serve_all_categories() -> None:
     texts = load_labelled([])
     assert texts_for("coding", texts) == texts["code"]
     assert texts_for("chat", texts) == texts_for("summarization", texts) == texts["prose"]

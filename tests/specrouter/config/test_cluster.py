@@ -21,16 +21,13 @@ def load(cluster: Any, **more: Any) -> RouterConfig:
     return RouterConfig.load({"pool": POOL, "cluster": cluster, **more})
 
 
-def test_without_the_section_there_are_no_replicas() -> None:
-    assert RouterConfig.load({"pool": POOL}).replicas() == {}
-
-
 def test_each_replica_has_a_configuration_of_its_own_without_the_section() -> None:
     replicas = [
         {"name": "cpu", "count": 2, "threads": 2},
         {"name": "gpu", "device": "cuda:1", "engine": {"max_requests": 64}},
     ]
     found = load({"replicas": replicas}, engine={"max_model_len": 512}).replicas()
+    assert RouterConfig.load({"pool": POOL}).replicas() == {}
     assert list(found) == ["cpu-0", "cpu-1", "gpu"]
     assert all(one.cluster is None for one in found.values())
     assert {one.engine.max_model_len for one in found.values()} == {512}
@@ -67,7 +64,6 @@ def test_the_halves_of_a_pair_are_processes_with_names_and_settings_of_their_own
 @pytest.mark.parametrize(
     ("field", "cluster"),
     [
-        ("cluster.replicas", {}),
         ("cluster.replicas", {"replicas": []}),
         ("cluster.replicas[0].name", {"replicas": [{"name": "a b"}]}),
         ("cluster.replicas", {"replicas": [{"name": "a"}, {"name": "a"}]}),
@@ -79,7 +75,6 @@ def test_the_halves_of_a_pair_are_processes_with_names_and_settings_of_their_own
         ),
         ("cluster.pair", {"replicas": [{"name": "a"}], "pair": []}),
         ("cluster.pairs[0].name", {"pairs": [{}]}),
-        ("cluster.pairs[0].prefill.thread", {"pairs": [{"name": "p", "prefill": {"thread": 2}}]}),
         ("cluster.pairs[0].decode.threads", {"pairs": [{"name": "p", "decode": {"threads": 0}}]}),
         (
             "cluster.pairs[0].decode.engine.max_request",

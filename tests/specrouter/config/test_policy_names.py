@@ -15,7 +15,6 @@ from specrouter.config.policies import (
 )
 from specrouter.registry import Registry
 from tests.specrouter.config.test_config import POOL, Settings, refused
-from tests.specrouter.own_policies import FIRST
 
 OWN = "tests.specrouter.own_policies"
 # A key that names a policy, its registry, and one of one's own.
@@ -167,9 +166,3 @@ def test_a_policy_that_drafts_paths_takes_no_other_width() -> None:
     error = refused({"pool": POOL, "scheduler": {"policy": paths, "width": 2}})
     assert error.field == "scheduler.width"
     assert error.reason == f"the policy {paths} drafts paths: it must be 1"
-
-
-def test_a_plain_policy_asks_for_nothing() -> None:
-    asks = (FIRST.takes_chain, FIRST.needs_chain, FIRST.drafts_paths, FIRST.hard_rejection)
-    assert not any((*asks, FIRST.decides_every_cycle, FIRST.learns, FIRST.evaluates))
-    assert (FIRST.default_depth, FIRST.default_selection) == (4, "whole")

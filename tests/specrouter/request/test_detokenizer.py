@@ -249,12 +249,6 @@ def test_bytes_that_never_become_a_character_do_not_hold_the_text_back_for_ever(
     assert "".join(shown) == "\ufffd" * 20
 
 
-def test_a_long_run_of_tokens_that_end_within_characters_is_whole() -> None:
-    text = "中文字" * 5
-    shown, _ = stream(cut(text.encode(), range(1, 3 * len(text), 3)))
-    assert "".join(shown) == text
-
-
 @pytest.mark.parametrize("stop", [["cd", "b"], ["b", "cd"]])
 def test_the_stop_text_that_begins_first_wins(stop: list[str]) -> None:
     assert stream([b"abcd"], stop)[1].text == "a"

@@ -21,14 +21,12 @@ from specrouter.request.params import (
 NAMES = ("ngram", "small", "middle", "big")
 
 
-def test_the_defaults_are_greedy_and_bounded_and_do_not_change() -> None:
+def test_the_defaults_are_greedy_and_bounded() -> None:
     params = SamplingParams()
-    assert (params.temperature, params.top_k, params.top_p, params.seed) == (0.0, 0, 1.0, None)
-    assert (params.min_p, params.repetition_penalty) == (0.0, 1.0)
-    assert (params.max_new_tokens, params.min_tokens) == (128, 0)
-    assert (params.n, params.logprobs) == (1, None)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        params.seed = 1  # type: ignore[misc]
+    assert (params.temperature, params.max_new_tokens, params.n) == (0.0, 128, 1)
+    neutral = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "min_tokens": 0}
+    assert {name: getattr(params, name) for name in neutral} == neutral
+    assert (params.seed, params.logprobs) == (None, None)
 
 
 BAD_VALUES: dict[str, list[Any]] = {
@@ -56,18 +54,13 @@ BAD_VALUES: dict[str, list[Any]] = {
         {-1: 1.0},
         {1.0: 1.0},
         {True: 1.0},
-        {"a": 1.0},
-        {"-1": 1.0},
         {" 1": 1.0},
         {"\u0661": 1.0},
         {"9" * 5000: 1.0},
         {5: 100.5},
-        {5: -100.5},
         {5: math.nan},
-        {5: -math.inf},
         {5: "1"},
         {5: True},
-        {5: 1.0, "5": 2.0},
         {"5": 1.0, "05": 2.0},
     ],
     "min_tokens": [-1, 129, 1.0, None],

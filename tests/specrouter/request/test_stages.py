@@ -23,21 +23,19 @@ def refused_field(*stages: Any, **others: Any) -> str:
     return caught.value.field
 
 
-@pytest.mark.parametrize("value", [0, -1.0, math.nan, math.inf, True, "20", None])
-def test_a_stage_has_a_tpot(value: Any) -> None:
-    assert refused_field(Stage(value, 5), ANSWER) == "slo.stages[0].tpot_ms"
-    assert refused_field(THINKING, Stage(value)) == "slo.stages[1].tpot_ms"
+BAD_VALUES: dict[str, list[Any]] = {
+    "tpot_ms": [0, -1.0, math.nan, math.inf, True, "20", None],
+    "until_tokens": [0, -3, 2.0, True, "5"],
+    "until_token": [-3, 2.0, True, "</think>"],
+}
 
 
-@pytest.mark.parametrize("value", [0, -3, 2.0, True, "5"])
-def test_a_stage_ends_after_a_whole_number_of_tokens(value: Any) -> None:
-    assert refused_field(Stage(20.0, value), ANSWER) == "slo.stages[0].until_tokens"
-
-
-@pytest.mark.parametrize("value", [-3, 2.0, True, "</think>"])
-def test_or_with_a_token(value: Any) -> None:
-    found = refused_field(Stage(20.0, until_token=value), ANSWER)
-    assert found == "slo.stages[0].until_token"
+@pytest.mark.parametrize("field", BAD_VALUES)
+def test_a_bad_value_of_a_stage_names_its_place(field: str) -> None:
+    for value in BAD_VALUES[field]:
+        bad = Stage(**{"tpot_ms": 20.0, field: value})
+        assert refused_field(bad, ANSWER) == f"slo.stages[0].{field}"
+        assert refused_field(THINKING, bad, ANSWER) == f"slo.stages[1].{field}"
 
 
 def test_every_stage_but_the_last_ends_somewhere() -> None:
