@@ -1,7 +1,8 @@
-"""The long checks at full size (`make exact`).
+"""The long checks (`make exact`), of such a size that all of them take two cores 20 minutes.
 
-They use the bundled pool and the bundled prompts; set SPECROUTER_PROMPTS to a folder of JSONL
-files to use others.
+Texts are as long as those of docs/results.md, of more prompts; of seeds, bursts and conversations
+there are fewer, which the commands themselves have in full. They use the bundled pool and the
+bundled prompts; set SPECROUTER_PROMPTS to a folder of JSONL files to use others.
 """
 
 import os
@@ -16,6 +17,7 @@ from tests.modelpool.factories import HYBRID, HYBRIDS
 
 pytestmark = pytest.mark.exact
 LONE = ("--lone-share", "4")  # a fourth of the requests in each arrangement, in turn
+NEW = ("--new-tokens", "24")
 
 
 @pytest.fixture
@@ -26,29 +28,29 @@ def prompts() -> list[str]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_greedy_tokens_are_those_of_generate(dtype: str, prompts: list[str]) -> None:
-    assert greedy.main([*prompts, "--dtypes", dtype]) == 0
+    assert greedy.main([*prompts, *NEW, "--dtypes", dtype]) == 0
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_seeded_tokens_do_not_depend_on_how_a_request_is_served(
     dtype: str, prompts: list[str]
 ) -> None:
-    assert seeded.main([*prompts, "--dtypes", dtype]) == 0
+    assert seeded.main([*prompts, *NEW, "--dtypes", dtype]) == 0
 
 
 def test_seeded_tokens_follow_the_processed_distribution() -> None:
-    assert distribution.main([]) == 0
+    assert distribution.main(["--seeds", "5000"]) == 0
 
 
 def test_rejection_follows_the_processed_distribution() -> None:
-    assert distribution.main(["--verification", "rejection"]) == 0
+    assert distribution.main(["--verification", "rejection", "--seeds", "1000"]) == 0
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_rounding_seldom_parts_from_target_only_decoding(dtype: str, prompts: list[str]) -> None:
     if not computes_in(dtype):
         pytest.skip(f"this CPU emulates {dtype}, in which bits depend on the pack")
-    assert rounding.main([*prompts, "--dtypes", dtype]) == 0
+    assert rounding.main([*prompts, "--new-tokens", "48", "--dtypes", dtype]) == 0
 
 
 def test_branches_bring_more_tokens_per_pass(prompts: list[str]) -> None:
@@ -60,6 +62,7 @@ def test_no_text_differs_where_models_are_lost_while_prefixes_are_shared(tmp_pat
     assert (figures.differing, figures.leaked, report["control_faults"]) == ([], [], {})
     assert figures.requests >= 500
     assert report["hits"] > 100
+    assert report["preemptions"] > 100
     assert {what.split()[0] for what in report["lost"]} == {"evicted", "rested", "given"}
     assert sum(report["lost"].values()) > 100
 
@@ -68,15 +71,15 @@ def test_no_text_differs_where_models_are_lost_while_prefixes_are_shared(tmp_pat
 def test_no_text_differs_where_recurrent_states_are_shared_preempted_and_lost(
     architecture: str, tmp_path: Path
 ) -> None:
-    figures, report = prefix.check(tmp_path, "float64", 500, losses=0.05, architecture=architecture)
+    figures, report = prefix.check(tmp_path, "float64", 250, losses=0.05, architecture=architecture)
     assert (figures.differing, figures.leaked, report["control_faults"]) == ([], [], {})
-    assert report["hits"] > 50
-    assert report["evictions"] > 20
-    assert report["preemptions"] > 100
+    assert report["hits"] > 20
+    assert report["evictions"] > 10
+    assert report["preemptions"] > 50
 
 
 @pytest.mark.parametrize("half", range(2))
 def test_faults_never_change_an_output(half: int) -> None:
     """Each half has architectures of its own: to make models and references takes long."""
     lifetimes = ("--first-lifetime", f"{half}", "--step", "2")
-    assert faults.main(["--runs", "1000", *lifetimes]) == 0
+    assert faults.main(["--runs", "500", *lifetimes]) == 0
