@@ -33,8 +33,10 @@ from specrouter.http.generate_request import GenerateRequest
 from specrouter.profile.time_curve import TimeCurve
 from specrouter.routing.chain_policy import Models
 from tests.load_requests import load_request
+from tests.modelpool.factories import make_tokenizer
 from tests.pages import ROOT, fences
 from tests.specrouter.cluster.states import state, view
+from tests.specrouter.fake_router import router_without_models
 from tests.specrouter.predictions import PAIR, flat, rising, snapshot
 from tests.specrouter.routing.test_planner import ALONE, TWIN
 from tests.specrouter.routing.test_scheduler import ONE, all_pairs, choose, scheduler
@@ -81,6 +83,10 @@ def texts(router: ChainRouter) -> list[list[int]]:
 def test_texts_are_the_targets_and_the_policys_chain_drafts(small_config: dict[str, Any]) -> None:
     section = yaml.safe_load(blocks("yaml")[0])
     assert section == {"scheduler": {"policy": BEST_PAIR}}
+    own: dict[str, Any] = {
+        "trees": {"selection": "my_policies:LIKELY"},
+        "admission": "my_policies:SHORTEST_FIRST",
+    }
     with small_router(small_config, **section) as router:
         found = texts(router)
         decisions = [record.decision for record in router.instruments.decisions()]
@@ -91,25 +97,23 @@ def test_texts_are_the_targets_and_the_policys_chain_drafts(small_config: dict[s
         assert output.metrics.chains.keys() & chosen
         router.set_policy("target-only")
         assert texts(router) == found
-        router.set_policy(BEST_PAIR, depth=2)
+        router.set_policy(BEST_PAIR, depth=2, **own)
         assert texts(router) == found
-
-
-def test_all_four_serve_together(small_config: dict[str, Any]) -> None:
-    own = {
-        "scheduler": {"policy": BEST_PAIR},
-        "trees": {"selection": "my_policies:LIKELY"},
-    }
-    with small_router(small_config) as router:
-        router.set_policy("target-only")
-        alone = texts(router)
-        router.set_policy(BEST_PAIR, trees=own["trees"], admission="my_policies:SHORTEST_FIRST")
-        assert texts(router) == alone
         assert router.instruments.decisions()[-1].decision.reason == "most accepted per ms"
-    engine = {"admission": "my_policies:SHORTEST_FIRST"}
-    cluster = {"replicas": [{"name": "a"}], "routing": {"policy": "my_policies:MOST_ROOM"}}
+
+
+def test_all_four_can_be_configured_together(small_config: dict[str, Any]) -> None:
     config = RouterConfig.load(
-        {"pool": small_config["pool"], **own, "engine": engine, "cluster": cluster}
+        {
+            "pool": small_config["pool"],
+            "scheduler": {"policy": BEST_PAIR},
+            "trees": {"selection": "my_policies:LIKELY"},
+            "engine": {"admission": "my_policies:SHORTEST_FIRST"},
+            "cluster": {
+                "replicas": [{"name": "a"}],
+                "routing": {"policy": "my_policies:MOST_ROOM"},
+            },
+        }
     )
     assert config.warnings == ()
 
@@ -194,7 +198,7 @@ def test_the_replica_with_most_free_rows_is_first() -> None:
     assert found.terms["b"] == {"free": 3}
 
 
-def test_requests_cannot_name_policies(small_config: dict[str, Any]) -> None:
+def test_requests_cannot_name_policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     body = {"input_ids": [1, 2]}
     GenerateRequest.model_validate(body)
     for more in (
@@ -206,7 +210,8 @@ def test_requests_cannot_name_policies(small_config: dict[str, Any]) -> None:
     ):
         with pytest.raises(ValidationError):
             GenerateRequest.model_validate(body | more)
-    with small_router(small_config) as router:
+    router, _ = router_without_models(make_tokenizer(tmp_path), monkeypatch)
+    with router:
         asked: Any = BEST_PAIR
         with pytest.raises(RequestError):
             router.generate(PROMPTS[:1], SamplingParams(max_new_tokens=4), asked)

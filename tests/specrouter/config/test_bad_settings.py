@@ -35,12 +35,5 @@ def test_a_drafter_without_the_plug_in_is_left_out(settings: Settings, bloom: st
         assert list(router.pool.left_out) == ["small"]
         assert router.generate([[5, 6, 7]])[0].finish_reason in ("length", "eos")
     settings["scheduler"] = {"policy": "static", "chain": ["small", "target"]}
-    assert "'small'" in str(_assert_refused(settings, "scheduler.chain"))
-
-
-def _assert_refused(settings: Settings, field: str) -> ConfigError:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=r"^scheduler\.chain: .*'small'"):
         ChainRouter.from_config(settings)
-    assert caught.value.field == field
-    assert field in str(caught.value)
-    return caught.value

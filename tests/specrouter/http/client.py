@@ -53,6 +53,13 @@ def post(
     return request(router, "POST", path, content, headers)
 
 
+def answer_of(router: FakeRouter | ChainRouter, path: str, body: Any) -> dict[str, Any]:
+    response = post(router, body, path)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
 def request(
     router: FakeRouter | ChainRouter,
     method: str,

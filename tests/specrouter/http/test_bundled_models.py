@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from specrouter import ChainRouter, SamplingParams
-from tests.specrouter.http.client import post, stream_of
+from tests.specrouter.http.client import answer_of, post, stream_of
 
 PROMPT = "def fib(n):\n    "
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -32,10 +32,7 @@ def router() -> Iterator[ChainRouter]:
 
 
 def ask(router: ChainRouter, path: str, **fields: Any) -> dict[str, Any]:
-    response = post(router, fields, path)
-    assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
+    return answer_of(router, path, fields)
 
 
 def test_a_completion_is_the_routers_text_streamed_or_not(router: ChainRouter) -> None:

@@ -13,7 +13,7 @@ from specrouter import SamplingParams, Speculation
 from specrouter.http import fields as bodies
 from specrouter.http.openai_fields import ChatRequest
 from tests.specrouter.fake_router import FakeRouter, FakeTokenizer
-from tests.specrouter.http.client import UNASKED, app_of, cases, post, refusal, stream_of
+from tests.specrouter.http.client import UNASKED, answer_of, app_of, cases, post, refusal, stream_of
 
 PATH = "/v1/chat/completions"
 USER: dict[str, Any] = {"role": "user", "content": "hi"}
@@ -29,10 +29,7 @@ TEMPLATE = (
 
 
 def chat(router: FakeRouter | None = None, **fields: Any) -> dict[str, Any]:
-    response = post(router or FakeRouter(), {**CHAT, **fields}, PATH)
-    assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
+    return answer_of(router or FakeRouter(), PATH, {**CHAT, **fields})
 
 
 def chunks(**fields: Any) -> list[dict[str, Any]]:

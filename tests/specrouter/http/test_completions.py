@@ -26,6 +26,7 @@ from tests.specrouter.fake_router import (
 )
 from tests.specrouter.http.client import (
     UNASKED,
+    answer_of,
     app_of,
     cases,
     noted,
@@ -44,10 +45,7 @@ WRAPPED = {"type": "json_schema", "json_schema": {"schema": {"a": 1}}}
 
 
 def complete(router: FakeRouter | None = None, **fields: Any) -> dict[str, Any]:
-    response = post(router or FakeRouter(), {**PROMPT, **fields}, PATH)
-    assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
+    return answer_of(router or FakeRouter(), PATH, {**PROMPT, **fields})
 
 
 def choices(**fields: Any) -> list[dict[str, Any]]:

@@ -9,7 +9,8 @@ from tokenizers import AddedToken
 
 from specrouter.request.output import FinishReason
 from tests.specrouter.fake_router import FakeRouter, FakeTokenizer
-from tests.specrouter.http.client import post, stream_of
+from tests.specrouter.http import client
+from tests.specrouter.http.client import stream_of
 from tests.specrouter.http.test_tool_calls import calls_of, joined
 
 PATH = "/v1/chat/completions"
@@ -34,10 +35,7 @@ def router_of(template: str, text: str, size: int = 7, **more: Any) -> FakeRoute
 
 
 def answer_of(router: FakeRouter, **fields: Any) -> dict[str, Any]:
-    response = post(router, {**CHAT, **fields}, PATH)
-    assert response.status_code == 200, response.text
-    found: dict[str, Any] = response.json()
-    return found
+    return client.answer_of(router, PATH, {**CHAT, **fields})
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from tokenizers import AddedToken
 
 from specrouter.request.output import FinishReason
 from tests.specrouter.fake_router import FakeRouter, FakeTokenizer
-from tests.specrouter.http.client import post, refusal, stream_of
+from tests.specrouter.http.client import answer_of, post, refusal, stream_of
 
 PATH = "/v1/chat/completions"
 F = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": {}}}}}
@@ -31,10 +31,8 @@ def router_of(text: str, size: int = 7, template: str | None = TEMPLATE, **more:
     return FakeRouter(runs=runs, tokenizer=FakeTokenizer(template), **more)
 
 
-def answer_of(router: FakeRouter, **fields: Any) -> dict[str, Any]:
-    response = post(router, {**CHAT, **fields}, PATH)
-    assert response.status_code == 200, response.text
-    [choice] = response.json()["choices"]
+def choice_of(router: FakeRouter, **fields: Any) -> dict[str, Any]:
+    [choice] = answer_of(router, PATH, {**CHAT, **fields})["choices"]
     found: dict[str, Any] = choice
     return found
 
@@ -73,7 +71,7 @@ def joined(chunks: Iterable[dict[str, Any]]) -> tuple[str, list[tuple[str, str]]
     ("text", "content"), [(TEXT, "Let me see."), (TEXT.partition("\n")[2], None)]
 )
 def test_calls_are_read_out_of_what_the_family_writes(text: str, content: str | None) -> None:
-    choice = answer_of(router_of(text))
+    choice = choice_of(router_of(text))
     assert choice["message"]["content"] == content
     assert calls_of(choice["message"]) == CALLS
     assert choice["finish_reason"] == "tool_calls"
@@ -87,7 +85,7 @@ def test_tags_that_are_special_tokens_are_looked_for_in_the_text() -> None:
         for number, (text, is_special) in enumerate(tokens)
     }
     for choice, shown in (("auto", (0,)), ("required", (0,)), ("none", ())):
-        answer_of(router, tool_choice=choice)
+        choice_of(router, tool_choice=choice)
         assert router.calls[-1][1].shown_special_token_ids == shown
 
 
@@ -99,7 +97,7 @@ def test_a_stream_says_the_same() -> None:
 
 
 def test_text_without_calls_is_content() -> None:
-    choice = answer_of(router_of(" A <b> c.\n"))
+    choice = choice_of(router_of(" A <b> c.\n"))
     assert choice["message"] == {"role": "assistant", "content": " A <b> c.\n", "refusal": None}
     assert choice["finish_reason"] == "stop"
     assert joined(stream_of(router_of(" A <b> c.\n"), CHAT, PATH)) == (" A <b> c.\n", [], "stop")
@@ -119,29 +117,29 @@ def test_text_without_calls_is_content() -> None:
 def test_calls_are_not_read_unless_asked_for_and_known(
     more: dict[str, Any], fields: dict[str, Any]
 ) -> None:
-    message = answer_of(router_of(TEXT, **more), **fields)["message"]
+    message = choice_of(router_of(TEXT, **more), **fields)["message"]
     assert message["content"] == TEXT
     assert "tool_calls" not in message
     llama = router_of(
         '{"name": "f", "parameters": {"x": 1}}', server={"tool_parser": "llama3_json"}
     )
-    assert calls_of(answer_of(llama)["message"]) == CALLS[:1]
+    assert calls_of(choice_of(llama)["message"]) == CALLS[:1]
 
 
 def test_one_call_where_no_more_are_wanted_or_the_template_takes_no_more_in_a_turn() -> None:
-    choice = answer_of(router_of(TEXT), parallel_tool_calls=False)
+    choice = choice_of(router_of(TEXT), parallel_tool_calls=False)
     assert calls_of(choice["message"]) == CALLS[:1]
     template = TEMPLATE + "{# This model only supports single tool-calls at once! #}"
-    assert calls_of(answer_of(router_of(TEXT, template=template))["message"]) == CALLS[:1]
+    assert calls_of(choice_of(router_of(TEXT, template=template))["message"]) == CALLS[:1]
     router = router_of(TEXT.partition("\n")[2], template=template)
-    answer_of(router, tool_choice="required")
+    choice_of(router, tool_choice="required")
     assert router.calls[0][1].structure.source.startswith("start: call\n")
 
 
 @pytest.mark.parametrize("ends", ["length", "stop"])
 def test_a_call_that_is_cut_in_two_is_told_with_what_there_is_of_it(ends: FinishReason) -> None:
     cut = TEXT[: TEXT.index("1}")]
-    choice = answer_of(router_of(cut, ends=ends))
+    choice = choice_of(router_of(cut, ends=ends))
     assert calls_of(choice["message"]) == [("f", '{"x": ')]
     assert choice["finish_reason"] == ends
     assert joined(stream_of(router_of(cut, ends=ends), CHAT, PATH))[2] == ends
@@ -163,7 +161,7 @@ def test_a_forced_answer_has_the_form_of_calls(
     choice: Any, names: set[str], template: str | None
 ) -> None:
     router = router_of(TEXT.partition("\n")[2], template=template)
-    found = answer_of(router, tool_choice=choice)
+    found = choice_of(router, tool_choice=choice)
     structure = router.calls[0][1].structure
     assert structure.kind == "grammar"
     assert {name for name in ("f", "g") if f'\\"{name}\\"' in structure.source} == names
@@ -173,7 +171,7 @@ def test_a_forced_answer_has_the_form_of_calls(
 
 def test_a_forced_answer_that_is_cut_before_its_name_has_neither_content_nor_calls() -> None:
     router = router_of('<tool_call>\n{"na', ends="length")
-    choice = answer_of(router, tool_choice="required")
+    choice = choice_of(router, tool_choice="required")
     assert choice["message"] == {"role": "assistant", "content": None, "refusal": None}
     assert choice["finish_reason"] == "length"
     streamed = stream_of(router, {**CHAT, "tool_choice": "required"}, PATH)

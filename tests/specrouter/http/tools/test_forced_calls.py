@@ -16,7 +16,7 @@ from specrouter.http.tools.forced_calls import forced_calls
 from specrouter.http.tools.formats import FORMATS
 from specrouter.http.tools.tool_use import asked_tools
 from specrouter.request.structure import Structure
-from tests.specrouter.http.client import post, refusal
+from tests.specrouter.http.client import answer_of, post, refusal
 
 PATH = "/v1/chat/completions"
 SCHEMAS: Mapping[str, dict[str, Any]] = {
@@ -64,9 +64,7 @@ def router(small_config: dict[str, Any], request: pytest.FixtureRequest) -> Iter
 
 
 def choices(router: ChainRouter, **fields: Any) -> list[dict[str, Any]]:
-    response = post(router, {**REQUIRED, **fields}, PATH)
-    assert response.status_code == 200, response.text
-    found: list[dict[str, Any]] = response.json()["choices"]
+    found: list[dict[str, Any]] = answer_of(router, PATH, {**REQUIRED, **fields})["choices"]
     return found
 
 
