@@ -26,7 +26,6 @@ class _RowFacts:
     logprobs: int | None
     returns_drafts: bool
     sampled: bool
-    has_processors: bool  # of its own
 
 
 class DecodingRows:
@@ -62,7 +61,6 @@ class DecodingRows:
             logprobs=params.logprobs,
             returns_drafts=params.return_drafts,
             sampled=params.temperature > 0,
-            has_processors=len(params.logits_processors) > 0,
         )
         settings = sampling_settings(request, self._eos_token_ids)
         self.sampler.open(row, settings, request.token_ids, request.generated, noise)
@@ -96,10 +94,6 @@ class DecodingRows:
     def sampled(self, rows: Ints) -> NDArray[np.bool_]:
         """[R] rows that are not greedy."""
         return np.array([self._facts[row].sampled for row in rows.tolist()], dtype=np.bool_)
-
-    def has_processors(self, rows: Ints) -> bool:
-        """Whether any of the rows has processors of its own, which are their callers' code."""
-        return any(self._facts[row].has_processors for row in rows.tolist())
 
     def logprobs(self, row: int) -> int | None:
         """How many log-probabilities beside each output token's are asked for; None: none at all,

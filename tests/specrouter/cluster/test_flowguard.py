@@ -49,9 +49,3 @@ def test_nobody_who_is_overloaded_is_ranked_beside_somebody_who_is_not(
         assert set(places) == set(range(len(workers))) - over
         scores = [score(workers[place], WEIGHTS) for place in places]
         assert scores == sorted(scores, reverse=True)
-
-
-@given(WORKERS)
-def test_equal_workers_are_ranked_by_place(workers: list[WorkerMetrics]) -> None:
-    same = [workers[0]] * 4
-    assert ranked(same, WEIGHTS, BOUND) == [0, 1, 2, 3]

@@ -67,7 +67,7 @@ def test_a_cluster_gives_the_texts_of_one_engine(cluster: Cluster, load: Load) -
     assert all(link.streams for link in cluster.links), "both have served"
 
 
-@pytest.mark.parametrize("after", [0, 1, 2, 3, 4, 6, 8, 10])
+@pytest.mark.parametrize("after", [0, 1, 3, 8])
 def test_a_replica_that_dies_at_any_point_changes_no_text(
     cluster: Cluster, load: Load, after: int
 ) -> None:
@@ -81,7 +81,7 @@ def test_a_replica_that_dies_at_any_point_changes_no_text(
         dying.dies_at = None
 
 
-@pytest.mark.parametrize("after", [0, 2, 7])
+@pytest.mark.parametrize("after", [0, 2])
 def test_a_stream_that_breaks_alone_goes_on(cluster: Cluster, load: Load, after: int) -> None:
     cluster.links[0].fails_at = cluster.links[0].replies + after
     load.check(cluster.router)
@@ -291,23 +291,6 @@ def test_a_prompt_goes_where_its_beginning_was_read_until_that_replica_is_lost(
         output_of(cluster.router, asked)
         last = cluster.router.instruments.routings()[-1]
         assert last["terms"][link.name]["C"] == 0.0, "whoever is in its place has read nothing"
-
-
-def test_states_are_fresh(cluster: Cluster) -> None:
-    """Each replica speaks again and again, and what it has said counts from then."""
-    told: dict[str, set[float]] = {"a-0": set(), "a-1": set()}
-
-    def have_spoken() -> bool:
-        for name, member in cluster.router._fleet.members.items():
-            told[name].add(member.told_s)
-        return all(len(times) > 3 for times in told.values())
-
-    began_s = time.monotonic()
-    wait_until(have_spoken)
-    now_s = time.monotonic()
-    ages = [view.age_s for view in cluster.router._fleet.ready(now_s)]
-    assert len(ages) == 2
-    assert max(ages) <= now_s - began_s
 
 
 def test_a_feed_that_ends_makes_a_replica_lost_until_it_speaks_again(

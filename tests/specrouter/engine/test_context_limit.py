@@ -36,14 +36,3 @@ def test_the_memory_may_allow_less_than_the_model() -> None:
     assert limit(40).max_characters == 40 * len(LONGEST)
     with pytest.raises(ContextLengthError, match=r"is 40 tokens .engine.kv_budget_tokens"):
         limit(40).check_prompt(41)
-
-
-def test_ids_are_counted() -> None:
-    limit().check_prompt(100)
-    with pytest.raises(ContextLengthError, match="the prompt has 101: at most 99"):
-        limit().check_prompt(101)
-    with pytest.raises(ContextLengthError, match="the prompt has 100: at most 99"):
-        limit().check_request(100, 1)
-    with pytest.raises(ContextLengthError, match=r"requested 101 tokens .90 in the prompt, 11 in"):
-        limit().check_request(90, 11)
-    limit().check_request(90, 10)

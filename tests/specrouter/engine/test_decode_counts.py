@@ -81,9 +81,3 @@ def test_tokens_share_the_time_since_those_before(counts: DecodeCounts) -> None:
     seen = counts.figures().between_tokens
     assert dict(zip(TIME_BOUNDS_S, seen.counts, strict=False))[0.01] == seen.counts[-1] == 3
     assert seen.sum_s == pytest.approx(0.03)
-
-
-def test_prompts_are_counted_in_tokens(counts: DecodeCounts) -> None:
-    counts.record_prompt(5)
-    counts.record_prompt(3)
-    assert counts.figures().prompt_tokens == 8

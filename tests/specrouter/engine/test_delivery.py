@@ -51,19 +51,6 @@ class Bench:
         self.delivery = Delivery(book, counts, FaultGuard())
 
 
-def test_who_goes_on_is_told_and_who_is_done_is_concluded() -> None:
-    going, done = Request(0), Request(1, ends_with=9)
-    bench = Bench([going, done])
-    commits = [
-        Commit(row=0, tokens=[5, 6], chain=PAIR, drafted=3),
-        Commit(row=1, tokens=[9], chain=("target",)),
-    ]
-    bench.delivery.deliver(CycleResult(commits=commits), None)
-    assert [one.token_ids for one in going.told] == [[5, 6]]
-    assert [row for row, _ in bench.concluded] == [1]
-    assert [gain.chain for gain in bench.gains] == [PAIR, ("target",)]
-
-
 def test_a_row_with_an_error_ends_after_its_tokens_unless_they_ended_its_text() -> None:
     bench = Bench([Request(0), Request(1, ends_with=9)])
     commits = [Commit(row=0, tokens=[5], chain=PAIR), Commit(row=1, tokens=[9], chain=PAIR)]

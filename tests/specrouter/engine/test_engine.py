@@ -71,8 +71,7 @@ CONTROL = {
     "the planning of admission": (CyclePlanning, "admission", "planning"),
     "the planning": (CyclePlanning, "plan", "planning"),
     "whether policies rest": (BackOff, "lasts", "planning"),
-    "all drafts": (CycleDrafting, "turns", "drafting"),
-    "the drafts of groups": (CycleDrafting, "_draft", "drafting"),
+    "all drafts": (CycleDrafting, "offered", "drafting"),
     "the selection": (CycleDrafting, "_selected", "drafting"),
     "the view": (ViewBuilder, "build", "planning"),
     "the planner": (Planner, "plan", "planning"),
@@ -154,6 +153,8 @@ ROW = {
     "its tokens": (RunningRequest, "accept"),
     "its commit": (DecodingRows, "extend"),
     "its beginning": (DecodingRows, "open"),
+    "its row": (Executor, "allocate"),
+    "its place in the queue": (AdmissionQueue, "remove"),
 }
 
 

@@ -66,22 +66,17 @@ def test_by_default_nothing_of_it_is_used(settings: Any) -> None:
         assert Service(router).defaults == {}
 
 
-def test_nothing_is_sampled_where_the_checkpoint_does_not(
-    small_config: dict[str, Any], tmp_path: Path
+@pytest.mark.parametrize(
+    ("content", "temperature"),
+    [({"top_p": 0.5}, 0.0), ({"do_sample": True, "top_p": 0.5, "temperature": None}, 1.0)],
+)
+def test_without_a_temperature_it_is_1_where_the_checkpoint_samples_and_else_0(
+    small_config: dict[str, Any], tmp_path: Path, content: dict[str, Any], temperature: float
 ) -> None:
-    settings = with_file(small_config, tmp_path, {"top_p": 0.5}, generation_defaults="model")
-    with ChainRouter.from_config(settings) as router:
-        assert Service(router).openai_defaults == {"temperature": 0.0, "top_p": 0.5}
-
-
-def test_who_samples_without_a_temperature_has_1(
-    small_config: dict[str, Any], tmp_path: Path
-) -> None:
-    content = {"do_sample": True, "top_p": 0.5, "temperature": None}
     settings = with_file(small_config, tmp_path, content, generation_defaults="model")
     with ChainRouter.from_config(settings) as router:
-        assert router.sampling_defaults == {"temperature": 1.0, "top_p": 0.5}
-        assert router.generate([5, 6, 7])[0].metrics.sampling["temperature"] == 1.0
+        assert Service(router).openai_defaults == {"temperature": temperature, "top_p": 0.5}
+        assert router.generate([5, 6, 7])[0].metrics.sampling["temperature"] == temperature
 
 
 @pytest.mark.parametrize("content", ["[]", "3", "{", "\xff"])

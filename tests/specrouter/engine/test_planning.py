@@ -89,22 +89,12 @@ class Bench:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_failure_costs_4_cycles_of_drafts_and_what_stood_is_forgotten(way: str) -> None:
+def test_who_keeps_failing_is_asked_less_and_less_often(way: str) -> None:
     bench = Bench()
     assert bench.cycles(2) == "dd"
     bench.policy.fails = way
-    assert bench.cycles(1) == "-"
-    bench.policy.fails = None
-    assert bench.policy.standing == Standing()
-    assert bench.cycles(6) == "---ddd"
-    assert bench.faults.counts["planning"] == 1
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_who_keeps_failing_is_asked_less_and_less_often(way: str) -> None:
-    bench = Bench()
-    bench.policy.fails = way
     assert bench.cycles(4 + 8 + 16 + 32) == "-" * 60
+    assert bench.policy.standing == Standing(), "what stood is forgotten"
     assert bench.faults.counts["planning"] == 4
     bench.policy.fails = None
     assert bench.cycles(1) == "d"

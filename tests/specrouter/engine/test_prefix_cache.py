@@ -186,14 +186,6 @@ def test_what_was_found_is_shown(router: ChainRouter) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("cache_salt", ""), ("cache_salt", 5), ("prefix_cache", "off")]
-)
-def test_bad_values_are_refused_by_name(name: str, value: Any) -> None:
-    with pytest.raises(RequestError, match=f"^{name}: must be"):
-        replace(PLAIN, **{name: value})
-
-
-@pytest.mark.parametrize(
     ("engine", "field"),
     [
         ({"kv_memory": 0}, "engine.kv_memory"),

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from specrouter.engine.admission_queue import AdmissionQueue
 from specrouter.engine.request_book import RequestBook
 from specrouter.execution.fault_guard import FaultGuard
 from specrouter.request.output import Delta
@@ -13,11 +12,10 @@ from specrouter.slo.admission import Admission
 
 
 class Rows:
-    """Two rows. `refuses`: prompts that cannot be opened; `closed`: rows that were freed."""
+    """`closed`: rows that were freed; `kept`: those whose memory is."""
 
     def __init__(self) -> None:
         self.free = [0, 1]
-        self.refuses: set[str] = set()
         self.closed: list[int] = []
         self.kept: list[int] = []
         self.copied = 7
@@ -34,11 +32,9 @@ class Rows:
         return self.free.pop(0) if self.free else None
 
     def open(self, row: int, spec: Any) -> None:
-        if spec in self.refuses:
-            raise MemoryError("no room for noise")
-
-    def prepare(self, row: int, spec: Any) -> None:
         pass
+
+    prepare = open
 
     def close(self, row: int, keep: bool = False) -> None:
         self.closed.append(row)
@@ -94,72 +90,19 @@ class Request:
 
 
 class Accounts:
-    def __init__(self, fails: bool = False) -> None:
-        self.records = 0
-        self.fails = fails
-
-    def record(self, *_: Any) -> None:
-        self.records += 1
-        if self.fails:
-            raise ZeroDivisionError
-
     def note(self, *_: Any) -> None:
         pass
 
-    note_admission = note
+    record = note_admission = note
 
 
-def book_of(names: str, accounts: Any = None) -> tuple[Any, list[Request]]:
-    parts: dict[str, Any] = {"executor": Rows(), "meter": Accounts()}
-    parts["slo_accounts"] = accounts or Accounts()
+def book_of(names: str) -> tuple[Any, list[Request]]:
+    parts: dict[str, Any] = {"executor": Rows(), "meter": Accounts(), "slo_accounts": Accounts()}
     book: Any = RequestBook(faults=FaultGuard(), **parts)
     requests = [Request(name, number) for number, name in enumerate(names)]
     for request in requests:
         book.waiting.push(request)
     return book, requests
-
-
-def test_requests_get_rows_as_long_as_there_are_any() -> None:
-    book, (first, second, third) = book_of("abc")
-    assert book.admit([first, second, third]) == {0: 0, 1: 1}
-    assert book.running == {0: first, 1: second}
-    assert list(book.waiting) == [third]
-
-
-def test_one_that_cannot_begin_ends_alone_and_its_row_is_free() -> None:
-    book, (first, second) = book_of("ab")
-    book.executor.refuses = {"a"}
-    assert book.admit([first, second]) == {1: 1}
-    assert first.ends == [("error", "MemoryError: no room for noise")]
-    assert book.executor.closed == [0]
-    assert book.running == {1: second}
-
-
-def test_one_that_no_row_can_be_found_for_ends_alone() -> None:
-    book, (first, second) = book_of("ab")
-    allocate = book.executor.allocate
-
-    def odd(spec: Any) -> Any:
-        return 1 / 0 if spec == "a" else allocate(spec)
-
-    book.executor.allocate = odd
-    assert book.admit([first, second]) == {1: 0}
-    assert first.ends == [("error", "ZeroDivisionError: division by zero")]
-    assert list(book.waiting) == []
-
-
-def test_a_row_is_free_again_whatever_failed_after_it_was_found(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def odd(queue: AdmissionQueue[Any], request: Any) -> None:
-        raise IndexError
-
-    book, (first,) = book_of("a")
-    with monkeypatch.context() as patch:
-        patch.setattr(AdmissionQueue, "remove", odd)
-        assert book.admit([first]) == {}
-    assert first.ends == [("error", "IndexError: ")]
-    assert (book.executor.closed, book.running, list(book.waiting)) == ([0], {}, [])
 
 
 def test_what_a_request_did_not_have_to_read_is_noted() -> None:
@@ -192,16 +135,6 @@ def test_who_leaves_is_ended_with_its_reason() -> None:
     assert reason == "error"
     assert "its clock" in (error or "")
     assert (list(book.waiting), book.running) == ([stays], {})
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_what_the_accounts_fail_at_is_counted_and_ends_nobody_otherwise(fails: bool) -> None:
-    book, (request,) = book_of("a", Accounts(fails))
-    book.admit([request])
-    book.end(request, "cancelled")
-    assert request.ends == [("cancelled", None)]
-    assert book.meter.records == 1, "the meter goes on"
-    assert book.faults.counts["accounts"] == fails
 
 
 def test_an_engine_that_failed_tells_each_once_and_hands_over_who_waits() -> None:

@@ -178,15 +178,3 @@ def test_places_that_cannot_be_told_once_cost_a_draft_at_most(
     for made, wanted in zip(bench.made(), expected.made(), strict=True):
         assert made == wanted[: len(made)]
         assert len(made) >= 4, "a token in each cycle"
-
-
-def test_log_probabilities_that_cannot_be_had_end_those_who_asked(
-    pool: ModelPool, params: SamplingParams, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(commit_stage, "token_logprobs", None)
-        bench, errors = run(pool, params)
-    asked = params.logprobs is not None
-    assert sorted(errors) == (list(range(3)) if asked else [])
-    assert all(error.startswith("its log-probabilities failed") for error in errors.values())
-    assert any(bench.made()) != asked

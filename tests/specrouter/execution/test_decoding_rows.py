@@ -39,17 +39,16 @@ def rows(manager: StateManager) -> DecodingRows:
     return rows
 
 
-def test_what_an_earlier_attempt_generated_counts_as_output(rows: DecodingRows) -> None:
-    assert rows.output_positions(np.array([0, 1])).tolist() == [2, 0]
-    assert rows.remaining(np.array([0, 1])).tolist() == [4, 4]
-
-
-def test_tokens_that_are_committed_are_no_longer_remaining(
+def test_tokens_of_an_earlier_attempt_and_of_this_one_are_no_longer_remaining(
     rows: DecodingRows, manager: StateManager
 ) -> None:
+    both = np.array([0, 1])
+    assert rows.output_positions(both).tolist() == [2, 0]
+    assert rows.remaining(both).tolist() == [4, 4]
+    assert rows.sampled(both).tolist() == [False, True]
     rows.extend(1, np.array([10, 11, 12]))
     assert manager.committed(1).tolist() == [4, 5, 6, 10, 11, 12]
-    assert rows.remaining(np.array([0, 1])).tolist() == [4, 1]
+    assert rows.remaining(both).tolist() == [4, 1]
 
 
 def test_no_row_is_committed_more_than_its_request_may_have(
@@ -58,16 +57,6 @@ def test_no_row_is_committed_more_than_its_request_may_have(
     with pytest.raises(AssertionError, match="deeper than the request may go"):
         rows.extend(1, np.array([10, 11, 12, 13, 14]))
     assert manager.committed(1).tolist() == [4, 5, 6]
-
-
-def test_rows_with_a_temperature_are_sampled(rows: DecodingRows) -> None:
-    assert rows.sampled(np.array([0, 1])).tolist() == [False, True]
-
-
-def test_rows_with_their_callers_code_are_known(rows: DecodingRows) -> None:
-    rows.open(1, prompt(max_new_tokens=4, logits_processors=(lambda ids, scores: scores,)))
-    found = [rows.has_processors(np.array(which)) for which in ([0], [1], [0, 1])]
-    assert found == [False, True, True]
 
 
 def test_a_closed_row_is_forgotten(rows: DecodingRows) -> None:

@@ -1,7 +1,6 @@
 """One cycle: what is committed is the target's choice, and every state is a prefix afterwards."""
 
 import dataclasses
-import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from processors import (
     RejectionSampling,
     Sampler,
     SharedNoise,
-    TokenTree,
     VerifyProcessor,
     VerifyRequest,
     VerifyResult,
@@ -180,27 +178,7 @@ def test_what_is_committed_is_the_targets_choice(
         result = bench.cycle(chain, width=width)
         assert sorted(commit.row for commit in result.commits) == [0, 1, 2]
         assert all(commit.tokens and commit.chain == chain for commit in result.commits)
-    assert_target_alone(bench, target)
-
-
-def test_every_models_state_is_a_prefix_after_each_cycle(bench: Bench) -> None:
-    for chain in (*CHAINS, *reversed(CHAINS)):
-        bench.cycle(chain)  # asserts it
-        rows = np.arange(len(PROMPTS))
-        assert not bench.executor.states.lag("target", rows).any()
-        for name in chain:
-            state = bench.manager.state(name)
-            assert state is not None
-            assert (state.lengths(rows) < bench.manager.counts).all()
-
-
-def test_groups_with_different_chains_share_a_cycle(bench: Bench, target: Any) -> None:
-    groups = [
-        ChainGroup(chain=chain, shape=DraftShape(3), rows=np.array([row], dtype=np.int64))
-        for row, chain in enumerate(CHAINS)
-    ]
-    result = bench.run(groups)
-    assert {commit.row: commit.chain for commit in result.commits} == dict(enumerate(CHAINS))
+        assert not bench.executor.states.lag("target", np.arange(3)).any()
     assert_target_alone(bench, target)
 
 
@@ -219,19 +197,6 @@ def test_no_row_gains_more_than_it_may(pool: ModelPool) -> None:
         for commit in bench.cycle(TRIPLE, rows, depth=8).commits:
             gained[commit.row] += len(commit.tokens)
     assert gained == [2, 2, 2]
-
-
-def test_a_failed_drafter_leaves_the_cycle_to_the_target(
-    bench: Bench, target: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench.cycle(PAIR)
-    fail(monkeypatch, "small", after=2)
-    result = bench.cycle(PAIR)
-    assert [failure.model for failure in result.failures] == ["small"]
-    assert {commit.chain for commit in result.commits} == {("target",)}
-    monkeypatch.undo()
-    assert not bench.cycle(PAIR).failures
-    assert_target_alone(bench, target)
 
 
 def test_a_failed_target_commits_nothing_and_the_next_cycle_works(
@@ -263,15 +228,6 @@ def test_what_fails_around_the_reading_of_prompts_is_not_put_down_to_the_target(
     bench.executor.close(0)
 
 
-def test_where_accepted_nodes_cannot_be_told_texts_are_the_same(
-    bench: Bench, target: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(TokenTree, "on_text", _every_other(TokenTree.on_text))
-    for _ in range(6):
-        assert not bench.cycle(TRIPLE, width=2).errors
-    assert_target_alone(bench, target)
-
-
 @pytest.mark.parametrize("name", ["small", "middle"])
 def test_a_row_whose_logits_are_no_numbers_costs_no_other_row_its_cache(
     name: str, bench: Bench, target: Any, monkeypatch: pytest.MonkeyPatch
@@ -291,7 +247,7 @@ def test_a_row_whose_logits_are_no_numbers_costs_no_other_row_its_cache(
 def test_odd_logits_off_an_intermediates_walk_are_no_failure(
     pool: ModelPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = Bench(pool, prompts=FOUR, params=SETTINGS["sampled"])
+    bench = Bench(pool, prompts=FOUR, params=SAMPLED)
     real, taken = VerifyProcessor.verify, 0
     astray: list[VerifyResult] = []
 
@@ -320,23 +276,7 @@ def test_odd_logits_off_an_intermediates_walk_are_no_failure(
 # Chains of three
 
 FOUR = [*PROMPTS, [12, 12, 40, 7, 301, 8, 8]]
-READING = SamplingParams(
-    max_new_tokens=24,
-    ignore_eos=True,
-    temperature=0.8,
-    top_p=0.95,
-    repetition_penalty=1.3,
-    presence_penalty=0.4,
-    frequency_penalty=0.7,
-    bad_words_ids=((9, 5), (42,)),
-    min_tokens=5,
-)
-SETTINGS = {
-    "greedy": SamplingParams(max_new_tokens=24, ignore_eos=True),
-    "greedy-reading": dataclasses.replace(READING, temperature=0.0),
-    "sampled": SamplingParams(max_new_tokens=24, ignore_eos=True, temperature=0.9, top_k=40),
-    "sampled-reading": READING,
-}
+SAMPLED = SamplingParams(max_new_tokens=24, ignore_eos=True, temperature=0.9, top_k=40)
 
 
 def test_the_longest_drafts_stay_within_what_a_cycle_may_look_at(pool: ModelPool) -> None:
@@ -509,15 +449,8 @@ def test_only_drafts_that_leave_a_choice_are_selected_from(
     )
 
 
-def test_a_group_with_a_choice_is_verified_whole_where_nobody_selects(
-    bench: Bench, verified: list[dict[int, int]]
-) -> None:
-    bench.run([group(PAIR, [0, 2], depth=3)])
-    assert verified == [{0: 9, 2: 9}]
-
-
 def test_rejection_sampling_selects_nothing(pool: ModelPool) -> None:
-    bench = Bench(pool, params=SETTINGS["sampled"], rejection=True)
+    bench = Bench(pool, params=SAMPLED, rejection=True)
     selector = Noting(nothing)
     bench.run([group(PAIR, [0, 1, 2], width=1)], selector)
     assert not selector.asked
@@ -538,24 +471,6 @@ def test_a_failed_drafter_leaves_a_selector_what_the_others_drafted(
     assert_target_alone(bench, target)
 
 
-@pytest.mark.parametrize(
-    "selected",
-    [
-        lambda candidates: candidates.worth,
-        lambda candidates: np.zeros((1, 1), dtype=np.bool_),
-        lambda candidates: candidates.depths == candidates.depths.max(),
-    ],
-    ids=["no booleans", "another shape", "nodes without their parents"],
-)
-def test_groups_of_a_selector_without_sense_decode_with_the_target_alone(
-    bench: Bench, target: Any, selected: Any
-) -> None:
-    result = bench.run([group(PAIR, [0, 1, 2])], Noting(selected))
-    assert result.selection_failed
-    assert [(len(one.tokens), one.chain) for one in result.commits] == [(1, ("target",))] * 3
-    assert_target_alone(bench, target)
-
-
 def test_groups_whose_nodes_are_worth_no_number_decode_with_the_target_alone(
     bench: Bench, target: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -570,17 +485,25 @@ def test_groups_whose_nodes_are_worth_no_number_decode_with_the_target_alone(
     assert_target_alone(bench, target)
 
 
-def test_a_selector_that_fails_costs_its_groups_their_drafts_and_no_other(
-    bench: Bench, target: Any
-) -> None:
-    def fail(candidates: Candidates) -> Bools:
-        raise BROKEN
+def fails(candidates: Candidates) -> Bools:
+    raise BROKEN
 
-    groups = [
-        group(PAIR, [0, 2]),
-        group(("middle", "target"), [1], whole=True),
-    ]
-    result = bench.run(groups, Noting(fail))
+
+@pytest.mark.parametrize(
+    "selected",
+    [
+        fails,
+        lambda candidates: candidates.worth,
+        lambda candidates: np.zeros((1, 1), dtype=np.bool_),
+        lambda candidates: candidates.depths == candidates.depths.max(),
+    ],
+    ids=["an error", "no booleans", "another shape", "nodes without their parents"],
+)
+def test_a_selector_without_sense_costs_its_groups_their_drafts_and_no_other(
+    bench: Bench, target: Any, selected: Any
+) -> None:
+    groups = [group(PAIR, [0, 2]), group(("middle", "target"), [1], whole=True)]
+    result = bench.run(groups, Noting(selected))
     assert result.selection_failed
     chains = {commit.row: commit.chain for commit in result.commits}
     assert chains == {0: ("target",), 1: ("middle", "target"), 2: ("target",)}
@@ -624,18 +547,6 @@ def test_trees_of_a_fixed_form_teach_no_acceptances(chain: Chain, bench: Bench) 
     assert not bench.profiler.snapshot().trees
     bench.run([group(chain, [0, 1, 2], whole=True, width=2)])
     assert bench.profiler.snapshot().trees[("small",), chain[1], False].trials > 0
-
-
-def _every_other(function: Any) -> Any:
-    """The function, of which every second call fails."""
-    calls = itertools.count()
-
-    def changed(*arguments: Any) -> Any:
-        if next(calls) % 2:
-            raise BROKEN
-        return function(*arguments)
-
-    return changed
 
 
 def fail(monkeypatch: pytest.MonkeyPatch, name: str, after: int = 0) -> None:

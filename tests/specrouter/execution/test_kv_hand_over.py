@@ -182,8 +182,3 @@ def test_a_request_that_is_resumed_is_read_for_another_one_as_well(routers: Rout
     last = news(decodes, params, generated=whole.token_ids[:6], kv=HandedKV(kv))[-1]
     assert last.output is not None
     assert last.output.token_ids == whole.token_ids
-
-
-def test_what_a_request_came_with_is_not_kept() -> None:
-    kv = HandedKV([])
-    assert (kv.take(), kv.tokens) == ([], 0)

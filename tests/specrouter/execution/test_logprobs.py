@@ -38,7 +38,7 @@ CHAINS = (
 )
 OVERRIDES: list[SpeculationOverride] = [
     "off",
-    *(Speculation(chain, 4, width) for chain in CHAINS for width in (1, 3)),
+    *(Speculation(chain, 4, 1 + 2 * (place % 2)) for place, chain in enumerate(CHAINS)),
 ]
 
 
@@ -116,7 +116,7 @@ def test_logprobs_are_those_of_the_raw_logits(
     assert_of(output.logprobs, logits)
 
 
-@pytest.mark.parametrize("speculation", OVERRIDES, ids=str)
+@pytest.mark.parametrize("speculation", OVERRIDES[:3], ids=str)
 def test_deltas_bring_the_logprobs_of_their_tokens(
     router: ChainRouter, speculation: SpeculationOverride
 ) -> None:
@@ -166,7 +166,7 @@ LONG = [(7 * i) % 300 + 3 for i in range(50)]
 def test_a_prompts_logprobs_are_those_of_the_raw_logits(
     router: ChainRouter, target: Any, chain: tuple[str, ...] | None
 ) -> None:
-    prompts = [LONG, LONG[:9], LONG[:8], LONG[3:5]]
+    prompts = [LONG, LONG[:9], LONG[:8], LONG[3:5], [5]]
     asked = SamplingParams(max_new_tokens=6, prompt_logprobs=2, ignore_eos=True)
     overrides: SpeculationOverride = "off" if chain is None else Speculation(chain, 3, 2)
     for prompt, output in zip(prompts, router.generate(prompts, asked, overrides), strict=True):
@@ -175,7 +175,7 @@ def test_a_prompts_logprobs_are_those_of_the_raw_logits(
         assert found[0] is None
         read = [entry for entry in found[1:] if entry is not None]
         assert [entry.token_id for entry in read] == prompt[1:]
-        assert {len(entry.top) for entry in read} == {2}
+        assert all(len(entry.top) == 2 for entry in read)
         with torch.inference_mode():
             assert_of(read, target(torch.tensor([prompt])).logits[0, :-1])
 
@@ -205,11 +205,6 @@ def test_a_prompts_logprobs_end_where_an_earlier_attempt_began(
     assert resumed.token_ids == whole.token_ids
     assert resumed.prompt_logprobs is not None
     assert len(resumed.prompt_logprobs) == 12
-
-
-def test_a_prompt_of_one_token_has_no_logprobs(router: ChainRouter) -> None:
-    [output] = router.generate([[5]], SamplingParams(max_new_tokens=2, prompt_logprobs=3))
-    assert output.prompt_logprobs == [None]
 
 
 def test_rejection_sampling_gives_a_prompts_logprobs_too(

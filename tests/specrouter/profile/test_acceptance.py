@@ -16,7 +16,6 @@ from specrouter.profile.acceptance import (
     AcceptanceEstimator,
     JudgedTrees,
     TreeAcceptance,
-    blended_alpha,
     path_rates,
     tree_rates,
 )
@@ -205,11 +204,6 @@ def test_a_path_is_a_geometric_series_up_to_its_mean_length() -> None:
     rates = path_rates(0.5, lengths)
     assert rates.shape == (len(SHAPES), RANKS)
     assert rates[0, :4] == pytest.approx([0.5, 0.25, 0.5 * 0.125, 0.0])
-
-
-def test_without_evidence_the_prior_stands() -> None:
-    nothing = AcceptanceEstimator().snapshot(0)
-    assert blended_alpha(None, 0.6) == blended_alpha(nothing, 0.6) == 0.6
 
 
 def choices(accepted: int, count: int, width: int = 2) -> tuple[Floats, NDArray[np.bool_]]:

@@ -55,12 +55,6 @@ def test_figures_are_of_predictions_made_before_their_outcomes() -> None:
     assert figures.base_brier == pytest.approx(0.25)
 
 
-def test_a_calibrated_source_has_little_expected_error() -> None:
-    figures = taught(0.3, 0.6, nodes=8000).figures()
-    assert figures.expected_error < 0.03
-    assert figures.brier == pytest.approx(0.24, abs=0.02)  # nothing to tell nodes apart by
-
-
 def test_old_errors_are_forgotten() -> None:
     known = taught(0.5, 1.0, nodes=400)
     early = known.figures().expected_error
@@ -68,7 +62,3 @@ def test_old_errors_are_forgotten() -> None:
         known.record(np.full(20, 0.5), np.zeros(20, np.int64), np.ones(20, np.bool_))
     assert known.figures().expected_error < early / 2
     assert known.figures().nodes < 2500
-
-
-def test_without_nodes_there_are_no_figures() -> None:
-    assert Calibration().figures().nodes == 0.0

@@ -99,13 +99,6 @@ def test_a_wide_tree_costs_its_width_in_drafting_and_its_selected_nodes_in_verif
     assert option.tokens == pytest.approx(1 + 0.5 + 0.25 + second + 0.125)
 
 
-def test_a_whole_tree_has_all_its_nodes_verified() -> None:
-    known = snapshot({"small": flat(1.0), "big": rising(10.0)}, {PAIR: 0.5})
-    option = best(PAIR, known, Limits(depth=3, width=2, whole_trees=True))
-    assert option.shape.nodes == 6
-    assert option.cycle_ms == pytest.approx(3 + 16)
-
-
 def test_each_draft_step_and_verified_place_costs_the_engine_time() -> None:
     stages = {"draft": flat(0.1), "verify": rising(1.0, 0.1), "cycle": flat(0.2)}
     known = snapshot({"small": flat(1.0), "big": flat(10.0)}, {PAIR: 0.5}, stages=stages)
@@ -168,11 +161,6 @@ def test_what_was_seen_of_a_whole_chain_outweighs_what_its_parts_promise() -> No
     trees = {**known.trees, (("small", "middle"), "big", True): geometric(0.5)}
     option = best(TRIPLE, replace(known, trees=trees), DEPTH_2)
     assert option.tokens == pytest.approx(1 + 0.5 + 0.75 * 0.5**2)
-
-
-def test_in_a_wide_tree_the_drafters_nodes_go_on_to_the_target() -> None:
-    option = best(TRIPLE, triple(), Limits(2, 2, whole_trees=True))
-    assert option.shape.nodes == 4
 
 
 @pytest.mark.parametrize("depth", [16, 7, 5, 4])

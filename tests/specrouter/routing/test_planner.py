@@ -206,15 +206,6 @@ class Planned:
 # Decisions
 
 
-def test_requests_that_leave_everything_open_are_one_group() -> None:
-    [group] = Planned(Request(), Request(), Request()).groups()
-    assert group.chain == PAIR
-    assert group.rows.tolist() == [0, 1, 2]
-    assert not group.whole
-    assert not group.hard_rejection
-    assert group.branching is None
-
-
 def test_decisions_are_less_and_less_frequent() -> None:
     plan = Planned(Request())
     made = []
@@ -321,7 +312,15 @@ def test_requests_are_grouped_by_what_they_ask_for() -> None:
     )
     groups = {tuple(group.rows.tolist()): group for group in plan.groups()}
     assert set(groups) == {(0, 3), (1,), (2, 4)}
+    free = groups[0, 3]
+    assert (free.chain, free.whole, free.hard_rejection, free.branching) == (
+        PAIR,
+        False,
+        False,
+        None,
+    )
     assert groups[1,].chain == ALONE
+    assert plan.selector is not None, "one group with a choice is enough"
     asked = groups[2, 4]
     assert (asked.chain, asked.shape.depth, asked.shape.width) == (TRIPLE, 2, 3)
     assert asked.whole
@@ -403,16 +402,6 @@ def test_who_is_evaluated_is_so_in_the_mode_that_is_decided_for(
     plan.rows.behind = {0: 35, 1: 36, 2: 37}
     plan.groups(4)
     assert plan.last.shadow_evaluation == ShadowEvaluation("twin", evaluated_row, 30)
-
-
-def test_a_decision_is_due_after_an_evaluation() -> None:
-    plan = listening(Request())
-    plan.settle()
-    assert plan.chains() == {0: PAIR}
-    plan.groups(LATE + 4)
-    assert plan.last.shadow_evaluation is not None
-    plan.known = TURNED
-    assert plan.chains() == {0: TWIN}
 
 
 def test_nobody_is_evaluated_who_rests_or_drafts_for_another_request() -> None:
@@ -691,12 +680,6 @@ def test_urgent_requests_are_helped_beside_requests_that_go_another_way(
     assert other.rows.tolist() == [16]
 
 
-def test_objectives_without_tokens_to_hurry_for_change_nothing() -> None:
-    [free] = pairs(Request(), Request()).groups()
-    [lax] = pairs(Request(tpot_ms=LAX_MS), Request(tpot_ms=LAX_MS)).groups()
-    assert of(lax) == of(free)
-
-
 def test_a_cycle_made_for_its_urgent_requests_says_nothing_of_the_prediction() -> None:
     assert predicted_ms(crowd(URGENT_MS)) == {PAIR: None}
 
@@ -804,15 +787,6 @@ def test_whole_trees_need_no_selector(
     assert plan.selector is None
 
 
-def test_one_group_with_a_choice_is_enough_for_a_selector() -> None:
-    plan = pairs(
-        Request(), Request(override=Speculation(chain=PAIR, depth=2)), Request(override="off")
-    )
-    whole = {int(group.rows[0]): group.whole for group in plan.groups()}
-    assert whole == {0: False, 1: True, 2: True}
-    assert plan.selector is not None
-
-
 @pytest.mark.parametrize("settings", [{"nodes": 3}, {"trees": {"selection": "global-greedy"}}])
 def test_who_names_a_chain_has_its_nodes_selected_where_that_was_configured(
     settings: dict[str, Any],
@@ -825,9 +799,14 @@ def test_who_names_a_chain_has_its_nodes_selected_where_that_was_configured(
 
 def test_a_budget_of_tokens_counts_roots_and_prompts() -> None:
     trees = {"budget_tokens": 23, "selection": "global-greedy"}
-    plan = pairs(*(Request() for _ in range(3)), trees=trees, policy="static", chain=PAIR)
+    # However much more would fill the pass, a budget that is configured stays as it is.
+    stairs = snapshot({**CHEAP.times, "big": Staircase(rising(50.0), (1, 8, 64))}, {PAIR: 0.8})
+    fixed: dict[str, Any] = {"known": stairs, "trees": trees, "policy": "static", "chain": PAIR}
+    plan = pairs(*(Request() for _ in range(3)), **fixed)
     plan.groups()
     assert plan.selected(paths(3), np.arange(3)) == pytest.approx([20 / 3] * 3, abs=1)
+    idle = pairs(Request(), Request(override="off"), Request(override="off"), **fixed)
+    assert idle.plan().budget_nodes == 23 - 3, "the roots of all, whether they draft or not"
     plan.prefill = Prefill(tokens=8)
     plan.groups()
     assert sum(plan.selected(paths(3), np.arange(3))) == 23 - 3 - 8
@@ -836,13 +815,6 @@ def test_a_budget_of_tokens_counts_roots_and_prompts() -> None:
     plan.prefill = Prefill(tokens=100)
     plan.groups()
     assert sum(plan.selected(paths(3), np.arange(3))) == 0
-
-
-def test_a_budget_counts_the_roots_of_requests_that_do_not_draft() -> None:
-    trees = {"selection": "global-greedy", "budget_tokens": 12}
-    plan = pairs(Request(), Request(override="off"), Request(override="off"), trees=trees)
-    plan.groups()
-    assert plan.selected(paths(1), np.array([0])) == [12 - 3]
 
 
 def test_a_fixed_chain_has_its_budget_by_prediction() -> None:
@@ -898,16 +870,6 @@ def test_the_last_chunk_of_a_prompt_brings_the_first_token() -> None:
     assert (last.chain, last.rows.tolist()) == (ALONE, [101])
 
 
-def test_a_large_batch_with_a_large_budget_can_be_planned() -> None:
-    requests = (Request(tpot_ms=40.0) for _ in range(64))
-    trees = {"selection": "global-greedy", "budget_tokens": 1024}
-    plan = Planned(*requests, known=CHEAP, trees=trees, policy="static", chain=PAIR)
-    plan.settle()
-    found = plan.plan()
-    assert found.budget_nodes == 1024 - 64
-    assert sorted(found.rows) == list(range(64))
-
-
 @pytest.mark.parametrize(("requests", "nodes"), [(1, 3), (3, 3), (5, 2), (8, 3)])
 def test_a_budget_ends_where_a_pass_is_full(requests: int, nodes: int) -> None:
     """3 nodes for each of 3 requests and their roots are 12 tokens, which cost as much as 16."""
@@ -922,13 +884,6 @@ def test_a_budget_ends_where_a_pass_is_full(requests: int, nodes: int) -> None:
         budgets.append(budget)
     assert budgets[0] == requests * nodes
     assert requests + budgets[1] == min(size for size in sizes if size >= requests * (1 + nodes))
-
-
-def test_a_configured_budget_stays_as_it_is() -> None:
-    stairs = snapshot(TIMES | {"big": Staircase(rising(50.0), (1, 8, 64))}, {PAIR: 0.6})
-    trees = {"selection": "global-greedy", "budget_tokens": 12}
-    plan = Planned(Request(), Request(), known=stairs, trees=trees, policy="static", chain=PAIR)
-    assert plan.plan().budget_nodes == 10
 
 
 EAGER = "tests.specrouter.own_policies:EAGER"

@@ -131,14 +131,6 @@ def test_goodput_takes_the_best_cycle(rates: list[float], prompt_tokens: int, ot
     assert same(planner().choose(DEAR, ALONE, SLOW, at, Beside(prompt_tokens, others)), best)
 
 
-def test_urgent_requests_make_a_target_that_decodes_alone_use_a_chain() -> None:
-    hurried = planner().choose(DEAR, ALONE, SLOW, progress(HURRY), Beside(0))
-    assert hurried.option is not None
-    assert hurried.option.chain == PAIR
-    for rates in ([0.0] * 16, [0.001] * 16, [np.inf] * 16):
-        assert planner().choose(DEAR, ALONE, SLOW, progress(rates), Beside(0)).option is None
-
-
 @pytest.mark.parametrize("selection", OTHERS)
 def test_only_goodput_speculates_for_objectives_and_lets_requests_wait(
     selection: NodeSelection,
