@@ -67,10 +67,20 @@ def _shuffle(items: list[pytest.Item], draws: random.Random) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What earlier runs measured of models is not found, and nothing is left behind."""
+def own_cache(
+    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Iterator[None]:
+    """What earlier runs measured of models is not found, and nothing is left behind.
+
+    The C library is compiled once for all workers of a run: its file is named by source, flags and
+    compiler, and put there in one step.
+    """
+    own, base = tmp_path_factory.mktemp("cache"), tmp_path_factory.getbasetemp()
+    shared = (base.parent if hasattr(pytestconfig, "workerinput") else base) / "kernels"
+    shared.mkdir(mode=0o700, exist_ok=True)
+    (own / "kernels").symlink_to(shared)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPECROUTER_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("SPECROUTER_CACHE", str(own))
         yield
 
 
