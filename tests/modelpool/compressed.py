@@ -1,6 +1,5 @@
 """Checkpoints as compressed-tensors writes them: int8 weights with a scale for each channel."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +8,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from modelpool.fast.cpu import int8_refusal
+from modelpool.fast.experts import QuantisedExperts
+from modelpool.fast.int4 import Int4Weight
+from modelpool.fast.quantised import QuantisedLinear, QuantisedWeight
 from modelpool.packed_model import PackedModel
 from modelpool.probe import probed
+from tests.modelpool.factories import edit_config
 
 WEIGHTS: dict[str, Any] = {
     "num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False,
@@ -24,6 +27,23 @@ needs_int8 = pytest.mark.skipif(int8_refusal() is not None, reason=str(int8_refu
 def logits(model: PackedModel) -> torch.Tensor:
     with torch.inference_mode():
         return probed(model.forward, model, ((0, 6), (6, 9)))[0].float()
+
+
+def held_bytes(model: PackedModel) -> float:
+    """Of its parameters, and of quantised weights with as many outputs and inputs as there are:
+    the kernels' layout has a few more."""
+    modules = list(model.model.modules())
+    shared: list[QuantisedWeight] = [
+        one.shared for one in modules if isinstance(one, QuantisedLinear)
+    ]
+    shared += [one for each in modules if isinstance(each, QuantisedExperts) for one in each.kept]
+    taken = float(sum(parameter.nbytes for parameter in model.model.parameters()))
+    for one in {id(one): one for one in shared}.values():
+        output = (
+            9 / 16 * one.in_features + 8 if isinstance(one, Int4Weight) else one.in_features + 4
+        )
+        taken += one.out_features * output
+    return taken
 
 
 def scheme(
@@ -49,10 +69,7 @@ def scheme(
 
 def declare(directory: Path, quantization: dict[str, Any]) -> Path:
     """Writes it into the checkpoint's configuration."""
-    file = directory / "config.json"
-    config = json.loads(file.read_text())
-    file.write_text(json.dumps({**config, "quantization_config": quantization}))
-    return directory
+    return edit_config(directory, quantization_config=quantization)
 
 
 def compress(directory: Path) -> dict[str, torch.Tensor]:

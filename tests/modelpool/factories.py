@@ -7,13 +7,16 @@ continuation of so small a model is one repeated token.
 """
 
 import functools
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     FalconH1Config,
@@ -38,6 +41,9 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from modelpool import ModelPool
+from modelpool.config import PoolConfig, validate_config
+from modelpool.device_manager import DeviceInfo
 from tests.modelpool.toy_hybrid import RECURRENT, ToyHybridConfig, layer_types
 
 VOCAB_SIZE = 320  # 256 bytes, one special id, the rest merges
@@ -66,6 +72,30 @@ def make_tokenizer(directory: Path | str) -> PreTrainedTokenizerBase:
     )
     tokenizer.save_pretrained(str(directory))
     return tokenizer
+
+
+def pool_of(
+    source: Path | str, *devices: DeviceInfo, pack_weights: bool = True, **member: Any
+) -> ModelPool:
+    """Of one member, `m`, on the CPU unless `member` says otherwise."""
+    model = {"name": "m", "source": str(source), "device": "cpu", **member}
+    settings = {"target": "m", "models": [model], "pack_weights": pack_weights}
+    return ModelPool(validate_config(PoolConfig, settings, "pool"), devices=devices or None)
+
+
+def edit_weights(directory: Path, edit: Callable[[dict[str, Tensor]], Any]) -> None:
+    """Of a checkpoint in one file; `edit` changes them in place."""
+    file = directory / "model.safetensors"
+    weights = load_file(file)
+    edit(weights)
+    save_file(weights, file, {"format": "pt"})
+
+
+def edit_config(directory: Path, **settings: Any) -> Path:
+    """Some settings of a checkpoint's configuration are others then."""
+    file = directory / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+    return directory
 
 
 def save_model(

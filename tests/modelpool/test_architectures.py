@@ -25,7 +25,6 @@ from modelpool.packed_model import PackedModel
 from tests.modelpool.factories import (
     HYBRID,
     HYBRIDS,
-    MAX_POSITIONS,
     SAVERS,
     SLIDING_WINDOW,
     VOCAB_SIZE,
@@ -116,13 +115,6 @@ def test_capped_scores_show_in_the_logits(tmp_path: Path) -> None:
         layer.self_attn.attn_logit_softcapping = None
     difference = ordinary_logits(load(path), texts(1)) - ordinary_logits(uncapped, texts(1))
     assert difference.abs().mean() > 0.1
-
-
-@pytest.mark.parametrize("name", SAVERS)
-def test_positions_are_known_before_loading(name: str, tmp_path: Path) -> None:
-    model = PackedModel.wrap(name, load(SAVERS[name](tmp_path)), VOCAB_SIZE)
-    assert model.max_positions == MAX_POSITIONS
-    assert len(model.kv_layers) == 2
 
 
 # Refused

@@ -50,18 +50,15 @@ def test_hidden_states_of_a_pack_are_those_of_the_ordinary_forward(name: str) ->
         torch.testing.assert_close(got, torch.cat(rows), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("layers", WANTED, ids=str)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_short_ways_give_the_hidden_states_of_the_packed_forward(
-    name: str, way: str, layers: HiddenLayers
-) -> None:
+def test_short_ways_give_the_hidden_states_of_the_packed_forward(name: str, way: str) -> None:
     """To the bit where logits are; and these are what they are without hidden states."""
     one = WAYS[way]
     packed, forward = one.through(name, torch.float64)
     feeders = Feeder(packed.forward, packed), Feeder(forward, packed)
     alone = Feeder(forward, packed)
-    for counts in PACKS:
+    for counts, layers in zip(PACKS, WANTED, strict=True):
         index = list(range(sum(counts.values())))[1::2]
         expected, got = (feeder.read(counts, index, layers) for feeder in feeders)
         assert_says(got.logits, alone.feed(counts, index), min(1e-9, one.tolerance[torch.float64]))

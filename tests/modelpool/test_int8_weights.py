@@ -8,28 +8,19 @@ import pytest
 import torch
 from torch import nn
 
-from modelpool import ModelPool
 from modelpool.checkpoint.int8_values import read_int8
-from modelpool.config import PoolConfig, validate_config
 from modelpool.device_manager import DeviceInfo
-from modelpool.fast.int4 import Int4Weight
 from modelpool.fast.int8 import Int8Weight
 from modelpool.fast.lean_forward import LeanForward
 from modelpool.fast.linear import PackedLinear
-from modelpool.fast.quantised import QuantisedLinear, QuantisedWeight
+from modelpool.fast.quantised import QuantisedLinear
 from modelpool.packed_model import PackedModel
-from tests.modelpool.compressed import compress, declare, logits, needs_int8
-from tests.modelpool.factories import save_gpt2, save_llama, save_qwen3
+from tests.modelpool.compressed import compress, declare, held_bytes, logits, needs_int8
+from tests.modelpool.factories import pool_of, save_gpt2, save_llama, save_qwen3
 from tests.modelpool.refused import refused
 
 GIB = 2**30
 FIELD = "pool.models[0]"
-
-
-def pool_of(path: Path, *devices: DeviceInfo, **member: Any) -> ModelPool:
-    settings = {"target": "m", "models": [{"name": "m", "source": str(path), **member}]}
-    config = validate_config(PoolConfig, settings, "pool")
-    return ModelPool(config, devices=devices or None)
 
 
 def int8_layers(model: PackedModel) -> dict[str, QuantisedLinear]:
@@ -42,8 +33,8 @@ def int8_layers(model: PackedModel) -> dict[str, QuantisedLinear]:
 @pytest.mark.parametrize("tied", [True, False])
 def test_all_linear_layers_are_quantised_at_load(dtype: str, tied: bool, tmp_path: Path) -> None:
     save_llama(tmp_path, dtype=dtype, tied=tied)
-    plain = pool_of(tmp_path, device="cpu").get("m")
-    pool = pool_of(tmp_path, device="cpu", weights="int8")
+    plain = pool_of(tmp_path).get("m")
+    pool = pool_of(tmp_path, weights="int8")
     model = pool.get("m")
     assert len(int8_layers(model)) == 2 * 7 + 1
     assert isinstance(model.shortcut, LeanForward)
@@ -55,43 +46,22 @@ def test_all_linear_layers_are_quantised_at_load(dtype: str, tied: bool, tmp_pat
 
 
 @needs_int8
+@pytest.mark.parametrize(("weights", "error"), [("int8", 0.01), ("int4", 0.03)])
 @pytest.mark.parametrize("save", [save_llama, save_qwen3, save_gpt2])
-def test_bytes_in_int4_are_those_of_the_loaded_model(save: Any, tmp_path: Path) -> None:
-    save(tmp_path, dtype="bfloat16")
-    pool = pool_of(tmp_path, device="cpu", weights="int4")
-    model = pool.get("m").model
-    kept = sum(parameter.nbytes for parameter in model.parameters())
-    shared = {id(layer.shared): layer.shared for layer in int8_layers(pool.get("m")).values()}
-    plan = pool.plan("m")
-    small = sum(bytes_of(weight) for weight in shared.values())
-    assert plan.weights == "int4"
-    assert plan.footprint.weight_bytes == pytest.approx(kept + small, rel=0.03)
-    assert plan.read_bytes == plan.int4_read_bytes
-    assert plan.int8_read_bytes is not None
-    assert plan.read_bytes is not None
-    assert plan.read_bytes < plan.int8_read_bytes
-
-
-def bytes_of(weight: QuantisedWeight) -> float:
-    """With as many outputs and inputs as there are; the kernels' layout has a few more."""
-    if isinstance(weight, Int4Weight):
-        return weight.out_features * (weight.in_features * 9 / 16 + 8)
-    return weight.out_features * (weight.in_features + 4.0)
-
-
-@needs_int8
-@pytest.mark.parametrize("save", [save_llama, save_qwen3, save_gpt2])
-def test_bytes_are_those_of_the_loaded_model(save: Any, tmp_path: Path) -> None:
+def test_bytes_are_those_of_the_loaded_model(
+    save: Any, weights: str, error: float, tmp_path: Path
+) -> None:
     """The embedding stays; a head that was tied to it is a copy."""
     save(tmp_path, dtype="bfloat16")
-    pool = pool_of(tmp_path, device="cpu", weights="int8")
-    model = pool.get("m").model
-    kept = sum(parameter.nbytes for parameter in model.parameters())  # biases among them
-    layers = int8_layers(pool.get("m")).values()
-    small = sum(layer.out_features * (layer.in_features + 4) for layer in layers)
+    pool = pool_of(tmp_path, weights=weights)
     plan = pool.plan("m")
-    assert plan.footprint.weight_bytes == pytest.approx(kept + small, rel=0.01)
-    assert plan.read_bytes == plan.int8_read_bytes
+    assert plan.weights == weights
+    found = held_bytes(pool.get("m"))
+    assert plan.footprint.weight_bytes == pytest.approx(found, rel=error)
+    assert plan.int8_read_bytes is not None
+    assert plan.int4_read_bytes is not None
+    assert plan.int4_read_bytes < plan.int8_read_bytes
+    assert plan.read_bytes == {"int8": plan.int8_read_bytes, "int4": plan.int4_read_bytes}[weights]
     assert plan.read_bytes is not None
     assert plan.read_bytes < plan.footprint.weight_bytes
     assert (
@@ -104,11 +74,11 @@ def test_a_gpu_has_no_kernels_for_int8(tmp_path: Path) -> None:
     save_llama(tmp_path, dtype="bfloat16")
     devices = DeviceInfo("cuda:0", GIB, GIB), DeviceInfo("cpu", GIB, GIB)
     with refused(f"{FIELD}.weights", "int8 has no kernels on cuda:0"):
-        pool_of(tmp_path, *devices, weights="int8")
-    assert pool_of(tmp_path, *devices, weights="int8", device="cpu").plan("m").weights == "int8"
+        pool_of(tmp_path, *devices, device="auto", weights="int8")
+    assert pool_of(tmp_path, *devices, weights="int8").plan("m").weights == "int8"
     compress(tmp_path)
     with refused(f"{FIELD}.weights", "int8 has no kernels on cuda:0"):
-        pool_of(tmp_path, *devices)
+        pool_of(tmp_path, *devices, device="auto")
 
 
 @pytest.mark.parametrize("stored", [True, False])
@@ -124,7 +94,7 @@ def test_a_cpu_that_cannot_sum_int8_keeps_weights_plain_and_says_so(
     for place in ("member", "placed_members"):
         monkeypatch.setattr(f"modelpool.{place}.quantised_refusal", lambda: "no VNNI")
     with caplog.at_level(logging.WARNING):
-        pool = pool_of(tmp_path, device="cpu", weights="auto" if stored else "int8")
+        pool = pool_of(tmp_path, weights="auto" if stored else "int8")
     plan = pool.plan("m")
     assert plan.weights == "plain"
     assert plan.int8_read_bytes is None
@@ -143,14 +113,14 @@ def test_weights_that_change_the_model_too_much_are_refused(
     multiply = QuantisedLinear.forward
     monkeypatch.setattr(QuantisedLinear, "forward", lambda self, x: multiply(self, x).mul_(1.2))
     with refused(f"{FIELD}.weights", "int8 changes its logits"):
-        pool_of(tmp_path, device="cpu", weights="int8").get("m")
+        pool_of(tmp_path, weights="int8").get("m")
 
 
 @needs_int8
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_compressed_checkpoint_is_served_with_its_own_levels(dtype: str, tmp_path: Path) -> None:
     tensors = compress(save_llama(tmp_path, dtype=dtype, tied=False))
-    pool = pool_of(tmp_path, device="cpu")
+    pool = pool_of(tmp_path)
     model = pool.get("m")
     layers = int8_layers(model)
     scaled = [name.removesuffix(".weight_scale") for name in tensors if name.endswith("scale")]
@@ -167,11 +137,11 @@ def test_a_compressed_checkpoint_is_served_with_its_own_levels(dtype: str, tmp_p
     scales = sum(4 * t.numel() for name, t in tensors.items() if name.endswith("_scale"))
     assert plan.footprint.weight_bytes == stored + scales
     assert plan.footprint.parameter_count == model.parameter_count
-    every = pool_of(tmp_path, device="cpu", weights="int8").get("m")
+    every = pool_of(tmp_path, weights="int8").get("m")
     assert set(int8_layers(every)) == {*layers, "lm_head"}
 
 
 def test_what_transformers_quantises_is_not_quantised_again(tmp_path: Path) -> None:
     declare(save_llama(tmp_path, dtype="bfloat16"), {"quant_method": "bitsandbytes"})
     with refused(f"{FIELD}.weights", "quantised already"):
-        pool_of(tmp_path, device="cpu", weights="int8")
+        pool_of(tmp_path, weights="int8")

@@ -15,7 +15,7 @@ from modelpool.errors import UnsupportedAttention
 from modelpool.fast.tuning import Tuning
 from modelpool.packed_model import PackedModel
 from statemgr import ModelState
-from tests.modelpool.llama_models import LLAMA_SHAPED, SHAPE, Feeder, make_model
+from tests.modelpool.llama_models import LLAMA_SHAPED, SHAPE, make_model
 
 VOCAB = SHAPE["vocab_size"]
 LLAMA = LLAMA_SHAPED["llama"]
@@ -30,13 +30,6 @@ def test_a_wrapped_model_tells_the_shapes_of_its_cache() -> None:
     assert model.max_positions == 128
     assert (model.device, model.dtype) == (torch.device("cpu"), torch.float32)
     assert model.parameter_count == sum(p.numel() for p in model.model.parameters())
-
-
-def test_only_the_wanted_logits_come_back_without_padded_ids() -> None:
-    model = PackedModel.wrap("llama", make_model(LLAMA()), VOCAB - 6)
-    feeder = Feeder(model.forward, model)
-    assert feeder.feed({0: 3}, [0, 2]).shape == (2, VOCAB - 6)
-    assert feeder.feed({0: 3}, []).shape[0] == 0
 
 
 class _Attention(nn.Module):

@@ -15,7 +15,7 @@ from modelpool.fast.lean_forward import LeanForward
 from modelpool.packed_model import PackedModel
 from modelpool.twin import share_weights
 from tests.modelpool.compressed import compress, logits, needs_int8
-from tests.modelpool.factories import save_llama
+from tests.modelpool.factories import pool_of, save_llama
 from tests.modelpool.refused import refused
 
 GIB = 2**30
@@ -45,8 +45,7 @@ def test_a_twin_is_the_same_checkpoint_in_int8(tmp_path: Path) -> None:
     assert (pool.plan("t").weights, pool.plan("m").weights) == ("int8", "plain")
     assert twin.threads == 1
     assert twin.kv_bytes_per_token == model.kv_bytes_per_token
-    member = {"name": "m", "source": str(tmp_path), "device": "cpu", "weights": "int8"}
-    own = ModelPool.from_config({"target": "m", "models": [member]}).get("m")
+    own = pool_of(tmp_path, weights="int8").get("m")
     assert torch.equal(logits(twin), logits(own))
 
 
@@ -57,8 +56,7 @@ def test_a_twin_may_be_in_int4(of_target: str, tmp_path: Path) -> None:
     settings = twins(tmp_path, {"weights": of_target}, weights="int4", dtype="bfloat16")
     pool = ModelPool.from_config(settings)
     assert pool.plan("t").weights == "int4"
-    member = {"name": "m", "source": str(tmp_path), "device": "cpu", "weights": "int4"}
-    own = ModelPool.from_config({"target": "m", "models": [member]}).get("m")
+    own = pool_of(tmp_path, weights="int4").get("m")
     assert torch.equal(logits(pool.get("t")), logits(own))
     assert not torch.equal(logits(pool.get("t")), logits(pool.get("m")))
 

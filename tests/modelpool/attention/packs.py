@@ -85,15 +85,6 @@ def paths_of(rows: list[Row]) -> KeyPaths:
     return KeyPaths(places[0], places[1], places[2], walks, max(positions, default=0) + 1)
 
 
-def visible(row: Row, window: int | None) -> list[list[bool]]:
-    """Of each token of the pack, which slots of the row it sees."""
-    seen = []
-    for held in row.held():
-        least = -1 if window is None else max(held.values()) - window
-        seen.append([slot in held and held[slot] > least for slot in range(row.length)])
-    return seen
-
-
 def changed(paths: KeyPaths, change: Callable[[Tensor], Tensor]) -> KeyPaths:
     """With each of its tensors changed."""
     parts = paths.firsts, paths.positions, paths.tails, paths.path

@@ -48,17 +48,9 @@ def use(
     monkeypatch.setattr("specrouter.execution.runtime.sampler_for", lambda pool: Sampler)
 
 
-@pytest.mark.parametrize(
-    ("architecture", "backend"),
-    [
-        ("llama", "path"),
-        ("gemma2", "flashinfer"),
-        pytest.param("gemma2", "path", marks=pytest.mark.exact),
-        pytest.param("llama", "flashinfer", marks=pytest.mark.exact),
-    ],
-)
-def test_trees_give_the_texts_of_masks(
-    architecture: str, backend: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("architecture", ["gemma2", pytest.param("llama", marks=pytest.mark.exact)])
+def test_trees_by_flashinfer_give_the_texts_of_masks(
+    architecture: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Drafts, re-scoring and verification of trees, in float64; drafters' states are in order."""
     from checks.exact.models import pool_settings, save_family
@@ -67,12 +59,10 @@ def test_trees_give_the_texts_of_masks(
     engine = {"max_requests": 4, "max_model_len": 128, "prefill_chunk": 3, "preload": False}
     config = {"pool": pool_settings(family), "engine": engine}
     wanted = texts(copy.deepcopy(config), "off")
-    run = PATH.load() if backend == "path" else PagedAttention(lambda device: FakeWrapper())
-    attend = mock.Mock(wraps=run)
+    attend = mock.Mock(wraps=PagedAttention(lambda device: FakeWrapper()))
     use(monkeypatch, attend, lambda packed: None)
     names = tuple(model["name"] for model in config["pool"]["models"])
-    chains = (Speculation(chain, depth=4, width=3) for chain in (names, (names[0], names[-1])))
-    assert texts(config, *chains) == 2 * wanted
+    assert texts(config, Speculation(names, depth=4, width=3)) == wanted
     assert attend.called
 
 
@@ -96,10 +86,15 @@ def test_trees_over_graphs_give_the_texts_of_the_target_alone(
     assert graphs.replayed > before > graphs.captured / 10 > 0
 
 
-def test_a_configured_reference_gives_the_texts_of_masks(small_config: dict[str, Any]) -> None:
-    config = copy.deepcopy(small_config)
+@pytest.mark.parametrize("architecture", ["llama", pytest.param("gemma2", marks=pytest.mark.exact)])
+def test_a_configured_reference_gives_the_texts_of_masks(architecture: str, tmp_path: Any) -> None:
+    from checks.exact.models import pool_settings, save_family
+
+    engine = {"max_requests": 4, "max_model_len": 128, "prefill_chunk": 3, "preload": False}
+    pool = pool_settings(save_family(tmp_path, architecture))
+    config = {"pool": pool, "engine": engine}
     wanted = texts(config, "off")
-    config["pool"]["attention"] = "path"
+    pool["attention"] = "path"
     names = tuple(model["name"] for model in config["pool"]["models"])
     with ChainRouter.from_config(config) as router:
         assert {router.pool.get(name).attention for name in names} == {PATH}

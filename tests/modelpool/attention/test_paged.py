@@ -16,10 +16,9 @@ from modelpool.attention.paged import PagedAttention, flashinfer_attention
 from modelpool.attention.pages import PackRows
 from modelpool.attention.path import KeyPaths, PathLayout, PathSettings, reference
 from modelpool.errors import UnsupportedAttention
-from modelpool.in_flight import Mark
+from modelpool.in_flight import InFlight, Mark, Reached
 from tests.modelpool.attention.fake_flashinfer import FakeWrapper
 from tests.modelpool.attention.packs import Row, pack_rows_of, packs, paths_of, windows
-from tests.modelpool.test_in_flight import Later
 
 HEADS, KV_HEADS, DIM = 6, 2, 8
 
@@ -57,6 +56,19 @@ class View:
 
 def attend(attention: PagedAttention, view: View, layer: AttentionLayer) -> Tensor:
     return attention(view, layer, view.query())  # type: ignore[arg-type]
+
+
+class Later(Reached):
+    """A mark that the device comes to when it is told, or waited for."""
+
+    is_reached = waited = False
+
+    def query(self) -> bool:
+        return self.is_reached
+
+    def synchronize(self) -> None:
+        self.waited |= not self.is_reached
+        self.is_reached = True
 
 
 class Wrappers(list[FakeWrapper]):
@@ -115,6 +127,13 @@ def test_a_wrapper_plans_again_only_when_its_last_plan_was_copied() -> None:
         attend(attention, View.of(TREES), layer)
     assert len(made) == 8
     assert any(mark.waited for mark in marks)
+
+
+def test_all_that_are_taken_and_not_given_back_are_a_mistake() -> None:
+    things = InFlight(object, most=1)
+    things.take()
+    with pytest.raises(RuntimeError, match="all are taken"):
+        things.take()
 
 
 def test_a_plan_that_fails_gives_its_wrapper_back() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
+from modelpool.attention.path import PathLayout
 from modelpool.attention.row_groups import RowGroup
 from modelpool.attention.sdpa import SdpaLayout
 from statemgr import ForwardView, ModelState, TreePaths
@@ -115,6 +116,15 @@ def test_masks_are_as_defined(
     total = counts + np.array([len(one) for one in nodes])
     view = state.view(rows, total, positions, slots, tree)
     assert_as_defined(state, view, tree, **asked)
+
+
+def test_a_state_with_holes_has_no_paths() -> None:
+    state = ModelState({0: LAYER}, ROWS, SLOTS, canonical=True)
+    feed(state, np.array([0]), np.array([3]), [[]])
+    one, place = np.array([1]), np.array([5])
+    slots = state.append(np.array([0]), one, place, place)  # in slot 3
+    with pytest.raises(AssertionError, match="order of positions"):
+        state.view(np.array([0]), one, place, slots).layout(PathLayout).on(CPU)
 
 
 def test_the_mask_of_rows_without_holes_needs_nothing_of_the_size_of_the_cache_from_the_host(

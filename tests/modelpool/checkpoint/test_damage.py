@@ -8,20 +8,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
-from modelpool import ModelPool
-from tests.modelpool.factories import save_llama
+from tests.modelpool.factories import edit_config, edit_weights, pool_of, save_llama
 from tests.modelpool.refused import refused
 
 UP = "model.layers.1.mlp.up_proj.weight"
 HALVES = ("a.safetensors", "b.safetensors")
-
-
-def edit_weights(path: Path, edit: Callable[[dict[str, Tensor]], Any]) -> None:
-    weights = load_file(path / "model.safetensors")
-    edit(weights)
-    save_file(weights, path / "model.safetensors", {"format": "pt"})
 
 
 def edit_index(path: Path, edit: Callable[[dict[str, str]], Any]) -> None:
@@ -36,11 +28,6 @@ def edit_index(path: Path, edit: Callable[[dict[str, str]], Any]) -> None:
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def edit_config(path: Path, **settings: Any) -> None:
-    file = path / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
-
-
 def declare(path: Path, **settings: Any) -> None:
     (path / "config.json").write_text(json.dumps(settings))
 
@@ -50,11 +37,6 @@ NO_INDICES: list[Any] = [[1], "text", {"metadata": {}}, {"metadata": {}, "weight
 
 def indexed(index: Any) -> Callable[[Path], Any]:
     return lambda path: edit_index(path, lambda _: index)
-
-
-def pool_of(path: Path) -> ModelPool:
-    model = {"name": "it", "source": str(path)}
-    return ModelPool.from_config({"target": "it", "models": [model]})
 
 
 # Told by configuration, tokenizer and headers: by `specrouter check` too.
@@ -79,7 +61,7 @@ TOLD_EARLY: dict[str, tuple[Callable[[Path], Any], str]] = {
     **{f"an index like {index}": (indexed(index), "is no index") for index in NO_INDICES},
     "a head smaller than the tokenizer": (
         lambda p: edit_config(p, vocab_size=300),
-        "embeds 300 ids, and the tokenizer of 'it' has 320",
+        "embeds 300 ids, and the tokenizer of 'm' has 320",
     ),
     # Which transformers would fill with the numbers of a default, gigabytes of them.
     "a composite without a text model": (lambda p: declare(p, model_type="mistral3"), "lacks "),
@@ -115,11 +97,11 @@ def test_it_is_told_when_weights_are_read(damage: str, tmp_path: Path) -> None:
     harm(save_llama(tmp_path))
     pool = pool_of(tmp_path)
     with refused("pool.models[0].source", reason):
-        pool.get("it")
+        pool.get("m")
 
 
 def test_what_old_checkpoints_store_beside_their_weights_is_no_damage(tmp_path: Path) -> None:
     save_llama(tmp_path)
     mask = {"model.layers.0.attn.masked_bias": torch.zeros(1)}
     edit_weights(tmp_path, lambda weights: weights.update(mask))
-    assert pool_of(tmp_path).get("it").parameter_count
+    assert pool_of(tmp_path).get("m").parameter_count

@@ -6,10 +6,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from modelpool import ModelPool
 from modelpool.checkpoint.int8_values import Int8Values, read_int8
 from tests.modelpool.compressed import compress
-from tests.modelpool.factories import save_llama
+from tests.modelpool.factories import pool_of, save_llama
 from tests.modelpool.refused import refused
 
 FIELD = "pool.models[0]"
@@ -52,7 +51,6 @@ def test_damaged_levels_are_refused(harm: str, tmp_path: Path) -> None:
         scale = tensors[f"{layer}.weight_scale"].clone()
         tensors["model.layers.9.up.weight_scale"] = scale
     save_file(tensors, tmp_path / "model.safetensors")
-    model = {"name": "m", "source": str(tmp_path), "device": "cpu"}
-    pool = ModelPool.from_config({"target": "m", "models": [model]})
+    pool = pool_of(tmp_path)
     with refused(f"{FIELD}.source"):
         pool.get("m")

@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
-from modelpool import ModelPool
 from modelpool.checkpoint import packed_weights
 from modelpool.checkpoint.cache_dir import cache_dir
 from modelpool.checkpoint.footprint import read_checkpoint
@@ -24,27 +23,16 @@ from modelpool.fast.quantised import QuantisedLinear
 from specrouter import LLM
 from tests.modelpool.checkpoint.packers import FORMATS, checkpoints
 from tests.modelpool.compressed import declare, logits, needs_int8
-from tests.modelpool.factories import save_llama
+from tests.modelpool.factories import edit_weights, pool_of, save_llama
 from tests.modelpool.refused import refused
 
 FIELD = "pool.models[0]"
 LAYER = "model.layers.1.mlp.up_proj"
 
 
-def pool_of(path: Path, dtype: str = "auto", **settings: str) -> ModelPool:
-    model = {"name": "it", "source": str(path), "dtype": dtype, "device": "cpu", **settings}
-    return ModelPool.from_config({"target": "it", "models": [model], "pack_weights": False})
-
-
-def weights(pool: ModelPool) -> dict[str, Tensor]:
-    return dict(pool.get("it").model.named_parameters())
-
-
-def changed(path: Path, change: Callable[[dict[str, Tensor]], Any]) -> None:
-    """Its weights."""
-    tensors = load_file(path / "model.safetensors")
-    change(tensors)
-    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+def weights(path: Path, dtype: str = "bfloat16") -> dict[str, Tensor]:
+    pool = pool_of(path, dtype=dtype, pack_weights=False)
+    return dict(pool.get("m").model.named_parameters())
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -53,19 +41,19 @@ def test_the_weights_are_those_of_the_format_s_own_formula(
 ) -> None:
     monkeypatch.setattr(packed_weights, "_AT_ONCE", 64 * 40)  # so that a layer has several parts
     stored, plain = checkpoints(FORMATS[name], tmp_path)
-    for dtype in ("float32", "bfloat16"):
-        pools = [pool_of(path, dtype) for path in (stored, plain)]
-        found, wanted = map(weights, pools)
+    for dtype in ("float32", *["bfloat16"] * (name in ("awq", "fp8"))):
+        pools = [pool_of(path, dtype=dtype, pack_weights=False) for path in (stored, plain)]
+        found, wanted = (dict(pool.get("m").model.named_parameters()) for pool in pools)
         assert found.keys() == wanted.keys()
         if name == "fp8" and dtype == "float32":
             assert all(torch.allclose(one, wanted[key], rtol=1e-6) for key, one in found.items())
         else:
             assert all(torch.equal(one, wanted[key]) for key, one in found.items())
-        footprints = [pool.plan("it").footprint for pool in pools]
+        footprints = [pool.plan("m").footprint for pool in pools]
         assert footprints[0] == footprints[1]
         held = sum(one.nbytes for one in found.values())
         assert abs(footprints[0].weight_bytes - held) < 0.03 * held
-        assert f"weights are kept in {dtype}" in str(pools[0].plan("it").warning)
+        assert f"weights are kept in {dtype}" in str(pools[0].plan("m").warning)
     assert not list((cache_dir() / "unpacked").iterdir())
 
 
@@ -73,7 +61,7 @@ def test_half_precision_is_kept_in_bfloat16_unless_another_is_asked(tmp_path: Pa
     stored, plain = checkpoints(FORMATS["awq"], tmp_path)
     assert read_checkpoint(stored, field=FIELD).dtype == "bfloat16"
     for dtype in ("float16", "float64"):
-        found, wanted = (weights(pool_of(path, dtype)) for path in (stored, plain))
+        found, wanted = (weights(path, dtype) for path in (stored, plain))
         assert all(torch.equal(one, wanted[key]) for key, one in found.items())
         assert {one.dtype for one in found.values()} == {getattr(torch, dtype)}
 
@@ -81,7 +69,7 @@ def test_half_precision_is_kept_in_bfloat16_unless_another_is_asked(tmp_path: Pa
 @pytest.mark.parametrize("name", ["awq", "gptq", "packed", "fp8"])
 def test_experts_are_read_one_by_one(name: str, tmp_path: Path) -> None:
     stored, plain = checkpoints(FORMATS[name], tmp_path, Qwen3MoeConfig)
-    found, wanted = (weights(pool_of(path, "bfloat16")) for path in (stored, plain))
+    found, wanted = map(weights, (stored, plain))
     assert any(one.dim() == 3 for one in found.values())
     assert all(torch.equal(one, wanted[key]) for key, one in found.items())
 
@@ -93,12 +81,12 @@ def test_they_may_be_rounded_again(asked: Any, kind: Any, tmp_path: Path) -> Non
     stored, plain = checkpoints(FORMATS["awq"], tmp_path, *[kind] * (kind is not None))
     facts = [read_checkpoint(path, field=FIELD, dtype="bfloat16") for path in (stored, plain)]
     assert facts[0].int4_read_bytes == facts[1].int4_read_bytes
-    pools = [pool_of(path, "bfloat16", weights=asked) for path in (stored, plain)]
-    assert f"weights are rounded again, to {asked}" in str(pools[0].plan("it").warning)
-    found, wanted = (logits(pool.get("it")) for pool in pools)
+    pools = [pool_of(path, dtype="bfloat16", weights=asked) for path in (stored, plain)]
+    assert f"weights are rounded again, to {asked}" in str(pools[0].plan("m").warning)
+    found, wanted = (logits(pool.get("m")) for pool in pools)
     assert torch.equal(found, wanted)
     kinds = (QuantisedLinear, QuantisedExperts)
-    assert any(isinstance(one, kinds) for one in pools[0].get("it").model.modules())
+    assert any(isinstance(one, kinds) for one in pools[0].get("m").model.modules())
 
 
 @needs_int8
@@ -107,7 +95,7 @@ def test_they_may_be_rounded_again(asked: Any, kind: Any, tmp_path: Path) -> Non
 def test_numbers_of_one_scale_for_an_output_stay(name: str, asked: str, tmp_path: Path) -> None:
     """In bfloat16, which has rounded them by up to 0.4%."""
     stored, _ = checkpoints(FORMATS[name], tmp_path)
-    model = pool_of(stored, "bfloat16", weights=asked).get("it").model
+    model = pool_of(stored, dtype="bfloat16", weights=asked).get("m").model
     found = {each: one for each, one in model.named_modules() if isinstance(one, QuantisedLinear)}
     errors = {each: one.roundings[0] for each, one in found.items() if each != "lm_head"}
     assert len(errors) == 14
@@ -147,19 +135,19 @@ def test_parts_may_lie_in_several_files(tmp_path: Path) -> None:
         save_file(own, stored / file, {"format": "pt"})
     index = {"metadata": {}, "weight_map": files}
     (stored / "model.safetensors.index.json").write_text(json.dumps(index))
-    found, wanted = (weights(pool_of(path, "bfloat16")) for path in (stored, plain))
+    found, wanted = map(weights, (stored, plain))
     assert all(torch.equal(one, wanted[key]) for key, one in found.items())
 
 
 def test_biases_of_zeros_that_the_model_does_not_have_are_left_out(tmp_path: Path) -> None:
     """Old ones of AutoGPTQ have one in each layer."""
     stored, plain = checkpoints(FORMATS["gptq"], tmp_path)
-    changed(stored, lambda all_: all_.update({f"{LAYER}.bias": torch.zeros(128).half()}))
-    found, wanted = (weights(pool_of(path, "bfloat16")) for path in (stored, plain))
+    edit_weights(stored, lambda all_: all_.update({f"{LAYER}.bias": torch.zeros(128).half()}))
+    found, wanted = map(weights, (stored, plain))
     assert all(torch.equal(one, wanted[key]) for key, one in found.items())
-    changed(stored, lambda all_: all_.update({f"{LAYER}.bias": torch.ones(128).half()}))
+    edit_weights(stored, lambda all_: all_.update({f"{LAYER}.bias": torch.ones(128).half()}))
     with refused(f"{FIELD}.source", f"has no {LAYER}.bias"):
-        pool_of(stored).get("it")
+        pool_of(stored).get("m")
 
 
 @pytest.mark.parametrize(
@@ -169,9 +157,9 @@ def test_other_biases_of_zeros_are_refused(name: str, bias: str, tmp_path: Path)
     """A norm that has one subtracts the mean, too."""
     stored, plain = checkpoints(FORMATS["gptq" if name == "plain" else name], tmp_path)
     path = plain if name == "plain" else stored
-    changed(path, lambda all_: all_.update({f"{bias}.bias": torch.zeros(64).half()}))
+    edit_weights(path, lambda all_: all_.update({f"{bias}.bias": torch.zeros(64).half()}))
     with refused(f"{FIELD}.source", f"has no {bias}.bias"):
-        pool_of(path).get("it")
+        pool_of(path).get("m")
 
 
 @pytest.mark.parametrize(
@@ -185,7 +173,7 @@ def test_tensors_that_are_no_layer_s_are_named(
     name: str, key: str, dtype: torch.dtype, reason: str, tmp_path: Path
 ) -> None:
     stored, _ = checkpoints(FORMATS[name], tmp_path)
-    changed(stored, lambda all_: all_.update({key: torch.zeros(2, 4, 8).to(dtype)}))
+    edit_weights(stored, lambda all_: all_.update({key: torch.zeros(2, 4, 8).to(dtype)}))
     with refused(f"{FIELD}.source", reason):
         read_checkpoint(stored, field=FIELD)
 
@@ -196,7 +184,7 @@ def test_a_full_disk_is_told_before_anything_is_written(
     stored, _ = checkpoints(FORMATS["awq"], tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**4))
     with refused(f"{FIELD}.source", r"it takes 0\.\d+ GB while it is loaded, and 0.00 GB are free"):
-        pool_of(stored).get("it")
+        pool_of(stored).get("m")
 
 
 @pytest.mark.parametrize(
@@ -247,7 +235,7 @@ def test_layers_that_are_left_out_are_no_settings_of_their_own() -> None:
 )
 def test_a_missing_tensor_is_named(name: str, missing: str, there: str, tmp_path: Path) -> None:
     stored, _ = checkpoints(FORMATS[name], tmp_path)
-    changed(stored, lambda all_: all_.pop(f"{LAYER}.{missing}"))
+    edit_weights(stored, lambda all_: all_.pop(f"{LAYER}.{missing}"))
     with refused(f"{FIELD}.source", f"has {LAYER}.{there}, and no {LAYER}.{missing}"):
         read_checkpoint(stored, field=FIELD)
 
@@ -269,13 +257,13 @@ def test_tensors_that_do_not_fit_together_are_named(
 ) -> None:
     stored, _ = checkpoints(FORMATS[name], tmp_path)
     key = f"{LAYER}.{part}"
-    changed(stored, lambda all_: all_.update({key: change(all_[key]).contiguous()}))
+    edit_weights(stored, lambda all_: all_.update({key: change(all_[key]).contiguous()}))
     with refused(f"{FIELD}.source", f"{LAYER}.*{reason}"):
         read_checkpoint(stored, field=FIELD)
 
 
 def test_a_group_that_is_not_there_is_refused(tmp_path: Path) -> None:
     stored, _ = checkpoints(FORMATS["gptq"], tmp_path)
-    changed(stored, lambda all_: all_[f"{LAYER}.g_idx"].fill_(2))
+    edit_weights(stored, lambda all_: all_[f"{LAYER}.g_idx"].fill_(2))
     with refused(f"{FIELD}.source", f"{LAYER}.g_idx has a group that is none of 0 to 1"):
-        pool_of(stored).get("it")
+        pool_of(stored).get("m")

@@ -29,10 +29,6 @@ def tensors_of(file: Path) -> dict[str, Any]:
     return {one.name: one for one in gguf.GGUFReader(file).tensors}
 
 
-def facts_of(file: Path) -> dict[str, Any]:
-    return {name: one.contents() for name, one in gguf.GGUFReader(file).fields.items()}
-
-
 def laid_out(directory: Path) -> dict[str, torch.Tensor]:
     """The checkpoint's tensors by llama.cpp's names, in its order of rows."""
     weights = load_file(directory / "model.safetensors")
@@ -85,41 +81,6 @@ def test_rows_that_are_no_whole_blocks_stay_bf16(tmp_path: Path) -> None:
     source = save_llama(tmp_path / "s", hidden=40, heads=2, kv_heads=2, layers=1, dtype="float32")
     found = tensors_of(export_gguf(source, tmp_path / "a.gguf", "q8_0").path)
     assert found["blk.0.attn_q.weight"].tensor_type.name == "BF16"
-
-
-def test_facts_are_the_configuration_s(tmp_path: Path) -> None:
-    facts = facts_of(export_gguf(BUNDLED, tmp_path / "a.gguf").path)
-    config = json.loads((BUNDLED / "config.json").read_text())
-    assert {
-        "general.architecture": "llama",
-        "general.file_type": 32,
-        "llama.vocab_size": config["vocab_size"],
-        "llama.context_length": config["max_position_embeddings"],
-        "llama.embedding_length": config["hidden_size"],
-        "llama.block_count": config["num_hidden_layers"],
-        "llama.feed_forward_length": config["intermediate_size"],
-        "llama.attention.head_count": config["num_attention_heads"],
-        "llama.attention.head_count_kv": config["num_key_value_heads"],
-        "llama.attention.key_length": config["head_dim"],
-        "llama.attention.value_length": config["head_dim"],
-        "llama.rope.dimension_count": config["head_dim"],
-        "llama.rope.freq_base": config["rope_parameters"]["rope_theta"],
-    }.items() <= facts.items()
-    assert facts["llama.attention.layer_norm_rms_epsilon"] == pytest.approx(config["rms_norm_eps"])
-
-
-def test_the_tokenizer_comes_along(tmp_path: Path) -> None:
-    facts = facts_of(export_gguf(BUNDLED, tmp_path / "a.gguf").path)
-    serialised = json.loads((BUNDLED / "tokenizer.json").read_text())
-    vocabulary = serialised["model"]["vocab"]
-    tokens = facts["tokenizer.ggml.tokens"]
-    assert {token: tokens.index(token) for token in vocabulary} == vocabulary
-    assert facts["tokenizer.ggml.merges"] == [" ".join(m) for m in serialised["model"]["merges"]]
-    assert facts["tokenizer.ggml.token_type"][:2] == [3, 1]  # <|endoftext|> is a control token
-    assert facts["tokenizer.ggml.model"] == "gpt2"
-    assert facts["tokenizer.ggml.pre"] == "smollm"
-    assert facts["tokenizer.ggml.eos_token_id"] == 0
-    assert facts["tokenizer.ggml.add_bos_token"] is False
 
 
 def test_another_reader_of_the_format_computes_the_same_logits(tmp_path: Path) -> None:

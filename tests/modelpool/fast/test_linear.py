@@ -1,6 +1,5 @@
 """Packed linear layers say what plain ones say, and nothing keeps the plain weights alive."""
 
-import copy
 import gc
 import weakref
 from pathlib import Path
@@ -8,14 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from modelpool import ModelPool
 from modelpool.fast.cpu import has_amx
 from modelpool.fast.linear import PackedLinear, can_pack, pack_linears, parameter_count
-from tests.modelpool.factories import VOCAB_SIZE, save_llama
+from tests.modelpool.factories import VOCAB_SIZE, pool_of, save_llama
 
 pytestmark = pytest.mark.skipif(not can_pack(torch.float32), reason="torch without oneDNN")
 DTYPES = [dtype for dtype in ("bfloat16", "float32") if can_pack(getattr(torch, dtype))]
@@ -31,9 +29,7 @@ def draw(*shape: int, dtype: str = "bfloat16") -> Tensor:
     return drawn.to(getattr(torch, dtype))
 
 
-@pytest.mark.parametrize(
-    ("inputs", "outputs"), [(32, 48), (96, 256), (256, 96), (160, 4096), (640, 2560), (2560, 640)]
-)
+@pytest.mark.parametrize(("inputs", "outputs"), [(32, 48), (160, 4096), (2560, 640)])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_values_are_the_plain_ones_for_any_number_of_rows(
@@ -66,16 +62,11 @@ def test_a_wide_row_alone_keeps_its_leading_shape(shape: tuple[int, ...]) -> Non
 def test_any_leading_shape_is_accepted(leading: tuple[int, ...]) -> None:
     plain = linear(32, 48, bias=True)
     x = draw(*leading, 32)
-    y = PackedLinear(plain)(x)
-    assert y.shape == (*leading, 48)
-    assert torch.equal(y, plain(x))
-
-
-@needs_bfloat16
-def test_inputs_need_not_be_contiguous() -> None:
-    plain = linear(32, 48)
-    x = draw(7, 64)[:, ::2]
-    assert torch.equal(PackedLinear(plain)(x), plain(x))
+    packed = PackedLinear(plain)
+    assert packed(x).shape == (*leading, 48)
+    assert torch.equal(packed(x), plain(x))
+    apart = draw(7, 64)[:, ::2]
+    assert torch.equal(packed(apart), plain(apart))
 
 
 def load(path: Path) -> Any:
@@ -99,34 +90,6 @@ def test_a_packed_model_says_what_it_said(tied: bool, tmp_path: Path) -> None:
     assert pack_linears(model) == 0
     if tied:
         assert torch.equal(model.get_input_embeddings().weight, head)
-
-
-@needs_bfloat16
-@pytest.mark.parametrize("tied", [True, False])
-def test_plain_weights_are_let_go(tied: bool, tmp_path: Path) -> None:
-    model = load(save_llama(tmp_path, dtype="bfloat16", tied=tied))
-    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    plain = [weakref.ref(module.weight) for module in linears]
-    del linears
-    pack_linears(model)
-    gc.collect()
-    kept = [weight() for weight in plain if weight() is not None]
-    assert len(kept) == tied
-    assert all(weight is model.get_input_embeddings().weight for weight in kept)
-    maps = Path("/proc/self/maps")
-    if maps.is_file():
-        assert str(tmp_path) not in maps.read_text()
-
-
-@needs_bfloat16
-def test_a_copy_is_independent(tmp_path: Path) -> None:
-    model = load(save_llama(tmp_path, dtype="bfloat16"))
-    pack_linears(model)
-    copied = copy.deepcopy(model)
-    assert copied.lm_head is not model.lm_head
-    tokens = torch.arange(20).unsqueeze(0)
-    with torch.inference_mode():
-        assert torch.equal(copied(tokens).logits, model(tokens).logits)
 
 
 class _Louder(nn.Linear):
@@ -160,8 +123,7 @@ def test_a_layer_in_two_places_stays_one_layer() -> None:
 @pytest.mark.parametrize("pack", [True, False])
 def test_a_pool_packs_what_it_loads_unless_told_not_to(pack: bool, tmp_path: Path) -> None:
     path = save_llama(tmp_path, dtype="bfloat16")
-    member = {"name": "m", "source": str(path), "device": "cpu"}
-    pool = ModelPool.from_config({"target": "m", "models": [member], "pack_weights": pack})
+    pool = pool_of(path, pack_weights=pack)
     packed = pool.get("m")
     assert isinstance(packed.model.lm_head, PackedLinear) == pack
     assert packed.parameter_count == pool.parameter_count("m")
@@ -181,30 +143,9 @@ def test_an_evicted_model_is_freed(tmp_path: Path) -> None:
     assert layer() is None
 
 
-@needs_bfloat16
-def test_the_layout_does_not_depend_on_the_number_of_threads() -> None:
-    plain, before = linear(640, 640), torch.get_num_threads()
-    packed, x = PackedLinear(plain), draw(5, 640)
-    try:
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            assert torch.equal(packed(x), F.linear(x, plain.weight))
-    finally:
-        torch.set_num_threads(before)
-
-
 def test_in_float32_only_what_is_large_is_packed() -> None:
     small, large = linear(256, 256, dtype="float32"), linear(512, 256, dtype="float32")
     model = nn.Sequential(small, large)
     assert pack_linears(model) == 1
     assert model[0] is small
     assert isinstance(model[1], PackedLinear)
-
-
-def test_a_float32_target_says_what_it_said(tmp_path: Path) -> None:
-    model = load(save_llama(tmp_path, hidden=256, dtype="float32"))
-    tokens = torch.arange(20).unsqueeze(0) * 7 % VOCAB_SIZE
-    with torch.inference_mode():
-        expected = model(tokens).logits
-        assert pack_linears(model) > 0
-        torch.testing.assert_close(model(tokens).logits, expected, atol=1e-4, rtol=1e-4)

@@ -10,27 +10,18 @@ from torch import Tensor
 from transformers import Qwen3MoeConfig
 
 from modelpool.checkpoint.int8_values import Int8Values
-from modelpool.config import PoolConfig, validate_config
 from modelpool.fast import quantised
 from modelpool.fast.experts import QuantisedExperts
 from modelpool.fast.int8 import Int8Weight
 from modelpool.fast.quantised import QuantisedLinear, SmoothedWeight, column_factors
-from modelpool.packed_model import PackedModel
-from modelpool.pool import ModelPool
 from tests.modelpool.compressed import logits, needs_int8
-from tests.modelpool.factories import save_llama, save_model
+from tests.modelpool.factories import pool_of, save_llama, save_model
 
 _FACTOR = 128.0  # a power of two: the plain model keeps its bits
 _READERS = {
     "input_layernorm": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "post_attention_layernorm": ("mlp.gate_proj", "mlp.up_proj"),
 }
-
-
-def loaded(path: Path, weights: str) -> PackedModel:
-    settings = {"name": "m", "source": str(path), "device": "cpu", "weights": weights}
-    config = validate_config(PoolConfig, {"target": "m", "models": [settings]}, "pool")
-    return ModelPool(config).get("m")
 
 
 def plant(path: Path) -> None:
@@ -66,11 +57,11 @@ def test_quantised_weights_lose_no_more_by_outliers(
         save_model(Qwen3MoeConfig, tmp_path, **options)
     else:
         save_llama(tmp_path, **options)
-    plain, rounded = (logits(loaded(tmp_path, one)) for one in ("auto", weights))
+    plain, rounded = (logits(pool_of(tmp_path, weights=one).get("m")) for one in ("auto", weights))
     usual = difference(rounded, plain)
     plant(tmp_path)
-    assert torch.equal(logits(loaded(tmp_path, "auto")), plain)
-    model = loaded(tmp_path, weights)
+    assert torch.equal(logits(pool_of(tmp_path).get("m")), plain)
+    model = pool_of(tmp_path, weights=weights).get("m")
     assert difference(logits(model), plain) < 1.5 * usual
     kinds = [one for one in model.model.modules() if isinstance(one, QuantisedLinear)]
     assert any(isinstance(one.shared, SmoothedWeight) for one in kinds)
@@ -79,7 +70,7 @@ def test_quantised_weights_lose_no_more_by_outliers(
     assert len(mixtures) == is_mixture
     monkeypatch.setattr(quantised, "column_factors", lambda weights: None)
     monkeypatch.setattr("modelpool.packed_model.check_parity", lambda *_: None)
-    assert difference(logits(loaded(tmp_path, weights)), plain) > 2 * usual
+    assert difference(logits(pool_of(tmp_path, weights=weights).get("m")), plain) > 2 * usual
 
 
 @needs_int8

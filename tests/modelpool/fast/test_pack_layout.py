@@ -1,7 +1,6 @@
 """A pass's index arrays in one buffer: where they stand, and what fills them up."""
 
 import dataclasses
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -12,8 +11,6 @@ from torch import Tensor
 from modelpool.attention.path import PackPlaces
 from modelpool.fast.pack_layout import Pack, PackLayout
 from tests.modelpool.fast.passes import pack_of
-
-sizes = st.integers(0, 40)
 
 
 @st.composite
@@ -30,31 +27,12 @@ def a_pack(draw: st.DrawFn) -> Pack:
     return Pack(ids, PackPlaces(numbers, path, 9), index)
 
 
-@given(sizes, sizes, sizes)
-def test_arrays_do_not_overlap_and_begin_at_multiples_of_16_bytes(
-    tokens: int, path: int, logits: int
-) -> None:
-    layout = PackLayout(tokens, path, logits)
-    buffer = torch.zeros(layout.size, dtype=torch.int32)
-    views = layout.views(buffer)
-    assert [tuple(view.shape) for view in views] == list(layout.shapes)
-    ends = [int(view.storage_offset()) + view.numel() for view in views]
-    starts = [int(view.storage_offset()) for view in views]
-    assert all(start % 4 == 0 for start in starts)
-    assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))
-    assert all(a <= b for a, b in pairwise(layout.starts))
-    assert max(ends) <= layout.size
-    for number, view in enumerate(views):
-        view.fill_(number + 1)
-    for number, view in enumerate(views):
-        assert (view == number + 1).all()
-
-
 @given(a_pack())
 def test_what_is_read_is_what_was_written(pack: Pack) -> None:
     layout = PackLayout.of(pack)
     buffer = torch.full((layout.size + 3,), -1, dtype=torch.int32)
     layout.fill(buffer.numpy(), pack)
+    assert all(view.storage_offset() % 4 == 0 for view in layout.views(buffer)), "16 bytes"
     inputs = layout.inputs(buffer, longest=9)
     assert inputs.tokens.tolist() == pack.tokens.tolist()
     assert inputs.logit_index.tolist() == pack.logit_index.tolist()
@@ -76,7 +54,6 @@ def test_a_larger_layout_is_filled_up_with_copies_of_the_last(
     buffer = torch.full((layout.size,), -1, dtype=torch.int32)
     layout.fill(buffer.numpy(), pack)
     filled = layout.views(buffer)
-    exact = own.views(torch.empty(own.size, dtype=torch.int32))
     small = torch.full((own.size,), -1, dtype=torch.int32)
     own.fill(small.numpy(), pack)
     exact = own.views(small)
@@ -86,14 +63,6 @@ def test_a_larger_layout_is_filled_up_with_copies_of_the_last(
         assert torch.equal(part[: len(here)], here)
         assert (part[len(here) :] == here[-1]).all()
         assert width is None or not there[:, width:].any()
-
-
-def test_a_pack_without_tokens_has_a_layout() -> None:
-    pack = pack_of(0)
-    layout = PackLayout.of(pack)
-    buffer = torch.zeros(layout.size, dtype=torch.int32)
-    layout.fill(buffer.numpy(), pack)
-    assert len(layout.inputs(buffer, 1).tokens) == 0
 
 
 def test_what_only_the_device_knows_is_left_out_on_the_host_and_put_in_there() -> None:

@@ -20,11 +20,9 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GemmaConfig, MixtralConfig, Qwen3MoeConfig
 
-from modelpool import ModelPool
-from modelpool.config import PoolConfig, validate_config
 from modelpool.export.gguf_tokenizer import GgufTokenizer, read_tokenizer
 from modelpool.export.llama_tensors import rotated_pairs
-from tests.modelpool.factories import SAVERS, save_model
+from tests.modelpool.factories import SAVERS, edit_config, save_model
 
 # Mixtral's files are of the family llama.
 _ARCHITECTURES = {"mixtral": "llama"}
@@ -44,9 +42,7 @@ def save(family: str, folder: Path, **settings: Any) -> Path:
     saver = SAVERS.get(family, partial(save_model, MIXTURES.get(family, GemmaConfig), tied=True))
     saver(folder, **{"layers": layers, "dtype": "float32", **settings})
     if family == "gemma3":
-        file = folder / "config.json"
-        types = ["sliding_attention"] * 5 + ["full_attention"]
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"layer_types": types}))
+        edit_config(folder, layer_types=["sliding_attention"] * 5 + ["full_attention"])
     return folder
 
 
@@ -142,12 +138,6 @@ def reference(family: str, checkpoint: Path, *files: Path) -> Any:
     assert set(missing) <= {"lm_head.weight"}
     model.train(False)
     return model
-
-
-def pool_of(file: Path | str, **member: Any) -> ModelPool:
-    settings = {"name": "m", "source": str(file), "device": "cpu", **member}
-    config = validate_config(PoolConfig, {"target": "m", "models": [settings]}, "pool")
-    return ModelPool(config)
 
 
 def drawn_blocks(kind: str, like: NDArray[np.float32]) -> NDArray[np.uint8]:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from modelpool.gguf.header import read_header
-from tests.modelpool.gguf.files import pool_of, save, write
+from tests.modelpool.factories import pool_of
+from tests.modelpool.gguf.files import save, write
 from tests.modelpool.refused import refused
 
 FIELD = "pool.models[0].source"

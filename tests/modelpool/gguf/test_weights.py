@@ -10,16 +10,15 @@ import pytest
 import torch
 
 from modelpool.fast.experts import QuantisedExperts
-from modelpool.fast.int4 import Int4Weight
 from modelpool.fast.quantised import QuantisedLinear
 from modelpool.packed_model import PackedModel
-from tests.modelpool.compressed import logits, needs_int8
+from tests.modelpool.compressed import held_bytes, logits, needs_int8
+from tests.modelpool.factories import pool_of
 from tests.modelpool.gguf.files import (
     FAMILIES,
     K_TYPES,
     MIXTURES,
     QUANTISED,
-    pool_of,
     reference,
     save,
     write,
@@ -130,13 +129,7 @@ def test_memory_is_known_from_the_header(kind: str, tmp_path: Path) -> None:
     file = write("llama", tmp_path / "m", tmp_path / "m.gguf", kind)
     pool = pool_of(file)
     said, packed = pool.plan("m").footprint.weight_bytes, pool.get("m")
-    taken = sum(one.nbytes for one in packed.model.parameters())
-    layers = [one for one in packed.model.modules() if isinstance(one, QuantisedLinear)]
-    for weight in {id(one.shared): one.shared for one in layers}.values():
-        values = weight.in_features * weight.out_features
-        is_int4 = isinstance(weight, Int4Weight)
-        taken += values * 9 // 16 + 8 * weight.out_features if is_int4 else values
-    assert said == pytest.approx(taken, rel=0.03)
+    assert said == pytest.approx(held_bytes(packed), rel=0.03)
 
 
 def test_weights_and_dtype_of_the_configuration_come_first(tmp_path: Path) -> None:
@@ -184,11 +177,7 @@ def test_experts_are_kept_as_their_types_say(family: str, tmp_path: Path) -> Non
     packed = pool.get("m")
     [experts] = [one for one in packed.model.modules() if isinstance(one, QuantisedExperts)]
     assert [kept for kept, _ in experts.roundings] == ["int4"] * 4 + ["int8"] * 4
-    taken = sum(one.nbytes for one in packed.model.parameters())
-    layers = [one.shared for one in packed.model.modules() if isinstance(one, QuantisedLinear)]
-    for weight in {id(one): one for one in [*layers, *experts.kept]}.values():
-        values = weight.in_features * weight.out_features
-        taken += values * 9 // 16 if isinstance(weight, Int4Weight) else values
+    taken = held_bytes(packed)
     assert pool.plan("m").footprint.weight_bytes == pytest.approx(taken, rel=0.03)
 
 

@@ -10,10 +10,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from modelpool.errors import ConfigError
 from modelpool.inflate.inflate import inflate, inflate_to
 from modelpool.inflate.llama_sizes import Growth, realistic_growth
-from tests.modelpool.factories import MAX_POSITIONS, VOCAB_SIZE, save_gpt2, save_llama
+from tests.modelpool.factories import MAX_POSITIONS, VOCAB_SIZE, save_llama
 from tests.modelpool.refused import refused
 
 
@@ -122,12 +121,6 @@ def test_a_shape_that_would_change_the_function_is_refused(
     source = save_llama(tmp_path / "source")
     with refused(field):
         inflate(source, tmp_path / "out", Growth(**{**SHAPES["as it was"], **change}))
-
-
-def test_another_architecture_is_refused(tmp_path: Path) -> None:
-    source = save_gpt2(tmp_path / "source")
-    with pytest.raises(ConfigError, match="only llama"):
-        inflate_to(source, tmp_path / "out")
 
 
 def test_the_source_is_never_overwritten(tmp_path: Path) -> None:

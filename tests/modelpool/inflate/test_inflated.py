@@ -172,15 +172,6 @@ def test_what_a_killed_process_left_goes_after_an_hour(
     assert set(cache.iterdir()) == {busy, found}
 
 
-def test_a_file_in_the_folders_place_gives_way(
-    cache: Path, quick: list[Path], tmp_path: Path
-) -> None:
-    cache.parent.mkdir()
-    cache.write_text("")
-    assert inflated(save_llama(tmp_path / "source")).parent == cache
-    assert quick
-
-
 @pytest.mark.usefixtures("cache")
 def test_the_process_that_inflates_ends_with_the_one_that_waits() -> None:
     script = (
