@@ -1,8 +1,7 @@
 """`python -m checks.replay`: recorded decisions, decided again by the code of this tree.
 
 Prints a table, and one JSON document as the last line. "now" and "recorded" are how far the chains
-lie below the best measured one in the mean, "regret" is the same of those that differ; "oracle" is
-what by one round of the fixed chains is lost by whoever knows all other rounds. Exit code 1:
+lie below the best measured one in the mean, "regret" is the same of those that differ. Exit code 1:
 what is lost now is more than was lost then by `--most-loss`; with `--same`, fewer than
 `--least-same` of all decisions have the same chain (for changes that are to change none).
 `python -m checks.replay digest` and `cells` are for policies in simulated time: see
@@ -19,7 +18,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from checks.replay import cells, digest
-from checks.replay.compare import Compared, Figures, decide_again, oracle_loss, switched
+from checks.replay.compare import Compared, Figures, decide_again, switched
 from checks.replay.recording import FOLDER, SUFFIX, Recording
 
 _SHOWN = 5  # switches of chain that are listed
@@ -33,17 +32,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"no recording in {options.folder} has that name", file=sys.stderr)
         return 2
     found: dict[str, list[Compared]] = {}
-    oracles: dict[str, float | None] = {}
     for path in chosen:
         recording = Recording.load(path)
         total = min(recording.decisions, options.first or recording.decisions)
         with tqdm(total=total, desc=_name(path), file=sys.stderr) as bar:
             found[_name(path)] = decide_again(recording, options.first, bar.update)
-        oracles[_name(path)] = oracle_loss(recording)
     everything = [one for each in found.values() for one in each]
     rows = {name: Figures.of(each) for name, each in found.items()}
     rows["total"] = Figures.of(everything)
-    print(table(rows, oracles))
+    print(table(rows))
     for (before, after), count in switched(everything).most_common(_SHOWN):
         print(f"{count} times {'>'.join(after)} instead of {'>'.join(before)}")
     total_row = rows["total"]
@@ -52,20 +49,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         is_fine = total_row.loss_now <= total_row.loss + options.most_loss
     document = {"ok": is_fine, "recordings": {name: asdict(row) for name, row in rows.items()}}
-    document["oracle_loss"] = oracles
     print(json.dumps(document))
     return 0 if is_fine else 1
 
 
-def table(rows: Mapping[str, Figures], oracles: Mapping[str, float | None]) -> str:
+def table(rows: Mapping[str, Figures]) -> str:
     head = f"{'recording':20} {'decisions':>9} {'same chain':>10} {'same route':>10}"
-    lines = [f"{head} {'scored':>7} {'regret':>7} {'now':>7} {'recorded':>9} {'oracle':>7}"]
+    lines = [f"{head} {'scored':>7} {'regret':>7} {'now':>7} {'recorded':>9}"]
     for name, row in rows.items():
-        oracle = oracles.get(name)
         lines.append(
             f"{name:20} {row.decisions:9} {row.same_chain:10.2%} {row.same_route:10.2%} "
-            f"{row.scored:7} {row.regret:7.2%} {row.loss_now:7.2%} {row.loss:9.2%} "
-            f"{'-' if oracle is None else format(oracle, '.2%'):>7}"
+            f"{row.scored:7} {row.regret:7.2%} {row.loss_now:7.2%} {row.loss:9.2%}"
         )
     return "\n".join(lines)
 

@@ -113,24 +113,6 @@ def _rounds(recording: Recording) -> dict[tuple[str, int], dict[Chain, list[floa
     return {key: dict(by_chain) for key, by_chain in found.items()}
 
 
-def oracle_loss(recording: Recording) -> float | None:
-    """What one would lose, by one round, who chose the chain that was best in all other rounds.
-
-    No decision can be told from a better one by less than that. None: there is one round at most.
-    """
-    losses = []
-    for by_chain in _rounds(recording).values():
-        count = min(map(len, by_chain.values()))
-        for left_out in range(count if count > 1 else 0):
-            others = {
-                chain: median([*rates[:left_out], *rates[left_out + 1 :]])
-                for chain, rates in by_chain.items()
-            }
-            judged = {chain: rates[left_out] for chain, rates in by_chain.items()}
-            losses.append(loss(judged, max(others, key=lambda chain: others[chain])) or 0.0)
-    return fmean(losses) if losses else None
-
-
 def loss(rates: dict[Chain, float] | None, chain: Chain) -> float | None:
     if rates is None or chain not in rates:
         return None

@@ -8,13 +8,6 @@ attained at each point with seed 0: equal after a move, to the last digit.
   `--part third` (the default) has every stretch on every machine at one acceptance, `--part all` at
   all three, and `--part few` takes less than a minute.
 - `--write` adds what the file does not have yet, point by point: it may be stopped and goes on.
-- `python -m checks.replay digest --pair NEW OLD [--half judging]` shows for each point the paired
-  difference of attainment, NEW - OLD in percentage points, over the seeds of one half, with its 95%
-  interval (Student's t). Exit code 1 where an interval lies wholly below -1 point, or the mean over
-  all points is negative. Seeds draw acceptances; arrivals stay.
-
-Stretches of even numbers and seeds 0 to 7 are for choosing constants, stretches of odd numbers and
-seeds 8 to 15 for judging them. That was fixed before anybody tuned with them.
 
 The machines are in `machines.json`: measured curves of a CPU, and the two tables that AdaServe's
 artifact published.
@@ -22,7 +15,6 @@ artifact published.
 
 import argparse
 import json
-import math
 import multiprocessing
 import os
 import sys
@@ -31,25 +23,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 from tqdm import tqdm
 
 from checks.replay.simulation import POLICIES, MachineFile, Result, load_machines, simulate
-from checks.replay.stretches import (
-    CHOOSING_SEEDS,
-    JUDGING_SEEDS,
-    Arrival,
-    is_for_choosing,
-    load_stretches,
-)
+from checks.replay.stretches import Arrival, load_stretches
 
 FILE = Path(__file__).parent / "digest.json"
 ACCEPTANCES = (0.65, 0.75, 0.85)
 _FEW = (9, 17)  # stretches
-_MOST_LOSS = 1.0  # percentage points
-_T95 = {7: 2.365}  # of Student's distribution, two-sided, by degrees of freedom
 
 
 @dataclass(frozen=True)
@@ -66,7 +49,6 @@ class Point:
 class Job:
     point: Point
     policy: str
-    seed: int = 0
 
 
 @cache
@@ -94,7 +76,7 @@ def points(part: str = "all") -> list[Point]:
 
 def run_job(job: Job) -> tuple[Job, Result]:
     machine, stretch = _machines()[job.point.machine], _stretches()[job.point.stretch]
-    return job, simulate(machine, job.point.acceptance, stretch, job.policy, job.seed)
+    return job, simulate(machine, job.point.acceptance, stretch, job.policy, 0)
 
 
 def run_all(jobs: Sequence[Job], processes: int) -> Iterator[tuple[Job, Result]]:
@@ -138,54 +120,6 @@ def summary(digest: Mapping[str, Mapping[str, Any]]) -> str:
     for place, row in totals.items():
         lines.append(f"{place:16}" + "".join(f"{row[name]:14}" for name in names))
     return "\n".join(lines)
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Of attainment in percentage points, with its 95% interval."""
-
-    mean: float
-    half_width: float
-
-    @classmethod
-    def of(cls, new: Sequence[Result], old: Sequence[Result]) -> "Difference":
-        each = [
-            100 * (b.violations - a.violations) / a.requests for a, b in zip(new, old, strict=True)
-        ]
-        t95 = _T95[len(each) - 1]
-        return cls(fmean(each), t95 * stdev(each) / math.sqrt(len(each)))
-
-    @property
-    def is_loss(self) -> bool:
-        return self.mean + self.half_width < -_MOST_LOSS
-
-
-def compare_pair(options: argparse.Namespace) -> int:
-    new, old = options.pair
-    is_choosing = options.half == "choosing"
-    seeds = CHOOSING_SEEDS if is_choosing else JUDGING_SEEDS
-    chosen = [
-        point
-        for point in points()
-        if is_for_choosing(point.stretch) == is_choosing and _is_wanted(point, options)
-    ]
-    jobs = [Job(point, name, seed) for point in chosen for name in (new, old) for seed in seeds]
-    results = dict(run_all(jobs, options.jobs))
-    found = {
-        point: Difference.of(
-            [results[Job(point, new, seed)] for seed in seeds],
-            [results[Job(point, old, seed)] for seed in seeds],
-        )
-        for point in chosen
-    }
-    for point, one in found.items():
-        mark = "  behind" if one.is_loss else ""
-        print(f"{point!s:22} {one.mean:+7.2f} +- {one.half_width:5.2f}{mark}")
-    mean = fmean(one.mean for one in found.values())
-    losses = [str(point) for point, one in found.items() if one.is_loss]
-    is_fine = not losses and mean >= 0.0
-    print(json.dumps({"ok": is_fine, "pair": [new, old], "mean": mean, "behind": losses}))
-    return 0 if is_fine else 1
 
 
 def compare_digest(options: argparse.Namespace) -> int:
@@ -233,11 +167,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--part", choices=("few", "third", "all"), default="third")
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--pair", nargs=2, metavar=("NEW", "OLD"))
-    parser.add_argument("--half", choices=("choosing", "judging"), default="choosing")
     parser.add_argument("--machine", nargs="*", choices=list(_machines()))
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
-    options = parser.parse_args(arguments)
-    if options.pair:
-        return compare_pair(options)
-    return compare_digest(options)
+    return compare_digest(parser.parse_args(arguments))

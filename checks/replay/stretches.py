@@ -20,7 +20,6 @@ from pathlib import Path
 
 FILE = Path(__file__).parent / "stretches.csv.gz"
 REQUESTS = 160  # of a stretch
-CHOOSING_SEEDS, JUDGING_SEEDS = range(8), range(8, 16)
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,3 @@ def load_stretches() -> list[list[Arrival]]:
                 )
             )
     return found
-
-
-def is_for_choosing(stretch: int) -> bool:
-    return stretch % 2 == 0

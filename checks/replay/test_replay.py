@@ -9,7 +9,7 @@ import pytest
 
 from checks.replay.__main__ import main
 from checks.replay.adapter import Answer, Decider
-from checks.replay.compare import Compared, Figures, Measured, decide_again, loss, oracle_loss
+from checks.replay.compare import Compared, Figures, Measured, decide_again, loss
 from checks.replay.facts import Fact
 from checks.replay.recording import FOLDER, SUFFIX, Phase, Recording, Round
 
@@ -41,35 +41,6 @@ def test_a_broken_scheduler_is_caught(recording: Recording) -> None:
     figures = Figures.of(decide_again(recording, most=MOST, decider_of=Broken))
     assert figures.loss_now > figures.loss + 0.01
     assert figures.same_chain < 0.95
-
-
-def test_the_oracle_loses_what_rounds_differ_by() -> None:
-    phases = [Phase("static", ("a", "b"), 1, "code"), Phase("static", ("b",), 1, "code")]
-    steady = [Round(phase, 10, ms) for phase, ms in ((0, 10.0), (1, 20.0))] * 2
-    assert (
-        oracle_loss(
-            Recording(name="same", about={}, schedulers=[], phases=phases, rounds=steady, facts=[])
-        )
-        == 0.0
-    )
-    # Who is best in one round is worst in the other: the oracle chooses wrongly both times.
-    swapped = [Round(phase, 10, ms) for phase, ms in ((0, 10.0), (1, 20.0), (0, 20.0), (1, 10.0))]
-    assert (
-        oracle_loss(
-            Recording(
-                name="swapped", about={}, schedulers=[], phases=phases, rounds=swapped, facts=[]
-            )
-        )
-        == 0.5
-    )
-    assert (
-        oracle_loss(
-            Recording(
-                name="once", about={}, schedulers=[], phases=phases, rounds=steady[:2], facts=[]
-            )
-        )
-        is None
-    )
 
 
 def test_the_command_says_so_in_its_exit_code_and_its_last_line(

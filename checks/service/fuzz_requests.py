@@ -3,11 +3,13 @@
 Contract: strategies only; nothing is sent here. Schemathesis makes bodies that fit the schema and
 bodies that do not. Most of those would be refused for one field, so others take a body that would
 be served and graft a few generated fields onto it. Raw requests are what no schema describes:
-bytes, deep nesting, huge numbers, halves of surrogate pairs, wrong content types and methods.
+bytes, what `hostile` has (deep nesting, huge numbers, halves of surrogate pairs), wrong content
+types and methods.
 Whatever would be served asks for few tokens.
 """
 
 import json
+import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +19,7 @@ from schemathesis import GenerationMode
 from schemathesis.core import NOT_SET
 
 from checks.service.fuzz_answer import SERVED, Sent
+from checks.service.hostile import hostile_request
 
 _MOST_TOKENS = 8
 _MOST_SAMPLES = 4
@@ -27,7 +30,6 @@ _TYPES = (
     "application/json", "application/json; charset=utf-16", "text/plain", "", "application/xml",
     "multipart/form-data; boundary=x", "application/x-www-form-urlencoded", "\xff", "json",
 )  # fmt: skip
-_HUGE = (10**400, -(10**400), 2**63, 2**64, 2**31, 1e308, -0.0, 5e-324, float("inf"), float("nan"))
 
 
 def every_request(schema: schemathesis.BaseSchema) -> "st.SearchStrategy[Sent]":
@@ -81,43 +83,8 @@ def raw_requests() -> "st.SearchStrategy[Sent]":
 
 
 def _odd_bodies() -> "st.SearchStrategy[bytes]":
-    return st.one_of(_deep_bodies(), _huge_bodies(), _surrogate_bodies(), _broken_bodies())
-
-
-@st.composite
-def _deep_bodies(draw: st.DrawFn) -> bytes:
-    depth = draw(st.sampled_from((10, 500, 5_000, 100_000)))
-    opening, closing = draw(st.sampled_from((("[", "]"), ('{"a":', "}"))))
-    inner = "1" if opening != "[" else ""
-    nested = opening * depth + inner + closing * depth * draw(st.booleans())
-    path = draw(st.sampled_from(tuple(SERVED)))
-    name = draw(st.sampled_from(("prompt", "guided_json", "messages", "logit_bias", "anything")))
-    others = json.dumps(SERVED[path])[1:-1]
-    return f'{{{others}, "{name}": {nested}}}'.encode()
-
-
-@st.composite
-def _huge_bodies(draw: st.DrawFn) -> bytes:
-    body: dict[str, Any] = dict(SERVED[draw(st.sampled_from(tuple(SERVED)))])
-    numbers = (
-        "temperature", "top_p", "top_k", "min_p", "seed", "n", "logprobs", "min_tokens",
-        "timeout_s", "priority", "repetition_penalty", "presence_penalty", "prompt", "tokens",
-    )  # fmt: skip
-    for name in draw(st.lists(st.sampled_from(numbers), min_size=1, max_size=3)):
-        body[name] = draw(st.sampled_from(_HUGE))
-    return encoded(body)
-
-
-@st.composite
-def _surrogate_bodies(draw: st.DrawFn) -> bytes:
-    """As escapes, which JSON allows, and as bytes, which are no UTF-8."""
-    text = draw(st.sampled_from(("\ud800", "a\udfff", "\udc00\ud800")))
-    path = draw(st.sampled_from(tuple(SERVED)))
-    name = draw(st.sampled_from(("prompt", "stop", "model", "user", "guided_regex", text)))
-    body = {**SERVED[path], name: text}
-    if draw(st.booleans()):
-        return json.dumps(body).encode()
-    return json.dumps(body, ensure_ascii=False).encode(errors="surrogatepass")
+    draws = st.integers(0, 2**32 - 1).map(random.Random)
+    return st.one_of(draws.map(hostile_request).map(lambda one: one.content), _broken_bodies())
 
 
 @st.composite

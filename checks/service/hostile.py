@@ -22,17 +22,19 @@ _FIELDS = (
     "chat_template", "chat_template_kwargs", "documents", "echo", "suffix", "user", "prediction",
 )  # fmt: skip
 _VALUES: tuple[Any, ...] = (
-    None, True, False, 0, -1, 1, 2**31, 2**63, 2**64, -(2**63), 10**30, 0.5, -0.0, 1e308,
-    float("nan"), float("inf"), "", "a", "\x00", "\ud800", "\u202e", "a" * 70_000, [], [[]], [None],
-    [-1], [2**31], ["a"] * 3000, list(range(5000)), {}, {"": ""}, {"a": {"b": {"c": []}}}, {"5": 1},
-    {"5": float("nan")}, [{"role": "user", "content": None}], [{"role": "x", "content": "a"}],
-    [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}], "{{ 7 * 7 }}",
+    None, True, False, 0, -1, 1, 2**31, 2**63, 2**64, -(2**63), 10**30, 10**400, 0.5, -0.0, 1e308,
+    5e-324, float("nan"), float("inf"), "", "a", "\x00", "\ud800", "\u202e", "a" * 70_000, [], [[]],
+    [None], [-1], [2**31], ["a"] * 3000, list(range(5000)), {}, {"": ""}, {"a": {"b": {"c": []}}},
+    {"5": 1}, {"5": float("nan")}, [{"role": "user", "content": None}],
+    [{"role": "x", "content": "a"}], "{{ 7 * 7 }}",
+    [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}],
     "{% for i in range(10**9) %}{% endfor %}", {"type": "json_schema"}, {"chain": ["a"]},
     {"tpot_ms": -1}, "../../etc/passwd",
 )  # fmt: skip
 _WRONG: tuple[bytes, ...] = (
     b"", b"{", b"[" * 100_000, b'{"prompt": ' * 50_000, b"\xff\xfe", b"\x00", b"null", b"[]", b"7",
     b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", b'{"prompt": "\xed\xa0\x80"}', b'"a"',
+    b'{"messages": ' + b"[" * 5000 + b"]" * 5000 + b"}", b'{"\\udc00\\ud800": 1}',
     b'{"prompt": "a"}}', b'{"prompt": "a", "prompt": 7}', b" " * 100_000 + b"{}",
 )  # fmt: skip
 
@@ -40,14 +42,15 @@ _WRONG: tuple[bytes, ...] = (
 def requests(count: int, structures: int, seed: int) -> list[Sent]:
     """So many, so many of them with structures, in any order."""
     generator = random.Random(seed)
-    plain = [_one(generator) for _ in range(count - structures)]
+    plain = [hostile_request(generator) for _ in range(count - structures)]
     bombs = [_bomb(source, generator) for source in itertools.islice(_sources(seed), structures)]
     together = [*plain, *bombs]
     generator.shuffle(together)
     return together
 
 
-def _one(generator: random.Random) -> Sent:
+def hostile_request(generator: random.Random) -> Sent:
+    """Any but those with structures."""
     path = generator.choice(list(SERVED))
     if generator.random() < 0.1:
         return Sent("POST", path, _JSON, generator.choice(_WRONG))
