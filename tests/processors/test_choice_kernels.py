@@ -9,10 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from processors.contexts import Contexts
 from processors.noise import gumbel
-from processors.sampler import Sampler
-from processors.sampling_row import SamplingSettings
 from tests.triton_interpreter import DEVICE, ON_GPU, needs_triton
 
 pytestmark = [
@@ -72,34 +69,6 @@ def hostile_logits(count: int, dtype: torch.dtype) -> Tensor:
     broken = torch.rand(logits.shape, generator=random) < 0.1
     logits[(kind == 7)[:, None] & broken] = torch.nan
     return logits
-
-
-@pytest.mark.long
-def test_the_choice_is_the_samplers_on_ten_thousand_rows() -> None:
-    """Half of them greedy, where ties are many; the others by their noise."""
-    requests, each = 100, 100
-    count = requests * each
-    settings = [
-        SamplingSettings(temperature=(0.0, 0.7, 0.0, 1.0)[row % 4], seed=7**row % 2**64, stream=row)
-        for row in range(requests)
-    ]
-    sampler = Sampler(VOCAB, window=each)
-    for row, one in enumerate(settings):
-        sampler.open(row, one)
-    rows, positions = np.repeat(np.arange(requests), each), np.tile(np.arange(each), requests)
-    logits = hostile_logits(count, torch.float32)
-    wanted, scores = sampler.choose(
-        logits, Contexts(rows=rows, positions=positions, depths=np.zeros_like(rows))
-    )
-    keys = np.zeros((4, count), dtype=np.uint64)
-    keys[0] = np.array([one.seed for one in settings], dtype=np.uint64)[rows]
-    keys[1], keys[2] = rows, positions
-    own = np.array([one.temperature for one in settings])[rows]
-    got = best(logits, keys, torch.from_numpy(own), 1)
-    assert torch.equal(got.ids[:, 0].cpu(), wanted)
-    torch.testing.assert_close(
-        got.scores[:, 0].cpu(), scores.double(), rtol=0, atol=1e-12, equal_nan=True
-    )
 
 
 @pytest.mark.parametrize("width", [1, 3, 8])

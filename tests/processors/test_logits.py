@@ -8,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import TopPLogitsWarper
 
 from processors.logits import (
     add_entries,
@@ -22,9 +21,7 @@ from processors.logits import (
 )
 
 VOCAB = 50
-ROWS = 20
 HOST = torch.device("cpu")
-NOTHING = torch.zeros(1, 0, dtype=torch.int64)
 
 
 @settings(deadline=None)
@@ -38,27 +35,6 @@ def test_scores_of_whatever_device_are_worked_on_in_parts_of_bounded_memory(
     most = threads * 2**19 if device == "cpu" else 2**25
     assert all((part.stop - part.start) <= max(threads, most // size) for part in found)
     assert len(found) == max(1, -(-count // max(threads, most // size)))
-
-
-def random_scores(seed: int = 0) -> Tensor:
-    drawn = torch.Generator().manual_seed(seed)
-    return 3 * torch.randn(ROWS, VOCAB, generator=drawn, dtype=torch.float64)
-
-
-@pytest.mark.parametrize("top_p", [0.01, 0.5, 0.9, 0.999])
-@pytest.mark.parametrize("repeated", [1, 700])
-def test_top_p_equals_that_of_transformers(top_p: float, repeated: int) -> None:
-    scores = random_scores().repeat(1, repeated)
-    scores += 1e-3 * torch.arange(scores.shape[1])  # of ties `transformers` keeps others
-    wanted = TopPLogitsWarper(top_p)(NOTHING, scores)
-    keep_top_p(scores, column([top_p] * ROWS, HOST))
-    assert torch.equal(scores, wanted)
-
-
-def test_ties_of_the_kth_largest_stay() -> None:
-    scores = torch.tensor([[1.0, 5.0, 3.0, 3.0, 0.0]])
-    keep_top_k(scores, [2])
-    assert scores[0].isfinite().tolist() == [False, True, True, True, False]
 
 
 def test_top_p_breaks_ties_to_the_lowest_id() -> None:

@@ -72,69 +72,9 @@ def test_a_uniform_knows_nothing_of_the_gumbel_noise_of_its_key() -> None:
         assert abs(np.corrcoef(as_uniform[:, token], values)[0, 1]) < 0.06
 
 
-def test_a_bank_gives_each_row_the_noise_of_its_seed_and_stream() -> None:
-    bank = make_bank()
-    seeds = {4: (10, 0), 0: (11, 0), 7: (10, 2**32 + 1)}
-    for row, (seed, stream) in seeds.items():
-        bank.open(row, seed, stream)
-    rows, positions = [4, 4, 0, 7, 0], [0, 3, 3, 0, 9]
-    for _ in range(2):  # computed, then remembered
-        taken = bank.take(HOST, rows, positions).numpy()
-        for noise, row, position in zip(taken, rows, positions, strict=True):
-            seed, stream = seeds[row]
-            assert np.array_equal(noise, gumbel(seed, position, VOCAB, stream))
-
-
-def test_a_ring_is_written_anew_as_positions_move_on() -> None:
-    bank = make_bank(window=4)
-    bank.open(0, seed=5)
-    for position in [0, 1, 2, 3, 4, 5, 3, 2, 9, 5]:  # forwards, and back within the window
-        noise = bank.take(HOST, [0], [position])[0].numpy()
-        assert np.array_equal(noise, gumbel(5, position, VOCAB))
-
-
-def test_a_row_that_is_opened_again_forgets_its_former_seed() -> None:
-    bank = make_bank()
-    bank.open(0, seed=5)
-    bank.take(HOST, [0], [2])
-    bank.close(0)
-    bank.close(0)  # of a row without noise: nothing
-    bank.open(0, seed=6)
-    assert np.array_equal(bank.take(HOST, [0], [2])[0].numpy(), gumbel(6, 2, VOCAB))
-
-
 def test_every_draw_for_a_position_has_noise_of_its_own() -> None:
     assert not np.array_equal(gumbel(3, 5, VOCAB), gumbel(3, 5, VOCAB, draw=1))
     assert uniform(3, 5) != uniform(3, 5, draw=1)
-    bank = make_bank(window=4)
-    bank.open(0, 7)
-    for draw in (1, 2, 0, 2):
-        taken = bank.take(HOST, [0], [3], [draw])[0].numpy()
-        assert np.array_equal(taken, gumbel(7, 3, VOCAB, draw=draw))
-
-
-def test_float32_noise_is_the_rounded_float64_noise() -> None:
-    bank = make_bank(window=4)
-    bank.open(0, seed=5)
-    bank.take(HOST, [0], [1])  # before anybody asked for float32
-    for row in range(1, 4):
-        bank.open(row, seed=5 + row)  # and as the bank grows
-        for position in (1, 2, 6, 2):
-            taken = bank.take(HOST, [0, row], [position] * 2, dtype=torch.float32)
-            assert taken.dtype == torch.float32
-            assert torch.equal(taken, bank.take(HOST, [0, row], [position] * 2).float())
-            wanted = gumbel(5 + row, position, VOCAB).astype(np.float32)
-            assert np.array_equal(taken[1].numpy(), wanted)
-
-
-def test_what_is_taken_is_a_copy() -> None:
-    bank = make_bank()
-    bank.open(0, seed=5)
-    for dtype in (torch.float64, torch.float32):
-        bank.take(HOST, [0], [3], dtype=dtype).zero_()
-        assert torch.equal(
-            bank.take(HOST, [0], [3], dtype=dtype)[0].double() != 0, torch.ones(VOCAB) > 0
-        )
 
 
 def test_a_row_without_noise_is_refused() -> None:
@@ -159,6 +99,39 @@ def test_a_bank_recalls_positions_that_its_ring_has_lost(dtype: torch.dtype) -> 
     bank.take(HOST, [1], [3], draws=[2])  # of which it knows nothing
     again = bank.recall(HOST, np.array([1]), np.array([3]), dtype)[0]
     assert torch.equal(again, found[2])
+
+
+asked_once = st.dictionaries(  # draws, by row and place in its ring
+    st.tuples(st.integers(0, 2), st.integers(0, 3)), st.integers(0, 2), min_size=1, max_size=4
+)
+asked_of_a_bank = st.tuples(
+    st.sampled_from([HOST, OTHER]),
+    st.integers(0, 9),
+    asked_once,
+    st.sampled_from([torch.float64, torch.float32]),
+)
+
+
+@given(st.lists(st.one_of(st.integers(0, 2), asked_of_a_bank), max_size=12))
+def test_whatever_was_asked_before_noise_is_of_seed_stream_position_and_draw(
+    steps: list[int | tuple[torch.device, int, dict[tuple[int, int], int], torch.dtype]],
+) -> None:
+    """Rings are written anew as positions move on; a number: that row is opened again."""
+    bank, keys = make_bank(window=4), dict[int, tuple[int, int]]()
+    for number, step in enumerate([*range(3), *steps]):
+        if isinstance(step, int):
+            bank.close(step)  # of a row without noise: nothing
+            keys[step] = 100 + number, 2**32 * number
+            bank.open(step, *keys[step])
+            continue
+        device, first, draws, dtype = step
+        rows, positions = [row for row, _ in draws], [first + place for _, place in draws]
+        taken = bank.take(device, rows, positions, [*draws.values()], dtype)
+        for noise, row, position, draw in zip(taken, rows, positions, draws.values(), strict=True):
+            seed, stream = keys[row]
+            wanted = torch.from_numpy(gumbel(seed, position, VOCAB, stream, draw)).to(dtype)
+            assert torch.equal(noise, wanted)
+        taken.zero_()  # it is a copy
 
 
 @given(
@@ -193,14 +166,6 @@ def test_devices_share_what_was_drawn_and_each_gets_the_noise_of_the_seed(
                 wanted = torch.from_numpy(gumbel(row, position, VOCAB)).to(dtype)
                 assert torch.equal(noise, wanted)
     assert len(drawn) == len(set(drawn))
-
-
-def test_a_device_that_asks_later_gets_the_same_noise() -> None:
-    bank = make_bank()
-    bank.open(0, seed=5)
-    first = bank.take(OTHER, [0, 0], [3, 4])
-    assert torch.equal(bank.take(HOST, [0, 0], [4, 3]), first.flip(0))
-    assert np.array_equal(bank.peek(0, 3), first[0].numpy())
 
 
 def test_a_bank_that_could_not_grow_on_one_device_grows_when_it_can(

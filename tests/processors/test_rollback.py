@@ -120,11 +120,3 @@ def test_rows_that_are_not_named_stay() -> None:
         cycle.open(row, [1, 2], 2)
     RollbackProcessor().rollback(cycle.state, cycle.manager, np.array([1]), np.array([2]))
     assert cycle.state.lengths(np.array([0, 1])).tolist() == [2, 1]
-
-
-def test_no_rows_are_nothing_to_do() -> None:
-    cycle = Cycle(1)
-    cycle.open(0, [1, 2], 2)
-    nothing = np.zeros(0, dtype=np.int64)
-    RollbackProcessor().rollback(cycle.state, cycle.manager, nothing, nothing)
-    assert cycle.state.lengths(np.array([0])).tolist() == [2]

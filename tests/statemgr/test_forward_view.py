@@ -155,28 +155,6 @@ def assert_equal(got: Tensor, wanted: Tensor) -> None:
     torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "second",
-    [
-        {0: 1, 1: 1, 2: 1},  # a decode step as it stands
-        {0: 1, 1: 5, 2: 3},  # ragged
-        {0: 2, 2: 1},  # an idle row between
-        {0: 1, 3: 2, 4: 1},  # too many idle ones: two groups
-        {1: 1, 2: 40, 3: 2},  # a prefill chunk beside decode rows
-        {0: 17, 1: 16, 7: 16},
-        {6: 4},
-        {0: 130},  # past the first quantum of slots
-    ],
-)
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (3, 1), (2, 2)])
-def test_packed_attention_equals_naive(second: dict[int, int], heads: int, kv_heads: int) -> None:
-    bench = Bench(heads, kv_heads)
-    got, wanted, _ = bench.forward({row: 3 + 2 * row for row in range(ROWS)})
-    assert_equal(got, wanted)
-    got, wanted, _ = bench.forward(second)
-    assert_equal(got, wanted)
-
-
 @pytest.mark.parametrize("window", [1, 3, 8, 1000])
 def test_a_sliding_window_counts_positions_not_slots(window: int) -> None:
     bench = Bench()
@@ -187,33 +165,9 @@ def test_a_sliding_window_counts_positions_not_slots(window: int) -> None:
     assert_equal(got, wanted)
 
 
-@pytest.mark.parametrize("window", [None, 1, 2, 3, 5, 1000])
 @pytest.mark.parametrize(
-    ("counts", "parents"),
-    [
-        ({0: 1}, {0: [-1, -1, 0, 0, 1, 2, 5]}),
-        ({0: 1, 1: 1}, {0: [-1, -1, 0], 1: [-1, 0, 0]}),
-        ({0: 1, 1: 4, 2: 2}, {0: [-1, -1], 2: [-1, 0, 0, 0, 1]}),  # no nodes between
-        ({0: 2, 3: 1}, {3: [-1, -1, 1, 1]}),  # idle rows between
-        ({1: 1, 2: 40, 3: 1}, {1: [-1, -1], 3: [-1, -1, 1]}),  # a prefill chunk
-        ({2: 1, 3: 1}, {2: [-1] * 20, 3: [-1, 0]}),  # a tree too large to share a group
-    ],
+    ("window", "value_dim"), [(None, DIM), (1, DIM), (2, 6), (4, DIM), (None, 3), (1000, DIM)]
 )
-def test_nodes_attend_to_their_ancestors_only(
-    counts: dict[int, int], parents: dict[int, list[int]], window: int | None
-) -> None:
-    bench = Bench()
-    bench.forward({row: 1 + 2 * row for row in range(ROWS)}, window)
-    bench.forward({0: 9, 2: 3}, window)
-    bench.rollback(2, 5)
-    for _ in range(2):
-        got, wanted, _ = bench.forward(counts, window, parents=parents)
-        assert_equal(got, wanted)
-    got, wanted, _ = bench.forward(dict.fromkeys(counts, 2), window)
-    assert_equal(got, wanted)
-
-
-@pytest.mark.parametrize(("window", "value_dim"), [(None, DIM), (4, DIM), (None, 3), (4, 6)])
 def test_random_trees_equal_naive(window: int | None, value_dim: int) -> None:
     random = np.random.default_rng(2)
     bench = Bench(value_dim=value_dim)
@@ -222,7 +176,7 @@ def test_random_trees_equal_naive(window: int | None, value_dim: int) -> None:
         counts = {row: int(random.integers(1, 4)) for row in rows}
         parents = {
             row: [int(random.integers(-1, node)) if node else -1 for node in range(size)]
-            for row, size in zip(rows, random.integers(1, 12, size=len(rows)), strict=True)
+            for row, size in zip(rows, random.choice([1, 4, 8, 11, 21], len(rows)), strict=True)
             if row == rows[0] or random.random() < 0.7
         }
         got, wanted, _ = bench.forward(counts, window, parents=parents)
@@ -248,15 +202,17 @@ def test_a_sink_takes_weight_from_what_is_seen(softcap: float | None) -> None:
         assert_equal(got, wanted)
 
 
-def test_random_packs_equal_naive() -> None:
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (3, 1), (2, 2)])
+def test_random_packs_equal_naive(heads: int, kv_heads: int) -> None:
+    """Past the first quantum of slots, too."""
     random = np.random.default_rng(1)
-    bench = Bench()
-    for _ in range(25):
+    bench = Bench(heads, kv_heads)
+    for _ in range(12):
         rows = random.choice(ROWS, size=int(random.integers(1, ROWS + 1)), replace=False)
-        counts = {int(row): int(random.choice([1, 1, 2, 4, 19])) for row in rows}
+        counts = {int(row): int(random.choice([1, 1, 2, 4, 16, 40])) for row in rows}
         for row in counts:
-            if len(bench.pasts[row].positions) > 100:
-                bench.rollback(row, int(random.integers(0, 100)))
+            if len(bench.pasts[row].positions) > 150:
+                bench.rollback(row, int(random.integers(0, 150)))
         got, wanted, _ = bench.forward(counts)
         assert_equal(got, wanted)
 

@@ -16,10 +16,12 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def store() -> KVStore:
-    """Layers of two shapes, of one values narrower than keys; every slot holds its number."""
-    shapes = ((1, 2, 2), (2, 3, 2), (1, 2, 2))
-    layers = dict(enumerate(kv_layer(CPU, torch.float64, *shape) for shape in shapes))
+    """Layers of two shapes and dtypes, of one values narrower than keys; every slot holds its
+    number."""
+    wide, narrow = (torch.float64, 1, 2, 2), (torch.float32, 2, 3, 2)
+    layers = dict(enumerate(kv_layer(CPU, *one) for one in (wide, narrow, wide)))
     store = KVStore(layers, slots=16)
+    assert store.nbytes == 16 * (2 * 4 * 8 + 2 * (3 + 2) * 4)
     for layer in range(3):
         for part in store.layer(layer):
             part.copy_(torch.arange(16)[:, None, None].expand_as(part))
@@ -34,8 +36,8 @@ def held(store: KVStore) -> list[list[float]]:
 
 
 def test_slots_move_in_all_layers_though_source_and_destination_overlap(store: KVStore) -> None:
-    store.move(np.array([5, 6, 7]), np.array([4, 5, 6]))
-    assert held(store) == [[0, 1, 2, 3, 5, 6, 7, 7, *range(8, 16)]] * 6
+    store.move(np.array([5, 6, 9]), np.array([4, 5, 6]))
+    assert held(store) == [[0, 1, 2, 3, 5, 6, 9, *range(7, 16)]] * 6
 
 
 def test_consecutive_slots_move_either_way_without_indices(store: KVStore) -> None:

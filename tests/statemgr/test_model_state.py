@@ -73,14 +73,6 @@ def test_a_drafter_keeps_an_accepted_path_where_it_lies() -> None:
     state.check_integrity(0, np.array([*range(100, 108), 109, 111, 5]))
 
 
-def test_a_canonical_state_orders_an_accepted_path_by_position() -> None:
-    state = make_state(canonical=True)
-    fill(state, 0, [0, 2, 1])  # a child was written before its parent
-    state.commit(ROWS, np.array([1]), np.array([1, 2]))
-    assert stored(state, 0, 3) == [1, 3, 2]
-    state.check_integrity(0, np.array([100, 102, 101, 5]))
-
-
 @pytest.mark.parametrize(("base", "end"), [(4, 5), (2, 2)])  # then it is compacted, too
 def test_what_was_given_back_is_not_committed(base: int, end: int) -> None:
     state = make_state()
@@ -124,22 +116,6 @@ def test_tokens_that_the_device_drafted_are_learnt_later() -> None:
     state.check_integrity(2, np.array([30, 31, 32]))
     with pytest.raises(AssertionError):
         state.check_integrity(2, np.array([30, 99, 32]))
-
-
-def test_layers_of_different_shapes_move_together() -> None:
-    cpu = torch.device("cpu")
-    shapes = {0: kv_layer(cpu, torch.float64, 2, 4), 1: kv_layer(cpu, torch.float32, 1, 8)}
-    state = ModelState(shapes, rows=1, slots=4)
-    slots = state.append(ROWS, np.array([3]), np.array([5, 6, 7]), np.array([0, 1, 1]))
-    for layer in range(2):
-        state.store.layer(layer)[0][torch.from_numpy(slots)] += torch.tensor([1, 2, 3])[
-            :, None, None
-        ]
-    state.commit(ROWS, np.array([1]), np.array([2]))
-    state.fix_kv_cache(ROWS, hole_share=0.0)
-    assert state.store.layer(0)[0][:2, 1, 3].tolist() == [1, 3]
-    assert state.store.layer(1)[0][:2, 0, 7].tolist() == [1, 3]
-    assert state.store.nbytes == 2 * 4 * (8 * 8 + 8 * 4)
 
 
 def _lose_a_slot(state: ModelState) -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from research.policies.paper import PAPER, predict_paper
+from research.policies.paper import predict_paper
 from specrouter.config import SchedulerConfig, TreesConfig
 from specrouter.config.policies import CHAIN_POLICIES
 from specrouter.cycle import DraftShape
@@ -40,15 +40,10 @@ def test_equal_models_accept_all_and_disjoint_ones_nothing(
     assert predict_paper(PAIR, known, 3) == pytest.approx(3 * 11.0 / tokens)
 
 
-def test_a_configuration_names_it() -> None:
-    for name in ("paper", "research.policies:PAPER"):
-        assert CHAIN_POLICIES.find(name) is PAPER
-    assert selection_of(TreesConfig(), SchedulerConfig(policy="paper")) is WHOLE
-
-
 def test_of_these_it_alone_decides_in_every_cycle() -> None:
     found = {name: CHAIN_POLICIES.find(name).decides_every_cycle for name in CHAIN_POLICIES.names}
     assert [name for name, decides in found.items() if decides] == ["paper"]
+    assert selection_of(TreesConfig(), SchedulerConfig(policy="paper")) is WHOLE
 
 
 def test_it_may_choose_every_chain() -> None:

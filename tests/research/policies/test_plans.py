@@ -7,13 +7,45 @@ from typing import Any
 import numpy as np
 import pytest
 
-from research.policies.adaserve import ADASERVE, EQUAL_GREEDY, SPECINFER, AdaServe
+from research.policies.adaserve import (
+    ADASERVE,
+    ADASERVE_SLO_PHASE,
+    EQUAL_GREEDY,
+    SPECINFER,
+    AdaServe,
+)
+from research.policies.flowguard_printed import FLOWGUARD_PRINTED
+from research.policies.paper import PAPER
+from research.policies.specustream import SPECUSTREAM, SPECUSTREAM_FIXED
+from specrouter.config.policies import CHAIN_POLICIES, NODE_SELECTIONS, REPLICA_POLICIES
 from specrouter.cycle import DraftShape
 from specrouter.profile.cycle_times import Workload
 from specrouter.request.spec import SpeculationOverride
 from specrouter.slo.node_selection import NodeSelection
+from tests.specrouter.cluster.states import state, view
+from tests.specrouter.cluster.test_policy import burst, ranked
 from tests.specrouter.predictions import PAIR
 from tests.specrouter.routing.test_planner import CHEAP, Planned, Request, pairs
+
+
+@pytest.mark.parametrize(
+    ("registry", "name", "policy"),
+    [
+        (REPLICA_POLICIES, "flowguard-printed", FLOWGUARD_PRINTED),
+        (CHAIN_POLICIES, "paper", PAPER),
+        (CHAIN_POLICIES, "specustream", SPECUSTREAM),
+        (CHAIN_POLICIES, "specustream-fixed", SPECUSTREAM_FIXED),
+        (NODE_SELECTIONS, "adaserve", ADASERVE),
+        (NODE_SELECTIONS, "adaserve-slo-phase", ADASERVE_SLO_PHASE),
+        (NODE_SELECTIONS, "equal-greedy", EQUAL_GREEDY),
+        (NODE_SELECTIONS, "specinfer", SPECINFER),
+    ],
+)
+def test_a_configuration_names_it_by_a_short_name_and_by_where_it_is(
+    registry: Any, name: str, policy: object
+) -> None:
+    address = f"research.policies:{name.replace('-', '_').upper()}"
+    assert registry.find(name) is registry.find(address) is policy
 
 
 def test_adaserves_shapes_are_predicted_as_they_are_drafted() -> None:
@@ -72,3 +104,16 @@ def test_each_request_drafts_as_deep_as_its_own_flow_says() -> None:
     [group] = plan.groups()
     assert group.shape.depth == 5, "nothing of the last draft was accepted"
     assert plan.standing.memories[fast.id].updates == 2
+
+
+def test_what_was_sent_since_a_replica_told_its_state_is_not_seen() -> None:
+    """Of 8 requests at once, metrics of 500 ms ago send all to one."""
+    assert burst("flowguard-printed") == {"a": 8, "b": 0}
+
+
+def test_the_queue_alone_is_read_at_each_choice() -> None:
+    told = state()
+    views = [view("a", state(4), told=told), view("b", state(), told=told)]
+    assert ranked("flowguard-printed", views).order == ("a", "b"), "running ones are not seen"
+    views = [view("a", state(0, 4), told=told), view("b", state(), told=told)]
+    assert ranked("flowguard-printed", views).order == ("b", "a")
