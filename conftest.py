@@ -18,8 +18,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help=pure.HELP)
     shuffle = "modules, and tests within each of them, in an order drawn from this seed"
     parser.addoption("--shuffle", type=int, metavar="SEED", help=shuffle)
-    lives = "random lives of rows in each of the exact tests of them (default: 10000)"
-    parser.addoption("--lives", type=int, default=10_000, metavar="N", help=lives)
+    lives = "random lives of rows in each of the exact tests of them (default: 5000)"
+    parser.addoption("--lives", type=int, default=5_000, metavar="N", help=lives)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -50,7 +50,7 @@ NOISE = 0.03  # of the drafter, beside the target
 DEPTH, WIDTHS = 4, (1, 3)
 CHAIN = ("near", "target")
 GREEDY = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True, prefix_cache=False)
-_BRIEFLY = functools.partial(profile_model, budget_s=0.05)
+BRIEFLY = functools.partial(profile_model, budget_s=0.05)
 Status = Literal["exact", "refused", "not built", "WRONG", "FAULT"]
 
 
@@ -278,7 +278,7 @@ def quiet() -> Iterator[None]:
         try:
             with (
                 mock.patch.dict(os.environ, SPECROUTER_CACHE=cache),
-                mock.patch.object(model_times, "profile_model", _BRIEFLY),
+                mock.patch.object(model_times, "profile_model", BRIEFLY),
             ):
                 yield
         finally:

@@ -12,12 +12,20 @@ import pytest
 
 from checks.exact import breadth, distribution, faults, greedy, prefix, rounding, seeded
 from checks.exact.array_check import DTYPES
+from checks.exact.families import BRIEFLY
 from modelpool.fast.cpu import computes_in
+from specrouter.execution import model_times
 from tests.modelpool.factories import HYBRID, HYBRIDS
 
 pytestmark = pytest.mark.exact
 LONE = ("--lone-share", "4")  # a fourth of the requests in each arrangement, in turn
 NEW = ("--new-tokens", "24")
+
+
+@pytest.fixture(autouse=True)
+def brief_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models are timed briefly at load: what the scheduler makes of it may not change a token."""
+    monkeypatch.setattr(model_times, "profile_model", BRIEFLY)
 
 
 @pytest.fixture
