@@ -16,6 +16,10 @@ def request(objective: Objective | None = None, prompt: int = 100) -> RoutedRequ
     return RoutedRequest(number=0, prompt_tokens=prompt, remaining=21, objective=objective)
 
 
+def paced(tpot_ms: float) -> Objective:
+    return Objective(tpot_ms=tpot_ms, ttft_ms=None)
+
+
 def test_an_idle_replica_reads_the_prompt_and_decodes() -> None:
     found = attainability(state(), request())
     assert found.ttft_ms == pytest.approx(100 * 0.1 + 10.0)
@@ -50,8 +54,8 @@ def test_without_memory_it_waits_until_somebody_ends() -> None:
 @pytest.mark.parametrize(
     ("objective", "slack"),
     [
-        (Objective(tpot_ms=20.0, ttft_ms=None), 0.5),
-        (Objective(tpot_ms=8.0, ttft_ms=None), -0.25),
+        (paced(20.0), 0.5),
+        (paced(8.0), -0.25),
         (Objective(tpot_ms=None, ttft_ms=40.0), 0.5),
         (Objective(tpot_ms=20.0, ttft_ms=25.0), 0.2),
         (Objective(tpot_ms=None, ttft_ms=None, e2e_ms=440.0), 0.5),
@@ -78,7 +82,7 @@ def test_a_first_token_that_was_seen_is_asked_for_no_more() -> None:
 
 def test_what_runs_was_promised_first() -> None:
     own = state(running=1, tightest_tpot_ms=10.5)
-    found = attainability(own, request(Objective(tpot_ms=20.0, ttft_ms=None)))
+    found = attainability(own, request(paced(20.0)))
     assert not found.attained
     assert "promised to another" in found.why
     assert attainability(own, request()).attained, "it asks for nothing"
@@ -87,18 +91,14 @@ def test_what_runs_was_promised_first() -> None:
 def test_of_a_tpot_is_kept_back_what_its_engine_has_learned_to_keep_back() -> None:
     """And of nothing else: a TTFT is no mean over tokens that come while others' prompts do."""
     own = state(pace_margin=0.2)  # 10 ms a token, so 12.5 may be asked for
-    assert attainability(
-        own, request(Objective(tpot_ms=12.5, ttft_ms=None))
-    ).slack == pytest.approx(0.0)
-    assert not attainability(own, request(Objective(tpot_ms=12.4, ttft_ms=None))).attained
+    assert attainability(own, request(paced(12.5))).slack == pytest.approx(0.0)
+    assert not attainability(own, request(paced(12.4))).attained
     assert attainability(
         own, request(Objective(tpot_ms=None, ttft_ms=20.0))
     ).slack == pytest.approx(0.0)
     crowded = state(running=1, tightest_tpot_ms=13.0, pace_margin=0.2)
-    assert not attainability(crowded, request(Objective(tpot_ms=20.0, ttft_ms=None))).attained
-    assert attainability(
-        replace(crowded, pace_margin=0.1), request(Objective(tpot_ms=20.0, ttft_ms=None))
-    ).attained
+    assert not attainability(crowded, request(paced(20.0))).attained
+    assert attainability(replace(crowded, pace_margin=0.1), request(paced(20.0))).attained
 
 
 @given(st.integers(0, 8), st.integers(0, 8), st.integers(0, 500), st.integers(1, 500))

@@ -22,12 +22,12 @@ from specrouter.cluster.correction import (
     ToldTimes,
     corrections,
 )
-from specrouter.cluster.state import RoutedRequest
 from specrouter.engine.request import Request
 from specrouter.engine.serving import streamed
 from specrouter.request.objective import Objective
 from tests.specrouter.cluster.links import Cluster
 from tests.specrouter.cluster.states import state, view
+from tests.specrouter.cluster.test_admission import request
 from tests.specrouter.faults import wait_until
 
 TOLD = ToldTimes(0.0, 100.0, 10.0)
@@ -110,9 +110,7 @@ def test_times_are_taken_from_when_tokens_came() -> None:
 
 
 def test_corrected_times_decide_what_is_attained() -> None:
-    asked = RoutedRequest(
-        number=0, prompt_tokens=100, remaining=21, objective=Objective(tpot_ms=25.0, ttft_ms=40.0)
-    )
+    asked = request(Objective(tpot_ms=25.0, ttft_ms=40.0))
     told = attainability(state(), asked)
     assert (told.ttft_ms, told.tpot_ms) == pytest.approx((20.0, 10.0))
     found = attainability(state(), asked, correction=Correction(2.0, 1.5))
@@ -124,15 +122,7 @@ def test_corrected_times_decide_what_is_attained() -> None:
 
 def test_of_correction_and_margin_the_larger_counts() -> None:
     """Both are learned from the same shortfall."""
-    asked, own = (
-        RoutedRequest(
-            number=0,
-            prompt_tokens=100,
-            remaining=21,
-            objective=Objective(tpot_ms=20.0, ttft_ms=None),
-        ),
-        state(pace_margin=0.2),
-    )
+    asked, own = request(Objective(tpot_ms=20.0, ttft_ms=None)), state(pace_margin=0.2)
     slack = {
         factor: attainability(own, asked, correction=Correction(factor)).slack
         for factor in (1.0, 1.25, 1.6)
@@ -141,9 +131,7 @@ def test_of_correction_and_margin_the_larger_counts() -> None:
 
 
 def test_what_is_expected_is_what_the_view_says() -> None:
-    asked = RoutedRequest(
-        number=0, prompt_tokens=100, remaining=21, objective=Objective(tpot_ms=25.0, ttft_ms=40.0)
-    )
+    asked = request(Objective(tpot_ms=25.0, ttft_ms=40.0))
     one = view("a", state(1, unread_tokens=50), sent=1, correction=Correction(2.0, 1.2))
     found = expected_at(one, asked)
     told = found.told

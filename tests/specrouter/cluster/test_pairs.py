@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -84,19 +86,9 @@ def test_a_pair_has_the_memory_of_decode_the_queue_of_prefill_and_the_rows_of_bo
 
 
 def test_the_half_that_reads_is_asked_for_a_first_token_only() -> None:
+    whole = RoutedRequest(number=3, prompt_tokens=10, remaining=50)
     objective = Objective(tpot_ms=20.0, ttft_ms=500.0, e2e_ms=9000.0)
-    asked = reading(RoutedRequest(number=3, prompt_tokens=10, remaining=50, objective=objective))
-    assert asked == RoutedRequest(
-        number=3, prompt_tokens=10, remaining=1, objective=Objective(tpot_ms=None, ttft_ms=500.0)
-    )
-    assert (
-        reading(
-            RoutedRequest(
-                number=3,
-                prompt_tokens=10,
-                remaining=50,
-                objective=Objective(tpot_ms=20.0, ttft_ms=None),
-            )
-        ).objective
-        is None
-    )
+    asked = reading(replace(whole, objective=objective))
+    assert asked == replace(whole, remaining=1, objective=Objective(tpot_ms=None, ttft_ms=500.0))
+    paced = replace(whole, objective=Objective(tpot_ms=20.0, ttft_ms=None))
+    assert reading(paced).objective is None

@@ -11,6 +11,7 @@ from specrouter.cycle import (
     CyclePlan,
     CycleResult,
     DraftShape,
+    Ints,
     ModelFailure,
     Option,
 )
@@ -45,70 +46,52 @@ def commits(*lengths: int) -> list[Commit]:
     return [Commit(row=row, tokens=[7] * length, chain=PAIR) for row, length in enumerate(lengths)]
 
 
-def learned(plan: CyclePlan, result: CycleResult) -> Profile:
+def learned(result: CycleResult, *groups: ChainGroup, reads: Ints = NOBODY) -> Profile:
+    """`reads`: rows of which the cycle reads 16 tokens of their prompts each."""
     profile: Any = Profile()
+    plan = CyclePlan(groups=groups, prefill_rows=reads, prefill_counts=np.full_like(reads, 16))
     learn_cycle(profile, plan, result, 32.0)
     assert isinstance(profile, Profile)
     return profile
 
 
 def test_a_regular_cycle_tells_its_time_and_the_tokens_beyond_the_targets_own() -> None:
-    seen = learned(
-        CyclePlan(groups=[group(0, 1)], prefill_rows=NOBODY, prefill_counts=NOBODY),
-        CycleResult(commits=commits(3, 2)),
-    )
+    seen = learned(CycleResult(commits=commits(3, 2)), group(0, 1))
     assert seen.cycles == [(32.0, 5, 2, "drafting")]
     assert seen.outcomes == [(PAIR, 2, 28.0, 32.0, 2.0, 3.0, True)]
 
 
 def test_a_cycle_in_which_nobody_drafts_is_of_another_stage() -> None:
     alone = group(0, chain=("big",), predicted=None)
-    seen = learned(
-        CyclePlan(groups=[alone], prefill_rows=NOBODY, prefill_counts=NOBODY),
-        CycleResult(commits=commits(1)),
-    )
+    seen = learned(CycleResult(commits=commits(1)), alone)
     assert (seen.cycles, seen.outcomes) == ([(32.0, 1, 1, "cycle")], [])
-    only_prompts = learned(
-        CyclePlan(groups=[], prefill_rows=NOBODY, prefill_counts=NOBODY), CycleResult(commits=[])
-    )
-    assert only_prompts.cycles == [(32.0, 0, 0, None)]
+    assert learned(CycleResult()).cycles == [(32.0, 0, 0, None)], "only prompts"
 
 
 FAILED = [ModelFailure("small", RuntimeError())]
 
 
 @pytest.mark.parametrize(
-    "result",
+    ("result", "reads"),
     [
-        CycleResult(commits=commits(3), is_regular=False),
-        CycleResult(commits=commits(3), failures=FAILED),
+        (CycleResult(commits=commits(3), is_regular=False), NOBODY),
+        (CycleResult(commits=commits(3), failures=FAILED), NOBODY),
+        (CycleResult(commits=commits(3)), np.array([1])),
     ],
-    ids=["irregular", "a failure"],
+    ids=["irregular", "a failure", "prompts beside it"],
 )
-def test_an_irregular_cycle_counts_and_teaches_nothing(result: CycleResult) -> None:
-    seen = learned(CyclePlan(groups=[group(0)], prefill_rows=NOBODY, prefill_counts=NOBODY), result)
-    assert (seen.cycles, seen.outcomes) == ([(32.0, 3, 1, None)], [])
-
-
-def test_prompts_beside_it_leave_nothing_to_learn() -> None:
-    one = np.array([1], dtype=np.int64)
-    seen = learned(
-        CyclePlan(groups=[group(0)], prefill_rows=one, prefill_counts=one * 16),
-        CycleResult(commits=commits(3)),
-    )
+def test_an_irregular_cycle_counts_and_teaches_nothing(result: CycleResult, reads: Ints) -> None:
+    seen = learned(result, group(0), reads=reads)
     assert (seen.cycles, seen.outcomes) == ([(32.0, 3, 1, None)], [])
 
 
 def test_after_catching_up_the_tokens_are_told_and_the_time_is_not() -> None:
-    result = CycleResult(commits=commits(3), caught_up=True)
-    seen = learned(CyclePlan(groups=[group(0)], prefill_rows=NOBODY, prefill_counts=NOBODY), result)
+    seen = learned(CycleResult(commits=commits(3), caught_up=True), group(0))
     assert seen.cycles == [(32.0, 3, 1, None)]
     assert seen.outcomes == [(PAIR, 1, 0.0, 0.0, 1.0, 2.0, True)]
 
 
 def test_rows_without_a_whole_draft_are_not_counted() -> None:
     result = CycleResult(commits=commits(3, 1, 2), cut_rows={1}, behind_rows={2})
-    seen = learned(
-        CyclePlan(groups=[group(0, 1, 2)], prefill_rows=NOBODY, prefill_counts=NOBODY), result
-    )
+    seen = learned(result, group(0, 1, 2))
     assert seen.outcomes == [(PAIR, 3, 28.0, 32.0, 1.0, 2.0, True)]

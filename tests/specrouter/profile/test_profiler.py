@@ -201,6 +201,13 @@ def test_what_may_be_explored_fades_within_minutes(
     assert profiler.statistics().exploration_ms == spent_ms
 
 
+def test_nothing_is_explored_while_nothing_is_learned(profiler: PerformanceProfiler) -> None:
+    profiler.record_cycle(1e4, 1, 1)
+    assert profiler.snapshot().exploration_ms(0.01) > 0.0
+    profiler.is_learning = False
+    assert profiler.snapshot().exploration_ms(0.01) == 0.0
+
+
 def test_a_cycle_that_was_shorter_than_its_forwards_owes_the_control_plane_nothing(
     profiler: PerformanceProfiler,
 ) -> None:
