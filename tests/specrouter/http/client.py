@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 
 from specrouter import ChainRouter
 from specrouter.cli.main import main
+from specrouter.config import ServerConfig
 from specrouter.http.app import create_app
 from specrouter.http.drain import Drain
 from tests.specrouter.fake_router import FakeRouter
@@ -44,6 +45,13 @@ def app_of(router: FakeRouter | ChainRouter, drain: Drain | None = None) -> Fast
 @cache
 def _refusing() -> FastAPI:
     return create_app(cast(ChainRouter, UNASKED))
+
+
+def configured(router: ChainRouter, patch: pytest.MonkeyPatch, **server: Any) -> ChainRouter:
+    """The same router, whose service has this configuration."""
+    config = router.config.model_copy(update={"server": ServerConfig(**server)})
+    patch.setattr(router, "config", config)
+    return router
 
 
 def post(

@@ -21,7 +21,7 @@ from specrouter.request.params import RequestError, SamplingParams
 from specrouter.request.running import RunningRequest
 from specrouter.request.spec import RequestSpec
 from tests.modelpool.factories import make_tokenizer
-from tests.specrouter.fake_router import BASELINE_TPOT_MS, FakeEngine, router_without_models
+from tests.specrouter.fake_router import FakeEngine, router_without_models
 from tests.specrouter.faults import wait_until
 from tests.specrouter.request.test_detokenizer import byte_fallback, ids_of
 
@@ -522,18 +522,6 @@ def test_every_way_in_takes_an_objective(served: Served) -> None:
     for handle in router.submit_all([1], THREE, slo=asked):
         handle.result(60.0)
     assert objectives(engine) == [Objective(tpot_ms=50.0, ttft_ms=900.0)] * 7
-
-
-def test_prompts_may_have_objectives_of_their_own(served: Served) -> None:
-    router, engine = served
-    one = SamplingParams(max_new_tokens=1)
-    router.generate([[1], [2], [3]], one, slo=[SLO(tpot_ms=5), None, SLO(tpot_ratio=2)])
-    resolved = [
-        Objective(tpot_ms=5.0, ttft_ms=None, implied_ttft_ms=2000.0),
-        None,
-        Objective(tpot_ms=2 * BASELINE_TPOT_MS, ttft_ms=None, implied_ttft_ms=2000.0),
-    ]
-    assert objectives(engine) == resolved
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specrouter import ChainRouter
-from tests.specrouter.http.client import post, stream_of
+from tests.specrouter.http.client import answer_of, configured, stream_of
 
 PATH = "/v1/chat/completions"
 TEMPLATES = {
@@ -20,12 +19,10 @@ TEMPLATES = {
 
 @pytest.mark.parametrize("form", TEMPLATES)
 def test_a_choice_behind_reasoning_is_one_text(
-    small_config: dict[str, Any], tmp_path: Path, form: str
+    small_router: ChainRouter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
-    settings = copy.deepcopy(small_config)
     (tmp_path / "template").write_text(TEMPLATES[form])
-    settings["server"] = {"chat_template": str(tmp_path / "template")}
-    settings["engine"] |= {"max_requests": 16, "max_model_len": 512}
+    router = configured(small_router, monkeypatch, chat_template=tmp_path / "template")
     choices = [" yes and so on", " no, not at all"]
     body: dict[str, Any] = {
         "messages": [{"role": "user", "content": "hi"}],
@@ -35,13 +32,12 @@ def test_a_choice_behind_reasoning_is_one_text(
         "seed": 5,
         "n": 4,
     }
-    with ChainRouter.from_config(settings) as router:
-        found = []
-        for speculation in ("off", {"depth": 4, "width": 2}):
-            answer = post(router, {**body, "speculation": speculation}, PATH).json()
-            found.append([one["message"] for one in answer["choices"]])
-        assert found[0] == found[1]
-        streamed = stream_of(router, body, PATH)
+    found = []
+    for speculation in ("off", {"depth": 4, "width": 2}):
+        answer = answer_of(router, PATH, {**body, "speculation": speculation})
+        found.append([one["message"] for one in answer["choices"]])
+    assert found[0] == found[1]
+    streamed = stream_of(router, body, PATH)
     ended = 0
     for index, message in enumerate(found[0]):
         deltas = [

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jsonschema
@@ -16,7 +15,7 @@ from specrouter.http.tools.forced_calls import forced_calls
 from specrouter.http.tools.formats import FORMATS
 from specrouter.http.tools.tool_use import asked_tools
 from specrouter.request.structure import Structure
-from tests.specrouter.http.client import answer_of, post, refusal
+from tests.specrouter.http.client import answer_of, configured, post, refusal
 
 PATH = "/v1/chat/completions"
 SCHEMAS: Mapping[str, dict[str, Any]] = {
@@ -53,14 +52,11 @@ CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "tools"
 REQUIRED: dict[str, Any] = {**CHAT, "tool_choice": "required", "parallel_tool_calls": False}
 
 
-@pytest.fixture(scope="module", params=["hermes", "llama3_json"])
-def router(small_config: dict[str, Any], request: pytest.FixtureRequest) -> Iterator[ChainRouter]:
-    settings = copy.deepcopy(small_config)
-    settings["pool"]["models"].append({"name": "ngram", "source": "ngram"})
-    settings["engine"] |= {"max_requests": 16, "max_model_len": 512}
-    settings["server"] = {"tool_parser": request.param}
-    with ChainRouter.from_config(settings) as opened:
-        yield opened
+@pytest.fixture(params=["hermes", "llama3_json"])
+def router(
+    small_router: ChainRouter, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> ChainRouter:
+    return configured(small_router, monkeypatch, tool_parser=request.param)
 
 
 def choices(router: ChainRouter, **fields: Any) -> list[dict[str, Any]]:
@@ -114,6 +110,9 @@ def test_200_sampled_calls_are_of_their_schemas_and_the_same_without_speculation
     check_sampled(router, 50)  # in each of two formats
 
 
+@pytest.mark.parametrize(
+    "router", ["hermes", pytest.param("llama3_json", marks=pytest.mark.exact)], indirect=True
+)
 def test_one_that_is_cut_by_the_limit_says_length(router: ChainRouter) -> None:
     named = function_choice("paint")
     whole = choices(router, temperature=0, tool_choice=named)[0]
@@ -132,6 +131,9 @@ def test_one_that_is_cut_by_the_limit_says_length(router: ChainRouter) -> None:
     assert found[0]["finish_reason"] == "length"
 
 
+@pytest.mark.parametrize(
+    "router", ["llama3_json", pytest.param("hermes", marks=pytest.mark.exact)], indirect=True
+)
 def test_several_calls_may_be_made(router: ChainRouter) -> None:
     fields = {"n": 6, "seed": 5, "max_tokens": 300, "parallel_tool_calls": None}
     found = choices(router, **fields)
