@@ -32,11 +32,13 @@ MAX_TOKENS = 256
 
 
 @functools.cache
-def _models(seed: int) -> tuple[PackedModel, PreTrainedModel]:
+def _models(seed: int) -> tuple[PackedModel, PreTrainedModel, dict[tuple[int, ...], Tensor]]:
+    """Packed and ordinary; and the logits that the ordinary one has after texts, as far as any test
+    has asked."""
     with tempfile.TemporaryDirectory() as directory:
         path = save_llama(Path(directory), seed=seed)
         packed, ordinary = (AutoModelForCausalLM.from_pretrained(path) for _ in range(2))
-    return PackedModel.wrap("tiny", packed, VOCAB_SIZE), ordinary
+    return PackedModel.wrap("tiny", packed, VOCAB_SIZE), ordinary, {}
 
 
 class Bench:
@@ -49,7 +51,7 @@ class Bench:
         seed: int = 0,
         canonical: bool = False,
     ):
-        self.model, self._ordinary = _models(seed)
+        self.model, self._ordinary, self._known = _models(seed)
         self.manager = StateManager(rows=6, max_tokens=MAX_TOKENS)
         self.state: ModelState = self.manager.open_state("tiny", self.model.kv_layers, canonical)
         self.sampler = Sampler(VOCAB_SIZE, window=32)
@@ -62,7 +64,6 @@ class Bench:
             row = self.manager.allocate(prompt, MAX_TOKENS)
             assert row is not None
             self.sampler.open(row, settings, prompt)
-        self._known: dict[tuple[int, ...], Tensor] = {}
 
     @property
     def active(self) -> ActiveModel:
@@ -99,7 +100,7 @@ class Bench:
         """[V] of the ordinary forward over the committed tokens and a path behind them."""
         text = (*self.manager.committed(row).tolist(), *path)
         if text not in self._known:
-            self._known[text] = self.logits(list(text))[-1]
+            self._known[text] = self.logits(list(text))[-1].clone()  # without those before it
         return self._known[text]
 
     def says(self, row: int, path: Sequence[int] = ()) -> int:
