@@ -449,6 +449,13 @@ def test_only_drafts_that_leave_a_choice_are_selected_from(
     )
 
 
+def test_a_group_with_a_choice_is_verified_whole_where_nobody_selects(
+    bench: Bench, verified: list[dict[int, int]]
+) -> None:
+    bench.run([group(PAIR, [0, 2], depth=3)])
+    assert verified == [{0: 9, 2: 9}]
+
+
 def test_rejection_sampling_selects_nothing(pool: ModelPool) -> None:
     bench = Bench(pool, params=SAMPLED, rejection=True)
     selector = Noting(nothing)
