@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from specrouter.bench.replay import Answer, LoadRequest
+from specrouter.config.slo_class import ImpliedTTFTConfig
 from specrouter.request.attainment import RUN_TOKENS
 from specrouter.request.detokenizer import Detokenizer
 from specrouter.request.handed_kv import HandedKV
 from specrouter.request.handle import RequestHandle
-from specrouter.request.objective import ImpliedTTFT, Objective
+from specrouter.request.objective import Objective
 from specrouter.request.output import Delta, RequestMetrics
 from specrouter.request.params import SamplingParams
 from specrouter.request.running import RunningRequest
@@ -210,4 +211,4 @@ def _objective(request: LoadRequest, prompt_ms: float) -> Objective | None:
         e2e_ms=request.e2e_ms,
         stages=request.stages,
     )
-    return ImpliedTTFT().of(objective, prompt_ms)
+    return ImpliedTTFTConfig().of(objective, prompt_ms)

@@ -9,18 +9,18 @@ import time
 import urllib.error
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from modelpool.errors import ConfigError
 from specrouter.bench.http_client import FAILURES, Server, events
 from specrouter.bench.named_policies import POLICIES
 from specrouter.bench.replay import Answer, LoadRequest, Pending
 from specrouter.bench.sample import MeasurementError
-from specrouter.config import RouterConfig
 from specrouter.config.policies import CHAIN_POLICIES
+from specrouter.request.handle import RequestHandle
 from specrouter.request.objective import SLO
-from specrouter.request.output import RequestOutput
 from specrouter.request.params import RequestError, SamplingParams
+from specrouter.router import ChainRouter
 from specrouter.routing.chain_policy import TARGET_ONLY
 
 _END_S = 60.0  # within which one that was cancelled must end
@@ -28,44 +28,10 @@ _SILENCE_S = 600.0  # of a server between two events
 _FIRST_TIMEOUT_S = 10.0
 
 
-class Handle(Protocol):
-    @property
-    def is_done(self) -> bool: ...
-
-    def cancel(self) -> None: ...
-
-    def result(self, timeout: float | None = None) -> RequestOutput: ...
-
-
-class _Instruments(Protocol):
-    def set_learning(self, is_learning: bool) -> None: ...
-
-
-class LoadRouter(Protocol):
-    """What is used of `ChainRouter`. `set_policy` is for when no request runs."""
-
-    @property
-    def config(self) -> RouterConfig: ...
-
-    @property
-    def instruments(self) -> _Instruments: ...
-
-    def submit(
-        self,
-        prompt: Any,
-        params: Any = None,
-        speculation: Any = None,
-        *,
-        slo: SLO | None = None,
-    ) -> Handle: ...
-
-    def set_policy(self, policy: str, **settings: Any) -> None: ...
-
-
 class OwnService:
     """A router in this process."""
 
-    def __init__(self, router: LoadRouter) -> None:
+    def __init__(self, router: ChainRouter) -> None:
         self._router = router
 
     def use(self, policy: str) -> None:
@@ -111,7 +77,7 @@ class _Refused:
 
 @dataclass(frozen=True)
 class _OwnPending:
-    handle: Handle
+    handle: RequestHandle
 
     @property
     def is_done(self) -> bool:

@@ -1,73 +1,110 @@
 """What `specrouter bench chains`, `load` and `turns` are asked for.
 
-Contract: options that make no sense raise a `ConfigError` that names the argument.
+Contract: each field is an option of the command line, with its help. Options that make no sense
+raise a `ConfigError` that names the argument. Imports nothing that takes long: `--help` comes at
+once.
 """
 
-import math
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import ClassVar, Literal
+from __future__ import annotations
 
-from modelpool.errors import ConfigError
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
 from specrouter.bench import tuning
-from specrouter.bench.http_client import check_url
 from specrouter.bench.named_policies import POLICIES
-from specrouter.bench.output_file import check_json
 from specrouter.request.params import MAX_DEPTH, MAX_WIDTH
+
+if TYPE_CHECKING:
+    from modelpool.errors import ConfigError
 
 DEFAULT_BATCHES = (1, 4, 8, 16)
 DEFAULT_POLICIES = ("target-only", "spec-4", "global-greedy", "goodput", "slo")
 RECORDED_TOKENS = 256  # of a recorded output at most, unless the command line says otherwise
 
+_POSITIVE = (math.ulp(0.0), math.nextafter(math.inf, 0.0))
+_JSON = "write all figures and the conditions; - prints them as the last line"
+_PROMPTS = "(default: a dozen built-in prompts)"
+
+
+def _option(
+    default: Any,
+    metavar: str,
+    text: str = "",
+    bounds: tuple[float, float] | None = None,
+    is_secret: bool = False,
+) -> Any:
+    """A field that is an option. `bounds`: the least and the most of it, or of each of several."""
+    told = {"metavar": metavar, "help": text, "bounds": bounds}
+    return field(default=default, repr=not is_secret, metadata=told)
+
+
+def _count(default: int | None, text: str = "", least: int = 1) -> Any:
+    return _option(default, "N", text, (least, math.inf))
+
 
 @dataclass(frozen=True, kw_only=True)
 class ChainsOptions:
-    """Attributes:
-    workload: "agent" replays recorded outputs, those of `prompts` or the built-in ones; None has
-        the models generate.
-    batch: None takes those of `DEFAULT_BATCHES` that the configuration has rows for.
-    only: names of contenders; None takes all.
-    api_key: of the peer; None takes the environment's.
-    json: "-" is stdout.
-    fresh_times: models are timed anew.
-    """
+    """`batch`: None takes those of `DEFAULT_BATCHES` that the configuration has rows for. `only`:
+    None takes all. `fresh_times`: models are timed anew."""
 
     config: Path
-    prompts: tuple[Path, ...] = ()
-    workload: Literal["agent"] | None = None
-    batch: tuple[int, ...] | None = None
-    rounds: int = 5
-    new_tokens: int = 64
-    temperature: float = 1.0
-    only: tuple[str, ...] | None = None
-    depths: tuple[int, ...] = tuning.DEPTHS
-    widths: tuple[int, ...] = tuning.WIDTHS
-    by_category: bool = False
-    peer: str | None = None
-    api_key: str | None = field(default=None, repr=False)
-    plot: Path | None = None
-    json: Path | None = None
+    prompts: tuple[Path, ...] = _option(
+        (), "FILE",
+        f"JSON lines with prompt, question, text or turns; each file is a category {_PROMPTS}",
+    )  # fmt: skip
+    workload: Literal["agent"] | None = _option(
+        None, "",
+        "recorded outputs are replayed, part by part, greedy: code edits, tool-call echoes, JSON, "
+        "turns; or those of --prompts, lines with prompt and output",
+    )  # fmt: skip
+    batch: tuple[int, ...] | None = _option(
+        None, "B",
+        "requests together (default: 1 4 8 16, up to the config's engine.max_requests)",
+        (1, math.inf),
+    )  # fmt: skip
+    rounds: int = _count(5)
+    new_tokens: int = _count(64, f"of each output; up to {RECORDED_TOKENS} of a recorded one")
+    temperature: float = _option(1.0, "T", "0 is greedy, as recorded outputs are", (0, 100))
+    by_category: bool = _option(
+        False, "", "batches of one category each; ratios are means over categories"
+    )
+    only: tuple[str, ...] | None = _option(
+        None, "NAME",
+        "transformers, assisted, assisted:DRAFTER, static, A>B>C, smallest, tuned, adaptive, or a "
+        "chain policy of one's own (package.module:NAME); the target alone (off) always takes part",
+    )  # fmt: skip
+    depths: tuple[int, ...] = _option(
+        tuning.DEPTHS, "N", "among which a static chain's best is found", (1, MAX_DEPTH)
+    )
+    widths: tuple[int, ...] = _option(
+        tuning.WIDTHS, "N", "among which a static chain's best is found", (1, MAX_WIDTH)
+    )
+    peer: str | None = _option(
+        None, "URL",
+        "a server with OpenAI's completions, as a contender; llama-server=URL: llama.cpp's, on "
+        "exported weights, asked for the same work as the engine",
+    )  # fmt: skip
+    api_key: str | None = _option(
+        None, "KEY", "of that server (default: OPENAI_API_KEY)", is_secret=True
+    )
+    plot: Path | None = _option(None, "FILE.png", "draw speed-ups by batch size; needs matplotlib")
+    json: Path | None = _option(None, "FILE", _JSON)
     fresh_times: bool = False
 
     def __post_init__(self) -> None:
-        if self.batch is not None:
-            _check("--batch", self.batch, 1)
-        _check("--rounds", [self.rounds], 1)
-        _check("--new-tokens", [self.new_tokens], 1)
-        _check("--depths", self.depths, 1, MAX_DEPTH)
-        _check("--widths", self.widths, 1, MAX_WIDTH)
-        _check("--temperature", [self.temperature], 0, 100)
+        _check(self)
         if not tuning.grid(self.depths, self.widths):
-            raise ConfigError("--widths", "no depth times width is small enough for a tree")
+            raise _refusal("--widths", "no depth times width is small enough for a tree")
         if self.api_key is not None and self.peer is None:
-            raise ConfigError("--api-key", "goes with --peer")
+            raise _refusal("--api-key", "goes with --peer")
         if self.workload is not None and self.temperature > 0:
             # Shared noise would have drafters draw by chance what the target does not choose by it.
-            raise ConfigError("--temperature", "must be 0: --workload agent is recorded text")
+            raise _refusal("--temperature", "must be 0: --workload agent is recorded text")
         if self.workload is not None and self.peer is not None:
-            raise ConfigError("--peer", "cannot replay the recorded text of --workload agent")
-        check_json(self.json)
+            raise _refusal("--peer", "cannot replay the recorded text of --workload agent")
 
     def batches(self, max_requests: int) -> tuple[int, ...]:
         """Those to measure on `max_requests` rows. Raises `ConfigError` for one that is larger."""
@@ -76,7 +113,7 @@ class ChainsOptions:
         for batch in self.batch:
             if batch > max_requests:
                 reason = f"{batch} is above engine.max_requests, which is {max_requests}"
-                raise ConfigError("--batch", reason)
+                raise _refusal("--batch", reason)
         return self.batch
 
 
@@ -84,146 +121,136 @@ class ChainsOptions:
 class LoadOptions:
     """Exactly one of `trace` and `poisson` is given.
 
-    Attributes:
-        config: None with a server, which has its own.
-        poisson: requests per second.
-        lengths: whose lengths and objectives Poisson arrivals have: AdaServe's mix, or the four
-            datasets of SpecRouter's evaluation, without objectives.
-        e2e_ms: end-to-end objective of every request, beside the arrivals' own; times `slo_scale`.
-        ttft_slowdown: TTFT objective of every request, as times the TTFT of a prompt of its length
-            alone; times `slo_scale`.
-        scale: times the trace's gaps; every value is a point of the sweep, and so is every one of
-            `urgent_share` (none: as the trace has it) and `slo_scale`.
-        output_tokens: None takes the trace's, times `length_scale`.
-        policy: None takes `DEFAULT_POLICIES`, or a server's own.
-        rows: requests that run together; None takes the configuration's.
-        server: address of a running service, instead of a router in this process.
-        api_key: of that service; None takes the environment's.
-        plot: of the run over time; sweeps go to files beside it.
-        json: "-" is stdout.
-        fresh_times: models are timed anew.
+    Every value of `scale`, of `urgent_share` (none: as the trace has it) and of `slo_scale` is a
+    point of the sweep. `e2e_ms` and `ttft_slowdown` are times `slo_scale`, too. `config`: None with
+    a server, which has its own. `fresh_times`: models are timed anew.
     """
 
     is_simulated: ClassVar[bool] = False
     known_policies: ClassVar[Collection[str]] = POLICIES
 
     config: Path | None
-    trace: Path | None = None
-    poisson: float | None = None
-    lengths: Literal["adaserve", "specrouter"] | None = None
-    e2e_ms: float | None = None
-    ttft_slowdown: float | None = None
-    scale: tuple[float, ...] = (1.0,)
-    requests: int = 200
-    skip: int = 0
-    output_tokens: int | None = None
-    length_scale: float = 0.25
-    policy: tuple[str, ...] | None = None
-    urgent_share: tuple[float, ...] = ()
-    slo_scale: tuple[float, ...] = (1.0,)
-    trace_baseline_ms: float = 30.0
-    prompts: tuple[Path, ...] = ()
-    rounds: int = 1
-    temperature: float = 1.0
-    seed: int = 0
-    rows: int | None = None
-    server: str | None = None
-    api_key: str | None = field(default=None, repr=False)
-    plot: Path | None = None
-    json: Path | None = None
+    trace: Path | None = _option(None, "FILE", "a CSV file of AdaServe's or of Azure's format")
+    poisson: float | None = _option(None, "RATE", "requests per second, at random times", _POSITIVE)
+    lengths: Literal["adaserve", "specrouter"] | None = _option(
+        None, "",
+        "of Poisson arrivals: AdaServe's mix with its objectives (default), or the four datasets "
+        "of SpecRouter's evaluation, without objectives",
+    )  # fmt: skip
+    scale: tuple[float, ...] = _option(
+        (1.0,), "X",
+        "times the gaps between requests: 2 halves the rate; several are a sweep", _POSITIVE,
+    )  # fmt: skip
+    requests: int = _count(200)
+    skip: int = _count(0, "of the trace, from its start", least=0)
+    urgent_share: tuple[float, ...] = _option(
+        (), "SHARE",
+        "of the category with the tightest objective, redrawn (default: the trace's)", (0, 1),
+    )  # fmt: skip
+    e2e_ms: float | None = _option(
+        None, "MS",
+        "objective: time to the last token of every request, in addition to the trace's objectives",
+        _POSITIVE,
+    )  # fmt: skip
+    ttft_slowdown: float | None = _option(
+        None, "F",
+        "objective: time to the first token of every request, as so many times that of a prompt "
+        "of its length alone", _POSITIVE,
+    )  # fmt: skip
+    slo_scale: tuple[float, ...] = _option((1.0,), "F", "times all objectives", _POSITIVE)
+    trace_baseline_ms: float = _option(
+        30.0, "MS", "baseline latency behind the trace's objectives in milliseconds", _POSITIVE
+    )
+    output_tokens: int | None = _count(  # one has no time per token
+        None, "of each request (default: the trace's, times the length scale)", least=2
+    )
+    length_scale: float = _option(0.25, "F", "times the trace's lengths", _POSITIVE)
+    prompts: tuple[Path, ...] = _option(
+        (), "FILE",
+        f"JSON lines; chosen by the trace's categories, cut or repeated to its lengths {_PROMPTS}",
+    )  # fmt: skip
+    rounds: int = _count(1)
+    temperature: float = _option(1.0, "T", "0 is greedy", (0, 100))
+    seed: int = _option(0, "S", bounds=(0, 2**63))  # rounds count up from it
+    rows: int | None = _count(None, "requests together (default: the config's)")
+    policy: tuple[str, ...] | None = _option(
+        None, "NAME",
+        f"{', '.join(POLICIES)} (default: {' '.join(DEFAULT_POLICIES)})",
+    )  # fmt: skip
+    server: str | None = _option(
+        None, "URL",
+        "a running specrouter server, under its own configuration, instead of a router here",
+    )  # fmt: skip
+    api_key: str | None = _option(
+        None, "KEY", "of that server (default: SPECROUTER_API_KEY)", is_secret=True
+    )
+    plot: Path | None = _option(
+        None, "FILE.png",
+        "draw a run over time; of a sweep also FILE-rate.png, -urgent.png, -slo.png; needs "
+        "matplotlib",
+    )  # fmt: skip
+    json: Path | None = _option(None, "FILE", _JSON)
     fresh_times: bool = False
 
     def __post_init__(self) -> None:
-        self._check_arrivals()
+        if (self.trace is None) == (self.poisson is None):
+            raise _refusal("--trace", "give either --trace or --poisson")
+        if self.poisson is not None and self.skip:
+            raise _refusal("--skip", "goes with --trace")
+        if self.poisson is None and self.lengths is not None:
+            raise _refusal("--lengths", "goes with --poisson")
         self._check_policies()
         self._check_server()
-        _check("--requests", [self.requests], 1)
-        _check("--skip", [self.skip], 0)
-        _check("--rounds", [self.rounds], 1)
-        _check("--seed", [self.seed], 0, 2**63)  # rounds count up from it
-        if self.rows is not None:
-            _check("--rows", [self.rows], 1)
-        if self.output_tokens is not None:
-            _check("--output-tokens", [self.output_tokens], 2)  # one has no time per token
-        _check("--urgent-share", self.urgent_share or [0.0], 0, 1)
-        if not (self.temperature == 0 or 0.01 <= self.temperature <= 100):
-            raise ConfigError("--temperature", f"must be 0, or 0.01 to 100, not {self.temperature}")
-        check_json(self.json)
+        _check(self)
 
     @property
     def policies(self) -> tuple[str, ...]:
         """Names of the runs that take turns."""
         return ("server",) if self.server is not None else self.policy or DEFAULT_POLICIES
 
-    def _check_arrivals(self) -> None:
-        if (self.trace is None) == (self.poisson is None):
-            raise ConfigError("--trace", "give either --trace or --poisson")
-        if self.poisson is not None and self.skip:
-            raise ConfigError("--skip", "goes with --trace")
-        if self.poisson is None and self.lengths is not None:
-            raise ConfigError("--lengths", "goes with --poisson")
-        for argument, value in {
-            "--poisson": self.poisson,
-            "--e2e-ms": self.e2e_ms,
-            "--ttft-slowdown": self.ttft_slowdown,
-            "--length-scale": self.length_scale,
-            "--trace-baseline-ms": self.trace_baseline_ms,
-        }.items():
-            if value is not None:
-                _check_positive(argument, [value])
-        _check_positive("--scale", self.scale)
-        _check_positive("--slo-scale", self.slo_scale)
-
     def _check_policies(self) -> None:
         for name in self.policy or ():
             if name not in self.known_policies:
                 known = ", ".join(self.known_policies)
-                raise ConfigError("--policy", f"{name!r} is none of {known}")
+                raise _refusal("--policy", f"{name!r} is none of {known}")
         if self.policy is not None and len(set(self.policy)) < len(self.policy):
-            raise ConfigError("--policy", "names one twice")
+            raise _refusal("--policy", "names one twice")
 
     def _check_server(self) -> None:
         if self.server is None:
             if self.api_key is not None:
-                raise ConfigError("--api-key", "goes with --server")
+                raise _refusal("--api-key", "goes with --server")
             return
+        from specrouter.bench.http_client import check_url
+
         check_url("--server", self.server)
         its_own = {"--config": self.config, "--policy": self.policy, "--rows": self.rows}
         for argument, value in its_own.items():
             if value is not None:
-                raise ConfigError(argument, "is the server's own: not with --server")
+                raise _refusal(argument, "is the server's own: not with --server")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TurnsOptions:
-    """Attributes:
-    history: tokens that the last turn repeats.
-    said: tokens that each turn adds before its answer of `new_tokens`.
-    rows: requests that KV memory is taken for.
-    """
+    """A turn adds `said` tokens before its answer of `new_tokens`. `fresh_times`: models are timed
+    anew."""
 
     config: Path
-    chats: int = 12
-    turns: int = 5
-    history: int = 1500
-    said: int = 48
-    new_tokens: int = 16
-    rows: int = 4
-    temperature: float = 0.0
-    json: Path | None = None
+    chats: int = _count(12, "conversations")
+    turns: int = _count(5, "of each", least=2)
+    history: int = _count(1500, "tokens that the last turn repeats")
+    said: int = _count(48, "new tokens of a turn")
+    new_tokens: int = _count(16, "of an answer")
+    rows: int = _count(4, "requests of that length that KV memory is taken for")
+    temperature: float = _option(0.0, "T", "0 is greedy", (0, 100))
+    json: Path | None = _option(None, "FILE", _JSON)
     fresh_times: bool = False
 
     def __post_init__(self) -> None:
-        _check("--chats", [self.chats], 1)
-        _check("--turns", [self.turns], 2)
-        _check("--said", [self.said], 1)
-        _check("--new-tokens", [self.new_tokens], 1)
-        _check("--rows", [self.rows], 1)
-        _check("--temperature", [self.temperature], 0, 100)
+        _check(self)
         if self.first < 1:
             before = self.history - self.first + 1
-            raise ConfigError("--history", f"must be at least {before}: so much is said before")
-        check_json(self.json)
+            raise _refusal("--history", f"must be at least {before}: so much is said before")
 
     @property
     def first(self) -> int:
@@ -236,19 +263,33 @@ class TurnsOptions:
         return self.history + self.said + self.new_tokens
 
 
-def _check(argument: str, values: Sequence[float], least: float, most: float | None = None) -> None:
-    if not values:
-        raise ConfigError(argument, "needs at least one value")
-    for value in values:
-        if not value >= least:  # NaN is not
-            raise ConfigError(argument, f"must be at least {least}, not {value}")
-        if most is not None and value > most:
-            raise ConfigError(argument, f"must be at most {most}, not {value}")
+def flag(name: str) -> str:
+    """How the command line calls a field."""
+    return f"--{name.replace('_', '-')}"
 
 
-def _check_positive(argument: str, values: Sequence[float]) -> None:
-    if not values:
-        raise ConfigError(argument, "needs at least one value")
-    for value in values:
-        if not 0 < value < math.inf:  # NaN is not
-            raise ConfigError(argument, f"must be above 0, not {value}")
+def _check(options: ChainsOptions | LoadOptions | TurnsOptions) -> None:
+    """Bounds, and the file for the figures. Raises `ConfigError`."""
+    from specrouter.bench.output_file import check_json
+
+    for one in fields(options):
+        bounds, given = one.metadata.get("bounds"), getattr(options, one.name)
+        for value in given if isinstance(given, tuple) else (given,):
+            if bounds is not None and value is not None:
+                _check_bounds(flag(one.name), value, *bounds)
+    check_json(options.json)
+
+
+def _check_bounds(argument: str, value: float, least: float, most: float) -> None:
+    if (least, most) == _POSITIVE and not least <= value <= most:  # NaN is not
+        raise _refusal(argument, f"must be above 0, not {value}")
+    if not value >= least:
+        raise _refusal(argument, f"must be at least {least}, not {value}")
+    if value > most:
+        raise _refusal(argument, f"must be at most {most}, not {value}")
+
+
+def _refusal(argument: str, reason: str) -> ConfigError:
+    from modelpool.errors import ConfigError
+
+    return ConfigError(argument, reason)

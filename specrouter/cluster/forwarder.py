@@ -1,8 +1,8 @@
 """RequestForwarder: brings a sample to a replica, and on to another where that is lost.
 
-Contract: the caller gets every token once, in order, and the end once. Nothing is fenced: a replica
-that was taken for dead and was not costs compute, and its tokens are dropped. Belongs to the loop
-of the fleet.
+Contract: the listener gets every token once, in order, and the end once. Nothing is fenced: a
+replica that was taken for dead and was not costs compute, and its tokens are dropped. Belongs to
+the loop of the fleet.
 """
 
 import asyncio
@@ -18,10 +18,12 @@ from specrouter.cluster.dispatcher import Dispatcher, feasible
 from specrouter.cluster.fleet import Fleet
 from specrouter.cluster.link import Attempt
 from specrouter.cluster.member import InFlight, Moved
+from specrouter.cluster.metrics import ClusterAccounts
 from specrouter.cluster.pairs import StreamPair, reading
 from specrouter.cluster.resume import Progress
 from specrouter.cluster.state import Ranking, RoutedRequest
 from specrouter.config import ResumeConfig
+from specrouter.logs import REQUEST_ID
 from specrouter.request.output import UNATTAINABLE, Delta, FinishReason
 from specrouter.request.spec import RequestSpec
 
@@ -38,6 +40,7 @@ class ForwardingContext:
 
     fleet: Fleet
     dispatcher: Dispatcher
+    accounts: ClusterAccounts
     config: ResumeConfig
     tokenizer: PreTrainedTokenizerBase
     eos_token_ids: frozenset[int]
@@ -63,21 +66,21 @@ class _Stage:
 
 
 class RequestForwarder:
-    """Args: `deliver`: is told all news, in the fleet's loop; must not raise."""
+    """Args: `listener`: is told all news, in the fleet's loop."""
 
     def __init__(
         self,
         context: ForwardingContext,
         progress: Progress,
         spec: RequestSpec,
-        request_id: str | None,
-        deliver: Callable[[Delta], None],
+        listener: Callable[[Delta], None],
     ) -> None:
         self._context = context
         self._progress = progress
         self._spec = spec
-        self._request_id = request_id
-        self._deliver = deliver
+        self._request_id = REQUEST_ID.get()
+        self._listener = listener
+        self._has_ended = False
         self._avoided = dict[str, float]()  # replicas that have failed it, and when
         self._failures = 0
         self._tickets: list[str] = []  # of what the first half of a pair has read
@@ -96,9 +99,17 @@ class RequestForwarder:
                         return
                 elif not await self._waited():
                     return
+        except asyncio.CancelledError:
+            self.stop()
+            raise
         except Exception as error:
             logger.exception("request %s: its forwarder has failed", self._request_id)
             self._end("error", f"{type(error).__name__}: {error}")
+
+    def stop(self) -> None:
+        """Ends it as it stands; nothing happens where it has ended."""
+        if not self._has_ended:
+            self._end("cancelled", None)
 
     async def _waited(self) -> bool:
         """For a replica to come; False where none will, or the time is up."""
@@ -283,6 +294,17 @@ class RequestForwarder:
 
     def _end(self, reason: FinishReason, error: str | None) -> None:
         self._deliver(self._last(reason, error))
+
+    def _deliver(self, delta: Delta) -> None:
+        if self._has_ended:
+            return
+        if delta.output is not None:
+            self._has_ended = True
+            self._context.accounts.ended(delta.output, self._progress.elapsed_s())
+        try:
+            self._listener(delta)
+        except RuntimeError as error:  # its event loop is closed
+            logger.debug("a listener is gone: %s", error)
 
     def _last(self, reason: FinishReason, error: str | None) -> Delta:
         context = self._context

@@ -19,9 +19,8 @@ from modelpool import ModelPool
 from modelpool.progress import LoadProgress
 from specrouter.cluster.dispatcher import Dispatcher
 from specrouter.cluster.fleet import Fleet, FleetLimits, overload_of
-from specrouter.cluster.forwarder import ForwardingContext
+from specrouter.cluster.forwarder import ForwardingContext, RequestForwarder
 from specrouter.cluster.instruments import ClusterInstruments
-from specrouter.cluster.job import Job
 from specrouter.cluster.link import ReplicaHost
 from specrouter.cluster.loop_thread import LoopThread
 from specrouter.cluster.pairs import pairs_of
@@ -76,12 +75,13 @@ class ClusterRouter:
         self._context = ForwardingContext(
             fleet=self._fleet,
             dispatcher=dispatcher,
+            accounts=self.instruments.slo_accounts,
             config=config.cluster.resume,
             tokenizer=self.pool.tokenizer,
             eos_token_ids=self.pool.eos_token_ids,
         )
         self.streams = DeltaStreams()
-        self._jobs = dict[Future[None], Job]()
+        self._jobs = dict[Future[None], RequestForwarder]()
         self._is_closed, self._closing = False, threading.Lock()
         self._loop = LoopThread("specrouter-cluster")
         try:
@@ -106,9 +106,7 @@ class ClusterRouter:
     def _send(
         self, asked: Request, spec: RequestSpec, listener: Callable[[Delta], None]
     ) -> "Future[None]":
-        job = Job(
-            self._context, Progress(asked, spec), spec, self.instruments.slo_accounts, listener
-        )
+        job = RequestForwarder(self._context, Progress(asked, spec), spec, listener)
         running = self._loop.start(job.run())
         self._jobs[running] = job
         running.add_done_callback(lambda done: self._jobs.pop(done, None))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, StrictInt, StrictStr, model_validator
 
 from modelpool.errors import ConfigError
 from specrouter.config.strict import Strict
-from specrouter.request.objective import SLO, ImpliedTTFT, OnUnattainable
+from specrouter.request.objective import SLO, Objective, OnUnattainable
 from specrouter.request.params import RequestError
 from specrouter.request.stages import (
     TokenIdOf,
@@ -90,6 +91,12 @@ class ImpliedTTFTConfig(Strict):
     multiple: float = Field(default=5.0, gt=0, allow_inf_nan=False)
     floor_ms: float = Field(default=2000.0, gt=0, allow_inf_nan=False)
 
+    def of(self, objective: Objective, prompt_ms: float) -> Objective:
+        """With it, where a TPOT alone is asked for. `prompt_ms`: of reading the prompt alone."""
+        if objective.ttft_ms is not None or objective.e2e_ms is not None:
+            return objective
+        return replace(objective, implied_ttft_ms=max(self.floor_ms, self.multiple * prompt_ms))
+
 
 class ObjectivesConfig(Strict):
     """What holds for the objectives of all requests.
@@ -103,9 +110,8 @@ class ObjectivesConfig(Strict):
     implied_ttft: ImpliedTTFTConfig | Literal["none"] = ImpliedTTFTConfig()
 
     @property
-    def implied(self) -> ImpliedTTFT | None:
-        asked = self.implied_ttft
-        return None if asked == "none" else ImpliedTTFT(asked.multiple, asked.floor_ms)
+    def implied(self) -> ImpliedTTFTConfig | None:
+        return None if self.implied_ttft == "none" else self.implied_ttft
 
 
 def slos_by_class(

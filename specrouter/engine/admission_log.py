@@ -36,13 +36,13 @@ class AdmissionRecord:
 
     cycle: int
     unix_s: float
-    request: int | None
-    request_id: str | None
-    slo_class: str | None
-    objective: Objective | None
+    request: int | None = None
+    request_id: str | None = None
+    slo_class: str | None = None
+    objective: Objective | None = None
     outcome: Outcome
     reason: str
-    waited_ms: float
+    waited_ms: float = 0.0
     running: int
     feasible: Feasible | None = None
 
@@ -95,16 +95,7 @@ class AdmissionLog:
         """Another one is followed from this cycle on."""
         self._records.append(
             AdmissionRecord(
-                cycle=cycle,
-                unix_s=time.time(),
-                request=None,
-                request_id=None,
-                slo_class=None,
-                objective=None,
-                outcome=order,
-                reason=why,
-                waited_ms=0.0,
-                running=running,
+                cycle=cycle, unix_s=time.time(), outcome=order, reason=why, running=running
             )
         )
 

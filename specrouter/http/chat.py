@@ -24,11 +24,10 @@ from specrouter.http.openai_fields import ChatRequest
 from specrouter.http.openapi import generation
 from specrouter.http.reasoning.answer_reader import AnswerReader
 from specrouter.http.reasoning.formats import Channels
-from specrouter.http.reasoning.harmony import Harmony
 from specrouter.http.service import Asked, Service
 from specrouter.http.tools.call_reader import CallReader
 from specrouter.http.tools.forced_calls import forced_calls
-from specrouter.http.tools.formats import HERMES, has_single_calls
+from specrouter.http.tools.formats import HERMES, ToolFormat, has_single_calls
 from specrouter.http.tools.tool_use import ToolUse
 from specrouter.request.structure import Structure
 
@@ -82,25 +81,24 @@ def _form(
 
     Raises `RequestError`.
     """
-    use, (structure, _), known = body.tool_use, body.asked_structure, service.tool_format
-    thinks = service.reasoning
-    in_channels = isinstance(thinks, Harmony)  # else calls are part of the content
-    if use is not None and (in_channels or has_single_calls(service.template.source)):
+    use, (structure, _), thinks = body.tool_use, body.asked_structure, service.reasoning
+    own = thinks.calls if thinks else None
+    if use is not None and (own or has_single_calls(service.template.source)):
         use = replace(use, max_calls=1)
     is_forced = use is not None and use.forced
     opening = thinks.opening(*_answer_begins(service, body, ids)) if thinks else ""
     around = thinks.around(opening, service.tag_ids, is_forced) if thinks else ""
+    form = service.tool_format or own or HERMES
     if use is not None and is_forced:
-        form = thinks if isinstance(thinks, Harmony) else known or HERMES
         check = service.router.check_structure
         structure = forced_calls(use, form, check, service.tag_ids, around)
     elif structure is not None:  # the content is what was asked for, whatever it says
         structure, use = Structure(structure.kind, structure.source, around), None
-    elif known is None and not (in_channels and service.config.tool_parser == "auto"):
+    elif service.tool_format is None:
         use = None
     calls = None
-    if use is not None and not in_channels:
-        calls = partial(CallReader, known or HERMES, use.names, use.forced, use.max_calls)
+    if use is not None and isinstance(form, ToolFormat):
+        calls = partial(CallReader, form, use.names, use.forced, use.max_calls)
     if thinks is None:
         return structure, None if calls is None else Reading(calls)
     channels = partial(thinks.channels, opening, () if use is None else use.names)

@@ -25,12 +25,12 @@ from specrouter.http.generate_request import GenerateRequest
 from specrouter.http.metrics_page import count_refusal
 from specrouter.http.objective_fields import SloRequest, StageRequest
 from specrouter.http.request_fields import SpeculationRequest
-from specrouter.http.unserved import no_such_method, no_such_path
 from specrouter.request.errors import OverloadedError, UnavailableError
 from specrouter.request.output import Feasible, RequestOutput
 from specrouter.request.params import RequestError
 
 SHOULD_RETRY_HEADER = "x-should-retry"  # OpenAI's clients obey it
+_LONGEST_PATH = 80  # characters that are told
 
 # What the bodies know that refuse other fields, by the last name before it in pydantic's locations:
 # a class where there is a choice of several, else the field that holds them.
@@ -75,49 +75,31 @@ class Failure:
         return error_payload(self.status, self.message, self.param, self.code, self.details)
 
 
+# Of texts that ended otherwise than texts do: status, code, message and `is_final`.
+_FAILURES: Mapping[str, tuple[int, str, str, bool]] = {
+    "error": (500, "generation_failed", "generation failed", True),
+    # Nothing of it has run: as if it had come later.
+    "unserved": (503, "engine_stopped", "the engine has stopped", False),
+    "timeout": (408, "timeout", "the request's time is up after {} tokens", True),
+    "cancelled": (503, "shutting_down", "the service has stopped before the text was done", False),
+}
+
+
 def failure_of(output: RequestOutput) -> Failure | None:
     """None for a text that ended as texts do."""
-    if output.error_field == "unattainable":
+    reason, field = output.finish_reason, output.error_field
+    if field == "unattainable":
         return _rejection(output)
-    if output.finish_reason == "error" and output.error_field is not None:
-        message = f"{output.error_field}: {output.error}"
+    if reason == "error" and field is not None:
+        message = f"{field}: {output.error}"
         return Failure(
-            status=400,
-            code="invalid_value",
-            message=message,
-            is_final=True,
-            param=output.error_field,
+            status=400, code="invalid_value", message=message, is_final=True, param=field
         )
-    if output.finish_reason == "error":
-        return Failure(
-            status=500,
-            code="generation_failed",
-            message=output.error or "generation failed",
-            is_final=True,
-        )
-    if output.finish_reason == "unserved":  # nothing of it has run: as if it had come later
-        return Failure(
-            status=503,
-            code="engine_stopped",
-            message=output.error or "the engine has stopped",
-            is_final=False,
-        )
-    if output.finish_reason == "timeout":
-        made = len(output.token_ids)
-        return Failure(
-            status=408,
-            code="timeout",
-            message=f"the request's time is up after {made} tokens",
-            is_final=True,
-        )
-    if output.finish_reason == "cancelled":
-        return Failure(
-            status=503,
-            code="shutting_down",
-            message="the service has stopped before the text was done",
-            is_final=False,
-        )
-    return None
+    if reason not in _FAILURES:
+        return None
+    status, code, usual, is_final = _FAILURES[reason]
+    message = output.error or usual.format(len(output.token_ids))
+    return Failure(status=status, code=code, message=message, is_final=is_final)
 
 
 def _rejection(output: RequestOutput) -> Failure:
@@ -206,11 +188,13 @@ def _add_server_errors(app: FastAPI) -> None:
     async def http_error(request: Request, error: HTTPException) -> Response:
         if error.status_code < 500:  # no such path or method, or a body that cannot be read
             count_refusal(request.app, "bad_request")
-        message, (method, path) = error.detail, (request.method, request.url.path)
+        message = error.detail
+        asked = f"no {request.method} {request.url.path[:_LONGEST_PATH]} here"
         if error.status_code == 404:
-            message = no_such_path(method, path)
+            at = "chats are at /v1/chat/completions, completions at /v1/completions"
+            message = f"{asked}; {at}; see /docs"
         elif error.status_code == 405:
-            message = no_such_method(method, path, (error.headers or {}).get("Allow"))
+            message = f"{asked}; it takes {(error.headers or {}).get('Allow')}; see /docs"
         return error_response(error.status_code, message, headers=error.headers)
 
     @app.exception_handler(Exception)

@@ -27,7 +27,8 @@ from specrouter.http.errors import UnknownModelError, field_names
 from specrouter.http.keys import api_keys, cache_salt
 from specrouter.http.objective_fields import asked_objective
 from specrouter.http.openai_answer import Envelope
-from specrouter.http.reasoning.formats import reasoning_of
+from specrouter.http.reasoning.formats import ReasoningFormat, reasoning_of
+from specrouter.http.reasoning.harmony import Harmony
 from specrouter.http.request_fields import RequestFields
 from specrouter.http.streams import Answer, respond
 from specrouter.http.token_texts import TokenTexts
@@ -67,8 +68,8 @@ class Service:
         self.tokenizer = router.pool.tokenizer
         self.texts = TokenTexts(self.tokenizer)
         self.template = ChatTemplate(self.tokenizer, self.config.chat_template)
-        self.tool_format = _tool_format(self.config.tool_parser, self.template)
         self.reasoning = reasoning_of(self.config.reasoning_parser, self.template.source)
+        self.tool_format = _tool_format(self.config.tool_parser, self.reasoning, self.template)
         tags = [tag for one in (self.tool_format, self.reasoning) if one for tag in one.tags]
         self.tag_ids = added_tags(tags, self.tokenizer)
         added = self.tokenizer.added_tokens_decoder
@@ -183,8 +184,11 @@ def _blaming(field: str, read: Read | None) -> Read:
     return blamed
 
 
-def _tool_format(name: ToolParser, template: ChatTemplate) -> ToolFormat | None:
+def _tool_format(
+    name: ToolParser, reasoning: ReasoningFormat | None, template: ChatTemplate
+) -> ToolFormat | Harmony | None:
     """How the model writes calls; None where that is not known, or not to be read."""
-    if name == "auto":
-        return format_of(template.source)
-    return FORMATS.get(name)
+    own = reasoning.calls if reasoning else None
+    if own is not None and name != "none":
+        return own
+    return format_of(template.source) if name == "auto" else FORMATS.get(name)

@@ -94,31 +94,12 @@ class SLO:
 SloLike = SLO | str | None  # a string is the name of a class
 
 
-@dataclass(frozen=True)
-class ImpliedTTFT:
-    """What a request with a TPOT and no TTFT is taken to ask of its first token: a person who sees
-    nothing leaves.
-
-    Attributes:
-        multiple: of the time that its prompt takes alone; `floor_ms`: at least.
-    """
-
-    multiple: float = 5.0
-    floor_ms: float = 2000.0
-
-    def of(self, objective: "Objective", prompt_ms: float) -> "Objective":
-        """With it, where a TPOT alone is asked for. `prompt_ms`: of reading the prompt alone."""
-        if objective.ttft_ms is not None or objective.e2e_ms is not None:
-            return objective
-        return replace(objective, implied_ttft_ms=max(self.floor_ms, self.multiple * prompt_ms))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Objective:
     """What a request is judged by, in milliseconds; None where nothing was asked.
 
     `slo_class` is the class by whose name it was asked for, None if by value. With `stages` there
-    is no `tpot_ms`. `implied_ttft_ms` (`ImpliedTTFT`) is scheduled for, and not judged.
+    is no `tpot_ms`. `implied_ttft_ms` (`ImpliedTTFTConfig`) is scheduled for, and not judged.
     """
 
     tpot_ms: float | None

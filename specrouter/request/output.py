@@ -106,24 +106,12 @@ class RequestMetrics:
         return None if asked_ms is None else self.tpot_ms <= asked_ms * (1.0 + 1e-9)
 
     def to_json(self) -> dict[str, Any]:
+        own = {name: each for name, each in vars(self).items() if name != "steps"}
         return {
-            "ttft_ms": self.ttft_ms,
-            "tpot_ms": self.tpot_ms,
-            "e2e_ms": self.e2e_ms,
-            "acceptance_length": self.acceptance_length,
-            "cycles": self.cycles,
+            **{name: list(each) if isinstance(each, tuple) else each for name, each in own.items()},
             "chains": {">".join(chain): count for chain, count in self.chains.items()},
-            "prompt_tokens": self.prompt_tokens,
-            "output_tokens": self.output_tokens,
             "objective": None if self.objective is None else asdict(self.objective),
-            "attained": self.attained,
-            "tpot_ms_every_10": list(self.tpot_ms_every_10),
-            "drafted_tokens": self.drafted_tokens,
-            "accepted_tokens": self.accepted_tokens,
-            "attained_stages": list(self.attained_stages),
-            "cached_tokens": self.cached_tokens,
             "speculative_decoding": self.speculative_decoding,
-            "sampling": dict(self.sampling),
         }
 
 

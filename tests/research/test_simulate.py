@@ -91,7 +91,7 @@ def test_models_are_timed_live_before_they_are_simulated(
     asked: tuple[str, ...], admission: str
 ) -> None:
     """With the policies that an engine can run; with the default where there are none."""
-    router = FakeRouter()
+    router: Any = FakeRouter()
     options = SimulateOptions(config=Path("x.yaml"), poisson=1.0, policy=asked)
     progress = Progress(stream=io.StringIO())
     bench = LoadBench(OwnService(router), letters, {"code": ["abc"]}, options, progress)

@@ -3,6 +3,7 @@
 Contract: a format is pure, and has
 
     tags: in the text; some are special tokens, which texts do not show by themselves.
+    calls: the form of calls that its channels read; None: they are part of the content.
     is_taught(template): whether a chat template speaks of it.
     opening(before, goes_on): what the answer begins with in the prompt that ends so; `before` of an
         answer that `goes_on` is what there is of it.

@@ -15,6 +15,8 @@ from specrouter.http.reasoning.tags import TagCutter, lark, until
 class Think:
     """A format: see `channels`."""
 
+    calls = None
+
     def __init__(self, opens: str, closes: str) -> None:
         self.tags = (opens, closes)
 

@@ -106,7 +106,7 @@ class FakeRouter:
         return FakeHandle(request_output([1] * count, timed, self._error))
 
 
-def load_bench(router: FakeRouter, **options: Any) -> LoadBench:
+def load_bench(router: Any, **options: Any) -> LoadBench:
     asked = LoadOptions(config=Path("x.yaml"), poisson=1.0, **options)
     texts = {"code": ["abc"]}
     return LoadBench(OwnService(router), letters, texts, asked, Progress(stream=io.StringIO()))
@@ -213,7 +213,7 @@ def test_every_policy_is_one_that_the_scheduler_knows() -> None:
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_policy_says_which_selection_it_means_and_the_scenario_the_rest(name: str) -> None:
-    router = FakeRouter(trees={"selection": "whole", "budget_tokens": 24})
+    router: Any = FakeRouter(trees={"selection": "whole", "budget_tokens": 24})
     OwnService(router).use(name)
     used, settings, learns = router.used[-1]
     chosen = POLICIES[name]

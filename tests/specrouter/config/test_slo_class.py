@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from specrouter import RouterConfig
-from specrouter.request.objective import SLO, ImpliedTTFT, Stage
+from specrouter.config.slo_class import ImpliedTTFTConfig
+from specrouter.request.objective import SLO, Stage
 from tests.specrouter.config.test_config import POOL, Settings, refused
 
 CLASSES: Settings = {
@@ -79,11 +80,11 @@ def test_an_unknown_objective_of_a_class_is_answered_with_the_nearest(key: str) 
 
 
 def test_what_is_implied_of_a_first_token_can_be_set_and_switched_off() -> None:
-    def implied(**section: Any) -> ImpliedTTFT | None:
+    def implied(**section: Any) -> ImpliedTTFTConfig | None:
         return RouterConfig.load({"pool": POOL, **section}).slo.implied
 
-    assert implied() == ImpliedTTFT(multiple=5.0, floor_ms=2000.0)
-    assert implied(slo={"implied_ttft": {"floor_ms": 500}}) == ImpliedTTFT(5.0, 500.0)
+    assert implied() == ImpliedTTFTConfig(multiple=5.0, floor_ms=2000.0)
+    assert implied(slo={"implied_ttft": {"floor_ms": 500}}) == ImpliedTTFTConfig(floor_ms=500.0)
     assert implied(slo={"implied_ttft": "none"}) is None
 
 
