@@ -1,1 +1,1 @@
-"""Measures of the repository itself: its lines, and what a recurrence costs."""
+"""Measures of the repository itself: its structure, and its speed against another work tree."""
