@@ -141,6 +141,21 @@ class ShortLayer:
                 parts[field] = Watched(part, name, watch) if is_adding else watch(name, part)
         return replace(self, **parts)
 
+    def projected(self, x: Tensor, angles: Table) -> tuple[Tensor, Tensor]:
+        """[T, hidden] to queries and keys [T, rotated, head_dim], and values [T, kv_heads, ...]."""
+        qkv = self.qkv(x).view(x.shape[0], -1, self.head_dim)
+        both = qkv[:, : self.rotated]
+        if self.head_norms is not None:
+            both = self.head_norms(both)
+        return self.rotate(both, *angles), qkv[:, self.rotated :]
+
+    def add_to(self, residual: Tensor, read: Tensor, seen: Tensor) -> None:
+        """Adds what becomes of what attention has `seen`, and then the MLP's, in place; of a lean
+        forward. `read`: what attention read."""
+        self.out.add_to(residual, seen)
+        gate_up = self.gate_up(read if self.between is None else self.between(residual))
+        self.down.add_to(residual, self.gate(gate_up))
+
 
 class ShortForward:
     """Subclasses say how each part of a layer is computed."""
@@ -179,14 +194,9 @@ class ShortForward:
 
     def _attention(self, layer: ShortLayer, x: Tensor, angles: Table, view: KVView) -> Tensor:
         """[T, hidden] to [T, heads * head_dim]: writes, then attends."""
-        heads, rotated = layer.heads, layer.rotated
-        qkv = layer.qkv(x).view(x.shape[0], -1, layer.head_dim)  # [T, heads + 2 kv_heads, dim]
-        both = qkv[:, :rotated]
-        if layer.head_norms is not None:
-            both = layer.head_norms(both)
-        both = layer.rotate(both, *angles)
-        self._write(view, layer.attention.number, both[:, heads:], qkv[:, rotated:])
-        query = both[:, :heads].transpose(0, 1)
+        both, value = layer.projected(x, angles)
+        self._write(view, layer.attention.number, both[:, layer.heads :], value)
+        query = both[:, : layer.heads].transpose(0, 1)
         return self._attend(view, layer.attention, query).flatten(1)
 
     def _layer(self, one: LayerShape, shape: ModelShape) -> ShortLayer:

@@ -55,7 +55,7 @@ class PanelWeight:
             parts["bias"] = F.pad(bias.detach().float(), (0, outputs))
         self._parts = parts  # whose memory the kernels read
         pointers = {name: each.data_ptr() for name, each in parts.items()}
-        self._weight = LayerWeight(
+        self.described = LayerWeight(  # for the library
             **pointers, inputs=given + _missing(given), given=given, outputs=len(units)
         )
 
@@ -74,7 +74,7 @@ class PanelWeight:
             rows = rows.float()
         is_told = wanted in (torch.float32, torch.bfloat16)
         y = torch.empty(len(rows), self.out_features, dtype=wanted if is_told else torch.float32)
-        self._kernels.multiply(self._weight, rows.contiguous(), y, kernel)
+        self._kernels.multiply(self.described, rows.contiguous(), y, kernel)
         return y.to(wanted).view(shape)
 
 

@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 
 from modelpool.attention.kv_view import Attend, KVView
 from modelpool.checkpoint.architecture import max_positions
+from modelpool.fast.compiled_layer import compiled_layer
 from modelpool.fast.forward_parts import (
     ShortForward,
     ShortLayer,
@@ -71,6 +72,7 @@ class LeanForward(ShortForward):
     """The forward of one model; see `lean_forward_of`."""
 
     _is_lean = True
+    _layers: tuple[Any, ...]  # `ShortLayer` or `CompiledLayer`
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -101,6 +103,9 @@ class LeanForward(ShortForward):
             self._angles = [angles_of(r, shape.rotary, like, positions) for r in shape.rotations]
         self._originals: list[tuple[nn.Module, str]] = []  # that a packed layer stands for
         self._layers = tuple(self._layer(one, shape) for one in shape.layers)
+        if self._dtype is torch.float32:
+            pairs = zip(self._layers, shape.layers, strict=True)
+            self._layers = tuple(compiled_layer(*pair, self._kv_dtype) or pair[0] for pair in pairs)
         self._norm: Operator = self._normed(shape.norm)
         self._head = then(self._own_head(model, vocab_size), shape.on_logits)
         self._attend = attend
@@ -131,17 +136,15 @@ class LeanForward(ShortForward):
         angles = [of(positions) for of in self._angles]
         angles.append(())  # of layers that do not rotate
         states, count = list[Tensor](), len(self._layers)
-        last = None if hidden[-1:] == (count,) else self._layers[-1]
+        last: Any = None if hidden[-1:] == (count,) else self._layers[-1]
         for first, stop in spans(hidden, count):
             for layer in self._layers[first:stop]:
-                read, between = layer.before(x), layer.between
+                read = layer.before(x)
                 seen = self._attention(layer, read, angles[layer.angles], view)
                 if layer is last:  # what follows is for each token alone
                     x, seen = x.index_select(0, logit_index), seen.index_select(0, logit_index)
-                    read = read.index_select(0, logit_index) if between is None else read
-                layer.out.add_to(x, seen)
-                gate_up = layer.gate_up(read if between is None else between(x))
-                layer.down.add_to(x, layer.gate(gate_up))
+                    read = read.index_select(0, logit_index) if layer.between is None else read
+                layer.add_to(x, read, seen)
             if len(states) < len(hidden):  # the next layers add to it in place
                 states.append(x.clone())
         if last is None:

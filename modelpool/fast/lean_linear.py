@@ -54,7 +54,7 @@ class Quantised:
         shared = layers[0].shared
         assert all(layer.shared is shared for layer in layers)
         assert sum(layer.out_features for layer in layers) == shared.out_features
-        self._multiply = shared.multiply
+        self.shared, self._multiply = shared, shared.multiply
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._multiply(x)

@@ -21,8 +21,9 @@ from modelpool.fast.cpu import has_amx, int8_refusal
 from modelpool.fast.int4 import Int4Weight, Int8PanelWeight, PanelWeight, exact_kernels
 from modelpool.fast.int8 import Int8Weight
 from modelpool.fast.linear import TOGETHER, is_hooked, let_go_of_file
+from modelpool.kernels.library import LinearKernels
 
-ARITHMETIC = 2  # raised when the same weights give other texts
+ARITHMETIC = 3  # raised when the same weights give other texts
 _RARE = 16  # times smaller than the median: a column that outliers of activations go with
 
 
@@ -254,14 +255,17 @@ def _weight_in_int4(parts: Sequence[Int4Values], bias: Tensor | None) -> Quantis
 
 
 def _in_int8(parts: Sequence[Int8Values], bias: Tensor | None) -> QuantisedWeight:
-    """By oneDNN where that sums exactly, unless the kernels are faster: with AVX-512 and without
-    AMX they take a third to three quarters of its time for 1 to 16 rows, as long for 64, and 1.2
-    times as long for 512."""
+    kernels = int8_kernels()
+    return Int8Weight(parts, bias) if kernels is None else Int8PanelWeight(parts, bias, kernels)
+
+
+def int8_kernels() -> LinearKernels | None:
+    """None: int8 is computed by oneDNN, which sums exactly and is as fast. With AVX-512 and without
+    AMX the kernels take a third to three quarters of its time for 1 to 16 rows, as long for 64, and
+    1.2 times as long for 512."""
     kernels = exact_kernels()
     is_faster = kernels is not None and kernels.name == "avx512-vnni" and not has_amx()
-    if kernels is not None and (is_faster or int8_refusal() is not None):
-        return Int8PanelWeight(parts, bias, kernels)
-    return Int8Weight(parts, bias)
+    return kernels if is_faster or int8_refusal() is not None else None
 
 
 def _head(model: nn.Module) -> nn.Module | None:

@@ -1,4 +1,4 @@
-"""The C library of linear layers and recurrences: found, or compiled once, and tried.
+"""The C library of linear layers, layers of Llama, and recurrences: found or compiled once, tried.
 
 Contract: `linear_kernels` is None where there is no compiler, no CPU for it, or a result that is
 not the one of int8 to the bit: one line says why, and layers are computed otherwise. A wheel may
@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 
 KERNELS: Mapping[str, int] = {"avx512-vnni": 4, "avx-vnni": 2, "avx2": 1, "avx512-vnni-256": 8}
 _FOLDER = Path(__file__).parent
-_SOURCES = ("linear.c", "recurrence.c")
-_HEADERS = ("vnni_panel.h", "threads.h")
+_SOURCES = ("linear.c", "recurrence.c", "layer.c")
+_HEADERS = ("vnni_panel.h", "linear.h", "threads.h")
 _FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-shared", "-fPIC")
 _COMPILE_S = 120.0
 _SWITCH = "SPECROUTER_KERNEL"
@@ -140,6 +140,9 @@ def opened(file: Path) -> LinearKernels:
     library.sr_linear.argtypes = (
         pointer, pointer, ctypes.c_int, pointer, ctypes.c_int, whole, ctypes.c_int, ctypes.c_int,
     )  # fmt: skip
+    number, at = ctypes.c_int, (pointer, pointer, whole, pointer)  # layer, residual, rows, an input
+    library.sr_before.argtypes = (*at, pointer, whole, pointer, number, number, number)
+    library.sr_behind.argtypes = (*at, number, number, number)
     library.sr_scan.argtypes, library.sr_scan.restype = (pointer,), None
     library.sr_advance.argtypes, library.sr_advance.restype = (*(pointer,) * 4, *(whole,) * 4), None
     library.sr_set_threads.argtypes = (pointer, pointer, pointer)

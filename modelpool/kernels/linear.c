@@ -17,12 +17,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "linear.h"
 #include "threads.h"
 
 enum { GROUP = 32, CHUNK = 512, AHEAD = 4096 };
 enum { AVX2 = 1, AVX_VNNI = 2, AVX512_VNNI = 4, AVX512_VNNI_256 = 8 };
 
-typedef struct {
+struct Weight {
   const uint8_t *nibbles;  /* [panels][groups][2][4][64]; NULL: `levels` are stored */
   const uint8_t *scales;   /* [panels][groups][32], from 1 to 17 */
   const uint8_t *centres;  /* [panels][groups][32] */
@@ -33,7 +34,7 @@ typedef struct {
   int64_t inputs;          /* with padding, a multiple of 64 */
   int64_t given;           /* of a row of activations */
   int64_t outputs;         /* a panel has 32, the last one perhaps fewer that count */
-} Weight;
+};
 
 typedef struct {
   const Weight *weight;
@@ -58,14 +59,6 @@ static inline int32_t four_bytes(const uint8_t *bytes) {
 
 static inline char *row_of(const Job *job, int64_t row) {
   return job->y + row * job->weight->outputs * (job->y_is_bf16 ? 2 : 4);
-}
-
-/* To the nearest bfloat16, ties to even; NaN stays one. */
-static inline uint16_t to_bf16(float value) {
-  uint32_t bits;
-  memcpy(&bits, &value, sizeof bits);
-  if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fc0;
-  return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 
 static inline void store_outputs(const Weight *w, const float *outputs, int count, int64_t output,

@@ -4,6 +4,7 @@ import hashlib
 
 from modelpool import ModelPool
 from modelpool.config import PoolConfig
+from modelpool.fast.compiled_layer import layer_arithmetic
 from modelpool.fast.quantised import ARITHMETIC
 from modelpool.kernels.recurrence import matrix_kernels
 from specrouter.version import __version__
@@ -16,7 +17,7 @@ def fingerprint_of(config: PoolConfig, pool: ModelPool) -> str:
     placeless = target.model_dump_json(exclude={"device"})
     facts = [__version__, plan.dtype, plan.weights, placeless]
     if plan.weights in ("int8", "int4"):
-        facts.append(f"quantised {ARITHMETIC}")
+        facts.append(f"quantised {ARITHMETIC} {layer_arithmetic(plan.weights)}")
     if plan.is_recurrent and plan.placement.is_on_cpu:
         facts.append("C library" if matrix_kernels() else "torch")
     digest = hashlib.sha256(" ".join(facts).encode())

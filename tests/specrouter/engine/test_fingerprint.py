@@ -23,14 +23,15 @@ def test_it_tells_who_computes_the_states_of_recurrent_layers(
 
 
 @needs_int8
-@pytest.mark.parametrize(("weights", "count"), [("int8", 2), ("auto", 1)])
-def test_it_tells_how_weights_were_quantised(
+@pytest.mark.parametrize(("weights", "count"), [("int8", 3), ("auto", 1)])
+def test_it_tells_how_weights_were_quantised_and_who_computes_them(
     weights: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = {"name": "m", "source": str(SAVERS["llama"](tmp_path)), "weights": weights}
     config = PoolConfig.model_validate({"target": "m", "models": [{**model, "device": "cpu"}]})
     found = set()
-    for number in (1, 2):
+    for number, said in ((1, "torch"), (2, "torch"), (2, "C library")):
         monkeypatch.setattr(fingerprint, "ARITHMETIC", number)
+        monkeypatch.setattr(fingerprint, "layer_arithmetic", lambda _, said=said: said)
         found.add(fingerprint.fingerprint_of(config, ModelPool(config)))
     assert len(found) == count

@@ -1,0 +1,16 @@
+/* Linear layers, as other parts of the library call them; see linear.c. */
+#include <stdint.h>
+#include <string.h>
+
+typedef struct Weight Weight;
+
+int sr_linear(const Weight *w, const void *x, int x_is_bf16, void *y, int y_is_bf16, int64_t rows,
+              int threads, int kernel);
+
+/* To the nearest bfloat16, ties to even; NaN stays one. */
+static inline uint16_t to_bf16(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fc0;
+  return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
