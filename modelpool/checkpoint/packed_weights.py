@@ -48,10 +48,14 @@ class PackedWeight:
     def rows(self, tensor: Callable[[str], Tensor]) -> Iterator[Tensor]:
         """All values, in parts of [n, in] float32. `tensor`: of the checkpoint, by its name.
 
-        Raises `ValueError` for an input of a group that is not there.
+        Raises `ValueError` for an input of a group that is not there, and for padded rows.
         """
         outputs, inputs = self.shape
         parts = {part: tensor(f"{self.layer}.{part}") for part in self.parts}
+        said = parts.get("weight_shape")
+        if said is not None and said.tolist() != [outputs, inputs]:
+            wanted = f"and not [{outputs}, {inputs}]: padded weights are not read"
+            raise ValueError(f"{self.layer}.weight_shape says {said.tolist()}, {wanted}")
         scales, zeros, groups = self._scales(parts), self._zeros(parts), self._groups(parts)
         step = max(_AT_ONCE // inputs // _WORD, 1) * _WORD  # whole words
         for start in range(0, outputs, step):

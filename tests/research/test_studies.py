@@ -2,32 +2,9 @@
 
 import pytest
 
-from research.figures.cell import machine_of
-from research.studies.admitted import MACHINE, ask
 from research.studies.fidelity import Kept, kept, overrun, table
 from specrouter.bench.replay import Answer, Outcome
 from tests.load_requests import load_request
-
-
-def test_who_was_declined_was_not_admitted_as_attainable() -> None:
-    """Twelve prompts, each of which may wait for four others."""
-    machine = machine_of(MACHINE)
-    ttft_ms = 5.0 * machine.batch_times.ms(1000)
-    requests = [
-        load_request(
-            token_ids=(0,) * 1000,
-            new_tokens=20,
-            seed=seed,
-            objective_ms=100.0,
-            ttft_ms=ttft_ms,
-            judges_runs=True,
-        )
-        for seed in range(12)
-    ]
-    found = ask(machine, "slos-serve", requests)
-    assert found.requests == 12
-    assert 0 < found.admitted <= 5
-    assert found.attained == found.admitted - found.missed
 
 
 def _outcome(ttft_ms: float, tpot_ms: float, error: str | None = None) -> Outcome:

@@ -267,3 +267,10 @@ def test_a_group_that_is_not_there_is_refused(tmp_path: Path) -> None:
     edit_weights(stored, lambda all_: all_[f"{LAYER}.g_idx"].fill_(2))
     with refused(f"{FIELD}.source", f"{LAYER}.g_idx has a group that is none of 0 to 1"):
         pool_of(stored).get("m")
+
+
+def test_padded_weights_are_refused(tmp_path: Path) -> None:
+    stored, _ = checkpoints(FORMATS["packed"], tmp_path)
+    edit_weights(stored, lambda all_: all_[f"{LAYER}.weight_shape"].sub_(1))
+    with refused(f"{FIELD}.source", f"{LAYER}.weight_shape says .* padded weights are not read"):
+        pool_of(stored).get("m")
