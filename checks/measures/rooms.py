@@ -33,11 +33,12 @@ class Room:
 # reasoning and Harmony; config, request
 # for options of `LLM` and figures of a request; cli for pairs; tests with each of these.
 # Lowered on the same day to what rooms had when less was left of them, and a hundredth.
+# 2026-11-26: modelpool for layers in the C library; others lowered again.
 ROOMS: Mapping[str, Room] = {
-    "http": Room(folders=("specrouter/http",), before=5985, aim=4500, most=6620),
-    "cli": Room(folders=("specrouter/cli",), before=1790, aim=1500, most=1460),
+    "http": Room(folders=("specrouter/http",), before=5985, aim=4500, most=6580),
+    "cli": Room(folders=("specrouter/cli",), before=1790, aim=1500, most=1330),
     "bench": Room(folders=("specrouter/bench",), before=5493, aim=3200, most=4320),
-    "cluster": Room(folders=("specrouter/cluster",), before=3619, aim=3000, most=3310),
+    "cluster": Room(folders=("specrouter/cluster",), before=3619, aim=3000, most=3270),
     "engine": Room(
         folders=("specrouter/engine", "specrouter/router.py"), before=4082, aim=3300, most=4510
     ),
@@ -47,17 +48,17 @@ ROOMS: Mapping[str, Room] = {
         aim=4600,
         most=6900,
     ),
-    "execution": Room(folders=("specrouter/execution",), before=3033, aim=2600, most=3390),
+    "execution": Room(folders=("specrouter/execution",), before=3033, aim=2600, most=3080),
     "config, request": Room(
-        folders=("specrouter/config", "specrouter/request"), before=3232, aim=2800, most=3640
+        folders=("specrouter/config", "specrouter/request"), before=3232, aim=2800, most=3610
     ),
-    "processors": Room(folders=("processors",), before=3858, aim=3600, most=3970),
+    "processors": Room(folders=("processors",), before=3858, aim=3600, most=3960),
     "statemgr": Room(folders=("statemgr",), before=2753, aim=2900, most=3160),
-    "modelpool": Room(folders=("modelpool",), before=7770, aim=6800, most=13300),
+    "modelpool": Room(folders=("modelpool",), before=7770, aim=6800, most=13500),
     "examples": Room(folders=("examples",), before=2828, aim=1200, most=1100),
-    "research": Room(folders=("research",), before=0, aim=7000, most=8300),
+    "research": Room(folders=("research",), before=0, aim=7000, most=8150),
     "tests and checks": Room(
-        folders=("tests", "checks", "conftest.py"), before=69000, aim=52000, most=72600
+        folders=("tests", "checks", "conftest.py"), before=69000, aim=52000, most=70500
     ),
 }
 PRODUCT = Room(
