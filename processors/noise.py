@@ -88,11 +88,8 @@ class NoiseBank:
 
     A row keeps a ring of `window` positions on each of them; a row without noise takes no memory.
 
-    Several threads may ask at once, as those of two devices do: what is drawn is written to the
-    rings of all devices, and a ring may come into being meanwhile. Rows are opened and closed while
-    nobody asks.
-
-    Positions of many ids are drawn by several threads at once, `threads`, by default torch's.
+    One thread at a time asks. Positions of many ids are drawn by several threads at once,
+    `threads`, by default torch's.
     """
 
     def __init__(self, vocab_size: int, window: int, threads: int | None = None) -> None:

@@ -16,6 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from modelpool.fast import lean_forward
+from modelpool.fast.compiled_layer import CompiledLayer
 from modelpool.fast.direct_forward import direct_forward_of
 from modelpool.fast.lean_forward import lean_forward_of
 from modelpool.forward import Forward
@@ -42,6 +43,8 @@ def forwards(hidden: int, inner: int, layers: int, weights: Any) -> tuple[Packed
     direct_forward_of(packed)  # by which its shape is known
     packed.quantise_weights(weights=weights)
     own = lean_forward_of(packed)
+    if own is None or not isinstance(own._layers[0], CompiledLayer):
+        raise SystemExit("no layer is compiled here: is there a C compiler, and a CPU with AVX2?")
     with patch.object(lean_forward, "compiled_layer", lambda *_: None):
         return packed, own, lean_forward_of(packed)
 

@@ -134,8 +134,11 @@ def _compile(compiler: str, file: Path) -> None:
 
 
 def opened(file: Path) -> LinearKernels:
-    """Raises `OSError`, and `RuntimeError` where this CPU has no kernel."""
+    """Raises `OSError`, and `RuntimeError` where this CPU has no kernel, or the file is another
+    version's."""
     library = ctypes.CDLL(str(file))
+    if not hasattr(library, "sr_before"):
+        raise RuntimeError(f"{file} is of another version")
     pointer, whole = ctypes.c_void_p, ctypes.c_int64
     library.sr_linear.argtypes = (
         pointer, pointer, ctypes.c_int, pointer, ctypes.c_int, whole, ctypes.c_int, ctypes.c_int,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from specrouter.bench import tuning
 from specrouter.bench.named_policies import POLICIES
-from specrouter.request.params import MAX_DEPTH, MAX_WIDTH
+from specrouter.request.params import LEAST_TEMPERATURE, MAX_DEPTH, MAX_WIDTH
 
 if TYPE_CHECKING:
     from modelpool.errors import ConfigError
@@ -277,6 +277,8 @@ def _check(options: ChainsOptions | LoadOptions | TurnsOptions) -> None:
         for value in given if isinstance(given, tuple) else (given,):
             if bounds is not None and value is not None:
                 _check_bounds(flag(one.name), value, *bounds)
+        if one.name == "temperature" and 0.0 < given < LEAST_TEMPERATURE:
+            raise _refusal("--temperature", f"must be 0 or at least {LEAST_TEMPERATURE:g}")
     check_json(options.json)
 
 

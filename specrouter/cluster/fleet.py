@@ -58,7 +58,9 @@ class Fleet(Roster[Member]):
         if len(set(told.values())) > 1:
             each = ", ".join(f"{name} {fingerprint}" for name, fingerprint in told.items())
             reason = (
-                f"they serve different targets, dtypes or versions, and texts would differ: {each}"
+                "they serve different targets, dtypes or versions, or compute int8 or int4 on "
+                "other kinds of CPU or without a C compiler, and texts would differ: "
+                f"{each}"
             )
             raise ConfigError("cluster.replicas", reason)
         self.fingerprint = next(iter(told.values()))

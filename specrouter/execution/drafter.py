@@ -8,7 +8,7 @@ its own drafts it forgets by itself. All is called by the engine's thread, betwe
 Not here: verification by intermediates (`ChainDrafter`), and when a drafter is used (policies).
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 
 import numpy as np
@@ -54,11 +54,6 @@ class Drafter:
     def is_open(self) -> bool:
         """Whether it could draft at once, without `prepare`."""
         return True
-
-    @property
-    def devices(self) -> Collection[str]:
-        """That its forwards run on."""
-        return ()
 
     def prepare(self) -> None:
         """Loads and times what it needs; the target is loaded."""

@@ -1,7 +1,6 @@
 """ModelDrafter: a model of the pool drafts, the target's quantised twin among them."""
 
 import time
-from collections.abc import Collection
 from dataclasses import replace
 
 from processors import ActiveModel, DraftProcessor, DraftResult
@@ -24,10 +23,6 @@ class ModelDrafter(Drafter):
     @property
     def is_open(self) -> bool:
         return self._states.is_open(self.name)
-
-    @property
-    def devices(self) -> Collection[str]:
-        return self._runtime.pool.placement(self.name).devices
 
     def prepare(self) -> None:
         self._states.prepare(self.name)

@@ -194,7 +194,10 @@ def _add_server_errors(app: FastAPI) -> None:
             at = "chats are at /v1/chat/completions, completions at /v1/completions"
             message = f"{asked}; {at}; see /docs"
         elif error.status_code == 405:
-            message = f"{asked}; it takes {(error.headers or {}).get('Allow')}; see /docs"
+            allowed = (error.headers or {}).get("Allow")
+            message = (
+                f"{asked}; it takes {allowed}; see /docs" if allowed else f"{asked}; see /docs"
+            )
         return error_response(error.status_code, message, headers=error.headers)
 
     @app.exception_handler(Exception)

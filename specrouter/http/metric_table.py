@@ -36,7 +36,7 @@ gauge specrouter_kv_capacity_tokens = state.kv_capacity_tokens: KV cache tokens 
 counter specrouter_slo_admitted_requests{slo_class} = admissions.admitted: Requests admitted with
     an objective.
 counter specrouter_slo_best_effort_requests{slo_class} = admissions.best_effort: Requests admitted
-    without an objective, or without a promise to attain it.
+    without an objective, or after being declined.
 counter specrouter_slo_declined_requests{slo_class} = admissions.declined: Requests whose objective
     admission found to be unattainable.
 counter specrouter_slo_rejected_requests{slo_class} = admissions.rejected: Declined requests that

@@ -45,7 +45,8 @@ class Admission:
         budget_nodes: draft nodes that the target may verify in this cycle; None: without bound.
         budget_ms: what the cycle may take; None: without bound.
         promised: those of `admitted` whose objectives are meant to be attained.
-        held_back: how many of `declined` were declined for the margin alone, so that it narrows.
+        held_back: how many were declined, or admitted without a promise, for the margin alone, so
+            that it narrows.
         lost: ids of running requests that were promised their objectives and attain them no more.
         order: that is followed, and `why`; None: there was nothing to choose.
     """

@@ -48,7 +48,7 @@ class Promises:
             self._move(-_STEP_DOWN if kept_pace else _STEP_UP)
 
     def note_held_back(self, requests: int) -> None:
-        """So many were declined that would be admitted on an idle machine but for the margin."""
+        """So many were not promised what an idle machine could keep, for the margin alone."""
         self._move(-_STEP_DOWN * requests)
 
     def _move(self, by: float) -> None:

@@ -83,6 +83,15 @@ def test_rows_that_are_no_whole_blocks_stay_bf16(tmp_path: Path) -> None:
     assert found["blk.0.attn_q.weight"].tensor_type.name == "BF16"
 
 
+def test_what_llama_cpp_alone_reads(tmp_path: Path) -> None:
+    fields = gguf.GGUFReader(export_gguf(BUNDLED, tmp_path / "a.gguf").path).fields
+    facts = {name: one.contents() for name, one in fields.items()}
+    assert facts["general.file_type"] == 32
+    assert facts["tokenizer.ggml.token_type"][:2] == [3, 1]  # <|endoftext|> is a control token
+    assert facts["tokenizer.ggml.add_bos_token"] is False
+    assert facts["tokenizer.ggml.pre"] == "smollm"
+
+
 def test_another_reader_of_the_format_computes_the_same_logits(tmp_path: Path) -> None:
     """`transformers` undoes the order of rows by code of its own."""
     export_gguf(BUNDLED, tmp_path / "a.gguf")

@@ -1,0 +1,44 @@
+"""Rows are taken from running requests at random, hundreds of times: no text changes in float64."""
+
+import copy
+from typing import Any
+
+import pytest
+
+from checks.exact.arguments import open_oracle
+from checks.exact.arrangement import Arrangement
+from checks.exact.array_check import make_cases
+from checks.exact.comparison import all_divergences, assert_whole, compare
+from checks.exact.preemption import preempting_router
+from checks.exact.seeded import seeded_params
+from specrouter import ChainRouter
+from tests.specrouter.engine.test_preemption import prompt_of
+
+NEW, REQUESTS, LEAST = 24, 48, 300
+CHAIN = ("small", "middle", "target")
+ROWS = (
+    Arrangement(mode="off", batch=4),
+    Arrangement(mode=CHAIN, batch=6, depth=4, width=2),
+    Arrangement(mode=("ngram", "target"), batch=6, depth=4, width=1),
+    Arrangement(mode="adaptive", batch=6, urgent=True),
+)
+
+
+@pytest.mark.exact
+def test_no_token_of_preempted_requests_differs_from_the_oracle(
+    small_config: dict[str, Any],
+) -> None:
+    settings = copy.deepcopy(small_config)
+    settings["pool"]["models"].append({"name": "ngram", "source": "ngram"})
+    settings["engine"] |= {"max_requests": 4, "prefill_chunk": 16, "admission": "slo"}
+    with ChainRouter.from_config(settings) as router:
+        oracle = open_oracle(router, "float64")
+        prompts = [tuple(prompt_of(index)) for index in range(REQUESTS)]
+        cases = make_cases(oracle, prompts, lambda index: seeded_params(index, NEW))
+        with preempting_router(router, 0.15) as disturbed:
+            comparisons = [compare(router, cases, row) for row in ROWS]
+        assert_whole(router)
+        assert all_divergences(comparisons) == []
+        assert disturbed.count >= LEAST
+        assert sum(each.speculated for each in comparisons) > 100
+        assert not any(router.instruments.engine_state().control_faults.values())
