@@ -84,6 +84,7 @@ def test_acceptance_of_all_requests_adds_up_to_what_the_engine_has_counted(
 def test_a_stream_tells_who_proposed_its_tokens_where_asked(router: ChainRouter) -> None:
     speculation = {"chain": ["tiny-1m", "tiny-3m"], "depth": 3, "width": 2}
     body = {"prompt": PROMPT, "max_new_tokens": 24, "speculation": speculation}
+    ask(router, "/generate", **body)  # both models have read the prompt then
     whole = ask(router, "/generate", **body, return_drafts=True)
     events = stream_of(router, {**body, "return_drafts": True}, "/generate")
     drafts = [event["draft"] for event in events]

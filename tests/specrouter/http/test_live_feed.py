@@ -29,20 +29,28 @@ PAIR = ["tiny-1m", "tiny-3m"]
 
 
 @pytest.fixture(scope="module")
-def router() -> Iterator[ChainRouter]:
+def opened() -> Iterator[tuple[ChainRouter, Any]]:
+    """A router, and what was told of it before its first request."""
     models = [{"name": name, "source": f"bundled:{name}", "dtype": "float32"} for name in PAIR]
     pool = {"target": PAIR[-1], "models": models}
     settings = {"pool": pool, "engine": {"max_requests": 4, "max_model_len": 128}}
     with ChainRouter.from_config(settings) as router:
-        yield router
+        yield router, told(router)
+
+
+@pytest.fixture
+def router(opened: tuple[ChainRouter, Any]) -> ChainRouter:
+    return opened[0]
 
 
 def told(router: ChainRouter) -> Any:
     return json.loads(json.dumps(live_snapshot(router), allow_nan=False))
 
 
-def test_before_the_first_request_there_are_predictions_and_models(router: ChainRouter) -> None:
-    seen = told(router)
+def test_before_the_first_request_there_are_predictions_and_models(
+    opened: tuple[ChainRouter, Any],
+) -> None:
+    _, seen = opened
     assert [chain for chain, _ in seen["decision"]["predicted"]].count(PAIR) == 1
     assert [one["name"] for one in seen["models"]] == PAIR
     target = seen["models"][-1]
