@@ -179,17 +179,19 @@ def test_each_committed_token_is_heard_once_with_what_the_target_made_of_it(
 
 
 def test_a_head_that_fails_costs_its_drafts_alone(
-    router: ChainRouter, cases: list[Case], monkeypatch: pytest.MonkeyPatch
+    paths: dict[str, Path], cases: list[Case], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("draft", "feed"):
-        with monkeypatch.context() as patch:
-            patch.setattr(ToyHead, name, lambda *_: 1 / 0)
-            result = compare(router, cases[:4], Arrangement(mode=PAIR, batch=4, depth=3))
-            assert result.speculated < result.cycles / 2, "it rests"
-            others = compare(router, cases[:4], Arrangement(mode=OTHERS, batch=4, depth=3))
-            assert others.speculated > others.cycles / 2
-        assert not all_divergences([result, others])
-    assert router.is_healthy
+    """On a router of its own, where it rests afterwards."""
+    with ChainRouter.from_config(settings_of(paths)) as router:
+        for name in ("draft", "feed"):
+            with monkeypatch.context() as patch:
+                patch.setattr(ToyHead, name, lambda *_: 1 / 0)
+                result = compare(router, cases[:4], Arrangement(mode=PAIR, batch=4, depth=3))
+                assert result.speculated < result.cycles / 2, "it rests"
+                others = compare(router, cases[:4], Arrangement(mode=OTHERS, batch=4, depth=3))
+                assert others.speculated > others.cycles / 2
+            assert not all_divergences([result, others])
+        assert router.is_healthy
 
 
 def test_hidden_states_that_the_target_does_not_tell_are_refused_at_the_start(
