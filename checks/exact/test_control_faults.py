@@ -88,7 +88,10 @@ def test_a_fault_costs_at_most_the_request_that_it_belongs_to(
 ) -> None:
     [target] = [one for one in find_functions() if one.name == name]
     check = ControlFaultCheck(service=service)
-    check.play(target, mode, seed=1)
+    for seed in (1, 2, 3):  # what rests since an earlier play is called in a later one
+        check.play(target, mode, seed)
+        if check.fired:
+            break
     assert check.failures == []
     assert check.fired
 
