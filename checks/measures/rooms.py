@@ -26,14 +26,11 @@ class Room:
 # and a twentieth; research has had a study of admission, and of seeds in simulated time, since.
 # 2026-11-25, for what came: modelpool and state for int4 and its kernels, GGUF, hybrids and their
 # states, experts in int8, one description of layers for all forwards, families, MXFP4, packed
-# checkpoints, threads
-# beside other programs; execution for drafters as objects, and what
-# is told of drafts; engine for the step that the simulator
-# shares and where cycles spend their time; http for the page, its feed and guards, and for
-# reasoning and Harmony; config, request
-# for options of `LLM` and figures of a request; cli for pairs; tests with each of these.
-# Lowered on the same day to what rooms had when less was left of them, and a hundredth.
-# 2026-11-26: modelpool for layers in the C library; others lowered again.
+# checkpoints, threads beside other programs; execution for drafters as objects, and what is told of
+# drafts; engine for the step that the simulator shares and where cycles spend their time; http for
+# the page, its feed and guards, and for reasoning and Harmony; config, request for options of `LLM`
+# and figures of a request; cli for pairs; tests with each of these. Lowered on the same day.
+# 2026-11-26: modelpool for layers in the C library; the others lowered again.
 ROOMS: Mapping[str, Room] = {
     "http": Room(folders=("specrouter/http",), before=5985, aim=4500, most=6580),
     "cli": Room(folders=("specrouter/cli",), before=1790, aim=1500, most=1330),
