@@ -240,6 +240,8 @@ def _reason(error: Mapping[str, Any]) -> str:
     place = next((part for part in reversed(path) if isinstance(part, str)), "")
     if place in _KNOWN:
         return f"unknown; known are {_KNOWN[place]}"
+    if name in SloRequest.model_fields:
+        return f'belongs in slo: {{"slo": {{"{name}": ...}}}}'
     near = difflib.get_close_matches(str(name)[:80], GenerateRequest.model_fields, 1)
     return f"unknown; did you mean {near[0]}?" if near else "unknown; see /docs"
 

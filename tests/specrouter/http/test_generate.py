@@ -214,6 +214,7 @@ def test_body_that_is_no_object_is_a_400(body: bytes) -> None:
     [
         ({"temprature": 1}, "temprature: unknown; did you mean temperature?"),
         ({"max_tokens": 5}, "max_tokens: this endpoint calls it max_new_tokens"),
+        ({"tpot_ms": 50}, 'tpot_ms: belongs in slo: {"slo": {"tpot_ms": ...}}'),
         (
             {"slo": {"tpot": 50}},
             "slo.tpot: unknown; known are "
