@@ -44,8 +44,6 @@ class EngineConfig(Strict):
             memory that no request has reserved.
         output_store_tokens: earlier outputs, in tokens, that `source: suffix` may quote for
             requests of the same tenant (API key or `cache_salt`); about 0.3 KB each; 0 keeps none.
-        output_store_file: keeps these outputs between runs, readable by the service's user only;
-            not with `cluster`.
         admission: `fcfs`: first come, first served, moved by priority; `slo`: requests whose
             objectives can be attained come first, and take rows from those without; without
             objectives the same as `fcfs`.
@@ -70,7 +68,6 @@ class EngineConfig(Strict):
     generation_defaults: Literal["neutral", "model"] = "neutral"
     prefix_cache: bool = True
     output_store_tokens: int = Field(default=131_072, ge=0)
-    output_store_file: str | None = None
     admission: AdmissionPolicyName = "slo"
     verification: Literal["shared-noise", "rejection"] = "shared-noise"
     exact: Literal["fast", "strict"] = "fast"

@@ -64,19 +64,6 @@ class RouterConfig(Strict):
         return self
 
     @model_validator(mode="after")
-    def _one_engine_writes_outputs(self) -> "RouterConfig":
-        if self.engine.output_store_file is None:
-            return self
-        reason = None
-        if self.cluster is not None:
-            reason = "each replica keeps outputs of its own: leave it out where there is a cluster"
-        elif self.pool.quoting is None:
-            reason = "no model of the pool has source: suffix, which alone quotes outputs"
-        if reason is not None:
-            raise ConfigError("engine.output_store_file", reason)
-        return self
-
-    @model_validator(mode="after")
     def _chain_is_of_the_pool(self) -> "RouterConfig":
         check_chain(self)
         return self

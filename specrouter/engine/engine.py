@@ -23,7 +23,6 @@ from specrouter.cycle import DraftShape, ModelFailure
 from specrouter.engine.admission_queue import waiting_time_s
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.fingerprint import fingerprint_of
-from specrouter.engine.output_file import output_file_of
 from specrouter.engine.plan_check import PlanCheck
 from specrouter.engine.policies import PoliciesInUse, with_exact_trees
 from specrouter.engine.request_book import RequestBook
@@ -72,9 +71,6 @@ class Engine:
         self._faults = FaultGuard()
         execution = _execution_settings(config, pool, self.guard, self._faults)
         runtime = Runtime.create(pool, self._manager, self.profiler, execution)
-        kept = (drafter.outputs for drafter in runtime.drafters.values())
-        outputs = next((store for store in kept if store is not None), None)
-        self._output_file = output_file_of(engine, pool, outputs)
         self._executor = Executor(runtime)
         lengths, promises = OutputLengths(), Promises()
         views = ViewBuilder(
@@ -302,17 +298,11 @@ class Engine:
         self.book.is_abandoned = True
         self.book.tell(self.book.running.values(), "error", cause)
 
-    def save_outputs(self) -> None:
-        """For a service that starts again, where the configuration has a file for it."""
-        if self._output_file is not None:
-            self._output_file.save()
-
     def successor(self) -> "Engine":
         """An engine in the place of this one, which has failed: with its policy, its accounts and
         the requests that wait, and nothing of its state, whose memory it gives back."""
         with self._stepping.take_over():  # somebody may be looking at them
             self._executor.states.drop_all()
-        self.save_outputs()
         engine = Engine(self._config, self._pool)
         engine.book.inherit(self.book)
         engine.set_policy(*self.policies.current.key, self.policies.admission)

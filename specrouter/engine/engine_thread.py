@@ -236,7 +236,6 @@ class EngineThread:
                 self.engine.enqueue(request)
             if cause is None:
                 self.engine.cancel_all()
-                self.engine.save_outputs()
             else:
                 self.engine.abandon(cause)
         except Exception as error:

@@ -1,10 +1,7 @@
-"""Earlier outputs: bounded, fair, apart by tenant, and the same after a restart."""
+"""Earlier outputs: bounded, fair and apart by tenant."""
 
-import json
 from array import array
-from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,42 +67,3 @@ def test_a_store_of_nothing_keeps_nothing() -> None:
     store = OutputStore(0)
     store.keep("", list(range(100)))
     assert len(store) == 0 == store.tenants
-
-
-@given(OUTPUTS)
-def test_a_file_gives_back_what_was_kept(
-    tmp_path_factory: pytest.TempPathFactory, outputs: list[tuple[str, list[int]]]
-) -> None:
-    file = tmp_path_factory.mktemp("store") / "outputs.json"
-    store, again = OutputStore(300), OutputStore(300)
-    for tenant, tokens in outputs:
-        store.keep(tenant, tokens)
-    store.save(file, "vocabulary")
-    again.load(file, "vocabulary", 6)
-    assert {name: texts(again, name) for name in "abc"} == {
-        name: texts(store, name) for name in "abc"
-    }
-    assert file.stat().st_mode & 0o777 == 0o600
-    assert [one.name for one in file.parent.iterdir()] == [file.name]
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        ("", "Expecting value"),
-        ("[]", "not of this tokenizer"),
-        (json.dumps({"fingerprint": "other", "outputs": {}}), "not of this tokenizer"),
-        (json.dumps({"fingerprint": "it"}), "no outputs"),
-        (json.dumps({"fingerprint": "it", "outputs": {"a": [[1, 99]]}}), "no token"),
-        (json.dumps({"fingerprint": "it", "outputs": {"a": [["b"]]}}), "no token"),
-        (json.dumps({"fingerprint": "it", "outputs": {"a": [3]}}), "no token"),
-    ],
-)
-def test_a_file_of_something_else_is_refused_whole(
-    tmp_path: Path, content: str, reason: str
-) -> None:
-    file, store = tmp_path / "outputs.json", OutputStore(1000)
-    file.write_text(content)
-    with pytest.raises(ValueError, match=reason):
-        store.load(file, "it", 6)
-    assert len(store) == 0

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from checks.exact.control_faults import even_machine
 from checks.exact.models import NAMES
 from specrouter import ChainRouter, RequestOutput, SamplingParams, Speculation
 from specrouter.request.spec import SpeculationOverride
@@ -78,11 +79,12 @@ def test_nothing_is_kept_where_the_configuration_says_so(small_config: dict[str,
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_scheduled_draft_goes_on_as_far_as_it_is_right(
-    router: ChainRouter, temperature: float
+    small_config: dict[str, Any], temperature: float
 ) -> None:
     """Once quotations are seen to be right, one pass of the target verifies dozens of tokens."""
-    first = output_of(router, "off", temperature)
-    outputs = [output_of(router, None, temperature) for _ in range(12)]
+    with even_machine(), ChainRouter.from_config(changed(small_config, "suffix")) as router:
+        first = output_of(router, "off", temperature)
+        outputs = [output_of(router, None, temperature) for _ in range(12)]
     assert all(output.token_ids == first.token_ids for output in outputs)
     scheduled = [one for one in outputs if PAIR in one.metrics.chains]
     assert scheduled, "the scheduler finds it by itself"
