@@ -33,6 +33,7 @@ from specrouter.target import OPTIONS, Asked, Given, asked_of, naming
 
 _SETTINGS = {option.name: option.setting for option in OPTIONS}
 _SAMPLING = {*(one.name for one in fields(SamplingParams)), "max_tokens"}
+_NO_LIMIT = ("max_tokens", None)  # as if it were left out
 _open: "weakref.ref[LLM] | None" = None
 
 
@@ -163,7 +164,7 @@ class LLM:
             raise RequestError(unknown, "is no sampling parameter: `SamplingParams` has them")
         if not isinstance(params, SamplingParams | None):
             raise RequestError("params", f"must be SamplingParams, not {params!r}")
-        changes = dict(given)
+        changes = {name: value for name, value in given.items() if (name, value) != _NO_LIMIT}
         if changes.pop("return_drafts", True) is not True:
             raise RequestError("return_drafts", "is always on: texts show who proposed what")
         if params is None:

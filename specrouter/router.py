@@ -79,6 +79,8 @@ class ChainRouter:
         self.config = config
         for warning in config.warnings:
             logger.warning(warning)
+        if config.cluster is not None:
+            logger.warning("cluster: this is one engine; `specrouter serve` starts replicas")
         engine = config.engine
         self.pool = ModelPool.from_config(
             config.pool,

@@ -113,11 +113,14 @@ def compiled_layer(
     layer: ShortLayer, shape: LayerShape, kv_dtype: torch.dtype
 ) -> CompiledLayer | None:
     """What computes `layer`, of `shape`, and None where the library cannot."""
-    kernels, linears = exact_kernels(), {name: getattr(layer, name) for name in _LINEARS}
+    linears = {name: getattr(layer, name) for name in _LINEARS}
     shared = {name: each.shared for name, each in linears.items() if isinstance(each, Quantised)}
     panels = {name: each for name, each in shared.items() if isinstance(each, PanelWeight)}
     is_known = kv_dtype in (torch.float32, torch.bfloat16) and shape.is_llama
-    if kernels is None or len(panels) < len(_LINEARS) or not is_known:
+    if len(panels) < len(_LINEARS) or not is_known:
+        return None  # without having opened the library, which may be compiled for it
+    kernels = exact_kernels()
+    if kernels is None:
         return None
     return CompiledLayer(kernels, panels, layer, shape, kv_dtype)
 

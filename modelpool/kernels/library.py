@@ -13,11 +13,12 @@ import ctypes
 import hashlib
 import logging
 import os
+import shlex
 import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -78,7 +79,7 @@ def linear_kernels() -> LinearKernels | None:
     try:
         found = opened(library_file())
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-        logger.warning("int4 is computed without the C library: %s", error)
+        logger.warning("int8 and int4 are computed without the C library: %s", error)
         return None
     if asked and asked not in found.available:
         logger.warning("%s=%s: this CPU has %s", _SWITCH, asked, ", ".join(found.available))
@@ -94,9 +95,12 @@ def library_file() -> Path:
     packaged = _FOLDER / "linear.so"
     if packaged.exists():
         return packaged
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
+    asked = os.environ.get("CC", "")  # may have options: "ccache gcc"
+    compiler = shlex.split(asked) or [one for one in ("cc", "gcc") if shutil.which(one)][:1]
+    if not compiler:
         raise RuntimeError("there is no C compiler")
+    if shutil.which(compiler[0]) is None:
+        raise RuntimeError(f"CC={asked}: there is no {compiler[0]}")
     folder = cache_dir() / "kernels"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     _check_owner(folder)
@@ -113,22 +117,22 @@ def _check_owner(path: Path) -> None:
         raise RuntimeError(f"{path} can be written by others: remove it, or set SPECROUTER_CACHE")
 
 
-def _fingerprint(compiler: str) -> str:
+def _fingerprint(compiler: Sequence[str]) -> str:
     version = subprocess.run(
-        (compiler, "--version"), capture_output=True, check=True, timeout=_COMPILE_S
+        (*compiler, "--version"), capture_output=True, check=True, timeout=_COMPILE_S
     ).stdout
     text = b"\0".join((_FOLDER / name).read_bytes() for name in (*_SOURCES, *_HEADERS))
     return hashlib.sha256(b"\0".join((text, version, " ".join(_FLAGS).encode()))).hexdigest()[:16]
 
 
-def _compile(compiler: str, file: Path) -> None:
+def _compile(compiler: Sequence[str], file: Path) -> None:
     with tempfile.TemporaryDirectory(dir=file.parent) as folder:
         made = Path(folder) / file.name
-        command = (compiler, *_FLAGS, "-o", str(made), *(str(_FOLDER / name) for name in _SOURCES))
+        command = (*compiler, *_FLAGS, "-o", str(made), *(str(_FOLDER / name) for name in _SOURCES))
         done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_S)
         if done.returncode:
             lines = done.stderr.strip().splitlines() or ["it said nothing"]
-            raise RuntimeError(f"{compiler} cannot compile it: {lines[0]}")
+            raise RuntimeError(f"{compiler[0]} cannot compile it: {lines[0]}")
         made.chmod(0o700)
         made.replace(file)
 

@@ -58,8 +58,9 @@ class Fleet(Roster[Member]):
         if len(set(told.values())) > 1:
             each = ", ".join(f"{name} {fingerprint}" for name, fingerprint in told.items())
             reason = (
-                "they serve different targets, dtypes or versions, or compute int8 or int4 on "
-                "other kinds of CPU or without a C compiler, and texts would differ: "
+                "they serve different targets, dtypes or versions, or compute int8, int4 or "
+                "recurrent layers on other kinds of device or without a C compiler, and texts "
+                "would differ: "
                 f"{each}"
             )
             raise ConfigError("cluster.replicas", reason)
@@ -160,7 +161,11 @@ class Fleet(Roster[Member]):
         if member.standing == "draining":
             return
         if self.fingerprint not in (None, news.state.fingerprint):
-            self._set(member, "failed", "it serves another target, dtype or version")
+            self._set(
+                member,
+                "failed",
+                "its texts would differ: another target, dtype, version or kind of device",
+            )
             member.evict("lost", f"{member.name} has come back as another one")
             return
         if news.state.status == "failed":

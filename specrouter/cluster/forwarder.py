@@ -244,6 +244,8 @@ class RequestForwarder:
             if reply.state is not None:
                 member.note(reply.state, time.monotonic())
                 in_flight.is_counted = True
+            if reply.declined is not None and reply.state and reply.state.status == "failed":
+                raise Moved("error", f"{name}: {reply.declined}")
             if reply.declined is not None:
                 return self._decline(name, reply.declined)
             if reply.state is not None:
@@ -300,7 +302,10 @@ class RequestForwarder:
             return
         if delta.output is not None:
             self._has_ended = True
-            self._context.accounts.ended(delta.output, self._progress.elapsed_s())
+            try:
+                self._context.accounts.ended(delta.output, self._progress.elapsed_s())
+            except Exception:
+                logger.exception("request %s is missing in the accounts", self._request_id)
         try:
             self._listener(delta)
         except RuntimeError as error:  # its event loop is closed

@@ -31,7 +31,7 @@ from specrouter.engine.request import Request
 from specrouter.engine.request_meter import RequestMeter
 from specrouter.engine.serving import Health
 from specrouter.request.delta_stream import DeltaStream, DeltaStreams
-from specrouter.request.errors import UnavailableError
+from specrouter.request.errors import NoReplicaError, UnavailableError
 from specrouter.request.lanes import Lanes
 from specrouter.request.output import Delta
 from specrouter.request.spec import RequestSpec
@@ -122,7 +122,7 @@ class ClusterRouter:
             raise UnavailableError(self.failure or "the router is closed")
         views = self._fleet.ready(time.monotonic())
         if not views:
-            raise UnavailableError("no replica is ready")
+            raise NoReplicaError
         found = overload_of(views, max_waiting)
         if found is not None:
             raise found

@@ -64,7 +64,13 @@ class EngineThread:
         Raises what is wrong with the target; `ConfigError` where its state has no memory.
         """
         self._threads.start("engine", self._load_and_run)
-        self._ready.result()
+        try:
+            self._ready.result()
+        except BaseException:  # a notebook's cell is interrupted, say: nobody could close it
+            with self._wakeup:
+                self._closing = True
+                self._wakeup.notify()
+            raise
 
     @property
     def is_healthy(self) -> bool:

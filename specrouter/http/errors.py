@@ -25,7 +25,7 @@ from specrouter.http.generate_request import GenerateRequest
 from specrouter.http.metrics_page import count_refusal
 from specrouter.http.objective_fields import SloRequest, StageRequest
 from specrouter.http.request_fields import SpeculationRequest
-from specrouter.request.errors import OverloadedError, UnavailableError
+from specrouter.request.errors import NoReplicaError, OverloadedError, UnavailableError
 from specrouter.request.output import Feasible, RequestOutput
 from specrouter.request.params import RequestError
 
@@ -178,6 +178,12 @@ def _add_server_errors(app: FastAPI) -> None:
     async def too_busy(request: Request, error: OverloadedError) -> Response:
         count_refusal(request.app, "overloaded")
         return overloaded(str(error), _retry_after(error.retry_after_s))
+
+    @app.exception_handler(NoReplicaError)
+    async def no_replica(request: Request, error: NoReplicaError) -> Response:
+        count_refusal(request.app, "unavailable")
+        headers = {"Retry-After": "1"}
+        return error_response(503, str(error), code="no_replica_ready", headers=headers)
 
     @app.exception_handler(UnavailableError)
     async def unavailable(request: Request, error: UnavailableError) -> Response:

@@ -36,12 +36,15 @@ def add_health(app: FastAPI, router: ServingRouter, drain: Drain | None) -> None
     @app.get("/health", **described(OPERATION, "Whether requests are taken", HealthAnswer, (503,)))
     async def health() -> Response:
         health = router.health()
+        replicas = {"replicas": dict(health.replicas)} if health.replicas else {}
         if health.status == "stopped":
-            return error_response(503, "the engine has stopped", code="engine_stopped")
+            error = error_payload(503, "the engine has stopped", code="engine_stopped")
+            if router.is_healthy:
+                error = error_payload(503, "no replica is ready", code="no_replica_ready")
+            return JSONResponse({"status": "stopped", **error, **replicas}, status_code=503)
         if drain is not None and drain.is_draining:
             error = error_payload(503, "the service is shutting down", code="shutting_down")
             return JSONResponse({"status": "draining", **error}, status_code=503)
-        replicas = {"replicas": dict(health.replicas)} if health.replicas else {}
         return JSONResponse({"status": health.status, **replicas})
 
 

@@ -5,6 +5,13 @@ class UnavailableError(RuntimeError):
     """The router takes no requests: it is closed, or its engine has failed."""
 
 
+class NoReplicaError(UnavailableError):
+    """No replica takes requests now, but one will again."""
+
+    def __init__(self) -> None:
+        super().__init__("no replica is ready")
+
+
 class OverloadedError(UnavailableError):
     """As many requests wait as may wait. `retry_after_s`: when it may be worth a try."""
 

@@ -179,7 +179,8 @@ class CycleDraft:
     def proposed_by(self) -> tuple[str, ...]:
         """Of each token that the request gained."""
         drafted = [self.chain[self.proposers[node]] for node in self.accepted]
-        return (*drafted, self.chain[-1])[: len(self.texts)]
+        own = max(1, len(self.texts) - len(drafted))  # more than one where the trace was lost
+        return (*drafted, *[self.chain[-1]] * own)[: len(self.texts)]
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,14 @@ def both(
     return packed, compiled, plain
 
 
+def test_a_model_in_float32_opens_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be compiled for nothing."""
+    monkeypatch.setattr(compiled_layer, "exact_kernels", lambda: pytest.fail("it was opened"))
+    packed = PackedModel.wrap("m", make_model(LLAMA_SHAPED["llama"](), torch.float32), VOCAB)
+    direct_forward_of(packed)
+    assert lean_forward_of(packed) is not None
+
+
 def inputs(forward: LeanForward, rows: int) -> tuple[Tensor, Table, Tensor]:
     """Of the first layer: a residual, angles, and what attention saw."""
     layer = forward._layers[0]

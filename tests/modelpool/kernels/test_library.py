@@ -72,11 +72,16 @@ def test_without_a_compiler_there_is_one_line(
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert linear_kernels() is None
     assert [one.getMessage() for one in caplog.records] == [
-        "int4 is computed without the C library: there is no C compiler"
+        "int8 and int4 are computed without the C library: there is no C compiler"
     ]
 
 
-@pytest.mark.parametrize("compiler", ["/nowhere/cc", "false"])
+def test_a_compiler_may_have_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "env cc")
+    assert library_file().exists()
+
+
+@pytest.mark.parametrize("compiler", ["/nowhere/cc", "nowhere cc", "false", "false -m64"])
 def test_a_compiler_that_fails_is_one_line(
     compiler: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -98,6 +98,30 @@ def test_a_replica_that_was_lost_since_the_ranking_is_not_asked(
     assert asked == [asked[0]] * 2, "it is ranked anew, without the one that was lost"
 
 
+def test_a_replica_that_has_failed_declines_no_objective(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is known by its answer first; the request goes on elsewhere, though it would rather be
+    rejected than be late."""
+    asked: list[FaultyLink] = []
+
+    async def stream(link: FaultyLink, serve: Any, attempt: Attempt) -> AsyncGenerator[Reply]:
+        asked.append(link)
+        if len(asked) == 1:
+            failed = replace(link.server.state(), status="failed", failure="broken")
+            yield Reply(failed, "the replica is failed")
+            return
+        async with aclosing(serve(attempt)) as replies:
+            async for reply in replies:
+                yield reply
+
+    for link in cluster.links:
+        monkeypatch.setattr(link, "stream", partial(stream, link, link.stream))
+    output = output_of(cluster.router, request(SLO(tpot_ms=60_000.0, on_unattainable="reject")))
+    assert (output.finish_reason, len(output.token_ids)) == ("length", 8), output.error
+    assert len({link.name for link in asked}) == 2
+
+
 def test_a_refusal_is_of_the_states_that_declined(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,6 +86,24 @@ def test_a_call_that_hangs_in_a_forward_is_told_so_and_not_run_again(
     assert thread.is_healthy
 
 
+def test_a_load_that_is_interrupted_ends_when_the_models_are_there() -> None:
+    """As a notebook's cell is: nobody holds what could be closed."""
+    loaded = threading.Event()
+    pool: Any = SimpleNamespace(target="big", get=lambda name: loaded.wait(PATIENCE_S))
+    engine: Any = FakeEngine()
+    thread = EngineThread(engine, pool, step_timeout_s=60.0)
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    thread._ready.result = interrupted  # type: ignore[method-assign, assignment]
+    with pytest.raises(KeyboardInterrupt):
+        thread.start()
+    loaded.set()
+    assert thread._ended.wait(PATIENCE_S)
+    assert not thread.is_healthy
+
+
 def start_failing(cause: Exception) -> None:
     """Starts an engine whose target cannot be made ready."""
 

@@ -56,6 +56,11 @@ def test_cycles_add_up_to_the_output(
         assert {name for draft in drafts for name in draft.proposed_by} == {"target"}
 
 
+def test_tokens_whose_trace_was_lost_are_the_targets() -> None:
+    lost = CycleDraft(chain=("target",), texts=("a", "b", "c"))
+    assert lost.proposed_by == ("target",) * 3
+
+
 def test_a_token_is_put_down_to_the_first_model_that_would_choose_it(router: ChainRouter) -> None:
     """Greedy, width 1: whoever proposed a token finds it the likeliest, and nobody before does."""
     models = {

@@ -14,6 +14,7 @@ from specrouter.http.generate_request import GenerateRequest
 from specrouter.http.openai_answer import Usage
 from specrouter.http.openai_fields import ChatRequest, CompletionRequest
 from specrouter.http.request_fields import RequestFields
+from specrouter.request.errors import NoReplicaError
 from specrouter.request.output import STRUCTURE_FAILED, Feasible
 from tests.specrouter.fake_router import METRICS, RUNS, FakeRouter, FakeTokenizer
 from tests.specrouter.http.client import BODIES, UNASKED, leave, post, refusal, stream_of
@@ -84,6 +85,7 @@ def test_another_model_is_a_404(path: str) -> None:
     [
         (OverloadedError(3, 2.5), "overloaded", "3"),
         (OverloadedError(3, 0.0), "overloaded", "1"),
+        (NoReplicaError(), "no_replica_ready", "1"),
         (UnavailableError("the router is closed"), "engine_stopped", None),
     ],
 )

@@ -103,6 +103,17 @@ def test_some_replicas_serve_and_a_restart_is_not_waited_for() -> None:
     wait_until(lambda: router.restarted > 0)
 
 
+def test_while_no_replica_is_ready_each_says_why() -> None:
+    router = Replicas()
+    router.health = lambda: Health("stopped", router.replicas)  # type: ignore[method-assign]
+    answer = request(router, "GET", "/health")
+    assert answer.status_code == 503
+    assert answer.json()["replicas"] == dict(Replicas.replicas)
+    assert answer.json()["error"]["code"] == "no_replica_ready"
+    router.is_healthy = False
+    assert request(router, "GET", "/health").json()["error"]["code"] == "engine_stopped"
+
+
 def test_without_replicas_there_is_nothing_to_restart() -> None:
     router = FakeRouter()
     answer = request(router, "POST", "/router/restart")
