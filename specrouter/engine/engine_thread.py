@@ -132,6 +132,8 @@ class EngineThread:
         with self._wakeup:
             self._closing = True
             self._wakeup.notify()
+        if threading.current_thread() in self._threads:
+            return  # a collection of garbage found the router there: it ends by itself
         if not self._ended.wait(patience_s):
             self._leave_behind("the engine did not stop when it was closed")
         self._threads.join(but="engine" if self._stuck else None)

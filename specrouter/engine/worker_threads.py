@@ -27,6 +27,9 @@ class WorkerThreads:
         self._threads[role] = thread
         thread.start()
 
+    def __contains__(self, thread: threading.Thread) -> bool:
+        return thread in self._threads.values()
+
     def __getitem__(self, role: str) -> threading.Thread:
         return self._threads[role]
 

@@ -86,6 +86,15 @@ def test_a_call_that_hangs_in_a_forward_is_told_so_and_not_run_again(
     assert thread.is_healthy
 
 
+def test_a_router_that_is_dropped_in_the_engines_own_thread_is_not_waited_for(
+    thread: EngineThread,
+) -> None:
+    """The collector of garbage runs in any thread."""
+    assert thread.run_idle(thread.close) is None
+    assert thread._ended.wait(PATIENCE_S)
+    assert thread.failure is None
+
+
 def test_a_load_that_is_interrupted_ends_when_the_models_are_there() -> None:
     """As a notebook's cell is: nobody holds what could be closed."""
     loaded = threading.Event()
