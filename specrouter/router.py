@@ -182,9 +182,12 @@ class ChainRouter:
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> Iterator[Delta]:
-        """Deltas of all samples as they come; leaving the loop cancels the request."""
+        """Deltas of all samples as they come; the first one that is asked for submits the request,
+        and leaving the loop cancels it. Raises `RequestError`, before that."""
         asked = _asked(prompt, params, speculation, slo, priority, timeout_s)
-        accepted = self._validation.accept_samples(asked)
+        return self._deltas(self._validation.accept_samples(asked))
+
+    def _deltas(self, accepted: Sequence[RequestSpec]) -> Iterator[Delta]:
         deltas: queue.SimpleQueue[Delta] = queue.SimpleQueue()
         handles = self._enqueue(accepted, [deltas.put] * len(accepted))
         try:

@@ -117,6 +117,8 @@ def test_texts_are_the_router_s_in_a_script_and_in_a_running_event_loop(llm: LLM
     assert shorter.token_ids == expected[0][:5]
     [whole] = llm.generate("ab", params, max_tokens=None)
     assert whole.token_ids == expected[0]
+    with pytest.raises(RequestError, match="prompt"):
+        llm.stream("", params)  # before its first part is asked for
     parts = [part.token_ids for part in llm.stream("ab", params)]
     assert [token for part in parts for token in part] == expected[0]
 
