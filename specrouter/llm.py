@@ -33,7 +33,6 @@ from specrouter.target import OPTIONS, Asked, Given, asked_of, naming
 
 _SETTINGS = {option.name: option.setting for option in OPTIONS}
 _SAMPLING = {*(one.name for one in fields(SamplingParams)), "max_tokens"}
-_NO_LIMIT = ("max_tokens", None)  # as if it were left out
 _open: "weakref.ref[LLM] | None" = None
 
 
@@ -164,13 +163,13 @@ class LLM:
             raise RequestError(unknown, "is no sampling parameter: `SamplingParams` has them")
         if not isinstance(params, SamplingParams | None):
             raise RequestError("params", f"must be SamplingParams, not {params!r}")
-        changes = {name: value for name, value in given.items() if (name, value) != _NO_LIMIT}
+        changes = dict(given)
         if changes.pop("return_drafts", True) is not True:
             raise RequestError("return_drafts", "is always on: texts show who proposed what")
         if params is None:
             given = {**self.router.sampling_defaults, **changes}
             return SamplingParams(**given, return_drafts=True)
-        if "max_tokens" in changes:
+        if changes.get("max_tokens") is not None:
             changes.setdefault("max_new_tokens", changes["max_tokens"])
         return replace(params, **changes, return_drafts=True)
 

@@ -244,9 +244,9 @@ class RequestForwarder:
             if reply.state is not None:
                 member.note(reply.state, time.monotonic())
                 in_flight.is_counted = True
-            if reply.declined is not None and reply.state and reply.state.status == "failed":
-                raise Moved("error", f"{name}: {reply.declined}")
             if reply.declined is not None:
+                if reply.state is not None and reply.state.status == "failed":
+                    raise Moved("error", f"{name}: {reply.declined}")
                 return self._decline(name, reply.declined)
             if reply.state is not None:
                 self._context.dispatcher.note_sent(name, self._progress.keys)

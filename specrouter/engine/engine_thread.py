@@ -185,7 +185,7 @@ class EngineThread:
             if hung is not None:
                 self._calls.give_up(TimeoutError(f"a forward of {hung} hangs"))
                 self.engine.take_over(hung)
-            if not self._ready.done():
+            if not (self._ready.done() or self._closing):
                 self.engine.preload()
                 self._ready.set_result(None)
             while self._wait_for_work():
