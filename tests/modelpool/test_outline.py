@@ -12,14 +12,20 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     BloomConfig,
+    CodeGenConfig,
     DeepseekV2Config,
     DeepseekV3Config,
+    DeepseekV32Config,
+    DogeConfig,
     FalconConfig,
+    FalconMambaConfig,
     Gemma3nTextConfig,
     Gemma4TextConfig,
     Glm4MoeLiteConfig,
     GPT2Config,
     GPTBigCodeConfig,
+    GPTJConfig,
+    GPTNeoConfig,
     GptOssConfig,
     JambaConfig,
     Llama4TextConfig,
@@ -29,6 +35,8 @@ from transformers import (
     MiniCPM3Config,
     MptConfig,
     PreTrainedConfig,
+    RecurrentGemmaConfig,
+    XGLMConfig,
 )
 
 from modelpool.checkpoint.footprint import read_checkpoint
@@ -50,6 +58,14 @@ REFUSED: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
     "bloom": (BloomConfig, "does not dispatch its attention"),
     "mpt": (MptConfig, "does not dispatch its attention"),
     "falcon": (FalconConfig, "does not dispatch its attention"),
+    "gptj": (GPTJConfig, "does not dispatch its attention"),
+    "gpt-neo": (GPTNeoConfig, "does not dispatch its attention"),
+    "codegen": (CodeGenConfig, "does not dispatch its attention"),
+    "xglm": (XGLMConfig, "does not dispatch its attention"),
+    "falcon-mamba": (FalconMambaConfig, "layer 0 is of type linear_attention"),
+    "recurrent-gemma": (RecurrentGemmaConfig, "layer 0 is of type linear_attention"),
+    "deepseek-v3.2": (DeepseekV32Config, "layer 0 is of type indexed_attention"),
+    "doge": (DogeConfig, "layer 0: its attention needs a mask of its own"),
 }
 
 _SMALL: dict[str, Any] = {
