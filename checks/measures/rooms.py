@@ -33,7 +33,7 @@ class Room:
 # 2026-11-26: modelpool for layers in the C library; the others lowered again.
 ROOMS: Mapping[str, Room] = {
     "http": Room(folders=("specrouter/http",), before=5985, aim=4500, most=6580),
-    "cli": Room(folders=("specrouter/cli",), before=1790, aim=1500, most=1330),
+    "cli": Room(folders=("specrouter/cli",), before=1790, aim=1500, most=1350),
     "bench": Room(folders=("specrouter/bench",), before=5493, aim=3200, most=4320),
     "cluster": Room(folders=("specrouter/cluster",), before=3619, aim=3000, most=3270),
     "engine": Room(

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from specrouter.bench.options import RECORDED_TOKENS, ChainsOptions, LoadOptions, TurnsOptions, flag
-from specrouter.cli.arguments import Commands, add_config, complain, default_config
+from specrouter.cli.arguments import Parser, add_config, complain, default_config
 from specrouter.cli.target import add_fresh_times
 
 if TYPE_CHECKING:
@@ -22,10 +22,8 @@ _ARRIVALS = ("trace", "poisson")
 _SERVED = ("policy", "server", "api_key")  # means nothing to a simulation, or something else
 
 
-def add_bench(commands: Commands) -> None:
-    what = commands.add_parser("bench", help="measure speed").add_subparsers(
-        metavar="WHAT", required=True
-    )
+def add_bench(parser: Parser) -> None:
+    what = parser.add_subparsers(metavar="WHAT", required=True)
     chains = what.add_parser(
         "chains",
         help="each chain and policy against transformers and against the target alone",

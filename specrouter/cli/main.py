@@ -13,7 +13,6 @@ import sys
 from collections.abc import Sequence
 
 from specrouter.cli.arguments import BAD_INPUT, Parser, complain
-from specrouter.cli.bench import add_bench
 from specrouter.cli.check_command import add_check
 from specrouter.cli.checkpoint_files import add_export_gguf, add_inflate
 from specrouter.cli.cluster import add_cluster
@@ -60,5 +59,11 @@ def _parser() -> argparse.ArgumentParser:
     add_generate(commands)
     add_inflate(commands)
     add_export_gguf(commands)
-    add_bench(commands)
+    commands.add_parser("bench", help="measure speed").fill = _add_bench
     return parser
+
+
+def _add_bench(parser: Parser) -> None:
+    from specrouter.cli.bench import add_bench
+
+    add_bench(parser)

@@ -12,6 +12,7 @@ Imports neither PyTorch nor the application: the thread that loads the models do
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -197,6 +198,8 @@ class _Server(uvicorn.Server):
         for sig in HANDLED_SIGNALS:  # what was loaded may have taken them: Ray does
             signal.signal(sig, self.handle_exit)
         self._router = self._stack.enter_context(router)
+        gc.freeze()  # all of it stays: to look through it would hold every stream up
+        gc.enable()
         self._startup.hand_over(service)
         print(self._announcement(router.pool.target), flush=True)
         return self._router

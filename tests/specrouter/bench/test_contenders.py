@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
+import research.policies  # noqa: F401 (registers the published ones)
 from modelpool import ModelPool
 from modelpool.config import PoolConfig
 from modelpool.errors import ConfigError
