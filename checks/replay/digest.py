@@ -1,16 +1,8 @@
-"""`python -m checks.replay digest`: policies in simulated time, compared with a committed digest.
+"""`python -m checks.replay cells`: admissions, policies of papers and clusters in simulated time.
 
-A point is a machine, an acceptance of the drafter's best token, and a stretch of a trace
-(`checks.replay.stretches`); arrivals are common to all policies. `digest.json` has what each policy
-attained at each point with seed 0: equal after a move, to the last digit.
-
-- `python -m checks.replay digest` computes it anew and compares; exit code 1 where one differs.
-  `--part third` (the default) has every stretch on every machine at one acceptance, `--part all` at
-  all three, and `--part few` takes less than a minute.
-- `--write` adds what the file does not have yet, point by point: it may be stopped and goes on.
-
-The machines are in `machines.json`: measured curves of a CPU, and the two tables that AdaServe's
-artifact published.
+Each cell is one small run of `research.figures`'s machinery. `digest_cells.json` has its
+figures to the last digit: equal after a move of code. `--write` computes the file anew. Exit code 1
+where a figure differs.
 """
 
 import argparse
@@ -18,155 +10,125 @@ import json
 import multiprocessing
 import os
 import sys
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from checks.replay.simulation import POLICIES, MachineFile, Result, load_machines, simulate
-from checks.replay.stretches import Arrival, load_stretches
+from checks.replay.simulation import load_machines, simulate
+from checks.replay.stretches import load_stretches
+from research.figures.cell import Cell, run_cell
+from research.figures.cluster_cell import ClusterKind
 
-FILE = Path(__file__).parent / "digest.json"
-ACCEPTANCES = (0.65, 0.75, 0.85)
-_FEW = (9, 17)  # stretches
-
-
-@dataclass(frozen=True)
-class Point:
-    machine: str
-    acceptance: float
-    stretch: int
-
-    def __str__(self) -> str:
-        return f"{self.machine}/{self.acceptance}/{self.stretch}"
-
-
-@dataclass(frozen=True)
-class Job:
-    point: Point
-    policy: str
-
-
-@cache
-def _machines() -> Mapping[str, MachineFile]:
-    return load_machines()
+FILE = Path(__file__).parent / "digest_cells.json"
+_LLAMA, _OPT = "adaserve-llama70b", "slos-serve-opt-6.7b"
+_OF_PAPERS = (
+    "slo",
+    "slos-serve",
+    "specustream",
+    "specustream-fixed",
+    "adaserve",
+    "adaserve-slo-phase",
+    "equal-greedy",
+    "specinfer",
+    "vllm-spec-4",
+    "sarathi",
+)
+_ROUTING: tuple[str, ...] = ("slo", "flowguard", "join-shortest", "p2c", "round-robin")
+_REQUESTS = 120
 
 
-@cache
-def _stretches() -> list[list[Arrival]]:
-    return load_stretches()
-
-
-def points(part: str = "all") -> list[Point]:
-    """Those of a part: see the module."""
-    found = []
-    for index, machine in enumerate(_machines()):
-        for stretch in range(len(_stretches())):
-            # Stretches for choosing and for judging both have every acceptance.
-            own = ACCEPTANCES[(stretch // 2 + index) % len(ACCEPTANCES)]
-            for acceptance in ACCEPTANCES if part == "all" else (own,):
-                if part != "few" or stretch in _FEW:
-                    found.append(Point(machine, acceptance, stretch))
+def cells() -> dict[str, Cell]:
+    """By name."""
+    found: dict[str, Cell] = {}
+    for policy in _OF_PAPERS:
+        found[f"adaserve {policy}"] = Cell(
+            machine=_LLAMA, workload="adaserve", policy=policy, rate=6.0, requests=_REQUESTS
+        )
+        found[f"Mixed {policy}"] = Cell(
+            machine=_OPT, workload="Mixed", policy=policy, rate=6.0, requests=_REQUESTS
+        )
+    for scenario in ("Coder", "ToolLLM", "Reasoning"):
+        requests = 20 if scenario == "Reasoning" else 60
+        for policy in ("slo", "slos-serve"):
+            found[f"{scenario} {policy}"] = Cell(
+                machine=_OPT, workload=scenario, policy=policy, rate=2.0, requests=requests
+            )
+    for routing in _ROUTING:
+        for policy in ("slo", "goodput"):
+            name = f"replicas {routing} {policy}"
+            found[name] = Cell(
+                machine=_LLAMA,
+                workload="adaserve",
+                policy=policy,
+                rate=6.0,
+                requests=160,
+                replicas=3,
+                routing=routing,
+                measure="routing",
+            )
+    failing = ClusterKind(name="failing", slow=2.0, mean_up_s=20.0)
+    pair = ClusterKind(name="pair", kv_ms_per_token=0.01)
+    others: tuple[tuple[ClusterKind, str, str], ...] = (
+        (failing, "slo", "slo"),
+        (pair, "slo", "slo"),
+        (pair, "specustream", "flowguard-printed"),
+    )
+    for kind, policy, routing in others:
+        found[f"{kind.name} {routing} {policy}"] = Cell(
+            machine=_LLAMA, workload="adaserve", policy=policy, rate=4.0, requests=160,
+            replicas=2, routing=routing, cluster=kind, measure="routing",
+        )  # fmt: skip
+    found["overload"] = Cell(
+        machine=_LLAMA, workload="adaserve", policy="slo", rate=4.0, requests=160,
+        replicas=2, routing="slo", cluster=ClusterKind(max_waiting=16), measure="overload",
+    )  # fmt: skip
     return found
 
 
-def run_job(job: Job) -> tuple[Job, Result]:
-    machine, stretch = _machines()[job.point.machine], _stretches()[job.point.stretch]
-    return job, simulate(machine, job.point.acceptance, stretch, job.policy, 0)
+def figures_of(name: str) -> tuple[str, Any]:
+    """Of a cell, as JSON has them; `paper MACHINE`: of SpecRouter's own formula."""
+    if name.startswith("paper "):
+        machine = load_machines()[name.removeprefix("paper ")]
+        return name, simulate(machine, 0.75, load_stretches()[9], "paper", 0).to_json()
+    found = json.loads(json.dumps(run_cell(cells()[name])))
+    found.pop("load", None)  # a curve to look at
+    return name, found
 
 
-def run_all(jobs: Sequence[Job], processes: int) -> Iterator[tuple[Job, Result]]:
-    """Results as they come, in the order of the jobs."""
-    bar = partial(tqdm, total=len(jobs), desc="digest", file=sys.stderr)
-    if processes == 1:
-        yield from bar(map(run_job, jobs))
-        return
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        yield from bar(pool.imap(run_job, jobs))
+def names() -> list[str]:
+    return [*cells(), *(f"paper {machine}" for machine in load_machines())]
 
 
-def digest_of(results: Mapping[Job, Result]) -> dict[str, dict[str, Any]]:
-    """By point and policy, in the order of the points."""
-    found: defaultdict[str, dict[str, Any]] = defaultdict(dict)
-    for job in sorted(results, key=lambda job: (str(job.point), job.policy)):
-        found[str(job.point)][job.policy] = results[job].to_json()
-    return dict(found)
+def compute(chosen: Sequence[str], processes: int) -> dict[str, Any]:
+    bar = tqdm(total=len(chosen), desc="cells", file=sys.stderr)
+    found: dict[str, Any] = {}
+    with multiprocessing.get_context("spawn").Pool(processes) as pool, bar:
+        for name, figures in pool.imap_unordered(figures_of, chosen):
+            found[name] = figures
+            bar.update()
+    return found
 
 
-def differences(
-    found: Mapping[str, Mapping[str, Any]], stored: Mapping[str, Mapping[str, Any]]
-) -> list[str]:
-    """Of what was computed against the file, a line each."""
-    return [
-        f"{point} {policy}: {stored.get(point, {}).get(policy)} became {result}"
-        for point, by_policy in found.items()
-        for policy, result in by_policy.items()
-        if stored.get(point, {}).get(policy) != result
-    ]
-
-
-def summary(digest: Mapping[str, Mapping[str, Any]]) -> str:
-    """Violations of each policy on each machine and acceptance, summed over stretches."""
-    totals: defaultdict[str, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
-    for point, by_policy in digest.items():
-        for policy, result in by_policy.items():
-            totals[point.rpartition("/")[0]][policy] += result["violations"]
-    names = list(dict.fromkeys(name for row in totals.values() for name in row))
-    lines = [f"{'violations':16}" + "".join(f"{name:>14}" for name in names)]
-    for place, row in totals.items():
-        lines.append(f"{place:16}" + "".join(f"{row[name]:14}" for name in names))
-    return "\n".join(lines)
-
-
-def compare_digest(options: argparse.Namespace) -> int:
-    stored = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
-    chosen = [point for point in points(options.part) if _is_wanted(point, options)]
-    if options.write:
-        write_digest([point for point in chosen if str(point) not in stored], stored, options.jobs)
-        print(summary(stored))
-        return 0
-    jobs = [Job(point, policy) for point in chosen for policy in POLICIES]
-    found = digest_of(dict(run_all(jobs, options.jobs)))
-    print(summary(found))
-    wrong = differences(found, stored)
-    for line in wrong:
-        print(line)
-    print(json.dumps({"ok": not wrong, "compared": len(jobs), "differ": len(wrong)}))
-    return 1 if wrong else 0
-
-
-def write_digest(chosen: Sequence[Point], stored: dict[str, Any], processes: int) -> None:
-    """Adds points to `stored` and to the file, each when all its policies have run."""
-    results: dict[Job, Result] = {}
-    jobs = [Job(point, policy) for point in chosen for policy in POLICIES]
-    for job, result in run_all(jobs, processes):
-        results[job] = result
-        if job.policy == POLICIES[-1]:
-            stored |= digest_of(results)
-            FILE.write_text(_written(stored), encoding="utf-8")
-            results.clear()
-
-
-def _written(digest: Mapping[str, Any]) -> str:
-    """A line for each point."""
-    lines = [f"{json.dumps(point)}: {json.dumps(digest[point])}" for point in sorted(digest)]
-    return "{\n" + ",\n".join(lines) + "\n}\n"
-
-
-def _is_wanted(point: Point, options: argparse.Namespace) -> bool:
-    return not options.machine or point.machine in options.machine
+def stored() -> Mapping[str, Any]:
+    found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m checks.replay digest", description=(__doc__ or "").split("\n")[0]
-    )
-    parser.add_argument("--part", choices=("few", "third", "all"), default="third")
+    parser = argparse.ArgumentParser(prog="python -m checks.replay cells")
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--machine", nargs="*", choices=list(_machines()))
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
-    return compare_digest(parser.parse_args(arguments))
+    options = parser.parse_args(arguments)
+    found = compute(names(), options.jobs)
+    if options.write:
+        lines = [f"{json.dumps(name)}: {json.dumps(found[name])}" for name in sorted(found)]
+        FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+        return 0
+    before = stored()
+    wrong = sorted(name for name in {*found, *before} if found.get(name) != before.get(name))
+    for name in wrong:
+        print(f"{name}: {before.get(name)} became {found.get(name)}")
+    print(json.dumps({"ok": not wrong, "compared": len(found), "differ": len(wrong)}))
+    return 1 if wrong else 0

@@ -41,8 +41,9 @@ typedef struct {
   const char *x;
   char *y;
   int64_t rows;
+  int64_t stride; /* of a row of `levels` */
   int x_is_bf16, y_is_bf16, threads, kernel, quantises;
-  uint8_t *levels;   /* [rows][inputs], around 128; around 0 for AVX2 */
+  uint8_t *levels;   /* [rows][stride], around 128; around 0 for AVX2 */
   int32_t *sums;     /* [rows][groups] of the levels, minus, in both halves; for AVX2 */
   float *largest;    /* [rows] */
   char *scratch;
@@ -270,7 +271,7 @@ AVX2_INLINE void avx2_nibbles(const int count, const Job *job, int64_t panel, in
       const __m256i second = _mm256_and_si256(_mm256_srli_epi16(packed, 4), low);
 #pragma GCC unroll 4
       for (int m = 0; m < count; m++) {
-        const uint8_t *x = job->levels + (m0 + m) * w->inputs + g * GROUP + j * 8;
+        const uint8_t *x = job->levels + (m0 + m) * job->stride + g * GROUP + j * 8;
         const __m256i a = _mm256_maddubs_epi16(first, _mm256_set1_epi32(four_bytes(x)));
         const __m256i b = _mm256_maddubs_epi16(second, _mm256_set1_epi32(four_bytes(x + 4)));
         short_sums[m] = _mm256_add_epi16(short_sums[m], _mm256_add_epi16(a, b));
@@ -301,7 +302,7 @@ AVX2_INLINE void avx2_levels(const int count, const Job *job, int64_t panel, int
     const __m256i b = _mm256_cvtepi8_epi16(_mm256_extracti128_si256(packed, 1));
 #pragma GCC unroll 4
     for (int m = 0; m < count; m++) {
-      const uint8_t *x = job->levels + (m0 + m) * w->inputs + k;
+      const uint8_t *x = job->levels + (m0 + m) * job->stride + k;
       const __m128i wide = _mm_cvtepi8_epi16(_mm_cvtsi32_si128(four_bytes(x)));
       const __m256i each = _mm256_broadcastq_epi64(wide);
       parts[m][0] = _mm256_add_epi32(parts[m][0], _mm256_madd_epi16(a, each));
@@ -391,7 +392,7 @@ static void share(void *of) {
     const int64_t end = job->rows * (number + 1) / count, groups = w->inputs / GROUP;
     const int64_t row_bytes = w->given * (job->x_is_bf16 ? 2 : 4);
     for (int64_t m = job->rows * number / count; m < end; m++)
-      quantise(w, job->x + m * row_bytes, job->x_is_bf16, job->levels + m * w->inputs,
+      quantise(w, job->x + m * row_bytes, job->x_is_bf16, job->levels + m * job->stride,
                job->sums ? job->sums + m * groups : NULL, job->largest + m);
     return;
   }
@@ -413,13 +414,15 @@ int sr_linear(const Weight *w, const void *x, int x_is_bf16, void *y, int y_is_b
               int threads, int kernel) {
   if (!in_parallel || threads < 1) threads = 1;
   const int64_t groups = w->inputs / GROUP;
-  const size_t of_levels = padded(rows * w->inputs), of_largest = padded(rows * sizeof(float));
+  /* Rows a power of two apart would share few sets of the first cache. */
+  const int64_t stride = w->inputs + 64;
+  const size_t of_levels = padded(rows * stride), of_largest = padded(rows * sizeof(float));
   const size_t of_sums = kernel == AVX2 ? padded(rows * groups * sizeof(int32_t)) : 0;
   const size_t of_thread = padded(CHUNK * 32 + rows * 32 * sizeof(int32_t));
   char *memory = aligned_alloc(64, of_levels + of_largest + of_sums + of_thread * threads);
   if (!memory) return 1;
   Job job = {
-      .weight = w, .x = x, .y = y, .rows = rows, .x_is_bf16 = x_is_bf16, .y_is_bf16 = y_is_bf16,
+      .weight = w, .x = x, .y = y, .rows = rows, .stride = stride, .x_is_bf16 = x_is_bf16, .y_is_bf16 = y_is_bf16,
       .threads = threads, .kernel = kernel, .quantises = 1, .levels = (uint8_t *)memory,
       .largest = (float *)(memory + of_levels),
       .sums = of_sums ? (int32_t *)(memory + of_levels + of_largest) : NULL,

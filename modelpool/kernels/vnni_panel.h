@@ -30,7 +30,7 @@ INLINE V NAME(each_four_times)(const uint8_t *of_outputs) {
 
 /* Adds the products of `count` rows with vectors `first` and `first` + 1, straight from nibbles. */
 INLINE void NAME(rows_of_nibbles)(const int count, const Weight *w, int64_t panel, int first,
-                                  const uint8_t *levels, V sums[][2]) {
+                                  const uint8_t *levels, int64_t stride, V sums[][2]) {
   const int64_t groups = w->inputs / GROUP;
   const uint8_t *nibbles = w->nibbles + panel * groups * 512;
   const uint8_t *scales = w->scales + panel * groups * 32 + first * LANES;
@@ -52,7 +52,7 @@ INLINE void NAME(rows_of_nibbles)(const int count, const Weight *w, int64_t pane
       UNPACKED(of_b, scale[1], centre[1], b0, b1);
 #pragma GCC unroll 8
       for (int m = 0; m < count; m++) {
-        const uint8_t *x = levels + m * w->inputs + g * GROUP + j * 8;
+        const uint8_t *x = levels + m * stride + g * GROUP + j * 8;
         V x0 = SET32(four_bytes(x)), x1 = SET32(four_bytes(x + 4));
         sums[m][0] = DOT(sums[m][0], x0, a0);
         sums[m][1] = DOT(sums[m][1], x0, b0);
@@ -122,7 +122,8 @@ INLINE void NAME(finish)(const Weight *w, V sum, int64_t output, float largest, 
 
 #define FEW_ROWS(count)                                                                          \
   case count:                                                                                    \
-    NAME(rows_of_nibbles)(count, w, panel, first, job->levels + m0 * w->inputs, sums);           \
+    NAME(rows_of_nibbles)(count, w, panel, first, job->levels + m0 * job->stride, job->stride,   \
+                          sums);                                                                 \
     break
 
 /* Straight from nibbles, up to `MOST_FEW` rows at a time, as many each time. */
@@ -148,12 +149,12 @@ TARGET static void NAME(few)(const Job *job, int64_t panel) {
 
 #define BLOCK_OF_ROWS(count)                                                                     \
   case count:                                                                                    \
-    NAME(rows_of_bytes)(count, bytes, half, steps, first, levels, w->inputs, sums);              \
+    NAME(rows_of_bytes)(count, bytes, half, steps, first, levels, stride, sums);                 \
     break
 
 /* Adds a block of rows' products to their sums in memory, [rows][32]. */
-TARGET static void NAME(block)(const Weight *w, int count, const int8_t *bytes, int64_t half,
-                               int64_t steps, const uint8_t *levels, int32_t *kept) {
+TARGET static void NAME(block)(int count, const int8_t *bytes, int64_t half, int64_t steps,
+                               const uint8_t *levels, int64_t stride, int32_t *kept) {
   for (int first = 0; first < VECTORS; first += 2) {
     V sums[12][2];
 #pragma GCC unroll 12
@@ -192,7 +193,8 @@ TARGET static void NAME(many)(const Job *job, int64_t panel, char *scratch) {
     }
     for (int64_t b = 0; b < blocks; b++) {
       const int64_t m = job->rows * b / blocks, end = job->rows * (b + 1) / blocks;
-      NAME(block)(w, end - m, bytes, half, steps, job->levels + m * w->inputs + k0, kept + m * 32);
+      NAME(block)(end - m, bytes, half, steps, job->levels + m * job->stride + k0, job->stride,
+                  kept + m * 32);
     }
   }
   for (int64_t m = 0; m < job->rows; m++)
