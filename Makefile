@@ -78,7 +78,7 @@ measures: install  ## lines of each room, beside what they should be
 
 replay: install  ## recorded decisions decided again, and some policies in simulated time
 	$(PYTHON) -m checks.replay
-	$(PYTHON) -m checks.replay digest --part few
+	$(PYTHON) -m checks.replay digest
 
 bench: install  ## tokens per second of every chain
 	$(PYTHON) -m specrouter bench chains

@@ -4,8 +4,7 @@ Prints a table, and one JSON document as the last line. "now" and "recorded" are
 lie below the best measured one in the mean, "regret" is the same of those that differ. Exit code 1:
 what is lost now is more than was lost then by `--most-loss`; with `--same`, fewer than
 `--least-same` of all decisions have the same chain (for changes that are to change none).
-`python -m checks.replay digest` and `cells` are for policies in simulated time: see
-`checks.replay.digest` and `checks.replay.cells`.
+`python -m checks.replay digest` is for policies in simulated time: see `checks.replay.digest`.
 """
 
 import argparse
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from checks.replay import cells, digest
+from checks.replay import digest
 from checks.replay.compare import Compared, Figures, decide_again, switched
 from checks.replay.recording import FOLDER, SUFFIX, Recording
 
@@ -82,6 +81,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    others = {"digest": digest.main, "cells": cells.main}
-    own = others.get(sys.argv[1] if len(sys.argv) > 1 else "")
-    sys.exit(main() if own is None else own(sys.argv[2:]))
+    is_digest = sys.argv[1:2] == ["digest"]
+    sys.exit(digest.main(sys.argv[2:]) if is_digest else main())

@@ -1,8 +1,9 @@
-"""`python -m checks.replay cells`: admissions, policies of papers and clusters in simulated time.
+"""`python -m checks.replay digest`: policies and clusters in simulated time, beside what is stored.
 
-Each cell is one small run of `research.figures`'s machinery. `digest_cells.json` has its
-figures to the last digit: equal after a move of code. `--write` computes the file anew. Exit code 1
-where a figure differs.
+`digest.json` has the figures of each run to the last digit: equal after a move of code. Most are
+small cells of `research.figures`; the others run policies over two stretches of a trace on each of
+the machines of `machines.json`. `--write` computes the file anew. Exit code 1 where a figure
+differs.
 """
 
 import argparse
@@ -10,18 +11,19 @@ import json
 import multiprocessing
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from checks.replay.simulation import load_machines, simulate
+from checks.replay.simulation import POLICIES, Result, load_machines, simulate
 from checks.replay.stretches import load_stretches
 from research.figures.cell import Cell, run_cell
 from research.figures.cluster_cell import ClusterKind
 
-FILE = Path(__file__).parent / "digest_cells.json"
+FILE = Path(__file__).parent / "digest.json"
 _LLAMA, _OPT = "adaserve-llama70b", "slos-serve-opt-6.7b"
 _OF_PAPERS = (
     "slo",
@@ -37,6 +39,7 @@ _OF_PAPERS = (
 )
 _ROUTING: tuple[str, ...] = ("slo", "flowguard", "join-shortest", "p2c", "round-robin")
 _REQUESTS = 120
+_ACCEPTANCES = (0.65, 0.75, 0.85)
 
 
 def cells() -> dict[str, Cell]:
@@ -87,22 +90,33 @@ def cells() -> dict[str, Cell]:
     return found
 
 
+@cache
+def runs() -> Mapping[str, Callable[[], Any]]:
+    """By name, what computes the figures of each."""
+    found: dict[str, Callable[[], Any]] = {
+        name: partial(run_cell, cell) for name, cell in cells().items()
+    }
+    stretches = load_stretches()
+    for index, (name, machine) in enumerate(load_machines().items()):
+        found[f"paper {name}"] = partial(simulate, machine, 0.75, stretches[0], "paper", 0)
+        for which, stretch in enumerate(stretches):
+            acceptance = _ACCEPTANCES[(index + which + 1) % len(_ACCEPTANCES)]
+            for policy in POLICIES:
+                run = partial(simulate, machine, acceptance, stretch, policy, 0)
+                found[f"{name} stretch {which} {policy}"] = run
+    return found
+
+
 def figures_of(name: str) -> tuple[str, Any]:
-    """Of a cell, as JSON has them; `paper MACHINE`: of SpecRouter's own formula."""
-    if name.startswith("paper "):
-        machine = load_machines()[name.removeprefix("paper ")]
-        return name, simulate(machine, 0.75, load_stretches()[9], "paper", 0).to_json()
-    found = json.loads(json.dumps(run_cell(cells()[name])))
-    found.pop("load", None)  # a curve to look at
-    return name, found
-
-
-def names() -> list[str]:
-    return [*cells(), *(f"paper {machine}" for machine in load_machines())]
+    """As JSON has them."""
+    found = runs()[name]()
+    figures = json.loads(json.dumps(found.to_json() if isinstance(found, Result) else found))
+    figures.pop("load", None)  # a curve to look at
+    return name, figures
 
 
 def compute(chosen: Sequence[str], processes: int) -> dict[str, Any]:
-    bar = tqdm(total=len(chosen), desc="cells", file=sys.stderr)
+    bar = tqdm(total=len(chosen), desc="digest", file=sys.stderr)
     found: dict[str, Any] = {}
     with multiprocessing.get_context("spawn").Pool(processes) as pool, bar:
         for name, figures in pool.imap_unordered(figures_of, chosen):
@@ -117,11 +131,11 @@ def stored() -> Mapping[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m checks.replay cells")
+    parser = argparse.ArgumentParser(prog="python -m checks.replay digest")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     options = parser.parse_args(arguments)
-    found = compute(names(), options.jobs)
+    found = compute(list(runs()), options.jobs)
     if options.write:
         lines = [f"{json.dumps(name)}: {json.dumps(found[name])}" for name in sorted(found)]
         FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")

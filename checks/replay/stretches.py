@@ -1,16 +1,7 @@
-"""Stretches of traces for simulated digests: 24, each of some requests that follow one another.
+"""Two stretches of AdaServe's artifact (Apache-2.0) for the simulated digest.
 
-They were cut once (by this file as it was on 2026-11-24, with the place of each), four of each of
-the first three traces and three of each of the others, of
-- AdaServe's artifact (Apache-2.0): `adaserve_fig8_9_rps{2.8,3.6,4.4}_ol256` and
-  `adaserve_fig10_rps4.0_prop{0.3,0.8}`,
-- the Azure LLM inference traces of 2023 (CC BY 4.0, AzurePublicDataset): conversations and code,
-  with AdaServe's objectives for chat and coding, and prompts cut to 1,024 tokens,
-from the 400th request on: what lies before was used for tuning. Gaps were scaled so that rates
-differ, and for Azure's, whose requests are of other lengths, so that the load is about AdaServe's.
-
-Stretches of even numbers are for choosing constants, those of odd numbers for judging; of the seeds
-of acceptance 0 to 7 choose and 8 to 15 judge. That was fixed before anybody tuned with them.
+They were cut once, of `adaserve_fig8_9_rps4.4_ol256` and `adaserve_fig10_rps4.0_prop0.8`, from the
+400th request on: what lies before was used for tuning. Gaps were scaled so that rates differ.
 """
 
 import csv
@@ -19,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FILE = Path(__file__).parent / "stretches.csv.gz"
-REQUESTS = 160  # of a stretch
 
 
 @dataclass(frozen=True)
