@@ -10,14 +10,14 @@ level as one path, as long as what is quoted is likely to be right.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from processors.drafts import DraftRequest
 from processors.token_tree import ROOT, Floats, Ints, TokenTree
-from statemgr import StateManager, TextTable
-from statemgr.text_table import whole_distribution
+from statemgr import StateManager, SuffixTable
+from statemgr.suffix_table import Place, whole_distribution
 
 # (row, output position, ids [n], which may repeat) -> the Gumbel noise [n], zeros if greedy.
 NoiseLookup = Callable[[int, int, Ints], Floats]
@@ -31,13 +31,13 @@ class _Node(NamedTuple):
     parent: int
     depth: int
     log_prob: float
-    where: Any  # of the table
+    where: Place
 
 
 class NgramDraftProcessor:
     def draft(
         self,
-        table: TextTable[Any],
+        table: SuffixTable,
         manager: StateManager,
         noise: NoiseLookup,
         request: DraftRequest,
@@ -47,14 +47,16 @@ class NgramDraftProcessor:
         The rows are open in the table, which reads what it lacks of their tokens. A row whose
         tokens say nothing of what follows gets no nodes, nor does one of depth 0.
         """
-        found = []
+        found: list[list[_Node]] = []
         reach = request.depths if request.reach is None else request.reach
         columns = request.rows, request.output_positions, request.depths, reach
         for row, position, depth, most in zip(*(one.tolist() for one in columns), strict=True):
             nodes: list[_Node] = []
-            where = table.end(row, manager.committed(row)) if depth else None
-            beam = [(ROOT, _Node(0, ROOT, 0, 0.0, where))]
-            for step in range(max(depth, most) if depth else 0):
+            found.append(nodes)
+            if not depth:
+                continue
+            beam = [(ROOT, _Node(0, ROOT, 0, 0.0, table.end(row, manager.committed(row))))]
+            for step in range(max(depth, most)):
                 width = request.width if step < depth else 1
                 if len(nodes) + width > max(depth * request.width, most):
                     break
@@ -64,12 +66,11 @@ class NgramDraftProcessor:
                     break
                 beam = list(enumerate(children, len(nodes)))
                 nodes += children
-            found.append(nodes)
         return _tree(request.rows, found)
 
 
 def context_distribution(
-    table: TextTable[Any], manager: StateManager, row: int, path: Sequence[int], vocab_size: int
+    table: SuffixTable, manager: StateManager, row: int, path: Sequence[int], vocab_size: int
 ) -> Floats:
     """[V], what the table expects after a row's committed text and the tokens of `path`."""
     where = table.end(row, manager.committed(row))
@@ -79,7 +80,7 @@ def context_distribution(
 
 
 def _children(
-    table: TextTable[Any],
+    table: SuffixTable,
     noise: NoiseLookup,
     row: int,
     position: int,
@@ -115,7 +116,7 @@ def _children(
 
 
 def _child(
-    table: TextTable[Any],
+    table: SuffixTable,
     noise: NoiseLookup,
     row: int,
     position: int,

@@ -3,7 +3,6 @@
 from statemgr.forward_view import ForwardView, TreePaths
 from statemgr.kv_store import KVStore, LayerShape
 from statemgr.model_state import ModelState
-from statemgr.ngram_table import NgramTable
 from statemgr.output_store import OutputStore
 from statemgr.prefix_cache import CacheCounts, CacheUse, TokenChain
 from statemgr.prefix_sharing import KEPT_STATES
@@ -11,7 +10,6 @@ from statemgr.recurrent_store import TokenOrder
 from statemgr.row_kv import KVFormat, KVMismatchError, RowKV, check_kv, export_row, import_row
 from statemgr.state_manager import StateManager, row_slots, row_tokens
 from statemgr.suffix_table import SuffixTable
-from statemgr.text_table import TextTable
 
 __all__ = [
     "KEPT_STATES",
@@ -23,12 +21,10 @@ __all__ = [
     "KVStore",
     "LayerShape",
     "ModelState",
-    "NgramTable",
     "OutputStore",
     "RowKV",
     "StateManager",
     "SuffixTable",
-    "TextTable",
     "TokenChain",
     "TokenOrder",
     "TreePaths",

@@ -7,29 +7,32 @@ and of the path that is asked for, not of how the text arrived. A row takes abou
 token, until it is closed.
 
 Each occurrence of the last tokens votes for the token that followed it. With c_l(v) the votes of
-occurrences that share at least l tokens with the text, l = 2, 4, 8, ...:
+occurrences that share at least l tokens with the text, l = 1, 2, 4, ...:
 
-    p_l(v) = (c_l(v) + k_l * p_(l/2)(v)) / (total_l + k_l),    p_1(v) = 1 / V,    k_l = 4 / l
+    p_l(v) = (c_l(v) + k_l * p_(l/2)(v)) / (total_l + k_l),    p_(1/2)(v) = 1 / V,    k_l = 4 / l
 
 so that of a few long occurrences and many short ones the long ones decide, and one occurrence is
-believed the more the longer it is: 0.33, 0.67, 0.89, 0.98 for 2, 4, 8 and 16 tokens.
-Sources: SuffixDecoding (Oliaro et al., arXiv 2411.04975); the back-off is that of `NgramTable`.
+believed the more the longer it is. The most recent one counts a little more than the others, so
+that of successors seen equally often the last one wins, and what is expected of the output counts
+several times: most of it comes true.
+Sources: SuffixDecoding (Oliaro et al., arXiv 2411.04975); Saxena, prompt lookup decoding; Cleary
+and Witten, prediction by partial matching; the back-off of MacKay and Peto (a Dirichlet prior
+whose mean is the shorter context's prediction).
 """
 
 from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from statemgr.arrays import Floats, Ints
 from statemgr.output_store import OutputStore
 from statemgr.suffix_index import Match, SuffixIndex
-from statemgr.text_table import ranked
 
-OWN_ORDERS = (2, 4, 16)  # of contexts in a row's own text
+OWN_ORDERS = (1, 2, 4, 16)  # of contexts in a row's own text
 _LEAD = OWN_ORDERS[-1]  # tokens of a prompt's end before what is expected
-_PRIOR = 4.0  # k_l * l: at the n-gram table's longest order it is what that has there
-# As in the n-gram table: the most recent occurrence counts a little more, so that of successors
-# seen equally often the last one wins, and most of what is expected comes true.
+_PRIOR = 4.0  # k_l * l
 _RECENCY = 0.1
 _EXPECTED = 3.0
 
@@ -75,7 +78,7 @@ class _Text:
 
 
 class SuffixTable:
-    """Implements `TextTable`. Rows that are not open raise `KeyError`."""
+    """Texts of open rows; others raise `KeyError`."""
 
     def __init__(self, vocab_size: int, outputs: OutputStore | None = None) -> None:
         self._vocab_size = vocab_size
@@ -89,12 +92,21 @@ class SuffixTable:
         expected: Sequence[int] = (),
         tenant: str | None = None,
     ) -> None:
+        """Begins a row with an empty text.
+
+        Args:
+            prompt_tokens: of its text.
+            expected: what may follow them, in the caller's view.
+            tenant: whose earlier outputs may be quoted, where there are any; None: nobody's.
+        """
         self._texts[row] = _Text(prompt_tokens, expected, tenant)
 
     def close(self, row: int) -> None:
+        """Forgets a row; nothing, if it is not open."""
         self._texts.pop(row, None)
 
     def end(self, row: int, committed: Ints) -> Place:
+        """After a row's tokens [n], of which what has not been seen yet is read."""
         text = self._texts[row]
         assert len(committed) >= text.committed, f"the text of row {row} shrank"
         if len(committed) > text.committed:
@@ -103,6 +115,7 @@ class SuffixTable:
         return Place(own[-OWN_ORDERS[-1] :], self._looked_up(text, own))
 
     def after(self, row: int, where: Place, token: int) -> Place:
+        """One token on."""
         recent = array("i", [*where.recent[1 - OWN_ORDERS[-1] :], token])
         kept = tuple(
             (source, further)
@@ -112,12 +125,16 @@ class SuffixTable:
         return Place(recent, kept or self._looked_up(self._texts[row], recent))
 
     def predict(self, row: int, where: Place) -> tuple[Ints, Floats]:
+        """Ids that may follow, the most probable first, and their probabilities. What is missing
+        to 1 is spread evenly over all other ids."""
         votes, recency = list[tuple[int, int, float]](), _RECENCY
         for source, match in where.matches:
             token = source.texts.token(match.place)
             votes.append((match.length, token, source.weight + recency))
             recency = 0.0
-        return ranked(_interpolated(votes, 1.0 / self._vocab_size))  # the most recent come first
+        shares = _interpolated(votes, 1.0 / self._vocab_size)  # the most recent come first
+        best = sorted(shares, key=shares.__getitem__, reverse=True)
+        return np.array(best, dtype=np.int64), np.array([shares[token] for token in best])
 
     def _looked_up(self, text: _Text, context: "array[int]") -> tuple[tuple[_Source, Match], ...]:
         earlier = None if text.tenant is None else self._outputs.of(text.tenant)
@@ -136,7 +153,7 @@ class SuffixTable:
 def _interpolated(votes: Sequence[tuple[int, int, float]], unseen: float) -> dict[int, float]:
     """Probabilities of the tokens that have votes: (length, token, weight) of each occurrence."""
     seen = {token: unseen for _, token, _ in votes}
-    longest, length = max((length for length, _, _ in votes), default=0), 2
+    longest, length = max((length for length, _, _ in votes), default=0), 1
     counts, total, shortest = dict[int, float](), 0.0, 0  # of votes of at least that length
     while length <= longest:
         if length > shortest:
@@ -151,3 +168,12 @@ def _interpolated(votes: Sequence[tuple[int, int, float]], unseen: float) -> dic
             seen[token] = (counts.get(token, 0.0) + prior * probability) * scale
         length *= 2
     return seen
+
+
+def whole_distribution(ids: Ints, probabilities: Floats, vocab_size: int) -> Floats:
+    """[V], the whole of what `SuffixTable.predict` says; positive where the rest is, sums to 1."""
+    others = max(vocab_size - len(ids), 1)
+    rest = max(1.0 - float(probabilities.sum()), 0.0)
+    whole = np.full(vocab_size, rest / others)
+    whole[ids] = probabilities
+    return whole

@@ -70,7 +70,6 @@ _PLACES = (
     "specrouter.slo",
     "specrouter.view",
     "processors",
-    "statemgr.ngram_table",
     "statemgr.output_store",
     "statemgr.suffix_index",
     "statemgr.suffix_table",
@@ -183,7 +182,6 @@ _LEFT_OUT = (
 )
 
 TEXTS = "texts"  # the member that drafts from texts, without weights
-Source = Literal["suffix", "ngram"]  # that it may have
 # What takes time on a `MachineClock`: forwards, and a look at it. Drafts pay clearly: where the
 # target alone is about as fast, the scheduler leaves drafters out with good reason.
 _TARGET_S, _DRAFTER_S, _LOOK_S = 8e-3, 1e-3, 1e-5
@@ -442,10 +440,8 @@ def even_machine() -> Iterator[MachineClock]:
 class Service:
     """A router on an `even_machine`, and what its requests answer when nothing fails."""
 
-    def __init__(
-        self, paths: dict[str, Path], clock: MachineClock, source: Source = "suffix"
-    ) -> None:
-        self._paths, self._source = paths, source
+    def __init__(self, paths: dict[str, Path], clock: MachineClock) -> None:
+        self._paths = paths
         self.clock = clock
         self.cases = make_cases()
         self.rounds: Counter[int] = Counter()  # after a fault, until drafters were used
@@ -456,7 +452,7 @@ class Service:
 
     def _open(self) -> ChainRouter:
         pool = pool_settings(self._paths)
-        pool["models"].append({"name": TEXTS, "source": self._source})
+        pool["models"].append({"name": TEXTS, "source": "suffix"})
         engine = {
             "max_requests": 4,
             "max_model_len": 192,
@@ -627,7 +623,6 @@ class ControlFaultCheck:
 def main(arguments: list[str] | None = None) -> int:
     parser = make_parser(__doc__, threads=1)
     parser.add_argument("--mode", choices=MODES, action="append")
-    parser.add_argument("--texts", choices=get_args(Source), default="suffix")
     parser.add_argument("--only", default="", help="functions whose name holds this")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
@@ -635,7 +630,7 @@ def main(arguments: list[str] | None = None) -> int:
     logging.disable(logging.CRITICAL)  # a traceback for each fault
     started = time.monotonic()
     with TemporaryDirectory() as directory, even_machine() as clock:
-        service = Service(save_family(Path(directory), noise=0.02), clock, options.texts)
+        service = Service(save_family(Path(directory), noise=0.02), clock)
         modes = options.mode or MODES
         runs = [
             (target, mode)

@@ -111,18 +111,6 @@ def test_every_fault_costs_at_most_the_request_that_it_belongs_to(
     assert check.fired > 50  # some hundred runs: in each part most functions are called again
 
 
-@pytest.mark.exact
-def test_nor_does_a_fault_of_the_small_form_of_quoting(tmp_path: Path, service: Service) -> None:
-    texts = Service(save_family(tmp_path, noise=0.02), service.clock, "ngram")
-    check = ControlFaultCheck(service=texts)
-    for target, mode in texts.runs:
-        if target.name.startswith("statemgr.ngram_table"):
-            check.play(target, mode, seed=0)
-    texts.close()
-    assert check.failures == []
-    assert check.fired > 10
-
-
 # The injection itself
 
 

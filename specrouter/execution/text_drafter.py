@@ -1,12 +1,11 @@
 """TextDrafter: drafts from texts that are there already, without a model.
 
-`ngram` reads a request's own text; `suffix` quotes it at any length, and its tenant's earlier
-outputs, which are kept as rows close.
+`ngram` reads a request's own text; `suffix` also its tenant's earlier outputs, which are kept as
+rows close, and goes on for as long as a quotation is likely to be right.
 """
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from specrouter.execution.group_draft import GroupDraft
 from specrouter.execution.runtime_parts import RuntimeParts
 from specrouter.request.params import MAX_TREE_TOKENS
 from specrouter.request.spec import RequestSpec
-from statemgr import NgramTable, OutputStore, SuffixTable, TextTable
+from statemgr import OutputStore, SuffixTable
 
 _LEAD = 16  # tokens before an output that are kept with it: whom it may follow again
 
@@ -28,10 +27,10 @@ class TextDrafter(Drafter):
     first_is_judged = True  # short drafts are seldom verified, and would never be found to be wrong
 
     def __init__(
-        self, name: str, runtime: RuntimeParts, texts: TextTable[Any] | None = None
+        self, name: str, runtime: RuntimeParts, outputs: OutputStore | None = None
     ) -> None:
         super().__init__(name, runtime)
-        self._texts = texts or NgramTable(runtime.pool.vocab_size)
+        self._texts = SuffixTable(runtime.pool.vocab_size, outputs)
         self._draft = NgramDraftProcessor()
 
     def open(self, row: int, request: RequestSpec) -> None:
@@ -69,7 +68,7 @@ class SuffixDrafter(TextDrafter):
 
     def __init__(self, name: str, runtime: RuntimeParts) -> None:
         self.outputs = store = OutputStore(runtime.settings.output_store_tokens)
-        super().__init__(name, runtime, SuffixTable(runtime.pool.vocab_size, store))
+        super().__init__(name, runtime, store)
         self._kept: dict[int, tuple[str, int]] = {}  # tenants of rows, and tokens kept already
 
     def open(self, row: int, request: RequestSpec) -> None:

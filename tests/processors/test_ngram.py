@@ -11,7 +11,7 @@ from processors.drafts import DraftRequest
 from processors.ngram import NgramDraftProcessor, NoiseLookup, context_distribution
 from processors.noise import gumbel
 from processors.token_tree import ROOT, Floats, Ints, TokenTree
-from statemgr import NgramTable, StateManager, SuffixTable
+from statemgr import StateManager, SuffixTable
 from tests.processors.trees import nodes_of, path
 
 VOCAB = 40
@@ -27,9 +27,9 @@ def seeded(row: int, position: int, ids: Ints) -> Floats:
     return gumbel(row, position, VOCAB)[ids]
 
 
-def opened(texts: list[list[int]]) -> tuple[NgramTable, StateManager]:
+def opened(texts: list[list[int]]) -> tuple[SuffixTable, StateManager]:
     """The texts as committed tokens of rows 0 .., which the table has not read yet."""
-    table, manager = NgramTable(VOCAB), StateManager(rows=len(texts), max_tokens=256)
+    table, manager = SuffixTable(VOCAB), StateManager(rows=len(texts), max_tokens=256)
     for row, text in enumerate(texts):
         manager.allocate(text, reserve=256)
         table.open(row)
@@ -105,14 +105,14 @@ def test_committed_output_is_read_before_drafting() -> None:
 
 
 def test_two_continuations_branch_and_the_better_stands_first() -> None:
-    text = [1, 2, 3, 4, 9, 1, 2, 3, 5, 9, 1, 2, 3, 5, 9, 1, 2, 3]
+    text = [1, 2, 3, 4, 9, 8, 1, 2, 3, 5, 9, 7, 1, 2, 3, 5, 9, 6, 1, 2, 3]
     tree = draft([text], [2], width=2)
     assert paths(tree, 0) == [[5], [4], [5, 9], [4, 9]]
     check(tree, [2], 2)
 
 
 def test_log_probs_are_the_tables_where_a_row_is_greedy() -> None:
-    text = [1, 2, 3, 4, 9, 1, 2, 3, 5, 9, 1, 2, 3]
+    text = [1, 2, 3, 4, 9, 8, 1, 2, 3, 5, 9, 7, 1, 2, 3]
     table, manager = opened([text])
     one = np.array([0])
     request = DraftRequest(rows=one, output_positions=one, depths=np.array([3]), width=3)
@@ -134,7 +134,7 @@ def test_a_context_distribution_reads_what_was_committed() -> None:
 
 
 def test_noise_shifts_the_choice_at_its_own_position() -> None:
-    text = [1, 2, 3, 4, 9, 1, 2, 3, 5, 9, 1, 2, 3]
+    text = [1, 2, 3, 4, 9, 8, 1, 2, 3, 5, 9, 7, 1, 2, 3]
     asked = []
 
     def favours_4(row: int, position: int, ids: Ints) -> Floats:

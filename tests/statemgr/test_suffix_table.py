@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statemgr import OutputStore, SuffixTable
-from statemgr.suffix_table import Place
-from statemgr.text_table import whole_distribution
+from statemgr.suffix_table import Place, whole_distribution
 
 VOCAB = 12
 TEXTS = st.lists(st.integers(0, VOCAB - 1), max_size=60)
@@ -62,6 +61,15 @@ def test_a_path_is_followed_and_left_for_another() -> None:
     assert list(predicted(text, [3, 4])) == [5]
     assert list(predicted(text, [3, 9])) == [10], "the text goes on otherwise, and is looked up"
     assert list(predicted(text, [7])) == []
+
+
+def test_of_successors_seen_equally_often_the_last_one_wins() -> None:
+    assert list(predicted([1, 2, 1, 3, 1, 4, 1])) == [4, 3, 2]
+    assert list(predicted([1, 4, 1, 2, 1, 3, 1])) == [3, 2, 4]
+
+
+def test_more_sightings_beat_the_most_recent_one() -> None:
+    assert next(iter(predicted([1, 2, 5, 1, 2, 6, 1, 3, 7, 1]))) == 2
 
 
 def test_nothing_new_predicts_nothing() -> None:
