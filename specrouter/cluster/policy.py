@@ -7,6 +7,7 @@ To write another one, make a `ReplicaPolicy` of such a function, and name it in 
 `cluster.routing.policy: my_package.my_module:MY_POLICY`.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,6 +17,8 @@ from specrouter.cluster.flowguard import WorkerMetrics
 from specrouter.cluster.state import Ranking, ReplicaView, RoutedRequest
 from specrouter.config import RoutingConfig
 from specrouter.config.policies import REPLICA_POLICIES
+
+logger = logging.getLogger(__name__)
 
 _CLOSE = 0.1  # of an objective: what predictions are off by, so more says nothing
 
@@ -46,9 +49,18 @@ class ReplicaPolicy:
 
 
 def rank(policy: str, request: RoutedRequest, views: Views, settings: RoutingSettings) -> Ranking:
-    """By the policy of this name."""
+    """By the policy of this name. One that fails, or names no replica, costs no request."""
     found: ReplicaPolicy = REPLICA_POLICIES.find(policy)
-    return found.rank(request, views, settings)
+    names = {view.name for view in views}
+    try:
+        ranking = found.rank(request, views, settings)
+        if not ranking.order or not names.issuperset(ranking.order):
+            raise ValueError(f"it ranked {ranking.order} of {sorted(names)}")
+        return ranking
+    except Exception as error:
+        logger.exception("the routing policy %s has failed", policy)
+        reason = f"fewest requests: {policy} has failed ({type(error).__name__}: {error})"
+        return replace(_join_shortest(request, views, settings), reason=reason)
 
 
 def _round_robin(request: RoutedRequest, views: Views, settings: RoutingSettings) -> Ranking:

@@ -220,11 +220,14 @@ class Engine:
         return option.ms_per_token * snapshot.machine
 
     def predicted_tpot_ms(self, requests: int) -> float:
-        """Of each of so many requests that decode together, by the chain that would be chosen."""
+        """Of each of so many requests that decode together, by the chain that would be chosen; by
+        the target alone where the policy fails."""
         snapshot, workload = self.profiler.snapshot(), Workload(requests=requests)
         scheduler = self.policies.current.planner.scheduler
-        chosen = self._choice(workload, snapshot)
-        option = scheduler.predict(snapshot, workload, chosen.chain, chosen.shape)
+        option = target_only(snapshot, workload, self._pool.target)
+        with self._faults.part("planning"):
+            chosen = self._choice(workload, snapshot)
+            option = scheduler.predict(snapshot, workload, chosen.chain, chosen.shape)
         return option.ms_per_token * snapshot.machine
 
     def _choice(self, workload: Workload, snapshot: PerformanceSnapshot) -> ChainDecision:

@@ -19,7 +19,7 @@ from specrouter.execution.fault_guard import RowGuard
 from specrouter.execution.group_draft import GroupDraft
 from specrouter.execution.logprobs import AskedLogprobs, token_logprobs
 from specrouter.execution.runtime import Runtime
-from specrouter.request.output import STRUCTURE_FAILED, CycleDraft, TokenLogprobs
+from specrouter.request.output import NO_TOKEN_LEFT, STRUCTURE_FAILED, CycleDraft, TokenLogprobs
 
 
 class CommitStage:
@@ -95,7 +95,7 @@ class CommitStage:
             return f"a logits processor failed: {type(error).__name__}: {error}"
         if is_broken:
             return f"{self._target} gave logits that are not numbers"
-        return "the sampling parameters leave no token to choose"
+        return NO_TOKEN_LEFT
 
     def _note_prompts(self, verified: VerifyResult, result: CycleResult) -> None:
         """A request whose log-probabilities are forgotten ends."""

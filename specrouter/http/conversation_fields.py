@@ -100,9 +100,11 @@ def _turn(
         ]
         turn["content"] = "\n".join(parts)
     elif message.content is None:
-        if message.role != "assistant" or not message.tool_calls:
+        if message.role != "assistant" or message.model_fields_set == {"role"}:
             raise RequestError(f"{place}.content", "is missing")
-        if null_contents:
+        if not message.tool_calls:  # as answers have it whose limit ended the thinking
+            turn["content"] = ""
+        elif null_contents:
             turn["content"] = None
     if message.tool_calls:
         turn["tool_calls"] = [

@@ -74,7 +74,7 @@ class SpeculationRequest(OwnFields):
     """Tokens drafted one after another in a decoding cycle."""
     width: Annotated[int, Field(ge=1, le=MAX_WIDTH)] | None = None
     """Branches of the token tree on each level; depth times width is at most 64."""
-    reuse_outputs: bool = True
+    reuse_outputs: bool | None = None
     """False: no earlier output is quoted in drafts for it, and its own is not kept for later
     ones."""
 
@@ -209,4 +209,5 @@ class RequestFields(StructureFields):
             return self.speculation
         asked = self.speculation
         chain = None if asked.chain is None else tuple(asked.chain)
-        return Speculation(chain, asked.depth, asked.width, reuse_outputs=asked.reuse_outputs)
+        reuses = asked.reuse_outputs is not False
+        return Speculation(chain, asked.depth, asked.width, reuse_outputs=reuses)

@@ -103,6 +103,7 @@ class Service:
         self, request: HttpRequest, unread: Unread[Body], prepare: _Prepare[Body]
     ) -> Response:
         """Raises what the request is refused with."""
+        request.state.began_s = time.perf_counter()
         lanes, stream = self.router.lanes, self.router.streams.open()
         queue = partial(self._queue, request, prepare, stream)
         try:
@@ -167,6 +168,7 @@ class Service:
                 slo=slo,
                 priority=body.priority or 0,
                 timeout_s=limit_s if body.timeout_s is None else min(limit_s, body.timeout_s),
+                elapsed_s=time.perf_counter() - request.state.began_s,
             )
             for prompt, is_tokenized in zip(prompts, are_tokenized, strict=True)
         ]

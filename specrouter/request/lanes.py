@@ -76,6 +76,13 @@ class Lanes:
         done.add_done_callback(lambda _: self._leave(lane))  # also where it is never begun
         try:
             return await asyncio.wrap_future(done)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if done.cancelled() and not (
+                task and task.cancelling()
+            ):  # by `close`, not by the caller
+                raise UnavailableError("the router is closed") from None
+            raise
         finally:
             if lane in _LEAVE_MEMORY:
                 self._memory.soon()

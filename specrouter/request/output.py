@@ -14,12 +14,18 @@ if TYPE_CHECKING:  # PyTorch takes seconds to import
 # "unserved": the engine has stopped for good before the request had a row.
 FinishReason = Literal["eos", "stop", "length", "error", "cancelled", "timeout", "unserved"]
 
-# How the `error` of a request begins whose structure took more than it may, or led nowhere; and of
-# one whose objective will not be attained, where it asked to be rejected then.
+# How the `error` of a request begins whose structure took more than it may, or led nowhere; of one
+# whose structure and bad words exclude each other; and of one whose objective will not be attained,
+# where it asked to be rejected then.
 STRUCTURE_FAILED = "the structure cannot go on"
+NO_TOKEN_LEFT = "the sampling parameters leave no token to choose"
 UNATTAINABLE = "the objective cannot be attained"
 # What is to blame for an error, by how that begins: a field of the request, or its objective.
-BLAMED = ((STRUCTURE_FAILED, "structure"), (UNATTAINABLE, "unattainable"))
+BLAMED = (
+    (STRUCTURE_FAILED, "structure"),
+    (NO_TOKEN_LEFT, "bad_words"),
+    (UNATTAINABLE, "unattainable"),
+)
 
 
 class DecodeStep(NamedTuple):

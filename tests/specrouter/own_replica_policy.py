@@ -10,3 +10,14 @@ def _last(request: RoutedRequest, views: Views, settings: RoutingSettings) -> Ra
 
 
 LAST = ReplicaPolicy(_last)
+
+
+def _failing(request: RoutedRequest, views: Views, settings: RoutingSettings) -> Ranking:
+    raise ZeroDivisionError("no weights")
+
+
+def _elsewhere(request: RoutedRequest, views: Views, settings: RoutingSettings) -> Ranking:
+    return Ranking(("nowhere",), {}, "it is quiet there", {})
+
+
+FAILING, ELSEWHERE = ReplicaPolicy(_failing), ReplicaPolicy(_elsewhere)

@@ -20,6 +20,7 @@ _LONGEST_NAME = 128
 _SPREAD = ("allOf", "if", "dependentSchemas", "unevaluatedProperties", "patternProperties")
 _NAMED = ("properties", "$defs", "definitions")  # schemas by name
 _LISTED = ("anyOf", "oneOf", "prefixItems")
+_ALTERNATIVES = ("anyOf", "oneOf", "$ref")  # which beside members name further ones
 
 ToolChoice = str | Mapping[str, Any] | None
 
@@ -135,6 +136,8 @@ def _is_spread(schema: Any) -> bool:
     if isinstance(schema, Mapping):
         if any(name in schema for name in _SPREAD):
             return True
+        if "properties" in schema and any(name in schema for name in _ALTERNATIVES):
+            return True
         return any(map(_is_spread, schema.values()))
     return isinstance(schema, list) and any(map(_is_spread, schema))
 
@@ -151,8 +154,6 @@ def _closed(schema: Any) -> Any:
             found[name] = [_closed(value) for value in found[name]]
     if isinstance(found.get("items"), Mapping):
         found["items"] = _closed(found["items"])
-    # One beside alternatives names a part of the members only.
-    alone = not any(name in found for name in ("anyOf", "oneOf", "$ref", "not"))
-    if isinstance(found.get("properties"), Mapping) and alone:
+    if isinstance(found.get("properties"), Mapping) and "not" not in found:
         found.setdefault("additionalProperties", False)
     return found

@@ -158,3 +158,11 @@ def test_those_that_leave_about_as_much_of_an_objective_take_turns() -> None:
     found = [ranked("slo", views, number, objective=asked).order for number in range(3)]
     assert [order[0] for order in found] == ["a", "b", "a"], "0.75 and 0.675 are as good"
     assert {order[2] for order in found} == {"c"}, "0.5 is not, and is attained all the same"
+
+
+@pytest.mark.parametrize(("name", "why"), [("FAILING", "no weights"), ("ELSEWHERE", "nowhere")])
+def test_a_policy_that_fails_costs_no_request(name: str, why: str) -> None:
+    views = [view("a", state(running=3)), view("b", state(running=1))]
+    found = ranked(f"tests.specrouter.own_replica_policy:{name}", views)
+    assert found.order == ("b", "a")
+    assert why in found.reason

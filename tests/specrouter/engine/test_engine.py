@@ -116,6 +116,16 @@ def test_where_planning_or_drafting_fails_the_target_serves_alone(
     assert {chain for one in outputs for chain in one.metrics.chains} == {("target",)}
 
 
+def test_where_the_policy_fails_the_target_alone_is_predicted(
+    bench: EngineBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Quarantine, "available", fails)
+        predicted = bench.engine.predicted_tpot_ms(1)
+    assert predicted == pytest.approx(bench.engine.baseline_tpot_ms())
+    assert set(bench.faults()) == {"planning"}
+
+
 @pytest.mark.parametrize("plan", [senseless, lambda *_: None], ids=["senseless", "nothing"])
 def test_plans_without_sense_are_not_run(
     bench: EngineBench,

@@ -165,6 +165,13 @@ def test_a_content_beside_calls_that_is_null_is_none_to_templates_that_need_it_a
     assert prompt_of(messages, "{{ messages[1].content is defined }}") == "False"
 
 
+@pytest.mark.parametrize("content", [{"content": None}, {}])
+def test_an_answer_that_ended_while_it_thought_is_taken_back(content: dict[str, Any]) -> None:
+    messages = [USER, {"role": "assistant", "reasoning_content": "hm", **content}, USER]
+    template = "{{ messages[1].content + '|' + messages[1].reasoning_content }}"
+    assert prompt_of(messages, template) == "|hm"
+
+
 @pytest.mark.parametrize(
     "arguments", [{"arguments": text} for text in ("", " ", None, "{}")] + [{}]
 )

@@ -82,7 +82,8 @@ def test_every_sampling_field_reaches_the_router() -> None:
 
 def test_priority_time_and_the_bound_on_waiting_reach_the_router() -> None:
     router = FakeRouter(server={"max_waiting": 3, "request_timeout_s": 60})
-    post(router, {**PROMPT, "priority": -2, "timeout_s": 1.5})
+    null = {"reuse_outputs": None, "depth": None}
+    post(router, {**PROMPT, "priority": -2, "timeout_s": 1.5, "speculation": null})
     post(router, {**PROMPT, "timeout_s": 90})
     post(router, PROMPT)
     assert router.terms == [(-2, 1.5, 3), (0, 60.0, 3), (0, 60.0, 3)]

@@ -73,6 +73,23 @@ def test_what_a_job_raises_is_told() -> None:
     using(test)
 
 
+def test_what_has_not_begun_when_lanes_are_closed_is_told_so() -> None:
+    end = threading.Event()
+
+    async def test(lanes: Lanes) -> None:
+        first = asyncio.ensure_future(lanes.run("large", end.wait, 20))
+        await asyncio.sleep(0)
+        second = asyncio.ensure_future(lanes.run("large", str, 2))
+        await asyncio.sleep(0)
+        lanes.close()
+        end.set()
+        assert await first
+        with pytest.raises(UnavailableError):
+            await second
+
+    using(test)
+
+
 def test_closed_lanes_take_nothing() -> None:
     async def test(lanes: Lanes) -> None:
         lanes.close()

@@ -240,6 +240,7 @@ def test_what_excludes_all_that_a_structure_allows_ends_the_request_with_an_erro
     output = router.generate(PROMPTS[0], params, Speculation(NAMES))[0]
     assert output.finish_reason == "error"
     assert output.error == "the sampling parameters leave no token to choose"
+    assert output.error_field == "bad_words"
 
 
 @pytest.mark.parametrize("chain", [("target",), *(NAMES[i:] for i in range(2))], ids=">".join)

@@ -125,6 +125,9 @@ def test_objects_that_name_their_members_have_no_others(schema: dict[str, Any]) 
         {"properties": {"p": {"allOf": [{"$ref": "#/$defs/P"}]}}},
         {"properties": {"a": {}}, "patternProperties": {"^b": {}}},
         {"properties": {"a": {}}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
+        # An alternative that was closed would forbid what stands beside it.
+        {"properties": {"a": {}}, "anyOf": [{"properties": {"b": {}}}, {"properties": {}}]},
+        {"$defs": {"P": {"properties": {"b": {}}}}, "properties": {"a": {}}, "$ref": "#/$defs/P"},
     ],
 )
 def test_what_may_have_others_is_left_as_it_is(schema: dict[str, Any]) -> None:
