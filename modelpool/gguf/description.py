@@ -31,7 +31,7 @@ from modelpool.gguf.header import GgufHeader, GgufTensor, read_header
 
 ENDING = ".gguf"
 NAME = "gguf.json"  # beside the configuration: the file, and by the model's names its tensors
-_FORMAT = "1"  # changes when a file would be described otherwise
+_FORMAT = "2"  # changes when a file would be described otherwise
 _GEMMAS = ("gemma", "gemma2", "gemma3")
 _FAMILIES = {
     "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma": "gemma", "gemma2": "gemma2",
@@ -43,6 +43,8 @@ _LOCAL_THETA = 10_000.0  # of Gemma 3's layers with a window
 _FREQUENCIES = "rope_freqs.weight"
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _LLAMA3_POSITIONS = 8192
+# With these llama.cpp ends a turn where a file does not name its token.
+_TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<EOT>")
 _DTYPES = {"F32": "float32", "F16": "float16"}  # of the rest: bfloat16
 PLAIN = ("F32", "F16", "BF16")
 _INT4_TYPES = ("Q4_0", "Q4_1", "Q4_K", "Q3_K", "Q2_K")
@@ -327,7 +329,11 @@ def _dtype(tensors: Iterable[GgufTensor]) -> str:
 
 def _ends(header: GgufHeader) -> list[int]:
     names = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot")]
-    return sorted({header.fact(name, int) for name in names if name in header.facts})
+    ends = {header.fact(name, int) for name in names if name in header.facts}
+    if names[1] not in header.facts:
+        tokens = header.fact("tokenizer.ggml.tokens", list)
+        ends |= {place for place, token in enumerate(tokens) if token in _TURN_ENDS}
+    return sorted(ends)
 
 
 def _placed(header: GgufHeader, config: Mapping[str, Any]) -> dict[str, Placed]:

@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoTokenizer
 from modelpool.checkpoint.bundled import bundled_root
 from modelpool.checkpoint.tokenizers import tokenizer_difference
 from modelpool.export.gguf_file import export_gguf
+from modelpool.export.gguf_tokenizer import read_tokenizer
 from modelpool.export.llama_tensors import frequency_factors
 from modelpool.gguf import description
 from specrouter import ChainRouter, SamplingParams, Speculation
@@ -56,6 +57,20 @@ def test_the_template_and_the_ends_of_a_text_are_the_files(tmp_path: Path) -> No
     assert pool.tokenizer.encode("a")[0] == 5
     again = AutoTokenizer.from_pretrained(str(pool.path("m")))
     assert tokenizer_difference(pool.tokenizer, again) is None
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_turn_ends_with_a_token_of_known_spelling_where_none_is_named(
+    named: bool, tmp_path: Path
+) -> None:
+    save("llama", tmp_path / "m")
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    tokens = [*read_tokenizer(tmp_path / "m", config["vocab_size"], "gpt-2").tokens]
+    tokens[300], tokens[301] = "<|im_end|>", "<end_of_turn>"
+    facts: dict[str, Any] = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.merges": ["t h"]}
+    facts |= {"tokenizer.ggml.eot_token_id": 7} if named else {}
+    file = write("llama", tmp_path / "m", tmp_path / "m.gguf", facts=facts)
+    assert pool_of(file).eos_token_ids == ({0, 7} if named else {0, 300, 301})
 
 
 def test_a_sentencepiece_vocabulary_is_read(tmp_path: Path) -> None:
