@@ -41,6 +41,10 @@ _LARGEST_GEMMAS = {"gemma2": 46, "gemma3": 62}  # layers of those that scale sco
 _SOFTMAX = 1  # how experts are chosen
 _LOCAL_THETA = 10_000.0  # of Gemma 3's layers with a window
 _FREQUENCIES = "rope_freqs.weight"
+_PLAIN_ROTATION = {
+    "freq_base_swa": _LOCAL_THETA, "scaling.attn_factor": 1.0, "scaling.yarn_ext_factor": 1.0,
+    "scaling.yarn_attn_factor": 1.0, "scaling.yarn_beta_fast": 32.0, "scaling.yarn_beta_slow": 1.0,
+}  # fmt: skip
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _LLAMA3_POSITIONS = 8192
 # With these llama.cpp ends a turn where a file does not name its token.
@@ -290,14 +294,23 @@ def _rope(header: GgufHeader, family: str, head_dim: int) -> dict[str, Any]:
     )
     base: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
     scaling = f"{family}.rope.scaling"
-    kind = header.fact(f"{scaling}.type", str, "none")
-    if _FREQUENCIES in header.tensors:
-        return base | _llama3(header, theta, head_dim)
-    if kind == "none":
-        return base
-    if kind not in ("linear", "yarn"):
+    old = header.fact(f"{family}.rope.scale_linear", float, 0.0)  # the name in version 2
+    factor = header.fact(f"{scaling}.factor", float, old)
+    is_scaled = factor not in (0.0, 1.0)
+    kind = header.fact(f"{scaling}.type", str, "linear" if is_scaled else "none")
+    for name, plain in _PLAIN_ROTATION.items():
+        if (found := header.fact(f"{family}.rope.{name}", float, plain)) != plain:
+            raise header.error(f"{family}.rope.{name} is {found}, and is read as {plain} alone")
+    if kind not in ("none", "linear", "yarn"):
         raise header.error(f"{scaling}.type is {kind!r}, not none, linear or yarn")
-    base |= {"rope_type": kind, "factor": header.fact(f"{scaling}.factor", float)}
+    is_plain = kind == "none" or (kind == "linear" and not is_scaled)
+    if _FREQUENCIES in header.tensors:
+        if not is_plain:
+            raise header.error(f"{scaling}.type is {kind!r}, beside a tensor {_FREQUENCIES!r}")
+        return base | _llama3(header, theta, head_dim)
+    if is_plain:
+        return base
+    base |= {"rope_type": kind, "factor": header.fact(f"{scaling}.factor", float, old or None)}
     if kind == "yarn":
         original = header.fact(f"{scaling}.original_context_length", int)
         base["original_max_position_embeddings"] = original

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoConfig, AutoTokenizer
@@ -105,9 +106,35 @@ def test_llama_3_is_known_by_its_frequencies(tmp_path: Path) -> None:
     file = write("llama", tmp_path / "m", tmp_path / "m.gguf", more={name: factors})
     found = AutoConfig.from_pretrained(str(pool_of(file).path("m"))).rope_parameters
     assert found == pytest.approx(rope)
+    facts = {"llama.rope.scaling.factor": 4.0}
+    both = write("llama", tmp_path / "m", tmp_path / "o.gguf", facts=facts, more={name: factors})
+    with refused(FIELD, "scaling.type is 'linear', beside a tensor 'rope_freqs.weight'"):
+        pool_of(both)
     other = write("llama", tmp_path / "m", tmp_path / "n.gguf", more={name: factors + 0.1})
     with refused(FIELD, "has not the factors of Llama 3"):
         pool_of(other)
+
+
+@pytest.mark.parametrize(
+    ("facts", "factor"),
+    [
+        ({"scale_linear": 4.0}, 4.0),
+        ({"scaling.factor": 4.0}, 4.0),
+        ({"scaling.factor": 2.0, "scale_linear": 4.0}, 2.0),
+        ({"scaling.factor": 4.0, "scaling.type": "none"}, None),
+        ({"scaling.factor": 1.0}, None),
+        ({"scaling.type": "linear"}, None),
+    ],
+)
+def test_rotations_are_scaled_as_llama_cpp_scales_them(
+    facts: dict[str, Any], factor: float | None, tmp_path: Path
+) -> None:
+    save("llama", tmp_path / "m")
+    named = {f"llama.rope.{name}": value for name, value in facts.items()}
+    file = write("llama", tmp_path / "m", tmp_path / "m.gguf", facts=named)
+    found = AutoConfig.from_pretrained(str(pool_of(file).path("m"))).rope_parameters
+    kind = "default" if factor is None else "linear"
+    assert (found["rope_type"], found.get("factor")) == (kind, factor)
 
 
 def test_a_file_is_described_once(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:

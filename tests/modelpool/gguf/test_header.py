@@ -161,6 +161,7 @@ def test_any_cut_is_refused(whole: bytes, tmp_path: Path) -> None:
         ({"llama.rope.dimension_count": 4}, "rope.dimension_count"),
         ({"llama.rope.scaling.type": "longrope"}, "scaling.type is 'longrope'"),
         ({"llama.rope.scaling.type": "yarn"}, "has no llama.rope.scaling.factor"),
+        ({"llama.rope.scaling.attn_factor": 0.5}, "scaling.attn_factor is 0.5, and is read as 1.0"),
         ({"tokenizer.chat_template": 5}, "tokenizer.chat_template is no str"),
     ],
 )
