@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tokenizers import Tokenizer, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 from transformers.integrations.gguf.gguf_tokenizer_mapping import (
     GGUF_PRE_TOKENIZER_SPLITS,
@@ -14,6 +14,7 @@ from modelpool.errors import ConfigError
 from modelpool.gguf.header import GgufHeader
 
 _MODEL, _PRE, _TOKENS = (f"tokenizer.ggml.{name}" for name in ("model", "pre", "tokens"))
+_PREFIX, _SPACE = "tokenizer.ggml.add_space_prefix", "\u2581"
 _BYTE_LEVEL, _SENTENCEPIECE = "gpt2", "llama"
 _DIGITS = "smollm"  # splits off each digit in front of what `gpt-2` does
 _PLAIN = ("gpt-2", "gpt2")
@@ -45,6 +46,8 @@ def tokenizer_of(header: GgufHeader) -> PreTrainedTokenizerFast:
         split = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
         digits = pre_tokenizers.Digits(individual_digits=True)
         backend.pre_tokenizer = pre_tokenizers.Sequence([digits, split])
+    if kind == _SENTENCEPIECE and not header.fact(_PREFIX, bool, True):
+        _leave_out_prefix(backend)
     if pre in _WHOLE_WORDS:
         backend.model.ignore_merges = True
     special = _special(header, tokens)
@@ -56,6 +59,15 @@ def tokenizer_of(header: GgufHeader) -> PreTrainedTokenizerFast:
     if len(tokenizer) != len(tokens):
         raise header.error(f"{_TOKENS} has {len(tokens)}, and makes {len(tokenizer)} ids")
     return tokenizer
+
+
+def _leave_out_prefix(backend: Tokenizer) -> None:
+    """The converter does not read `_PREFIX`: it puts a space before texts, and takes one away."""
+    if backend.normalizer is not None:  # Gemma's, which puts none there
+        return
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(_SPACE, prepend_scheme="never", split=False)
+    steps: Any = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence(steps)
 
 
 def _check(header: GgufHeader, tokens: list[Any], kind: str) -> None:

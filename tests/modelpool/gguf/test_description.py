@@ -84,6 +84,18 @@ def test_a_sentencepiece_vocabulary_is_read(tmp_path: Path) -> None:
     assert tokenizer.decode(ids, skip_special_tokens=True) == "the and Z"
 
 
+def test_a_sentencepiece_vocabulary_may_be_without_a_space_in_front(tmp_path: Path) -> None:
+    save("llama", tmp_path / "m")
+    facts = {"tokenizer.ggml.add_space_prefix": False}
+    file = write("llama", tmp_path / "m", tmp_path / "m.gguf", facts=facts, pre=None)
+    pool = pool_of(file)
+    for one in (pool.tokenizer, AutoTokenizer.from_pretrained(str(pool.path("m")))):
+        pieces = one.convert_ids_to_tokens(one.encode("the and"))
+        assert pieces == ["<s>", "th", "e", "\u2581and"]
+        for text in ("the and", " the and", "  Z "):
+            assert one.decode(one.encode(text), skip_special_tokens=True) == text
+
+
 @pytest.mark.parametrize("pre", ["llama-bpe", "qwen2"])
 def test_llama_3_begins_texts_as_llama_cpp_does(pre: str, tmp_path: Path) -> None:
     save("llama", tmp_path / "m")
