@@ -3,8 +3,9 @@
 Contract: `linear_kernels` is None where there is no compiler, no CPU for it, or a result that is
 not the one of int8 to the bit: one line says why, and layers are computed otherwise. A wheel may
 bring the library beside this file; else it is compiled into the cache under a name that tells
-source, flags and compiler, and is put there in one step, so that several processes may begin at
-once. Whatever lies there and does not belong to this user is not loaded.
+source, flags and compiler, in a folder with its checksum: a damaged one would end the process, and
+is compiled anew (`cached_folder`). Whatever lies there and does not belong to this user is not
+loaded.
 
 `SPECROUTER_KERNEL`: `off`, or the name of one kernel.
 """
@@ -17,21 +18,21 @@ import shlex
 import shutil
 import stat
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from modelpool.checkpoint.cache_dir import cache_dir
+from modelpool.checkpoint.cached_folder import cached_folder
 
 logger = logging.getLogger(__name__)
 
 KERNELS: Mapping[str, int] = {"avx512-vnni": 4, "avx-vnni": 2, "avx2": 1, "avx512-vnni-256": 8}
-_FOLDER = Path(__file__).parent
+_FOLDER, _NAME = Path(__file__).parent, "linear.so"
 _SOURCES = ("linear.c", "recurrence.c", "layer.c")
 _HEADERS = ("vnni_panel.h", "linear.h", "threads.h")
 _FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-shared", "-fPIC")
@@ -92,7 +93,7 @@ def library_file() -> Path:
 
     Raises `OSError`, `RuntimeError` without a compiler, and what `subprocess.run` raises.
     """
-    packaged = _FOLDER / "linear.so"
+    packaged = _FOLDER / _NAME
     if packaged.exists():
         return packaged
     asked = os.environ.get("CC", "")  # may have options: "ccache gcc"
@@ -104,9 +105,9 @@ def library_file() -> Path:
     folder = cache_dir() / "kernels"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     _check_owner(folder)
-    file = folder / f"linear-{_fingerprint(compiler)}.so"
-    if not file.exists():
-        _compile(compiler, file)
+    made = folder / f"linear-{_fingerprint(compiler)}"
+    file = cached_folder(made, partial(_compile, compiler)) / _NAME
+    _check_owner(made)
     _check_owner(file)
     return file
 
@@ -125,16 +126,14 @@ def _fingerprint(compiler: Sequence[str]) -> str:
     return hashlib.sha256(b"\0".join((text, version, " ".join(_FLAGS).encode()))).hexdigest()[:16]
 
 
-def _compile(compiler: Sequence[str], file: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=file.parent) as folder:
-        made = Path(folder) / file.name
-        command = (*compiler, *_FLAGS, "-o", str(made), *(str(_FOLDER / name) for name in _SOURCES))
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_S)
-        if done.returncode:
-            lines = done.stderr.strip().splitlines() or ["it said nothing"]
-            raise RuntimeError(f"{compiler[0]} cannot compile it: {lines[0]}")
-        made.chmod(0o700)
-        made.replace(file)
+def _compile(compiler: Sequence[str], folder: Path) -> None:
+    made = folder / _NAME
+    command = (*compiler, *_FLAGS, "-o", str(made), *(str(_FOLDER / name) for name in _SOURCES))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_S)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["it said nothing"]
+        raise RuntimeError(f"{compiler[0]} cannot compile it: {lines[0]}")
+    made.chmod(0o700)
 
 
 def opened(file: Path) -> LinearKernels:

@@ -9,6 +9,7 @@ import pytest
 
 from modelpool.kernels import library
 from modelpool.kernels.library import library_file, linear_kernels, opened
+from tests.cache_damage import OF_FILE
 
 needs_compiler = pytest.mark.skipif(
     shutil.which("cc") is None and shutil.which("gcc") is None, reason="no C compiler"
@@ -28,10 +29,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @needs_compiler
 def test_it_is_compiled_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = library_file()
-    assert file.parent == cache / "kernels"
-    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o700, 0o700)
-    assert list(file.parent.iterdir()) == [file]
-    monkeypatch.setattr(library, "_compile", None)
+    folder = file.parent
+    assert list((cache / "kernels").iterdir()) == [folder]
+    assert {one.stat().st_mode & 0o777 for one in (file, folder, folder.parent)} == {0o700}
+    monkeypatch.setattr(library, "_compile", lambda *_: pytest.fail("compiled again"))
     assert library_file() == file
     assert opened(file).available
 
@@ -57,10 +58,10 @@ def test_several_processes_may_begin_at_once(cache: Path) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("place", ["folder", "file"])
+@pytest.mark.parametrize("place", ["cache", "folder", "file"])
 def test_what_others_can_write_is_not_loaded(place: str, caplog: pytest.LogCaptureFixture) -> None:
     file = library_file()
-    (file if place == "file" else file.parent).chmod(0o777)
+    {"file": file, "folder": file.parent, "cache": file.parent.parent}[place].chmod(0o777)
     assert linear_kernels() is None
     assert "can be written by others" in caplog.text
 
@@ -91,10 +92,14 @@ def test_a_compiler_that_fails_is_one_line(
 
 
 @needs_compiler
-def test_a_damaged_file_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    library_file().write_bytes(b"no library")
-    assert linear_kernels() is None
-    assert len(caplog.records) == 1
+@pytest.mark.parametrize("name", ["empty", "cut to half", "a bit in the middle", "gone"])
+def test_a_damaged_file_is_compiled_anew(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """To map one that is cut would end the process."""
+    file = library_file()
+    whole = file.read_bytes()
+    OF_FILE[name](file)
+    assert linear_kernels() is not None
+    assert (len(caplog.records), library_file().read_bytes()) == (1, whole)
 
 
 @needs_compiler
