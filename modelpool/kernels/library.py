@@ -97,7 +97,11 @@ def library_file() -> Path:
     if packaged.exists():
         return packaged
     asked = os.environ.get("CC", "")  # may have options: "ccache gcc"
-    compiler = shlex.split(asked) or [one for one in ("cc", "gcc") if shutil.which(one)][:1]
+    try:
+        given = shlex.split(asked)
+    except ValueError as error:
+        raise RuntimeError(f"CC={asked}: {error}: correct it, or unset it") from error
+    compiler = given or [one for one in ("cc", "gcc") if shutil.which(one)][:1]
     if not compiler:
         raise RuntimeError("there is no C compiler")
     if shutil.which(compiler[0]) is None:
@@ -123,7 +127,8 @@ def _fingerprint(compiler: Sequence[str]) -> str:
         (*compiler, "--version"), capture_output=True, check=True, timeout=_COMPILE_S
     ).stdout
     text = b"\0".join((_FOLDER / name).read_bytes() for name in (*_SOURCES, *_HEADERS))
-    return hashlib.sha256(b"\0".join((text, version, " ".join(_FLAGS).encode()))).hexdigest()[:16]
+    command = " ".join((*compiler, *_FLAGS)).encode()
+    return hashlib.sha256(b"\0".join((text, version, command))).hexdigest()[:16]
 
 
 def _compile(compiler: Sequence[str], folder: Path) -> None:

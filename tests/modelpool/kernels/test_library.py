@@ -78,17 +78,22 @@ def test_without_a_compiler_there_is_one_line(
 
 
 def test_a_compiler_may_have_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CC", "env cc")
-    assert library_file().exists()
+    """By which its library is told apart."""
+    files = set[Path]()
+    for compiler in ("env cc", "env cc -DOTHER"):
+        monkeypatch.setenv("CC", compiler)
+        files.add(library_file())
+    assert len(files) == 2
 
 
-@pytest.mark.parametrize("compiler", ["/nowhere/cc", "nowhere cc", "false", "false -m64"])
+@pytest.mark.parametrize("compiler", ["/nowhere/cc", "nowhere cc", "false", "false -m64", 'cc "'])
 def test_a_compiler_that_fails_is_one_line(
     compiler: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CC", compiler)
     assert linear_kernels() is None
     assert len(caplog.records) == 1
+    assert compiler.split()[0] in caplog.text
 
 
 @needs_compiler
