@@ -64,7 +64,6 @@ def load_model(
             unpacked_checkpoint(plain.folder, config.dtype, config.trust_remote_code) as unpacked,
         ):
             read = replace(_read(config, unpacked, placement), in_int8=plain.in_int8)
-            read = replace(read, stored={**read.stored, **unpacked.grids})
     except torch.OutOfMemoryError:
         raise  # a RuntimeError too, which is also what weights of other shapes are told by
     except (OSError, ValueError, KeyError, ImportError, SafetensorError, RuntimeError) as error:
@@ -182,7 +181,7 @@ def _from_int8(config: ModelConfig, part: TextPart, directory: Path) -> _Read:
     """Its weights in floating point, too, as transformers makes a model of them."""
     weights, stored = read_int8(directory)
     weights = {part.rename(name): one for name, one in weights.items() if part.has(name)}
-    stored = {part.rename(name): one for name, one in stored.items() if part.has(name)}
+    stored = part.layers(stored)
     settings = copy.deepcopy(part.config)
     for declared in ("quantization_config", "compression_config"):
         if hasattr(settings, declared):
@@ -232,10 +231,11 @@ def _from_pretrained(
         raise ValueError(f"{name} is {list(stored)}, and not {list(wanted)}")
     strange = [name for name in report["unexpected_keys"] if part.has(name)]
     strange = sorted(name for name in strange if not name.endswith(NOT_PARAMETERS))
-    strange = [name for name in strange if name not in found.zero_biases]
+    zeros = {part.rename(name) for name in found.zero_biases}
+    strange = [name for name in strange if name not in zeros]
     if strange:  # the model computes something that its class does not
         raise ValueError(f"{type(model).__name__} has no {strange[0]}")
-    return _Read(model, sorted(report["missing_keys"]))
+    return _Read(model, sorted(report["missing_keys"]), part.layers(found.grids))
 
 
 def _check_devices(model: PreTrainedModel, placement: Placement) -> None:

@@ -10,9 +10,11 @@ import copy
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from transformers import Qwen2Config, Qwen3Config
+
+_T = TypeVar("_T")
 
 # By the composite's model type: the configuration of a causal class that computes the same for
 # text, where the text part has no such class of its own. Rotary positions in three dimensions are
@@ -62,6 +64,11 @@ class TextPart:
         for pattern, replacement in self.renamed.items():
             name = re.sub(pattern, replacement, name)
         return name
+
+    def layers(self, stored: Mapping[str, _T]) -> dict[str, _T]:
+        """What a checkpoint has of its layers, by the layers' names in the text model."""
+        dotted = {f"{layer}.": one for layer, one in stored.items()}  # as patterns end
+        return {self.rename(name)[:-1]: one for name, one in dotted.items() if self.has(name)}
 
 
 def text_part(config: Any) -> TextPart:

@@ -1,6 +1,7 @@
 """AWQ, GPTQ, compressed-tensors and FP8 are read as the numbers that they stand for."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -100,6 +101,25 @@ def test_numbers_of_one_scale_for_an_output_stay(name: str, asked: str, tmp_path
     errors = {each: one.roundings[0] for each, one in found.items() if each != "lm_head"}
     assert len(errors) == 14
     assert all(kept == asked and error < 0.003 for kept, error in errors.values())
+
+
+@needs_int8
+@pytest.mark.parametrize("stem", ["model.language_model.", "language_model.model."])
+def test_so_do_those_of_a_composite(stem: str, tmp_path: Path) -> None:
+    """Beside a bias of zeros: both have the composite's names."""
+    stored, _ = checkpoints(FORMATS["gptq-channel"], tmp_path)
+    tensors = load_file(stored / "model.safetensors") | {f"{LAYER}.bias": torch.zeros(128).half()}
+    named = {re.sub(r"^model\.", stem, name): one for name, one in tensors.items()}
+    save_file(named, stored / "model.safetensors", {"format": "pt"})
+    text = json.loads((stored / "config.json").read_text())
+    composite = {
+        "model_type": "mistral3", "quantization_config": text.pop("quantization_config"),
+        "text_config": text, "tie_word_embeddings": False,
+    }  # fmt: skip
+    (stored / "config.json").write_text(json.dumps(composite))
+    model = pool_of(stored, dtype="bfloat16", weights="int4").get("m").model
+    found = [one.roundings[0] for one in model.modules() if isinstance(one, QuantisedLinear)]
+    assert sum(kept == "int4" and error < 0.003 for kept, error in found) == 14
 
 
 def test_the_levels_of_a_grid_are_found_again() -> None:

@@ -83,6 +83,11 @@ def test_weights_are_found_under_the_composites_names(stored: str, name: str) ->
     assert part.rename(stored) == name
 
 
+def test_layers_are_found_there_without_those_of_other_parts() -> None:
+    stored = {"language_model.lm_head": 1, "model.visual.head": 2, "language_model.model.a.b": 3}
+    assert text_part(Gemma3Config()).layers(stored) == {"lm_head": 1, "model.a.b": 3}
+
+
 @pytest.mark.parametrize(
     "stored",
     [
