@@ -248,12 +248,16 @@ def allowed_difference(dtype: torch.dtype, is_recurrent: bool = False) -> float:
 def check_parity(
     field: str, expected: Tensor, got: Tensor, allowed: float | None = None, cause: str = _PACKED
 ) -> None:
-    """Raises `UnsupportedModelError` where logits are not what they were.
+    """Raises `UnsupportedModelError` where logits are not what they were, or were no numbers.
 
     Args:
         allowed: mean difference, of their spread; by default the rounding of the dtype.
         cause: what changed them.
     """
+    if not bool(expected.isfinite().all()):
+        dtype = str(expected.dtype).removeprefix("torch.")
+        reason = "its weights are damaged (download them again), or need another dtype"
+        raise UnsupportedModelError(field, f"its own logits are no numbers in {dtype}: {reason}")
     difference = (expected.double() - got.double()).abs().mean() / expected.double().std()
     allowed = allowed_difference(expected.dtype) if allowed is None else allowed
     if not float(difference) <= allowed:

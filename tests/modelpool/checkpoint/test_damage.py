@@ -80,6 +80,10 @@ TOLD_BY_WEIGHTS: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda p: edit_weights(p, lambda w: w.update({UP: w[UP].T.contiguous()})),
         rf"{UP} is \[32, 64\], and not \[64, 32\]",
     ),
+    "a tensor of no numbers": (
+        lambda p: edit_weights(p, lambda w: w[UP].fill_(float("nan"))),
+        "its own logits are no numbers in float64: its weights are damaged",
+    ),
 }
 
 
