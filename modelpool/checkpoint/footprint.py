@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from modelpool.outline import ModelOutline
 
 QUANTISED_WEIGHTS: tuple[Weights, ...] = ("int8", "int4")
-_UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
+_UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 _DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 _STORED_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 

@@ -35,6 +35,7 @@ _STACKED = ("up_proj", "down_proj")  # how names end of what all experts have in
 _LAYER = re.compile(r"\.\d+\.")  # model.layers.0.mlp.up_proj.weight
 _INDEX = "model.safetensors.index.json"
 _LFS_POINTER = b"version https://git-lfs"  # how the text begins that stands for a file
+_MOST_HEADER, _MOST_BYTES = 100_000_000, 2**63  # as safetensors has it; of any file
 _STORED_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2}
 _SCALE_BYTES = 4  # of a channel whose weights are int8
 _INT4_GROUP = 32  # inputs
@@ -181,18 +182,28 @@ def header_of(file: Path) -> Header:
             reason = "is a Git LFS pointer, not weights: run `git lfs pull`, or use hub:ORG/NAME"
             raise ConfigError("", f"{str(file)!r} {reason}")
         data = 8 + int.from_bytes(start[:8], "little")  # where it begins
-        if size < data:
-            reason = "is incomplete, or no safetensors file: download it again"
-            raise ConfigError("", f"{str(file)!r} {reason}")
         stream.seek(8)
-        header: dict[str, Any] = json.loads(stream.read(data - 8))
-    header.pop("__metadata__", None)
-    whole = data + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        found = _parsed(stream.read(data - 8)) if data <= min(size, _MOST_HEADER) else None
+    if found is None:
+        reason = "is incomplete, or no safetensors file: download it again"
+        raise ConfigError("", f"{str(file)!r} {reason}")
+    header, whole = found[0], data + found[1]
     if size != whole:
         state = "is incomplete" if size < whole else "is longer than its header says"
         sizes = f"({size / 1e6:.1f} of {whole / 1e6:.1f} MB)"
         raise ConfigError("", f"{str(file)!r} {state} {sizes}: download it again")
     return header
+
+
+def _parsed(text: bytes) -> tuple[Header, int] | None:
+    """A file's header, and where its last tensor ends; None for what is none."""
+    try:
+        header: dict[str, Any] = json.loads(text)
+        header.pop("__metadata__", None)
+        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None
+    return (header, end) if isinstance(end, int) and end < _MOST_BYTES else None
 
 
 def headers_of(directory: Path) -> list[Header]:

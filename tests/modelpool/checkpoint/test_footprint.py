@@ -1,7 +1,9 @@
 """A checkpoint's headers say what loading it would find."""
 
 import json
+import os
 import re
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -104,6 +106,12 @@ version https://git-lfs.github.com/spec/v1
 oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393
 size 15200000
 """
+
+
+def headed(header: bytes) -> bytes:
+    return len(header).to_bytes(8, "little") + header
+
+
 NO_FILE = "is incomplete, or no safetensors file: download it again"
 
 
@@ -114,6 +122,10 @@ NO_FILE = "is incomplete, or no safetensors file: download it again"
         (0, b"", NO_FILE),
         (0, b"\x00" * 7, NO_FILE),
         (0, b"<!DOCTYPE html><html>404</html>", NO_FILE),
+        (0, headed(b"[" * 200_000), NO_FILE),
+        (0, headed(b"[]"), NO_FILE),
+        (0, headed(b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0]}}'), NO_FILE),
+        (0, headed(b'{"a": {"data_offsets": [0, 1%s]}}' % (b"0" * 400)), NO_FILE),
         (1_500_000, b"", r"is incomplete \(1\.5 of 2\.7 MB\): download it again"),
         (-1, b"", "is incomplete"),
         (None, b"\0", "is longer than its header says"),
@@ -125,6 +137,24 @@ def test_weights_of_another_length_than_their_header_says_are_refused(
     file = save_llama(tmp_path, hidden=128) / "model.safetensors"
     file.write_bytes(file.read_bytes()[:kept] + added)
     with refused(f"{FIELD}.source", f"^{re.escape(repr(str(file)))} {reason}"):
+        read_checkpoint(tmp_path, field=FIELD)
+
+
+def test_a_header_longer_than_safetensors_allows_is_not_read(tmp_path: Path) -> None:
+    file = save_llama(tmp_path) / "model.safetensors"
+    file.write_bytes((200_000_000).to_bytes(8, "little"))
+    os.truncate(file, 300_000_000)  # without taking room on the disk
+    tracemalloc.start()
+    with refused(f"{FIELD}.source", NO_FILE):
+        read_checkpoint(tmp_path, field=FIELD)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 100_000_000
+
+
+def test_a_configuration_of_deep_lists_names_the_source(tmp_path: Path) -> None:
+    (save_llama(tmp_path) / "config.json").write_text("[" * 200_000)
+    with refused(f"{FIELD}.source", "cannot read the checkpoint"):
         read_checkpoint(tmp_path, field=FIELD)
 
 
