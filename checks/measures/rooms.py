@@ -30,7 +30,8 @@ class Room:
 # drafts; engine for the step that the simulator shares and where cycles spend their time; http for
 # the page, its feed and guards, and for reasoning and Harmony; config, request for options of `LLM`
 # and figures of a request; cli for pairs; tests with each of these. Lowered on the same day.
-# 2026-11-26: modelpool for layers in the C library; the others lowered again.
+# 2026-11-26: modelpool for layers in the C library, and for damaged files and GGUF's facts that are
+# now told; the others lowered again.
 ROOMS: Mapping[str, Room] = {
     "http": Room(folders=("specrouter/http",), before=5985, aim=4500, most=6580),
     "cli": Room(folders=("specrouter/cli",), before=1790, aim=1500, most=1350),
@@ -51,7 +52,7 @@ ROOMS: Mapping[str, Room] = {
     ),
     "processors": Room(folders=("processors",), before=3858, aim=3600, most=3960),
     "statemgr": Room(folders=("statemgr",), before=2753, aim=2900, most=3160),
-    "modelpool": Room(folders=("modelpool",), before=7770, aim=6800, most=13500),
+    "modelpool": Room(folders=("modelpool",), before=7770, aim=6800, most=13510),
     "examples": Room(folders=("examples",), before=2828, aim=1200, most=1100),
     "research": Room(folders=("research",), before=0, aim=7000, most=8150),
     "tests and checks": Room(
