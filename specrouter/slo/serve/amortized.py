@@ -86,9 +86,14 @@ class Amortized:
             np.array([*load.ids, *(p.id for p in _paced(load))]),
         )
         by_need = np.argsort(paces, kind="stable")
-        paces, given_up = paces[by_need], 0
-        while (times := self._beside(paces[given_up:], load.others + given_up)) is None:
-            given_up = min(len(paces), max(1, 2 * given_up))
+        paces = paces[by_need]
+
+        def without(given_up: int) -> Reserved | None:
+            return self._beside(paces[given_up:], load.others + given_up)
+
+        given_up = bisect_left(range(len(paces)), True, key=lambda n: without(n) is not None)
+        times = without(given_up)
+        assert times is not None, "nobody is left whose pace could be missed"
         lost = set(ids[by_need[:given_up]].tolist())
         cycle_ms, read = times.ms(self.chunk), 0
         for prompt in prompts:
