@@ -185,6 +185,16 @@ def test_who_is_in_time_stays_so_with_looser_objectives(load: Load, looser: floa
         assert PACING._is_sustained(loose)
 
 
+@given(st.lists(st.floats(6.0, 60.0), min_size=1, max_size=64))
+@example([12.0] * 20 + [60.0] * 40)  # 20 of them, where a search in powers of two gave up 32
+def test_no_more_are_given_up_than_need_be(tpots_ms: list[float]) -> None:
+    load = decoding(*tpots_ms)
+    given_up = len(tpots_ms) - len(PACING.in_time(load))
+    paces = np.sort(PACING._paces(load))
+    assert PACING._beside(paces[given_up:], given_up) is not None
+    assert not given_up or PACING._beside(paces[given_up - 1 :], given_up - 1) is None
+
+
 def test_who_sits_out_of_a_strict_batch_does_so_where_only_that_keeps_all_in_time() -> None:
     """SLOs-Serve's Figure 3: 6 tokens in 100 ms, three requests that decode, three prompts of 6
     that are due in six such batches. A batch that read one prompt beside three tokens would make
