@@ -78,11 +78,9 @@ class Lanes:
             return await asyncio.wrap_future(done)
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if done.cancelled() and not (
-                task and task.cancelling()
-            ):  # by `close`, not by the caller
-                raise UnavailableError("the router is closed") from None
-            raise
+            if not done.cancelled() or (task and task.cancelling()):
+                raise  # the caller has cancelled it, not `close`
+            raise UnavailableError("the router is closed") from None
         finally:
             if lane in _LEAVE_MEMORY:
                 self._memory.soon()

@@ -272,6 +272,7 @@ class FakeRouter:
         self.calls: list[tuple[Any, Any, Any]] = []
         self.slos: list[SloLike] = []  # of the calls
         self.terms: list[tuple[int, float | None, int | None]] = []  # priority, timeout, waiting
+        self.elapsed_s: list[float] = []  # before requests were submitted
         self._objective: Objective | None = None  # of the last call
 
     def __enter__(self) -> FakeRouter:
@@ -333,6 +334,7 @@ class FakeRouter:
         for one in asked:
             self._accept(one.prompt, one.params, one.speculation, one.slo)
         self.terms.append((one.priority, one.timeout_s, max_waiting))
+        self.elapsed_s.append(one.elapsed_s)
         self.open_requests += 1
         each = [
             [(at, delta) for delta in self._deltas(one.params, one.prompt)]

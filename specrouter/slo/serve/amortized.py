@@ -91,9 +91,11 @@ class Amortized:
         def without(given_up: int) -> Reserved | None:
             return self._beside(paces[given_up:], load.others + given_up)
 
-        given_up = bisect_left(range(len(paces)), True, key=lambda n: without(n) is not None)
-        times = without(given_up)
-        assert times is not None, "nobody is left whose pace could be missed"
+        given_up, times = 0, without(0)  # as it is in most decisions
+        if times is None:
+            given_up = bisect_left(range(len(paces)), True, key=lambda n: without(n) is not None)
+            times = without(given_up)
+            assert times is not None, "nobody is left whose pace could be missed"
         lost = set(ids[by_need[:given_up]].tolist())
         cycle_ms, read = times.ms(self.chunk), 0
         for prompt in prompts:

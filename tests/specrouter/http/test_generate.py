@@ -87,6 +87,7 @@ def test_priority_time_and_the_bound_on_waiting_reach_the_router() -> None:
     post(router, {**PROMPT, "timeout_s": 90})
     post(router, PROMPT)
     assert router.terms == [(-2, 1.5, 3), (0, 60.0, 3), (0, 60.0, 3)]
+    assert min(router.elapsed_s) > 0.0, "to read a request takes of its time"
 
 
 @pytest.mark.parametrize(
