@@ -81,8 +81,8 @@ def lane_for(asked: Sequence[Request]) -> Lane:
     """In which they are tokenized and checked."""
     if any(one.params is not None and one.params.structure is not None for one in asked):
         return "structures"
-    overrides = [one.speculation for one in asked if isinstance(one.speculation, Speculation)]
-    predicted = {one.prediction or "" for one in overrides}
+    overrides = {id(one.speculation): one.speculation for one in asked}.values()
+    predicted = (one.prediction or "" for one in overrides if isinstance(one, Speculation))
     return lane_of(sum(map(length_hint, (*(one.prompt for one in asked), *predicted))))
 
 

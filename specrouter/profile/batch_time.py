@@ -75,8 +75,11 @@ class CurveTime:
     most: int = MOST_TOKENS
 
     def ms(self, tokens: float, steps: int = 0) -> float:
-        if tokens > self.most:
-            return self.ms(self.most, steps) + self.ms(tokens - self.most, steps)
+        full = max(0, math.ceil(tokens / self.most) - 1)
+        found = self._batch_ms(tokens - full * self.most, steps)
+        return found + full * self._batch_ms(self.most, steps) if full else found
+
+    def _batch_ms(self, tokens: float, steps: int) -> float:
         return self.around_ms + self.step_ms * steps + self.target.at(tokens, self.slots * tokens)
 
     def tokens_within(self, ms: float, steps: int = 0) -> int:

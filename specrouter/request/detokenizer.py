@@ -12,6 +12,7 @@ from specrouter.request.spec import RequestSpec
 
 _BROKEN = "\ufffd"  # what half a character decodes to
 _BROKEN_BYTES = 3  # of half a character: byte fallback makes each of them a broken one
+_MOST_PENDING = 256  # ids without one at which text ends: each push reads all of them again
 _SEEN = 8  # ids of the prompt that the text's beginning may hang on
 
 
@@ -73,7 +74,8 @@ class Detokenizer:
             self._go_on_after_prompt()
         self._pending.append(token)
         decoded = self._decode_all()
-        whole = decoded.rstrip(_BROKEN)  # the last character may yet become whole
+        is_endless = len(self._pending) >= _MOST_PENDING
+        whole = decoded if is_endless else decoded.rstrip(_BROKEN)  # the last may yet become whole
         certain = decoded[self._shown : max(len(whole), len(decoded) - _BROKEN_BYTES)]
         self._shown += len(certain)
         if whole == decoded:

@@ -23,6 +23,7 @@ OnUnattainable = Literal["best_effort", "reject"]
 STAGE_ENDS = ("until_tokens", "until_token")
 BY_VALUE = "default"  # class of an objective that was given by its values alone
 NO_OBJECTIVE = "none"  # class of requests without one
+_MOST_TOKENS = 2**31 - 1  # that a stage may name, as over HTTP
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,8 @@ class SLO:
         given = [name for name in QUANTITIES if getattr(self, name) is not None]
         for name in given:
             check_positive(f"slo.{name}", getattr(self, name))
+        if self.slo_class is not None and not isinstance(self.slo_class, str):
+            raise RequestError("slo.slo_class", f"must be a name, not {self.slo_class!r}")
         if self.tpot_ms is not None and self.tpot_ratio is not None:
             raise RequestError("slo.tpot_ratio", "give either tpot_ms or tpot_ratio, not both")
         check_stages("slo.stages", self.stages)
@@ -209,7 +212,8 @@ def check_stages(field: str, stages: object) -> None:
         check_positive(f"{name}.tpot_ms", stage.tpot_ms)
         given = [each for each in STAGE_ENDS if getattr(stage, each) is not None]
         for each in given:
-            check_int(f"{name}.{each}", getattr(stage, each), 1 if each == "until_tokens" else 0)
+            least = 1 if each == "until_tokens" else 0
+            check_int(f"{name}.{each}", getattr(stage, each), least, _MOST_TOKENS)
         if len(given) > 1:
             raise RequestError(f"{name}.until_token", "give either until_tokens or until_token")
         if is_last and given:

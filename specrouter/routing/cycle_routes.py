@@ -185,10 +185,9 @@ class CycleRoutes:
         # Options are of known shapes: the next larger one is predicted, or else the largest.
         limits, shape = self.scheduler.limits(key), option.shape
         depth = limits.depth or shape.depth if shape.depth else 1
-        drafted = DraftShape(
-            min(depth, cap or depth),
-            min(shape.width, limits.width or shape.width),
-        )
+        depth = min(depth, cap or depth)
+        width = fitting_width(depth, min(shape.width, limits.width or shape.width))
+        drafted = DraftShape(depth, width)
         quotes = None  # what of it is not worth its time is not verified
         if self.trees.selection.takes_quotations and cap is None:
             quotes = self.scheduler.quoter(option.chain, decision, key, self.view.available)

@@ -41,6 +41,14 @@ def test_so_it_is_over_measured_curves(times: CurveTime, ms: float, steps: int) 
     assert is_inverse(times, ms, steps)
 
 
+def test_a_prompt_of_any_length_takes_as_many_full_batches_as_it_needs() -> None:
+    times = CurveTime(rising(10.0), around_ms=2.0, most=36)
+    full = times.ms(36)
+    for tokens in (1, 36, 37, 72, 100, 1_000_000):
+        batches, rest = divmod(tokens - 1, 36)
+        assert times.ms(tokens) == pytest.approx(batches * full + times.ms(rest + 1))
+
+
 @given(st.integers(1, 5000), st.integers(0, 10), st.sampled_from([OPT_7B, OPT_13B, OPT_30B]))
 def test_what_a_batch_takes_leads_back_to_it(tokens: int, steps: int, times: RooflineTime) -> None:
     back = times.tokens_within(times.ms(tokens, steps), steps)

@@ -277,3 +277,12 @@ def test_special_tokens_are_text_where_asked() -> None:
     special = tokenizer.eos_token_id
     for skip, text in ((True, ""), (False, tokenizer.eos_token)):
         assert Detokenizer(tokenizer, (), skip_special_tokens=skip).push(special) == text
+
+
+def test_bytes_that_are_no_characters_are_not_read_again_for_ever() -> None:
+    detok = Detokenizer(cast(PreTrainedTokenizerBase, Pieces([b"\x80"])), ())
+    shown = ""
+    for _ in range(1000):
+        shown += detok.push(1)
+        assert len(detok._pending) <= 256
+    assert shown + detok.finish() == "\ufffd" * 1000

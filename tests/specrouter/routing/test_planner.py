@@ -17,7 +17,7 @@ from specrouter.cycle import Candidates, ChainGroup, DraftShape, ShadowEvaluatio
 from specrouter.profile.cycle_times import Workload
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.profile.staircase import Staircase
-from specrouter.request.params import Chain, Speculation
+from specrouter.request.params import MAX_TREE_TOKENS, Chain, Speculation
 from specrouter.request.spec import SpeculationOverride
 from specrouter.routing.decision_record import DecisionRecord
 from specrouter.routing.decisions import INTERVAL
@@ -363,6 +363,21 @@ def test_what_is_configured_is_not_exceeded_either(limits: dict[str, Any]) -> No
     assert group.chain == PAIR
     assert group.shape.depth == limits["depth"]
     assert group.shape.width <= limits.get("width", 8)
+
+
+@pytest.mark.parametrize("depth", range(14, 21))
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_no_tree_is_larger_than_the_largest_whatever_depth_is_asked(
+    depth: int, is_asked: bool
+) -> None:
+    """Beyond the deepest shape that is predicted, too: it ended every plan of the cycle."""
+    known = snapshot({**TIMES, "big": flat(50.0)}, {PAIR: 0.98})  # wide trees cost nothing
+    plan = Planned(Request(override=Speculation(depth=depth)), known=known)
+    if not is_asked:
+        plan = Planned(Request(), known=known, depth=depth)
+    [group] = plan.groups()
+    assert group.shape.depth == depth
+    assert group.shape.depth * group.shape.width <= MAX_TREE_TOKENS
 
 
 # Shadow evaluations
