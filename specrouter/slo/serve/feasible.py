@@ -29,7 +29,7 @@ def earliest_feasible(policy: Admit, view: EngineView, request: RequestView) -> 
             declined=False,
         )
         decided = policy(replace(view, waiting=(asked,)))
-        return asked.id in decided.admitted and asked.id not in decided.declined
+        return asked.id in decided.promised
 
     tpot_ms = min((stage.tpot_ms for stage in request.stages), default=request.tpot_ms)
     if tpot_ms is not None and not admits(_PATIENT_MS, tpot_ms):

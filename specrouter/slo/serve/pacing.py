@@ -182,11 +182,11 @@ class Autoregressive(_Strict):
     def _admitted(
         self, load: Load, new: Sequence[Prompt], memory: Memory, batch_ms: float
     ) -> tuple[Prompt, ...]:
-        able: list[Prompt] = []
-        for prompt in by_deadline(new):
-            alone = load.joined([prompt])
-            if len(able) < MOST_NEW and leaves_nobody_late(alone, self.times, batch_ms):
-                able.append(prompt)
+        able = [
+            prompt
+            for prompt in by_deadline(new)[:MOST_NEW]
+            if leaves_nobody_late(load.joined([prompt]), self.times, batch_ms)
+        ]
         if not able:
             return ()
         tiers = tiers_for(load, able)

@@ -305,7 +305,7 @@ class _Decision:
             return replace(
                 admission,
                 budget_ms=batch.longest_ms,
-                paused=self._sitting_out(batch.spare),
+                paused=self._sitting_out(batch.spare, load.others),
             )
         return replace(
             admission,
@@ -315,10 +315,12 @@ class _Decision:
             budget_ms=batch.ms,
         )
 
-    def _sitting_out(self, most: int | None) -> frozenset[int]:
-        """Who decodes without an objective, beyond so many, the last ones first."""
+    def _sitting_out(self, most: int | None, given_up: int) -> frozenset[int]:
+        """Who decodes without an objective, beyond so many, the last ones first: less those that
+        were given up, who go on."""
         if most is None:
             return frozenset()
+        most = max(0, most - given_up)
         decoding = {one.id for one in self.view.running if not one.prompt_left}
         decoding -= set(self.preempted) | self.fixed.keys()
         return frozenset([one.id for one in self.asked.best_effort if one.id in decoding][most:])

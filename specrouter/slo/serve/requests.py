@@ -181,6 +181,8 @@ def _left(request: RequestView, view: EngineView) -> float:
         left = float(RUN_TOKENS - request.decoded % RUN_TOKENS)
     elif request.stages and request.stages[0].until_tokens is not None:
         left = float(request.stages[0].until_tokens - request.decoded)
+    elif request.stages:  # the last one, in which `decoded` counts none of those before
+        left = _output_tokens(request, view) - (request.max_new_tokens - request.remaining)
     else:
         left = _output_tokens(request, view) - request.decoded - 1.0
     return max(1.0, min(left, float(request.remaining)))

@@ -1,5 +1,6 @@
 """Prompts that cannot wait are read at once, if those that decode can make it good."""
 
+import math
 import time
 from dataclasses import replace
 
@@ -193,6 +194,24 @@ def test_no_more_are_given_up_than_need_be(tpots_ms: list[float]) -> None:
     paces = np.sort(PACING._paces(load))
     assert PACING._beside(paces[given_up:], given_up) is not None
     assert not given_up or PACING._beside(paces[given_up - 1 :], given_up - 1) is None
+
+
+def test_for_a_prompt_that_cannot_wait_no_more_are_given_up_than_are_late_or_make_room() -> None:
+    load = decoding(*[12.0] * 20, *[60.0] * 40)
+    found = PACING.choose(load, [prompt(100, 150.0, 100)], ROOMY)
+    late = next(n for n in range(1, 61) if PACING._is_sustained(load.without_neediest(n)))
+    assert names(found.admitted) == {100}
+    assert late <= found.given_up <= late + 2
+    joined = load.without_neediest(found.given_up).joined(found.admitted)
+    assert PACING._is_sustained(joined)
+
+
+def test_first_tokens_that_were_asked_for_come_before_those_that_only_waited_long() -> None:
+    load = decoding(*[100.0] * 40)
+    old = [replace(prompt(300 + n, 60.0, 20, tpot_ms=10.4), is_soft=True) for n in range(16)]
+    asked = prompt(400, 400.0, 300, tpot_ms=math.inf)
+    assert names(PACING.choose(load, [asked], ROOMY).admitted) == {400}
+    assert 400 in names(PACING.choose(load, [*old, asked], ROOMY).admitted)
 
 
 def test_who_sits_out_of_a_strict_batch_does_so_where_only_that_keeps_all_in_time() -> None:

@@ -11,6 +11,7 @@ from research.policies.slos_serve import slos_serve
 from specrouter.request.objective import Stage
 from specrouter.request.output import Feasible
 from specrouter.slo.admission import Admission, Admit, fcfs
+from specrouter.slo.serve.amortized import Amortized
 from specrouter.slo.serve.feasible import earliest_feasible
 from specrouter.slo.serve.pacing import Autoregressive, Pacing, Speculative
 from specrouter.slo.serve.policy import by_objectives
@@ -45,6 +46,20 @@ def test_the_earliest_objective_is_admitted_and_an_earlier_one_is_not(
         not admits(found.ttft_ms / 1.06)
         or 1 in policy(view([replace(asked, ttft_ms=found.ttft_ms / 1.06)], running)).declined
     )
+
+
+def test_what_first_come_would_try_is_not_named_unless_it_is_promised() -> None:
+    pacing = Amortized(Autoregressive(OPT_7B, 100.0), 256)
+    policy = by_objectives(lambda _: pacing, 256, never_behind=True)
+    reading = [
+        request(10 + n, row=n, left=1500, awaits_first=True, ttft_ms=60_000.0) for n in range(4)
+    ]
+    asked = request(1, left=1500, ttft_ms=60.0, rejects=True)
+    found = earliest_feasible(policy, view([asked], reading), asked)
+    assert found.ttft_ms is not None
+    kept = policy(view([replace(asked, ttft_ms=found.ttft_ms)], reading))
+    assert kept.promised == {1}
+    assert found.ttft_ms > 1.5 * OPT_7B.ms(1501), "it was read alone, beside others"
 
 
 def test_where_the_tpot_is_beyond_the_machine_the_least_one_is_named() -> None:

@@ -92,6 +92,14 @@ def test_a_stage_is_made_good_within_itself() -> None:
     assert due == tpot == [pytest.approx((12 * 50.0 - 280.0) / 8)]
 
 
+def test_the_last_stage_is_made_good_by_the_tokens_that_are_left_of_the_output() -> None:
+    """In it 10 of 190 tokens came: nine of 200 are left behind the next one."""
+    staged = {"stages": (Stage(50.0),), "decoded": 10, "decode_ms": 600.0, "output_tokens": 200}
+    due, tpot, left = paces(**staged, max_new_tokens=1000, remaining=810)
+    assert left == [10.0]
+    assert due == tpot == [pytest.approx(50.0 + (10 * 50.0 - 600.0) / 10)]
+
+
 def test_a_first_token_that_has_come_is_asked_for_no_more() -> None:
     """Be it that its request has lost its row since, or that the first token came late."""
     done = replace(request(1, left=99, ttft_ms=20_000.0), decoded=9, decode_ms=90.0)
