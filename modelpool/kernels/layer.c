@@ -1,12 +1,11 @@
 /* What stands between the products of a decoder's layer of Llama's shape, and these: norms, rotation,
  * gate, and sums of residuals, in float32 and row by row.
  *
- * A row's bits depend on nothing but the row: sums have an order of their own, by lanes of eight, no
+ * A row's bits depend on nothing but the row: sums have an order of their own, by lanes, no
  * product is fused with a sum, and the exponential is written here. NaN and infinity go where they
  * go in torch. Compile with -ffp-contract=off.
  */
 
-#include <immintrin.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,10 +13,7 @@
 #include "linear.h"
 #include "threads.h"
 
-enum { LANES = 8, SHARED = 1 << 16 }; /* numbers from which on threads share the rows */
-
-#define AVX2_TARGET __attribute__((target("avx2")))
-#define AVX2_INLINE __attribute__((target("avx2"), always_inline)) static inline
+enum { LANES = 32, SHARED = 1 << 16 }; /* numbers from which on threads share the rows */
 
 typedef struct {
   const Weight *qkv, *out, *gate_up, *down;
@@ -43,78 +39,63 @@ typedef struct Pass {
   int y_is_bf16, threads;
 } Pass;
 
-/* Not `sqrtf`, which would need libm for its errno. */
-AVX2_INLINE float root(float x) { return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x))); }
-
 /* To y what is x / sqrt(mean(x^2) + eps) * weight. */
-AVX2_INLINE void norm(const float *x, const float *weight, float eps, int64_t size, float *y) {
-  float lanes[4 * LANES] = {0};
+VECTOR_INLINE void norm(const float *x, const float *weight, float eps, int64_t size, float *y) {
+  float lanes[LANES] = {0};
   int64_t i = 0;
-  for (; i + 4 * LANES <= size; i += 4 * LANES)
-    for (int k = 0; k < 4 * LANES; k++) lanes[k] += x[i + k] * x[i + k];
-  for (; i < size; i++) lanes[i % (4 * LANES)] += x[i] * x[i];
-  for (int half = 2 * LANES; half; half /= 2)
+  for (; i + LANES <= size; i += LANES)
+    for (int k = 0; k < LANES; k++) lanes[k] += x[i + k] * x[i + k];
+  for (; i < size; i++) lanes[i % LANES] += x[i] * x[i];
+  for (int half = LANES / 2; half; half /= 2)
     for (int k = 0; k < half; k++) lanes[k] += lanes[k + half];
-  const float by = 1.0f / root(lanes[0] / (float)size + eps);
+  const float by = 1.0f / __builtin_sqrtf(lanes[0] / (float)size + eps);
   for (int64_t k = 0; k < size; k++) y[k] = x[k] * by * weight[k];
 }
 
 /* e^x, within two units of the last place from -87 to 88, below as at -87, above 88.4 infinity. */
-AVX2_INLINE __m256 exponential(__m256 x) {
-  const __m256 shift = _mm256_set1_ps(12582912.0f); /* behind which a sum is a whole number */
-  x = _mm256_min_ps(_mm256_set1_ps(89.0f), x); /* of a NaN it gives the second */
-  x = _mm256_max_ps(_mm256_set1_ps(-87.0f), x);
-  const __m256 shifted = x * 1.44269504f + shift, whole = shifted - shift;
-  const __m256 r = x - whole * 0.693359375f - whole * -2.12194440e-4f;
-  __m256 y = 1.9875691500e-4f * r + 1.3981999507e-3f;
+VECTOR_INLINE float exponential(float x) {
+  const float shift = 12582912.0f; /* behind which a sum is a whole number */
+  x = 89.0f < x ? 89.0f : x;       /* a NaN stays one */
+  x = -87.0f > x ? -87.0f : x;
+  const float shifted = x * 1.44269504f + shift, whole = shifted - shift;
+  const float r = x - whole * 0.693359375f - whole * -2.12194440e-4f;
+  float y = 1.9875691500e-4f * r + 1.3981999507e-3f;
   y = y * r + 8.3334519073e-3f;
   y = y * r + 4.1665795894e-2f;
   y = y * r + 1.6666665459e-1f;
   y = y * r + 5.0000001201e-1f;
   y = y * (r * r) + r + 1.0f;
   /* The whole number, in the last bits of `shifted`, becomes an exponent. */
-  const __m256i power = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
-  return y * _mm256_castsi256_ps(_mm256_add_epi32(power, _mm256_set1_epi32(127 << 23)));
+  return y * of_bits((bits_of(shifted) << 23) + (127u << 23));
 }
 
-AVX2_INLINE void gate_eight(const float *gate, const float *up, float *y) {
-  const __m256 g = _mm256_loadu_ps(gate), growth = exponential(-g);
-  _mm256_storeu_ps(y, g / (1.0f + growth) * _mm256_loadu_ps(up));
-}
-
-AVX2_TARGET static void norm_before(const Pass *p, int64_t row) {
+VECTOR_TARGET static void norm_before(const Pass *p, int64_t row) {
   const Layer *l = p->layer;
   norm(p->x + row * l->hidden, l->before, l->before_eps, l->hidden, p->normed + row * l->hidden);
 }
 
-AVX2_TARGET static void add(const Pass *p, int64_t row) {
+VECTOR_TARGET static void add(const Pass *p, int64_t row) {
   float *restrict x = p->x + row * p->layer->hidden;
   const float *restrict added = p->added + row * p->layer->hidden;
   for (int64_t i = 0; i < p->layer->hidden; i++) x[i] += added[i];
 }
 
-AVX2_TARGET static void add_and_norm(const Pass *p, int64_t row) {
+VECTOR_TARGET static void add_and_norm(const Pass *p, int64_t row) {
   const Layer *l = p->layer;
   add(p, row);
   norm(p->x + row * l->hidden, l->between, l->between_eps, l->hidden, p->normed + row * l->hidden);
 }
 
 /* silu(gate) * up. */
-AVX2_TARGET static void gate(const Pass *p, int64_t row) {
+VECTOR_TARGET static void gate(const Pass *p, int64_t row) {
   const int64_t inner = p->layer->inner;
-  const float *of_gate = p->wide + row * 2 * inner, *up = of_gate + inner;
-  float *y = p->gated + row * inner;
-  int64_t i = 0;
-  for (; i + LANES <= inner; i += LANES) gate_eight(of_gate + i, up + i, y + i);
-  if (i == inner) return;
-  float last[3][LANES] = {0};
-  memcpy(last[0], of_gate + i, (inner - i) * sizeof(float));
-  memcpy(last[1], up + i, (inner - i) * sizeof(float));
-  gate_eight(last[0], last[1], last[2]);
-  memcpy(y + i, last[2], (inner - i) * sizeof(float));
+  const float *restrict of_gate = p->wide + row * 2 * inner, *restrict up = of_gate + inner;
+  float *restrict y = p->gated + row * inner;
+  for (int64_t i = 0; i < inner; i++)
+    y[i] = of_gate[i] / (1.0f + exponential(-of_gate[i])) * up[i];
 }
 
-AVX2_INLINE void store(const float *x, int64_t size, int is_bf16, char *y) {
+VECTOR_INLINE void store(const float *x, int64_t size, int is_bf16, char *y) {
   if (!is_bf16) memcpy(y, x, size * sizeof *x);
   else
     for (int64_t i = 0; i < size; i++) {
@@ -124,7 +105,7 @@ AVX2_INLINE void store(const float *x, int64_t size, int is_bf16, char *y) {
 }
 
 /* Norms and turns queries and keys, in place, and gives all heads. */
-AVX2_TARGET static void turn(const Pass *p, int64_t row) {
+VECTOR_TARGET static void turn(const Pass *p, int64_t row) {
   const Layer *l = p->layer;
   const int64_t dim = l->head_dim, half = dim / 2, size = l->heads * dim;
   const float *cos = p->cos + row * p->stride, *sin = p->sin + row * p->stride;

@@ -31,11 +31,13 @@ from modelpool.checkpoint.cached_folder import cached_folder
 
 logger = logging.getLogger(__name__)
 
-KERNELS: Mapping[str, int] = {"avx512-vnni": 4, "avx-vnni": 2, "avx2": 1, "avx512-vnni-256": 8}
+KERNELS: Mapping[str, int] = {
+    "avx512-vnni": 4, "avx-vnni": 2, "avx2": 1, "avx512-vnni-256": 8, "neon": 16
+}  # fmt: skip
 _FOLDER, _NAME = Path(__file__).parent, "linear.so"
 _SOURCES = ("linear.c", "recurrence.c", "layer.c")
-_HEADERS = ("vnni_panel.h", "linear.h", "threads.h")
-_FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-shared", "-fPIC")
+_HEADERS = ("linear_x86.h", "linear_arm.h", "dot_panel.h", "linear.h", "threads.h")
+_FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC")
 _COMPILE_S = 120.0
 _SWITCH = "SPECROUTER_KERNEL"
 
@@ -160,7 +162,7 @@ def opened(file: Path) -> LinearKernels:
     library.sr_set_threads.restype = None
     available = tuple(name for name, bit in KERNELS.items() if library.sr_kernels() & bit)
     if not available:
-        raise RuntimeError("this CPU has no AVX2")
+        raise RuntimeError("this CPU has neither AVX2 nor Arm's dot products")
     _share_threads(library)
     return LinearKernels(library, available[0], available)
 

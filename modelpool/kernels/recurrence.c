@@ -15,6 +15,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "linear.h"
 #include "threads.h"
 
 typedef struct {
@@ -75,8 +76,7 @@ typedef float Lanes __attribute__((vector_size(4 * LANES), aligned(4)));
 /* Columns from `first` on of a head, `WIDE` of them or what there is. Over several tokens they lie
  * together: with a power of two between two rows most of a cache would be out of their reach. */
 #define BLOCK(NAME, TARGET)                                                                       \
-  __attribute__((target(TARGET))) static void NAME(const Scan *scan, int64_t head,                \
-                                                   int64_t first) {                               \
+  TARGET static void NAME(const Scan *scan, int64_t head, int64_t first) {                        \
     const int64_t dim = scan->value_dim, keys = scan->key_dim;                                    \
     float *state = scan->state + head * keys * dim;                                               \
     if (dim - first < WIDE)                                                                       \
@@ -93,17 +93,23 @@ typedef float Lanes __attribute__((vector_size(4 * LANES), aligned(4)));
     }                                                                                             \
   }
 
-BLOCK(block_avx2, "avx2")
-BLOCK(block_avx512, "avx512f")
+BLOCK(block, VECTOR_TARGET)
+#ifdef __x86_64__
+BLOCK(block_wide, __attribute__((target("avx512f"))))
+#define HAS_WIDE __builtin_cpu_supports("avx512f")
+#else
+#define block_wide block
+#define HAS_WIDE 0
+#endif
 
 static void share(void *of) {
   const Scan *scan = of;
   const int several = scan->threads > 1;
   const int64_t number = several ? thread_number() : 0, count = several ? thread_count() : 1;
   const int64_t blocks = (scan->value_dim + WIDE - 1) / WIDE, all = scan->heads * blocks;
-  const int is_wide = __builtin_cpu_supports("avx512f");
+  const int is_wide = HAS_WIDE;
   for (int64_t i = all * number / count; i < all * (number + 1) / count; i++)
-    (is_wide ? block_avx512 : block_avx2)(scan, i / blocks, i % blocks * WIDE);
+    (is_wide ? block_wide : block)(scan, i / blocks, i % blocks * WIDE);
 }
 
 /* Reads tokens that follow one another, and puts them behind the state. */
@@ -115,11 +121,10 @@ void sr_scan(Scan *scan) {
 }
 
 /* S = d * S + k u^T with u [heads][value_dim] that `sr_scan` found, and with its bits. */
-__attribute__((target("avx2"))) void sr_advance(float *restrict state, const float *restrict key,
-                                                const float *restrict added,
-                                                const float *restrict decay, int64_t heads,
-                                                int64_t key_dim, int64_t value_dim,
-                                                int64_t key_stride) {
+VECTOR_TARGET void sr_advance(float *restrict state, const float *restrict key,
+                              const float *restrict added, const float *restrict decay,
+                              int64_t heads, int64_t key_dim, int64_t value_dim,
+                              int64_t key_stride) {
   for (int64_t head = 0; head < heads; head++, added += value_dim, key += key_stride)
     for (int64_t i = 0; i < key_dim; i++, state += value_dim)
       for (int64_t j = 0; j < value_dim; j++)

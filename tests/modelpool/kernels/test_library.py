@@ -121,9 +121,9 @@ def test_the_switch_names_a_kernel_or_none(
     monkeypatch.setenv("SPECROUTER_KERNEL", "off")
     linear_kernels.cache_clear()
     assert linear_kernels() is None
-    monkeypatch.setenv("SPECROUTER_KERNEL", "neon")
+    monkeypatch.setenv("SPECROUTER_KERNEL", "mmx")
     linear_kernels.cache_clear()
     found = linear_kernels()
     assert found is not None
     assert found.name == available[0]
-    assert "SPECROUTER_KERNEL=neon" in caplog.text
+    assert "SPECROUTER_KERNEL=mmx" in caplog.text

@@ -1,12 +1,15 @@
-/* Products of one panel of 32 outputs, for CPUs that sum four products of bytes at once (VNNI).
+/* Products of one panel of 32 outputs, for CPUs that sum four products of bytes at once (VNNI on
+ * x86-64, dot products on Arm).
  *
  * Included once for each width of vectors, with these macros: NAME(x), TARGET, V (vector of
  * integers), VF (of floats), LANES (outputs of a vector), VECTORS (of a panel), and what VNNI and
- * the instructions around it are called.
+ * the instructions around it are called. Arm brings its own SCALES, CENTRES, LOW_LEVELS,
+ * HIGH_LEVELS and CENTRED.
  */
 
 #define INLINE TARGET __attribute__((always_inline)) static inline
 
+#ifdef MUL16 /* x86-64 cannot multiply bytes one by one */
 /* Of the groups' scales and centres: each output's scale in both 16-bit halves of its lane, and its
  * centre in all four bytes. */
 INLINE V NAME(each_twice)(const uint8_t *of_outputs) {
@@ -19,14 +22,18 @@ INLINE V NAME(each_four_times)(const uint8_t *of_outputs) {
   return OR(twice, SHIFT_LEFT(twice, 8));
 }
 
+/* Four inputs of a vector as bytes: nibble * scale - centre. A scale is at most 17, so the products
+ * of both bytes of a 16-bit lane fit it at once: 15 * 17 = 255. */
+#define SCALES NAME(each_twice)
+#define CENTRES NAME(each_four_times)
+#define LOW_LEVELS(bytes, scale, centre) SUB8(MUL16(AND(bytes, SET8(15)), scale), centre)
+#define HIGH_LEVELS(bytes, scale, centre) LOW_LEVELS(SHIFT_RIGHT16(bytes, 4), scale, centre)
+/* Activations lie around 128 here. */
+#define CENTRED(sum, offsets) SUB32(sum, LOADU(offsets))
+#endif
+
 /* Where vector `i` of a panel begins in a group's 512 bytes of nibbles, or in a step's bytes. */
 #define PLACE(i) (((i) * LANES / 16) * 256 + ((i) * LANES % 16) * 4)
-
-/* Eight inputs of vector `i` as bytes, two vectors of four: nibble * scale - centre. A scale is at
- * most 17, so the products of both bytes of a 16-bit lane fit it at once: 15 * 17 = 255. */
-#define UNPACKED(bytes, scale, centre, low_half, high_half)                                      \
-  V low_half = SUB8(MUL16(AND(bytes, LOW), scale), centre);                                      \
-  V high_half = SUB8(MUL16(AND(SHIFT_RIGHT16(bytes, 4), LOW), scale), centre)
 
 /* Adds the products of `count` rows with vectors `first` and `first` + 1, straight from nibbles. */
 INLINE void NAME(rows_of_nibbles)(const int count, const Weight *w, int64_t panel, int first,
@@ -35,12 +42,11 @@ INLINE void NAME(rows_of_nibbles)(const int count, const Weight *w, int64_t pane
   const uint8_t *nibbles = w->nibbles + panel * groups * 512;
   const uint8_t *scales = w->scales + panel * groups * 32 + first * LANES;
   const uint8_t *centres = w->centres + panel * groups * 32 + first * LANES;
-  const V LOW = SET8(15);
   for (int64_t g = 0; g < groups; g++, nibbles += 512, scales += 32, centres += 32) {
     V scale[2], centre[2];
     for (int i = 0; i < 2; i++) {
-      scale[i] = NAME(each_twice)(scales + i * LANES);
-      centre[i] = NAME(each_four_times)(centres + i * LANES);
+      scale[i] = SCALES(scales + i * LANES);
+      centre[i] = CENTRES(centres + i * LANES);
     }
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
@@ -48,8 +54,8 @@ INLINE void NAME(rows_of_nibbles)(const int count, const Weight *w, int64_t pane
       __builtin_prefetch(a + AHEAD);
       __builtin_prefetch(b + AHEAD);
       V of_a = LOAD(a), of_b = LOAD(b);
-      UNPACKED(of_a, scale[0], centre[0], a0, a1);
-      UNPACKED(of_b, scale[1], centre[1], b0, b1);
+      V a0 = LOW_LEVELS(of_a, scale[0], centre[0]), a1 = HIGH_LEVELS(of_a, scale[0], centre[0]);
+      V b0 = LOW_LEVELS(of_b, scale[1], centre[1]), b1 = HIGH_LEVELS(of_b, scale[1], centre[1]);
 #pragma GCC unroll 8
       for (int m = 0; m < count; m++) {
         const uint8_t *x = levels + m * stride + g * GROUP + j * 8;
@@ -85,19 +91,17 @@ INLINE void NAME(rows_of_bytes)(const int count, const int8_t *bytes, int64_t ha
 TARGET static void NAME(unpack)(const Weight *w, int64_t panel, int64_t g0, int64_t g1,
                                 int8_t *bytes) {
   const int64_t groups = w->inputs / GROUP, half = (g1 - g0) * 512;
-  const V LOW = SET8(15);
   for (int64_t g = g0; g < g1; g++) {
     const uint8_t *nibbles = w->nibbles + (panel * groups + g) * 512;
     for (int i = 0; i < VECTORS; i++) {
-      V scale = NAME(each_twice)(w->scales + (panel * groups + g) * 32 + i * LANES);
-      V centre = NAME(each_four_times)(w->centres + (panel * groups + g) * 32 + i * LANES);
+      V scale = SCALES(w->scales + (panel * groups + g) * 32 + i * LANES);
+      V centre = CENTRES(w->centres + (panel * groups + g) * 32 + i * LANES);
       int8_t *to = bytes + (i * LANES / 16) * half + (g - g0) * 512 + i * LANES % 16 * 4;
       for (int j = 0; j < 4; j++) {
         __builtin_prefetch(nibbles + PLACE(i) + j * 64 + AHEAD);
         V packed = LOAD(nibbles + PLACE(i) + j * 64);
-        UNPACKED(packed, scale, centre, low, high);
-        STORE(to + j * 128, low);
-        STORE(to + j * 128 + 64, high);
+        STORE(to + j * 128, LOW_LEVELS(packed, scale, centre));
+        STORE(to + j * 128 + 64, HIGH_LEVELS(packed, scale, centre));
       }
     }
   }
@@ -106,7 +110,7 @@ TARGET static void NAME(unpack)(const Weight *w, int64_t panel, int64_t g0, int6
 /* LANES outputs of a row from their sums. */
 INLINE void NAME(finish)(const Weight *w, V sum, int64_t output, float largest, void *y,
                          int is_bf16) {
-  V centred = SUB32(sum, LOADU(w->offsets + output));
+  V centred = CENTRED(sum, w->offsets + output);
   VF found = MULF(MULF(TO_FLOAT(centred), LOADF(w->units + output)), SETF(largest));
   if (w->bias) found = ADDF(found, LOADF(w->bias + output));
   float outputs[LANES];
@@ -205,7 +209,11 @@ TARGET static void NAME(many)(const Job *job, int64_t panel, char *scratch) {
 
 #undef INLINE
 #undef PLACE
-#undef UNPACKED
+#undef SCALES
+#undef CENTRES
+#undef LOW_LEVELS
+#undef HIGH_LEVELS
+#undef CENTRED
 #undef FINISH_ROWS
 #undef FEW_ROWS
 #undef BLOCK_OF_ROWS

@@ -1,0 +1,249 @@
+/* Kernels of linear layers for x86-64: AVX-512 VNNI, AVX-VNNI, and AVX2 alone. Part of linear.c. */
+
+#include <immintrin.h>
+
+/* ---- VNNI, with vectors of 512 bits and of 256 */
+
+#define MOST_FEW 8
+#define MOST_ROWS 12
+#define V __m512i
+#define VF __m512
+#define LANES 16
+#define VECTORS 2
+#define NAME(x) x##_512
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma")))
+#define ZERO _mm512_setzero_si512
+#define LOAD(p) _mm512_load_si512((const void *)(p))
+#define LOADU(p) _mm512_loadu_si512((const void *)(p))
+#define STORE(p, v) _mm512_storeu_si512((void *)(p), v)
+#define WIDEN(p) _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(p)))
+#define OR _mm512_or_si512
+#define AND _mm512_and_si512
+#define SHIFT_LEFT _mm512_slli_epi32
+#define SHIFT_RIGHT16 _mm512_srli_epi16
+#define MUL16 _mm512_mullo_epi16
+#define SUB8 _mm512_sub_epi8
+#define SUB32 _mm512_sub_epi32
+#define SET8 _mm512_set1_epi8
+#define SET32 _mm512_set1_epi32
+#define DOT _mm512_dpbusd_epi32
+#define TO_FLOAT _mm512_cvtepi32_ps
+#define MULF _mm512_mul_ps
+#define ADDF _mm512_add_ps
+#define SETF _mm512_set1_ps
+#define LOADF _mm512_loadu_ps
+#define STOREF _mm512_storeu_ps
+#include "dot_panel.h"
+#undef MOST_FEW
+#undef MOST_ROWS
+#undef V
+#undef VF
+#undef LANES
+#undef VECTORS
+#undef NAME
+#undef TARGET
+#undef ZERO
+#undef LOAD
+#undef LOADU
+#undef STORE
+#undef WIDEN
+#undef OR
+#undef AND
+#undef SHIFT_LEFT
+#undef SHIFT_RIGHT16
+#undef MUL16
+#undef SUB8
+#undef SUB32
+#undef SET8
+#undef SET32
+#undef DOT
+#undef TO_FLOAT
+#undef MULF
+#undef ADDF
+#undef SETF
+#undef LOADF
+#undef STOREF
+
+/* Sixteen registers leave room for fewer rows. */
+#define MOST_FEW 4
+#define MOST_ROWS 4
+#define V __m256i
+#define VF __m256
+#define LANES 8
+#define VECTORS 4
+#define ZERO _mm256_setzero_si256
+#define LOAD(p) _mm256_load_si256((const __m256i *)(p))
+#define LOADU(p) _mm256_loadu_si256((const __m256i *)(p))
+#define STORE(p, v) _mm256_storeu_si256((__m256i *)(p), v)
+#define WIDEN(p) _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(p)))
+#define OR _mm256_or_si256
+#define AND _mm256_and_si256
+#define SHIFT_LEFT _mm256_slli_epi32
+#define SHIFT_RIGHT16 _mm256_srli_epi16
+#define MUL16 _mm256_mullo_epi16
+#define SUB8 _mm256_sub_epi8
+#define SUB32 _mm256_sub_epi32
+#define SET8 _mm256_set1_epi8
+#define SET32 _mm256_set1_epi32
+#define TO_FLOAT _mm256_cvtepi32_ps
+#define MULF _mm256_mul_ps
+#define ADDF _mm256_add_ps
+#define SETF _mm256_set1_ps
+#define LOADF _mm256_loadu_ps
+#define STOREF _mm256_storeu_ps
+
+#define NAME(x) x##_avx
+#define TARGET __attribute__((target("avx2,fma,avxvnni")))
+#define DOT _mm256_dpbusd_avx_epi32
+#include "dot_panel.h"
+#undef NAME
+#undef TARGET
+#undef DOT
+
+/* The same under the instructions of AVX-512, for tests on CPUs without those of AVX-VNNI. */
+#define NAME(x) x##_256
+#define TARGET __attribute__((target("avx2,fma,avx512f,avx512vl,avx512vnni")))
+#define DOT _mm256_dpbusd_epi32
+#include "dot_panel.h"
+
+/* ---- AVX2 alone: nibbles times bytes leave room for eight sums in 16 bits */
+
+#define AVX2_TARGET __attribute__((target("avx2,fma")))
+#define AVX2_INLINE AVX2_TARGET __attribute__((always_inline)) static inline
+
+AVX2_INLINE void avx2_finish(const Weight *w, __m256i sum, int64_t output, float largest, void *y,
+                             int is_bf16) {
+  __m256 found = _mm256_mul_ps(_mm256_cvtepi32_ps(sum), _mm256_loadu_ps(w->units + output));
+  found = _mm256_mul_ps(found, _mm256_set1_ps(largest));
+  if (w->bias) found = _mm256_add_ps(found, _mm256_loadu_ps(w->bias + output));
+  float outputs[8];
+  _mm256_storeu_ps(outputs, found);
+  store_outputs(w, outputs, 8, output, y, is_bf16);
+}
+
+AVX2_INLINE __m256i avx2_twice(const uint8_t *of_outputs) {
+  const __m256i wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)of_outputs));
+  return _mm256_or_si256(wide, _mm256_slli_epi32(wide, 16));
+}
+
+/* `count` rows with eight outputs from `eighth` * 8 of a panel on. */
+AVX2_INLINE void avx2_nibbles(const int count, const Job *job, int64_t panel, int eighth,
+                              int64_t m0, __m256i *sums) {
+  const Weight *w = job->weight;
+  const int64_t groups = w->inputs / GROUP;
+  const uint8_t *nibbles = w->nibbles + panel * groups * 512 + eighth / 2 * 256 + eighth % 2 * 32;
+  const uint8_t *scales = w->scales + panel * groups * 32 + eighth * 8;
+  const uint8_t *centres = w->centres + panel * groups * 32 + eighth * 8;
+  const __m256i low = _mm256_set1_epi8(15);
+  for (int64_t g = 0; g < groups; g++, nibbles += 512, scales += 32, centres += 32) {
+    __m256i short_sums[4];
+    for (int m = 0; m < count; m++) short_sums[m] = _mm256_setzero_si256();
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+      __builtin_prefetch(nibbles + j * 64 + AHEAD);
+      const __m256i packed = _mm256_load_si256((const __m256i *)(nibbles + j * 64));
+      const __m256i first = _mm256_and_si256(packed, low);
+      const __m256i second = _mm256_and_si256(_mm256_srli_epi16(packed, 4), low);
+#pragma GCC unroll 4
+      for (int m = 0; m < count; m++) {
+        const uint8_t *x = job->levels + (m0 + m) * job->stride + g * GROUP + j * 8;
+        const __m256i a = _mm256_maddubs_epi16(first, _mm256_set1_epi32(four_bytes(x)));
+        const __m256i b = _mm256_maddubs_epi16(second, _mm256_set1_epi32(four_bytes(x + 4)));
+        short_sums[m] = _mm256_add_epi16(short_sums[m], _mm256_add_epi16(a, b));
+      }
+    }
+    const __m256i scale = avx2_twice(scales), centre = avx2_twice(centres);
+#pragma GCC unroll 4
+    for (int m = 0; m < count; m++) {
+      const __m256i minus = _mm256_set1_epi32(job->sums[(m0 + m) * groups + g]);
+      const __m256i scaled = _mm256_madd_epi16(short_sums[m], scale);
+      const __m256i taken = _mm256_madd_epi16(minus, centre);
+      sums[m] = _mm256_add_epi32(sums[m], _mm256_add_epi32(scaled, taken));
+    }
+  }
+}
+
+/* The same with levels, which need 16 bits each: bytes times bytes have no room for a sum. */
+AVX2_INLINE void avx2_levels(const int count, const Job *job, int64_t panel, int eighth, int64_t m0,
+                             __m256i *sums) {
+  const Weight *w = job->weight;
+  const int8_t *levels = w->levels + panel * w->inputs * 32 + eighth / 2 * w->inputs * 16;
+  __m256i parts[4][2];
+  levels += eighth % 2 * 32;
+  for (int m = 0; m < count; m++) parts[m][0] = parts[m][1] = _mm256_setzero_si256();
+  for (int64_t k = 0; k < w->inputs; k += 4, levels += 64) {
+    const __m256i packed = _mm256_load_si256((const __m256i *)levels);
+    const __m256i a = _mm256_cvtepi8_epi16(_mm256_castsi256_si128(packed));
+    const __m256i b = _mm256_cvtepi8_epi16(_mm256_extracti128_si256(packed, 1));
+#pragma GCC unroll 4
+    for (int m = 0; m < count; m++) {
+      const uint8_t *x = job->levels + (m0 + m) * job->stride + k;
+      const __m128i wide = _mm_cvtepi8_epi16(_mm_cvtsi32_si128(four_bytes(x)));
+      const __m256i each = _mm256_broadcastq_epi64(wide);
+      parts[m][0] = _mm256_add_epi32(parts[m][0], _mm256_madd_epi16(a, each));
+      parts[m][1] = _mm256_add_epi32(parts[m][1], _mm256_madd_epi16(b, each));
+    }
+  }
+  for (int m = 0; m < count; m++) {
+    const __m256i pairs = _mm256_hadd_epi32(parts[m][0], parts[m][1]);
+    sums[m] = _mm256_permute4x64_epi64(pairs, 0xd8);
+  }
+}
+
+#define AVX2_ROWS(count)                                                                         \
+  case count:                                                                                    \
+    if (w->nibbles) avx2_nibbles(count, job, panel, eighth, m0, sums);                           \
+    else avx2_levels(count, job, panel, eighth, m0, sums);                                       \
+    break
+
+AVX2_TARGET static void panel_avx2(const Job *job, int64_t panel) {
+  const Weight *w = job->weight;
+  for (int64_t m0 = 0; m0 < job->rows; m0 += 4) {
+    const int count = least(job->rows - m0, 4);
+    for (int eighth = 0; eighth < 4; eighth++) {
+      __m256i sums[4];
+      for (int m = 0; m < 4; m++) sums[m] = _mm256_setzero_si256();
+      switch (count) { AVX2_ROWS(1); AVX2_ROWS(2); AVX2_ROWS(3); AVX2_ROWS(4); }
+      for (int m = 0; m < count; m++)
+        avx2_finish(w, sums[m], panel * 32 + eighth * 8, job->largest[m0 + m],
+                    row_of(job, m0 + m), job->y_is_bf16);
+    }
+  }
+}
+
+
+static int kernels_of_cpu(void) {
+  __builtin_cpu_init();
+  int found = 0;
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 0;
+  found |= AVX2;
+  unsigned a = 7, b = 0, c = 1, d = 0;
+  __asm__ volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
+  if (a >> 4 & 1) found |= AVX_VNNI;
+  if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
+    found |= AVX512_VNNI | AVX512_VNNI_256;
+  return found;
+}
+
+static void run_panel(const Job *job, int64_t panel, char *scratch) {
+  /* Unpacking a panel twice or three times costs less than sums that go through memory. */
+  const int is_few = job->weight->nibbles != NULL;
+  switch (job->kernel) {
+    case AVX512_VNNI:
+      if (is_few && job->rows <= 24) few_512(job, panel);
+      else many_512(job, panel, scratch);
+      break;
+    case AVX_VNNI:
+      if (is_few && job->rows <= 4) few_avx(job, panel);
+      else many_avx(job, panel, scratch);
+      break;
+    case AVX512_VNNI_256:
+      if (is_few && job->rows <= 4) few_256(job, panel);
+      else many_256(job, panel, scratch);
+      break;
+    default:
+      panel_avx2(job, panel);
+  }
+}
+
