@@ -25,6 +25,7 @@ import transformers
 from checks.exact.comparison import assert_whole, first_difference
 from checks.exact.models import pool_settings
 from checks.exact.named_families import NAMED
+from checks.exact.preemption import preempting_router
 from checks.exact.report import Progress, finish, make_parser, prepare
 from checks.exact.small_configs import VOCAB_SIZE, WINDOW, Family, swept
 from checks.exact.small_models import (
@@ -49,6 +50,7 @@ LENGTHS, NEW_TOKENS, PREFILL_CHUNK = (5, 24, 47, 90), 24, 40
 NOISE = 0.03  # of the drafter, beside the target
 DEPTH, WIDTHS = 4, (1, 3)
 CHAIN = ("near", "target")
+ROWS, PREEMPTED, HANDED = 16, 0.15, 9  # PREEMPTED: of the running rows, in each cycle
 GREEDY = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True, prefix_cache=False)
 BRIEFLY = functools.partial(profile_model, budget_s=0.05)
 Status = Literal["exact", "refused", "not built", "WRONG", "FAULT"]
@@ -86,6 +88,7 @@ class Verdict:
 class Paths:
     """Of the checkpoints of a family."""
 
+    far: Path
     near: Path
     target: Path
     reference: Path
@@ -156,9 +159,11 @@ def build(family: Family, directory: Path) -> Paths:
     reference = save(model, directory / "reference")
     perturb(model, NOISE, seed=1)
     near = save(model, directory / "near")
-    if not family.inside:
-        return Paths(near, reference, reference)
-    return Paths(near, put_inside(reference, directory / "target", family.composite()), reference)
+    perturb(model, NOISE, seed=2)
+    far, target = save(model, directory / "far"), reference
+    if family.inside:
+        target = put_inside(reference, directory / "target", family.composite())
+    return Paths(far, near, target, reference)
 
 
 def _serve(family: Family, paths: Paths, is_thorough: bool, verdict: Verdict) -> None:
@@ -182,9 +187,10 @@ def _serve(family: Family, paths: Paths, is_thorough: bool, verdict: Verdict) ->
 
 
 def settings_of(paths: Paths) -> dict[str, Any]:
-    engine = {"max_requests": 4, "max_model_len": max(LENGTHS) + 2 * NEW_TOKENS, "preload": False}
-    members = {"near": paths.near, "target": paths.target}
-    return {"pool": pool_settings(members), "engine": engine | {"prefill_chunk": PREFILL_CHUNK}}
+    members = {"far": paths.far, "near": paths.near, "target": paths.target}
+    length = max(LENGTHS) + 2 * NEW_TOKENS
+    engine = {"max_requests": ROWS, "max_model_len": length, "prefill_chunk": PREFILL_CHUNK}
+    return {"pool": pool_settings(members), "engine": engine | {"preload": False}}
 
 
 def check(
@@ -206,6 +212,7 @@ def check(
     served.check("width 3, batch of 4", prompts, Speculation(CHAIN, DEPTH, WIDTHS[-1]))
     if is_thorough:
         check_all(served, prompts)
+        check_company(served, prompts, reference)
         check_prefixes(served, prompts[-1], reference)
     faults = {
         name: count
@@ -243,6 +250,26 @@ def check_all(served: Served, prompts: Sequence[Tokens]) -> None:
     params = replace(GREEDY, temperature=0.8, seed=7)
     wanted = [tuple(each.token_ids) for each in served.outputs(prompts, params, "off")]
     served.compare("sampled, width 3", served.outputs(prompts, params, tree), wanted)
+
+
+def check_company(served: Served, prompts: Sequence[Tokens], reference: Any) -> None:
+    """Three models, sixteen rows, rows that are taken, and texts that another replica began."""
+    served.check("chain of three", prompts, Speculation(("far", *CHAIN), DEPTH, WIDTHS[-1]))
+    tree = Speculation(CHAIN, DEPTH, WIDTHS[-1])
+    lengths = [len(prompt) // 2 + 3 for prompt in prompts] * (ROWS // len(prompts) - 1)
+    others = prompts_of(lengths, VOCAB_SIZE, seed=2)
+    served.texts |= references(served.router, reference, others)[0]
+    served.check("width 3, batch of 16", [*prompts, *others], tree)
+    with preempting_router(served.router, PREEMPTED) as disturbed:
+        served.check("width 3, preempted", [*prompts, *others], tree)
+    if not disturbed.count:
+        raise RuntimeError("no row was taken")
+    handles = [
+        served.router.submit(prompt, GREEDY, tree, generated=served.texts[prompt][:HANDED])
+        for prompt in prompts
+    ]
+    wanted = [served.texts[prompt] for prompt in prompts]
+    served.compare("begun by another", [handle.result() for handle in handles], wanted)
 
 
 def check_prefixes(served: Served, prompt: Tokens, reference: Any) -> None:

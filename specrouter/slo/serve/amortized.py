@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrouter.profile.batch_time import BatchTime, Reserved
-from specrouter.slo.serve.load import Load, Prompt, by_deadline
+from specrouter.slo.serve.load import Load, Prompt
 from specrouter.slo.serve.pacing import Batch, Choice, Pacing
 from specrouter.slo.serve.program import Memory
 from specrouter.slo.serve.reservation import first_chunk, longest_ms
