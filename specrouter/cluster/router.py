@@ -16,6 +16,8 @@ from concurrent.futures import Future
 from functools import partial
 
 from modelpool import ModelPool
+from modelpool.config import PoolConfig
+from modelpool.device_manager import DeviceInfo, read_devices
 from modelpool.progress import LoadProgress
 from specrouter.cluster.dispatcher import Dispatcher
 from specrouter.cluster.fleet import Fleet, FleetLimits, overload_of
@@ -42,6 +44,7 @@ logger = logging.getLogger(__name__)
 Start = Callable[[], ReplicaHost]
 
 _FIRST_NEWS_S = 600.0  # of a replica that is being started: large models take minutes
+_ROOMY = 2**60  # bytes
 
 
 class ClusterRouter:
@@ -59,8 +62,10 @@ class ClusterRouter:
     ) -> None:
         assert config.cluster is not None, "there is a section for it"
         self.config = config
-        self.pool = ModelPool(config.pool, headers_only=True, progress=progress)
-        self._validation = InputValidation(config, self.pool, lambda: FleetLimits(self._fleet))
+        self.pool = _unplaced(next(iter(config.replicas().values())).pool, progress)
+        engine = config.engine.model_copy(update={"kv_memory": None, "kv_budget_tokens": None})
+        judged_by = config.model_copy(update={"engine": engine})  # what fits is what replicas say
+        self._validation = InputValidation(judged_by, self.pool, lambda: FleetLimits(self._fleet))
         self.slo_classes = self._validation.slo_classes
         self.sampling_defaults = self._validation.sampling_defaults
         self.lanes = Lanes()
@@ -186,3 +191,15 @@ class ClusterRouter:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _unplaced(config: PoolConfig, progress: LoadProgress | None) -> ModelPool:
+    """Nothing is loaded here: devices, memory and kernels are the replicas', and need not be this
+    machine's."""
+    models = tuple(model.model_copy(update={"attention": None}) for model in config.models)
+    asked = config.model_copy(update={"models": models, "attention": "auto"})
+    names = dict.fromkeys(
+        [*(device.name for device in read_devices()), *(model.device for model in models)]
+    )
+    devices = [DeviceInfo(name, _ROOMY, _ROOMY) for name in names if name != "auto"]
+    return ModelPool(asked, devices=devices, headers_only=True, progress=progress)

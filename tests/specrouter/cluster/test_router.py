@@ -15,13 +15,23 @@ from typing import Any
 
 import pytest
 
+from modelpool.device_manager import DeviceInfo
 from modelpool.errors import ConfigError
-from specrouter import SLO, ChainRouter, RequestError, SamplingParams, UnavailableError
+from specrouter import (
+    SLO,
+    ChainRouter,
+    RequestError,
+    RouterConfig,
+    SamplingParams,
+    UnavailableError,
+)
 from specrouter.cluster.link import Feed
 from specrouter.cluster.member import Member
+from specrouter.cluster.router import ClusterRouter
 from specrouter.engine.request import Request
 from specrouter.engine.serving import streamed
 from tests.specrouter.cluster.links import NEWS, QUIET, Cluster
+from tests.specrouter.cluster.states import state
 from tests.specrouter.cluster.streams import KINDS, PROMPT, Load, output_of, served
 from tests.specrouter.faults import PATIENCE_S, wait_until
 
@@ -32,6 +42,35 @@ SOON_SILENT: Settings = {
     "routing": {"stale_s": 1.5, "metrics_s": 0.1, "policy": "round-robin"},
     "resume": {"silence_s": 1.0},
 }
+
+
+class Telling:
+    """A host of one replica that has no engine, and tells its state."""
+
+    name = "a"
+    is_replaced = False
+
+    def __init__(self) -> None:
+        self.links: list[Any] = [self]
+        self.is_closed = False
+
+    async def feed(self) -> AsyncGenerator[Feed]:
+        while True:
+            yield Feed(state())
+            await asyncio.sleep(0.01)
+
+    async def leave(self) -> None:
+        return None
+
+    def close(self, patience_s: float) -> None:
+        self.is_closed = True
+
+
+def front(settings: Settings, host: Telling, **changed: Any) -> ClusterRouter:
+    """Of that host's replica."""
+    cluster = {"replicas": [{"name": "a"}]}
+    config = RouterConfig.load({**settings, "cluster": cluster, **changed})
+    return ClusterRouter(config, lambda: host)
 
 
 @pytest.fixture(scope="module")
@@ -233,6 +272,28 @@ def test_it_is_served_without_a_promise_otherwise(by_objective: Cluster, load: L
 
 
 # The whole
+
+
+@pytest.mark.parametrize("limit", [{"kv_memory": "64MiB"}, {"kv_budget_tokens": 64}], ids=str)
+def test_how_long_a_request_may_be_is_what_the_replicas_tell(
+    small_config: Settings, limit: Settings
+) -> None:
+    engine = {**small_config["engine"], **limit}
+    with front(small_config, Telling(), engine=engine) as router:
+        assert router.limits.max_tokens == state().max_request_tokens
+        router.limits.check_prompt(200)
+
+
+def test_the_router_needs_no_device_no_memory_and_no_kernels_of_its_replicas(
+    small_config: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing = (DeviceInfo("cpu", 1, 1),)
+    monkeypatch.setattr("modelpool.device_manager.read_devices", lambda: nothing)
+    pool = small_config["pool"]
+    first, *others = pool["models"]
+    models = [{**first, "device": "cuda:7", "attention": "flashinfer"}, *others]
+    with front(small_config, Telling(), pool={**pool, "models": models}) as router:
+        assert set(router.pool.names) == {model["name"] for model in models}
 
 
 def test_replicas_of_different_targets_are_refused(small_config: Settings) -> None:
