@@ -158,6 +158,18 @@ class ClusterConfig(Strict):
             taken.add(pair.name)
         return self
 
+    @model_validator(mode="after")
+    def _states_come_in_time(self) -> "ClusterConfig":
+        silence_s, stale_s = self.resume.silence_s, self.routing.stale_s
+        period_s = self.routing.metrics_s
+        for field, limit_s in {"resume.silence_s": silence_s, "routing.stale_s": stale_s}.items():
+            if limit_s <= period_s:
+                reason = (
+                    f"must be above cluster.routing.metrics_s, {period_s:g}: states come that often"
+                )
+                raise ConfigError(field, reason)
+        return self
+
     @property
     def processes(self) -> list[tuple[str, ReplicaConfig]]:
         """Replicas and halves of pairs, each with its key in this section."""
