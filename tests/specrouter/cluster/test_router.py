@@ -25,7 +25,7 @@ from specrouter import (
     SamplingParams,
     UnavailableError,
 )
-from specrouter.cluster.link import Feed
+from specrouter.cluster.link import Attempt, Feed
 from specrouter.cluster.member import Member
 from specrouter.cluster.router import ClusterRouter
 from specrouter.engine.request import Request
@@ -327,7 +327,7 @@ def test_figures_are_those_of_all_replicas(cluster: Cluster) -> None:
 
 
 def test_a_prompt_goes_where_its_beginning_was_read_until_that_replica_is_lost(
-    small_config: Settings,
+    small_config: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     routing = {**NEWS, "policy": "flowguard"}
     prompt = tuple(7 + at % 40 for at in range(200))
@@ -337,12 +337,20 @@ def test_a_prompt_goes_where_its_beginning_was_read_until_that_replica_is_lost(
         speculation=None,
         slo=None,
     )
+    unread: list[int] = []  # as replicas are told, which judge objectives by it
+
+    def declines(attempt: Attempt, _: Any) -> None:
+        unread.append(attempt.routed.prompt_tokens)
+
     with Cluster(small_config, resume=QUIET, routing=routing) as cluster:
+        for link in cluster.links:
+            monkeypatch.setattr(link.server, "_declines", declines)
         for _ in range(3):
             output_of(cluster.router, asked)
         first, *others = cluster.router.instruments.routings()
         assert [one["replica"] for one in others] == [first["replica"]] * 2
         assert others[-1]["terms"][first["replica"]]["C"] == pytest.approx(128 / 200)
+        assert unread == [200, 72, 72]
 
         [link] = [link for link in cluster.links if link.name == first["replica"]]
         cluster.router._loop.call(link.kill)
