@@ -172,6 +172,9 @@ class RequestForwarder:
         if pair is None:
             stage = _Stage(replica=name, routed=routed, may_decline=may_decline, why=why)
             return await self._serve(ranking, stage)
+        slack = ranking.terms.get(name, {}).get("slack", 0.0)
+        if may_decline and slack < 0.0:  # its first half is asked for a first token only
+            return self._decline(pair.decode, f"{name} would be late by {-slack:.0%}")
         self._tickets = []
         first = _Stage(
             replica=pair.prefill,
