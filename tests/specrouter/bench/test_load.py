@@ -184,10 +184,18 @@ def test_every_policy_gets_the_same_requests_in_an_order_that_rotates() -> None:
     load_bench(router, policy=("target-only", "goodput"), rounds=2).run([point()])
     turns = ["target-only", "adaptive", "adaptive", "target-only"]
     assert [used for used, _, _ in router.used[-4:]] == turns
-    counted = router.calls[-32:]
+    counted = [(replace(one, cache_salt=None), *rest) for one, *rest in router.calls[-32:]]
     runs = [counted[8 * i + 4 : 8 * i + 8] for i in range(4)]  # 4 warm up
     assert runs[0] == runs[1] != runs[2] == runs[3]
-    assert len({params.seed for run in runs[1:3] for params, _, _ in run}) == 8
+    assert len({params.seed for run in runs[1:3] for params, *_ in run}) == 8
+
+
+def test_no_run_quotes_what_another_one_or_its_warm_up_has_said() -> None:
+    router = FakeRouter()
+    load_bench(router, policy=("target-only", "goodput"), rounds=2).run([point()])
+    tenants = [params.cache_salt for params, _, _ in router.calls[-32:]]
+    assert len({tenants[at] for at in range(0, 32, 4)} - {None}) == 8
+    assert all(len(set(tenants[at : at + 4])) == 1 for at in range(0, 32, 4))
 
 
 def test_requests_that_are_refused_are_counted_and_none_is_lost() -> None:
@@ -295,7 +303,8 @@ def server() -> Iterator[str]:
 
 def test_server_is_asked_with_headers_and_judged_by_the_clients_clock(server: str) -> None:
     service = ServerService(server)
-    pending = service.send(load_request(token_ids=(5, 6), new_tokens=6, seed=2, objective_ms=12.5))
+    asked = load_request(token_ids=(5, 6), new_tokens=6, seed=2, objective_ms=12.5, tenant="ours")
+    pending = service.send(asked)
     answer = pending.answer()
     assert pending.is_done
     assert (answer.error, answer.tokens, answer.acceptance_length) == (None, 6, 2.5)
@@ -305,6 +314,7 @@ def test_server_is_asked_with_headers_and_judged_by_the_clients_clock(server: st
     body, header = Answers.seen[0]
     assert header == "12.5"
     assert body["input_ids"] == [5, 6]
+    assert (body["prefix_cache"], body["cache_salt"]) == (False, "ours")
     assert (body["stream"], body["ignore_eos"], body["max_new_tokens"]) == (True, True, 6)
     answer = service.send(
         load_request(token_ids=(5, 6), new_tokens=6, seed=3, e2e_ms=5000.0)
