@@ -12,7 +12,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any, Protocol
 
-from specrouter.bench.load_figures import figures, medians, series, with_ratios
+from specrouter.bench.load_figures import figures, over_rounds, series
 from specrouter.bench.load_requests import Alone, Point, RequestSource
 from specrouter.bench.named_policies import BASELINES, POLICIES
 from specrouter.bench.options import LoadOptions
@@ -110,7 +110,8 @@ class LoadBench:
         longest = sorted(requests, key=lambda request: -request.new_tokens)
         found = []
         for request in longest[: _BASELINE_RUNS + 1]:
-            answer = self._answered_alone(request, min(request.new_tokens, _BASELINE_TOKENS))
+            tokens = max(2, min(request.new_tokens, _BASELINE_TOKENS))  # one alone has no TPOT
+            answer = self._answered_alone(request, tokens)
             if answer.error is not None or not answer.tpot_ms:
                 raise MeasurementError(f"baseline: {answer.error or 'no time per token'}")
             found.append(answer.tpot_ms)
@@ -198,12 +199,12 @@ def _at_once(request: LoadRequest) -> LoadRequest:
 def point_result(
     point: Point, outcomes: Mapping[str, Sequence[Sequence[Outcome]]]
 ) -> dict[str, Any]:
-    """Medians over rounds, also of ratios, which are taken within a round."""
+    """See `over_rounds`."""
     by_round = [
-        with_ratios(dict(zip(outcomes, map(figures, found), strict=True)), BASELINES)
+        dict(zip(outcomes, map(figures, found), strict=True))
         for found in zip(*outcomes.values(), strict=True)
     ]
-    return {**point.to_json(), "policies": medians(by_round)}
+    return {**point.to_json(), "policies": over_rounds(by_round, BASELINES)}
 
 
 def _summary(row: Mapping[str, Any]) -> str:

@@ -211,6 +211,12 @@ def test_failed_baseline_is_a_failed_measurement() -> None:
         load_bench(FakeRouter(error="broken"), policy=("goodput",)).run([point()])
 
 
+def test_the_baseline_has_a_time_per_token_where_outputs_have_one() -> None:
+    router = FakeRouter()
+    load_bench(router, policy=("goodput",)).measure_baseline(point(output_tokens=1))
+    assert {params.max_new_tokens for params, _, _ in router.calls} == {2}
+
+
 def test_every_policy_is_one_that_the_scheduler_knows() -> None:
     for policy in POLICIES.values():
         TreesConfig(selection=policy.selection)
@@ -443,6 +449,7 @@ def test_plots_are_written_for_what_varies(tmp_path: Path) -> None:
     assert [path.name for path in written] == names
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
     found["points"] = found["points"][:1]
+    found["points"][0]["requests_per_s"] = None  # all arrive at once
     assert write_load_plots(found, tmp_path / "one.png") == [tmp_path / "one.png"]
 
 
