@@ -106,3 +106,21 @@ def test_what_is_wrong_is_named(field: str, cluster: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         load(cluster)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("key", "usual", "other"),
+    [
+        ("verification", "shared-noise", "rejection"),
+        ("exact", "fast", "strict"),
+        ("generation_defaults", "neutral", "model"),
+        ("prefix_cache", True, False),
+    ],
+)
+def test_what_texts_depend_on_is_that_of_all_replicas(key: str, usual: Any, other: Any) -> None:
+    replicas: list[Any] = [{"name": "a"}, {"name": "b", "engine": {key: other}}]
+    with pytest.raises(ConfigError, match=rf"replicas\[1\]\.engine\.{key}: .* set engine\.{key}$"):
+        load({"replicas": replicas})
+    assert load({"replicas": replicas}, engine={key: other}).replicas()
+    replicas[1]["engine"] = {key: usual}
+    assert load({"replicas": replicas}).replicas()
