@@ -89,7 +89,7 @@ class RoutingConfig(Strict):
             which FlowGuard leaves a replica out.
         metrics_s: seconds between the states that replicas report.
         stale_s: seconds without news after which a replica is not chosen.
-        hops: replicas that may decline a request before it is served without a promise, or
+        hops: hand-overs of a request that is declined, before it is served without a promise, or
             rejected.
     """
 
