@@ -16,6 +16,7 @@ from modelpool.errors import ConfigError
 from specrouter.cluster.correction import Expected, Measured
 from specrouter.cluster.link import Feed, ReplicaLink
 from specrouter.cluster.member import InFlight, Member
+from specrouter.cluster.metrics import counted_before
 from specrouter.cluster.roster import Roster, Standing
 from specrouter.cluster.state import ReplicaState, ReplicaView
 from specrouter.config import ClusterConfig
@@ -161,6 +162,8 @@ class Fleet(Roster[Member]):
         now_s = time.monotonic()
         member.tell(news.state, now_s)
         if news.report is not None:
+            if member.report is not None:
+                member.past = counted_before(member.past, member.report, news.report)
             member.report = news.report
         if member.standing == "draining":
             return

@@ -314,7 +314,9 @@ def test_figures_are_those_of_all_replicas(cluster: Cluster) -> None:
     output_of(cluster.router, GREEDY)
 
     def told() -> bool:
-        produced = [link.server.report().decoded.produced_tokens for link in cluster.links]
+        reports = [link.server.report() for link in cluster.links]
+        reports += [one.past for one in router._fleet.members.values() if one.past is not None]
+        produced = [report.decoded.produced_tokens for report in reports]
         return router.instruments.decoded().produced_tokens == sum(produced) > 0
 
     wait_until(told)  # each replica tells now and then
