@@ -114,6 +114,6 @@ class ReplicaHost(Protocol):
         """Lets go of what lives in the loop that has called the links, before it ends."""
         ...
 
-    def close(self, patience_s: float) -> None:
+    def close(self) -> None:
         """Ends all replicas, once, when no stream is open any more. Not from an event loop."""
         ...

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from functools import partial
 
 from modelpool import ModelPool
@@ -175,12 +176,13 @@ class ClusterRouter:
                 return
             self._is_closed = True
             self.lanes.close()
-            for job in list(self._jobs.values()):
-                self._loop.call(job.stop)
-            self._loop.run(self._fleet.stop())
-            self._loop.run(self._host.leave())
-            self._loop.close()
-            self._host.close(patience_s)
+            with ExitStack() as last:  # whatever fails before
+                last.callback(self._host.close)
+                last.callback(self._loop.close)
+                for job in list(self._jobs.values()):
+                    self._loop.call(job.stop)
+                self._loop.run(self._fleet.stop())
+                self._loop.run(self._host.leave())
 
     def __enter__(self) -> "ClusterRouter":
         return self

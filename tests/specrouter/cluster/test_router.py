@@ -62,7 +62,7 @@ class Telling:
     async def leave(self) -> None:
         return None
 
-    def close(self, patience_s: float) -> None:
+    def close(self) -> None:
         self.is_closed = True
 
 
@@ -294,6 +294,21 @@ def test_the_router_needs_no_device_no_memory_and_no_kernels_of_its_replicas(
     models = [{**first, "device": "cuda:7", "attention": "flashinfer"}, *others]
     with front(small_config, Telling(), pool={**pool, "models": models}) as router:
         assert set(router.pool.names) == {model["name"] for model in models}
+
+
+def test_replicas_end_though_one_of_them_cannot_be_left(
+    small_config: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def leave() -> None:
+        raise ConnectionError("it is gone")
+
+    host = Telling()
+    monkeypatch.setattr(host, "leave", leave)
+    router = front(small_config, host)
+    with pytest.raises(ConnectionError):
+        router.close()
+    assert host.is_closed
+    assert not router._loop._thread.is_alive()
 
 
 def test_replicas_of_different_targets_are_refused(small_config: Settings) -> None:
