@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from specrouter.cli.arguments import BAD_INPUT, Commands, Parser, complain, default_config
+from specrouter.cli.arguments import Commands, Parser, default_config
 from specrouter.cli.bench import add_load_arguments, measured, options_from
+from specrouter.cli.main import run
 from specrouter.cli.serve import add_serve, serve_asked
-from specrouter.logs import configure_logs
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,16 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _add_figures(commands)
     _add_simulate(commands)
     _add_serve(commands)
-    arguments = parser.parse_args(argv)
-    from modelpool.errors import ConfigError  # after the arguments, whose errors come at once
-
-    configure_logs(logging.WARNING)
-    try:
-        exit_code: int = arguments.run(arguments)
-        return exit_code
-    except ConfigError as error:
-        complain(error)
-        return BAD_INPUT
+    return run(parser, argv)
 
 
 def _add_figures(commands: Commands) -> None:
@@ -68,7 +59,7 @@ def _add_figures(commands: Commands) -> None:
         "--where", nargs="+", default=[], metavar="FIELD=VALUE",
         help="only such cells, as in policy=vllm,slo rate=4.4 machine=adaserve-llama70b",
     )  # fmt: skip
-    parser.set_defaults(run=_figures)
+    parser.set_defaults(run=_figures, log_level=logging.WARNING)
 
 
 def _figures(arguments: argparse.Namespace) -> int:
@@ -110,7 +101,7 @@ def _add_simulate(commands: Commands) -> None:
         help="a named policy of research/policies/named.py, or one that `bench load` knows",
     )  # fmt: skip
     add_load_arguments(parser)
-    parser.set_defaults(run=_simulate)
+    parser.set_defaults(run=_simulate, log_level=logging.WARNING)
 
 
 def _simulate(arguments: argparse.Namespace) -> int:

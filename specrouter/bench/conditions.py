@@ -30,7 +30,11 @@ def conditions(router: ChainRouter) -> dict[str, Any]:
         "python": platform.python_version(),
         "target": pool.target,
         "dtype": str(target.dtype).removeprefix("torch."),
-        "models": {model.name: _model(pool, model) for model in pool.config.models},
+        "models": {
+            model.name: _model(pool, model)
+            for model in pool.config.models
+            if model.name in pool.names
+        },
     }
 
 

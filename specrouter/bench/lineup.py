@@ -11,7 +11,7 @@ from specrouter.request.params import Chain
 from specrouter.routing.scheduler import candidate_chains
 
 _ALL_CHAINS_UP_TO = 5  # models; a larger pool's chains of four models and more are left out
-SMALLEST, BEST, ADAPTIVE = "smallest", "tuned", "adaptive"
+SMALLEST, BEST, ADAPTIVE, STATIC = "smallest", "tuned", "adaptive", "static"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,13 +60,15 @@ def lineup(
     assisted = {} if is_recorded else {f"assisted:{name}": name for name in others}
     known = ["off", ADAPTIVE, *assisted, *map(chain_name, chains)]
     known += ["transformers"] * (not is_recorded)
-    known += ["static"] * bool(chains) + ["assisted"] * bool(assisted)
+    known += [STATIC] * bool(chains) + ["assisted"] * bool(assisted)
     known += [SMALLEST] * bool(with_models) + [BEST] * bool(pairs)
     known += ["peer", LLAMA_SERVER] * has_peer
     wanted = set(known if only is None else only)
     own = sorted(wanted.difference(known))
     for name in own:
         try:
+            if name == STATIC:  # here all chains, not the policy of that name
+                raise ValueError("the pool has no chain with a drafter")
             CHAIN_POLICIES.find(name)
         except ValueError as error:
             reason = f"{name!r} is none of {', '.join(known)}: {error}"
@@ -74,7 +76,7 @@ def lineup(
     return Lineup(
         has_transformers="transformers" in wanted,
         assistants=tuple(m for name, m in assisted.items() if wanted & {name, "assisted"}),
-        chains=tuple(c for c in chains if wanted & {chain_name(c), "static"}),
+        chains=tuple(c for c in chains if wanted & {chain_name(c), STATIC}),
         pairs=pairs if BEST in wanted else (),
         smallest=with_models[0] if SMALLEST in wanted and with_models else None,
         policies=(*((ADAPTIVE,) if ADAPTIVE in wanted else ()), *own),

@@ -5,19 +5,20 @@ baseline latency, which is measured first: that of a request alone, on the targe
 of the TTFT are times that of a prompt alone, a line through what the shortest and the longest take.
 """
 
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any, Protocol
 
-from specrouter.bench.load_figures import figures, medians, series, with_ratios
+from specrouter.bench.load_figures import figures, over_rounds, series
 from specrouter.bench.load_requests import Alone, Point, RequestSource
 from specrouter.bench.named_policies import BASELINES, POLICIES
 from specrouter.bench.options import LoadOptions
 from specrouter.bench.progress import Progress
 from specrouter.bench.prompts import Texts, Tokenize
-from specrouter.bench.replay import Answer, Clock, LoadRequest, Outcome, Service, replay
+from specrouter.bench.replay import Answer, Clock, LoadRequest, Outcome, Service, Watch, replay
 from specrouter.bench.sample import MeasurementError
 from specrouter.bench.tables import describe
 
@@ -83,7 +84,7 @@ class LoadBench:
             self._service.use(name)
             for count in (1, len(requests) // 2, len(requests)):
                 together = [_at_once(one) for one in requests[: max(1, count)]]
-                replay(together, self._service, self._clock)
+                self._replay(together)
 
     def measure_alone(self, point: Point) -> Alone:
         """What objectives are ratios to from now on. Raises `MeasurementError`."""
@@ -109,7 +110,8 @@ class LoadBench:
         longest = sorted(requests, key=lambda request: -request.new_tokens)
         found = []
         for request in longest[: _BASELINE_RUNS + 1]:
-            answer = self._answered_alone(request, min(request.new_tokens, _BASELINE_TOKENS))
+            tokens = max(2, min(request.new_tokens, _BASELINE_TOKENS))  # one alone has no TPOT
+            answer = self._answered_alone(request, tokens)
             if answer.error is not None or not answer.tpot_ms:
                 raise MeasurementError(f"baseline: {answer.error or 'no time per token'}")
             found.append(answer.tpot_ms)
@@ -137,7 +139,7 @@ class LoadBench:
     def _answered_alone(self, request: LoadRequest, new_tokens: int) -> Answer:
         """By the target only, while nothing else runs."""
         alone = replace(_at_once(request), new_tokens=new_tokens, speculation="off")
-        return replay([alone], self._service, self._clock)[0].answer
+        return self._replay([alone])[0].answer
 
     def _run_point(self, point: Point) -> dict[str, list[list[Outcome]]]:
         """Outcomes by policy, a list for each round."""
@@ -163,7 +165,7 @@ class LoadBench:
                 f"{running} running, {sent - running} finished"
             )
 
-        outcomes = replay(requests, self._service, self._clock, watch)
+        outcomes = self._replay(requests, watch)
         self._progress.step()
         row = figures(outcomes)
         self._progress.note(f"{label}: {_summary(row)}")
@@ -178,7 +180,15 @@ class LoadBench:
             replace(one, at_s=0.0, new_tokens=min(one.new_tokens, _WARM_UP_TOKENS))
             for one in requests[:_WARM_UP_REQUESTS]
         ]
-        replay(few, self._service, self._clock)
+        self._replay(few)
+
+    def _replay(
+        self, requests: Sequence[LoadRequest], watch: Watch = lambda *_: None
+    ) -> list[Outcome]:
+        """As a tenant of its own: the same requests have been answered before."""
+        tenant = secrets.token_hex(8)
+        own = [replace(one, tenant=tenant) for one in requests]
+        return replay(own, self._service, self._clock, watch)
 
 
 def _at_once(request: LoadRequest) -> LoadRequest:
@@ -189,12 +199,12 @@ def _at_once(request: LoadRequest) -> LoadRequest:
 def point_result(
     point: Point, outcomes: Mapping[str, Sequence[Sequence[Outcome]]]
 ) -> dict[str, Any]:
-    """Medians over rounds, also of ratios, which are taken within a round."""
+    """See `over_rounds`."""
     by_round = [
-        with_ratios(dict(zip(outcomes, map(figures, found), strict=True)), BASELINES)
+        dict(zip(outcomes, map(figures, found), strict=True))
         for found in zip(*outcomes.values(), strict=True)
     ]
-    return {**point.to_json(), "policies": medians(by_round)}
+    return {**point.to_json(), "policies": over_rounds(by_round, BASELINES)}
 
 
 def _summary(row: Mapping[str, Any]) -> str:

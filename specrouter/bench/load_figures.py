@@ -43,6 +43,19 @@ def medians(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return result
 
 
+def over_rounds(
+    rounds: Sequence[Mapping[str, Mapping[str, Any]]], baselines: Collection[str]
+) -> dict[str, Any]:
+    """Of each policy the medians of its figures and of its ratios within a round; the ratio of
+    violations is of sums over rounds, since a round may have none."""
+    result = medians([with_ratios(one, baselines) for one in rounds])
+    known = [name for name in rounds[0] if name in baselines]
+    for name, row in result.items() if known else ():
+        fewest = sum(min(one[other]["violations"] for other in known) for one in rounds)
+        row["over"]["violations"] = _ratio(fewest, sum(one[name]["violations"] for one in rounds))
+    return result
+
+
 def with_ratios(
     rows: Mapping[str, Mapping[str, Any]], baselines: Collection[str]
 ) -> dict[str, dict[str, Any]]:

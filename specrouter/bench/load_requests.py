@@ -29,10 +29,10 @@ _KNOWN_AS: Mapping[str, tuple[str, ...]] = {
     "coding": ("humaneval", "code", "coding"),
     "chat": ("mt_bench", "chat", "prose"),
     "summarization": ("summarization", "summarisation", "prose"),
-    "gsm8k": ("gsm8k", "math"),
+    "gsm8k": ("gsm8k", "math", "mathematics"),
     "humaneval": ("humaneval", "code", "coding"),
     "mt_bench": ("mt_bench", "chat", "prose"),
-    "mgsm": ("mgsm_de", "math-multilingual", "math"),
+    "mgsm": ("mgsm_de", "math-multilingual", "math", "mathematics"),
 }
 
 

@@ -52,6 +52,7 @@ class OwnService:
             seed=request.seed,
             ignore_eos=True,
             prefix_cache=False,  # services are given the same prompts
+            cache_salt=request.tenant,
         )
         slo = None
         if request.has_objective:
@@ -149,6 +150,8 @@ class ServerService:
             "temperature": request.temperature,
             "seed": request.seed,
             "ignore_eos": True,
+            "prefix_cache": False,
+            "cache_salt": request.tenant,
             "speculation": request.speculation,
             "stream": True,
         }

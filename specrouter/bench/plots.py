@@ -14,7 +14,7 @@ from typing import Any
 
 from modelpool.errors import ConfigError
 from specrouter.bench.output_file import check_writable
-from specrouter.bench.tables import model_sizes
+from specrouter.bench.tables import describe, model_sizes
 
 
 @dataclass(frozen=True)
@@ -182,12 +182,11 @@ def _draw_series(document: Mapping[str, Any], path: Path) -> None:
 
 
 def _load_title(document: Mapping[str, Any]) -> str:
-    conditions, point = document["conditions"], document["points"][0]
+    conditions = document["conditions"]
     named = (conditions.get(name) for name in ("server", "target", "machine"))
     where = [str(name) for name in named if name][:1]
     simulated = ["simulated"] if conditions.get("simulated_acceptance") is not None else []
-    rate = f"{point['requests_per_s']:.2f} requests/s, {point['urgent_share']:.0%} of them urgent"
-    return ", ".join([*where, *simulated, rate])
+    return ", ".join([*where, *simulated, describe(document["points"][0])])
 
 
 def _styles(policies: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -21,7 +21,8 @@ class LoadRequest:
     `e2e_ms`: of the time from sending to the last token; `ttft_ms`: to the first. None: no such
     objective. `stages`: in the place of `objective_ms`, where there are any; simulated only.
     `judges_runs`: TPOT is judged over every run of ten tokens instead of over the whole output or
-    stage (SLOs-Serve, section 6); simulated only."""
+    stage (SLOs-Serve, section 6); simulated only. `tenant`: whose outputs a service may quote for
+    it, and keeps its own with."""
 
     at_s: float
     category: str
@@ -35,6 +36,7 @@ class LoadRequest:
     ttft_ms: float | None = None
     stages: tuple[Stage, ...] = ()
     judges_runs: bool = False
+    tenant: str | None = None
 
     @property
     def has_objective(self) -> bool:

@@ -56,6 +56,8 @@ def check_config(
     """
     check_server(config.server)
     found = tuple(read_devices() if devices is None else devices)
+    if config.cluster is not None and config.cluster.address == "local":
+        return _of_replicas(config, found, read_speed, progress)
     pool, too_large = _pool(config, found, progress)
     slos_by_class(config.slo_classes, pool.tokenizer)  # the ends of their stages
     ChatTemplate(pool.tokenizer, config.server.chat_template)  # tried out
@@ -79,6 +81,40 @@ def check_config(
             *_pool_warnings(config, pool, members, _drafters_without_room(config, pool)),
             *_server_warnings(config.server, pool),
         ),
+    )
+
+
+def _of_replicas(
+    config: RouterConfig,
+    devices: Sequence[DeviceInfo],
+    read_speed: ReadSpeed | None,
+    progress: LoadProgress | None,
+) -> CheckReport:
+    """Of all replicas on one machine, where what they take adds up."""
+    configs = config.replicas()
+    distinct = {id(own): own for own in configs.values()}
+    found = {key: check_config(own, devices, read_speed, progress) for key, own in distinct.items()}
+    reports = {name: found[id(own)] for name, own in configs.items()}
+    members = tuple(
+        replace(member, name=f"{name}/{member.name}")
+        for name, report in reports.items()
+        for member in report.members
+    )
+    sums = tuple(_device(device, members) for device in devices)
+    problems = [problem for report in found.values() for problem in report.problems] or [
+        f"{one.name} has {shown_bytes(one.usable_bytes)} to give and all replicas together need "
+        f"{shown_bytes(one.needed_bytes)}; choose fewer replicas, or less KV in each"
+        for one in sums
+        if one.is_too_small
+    ]
+    return replace(
+        next(iter(found.values())),
+        max_requests=sum(report.max_requests for report in reports.values()),
+        max_request_tokens=min(report.max_request_tokens for report in found.values()),
+        members=members,
+        devices=sums,
+        problems=tuple(problems),
+        warnings=tuple(dict.fromkeys(one for report in found.values() for one in report.warnings)),
     )
 
 
@@ -214,6 +250,8 @@ def _pool_warnings(
 ) -> Iterator[str]:
     for name, reason in pool.left_out.items():
         yield f"{name!r} is left out: {reason}"
+    if config.cluster is not None:
+        yield "cluster.address: replicas may be elsewhere; memory is that of one engine here"
     for member in members:
         for warning in (pool.placement(member.name).warning, pool.plan(member.name).warning):
             if warning:

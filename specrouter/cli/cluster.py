@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,49 +29,49 @@ def add_cluster(commands: Commands) -> None:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    code, answer = _asked("GET", f"{arguments.url}/health")
-    replicas: Mapping[str, str] = answer.get("replicas") or {}
-    if "status" not in answer and "error" not in answer:
+    code, answer = _asked(arguments.url, "/health", None)
+    if "status" not in answer and _cause(answer) is None:
         return _failed(f"{arguments.url} is no SpecRouter: it answers {code}")
-    print(answer.get("status", "stopped"))
-    for name, doing in replicas.items():
+    status, cause = answer.get("status", "stopped"), _cause(answer)
+    print(status if cause is None else f"{status}: {cause}")
+    for name, doing in (answer.get("replicas") or {}).items():
         print(f"  {name}: {doing}")
     return 0 if code == 200 else _FAILED
 
 
 def _restart(arguments: argparse.Namespace) -> int:
-    code, answer = _asked("POST", f"{arguments.url}/router/restart")
+    code, answer = _asked(arguments.url, "/router/restart", {})
     if code != 200:
-        message = (answer.get("error") or {}).get("message", f"it answers {code}")
-        return _failed(f"{arguments.url}: {message}")
+        return _failed(f"{arguments.url}: {_cause(answer) or f'it answers {code}'}")
     print(f"the replicas are being restarted: specrouter cluster status --url {arguments.url}")
     return 0
 
 
-def _asked(method: str, url: str) -> tuple[int, dict[str, Any]]:
-    """Status and JSON of an answer, whatever its status; 0 where there is none."""
-    import urllib.error
-    import urllib.request
+def _asked(url: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, dict[str, Any]]:
+    """Status and JSON object of an answer, whatever its status; 0 where there is none."""
+    from urllib.error import HTTPError
 
-    key = os.environ.get("SPECROUTER_API_KEY")
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    from specrouter.bench.http_client import FAILURES, SERVICE_VARIABLE, Server, read_api_key
+
+    server = Server(url.rstrip("/"), read_api_key(SERVICE_VARIABLE))
     try:
-        request = urllib.request.Request(url, method=method, headers=headers)
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
-            return answer.status, _object(answer.read())
-    except urllib.error.HTTPError as error:
-        return error.code, _object(error.read())
-    except (OSError, ValueError) as error:
+        with server.open(path, body, _TIMEOUT_S) as answer:
+            code, text = answer.status, answer.read()
+    except HTTPError as error:
+        code, text = error.code, error.read()
+    except FAILURES as error:
         return 0, {"error": {"message": f"cannot be reached: {error}"}}
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    """Empty where it is no JSON object."""
     try:
-        found = json.loads(body)
+        found = json.loads(text)
     except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
+        found = None
+    return code, found if isinstance(found, dict) else {}
+
+
+def _cause(answer: Mapping[str, Any]) -> str | None:
+    """What its error says, if there is one."""
+    error = answer.get("error")
+    return error.get("message") if isinstance(error, dict) else None
 
 
 def _failed(message: str) -> int:

@@ -7,7 +7,6 @@ whose engine has failed, with 3. Only here is logging configured.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -27,7 +26,12 @@ _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code."""
-    arguments = _parser().parse_args(argv)
+    return run(_parser(), argv)
+
+
+def run(parser: Parser, argv: Sequence[str] | None) -> int:
+    """Runs the command that is asked for, and tells its errors; returns the exit code."""
+    arguments = parser.parse_args(argv)
     # After the arguments: what follows may take seconds to import, their errors should not.
     from modelpool.errors import ConfigError
     from specrouter.request.params import RequestError
@@ -48,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     parser = Parser(prog="specrouter", description="Routed speculative decoding.")
     parser.add_argument("--version", action="version", version=f"specrouter {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)

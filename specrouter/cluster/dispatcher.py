@@ -95,11 +95,16 @@ class Dispatcher:
         ranking = rank(self._config.policy, request, choices, self._settings)
         return replace(ranking, excluded={**excluded, **left_out, **ranking.excluded})
 
-    def expected(self, replica: str, request: RoutedRequest, keys: Sequence[bytes]) -> Expected:
-        """Of an attempt at a replica."""
+    def expected(
+        self, replica: str, request: RoutedRequest, keys: Sequence[bytes]
+    ) -> tuple[RoutedRequest, Expected]:
+        """Of an attempt at a replica: what it has to read there, and the times that this takes."""
         views = self._views(self._clock(), keys)
         view = next((view for view in views if view.name == replica), None)
-        return NOTHING if view is None else expected_at(view, unread(request, view))
+        if view is None:
+            return request, NOTHING
+        left = unread(request, view)
+        return left, expected_at(view, left)
 
     def note_sent(self, replica: str, keys: Sequence[bytes]) -> None:
         """A prompt was taken there. Who hears of it after the replica was lost is too late."""

@@ -9,13 +9,14 @@ loop; names, states and reports may be read from any thread.
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 
 from modelpool.errors import ConfigError
 from specrouter.cluster.correction import Expected, Measured
 from specrouter.cluster.link import Feed, ReplicaLink
 from specrouter.cluster.member import InFlight, Member
+from specrouter.cluster.metrics import counted_before
 from specrouter.cluster.roster import Roster, Standing
 from specrouter.cluster.state import ReplicaState, ReplicaView
 from specrouter.config import ClusterConfig
@@ -47,9 +48,7 @@ class Fleet(Roster[Member]):
             ConfigError: they are not of one fingerprint.
             TimeoutError: one has told nothing.
         """
-        async with asyncio.timeout(timeout_s):
-            while any(member.state is None for member in self.members.values()):
-                await self.wait_for_change(_WATCH_S)
+        await self.until(lambda: all(one.state for one in self.members.values()), timeout_s)
         told = {
             name: member.state.fingerprint
             for name, member in self.members.items()
@@ -91,6 +90,12 @@ class Fleet(Roster[Member]):
         except TimeoutError:
             return
 
+    async def until(self, condition: Callable[[], bool], timeout_s: float) -> None:
+        """Returns when it holds. Raises `TimeoutError`."""
+        async with asyncio.timeout(timeout_s):
+            while not condition():
+                await self.wait_for_change(_WATCH_S)
+
     @contextmanager
     def attempt(self, name: str, prompt_tokens: int, expected: Expected) -> Iterator[InFlight]:
         """Within it, an attempt is at a replica, and told when it has to leave. What comes of it is
@@ -124,18 +129,18 @@ class Fleet(Roster[Member]):
             member.told = None
             self._set(member, "lost", why)
 
-    async def others_back(self, name: str, timeout_s: float) -> None:
-        """Returns when all others serve, but those that are over. Raises `TimeoutError`."""
-        others = [member for member in self.members.values() if member.name != name]
-        async with asyncio.timeout(timeout_s):
-            while any(one.standing != "ready" and not one.is_over for one in others):
-                await self.wait_for_change(_WATCH_S)
-
-    async def back(self, name: str, timeout_s: float) -> None:
-        """Returns when a replica serves. Raises `TimeoutError`."""
-        async with asyncio.timeout(timeout_s):
-            while self.members[name].standing != "ready":
-                await self.wait_for_change(_WATCH_S)
+    async def restart(self, name: str, timeout_s: float) -> None:
+        """Empties and replaces a replica once all others serve, but those that are over; returns
+        when it serves. Raises `TimeoutError`, where a step takes longer, and what went wrong."""
+        own = self.members[name]
+        others = [one for one in self.members.values() if one is not own]
+        await self.until(
+            lambda: all(one.standing == "ready" or one.is_over for one in others), timeout_s
+        )
+        logger.info("replica %s is being restarted", name)
+        self.drain(name)
+        await self.restarted(name, timeout_s)
+        await self.until(lambda: own.standing == "ready", timeout_s)
 
     async def _listen(self, member: Member) -> None:
         while True:
@@ -157,6 +162,8 @@ class Fleet(Roster[Member]):
         now_s = time.monotonic()
         member.tell(news.state, now_s)
         if news.report is not None:
+            if member.report is not None:
+                member.past = counted_before(member.past, member.report, news.report)
             member.report = news.report
         if member.standing == "draining":
             return

@@ -172,6 +172,9 @@ class RequestForwarder:
         if pair is None:
             stage = _Stage(replica=name, routed=routed, may_decline=may_decline, why=why)
             return await self._serve(ranking, stage)
+        slack = ranking.terms.get(name, {}).get("slack", 0.0)
+        if may_decline and slack < 0.0:  # its first half is asked for a first token only
+            return self._decline(pair.decode, f"{name} would be late by {-slack:.0%}")
         self._tickets = []
         first = _Stage(
             replica=pair.prefill,
@@ -207,12 +210,12 @@ class RequestForwarder:
         context, progress, name = self._context, self._progress, stage.replica
         progress.attempts += 1
         number, args = progress.attempts, replace(progress.args(), prefill_only=stage.reads_only)
-        expected = context.dispatcher.expected(name, stage.routed, progress.keys)
+        routed, expected = context.dispatcher.expected(name, stage.routed, progress.keys)
         if stage.kv:  # nothing is read there
             expected = expected.without_first_token()
         attempt = Attempt(
             args=args,
-            routed=stage.routed,
+            routed=routed,
             number=number,
             request_id=self._request_id,
             may_decline=stage.may_decline,
@@ -221,7 +224,7 @@ class RequestForwarder:
         )
         named = {"request_id": self._request_id, "sample": progress.sample, "attempt": number}
         context.dispatcher.keep(ranking, name, stage.routed, named, stage.why)
-        with context.fleet.attempt(name, stage.routed.prompt_tokens, expected) as in_flight:
+        with context.fleet.attempt(name, routed.prompt_tokens, expected) as in_flight:
             link = context.fleet.members[name].link
             pump = asyncio.create_task(in_flight.pump(link, attempt))
             context.pumps.add(pump)

@@ -1,6 +1,7 @@
 """ClusterInstruments: what is measured of all replicas together, as old as they last told."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -50,10 +51,17 @@ class ClusterInstruments:
         return total(one.decoded for one in self._reports())
 
     def engine_state(self) -> EngineState:
-        """Of the replicas that take requests, or of all where none does."""
+        """Of the replicas that take requests, or of all where none does; what is counted, of
+        all."""
         members = [one for one in self._fleet.members.values() if one.report is not None]
         ready = [one for one in members if one.standing == "ready"] or members
-        return total_state(one.report.engine for one in ready if one.report is not None)
+        engines = [report.engine for report in self._reports()]
+        return replace(
+            total_state(one.report.engine for one in ready if one.report is not None),
+            cache=total(one.cache for one in engines),
+            quarantines=total(one.quarantines for one in engines),
+            control_faults=total(one.control_faults for one in engines),
+        )
 
     def ended_requests(self) -> Iterator[Metric]:
         return self._meter.collect()
@@ -84,7 +92,9 @@ class ClusterInstruments:
         return self._dispatcher.records
 
     def _reports(self) -> list[ReplicaReport]:
-        reports = [member.report for member in self._fleet.members.values()]
+        """The last of each replica, then what they had counted before."""
+        members = self._fleet.members.values()
+        reports = [*(one.report for one in members), *(one.past for one in members)]
         return [report for report in reports if report is not None]
 
 

@@ -59,6 +59,7 @@ class Attempt:
         number: of the attempt, from 1 on; `request_id`: of the HTTP request. Both are for the log.
         may_decline: where its objective cannot be attained there.
         kv: tickets of what another replica has read for it.
+        routed: of it, what the replica has not read yet, to the router's knowledge.
         correction: of what the replica predicts, by what was measured of it.
     """
 
@@ -113,6 +114,6 @@ class ReplicaHost(Protocol):
         """Lets go of what lives in the loop that has called the links, before it ends."""
         ...
 
-    def close(self, patience_s: float) -> None:
+    def close(self) -> None:
         """Ends all replicas, once, when no stream is open any more. Not from an event loop."""
         ...

@@ -21,11 +21,11 @@ class LoopThread:
         """From any thread; cancelling what it returns cancels the work."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def run(self, work: Coroutine[Any, Any, Result], timeout_s: float | None = None) -> Result:
-        """Waits for it. Raises what it raises; `TimeoutError` after `timeout_s`."""
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Waits for it. Raises what it raises."""
         done = self.start(work)
         try:
-            return done.result(timeout_s)
+            return done.result()
         except BaseException:
             done.cancel()
             raise

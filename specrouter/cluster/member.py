@@ -61,11 +61,13 @@ class Member(KnownReplica):
     """A replica that runs.
 
     Attributes:
+        past: what it had counted before it began anew.
         moves: requests that had to leave it, by cause; `attempts`, `declined`: that came.
     """
 
     link: ReplicaLink
     report: ReplicaReport | None = None
+    past: ReplicaReport | None = None
     in_flight: set[InFlight] = field(default_factory=set)
     attempts: int = 0
     declined: int = 0

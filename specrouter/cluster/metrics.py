@@ -58,6 +58,27 @@ def total(every: Iterable[Figures]) -> Figures:
     return reduce(_added, every)
 
 
+def counted_before(
+    past: ReplicaReport | None, last: ReplicaReport, now: ReplicaReport
+) -> ReplicaReport | None:
+    """What a replica had counted before it began anew, `past` included: sums must not fall."""
+    if now.statistics.cycles >= last.statistics.cycles:
+        return past
+    ended = replace(
+        last,
+        engine=replace(last.engine, tightest_tpot_ms=0.0),
+        decisions=(),
+        admissions=(),
+        prefixes=(),
+        restarts=last.restarts if now.restarts < last.restarts else 0,  # of engines in a process
+    )
+    if past is None:
+        return ended
+    names = ("engine", "statistics", "decoded", "admission_counts", "restarts")
+    sums = {name: total([getattr(past, name), getattr(ended, name)]) for name in names}
+    return replace(ended, **sums)
+
+
 def total_state(every: Iterable[EngineState]) -> EngineState:
     """A sum, but for the tightest objective and the widest margin."""
     states = list(every)

@@ -39,7 +39,8 @@ class Progress:
         self._drafts: list[CycleDraft] = []
         self._cached_tokens = 0  # of the prompt, where it was read for another replica
         self.attempts = 0
-        self.keys = block_keys(spec.token_ids, spec.params.cache_salt)  # of the prompt's blocks
+        salt, is_cached = spec.params.cache_salt, spec.params.prefix_cache
+        self.keys = block_keys(spec.token_ids, salt) if is_cached else ()  # of the prompt's blocks
 
     @property
     def sample(self) -> int:

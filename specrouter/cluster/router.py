@@ -13,9 +13,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from functools import partial
 
 from modelpool import ModelPool
+from modelpool.config import PoolConfig
+from modelpool.device_manager import DeviceInfo, read_devices
 from modelpool.progress import LoadProgress
 from specrouter.cluster.dispatcher import Dispatcher
 from specrouter.cluster.fleet import Fleet, FleetLimits, overload_of
@@ -42,6 +45,7 @@ logger = logging.getLogger(__name__)
 Start = Callable[[], ReplicaHost]
 
 _FIRST_NEWS_S = 600.0  # of a replica that is being started: large models take minutes
+_ROOMY = 2**60  # bytes
 
 
 class ClusterRouter:
@@ -59,8 +63,10 @@ class ClusterRouter:
     ) -> None:
         assert config.cluster is not None, "there is a section for it"
         self.config = config
-        self.pool = ModelPool(config.pool, headers_only=True, progress=progress)
-        self._validation = InputValidation(config, self.pool, lambda: FleetLimits(self._fleet))
+        self.pool = _unplaced(next(iter(config.replicas().values())).pool, progress)
+        engine = config.engine.model_copy(update={"kv_memory": None, "kv_budget_tokens": None})
+        judged_by = config.model_copy(update={"engine": engine})  # what fits is what replicas say
+        self._validation = InputValidation(judged_by, self.pool, lambda: FleetLimits(self._fleet))
         self.slo_classes = self._validation.slo_classes
         self.sampling_defaults = self._validation.sampling_defaults
         self.lanes = Lanes()
@@ -158,14 +164,10 @@ class ClusterRouter:
         """One replica after the other, each emptied first: its requests go on elsewhere.
 
         Raises `TimeoutError` where one does not come back, or cannot be replaced: those after it
-        are left as they are.
+        are left as they are; `CancelledError` where the router is closed meanwhile.
         """
-        for name in list(self._fleet.members):
-            self._loop.run(self._fleet.others_back(name, _FIRST_NEWS_S))
-            logger.info("replica %s is being restarted", name)
-            self._loop.call(partial(self._fleet.drain, name))
-            self._loop.run(self._fleet.restarted(name, _FIRST_NEWS_S))
-            self._loop.run(self._fleet.back(name, _FIRST_NEWS_S))
+        for name in self._fleet.members:
+            self._loop.run(self._fleet.restart(name, _FIRST_NEWS_S))
 
     def close(self, patience_s: float = 30.0) -> None:
         """Ends what runs with "cancelled", and the replicas."""
@@ -174,15 +176,28 @@ class ClusterRouter:
                 return
             self._is_closed = True
             self.lanes.close()
-            for job in list(self._jobs.values()):
-                self._loop.call(job.stop)
-            self._loop.run(self._fleet.stop())
-            self._loop.run(self._host.leave())
-            self._loop.close()
-            self._host.close(patience_s)
+            with ExitStack() as last:  # whatever fails before
+                last.callback(self._host.close)
+                last.callback(self._loop.close)
+                for job in list(self._jobs.values()):
+                    self._loop.call(job.stop)
+                self._loop.run(self._fleet.stop())
+                self._loop.run(self._host.leave())
 
     def __enter__(self) -> "ClusterRouter":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _unplaced(config: PoolConfig, progress: LoadProgress | None) -> ModelPool:
+    """Nothing is loaded here: devices, memory and kernels are the replicas', and need not be this
+    machine's."""
+    models = tuple(model.model_copy(update={"attention": None}) for model in config.models)
+    asked = config.model_copy(update={"models": models, "attention": "auto"})
+    names = dict.fromkeys(
+        [*(device.name for device in read_devices()), *(model.device for model in models)]
+    )
+    devices = [DeviceInfo(name, _ROOMY, _ROOMY) for name in names if name != "auto"]
+    return ModelPool(asked, devices=devices, headers_only=True, progress=progress)

@@ -78,14 +78,16 @@ class ServeHost:
         try:
             self.links = self._thread.submit(self._started, config, make).result()
         except BaseException:
-            self.close(0.0)
+            self.close()
             raise
 
     async def leave(self) -> None:
-        for link in self.links:
-            await link.leave()
+        left = (link.leave() for link in self.links)
+        for error in await asyncio.gather(*left, return_exceptions=True):
+            if error is not None:
+                logger.warning("a replica was left with an error: %r", error)
 
-    def close(self, patience_s: float) -> None:
+    def close(self) -> None:
         """Ends the replicas, and Ray where it was started here, which ends all its processes."""
         self._thread.submit(self._end).result()
         self._thread.shutdown()

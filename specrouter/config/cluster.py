@@ -89,7 +89,7 @@ class RoutingConfig(Strict):
             which FlowGuard leaves a replica out.
         metrics_s: seconds between the states that replicas report.
         stale_s: seconds without news after which a replica is not chosen.
-        hops: replicas that may decline a request before it is served without a promise, or
+        hops: hand-overs of a request that is declined, before it is served without a promise, or
             rejected.
     """
 
@@ -156,6 +156,18 @@ class ClusterConfig(Strict):
             if pair.name in taken:
                 raise ConfigError("pairs", f"{pair.name!r} is the name of two")
             taken.add(pair.name)
+        return self
+
+    @model_validator(mode="after")
+    def _states_come_in_time(self) -> "ClusterConfig":
+        silence_s, stale_s = self.resume.silence_s, self.routing.stale_s
+        period_s = self.routing.metrics_s
+        for field, limit_s in {"resume.silence_s": silence_s, "routing.stale_s": stale_s}.items():
+            if limit_s <= period_s:
+                reason = (
+                    f"must be above cluster.routing.metrics_s, {period_s:g}: states come that often"
+                )
+                raise ConfigError(field, reason)
         return self
 
     @property

@@ -21,6 +21,9 @@ from specrouter.request.objective import BY_VALUE, NO_OBJECTIVE
 from specrouter.request.params import RequestError, Speculation
 from specrouter.scenarios import find_scenario
 
+# Of `engine`, what texts depend on, or what requests are routed by.
+_OF_ALL_REPLICAS = ("verification", "exact", "generation_defaults", "prefix_cache")
+
 
 class RouterConfig(Strict):
     """A scenario.
@@ -96,6 +99,10 @@ class RouterConfig(Strict):
     def _of_replica(self, field: str, replica: ReplicaConfig) -> "RouterConfig":
         engine = {**self.engine.model_dump(), **replica.engine}
         checked = validate_config(EngineConfig, engine, f"{field}.engine")
+        for key in _OF_ALL_REPLICAS:
+            if getattr(checked, key) != getattr(self.engine, key):
+                reason = f"must be that of all replicas: set engine.{key}"
+                raise ConfigError(f"{field}.engine.{key}", reason)
         pool = self.pool
         if replica.device is not None:
             placed = [

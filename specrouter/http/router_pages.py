@@ -4,9 +4,10 @@ while requests go on."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
+import threading
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import asdict
 from typing import Any
 
@@ -80,7 +81,7 @@ def add_router_pages(app: FastAPI, router: ServingRouter) -> None:
 
 
 def add_replica_pages(app: FastAPI, router: ServingRouter) -> None:
-    under_way = set[asyncio.Task[None]]()
+    under_way = threading.Lock()
 
     @app.post(
         "/router/restart",
@@ -93,22 +94,25 @@ def add_replica_pages(app: FastAPI, router: ServingRouter) -> None:
     async def restart() -> Response:
         if not router.health().replicas:
             return error_response(409, "there are no replicas", code="no_replicas")
-        if under_way:
+        if not under_way.acquire(blocking=False):
             return error_response(409, "a restart is under way", code="restarting")
-        task = asyncio.create_task(_restarted(router))
-        under_way.add(task)
-        task.add_done_callback(under_way.discard)
+        # A service that is told to stop does not wait for a daemon.
+        threading.Thread(target=_restart, args=(router, under_way), daemon=True).start()
         return JSONResponse({"status": "restarting"})
 
 
-async def _restarted(router: ServingRouter) -> None:
+def _restart(router: ServingRouter, under_way: threading.Lock) -> None:
     """Nobody waits for it: how it ends is for the log, and `/health` says what is ready."""
     try:
-        await asyncio.to_thread(router.restart_replicas)
+        router.restart_replicas()
+    except CancelledError:
+        logger.info("the service ends before all replicas have been restarted")
     except Exception:
         logger.exception("the replicas could not be restarted")
     else:
         logger.info("all replicas have been restarted")
+    finally:
+        under_way.release()
 
 
 def _calibration(router: ServingRouter) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from specrouter.bench.traces import poisson
 from specrouter.config import RouterConfig
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.profile.time_curve import TimeCurve
+from specrouter.request.params import RequestError
 from tests.research.sim.test_service import STEP_MS, service
 from tests.specrouter.bench.test_load import TINY, FakeRouter, point
 from tests.specrouter.bench.test_traces import letters
@@ -98,3 +99,20 @@ def test_models_are_timed_live_before_they_are_simulated(
     bench.settle(point())
     assert router.calls
     assert {one["admission"] for _, one, _ in router.used} == {admission}
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(KeyboardInterrupt(), 130), (RequestError("tpot_ms", "is no number"), 2)]
+)
+def test_a_command_that_is_stopped_or_refused_ends_without_a_traceback(
+    error: BaseException,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def draw(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("research.figures.command.draw_figures", draw)
+    assert main(["figures"]) == code
+    assert len(capsys.readouterr().err.splitlines()) == (code == 2)

@@ -159,7 +159,7 @@ class SimulatedCluster:
         self._site(name).offer(ask)
 
     def _asked(self, job: ClusterJob, routed: RoutedRequest, name: str, may_decline: bool) -> Ask:
-        expected = self._dispatcher.expected(name, routed, ())
+        _, expected = self._dispatcher.expected(name, routed, ())
         return Ask(
             job=job,
             routed=routed,

@@ -312,3 +312,10 @@ def test_unknown_contender_is_refused(tiny: ModelPool) -> None:
     for name in ("tiny-2m", "assisted:text", "tiny-8m", "peer", ""):
         with pytest.raises(ConfigError, match=r"^--only: "):
             lineup(tiny, ["off", name], has_peer=False)
+
+
+def test_static_chains_of_a_pool_without_drafters_are_refused() -> None:
+    models = [{"name": "tiny-1m", "source": "bundled:tiny-1m"}]
+    alone = ModelPool(PoolConfig.model_validate({"target": "tiny-1m", "models": models}))
+    with pytest.raises(ConfigError, match=r"^--only: 'static' is none of off, .*no chain"):
+        lineup(alone, ["static"], has_peer=False)

@@ -184,10 +184,18 @@ def test_every_policy_gets_the_same_requests_in_an_order_that_rotates() -> None:
     load_bench(router, policy=("target-only", "goodput"), rounds=2).run([point()])
     turns = ["target-only", "adaptive", "adaptive", "target-only"]
     assert [used for used, _, _ in router.used[-4:]] == turns
-    counted = router.calls[-32:]
+    counted = [(replace(one, cache_salt=None), *rest) for one, *rest in router.calls[-32:]]
     runs = [counted[8 * i + 4 : 8 * i + 8] for i in range(4)]  # 4 warm up
     assert runs[0] == runs[1] != runs[2] == runs[3]
-    assert len({params.seed for run in runs[1:3] for params, _, _ in run}) == 8
+    assert len({params.seed for run in runs[1:3] for params, *_ in run}) == 8
+
+
+def test_no_run_quotes_what_another_one_or_its_warm_up_has_said() -> None:
+    router = FakeRouter()
+    load_bench(router, policy=("target-only", "goodput"), rounds=2).run([point()])
+    tenants = [params.cache_salt for params, _, _ in router.calls[-32:]]
+    assert len({tenants[at] for at in range(0, 32, 4)} - {None}) == 8
+    assert all(len(set(tenants[at : at + 4])) == 1 for at in range(0, 32, 4))
 
 
 def test_requests_that_are_refused_are_counted_and_none_is_lost() -> None:
@@ -201,6 +209,12 @@ def test_requests_that_are_refused_are_counted_and_none_is_lost() -> None:
 def test_failed_baseline_is_a_failed_measurement() -> None:
     with pytest.raises(MeasurementError, match=r"baseline: broken"):
         load_bench(FakeRouter(error="broken"), policy=("goodput",)).run([point()])
+
+
+def test_the_baseline_has_a_time_per_token_where_outputs_have_one() -> None:
+    router = FakeRouter()
+    load_bench(router, policy=("goodput",)).measure_baseline(point(output_tokens=1))
+    assert {params.max_new_tokens for params, _, _ in router.calls} == {2}
 
 
 def test_every_policy_is_one_that_the_scheduler_knows() -> None:
@@ -295,7 +309,8 @@ def server() -> Iterator[str]:
 
 def test_server_is_asked_with_headers_and_judged_by_the_clients_clock(server: str) -> None:
     service = ServerService(server)
-    pending = service.send(load_request(token_ids=(5, 6), new_tokens=6, seed=2, objective_ms=12.5))
+    asked = load_request(token_ids=(5, 6), new_tokens=6, seed=2, objective_ms=12.5, tenant="ours")
+    pending = service.send(asked)
     answer = pending.answer()
     assert pending.is_done
     assert (answer.error, answer.tokens, answer.acceptance_length) == (None, 6, 2.5)
@@ -305,6 +320,7 @@ def test_server_is_asked_with_headers_and_judged_by_the_clients_clock(server: st
     body, header = Answers.seen[0]
     assert header == "12.5"
     assert body["input_ids"] == [5, 6]
+    assert (body["prefix_cache"], body["cache_salt"]) == (False, "ours")
     assert (body["stream"], body["ignore_eos"], body["max_new_tokens"]) == (True, True, 6)
     answer = service.send(
         load_request(token_ids=(5, 6), new_tokens=6, seed=3, e2e_ms=5000.0)
@@ -433,6 +449,7 @@ def test_plots_are_written_for_what_varies(tmp_path: Path) -> None:
     assert [path.name for path in written] == names
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
     found["points"] = found["points"][:1]
+    found["points"][0]["requests_per_s"] = None  # all arrive at once
     assert write_load_plots(found, tmp_path / "one.png") == [tmp_path / "one.png"]
 
 

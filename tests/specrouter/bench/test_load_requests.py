@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from specrouter.bench.load_requests import Alone, Point, RequestSource
+from specrouter.bench.load_requests import Alone, Point, RequestSource, texts_for
 from specrouter.bench.options import LoadOptions
-from specrouter.bench.traces import Arrival
+from specrouter.bench.prompts import BUILT_IN
+from specrouter.bench.traces import DATASETS, Arrival
 
 OPTIONS = LoadOptions(config=Path("x.yaml"), poisson=1.0, ttft_slowdown=3.0, e2e_ms=500.0, seed=7)
 POINT = Point(
@@ -43,3 +44,8 @@ def test_a_round_has_seeds_of_its_own_and_the_same_prompts() -> None:
     assert first == again
     assert [one.token_ids for one in first] == [one.token_ids for one in other]
     assert not {one.seed for one in first} & {one.seed for one in other}
+
+
+def test_every_dataset_has_built_in_prompts_of_its_kind() -> None:
+    assert all(texts_for(name, BUILT_IN) in BUILT_IN.values() for name in DATASETS)
+    assert texts_for("gsm8k", BUILT_IN) == texts_for("mgsm", BUILT_IN) == BUILT_IN["mathematics"]

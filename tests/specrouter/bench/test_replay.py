@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from specrouter.bench.load_bench import point_result
-from specrouter.bench.load_figures import figures, medians, series, with_ratios
+from specrouter.bench.load_figures import figures, medians, over_rounds, series, with_ratios
 from specrouter.bench.load_requests import Point
 from specrouter.bench.replay import Answer, LoadRequest, Outcome, replay
 from specrouter.bench.traces import Arrival
@@ -235,7 +235,13 @@ def test_a_point_has_medians_of_ratios_within_a_round() -> None:
     row = point_result(point, outcomes)["policies"]["slo"]
     assert row["ttft_ms"]["p99"] == pytest.approx(50.0)
     assert row["over"]["ttft_p99"] == pytest.approx(0.5)  # of 0.5, 2 and 0.1; of the medians 0.25
-    assert row["over"]["violations"] == 2.0  # of 2, 2 and 1; of the medians 1.5
+    assert row["over"]["violations"] == pytest.approx(9 / 6)  # of 2, 4 and 3 over 1, 2 and 3
+
+
+def test_violations_are_compared_over_all_rounds_those_without_any_among_them() -> None:
+    rounds = [{"spec-4": row(3, 1.0, 1.0), "slo": row(missed, 1.0, 1.0)} for missed in (0, 0, 0, 6)]
+    assert over_rounds(rounds, {"spec-4"})["slo"]["over"]["violations"] == 2.0
+    assert over_rounds(rounds, set())["slo"]["over"]["violations"] is None
 
 
 def test_series_has_times_and_tpot_over_the_objective() -> None:

@@ -91,6 +91,27 @@ def test_report_counts_weights_and_kv_of_every_model(settings: Settings) -> None
         assert member.weight_bytes == 8 * member.parameters
 
 
+def test_replicas_on_this_machine_take_memory_together(settings: Settings) -> None:
+    one = check(settings)
+    [alone] = one.devices
+    replicas = [{"name": "a", "count": 2}, {"name": "b", "engine": {"max_requests": 4}}]
+    settings["cluster"] = {"replicas": replicas}
+    report = check(settings)
+    [device] = report.devices
+    assert 2 * alone.needed_bytes < device.needed_bytes < 3 * alone.needed_bytes
+    assert [member.name for member in report.members] == [
+        f"{replica}/{member.name}" for replica in ("a-0", "a-1", "b") for member in one.members
+    ]
+    assert (report.max_requests, report.max_request_tokens) == (20, 256)
+    assert report.fits
+    small = check(settings, cpu(alone.needed_bytes * 2))
+    assert small.problems[0].startswith("cpu has ")
+    assert "all replicas together need" in small.problems[0]
+    settings["cluster"]["address"] = "auto"
+    assert check(settings, cpu(alone.needed_bytes)).fits
+    assert any(one.startswith("cluster.address: ") for one in check(settings).warnings)
+
+
 def test_kv_memory_is_counted_exactly(settings: Settings) -> None:
     """An amount in whole blocks, a share of the device, and what a request may have of either."""
     weights, per_token = sizes(check(settings))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 import pytest
@@ -53,8 +55,9 @@ def test_a_restart_is_asked_for(url: str, capsys: pytest.CaptureFixture[str]) ->
     ("command", "given", "said"),
     [
         ("restart", ({"error": {"message": "no replicas"}}, 409), ": no replicas\n"),
-        ("status", (DRAINING, 503), "stopped\n"),
+        ("status", (DRAINING, 503), "stopped: draining\n"),
         ("status", (["else"], 404), "is no SpecRouter"),
+        ("status", ({"error": "Not Found"}, 404), "is no SpecRouter"),
     ],
 )
 def test_a_refusal_or_a_service_that_is_down_or_none_of_ours_is_told_with_code_1(
@@ -65,6 +68,19 @@ def test_a_refusal_or_a_service_that_is_down_or_none_of_ours_is_told_with_code_1
     assert said in "".join(capsys.readouterr())
 
 
-def test_nobody_at_the_address_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["cluster", "restart", "--url", "http://127.0.0.1:9"]) == 1
-    assert "cannot be reached" in capsys.readouterr().err
+@pytest.mark.parametrize("command", ["status", "restart"])
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://localhost:80a0", "localhost:8000"])
+def test_nobody_at_the_address_is_told(
+    command: str, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["cluster", command, "--url", url]) == 1
+    assert "cannot be reached: " in "".join(capsys.readouterr())
+
+
+def test_who_does_not_speak_http_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as other:
+        answering = other.submit(lambda: listener.accept()[0].sendall(b"SSH-2.0\r\n"))
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        assert main(["cluster", "status", "--url", url]) == 1
+        answering.result()
+    assert "stopped: cannot be reached: SSH-2.0" in capsys.readouterr().out

@@ -76,8 +76,8 @@ class LocalLink:
         await asyncio.to_thread(self._engine.close)
         await asyncio.to_thread(self._begin)
 
-    def close(self, patience_s: float) -> None:
-        self._engine.close(patience_s)
+    def close(self) -> None:
+        self._engine.close()
 
     def _begin(self) -> None:
         self._engine = self._make()
@@ -214,9 +214,9 @@ class Cluster:
     async def leave(self) -> None:
         return None
 
-    def close(self, patience_s: float) -> None:
+    def close(self) -> None:
         for link in self.links:
-            link.close(patience_s)
+            link.close()
 
     def __enter__(self) -> Cluster:
         return self

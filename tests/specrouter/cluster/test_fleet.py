@@ -77,14 +77,18 @@ def test_a_replica_whose_restart_fails_serves_on_if_it_still_speaks(
 
     async def run() -> None:
         fleet = Fleet([cast(ReplicaLink, _Speaking(restart))], CONFIG)
+
+        def is_ready() -> bool:
+            return fleet.members["replica"].standing == "ready"
+
         fleet.when_lost(left.append)
         fleet.start()
         try:
-            await fleet.back("replica", 10.0)
+            await fleet.until(is_ready, 10.0)
             fleet.drain("replica")
             with pytest.raises(error):
                 await fleet.restarted("replica", 0.02)
-            await fleet.back("replica", 10.0)
+            await fleet.until(is_ready, 10.0)
         finally:
             await fleet.stop()
 

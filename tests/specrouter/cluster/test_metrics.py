@@ -1,11 +1,21 @@
 """Sums over replicas are field by field; ages of states tell whether 99% are within the aim."""
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
+from specrouter.cluster.fleet import Fleet
+from specrouter.cluster.instruments import ClusterInstruments
+from specrouter.cluster.link import Feed, ReplicaReport
 from specrouter.cluster.metrics import StateAges, total, total_state
+from specrouter.engine.decode_counts import DecodeCounts
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.slo_accounts import AdmissionCounts
 from specrouter.profile.profiler import EngineStatistics
+from specrouter.profile.snapshot import PerformanceSnapshot
+from tests.specrouter.cluster import states
+from tests.specrouter.cluster.test_fleet import CONFIG
 
 
 def state(running: int, models: dict[str, int], tightest: float | None) -> EngineState:
@@ -41,6 +51,42 @@ def test_mappings_tuples_and_figures_in_them_add_up() -> None:
     assert total([((1, 2), 0.5), ((1, 3), 1.0)]) == ((2, 5), 1.5)
     cycles = total([EngineStatistics(cycles=2), EngineStatistics(cycles=3, model_ms={"a": 1.0})])
     assert (cycles.cycles, cycles.model_ms) == (5, {"a": 1.0})
+
+
+def report(cycles: int, restarts: int = 0) -> ReplicaReport:
+    """Everything is counted as often as there were cycles."""
+    counts = DecodeCounts()
+    counts.record_prompt(cycles)
+    return ReplicaReport(
+        engine=state(1, {"a": cycles}, 5.0),
+        statistics=EngineStatistics(cycles=cycles),
+        decoded=counts.figures(),
+        performance=PerformanceSnapshot(times={}, parameters={}),
+        decisions=(),
+        admissions=(),
+        prefixes=(),
+        admission_counts={"fast": AdmissionCounts(cycles)},
+        restarts=restarts,
+    )
+
+
+def test_sums_do_not_fall_where_a_replica_begins_anew() -> None:
+    """Its process is replaced twice; the second one has replaced its engine once."""
+    links: list[Any] = [SimpleNamespace(name=name) for name in ("a", "b")]
+    fleet = Fleet(links, CONFIG)
+    told = ClusterInstruments(fleet, cast(Any, None), cast(Any, None))
+    a, b = fleet.members.values()
+    fleet._hear(b, Feed(states.state(), report(100)))
+    expected = {9: 109, 2: 111, 3: 112, 1: 113}
+    for cycles, sums in expected.items():
+        fleet._hear(a, Feed(states.state(), report(cycles, restarts=int(cycles == 3))))
+        counted = told.statistics().cycles, told.decoded().prompt_tokens
+        admitted = told.slo_accounts.admissions()["fast"].admitted
+        assert (*counted, admitted, told.engine_state().quarantines["a"]) == (sums,) * 4
+    assert told.restarts == 1
+    a.standing = "lost"
+    assert told.engine_state().running == 1, "of those that serve"
+    assert told.engine_state().quarantines["a"] == 113
 
 
 def test_ages_are_counted_up_to_each_bound() -> None:

@@ -16,6 +16,7 @@ from specrouter.request.spec import RequestSpec
 from tests.modelpool.factories import make_tokenizer
 
 PROMPT = (7, 8, 9)
+LONG_PROMPT = tuple(range(200))
 EOS = frozenset({0})
 METRICS = RequestMetrics(
     ttft_ms=1.0,
@@ -33,10 +34,15 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBa
     return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
-def progress(objective: Objective | None = None, sample: int = 0, **params: object) -> Progress:
+def progress(
+    objective: Objective | None = None,
+    sample: int = 0,
+    prompt: tuple[int, ...] = PROMPT,
+    **params: object,
+) -> Progress:
     asked = SamplingParams(**{"max_new_tokens": 6, "n": 2, **params})  # type: ignore[arg-type]
     spec = RequestSpec(
-        token_ids=PROMPT,
+        token_ids=prompt,
         generated=(),
         params=asked,
         speculation=None,
@@ -171,3 +177,8 @@ def test_draws_are_of_seed_sample_and_attempt() -> None:
     assert len(set(drawn)) == 3
     assert drawn[0] == draw(5, 0, 0)
     assert all(0.0 <= each < 1.0 for pair in drawn for each in pair)
+
+
+def test_a_prompt_that_is_not_kept_is_expected_in_no_prefix_cache() -> None:
+    assert len(progress(prompt=LONG_PROMPT).keys) == 1
+    assert progress(prompt=LONG_PROMPT, prefix_cache=False).keys == ()

@@ -15,13 +15,23 @@ from typing import Any
 
 import pytest
 
+from modelpool.device_manager import DeviceInfo
 from modelpool.errors import ConfigError
-from specrouter import SLO, ChainRouter, RequestError, SamplingParams, UnavailableError
-from specrouter.cluster.link import Feed
+from specrouter import (
+    SLO,
+    ChainRouter,
+    RequestError,
+    RouterConfig,
+    SamplingParams,
+    UnavailableError,
+)
+from specrouter.cluster.link import Attempt, Feed
 from specrouter.cluster.member import Member
+from specrouter.cluster.router import ClusterRouter
 from specrouter.engine.request import Request
 from specrouter.engine.serving import streamed
 from tests.specrouter.cluster.links import NEWS, QUIET, Cluster
+from tests.specrouter.cluster.states import state
 from tests.specrouter.cluster.streams import KINDS, PROMPT, Load, output_of, served
 from tests.specrouter.faults import PATIENCE_S, wait_until
 
@@ -32,6 +42,35 @@ SOON_SILENT: Settings = {
     "routing": {"stale_s": 1.5, "metrics_s": 0.1, "policy": "round-robin"},
     "resume": {"silence_s": 1.0},
 }
+
+
+class Telling:
+    """A host of one replica that has no engine, and tells its state."""
+
+    name = "a"
+    is_replaced = False
+
+    def __init__(self) -> None:
+        self.links: list[Any] = [self]
+        self.is_closed = False
+
+    async def feed(self) -> AsyncGenerator[Feed]:
+        while True:
+            yield Feed(state())
+            await asyncio.sleep(0.01)
+
+    async def leave(self) -> None:
+        return None
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def front(settings: Settings, host: Telling, **changed: Any) -> ClusterRouter:
+    """Of that host's replica."""
+    cluster = {"replicas": [{"name": "a"}]}
+    config = RouterConfig.load({**settings, "cluster": cluster, **changed})
+    return ClusterRouter(config, lambda: host)
 
 
 @pytest.fixture(scope="module")
@@ -235,6 +274,43 @@ def test_it_is_served_without_a_promise_otherwise(by_objective: Cluster, load: L
 # The whole
 
 
+@pytest.mark.parametrize("limit", [{"kv_memory": "64MiB"}, {"kv_budget_tokens": 64}], ids=str)
+def test_how_long_a_request_may_be_is_what_the_replicas_tell(
+    small_config: Settings, limit: Settings
+) -> None:
+    engine = {**small_config["engine"], **limit}
+    with front(small_config, Telling(), engine=engine) as router:
+        assert router.limits.max_tokens == state().max_request_tokens
+        router.limits.check_prompt(200)
+
+
+def test_the_router_needs_no_device_no_memory_and_no_kernels_of_its_replicas(
+    small_config: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing = (DeviceInfo("cpu", 1, 1),)
+    monkeypatch.setattr("modelpool.device_manager.read_devices", lambda: nothing)
+    pool = small_config["pool"]
+    first, *others = pool["models"]
+    models = [{**first, "device": "cuda:7", "attention": "flashinfer"}, *others]
+    with front(small_config, Telling(), pool={**pool, "models": models}) as router:
+        assert set(router.pool.names) == {model["name"] for model in models}
+
+
+def test_replicas_end_though_one_of_them_cannot_be_left(
+    small_config: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def leave() -> None:
+        raise ConnectionError("it is gone")
+
+    host = Telling()
+    monkeypatch.setattr(host, "leave", leave)
+    router = front(small_config, host)
+    with pytest.raises(ConnectionError):
+        router.close()
+    assert host.is_closed
+    assert not router._loop._thread.is_alive()
+
+
 def test_replicas_of_different_targets_are_refused(small_config: Settings) -> None:
     made = iter(["fp_one", "fp_other"])
 
@@ -253,7 +329,9 @@ def test_figures_are_those_of_all_replicas(cluster: Cluster) -> None:
     output_of(cluster.router, GREEDY)
 
     def told() -> bool:
-        produced = [link.server.report().decoded.produced_tokens for link in cluster.links]
+        reports = [link.server.report() for link in cluster.links]
+        reports += [one.past for one in router._fleet.members.values() if one.past is not None]
+        produced = [report.decoded.produced_tokens for report in reports]
         return router.instruments.decoded().produced_tokens == sum(produced) > 0
 
     wait_until(told)  # each replica tells now and then
@@ -266,7 +344,7 @@ def test_figures_are_those_of_all_replicas(cluster: Cluster) -> None:
 
 
 def test_a_prompt_goes_where_its_beginning_was_read_until_that_replica_is_lost(
-    small_config: Settings,
+    small_config: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     routing = {**NEWS, "policy": "flowguard"}
     prompt = tuple(7 + at % 40 for at in range(200))
@@ -276,12 +354,20 @@ def test_a_prompt_goes_where_its_beginning_was_read_until_that_replica_is_lost(
         speculation=None,
         slo=None,
     )
+    unread: list[int] = []  # as replicas are told, which judge objectives by it
+
+    def declines(attempt: Attempt, _: Any) -> None:
+        unread.append(attempt.routed.prompt_tokens)
+
     with Cluster(small_config, resume=QUIET, routing=routing) as cluster:
+        for link in cluster.links:
+            monkeypatch.setattr(link.server, "_declines", declines)
         for _ in range(3):
             output_of(cluster.router, asked)
         first, *others = cluster.router.instruments.routings()
         assert [one["replica"] for one in others] == [first["replica"]] * 2
         assert others[-1]["terms"][first["replica"]]["C"] == pytest.approx(128 / 200)
+        assert unread == [200, 72, 72]
 
         [link] = [link for link in cluster.links if link.name == first["replica"]]
         cluster.router._loop.call(link.kill)

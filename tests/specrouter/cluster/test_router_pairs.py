@@ -167,6 +167,18 @@ def test_a_rolling_restart_of_both_halves_under_load_changes_nothing(
     load.check_restart(cluster.router)
 
 
+@pytest.mark.parametrize("part", ["tpot_ms", "e2e_ms"])
+def test_an_objective_that_a_pair_would_miss_after_its_first_token_is_refused_where_that_is_asked(
+    cluster: Cluster, load: Load, part: str
+) -> None:
+    slo = SLO(**{part: 1e-3}, on_unattainable="reject")  # type: ignore[arg-type]
+    output = output_of(cluster.router, load.asked(KINDS["greedy"], slo))
+    assert (output.finish_reason, output.error_field) == ("error", "unattainable")
+    assert output.error is not None
+    assert "p-decode declined: p would be late by" in output.error
+    alone(cluster, load, "greedy", SLO(**{part: 1e-3}))  # type: ignore[arg-type]
+
+
 def test_a_request_has_one_clock_and_one_account_over_both_halves(
     cluster: Cluster, load: Load
 ) -> None:

@@ -10,6 +10,8 @@ import importlib.util
 import os
 import signal
 from collections.abc import Iterator
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,7 +50,20 @@ def links(router: ClusterRouter) -> list[ServeLink]:
 
 
 def process_of(router: ClusterRouter, link: ServeLink) -> int:
-    return router._loop.run(link.process(), PATIENCE_S)
+    return router._loop.start(link.process()).result(PATIENCE_S)
+
+
+def test_a_link_that_cannot_be_left_keeps_none_from_being_left() -> None:
+    left: list[str] = []
+
+    async def leave(name: str) -> None:
+        left.append(name)
+        raise ConnectionError(f"{name} is gone")
+
+    host = object.__new__(ServeHost)
+    host.links = [SimpleNamespace(leave=partial(leave, name)) for name in "ab"]  # type: ignore[misc]
+    asyncio.run(host.leave())
+    assert left == ["a", "b"]
 
 
 def ready(router: ClusterRouter) -> bool:

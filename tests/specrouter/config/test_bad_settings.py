@@ -9,6 +9,7 @@ from transformers import BloomConfig, BloomForCausalLM
 
 from modelpool.errors import ConfigError
 from specrouter import ChainRouter
+from specrouter.bench.conditions import conditions
 from tests.modelpool.factories import VOCAB_SIZE, make_tokenizer
 
 Settings = dict[str, Any]
@@ -34,6 +35,7 @@ def test_a_drafter_without_the_plug_in_is_left_out(settings: Settings, bloom: st
         assert router.pool.names == ("middle", "target")
         assert list(router.pool.left_out) == ["small"]
         assert router.generate([[5, 6, 7]])[0].finish_reason in ("length", "eos")
+        assert list(conditions(router)["models"]) == ["middle", "target"], "figures are not lost"
     settings["scheduler"] = {"policy": "static", "chain": ["small", "target"]}
     with pytest.raises(ConfigError, match=r"^scheduler\.chain: .*'small'"):
         ChainRouter.from_config(settings)

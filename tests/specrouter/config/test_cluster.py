@@ -92,9 +92,35 @@ def test_the_halves_of_a_pair_are_processes_with_names_and_settings_of_their_own
             {"replicas": [{"name": "a"}], "routing": {"weights": [1, 1, 1, 1]}},
         ),
         ("cluster.resume.silence_s", {"replicas": [{"name": "a"}], "resume": {"silence_s": 0}}),
+        (
+            "cluster.resume.silence_s",
+            {"replicas": [{"name": "a"}], "routing": {"metrics_s": 2.0, "stale_s": 9.0}},
+        ),
+        (
+            "cluster.routing.stale_s",
+            {"replicas": [{"name": "a"}], "routing": {"metrics_s": 1.0, "stale_s": 1.0}},
+        ),
     ],
 )
 def test_what_is_wrong_is_named(field: str, cluster: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         load(cluster)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("key", "usual", "other"),
+    [
+        ("verification", "shared-noise", "rejection"),
+        ("exact", "fast", "strict"),
+        ("generation_defaults", "neutral", "model"),
+        ("prefix_cache", True, False),
+    ],
+)
+def test_what_texts_depend_on_is_that_of_all_replicas(key: str, usual: Any, other: Any) -> None:
+    replicas: list[Any] = [{"name": "a"}, {"name": "b", "engine": {key: other}}]
+    with pytest.raises(ConfigError, match=rf"replicas\[1\]\.engine\.{key}: .* set engine\.{key}$"):
+        load({"replicas": replicas})
+    assert load({"replicas": replicas}, engine={key: other}).replicas()
+    replicas[1]["engine"] = {key: usual}
+    assert load({"replicas": replicas}).replicas()

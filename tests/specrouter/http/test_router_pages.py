@@ -86,7 +86,7 @@ class Replicas(FakeRouter):
         self.restarted += 1
 
 
-def test_some_replicas_serve_and_a_restart_is_not_waited_for() -> None:
+def test_some_replicas_serve_and_a_restart_is_not_waited_for_not_even_as_the_service_ends() -> None:
     router = Replicas()
     answer = request(router, "GET", "/health")
     assert answer.status_code == 200
@@ -95,11 +95,15 @@ def test_some_replicas_serve_and_a_restart_is_not_waited_for() -> None:
     async def restart() -> None:
         async with connected(app_of(router)) as client:
             answer = await client.post("/router/restart")
+            second = await client.post("/router/restart")
         assert (answer.status_code, answer.json()) == (200, {"status": "restarting"})
-        assert not router.restarted
-        router.go_on.set()
+        assert (second.status_code, second.json()["error"]["code"]) == (409, "restarting")
 
-    asyncio.run(restart())
+    try:
+        asyncio.run(restart())
+        assert not router.restarted
+    finally:
+        router.go_on.set()
     wait_until(lambda: router.restarted > 0)
 
 
