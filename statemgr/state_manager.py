@@ -18,10 +18,10 @@ from statemgr.arena import KV_QUANTUM, blocks_of
 from statemgr.arrays import Ints
 from statemgr.kv_placement import KVPlacement
 from statemgr.kv_store import LayerShape
-from statemgr.layer_state import RecurrentShape, StateKey
+from statemgr.layer_state import KEPT_STATES, RecurrentShape, StateKey
 from statemgr.model_state import ModelState
 from statemgr.prefix_cache import CacheCounts, CacheUse, PrefixCache, TokenChain
-from statemgr.prefix_sharing import KEPT_STATES, PrefixSharing
+from statemgr.prefix_sharing import PrefixSharing
 from statemgr.row_layout import RowLayout
 
 logger = logging.getLogger(__name__)
@@ -193,7 +193,7 @@ class StateManager:
         chain = TokenChain(self.committed(row)[: max(lengths.values())])
         known = self._cache.find(chain, len(chain.tokens), salt)
         if known is not None:
-            entry, shared = known
+            entry, shared, _ = known
             if _covers(entry.lengths, shared, lengths):
                 self._cache.touch(entry)
                 entry.take_over(states, shared)
