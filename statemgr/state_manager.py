@@ -174,10 +174,6 @@ class StateManager:
         """By model: tokens that it would not have to read again, whoever runs."""
         return self._sharing.cached(chain, use).lengths
 
-    def clear_cache(self) -> None:
-        for entry in self._cache:
-            self._placement.drop(entry)
-
     def _keep(self, row: int, salt: str) -> bool:
         try:
             kept = {name: state.kept(row) for name, state in self._states.items()}
