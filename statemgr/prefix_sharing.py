@@ -99,7 +99,7 @@ class PrefixSharing:
             return Found(use=use)
         entry, shared, parts = cached
         reach = entry.reach(shared)
-        return Found(use=use, lengths=reach, entry=entry, row=None, shared=shared, parts=parts)
+        return Found(use=use, lengths=reach, entry=entry, shared=shared, parts=parts)
 
     def find(self, chain: TokenChain, use: CacheUse) -> Found:
         """The same, and what running rows have read of it or will read."""

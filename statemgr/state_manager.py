@@ -171,7 +171,7 @@ class StateManager:
         return self._sharing.inherited(row, model)
 
     def cached(self, chain: TokenChain, use: CacheUse) -> dict[str, int]:
-        """By model: tokens that it would not have to read again, whoever runs."""
+        """By model: tokens that it would not have to read again, of what no row runs with."""
         return self._sharing.cached(chain, use).lengths
 
     def _keep(self, row: int, salt: str) -> bool:
