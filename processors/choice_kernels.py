@@ -177,18 +177,6 @@ def scores_at(
 
 
 @triton.jit
-def noise_bits(numbers, out, count, size, IDS: tl.constexpr):
-    """The 64 bits of each id [count, size], for tests: a program has one place, IDS ids."""
-    row = tl.program_id(0) + tl.arange(0, 1)
-    quads = tl.program_id(1) * (IDS // 4) + tl.arange(0, IDS // 4)
-    w0, w1, w2, w3 = _words(numbers, row, row < count, count, quads)
-    bits = tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))
-    ids = tl.program_id(1) * IDS + tl.arange(0, IDS)
-    where = row.to(tl.int64)[:, None] * size + ids[None, :]
-    tl.store(out + where, bits.to(tl.int64), mask=(ids < size)[None, :])
-
-
-@triton.jit
 def _score(value, temperature, bits):
     """float64, from logits in float64; at temperature 0 they themselves, and at NaN that."""
     uniform = (bits >> 11).to(tl.int64).to(tl.float64) * 1.1102230246251565e-16  # 2^-53

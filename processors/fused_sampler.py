@@ -18,8 +18,7 @@ from processors.choice_kernels import Best, NoiseKeys, best_of, scores_of
 from processors.contexts import Contexts
 from processors.logits import on_device
 from processors.row_noise import draws_of, stream_of
-from processors.sampler import Sampler
-from processors.sampling_row import SamplingSettings
+from processors.sampler import Held, Sampler
 from processors.token_tree import Ints
 
 Choice = tuple[Tensor, ...]  # of n places each
@@ -32,17 +31,10 @@ class FusedSampler(Sampler):
         super().__init__(vocab_size, window)
         self._device_type = device_type
 
-    def open(
-        self,
-        row: int,
-        settings: SamplingSettings,
-        prompt: Sequence[int] = (),
-        output: Sequence[int] = (),
-        noise: tuple[torch.device, int] | None = None,
-    ) -> None:
-        super().open(row, settings, prompt, output)
-        if noise is not None and not (self._plain[row] and noise[0].type == self._device_type):
-            super().open(row, settings, prompt, output, noise)
+    def _held(self, row: int, noise: Held | None) -> Held | None:
+        is_plain = self._plain[row] and row not in self.grammars
+        is_drawn = noise is not None and noise[0].type == self._device_type and is_plain
+        return None if is_drawn else noise
 
     def choose(self, logits: Tensor, contexts: Contexts) -> tuple[Tensor, Tensor]:
         def fused(logits: Tensor, contexts: Contexts) -> Choice:

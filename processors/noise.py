@@ -104,6 +104,7 @@ class NoiseBank:
 
     def open(self, row: int, seed: int, stream: int = 0) -> None:
         """Raises where a device has no memory left for the row."""
+        assert row not in self._keys, "a row is open"
         if not self._free:
             self._grow()
         if row >= len(self._blocks):
@@ -114,6 +115,13 @@ class NoiseBank:
         self._keys[row] = (seed, stream)
         for rings in self._rings.values():
             rings.tags[block * self._window : (block + 1) * self._window] = -1
+
+    def __contains__(self, row: int) -> bool:
+        return row in self._keys
+
+    def missing(self, rows: Ints) -> set[int]:
+        """Those of the rows that are not open."""
+        return set(rows.tolist()).difference(self._keys)
 
     def close(self, row: int) -> None:
         if row in self._keys:

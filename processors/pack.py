@@ -1,8 +1,8 @@
 """Running one model over a pack: committed tokens that its state lacks, then a tree's nodes.
 
-Contract: `run_pack` takes slots, runs the forward and returns logits, and hidden states where a
-drafter reads them (`ActiveModel.hidden`), of which the state keeps each row's last. If the forward
-raises, the slots that it took are scrubbed and the state is as it was before.
+Contract: `run_pack` takes slots, runs the forward and returns logits; hidden states that a drafter
+reads (`ActiveModel.hidden`) go to the state. If the forward raises, the slots that it took are
+scrubbed and the state is as it was before.
 """
 
 from dataclasses import dataclass
@@ -34,9 +34,7 @@ class FedTree:
 class PackResult:
     logits: Tensor  # [n, V] of the wanted tokens, row after row
     fed: FedTree
-    pack_tokens: int
     earlier: Tensor  # [sum(earlier), V] of the plan's earlier tokens, row after row
-    hidden: Tensor | None = None  # [T, layers, H] of all tokens; None: no drafter reads any
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +78,7 @@ def run_pack(active: ActiveModel, plan: PackPlan, tree: TokenTree) -> PackResult
         wanted = pack.wanted[pack.asked]
         earlier = logits.index_select(0, on_device(np.flatnonzero(~wanted), device))
         logits = logits.index_select(0, on_device(np.flatnonzero(wanted), device))
-    return PackResult(logits, fed, len(slots), earlier, output.hidden)
+    return PackResult(logits, fed, earlier)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

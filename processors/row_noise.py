@@ -1,8 +1,9 @@
 """RowNoise: the noise of the rows that sample, by purpose.
 
 Contract: purpose 0 is the noise that all models of a chain share; every other purpose is
-independent of it and of the others. A purpose takes memory once it is asked for. What is drawn is a
-pure function of a row's seed and stream, the purpose, and the place (`processors.noise`).
+independent of it and of the others. A row takes memory for a purpose once that is asked for: those
+that kernels draw for take none. What is drawn is a pure function of a row's seed and stream, the
+purpose, and the place (`processors.noise`).
 """
 
 import numpy as np
@@ -41,21 +42,22 @@ class RowNoise:
         held: tuple[torch.device, int] | None = None,
     ) -> None:
         """`held`: see `Sampler.open`."""
-        self._forget(row)
+        self.close(row)
         if settings.temperature == 0:
             return
         self._seeds[row] = (settings.seed, settings.stream)
         has_limits = settings.top_k > 0 or settings.top_p < 1.0 or settings.min_p > 0.0
         if has_limits or settings.temperature <= _COLD:
             self._limited.add(row)
-        for purpose, bank in self._banks.items():
-            bank.open(row, settings.seed, stream_of(settings, purpose))
         if held is not None:
             device, purpose = held
-            self._bank(purpose).hold_on(device)
+            for each in {purpose, *self._banks}:
+                self._bank(each, np.array([row]))
+            self._banks[purpose].hold_on(device)
 
     def close(self, row: int) -> None:
-        self._forget(row)
+        self._seeds.pop(row, None)
+        self._limited.discard(row)
         for bank in self._banks.values():
             bank.close(row)
 
@@ -73,8 +75,8 @@ class RowNoise:
             like: [..., V], whose vocabulary and device it takes.
             sampled: those of the contexts whose rows sample.
         """
-        bank, device = self._bank(purpose), like.device
         rows, positions = contexts.rows[sampled], contexts.positions[sampled]
+        bank, device = self._bank(purpose, rows), like.device
         if contexts.are_past:
             assert not purpose, "only the shared noise is asked for again"
             return bank.recall(device, rows, positions, dtype)[:, : like.shape[-1]]
@@ -134,24 +136,23 @@ class RowNoise:
         """The shared noise of a row's output position at some ids, on the host; 0 if greedy."""
         if row not in self._seeds:
             return np.zeros(len(ids))
-        if row in self._limited and self._vocab_size >= _MANY:  # nobody draws it whole
+        bank, is_large = self._banks.get(0), self._vocab_size >= _MANY  # then few are drawn
+        if bank is None or row not in bank or (is_large and row in self._limited):
             keys = np.repeat(np.array([self._seeds[row]], dtype=np.uint64), len(ids), axis=0)
             same = np.full(len(ids), position)
             return gumbel_at(keys[:, 0], keys[:, 1], same, np.zeros_like(same), ids)
-        noise: NDArray[np.float64] = self._bank(0).peek(row, position)[ids]
+        noise: NDArray[np.float64] = bank.peek(row, position)[ids]
         return noise
 
-    def _forget(self, row: int) -> None:
-        self._seeds.pop(row, None)
-        self._limited.discard(row)
-
-    def _bank(self, purpose: int) -> NoiseBank:
-        if purpose not in self._banks:
-            bank = NoiseBank(self._vocab_size, self._window)
-            for row, (seed, stream) in self._seeds.items():
-                bank.open(row, seed, stream + purpose * _PURPOSE)
-            self._banks[purpose] = bank
-        return self._banks[purpose]
+    def _bank(self, purpose: int, rows: Ints) -> NoiseBank:
+        """With memory for these rows."""
+        bank = self._banks.get(purpose)
+        if bank is None:
+            bank = self._banks[purpose] = NoiseBank(self._vocab_size, self._window)
+        for row in bank.missing(rows):
+            seed, stream = self._seeds[row]
+            bank.open(row, seed, stream + purpose * _PURPOSE)
+        return bank
 
 
 def uniforms(

@@ -26,6 +26,8 @@ from processors.sampling_row import SamplingRow, SamplingSettings
 from processors.score_edits import edit, warp
 from processors.token_tree import Ints
 
+Held = tuple[torch.device, int]  # see `Sampler.open`
+
 
 class Sampler:
     """Args: `window`: the most output positions of a row that one cycle may look at."""
@@ -51,7 +53,7 @@ class Sampler:
         settings: SamplingSettings,
         prompt: Sequence[int] = (),
         output: Sequence[int] = (),
-        noise: tuple[torch.device, int] | None = None,
+        noise: Held | None = None,
     ) -> None:
         """Args:
         prompt, output: the committed text so far.
@@ -66,7 +68,11 @@ class Sampler:
         self._temperatures[row] = settings.temperature
         self._plain[row] = not (opened.edits or opened.warps)
         self._masks.open(row, opened, list(output))
-        self._noise.open(row, settings, noise)
+        self._noise.open(row, settings, self._held(row, noise))
+
+    def _held(self, row: int, noise: Held | None) -> Held | None:
+        """What of `noise` a row takes memory for at once."""
+        return noise
 
     def extend(self, row: int, tokens: Sequence[int]) -> None:
         """Output tokens were committed."""

@@ -67,16 +67,6 @@ class VerifyResult:
     def fed(self) -> FedTree:
         return self.forward.pack.fed
 
-    @property
-    def pack_tokens(self) -> int:
-        return self.forward.pack.pack_tokens
-
-    @property
-    def lengths(self) -> Ints:
-        """[B] nodes on the walk."""
-        lengths: Ints = self.accepted.sum(axis=1)
-        return lengths
-
     @cached_property
     def sound(self) -> Bools:
         """[B]: are all choices on the walk finite?"""

@@ -2,10 +2,10 @@
 
 from statemgr.forward_view import ForwardView, TreePaths
 from statemgr.kv_store import KVStore, LayerShape
+from statemgr.layer_state import KEPT_STATES
 from statemgr.model_state import ModelState
 from statemgr.output_store import OutputStore
 from statemgr.prefix_cache import CacheCounts, CacheUse, TokenChain
-from statemgr.prefix_sharing import KEPT_STATES
 from statemgr.recurrent_store import TokenOrder
 from statemgr.row_kv import KVFormat, KVMismatchError, RowKV, check_kv, export_row, import_row
 from statemgr.state_manager import StateManager, row_slots, row_tokens

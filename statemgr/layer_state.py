@@ -18,6 +18,7 @@ Tensors = Sequence[Tensor]
 StateKey = tuple[int, str]  # a layer, and the name of one of its kinds
 KeptState = Mapping[StateKey, Tensors]  # nobody writes to it
 KeptStates = Mapping[int, KeptState]  # by number of tokens
+KEPT_STATES = 4  # that a row which begins takes over, or keeps of its prompt on its way, at most
 
 
 class StatePart(Protocol):

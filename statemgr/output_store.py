@@ -26,10 +26,6 @@ class OutputStore:
         """Tokens that are kept."""
         return self._held
 
-    @property
-    def tenants(self) -> int:
-        return len(self._tenants)
-
     def of(self, tenant: str) -> SuffixIndex | None:
         return self._tenants.get(tenant)
 

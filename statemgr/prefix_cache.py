@@ -1,15 +1,16 @@
 """PrefixCache: texts whose keys and values are still in the stores, found by what they begin with.
 
 Contract: a prefix is found by the longest chain of whole blocks that it shares with a text, and
-among those by how many tokens of the next block they share. Hashes only say where to look: tokens
-are compared. Who asks under another salt finds nothing. Least recently used prefixes go first.
+among those by how many tokens of the next block they share; for models that go on from few places,
+by the deepest of these. Hashes only say where to look: tokens are compared. Who asks under another
+salt finds nothing. Least recently used prefixes go first.
 
 Not here: where keys and values stand (`Arena`), and how they are copied (`StateManager`).
 Source of the chain of hashes: vLLM's automatic prefix caching, design document.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 
@@ -80,6 +81,11 @@ class CachedPrefix:
             for name, length in self.lengths.items()
         }
 
+    def worth(self, common: int, models: Collection[str]) -> int:
+        """The most that one of `models` need not read, of so many tokens; without models these."""
+        reach = self.reach(common) if models else {}
+        return max((reach.get(name, 0) for name in models), default=common)
+
     def take_over(self, states: Mapping[str, KeptStates], most: int) -> None:
         """States of another one that shares `most` tokens."""
         for name, own in self.states.items():
@@ -139,7 +145,8 @@ class PrefixCache:
 
     @property
     def blocks(self) -> int:
-        return sum(entry.blocks for entry in self._entries.values())
+        """May be asked from any thread."""
+        return sum(entry.blocks for entry in self)
 
     def add(self, entry: CachedPrefix) -> None:
         """As the most recently used one."""
@@ -158,21 +165,30 @@ class PrefixCache:
         """The least recently used one."""
         return next((entry for entry in self._entries.values() if entry is not but), None)
 
-    def find(self, chain: TokenChain, limit: int, salt: str) -> tuple[CachedPrefix, int] | None:
-        """The prefix that shares the most of the first `limit` tokens, and how many; of equal ones
-        the most recently added. None: not one token."""
+    def find(
+        self, chain: TokenChain, limit: int, salt: str, models: Collection[str] = ()
+    ) -> tuple[CachedPrefix, int, int] | None:
+        """The best prefix, how many of the first `limit` tokens it shares, and how many any prefix
+        shares. None: not one token.
+
+        The best one shares the most; with `models`, one of these need read the fewest. Of equal
+        ones it is the most recently added.
+        """
+        best, most, shared, seen = None, (0, 0), 0, set[int]()
         for blocks in range(min(limit // KV_QUANTUM, len(chain.hashes) - 1), -1, -1):
-            bucket = self._index.get((salt, chain.hashes[blocks]))
-            if not bucket:
+            if most[0] >= (blocks + 1) * KV_QUANTUM:  # all others share less
+                break
+            bucket = self._index.get((salt, chain.hashes[blocks]), {})
+            if len(bucket) == len(seen):  # it holds all that share more
                 continue
-            best, shared = None, max(1, blocks * KV_QUANTUM)  # less: only the hashes are equal
-            for entry in bucket.values():
+            for entry in [one for owner, one in bucket.items() if owner not in seen]:
                 common = common_tokens(entry.chain.tokens, chain.tokens[:limit])
-                if common >= shared:
-                    best, shared = entry, common
-            if best is not None:
-                return best, shared
-        return None
+                value = entry.worth(common, models), common
+                if common and value >= most:
+                    best, most = entry, value
+                shared = max(shared, common)
+            seen |= bucket.keys()
+        return None if best is None else (best, most[1], shared)
 
     def forget_model(self, name: str) -> list[CachedPrefix]:
         """A model's store is gone. A prefix ends where the other models' tokens do. Returns the

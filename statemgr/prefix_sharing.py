@@ -8,18 +8,17 @@ follows one leader, whose tokens it copies as they come. Only committed tokens a
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from statemgr.arrays import Ints
-from statemgr.layer_state import KeptStates
+from statemgr.layer_state import KEPT_STATES, KeptStates
 from statemgr.model_state import ModelState
 from statemgr.prefix_cache import CachedPrefix, CacheUse, PrefixCache, TokenChain, common_tokens
 
 logger = logging.getLogger(__name__)
 
-KEPT_STATES = 4  # recurrent states that are kept of a row while it runs, at most
 _STRIDE = 2048  # tokens of a prompt between two of them
 
 
@@ -29,7 +28,8 @@ class Found:
 
     Attributes:
         lengths: by model, of how many of its tokens there are keys and values in one place.
-        entry, row: that place; `shared`: tokens that it has in common with the text.
+        entry, row: that place; `shared`: tokens that it has in common with the text; `parts`: that
+            any place has.
         leader: a row that will have read `expected` of its tokens, more than there are now.
     """
 
@@ -38,12 +38,9 @@ class Found:
     entry: CachedPrefix | None = None
     row: int | None = None
     shared: int = 0
+    parts: int = 0
     leader: int | None = None
     expected: int = 0
-
-    @property
-    def longest(self) -> int:
-        return max(self.lengths.values(), default=0)
 
 
 @dataclass(kw_only=True)
@@ -97,39 +94,34 @@ class PrefixSharing:
         """What is kept of a text, without its last token, whose logits are wanted."""
         if use.salt is None or not use.reads:
             return Found(use=use)
-        cached = self._cache.find(chain, len(chain.tokens) - 1, use.salt)
+        cached = self._find(chain, use.salt)
         if cached is None:
             return Found(use=use)
-        entry, shared = cached
-        return Found(use=use, lengths=entry.reach(shared), entry=entry, row=None, shared=shared)
+        entry, shared, parts = cached
+        reach = entry.reach(shared)
+        return Found(use=use, lengths=reach, entry=entry, shared=shared, parts=parts)
 
     def find(self, chain: TokenChain, use: CacheUse) -> Found:
         """The same, and what running rows have read of it or will read."""
         best, limit = self.cached(chain, use), len(chain.tokens) - 1
         if use.salt is None or not use.reads:
             return best
-        leader, expected = None, 0
+        leader, expected, usable = None, 0, self._usable(best.lengths)
         for row, other in self._rows.items():
             if other.salt != use.salt:
                 continue
             shared = common_tokens(self._committed(row), chain.tokens[:limit])
             if shared > expected:
                 leader, expected = row, shared
-            if shared > best.longest:  # whoever will have read the most may have read nothing yet
+            if shared > usable:  # whoever will have read the most may have read nothing yet
                 lengths = self._reach(row, shared)
-                if max(lengths.values(), default=0) > best.longest:
-                    best = Found(use=use, lengths=lengths, entry=None, row=row, shared=shared)
-        if leader is None or expected <= best.longest:
+                if self._usable(lengths) > usable:
+                    usable = self._usable(lengths)
+                    best = replace(best, lengths=lengths, entry=None, row=row, shared=shared)
+        best = replace(best, parts=max(best.parts, expected))
+        if leader is None or expected <= usable:
             return best
-        return Found(
-            use=use,
-            lengths=best.lengths,
-            entry=best.entry,
-            row=best.row,
-            shared=best.shared,
-            leader=leader,
-            expected=expected,
-        )
+        return replace(best, leader=leader, expected=expected)
 
     def begin(self, row: int, found: Found, is_there: bool) -> None:
         """A row begins with what was found for it; `is_there`: and is still where it was."""
@@ -188,8 +180,8 @@ class PrefixSharing:
             return has_copied
         sharer.leader = None  # it has ended, and what it has read is cached
         chain = TokenChain(self._committed(row))
-        cached = self._cache.find(chain, len(chain.tokens) - 1, sharer.salt)
-        return cached is not None and self._copy_entry(row, *cached)
+        cached = self._find(chain, sharer.salt)
+        return cached is not None and self._copy_entry(row, *cached[:2])
 
     def _has_read(self, row: int, tokens: int) -> bool:
         """Where there are models whose rows are canonical, the others read what they lack
@@ -249,6 +241,21 @@ class PrefixSharing:
         self._cache.counts.cached_tokens += sharer.inherited() - before
         return has_copied
 
+    def _find(self, chain: TokenChain, salt: str) -> tuple[CachedPrefix, int, int] | None:
+        """See `PrefixCache.find`."""
+        return self._cache.find(chain, len(chain.tokens) - 1, salt, self._deciding)
+
+    @property
+    def _deciding(self) -> list[str]:
+        """Models that go on from few places, the target among them if it is one: what they need not
+        read decides what a row copies. Others read what they lack then in little time."""
+        states = self._states.items()
+        return [name for name, state in states if state.is_recurrent and state.canonical]
+
+    def _usable(self, lengths: Mapping[str, int]) -> int:
+        """Tokens whose reading a place saves."""
+        return max((lengths.get(name, 0) for name in self._deciding or lengths), default=0)
+
     def _reach(self, row: int, most: int) -> dict[str, int]:
         return {name: state.reach(row, most) for name, state in self._states.items()}
 
@@ -257,7 +264,7 @@ class PrefixSharing:
         prompt, which may be sent again; where texts part; and now and then. And where it parts from
         its leader, on the leader's way."""
         last = len(self._committed(row)) - 1
-        wanted = [last, found.shared, *range(last // _STRIDE * _STRIDE, 0, -_STRIDE)]
+        wanted = [last, found.parts, *range(last // _STRIDE * _STRIDE, 0, -_STRIDE)]
         known = min(found.lengths.values(), default=0)
         self.wanted[row] = set([count for count in wanted if count > known][: KEPT_STATES - 1])
         if found.leader is not None and len(self.wanted[found.leader]) < KEPT_STATES:

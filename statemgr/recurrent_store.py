@@ -22,6 +22,7 @@ from torch import Tensor
 
 from statemgr.arrays import Ints
 from statemgr.layer_state import (
+    KEPT_STATES,
     KeptState,
     KeptStates,
     RecurrentKind,
@@ -264,13 +265,13 @@ class RecurrentStore:
         return kept
 
     def restore(self, row: int, count: int, states: KeptStates) -> None:
-        """Goes on behind `count` tokens. Whatever is kept before is good for the row, too."""
+        """Goes on behind `count` tokens. What is kept last before is good for the row, too."""
         self.forget(row)
         for key, parts in states[count].items():
             for part, kept in zip(self._state(key, row), parts, strict=True):
                 part.copy_(kept)
-        known = {at: dict(state) for at, state in states.items() if at <= count}
-        self._rows[row] = _Row(count=count, kept=known)
+        known = sorted(at for at in states if at <= count)[-KEPT_STATES:]
+        self._rows[row] = _Row(count=count, kept={at: dict(states[at]) for at in known})
 
     def fall_back(self, row: int, most: int) -> int:
         """Goes back to the most tokens, of `most`, behind which the states were kept. Returns how

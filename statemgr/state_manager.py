@@ -18,10 +18,10 @@ from statemgr.arena import KV_QUANTUM, blocks_of
 from statemgr.arrays import Ints
 from statemgr.kv_placement import KVPlacement
 from statemgr.kv_store import LayerShape
-from statemgr.layer_state import RecurrentShape, StateKey
+from statemgr.layer_state import KEPT_STATES, RecurrentShape, StateKey
 from statemgr.model_state import ModelState
 from statemgr.prefix_cache import CacheCounts, CacheUse, PrefixCache, TokenChain
-from statemgr.prefix_sharing import KEPT_STATES, PrefixSharing
+from statemgr.prefix_sharing import PrefixSharing
 from statemgr.row_layout import RowLayout
 
 logger = logging.getLogger(__name__)
@@ -171,12 +171,8 @@ class StateManager:
         return self._sharing.inherited(row, model)
 
     def cached(self, chain: TokenChain, use: CacheUse) -> dict[str, int]:
-        """By model: tokens that it would not have to read again, whoever runs."""
+        """By model: tokens that it would not have to read again, of what no row runs with."""
         return self._sharing.cached(chain, use).lengths
-
-    def clear_cache(self) -> None:
-        for entry in self._cache:
-            self._placement.drop(entry)
 
     def _keep(self, row: int, salt: str) -> bool:
         try:
@@ -193,7 +189,7 @@ class StateManager:
         chain = TokenChain(self.committed(row)[: max(lengths.values())])
         known = self._cache.find(chain, len(chain.tokens), salt)
         if known is not None:
-            entry, shared = known
+            entry, shared, _ = known
             if _covers(entry.lengths, shared, lengths):
                 self._cache.touch(entry)
                 entry.take_over(states, shared)

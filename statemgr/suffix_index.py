@@ -48,10 +48,6 @@ class SuffixIndex:
         """Tokens that are kept, ends of texts included."""
         return self._base + len(self._tokens) - self._starts[0]
 
-    @property
-    def texts(self) -> int:
-        return len(self._starts)
-
     def token(self, place: int) -> int:
         """What stands at the place of a match: a token, or `END`."""
         return self._tokens[place - self._base]
@@ -67,12 +63,6 @@ class SuffixIndex:
         """The last tokens of the text that goes on, at most `count`."""
         end = len(self._tokens)
         return self._tokens[max(self._starts[-1] - self._base, end - count) : end]
-
-    def text(self, index: int) -> "array[int]":
-        """A whole text without its end; the last one, -1, may still go on."""
-        starts = [start - self._base for start in self._starts]
-        last = index in (-1, len(starts) - 1)
-        return self._tokens[starts[index] : None if last else starts[index + 1] - 1]
 
     def append(self, tokens: Sequence[int]) -> None:
         """The text goes on."""

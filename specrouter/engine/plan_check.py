@@ -95,9 +95,8 @@ class PlanCheck:
         least = 1 if len(group.chain) > 1 else 0
         _expect(_is_count(depth) and least <= depth <= MAX_DEPTH, "depth", depth)
         _expect(_is_count(width) and 1 <= width <= MAX_TREE_TOKENS, "width", width)
-        if group.branching is None:
-            _expect(depth * width <= MAX_TREE_TOKENS, "trees of", group.shape)
-        else:
+        _expect(depth * width <= MAX_TREE_TOKENS, "trees of", group.shape)
+        if group.branching is not None:
             is_form = len(group.branching) == depth and all(map(_is_count, group.branching))
             _expect(is_form and math.prod(group.branching) == width, "form", group.branching)
         if group.predicted is not None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from specrouter.engine.admission_log import AdmissionLog
 from specrouter.engine.admission_queue import AdmissionPace, AdmissionQueue
+from specrouter.engine.decode_counts import DecodeCounts
 from specrouter.engine.prefix_record import PrefixRecord
 from specrouter.engine.request_meter import RequestMeter
 from specrouter.engine.row_executor import RowExecutor
@@ -50,6 +51,7 @@ class RequestBook:
     faults: FaultGuard
     lengths: OutputLengths = field(default_factory=OutputLengths)
     admissions: AdmissionLog = field(default_factory=AdmissionLog)
+    counts: DecodeCounts = field(default_factory=DecodeCounts)
     prefixes: deque[PrefixRecord] = field(default_factory=lambda: deque(maxlen=_PREFIXES))
     waiting: AdmissionQueue[RunningRequest] = field(default_factory=AdmissionQueue)
     running: dict[int, RunningRequest] = field(default_factory=dict)
@@ -84,7 +86,7 @@ class RequestBook:
     def follow_admission(
         self, cycle: int, admission: Admission, waiting: Mapping[int, RunningRequest]
     ) -> dict[int, int]:
-        """Takes rows back, notes who is declined, and gives rows: by id, as `admit`."""
+        """Takes rows back, notes who is declined, and gives rows: by id."""
         by_id = {one.handle.request_id: one for one in self.running.values()}
         for each in admission.preempted:
             self._preempt(by_id[each])
@@ -101,18 +103,38 @@ class RequestBook:
         rejected = [waiting[each] for each in admission.declined if waiting[each].rejects]
         if rejected:
             self.end_all([(one, "error", _unattainable(one)) for one in rejected])
-        rows = self.admit([waiting[one] for one in admission.admitted if not waiting[one].finished])
+        admitted = [waiting[one] for one in admission.admitted if not waiting[one].finished]
+        rows = self._give_rows(admitted)
         for each in admission.promised & rows.keys():
             waiting[each].is_promised = True
-        came = [waiting[one] for one in rows]
         declined = [waiting[one] for one in admission.declined]
-        moved = came, declined, [by_id[one] for one in admission.preempted]
+        self._note(cycle, rows, declined, [by_id[one] for one in admission.preempted])
+        return rows
+
+    def admit(self, cycle: int, requests: Iterable[RunningRequest]) -> None:
+        """Gives rows without a decision of admission, in this order."""
+        self._note(cycle, self._give_rows(requests))
+
+    def _note(
+        self,
+        cycle: int,
+        rows: Mapping[int, int],
+        declined: Sequence[RunningRequest] = (),
+        preempted: Sequence[RunningRequest] = (),
+    ) -> None:
+        """Who was given a row, who was declined, and who lost the row."""
+        came = [self.running[row] for row in rows.values()]
         self.faults.each(
             "accounts",
-            lambda: self.slo_accounts.note_admission(*moved),
-            lambda: self.admissions.note(cycle, len(self.running), *moved),
+            lambda: self.slo_accounts.note_admission(came, declined, preempted),
+            lambda: self.admissions.note(cycle, len(self.running), came, declined, preempted),
+            lambda: self._count_prompts(came),
         )
-        return rows
+
+    def _count_prompts(self, came: Sequence[RunningRequest]) -> None:
+        for request in came:
+            if not request.preemptions and request.spec.kv is None:
+                self.counts.record_prompt(len(request.spec.token_ids))
 
     def _preempt(self, request: RunningRequest) -> None:
         """It keeps its tokens and its place in the queue; nothing fails between its two places."""
@@ -129,7 +151,7 @@ class RequestBook:
         if leaving:
             self.end_all(leaving)
 
-    def admit(self, requests: Iterable[RunningRequest]) -> dict[int, int]:
+    def _give_rows(self, requests: Iterable[RunningRequest]) -> dict[int, int]:
         """Gives requests that wait their rows, as far as there are rows and memory: rows by id,
         without those that cannot begin and end alone."""
         rows: dict[int, int] = {}
@@ -208,7 +230,11 @@ class RequestBook:
             "accounts",
             lambda: None if request.row is None else self.pace.note_end(ended_s),
             lambda: self.slo_accounts.record(
-                metrics, request.produced_tokens, submitted_s, ended_s
+                metrics,
+                request.produced_tokens,
+                submitted_s,
+                ended_s,
+                stages_before=request.pace.stages_before,
             ),
             lambda: self._note_prefix(request),
             lambda: self.meter.record(output, ended_s - submitted_s),

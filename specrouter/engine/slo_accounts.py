@@ -115,13 +115,19 @@ class SloAccounts:
         self._first_s, self._last_s = math.inf, -math.inf
 
     def record(
-        self, metrics: RequestMetrics, tokens: int, submitted_s: float, ended_s: float
+        self,
+        metrics: RequestMetrics,
+        tokens: int,
+        submitted_s: float,
+        ended_s: float,
+        stages_before: int = 0,
     ) -> None:
         """A request has ended.
 
         Args:
             tokens: that it produced; those of an earlier attempt do not count.
             submitted_s, ended_s: of one clock, the same for all requests.
+            stages_before: that had ended before its first token here.
         """
         with self._lock:
             self._first_s = min(self._first_s, submitted_s)
@@ -130,9 +136,8 @@ class SloAccounts:
             for account in (own, self._total):
                 account.add(metrics, tokens)
             stages = self._stages.setdefault(class_of(metrics), [])
-            for place, is_attained in enumerate(metrics.attained_stages):
-                if place == len(stages):
-                    stages.append([0, 0])
+            for place, is_attained in enumerate(metrics.attained_stages, stages_before):
+                stages += [[0, 0] for _ in range(len(stages), place + 1)]
                 stages[place][0] += 1
                 stages[place][1] += is_attained
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from specrouter.cycle import CycleResult, TargetError
 from specrouter.engine.admission_queue import WAITING_SHOWN
 from specrouter.engine.cycle_log import CycleLog
-from specrouter.engine.decode_counts import DecodeCounts
 from specrouter.engine.delivery import Delivery
 from specrouter.engine.plan_check import PlanCheck
 from specrouter.engine.planning import CyclePlanning, Policies, target_alone
@@ -24,8 +23,6 @@ from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.request.running import RunningRequest
 from specrouter.routing.planner import Plan
 from specrouter.view import EngineView, Standing
-
-Rows = dict[int, int]  # of requests that were just given one, by id
 
 
 class DecodingStep:
@@ -55,7 +52,7 @@ class DecodingStep:
     ) -> None:
         self.cycle = 0
         self.is_full = False
-        self.counts = DecodeCounts()
+        self.counts = book.counts
         self.cycles = CycleLog(names[-1])
         self.quarantine = Quarantine()
         self.planning = CyclePlanning(policies, self._view, check, faults)
@@ -76,11 +73,9 @@ class DecodingStep:
         planned = None
         with self._faults.part("planning"), self.planning.resting_after_failure(self.cycle):
             planned = self._decide()
-        plan, came = planned or self._first_come()
+        plan = planned or self._first_come()
         self._faults.each(
-            "accounts",
-            lambda: book.pace.note_queue(bool(book.waiting), self._clock()),
-            lambda: self._count_prompts(came),
+            "accounts", lambda: book.pace.note_queue(bool(book.waiting), self._clock())
         )
         if book.running:
             result = self._run(plan)
@@ -95,7 +90,7 @@ class DecodingStep:
                 self._profiler.begin_cycle,
             )
 
-    def _decide(self) -> tuple[Plan, Rows]:
+    def _decide(self) -> Plan:
         """By the policies: who is given a row, and what all that have one do. While they rest,
         `_first_come` but for the order, which is the queue's. Where this fails halfway, who moved
         has moved."""
@@ -112,19 +107,20 @@ class DecodingStep:
         self._note_room(admission.waits_for_memory)
         left = self._executor.unread(book.running)
         if not left:
-            return self._alone(), rows
+            return self._alone()
         came = self.views.admitted({row: book.running[row] for row in rows.values()})
-        return planning.plan(cycle, came, left, self._executor.prefixes.waits(left)), rows
+        return planning.plan(cycle, came, left, self._executor.prefixes.waits(left))
 
-    def _first_come(self, first: Sequence[RunningRequest] | None = None) -> tuple[Plan, Rows]:
+    def _first_come(self, first: Sequence[RunningRequest] | None = None) -> Plan:
         """Without a decision of the policies: rows for as many as there is room for, in order, and
         the target decodes alone. `first`: that wait; None: as they stand in the queue."""
         book = self._book
         if first is None:
             first = list(itertools.islice(book.waiting, WAITING_SHOWN))
-        rows = book.admit(first) if len(book.running) < self._executor.rows else {}
+        if len(book.running) < self._executor.rows:
+            book.admit(self.cycle, first)
         self._note_room(True)
-        return self._alone(), rows
+        return self._alone()
 
     def _note_room(self, waits_for_memory: bool) -> None:
         is_left = bool(self._book.waiting) and len(self._book.running) < self._executor.rows
@@ -151,11 +147,6 @@ class DecodingStep:
         if self._book.is_abandoned:  # a cycle that was stuck: all have been told
             raise Abandoned
         return result
-
-    def _count_prompts(self, came: Rows) -> None:
-        for request in map(self._book.running.__getitem__, came.values()):
-            if not request.preemptions and request.spec.kv is None:
-                self.counts.record_prompt(len(request.spec.token_ids))
 
     def _learn(self, plan: Plan, result: CycleResult, elapsed_s: float) -> None:
         self.counts.record_cycle(elapsed_s)

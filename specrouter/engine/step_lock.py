@@ -49,16 +49,10 @@ class StepLock:
 
     @contextmanager
     def take_over(self) -> Iterator[None]:
-        """`with lock:` that does not wait for the thread of the last step."""
-        with self.after(self._stepper):
-            self._began_s = None
-            yield
-
-    @contextmanager
-    def after(self, left_behind: int | None) -> Iterator[None]:
-        """`with lock:` that does not wait for this thread, and comes first."""
-        self._enter(left_behind)
+        """`with lock:` that does not wait for the thread of the last step, and comes first."""
+        self._enter(self._stepper)
         try:
+            self._began_s = None
             yield
         finally:
             self.__exit__()

@@ -104,7 +104,8 @@ class ViewBuilder:
         )
 
     def _waiting(self, requests: Sequence[RunningRequest], now_s: float) -> tuple[RequestView, ...]:
-        """As they would begin now, with what is cached of their texts."""
+        """As they would begin now, with what is cached of their texts; what running rows have read
+        of these is not looked at."""
         texts, views = dict[int, TokenChain](), []
         for request in requests:
             unread = int(request.committed_tokens) - 1  # fails for NaN: nobody would ever admit it

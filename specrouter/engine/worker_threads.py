@@ -30,9 +30,6 @@ class WorkerThreads:
     def __contains__(self, thread: threading.Thread) -> bool:
         return thread in self._threads.values()
 
-    def __getitem__(self, role: str) -> threading.Thread:
-        return self._threads[role]
-
     def join(self, but: str | None) -> None:
         """To their very end: one that the interpreter's end meets in torch would abort the
         process. `but`: a role that is not waited for."""

@@ -5,7 +5,6 @@ text. Rows are those that the state manager has allocated; it is not told here w
 """
 
 from collections.abc import Callable, Collection
-from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,11 +66,9 @@ class DecodingRows:
         self.prompt_logprobs.open(row, request.token_ids, params.prompt_logprobs)
 
     def close(self, row: int) -> None:
-        """All of it is done, whatever of it fails."""
-        with ExitStack() as last_first:
-            last_first.callback(self._facts.pop, row, None)  # it may never have been opened whole
-            last_first.callback(self.prompt_logprobs.close, row)
-            last_first.callback(self.sampler.close, row)
+        self.sampler.close(row)
+        self.prompt_logprobs.close(row)
+        self._facts.pop(row, None)  # it may never have been opened whole
 
     def extend(self, row: int, tokens: Ints) -> None:
         """Commits tokens of a row."""

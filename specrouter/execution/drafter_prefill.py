@@ -37,25 +37,31 @@ class DrafterPrefill:
         self._comparison = comparison
         self._prefill = PrefillProcessor(max(runtime.settings.prefill_chunk, LEAST_CHUNK))
         self._shares: dict[str, Ints] = {}  # by model, [manager.rows] tokens of this cycle
+        self._failed: dict[str, ModelFailure] = {}  # models that could not say what they lack
 
     def begin(self, groups: Sequence[ChainGroup]) -> None:
         """A cycle of these groups, whose rows are disjoint, begins to draft."""
-        self._shares = {}
+        self._shares, self._failed = {}, {}
         parts: dict[str, list[Ints]] = {}
         for group in groups:
             for name in group.chain[:-1]:
                 parts.setdefault(name, []).append(group.rows)
         for name, each in parts.items():
-            rows = np.concatenate(each)
-            wanted = self._wanted(name, rows)
-            if wanted.any():
-                self._shares[name] = np.zeros(self._manager.rows, dtype=np.int64)
-                self._shares[name][rows] = share_shortest_first(wanted, self._prefill.chunk)
+            try:
+                self._share(name, np.concatenate(each))
+            except Exception as error:
+                self._failed[name] = ModelFailure(name, error)
+
+    def _share(self, name: str, rows: Ints) -> None:
+        wanted = self._wanted(name, rows)
+        if wanted.any():
+            self._shares[name] = np.zeros(self._manager.rows, dtype=np.int64)
+            self._shares[name][rows] = share_shortest_first(wanted, self._prefill.chunk)
 
     def read(self, group: ChainGroup) -> tuple[list[str], list[ModelFailure]]:
         """The models that have read something for the group, and those that failed in it."""
         readers: list[str] = []
-        failures: list[ModelFailure] = []
+        failures = [self._failed[name] for name in group.chain[:-1] if name in self._failed]
         for name in group.chain[:-1]:
             share = self._shares.get(name)
             rows = group.rows[:0] if share is None else group.rows[share[group.rows] > 0]

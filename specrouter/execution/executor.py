@@ -64,6 +64,7 @@ class Executor:
         self._decoding = runtime.rows
         self._faults = runtime.faults
         self._drafters = runtime.drafters
+        self._opens = [drafter.open for drafter in runtime.drafters.values()]
         self._closes = [drafter.close for drafter in runtime.drafters.values()]
         self.states = runtime.states
         self._comparison = ModelComparison(runtime)
@@ -105,9 +106,8 @@ class Executor:
     def prepare(self, row: int, request: RequestSpec) -> None:
         """What only the speed of an open row depends on: keys and values that came with its
         request, and what drafters know of it."""
-        for drafter in self._drafters.values():
-            drafter.open(row, request)
-        self.hand_over.take(row, request)
+        opens = (*self._opens, self.hand_over.take)
+        self._faults.each("prefixes", *(partial(each, row, request) for each in opens))
 
     def close(self, row: int, keep: bool = False) -> None:
         """`keep`: what the row's request has read is good for others."""

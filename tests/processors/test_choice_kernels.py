@@ -19,7 +19,6 @@ pytestmark = [
 ]
 
 VOCAB = 41  # more than a block of the tests, and no multiple of it
-KEYS = 50
 
 
 def random_keys(count: int, seed: int = 0) -> NDArray[np.uint64]:
@@ -35,19 +34,6 @@ def random_keys(count: int, seed: int = 0) -> NDArray[np.uint64]:
 
 def there(keys: NDArray[np.uint64]) -> Tensor:
     return torch.from_numpy(keys.view(np.int64)).to(DEVICE)
-
-
-def test_the_integers_are_numpys() -> None:
-    from processors.choice_kernels import noise_bits
-
-    keys = random_keys(KEYS)
-    out = torch.zeros((KEYS, VOCAB), dtype=torch.int64, device=DEVICE)
-    noise_bits[(KEYS, 2)](there(keys), out, KEYS, VOCAB, IDS=32)
-    for (seed, stream, position, draw), got in zip(keys.T, out.cpu().numpy(), strict=True):
-        counter = np.array([0, position, 0, draw], dtype=np.uint64)
-        key = np.array([seed, stream], dtype=np.uint64)
-        wanted = np.random.Philox(key=key, counter=counter).random_raw(VOCAB)
-        assert np.array_equal(got.view(np.uint64), wanted)
 
 
 def best(logits: Tensor, keys: NDArray[np.uint64], temperatures: Tensor, width: int) -> Any:

@@ -1,5 +1,6 @@
 """A sampler that chooses by kernels says what the sampler says, row by row, whatever the rows."""
 
+import dataclasses
 from collections.abc import Sequence
 from unittest import mock
 
@@ -8,10 +9,11 @@ import pytest
 import torch
 
 from processors.contexts import Contexts
-from processors.noise import NoiseBank
+from processors.noise import NoiseBank, gumbel
 from processors.sampler import Sampler
 from processors.sampling_row import SamplingSettings
 from tests.processors.sampling import FULL, VOCAB, random_logits
+from tests.processors.test_grammar import HashGrammar
 from tests.triton_interpreter import DEVICE, needs_triton
 
 pytestmark = [
@@ -83,9 +85,26 @@ def test_a_plain_row_takes_no_memory_for_noise_where_kernels_draw_it() -> None:
     from processors.fused_sampler import FusedSampler
 
     logits, fused = random_logits(len(ROWS)).to(DEVICE), FusedSampler(VOCAB, 16, DEVICE.type)
+    fused.open(len(PLAIN), LIMITED, noise=(DEVICE, 0))  # of whose memory plain rows take none
     with mock.patch.object(NoiseBank, "hold_on", side_effect=MemoryError):
         for row, one in enumerate(PLAIN):
             fused.open(row, one, noise=(DEVICE, 0))
         fused.choose(logits, places(PLAIN))
+        ids = np.array([5, 2])
+        assert np.allclose(fused.noise_at(1, 4, ids), gumbel(3, 4, VOCAB)[ids], rtol=0, atol=1e-15)
+        assert [*fused._noise._banks[0]._keys] == [len(PLAIN)]
         with pytest.raises(MemoryError):
             fused.open(0, LIMITED, noise=(DEVICE, 0))
+
+
+def test_a_row_is_opened_once() -> None:
+    from processors.fused_sampler import FusedSampler
+
+    fused = FusedSampler(VOCAB, 16, DEVICE.type)
+    for _ in range(20):
+        grammar = HashGrammar(VOCAB)
+        limited = dataclasses.replace(LIMITED, grammar=grammar)
+        fused.open(0, limited, output=(1, 2), noise=(DEVICE, 0))
+        assert grammar.text == (1, 2)
+        fused.close(0)
+    assert fused._noise._banks[0]._size == 1

@@ -117,7 +117,7 @@ class Case:
     def judged(self, rule: AcceptanceRule) -> VerifyResult:
         sampler, contexts = self.opened()
         fed = FedTree(self.tree, np.full(self.tree.tokens.shape, NO_SLOT))
-        pack = PackResult(self.logits, fed, len(self.logits), self.logits[:0])
+        pack = PackResult(self.logits, fed, self.logits[:0])
         forward = VerifierForward(self.tree, _places(self.tree), contexts, pack, {})
         draft = DraftResult(self.tree, self.drafted, _places(self.tree), fed)
         return rule.accept(sampler, forward, [draft], level=1, rescore=False)

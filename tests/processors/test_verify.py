@@ -103,11 +103,12 @@ def test_random_trees_are_judged_as_by_ordinary_forwards(
     rows = random_trees(bench, {1: 12, 3: 4 * seed, 4: 9}, seed)
     result = verify(bench, build(rows, spare=seed % 2), prefill={0: 20, 2: 30})
     assert_logits(bench, result)
-    assert result.pack_tokens == 20 + 30 + 1 + 4 + 1 + sum(map(len, rows.values()))
+    fed = 20 + 30 + 1 + 4 + 1 + sum(map(len, rows.values()))
+    assert bench.state.lengths(np.arange(5)).sum() == 11 + 7 + 5 + fed
     for index, row in enumerate(rows):
         wanted = naive_path(bench, row, rows[row])
         assert result.path(index).tolist() == wanted
-        assert result.lengths[index] == len(wanted) - 1
+        assert result.accepted[index].sum() == len(wanted) - 1
         says = [bench.says(row, path(rows[row], p)) for p in range(-1, len(rows[row]))]
         assert result.choices[index, : len(says)].tolist() == says
     assert result.sound.all()

@@ -544,7 +544,7 @@ def test_a_cycle_that_does_not_end_ends_every_request_and_the_service(
     with pytest.raises(UnavailableError, match="a cycle"):
         router.submit(PROMPT, GREEDY)
     router.close()  # does not wait for the thread that hangs
-    cycle.end(router._thread._threads["engine"])  # nobody hears of it any more
+    cycle.end(router._thread._threads._threads["engine"])  # nobody hears of it any more
 
 
 def test_a_router_closes_though_its_target_hangs_and_tells_who_waits(
@@ -555,7 +555,7 @@ def test_a_router_closes_though_its_target_hangs_and_tells_who_waits(
     running, waiting = cycle.catch(router, faults)
     router.close(patience_s=0.2)
     assert_told(running, waiting, "did not stop")
-    cycle.end(router._thread._threads["engine"])
+    cycle.end(router._thread._threads._threads["engine"])
 
 
 # Who is served, and until when

@@ -11,6 +11,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from statemgr import CacheUse, KVStore, StateManager, TokenChain
 from statemgr.arena import KV_QUANTUM
+from statemgr.prefix_cache import CachedPrefix
 from tests.kv_layers import kv_layer
 from tests.statemgr.sharing_machine import SharingMachine
 
@@ -179,6 +180,23 @@ def test_what_is_cached_is_free_for_who_runs() -> None:
     rows = [manager.allocate(text(first, 120), 128, CacheUse()) for first in range(5)]
     assert rows == [0, 1, 2, 3, None]
     assert manager.cached_slots == 0
+
+
+def test_what_is_cached_is_counted_while_others_use_it() -> None:
+    """As metrics are asked for in another thread than the one that serves."""
+    manager = manager_of(16)
+    for first in (1, 2):
+        served(manager, text(first, 200))
+    oldest = manager._cache.oldest()
+    assert oldest is not None
+
+    def meanwhile() -> int:
+        manager._cache.touch(oldest)
+        return 2
+
+    blocks = mock.PropertyMock(side_effect=meanwhile)
+    with mock.patch.object(CachedPrefix, "blocks", blocks, create=True):
+        assert manager.cached_slots == 4 * KV_QUANTUM
 
 
 def test_rows_by_need_fit_where_whole_rows_would_not() -> None:

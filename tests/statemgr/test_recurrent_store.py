@@ -17,6 +17,7 @@ from statemgr import (
     export_row,
     import_row,
 )
+from tests.kv_layers import kv_layer
 from tests.modelpool.toy_hybrid import RunningAverage
 
 KIND = RunningAverage(1)
@@ -156,6 +157,46 @@ def test_a_prefix_is_good_up_to_a_state_that_was_kept() -> None:
     manager.check_integrity()
 
 
+def serve(manager: StateManager, text: Sequence[int]) -> None:
+    """A request's life, after which others may begin as it did."""
+    state, row = manager.state("hybrid"), manager.allocate(text, len(text), CacheUse("a"))
+    assert state is not None
+    assert row is not None
+    done = length(state, row)
+    feed(state, row, text[done:-1], certain=len(text) - 1 - done)
+    manager.free(row, keep=True)
+    manager.check_integrity()
+
+
+def test_the_prefix_with_the_deepest_state_is_found_not_the_one_that_shares_the_most() -> None:
+    text = [3, 1, 4, 1, 5, 9, 2, 6]
+    manager = StateManager(rows=4, max_tokens=384)
+    manager.open_state("hybrid", {}, canonical=True, recurrent=LAYERS)
+    serve(manager, text)
+    serve(manager, [*text[:4], 8, 8])  # keeps a state where the texts part
+    assert manager.cached(TokenChain([*text[:6], 7, 7]), CacheUse("a")) == {"hybrid": 4}
+    serve(manager, [*text[:6], 7, 7])  # the same, where it parts from the first one
+    assert manager.cached(TokenChain([*text[:6], 5, 5]), CacheUse("a")) == {"hybrid": 6}
+    long = [*range(300)]
+    serve(manager, long)
+    serve(manager, [*long[:100], 8, 8])  # in another block
+    assert manager.cached(TokenChain([*long[:290], 7]), CacheUse("a")) == {"hybrid": 100}
+
+
+def test_what_a_drafter_has_hides_no_state_of_the_target() -> None:
+    text, layers = [3, 1, 4, 1, 5, 9, 2, 6], {0: kv_layer(torch.device("cpu"), torch.float32, 1, 2)}
+    manager, state, row = manager_with(text, rows=4)
+    draft = manager.open_state("draft", layers)
+    draft.append(np.array([row]), np.array([7]), np.array(text[:7]), np.arange(7))
+    manager.free(row, keep=True)
+    row = manager.allocate([*text[:4], 8, 8], 128, CacheUse("a")) or 0
+    feed(state, row, [*text[:4], 8], certain=5)
+    third = manager.allocate([*text[:5], 7, 7], 128, CacheUse("a"))
+    assert third is not None
+    assert manager.inherited(third, "hybrid") == 4
+    manager.check_integrity()
+
+
 def test_a_follower_takes_over_where_it_parts_from_its_leader() -> None:
     text = [3, 1, 4, 1, 5, 9, 2, 6]
     manager = StateManager(rows=2, max_tokens=128)
@@ -194,6 +235,16 @@ def test_states_of_prefixes_that_were_used_last_are_kept_within_a_budget() -> No
         manager.check_integrity()
     assert manager.cached(TokenChain([29, 1, 2]), CacheUse("a")) == {"hybrid": 2}
     assert not any(manager.cached(TokenChain([1, 2, 3]), CacheUse("a")).values())
+
+
+def test_a_text_that_goes_on_and_on_takes_over_few_states() -> None:
+    text = [3, 1, 4, 1, 5, 9, 2, 6] * 3
+    manager = StateManager(rows=2, max_tokens=128)
+    state = manager.open_state("hybrid", {}, canonical=True, recurrent=LAYERS)
+    for count in range(4, 20, 2):
+        serve(manager, text[:count])
+    row = manager.allocate(text, 128, CacheUse("a")) or 0
+    assert sorted(state.recurrent.passed(row)) == [11, 13, 15, 17]
 
 
 def test_a_row_goes_on_in_another_process_from_keys_and_values_and_a_state() -> None:

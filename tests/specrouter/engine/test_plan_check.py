@@ -66,6 +66,7 @@ SENSELESS = {
     "trees that are too wide": plan(group(shape=DraftShape(9, 8))),
     "no width": plan(group(shape=DraftShape(4, 0))),
     "a form of another size": plan(group(shape=DraftShape(8, 4), branching=SPECINFER_TREE)),
+    "a form of too many nodes": plan(group(shape=DraftShape(3, 64), branching=(64, 1, 1))),
     "rows that do not run": plan(group(rows=rows(0, 7))),
     "rows that do not ascend": plan(group(rows=rows(1, 0))),
     "a row twice": plan(group(rows=rows(0)), group(rows=rows(0, 1))),

@@ -29,7 +29,8 @@ def router(small_config: dict[str, Any]) -> Iterator[ChainRouter]:
 @pytest.fixture(autouse=True)
 def _clean(router: ChainRouter) -> Iterator[None]:
     """Every test begins with an empty cache."""
-    router.instruments.run_idle(lambda: router.instruments.engine._manager.clear_cache())
+    manager = router.instruments.engine._manager
+    router.instruments.run_idle(lambda: [*map(manager._placement.drop, manager._cache)])
     yield
     router.instruments.check_integrity()
 

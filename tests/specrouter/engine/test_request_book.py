@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from specrouter.engine.request_book import RequestBook
+from specrouter.engine.slo_accounts import AdmissionCounts, SloAccounts
 from specrouter.execution.fault_guard import FaultGuard
 from specrouter.request.output import Delta
 from specrouter.slo.admission import Admission
@@ -59,7 +60,7 @@ class Request:
     """`late` may be an error, as `output` may."""
 
     def __init__(self, name: str, number: int) -> None:
-        self.spec: Any = SimpleNamespace(token_ids=[5] * 8)
+        self.spec: Any = SimpleNamespace(token_ids=[5] * 8, kv=None)
         self.continuation: Any = name
         self.objective = None
         self.has_objective = False
@@ -68,6 +69,7 @@ class Request:
         self.row: int | None = None
         self.admission_key = self.submitted_s = float(number)
         self.produced_tokens, self.preemptions, self.cached_tokens = 1, 0, 0
+        self.pace: Any = SimpleNamespace(stages_before=0)
         self.late: bool | Exception = False
 
     @property
@@ -90,7 +92,7 @@ class Request:
 
 
 class Accounts:
-    def note(self, *_: Any) -> None:
+    def note(self, *_: Any, **__: Any) -> None:
         pass
 
     record = note_admission = note
@@ -108,7 +110,7 @@ def book_of(names: str) -> tuple[Any, list[Request]]:
 def test_what_a_request_did_not_have_to_read_is_noted() -> None:
     book, (first, second) = book_of("ab")
     second.preemptions = 1  # what it finds now is its own
-    book.admit([first, second])
+    book.admit(1, [first, second])
     assert (first.cached_tokens, second.cached_tokens) == (7, 0)
     book.executor.copied, book.executor.gained = 12, [0, 1]
     book.follow()
@@ -117,15 +119,27 @@ def test_what_a_request_did_not_have_to_read_is_noted() -> None:
 
 def test_what_was_read_is_kept_unless_the_request_has_failed() -> None:
     book, (first, second) = book_of("ab")
-    book.admit([first, second])
+    book.admit(1, [first, second])
     book.end(first, "cancelled")
     book.end(second, "error", "a reason")
     assert (book.executor.closed, book.executor.kept) == ([0, 1], [0])
 
 
+def test_whoever_is_given_a_row_is_counted_where_policies_rest_or_their_plan_fails_too() -> None:
+    book, (first, second) = book_of("ab")
+    book.slo_accounts = SloAccounts()
+    second.is_declined = True
+    book.admit(3, [second])
+    book.follow_admission(4, Admission(admitted=(0,)), {0: first})
+    assert book.slo_accounts.admissions() == {"none": AdmissionCounts(best_effort=2)}
+    told = [(one.cycle, one.request, one.outcome) for one in book.admissions.records]
+    assert told == [(3, 1, "best_effort")]
+    assert book.counts.figures().prompt_tokens == 16
+
+
 def test_who_leaves_is_ended_with_its_reason() -> None:
     book, (cancelled, late, odd, stays) = book_of("abcd")
-    book.admit([late, odd])
+    book.admit(1, [late, odd])
     cancelled.handle.is_cancelled = True
     late.late, odd.late = True, OverflowError("its clock")
     book.retire()
@@ -139,7 +153,7 @@ def test_who_leaves_is_ended_with_its_reason() -> None:
 
 def test_an_engine_that_failed_tells_each_once_and_hands_over_who_waits() -> None:
     before, (running, waiting) = book_of("ab")
-    before.admit([running])
+    before.admit(1, [running])
     before.is_abandoned = True
     before.tell(before.running.values(), "error", "it crashed")
     before.tell(before.running.values(), "error", "again")

@@ -148,7 +148,9 @@ def test_stages_are_counted_one_by_one() -> None:
     for stages in ((True, False), (True,), (), (False, True, True)):
         accounts.record(replace(metrics(CHAT, True), attained_stages=stages), 5, 0.0, 1.0)
     accounts.record(metrics(None, None), 5, 0.0, 1.0)
-    assert accounts.stages() == {"chat": ((3, 2), (2, 1), (1, 1))}
+    resumed = replace(metrics(CHAT, True), attained_stages=(False,))
+    accounts.record(resumed, 5, 0.0, 1.0, stages_before=3)
+    assert accounts.stages() == {"chat": ((3, 2), (2, 1), (1, 1), (1, 0))}
 
 
 def test_a_request_is_admitted_once_however_often_it_is_given_a_row() -> None:

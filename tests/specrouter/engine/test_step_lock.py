@@ -1,6 +1,7 @@
 """One thread at a time, and nobody waits for one that was left behind."""
 
 import threading
+from contextlib import AbstractContextManager
 
 from specrouter.engine.step_lock import StepLock
 from tests.specrouter.faults import PATIENCE_S, wait_until
@@ -9,19 +10,13 @@ SOON_S = 0.05
 
 
 class Visitor:
-    """A thread that takes its turn, and leaves when it is told to."""
+    """A thread that takes its turn, or whatever `around` is, and leaves when it is told to."""
 
-    def __init__(self, turn: StepLock, left_behind: int | None = None) -> None:
-        self._turn = turn
-        self._left_behind = left_behind
+    def __init__(self, around: AbstractContextManager[None]) -> None:
+        self._around = around
         self._inside, self._may_leave = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._visit, daemon=True)
         self._thread.start()
-
-    @property
-    def number(self) -> int:
-        assert self._thread.ident is not None
-        return self._thread.ident
 
     def is_inside(self, within_s: float = PATIENCE_S) -> bool:
         return self._inside.wait(within_s)
@@ -31,8 +26,7 @@ class Visitor:
         self._thread.join(PATIENCE_S)
 
     def _visit(self) -> None:
-        around = self._turn if self._left_behind is None else self._turn.after(self._left_behind)
-        with around:
+        with self._around:
             self._inside.set()
             self._may_leave.wait(PATIENCE_S)
 
@@ -72,10 +66,10 @@ def test_who_comes_again_at_once_does_not_overtake_who_waits() -> None:
 
 def test_who_was_left_behind_holds_nobody_up_and_ends_nobodys_turn() -> None:
     turn = StepLock()
-    stuck = Visitor(turn)
+    stuck = Visitor(turn.step())
     assert stuck.is_inside()
     waiting = Visitor(turn)
-    successor = Visitor(turn, left_behind=stuck.number)
+    successor = Visitor(turn.take_over())
     assert successor.is_inside()
     stuck.leave()
     assert not waiting.is_inside(SOON_S)
@@ -86,9 +80,11 @@ def test_who_was_left_behind_holds_nobody_up_and_ends_nobodys_turn() -> None:
 
 def test_no_other_is_passed_over() -> None:
     turn = StepLock()
+    with turn.step():
+        pass
     holder = Visitor(turn)
     assert holder.is_inside()
-    successor = Visitor(turn, left_behind=threading.get_ident())
+    successor = Visitor(turn.take_over())
     assert not successor.is_inside(SOON_S)
     holder.leave()
     assert successor.is_inside()
