@@ -30,7 +30,6 @@ Floats = NDArray[np.float64]
 
 _URGENT = 10.0  # times its own reading: a prompt whose deadline is nearer cannot wait
 _MOST_NEW = 16  # urgent prompts that one decision chooses among
-_MORE_GIVEN_UP = (0, 2, 8)  # running requests, beyond those that are late anyway, for new ones
 _CYCLES = 24  # lengths of cycles that are tried
 _COMING = 0.35  # of every objective, for those who come next: first come, first served takes all
 _MARGIN = 0.2  # of every TPOT, for prompts that are still to come
@@ -113,17 +112,16 @@ class Amortized:
         if calm.in_time or self._is_sustained(load):
             admitted = self._with_urgent(load, calm.admitted, new, memory)
             return replace(calm, admitted=admitted, in_time=True)
-        most = len(load.ids) if any(map(self._is_urgent, new)) else 0
-        lost = 1 + bisect_left(
-            range(1, most + 1), True, key=lambda n: self._is_sustained(load.without_neediest(n))
-        )
-        found = [
-            Choice(self._with_urgent(load.without_neediest(count), (), new, memory), given_up=count)
-            for count in (lost + more for more in _MORE_GIVEN_UP)
-            if count <= most
-        ]
-        best = max(found, key=lambda one: len(one.admitted) - one.given_up, default=calm)
-        return replace(best, batch_ms=calm.batch_ms) if best.admitted else calm
+        # Twice as many each time: where just enough are given up, the next cycle gives up more.
+        count, most = 1, len(load.ids) if any(map(self._is_urgent, new)) else 0
+        while count <= most:
+            lighter = load.without_neediest(count)
+            if self._is_sustained(lighter):
+                admitted = self._with_urgent(lighter, (), new, memory)
+                calm = self.strict.choose(lighter, (), memory)
+                return replace(calm, admitted=admitted, in_time=True, given_up=count)
+            count *= 2
+        return calm
 
     def _with_urgent(
         self, load: Load, calm: Sequence[Prompt], new: Sequence[Prompt], memory: Memory
