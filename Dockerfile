@@ -8,9 +8,12 @@ FROM python:3.12-slim
 
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 
+# Kernels for int8 and int4 are compiled at the first start.
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
 COPY . /src
 RUN pip install --no-cache-dir --constraint /src/constraints.txt \
-        ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} /src \
+        ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} '/src[gguf]' \
     && rm -rf /src \
     && useradd --uid 1000 --create-home specrouter \
     && install --directory --owner specrouter /cache

@@ -32,9 +32,10 @@ class Room:
 # and figures of a request; cli for pairs; tests with each of these. Lowered on the same day.
 # 2026-11-26: modelpool for layers in the C library, and for damaged files and GGUF's facts that are
 # now told; cli for what the replicas of a machine take together; cluster for a front without their
-# devices, and for sums that do not fall; the others lowered again.
+# devices, and for sums that do not fall; http for requests that offer HTTP/2; the others lowered
+# again.
 ROOMS: Mapping[str, Room] = {
-    "http": Room(folders=("specrouter/http",), before=5985, aim=4500, most=6580),
+    "http": Room(folders=("specrouter/http",), before=5985, aim=4500, most=6600),
     "cli": Room(folders=("specrouter/cli",), before=1790, aim=1500, most=1390),
     "bench": Room(folders=("specrouter/bench",), before=5493, aim=3200, most=4320),
     "cluster": Room(folders=("specrouter/cluster",), before=3619, aim=3000, most=3340),

@@ -18,9 +18,11 @@ class ContentPart(KeptFields):
     """A part of another type than text is refused, by its place."""
 
     type: Text
-    """Only `text` is understood."""
+    """`text`, or `refusal` as answers have had it."""
     text: Text | None = None
     """The part's text."""
+    refusal: Text | None = None
+    """The text of a `refusal`."""
 
 
 class Message(KeptFields):
@@ -117,11 +119,12 @@ def _turn(
 
 
 def part_text(place: str, part: ContentPart) -> str:
-    if part.type != "text":
+    if part.type not in ("text", "refusal"):
         raise RequestError(place, f"is of type {part.type[:40]!r}; only text is understood")
-    if part.text is None:
-        raise RequestError(f"{place}.text", "is missing")
-    return part.text
+    said = part.text if part.type == "text" else part.refusal
+    if said is None:
+        raise RequestError(f"{place}.{part.type}", "is missing")
+    return said
 
 
 def _call(place: str, call: dict[str, Any], as_text: bool) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def check_refused(body: Fields) -> None:
     """Raises `RequestError` for a field that is `refused`."""
     for name, reason, neutral in _refusals(type(body)):
         asked = getattr(body, name)
-        if asked is not None and asked is not False and asked != neutral:
+        if asked is not None and asked is not False and asked not in ([], neutral):
             raise RequestError(name, reason)
 
 

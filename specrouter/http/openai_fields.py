@@ -178,7 +178,9 @@ class ChatRequest(OpenAIRequest, Conversation):
     prediction: Prediction | None = None
     """What the output is expected to be: the drafter without weights reads it, if there is one."""
     echo: Refused = refused("is not supported in chats")
-    function_call: Refused = refused("is not supported: see tool_choice, which took its place")
+    function_call: Refused = refused(
+        "is not supported: see tool_choice, which took its place", neutral="none"
+    )
     functions: Refused = refused("is not supported: give tools, which took their place")
     modalities: Refused = refused("is not supported but for text", neutral=["text"])
     verbosity: Refused = refused("is not supported: say it in a message", neutral="medium")

@@ -49,6 +49,7 @@ logger = logging.getLogger(__name__)
 _TELL_S = 10.0  # between two lines of the log about a load that takes long
 _POLL_S = 0.2  # how often a signal or a failure is looked for
 _LAST_MESSAGES_S = 5.0  # for requests that were ended to be answered
+_KEEP_ALIVE_S = 75  # of an idle connection: longer than a load balancer's 60 s, which reuses it
 _CLOSE_S = 1  # for connections to close once their requests are answered, and cycles to end
 
 
@@ -144,6 +145,7 @@ class _Server(uvicorn.Server):
                 access_log=False,
                 lifespan="off",
                 timeout_graceful_shutdown=_CLOSE_S,
+                timeout_keep_alive=_KEEP_ALIVE_S,
                 **protocol_settings(config.server),
             )
         )

@@ -8,6 +8,10 @@ and what is no HTTP with 400, each in the service's error shape; the connection 
 Beyond `limit_concurrency` connections, the one that has waited longest for its request to arrive is
 closed without an answer: one whose request is being answered never is.
 
+A request that offers another protocol, as Java's clients and `curl --http2` offer HTTP/2, is served
+in this one: the parser takes what follows its header for the other protocol, so it is given the
+request again without the offer (RFC 9110, section 7.8: a server may ignore it).
+
 A subclass of uvicorn's protocol, since uvicorn with httptools has no such limits.
 """
 
@@ -18,6 +22,7 @@ import json
 import logging
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from specrouter.config import ServerConfig
@@ -29,6 +34,7 @@ MAX_HEADER_BYTES = 2**16
 HEADER_S = 15.0  # for a header to arrive, from the connection's or the header's beginning on
 _SLICE = 2**16  # bytes that are parsed at once: httptools joins a header's pieces anew at each
 _LINGER_S = 2.0  # a client that still sends would miss the answer if the connection were closed
+_OFFERS = (b"connection", b"upgrade", b"http2-settings")  # headers of another protocol
 _TWO_HOSTS = "the request has more than one Host header"
 _OTHER_FILES = 128  # that the process may have open beside connections
 
@@ -57,6 +63,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._hosts = 0  # fields of the header that name one
         self._steps = 0  # that the parser has told of
         self._quiet_bytes = 0  # parsed since the last step
+        self._is_offer_gone = False  # of the request that is read
 
     @property
     def is_waiting(self) -> bool:
@@ -82,12 +89,35 @@ class BoundedProtocol(HttpToolsProtocol):
                 return
             piece = data[start : start + _SLICE]
             steps = self._steps
-            super().data_received(piece)
+            self._feed(piece)
             self._quiet_bytes = self._quiet_bytes + len(piece) if steps == self._steps else 0
             if self._quiet_bytes > MAX_HEADER_BYTES and not self._is_refused:
                 self._refuse_header()
         if not self._is_refused and (self._is_in_header or self._is_answered()):
             self._start_clock()
+
+    def _feed(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._offers():
+                self._feed_without_offer(data[upgrade.args[0] :])
+
+    def _offers(self) -> bool:
+        """Another protocol, with the request whose header has been read."""
+        asked: bool = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+        return asked and not self._is_offer_gone
+
+    def _feed_without_offer(self, rest: bytes) -> None:
+        version = self.parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
+        lines += [name + b": " + value for name, value in self.headers if name not in _OFFERS]
+        self.parser = httptools.HttpRequestParser(self)
+        self._is_offer_gone = True
+        self._feed(b"\r\n".join([*lines, b"", rest]))
 
     def on_message_begin(self) -> None:
         self._steps += 1
@@ -108,6 +138,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._steps += 1
+        if self._offers():
+            return
         self._is_in_header = False
         self._stop_clock()
         super().on_headers_complete()
@@ -115,6 +147,12 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._steps += 1
         super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self._offers():
+            return
+        self._is_offer_gone = False
+        super().on_message_complete()
 
     def on_response_complete(self) -> None:
         self._waits_since_s = self.loop.time()

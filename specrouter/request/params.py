@@ -53,7 +53,7 @@ class SamplingParams:
         top_p: 1.0 is off.
         seed: 0 .. 2**64 - 1; None draws one, which the output returns.
         stop: texts that end the output; they are not part of it.
-        stop_token_ids: ids that end the output; they are part of it.
+        stop_token_ids: ids that end the output; they are part of it, and their text is not.
         ignore_eos: go on after the model's end-of-text id.
         min_p: 0 .. 1; leaves out tokens less probable than this share of the most probable one's
             probability. 0.0 is off.
@@ -75,7 +75,8 @@ class SamplingParams:
         structure: a form that the text must have, such as a JSON schema. It goes before
             `min_tokens` and `ignore_eos`: where it is complete, the text ends. `min_tokens` holds
             the end back only where something else may follow, and `ignore_eos` does nothing.
-        include_stop_str_in_output: a text of `stop` that ended the output is part of it.
+        include_stop_str_in_output: what ended the output, of `stop` or `stop_token_ids`, is part of
+            the text.
         skip_special_tokens: False shows them in the text, the end-of-text one included.
         shown_special_token_ids: those that the text shows all the same.
         prefix_cache: False reads the whole prompt, and keeps nothing of the request.

@@ -201,7 +201,8 @@ class RunningRequest:
         text: list[str] = []
         for token in tokens:
             self._tokens.append(token)
-            text.append(self._detokenizer.push(token))
+            is_shown = token not in self._stop_ids or self.spec.params.include_stop_str_in_output
+            text.append(self._detokenizer.push(token) if is_shown else "")
             reason = self._ending(token)
             if reason is not None:
                 return text, reason

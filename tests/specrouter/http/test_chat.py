@@ -188,6 +188,12 @@ def test_no_calls_are_none_for_the_template() -> None:
     assert prompt_of(said, template) == "FalseFalse"
 
 
+def test_a_refusal_of_an_earlier_answer_is_its_text() -> None:
+    template = "{{ messages[0].content }}"
+    parts = [{"type": "refusal", "refusal": "No."}]
+    assert prompt_of([{"role": "assistant", "content": parts}], template) == "No."
+
+
 # Predicted outputs
 
 
@@ -239,7 +245,7 @@ def test_fields_that_are_refused_may_ask_for_nothing() -> None:
     for nothing in (None, False):
         assert asked(**dict.fromkeys(names, nothing)) == asked()
     neutral = {"modalities": ["text"], "verbosity": "medium", "thinking_token_budget": -1}
-    assert asked(**neutral) == asked()
+    assert asked(**neutral, functions=[], function_call="none") == asked()
 
 
 def test_logprobs_have_the_bytes_of_each_token() -> None:
@@ -317,6 +323,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (said(content="\ud800"), "messages[0].content"),
     (said(content=[{"type": "image_url", "image_url": {}}]), "messages[0].content[0]"),
     (said(content=[{"type": "text"}]), "messages[0].content[0].text"),
+    (said(content=[{"type": "refusal"}]), "messages[0].content[0].refusal"),
     (called({"function": {"arguments": "{"}}), f"{CALL}.arguments"),
     (called({}), CALL),
     ({"add_generation_prompt": True, "continue_final_message": True}, "add_generation_prompt"),

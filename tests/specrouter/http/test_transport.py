@@ -215,3 +215,37 @@ def test_limits_within_what_the_process_may_open(monkeypatch: pytest.MonkeyPatch
     assert protocol_settings(ServerConfig(limit_concurrency=500))["limit_concurrency"] == 300 - 128
     assert limits[-1] == (300, 300)
     assert protocol_settings(ServerConfig(limit_concurrency=100))["limit_concurrency"] == 100
+
+
+OFFER = (
+    b"POST /a HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
+    b"HTTP2-Settings: AAMAAABkAAQAAP__\r\nContent-Length: 4\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 30, len(OFFER) - 1, len(OFFER), len(OFFER) + 2])
+def test_a_request_that_offers_another_protocol_is_served_with_its_body(cut: int) -> None:
+    """As Java's clients and curl --http2 send it, in one piece and in two; and then another."""
+
+    async def test(served: Served) -> None:
+        whole = OFFER + b"body"
+        reader, writer = await sent(served, whole[:cut])
+        await asyncio.sleep(0.01)
+        for data in (whole[cut:], OFFER + b"more"):
+            writer.write(data)
+            assert (await reader.readuntil(b"0\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        assert served.bodies == [b"body", b"more"]
+
+    serving(test)
+
+
+def test_a_websocket_is_answered_like_any_request_and_connect_ends() -> None:
+    async def test(served: Served) -> None:
+        offer = b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: eA==\r\n\r\n"
+        reader, _ = await sent(served, GET + offer)
+        assert (await reader.readuntil(b"0\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        reader, writer = await sent(served, b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n")
+        writer.write_eof()
+        await reader.read()
+
+    serving(test)

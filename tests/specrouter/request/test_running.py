@@ -149,7 +149,13 @@ def test_the_text_goes_on_after_the_prompt_whoever_generated_its_beginning(earli
         ({"max_new_tokens": 2}, [11, 12], "length", [11, 12]),
         ({}, [11, 12, EOS], "eos", [11, 12]),
         ({"max_new_tokens": 4, "ignore_eos": True}, [11, 12, EOS, 13], "length", [11, 12, 13]),
-        ({"stop_token_ids": (12,)}, [11, 12], "stop", [11, 12]),
+        ({"stop_token_ids": (12,)}, [11, 12], "stop", [11]),
+        (
+            {"stop_token_ids": (12,), "include_stop_str_in_output": True},
+            [11, 12],
+            "stop",
+            [11, 12],
+        ),
         ({"stop_token_ids": (EOS,), "ignore_eos": True}, [11, 12, EOS], "stop", [11, 12]),
     ],
 )

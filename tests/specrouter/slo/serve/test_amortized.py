@@ -197,7 +197,7 @@ def test_no_more_are_given_up_than_need_be(tpots_ms: list[float]) -> None:
 
 
 def test_where_running_requests_are_given_up_batches_have_their_time() -> None:
-    """A prompt that was not admitted after all, for want of memory, is read by those that follow."""
+    """In which a prompt that was not admitted after all may be read later."""
     pacing = Amortized(Autoregressive(OPT_7B, 100.0), CHUNK)
     load = decoding(*[22.0] * 8, *[90.0] * 24)
     found = pacing.choose(load, [prompt(100, 150.0, 100)], ROOMY)
