@@ -263,9 +263,9 @@ async def _served(
 
 def requests_of(traces: Path | None, run: Run) -> list[Asked]:
     """One in a second, with lengths of Azure's conversations; drawn ones without `traces`."""
+    from research.sim.roofline import RooflineTime
     from research.sim.scenarios import SCENARIOS, scenario_requests
     from specrouter.bench.traces import read_trace
-    from specrouter.profile.batch_time import RooflineTime
 
     trace: Sequence[Arrival] = ()
     if traces is not None:

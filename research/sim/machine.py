@@ -10,9 +10,10 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from modelpool.errors import ConfigError
 from research.policies.adaserve import AdaServe
+from research.sim.roofline import RooflineTime, Term
 from specrouter.config.strict import Strict
 from specrouter.config.yaml_file import read_mapping
-from specrouter.profile.batch_time import MOST_TOKENS, BatchTime, CurveTime, RooflineTime, Term
+from specrouter.profile.batch_time import MOST_TOKENS, BatchTime, CurveTime
 from specrouter.profile.snapshot import Pair
 from specrouter.profile.time_curve import ForwardTimes, TimeCurve
 

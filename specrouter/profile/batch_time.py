@@ -4,7 +4,7 @@ Contract: all that admission knows of a machine. A batch is its tokens, of promp
 requests together, and the drafting steps before it. Neither more tokens nor more steps take less
 time, and `tokens_within` is the inverse of `ms`: with the most tokens that fit, one more does not.
 
-Two forms: `RooflineTime`, SLOs-Serve's, and `CurveTime`, over the curves measured here.
+`CurveTime` is over the curves measured here.
 Source: SLOs-Serve (arXiv 2504.08784), section 3.1.1.
 """
 
@@ -17,8 +17,6 @@ from specrouter.profile.time_curve import ForwardTimes
 
 MOST_TOKENS = 1 << 20  # of a batch; more are as many
 
-Term = tuple[float, float, float]  # k1, k2, b: ms per token, per drafting step, and at least
-
 
 class BatchTime(Protocol):
     def ms(self, tokens: float, steps: int = 0) -> float:
@@ -27,33 +25,6 @@ class BatchTime(Protocol):
     def tokens_within(self, ms: float, steps: int = 0) -> int:
         """The most tokens whose batch takes at most `ms`, at most `MOST_TOKENS`; 0 where even a
         batch of one takes longer. The paper's time2bs."""
-
-
-@dataclass(frozen=True)
-class RooflineTime:
-    """`max over terms of (k1 * tokens + k2 * steps + b)`; coefficients are at least 0."""
-
-    terms: tuple[Term, ...]
-
-    def __post_init__(self) -> None:
-        assert self.terms, "a machine without terms takes no time"
-        assert all(each >= 0.0 for term in self.terms for each in term), "times do not fall"
-
-    def ms(self, tokens: float, steps: int = 0) -> float:
-        return max(k1 * tokens + k2 * steps + b for k1, k2, b in self.terms)
-
-    def tokens_within(self, ms: float, steps: int = 0) -> int:
-        if self.ms(1, steps) > ms:
-            return 0
-        left = [(max(0.0, ms - k2 * steps - b), k1) for k1, k2, b in self.terms]
-        most = min((spare / k1 for spare, k1 in left if k1 > 0.0), default=math.inf)
-        return _adjusted(self, min(most, MOST_TOKENS), ms, steps)
-
-    def scaled(self, factor: float) -> "RooflineTime":
-        """With all times `factor` times as long."""
-        return RooflineTime(
-            tuple((k1 * factor, k2 * factor, b * factor) for k1, k2, b in self.terms)
-        )
 
 
 @dataclass(frozen=True)
@@ -87,7 +58,7 @@ class CurveTime:
         most = self.target.tokens_within(left_ms, slots=self.slots)
         if most >= self.most and self.ms(self.most, steps) <= ms:
             return self.most
-        return min(self.most, _adjusted(self, min(most, self.most), ms, steps))
+        return min(self.most, most_within(self, min(most, self.most), ms, steps))
 
 
 @dataclass(frozen=True)
@@ -107,7 +78,7 @@ class Reserved:
         return max(0, most - self.tokens)
 
 
-def _adjusted(times: BatchTime, tokens: float, ms: float, steps: int) -> int:
+def most_within(times: BatchTime, tokens: float, ms: float, steps: int) -> int:
     """The most tokens that fit, near `tokens`: rounding may have led one astray, and far where a
     token takes less than the rest of the batch can be told from."""
     found = math.floor(tokens)

@@ -1,6 +1,6 @@
 """SLOs-Serve's machines: the coefficients that its artifact publishes, in milliseconds."""
 
-from specrouter.profile.batch_time import RooflineTime
+from research.sim.roofline import RooflineTime
 
 # [k1, k2, b] of two terms: OPT with the drafter OPT-125m on A100s.
 OPT_7B = RooflineTime(((6.878e-2, 1.249e-3, 24.80), (7.523e-2, 3.465, 3.033)))

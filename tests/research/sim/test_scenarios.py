@@ -6,9 +6,9 @@ from statistics import fmean, pstdev
 
 import pytest
 
+from research.sim.roofline import RooflineTime
 from research.sim.scenarios import BURST_CV, SCENARIOS, Lengths, scenario_requests
 from specrouter.bench.traces import Arrival
-from specrouter.profile.batch_time import RooflineTime
 from tests.specrouter.slo_machines import OPT_7B
 
 

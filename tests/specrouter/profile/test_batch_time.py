@@ -4,7 +4,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from specrouter.profile.batch_time import MOST_TOKENS, BatchTime, CurveTime, Reserved, RooflineTime
+from research.sim.roofline import RooflineTime
+from specrouter.profile.batch_time import MOST_TOKENS, BatchTime, CurveTime, Reserved
 from specrouter.profile.time_curve import TimeCurve
 from tests.specrouter.predictions import flat, rising
 from tests.specrouter.slo_machines import OPT_7B, OPT_13B, OPT_30B

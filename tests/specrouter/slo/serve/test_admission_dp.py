@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specrouter.profile.batch_time import RooflineTime
+from research.sim.roofline import RooflineTime
 from specrouter.slo.serve.admission_dp import PromptDemand, Room, most_admitted
 from specrouter.slo.serve.load import Load, Prompt, by_deadline
 from specrouter.slo.serve.prefill_budget import (

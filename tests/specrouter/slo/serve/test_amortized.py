@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from specrouter.profile.batch_time import RooflineTime
+from research.sim.roofline import RooflineTime
 from specrouter.slo.serve.amortized import Amortized
 from specrouter.slo.serve.load import Load, Prompt
 from specrouter.slo.serve.pacing import Autoregressive, Speculative

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from specrouter.profile.batch_time import RooflineTime
+from research.sim.roofline import RooflineTime
 from specrouter.slo.serve.load import Load, Prompt, leaves_nobody_late, tier_of, tiers_of
 
 SIX_A_UNIT = RooflineTime(((1.0 / 6.0, 0.0, 0.0),))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specrouter.profile.batch_time import RooflineTime
+from research.sim.roofline import RooflineTime
 from specrouter.slo.serve.prefill_budget import AutoregressiveBudget, SpeculativeBudget, accepted
 from tests.specrouter.slo_machines import OPT_7B, OPT_13B
 

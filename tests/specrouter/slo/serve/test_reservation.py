@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specrouter.profile.batch_time import Reserved, RooflineTime
+from research.sim.roofline import RooflineTime
+from specrouter.profile.batch_time import Reserved
 from specrouter.slo.serve.load import Prompt
 from specrouter.slo.serve.reservation import first_chunk, longest_ms
 
