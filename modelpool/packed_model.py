@@ -108,7 +108,7 @@ class PackedModel:
         """Checks `model`, switches its attention to the plug-in, and tunes it.
 
         Args:
-            vocab_size: length of the tokenizer; logits beyond it are padding and are cut off.
+            vocab_size: ids that texts may have; logits beyond it are padding and are cut off.
             tuning: applied before the model is compared with what it was.
 
         Raises:
