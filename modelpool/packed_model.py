@@ -229,7 +229,11 @@ class PackedModel:
             left = quantise_linears(self.model, stored, only_stored, together, weights, in_int8)
             in_int4 = weights == "int4"
             routed = 0 if only_stored else quantise_experts(self.model, in_int4, in_int8)
-            got, _ = probed(self.forward, self, parts)
+            try:
+                got, _ = probed(self.forward, self, parts)
+            except (RuntimeError, TypeError, AttributeError) as failed:  # as reading a weight
+                reason = f"weights: {weights}: a trial forward failed: {failed}"
+                raise UnsupportedModelError(field, reason) from failed
         allowed = _MOST_DIFFERENCE[weights] + (_OF_ROUTERS if routed else 0.0)
         check_parity(field, expected, got, allowed, f"weights: {weights}")
         for kept, errors in roundings(self.model).items():
