@@ -7,7 +7,7 @@ it when the first model is loaded, so that a bad configuration is refused at onc
 import copy
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -198,6 +198,7 @@ def _from_int8(config: ModelConfig, part: TextPart, directory: Path) -> _Read:
     strange = [name for name in stored if name not in known]
     if strange:
         raise ValueError(f"int8 weights of {strange[0]}, which the model does not have")
+    _check_unexpected(model, report["unexpected_keys"])
     return _Read(model, sorted(report["missing_keys"]), stored)
 
 
@@ -229,13 +230,17 @@ def _from_pretrained(
     model, report = loaded
     for name, stored, wanted in sorted(report["mismatched_keys"]):
         raise ValueError(f"{name} is {list(stored)}, and not {list(wanted)}")
-    strange = [name for name in report["unexpected_keys"] if part.has(name)]
-    strange = sorted(name for name in strange if not name.endswith(NOT_PARAMETERS))
     zeros = {part.rename(name) for name in found.zero_biases}
-    strange = [name for name in strange if name not in zeros]
-    if strange:  # the model computes something that its class does not
-        raise ValueError(f"{type(model).__name__} has no {strange[0]}")
+    own = [name for name in report["unexpected_keys"] if part.has(name) and name not in zeros]
+    _check_unexpected(model, own)
     return _Read(model, sorted(report["missing_keys"]), part.layers(found.grids))
+
+
+def _check_unexpected(model: PreTrainedModel, names: Iterable[str]) -> None:
+    """Raises `ValueError` for weights that its class has not: it computes something else."""
+    strange = sorted(name for name in names if not name.endswith(NOT_PARAMETERS))
+    if strange:
+        raise ValueError(f"{type(model).__name__} has no {strange[0]}")
 
 
 def _check_devices(model: PreTrainedModel, placement: Placement) -> None:

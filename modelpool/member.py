@@ -21,7 +21,12 @@ from modelpool.checkpoint.footprint import (
 )
 from modelpool.checkpoint.headers import Header
 from modelpool.checkpoint.source import resolve_description, resolve_headers, resolve_source
-from modelpool.checkpoint.tokenizers import files_fingerprint, load_tokenizer, tokenizer_difference
+from modelpool.checkpoint.tokenizers import (
+    files_fingerprint,
+    id_count,
+    load_tokenizer,
+    tokenizer_difference,
+)
 from modelpool.config import ModelConfig, Weights
 from modelpool.errors import ConfigError
 from modelpool.fast.int4 import exact_kernels, quantised_refusal
@@ -115,10 +120,17 @@ def tokenizer_of(member: Member) -> PreTrainedTokenizerBase:
     )
 
 
+def vocab_size_of(target: Member, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Ids that the target embeds and its tokenizer has."""
+    return min(id_count(tokenizer), target.facts.vocab_rows)
+
+
 def check_tokenizers(
     members: Mapping[str, Member], target: str, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """All members read text as the target does, and know each of its ids."""
+    """All members read text as the target does, and know each id that it does."""
+    vocab_size = vocab_size_of(members[target], tokenizer)
+    needed = max(vocab_size, id_count(tokenizer, least=True))
     equal = {files_fingerprint(members[target].path)}
     for name, member in members.items():
         fingerprint = files_fingerprint(member.path)
@@ -131,9 +143,9 @@ def check_tokenizers(
                     f"{difference}; a pool shares one tokenizer",
                 )
             equal.add(fingerprint)
-        if member.facts.vocab_rows < len(tokenizer):
+        if member.facts.vocab_rows < needed:
             raise ConfigError(
                 f"{member.field}.source",
                 f"{name!r} embeds {member.facts.vocab_rows} ids, and the tokenizer of "
-                f"{target!r} has {len(tokenizer)}",
+                f"{target!r} has {needed}",
             )

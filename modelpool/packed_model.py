@@ -108,7 +108,7 @@ class PackedModel:
         """Checks `model`, switches its attention to the plug-in, and tunes it.
 
         Args:
-            vocab_size: length of the tokenizer; logits beyond it are padding and are cut off.
+            vocab_size: ids that texts may have; logits beyond it are padding and are cut off.
             tuning: applied before the model is compared with what it was.
 
         Raises:
@@ -229,7 +229,11 @@ class PackedModel:
             left = quantise_linears(self.model, stored, only_stored, together, weights, in_int8)
             in_int4 = weights == "int4"
             routed = 0 if only_stored else quantise_experts(self.model, in_int4, in_int8)
-            got, _ = probed(self.forward, self, parts)
+            try:
+                got, _ = probed(self.forward, self, parts)
+            except (RuntimeError, TypeError, AttributeError) as failed:  # as reading a weight
+                reason = f"weights: {weights}: a trial forward failed: {failed}"
+                raise UnsupportedModelError(field, reason) from failed
         allowed = _MOST_DIFFERENCE[weights] + (_OF_ROUTERS if routed else 0.0)
         check_parity(field, expected, got, allowed, f"weights: {weights}")
         for kept, errors in roundings(self.model).items():

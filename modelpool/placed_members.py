@@ -283,6 +283,8 @@ class PlacedMembers:
             raise ConfigError(field, reason)
         if member.facts.stored == "int8" and asked == "int4":
             raise ConfigError(field, "the checkpoint is in int8 already")
+        if kept == "plain" and member.facts.stored == "int8":
+            kept = "int8"  # read by this CPU, though it is kept plain
         if kept != "plain" and not placement.is_on_cpu:
             where = self.where(name)
             reason = f"{kept} has no kernels on {where}, where {name!r} is placed; set device: cpu"

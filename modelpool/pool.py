@@ -27,7 +27,14 @@ from modelpool.errors import ConfigError, UnsupportedModelError
 from modelpool.fast.tuning import Tuning
 from modelpool.kv_memory import KVMemory
 from modelpool.loaded_models import LoadedModels
-from modelpool.member import Member, check_tokenizers, open_member, tokenizer_of, weakest_first
+from modelpool.member import (
+    Member,
+    check_tokenizers,
+    open_member,
+    tokenizer_of,
+    vocab_size_of,
+    weakest_first,
+)
 from modelpool.placed_members import MemberPlan, PlacedMembers
 from modelpool.progress import LoadProgress
 from modelpool.twin import share_weights
@@ -95,7 +102,7 @@ class ModelPool:
         self.names = (*self.draft_only, *self.models)
         target = self._members[config.target]
         self.tokenizer: PreTrainedTokenizerBase = tokenizer_of(target)
-        self.vocab_size = len(self.tokenizer)
+        self.vocab_size = vocab_size_of(target, self.tokenizer)
         check_tokenizers(self._members, config.target, self.tokenizer)
         memory = kv_tokens if isinstance(kv_tokens, KVMemory) else None
         tokens = 0 if isinstance(kv_tokens, KVMemory) else kv_tokens(self.longest_sequence)
@@ -120,7 +127,8 @@ class ModelPool:
     @property
     def eos_token_ids(self) -> frozenset[int]:
         """The ids that end a text of the target, as `generate` would have it."""
-        found = self._members[self.target].facts.eos_token_ids
+        told = self._members[self.target].facts.eos_token_ids
+        found = frozenset(end for end in told if end < self.vocab_size)
         if found or self.tokenizer.eos_token_id is None:
             return found
         return frozenset([int(self.tokenizer.eos_token_id)])

@@ -18,6 +18,19 @@ _TOKENWISE = {"nemotron_h": frozenset({"mlp", "moe"})}
 _PACK_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 
 
+def expert_count(config: Any) -> int | None:
+    """Of each mixture of a model; None where it has none, or layers have other counts."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    found = next((one for name in names if (one := getattr(config, name, None))), None)
+    return found if isinstance(found, int) and found > 1 else None
+
+
+def chooses(layer: str, outputs: int, experts: int | None) -> bool:
+    """Is a linear layer of this name a router or a gate of one number, whose error weighs more than
+    what its few outputs take?"""
+    return outputs in (1, experts) and not layer.endswith("_proj")
+
+
 def refusal(config: Any) -> str | None:
     """Why a model of this configuration cannot be served, or None.
 

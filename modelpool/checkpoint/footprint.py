@@ -18,7 +18,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedConfig
 
 from modelpool.attention.backend import Feature
-from modelpool.checkpoint.architecture import max_positions
+from modelpool.checkpoint.architecture import chooses, expert_count, max_positions
 from modelpool.checkpoint.headers import (
     Header,
     StoredParameter,
@@ -106,8 +106,10 @@ class Kept:
             return "int4" if self.has_int4 or self.has_int8 else "plain"
         return "int8" if self.has_int8 and "int8" in (self.asked, stored) else "plain"
 
-    def quantised_bytes(self, stored: Stored) -> Callable[[StoredParameter], int | None]:
-        """What a weight takes that is quantised; None for another one."""
+    def quantised_bytes(
+        self, stored: Stored, experts: int | None = None
+    ) -> Callable[[StoredParameter], int | None]:
+        """What a weight takes that is quantised; None for another one. `experts`: of a mixture."""
         weights = self.weights(stored)
         if weights == "plain":
             return lambda _: None
@@ -115,7 +117,10 @@ class Kept:
         in_int4 = weights == "int4" and self.has_int4
 
         def taken(one: StoredParameter) -> int | None:
-            if not (one.dtype == "I8" or (every and one.is_linear)):
+            if one.dtype != "I8" and not (every and one.is_linear):
+                return None
+            layer = one.name.removesuffix(".weight")
+            if one.dtype != "I8" and chooses(layer, one.shape[0], experts) and not one.is_expert:
                 return None
             is_int4 = in_int4 and not one.is_head and one.dtype != "I8"
             return one.int4_bytes if is_int4 else one.int8_bytes
@@ -253,9 +258,10 @@ def _read(
     bytes_of = partial(
         weight_bytes, parameters, width, tied_rows=int(text.vocab_size) if is_tied else None
     )
-    taken = bytes_of(quantised_bytes=kept.quantised_bytes(stored))
+    experts = expert_count(text)
+    taken = bytes_of(quantised_bytes=kept.quantised_bytes(stored, experts))
     read_bytes = {
-        asked: bytes_of(quantised_bytes=Kept(asked).quantised_bytes(stored)).read
+        asked: bytes_of(quantised_bytes=Kept(asked).quantised_bytes(stored, experts)).read
         for asked in QUANTISED_WEIGHTS
     }
     return CheckpointFacts(

@@ -33,7 +33,7 @@ _HEADS = (_HEAD, "embed_out.weight")
 _EXPERT = ".experts."
 _STACKED = ("up_proj", "down_proj")  # how names end of what all experts have in one tensor
 _LAYER = re.compile(r"\.\d+\.")  # model.layers.0.mlp.up_proj.weight
-_INDEX = "model.safetensors.index.json"
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _LFS_POINTER = b"version https://git-lfs"  # how the text begins that stands for a file
 _MOST_HEADER, _MOST_BYTES = 100_000_000, 2**63  # as safetensors has it; of any file
 _STORED_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2}
@@ -210,7 +210,7 @@ def headers_of(directory: Path) -> list[Header]:
     """Of the files of its weights. Raises `ConfigError` for one that is not whole, or an index that
     is not theirs."""
     headers = {file.name: header_of(file) for file in weight_files(directory)}
-    for tensor, file in _weight_map(directory / _INDEX).items():
+    for tensor, file in (_weight_map(directory) or {}).items():
         if tensor not in headers[file]:
             raise ConfigError("", f"{_INDEX} says that {tensor} is in {file}, where it is not")
     return list(headers.values())
@@ -225,17 +225,19 @@ def has_weights(directory: Path) -> bool:
 def weight_files(directory: Path) -> list[Path]:
     """The files that transformers would load; others may lie beside them. Raises `ConfigError` for
     an index that is none."""
-    index = directory / _INDEX
-    if index.is_file():
-        return [directory / name for name in sorted(set(_weight_map(index).values()))]
-    single = directory / "model.safetensors"
+    where = _weight_map(directory)
+    if where is not None:
+        return [directory / name for name in sorted(set(where.values()))]
+    single = directory / _SINGLE
     return [single] if single.is_file() else sorted(directory.glob("*.safetensors"))
 
 
-def _weight_map(index: Path) -> Mapping[str, str]:
-    """Of divided weights, the file of each tensor; empty for others."""
-    if not index.is_file():
-        return {}
+def _weight_map(directory: Path) -> Mapping[str, str] | None:
+    """Of divided weights, the file of each tensor. None for others: an index beside a single file
+    is not looked at."""
+    index = directory / _INDEX
+    if (directory / _SINGLE).is_file() or not index.is_file():
+        return None
     try:
         told: Any = json.loads(index.read_text(encoding="utf-8"))
     except ValueError:

@@ -41,6 +41,17 @@ def load_tokenizer(
     return tokenizer
 
 
+def id_count(tokenizer: PreTrainedTokenizerBase, least: bool = False) -> int:
+    """One more than the largest id; `least`: without special tokens that were added, as of images,
+    for which a model of texts may have no rows."""
+    added = tokenizer.added_tokens_decoder
+    used = {tokenizer.bos_token_id, tokenizer.eos_token_id}
+    ids = tokenizer.get_vocab().values()
+    return 1 + max(
+        one for one in ids if not least or one in used or one not in added or not added[one].special
+    )
+
+
 def files_fingerprint(directory: Path) -> str:
     """A hash of the tokenizer's files: equal hashes spare building the second tokenizer."""
     digest = hashlib.sha256()

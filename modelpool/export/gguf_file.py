@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from torch import Tensor
 
+from modelpool.checkpoint.headers import weight_files
 from modelpool.errors import ConfigError
 from modelpool.export.gguf_tokenizer import GgufTokenizer, read_tokenizer
 from modelpool.export.llama_tensors import (
@@ -86,7 +87,7 @@ class _Weights:
 
     def __init__(self, source: Path, stack: ExitStack) -> None:
         self._files: dict[str, Any] = {}
-        for file in sorted(source.glob("*.safetensors")):
+        for file in weight_files(source):
             opened = stack.enter_context(safe_open(str(file), framework="pt"))
             self._files |= dict.fromkeys(opened.keys(), opened)
         if not self._files:

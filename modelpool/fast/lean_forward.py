@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from modelpool.attention.kv_view import Attend, KVView
-from modelpool.checkpoint.architecture import max_positions
+from modelpool.checkpoint.architecture import chooses, expert_count, max_positions
 from modelpool.fast.compiled_layer import compiled_layer
 from modelpool.fast.forward_parts import (
     ShortForward,
@@ -269,9 +269,11 @@ def check(packed: PackedModel, lean: Forward) -> str | None:
 
 
 def is_quantised(model: Any) -> bool:
-    """Are all linear layers quantised, but for the head?"""
-    modules = getattr(model, "model", nn.Identity()).modules()
-    kinds = {type(each) for each in modules if isinstance(each, _LINEARS)}
+    """Are all linear layers quantised, but for the head and for routers?"""
+    named = getattr(model, "model", nn.Identity()).named_modules()
+    experts = expert_count(getattr(model, "config", None))
+    linears = [(name, each) for name, each in named if isinstance(each, _LINEARS)]
+    kinds = {type(one) for name, one in linears if not chooses(name, one.out_features, experts)}
     return kinds == {QuantisedLinear}
 
 

@@ -5,7 +5,8 @@ share one product: `joined` (`fast.joined`) computes them together, while each o
 computes all and keeps its part.
 
 With `int4` a layer whose weights 4 bits hold badly is in int8, and so is the head, whose error no
-later layer makes good. Columns that are far smaller than the others are scaled (`SmoothedWeight`).
+later layer makes good. Routers and gates of one number stay plain, unless the checkpoint has them
+in so few bits. Columns that are far smaller than the others are scaled (`SmoothedWeight`).
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from modelpool.checkpoint.architecture import chooses, expert_count
 from modelpool.checkpoint.int4_values import Int4Grid, Int4Values
 from modelpool.checkpoint.int8_values import Int8Values
 from modelpool.config import KeptWeights
@@ -23,7 +25,7 @@ from modelpool.fast.int8 import Int8Weight
 from modelpool.fast.linear import TOGETHER, is_hooked, let_go_of_file
 from modelpool.kernels.library import LinearKernels
 
-ARITHMETIC = 3  # raised when the same weights give other texts
+ARITHMETIC = 4  # raised when the same weights give other texts
 _RARE = 16  # times smaller than the median: a column that outliers of activations go with
 
 
@@ -105,12 +107,17 @@ def quantise_linears(
     """
     given = stored or {}
     embeddings = {id(each.weight) for each in model.modules() if isinstance(each, nn.Embedding)}
-    head = _head(model)
+    head, experts = _head(model), expert_count(getattr(model, "config", None))
     done: dict[nn.Module, QuantisedLinear] = {}  # one layer may stand in several places
     left: list[str] = []
     for path, parent in list(model.named_modules()):
         prefix = f"{path}." if path else ""
-        linears = {name: each for name, each in parent.named_children() if _is_linear(each)}
+        linears = {
+            name: each
+            for name, each in parent.named_children()
+            if _is_linear(each)
+            and (prefix + name in given or not chooses(name, _outputs(each), experts))
+        }
         is_joined = parent in together
         fresh = {name: layer for name, layer in linears.items() if layer not in done}
         able = {name: layer for name, layer in fresh.items() if _can_replace(layer)}
@@ -281,6 +288,10 @@ def _is_linear(layer: nn.Module) -> bool:
 def _can_replace(layer: nn.Module) -> bool:
     is_plain = type(layer) in (nn.Linear, Conv1D) and not is_hooked(layer)
     return is_plain and _weight(layer).device.type == "cpu" and _weight(layer).is_floating_point()
+
+
+def _outputs(layer: nn.Module) -> int:
+    return int(layer.nf if isinstance(layer, Conv1D) else layer.out_features)  # type: ignore[arg-type]
 
 
 def _weight(layer: nn.Module) -> Tensor:

@@ -28,6 +28,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from modelpool.checkpoint.headers import weight_files
 from modelpool.errors import ConfigError
 from modelpool.inflate.llama_sizes import Growth, LlamaShape, realistic_growth, shape_of
 from modelpool.inflate.tensors import InflatedTensors
@@ -36,6 +37,7 @@ from modelpool.inflate.tensors import InflatedTensors
 COPIED = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "generation_config.json")
 # What a damaged checkpoint, a full disk or too little memory raise here, beside `ConfigError`.
 FAULTS = (OSError, RuntimeError, ValueError, KeyError, SafetensorError)
+_EPS = 1e-6  # of a LlamaConfig that does not say
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"  # that are written
 _SIZES = (
     "hidden_size",
@@ -136,7 +138,7 @@ def _copied(source: Path) -> list[Path]:
 
 def _read_tensors(source: Path) -> dict[str, Tensor]:
     weights = {}
-    for file in sorted(source.glob("*.safetensors")):
+    for file in weight_files(source):
         with safe_open(str(file), framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118  not a mapping
                 weights[name] = tensors.get_tensor(name)
@@ -155,7 +157,7 @@ def _inflated_config(
         "num_attention_heads": new.query_heads,
         "num_key_value_heads": new.kv_heads,
         "head_dim": new.head_dim,
-        "rms_norm_eps": config["rms_norm_eps"] * 4.0**-width_exponent,
+        "rms_norm_eps": config.get("rms_norm_eps", _EPS) * 4.0**-width_exponent,
         "specrouter_inflated": True,
     }
     kept = {

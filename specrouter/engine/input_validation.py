@@ -176,7 +176,8 @@ class InputValidation:
     def _token_ids(self, prompt: PromptLike, is_tokenized: bool) -> tuple[int, ...]:
         if not isinstance(prompt, str):
             self.context.check_prompt(length_hint(prompt))
-            tokens = tuple(prompt) if is_tokenized else self._checked_ids("input_ids", prompt)
+            check = self._known_ids if is_tokenized else self._checked_ids
+            tokens = check("input_ids", prompt)
             if not tokens:
                 raise RequestError("input_ids", "is empty")
             return tokens
@@ -191,7 +192,8 @@ class InputValidation:
             text.encode()
         except UnicodeEncodeError:
             raise RequestError(field, "holds half a surrogate pair") from None
-        return tuple(self._pool.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
+        made = self._pool.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
+        return self._known_ids(field, made)
 
     def _checked_ids(self, field: str, ids: Sequence[int]) -> tuple[int, ...]:
         try:
@@ -203,8 +205,12 @@ class InputValidation:
             whole = False
         if not whole:
             raise RequestError(field, "must be a list of token ids")
-        vocabulary = self._pool.vocab_size
-        if any(not 0 <= token < vocabulary for token in tokens):
+        return self._known_ids(field, tokens)
+
+    def _known_ids(self, field: str, ids: Sequence[int]) -> tuple[int, ...]:
+        """Of a tokenizer, too, that has tokens for images."""
+        tokens, vocabulary = tuple(ids), self._pool.vocab_size
+        if tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary:
             raise RequestError(field, f"token ids must be from 0 to {vocabulary - 1}")
         return tokens
 

@@ -39,9 +39,11 @@ WHITE_SPACE = r"( |\n {0,16})?"
 
 @dataclass(frozen=True, eq=False)
 class CompiledGrammar:
-    """A grammar at its beginning. `matcher` is only ever copied."""
+    """A grammar at its beginning. `matcher` is only ever copied; its masks are of `known` ids, of
+    which the model may lack the last."""
 
     matcher: LLMatcher
+    known: int
     vocab_size: int
     end_token_ids: frozenset[int]
 
@@ -91,7 +93,7 @@ class GrammarCompiler:
         matcher = started(tokens, definition, self._end_token_ids)
         if matcher.is_error():
             raise RequestError("structure", _reason(matcher))
-        return CompiledGrammar(matcher, self._vocab_size, self._end_token_ids)
+        return CompiledGrammar(matcher, tokens.vocab_size, self._vocab_size, self._end_token_ids)
 
     @functools.cached_property
     def _tokens(self) -> LLTokenizer:
@@ -100,7 +102,7 @@ class GrammarCompiler:
             raise RequestError("structure", "the target has no end-of-text id to end it with")
         tokenizer: Any = self._tokenizer
         try:
-            return from_tokenizer(tokenizer, self._vocab_size, sorted(self._end_token_ids))
+            return from_tokenizer(tokenizer, eos_token=sorted(self._end_token_ids))
         except ValueError as error:
             raise RequestError("structure", f"not with this tokenizer: {error}") from error
 
@@ -162,7 +164,7 @@ class RowGrammar:
                 return None
         self._read(path)
         size = self._compiled.vocab_size
-        words = allocate_token_bitmask(1, size)
+        words = allocate_token_bitmask(1, self._compiled.known)
         fill_next_token_bitmask(self._matcher, words)
         self._check()
         bits: Bits = words[0].view(np.uint8)[: -(-size // 8)]

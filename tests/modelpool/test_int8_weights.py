@@ -16,7 +16,7 @@ from modelpool.fast.linear import PackedLinear
 from modelpool.fast.quantised import QuantisedLinear
 from modelpool.packed_model import PackedModel
 from tests.modelpool.compressed import compress, declare, held_bytes, logits, needs_int8
-from tests.modelpool.factories import pool_of, save_gpt2, save_llama, save_qwen3
+from tests.modelpool.factories import edit_weights, pool_of, save_gpt2, save_llama, save_qwen3
 from tests.modelpool.refused import refused
 
 GIB = 2**30
@@ -70,13 +70,16 @@ def test_bytes_are_those_of_the_loaded_model(
     )
 
 
-def test_a_gpu_has_no_kernels_for_int8(tmp_path: Path) -> None:
+def test_a_gpu_has_no_kernels_for_int8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_llama(tmp_path, dtype="bfloat16")
     devices = DeviceInfo("cuda:0", GIB, GIB), DeviceInfo("cpu", GIB, GIB)
     with refused(f"{FIELD}.weights", "int8 has no kernels on cuda:0"):
         pool_of(tmp_path, *devices, device="auto", weights="int8")
     assert pool_of(tmp_path, *devices, weights="int8").plan("m").weights == "int8"
     compress(tmp_path)
+    with refused(f"{FIELD}.weights", "int8 has no kernels on cuda:0"):
+        pool_of(tmp_path, *devices, device="auto")
+    monkeypatch.setattr("modelpool.member.quantised_refusal", lambda: "no VNNI")
     with refused(f"{FIELD}.weights", "int8 has no kernels on cuda:0"):
         pool_of(tmp_path, *devices, device="auto")
 
@@ -139,6 +142,14 @@ def test_a_compressed_checkpoint_is_served_with_its_own_levels(dtype: str, tmp_p
     assert plan.footprint.parameter_count == model.parameter_count
     every = pool_of(tmp_path, weights="int8").get("m")
     assert set(int8_layers(every)) == {*layers, "lm_head"}
+
+
+def test_weights_that_the_class_has_not_are_told_of_int8_too(tmp_path: Path) -> None:
+    compress(save_llama(tmp_path, dtype="bfloat16"))
+    bias = {"model.layers.0.self_attn.q_proj.bias": torch.ones(32)}
+    edit_weights(tmp_path, lambda weights: weights.update(bias))
+    with refused(f"{FIELD}.source", "LlamaForCausalLM has no .*q_proj.bias"):
+        pool_of(tmp_path).get("m")
 
 
 def test_what_transformers_quantises_is_not_quantised_again(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from modelpool.config import ModelConfig, PoolConfig
 from modelpool.device_manager import DeviceInfo, Placement
 from modelpool.fast.tuning import Tuning
 from modelpool.packed_model import PackedModel
-from tests.modelpool.factories import VOCAB_SIZE, edit_config, save_gpt2, save_llama
+from tests.modelpool.factories import VOCAB_SIZE, edit_config, make_tokenizer, save_gpt2, save_llama
 from tests.modelpool.refused import refused
 
 
@@ -112,6 +112,27 @@ def test_names_are_weakest_first_and_the_target_last(models: Path) -> None:
     assert pool.eos_token_ids == frozenset({0})
     assert pool.path("middle") == (models / "middle").resolve()
     assert pool.max_positions("large") == 512
+
+
+def test_an_added_token_of_images_is_none_of_texts(tmp_path: Path) -> None:
+    """As of Gemma 3 1B, whose embedding has no row for it."""
+    for name, rows in (("target", VOCAB_SIZE), ("whole", VOCAB_SIZE), ("less", VOCAB_SIZE - 1)):
+        save_llama(tmp_path / name, vocab_size=rows)
+        tokenizer = make_tokenizer(tmp_path / name)
+        tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
+        tokenizer.save_pretrained(str(tmp_path / name))
+    pool = ModelPool.from_config(config(tmp_path, ("whole", "target"), "target"))
+    assert (len(pool.tokenizer), pool.vocab_size) == (VOCAB_SIZE + 1, VOCAB_SIZE)
+    assert pool.get("target").vocab_size == VOCAB_SIZE
+    save_llama(tmp_path / "target", vocab_size=VOCAB_SIZE + 1)  # which does know it
+    tokenizer.save_pretrained(str(tmp_path / "target"))
+    for drafter, target, at, needed in (
+        ("whole", "target", 0, VOCAB_SIZE + 1),
+        ("less", "whole", 0, VOCAB_SIZE),
+        ("whole", "less", 1, VOCAB_SIZE),
+    ):
+        with refused(f"pool.models[{at}].source", f"the tokenizer of {target!r} has {needed}"):
+            ModelPool.from_config(config(tmp_path, (drafter, target), target))
 
 
 def test_a_model_is_loaded_on_first_use_and_kept(models: Path) -> None:

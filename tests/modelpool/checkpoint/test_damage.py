@@ -104,6 +104,12 @@ def test_it_is_told_when_weights_are_read(damage: str, tmp_path: Path) -> None:
         pool.get("m")
 
 
+@pytest.mark.parametrize("index", ["{}", '{"metadata": {}, "weight_map": {"a": "b.safetensors"}}'])
+def test_an_index_beside_a_single_file_is_not_looked_at(index: str, tmp_path: Path) -> None:
+    (save_llama(tmp_path) / "model.safetensors.index.json").write_text(index)
+    assert pool_of(tmp_path).get("m").parameter_count
+
+
 def test_what_old_checkpoints_store_beside_their_weights_is_no_damage(tmp_path: Path) -> None:
     save_llama(tmp_path)
     mask = {"model.layers.0.attn.masked_bias": torch.zeros(1)}

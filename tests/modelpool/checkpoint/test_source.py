@@ -153,6 +153,7 @@ def test_headers_of_a_hub_repository_are_had_without_its_weights(hub: Hub) -> No
 
 def test_weights_in_the_local_cache_are_read_there(hub: Hub) -> None:
     assert resolve_headers("hub:org/name", field=FIELD) == (hub.cached, None)
+    (hub.cached / "model.safetensors").unlink()
     parts = {"a.weight": "model-1.safetensors", "b.weight": "model-2.safetensors"}
     index = {"metadata": {}, "weight_map": parts}
     (hub.cached / "model.safetensors.index.json").write_text(json.dumps(index))

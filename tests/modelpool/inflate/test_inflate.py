@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
@@ -139,3 +139,15 @@ def test_the_source_is_never_overwritten(tmp_path: Path) -> None:
     inflate(source, source / "tokenizer-and-model", Growth(**SHAPES["wider"]))  # no file of it
     inflate(source, source / "tokenizer-and-model", Growth(**SHAPES["wider"]))
     assert (source / "tokenizer-and-model" / "tokenizer.json").is_file()
+
+
+def test_what_a_checkpoint_leaves_out_or_has_beside_its_weights(tmp_path: Path) -> None:
+    source = save_llama(tmp_path / "source")
+    settings = json.loads((source / "config.json").read_text())
+    assert settings.pop("rms_norm_eps") == 1e-6
+    (source / "config.json").write_text(json.dumps(settings))
+    other = {"model.norm.weight": torch.zeros(32)}
+    save_file(other, source / "original.safetensors")
+    inflate(source, tmp_path / "out", Growth(**SHAPES["wider"]))
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["rms_norm_eps"] == 1e-6 / 16
+    assert load_file(tmp_path / "out" / "model.safetensors")["model.norm.weight"].any()

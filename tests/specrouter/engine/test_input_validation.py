@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -125,12 +126,6 @@ def test_a_request_without_a_seed_draws_one_that_its_samples_share(
     assert one.seed != validation.accept(args()).seed
 
 
-def test_ids_that_the_tokenizer_made_are_not_looked_at_again(validation: InputValidation) -> None:
-    ids = [1, VOCAB_SIZE]
-    assert refused(validation, args(ids)).field == "input_ids"
-    assert validation.accept(args(ids, is_tokenized=True)).token_ids == tuple(ids)
-
-
 def test_samples_of_several_prompts_know_their_prompt(validation: InputValidation) -> None:
     accepted = validation.accept_all([args([1], n=2), args([2])])
     assert [(number, spec.token_ids, spec.sample) for number, spec in accepted] == [
@@ -156,6 +151,14 @@ def test_an_objective_is_resolved_when_its_request_is_accepted(
     validation: InputValidation, slo: Any, objective: Objective | None
 ) -> None:
     assert validation.accept(args(slo=slo)).objective == objective
+
+
+@pytest.mark.parametrize("prompt", ["the <image>", (5, VOCAB_SIZE)])
+def test_tokens_that_the_models_do_not_know_are_refused(pool: Pool, prompt: PromptLike) -> None:
+    pool.tokenizer = copy.deepcopy(pool.tokenizer)
+    pool.tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    with pytest.raises(RequestError, match=f"from 0 to {VOCAB_SIZE - 1}"):
+        validation_with(pool, {}).accept(args(prompt, is_tokenized=True))
 
 
 def test_a_class_has_the_end_of_its_stages_as_a_text_or_an_id(

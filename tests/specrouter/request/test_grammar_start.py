@@ -44,6 +44,16 @@ TOO_LARGE = {
 }
 
 
+def test_tokens_that_the_model_does_not_know_are_in_no_mask(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer(tmp_path)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    known = len(tokenizer) - 1
+    row = GrammarCompiler(tokenizer, known, [0]).compile(Structure("regex", "a+")).start()
+    mask = row.mask(())
+    assert mask is not None
+    assert len(mask) == known // 8
+
+
 @pytest.mark.parametrize("name", LARGE)
 def test_large_structures_are_served(name: str, compiler: GrammarCompiler) -> None:
     row = compiler.compile(LARGE[name]).start()
