@@ -122,6 +122,7 @@ TERMINAL = (
     "specrouter.engine.delivery.Delivery",
     "specrouter.engine.delivery._delta_of",
     "specrouter.engine.request_book.RequestBook.admit",
+    "specrouter.engine.request_book.RequestBook._give_rows",
     "specrouter.engine.request_book.RequestBook.conclude",
     "specrouter.engine.request_book.RequestBook.end",
     "specrouter.engine.request_book.RequestBook._tell",

@@ -108,12 +108,14 @@ class RequestBook:
         for each in admission.promised & rows.keys():
             waiting[each].is_promised = True
         declined = [waiting[one] for one in admission.declined]
-        self._note(cycle, rows, declined, [by_id[one] for one in admission.preempted])
+        preempted = [by_id[one] for one in admission.preempted]
+        self.faults.each("accounts", lambda: self._note(cycle, rows, declined, preempted))
         return rows
 
     def admit(self, cycle: int, requests: Iterable[RunningRequest]) -> None:
         """Gives rows without a decision of admission, in this order."""
-        self._note(cycle, self._give_rows(requests))
+        rows = self._give_rows(requests)
+        self.faults.each("accounts", lambda: self._note(cycle, rows))
 
     def _note(
         self,
