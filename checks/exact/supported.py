@@ -91,10 +91,11 @@ _HEAD = """\
 
 Made by `python -m checks.exact.supported`; do not edit. Each family is a small random model of its
 class, with the layers, rotations and scales of the released ones. Served in float64 it passed all
-{checks} checks: alone and in batches of 4 and 16, with chains and trees of drafts, beyond its windows, after
-cached prefixes, where rows are taken back and where another replica began, greedy texts are those of `transformers`' `generate` (with recurrent layers those of
-a plain loop in float64), and sampled ones are the same with drafts and without. **No released
-weights were run.** What is refused, and why: [guarantees](guarantees.md#supported-models).
+{checks} checks: alone and in batches of 4 and 16, with chains and trees of drafts, beyond
+its windows, after cached prefixes, where rows are taken back and where another replica began,
+greedy texts are those of `transformers`' `generate` (with recurrent layers those of a plain loop in
+float64), and sampled ones are the same with drafts and without. **No released weights were run.**
+What is refused, and why: [guarantees](guarantees.md#supported-models).
 
 - forward: `direct` is a shorter way through the model to the same bits, `generic` the class's own.
 - int8, int4: of linear layers and experts, which ones `weights: int8` and `weights: int4` quantise
