@@ -84,11 +84,6 @@ class Standing:
     evaluated_at: int = -1
     memories: Mapping[int, Any] = field(default_factory=dict)
 
-    def chain(self, key: Override) -> Chain | None:
-        """In use for requests of a key; None before their first decision."""
-        in_use = self.in_use.get(key)
-        return None if in_use is None else in_use.decision.chain
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestView:
@@ -190,15 +185,8 @@ class EngineView:
         placed = {request.row: request for request in self.running if request.row is not None}
         return dict(sorted(placed.items()))
 
-    def admitted(self, rows: Mapping[int, int]) -> "EngineView":
-        """The view after requests that waited were given rows, by id, in the order of `rows`."""
-        if not rows:
-            return self
-        waiting = {request.id: request for request in self.waiting}
-        return self.with_running([replace(waiting[each], row=row) for each, row in rows.items()])
-
     def with_running(self, came: Sequence[RequestView]) -> "EngineView":
-        """The same, seen as they are with their rows."""
+        """The view after requests that waited were given rows, seen as they are with these."""
         ids = {request.id for request in came}
         left = tuple(request for request in self.waiting if request.id not in ids)
         return replace(self, running=(*self.running, *came), waiting=left)

@@ -208,7 +208,7 @@ class InputValidation:
         return self._known_ids(field, tokens)
 
     def _known_ids(self, field: str, ids: Sequence[int]) -> tuple[int, ...]:
-        """Of a tokenizer, too, that has tokens for images."""
+        """Ids in range: a tokenizer may have tokens, as for images, that the models lack."""
         tokens, vocabulary = tuple(ids), self._pool.vocab_size
         if tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary:
             raise RequestError(field, f"token ids must be from 0 to {vocabulary - 1}")

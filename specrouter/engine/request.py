@@ -21,7 +21,7 @@ class Request:
     Attributes:
         model: that is to serve it; None: the target.
         is_tokenized: the prompt is ids that the pool's own tokenizer made, or that were checked
-            before: it is only looked whether the models know them.
+            before: only their range is checked.
         sample: the one of `params.n` that is asked for; None: all of them.
         generated, elapsed_s, arrivals: what earlier attempts at it brought: see `RequestSpec`.
         prefill_only, kv: see `RequestSpec`.

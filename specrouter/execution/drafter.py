@@ -83,12 +83,12 @@ class Drafter:
         Its time is told, per level: one pass for k levels takes a k-th of it
         (`PerformanceProfiler.record_forward`).
         """
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} has no method draft")
 
     def quote(self, request: DraftRequest) -> TokenTree:
         """What one with a `reach` drafts beside a chain in next to no time, for rows for which that
         promises more than the chain does."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} has a reach and no method quote")
 
     def logits(self, row: int, path: Sequence[int]) -> Tensor | None:
         """[V] from which it would draft after a row's text and `path`, where its results have none
@@ -112,6 +112,8 @@ def _kind(address: str, field: str) -> type[Drafter]:
         kind: type[Drafter] = getattr(import_module(module), name)
         if not issubclass(kind, Drafter):
             raise TypeError(f"{name} is no subclass of {Drafter.__module__}.Drafter")
+        if kind.draft is Drafter.draft:
+            raise TypeError(f"{name} has no method draft")
     except Exception as error:  # what an import runs may fail in any way
         raise ConfigError(field, f"{type(error).__name__}: {error}") from error
     return kind

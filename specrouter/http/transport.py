@@ -8,9 +8,9 @@ and what is no HTTP with 400, each in the service's error shape; the connection 
 Beyond `limit_concurrency` connections, the one that has waited longest for its request to arrive is
 closed without an answer: one whose request is being answered never is.
 
-A request that offers another protocol, as Java's clients and `curl --http2` offer HTTP/2, is served
-in this one: the parser takes what follows its header for the other protocol, so it is given the
-request again without the offer (RFC 9110, section 7.8: a server may ignore it).
+A request that offers to upgrade, as Java's clients and `curl --http2` do to HTTP/2, is served in
+HTTP/1.1, since a server may ignore the offer (RFC 9110, section 7.8). The parser stops at such a
+header; a new one is given the request again, without it.
 
 A subclass of uvicorn's protocol, since uvicorn with httptools has no such limits.
 """

@@ -5,7 +5,6 @@ import dataclasses
 import numpy as np
 import pytest
 
-from specrouter.view import Standing
 from tests.specrouter.predictions import ALL
 from tests.specrouter.slo.test_admission import request, view
 
@@ -29,11 +28,11 @@ def test_requests_stand_by_row_and_models_lack_what_they_lack() -> None:
 
 def test_requests_that_are_admitted_run_in_that_order() -> None:
     seen = view([request(5), request(6), request(7)], [request(1, row=0)])
-    after = seen.admitted({7: 2, 5: 1})
+    after = seen.with_running([request(7, row=2), request(5, row=1)])
     assert [(one.id, one.row) for one in after.running] == [(1, 0), (7, 2), (5, 1)]
     assert [one.id for one in after.waiting] == [6]
     assert [one.id for one in seen.running] == [1], "a view stays as it is"
-    assert seen.admitted({}) is seen
+    assert seen.with_running([]) == seen
 
 
 def test_a_view_cannot_be_changed() -> None:
@@ -41,4 +40,3 @@ def test_a_view_cannot_be_changed() -> None:
         view([], []).cycle = 2  # type: ignore[misc]
     with pytest.raises(dataclasses.FrozenInstanceError):
         request(1).row = 3  # type: ignore[misc]
-    assert Standing().chain((None, None)) is None

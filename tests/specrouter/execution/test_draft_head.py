@@ -211,7 +211,14 @@ def test_hidden_states_that_the_target_does_not_tell_are_refused_at_the_start(
         ChainRouter.from_config(settings_of(paths))
 
 
-@pytest.mark.parametrize("address", ["no_module:Head", f"{__name__}:NoHead", f"{__name__}:PAIR"])
+class Silent(Drafter):
+    """Lacks `draft`."""
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["no_module:Head", *(f"{__name__}:{name}" for name in ("NoHead", "PAIR", "Silent"))],
+)
 def test_a_source_that_names_no_drafter_is_refused(paths: dict[str, Path], address: str) -> None:
     with pytest.raises(ConfigError, match=r"pool\.models\[3\]\.source"):
         ChainRouter.from_config(settings_of(paths, f"drafter:{address}"))

@@ -112,7 +112,7 @@ def test_only_a_switch_leaves_a_record() -> None:
 def test_what_was_put_away_is_due_and_knows_its_chain() -> None:
     decided = Decided().settled()
     decided.standing = put_away(decided.standing)
-    assert decided.standing.chain(SCHEDULED) == PAIR
+    assert decided.standing.in_use[SCHEDULED].decision.chain == PAIR
     assert not decided.standing.in_use[SCHEDULED].decision.grids
     away = decided.standing
     assert decided.at(LATE + 1, TURNED) == TWIN
