@@ -5,11 +5,14 @@ others wait as long as need be. Source: SLOs-Serve (arXiv 2504.08784), sections 
 """
 
 import math
+from dataclasses import replace
 
 from specrouter.config import EngineConfig
-from specrouter.slo.admission import AdmissionPolicy, Admit
+from specrouter.slo.admission import Admission, AdmissionPolicy, Admit
 from specrouter.slo.serve.measured_pacing import measured_pacing
 from specrouter.slo.serve.policy import PacingOf, by_objectives
+from specrouter.slo.serve.requests import sorted_requests
+from specrouter.view import EngineView
 
 
 class _SlosServe(AdmissionPolicy):
@@ -25,9 +28,12 @@ SLOS_SERVE = _SlosServe()
 
 def slos_serve(pacing_of: PacingOf, prefill_chunk: int) -> Admit:
     """See `by_objectives`."""
-    return by_objectives(
-        pacing_of,
-        prefill_chunk,
-        patience_ms=math.inf,
-        is_final=True,
-    )
+    decide = by_objectives(pacing_of, prefill_chunk, patience_ms=math.inf)
+
+    def policy(view: EngineView) -> Admission:
+        decided = decide(view)
+        able = sorted_requests(view, pacing_of(view)).new
+        late = (one.id for one in able if one.id not in decided.promised)
+        return replace(decided, declined=(*decided.declined, *late))
+
+    return policy
