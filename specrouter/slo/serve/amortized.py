@@ -15,12 +15,12 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specrouter.profile.batch_time import BatchTime, Reserved
+from specrouter.profile.batch_time import Reserved
 from specrouter.slo.serve.load import Load, Prompt
 from specrouter.slo.serve.pacing import Batch, Choice, Pacing
 from specrouter.slo.serve.program import Memory
@@ -35,46 +35,25 @@ _COMING = 0.35  # of every objective, for those who come next: first come, first
 _MARGIN = 0.2  # of every TPOT, for prompts that are still to come
 
 
-@dataclass(frozen=True)
-class Amortized:
+@dataclass(frozen=True, kw_only=True)
+class Amortized(Pacing):
     """Attributes:
-    strict: for prompts that can wait.
     chunk: prompt tokens that a cycle reads at most.
-    margin: share of every TPOT that is kept back, if it is more than prompts to come need.
     """
 
-    strict: Pacing
     chunk: int
-    margin: float = 0.0
     leaves_decoding: ClassVar[bool] = True
-
-    @property
-    def times(self) -> BatchTime:
-        return self.strict.times
-
-    @property
-    def reach(self) -> tuple[float, ...]:
-        return self.strict.reach
-
-    @property
-    def fastest_ms(self) -> float:
-        return self.strict.fastest_ms
-
-    @property
-    def promised_ms(self) -> float:
-        return self.strict.promised_ms
 
     @cached_property
     def _token_ms(self) -> float:
         """What a prompt's token adds to a cycle."""
         return (self.times.ms(self.chunk + 1) - self.times.ms(1)) / self.chunk
 
-    def beside(self, tokens: int) -> "Amortized":
-        chunk = max(1, self.chunk - tokens)
-        return replace(self, strict=self.strict.beside(tokens), chunk=chunk)
+    def beside(self, tokens: int) -> Self:
+        return replace(super().beside(tokens), chunk=max(1, self.chunk - tokens))
 
     def is_in_time(self, load: Load) -> bool:
-        return self.strict.is_in_time(load) or self._is_sustained(load)
+        return self.keeps_all(load) or self._is_sustained(load)
 
     def in_time(self, load: Load, in_order: Sequence[Prompt] | None = None) -> frozenset[int]:
         """Ids of those of the load that attain their objectives, the neediest given up where not
@@ -108,7 +87,7 @@ class Amortized:
 
     def choose(self, load: Load, new: Sequence[Prompt], memory: Memory) -> Choice:
         new = new if memory.rows > 0 else ()
-        calm = self.strict.choose(load, new, memory)
+        calm = super().choose(load, new, memory)
         if calm.in_time or self._is_sustained(load):
             admitted = self._with_urgent(load, calm.admitted, new, memory)
             return replace(calm, admitted=admitted, in_time=True)
@@ -118,7 +97,7 @@ class Amortized:
             lighter = load.without_neediest(count)
             if self._is_sustained(lighter):
                 admitted = self._with_urgent(lighter, (), new, memory)
-                calm = self.strict.choose(lighter, (), memory)
+                calm = super().choose(lighter, (), memory)
                 return replace(calm, admitted=admitted, in_time=True, given_up=count)
             count *= 2
         return calm
@@ -143,7 +122,7 @@ class Amortized:
         return (*calm, *found)
 
     def batch(self, load: Load, batch_ms: float) -> Batch:
-        batch = self.strict.batch(load, batch_ms)
+        batch = super().batch(load, batch_ms)
         urgent = [place for place, each in enumerate(load.prompts) if self._is_urgent(each)]
         times = self._reading_beside(load) if urgent else None
         first = None if times is None else first_chunk(times, self.chunk, load.prompts)
@@ -155,7 +134,7 @@ class Amortized:
         if all(each.can_wait for each in load.prompts):
             return self._with_room(load, batch)
         times = self._reading_beside(load)
-        if times is None and self.strict.is_in_time(load):
+        if times is None and self.keeps_all(load):
             return replace(batch, paces_decoding=True)
         if times is None:
             most_ms, spare = batch.ms, batch.room

@@ -1,19 +1,15 @@
 """PB*: prompt tokens that can be read in a time, beside requests that decode at their pace.
 
 Requests that decode are known by how many there are of each tier; a tier is a TPOT, infinite where
-decoding has no objective. Two ways to form batches:
-
-`AutoregressiveBudget`: batches of the tightest TPOT of those that decode, as large as it allows;
-looser tiers take part in some of them only (Algorithm 2).
-`SpeculativeBudget`: batches in which every request verifies as many tokens as suit its tier, so
-that they may take longer than a TPOT and read more (section 3.2.3, Appendix D).
+decoding has no objective. In a batch every request verifies as many tokens as suit its tier, so
+that it may take longer than a TPOT and read more (section 3.2.3, Appendix D).
 
 Source: SLOs-Serve (arXiv 2504.08784). Where it contradicts itself: docs/design.md.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -45,51 +41,6 @@ def whole_batches(spans_ms: Floats, batch_ms: Floats | float) -> Floats:
     return batches
 
 
-@dataclass(frozen=True, eq=False)
-class AutoregressiveBudget:
-    """Attributes:
-    tiers_ms: [L] TPOT of each, rising.
-    idle_ms: what a batch may take while nobody decodes who has an objective.
-    most_ms: what a batch may take at most.
-    """
-
-    times: BatchTime
-    tiers_ms: tuple[float, ...]
-    idle_ms: float
-    most_ms: float = np.inf
-
-    @cached_property
-    def _sizes(self) -> tuple[Floats, Floats]:
-        """[L + 1] what a batch takes, and reads, if a tier is the tightest; last: if none is."""
-        paces = np.where(np.isinf(self.tiers_ms), self.idle_ms, self.tiers_ms)
-        batch_ms = np.minimum([*paces, self.idle_ms], self.most_ms)
-        tokens = [float(self.times.tokens_within(float(each))) for each in batch_ms]
-        return batch_ms, np.array(tokens)
-
-    @cached_property
-    def _is_paced(self) -> Bools:
-        return np.isfinite(self.tiers_ms)
-
-    def _tightest(self, counts: Ints) -> Ints:
-        present = (counts > 0) & self._is_paced
-        place = np.argmax(present, axis=-1)
-        tightest: Ints = np.where(present.any(axis=-1), place, len(self.tiers_ms))
-        return tightest
-
-    def over(self, spans_ms: Floats, counts: Ints) -> Floats:
-        tightest = self._tightest(counts)
-        batch_ms, tokens = (each[tightest] for each in self._sizes)
-        batches = whole_batches(spans_ms, batch_ms)
-        paces = np.array(self.tiers_ms)
-        each = np.ceil((batches * batch_ms)[..., None] / paces - _ROUNDING)
-        left = batches * tokens - (counts * each).sum(axis=-1)
-        return np.where(self.holds(counts), left, -np.inf)
-
-    def holds(self, counts: Ints) -> Bools:
-        tokens = self._sizes[1][self._tightest(counts)]
-        return np.asarray((counts * self._is_paced).sum(axis=-1) <= tokens)
-
-
 @dataclass(frozen=True)
 class Speculation:
     """How a batch speculates.
@@ -117,7 +68,7 @@ class SpeculativeBudget:
     """Attributes:
     tiers_ms: [L] TPOT of each, rising.
     alpha: chance that a drafted token is accepted, given that the one before it is.
-    idle_ms: as in `AutoregressiveBudget`.
+    idle_ms: what a batch may take while nobody decodes who has an objective.
     margin: share of every TPOT that is kept for what `alpha`, a mean, does not hold.
     """
 
@@ -148,7 +99,9 @@ class SpeculativeBudget:
         paces = np.array(self.tiers_ms) * (1.0 - self.margin)
         reach = accepted(self.alpha, np.arange(1, MOST_SPECULATED + 1))
         found = []
-        for tier in np.flatnonzero(present):
+        # Without drafts there is one length, so batches may be shorter than those present need.
+        bounds = present if self.alpha else np.isfinite(paces)
+        for tier in np.flatnonzero(bounds):
             for ms in np.unique(paces[tier] * reach):
                 enough = paces[:, None] * reach >= ms * (1.0 - _ROUNDING)  # [L, MOST]
                 if not enough[np.array(present), -1].all():
@@ -207,9 +160,3 @@ def accepted(alpha: float, lengths: Ints) -> Floats:
         return lengths.astype(np.float64)
     found: Floats = (1.0 - np.power(alpha, lengths.astype(np.float64))) / (1.0 - alpha)
     return found
-
-
-@lru_cache(maxsize=64)
-def chain_reach(alpha: float) -> tuple[float, ...]:
-    """Acc(1), Acc(2), ...: of all lengths that a request may verify."""
-    return tuple(accepted(alpha, np.arange(1, MOST_SPECULATED + 1)).tolist())

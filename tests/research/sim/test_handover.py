@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from research.policies.autoregressive import Autoregressive
 from research.policies.slos_serve import slos_serve
 from research.sim.handover import HandOver, after_arrival, hand_over
-from specrouter.slo.serve.pacing import Autoregressive
 from specrouter.view import EngineView, RequestView
 from tests.specrouter.slo.test_admission import request, view
 from tests.specrouter.slo_machines import OPT_7B

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from research.policies.autoregressive import AutoregressiveBudget
 from research.sim.roofline import RooflineTime
 from specrouter.slo.serve.admission_dp import PromptDemand, Room, most_admitted
 from specrouter.slo.serve.load import Load, Prompt, by_deadline
 from specrouter.slo.serve.prefill_budget import (
-    AutoregressiveBudget,
     PrefillBudget,
     SpeculativeBudget,
 )

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from research.policies.autoregressive import AutoregressiveBudget
 from research.sim.roofline import RooflineTime
-from specrouter.slo.serve.prefill_budget import AutoregressiveBudget, SpeculativeBudget, accepted
+from specrouter.slo.serve.prefill_budget import SpeculativeBudget, accepted
 from tests.specrouter.slo_machines import OPT_7B, OPT_13B
 
 TIERS = (50.0, 100.0)
