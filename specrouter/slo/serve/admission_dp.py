@@ -11,7 +11,7 @@ Pure, on arrays. Source: SLOs-Serve (arXiv 2504.08784), section 3.2.1 and Append
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,20 +63,13 @@ def most_admitted(
 
     None: not even those that run can be served in time.
     """
-    prompts, memory = _without_memory_if_all_fit(prompts, room.memory)
+    memory = room.memory
+    if sum(prompt.memory for prompt in prompts) <= memory:  # all fit: it need not be counted
+        prompts, memory = [replace(prompt, memory=0) for prompt in prompts], 0
     table = _Table(prompts, room, memory, budget)
     for place in range(len(prompts)):
         table.fill(place)
     return table.admitted()
-
-
-def _without_memory_if_all_fit(
-    prompts: Sequence[PromptDemand], memory: int
-) -> tuple[Sequence[PromptDemand], int]:
-    if sum(prompt.memory for prompt in prompts) > memory:
-        return prompts, memory
-    free = [PromptDemand(p.deadline_ms, p.tokens, p.tier, 0, p.is_running) for p in prompts]
-    return free, 0
 
 
 class _Table:
@@ -152,11 +145,9 @@ class _Table:
 def _shifted(states: NDArray, memory: int, tier: int, empty: float) -> NDArray:  # type: ignore[type-arg]
     """The same for one request more: `memory` units and one of the tier further on."""
     moved = np.full_like(states, empty)
-    to = [slice(None)] * states.ndim
-    since = [slice(None)] * states.ndim
-    if memory >= states.shape[0]:
-        return moved
-    to[0], since[0] = slice(memory, None), slice(None, states.shape[0] - memory)
-    to[1 + tier], since[1 + tier] = slice(1, None), slice(None, -1)
+    to, since = [slice(None)] * states.ndim, [slice(None)] * states.ndim
+    for axis, by in ((0, memory), (1 + tier, 1)):
+        by = min(by, states.shape[axis])
+        to[axis], since[axis] = slice(by, None), slice(None, states.shape[axis] - by)
     moved[tuple(to)] = states[tuple(since)]
     return moved

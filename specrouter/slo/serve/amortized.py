@@ -59,13 +59,11 @@ class Amortized(Pacing):
         """Ids of those of the load that attain their objectives, the neediest given up where not
         all can, if everybody decodes and prompts are read by rising deadline, or `in_order`."""
         prompts = load.prompts if in_order is None else in_order
-        kept_back = 0.0 if in_order is None else _COMING
-        paces, ids = (
-            self._paces(load) * (1.0 - kept_back),
-            np.array([*load.ids, *(p.id for p in _paced(load))]),
-        )
+        kept = 1.0 if in_order is None else 1.0 - _COMING
+        paces = self._paces(load) * kept
         by_need = np.argsort(paces, kind="stable")
         paces = paces[by_need]
+        ids = np.array([*load.ids, *(each.id for each in _paced(load))])[by_need]
 
         def without(given_up: int) -> Reserved | None:
             return self._beside(paces[given_up:], load.others + given_up)
@@ -75,12 +73,12 @@ class Amortized(Pacing):
             given_up = bisect_left(range(len(paces)), True, key=lambda n: without(n) is not None)
             times = without(given_up)
             assert times is not None, "nobody is left whose pace could be missed"
-        lost = set(ids[by_need[:given_up]].tolist())
+        lost = set(ids[:given_up].tolist())
         cycle_ms, read = times.ms(self.chunk), 0
         for prompt in prompts:
             read += prompt.tokens
             took_ms = read / self.chunk * cycle_ms
-            if not prompt.is_soft and took_ms > prompt.deadline_ms * (1.0 - kept_back):
+            if not prompt.is_soft and took_ms > prompt.deadline_ms * kept:
                 lost.add(prompt.id)
         known = {*load.ids, *(each.id for each in prompts)}
         return frozenset(known - lost)
@@ -134,13 +132,12 @@ class Amortized(Pacing):
         if all(each.can_wait for each in load.prompts):
             return self._with_room(load, batch)
         times = self._reading_beside(load)
-        if times is None and self.keeps_all(load):
-            return replace(batch, paces_decoding=True)
-        if times is None:
-            most_ms, spare = batch.ms, batch.room
-        else:
+        most_ms, spare = batch.ms, batch.room
+        if times is not None:
             most_ms = longest_ms(times, self.chunk, load.prompts, batch.chunks)
             spare = max(0, times.tokens_within(most_ms) - sum(batch.chunks))
+        elif self.keeps_all(load):
+            return replace(batch, paces_decoding=True)
         room = min(batch.room, max(0, spare - load.others))
         return replace(batch, longest_ms=most_ms, room=room, spare=spare)
 

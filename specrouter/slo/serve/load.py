@@ -1,7 +1,4 @@
-"""Load: what requests with objectives need, from now on.
-
-Pure. Not here: how requests come to these figures (`requests`), who is admitted (`pacing`).
-"""
+"""Load: what requests with objectives need, from now on. Pure."""
 
 import math
 from collections.abc import Iterable, Sequence

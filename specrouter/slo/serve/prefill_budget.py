@@ -7,10 +7,10 @@ that it may take longer than a TPOT and read more (section 3.2.3, Appendix D).
 Source: SLOs-Serve (arXiv 2504.08784). Where it contradicts itself: docs/design.md.
 """
 
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,14 +25,16 @@ MOST_SPECULATED = 10  # tokens that a request verifies at most, the root include
 _ROUNDING = 1e-9
 
 
-class PrefillBudget(Protocol):
+class PrefillBudget(ABC):
     """Counts are [..., L], of the requests of each tier that decode; times are milliseconds."""
 
+    @abstractmethod
     def over(self, spans_ms: Floats, counts: Ints) -> Floats:
         """[...] prompt tokens in each time; -inf where the decoding requests alone are too many."""
 
     def holds(self, counts: Ints) -> Bools:
         """[...] can so many requests decode at their pace?"""
+        return np.isfinite(self.over(np.zeros(()), counts))
 
 
 def whole_batches(spans_ms: Floats, batch_ms: Floats | float) -> Floats:
@@ -64,7 +66,7 @@ _Candidates = tuple[Sequence[Speculation], Ints, Floats, Floats]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class SpeculativeBudget:
+class SpeculativeBudget(PrefillBudget):
     """Attributes:
     tiers_ms: [L] TPOT of each, rising.
     alpha: chance that a drafted token is accepted, given that the one before it is.
@@ -131,27 +133,15 @@ class SpeculativeBudget:
         flat = counts.reshape(-1, counts.shape[-1])
         spans = np.broadcast_to(spans_ms, counts.shape[:-1]).reshape(-1)
         found = np.empty(len(flat))
-        for of, those_ms, spare in self._spare(flat):
-            read = whole_batches(spans[of][:, None], those_ms) * spare
-            found[of] = np.where(spare >= 0.0, read, -np.inf).max(axis=1)
-        return found.reshape(counts.shape[:-1])
-
-    def holds(self, counts: Ints) -> Bools:
-        flat = counts.reshape(-1, counts.shape[-1])
-        found = np.empty(len(flat), dtype=np.bool_)
-        for of, _, spare in self._spare(flat):
-            found[of] = (spare >= 0.0).any(axis=1)
-        return found.reshape(counts.shape[:-1])
-
-    def _spare(self, counts: Ints) -> Iterator[tuple[Bools, Floats, Floats]]:
-        """For counts [N, L] with the same tiers present: which they are [N], and what the C batches
-        that they may have take [C] and read of prompts [K, C]."""
-        held = self._held(counts)
+        held = self._held(flat)
         codes = held @ (1 << np.arange(len(self.tiers_ms)))
-        for code in set(codes.tolist()):
+        for code in set(codes.tolist()):  # those with the same tiers have the same batches
             of = codes == code
             _, lengths, ms, tokens = self._candidates(tuple(held[of.argmax()].tolist()))
-            yield of, ms, tokens - counts[of] @ lengths.T
+            spare = tokens - flat[of] @ lengths.T  # [K, C] that the batches read of prompts
+            read = whole_batches(spans[of][:, None], ms) * spare
+            found[of] = np.where(spare >= 0.0, read, -np.inf).max(axis=1)
+        return found.reshape(counts.shape[:-1])
 
 
 def accepted(alpha: float, lengths: Ints) -> Floats:

@@ -9,7 +9,7 @@ ten where TPOT is judged by such runs, else those of its output or stage. Pure.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,14 +45,8 @@ class Sorted:
     lost: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class _Pace:
-    """When the next token is due, the TPOT from now on, and tokens that are left."""
-
-    id: int
-    due_ms: float
-    tpot_ms: float
-    left: float
+# Of who decodes: id, when the next token is due, TPOT from now on, and tokens that are left.
+_Pace = tuple[int, float, float, float]
 
 
 def has_objective(request: RequestView) -> bool:
@@ -73,7 +67,7 @@ def sorted_requests(view: EngineView, pacing: Pacing, patience_ms: float = math.
     best_effort, lost = [], []
     for request in view.running:
         need = needs.of_running(request)
-        if isinstance(need, _Pace):
+        if isinstance(need, tuple):
             decoding.append(need)
         elif need and (request.has_deadline or not is_old(request, view, patience_ms)):
             prompts.append(need)
@@ -101,8 +95,15 @@ def sorted_requests(view: EngineView, pacing: Pacing, patience_ms: float = math.
             beyond.append(request.id)
         if not (is_beyond and request.rejects):
             waiting.append(request)
+    ids, due_ms, tpot_ms, left = np.array(decoding, dtype=np.float64).reshape(-1, 4).T
     return Sorted(
-        load=_load(decoding, prompts),
+        load=Load(
+            ids=tuple(ids.astype(int).tolist()),
+            due_ms=due_ms,
+            tpot_ms=tpot_ms,
+            left=left,
+            prompts=by_deadline(prompts),
+        ),
         new=tuple(new),
         best_effort=_by_key(best_effort),
         waiting=_by_key(waiting),
@@ -110,16 +111,6 @@ def sorted_requests(view: EngineView, pacing: Pacing, patience_ms: float = math.
         too_tight=frozenset(too_tight),
         held_back=frozenset(held_back),
         lost=tuple(lost),
-    )
-
-
-def _load(decoding: Sequence[_Pace], prompts: Iterable[Prompt]) -> Load:
-    return Load(
-        ids=tuple(each.id for each in decoding),
-        due_ms=np.array([each.due_ms for each in decoding], dtype=np.float64),
-        tpot_ms=np.array([each.tpot_ms for each in decoding], dtype=np.float64),
-        left=np.array([each.left for each in decoding], dtype=np.float64),
-        prompts=by_deadline(prompts),
     )
 
 
@@ -144,10 +135,10 @@ class _Needs:
         targets = self._targets(request)
         if targets is None:
             return None
-        has_lost_pace = request.decode_ms and math.isfinite(targets[1])
-        if has_lost_pace and self._pace(request, targets[1]) is None:
-            return None  # in the row that was taken from it
-        return self._prompt(request, *targets)
+        has_pace = not request.decode_ms or math.isinf(targets[1])
+        has_pace = has_pace or self._pace(request, targets[1]) is not None
+        # It may have lost it in the row that was taken from it.
+        return self._prompt(request, *targets) if has_pace else None
 
     def has_pace(self, request: RequestView) -> bool:
         """One whose first token was all that it asked has had it."""
@@ -264,4 +255,4 @@ class _Needs:
                 pace_ms = min(due_ms, tightest_ms)
         if due_ms < self._fastest_ms:
             return None
-        return _Pace(request.id, due_ms, pace_ms, left)
+        return request.id, due_ms, pace_ms, left
