@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrouter.profile.batch_time import BatchTime
+from specrouter.slo.serve.admission_dp import MOST_NEW, Memory, best_set, tiers_for
 from specrouter.slo.serve.load import EPS_MS, Load, Prompt, by_deadline, tiers_of
 from specrouter.slo.serve.pacing import Batch, Choice, Pacing
 from specrouter.slo.serve.prefill_budget import whole_batches
-from specrouter.slo.serve.program import MOST_NEW, Memory, best_set, tiers_for
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrouter.profile.batch_time import Reserved
+from specrouter.slo.serve.admission_dp import Memory
 from specrouter.slo.serve.load import Load, Prompt
 from specrouter.slo.serve.pacing import Batch, Choice, Pacing
-from specrouter.slo.serve.program import Memory
 from specrouter.slo.serve.reservation import first_chunk, longest_ms
 
 Floats = NDArray[np.float64]

@@ -1,10 +1,9 @@
 """The policy `slo` by the times and acceptances that an engine measures as it runs.
 
 Requests are paced as the planner decodes them: with the drafts of the chain that is in use for
-those that leave it open. Where that is the target alone, the planner still drafts for those in
-need, so they are paced with the chain that it would take, if that is faster for one of them. Else a
-large batch of requests without objectives, for which drafts do not pay, would make objectives look
-unattainable that are attained as soon as those sit out.
+those that leave it open. Where that is the target alone, as beside a large batch of requests
+without objectives, the planner still drafts for those in need, so they are paced with the chain
+that it would take, if that is faster for one of them.
 
 Pure but for what is remembered: the same snapshot and load give the same pacing.
 """

@@ -17,9 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrouter.profile.batch_time import BatchTime, Reserved
-from specrouter.slo.serve.load import Load, Prompt, by_deadline, tier_of
-from specrouter.slo.serve.prefill_budget import MOST_SPECULATED, SpeculativeBudget, accepted
-from specrouter.slo.serve.program import (
+from specrouter.slo.serve.admission_dp import (
     MOST_NEW,
     Memory,
     best_set,
@@ -27,6 +25,8 @@ from specrouter.slo.serve.program import (
     reads_in_time,
     tiers_for,
 )
+from specrouter.slo.serve.load import Load, Prompt, by_deadline, tier_of
+from specrouter.slo.serve.prefill_budget import MOST_SPECULATED, SpeculativeBudget, accepted
 
 Ints = NDArray[np.int64]
 

@@ -1,11 +1,10 @@
 """Admission by objectives: the policy `slo` (docs/admission.md), and what SLOs-Serve's is made of.
 
-`slo` asks again as long as a request could attain its objective, where SLOs-Serve declines once and
-for good. It lets no request starve: the oldest best-effort request that has waited `patience_ms`
-has its row before anybody else is admitted, then a token in every batch, or an eighth of one for
-its prompt. So it ends, at the latest, when `patience_ms` have passed, those that ran then have
-ended, its prompt was read in such chunks and its output in as many batches as it has tokens; and
-then the next one comes.
+`slo` asks again as long as a request could attain its objective. It lets no request starve: the
+oldest best-effort request that has waited `patience_ms` has its row before anybody else is
+admitted, then a token in every batch, or an eighth of one for its prompt. So it ends, at the
+latest, when `patience_ms` have passed, those that ran then have ended, its prompt was read in such
+chunks and its output in as many batches as it has tokens.
 
 Pure: `(EngineView) -> Admission`. Source: SLOs-Serve (arXiv 2504.08784), sections 3 and 4.1.
 """
@@ -15,10 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from specrouter.slo.admission import Admission, Admit, fcfs
+from specrouter.slo.serve.admission_dp import Memory
 from specrouter.slo.serve.amortized import Amortized
 from specrouter.slo.serve.load import Load, Prompt
 from specrouter.slo.serve.pacing import Batch, Choice, Pacing
-from specrouter.slo.serve.program import Memory
 from specrouter.slo.serve.requests import Sorted, has_objective, is_old, sorted_requests
 from specrouter.slo.serve.reservation import with_prompts
 from specrouter.view import EngineView, RequestView
@@ -50,10 +49,7 @@ def by_objectives(
             return without_objectives(view)
         pacing = pacing_of(view)
         decision = _Decision(
-            view=view,
-            pacing=pacing,
-            patience_ms=patience_ms,
-            least_chunk=least_chunk,
+            view=view, pacing=pacing, patience_ms=patience_ms, least_chunk=least_chunk
         )
         ours = decision.admission()
         # Of runs of ten tokens, which only simulations judge, its prediction knows too little.
@@ -89,8 +85,10 @@ class _Decision:
         self.rows = view.free_rows
         self.memory = math.inf if view.kv_free_tokens is None else float(view.kv_free_tokens)
         self.promoted = self._promoted()
-        has_row = self._admit_promoted()
-        pacing = self._beside() if has_row else pacing
+        one = self.promoted
+        has_row = not one or one.row is not None or self._admit(one.id, one.reserve_tokens)
+        if one and has_row:
+            pacing = self._beside(one)
         choice = self._choose(pacing, is_open=has_row)
         if self.fixed and not choice.in_time:  # it waits for what is left until there is room
             pacing, self.fixed = self.pacing, {}
@@ -143,13 +141,14 @@ class _Decision:
         in_order = [each for name in order if (each := prompts.get(name) or rest.get(name))]
         load = replace(load, others=len(others))
         as_they_came = pacing.in_time(load, in_order) - rest.keys()
-        waiting = {one.id for one in self.asked.new if one.is_soft and one.id not in admitted}
-        by_need = {one.id for one in self.asked.new if one.is_soft}
+        may_wait = {one.id for one in self.asked.new if one.is_soft}
+        by_need = set(may_wait)
         if pacing.is_in_time(self.load):
             by_need.update(self.load.ids, (one.id for one in self.load.prompts))
         else:
             by_need |= pacing.in_time(self.load)
-        gained, lost = len(by_need - as_they_came - waiting), len(as_they_came - by_need)
+        gained = len(by_need - as_they_came - (may_wait - admitted))
+        lost = len(as_they_came - by_need)
         error = self.view.prediction_error
         why = (
             f"{len(by_need)} requests attain their objectives by objectives, {len(as_they_came)} "
@@ -168,21 +167,14 @@ class _Decision:
         oldest = min(together, key=lambda each: each.arrived_s, default=None)
         return oldest if oldest and is_old(oldest, self.view, self.patience_ms) else None
 
-    def _admit_promoted(self) -> bool:
-        """Has it, if there is one, a row now?"""
-        one = self.promoted
-        return one is None or one.row is not None or self._admit(one.id, one.reserve_tokens)
-
-    def _beside(self) -> Pacing:
-        """The pacing beside what a promoted request takes of every batch, which is then `fixed`."""
-        load, one = self.asked.load, self.promoted
-        if one is None:
-            return self.pacing
+    def _beside(self, promoted: RequestView) -> Pacing:
+        """The pacing beside what it takes of every batch, which is then `fixed`."""
+        load = self.asked.load
         tightest = min(load.tightest_ms, *(each.tpot_ms for each in load.prompts), math.inf)
         batch_ms = tightest if math.isfinite(tightest) else self.pacing.times.ms(256)
         part = max(self.least_chunk, self.pacing.times.tokens_within(batch_ms) // _SHARE)
-        tokens = min(one.prompt_left + 1, part) if one.prompt_left else 1
-        self.fixed = {one.id: tokens}
+        tokens = min(promoted.prompt_left + 1, part) if promoted.prompt_left else 1
+        self.fixed = {promoted.id: tokens}
         return self.pacing.beside(tokens)
 
     def _choose(self, pacing: Pacing, is_open: bool) -> Choice:
@@ -228,9 +220,7 @@ class _Decision:
     # What the batch does
 
     def _written(self, load: Load, batch: Batch) -> Admission:
-        chunks = {
-            prompt.id: chunk for prompt, chunk in zip(load.prompts, batch.chunks, strict=True)
-        }
+        chunks = dict(zip((each.id for each in load.prompts), batch.chunks, strict=True))
         lengths = dict(zip(load.ids, batch.lengths.tolist(), strict=True))
         room = batch.room
         for name in sorted(load.ids, key=dict(zip(load.ids, load.due_ms, strict=True)).__getitem__):

@@ -10,11 +10,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from research.sim.roofline import RooflineTime
+from specrouter.slo.serve.admission_dp import Memory
 from specrouter.slo.serve.amortized import Amortized
 from specrouter.slo.serve.load import Load, Prompt
 from specrouter.slo.serve.pacing import Pacing
 from specrouter.slo.serve.policy import by_objectives
-from specrouter.slo.serve.program import Memory
 from tests.pure import few
 from tests.specrouter.slo.test_admission import request, view
 from tests.specrouter.slo_machines import OPT_7B

@@ -3,9 +3,9 @@
 import numpy as np
 
 from research.policies.autoregressive import Autoregressive
+from specrouter.slo.serve.admission_dp import Memory
 from specrouter.slo.serve.load import Load, Prompt
 from specrouter.slo.serve.pacing import Pacing
-from specrouter.slo.serve.program import Memory
 from specrouter.slo.serve.reservation import with_prompts
 from tests.specrouter.slo_machines import OPT_7B
 
