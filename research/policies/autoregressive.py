@@ -23,7 +23,7 @@ from specrouter.profile.batch_time import BatchTime
 from specrouter.slo.serve.admission_dp import MOST_NEW, Memory, best_set, tiers_for
 from specrouter.slo.serve.load import EPS_MS, Load, Prompt, by_deadline, tiers_of
 from specrouter.slo.serve.pacing import Batch, Choice, Pacing
-from specrouter.slo.serve.prefill_budget import whole_batches
+from specrouter.slo.serve.prefill_budget import PrefillBudget, whole_batches
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -33,7 +33,7 @@ _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
-class AutoregressiveBudget:
+class AutoregressiveBudget(PrefillBudget):
     """Attributes:
     tiers_ms: [L] TPOT of each, rising.
     idle_ms: what a batch may take while nobody decodes who has an objective.
