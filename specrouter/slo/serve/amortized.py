@@ -108,14 +108,10 @@ class Amortized(Pacing):
         beside = load.joined(calm)
         if not urgent or not self._is_sustained(beside):
             return tuple(calm)
-        tokens = memory.tokens
-        if tokens is not None:
-            tokens -= sum(each.reserve_tokens for each in calm)
-        rest = Memory(memory.rows - len(calm), tokens)
         found: list[Prompt] = []
         for prompt in sorted(urgent, key=lambda each: (each.is_soft, each.deadline_ms))[:_MOST_NEW]:
             wanted = [*found, prompt]
-            if rest.holds(wanted) and self._is_sustained(beside.joined(wanted)):
+            if memory.holds([*calm, *wanted]) and self._is_sustained(beside.joined(wanted)):
                 found = wanted
         return (*calm, *found)
 

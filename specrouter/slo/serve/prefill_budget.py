@@ -50,13 +50,11 @@ class Speculation:
     Attributes:
         lengths: tokens that a request of each tier verifies, its root included; 0: a tier that
             has no objective, or nobody.
-        steps: of drafting.
         ms: what the batch takes, which no tier's TPOT forbids.
         tokens: that it reads, those of decoding requests included.
     """
 
     lengths: tuple[int, ...]
-    steps: int
     ms: float
     tokens: int
 
@@ -97,7 +95,7 @@ class SpeculativeBudget(PrefillBudget):
         """One for each tier that may bound the batch, and each length that it may have there."""
         if not any(present):
             none, ms = (0,) * len(self.tiers_ms), self.idle_ms
-            return [Speculation(none, 0, ms, self.times.tokens_within(ms))]
+            return [Speculation(none, ms, self.times.tokens_within(ms))]
         paces = np.array(self.tiers_ms) * (1.0 - self.margin)
         reach = accepted(self.alpha, np.arange(1, MOST_SPECULATED + 1))
         found = []
@@ -109,10 +107,9 @@ class SpeculativeBudget(PrefillBudget):
                 if not enough[np.array(present), -1].all():
                     continue
                 lengths = np.where(present, np.argmax(enough, axis=1) + 1, 0)
-                longest = int(lengths.max())
-                steps = max(0, longest - 1)  # the root is not drafted, where the paper counts it
+                steps = int(lengths.max()) - 1  # the root is not drafted: the paper counts it
                 tokens = self.times.tokens_within(float(ms), steps)
-                found.append(Speculation(tuple(lengths.tolist()), steps, float(ms), tokens))
+                found.append(Speculation(tuple(lengths.tolist()), float(ms), tokens))
         return found
 
     def best(self, counts: Ints, within_ms: float = np.inf) -> Speculation:
