@@ -8,9 +8,9 @@ Source: SLOs-Serve (arXiv 2504.08784). Where it contradicts itself: docs/design.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,8 +59,8 @@ class Speculation:
     tokens: int
 
 
-# Batches that may be, and of them all what is verified [C, L], what they take, and read [C].
-_Candidates = tuple[Sequence[Speculation], Ints, Floats, Floats]
+# Batches that may be: what is verified [C, L], what they take, and read [C].
+_Candidates = tuple[Ints, Floats, Floats]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -78,24 +78,17 @@ class SpeculativeBudget(PrefillBudget):
     idle_ms: float
     margin: float = 0.0
 
-    def _candidates(self, present: tuple[bool, ...]) -> _Candidates:
-        """Where requests of these tiers decode; worked out once."""
-        if present not in self._known:
-            those = self._speculations(present)
-            lengths = np.array([each.lengths for each in those])
-            ms, tokens = np.array([(each.ms, float(each.tokens)) for each in those]).T
-            self._known[present] = those, lengths, ms, tokens
-        return self._known[present]
-
     @cached_property
-    def _known(self) -> dict[tuple[bool, ...], _Candidates]:
-        return {}
+    def _candidates(self) -> Callable[[tuple[bool, ...]], _Candidates]:
+        """Where requests of these tiers decode; worked out once."""
+        return cache(self._find)
 
-    def _speculations(self, present: Sequence[bool]) -> list[Speculation]:
+    def _find(self, present: tuple[bool, ...]) -> _Candidates:
         """One for each tier that may bound the batch, and each length that it may have there."""
         if not any(present):
-            none, ms = (0,) * len(self.tiers_ms), self.idle_ms
-            return [Speculation(none, ms, self.times.tokens_within(ms))]
+            tokens = self.times.tokens_within(self.idle_ms)
+            none = np.zeros((1, len(self.tiers_ms)), dtype=np.int64)
+            return none, np.array([self.idle_ms]), np.array([float(tokens)])
         paces = np.array(self.tiers_ms) * (1.0 - self.margin)
         reach = accepted(self.alpha, np.arange(1, MOST_SPECULATED + 1))
         found = []
@@ -108,19 +101,20 @@ class SpeculativeBudget(PrefillBudget):
                     continue
                 lengths = np.where(present, np.argmax(enough, axis=1) + 1, 0)
                 steps = int(lengths.max()) - 1  # the root is not drafted: the paper counts it
-                tokens = self.times.tokens_within(float(ms), steps)
-                found.append(Speculation(tuple(lengths.tolist()), float(ms), tokens))
-        return found
+                found.append((lengths, ms, float(self.times.tokens_within(float(ms), steps))))
+        verified, took_ms, read = zip(*found, strict=True)
+        return np.array(verified), np.array(took_ms), np.array(read)
 
     def best(self, counts: Ints, within_ms: float = np.inf) -> Speculation:
         """[L] -> the batch that reads most prompt tokens per millisecond, of those that end within
         a time, if any do."""
-        those, lengths, ms, tokens = self._candidates(tuple(self._held(counts).tolist()))
+        lengths, ms, tokens = self._candidates(tuple(self._held(counts).tolist()))
         rates = (tokens - lengths @ counts) / ms
         ends = ms <= within_ms
         if ends.any():
             rates = np.where(ends, rates, -np.inf)
-        return those[int(np.argmax(rates))]
+        best = int(np.argmax(rates))
+        return Speculation(tuple(lengths[best].tolist()), float(ms[best]), int(tokens[best]))
 
     def _held(self, counts: Ints) -> Bools:
         """Which tiers are present, of those that have a TPOT."""
@@ -134,7 +128,7 @@ class SpeculativeBudget(PrefillBudget):
         codes = held @ (1 << np.arange(len(self.tiers_ms)))
         for code in set(codes.tolist()):  # those with the same tiers have the same batches
             of = codes == code
-            _, lengths, ms, tokens = self._candidates(tuple(held[of.argmax()].tolist()))
+            lengths, ms, tokens = self._candidates(tuple(held[of.argmax()].tolist()))
             spare = tokens - flat[of] @ lengths.T  # [K, C] that the batches read of prompts
             read = whole_batches(spans[of][:, None], ms) * spare
             found[of] = np.where(spare >= 0.0, read, -np.inf).max(axis=1)

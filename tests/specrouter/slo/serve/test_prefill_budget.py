@@ -77,10 +77,11 @@ READ_PER_MS = (6.9, 9.8, 10.7, 11.1, 10.9, 10.6)
 def test_speculation_reads_as_much_as_the_table_of_lengths_says() -> None:
     budget = SpeculativeBudget(times=OPT_7B, tiers_ms=(50.0,), alpha=0.7, idle_ms=50.0)
     counts = np.array([20])
-    those = {each.lengths[0]: each for each in budget._speculations((True,))}
-    found = [(those[s].tokens - 20 * s) / those[s].ms for s in range(1, 7)]
+    lengths, ms, tokens = budget._candidates((True,))
+    of = dict(zip(lengths[:, 0].tolist(), zip(ms, tokens, strict=True), strict=True))
+    found = [(of[s][1] - 20 * s) / of[s][0] for s in range(1, 7)]
     assert [round(each, 1) for each in found] == list(READ_PER_MS)
-    assert [round(those[s].ms) for s in range(1, 7)] == list(TABLE_MS)
+    assert [round(of[s][0]) for s in range(1, 7)] == list(TABLE_MS)
     assert budget.best(counts).lengths == (4,)
 
 
