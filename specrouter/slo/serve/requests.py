@@ -62,19 +62,7 @@ def sorted_requests(view: EngineView, pacing: Pacing, patience_ms: float = math.
     """Who has waited for `patience_ms` is best effort, as long as it waits, or, without a deadline
     that would come, reads its prompt."""
     needs = _Needs(view, pacing)
-    prompts: list[Prompt] = []
-    decoding: list[_Pace] = []
-    best_effort, lost = [], []
-    for request in view.running:
-        need = needs.of_running(request)
-        if isinstance(need, tuple):
-            decoding.append(need)
-        elif need and (request.has_deadline or not is_old(request, view, patience_ms)):
-            prompts.append(need)
-        else:
-            best_effort.append(request)
-            if need is None and request.promised and needs.has_pace(request):
-                lost.append(request.id)
+    load, best_effort, lost = _running(needs, view, patience_ms)
     new, waiting, beyond, too_tight, held_back = [], [], [], set(), set()
     for request in view.waiting:
         prompt = needs.of_waiting(request)
@@ -95,15 +83,8 @@ def sorted_requests(view: EngineView, pacing: Pacing, patience_ms: float = math.
             beyond.append(request.id)
         if not (is_beyond and request.rejects):
             waiting.append(request)
-    ids, due_ms, tpot_ms, left = np.array(decoding, dtype=np.float64).reshape(-1, 4).T
     return Sorted(
-        load=Load(
-            ids=tuple(ids.astype(int).tolist()),
-            due_ms=due_ms,
-            tpot_ms=tpot_ms,
-            left=left,
-            prompts=by_deadline(prompts),
-        ),
+        load=load,
         new=tuple(new),
         best_effort=_by_key(best_effort),
         waiting=_by_key(waiting),
@@ -112,6 +93,34 @@ def sorted_requests(view: EngineView, pacing: Pacing, patience_ms: float = math.
         held_back=frozenset(held_back),
         lost=tuple(lost),
     )
+
+
+def _running(
+    needs: "_Needs", view: EngineView, patience_ms: float
+) -> tuple[Load, list[RequestView], list[int]]:
+    """What they need, who of them is best effort, and ids of those whose promise is lost."""
+    prompts: list[Prompt] = []
+    decoding: list[_Pace] = []
+    best_effort, lost = [], []
+    for request in view.running:
+        need = needs.of_running(request)
+        if isinstance(need, tuple):
+            decoding.append(need)
+        elif need and (request.has_deadline or not is_old(request, view, patience_ms)):
+            prompts.append(need)
+        else:
+            best_effort.append(request)
+            if need is None and request.promised and needs.has_pace(request):
+                lost.append(request.id)
+    ids, due_ms, tpot_ms, left = np.array(decoding, dtype=np.float64).reshape(-1, 4).T
+    load = Load(
+        ids=tuple(ids.astype(int).tolist()),
+        due_ms=due_ms,
+        tpot_ms=tpot_ms,
+        left=left,
+        prompts=by_deadline(prompts),
+    )
+    return load, best_effort, lost
 
 
 def _by_key(requests: Iterable[RequestView]) -> tuple[RequestView, ...]:
