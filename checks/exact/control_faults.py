@@ -98,7 +98,6 @@ TERMINAL = (
     "specrouter.execution.commit_stage.CommitStage._sound_paths",
     "specrouter.execution.commit_stage.CommitStage.commit",
     "specrouter.execution.executor.Executor._offered",
-    "specrouter.execution.executor.Executor._verified",
     "specrouter.execution.executor.Executor.run",
     "specrouter.execution.target_stage.TargetStage._positions",
     "specrouter.execution.target_stage.TargetStage._verified",

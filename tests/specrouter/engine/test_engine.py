@@ -25,8 +25,8 @@ from specrouter.engine.step import DecodingStep
 from specrouter.engine.view_builder import ViewBuilder
 from specrouter.execution.acceptance_feedback import AcceptanceFeedback
 from specrouter.execution.chain_drafter import ChainDrafter
-from specrouter.execution.cycle_drafting import CycleDrafting
 from specrouter.execution.decoding_rows import DecodingRows
+from specrouter.execution.drafter_prefill import DrafterPrefill
 from specrouter.execution.executor import Executor
 from specrouter.profile.perf_model import PerfModel
 from specrouter.profile.profiler import PerformanceProfiler
@@ -71,12 +71,12 @@ CONTROL = {
     "the planning of admission": (CyclePlanning, "admission", "planning"),
     "the planning": (CyclePlanning, "plan", "planning"),
     "whether policies rest": (BackOff, "lasts", "planning"),
-    "all drafts": (CycleDrafting, "offered", "drafting"),
-    "the selection": (CycleDrafting, "_selected", "drafting"),
+    "all drafts": (ChainDrafter, "offered", "drafting"),
+    "the selection": (ChainDrafter, "_selected", "drafting"),
     "the view": (ViewBuilder, "build", "planning"),
     "the planner": (Planner, "plan", "planning"),
     "the quarantine's list": (Quarantine, "available", "planning"),
-    "begin of drafts": (ChainDrafter, "begin", "drafting"),
+    "begin of drafts": (DrafterPrefill, "begin", "drafting"),
     "a draft": (ChainDrafter, "draft", "drafting"),
 }
 FACTS = {
