@@ -116,10 +116,9 @@ TERMINAL = (
     "processors.verify._plan",
     "processors.verify_result.VerifyResult.fed",
     "processors.verify_result.VerifyResult.poisoned",
-    "processors.verify_result.VerifyResult.tree",
     # Delivery.
-    "specrouter.engine.delivery.Delivery",
-    "specrouter.engine.delivery._delta_of",
+    "specrouter.engine.step.DecodingStep._deliver",
+    "specrouter.engine.step._delta_of",
     "specrouter.engine.request_book.RequestBook.admit",
     "specrouter.engine.request_book.RequestBook._give_rows",
     "specrouter.engine.request_book.RequestBook.conclude",

@@ -132,6 +132,7 @@ class Executor:
         return dict(zip(every, np.maximum(left, 0).tolist(), strict=True))
 
     def repeatable(self, rows: Ints) -> Ints:
+        """[R] output tokens of each row whose choice could be made again."""
         return self._evaluator.repeatable(rows)
 
     def is_open(self, model: str) -> bool:

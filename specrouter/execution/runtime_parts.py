@@ -32,8 +32,8 @@ class ExecutionSettings:
 
     prefill_chunk: int
     window: int
+    guard: HangGuard
     rule: AcceptanceRule = field(default_factory=SharedNoise)
-    guard: HangGuard | None = None
     fresh_times: bool = False
     prefix_cache: bool = True
     faults: FaultGuard = field(default_factory=FaultGuard)

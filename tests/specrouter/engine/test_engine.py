@@ -225,6 +225,29 @@ def test_the_target_ends_what_was_planned_and_the_next_cycle_works(
     assert bench.engine.state().quarantines["small"] >= 1
 
 
+def test_a_row_with_an_error_ends_after_its_tokens_unless_they_ended_its_text(
+    bench: EngineBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Executor.run
+
+    def odd(executor: Executor, plan: Plan) -> CycleResult:
+        result = run(executor, plan)
+        result.errors = dict.fromkeys((0, 1), "bad")
+        return result
+
+    one = SamplingParams(max_new_tokens=1, ignore_eos=True)
+    handles = [bench.submit(PROMPTS[0]), bench.submit(PROMPTS[1], one)]
+    with monkeypatch.context() as patch:
+        patch.setattr(Executor, "run", odd)
+        bench.engine.step()
+    outputs = bench.finish(handles)
+    assert [(one.finish_reason, one.error) for one in outputs] == [
+        ("error", "bad"),
+        ("length", None),
+    ]
+    assert all(one.token_ids for one in outputs)
+
+
 def test_the_time_of_a_token_is_the_last_that_made_sense(
     bench: EngineBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
