@@ -129,13 +129,12 @@ class TokenTree:
         width = int(sizes.max(initial=0))
         order = np.argsort(~kept, axis=1, kind="stable")[:, :width]
         new_index = np.cumsum(kept, axis=1) - 1
-        parents = np.take_along_axis(_follow(new_index, self.parents, ROOT), order, axis=1)
         real = np.arange(width) < sizes[:, None]
+        values = vars(self) | {"parents": _follow(new_index, self.parents, ROOT)}
         columns = {
-            name: np.where(real, np.take_along_axis(getattr(self, name), order, axis=1), padding)
+            name: np.where(real, np.take_along_axis(values[name], order, axis=1), padding)
             for name, padding in _PADDING.items()
         }
-        columns["parents"] = np.where(real, parents, ROOT)
         return TokenTree(rows=self.rows, sizes=sizes, **columns)
 
     def holds_parents(self, kept: Bools) -> bool:
