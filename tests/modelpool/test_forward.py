@@ -8,9 +8,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from modelpool.fast.cuda_forward import CudaForward
-from modelpool.fast.layer_reference import reference_kernels
 from modelpool.forward import HiddenLayers
 from modelpool.packed_model import PackedModel
+from tests.modelpool.fast.passes import reference_kernels
 from tests.modelpool.fast.test_forwards import WAYS, assert_says
 from tests.modelpool.fast.test_graph_runner import FakeGraphs
 from tests.modelpool.llama_models import (
