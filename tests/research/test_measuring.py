@@ -110,7 +110,10 @@ def test_the_time_of_a_token_is_told_part_by_part(
         ms = row["ms"]
         assert row["share"] > 0
         parts = [name for name in ms if name.startswith("  ")]
-        assert {"  query, key, value", "  gate, up", "  head", "  attention", "  norms"} <= {*parts}
+        operators = {"  query, key, value", "  gate, up"}  # or two calls of the C library
+        compiled = {"  layer before attention", "  layer behind attention"}
+        assert operators <= {*parts} or compiled <= {*parts}
+        assert {"  head", "  attention", "  norms"} <= {*parts}
         assert sum(ms[name] for name in parts) == pytest.approx(
             ms["pass of the target, with clocks"]
         )
