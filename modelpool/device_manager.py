@@ -6,7 +6,6 @@ room on any goes to the CPU, with a warning; the target never does so unasked. A
 taken as a whole, on any device, and where its layers are.
 """
 
-import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,8 +16,6 @@ import torch
 from modelpool.checkpoint.footprint import ModelFootprint
 from modelpool.container import ROOT, memory_limits
 from modelpool.errors import ConfigError, DoesNotFitError
-
-logger = logging.getLogger(__name__)
 
 _HEADROOM = 0.05  # of a device's memory: activations, workspaces, fragmentation
 _GIB = 2**30
@@ -70,24 +67,6 @@ class Placement:
         return is_cpu(self.device)
 
 
-class DeviceManager:
-    """Places a pool on the devices of this machine, and keeps the account of it."""
-
-    def __init__(self, devices: Sequence[DeviceInfo] | None = None, *, kv_tokens: int = 0) -> None:
-        """`kv_tokens`: how many tokens each model's KV store has memory for."""
-        self.devices = tuple(read_devices() if devices is None else devices)
-        self.kv_tokens = kv_tokens
-
-    def place(self, models: Iterable[ModelFootprint], target: str) -> dict[str, Placement]:
-        """A place for each model. Raises `ConfigError` for a device that is not there, and for a
-        target that fits nowhere."""
-        placements = place(models, self.devices, target=target, kv_tokens=self.kv_tokens)
-        for placement in placements.values():
-            if placement.warning:
-                logger.warning(placement.warning)
-        return placements
-
-
 def place(
     models: Iterable[ModelFootprint],
     devices: Sequence[DeviceInfo],
@@ -98,7 +77,10 @@ def place(
     """A place for each model: the target first, then the largest.
 
     Among devices with room the one with the most free memory is taken, then the least loaded.
-    Raises `ConfigError` as `DeviceManager.place` does.
+    Raises `ConfigError` for a device that is not there, and for a target that fits nowhere.
+
+    Args:
+        kv_tokens: how many tokens each model's KV store has memory for.
     """
     state = {device.name: device for device in devices}
     placements: dict[str, Placement] = {}
