@@ -60,10 +60,10 @@ def load_model(
     try:
         with (
             _progress(config.name),
-            plain_checkpoint(directory, config.dtype) as plain,
-            unpacked_checkpoint(plain.folder, config.dtype, config.trust_remote_code) as unpacked,
+            plain_checkpoint(directory, config.dtype) as (plain, in_int8),
+            unpacked_checkpoint(plain, config.dtype, config.trust_remote_code) as unpacked,
         ):
-            read = replace(_read(config, unpacked, placement), in_int8=plain.in_int8)
+            read = replace(_read(config, unpacked, placement), in_int8=in_int8)
     except torch.OutOfMemoryError:
         raise  # a RuntimeError too, which is also what weights of other shapes are told by
     except (OSError, ValueError, KeyError, ImportError, SafetensorError, RuntimeError) as error:

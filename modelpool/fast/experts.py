@@ -67,9 +67,9 @@ class QuantisedExperts(nn.Module):
         for number, matrix in enumerate(plain):
             bias = None if biases is None else biases[number].detach()
             rows = matrix.t().contiguous() if self.plain.is_transposed else matrix
-            weight, rounding = weight_of(rows, bias, in_int4)
+            weight, roundings = weight_of([rows], [None], bias, in_int4)
             found.append(weight)
-            self.roundings.append(rounding)
+            self.roundings += filter(None, roundings)
         self.hidden_parameters += plain.numel()
         self.plain.register_parameter(name, None)
         return found

@@ -46,7 +46,7 @@ class View:
     def layout(self, build: object) -> object:
         """What would be built of it."""
         paths = SimpleNamespace(on=lambda device: self.paths)
-        return paths if build is PathLayout else SimpleNamespace(rows=self.pack_rows)
+        return paths if build is PathLayout else self.pack_rows
 
     def query(self) -> Tensor:
         random = torch.Generator().manual_seed(1)
