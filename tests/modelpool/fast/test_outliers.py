@@ -66,7 +66,9 @@ def test_quantised_weights_lose_no_more_by_outliers(
     kinds = [one for one in model.model.modules() if isinstance(one, QuantisedLinear)]
     assert any(isinstance(one.shared, SmoothedWeight) for one in kinds)
     mixtures = [one for one in model.model.modules() if isinstance(one, QuantisedExperts)]
-    assert all(isinstance(one, SmoothedWeight) for each in mixtures for one in each.kept)
+    assert all(
+        isinstance(one, SmoothedWeight) for each in mixtures for one in (*each.up, *each.down)
+    )
     assert len(mixtures) == is_mixture
     monkeypatch.setattr(quantised, "column_factors", lambda weights: None)
     monkeypatch.setattr("modelpool.packed_model.check_parity", lambda *_: None)
