@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from modelpool.attention.backend import Feature
@@ -29,6 +29,7 @@ from modelpool.attention.packed import ATTENTION_NAME, OpaqueView, run_packed
 from modelpool.checkpoint.architecture import ignored_window, refusal
 from modelpool.checkpoint.text_part import text_part
 from modelpool.errors import UnsupportedAttention
+from modelpool.fast.experts import can_quantise
 from modelpool.mixers.registry import unserved_layer, use_mixers
 from modelpool.place_tracker import PlaceTracker
 from modelpool.probe import KVLayer, ProbeView
@@ -46,12 +47,14 @@ class ModelOutline:
         kv_layers: by the index of a layer that attends, what it keeps of a token.
         parameter_count: of the class that would be loaded.
         features: that its layers ask of attention.
+        has_plain_experts: some are in a form that is not quantised.
     """
 
     kv_layers: Mapping[int, KVLayer]
     recurrent_layers: Mapping[StateKey, RecurrentLayer]
     parameter_count: int
     features: frozenset[Feature] = frozenset()
+    has_plain_experts: bool = False
 
     @property
     def kv_elements_per_token(self) -> int:
@@ -143,10 +146,18 @@ def _tried(model: PreTrainedModel) -> tuple[Mapping[int, int | None], ModelOutli
     unserved = unserved_layer(model.config, view.recurrent)
     if unserved is not None:
         raise UnsupportedAttention(unserved)
-    count = sum(parameter.numel() for parameter in model.parameters())
     return view.windows, ModelOutline(
-        view.layers(), view.recurrent, count, frozenset(view.features)
+        kv_layers=view.layers(),
+        recurrent_layers=view.recurrent,
+        parameter_count=sum(parameter.numel() for parameter in model.parameters()),
+        features=frozenset(view.features),
+        has_plain_experts=any(map(_are_plain_experts, model.modules())),
     )
+
+
+def _are_plain_experts(module: nn.Module) -> bool:
+    down = getattr(module, "down_proj", None)
+    return isinstance(down, nn.Parameter) and down.dim() == 3 and not can_quantise(module)
 
 
 class _OutlineView(ProbeView):

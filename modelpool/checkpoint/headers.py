@@ -108,11 +108,13 @@ class WeightBytes:
         outer: of those in no layer.
         read: of those that a token's forward reads: embeddings are looked up. None where that
             depends on the token (experts).
+        tied_elements: of an embedding that is the head too, where that is not quantised.
     """
 
     total: int
     outer: int
     read: int | None
+    tied_elements: int = 0
 
 
 def parameters_of(
@@ -152,7 +154,8 @@ def weight_bytes(
     Args:
         width: bytes of an element that is not quantised.
         quantised_bytes: of a weight that is.
-        tied_rows: of the embedding, where the head is the same weight. A quantised head is a copy.
+        tied_rows: of the embedding, where the head is the same weight. A quantised head is a
+            copy; a packed one is too, and is not counted here.
     """
 
     def taken(one: StoredParameter) -> float:
@@ -162,12 +165,15 @@ def weight_bytes(
     outer = sum(taken(one) for one in parameters if not one.in_layer)
     inner = sum(taken(one) for one in parameters if one.in_layer)
     read = inner + sum(taken(one) for one in parameters if one.is_head)
+    tied_elements = 0
     tables = [one for one in parameters if one.is_table and one.shape[0] == tied_rows]
     for head in (replace(table, name=_HEAD) for table in tables[:1]):
-        outer += quantised_bytes(head) or 0
+        small = quantised_bytes(head)
+        outer += small or 0
+        tied_elements = head.count if small is None else 0
         read += taken(head)
-    experts = any(one.is_expert for one in parameters)
-    return WeightBytes(round(inner + outer), round(outer), None if experts else round(read))
+    known_read = None if any(one.is_expert for one in parameters) else round(read)
+    return WeightBytes(round(inner + outer), round(outer), known_read, tied_elements)
 
 
 def header_of(file: Path) -> Header:

@@ -73,6 +73,10 @@ def dtype_for(config: ModelConfig, role: Role, computes_in: Callable[[str], bool
     return "auto"
 
 
+def is_lean(role: Role) -> bool:
+    return role.is_cpu_drafter and role.weights == "plain"
+
+
 def tuning_for(
     config: ModelConfig,
     role: Role,
@@ -88,7 +92,7 @@ def tuning_for(
     return Tuning(
         threads=config.threads or suited,
         pack_weights=pack_weights,
-        lean=role.is_cpu_drafter and role.weights == "plain",
+        lean=is_lean(role),
         attention=attention,
         weights=role.weights,
         others=others if role.on_cpu else None,
