@@ -134,6 +134,8 @@ def _say_nothing(*_: object) -> None:
 
 
 def _tried(model: PreTrainedModel) -> tuple[Mapping[int, int | None], ModelOutline]:
+    if any(map(_counts_from_padding, model.named_modules())):
+        raise UnsupportedAttention("its positions are counted from the padding token's id")
     tracker = PlaceTracker(_TOKENS)
     view = _OutlineView(tracker)
     view.begin(0, _TOKENS)
@@ -155,6 +157,13 @@ def _tried(model: PreTrainedModel) -> tuple[Mapping[int, int | None], ModelOutli
     )
 
 
+def _counts_from_padding(named: tuple[str, nn.Module]) -> bool:
+    """RoBERTa's way: a row for padding lies among those of positions."""
+    name, module = named
+    is_table = isinstance(module, nn.Embedding) and name.endswith("position_embeddings")
+    return is_table and module.padding_idx is not None
+
+
 def _are_plain_experts(module: nn.Module) -> bool:
     down = getattr(module, "down_proj", None)
     return isinstance(down, nn.Parameter) and down.dim() == 3 and not can_quantise(module)
@@ -166,6 +175,7 @@ class _OutlineView(ProbeView):
     def __init__(self, tracker: PlaceTracker) -> None:
         super().__init__(_META, _TOKENS)
         self._tracker = tracker
+        self._attended: set[int] = set()
         self.features: set[Feature] = set()
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
@@ -182,6 +192,9 @@ class _OutlineView(ProbeView):
 
     def attend(self, view: KVView, layer: AttentionLayer, query: Tensor) -> Tensor:
         self._check_places(layer.number, query)
+        if layer.number in self._attended:  # keys of one would be those of the other
+            raise UnsupportedAttention(f"layer {layer.number} attends more than once in a forward")
+        self._attended.add(layer.number)
         if layer.sinks is not None:
             self.features.add("attention sinks")
         _, value = self.arena(layer)
