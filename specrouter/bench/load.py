@@ -48,14 +48,12 @@ def bench_load(options: LoadOptions, progress: Progress) -> dict[str, Any]:
     loading = ShownLoad(progress)
     pool = ModelPool.from_config(config.pool, progress=loading)  # reads no weights
     points = sweep(trace, options, request_limit(config, pool))
-
-    def tokenize(text: str) -> Sequence[int]:
-        ids: Sequence[int] = pool.tokenizer(text)["input_ids"]
-        return ids
-
     progress.note(f"loading {pool.target}")
     with ChainRouter.from_config(config, loading) as router:
-        bench = LoadBench(OwnService(router), tokenize, texts, options, progress)
+        service = OwnService(router)
+        bench = LoadBench(
+            service, lambda text: pool.tokenizer(text)["input_ids"], texts, options, progress
+        )
         measured = bench.run(points)
         rows = {"rows": config.engine.max_requests}
         return {"conditions": {**conditions(router), **rows, **asked(options, bench)}, **measured}

@@ -111,35 +111,26 @@ class Fleet(Roster[Member]):
             measured = Measured.of(expected, attempt.began_s, attempt.came)
             member.experience = member.experience.after(measured)
 
-    def drain(self, name: str) -> None:
-        """No request goes there any more; those that are there go on elsewhere."""
-        member = self.members[name]
-        self._set(member, "draining", "it is being restarted")
-        member.evict("drain", f"{name} is emptied")
-
-    async def restarted(self, name: str, timeout_s: float) -> None:
-        """Puts a new replica in the place of a drained one. Raises `TimeoutError`, and whatever
-        went wrong; then the old process, if it still speaks, serves again."""
-        member, why = self.members[name], "its restart has failed"
-        try:
-            async with asyncio.timeout(timeout_s):
-                await member.link.restart()
-            why = "it has been restarted"
-        finally:
-            member.told = None
-            self._set(member, "lost", why)
-
     async def restart(self, name: str, timeout_s: float) -> None:
         """Empties and replaces a replica once all others serve, but those that are over; returns
-        when it serves. Raises `TimeoutError`, where a step takes longer, and what went wrong."""
+        when it serves. Raises `TimeoutError`, where a step takes longer, and what went wrong; then
+        the old process, if it still speaks, serves again."""
         own = self.members[name]
         others = [one for one in self.members.values() if one is not own]
         await self.until(
             lambda: all(one.standing == "ready" or one.is_over for one in others), timeout_s
         )
         logger.info("replica %s is being restarted", name)
-        self.drain(name)
-        await self.restarted(name, timeout_s)
+        self._set(own, "draining", "it is being restarted")
+        own.evict("drain", f"{name} is emptied")
+        why = "its restart has failed"
+        try:
+            async with asyncio.timeout(timeout_s):
+                await own.link.restart()
+            why = "it has been restarted"
+        finally:
+            own.told = None
+            self._set(own, "lost", why)
         await self.until(lambda: own.standing == "ready", timeout_s)
 
     async def _listen(self, member: Member) -> None:

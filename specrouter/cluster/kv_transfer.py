@@ -29,11 +29,9 @@ class KVLostError(RuntimeError):
 class KVTransport(Protocol):
     async def give(self, kv: RowKV) -> str:
         """Returns a ticket for it. Raises whatever went wrong."""
-        ...
 
     async def take(self, ticket: str) -> RowKV:
         """Raises `KVLostError` where it is not there, else whatever went wrong."""
-        ...
 
 
 class KVTransfer:

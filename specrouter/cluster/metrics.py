@@ -5,7 +5,7 @@ saw. Metrics are in Prometheus' form; sums over replicas stand under the engine'
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import reduce
 from itertools import zip_longest
@@ -131,47 +131,44 @@ class StateAges(TimeCounts):
         return family
 
 
-_STATE_GAUGES: Sequence[tuple[str, str, Callable[[ReplicaState], float]]] = (
-    ("requests_running", "Requests that are being decoded.", lambda one: one.running),
-    ("requests_waiting", "Requests that wait to be admitted.", lambda one: one.waiting),
-    ("request_rows", "Requests that can run together.", lambda one: one.rows),
-    ("kv_usage_ratio", "Share of KV memory that is reserved.", lambda one: one.kv_share),
+def _now(value: Callable[[ReplicaState], float]) -> Callable[[Member], float | None]:
+    """Of a replica that takes requests."""
+    return lambda one: value(one.state) if one.state and one.standing == "ready" else None
+
+
+def _age_s(member: Member) -> float | None:
+    return None if member.told is None else time.monotonic() - member.told_s
+
+
+_GAUGES: Sequence[tuple[str, str, Callable[[Member], float | None]]] = (
+    ("up", "1 if a replica takes requests.", lambda one: one.standing == "ready"),
+    ("state_age_seconds", "Since a replica told its state.", _age_s),
+    ("requests_running", "Requests that are being decoded.", _now(lambda one: one.running)),
+    ("requests_waiting", "Requests that wait to be admitted.", _now(lambda one: one.waiting)),
+    ("request_rows", "Requests that can run together.", _now(lambda one: one.rows)),
+    ("kv_usage_ratio", "Share of KV memory that is reserved.", _now(lambda one: one.kv_share)),
 )
 
 
-def replica_metrics(members: Iterable[Member]) -> Iterator[Metric]:
+def replica_metrics(members: Collection[Member]) -> Iterator[Metric]:
     """Of each replica."""
-    every = list(members)
-    up = _gauge("up", "1 if a replica takes requests.")
-    age = _gauge("state_age_seconds", "Since a replica told its state.")
+    for name, text, value in _GAUGES:
+        family = GaugeMetricFamily(f"specrouter_replica_{name}", text, labels=("replica",))
+        for member in members:
+            if (found := value(member)) is not None:
+                family.add_metric((member.name,), found)
+        yield family
     attempts = _counter("attempts", "Times that a sample was sent there.")
     declined = _counter("declined", "Of them, times that it declined.")
     moves = _counter(
         "moves", "Of them, times that the sample went on elsewhere, by cause.", "cause"
     )
-    for member in every:
-        name = (member.name,)
-        up.add_metric(name, float(member.standing == "ready"))
-        if member.told is not None:
-            age.add_metric(name, time.monotonic() - member.told_s)
-        attempts.add_metric(name, member.attempts)
-        declined.add_metric(name, member.declined)
+    for member in members:
+        attempts.add_metric((member.name,), member.attempts)
+        declined.add_metric((member.name,), member.declined)
         for cause, count in member.moves.items():
-            moves.add_metric((*name, cause), count)
-    yield from (up, age, *_states(every), attempts, declined, moves)
-
-
-def _states(members: Sequence[Member]) -> Iterator[Metric]:
-    for name, text, value in _STATE_GAUGES:
-        family = _gauge(name, text)
-        for member in members:
-            if member.state is not None and member.standing == "ready":
-                family.add_metric((member.name,), value(member.state))
-        yield family
-
-
-def _gauge(name: str, text: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"specrouter_replica_{name}", text, labels=("replica",))
+            moves.add_metric((member.name, cause), count)
+    yield from (attempts, declined, moves)
 
 
 def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:

@@ -85,9 +85,8 @@ def test_a_replica_whose_restart_fails_serves_on_if_it_still_speaks(
         fleet.start()
         try:
             await fleet.until(is_ready, 10.0)
-            fleet.drain("replica")
             with pytest.raises(error):
-                await fleet.restarted("replica", 0.02)
+                await fleet.restart("replica", 0.02)
             await fleet.until(is_ready, 10.0)
         finally:
             await fleet.stop()
