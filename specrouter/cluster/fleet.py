@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 
 from modelpool.errors import ConfigError
-from specrouter.cluster.correction import Expected, Measured
+from specrouter.cluster.correction import Expected, measured_ms
 from specrouter.cluster.link import Feed, ReplicaLink
 from specrouter.cluster.member import InFlight, Member
 from specrouter.cluster.metrics import counted_before
@@ -108,8 +108,8 @@ class Fleet(Roster[Member]):
             yield attempt
         finally:
             member.in_flight.discard(attempt)
-            measured = Measured.of(expected, attempt.began_s, attempt.came)
-            member.experience = member.experience.after(measured)
+            times_ms = measured_ms(attempt.began_s, attempt.came)
+            member.experience = member.experience.after(expected, *times_ms)
 
     async def restart(self, name: str, timeout_s: float) -> None:
         """Empties and replaces a replica once all others serve, but those that are over; returns
