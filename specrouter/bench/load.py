@@ -1,8 +1,6 @@
 """`specrouter bench load`: how many requests get their tokens in time, policy by policy.
 
-The same requests arrive at the same times under every policy, whatever the state of the service;
-policies take turns, in an order that rotates by round. Objectives are the trace's ratios times the
-baseline latency, which is measured first: that of a request alone, on the target only.
+The same requests arrive at the same times under every policy, whatever the state of the service.
 
 Contract: a bad argument raises `ConfigError` before anything is loaded. Attainment is decided
 here, by the times that a request got, not by what the service says of it.

@@ -57,9 +57,9 @@ class Answer:
             or nobody asked.
     """
 
-    ttft_ms: float | None
-    tpot_ms: float | None
-    tokens: int
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    tokens: int = 0
     acceptance_length: float | None = None
     error: str | None = None
     attained_stages: tuple[bool, ...] = ()
