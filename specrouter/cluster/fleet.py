@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 
 from modelpool.errors import ConfigError
 from specrouter.cluster.correction import Expected, measured_ms
@@ -84,11 +84,9 @@ class Fleet(Roster[Member]):
     async def wait_for_change(self, timeout_s: float) -> None:
         """Until some replica comes or goes, or the time is up."""
         self._changed.clear()
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
-        except TimeoutError:
-            return
 
     async def until(self, condition: Callable[[], bool], timeout_s: float) -> None:
         """Returns when it holds. Raises `TimeoutError`."""
