@@ -57,8 +57,7 @@ def answered_first(
     monkeypatch: pytest.MonkeyPatch,
     answer: Callable[[FaultyLink], Awaitable[Reply]],
 ) -> list[FaultyLink]:
-    """The first replica that is asked answers so, and nothing else; one that is dead would never
-    answer. Returns those that are asked."""
+    """The first replica that is asked answers so, and nothing else. Returns who is asked."""
     asked: list[FaultyLink] = []
 
     async def stream(link: FaultyLink, serve: Any, attempt: Attempt) -> AsyncGenerator[Reply]:
@@ -66,8 +65,6 @@ def answered_first(
         if len(asked) == 1:
             yield await answer(link)
             return
-        if link.is_dead:
-            await asyncio.Event().wait()
         async with aclosing(serve(attempt)) as replies:
             async for reply in replies:
                 yield reply
