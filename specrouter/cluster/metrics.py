@@ -11,17 +11,12 @@ from functools import reduce
 from itertools import zip_longest
 from typing import Any, TypeVar
 
-from prometheus_client.metrics_core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client import Histogram
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from specrouter.cluster.link import ReplicaReport
 from specrouter.cluster.member import Member
 from specrouter.cluster.state import ReplicaState
-from specrouter.engine.decode_counts import TimeCounts
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.request_meter import RequestMeter
 from specrouter.engine.slo_accounts import AdmissionCounts, SloAccounts
@@ -104,31 +99,14 @@ def _added(one: Any, other: Any) -> Any:
     return one + other
 
 
-class StateAges(TimeCounts):
-    """How old the state of every replica was at every decision. Told by one thread; may be asked
-    from any."""
-
-    def __init__(self) -> None:
-        super().__init__(AGE_BOUNDS_S)
-
-    def note(self, ages_s: Iterable[float]) -> None:
-        for age_s in ages_s:
-            self.add(age_s)
-
-    def share_within(self, bound_s: float) -> float:
-        """Of all, at most one of `AGE_BOUNDS_S` old; 1 where there were none."""
-        counts = self.figures().counts
-        return counts[AGE_BOUNDS_S.index(bound_s)] / counts[-1] if counts[-1] else 1.0
-
-    def metric(self) -> Metric:
-        family = HistogramMetricFamily(
-            "specrouter_replica_state_age_at_use_seconds",
-            "How old what a replica had told was, when a request was routed by it.",
-        )
-        figures, bounds = self.figures(), (*map(str, AGE_BOUNDS_S), "+Inf")
-        buckets = list(zip(bounds, map(float, figures.counts), strict=True))
-        family.add_metric((), buckets, figures.sum_s)
-        return family
+def state_ages() -> Histogram:
+    """Is told how old the state of every replica was at every decision."""
+    return Histogram(
+        "specrouter_replica_state_age_at_use_seconds",
+        "How old what a replica had told was, when a request was routed by it.",
+        buckets=AGE_BOUNDS_S,
+        registry=None,
+    )
 
 
 def _now(value: Callable[[ReplicaState], float]) -> Callable[[Member], float | None]:

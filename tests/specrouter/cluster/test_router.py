@@ -315,9 +315,10 @@ def test_figures_are_those_of_all_replicas(cluster: Cluster) -> None:
     wait_until(told)  # each replica tells now and then
     assert router.instruments.engine_state().rows == 16
     assert router.instruments.statistics().cycles > 0
-    names = {family.name for family in router.instruments.replica_metrics()}
-    assert {"specrouter_replica_up", "specrouter_replica_moves"} <= names
-    assert "specrouter_replica_state_age_at_use_seconds" in names
+    told_of = {family.name: family for family in router.instruments.replica_metrics()}
+    assert {"specrouter_replica_up", "specrouter_replica_moves"} <= set(told_of)
+    *_, count, _ = told_of["specrouter_replica_state_age_at_use_seconds"].samples
+    assert (count.name[-6:], count.value > 0) == ("_count", True)
     assert router.instruments.routings()[-1]["policy"] == "round-robin"
 
 
