@@ -7,7 +7,6 @@ import time
 import urllib.error
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from itertools import repeat
 from typing import Any, TypeVar
 
 from modelpool.errors import ConfigError
@@ -89,11 +88,14 @@ def all_at_once(
     `ask`: with a prompt, its seed, the tokens of an answer, a temperature and a limit in seconds.
     Raises `MeasurementError` where a request fails.
     """
+
+    def one(prompt: BenchPrompt, seed: int) -> Reply:
+        return ask(prompt, seed, work.new_tokens, work.temperature, TIMEOUT_S)
+
     try:
         with ThreadPoolExecutor(len(work.prompts)) as executor:
             started = time.perf_counter()
-            same = map(repeat, (work.new_tokens, work.temperature, TIMEOUT_S))
-            answers = list(executor.map(ask, work.prompts, work.seeds, *same))
+            answers = list(executor.map(one, work.prompts, work.seeds))
             return answers, time.perf_counter() - started
     except FAILURES as error:
         raise MeasurementError(f"{name}: {type(error).__name__}: {error}") from error
