@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from prometheus_client import Histogram
+
     from specrouter.bench.traces import Arrival
     from specrouter.cluster.dispatcher import Dispatcher
     from specrouter.cluster.router import ClusterRouter
@@ -131,19 +133,26 @@ async def load(
     judged = served[run.settles :]
     return {
         **_figures(judged),
-        "states_within_0.6_s": round(dispatcher.ages.share_within(_FRESH_S), 4),
+        "states_within_0.6_s": round(_share_within(dispatcher.ages, _FRESH_S), 4),
         "moves": dict(_moves(router) - moved),
         "replicas": _by_replica(judged, _replicas_of(router, len(served))[run.settles :]),
     }
 
 
+def _share_within(ages: Histogram, bound_s: float) -> float:
+    """Of all, at most so old."""
+    [family] = ages.collect()
+    counts = {one.labels["le"]: one.value for one in family.samples if "le" in one.labels}
+    return counts[str(bound_s)] / counts["+Inf"] if counts["+Inf"] else 1.0
+
+
 def _begin(router: ClusterRouter, run: Run) -> Dispatcher:
     """Under the run's policy, with nothing counted yet."""
-    from specrouter.cluster.metrics import StateAges
+    from specrouter.cluster.metrics import state_ages
 
     dispatcher = router._context.dispatcher
     dispatcher._config = dispatcher._config.model_copy(update={"policy": run.policy})
-    dispatcher.ages = StateAges()
+    dispatcher.ages = state_ages()
     dispatcher._records = deque(maxlen=_RECORDS)
     return dispatcher
 

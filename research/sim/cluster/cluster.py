@@ -22,7 +22,7 @@ from research.sim.cluster.refusals import Refusal, Service
 from research.sim.cluster.replica import Replica
 from research.sim.cluster.site import Ask, Site
 from specrouter.bench.replay import LoadRequest
-from specrouter.cluster.correction import Measured
+from specrouter.cluster.correction import measured_ms
 from specrouter.cluster.dispatcher import Dispatcher, feasible
 from specrouter.cluster.fleet import overload_of
 from specrouter.cluster.state import Ranking, ReplicaState, RoutedRequest
@@ -213,7 +213,7 @@ class SimulatedCluster:
         """From what came of an attempt, though it goes on elsewhere."""
         if ask.job.served is not None:
             came = [one for one in ask.job.served.sent.commits if one[0] > ask.sent_s]
-            self.fleet.learn(name, Measured.of(ask.expected, ask.sent_s, came))
+            self.fleet.learn(name, ask.expected, *measured_ms(ask.sent_s, came))
 
     def _note(self, name: str, ask: Ask, state: ReplicaState) -> None:
         self.fleet.members[name].note(state, self._events.now_s)
