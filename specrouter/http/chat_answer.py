@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specrouter.http.openai_answer import Envelope, OpenAIAnswer, Prompt, ending, finite, output_of
+from specrouter.http.openai_answer import OpenAIAnswer, Prompt, ending, finite, output_of
 from specrouter.http.openai_fields import ChatRequest
 from specrouter.http.reasoning.answer_reader import Reader
 from specrouter.http.reasoning.formats import Channels
@@ -37,7 +37,7 @@ class ChatAnswer(OpenAIAnswer):
     def __init__(
         self,
         body: ChatRequest,
-        envelope: Envelope,
+        envelope: dict[str, Any],
         prompt: Prompt,
         texts: TokenTexts,
         reading: Reading | None = None,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from specrouter.http.openai_answer import Envelope, OpenAIAnswer, Prompt, ending, finite, output_of
+from specrouter.http.openai_answer import OpenAIAnswer, Prompt, ending, finite, output_of
 from specrouter.http.openai_fields import CompletionRequest
 from specrouter.http.streams import Outputs
 from specrouter.http.token_texts import TokenTexts
@@ -22,7 +22,7 @@ class CompletionAnswer(OpenAIAnswer):
     def __init__(
         self,
         body: CompletionRequest,
-        envelope: Envelope,
+        envelope: dict[str, Any],
         prompts: Sequence[Prompt],
         texts: TokenTexts,
     ) -> None:

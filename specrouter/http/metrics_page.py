@@ -12,12 +12,11 @@ from typing import Literal, get_args
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from specrouter.engine.request_meter import without_created
 from specrouter.engine.serving import ServingRouter
 from specrouter.http.openapi import OPERATION
 from specrouter.http.prometheus import RouterCollector
@@ -56,22 +55,16 @@ def count_refusal(app: FastAPI, reason: Refusal) -> None:
     """A request was refused before it was queued; nothing happens without `add_metrics`."""
     refusals: _Refusals | None = getattr(app.state, "refusals", None)
     if refusals is not None:
-        refusals.count(reason)
+        refusals.counts[reason] += 1
 
 
 class _Refusals(Collector):
     def __init__(self) -> None:
-        self._counter = Counter(
-            "specrouter_requests_refused",
-            "Requests that were refused before they were queued.",
-            ["reason"],
-            registry=None,
-        )
-        for reason in get_args(Refusal):  # all are there from the start
-            self._counter.labels(reason)
-
-    def count(self, reason: Refusal) -> None:
-        self._counter.labels(reason).inc()
+        self.counts = dict.fromkeys(get_args(Refusal), 0)  # all are there from the start
 
     def collect(self) -> list[Metric]:
-        return [without_created(family) for family in self._counter.collect()]
+        text = "Requests that were refused before they were queued."
+        family = CounterMetricFamily("specrouter_requests_refused", text, labels=["reason"])
+        for reason, count in self.counts.items():
+            family.add_metric([reason], count)
+        return [family]

@@ -11,16 +11,17 @@ from collections.abc import Iterator, Mapping
 
 
 class TagCutter:
-    """Cuts a text at tags. What it tells, joined, is the text, and hangs on the text alone."""
+    """Cuts a text at tags. What it tells, joined, is the text, and hangs on the text alone. `held`
+    is what a tag may begin with, and was not told yet."""
 
     def __init__(self, *tags: str) -> None:
         self._tag = re.compile("|".join(map(re.escape, tags)))
         self._begins = tuple({tag[:end] for tag in tags for end in range(1, len(tag))})
-        self._held = ""  # what a tag may begin with
+        self.held = ""
 
     def parts(self, text: str, ends: bool = False) -> Iterator[str]:
         """Tags, each alone, and the text between them. `ends`: nothing follows."""
-        text, at = self._held + text, 0
+        text, at = self.held + text, 0
         for found in self._tag.finditer(text):
             if at < found.start():
                 yield text[at : found.start()]
@@ -31,7 +32,7 @@ class TagCutter:
         if not ends and rest.endswith(self._begins):
             held = max(len(one) for one in self._begins if rest.endswith(one))
         cut = len(rest) - held
-        self._held = rest[cut:]
+        self.held = rest[cut:]
         if cut:
             yield rest[:cut]
 
