@@ -70,12 +70,13 @@ class SloConfig(Strict):
 
     def slo(self, token_id_of: TokenIdOf) -> SLO:
         """Raises `RequestError`."""
+        stages = [(one.tpot_ms, one.until_tokens, one.until_token) for one in self.stages]
         return SLO(
             tpot_ms=self.tpot_ms,
             ttft_ms=self.ttft_ms,
             tpot_ratio=self.tpot_ratio,
             e2e_ms=self.e2e_ms,
-            stages=stages_of(self.stages, token_id_of),
+            stages=stages_of(stages, token_id_of),
             on_unattainable=self.on_unattainable,
         )
 

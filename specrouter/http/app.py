@@ -53,7 +53,7 @@ def create_app(router: ServingRouter, drain: Drain | None = None) -> FastAPI:
         redirect_slashes=False,  # it would lead to whatever host the client has named
     )
     app.router.route_class = BodyRoute
-    service = Service(router)
+    service, drain = Service(router), drain or Drain()  # by default one that never begins
     add_error_handlers(app, frozenset(field_names()))
     add_completions(app, service)
     add_chat(app, service)

@@ -33,8 +33,8 @@ INTERVAL_S = 1.0
 STALLED_S = 30.0
 
 
-def add_live_feed(app: FastAPI, router: ServingRouter, drain: Drain | None) -> None:
-    feed = LiveFeed(router, drain or Drain())
+def add_live_feed(app: FastAPI, router: ServingRouter, drain: Drain) -> None:
+    feed = LiveFeed(router, drain)
 
     @app.get(FEED_PATH, include_in_schema=False)
     async def live() -> Response:

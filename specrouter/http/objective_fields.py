@@ -61,12 +61,13 @@ class SloRequest(OwnFields):
 
     def slo(self, token_id_of: TokenIdOf) -> SLO:
         """Raises `RequestError`."""
+        stages = [(one.tpot_ms, one.until_tokens, one.until_token) for one in self.stages or ()]
         return SLO(
             tpot_ms=self.tpot_ms,
             ttft_ms=self.ttft_ms,
             tpot_ratio=self.tpot_ratio,
             e2e_ms=self.e2e_ms,
-            stages=stages_of(self.stages or (), token_id_of),
+            stages=stages_of(stages, token_id_of),
             on_unattainable=self.on_unattainable or "best_effort",
         )
 

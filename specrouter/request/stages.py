@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from specrouter.request.objective import Stage
 from specrouter.request.params import RequestError
@@ -17,27 +17,18 @@ TokenIdOf = Callable[[str, str], int]
 _SHOWN = 40  # characters of a text, in a refusal
 
 
-class StageFields(Protocol):
-    """See `Stage`; `until_token` may be a text such as `</think>`."""
+def stages_of(
+    given: Iterable[tuple[float, int | None, int | str | None]], token_id_of: TokenIdOf
+) -> tuple[Stage, ...]:
+    """Of the fields of each `Stage`, whose `until_token` may be a text such as `</think>`.
 
-    @property
-    def tpot_ms(self) -> float: ...
-
-    @property
-    def until_tokens(self) -> int | None: ...
-
-    @property
-    def until_token(self) -> int | str | None: ...
-
-
-def stages_of(given: Sequence[StageFields], token_id_of: TokenIdOf) -> tuple[Stage, ...]:
-    """Raises `RequestError`: names the `until_token` that is no single token."""
+    Raises `RequestError`: names the `until_token` that is no single token.
+    """
     stages = []
-    for place, one in enumerate(given):
-        until = one.until_token
+    for place, (tpot_ms, until_tokens, until) in enumerate(given):
         if isinstance(until, str):
             until = token_id_of(f"slo.stages[{place}].until_token", until)
-        stages.append(Stage(one.tpot_ms, one.until_tokens, until))
+        stages.append(Stage(tpot_ms, until_tokens, until))
     return tuple(stages)
 
 
