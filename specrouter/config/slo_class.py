@@ -10,14 +10,16 @@ from pydantic import Field, StrictInt, StrictStr, model_validator
 
 from modelpool.errors import ConfigError
 from specrouter.config.strict import Strict
-from specrouter.request.objective import SLO, Objective, OnUnattainable
-from specrouter.request.params import RequestError
-from specrouter.request.stages import (
+from specrouter.request.objective import (
+    SLO,
+    Objective,
+    OnUnattainable,
     TokenIdOf,
     check_vocabulary,
     single_token,
     stages_of,
 )
+from specrouter.request.params import RequestError
 
 if TYPE_CHECKING:  # a file is checked before what takes seconds to import
     from transformers import PreTrainedTokenizerBase

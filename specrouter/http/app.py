@@ -19,9 +19,9 @@ from specrouter.http.fields import field_names
 from specrouter.http.generate import add_generate
 from specrouter.http.live_feed import add_live_feed
 from specrouter.http.live_page import add_live_page
-from specrouter.http.metrics_page import add_metrics
 from specrouter.http.models import add_models
 from specrouter.http.openapi import TAGS
+from specrouter.http.prometheus import add_metrics
 from specrouter.http.router_pages import add_health, add_replica_pages, add_router_pages
 from specrouter.http.service import Service
 from specrouter.http.tokens import add_tokens

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specrouter.http.drain import Drain
 from specrouter.http.error_answer import error_response, overloaded, shutting_down
-from specrouter.http.metrics_page import Refusal
+from specrouter.http.prometheus import Refusal
 
 SMALL_BYTES = 2**16  # of a body that counts for nothing: there are only so many connections
 _DISCARDED_BYTES = 64 * 2**20  # read and thrown away before a body is refused, at most

@@ -16,9 +16,15 @@ from pydantic import Field
 from starlette.datastructures import Headers
 
 from specrouter.http.fields import OwnFields, Positive, Text, TokenId, Tokens
-from specrouter.request.objective import SLO, OnUnattainable, SloLike, joined
+from specrouter.request.objective import (
+    SLO,
+    OnUnattainable,
+    SloLike,
+    TokenIdOf,
+    joined,
+    stages_of,
+)
 from specrouter.request.params import RequestError
-from specrouter.request.stages import TokenIdOf, stages_of
 
 SLO_HEADERS = {"tpot_ms": "x-slo-tpot-ms", "ttft_ms": "x-slo-ttft-ms", "e2e_ms": "x-slo-e2e-ms"}
 MAX_STAGES = 64

@@ -34,9 +34,9 @@ from specrouter.http.token_texts import TokenTexts
 from specrouter.http.tools.formats import FORMATS, ToolFormat, added_tags, format_of
 from specrouter.request.delta_stream import DeltaStream, Read
 from specrouter.request.lanes import lane_of
+from specrouter.request.objective import single_token
 from specrouter.request.output import Delta
 from specrouter.request.params import RequestError, SamplingParams
-from specrouter.request.stages import single_token
 
 Body = TypeVar("Body", bound=RequestFields)
 

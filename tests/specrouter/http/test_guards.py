@@ -306,7 +306,7 @@ class _Nothing(Collector):
 
 @pytest.fixture(autouse=True)
 def no_engine_behind_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specrouter.http.metrics_page.RouterCollector", lambda _: _Nothing())
+    monkeypatch.setattr("specrouter.http.prometheus.RouterCollector", lambda _: _Nothing())
 
 
 def service(refuses: Exception | None = None, drain: Drain | None = None) -> FastAPI:
