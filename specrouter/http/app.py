@@ -12,13 +12,12 @@ from specrouter.engine.serving import ServingRouter
 from specrouter.http.bodies import BodyRoute
 from specrouter.http.chat import add_chat
 from specrouter.http.completions import add_completions
-from specrouter.http.docs_page import add_docs_page
 from specrouter.http.drain import Drain
 from specrouter.http.errors import add_error_handlers
 from specrouter.http.fields import field_names
 from specrouter.http.generate import add_generate
 from specrouter.http.live_feed import add_live_feed
-from specrouter.http.live_page import add_live_page
+from specrouter.http.live_page import add_docs_page, add_live_page
 from specrouter.http.models import add_models
 from specrouter.http.openapi import TAGS
 from specrouter.http.prometheus import add_metrics

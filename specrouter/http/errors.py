@@ -22,10 +22,9 @@ from starlette.exceptions import HTTPException
 
 from specrouter.engine.context_limit import ContextLengthError
 from specrouter.http.error_answer import error_payload, error_response
-from specrouter.http.generate_request import GenerateRequest
 from specrouter.http.objective_fields import SloRequest, StageRequest
 from specrouter.http.prometheus import Refusal, count_refusal
-from specrouter.http.request_fields import SpeculationRequest
+from specrouter.http.request_fields import GenerateRequest, SpeculationRequest
 from specrouter.request.errors import NoReplicaError, OverloadedError, UnavailableError
 from specrouter.request.output import Feasible, RequestOutput
 from specrouter.request.params import RequestError

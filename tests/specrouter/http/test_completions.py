@@ -13,7 +13,7 @@ import pytest
 
 from specrouter import Delta, RequestOutput, SamplingParams, Structure, TokenLogprobs
 from specrouter.http import streams
-from specrouter.http.completion_answer import CompletionAnswer
+from specrouter.http.completions import CompletionAnswer
 from specrouter.http.openai_answer import OpenAIAnswer
 from specrouter.http.request_log import RequestLog
 from specrouter.request.output import CycleDraft
