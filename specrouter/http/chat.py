@@ -121,7 +121,7 @@ def _reader(
 
 
 def _answer_begins(service: Service, body: ChatRequest, ids: Sequence[int]) -> tuple[str, bool]:
-    """See `reasoning.channels`."""
+    """See `reasoning.formats`."""
     if not body.continue_final_message:
         return service.texts.of(list(ids[-_PROMPT_END:])), False
     return str(body.turns()[-1].get("content") or ""), True

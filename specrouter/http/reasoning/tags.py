@@ -1,4 +1,4 @@
-"""Tags in a text that comes in pieces, and in a grammar.
+"""Tags in a text that comes in pieces, and in a grammar; and what pieces of an output are.
 
 Contract: pure. No tag begins with another, or has its first character twice.
 """
@@ -8,6 +8,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from typing import Literal
+
+Field = Literal["reasoning", "content", "name", "arguments"]
+Piece = tuple[Field, str]  # a call's name begins it; its arguments follow, and end with the field
 
 
 class TagCutter:
