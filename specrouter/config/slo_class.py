@@ -11,6 +11,7 @@ from pydantic import Field, StrictInt, StrictStr, model_validator
 from modelpool.errors import ConfigError
 from specrouter.config.strict import Strict
 from specrouter.request.objective import (
+    QUANTITIES,
     SLO,
     Objective,
     OnUnattainable,
@@ -74,10 +75,7 @@ class SloConfig(Strict):
         """Raises `RequestError`."""
         stages = [(one.tpot_ms, one.until_tokens, one.until_token) for one in self.stages]
         return SLO(
-            tpot_ms=self.tpot_ms,
-            ttft_ms=self.ttft_ms,
-            tpot_ratio=self.tpot_ratio,
-            e2e_ms=self.e2e_ms,
+            **{name: getattr(self, name) for name in QUANTITIES},
             stages=stages_of(stages, token_id_of),
             on_unattainable=self.on_unattainable,
         )

@@ -8,6 +8,7 @@ nothing but calls behind its reasoning. A structure is that of the content, behi
 from __future__ import annotations
 
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -152,9 +153,10 @@ class ChatAnswer(OpenAIAnswer):
         """`reading`: of each choice; without it, the text is content."""
         super().__init__(body, envelope, [prompt], texts)
         self._top_count = body.top_logprobs or 0
-        self._reading = reading
-        self._readers: dict[int, Reader] = {}  # by choice
-        self._counted: dict[int, Channels] = {}
+        channels = reading.channels if reading else None
+        # By choice.
+        self._readers = defaultdict[int, Reader](reading.reader) if reading else None
+        self._counted = defaultdict[int, Channels](channels) if channels else None
 
     def whole(self, outputs: Outputs) -> dict[str, Any]:
         return {**super().whole(outputs), **self._of_prompt(outputs[0][1])}
@@ -208,16 +210,12 @@ class ChatAnswer(OpenAIAnswer):
         return any(news.get(field) for field in ("content", "tool_calls", "reasoning"))
 
     def _reader(self, index: int) -> Reader | None:
-        if self._reading is not None and index not in self._readers:
-            self._readers[index] = self._reading.reader()
-        return self._readers.get(index)
+        return None if self._readers is None else self._readers[index]
 
     def _count_reasoning(self, index: int, tokens: Sequence[int]) -> None:
         """Those within it: neither tags nor headers."""
-        if self._reading is None or self._reading.channels is None:
+        if self._counted is None:
             return
-        if index not in self._counted:
-            self._counted[index] = self._reading.channels()
         channels = self._counted[index]
         for token in tokens:
             was_within = channels.field == "reasoning"

@@ -162,11 +162,11 @@ def _estimate_sources(known: PerformanceSnapshot) -> dict[str, Any]:
     shown = nlargest(_TREES, known.trees.items(), key=lambda each: each[1].trials)
     return {
         "trees": {
-            (_joined(proposers), verifier, _flag(sampled)): tree
+            (_joined(proposers), verifier, str(sampled).lower()): tree
             for (proposers, verifier, sampled), tree in shown
         },
         "promised": {
-            (drafter, verifier, _flag(sampled)): alpha
+            (drafter, verifier, str(sampled).lower()): alpha
             for (drafter, verifier, sampled), alpha in known.promised_alpha.items()
         },
     }
@@ -174,7 +174,3 @@ def _estimate_sources(known: PerformanceSnapshot) -> dict[str, Any]:
 
 def _joined(chain: Chain) -> str:
     return ">".join(chain)
-
-
-def _flag(value: bool) -> str:
-    return "true" if value else "false"

@@ -9,33 +9,23 @@ import socket
 import subprocess
 from importlib import resources
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from fastapi import FastAPI
 
 from modelpool.errors import ConfigError
-from specrouter import ChainRouter, RouterConfig
-from specrouter.config import ServerConfig
-from specrouter.http.app import create_app
-from specrouter.http.guards import add_guards
+from specrouter import RouterConfig
 from specrouter.http.live_feed import FEED_PATH
 from specrouter.http.live_page import PAGE_PATHS
 from tests.specrouter.fake_router import FakeRouter
-from tests.specrouter.http.client import Headers, request, send
+from tests.specrouter.http.client import Headers, request, send, service
 
 KEY = "a-key"
 OWN = [("Host", "127.0.0.1:8000")]
 FOLDER = resources.files("specrouter.http").joinpath("page")
 MOST_BYTES = 300_000
 ROOT = Path(__file__).resolve().parents[3]
-
-
-def service(**server: Any) -> FastAPI:
-    """The whole application, with its guards."""
-    app = create_app(cast(ChainRouter, FakeRouter(server=server)))
-    add_guards(app, ServerConfig(**server))
-    return app
 
 
 @pytest.fixture(scope="module")
