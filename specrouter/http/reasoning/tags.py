@@ -20,11 +20,15 @@ class TagCutter:
 
     def __init__(self, *tags: str) -> None:
         self._tag = re.compile("|".join(map(re.escape, tags)))
+        self._firsts = {tag[0] for tag in tags}
         self._begins = tuple({tag[:end] for tag in tags for end in range(1, len(tag))})
         self.held = ""
 
     def parts(self, text: str, ends: bool = False) -> Iterator[str]:
         """Tags, each alone, and the text between them. `ends`: nothing follows."""
+        if text and not self.held and self._firsts.isdisjoint(text):  # as nearly all pieces
+            yield text
+            return
         text, at = self.held + text, 0
         for found in self._tag.finditer(text):
             if at < found.start():

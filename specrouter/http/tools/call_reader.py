@@ -56,7 +56,8 @@ class CallReader:
     ) -> None:
         self.forced = forced
         self._form, self._names, self._max_calls = form, names, max_calls
-        self._cutter = TagCutter(*form.tags)
+        self._tags = form.tags
+        self._cutter = TagCutter(*self._tags)
         self.calls = 0
         self.is_within_call = False
         self._step: Callable[[str], None] = self._text if form.is_tagged else self._between
@@ -73,7 +74,8 @@ class CallReader:
     def read(self, text: str, ends: bool = False) -> News:
         """`ends`: nothing follows."""
         for part in self._cutter.parts(text):
-            self._take(part)
+            for one in (part,) if part in self._tags else part:
+                self._step(one)
         if ends:
             self._finish()
         content = "" if self.forced else "".join(self._content)
@@ -85,10 +87,6 @@ class CallReader:
         )
         self._content, self._arguments, self._names_begun = [], {}, {}
         return News(content, calls)
-
-    def _take(self, part: str) -> None:
-        for one in (part,) if part in self._form.tags else part:
-            self._step(one)
 
     # One step for each place in a text. Each takes one character, or one whole tag.
 
@@ -228,7 +226,8 @@ class CallReader:
         if rest and self._step == self._behind_arguments:
             self._end()
         if self._step != self._behind_call or not self._form.end_tag.startswith(rest):
-            self._take(rest)
+            for one in rest:
+                self._step(one)
         if self._step == self._in_object:
             self._say_no_call(self._lead + "".join(self._object))
         elif self._step == self._behind_call:
