@@ -28,9 +28,7 @@ from specrouter.cluster.fleet import overload_of
 from specrouter.cluster.state import Ranking, ReplicaState, RoutedRequest
 from specrouter.config import ResumeConfig, RoutingConfig
 
-_LONGEST_QUEUE = (
-    512  # `server.max_waiting`, where there is no bound: FlowGuard's queue is its share
-)
+_LONGEST_QUEUE = 512  # where there is no bound: FlowGuard's queue is its share
 
 MakeReplica = Callable[[], Replica]
 
@@ -152,7 +150,7 @@ class SimulatedCluster:
         if offer is None:  # it was refused: else somebody takes it, or its site is dead
             return
         name, may_decline = offer
-        job.offers, job.place = offers, name
+        job.offers = offers
         ask = self._asked(job, routed, name, may_decline)
         self._there[name][job.number] = ask
         self.fleet.send(name, job.number, routed.prompt_tokens)
@@ -182,7 +180,7 @@ class SimulatedCluster:
         self.fleet.tell(name, state, self._events.now_s)
         homeless, self._homeless = self._homeless, []
         for job in homeless:
-            if not job.is_over:
+            if not job.is_done:
                 self._route(job)
 
     def taken(self, name: str, ask: Ask, state: ReplicaState) -> None:
