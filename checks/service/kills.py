@@ -9,8 +9,6 @@ moment of a request's way and while nothing runs. In an environment of its own, 
 this process. The last line is JSON; the exit code is 0 if nothing was lost or changed.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json
@@ -23,13 +21,14 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from checks.exact.models import pool_settings, save_family
 from checks.service.environment import add_cluster_options, run_in_cluster
-
-if TYPE_CHECKING:
-    from specrouter.cluster.router import ClusterRouter
-    from tests.specrouter.cluster.streams import Came, Load
+from specrouter import ChainRouter, RouterConfig
+from specrouter.cluster.router import ClusterRouter
+from tests.specrouter.cluster.moments import MOMENTS, Moment, WatchedLink
+from tests.specrouter.cluster.streams import LONG_KINDS, LONG_PROMPT, PROMPT, Came, Load, lost
 
 _ROUNDS = 3  # of each kind of request: 18 streams
 _LATEST_S = 0.5  # of a kill, after the streams have begun
@@ -75,8 +74,6 @@ class Disturbance:
     def _note(self, found: Came, before: int, sent_s: float | None) -> None:
         """What came of a load. `before`: moves. `sent_s`: when it was disturbed, where that is one
         moment."""
-        from tests.specrouter.cluster.streams import lost
-
         counts, moved = self.counts, self._moves() - before
         tokens, differ = self.load.divergences(found)
         counts.tokens, counts.differ = counts.tokens + tokens, counts.differ + differ
@@ -126,8 +123,6 @@ class Disturbance:
         assert not set(old) & set(await self._ready()), "both are new"
 
     async def _kill_at_every_moment(self) -> None:
-        from tests.specrouter.cluster.moments import MOMENTS, Moment, WatchedLink
-
         waits: list[tuple[Moment, int]] = []
         sent_s: list[float] = []
 
@@ -184,11 +179,7 @@ def main() -> int:
 
 
 def _inside(arguments: argparse.Namespace) -> int:
-    from checks.exact.models import pool_settings, save_family
-    from specrouter import ChainRouter, RouterConfig
-    from specrouter.cluster.router import ClusterRouter
-    from specrouter.cluster.serve_link import ServeHost
-    from tests.specrouter.cluster.streams import LONG_KINDS, LONG_PROMPT, PROMPT, Load
+    from specrouter.cluster.serve_link import ServeHost  # imports Ray
 
     family, is_pair = save_family(Path(tempfile.mkdtemp())), arguments.how == "pair"
     section = {"replicas": [{"name": "r", "count": 2}], "routing": {"policy": "round-robin"}}
