@@ -38,12 +38,12 @@ _LATEST_S = 0.5  # of a kill, after the streams have begun
 class Counts:
     """`learnt_ms`: until a loss was known; `resumed_ms`: until the next token of who moved."""
 
-    disturbed: int = 0
+    times: int = 0
     streams: int = 0
     moved: int = 0
     lost: int = 0
-    tokens: int = 0
-    differ: int = 0
+    texts_that_differ: int = 0
+    tokens_up_to_first_divergence: int = 0
     learnt_ms: list[float] = field(default_factory=list)
     resumed_ms: list[float] = field(default_factory=list)
 
@@ -69,14 +69,15 @@ class Disturbance:
                 await self._stop(number % 2, after_s)
             else:
                 await self._kill(number % 2, after_s)
-            self.counts.disturbed += 1
+            self.counts.times += 1
 
     def _note(self, found: Came, before: int, sent_s: float | None) -> None:
         """What came of a load. `before`: moves. `sent_s`: when it was disturbed, where that is one
         moment."""
         counts, moved = self.counts, self._moves() - before
         tokens, differ = self.load.divergences(found)
-        counts.tokens, counts.differ = counts.tokens + tokens, counts.differ + differ
+        counts.tokens_up_to_first_divergence += tokens
+        counts.texts_that_differ += differ
         counts.streams += sum(delta.output is not None for _, _, delta in found)
         counts.moved, counts.lost = counts.moved + moved, counts.lost + lost(found)
         if moved and sent_s is not None:
@@ -147,7 +148,7 @@ class Disturbance:
                 assert not waits, f"no request has come to the moment when {moment}"
                 print(f"{name}, {moment or 'while nothing runs'}: ", end="")
                 self._note(found, before, sent_s.pop())
-                self.counts.disturbed += 1
+                self.counts.times += 1
 
     async def _ready(self) -> list[int]:
         """Both serve, and have loaded what is loaded with first requests. Returns their
@@ -202,8 +203,9 @@ def _inside(arguments: argparse.Namespace) -> int:
         disturbance = Disturbance(router, load, counts)
         asyncio.run(disturbance.begin(arguments.how, arguments.times, arguments.seed))
     print(json.dumps(_report(counts, arguments)))
-    allowed = 0.0 if arguments.dtype == "float64" else counts.tokens / 1000
-    return int(counts.differ > allowed or counts.lost > 0)
+    exact = arguments.dtype == "float64"
+    allowed = 0.0 if exact else counts.tokens_up_to_first_divergence / 1000
+    return int(counts.texts_that_differ > allowed or counts.lost > 0)
 
 
 def _resumed_ms(found: Came, sent_s: float) -> list[float]:
@@ -221,13 +223,8 @@ def _report(counts: Counts, arguments: argparse.Namespace) -> dict[str, object]:
 
     return {
         "how": arguments.how,
-        "times": counts.disturbed,
         "dtype": arguments.dtype,
-        "streams": counts.streams,
-        "moved": counts.moved,
-        "lost": counts.lost,
-        "texts_that_differ": counts.differ,
-        "tokens_up_to_first_divergence": counts.tokens,
+        **{name: value for name, value in vars(counts).items() if isinstance(value, int)},
         "learnt_ms_p50": median(counts.learnt_ms),
         "next_token_ms_p50": median(counts.resumed_ms),
         "next_token_ms_max": round(max(counts.resumed_ms, default=0.0), 1),
