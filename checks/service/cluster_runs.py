@@ -4,8 +4,6 @@ Contract: an open loop. No run finds a prompt in a cache that another one has re
 if the cluster does.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import statistics
@@ -14,15 +12,21 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from prometheus_client import Histogram
+from prometheus_client import Histogram
 
-    from specrouter.bench.traces import Arrival
-    from specrouter.cluster.dispatcher import Dispatcher
-    from specrouter.cluster.router import ClusterRouter
-    from specrouter.request.output import RequestOutput
+from research.sim.roofline import RooflineTime
+from research.sim.scenarios import SCENARIOS, scenario_requests
+from specrouter import SLO, SamplingParams
+from specrouter.bench.traces import Arrival, read_trace
+from specrouter.cluster.dispatcher import Dispatcher
+from specrouter.cluster.metrics import state_ages
+from specrouter.cluster.router import ClusterRouter
+from specrouter.engine.request import Request
+from specrouter.engine.serving import streamed
+from specrouter.logs import REQUEST_ID
+from specrouter.request.output import RequestOutput
 
 _PROMPT, _OUTPUT = 700, 256  # tokens at most
 _VOCABULARY = (300, 2000)  # of prompts
@@ -148,8 +152,6 @@ def _share_within(ages: Histogram, bound_s: float) -> float:
 
 def _begin(router: ClusterRouter, run: Run) -> Dispatcher:
     """Under the run's policy, with nothing counted yet."""
-    from specrouter.cluster.metrics import state_ages
-
     dispatcher = router._context.dispatcher
     dispatcher._config = dispatcher._config.model_copy(update={"policy": run.policy})
     dispatcher.ages = state_ages()
@@ -248,11 +250,6 @@ async def _served(
     objective: tuple[float, float] | None,
     rejects: bool,
 ) -> RequestOutput:
-    from specrouter import SLO, SamplingParams
-    from specrouter.engine.request import Request
-    from specrouter.engine.serving import streamed
-    from specrouter.logs import REQUEST_ID
-
     REQUEST_ID.set(str(number))
     slo = objective and SLO(
         ttft_ms=objective[0],
@@ -272,10 +269,6 @@ async def _served(
 
 def requests_of(traces: Path | None, run: Run) -> list[Asked]:
     """One in a second, with lengths of Azure's conversations; drawn ones without `traces`."""
-    from research.sim.roofline import RooflineTime
-    from research.sim.scenarios import SCENARIOS, scenario_requests
-    from specrouter.bench.traces import read_trace
-
     trace: Sequence[Arrival] = ()
     if traces is not None:
         trace = read_trace(traces / "azure_2023_conv.csv", 30.0)
