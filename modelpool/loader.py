@@ -138,7 +138,7 @@ def _graphed(packed: PackedModel) -> CudaForward | None:
     """Of a member that runs on kernels of Triton, which is imported here."""
     from modelpool.fast.layer_kernels import triton_kernels
 
-    return cuda_forward_of(packed, triton_kernels(), CudaGraphs())
+    return cuda_forward_of(packed, triton_kernels(), CudaGraphs(packed.device))
 
 
 def _wrap_drafter(

@@ -27,7 +27,7 @@ from modelpool.errors import ConfigError, PoolFullError
 from modelpool.fast.cpu import computes_in
 from modelpool.fast.int4 import quantised_refusal
 from modelpool.fast.thread_choice import OtherPrograms
-from modelpool.fast.tuning import Tuning, dtype_for, tuning_for
+from modelpool.fast.tuning import Tuning, dtype_for, is_lean, tuning_for
 from modelpool.kv_memory import KVMemory
 from modelpool.member import Member
 
@@ -181,8 +181,10 @@ class PlacedMembers:
 
     def _settle_on_cpu(self, name: str, on_cpu: Sequence[str]) -> None:
         """`on_cpu`: the members that share the CPU's memory."""
-        member = self._members[name]
         is_target = name == self._config.target
+        lean = is_lean(self._members[name].facts, is_target=is_target, on_cpu=True)
+        member = replace(self._members[name], packs=self._config.pack_weights or lean)
+        self._members[name] = member
         dtype = dtype_for(member.config, member.facts, is_target, computes_in)
         if dtype != member.config.dtype:
             self._members[name] = member.on_cpu(dtype)
@@ -209,7 +211,7 @@ class PlacedMembers:
     def _warning(self, name: str, on_cpu: bool) -> str | None:
         said = [self._dequantised(name)]
         if on_cpu:
-            said += [self._emulation(name), self._kept_plain(name)]
+            said += [self._emulation(name), self._kept_plain(name), self._plain_experts(name)]
         return "; ".join(filter(None, said)) or None
 
     def _dequantised(self, name: str) -> str | None:
@@ -229,6 +231,13 @@ class PlacedMembers:
         if reason is None or not asks or member.facts.weights != "plain":
             return None
         return f"{member.field}.weights: {reason}: {name!r} keeps them in {member.facts.dtype}"
+
+    def _plain_experts(self, name: str) -> str | None:
+        member, facts = self._members[name], self._members[name].facts
+        if facts.weights == "plain" or not facts.has_plain_experts:
+            return None
+        reason = "their form cannot be quantised"
+        return f"{member.field}.weights: {name!r} keeps its experts in {facts.dtype}: {reason}"
 
     def _emulation(self, name: str) -> str | None:
         """What to say of a member on the CPU in a dtype that this has no kernels for."""

@@ -117,7 +117,11 @@ def _forwards(shape: Shape) -> tuple[PackedModel, CudaForward, CudaForward | Non
     from modelpool.fast.layer_kernels import triton_kernels
 
     kernels = triton_kernels()
-    return packed, CudaForward(packed, kernels), CudaForward(packed, kernels, CudaGraphs())
+    return (
+        packed,
+        CudaForward(packed, kernels),
+        CudaForward(packed, kernels, CudaGraphs(packed.device)),
+    )
 
 
 def _pack(packed: PackedModel, count: int) -> tuple[Tensor, Tensor, Any, Tensor]:

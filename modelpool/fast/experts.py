@@ -72,7 +72,12 @@ class QuantisedExperts(nn.Module):
 
 
 def are_experts(module: Any) -> bool:
-    """That are marked as transformers marks them, on the CPU, and are not changed by hooks."""
+    """Experts that can be quantised, on the CPU."""
+    return can_quantise(module) and module.down_proj.device.type == "cpu"
+
+
+def can_quantise(module: Any) -> bool:
+    """Are they marked as transformers marks its experts, and not changed by hooks?"""
     if not all(hasattr(module, mark) for mark in _MARKS) or is_hooked(module):
         return False
     if len(inspect.signature(module.forward).parameters) != 3:
@@ -80,8 +85,7 @@ def are_experts(module: Any) -> bool:
     name = "gate_up_proj" if module.has_gate else "up_proj"
     weights = [getattr(module, each, None) for each in (name, "down_proj")]
     return not module.has_post_expert_norm and all(
-        isinstance(one, nn.Parameter) and one.dim() == 3 and one.device.type == "cpu"
-        for one in weights
+        isinstance(one, nn.Parameter) and one.dim() == 3 for one in weights
     )
 
 

@@ -59,6 +59,10 @@ def dtype_for(
     return "float32" if is_small_drafter or not computes_in(facts.dtype) else "auto"
 
 
+def is_lean(facts: CheckpointFacts, *, is_target: bool, on_cpu: bool) -> bool:
+    return on_cpu and not is_target and facts.weights == "plain"
+
+
 def tuning_for(
     config: ModelConfig,
     facts: CheckpointFacts,
@@ -76,7 +80,7 @@ def tuning_for(
     return Tuning(
         threads=config.threads or (1 if is_cpu_drafter and is_small else default_threads),
         pack_weights=pack_weights,
-        lean=is_cpu_drafter and facts.weights == "plain",
+        lean=is_lean(facts, is_target=is_target, on_cpu=on_cpu),
         attention=attention,
         weights=facts.weights,
         others=others if on_cpu else None,

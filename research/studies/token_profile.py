@@ -28,10 +28,10 @@ from modelpool.fast.forward_parts import ShortLayer
 from modelpool.fast.lean_forward import LeanForward
 from modelpool.fast.memory_speed import read_bytes_per_s
 from modelpool.packed_model import PackedModel
+from research.studies.engines import target_settings
 from specrouter import ChainRouter, SamplingParams
 from specrouter.bench.conditions import cpu_name
 from specrouter.cli.arguments import default_config
-from specrouter.config import RouterConfig
 
 _PROMPT = "def fibonacci(n):\n"
 _PASS = "pass of the target"
@@ -93,7 +93,9 @@ def _watched_parts(of: Any, names: dict[str, str], watch: Callable[..., Any]) ->
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(argv)
-    with ChainRouter.from_config(_settings(options)) as router:
+    settings = target_settings(options.config, options.weights, max(options.batches))
+    settings["engine"].update(preload=False)  # no drafters
+    with ChainRouter.from_config(settings) as router:
         router.set_policy("target-only")
         target = router.pool.get(router.pool.target)
         rows = [_row(router, target, batch, options) for batch in options.batches]
@@ -185,16 +187,6 @@ def _show(batch: int, ms: Figures, reads: int, weights: dict[str, int]) -> None:
             continue
         speed = f"{weights[name] / value / 1e6:7.1f} GB/s" if name in weights else ""
         print(f"{name:32}{value:8.3f} ms  {value / ms['token']:6.1%}{speed}")
-
-
-def _settings(options: argparse.Namespace) -> dict[str, Any]:
-    """The target of the configuration, alone."""
-    settings = RouterConfig.load(options.config).model_dump()
-    settings["engine"].update(max_requests=max(options.batches), preload=False)
-    for model in settings["pool"]["models"]:
-        if model["name"] == settings["pool"]["target"]:
-            model.update(weights=options.weights, device="cpu")
-    return settings
 
 
 def _parser() -> argparse.ArgumentParser:
