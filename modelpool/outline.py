@@ -123,14 +123,10 @@ def _built(key: _Key) -> PreTrainedModel:
     use_packed_attention(model)
     for part in model.modules():
         if isinstance(part, PreTrainedModel):  # a piece of advice, for which tokens are looked at
-            vars(part)["warn_if_padding_and_no_attention_mask"] = _say_nothing
+            vars(part)["warn_if_padding_and_no_attention_mask"] = lambda *_: None
     if model._can_set_experts_implementation():
         model.set_experts_implementation("batched_mm")  # the others count tokens by expert
     return model
-
-
-def _say_nothing(*_: object) -> None:
-    pass
 
 
 def _tried(model: PreTrainedModel) -> tuple[Mapping[int, int | None], ModelOutline]:

@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from modelpool.attention.kv_view import Attention
-from modelpool.attention.path import KeyPaths, PathAttention, PathSettings
+from modelpool.attention.kv_view import Attention, AttentionLayer
+from modelpool.attention.path import KeyPaths, PathAttention
 
 SPLIT = 256  # keys of a program: a constant, or the bits of a text would depend on it
 _ROWS = 16  # the least that a matrix product takes
@@ -27,7 +27,7 @@ def triton_attention() -> Attention:
 
 
 def path_attention(
-    query: Tensor, keys: Tensor, values: Tensor, paths: KeyPaths, settings: PathSettings
+    query: Tensor, keys: Tensor, values: Tensor, paths: KeyPaths, settings: AttentionLayer
 ) -> Tensor:
     """As `modelpool.attention.path.reference`, on the device, with sums in float32.
 

@@ -19,6 +19,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from modelpool.attention.backend import Feature
 from modelpool.checkpoint.architecture import chooses, expert_count, max_positions
+from modelpool.checkpoint.dtypes import NAMED_DTYPES, WIDTHS
 from modelpool.checkpoint.headers import (
     Header,
     StoredParameter,
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
 
 QUANTISED_WEIGHTS: tuple[Weights, ...] = ("int8", "int4")
 _UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
-_DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
-_STORED_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +159,7 @@ class CheckpointFacts:
 
     @property
     def tied_bytes(self) -> int:
-        return self.tied_elements * _DTYPE_BYTES[self.dtype]
+        return self.tied_elements * WIDTHS[self.dtype]
 
     def footprint(
         self, name: str, field: str, device: str, states: int = 0, copies_head: bool = False
@@ -264,7 +263,7 @@ def _read(
     own = _own_dtype(config, text, parameters)
     own = own if packing is None else unpacked_dtype(own)
     loaded = own if dtype == "auto" else dtype
-    width: float = _DTYPE_BYTES[loaded]
+    width: float = WIDTHS[loaded]
     if stored == "other":
         width = sum(one.stored_bytes for one in parameters) / max(count, 1)
     bytes_of = partial(
@@ -286,7 +285,7 @@ def _read(
         read_bytes=taken.read,
         int8_read_bytes=read_bytes["int8"],
         int4_read_bytes=read_bytes["int4"],
-        kv_bytes_per_token=outline.kv_elements_per_token * _DTYPE_BYTES[loaded],
+        kv_bytes_per_token=outline.kv_elements_per_token * WIDTHS[loaded],
         state_bytes=outline.state_bytes(loaded),
         head_dims=outline.head_dims,
         features=outline.features,
@@ -304,12 +303,13 @@ def _own_dtype(
     """What `auto` is to transformers: the configuration's dtype, else the weights'."""
     declared = getattr(config, "dtype", None) or getattr(text, "dtype", None)
     name = str(declared).removeprefix("torch.")
-    if name in _DTYPE_BYTES:
+    if name in WIDTHS:
         return name
     parameters: Counter[str] = Counter()
     for tensor in tensors:
-        if tensor.dtype in _STORED_DTYPES:
-            parameters[_STORED_DTYPES[tensor.dtype]] += tensor.count
+        dtype = str(NAMED_DTYPES.get(tensor.dtype)).removeprefix("torch.")
+        if dtype in WIDTHS:
+            parameters[dtype] += tensor.count
     return parameters.most_common(1)[0][0] if parameters else "float32"
 
 

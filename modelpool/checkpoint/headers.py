@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from modelpool.checkpoint.dtypes import NAMED_DTYPES
 from modelpool.checkpoint.quantization import Stored
 from modelpool.errors import ConfigError
 
@@ -36,7 +37,6 @@ _LAYER = re.compile(r"\.\d+\.")  # model.layers.0.mlp.up_proj.weight
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _LFS_POINTER = b"version https://git-lfs"  # how the text begins that stands for a file
 _MOST_HEADER, _MOST_BYTES = 100_000_000, 2**63  # as safetensors has it; of any file
-_STORED_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2}
 _SCALE_BYTES = 4  # of a channel whose weights are int8
 _INT4_GROUP = 32  # inputs
 
@@ -57,7 +57,8 @@ class StoredParameter:
 
     @property
     def stored_bytes(self) -> int:
-        return self.count * _STORED_BYTES.get(self.dtype, 1)
+        dtype = NAMED_DTYPES.get(self.dtype)  # others take a byte or less
+        return self.count * (1 if dtype is None else dtype.itemsize)
 
     @property
     def in_layer(self) -> bool:

@@ -25,7 +25,7 @@ from tests.modelpool.refused import refused
 
 def bytes_of(pool: ModelPool, name: str) -> int:
     """What a model takes in memory, its KV included."""
-    return pool.plan(name).footprint.total_bytes(pool.device_manager.kv_tokens)
+    return pool.plan(name).footprint.total_bytes(pool.kv_tokens)
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +237,7 @@ def test_kv_is_counted_for_sequences_that_every_member_can_read(
     raw["models"].append({"name": "short", "source": str(tmp_path)})
     pool = ModelPool.from_config(raw, kv_tokens=lambda longest: 2 * longest)
     assert pool.longest_sequence == 300
-    assert pool.device_manager.kv_tokens == 600
+    assert pool.kv_tokens == 600
 
 
 def test_out_of_memory_sends_a_drafter_to_the_cpu_and_fails_the_target(

@@ -266,7 +266,7 @@ def test_the_router_needs_no_device_no_memory_and_no_kernels_of_its_replicas(
     small_config: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nothing = (DeviceInfo("cpu", 1, 1),)
-    monkeypatch.setattr("modelpool.device_manager.read_devices", lambda: nothing)
+    monkeypatch.setattr("modelpool.pool.read_devices", lambda: nothing)
     pool = small_config["pool"]
     first, *others = pool["models"]
     models = [{**first, "device": "cuda:7", "attention": "flashinfer"}, *others]
