@@ -255,13 +255,11 @@ class Fault:
         strikes: int = 1,
         *,
         spoil: Callable[[Any], Any] | None = None,
-        only: int | None = None,
         passes: Callable[[float], object] = time.sleep,
     ) -> None:
         """Args:
         strikes: the call that fails, in mode "once".
         spoil: what mode "nan" makes of a result, by default `without_numbers`.
-        only: the one call that mode "nan" spoils; None: all of them.
         passes: lets seconds pass, in mode "sleep".
         """
         self.target = target
@@ -270,7 +268,7 @@ class Fault:
         self.fired = 0
         self._strikes = strikes
         self._spoil = spoil or without_numbers
-        self.only = only
+        self.only: int | None = None  # the one call that mode "nan" spoils
         self._passes = passes
         self._lock = threading.Lock()
 

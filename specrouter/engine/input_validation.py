@@ -22,7 +22,14 @@ from specrouter.config import TREE_SLOTS, EngineConfig, RouterConfig, slos_by_cl
 from specrouter.engine.context_limit import ContextLimit, Limits
 from specrouter.engine.request import PromptLike, Request
 from specrouter.request.grammar import GrammarCompiler
-from specrouter.request.objective import SLO, Objective, SloLike, check_positive, resolve
+from specrouter.request.objective import (
+    SLO,
+    Objective,
+    SloLike,
+    check_positive,
+    check_vocabulary,
+    resolve,
+)
 from specrouter.request.params import (
     SAMPLING,
     RequestError,
@@ -32,7 +39,6 @@ from specrouter.request.params import (
     check_unicode,
 )
 from specrouter.request.spec import MAX_PRIORITY, RequestSpec, SpeculationOverride
-from specrouter.request.stages import check_vocabulary
 from specrouter.request.structure import Structure
 from specrouter.routing.scheduler import NO_ROOM
 from statemgr import row_tokens
