@@ -36,6 +36,7 @@ from specrouter.request.params import (
     SamplingParams,
     Speculation,
     check_int,
+    check_unicode,
 )
 from specrouter.request.spec import MAX_PRIORITY, RequestSpec, SpeculationOverride
 from specrouter.request.structure import Structure
@@ -194,10 +195,7 @@ class InputValidation:
         return tokens
 
     def _encoded(self, field: str, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise RequestError(field, "holds half a surrogate pair") from None
+        check_unicode(field, text)
         made = self._pool.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
         return self._known_ids(field, made)
 
