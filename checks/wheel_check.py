@@ -8,7 +8,6 @@ completion, and stops it by SIGTERM: its exit code must be 0. No part of the tes
 PyTorch, minutes, and several gigabytes with a CUDA build.
 """
 
-import re
 import shutil
 import signal
 import subprocess
@@ -18,7 +17,8 @@ from pathlib import Path
 
 import httpx
 
-ROOT = Path(__file__).resolve().parent.parent
+from checks.service.service import ROOT, told_address
+
 _COPIED = ("specrouter", "processors", "statemgr", "modelpool", "configs")
 _PATIENCE_S = 120.0
 
@@ -60,7 +60,8 @@ def check_service(command: Path, home: Path) -> None:
     arguments = [str(command), "serve", "--port", "0"]
     with subprocess.Popen(arguments, cwd=empty, stdout=subprocess.PIPE, text=True) as service:
         try:
-            url = _address(service)
+            url = told_address(service)
+            assert url is not None, "the service ended before it listened"
             assert httpx.get(f"{url}/health", timeout=_PATIENCE_S).json()["status"] == "ok"
             asked = {"prompt": "def fib(n):", "max_tokens": 8}
             answer = httpx.post(f"{url}/v1/completions", json=asked, timeout=_PATIENCE_S)
@@ -71,15 +72,6 @@ def check_service(command: Path, home: Path) -> None:
             service.kill()
     assert code == 0, f"the service ended with {code}"
     assert not list(empty.iterdir()), "the service left files where it was started"
-
-
-def _address(service: "subprocess.Popen[str]") -> str:
-    assert service.stdout is not None
-    for line in service.stdout:
-        found = re.search(r"http://[\d.]+:\d+", line)
-        if found:
-            return found[0]
-    raise AssertionError("the service ended before it listened")
 
 
 def _pip(python: str | Path, *arguments: str | Path) -> None:

@@ -50,14 +50,12 @@ def best_of_each_chain(record: DecisionRecord) -> list[Option]:
 
 
 def draw(record: DecisionRecord, file: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     options = best_of_each_chain(record)
     chosen = record.decision.chain
-    figure, axes = pyplot.subplots(figsize=(8, 0.9 + 0.45 * len(options)), layout="constrained")
+    figure = Figure(figsize=(8, 0.9 + 0.45 * len(options)), layout="constrained")
+    axes = figure.add_subplot()
     bars = axes.barh(
         [_label(option) for option in options],
         [option.ms_per_token for option in options],
@@ -74,7 +72,6 @@ def draw(record: DecisionRecord, file: Path) -> None:
     axes.set_title(f"cycle {record.cycle}, requests: {record.requests}", loc="left", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(file, dpi=120)
-    pyplot.close(figure)
 
 
 def _label(option: Option) -> str:

@@ -151,15 +151,13 @@ class ModelConfig(BaseModel):
             value = getattr(self, field)
             if value == type(self).model_fields[field].default:
                 continue
+            stranger = None
             if not self.has_model:
-                raise ConfigError(
-                    field,
-                    f"{value!r} has no meaning for source: {self.source}, which has no weights",
-                )
-            if self.twin_of is not None and field not in _OF_A_TWIN:
-                raise ConfigError(
-                    field, f"{value!r} has no meaning for a twin, which has that of {self.twin_of}"
-                )
+                stranger = f"source: {self.source}, which has no weights"
+            elif self.twin_of is not None and field not in _OF_A_TWIN:
+                stranger = f"a twin, which has that of {self.twin_of}"
+            if stranger is not None:
+                raise ConfigError(field, f"{value!r} has no meaning for {stranger}")
         return self
 
 
@@ -192,14 +190,11 @@ class PoolConfig(BaseModel):
         names = [model.name for model in self.models]
         for index, name in enumerate(names):
             if name in names[:index]:
-                first = names.index(name)
-                raise ConfigError(
-                    f"models[{index}].name", f"{name!r} is the name of models[{first}] already"
-                )
+                reason = f"{name!r} is the name of models[{names.index(name)}] already"
+                raise ConfigError(f"models[{index}].name", reason)
         if self.target not in names:
-            raise ConfigError(
-                "target", f"{self.target!r} is not among the models: {', '.join(names)}"
-            )
+            reason = f"{self.target!r} is not among the models: {', '.join(names)}"
+            raise ConfigError("target", reason)
         return self
 
     @model_validator(mode="after")
@@ -207,10 +202,8 @@ class PoolConfig(BaseModel):
         texts = [index for index, model in enumerate(self.models) if model.reads_texts]
         if len(texts) > 1:
             first, second = texts[:2]
-            raise ConfigError(
-                f"models[{second}].source",
-                f"models[{first}] drafts from texts already; two would draft the same",
-            )
+            reason = f"models[{first}] drafts from texts already; two would draft the same"
+            raise ConfigError(f"models[{second}].source", reason)
         if not self._target.has_model:
             source = self._target.source
             reason = f"{self.target!r} has source: {source}, which drafts but cannot verify"
@@ -225,20 +218,14 @@ class PoolConfig(BaseModel):
             return self
         field, twin = f"models[{twins[0]}].source", self.models[twins[0]]
         if twin.name == self.target:
-            raise ConfigError(
-                "target", f"{self.target!r} has source: {twin.source}, which only drafts"
-            )
+            reason = f"{self.target!r} has source: {twin.source}, which only drafts"
+            raise ConfigError("target", reason)
         if twin.twin_of != self.target:
-            raise ConfigError(
-                field,
-                f"{twin.twin_of!r} is not the target {self.target!r}, of which alone there is a "
-                "twin; a drafter itself takes weights: int8",
-            )
+            reason = f"{twin.twin_of!r} is not the target {self.target!r}, of which alone there is"
+            raise ConfigError(field, f"{reason} a twin; a drafter itself takes weights: int8")
         if len(twins) > 1:
-            raise ConfigError(
-                f"models[{twins[1]}].source",
-                f"{twin.source} is the source of models[{twins[0]}] already",
-            )
+            reason = f"{twin.source} is the source of models[{twins[0]}] already"
+            raise ConfigError(f"models[{twins[1]}].source", reason)
         weights, own = self._target.weights, twin.weights
         if weights == "int4" or (weights == "int8" and own != "int4"):
             reason = f"{self.target!r} is in {weights} itself, by weights: {weights}"

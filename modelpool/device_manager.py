@@ -6,7 +6,6 @@ room on any goes to the CPU, with a warning; the target never does so unasked. A
 taken as a whole, on any device, and where its layers are.
 """
 
-import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,8 +16,6 @@ import torch
 from modelpool.checkpoint.footprint import ModelFootprint
 from modelpool.container import ROOT, memory_limits
 from modelpool.errors import ConfigError, DoesNotFitError
-
-logger = logging.getLogger(__name__)
 
 _HEADROOM = 0.05  # of a device's memory: activations, workspaces, fragmentation
 _GIB = 2**30
@@ -70,24 +67,6 @@ class Placement:
         return is_cpu(self.device)
 
 
-class DeviceManager:
-    """Places a pool on the devices of this machine, and keeps the account of it."""
-
-    def __init__(self, devices: Sequence[DeviceInfo] | None = None, *, kv_tokens: int = 0) -> None:
-        """`kv_tokens`: how many tokens each model's KV store has memory for."""
-        self.devices = tuple(read_devices() if devices is None else devices)
-        self.kv_tokens = kv_tokens
-
-    def place(self, models: Iterable[ModelFootprint], target: str) -> dict[str, Placement]:
-        """A place for each model. Raises `ConfigError` for a device that is not there, and for a
-        target that fits nowhere."""
-        placements = place(models, self.devices, target=target, kv_tokens=self.kv_tokens)
-        for placement in placements.values():
-            if placement.warning:
-                logger.warning(placement.warning)
-        return placements
-
-
 def place(
     models: Iterable[ModelFootprint],
     devices: Sequence[DeviceInfo],
@@ -98,7 +77,10 @@ def place(
     """A place for each model: the target first, then the largest.
 
     Among devices with room the one with the most free memory is taken, then the least loaded.
-    Raises `ConfigError` as `DeviceManager.place` does.
+    Raises `ConfigError` for a device that is not there, and for a target that fits nowhere.
+
+    Args:
+        kv_tokens: how many tokens each model's KV store has memory for.
     """
     state = {device.name: device for device in devices}
     placements: dict[str, Placement] = {}
@@ -158,24 +140,26 @@ def _place_one(
     if fitting:
         best = max(fitting, key=lambda device: (device.usable_bytes, -device.load))
         return Placement(best.name)
-    if not any(device.is_accelerator for device in wanted):
-        return _on_cpu(model, state, is_target, kv_tokens)
+    on_accelerator = any(device.is_accelerator for device in wanted)
     together = sum(device.usable_bytes for device in wanted)
-    if len(wanted) > 1 and together >= model.part_bytes(model.weight_bytes, kv_tokens):
+    can_spread = on_accelerator and len(wanted) > 1
+    if can_spread and together >= model.part_bytes(model.weight_bytes, kv_tokens):
         return _spread(model, wanted, kv_tokens)
     if is_target:
+        remedy = "choose a smaller dtype, less KV (fewer or shorter requests), or say device: cpu"
         raise DoesNotFitError(
             f"{model.field}.device",
             f"the target {model.name!r} needs {_gib(need)} for weights and KV, and there is "
-            f"{_room(wanted)}; choose a smaller dtype, less KV (fewer or shorter requests), or say "
-            "device: cpu",
+            f"{_room(wanted)}" + (f"; {remedy}" if on_accelerator else ""),
         )
-    on_cpu = _on_cpu(model, state, is_target, kv_tokens)
-    reason = (
-        f"no room for {model.name!r} ({_gib(need)} for weights and KV): there is "
-        f"{_room(wanted)}; it runs on the CPU"
-    )
-    return replace(on_cpu, warning=on_cpu.warning or reason)
+    cpu, warning = next(device for device in state.values() if is_cpu(device.name)), None
+    if on_accelerator:
+        what = f"no room for {model.name!r} ({_gib(need)} for weights and KV)"
+        warning = f"{what}: there is {_room(wanted)}; it runs on the CPU"
+    if cpu.usable_bytes < need:
+        there = f"{model.name!r} needs {_gib(need)} and there is {_room([cpu])}"
+        warning = f"{there}: loading it may fail"
+    return Placement(cpu.name, warning=warning)
 
 
 def _wanted(model: ModelFootprint, state: Mapping[str, DeviceInfo]) -> list[DeviceInfo]:
@@ -193,25 +177,6 @@ def _wanted(model: ModelFootprint, state: Mapping[str, DeviceInfo]) -> list[Devi
     raise ConfigError(
         f"{model.field}.device",
         f"{model.device!r} is not available here; available: {', '.join(state)}",
-    )
-
-
-def _on_cpu(
-    model: ModelFootprint, state: Mapping[str, DeviceInfo], is_target: bool, kv_tokens: int
-) -> Placement:
-    need, cpu = model.total_bytes(kv_tokens), next(d for d in state.values() if is_cpu(d.name))
-    if cpu.usable_bytes >= need:
-        return Placement(cpu.name)
-    if is_target:
-        raise DoesNotFitError(
-            f"{model.field}.device",
-            f"the target {model.name!r} needs {_gib(need)} for weights and KV, and there is "
-            f"{_room([cpu])}",
-        )
-    return Placement(
-        cpu.name,
-        warning=f"{model.name!r} needs {_gib(need)} and there is {_room([cpu])}: "
-        "loading it may fail",
     )
 
 

@@ -7,6 +7,7 @@ target, pinned models and models in use never are. The target is always let in. 
 import logging
 import threading
 from collections import Counter, OrderedDict
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from modelpool.config import PoolConfig
@@ -60,6 +61,13 @@ class LoadedModels:
             self._drop(name)
             return True
 
+    def fit(self, names: Collection[str]) -> bool:
+        """Would so many, and no others, be within the pool's limits?"""
+        limit, memory = self._config.max_loaded_models, self._config.memory_limit_mb
+        if limit is not None and len(names) > limit:
+            return False
+        return memory is None or sum(map(self._members.bytes_of, names)) <= memory * _MIB
+
     def has_room(self, name: str) -> bool:
         """Could it be loaded, or is it, without evicting another model?"""
         with self._lock:
@@ -79,11 +87,7 @@ class LoadedModels:
                     raise PoolFullError(f"no room to load {name}: in use or pinned are {loaded}")
 
     def _is_full_for(self, name: str) -> bool:
-        limit, memory = self._config.max_loaded_models, self._config.memory_limit_mb
-        if limit is not None and len(self._loaded) + 1 > limit:
-            return True
-        wanted = sum(self._members.bytes_of(other) for other in (*self._loaded, name))
-        return memory is not None and wanted > memory * _MIB
+        return not self.fit({*self._loaded, name})
 
     def _may_evict(self, name: str) -> bool:
         kept = name == self._config.target or self._members[name].config.pinned

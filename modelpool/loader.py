@@ -60,10 +60,10 @@ def load_model(
     try:
         with (
             _progress(config.name),
-            plain_checkpoint(directory, config.dtype) as plain,
-            unpacked_checkpoint(plain.folder, config.dtype, config.trust_remote_code) as unpacked,
+            plain_checkpoint(directory, config.dtype) as (plain, in_int8),
+            unpacked_checkpoint(plain, config.dtype, config.trust_remote_code) as unpacked,
         ):
-            read = replace(_read(config, unpacked, placement), in_int8=plain.in_int8)
+            read = replace(_read(config, unpacked, placement), in_int8=in_int8)
     except torch.OutOfMemoryError:
         raise  # a RuntimeError too, which is also what weights of other shapes are told by
     except (OSError, ValueError, KeyError, ImportError, SafetensorError, RuntimeError) as error:
@@ -73,19 +73,15 @@ def load_model(
         raise ConfigError(f"{field}.source", reason)
     _check_devices(read.model, placement)
     read.model.requires_grad_(False)
-    is_kept_plain = tuning.weights == "plain"
-    wrap = _wrap_drafter if tuning.lean else _wrap
-    if not is_kept_plain:
-        wrap = _wrap_plain
+    is_kept_plain, key = tuning.weights == "plain", "source"
+    wrap = _wrap_plain if not is_kept_plain else _wrap_drafter if tuning.lean else _wrap
     try:
         packed = wrap(config.name, read.model, vocab_size, tuning)
-    except UnsupportedModelError as error:
-        raise UnsupportedModelError(f"{field}.source", error.reason) from error
-    if not is_kept_plain:
-        try:
+        if not is_kept_plain:
+            key = "weights"
             _quantise(packed, read, config.weights == "auto", tuning)
-        except UnsupportedModelError as error:
-            raise UnsupportedModelError(f"{field}.weights", error.reason) from error
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"{field}.{key}", error.reason) from error
     packed.thread_choice = _thread_choice(packed, tuning)
     _log(packed, placement, time.perf_counter() - started)
     return packed
@@ -142,7 +138,7 @@ def _graphed(packed: PackedModel) -> CudaForward | None:
     """Of a member that runs on kernels of Triton, which is imported here."""
     from modelpool.fast.layer_kernels import triton_kernels
 
-    return cuda_forward_of(packed, triton_kernels(), CudaGraphs())
+    return cuda_forward_of(packed, triton_kernels(), CudaGraphs(packed.device))
 
 
 def _wrap_drafter(

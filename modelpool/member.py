@@ -30,6 +30,7 @@ from modelpool.checkpoint.tokenizers import (
 from modelpool.config import ModelConfig, Weights
 from modelpool.errors import ConfigError
 from modelpool.fast.int4 import exact_kernels, quantised_refusal
+from modelpool.fast.linear import gains_on_cpu
 from modelpool.gguf.description import describe, is_gguf
 from modelpool.inflate.inflated import inflated_source
 
@@ -42,10 +43,13 @@ class Member:
     facts: CheckpointFacts
     headers: Sequence[Header] | None = None  # of weights that are not in `path`
     states: int = 0  # of rows, that its place must have room for if layers are recurrent
+    packs: bool = False  # its linear layers are laid out beside embeddings that they share
 
     @property
     def footprint(self) -> ModelFootprint:
-        return self.facts.footprint(self.config.name, self.field, self.config.device, self.states)
+        facts, config = self.facts, self.config
+        copies_head = self.packs and gains_on_cpu(facts.tied_elements, getattr(torch, facts.dtype))
+        return facts.footprint(config.name, self.field, config.device, self.states, copies_head)
 
     def on_cpu(self, dtype: str) -> "Member":
         """The same, asking for the CPU and a dtype."""

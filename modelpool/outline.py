@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from modelpool.attention.backend import Feature
@@ -29,6 +29,7 @@ from modelpool.attention.packed import ATTENTION_NAME, OpaqueView, run_packed
 from modelpool.checkpoint.architecture import ignored_window, refusal
 from modelpool.checkpoint.text_part import text_part
 from modelpool.errors import UnsupportedAttention
+from modelpool.fast.experts import can_quantise
 from modelpool.mixers.registry import unserved_layer, use_mixers
 from modelpool.place_tracker import PlaceTracker
 from modelpool.probe import KVLayer, ProbeView
@@ -46,12 +47,14 @@ class ModelOutline:
         kv_layers: by the index of a layer that attends, what it keeps of a token.
         parameter_count: of the class that would be loaded.
         features: that its layers ask of attention.
+        has_plain_experts: some are in a form that is not quantised.
     """
 
     kv_layers: Mapping[int, KVLayer]
     recurrent_layers: Mapping[StateKey, RecurrentLayer]
     parameter_count: int
     features: frozenset[Feature] = frozenset()
+    has_plain_experts: bool = False
 
     @property
     def kv_elements_per_token(self) -> int:
@@ -120,17 +123,15 @@ def _built(key: _Key) -> PreTrainedModel:
     use_packed_attention(model)
     for part in model.modules():
         if isinstance(part, PreTrainedModel):  # a piece of advice, for which tokens are looked at
-            vars(part)["warn_if_padding_and_no_attention_mask"] = _say_nothing
+            vars(part)["warn_if_padding_and_no_attention_mask"] = lambda *_: None
     if model._can_set_experts_implementation():
         model.set_experts_implementation("batched_mm")  # the others count tokens by expert
     return model
 
 
-def _say_nothing(*_: object) -> None:
-    pass
-
-
 def _tried(model: PreTrainedModel) -> tuple[Mapping[int, int | None], ModelOutline]:
+    if any(map(_counts_from_padding, model.named_modules())):
+        raise UnsupportedAttention("its positions are counted from the padding token's id")
     tracker = PlaceTracker(_TOKENS)
     view = _OutlineView(tracker)
     view.begin(0, _TOKENS)
@@ -143,10 +144,25 @@ def _tried(model: PreTrainedModel) -> tuple[Mapping[int, int | None], ModelOutli
     unserved = unserved_layer(model.config, view.recurrent)
     if unserved is not None:
         raise UnsupportedAttention(unserved)
-    count = sum(parameter.numel() for parameter in model.parameters())
     return view.windows, ModelOutline(
-        view.layers(), view.recurrent, count, frozenset(view.features)
+        kv_layers=view.layers(),
+        recurrent_layers=view.recurrent,
+        parameter_count=sum(parameter.numel() for parameter in model.parameters()),
+        features=frozenset(view.features),
+        has_plain_experts=any(map(_are_plain_experts, model.modules())),
     )
+
+
+def _counts_from_padding(named: tuple[str, nn.Module]) -> bool:
+    """RoBERTa's way: a row for padding lies among those of positions."""
+    name, module = named
+    is_table = isinstance(module, nn.Embedding) and name.endswith("position_embeddings")
+    return is_table and module.padding_idx is not None
+
+
+def _are_plain_experts(module: nn.Module) -> bool:
+    down = getattr(module, "down_proj", None)
+    return isinstance(down, nn.Parameter) and down.dim() == 3 and not can_quantise(module)
 
 
 class _OutlineView(ProbeView):
@@ -155,6 +171,7 @@ class _OutlineView(ProbeView):
     def __init__(self, tracker: PlaceTracker) -> None:
         super().__init__(_META, _TOKENS)
         self._tracker = tracker
+        self._attended: set[int] = set()
         self.features: set[Feature] = set()
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
@@ -171,6 +188,9 @@ class _OutlineView(ProbeView):
 
     def attend(self, view: KVView, layer: AttentionLayer, query: Tensor) -> Tensor:
         self._check_places(layer.number, query)
+        if layer.number in self._attended:  # keys of one would be those of the other
+            raise UnsupportedAttention(f"layer {layer.number} attends more than once in a forward")
+        self._attended.add(layer.number)
         if layer.sinks is not None:
             self.features.add("attention sinks")
         _, value = self.arena(layer)

@@ -46,6 +46,7 @@ from modelpool.recurrent import RecurrentLayer, StateKey
 
 logger = logging.getLogger(__name__)
 
+_Watch = Callable[[int, float], AbstractContextManager[None]]
 _Pack = Sequence[tuple[int, int]]  # by row: first position and the one after the last
 
 # Two texts, together and alone: tokens stand in the packs at other places than in the texts.
@@ -84,7 +85,7 @@ class PackedModel:
         self._is_spread = len({parameter.device for parameter in model.parameters()}) > 1
         # Entered around each forward, by whoever wants to know how long it takes: with the tokens
         # of the pack, and the pairs of query and slot that attention computes.
-        self.watch: Callable[[int, float], AbstractContextManager[None]] = _unwatched
+        self.watch: _Watch = lambda *_: nullcontext()
         # A shorter way to the same logits: to the bit, or up to rounding for drafters.
         self.shortcut: Forward | None = None
         # Its description, where a direct forward that was made of it had the model's bits.
@@ -324,7 +325,3 @@ def _tune(model: PreTrainedModel, tuning: Tuning) -> None:
         replace_norms(model)
     if tuning.pack_weights:
         pack_linears(model)
-
-
-def _unwatched(tokens: int, attended: float) -> AbstractContextManager[None]:
-    return nullcontext()

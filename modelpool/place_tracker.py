@@ -14,29 +14,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_aten = torch.ops.aten
 _COUNTING = frozenset({"aten::arange", "aten::range", "aten::linspace"})
 _RUNNING = frozenset({"aten::cumsum", "aten::cumprod", "aten::cummax", "aten::logcumsumexp"})
-# By operation, which arguments are indices.
-_INDICES: Mapping[str, tuple[int, ...]] = {
-    "aten::index": (1,),
-    "aten::index_put": (1,),
-    "aten::index_put_": (1,),
-    "aten::_unsafe_index": (1,),
-    "aten::index_select": (2,),
-    "aten::index_add": (2,),
-    "aten::index_add_": (2,),
-    "aten::index_copy": (2,),
-    "aten::index_copy_": (2,),
-    "aten::gather": (2,),
-    "aten::scatter": (2,),
-    "aten::scatter_": (2,),
-    "aten::scatter_add": (2,),
-    "aten::scatter_add_": (2,),
+# By operation, which argument is an index.
+_INDEX: Mapping[str, int] = {
+    **dict.fromkeys(("index", "index_put", "index_put_", "_unsafe_index"), 1),
+    **dict.fromkeys(("index_select", "index_add", "index_add_", "index_copy", "index_copy_"), 2),
+    **dict.fromkeys(("gather", "scatter", "scatter_", "scatter_add", "scatter_add_"), 2),
 }
 
 
@@ -88,8 +75,8 @@ class PlaceTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def _uses_marked(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        indices = _INDICES.get(name, ())
-        used = [one for place, one in enumerate(args) if place not in indices]
+        index = _INDEX.get(name.removeprefix("aten::"))
+        used = [one for place, one in enumerate(args) if place != index]
         used += list(kwargs.values())
         return any(isinstance(one, Tensor) and self.depends(one) for one in _flat(used))
 

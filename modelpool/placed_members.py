@@ -22,12 +22,12 @@ from modelpool.attention.backend import (
 from modelpool.checkpoint.footprint import ModelFootprint
 from modelpool.checkpoint.quantization import KEPT_PLAIN, UNPACKED
 from modelpool.config import KeptWeights, PoolConfig
-from modelpool.device_manager import DeviceManager, Placement, is_cpu, place
+from modelpool.device_manager import DeviceInfo, Placement, is_cpu, place
 from modelpool.errors import ConfigError, PoolFullError
 from modelpool.fast.cpu import computes_in
 from modelpool.fast.int4 import quantised_refusal
 from modelpool.fast.thread_choice import OtherPrograms
-from modelpool.fast.tuning import Role, Tuning, dtype_for, tuning_for
+from modelpool.fast.tuning import Tuning, dtype_for, is_lean, tuning_for
 from modelpool.kv_memory import KVMemory
 from modelpool.member import Member
 
@@ -66,18 +66,19 @@ class PlacedMembers:
         self,
         config: PoolConfig,
         members: dict[str, Member],
-        device_manager: DeviceManager,
-        kv_memory: KVMemory | None = None,
+        devices: Sequence[DeviceInfo],
+        kv: KVMemory | int = 0,
     ) -> None:
-        """`kv_memory`: what all models' keys and values take, instead of `kv_tokens`."""
+        """`kv`: tokens that each model's store has memory for, or what all of them take."""
         self._config = config
         self._members = members
-        self._device_manager = device_manager
+        self._devices = devices
         self._threads = torch.get_num_threads()  # now: a forward may change it for its own time
         self._others = OtherPrograms()
-        if kv_memory is not None:
-            self._settle_kv(kv_memory)
-        self._placements = self._place(self._settle_dtypes())
+        self.kv_tokens = 0 if isinstance(kv, KVMemory) else kv
+        if isinstance(kv, KVMemory):
+            self._settle_kv(kv)
+        self._placements = self._placed_as_warned(self._settle_dtypes())
         for name in members:
             self._check_attention(name)
             self._check_twin(name)
@@ -114,7 +115,9 @@ class PlacedMembers:
         asked, _ = self._asked_attention(name)
         return tuning_for(
             self._members[name].config,
-            self._role(name, on_cpu),
+            self._members[name].facts,
+            is_target=name == self._config.target,
+            on_cpu=on_cpu,
             default_threads=self._threads,
             pack_weights=self._config.pack_weights,
             attention=backend_for(asked, self._attention_place(name)),
@@ -123,8 +126,7 @@ class PlacedMembers:
 
     def bytes_of(self, name: str) -> int:
         """Weights, and the KV memory that its place must have room for."""
-        footprint = self._members[name].footprint
-        return footprint.total_bytes(self._device_manager.kv_tokens)
+        return self._members[name].footprint.total_bytes(self.kv_tokens)
 
     def move_to_cpu(self, name: str) -> None:
         """Raises `PoolFullError` where it has no room there either."""
@@ -138,57 +140,52 @@ class PlacedMembers:
 
     def where(self, name: str) -> str:
         """The devices of a model, for a message."""
-        placement = self._placements[name]
-        return ", ".join(placement.devices)
+        return ", ".join(self._placements[name].devices)
+
+    def _placed(self) -> dict[str, Placement]:
+        footprints, target = [one.footprint for one in self._members.values()], self._config.target
+        return place(footprints, self._devices, target=target, kv_tokens=self.kv_tokens)
 
     def _settle_kv(self, kv_memory: KVMemory) -> None:
         """How many tokens fit depends on the members' dtypes, these on what fits on the CPU."""
-        manager = self._device_manager
-        totals = {device.name: device.total_bytes for device in manager.devices}
-        manager.kv_tokens = 0
+        totals = {device.name: device.total_bytes for device in self._devices}
         for _ in range(2):
             self._settle_dtypes()
-            footprints = [member.footprint for member in self._members.values()]
-            target = self._config.target
-            devices = manager.devices
-            places = place(footprints, devices, target=target, kv_tokens=manager.kv_tokens)
-            per_token = sum(each.kv_bytes_per_token for each in footprints)
-            longest = min(member.facts.max_positions for member in self._members.values())
-            device_bytes = totals[places[target].device]
-            manager.kv_tokens = kv_memory.tokens(per_token, device_bytes, longest)
+            facts = [member.facts for member in self._members.values()]
+            per_token = sum(one.kv_bytes_per_token for one in facts)
+            longest = min(one.max_positions for one in facts)
+            device_bytes = totals[self._placed()[self._config.target].device]
+            self.kv_tokens = kv_memory.tokens(per_token, device_bytes, longest)
 
     def _settle_dtypes(self) -> dict[str, str]:
         """What `dtype: auto` means depends on a member's place, its place on its bytes.
 
         Returns why members are on the CPU that asked for no place: they ask for it from here on.
         """
-        placements = place(
-            [member.footprint for member in self._members.values()],
-            self._device_manager.devices,
-            target=self._config.target,
-            kv_tokens=self._device_manager.kv_tokens,
-        )
+        placements = self._placed()
         on_cpu = [name for name, placement in placements.items() if placement.is_on_cpu]
         for name in on_cpu:
             self._settle_on_cpu(name, on_cpu)
         warnings = {name: placements[name].warning for name in on_cpu}
         return {name: warning for name, warning in warnings.items() if warning is not None}
 
-    def _place(self, warnings: Mapping[str, str]) -> dict[str, Placement]:
+    def _placed_as_warned(self, warnings: Mapping[str, str]) -> dict[str, Placement]:
         """`warnings`: of the placement before dtypes were settled."""
-        placements = self._device_manager.place(
-            [member.footprint for member in self._members.values()], self._config.target
-        )
-        for name, warning in warnings.items():
-            if placements[name].warning is None:
+        placements = self._placed()
+        for name, placement in placements.items():
+            warning = placement.warning or warnings.get(name)
+            if warning is not None:
                 logger.warning(warning)
-                placements[name] = replace(placements[name], warning=warning)
+                placements[name] = replace(placement, warning=warning)
         return placements
 
     def _settle_on_cpu(self, name: str, on_cpu: Sequence[str]) -> None:
         """`on_cpu`: the members that share the CPU's memory."""
-        member = self._members[name]
-        dtype = dtype_for(member.config, self._role(name, on_cpu=True), computes_in)
+        is_target = name == self._config.target
+        lean = is_lean(self._members[name].facts, is_target=is_target, on_cpu=True)
+        member = replace(self._members[name], packs=self._config.pack_weights or lean)
+        self._members[name] = member
+        dtype = dtype_for(member.config, member.facts, is_target, computes_in)
         if dtype != member.config.dtype:
             self._members[name] = member.on_cpu(dtype)
             if not self._fit_on_cpu(on_cpu):
@@ -206,7 +203,7 @@ class PlacedMembers:
         together = sum(others if most is None else others[: most - 1])
         if self._config.target in names:
             together += self.bytes_of(self._config.target)
-        room = next(d.usable_bytes for d in self._device_manager.devices if is_cpu(d.name))
+        room = next(d.usable_bytes for d in self._devices if is_cpu(d.name))
         if self._config.memory_limit_mb is not None:
             room = min(room, self._config.memory_limit_mb * _MIB)
         return together <= room
@@ -214,7 +211,7 @@ class PlacedMembers:
     def _warning(self, name: str, on_cpu: bool) -> str | None:
         said = [self._dequantised(name)]
         if on_cpu:
-            said += [self._emulation(name), self._kept_plain(name)]
+            said += [self._emulation(name), self._kept_plain(name), self._plain_experts(name)]
         return "; ".join(filter(None, said)) or None
 
     def _dequantised(self, name: str) -> str | None:
@@ -234,6 +231,13 @@ class PlacedMembers:
         if reason is None or not asks or member.facts.weights != "plain":
             return None
         return f"{member.field}.weights: {reason}: {name!r} keeps them in {member.facts.dtype}"
+
+    def _plain_experts(self, name: str) -> str | None:
+        member, facts = self._members[name], self._members[name].facts
+        if facts.weights == "plain" or not facts.has_plain_experts:
+            return None
+        reason = "their form cannot be quantised"
+        return f"{member.field}.weights: {name!r} keeps its experts in {facts.dtype}: {reason}"
 
     def _emulation(self, name: str) -> str | None:
         """What to say of a member on the CPU in a dtype that this has no kernels for."""
@@ -308,15 +312,3 @@ class PlacedMembers:
         placement = self._placements[name]
         device = "cpu" if placement.is_on_cpu else placement.device
         return AttentionPlace(device, facts.dtype, facts.head_dims, facts.features)
-
-    def _role(self, name: str, on_cpu: bool) -> Role:
-        facts = self._members[name].facts
-        is_target = name == self._config.target
-        return Role(
-            parameter_count=facts.parameter_count,
-            dtype=facts.dtype,
-            is_quantized=facts.is_quantized,
-            is_target=is_target,
-            on_cpu=on_cpu,
-            weights=facts.weights,
-        )

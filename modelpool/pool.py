@@ -22,7 +22,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from modelpool.config import ModelConfig, PoolConfig, validate_config
-from modelpool.device_manager import DeviceInfo, DeviceManager, Placement
+from modelpool.device_manager import DeviceInfo, Placement, read_devices
 from modelpool.errors import ConfigError, UnsupportedModelError
 from modelpool.fast.tuning import Tuning
 from modelpool.kv_memory import KVMemory
@@ -104,10 +104,8 @@ class ModelPool:
         self.tokenizer: PreTrainedTokenizerBase = tokenizer_of(target)
         self.vocab_size = vocab_size_of(target, self.tokenizer)
         check_tokenizers(self._members, config.target, self.tokenizer)
-        memory = kv_tokens if isinstance(kv_tokens, KVMemory) else None
-        tokens = 0 if isinstance(kv_tokens, KVMemory) else kv_tokens(self.longest_sequence)
-        self.device_manager = DeviceManager(devices, kv_tokens=tokens)
-        self._placed = PlacedMembers(config, self._members, self.device_manager, memory)
+        kv = kv_tokens if isinstance(kv_tokens, KVMemory) else kv_tokens(self.longest_sequence)
+        self._placed = PlacedMembers(config, self._members, devices or read_devices(), kv)
         self._loaded = LoadedModels(config, self._placed)
         self._loader = loader
 
@@ -148,7 +146,7 @@ class ModelPool:
     @property
     def kv_tokens(self) -> int:
         """Tokens that each loaded model's KV store has memory for."""
-        return self.device_manager.kv_tokens
+        return self._placed.kv_tokens
 
     @property
     def longest_sequence(self) -> int:
@@ -185,11 +183,7 @@ class ModelPool:
         if not asked:  # the target is always let in
             return True
         kept = {name for name, member in self._members.items() if member.config.pinned}
-        together = asked | kept | {self.target}
-        limit, memory = self.config.max_loaded_models, self.config.memory_limit_mb
-        if limit is not None and len(together) > limit:
-            return False
-        return memory is None or sum(map(self._placed.bytes_of, together)) <= memory * _MIB
+        return self._loaded.fit(asked | kept | {self.target})
 
     def get(self, name: str) -> "PackedModel":
         """A model, loaded if it is not.

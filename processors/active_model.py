@@ -19,10 +19,5 @@ class ActiveModel:
 
     def lag(self, rows: Ints) -> Ints:
         """[R] committed tokens that the state lacks, the last one not counted."""
-        return lag(self.state, self.manager, rows)
-
-
-def lag(state: ModelState, manager: StateManager, rows: Ints) -> Ints:
-    """[R] committed tokens that a state lacks, the last one not counted."""
-    missing: Ints = manager.counts[rows] - 1 - state.lengths(rows)
-    return missing
+        missing: Ints = self.manager.counts[rows] - 1 - self.state.lengths(rows)
+        return missing

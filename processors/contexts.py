@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
+from processors.logits import on_device
 from processors.token_tree import Ints
 
 
@@ -24,32 +24,19 @@ class Contexts:
     masks: Tensor | None = None  # [n, ceil(V / 8)] what grammars allow there, `grammar.Bits`
     are_past: bool = False
 
-    def part(self, own: slice) -> "Contexts":
-        """Consecutive places, not copied."""
-        paths = None if self.paths is None else self.paths[own]
-        masks = None if self.masks is None else self.masks[own]
-        rows, positions, depths = self.rows[own], self.positions[own], self.depths[own]
-        return Contexts(
-            rows=rows,
-            positions=positions,
-            depths=depths,
-            paths=paths,
-            masks=masks,
-            are_past=self.are_past,
-        )
+    def take(self, own: slice | Ints) -> "Contexts":
+        """Some of the places: a slice of them, which is not copied, or in the order of indices."""
 
-    def take(self, index: Ints) -> "Contexts":
-        """Some of the places, in the order of `index`."""
-        paths, masks = (
-            None if part is None else part[torch.from_numpy(index).to(part.device)]
-            for part in (self.paths, self.masks)
-        )
-        rows, positions, depths = self.rows[index], self.positions[index], self.depths[index]
+        def taken(part: Tensor | None) -> Tensor | None:
+            if part is None:
+                return None
+            return part[own if isinstance(own, slice) else on_device(own, part.device)]
+
         return Contexts(
-            rows=rows,
-            positions=positions,
-            depths=depths,
-            paths=paths,
-            masks=masks,
+            rows=self.rows[own],
+            positions=self.positions[own],
+            depths=self.depths[own],
+            paths=taken(self.paths),
+            masks=taken(self.masks),
             are_past=self.are_past,
         )

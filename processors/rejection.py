@@ -67,12 +67,10 @@ class RejectionSampling:
         choices[:, :-1] = tree.tokens
         choices[last] = emitted
         return VerifyResult(
-            forward=forward,
+            **vars(forward),
             accepted=np.arange(tree.tokens.shape[1]) < accepted[:, None],
             choices=choices,
-            choice_log_probs=np.where(
-                finite, 0.0, -np.inf
-            ),  # where nothing could be drawn, nothing is handed on
+            choice_log_probs=np.where(finite, 0.0, -np.inf),  # what was not drawn is not handed on
             node_log_probs=np.zeros(tree.tokens.shape),
             finite=finite,
             broken=broken,

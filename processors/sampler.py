@@ -137,7 +137,7 @@ class Sampler:
         """Choices [n] int64, and their scores [n]: NaN where logits hold NaN."""
         pieces = parts(len(logits), logits)
         values, ids = _joined(
-            [best(self.scores(logits[part], contexts.part(part))) for part in pieces]
+            [best(self.scores(logits[part], contexts.take(part))) for part in pieces]
         )
         return ids.squeeze(1), values.squeeze(1)
 
@@ -153,7 +153,7 @@ class Sampler:
         """
         pieces = parts(len(logits), logits)
         ids, log_probs = _joined(
-            [self._rank(logits[part], contexts.part(part), width, purpose) for part in pieces]
+            [self._rank(logits[part], contexts.take(part), width, purpose) for part in pieces]
         )
         return ids, log_probs
 
@@ -185,7 +185,7 @@ class Sampler:
         for part in parts(len(logits), logits):
             own = slice(*np.searchsorted(ordered, (part.start, part.stop)).tolist())
             asked = ordered[own] - part.start, tokens[order[own]]
-            found.append(self._rescore(logits[part], contexts.part(part), *asked))
+            found.append(self._rescore(logits[part], contexts.take(part), *asked))
         ids, values, log_probs, others = _joined(found)
         back = on_device(np.argsort(order), logits.device)
         return ids.squeeze(1), values.squeeze(1), log_probs.squeeze(1), others.index_select(0, back)

@@ -90,7 +90,7 @@ def _result(forward: VerifierForward, values: Floats, rescored: bool) -> VerifyR
     broken[here] = np.isnan(best)
     accepted = tree.matching(choices)
     return VerifyResult(
-        forward=forward,
+        **vars(forward),
         accepted=accepted,
         choices=choices,
         choice_log_probs=choice_log_probs,

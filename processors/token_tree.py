@@ -20,6 +20,8 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 ROOT = -1  # the parent of a node of depth 1
+# What stands in the arrays of a tree where there is no node.
+_PADDING = {"tokens": 0, "parents": ROOT, "depths": 0, "log_probs": -np.inf, "origins": 0}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -127,21 +129,13 @@ class TokenTree:
         width = int(sizes.max(initial=0))
         order = np.argsort(~kept, axis=1, kind="stable")[:, :width]
         new_index = np.cumsum(kept, axis=1) - 1
-        parents = np.take_along_axis(_follow(new_index, self.parents, ROOT), order, axis=1)
         real = np.arange(width) < sizes[:, None]
-
-        def taken(values: NDArray[np.generic], padding: float) -> NDArray[np.generic]:
-            return np.where(real, np.take_along_axis(values, order, axis=1), padding)
-
-        return TokenTree(
-            rows=self.rows,
-            tokens=taken(self.tokens, 0).astype(np.int64),
-            parents=np.where(real, parents, ROOT),
-            depths=taken(self.depths, 0).astype(np.int64),
-            log_probs=taken(self.log_probs, -np.inf).astype(np.float64),
-            origins=taken(self.origins, 0).astype(np.int64),
-            sizes=sizes,
-        )
+        values = vars(self) | {"parents": _follow(new_index, self.parents, ROOT)}
+        columns = {
+            name: np.where(real, np.take_along_axis(values[name], order, axis=1), padding)
+            for name, padding in _PADDING.items()
+        }
+        return TokenTree(rows=self.rows, sizes=sizes, **columns)
 
     def holds_parents(self, kept: Bools) -> bool:
         """Whether `kept` [B, W] are nodes, and holds the parent of each."""
@@ -183,25 +177,17 @@ def join(trees: Sequence[TokenTree]) -> TokenTree:
         return trees[0]
     rows = np.concatenate([tree.rows for tree in trees])
     order = np.argsort(rows)
-    width = max(tree.tokens.shape[1] for tree in trees)
-
-    def stacked(parts: Sequence[NDArray[np.generic]], padding: float) -> NDArray[np.generic]:
-        out = np.full((len(rows), width), padding, dtype=parts[0].dtype)
-        start = 0
-        for part in parts:
-            out[start : start + len(part), : part.shape[1]] = part
-            start += len(part)
-        return out[order]
-
-    return TokenTree(
-        rows=rows[order],
-        tokens=stacked([t.tokens for t in trees], 0).astype(np.int64),
-        parents=stacked([t.parents for t in trees], ROOT).astype(np.int64),
-        depths=stacked([t.depths for t in trees], 0).astype(np.int64),
-        log_probs=stacked([t.log_probs for t in trees], -np.inf).astype(np.float64),
-        origins=stacked([t.origins for t in trees], 0).astype(np.int64),
-        sizes=np.concatenate([t.sizes for t in trees])[order],
-    )
+    shape = (len(rows), max(tree.tokens.shape[1] for tree in trees))
+    columns = {name: np.full(shape, padding) for name, padding in _PADDING.items()}
+    start = 0
+    for tree in trees:
+        end, width = start + len(tree.rows), tree.tokens.shape[1]
+        for name, column in columns.items():
+            column[start:end, :width] = getattr(tree, name)
+        start = end
+    columns = {name: column[order] for name, column in columns.items()}
+    sizes = np.concatenate([tree.sizes for tree in trees])[order]
+    return TokenTree(rows=rows[order], sizes=sizes, **columns)
 
 
 def _follow(values: NDArray[Any], index: Ints, at_root: int) -> NDArray[Any]:

@@ -28,15 +28,14 @@ class VerifierForward:
 
     @property
     def logits(self) -> Tensor:
-        """[n, V] after roots and nodes, row after row."""
+        """[sum(sizes + 1), V] after roots and nodes, row after row."""
         return self.pack.logits
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class VerifyResult:
-    """Of the B rows of a verified tree, on the host but for the logits."""
+class VerifyResult(VerifierForward):
+    """And what is decided by it of the tree's B rows, on the host but for the logits."""
 
-    forward: VerifierForward
     accepted: Bools  # [B, W] nodes on the verifier's walk
     choices: Ints  # [B, W + 1] the verifier's choice after the root and after each node
     choice_log_probs: Floats  # [B, W + 1]
@@ -45,27 +44,8 @@ class VerifyResult:
     broken: Bools  # [B, W + 1] the logits there hold NaN, on the walk or not
 
     @property
-    def tree(self) -> TokenTree:
-        return self.forward.tree
-
-    @property
-    def places(self) -> Ints:
-        """[B, W + 1] where the logits after the root and after each node stand, or -1."""
-        return self.forward.places
-
-    @property
-    def logits(self) -> Tensor:
-        """[sum(sizes + 1), V]"""
-        return self.forward.logits
-
-    @property
-    def earlier(self) -> Mapping[int, Tensor]:
-        """By row: logits [n, V] before roots, where they were asked for."""
-        return self.forward.earlier
-
-    @property
     def fed(self) -> FedTree:
-        return self.forward.pack.fed
+        return self.pack.fed
 
     @cached_property
     def sound(self) -> Bools:
@@ -199,7 +179,5 @@ def joined(
         for name, none in nothing.items()
     }
     nobody = tree.rows[:0]
-    forward = VerifierForward(
-        tree, places, Contexts(rows=nobody, positions=nobody, depths=nobody), pack, earlier
-    )
-    return VerifyResult(forward=forward, **arrays)
+    contexts = Contexts(rows=nobody, positions=nobody, depths=nobody)
+    return VerifyResult(tree, places, contexts, pack, earlier, **arrays)

@@ -6,6 +6,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
@@ -66,16 +67,7 @@ def _figures(arguments: argparse.Namespace) -> int:
     from research.figures.command import FigureOptions, draw_figures
 
     draw_figures(
-        FigureOptions(
-            names=tuple(arguments.names),
-            out=arguments.out,
-            quick=arguments.quick,
-            seeds=arguments.seeds,
-            requests=arguments.requests,
-            processes=arguments.processes,
-            traces=arguments.traces,
-            where=tuple(arguments.where),
-        )
+        FigureOptions(**{one.name: getattr(arguments, one.name) for one in fields(FigureOptions)})
     )
     return 0
 

@@ -88,7 +88,7 @@ class ChainRouter:
             row_states=engine.row_states,
             progress=progress,
         )
-        thread = EngineThread(Engine(config, self.pool), self.pool, engine.step_timeout_s)
+        thread = EngineThread(Engine(config, self.pool), engine.step_timeout_s)
         self._validation = InputValidation(config, self.pool, lambda: thread.engine)
         self.slo_classes = self._validation.slo_classes
         self.sampling_defaults = self._validation.sampling_defaults

@@ -11,16 +11,13 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from specrouter.cycle import DraftShape, Option
+from specrouter.cycle import DraftShape, Ints, Option
 from specrouter.profile.prediction import OptionGrid
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.objective import Stage
 from specrouter.request.params import Chain
 from specrouter.request.spec import SpeculationOverride
-
-Ints = NDArray[np.int64]
 
 Override = tuple[int | None, int | None]  # depth and width that requests ask for; None: left open
 SCHEDULED: Override = (None, None)

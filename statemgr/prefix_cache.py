@@ -134,9 +134,6 @@ class PrefixCache:
         """Least recently used first."""
         return iter(list(self._entries.values()))
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def __contains__(self, owner: int) -> bool:
         return owner in self._entries
 

@@ -16,8 +16,8 @@ from modelpool.checkpoint.source import resolve_source
 from specrouter.cli.main import main
 from specrouter.config import RouterConfig
 from specrouter.http.app import create_app
-from specrouter.http.generate_request import GenerateRequest
 from specrouter.http.openai_fields import ChatRequest, CompletionRequest
+from specrouter.http.request_fields import GenerateRequest
 from tests.pages import FENCE, ROOT
 from tests.specrouter.fake_router import FakeRouter
 

@@ -29,7 +29,7 @@ from specrouter.config.policies import (
     REPLICA_POLICIES,
 )
 from specrouter.cycle import Candidates
-from specrouter.http.generate_request import GenerateRequest
+from specrouter.http.request_fields import GenerateRequest
 from specrouter.profile.time_curve import TimeCurve
 from specrouter.routing.chain_policy import Models
 from tests.load_requests import load_request

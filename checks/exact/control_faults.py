@@ -98,7 +98,6 @@ TERMINAL = (
     "specrouter.execution.commit_stage.CommitStage._sound_paths",
     "specrouter.execution.commit_stage.CommitStage.commit",
     "specrouter.execution.executor.Executor._offered",
-    "specrouter.execution.executor.Executor._verified",
     "specrouter.execution.executor.Executor.run",
     "specrouter.execution.target_stage.TargetStage._positions",
     "specrouter.execution.target_stage.TargetStage._verified",
@@ -117,10 +116,9 @@ TERMINAL = (
     "processors.verify._plan",
     "processors.verify_result.VerifyResult.fed",
     "processors.verify_result.VerifyResult.poisoned",
-    "processors.verify_result.VerifyResult.tree",
     # Delivery.
-    "specrouter.engine.delivery.Delivery",
-    "specrouter.engine.delivery._delta_of",
+    "specrouter.engine.step.DecodingStep._deliver",
+    "specrouter.engine.step._delta_of",
     "specrouter.engine.request_book.RequestBook.admit",
     "specrouter.engine.request_book.RequestBook._give_rows",
     "specrouter.engine.request_book.RequestBook.conclude",
@@ -257,13 +255,11 @@ class Fault:
         strikes: int = 1,
         *,
         spoil: Callable[[Any], Any] | None = None,
-        only: int | None = None,
         passes: Callable[[float], object] = time.sleep,
     ) -> None:
         """Args:
         strikes: the call that fails, in mode "once".
         spoil: what mode "nan" makes of a result, by default `without_numbers`.
-        only: the one call that mode "nan" spoils; None: all of them.
         passes: lets seconds pass, in mode "sleep".
         """
         self.target = target
@@ -272,7 +268,7 @@ class Fault:
         self.fired = 0
         self._strikes = strikes
         self._spoil = spoil or without_numbers
-        self.only = only
+        self.only: int | None = None  # the one call that mode "nan" spoils
         self._passes = passes
         self._lock = threading.Lock()
 

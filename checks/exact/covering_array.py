@@ -41,12 +41,11 @@ def covering_array(
     modes: Sequence[Mode],
     batches: Sequence[int] = BATCHES,
     depths: Sequence[int] = DEPTHS,
-    widths: Sequence[int] = WIDTHS,
     attentions: Sequence[BackendName] = ATTENTIONS,
     weights: Sequence[Weights] = ("auto",),
 ) -> list[Arrangement]:
     """Greedy: the arrangement that adds the most uncovered pairs comes next."""
-    settings = modes, batches, depths, widths, attentions, weights
+    settings = modes, batches, depths, attentions, weights
     return list(_covering_array(*map(tuple, settings)))
 
 
@@ -55,11 +54,10 @@ def _covering_array(
     modes: tuple[Mode, ...],
     batches: tuple[int, ...],
     depths: tuple[int, ...],
-    widths: tuple[int, ...],
     attentions: tuple[BackendName, ...],
     weights: tuple[Weights, ...],
 ) -> tuple[Arrangement, ...]:
-    shapes = [t for t in itertools.product(depths, widths) if math.prod(t) <= MAX_TREE_TOKENS]
+    shapes = [t for t in itertools.product(depths, WIDTHS) if math.prod(t) <= MAX_TREE_TOKENS]
     candidates = [
         Arrangement(
             mode=mode,

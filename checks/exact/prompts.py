@@ -1,6 +1,6 @@
 """Prompts of the checks: a folder of JSONL files, or the few that stand here.
 
-Each line is an object with `id`, `category` and `prompt`. A clone of the repository has no such
+Each line is an object with `category` and `prompt`. A clone of the repository has no such
 folder, so nothing may need one.
 """
 
@@ -64,14 +64,13 @@ _TEXTS = (
 
 @dataclass(frozen=True)
 class Prompt:
-    prompt_id: str
     category: str
     text: str
 
 
 def load_prompts(folder: Path | None, count: int) -> list[Prompt]:
     """At most `count` prompts, the categories in turn, in an order that never changes."""
-    prompts = _bundled() if folder is None else list(_read(folder))
+    prompts = [Prompt(*each) for each in _TEXTS] if folder is None else list(_read(folder))
     if not prompts:
         raise ValueError(f"no prompts in {folder}")
     categories: dict[str, list[Prompt]] = {}
@@ -89,14 +88,8 @@ def encode(
     return [tuple(tokenizer(prompt.text)["input_ids"][:limit]) for prompt in prompts]
 
 
-def _bundled() -> list[Prompt]:
-    return [
-        Prompt(f"bundled/{index}", category, text) for index, (category, text) in enumerate(_TEXTS)
-    ]
-
-
 def _read(folder: Path) -> Iterator[Prompt]:
     for file in sorted(folder.glob("*.jsonl")):
         for line in file.read_text(encoding="utf-8").splitlines():
             entry = json.loads(line)
-            yield Prompt(entry["id"], entry["category"], entry["prompt"])
+            yield Prompt(entry["category"], entry["prompt"])

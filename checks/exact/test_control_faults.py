@@ -32,7 +32,7 @@ SAMPLE = {
     "specrouter.engine.planning.CyclePlanning.admission": "always",
     "specrouter.engine.quarantine.BackOff.lasts": "always",
     "specrouter.engine.view_builder.ViewBuilder.build": "always",
-    "specrouter.execution.chain_drafter.ChainDrafter.begin": "always",
+    "specrouter.execution.drafter_prefill.DrafterPrefill.begin": "always",
     "specrouter.execution.drafter_prefill.DrafterPrefill.read": "once",
     "specrouter.execution.cached_prefixes.CachedPrefixes.use": "always",
     "specrouter.execution.executor.Executor.run": "once",

@@ -23,9 +23,9 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from modelpool.fast.cuda_forward import CudaForward
 from modelpool.fast.graph_runner import CudaGraphs
-from modelpool.fast.layer_reference import reference_kernels
 from modelpool.packed_model import PackedModel
 from statemgr import ModelState
+from tests.modelpool.fast.passes import reference_kernels
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
@@ -117,7 +117,11 @@ def _forwards(shape: Shape) -> tuple[PackedModel, CudaForward, CudaForward | Non
     from modelpool.fast.layer_kernels import triton_kernels
 
     kernels = triton_kernels()
-    return packed, CudaForward(packed, kernels), CudaForward(packed, kernels, CudaGraphs())
+    return (
+        packed,
+        CudaForward(packed, kernels),
+        CudaForward(packed, kernels, CudaGraphs(packed.device)),
+    )
 
 
 def _pack(packed: PackedModel, count: int) -> tuple[Tensor, Tensor, Any, Tensor]:

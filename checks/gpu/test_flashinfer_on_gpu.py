@@ -8,7 +8,7 @@ import torch
 
 from modelpool.attention.backend import FLASHINFER
 from modelpool.attention.kv_view import AttentionLayer
-from modelpool.attention.path import PathSettings, reference
+from modelpool.attention.path import reference
 from modelpool.fast.tuning import PLAIN, Tuning
 from modelpool.packed_model import PackedModel
 from tests.modelpool.attention.packs import Row, changed, pack_rows_of, paths_of
@@ -45,10 +45,8 @@ def test_trees_and_windows_are_path_attention(
     view = View(pack_rows_of(ROWS), paths, keys, values)
     layer = AttentionLayer(0, dim**-0.5, window, softcap)
     got = FLASHINFER.load()(view, layer, query)  # type: ignore[arg-type]
-    wanted = reference(
-        query.transpose(0, 1).double(), keys.double(), values.double(), view.paths,
-        PathSettings(layer.scale, window, softcap),
-    )  # fmt: skip
+    queries = query.transpose(0, 1).double()
+    wanted = reference(queries, keys.double(), values.double(), view.paths, layer)
     torch.testing.assert_close(got.double(), wanted, rtol=2e-2, atol=2e-2)
 
 

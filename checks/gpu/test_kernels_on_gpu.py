@@ -22,22 +22,32 @@ pytestmark = [
 DTYPES = [torch.float32, torch.bfloat16]
 
 
-def forwards(name: str, dtype: torch.dtype) -> tuple[PackedModel, CudaForward, CudaForward]:
+def forwards(
+    name: str, dtype: torch.dtype, device: str | torch.device = DEVICE
+) -> tuple[PackedModel, CudaForward, CudaForward]:
     """A model, its forward run eagerly, and as graphs."""
     from modelpool.fast.layer_kernels import triton_kernels
 
     config = LLAMA_SHAPED[name]()
     config.head_dim = 16
     model: Any = make_model(config, dtype)
-    packed = PackedModel.wrap("m", model.to(DEVICE), VOCAB)
+    packed = PackedModel.wrap("m", model.to(device), VOCAB)
     kernels = triton_kernels()
-    return packed, CudaForward(packed, kernels), CudaForward(packed, kernels, CudaGraphs())
+    return (
+        packed,
+        CudaForward(packed, kernels),
+        CudaForward(packed, kernels, CudaGraphs(packed.device)),
+    )
 
 
+@pytest.mark.parametrize("device", [0, 1])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", ["llama", "qwen2-windows", "qwen3"])
-def test_graphs_have_the_bits_of_eager_forwards(name: str, dtype: torch.dtype) -> None:
-    packed, eager, graphed = forwards(name, dtype)
+def test_graphs_have_the_bits_of_eager_forwards(name: str, dtype: torch.dtype, device: int) -> None:
+    """Also on a device that is not the current one."""
+    if device >= torch.cuda.device_count():
+        pytest.skip("needs a second device")
+    packed, eager, graphed = forwards(name, dtype, f"cuda:{device}")
     feeders = Feeder(eager, packed), Feeder(graphed, packed)
     for counts in ({0: 6, 1: 6}, {0: 1, 1: 1, 2: 5}, {0: 1, 1: 1, 2: 3}, {0: 2, 3: 4}):
         wanted, got = (feeder.feed(counts) for feeder in feeders)

@@ -13,11 +13,11 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import LlamaConfig
 
+from checks.measures.passes import packed_of
 from modelpool.fast import lean_forward
 from modelpool.fast.compiled_layer import CompiledLayer
-from modelpool.fast.direct_forward import direct_forward_of
 from modelpool.fast.lean_forward import lean_forward_of
 from modelpool.forward import Forward
 from modelpool.packed_model import PackedModel
@@ -37,11 +37,7 @@ def forwards(hidden: int, inner: int, layers: int, weights: Any) -> tuple[Packed
         num_key_value_heads=4,
         max_position_embeddings=2048,
     )
-    factory: Any = AutoModelForCausalLM
-    model = factory.from_config(config, dtype=torch.bfloat16).eval().requires_grad_(False)
-    packed = PackedModel.wrap("llama", model, config.vocab_size)
-    direct_forward_of(packed)  # by which its shape is known
-    packed.quantise_weights(weights=weights)
+    packed = packed_of(config, torch.bfloat16, weights)
     own = lean_forward_of(packed)
     if own is None or not isinstance(own._layers[0], CompiledLayer):
         raise SystemExit("no layer is compiled here: is there a C compiler, and a CPU with AVX2?")

@@ -20,8 +20,6 @@ Runs in an environment of its own, beside the one of this process; wants a quiet
 line is JSON: medians over rounds of what is compared within a round.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import itertools
@@ -31,15 +29,14 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from checks.service.cluster_runs import Alone, Asked, Run, alone, load, requests_of
 from checks.service.environment import add_cluster_options, run_in_cluster
 from checks.service.service import tiny_pool
-
-if TYPE_CHECKING:
-    from specrouter import ChainRouter, RouterConfig
-    from specrouter.cluster.router import ClusterRouter
+from modelpool.packed_model import PackedModel
+from specrouter import ChainRouter, RouterConfig
+from specrouter.cluster.router import ClusterRouter
 
 PARTS = ("routing", "overload")
 POLICIES = ("round-robin", "flowguard", "slo")
@@ -112,16 +109,12 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 def make_replica(config: RouterConfig) -> ChainRouter:
     """In the replica's process. The one whose times are to be fresh waits as long as it computed,
     from before they are taken."""
-    from specrouter import ChainRouter
-
     if config.engine.fresh_times:
         _slow_down()
     return ChainRouter.from_config(config)
 
 
 def _slow_down() -> None:
-    from modelpool.packed_model import PackedModel
-
     original = PackedModel.forward
 
     def forward(model: Any, *arguments: Any, **named: Any) -> Any:
@@ -134,9 +127,7 @@ def _slow_down() -> None:
 
 
 def _unequal() -> ClusterRouter:
-    from specrouter import RouterConfig
-    from specrouter.cluster.router import ClusterRouter
-    from specrouter.cluster.serve_link import ServeHost
+    from specrouter.cluster.serve_link import ServeHost  # imports Ray
 
     replicas = [{"name": "fast"}, {"name": "slow", "engine": {"fresh_times": True}}]
     section = {"replicas": replicas, "routing": {"policy": "round-robin"}}

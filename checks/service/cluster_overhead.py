@@ -67,7 +67,10 @@ def compare(here: str, there: str, rounds: int) -> dict[str, Any]:
         print(f"round {number + 1}: in-process {_shown(ours)}; on Ray {_shown(theirs)}", flush=True)
     spreads = {name: spread(each) for name, each in found.items()}
     return {
-        name: {"median": round(one.median, 3), "quartiles": [round(one.low, 3), round(one.high, 3)]}
+        name: {
+            "median": round(one["median"], 3),
+            "quartiles": [round(one["low"], 3), round(one["high"], 3)],
+        }
         for name, one in spreads.items()
     }
 

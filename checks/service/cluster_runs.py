@@ -4,8 +4,6 @@ Contract: an open loop. No run finds a prompt in a cache that another one has re
 if the cluster does.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import statistics
@@ -14,13 +12,21 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from specrouter.bench.traces import Arrival
-    from specrouter.cluster.dispatcher import Dispatcher
-    from specrouter.cluster.router import ClusterRouter
-    from specrouter.request.output import RequestOutput
+from prometheus_client import Histogram
+
+from research.sim.roofline import RooflineTime
+from research.sim.scenarios import SCENARIOS, scenario_requests
+from specrouter import SLO, SamplingParams
+from specrouter.bench.traces import Arrival, read_trace
+from specrouter.cluster.dispatcher import Dispatcher
+from specrouter.cluster.metrics import state_ages
+from specrouter.cluster.router import ClusterRouter
+from specrouter.engine.request import Request
+from specrouter.engine.serving import streamed
+from specrouter.logs import REQUEST_ID
+from specrouter.request.output import RequestOutput
 
 _PROMPT, _OUTPUT = 700, 256  # tokens at most
 _VOCABULARY = (300, 2000)  # of prompts
@@ -131,19 +137,24 @@ async def load(
     judged = served[run.settles :]
     return {
         **_figures(judged),
-        "states_within_0.6_s": round(dispatcher.ages.share_within(_FRESH_S), 4),
+        "states_within_0.6_s": round(_share_within(dispatcher.ages, _FRESH_S), 4),
         "moves": dict(_moves(router) - moved),
         "replicas": _by_replica(judged, _replicas_of(router, len(served))[run.settles :]),
     }
 
 
+def _share_within(ages: Histogram, bound_s: float) -> float:
+    """Of all, at most so old."""
+    [family] = ages.collect()
+    counts = {one.labels["le"]: one.value for one in family.samples if "le" in one.labels}
+    return counts[str(bound_s)] / counts["+Inf"] if counts["+Inf"] else 1.0
+
+
 def _begin(router: ClusterRouter, run: Run) -> Dispatcher:
     """Under the run's policy, with nothing counted yet."""
-    from specrouter.cluster.metrics import StateAges
-
     dispatcher = router._context.dispatcher
     dispatcher._config = dispatcher._config.model_copy(update={"policy": run.policy})
-    dispatcher.ages = StateAges()
+    dispatcher.ages = state_ages()
     dispatcher._records = deque(maxlen=_RECORDS)
     return dispatcher
 
@@ -239,11 +250,6 @@ async def _served(
     objective: tuple[float, float] | None,
     rejects: bool,
 ) -> RequestOutput:
-    from specrouter import SLO, SamplingParams
-    from specrouter.engine.request import Request
-    from specrouter.engine.serving import streamed
-    from specrouter.logs import REQUEST_ID
-
     REQUEST_ID.set(str(number))
     slo = objective and SLO(
         ttft_ms=objective[0],
@@ -263,10 +269,6 @@ async def _served(
 
 def requests_of(traces: Path | None, run: Run) -> list[Asked]:
     """One in a second, with lengths of Azure's conversations; drawn ones without `traces`."""
-    from research.sim.roofline import RooflineTime
-    from research.sim.scenarios import SCENARIOS, scenario_requests
-    from specrouter.bench.traces import read_trace
-
     trace: Sequence[Arrival] = ()
     if traces is not None:
         trace = read_trace(traces / "azure_2023_conv.csv", 30.0)

@@ -9,8 +9,6 @@ moment of a request's way and while nothing runs. In an environment of its own, 
 this process. The last line is JSON; the exit code is 0 if nothing was lost or changed.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json
@@ -23,13 +21,14 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from checks.exact.models import pool_settings, save_family
 from checks.service.environment import add_cluster_options, run_in_cluster
-
-if TYPE_CHECKING:
-    from specrouter.cluster.router import ClusterRouter
-    from tests.specrouter.cluster.streams import Came, Load
+from specrouter import ChainRouter, RouterConfig
+from specrouter.cluster.router import ClusterRouter
+from tests.specrouter.cluster.moments import MOMENTS, Moment, WatchedLink
+from tests.specrouter.cluster.streams import LONG_KINDS, LONG_PROMPT, PROMPT, Came, Load, lost
 
 _ROUNDS = 3  # of each kind of request: 18 streams
 _LATEST_S = 0.5  # of a kill, after the streams have begun
@@ -39,12 +38,12 @@ _LATEST_S = 0.5  # of a kill, after the streams have begun
 class Counts:
     """`learnt_ms`: until a loss was known; `resumed_ms`: until the next token of who moved."""
 
-    disturbed: int = 0
+    times: int = 0
     streams: int = 0
     moved: int = 0
     lost: int = 0
-    tokens: int = 0
-    differ: int = 0
+    texts_that_differ: int = 0
+    tokens_up_to_first_divergence: int = 0
     learnt_ms: list[float] = field(default_factory=list)
     resumed_ms: list[float] = field(default_factory=list)
 
@@ -70,16 +69,15 @@ class Disturbance:
                 await self._stop(number % 2, after_s)
             else:
                 await self._kill(number % 2, after_s)
-            self.counts.disturbed += 1
+            self.counts.times += 1
 
     def _note(self, found: Came, before: int, sent_s: float | None) -> None:
         """What came of a load. `before`: moves. `sent_s`: when it was disturbed, where that is one
         moment."""
-        from tests.specrouter.cluster.streams import lost
-
         counts, moved = self.counts, self._moves() - before
         tokens, differ = self.load.divergences(found)
-        counts.tokens, counts.differ = counts.tokens + tokens, counts.differ + differ
+        counts.tokens_up_to_first_divergence += tokens
+        counts.texts_that_differ += differ
         counts.streams += sum(delta.output is not None for _, _, delta in found)
         counts.moved, counts.lost = counts.moved + moved, counts.lost + lost(found)
         if moved and sent_s is not None:
@@ -126,8 +124,6 @@ class Disturbance:
         assert not set(old) & set(await self._ready()), "both are new"
 
     async def _kill_at_every_moment(self) -> None:
-        from tests.specrouter.cluster.moments import MOMENTS, Moment, WatchedLink
-
         waits: list[tuple[Moment, int]] = []
         sent_s: list[float] = []
 
@@ -152,7 +148,7 @@ class Disturbance:
                 assert not waits, f"no request has come to the moment when {moment}"
                 print(f"{name}, {moment or 'while nothing runs'}: ", end="")
                 self._note(found, before, sent_s.pop())
-                self.counts.disturbed += 1
+                self.counts.times += 1
 
     async def _ready(self) -> list[int]:
         """Both serve, and have loaded what is loaded with first requests. Returns their
@@ -184,11 +180,7 @@ def main() -> int:
 
 
 def _inside(arguments: argparse.Namespace) -> int:
-    from checks.exact.models import pool_settings, save_family
-    from specrouter import ChainRouter, RouterConfig
-    from specrouter.cluster.router import ClusterRouter
-    from specrouter.cluster.serve_link import ServeHost
-    from tests.specrouter.cluster.streams import LONG_KINDS, LONG_PROMPT, PROMPT, Load
+    from specrouter.cluster.serve_link import ServeHost  # imports Ray
 
     family, is_pair = save_family(Path(tempfile.mkdtemp())), arguments.how == "pair"
     section = {"replicas": [{"name": "r", "count": 2}], "routing": {"policy": "round-robin"}}
@@ -211,8 +203,9 @@ def _inside(arguments: argparse.Namespace) -> int:
         disturbance = Disturbance(router, load, counts)
         asyncio.run(disturbance.begin(arguments.how, arguments.times, arguments.seed))
     print(json.dumps(_report(counts, arguments)))
-    allowed = 0.0 if arguments.dtype == "float64" else counts.tokens / 1000
-    return int(counts.differ > allowed or counts.lost > 0)
+    exact = arguments.dtype == "float64"
+    allowed = 0.0 if exact else counts.tokens_up_to_first_divergence / 1000
+    return int(counts.texts_that_differ > allowed or counts.lost > 0)
 
 
 def _resumed_ms(found: Came, sent_s: float) -> list[float]:
@@ -230,13 +223,8 @@ def _report(counts: Counts, arguments: argparse.Namespace) -> dict[str, object]:
 
     return {
         "how": arguments.how,
-        "times": counts.disturbed,
         "dtype": arguments.dtype,
-        "streams": counts.streams,
-        "moved": counts.moved,
-        "lost": counts.lost,
-        "texts_that_differ": counts.differ,
-        "tokens_up_to_first_divergence": counts.tokens,
+        **{name: value for name, value in vars(counts).items() if isinstance(value, int)},
         "learnt_ms_p50": median(counts.learnt_ms),
         "next_token_ms_p50": median(counts.resumed_ms),
         "next_token_ms_max": round(max(counts.resumed_ms, default=0.0), 1),

@@ -7,7 +7,6 @@ are warm-up, in which the cache fills and torch takes its workspaces.
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import time
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from checks.exact.report import conditions, prepare
+from checks.service.service import rss_mb
 from specrouter import ChainRouter, SamplingParams, Speculation
 from specrouter.cli.arguments import default_config
 from specrouter.config.yaml_file import read_mapping
@@ -59,13 +59,7 @@ def serve(router: ChainRouter, requests: int) -> Iterator[tuple[int, float]]:
             assert error is None, error
         done += len(pending)
         if done % _EVERY == 0:
-            yield done, rss_mib()
-
-
-def rss_mib() -> float:
-    with open("/proc/self/statm", encoding="ascii") as file:
-        pages = int(file.read().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+            yield done, rss_mb("self")
 
 
 def drift(seen: dict[int, float]) -> float:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import yaml
@@ -22,7 +22,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TARGET = "tiny-8m"
-TARGET_FOLDER = ROOT / "modelpool" / "bundled" / TARGET
 DRAFTERS = ("tiny-1m", "tiny-1m-code", "tiny-1m-math", "tiny-3m")  # weakest first
 SERVE = ("-m", "specrouter", "serve")
 _PATIENCE_S = 180.0
@@ -44,8 +43,7 @@ class Service:
     log: Path
 
     def rss_mb(self) -> float:
-        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+        return rss_mb(self.process.pid)
 
     @property
     def is_running(self) -> bool:
@@ -59,8 +57,14 @@ class Service:
         self.signal(signal.SIGTERM)
         return self.process.wait(_PATIENCE_S)
 
-    def log_tail(self, lines: int = 40) -> str:
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+    def log_tail(self) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-40:])
+
+
+def rss_mb(process: int | Literal["self"]) -> float:
+    """Resident memory in MiB."""
+    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 @contextmanager
@@ -90,7 +94,11 @@ def running(
             ) as process,
         ):
             try:
-                yield Service(_address(process, log), process, log)
+                url = told_address(process)
+                if url is None:
+                    told = log.read_text(errors="replace")[-4000:]
+                    raise RuntimeError(f"the service did not start:\n{told}")
+                yield Service(url, process, log)
             finally:
                 process.kill()
 
@@ -123,10 +131,11 @@ def metric(url: str, name: str) -> float:
     return sum(samples)
 
 
-def _address(process: "subprocess.Popen[str]", log: Path) -> str:
+def told_address(process: "subprocess.Popen[str]") -> str | None:
+    """What a service prints once it listens; None: it ended before."""
     assert process.stdout is not None
     for line in process.stdout:
         found = re.search(r"http://[\d.]+:\d+", line)
         if found is not None:
             return found.group()
-    raise RuntimeError(f"the service did not start:\n{log.read_text(errors='replace')[-4000:]}")
+    return None

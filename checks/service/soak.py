@@ -19,6 +19,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -84,12 +85,12 @@ async def overload(
         capacity = await measure_capacity(client, arguments.seed)
         rate = _OVERLOAD * capacity
         print(f"  capacity {capacity:.1f} requests/s; now {rate:.0f} requests/s", flush=True)
-        with MemoryWatch(service) as memory:
+        with watched_memory(service) as seen_mb:
             asked = requests(arguments.seed + 2, leaving=True)
             outcomes = await open_loop(client, asked, rate, arguments.seconds, _progress)
         report_outcomes(outcomes, report)
     with report.check("memory stays flat") as finding:
-        check_memory(memory.seen_mb, finding)
+        check_memory(seen_mb, finding)
     with report.check("all rows are free"):
         wait_until_idle(service.url)
     return {
@@ -97,7 +98,7 @@ async def overload(
         "sent_requests_per_s": round(rate, 1),
         "seconds": arguments.seconds,
         **counted(outcomes),
-        "rss_mb": [round(seen) for seen in memory.seen_mb[:: max(1, len(memory.seen_mb) // 12)]],
+        "rss_mb": [round(seen) for seen in seen_mb[:: max(1, len(seen_mb) // 12)]],
     }
 
 
@@ -256,26 +257,22 @@ def _asked(generator: random.Random, stream: bool, tokens: int) -> Asked:
     return Asked(body)
 
 
-class MemoryWatch:
+@contextmanager
+def watched_memory(service: Service) -> Iterator[list[float]]:
     """The service's resident memory in MiB, each second while the block runs."""
+    seen_mb, over = list[float](), threading.Event()
 
-    def __init__(self, service: Service) -> None:
-        self.seen_mb: list[float] = []
-        self._service = service
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
+    def watch() -> None:
+        while not over.wait(1.0):
+            seen_mb.append(service.rss_mb())
 
-    def __enter__(self) -> "MemoryWatch":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._over.wait(1.0):
-            self.seen_mb.append(self._service.rss_mb())
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield seen_mb
+    finally:
+        over.set()
+        thread.join()
 
 
 def check_memory(seen_mb: list[float], finding: Finding) -> None:

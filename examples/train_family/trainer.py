@@ -5,6 +5,7 @@ import json
 import logging
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -56,7 +57,7 @@ def sample_batch(
     stage: Stage,
     tokens: int,
     rng: np.random.Generator,
-    step: int = 1,
+    step: int,
 ) -> tuple[Tensor, Tensor]:
     """Random windows of `arrays`, by domain, that begin at multiples of `step`.
 
@@ -87,7 +88,6 @@ class Trainer:
         self.batch_tokens = tokens
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.progress = Progress()
-        self._own: dict[str, NDArray[np.uint16]] | None = None
         self.models = {
             name: build(name, corpus.tokenizer.eos_token_id).to(self.device)  # type: ignore[arg-type]
             for name in SHAPES
@@ -113,7 +113,7 @@ class Trainer:
                 self.models[name] = copy.deepcopy(self.models[SMALL])
                 self.progress.tokens[name] = self.progress.tokens.get(SMALL, 0)
         if not stage.teacher_learns:  # a new stage is a new schedule, from a lower peak
-            self._own_text()  # made outside the stage's time
+            _ = self._own_text  # made outside the stage's time
             for name in stage.students:
                 base = LEARNING_RATE[SMALL if name in SPECIALISTS else name]
                 self.optimizers[name] = Optimizer(self.models[name], base / 2)
@@ -137,11 +137,8 @@ class Trainer:
 
     def _step(self, stage: Stage, rng: np.random.Generator, progress: float) -> dict[str, float]:
         own = not stage.teacher_learns and self.progress.steps % 2 == 1
-        if own:
-            batch = sample_batch(self._own_text(), stage, self.batch_tokens, rng, step=WINDOW)
-        else:
-            batch = sample_batch(self.corpus.train, stage, self.batch_tokens, rng)
-        inputs, labels = batch
+        arrays, step = (self._own_text, WINDOW) if own else (self.corpus.train, 1)
+        inputs, labels = sample_batch(arrays, stage, self.batch_tokens, rng, step)
         inputs, labels = inputs.to(self.device), labels.to(self.device)
         scale = learning_rate_scale(progress)
         losses: dict[str, float] = {}
@@ -161,10 +158,9 @@ class Trainer:
             self._update(name, scale, labels.numel())
         return losses
 
+    @cached_property
     def _own_text(self) -> dict[str, NDArray[np.uint16]]:
-        if self._own is None:
-            self._own = load_own_text(self.models[TARGET], self.corpus, self.work_dir)
-        return self._own
+        return load_own_text(self.models[TARGET], self.corpus, self.work_dir)
 
     def _update(self, name: str, scale: float, tokens: int) -> None:
         torch.nn.utils.clip_grad_norm_(self.models[name].parameters(), 1.0)

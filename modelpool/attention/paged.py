@@ -51,17 +51,9 @@ class _Kind:
     softcap: float | None
 
 
-@dataclass(frozen=True)
-class _Planned:
-    wrapper: Wrapper
-    mark: Mark  # behind the copies of the plan
-
-
-class PageLayout:
+def pages_of(view: KVView) -> PackRows:
     """What attention by pages needs of a view; another for each pack."""
-
-    def __init__(self, view: KVView) -> None:
-        self.rows = PackRows.of(view.pack)
+    return PackRows.of(view.pack)
 
 
 class PagedAttention:
@@ -76,7 +68,7 @@ class PagedAttention:
         self._mark = mark
         self._wrappers: dict[_Kind, InFlight[Wrapper]] = {}
         self._rows: PackRows | None = None  # of the pack that is planned
-        self._planned: dict[_Kind, _Planned] = {}
+        self._planned: dict[_Kind, tuple[Wrapper, Mark]] = {}  # marks: behind the plans' copies
 
     def attended(self, view: KVView) -> float:
         return pairs_by_row(view)
@@ -84,7 +76,7 @@ class PagedAttention:
     def __call__(self, view: KVView, layer: AttentionLayer, query: Tensor) -> Tensor:
         """[heads, T, head_dim] to [T, heads, head_dim]."""
         keys, values = view.arena(layer)
-        rows = view.layout(PageLayout).rows
+        rows = view.layout(pages_of)
         heads, _, dim = query.shape
         window = layer.window
         if window is not None and window >= int(rows.lengths.max(initial=0)):
@@ -105,10 +97,10 @@ class PagedAttention:
         )
 
     def _planned_for(self, view: KVView, kind: _Kind) -> Wrapper:
-        rows = view.layout(PageLayout).rows
+        rows = view.layout(pages_of)
         if rows is not self._rows:
             for before, planned in self._planned.items():
-                self._wrappers[before].give_back(planned.wrapper, planned.mark)
+                self._wrappers[before].give_back(*planned)
             self._rows, self._planned = rows, {}
         if kind not in self._planned:
             wrappers = self._wrappers.setdefault(
@@ -120,13 +112,13 @@ class PagedAttention:
             except BaseException:
                 wrappers.give_back(wrapper, self._mark(kind.device))
                 raise
-            self._planned[kind] = _Planned(wrapper, self._mark(kind.device))
-        return self._planned[kind].wrapper
+            self._planned[kind] = wrapper, self._mark(kind.device)
+        return self._planned[kind][0]
 
 
 def _plan(wrapper: Wrapper, view: KVView, kind: _Kind) -> None:
     """Index arrays stay on the host, where FlashInfer reads them; it copies them by itself."""
-    rows = view.layout(PageLayout).rows
+    rows = view.layout(pages_of)
     table, mask = PageTable.of(rows), None
     if not is_causal(rows, kind.window):
         mask = packed_mask(rows, table, view.layout(PathLayout).on(kind.device), kind.window)

@@ -8,19 +8,14 @@ kernels compute; nothing here imports them.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from modelpool.attention.kv_view import (
-    Attention,
-    AttentionLayer,
-    KVView,
-    PackSlots,
-)
+from modelpool.attention.kv_view import Attention, AttentionLayer, KVView, PackSlots
 from modelpool.attention.row_groups import pairs_by_row
 
 NO_TAIL = 2**30  # a position that no token has
@@ -88,17 +83,7 @@ class PathLayout:
         return self._on[device]
 
 
-@dataclass(frozen=True)
-class PathSettings:
-    """How a layer attends, as `AttentionLayer` has it."""
-
-    scale: float
-    window: int | None = None
-    softcap: float | None = None
-    sinks: Tensor | None = field(default=None, compare=False)  # [heads]
-
-
-PathKernels = Callable[[Tensor, Tensor, Tensor, KeyPaths, PathSettings], Tensor]
+PathKernels = Callable[[Tensor, Tensor, Tensor, KeyPaths, AttentionLayer], Tensor]
 
 
 @dataclass(frozen=True)
@@ -112,9 +97,8 @@ class PathAttention:
 
     def __call__(self, view: KVView, layer: AttentionLayer, query: Tensor) -> Tensor:
         keys, values = view.arena(layer)
-        settings = PathSettings(layer.scale, layer.window, layer.softcap, layer.sinks)
         paths = view.layout(PathLayout).on(query.device)
-        return self.kernels(query.transpose(0, 1), keys, values, paths, settings)
+        return self.kernels(query.transpose(0, 1), keys, values, paths, layer)
 
 
 def reference_attention() -> Attention:
@@ -122,7 +106,7 @@ def reference_attention() -> Attention:
 
 
 def reference(
-    query: Tensor, keys: Tensor, values: Tensor, paths: KeyPaths, settings: PathSettings
+    query: Tensor, keys: Tensor, values: Tensor, paths: KeyPaths, layer: AttentionLayer
 ) -> Tensor:
     """Path attention in plain torch, in the inputs' precision.
 
@@ -135,12 +119,12 @@ def reference(
         [T, heads, the width of the values]
     """
     place = torch.arange(paths.longest, device=query.device)
-    slots, seen = _slots(paths, place), _seen(paths, place, settings.window)
+    slots, seen = _slots(paths, place), _seen(paths, place, layer.window)
     piece = max(1, _PIECE // (paths.longest * keys.shape[1] * keys.shape[2]))
     parts = zip(
         torch.split(query, piece), torch.split(slots, piece), torch.split(seen, piece), strict=True
     )
-    return torch.cat([_attended(*part, keys, values, settings) for part in parts])
+    return torch.cat([_attended(*part, keys, values, layer) for part in parts])
 
 
 def _attended(
@@ -149,7 +133,7 @@ def _attended(
     seen: Tensor,
     keys: Tensor,
     values: Tensor,
-    settings: PathSettings,
+    layer: AttentionLayer,
 ) -> Tensor:
     # What is not seen may hold no numbers: it is neither multiplied nor added.
     own_keys, own_values = (
@@ -158,12 +142,12 @@ def _attended(
     tokens, heads, dim = query.shape
     kv_heads = keys.shape[1]
     grouped = query.view(tokens, kv_heads, heads // kv_heads, dim)
-    scores = torch.einsum("tkgd,tlkd->tkgl", grouped, own_keys) * settings.scale
-    if settings.softcap is not None:
-        scores = settings.softcap * torch.tanh(scores / settings.softcap)
+    scores = torch.einsum("tkgd,tlkd->tkgl", grouped, own_keys) * layer.scale
+    if layer.softcap is not None:
+        scores = layer.softcap * torch.tanh(scores / layer.softcap)
     scores = scores.masked_fill(~seen[:, None, None], -torch.inf)
-    if settings.sinks is not None:
-        sinks = settings.sinks.to(scores.dtype).view(1, kv_heads, -1, 1).expand(tokens, -1, -1, -1)
+    if layer.sinks is not None:
+        sinks = layer.sinks.to(scores.dtype).view(1, kv_heads, -1, 1).expand(tokens, -1, -1, -1)
         scores = torch.cat((scores, sinks), dim=-1)
     weights = scores.softmax(dim=-1)[..., : seen.shape[1]]
     return torch.einsum("tkgl,tlkd->tkgd", weights, own_values).reshape(

@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from modelpool.attention.kv_view import Attention
-from modelpool.attention.path import KeyPaths, PathAttention, PathSettings
+from modelpool.attention.kv_view import Attention, AttentionLayer
+from modelpool.attention.path import KeyPaths, PathAttention
 
 SPLIT = 256  # keys of a program: a constant, or the bits of a text would depend on it
 _ROWS = 16  # the least that a matrix product takes
@@ -27,7 +27,7 @@ def triton_attention() -> Attention:
 
 
 def path_attention(
-    query: Tensor, keys: Tensor, values: Tensor, paths: KeyPaths, settings: PathSettings
+    query: Tensor, keys: Tensor, values: Tensor, paths: KeyPaths, settings: AttentionLayer
 ) -> Tensor:
     """As `modelpool.attention.path.reference`, on the device, with sums in float32.
 
@@ -44,20 +44,21 @@ def path_attention(
     assert keys.stride() == values.stride(), "keys and values lie alike"
     assert query.stride(2) == keys.stride(2) == 1, "a head's numbers are contiguous"
     window, softcap, sinks = settings.window or 0, settings.softcap or 0.0, settings.sinks
-    partial_sums[(tokens, splits, kv_heads)](
-        query, keys, values, paths.firsts, paths.positions, paths.tails, paths.path,
-        sums, peaks[0], peaks[1], settings.scale, softcap,
-        query.stride(0), query.stride(1), keys.stride(0), keys.stride(1),
-        paths.path.stride(0), splits,
-        HEADS=heads, GROUP=group, ROWS=max(_ROWS, triton.next_power_of_2(group)), DIM=dim,
-        BLOCK=block_of(dim, query.dtype), SPLIT=SPLIT, WINDOW=window, IS_CAPPED=softcap > 0,
-        # The interpreter multiplies the bit patterns of bfloat16 (triton#11584).
-        IN_FLOAT32=query.dtype == torch.bfloat16 and query.device.type == "cpu",
-    )  # fmt: skip
-    joined_sums[(tokens, heads)](
-        sums, peaks[0], peaks[1], peaks if sinks is None else sinks, out, paths.positions, splits,
-        HEADS=heads, DIM=dim, SPLIT=SPLIT, WINDOW=window, HAS_SINKS=sinks is not None,
-    )  # fmt: skip
+    with torch.cuda.device_of(query):  # Triton launches on the current device
+        partial_sums[(tokens, splits, kv_heads)](
+            query, keys, values, paths.firsts, paths.positions, paths.tails, paths.path,
+            sums, peaks[0], peaks[1], settings.scale, softcap,
+            query.stride(0), query.stride(1), keys.stride(0), keys.stride(1),
+            paths.path.stride(0), splits,
+            HEADS=heads, GROUP=group, ROWS=max(_ROWS, triton.next_power_of_2(group)), DIM=dim,
+            BLOCK=block_of(dim, query.dtype), SPLIT=SPLIT, WINDOW=window, IS_CAPPED=softcap > 0,
+            # The interpreter multiplies the bit patterns of bfloat16 (triton#11584).
+            IN_FLOAT32=query.dtype == torch.bfloat16 and query.device.type == "cpu",
+        )  # fmt: skip
+        joined_sums[(tokens, heads)](
+            sums, peaks[0], peaks[1], peaks if sinks is None else sinks, out, paths.positions,
+            splits, HEADS=heads, DIM=dim, SPLIT=SPLIT, WINDOW=window, HAS_SINKS=sinks is not None,
+        )  # fmt: skip
     return out
 
 

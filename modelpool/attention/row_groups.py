@@ -88,14 +88,6 @@ class RowGroup:
 
 
 @dataclass(frozen=True)
-class _Span:
-    """Entries `first .. stop` of the pack's rows that are attended together."""
-
-    first: int
-    stop: int
-
-
-@dataclass(frozen=True)
 class GroupPlanner:
     """Splits a pack into row groups."""
 
@@ -119,12 +111,12 @@ class GroupPlanner:
         spans = self._spans()
         return tuple(self._group(span, sole=len(spans) == 1) for span in spans)
 
-    def _spans(self) -> list[_Span]:
-        """Neighbours are attended together as long as padding them to the most queries and the
-        longest row costs less than attending apart."""
+    def _spans(self) -> list[slice]:
+        """Of the pack's rows, those that are attended together: neighbours as long as padding them
+        to the most queries and the longest row costs less than attending apart."""
         pack, limits, counts = self.pack, self._limits, self.pack.counts.tolist()
         starts, reaches = pack.firsts.tolist(), pack.reach.tolist()
-        spans: list[_Span] = []
+        spans: list[slice] = []
         start, queries, length, readable = 0, 0, 0, 0  # of the span that grows
         for index, (count, slots) in enumerate(zip(counts, self._slots.tolist(), strict=True)):
             if index > start:
@@ -139,14 +131,14 @@ class GroupPlanner:
                 joins &= reach <= limits.max_idle * (index - start + 1)
                 joins &= reach * max(queries, count) * longest <= limits.cells
                 if not joins or together > apart + limits.span_pairs:
-                    spans.append(_Span(start, index))
+                    spans.append(slice(start, index))
                     start, queries, length = index, 0, 0
             readable = reaches[index] if index == start else min(readable, reaches[index])
             queries, length = max(queries, count), max(length, slots)
-        return [*spans, _Span(start, len(counts))] if counts else []
+        return [*spans, slice(start, len(counts))] if counts else []
 
-    def _group(self, span: _Span, sole: bool) -> RowGroup:
-        pack, own = self.pack, slice(span.first, span.stop)
+    def _group(self, own: slice, sole: bool) -> RowGroup:
+        pack = self.pack
         rows, counts = pack.rows[own], pack.counts[own]
         starts, stride = pack.firsts[own], pack.stride
         place = (starts - starts[0]) // stride

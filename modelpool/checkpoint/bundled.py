@@ -6,10 +6,7 @@ from pathlib import Path
 
 def bundled_names() -> tuple[str, ...]:
     """The names that `bundled:` accepts."""
-    root = bundled_root()
-    if not root.is_dir():
-        return ()
-    return tuple(sorted(entry.parent.name for entry in root.glob("*/config.json")))
+    return tuple(sorted(file.parent.name for file in bundled_root().glob("*/config.json")))
 
 
 def bundled_root() -> Path:

@@ -19,6 +19,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from modelpool.attention.backend import Feature
 from modelpool.checkpoint.architecture import chooses, expert_count, max_positions
+from modelpool.checkpoint.dtypes import NAMED_DTYPES, WIDTHS
 from modelpool.checkpoint.headers import (
     Header,
     StoredParameter,
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
 
 QUANTISED_WEIGHTS: tuple[Weights, ...] = ("int8", "int4")
 _UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
-_DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
-_STORED_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +106,7 @@ class Kept:
         return "int8" if self.has_int8 and "int8" in (self.asked, stored) else "plain"
 
     def quantised_bytes(
-        self, stored: Stored, experts: int | None = None
+        self, stored: Stored, experts: int | None = None, has_plain_experts: bool = False
     ) -> Callable[[StoredParameter], int | None]:
         """What a weight takes that is quantised; None for another one. `experts`: of a mixture."""
         weights = self.weights(stored)
@@ -118,6 +117,8 @@ class Kept:
 
         def taken(one: StoredParameter) -> int | None:
             if one.dtype != "I8" and not (every and one.is_linear):
+                return None
+            if one.is_expert and has_plain_experts:
                 return None
             layer = one.name.removesuffix(".weight")
             if one.dtype != "I8" and chooses(layer, one.shape[0], experts) and not one.is_expert:
@@ -145,8 +146,10 @@ class CheckpointFacts:
     state_bytes: int  # of recurrent layers, of a row
     head_dims: frozenset[int]  # of the layers' keys
     features: frozenset[Feature]  # that its layers ask of attention
+    has_plain_experts: bool  # some are kept in `dtype`, whatever is asked
     max_positions: int
     vocab_rows: int  # rows of the embedding: the tokenizer's length, or more (padded)
+    tied_elements: int  # of the embedding, where it is the head too and is not quantised
     eos_token_ids: frozenset[int]
 
     @property
@@ -154,16 +157,24 @@ class CheckpointFacts:
         """By something that is left to `transformers`."""
         return self.stored == "other"
 
-    def footprint(self, name: str, field: str, device: str, states: int = 0) -> ModelFootprint:
-        """These facts as a demand on a device. `states`: of rows, that recurrent layers keep."""
+    @property
+    def tied_bytes(self) -> int:
+        return self.tied_elements * WIDTHS[self.dtype]
+
+    def footprint(
+        self, name: str, field: str, device: str, states: int = 0, copies_head: bool = False
+    ) -> ModelFootprint:
+        """These facts as a demand on a device. `states`: of rows, that recurrent layers keep;
+        `copies_head`: a tied head is laid out beside its embedding."""
+        copied = self.tied_bytes if copies_head else 0
         return ModelFootprint(
             name=name,
-            weight_bytes=self.weight_bytes,
+            weight_bytes=self.weight_bytes + copied,
             kv_bytes_per_token=self.kv_bytes_per_token,
             parameter_count=self.parameter_count,
             field=field,
             device=device,
-            outer_bytes=self.outer_bytes,
+            outer_bytes=self.outer_bytes + copied,
             state_bytes=self.state_bytes * states,
         )
 
@@ -252,16 +263,16 @@ def _read(
     own = _own_dtype(config, text, parameters)
     own = own if packing is None else unpacked_dtype(own)
     loaded = own if dtype == "auto" else dtype
-    width: float = _DTYPE_BYTES[loaded]
+    width: float = WIDTHS[loaded]
     if stored == "other":
         width = sum(one.stored_bytes for one in parameters) / max(count, 1)
     bytes_of = partial(
         weight_bytes, parameters, width, tied_rows=int(text.vocab_size) if is_tied else None
     )
-    experts = expert_count(text)
-    taken = bytes_of(quantised_bytes=kept.quantised_bytes(stored, experts))
+    mixture = stored, expert_count(text), outline.has_plain_experts
+    taken = bytes_of(quantised_bytes=kept.quantised_bytes(*mixture))
     read_bytes = {
-        asked: bytes_of(quantised_bytes=Kept(asked).quantised_bytes(stored, experts)).read
+        asked: bytes_of(quantised_bytes=Kept(asked).quantised_bytes(*mixture)).read
         for asked in QUANTISED_WEIGHTS
     }
     return CheckpointFacts(
@@ -274,12 +285,14 @@ def _read(
         read_bytes=taken.read,
         int8_read_bytes=read_bytes["int8"],
         int4_read_bytes=read_bytes["int4"],
-        kv_bytes_per_token=outline.kv_elements_per_token * _DTYPE_BYTES[loaded],
+        kv_bytes_per_token=outline.kv_elements_per_token * WIDTHS[loaded],
         state_bytes=outline.state_bytes(loaded),
         head_dims=outline.head_dims,
         features=outline.features,
+        has_plain_experts=outline.has_plain_experts,
         max_positions=max_positions(text),
         vocab_rows=int(text.vocab_size),
+        tied_elements=taken.tied_elements,
         eos_token_ids=_eos_token_ids(directory, text),
     )
 
@@ -290,12 +303,13 @@ def _own_dtype(
     """What `auto` is to transformers: the configuration's dtype, else the weights'."""
     declared = getattr(config, "dtype", None) or getattr(text, "dtype", None)
     name = str(declared).removeprefix("torch.")
-    if name in _DTYPE_BYTES:
+    if name in WIDTHS:
         return name
     parameters: Counter[str] = Counter()
     for tensor in tensors:
-        if tensor.dtype in _STORED_DTYPES:
-            parameters[_STORED_DTYPES[tensor.dtype]] += tensor.count
+        dtype = str(NAMED_DTYPES.get(tensor.dtype)).removeprefix("torch.")
+        if dtype in WIDTHS:
+            parameters[dtype] += tensor.count
     return parameters.most_common(1)[0][0] if parameters else "float32"
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from modelpool.checkpoint.dtypes import NAMED_DTYPES
 from modelpool.checkpoint.quantization import Stored
 from modelpool.errors import ConfigError
 
@@ -36,7 +37,6 @@ _LAYER = re.compile(r"\.\d+\.")  # model.layers.0.mlp.up_proj.weight
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _LFS_POINTER = b"version https://git-lfs"  # how the text begins that stands for a file
 _MOST_HEADER, _MOST_BYTES = 100_000_000, 2**63  # as safetensors has it; of any file
-_STORED_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2}
 _SCALE_BYTES = 4  # of a channel whose weights are int8
 _INT4_GROUP = 32  # inputs
 
@@ -57,7 +57,8 @@ class StoredParameter:
 
     @property
     def stored_bytes(self) -> int:
-        return self.count * _STORED_BYTES.get(self.dtype, 1)
+        dtype = NAMED_DTYPES.get(self.dtype)  # others take a byte or less
+        return self.count * (1 if dtype is None else dtype.itemsize)
 
     @property
     def in_layer(self) -> bool:
@@ -108,11 +109,13 @@ class WeightBytes:
         outer: of those in no layer.
         read: of those that a token's forward reads: embeddings are looked up. None where that
             depends on the token (experts).
+        tied_elements: of an embedding that is the head too, where that is not quantised.
     """
 
     total: int
     outer: int
     read: int | None
+    tied_elements: int = 0
 
 
 def parameters_of(
@@ -152,7 +155,8 @@ def weight_bytes(
     Args:
         width: bytes of an element that is not quantised.
         quantised_bytes: of a weight that is.
-        tied_rows: of the embedding, where the head is the same weight. A quantised head is a copy.
+        tied_rows: of the embedding, where the head is the same weight. A quantised head is a
+            copy; a packed one is too, and is not counted here.
     """
 
     def taken(one: StoredParameter) -> float:
@@ -162,12 +166,15 @@ def weight_bytes(
     outer = sum(taken(one) for one in parameters if not one.in_layer)
     inner = sum(taken(one) for one in parameters if one.in_layer)
     read = inner + sum(taken(one) for one in parameters if one.is_head)
+    tied_elements = 0
     tables = [one for one in parameters if one.is_table and one.shape[0] == tied_rows]
     for head in (replace(table, name=_HEAD) for table in tables[:1]):
-        outer += quantised_bytes(head) or 0
+        small = quantised_bytes(head)
+        outer += small or 0
+        tied_elements = head.count if small is None else 0
         read += taken(head)
-    experts = any(one.is_expert for one in parameters)
-    return WeightBytes(round(inner + outer), round(outer), None if experts else round(read))
+    known_read = None if any(one.is_expert for one in parameters) else round(read)
+    return WeightBytes(round(inner + outer), round(outer), known_read, tied_elements)
 
 
 def header_of(file: Path) -> Header:

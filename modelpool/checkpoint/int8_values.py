@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
-from modelpool.checkpoint.headers import weight_files
+from modelpool.checkpoint.stored_tensors import StoredTensors
 
 _SCALE = ".weight_scale"
 _ZERO_POINT = ".weight_zero_point"
@@ -53,10 +52,7 @@ def read_int8(directory: Path) -> tuple[dict[str, Tensor], Mapping[str, Int8Valu
     Raises `ValueError` for weights that are not what the configuration declares, and what
     safetensors raises.
     """
-    tensors: dict[str, Tensor] = {}
-    for file in weight_files(directory):
-        with safe_open(file, framework="pt") as opened:
-            tensors |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    tensors = dict(StoredTensors(directory))
     quantised: dict[str, Int8Values] = {}
     for name in [name for name in tensors if name.endswith(_SCALE)]:
         layer = name.removesuffix(_SCALE)

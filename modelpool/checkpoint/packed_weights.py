@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from modelpool.checkpoint.dtypes import NAMED_DTYPES
 from modelpool.checkpoint.headers import Header
 from modelpool.checkpoint.int4_values import Int4Grid
 from modelpool.checkpoint.quantization import Packing
-from modelpool.checkpoint.temporary import NAMED_DTYPES
 from modelpool.errors import ConfigError
 
 _AT_ONCE = 2**22  # values that are unpacked at once, which bounds the memory that it takes

@@ -75,10 +75,8 @@ def resolve_source(
 def resolve_description(
     source: str, *, field: str, revision: str | None = None, remote_code: bool = False
 ) -> Path:
-    """As `resolve_source`, without the weights of a hub repository."""
-    scheme, _, repository = source.partition(":")
-    if scheme != "hub":
-        return resolve_source(source, field=field)
+    """As `resolve_source` of a hub repository, without its weights."""
+    repository = source.removeprefix("hub:")
     directory = _hub(repository, revision, remote_code, field, weights=False)
     _check_config(directory, field)
     return directory
@@ -91,10 +89,10 @@ def resolve_headers(
 
     Where they are not in the local cache, the headers of their files come with the directory.
     """
+    if not source.startswith("hub:"):
+        return resolve_source(source, field=field), None
     directory = resolve_description(source, field=field, revision=revision, remote_code=remote_code)
-    scheme, _, repository = source.partition(":")
-    if scheme != "hub":
-        return directory, None
+    repository = source.removeprefix("hub:")
     with _hub_faults(repository, revision, field):
         if has_weights(directory):
             return directory, None

@@ -17,15 +17,10 @@ import torch
 from torch import Tensor
 
 from modelpool.checkpoint.cache_dir import make_folder, remove_left
+from modelpool.checkpoint.dtypes import DTYPE_NAMES
 
 WEIGHTS = "model.safetensors"
 _PREFIX = ".loading-"
-_NAMES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
-    torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
-NAMED_DTYPES = {name: dtype for dtype, name in _NAMES.items()}  # as safetensors names them
 
 
 @contextmanager
@@ -58,7 +53,7 @@ def write_weights(
         dtype, shape = planned[name]
         end = start + math.prod(shape) * dtype.itemsize
         offsets = [start, end]
-        entries[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": offsets}
+        entries[name] = {"dtype": DTYPE_NAMES[dtype], "shape": shape, "data_offsets": offsets}
         start = end
     free = shutil.disk_usage(folder).free
     if start > free:

@@ -12,16 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from modelpool.checkpoint.cache_dir import cache_dir
+from modelpool.checkpoint.dtypes import NAMED_DTYPES
 from modelpool.checkpoint.footprint import read_config
-from modelpool.checkpoint.headers import Header, header_of, weight_files
+from modelpool.checkpoint.headers import header_of, weight_files
 from modelpool.checkpoint.int4_values import Int4Grid
 from modelpool.checkpoint.packed_weights import packed_weights, plain_header
 from modelpool.checkpoint.quantization import Packing, packing_of, unpacked_dtype
-from modelpool.checkpoint.temporary import NAMED_DTYPES, temporary_folder, write_weights
+from modelpool.checkpoint.stored_tensors import StoredTensors
+from modelpool.checkpoint.temporary import temporary_folder, write_weights
 
 
 @dataclass(frozen=True)
@@ -72,21 +73,16 @@ def _write(
     folder: Path, out: Path, packing: Packing, kept: torch.dtype
 ) -> tuple[Mapping[str, Int4Grid], Collection[str]]:
     """Returns what `Unpacked` has beside the folder."""
-    header, files = dict[str, Mapping[str, Any]](), dict[str, Path]()
-    for file in weight_files(folder):
-        found: Header = header_of(file)
-        header |= found
-        files |= dict.fromkeys(found, file)
+    header = {
+        name: entry for file in weight_files(folder) for name, entry in header_of(file).items()
+    }
     packed = packed_weights(header, packing)
     planned = {
         name: (kept if name in packed else NAMED_DTYPES[entry["dtype"]], tuple(entry["shape"]))
         for name, entry in plain_header(header, packed).items()
     }
 
-    def tensor(name: str) -> Tensor:
-        with safe_open(files[name], framework="pt") as opened:
-            found: Tensor = opened.get_tensor(name)
-        return found
+    tensor = StoredTensors(folder).__getitem__
 
     def parts(name: str) -> Iterable[Tensor]:
         return packed[name].rows(tensor) if name in packed else [tensor(name)]

@@ -11,7 +11,6 @@ Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 import importlib.util
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,10 +18,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import safe_open
 from torch import Tensor
 
-from modelpool.checkpoint.headers import weight_files
+from modelpool.checkpoint.stored_tensors import StoredTensors
 from modelpool.errors import ConfigError
 from modelpool.export.gguf_tokenizer import GgufTokenizer, read_tokenizer
 from modelpool.export.llama_tensors import (
@@ -70,46 +68,23 @@ def export_gguf(
     tokenizer = read_tokenizer(source, shape.vocab_size, pre)
     part = out.with_name(f".{out.name}.part")
     try:
-        with ExitStack() as stack:
-            weights = _Weights(source, stack)
-            wanted = sources(shape)
-            check_names(wanted, iter(weights.names))
-            tensors = _Tensors(weights, wanted, frequency_factors(parameters, shape.head_dim))
-            _write(part, config, tokenizer, tensors, written)
+        weights, wanted = StoredTensors(source), sources(shape)
+        if not weights:
+            raise ConfigError(FIELD, f"{str(source)!r} has no weights in *.safetensors files")
+        check_names(wanted, weights)
+        tensors = _Tensors(weights, wanted, frequency_factors(parameters, shape.head_dim))
+        _write(part, config, tokenizer, tensors, written)
         part.replace(out)
     finally:
         part.unlink(missing_ok=True)
     return Exported(out, out.stat().st_size, len(tensors.names), tokenizer.pre)
 
 
-class _Weights:
-    """The checkpoint's tensors by name, read one by one."""
-
-    def __init__(self, source: Path, stack: ExitStack) -> None:
-        self._files: dict[str, Any] = {}
-        for file in weight_files(source):
-            opened = stack.enter_context(safe_open(str(file), framework="pt"))
-            self._files |= dict.fromkeys(opened.keys(), opened)
-        if not self._files:
-            raise ConfigError(FIELD, f"{str(source)!r} has no weights in *.safetensors files")
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._files)
-
-    def read(self, name: str) -> Tensor:
-        tensor: Tensor = self._files[name].get_tensor(name)
-        return tensor
-
-    def shape(self, name: str) -> list[int]:
-        return list(self._files[name].get_slice(name).get_shape())
-
-
 @dataclass(frozen=True)
 class _Tensors:
     """What is written, by llama.cpp's names."""
 
-    weights: _Weights
+    weights: StoredTensors
     wanted: Mapping[str, Source]
     frequencies: Tensor | None
 
@@ -128,7 +103,7 @@ class _Tensors:
             assert self.frequencies is not None
             return self.frequencies
         source = self.wanted[name]
-        return source.laid_out(self.weights.read(source.name))
+        return source.laid_out(self.weights[source.name])
 
 
 def _config(source: Path) -> dict[str, Any]:
@@ -175,7 +150,7 @@ def _write(
     try:
         _add_facts(writer, config, written)
         _add_tokenizer(writer, config, tokenizer)
-        plan = {name: _type_of(name, tensors.shape(name), written) for name in tensors.names}
+        plan = {name: _type_of(tensors.shape(name), written) for name in tensors.names}
         for name, kind in plan.items():
             dims, stored = tensors.shape(name), gguf.GGMLQuantizationType[kind.upper()]
             block, size = gguf.GGML_QUANT_SIZES[stored]
@@ -190,7 +165,7 @@ def _write(
         writer.close()
 
 
-def _type_of(name: str, dims: list[int], written: Type) -> str:
+def _type_of(dims: list[int], written: Type) -> str:
     if len(dims) == 1:
         return "f32"
     return "q8_0" if written == "q8_0" and dims[-1] % _BLOCK == 0 else "bf16"

@@ -5,7 +5,7 @@ llama.cpp rotates neighbouring pairs of a head's values (2i, 2i + 1), `transform
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +54,7 @@ def sources(shape: LlamaShape) -> dict[str, Source]:
     return found
 
 
-def check_names(wanted: Mapping[str, Source], present: Iterator[str]) -> None:
+def check_names(wanted: Mapping[str, Source], present: Iterable[str]) -> None:
     """Raises `ConfigError` for a tensor that is missing, or that nothing would be made of."""
     names = {source.name for source in wanted.values()}
     known = set(present)

@@ -8,16 +8,15 @@ are as elsewhere. Layers of other shapes, those with one weight that the library
 those with scaled columns are computed by torch's operators.
 """
 
-import copy
 import ctypes
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from modelpool.config import KeptWeights
-from modelpool.fast.forward_parts import ShortLayer, Watch, unchanged
+from modelpool.fast.forward_parts import ShortLayer, unchanged
 from modelpool.fast.int4 import PanelWeight, exact_kernels
 from modelpool.fast.lean_linear import Quantised
 from modelpool.fast.lean_norm import rms_scale
@@ -101,12 +100,6 @@ class CompiledLayer:
                 self._dtype is torch.bfloat16, torch.get_num_threads(), self._kernel,
             )
         )  # fmt: skip
-
-    def watched(self, watch: Watch) -> Self:
-        other: Any = copy.copy(self)
-        other.projected = watch("layer before attention", self.projected)
-        other.add_to = watch("layer behind attention", self.add_to)
-        return other  # type: ignore[no-any-return]
 
 
 def compiled_layer(

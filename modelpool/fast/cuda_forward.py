@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from modelpool.attention.kv_view import AttentionLayer, KVView
-from modelpool.attention.path import PathLayout, PathSettings
+from modelpool.attention.path import PathLayout
 from modelpool.checkpoint.architecture import max_positions
 from modelpool.fast.forward_parts import optional
 from modelpool.fast.graph_runner import GraphMaker, GraphRunner
@@ -29,7 +29,7 @@ from modelpool.fast.lean_forward import check
 from modelpool.fast.lean_norm import rms_scale
 from modelpool.fast.model_shape import LayerShape, ModelShape, shape_of
 from modelpool.fast.pack_layout import Pack
-from modelpool.fast.pack_sender import HostMemory, PackSender, memory_for
+from modelpool.fast.pack_sender import HostMemory, PackSender
 from modelpool.fast.rotation import rotation_table
 from modelpool.forward import ForwardOutput, HiddenLayers, spans, stacked
 from modelpool.packed_model import PackedModel
@@ -77,12 +77,8 @@ class CudaForward:
         packed: PackedModel,
         kernels: LayerKernels,
         graphs: GraphMaker | None = None,
-        memory: HostMemory | None = None,
     ) -> None:
-        """`packed` holds a model of Llama's shape. Without `graphs` all packs run eagerly.
-
-        `memory`: of the host, where packs are written; by default what suits the device.
-        """
+        """`packed` holds a model of Llama's shape. Without `graphs` all packs run eagerly."""
         shape = _llama_shape(packed)
         assert shape is not None, "not of Llama's shape"
         core: Any = packed.model.model
@@ -97,7 +93,7 @@ class CudaForward:
         self._norm = partial(_normed, norm=_norm(core.norm, self._embedding.dtype))
         bias = None if head.bias is None else head.bias.detach()[: packed.vocab_size]
         self._head = _Linear(head.weight.detach()[: packed.vocab_size], bias)
-        sender = PackSender(memory or memory_for(self._embedding.device))
+        sender = PackSender(HostMemory(self._embedding.device))
         self._run = GraphRunner(self.compute, sender, graphs)
 
     @property
@@ -141,9 +137,7 @@ class CudaForward:
         query = self._kernels.rotate_and_write(
             qkv, inputs, self._rotations, arena, layer.head_norms
         )
-        how = layer.attention
-        settings = PathSettings(how.scale, how.window, how.softcap, how.sinks)
-        return self._kernels.attend(query, *arena, inputs.paths, settings).flatten(1)
+        return self._kernels.attend(query, *arena, inputs.paths, layer.attention).flatten(1)
 
 
 @optional

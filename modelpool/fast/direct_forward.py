@@ -9,7 +9,7 @@ ordinary forward.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -45,7 +45,6 @@ class DirectForward(ShortForward):
     """The forward of one model; see `direct_forward_of`."""
 
     _is_lean = False
-    _parts: Mapping[str, str] = {**ShortForward._parts, "_rotary": "rotation"}
 
     def __init__(self, packed: PackedModel, shape: ModelShape) -> None:
         """`shape`: of `packed`'s model."""

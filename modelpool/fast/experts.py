@@ -32,8 +32,8 @@ class QuantisedExperts(nn.Module):
         self.roundings: list[tuple[KeptWeights, float]] = []
         self._gate = plain._apply_gate if plain.has_gate else plain.act_fn
         up, down = "gate_up_proj" if plain.has_gate else "up_proj", "down_proj"
-        self._up = self._taken(up, in_int4 and up not in in_int8)
-        self._down = self._taken(down, in_int4 and down not in in_int8)
+        self.up = self._taken(up, in_int4 and up not in in_int8)
+        self.down = self._taken(down, in_int4 and down not in in_int8)
 
     def forward(self, hidden: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
         """[T, hidden_size] to the same.
@@ -46,18 +46,14 @@ class QuantisedExperts(nn.Module):
         numbers, starts = np.unique(chosen[order], return_index=True)
         factors = weights.flatten().float().unsqueeze(1)
         for number, places in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):
-            if number >= len(self._up):
+            if number >= len(self.up):
                 break
             rows, at = torch.from_numpy(places // experts.shape[1]), torch.from_numpy(places)
             x = hidden.index_select(0, rows)
-            gated = self._gate(self._up[number].multiply(x, torch.float32))
-            y = self._down[number].multiply(gated, torch.float32)
+            gated = self._gate(self.up[number].multiply(x, torch.float32))
+            y = self.down[number].multiply(gated, torch.float32)
             total.index_add_(0, rows, y.mul_(factors.index_select(0, at)))
         return total.to(hidden.dtype)
-
-    @property
-    def kept(self) -> Sequence[QuantisedWeight]:
-        return [*self._up, *self._down]
 
     def _taken(self, name: str, in_int4: bool) -> Sequence[QuantisedWeight]:
         """By expert. The plain weight goes when the last one is quantised."""
@@ -67,16 +63,21 @@ class QuantisedExperts(nn.Module):
         for number, matrix in enumerate(plain):
             bias = None if biases is None else biases[number].detach()
             rows = matrix.t().contiguous() if self.plain.is_transposed else matrix
-            weight, rounding = weight_of(rows, bias, in_int4)
+            weight, roundings = weight_of([rows], [None], bias, in_int4)
             found.append(weight)
-            self.roundings.append(rounding)
+            self.roundings += filter(None, roundings)
         self.hidden_parameters += plain.numel()
         self.plain.register_parameter(name, None)
         return found
 
 
 def are_experts(module: Any) -> bool:
-    """That are marked as transformers marks them, on the CPU, and are not changed by hooks."""
+    """Experts that can be quantised, on the CPU."""
+    return can_quantise(module) and module.down_proj.device.type == "cpu"
+
+
+def can_quantise(module: Any) -> bool:
+    """Are they marked as transformers marks its experts, and not changed by hooks?"""
     if not all(hasattr(module, mark) for mark in _MARKS) or is_hooked(module):
         return False
     if len(inspect.signature(module.forward).parameters) != 3:
@@ -84,8 +85,7 @@ def are_experts(module: Any) -> bool:
     name = "gate_up_proj" if module.has_gate else "up_proj"
     weights = [getattr(module, each, None) for each in (name, "down_proj")]
     return not module.has_post_expert_norm and all(
-        isinstance(one, nn.Parameter) and one.dim() == 3 and one.device.type == "cpu"
-        for one in weights
+        isinstance(one, nn.Parameter) and one.dim() == 3 for one in weights
     )
 
 

@@ -1,17 +1,14 @@
 """ShortForward: what forwards without modules have in common, their parts called by name.
 
 Contract: operators are chosen from a model's shape (`model_shape`) when a forward is made, so that
-a pass asks nothing. A profile can say where the time of a forward goes by its copy
-`watched(watch)`, which calls each part as `watch(name, part)` returns it: the same operators on the
-same values, hence the same bits.
+a pass asks nothing.
 """
 
-import copy
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,9 +23,6 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 _Find = Callable[Concatenate[PackedModel, P], T | None]
-
-# Returns the part, or what does the same. Several parts may have one name.
-Watch = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 
 
 def optional(find: _Find[P, T]) -> _Find[P, T]:
@@ -77,33 +71,6 @@ def run_alone(module: Callable[[Tensor], Any]) -> Operator:
     return run
 
 
-class Watched:
-    """A layer whose calls a profile takes part in."""
-
-    def __init__(self, layer: Any, name: str, watch: Watch) -> None:
-        self._multiply, self._add = watch(name, layer), watch(name, layer.add_to)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        y: Tensor = self._multiply(x)
-        return y
-
-    def add_to(self, residual: Tensor, x: Tensor) -> None:
-        self._add(residual, x)
-
-
-_NAMES: Mapping[str, str] = {
-    "before": "norms",
-    "qkv": "query, key, value",
-    "head_norms": "norms",
-    "rotate": "rotation",
-    "out": "output of attention",
-    "between": "norms",
-    "gate_up": "gate, up",
-    "gate": "activation",
-    "down": "down",
-}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShortLayer:
     """The operators of one layer.
@@ -131,15 +98,6 @@ class ShortLayer:
     heads: int
     rotated: int
     head_dim: int
-
-    def watched(self, watch: Watch) -> "ShortLayer":
-        parts: dict[str, Any] = {}
-        for field, name in _NAMES.items():
-            part = getattr(self, field)
-            if part is not None:
-                is_adding = hasattr(part, "add_to")
-                parts[field] = Watched(part, name, watch) if is_adding else watch(name, part)
-        return replace(self, **parts)
 
     def projected(self, x: Tensor, angles: Table) -> tuple[Tensor, Tensor]:
         """[T, hidden] to queries and keys [T, rotated, head_dim], and values [T, kv_heads, ...]."""
@@ -172,21 +130,6 @@ class ShortForward:
     _gate_up: Callable[[Any, Sequence[str]], Callable[[Tensor], Any]]
     _gate: Callable[[Operator], Callable[[Any], Tensor]]  # of what the former gives
     _added: Callable[[LayerShape, Any, Any], Any]  # what a part adds, behind its norm
-    # By attribute, the names of the parts beside the layers.
-    _parts: Mapping[str, str] = {
-        "_norm": "norms",
-        "_head": "head",
-        "_write": "keys and values",
-        "_attend": "attention",
-    }
-
-    def watched(self, watch: Watch) -> Self:
-        """The same forward, its parts called as `watch` has them."""
-        other = copy.copy(self)
-        other._layers = tuple(layer.watched(watch) for layer in self._layers)
-        for attribute, name in self._parts.items():
-            setattr(other, attribute, watch(name, getattr(self, attribute)))
-        return other
 
     @staticmethod
     def _write(view: KVView, layer: int, key: Tensor, value: Tensor) -> None:

@@ -15,7 +15,7 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -135,15 +135,21 @@ class GraphRunner:
 class CudaGraphs:
     """Implements `GraphMaker`: all graphs of a model share their memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        make_stream: Any = torch.cuda.Stream
+        self._stream = make_stream(device)  # torch's own is on whichever device was first
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, run: Callable[[], ForwardOutput]) -> tuple[Callable[[], None], ForwardOutput]:
-        torch.cuda.synchronize()
+        pool, stream = self._pool, self._stream
         graph = torch.cuda.CUDAGraph()
-        # Another thread may work on another device meanwhile: what it allocates is no part of this.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            result = run()
+        with torch.cuda.device(self._device):
+            torch.cuda.synchronize()
+            # Another thread may work on another device meanwhile: what it allocates is no part of
+            # this.
+            with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
+                result = run()
         return graph.replay, result
 
 

@@ -6,6 +6,7 @@ launch; sums and products are in float32 and rounded once.
 Compiled for sm_80 and sm_90 and tested by Triton's interpreter; never run on a GPU.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -29,11 +30,12 @@ def rotate_and_write(
     assert qkv.is_contiguous()
     assert rotations.is_contiguous()
     weight, eps = (qkv, 0.0) if norms is None else norms
-    rotate_heads[(tokens, heads + kv_heads)](
-        qkv, inputs.positions, inputs.slots, rotations, weight, query, keys, values, eps,
-        keys.stride(0), keys.stride(1), HEADS=heads, KV_HEADS=kv_heads, DIM=dim,
-        HAS_NORMS=norms is not None,
-    )  # fmt: skip
+    with torch.cuda.device_of(qkv):  # Triton launches on the current device
+        rotate_heads[(tokens, heads + kv_heads)](
+            qkv, inputs.positions, inputs.slots, rotations, weight, query, keys, values, eps,
+            keys.stride(0), keys.stride(1), HEADS=heads, KV_HEADS=kv_heads, DIM=dim,
+            HAS_NORMS=norms is not None,
+        )  # fmt: skip
     return query
 
 
@@ -42,7 +44,9 @@ def gated(gate_up: Tensor) -> Tensor:
     tokens, both = gate_up.shape
     out = gate_up.new_empty((tokens, both // 2))
     assert gate_up.is_contiguous()
-    gate_rows[(tokens, triton.cdiv(both // 2, _COLUMNS))](gate_up, out, both // 2, COLUMNS=_COLUMNS)
+    grid = (tokens, triton.cdiv(both // 2, _COLUMNS))
+    with torch.cuda.device_of(gate_up):
+        gate_rows[grid](gate_up, out, both // 2, COLUMNS=_COLUMNS)
     return out
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
-from modelpool.attention.path import KeyPaths, PathSettings, reference
+from modelpool.attention.kv_view import AttentionLayer
+from modelpool.attention.path import KeyPaths
 
 Arena = tuple[Tensor, Tensor]  # keys and values of a layer, each [slots, kv_heads, head_dim]
 HeadNorms = tuple[Tensor, float]  # [heads + kv_heads, head_dim] weights of RMS norms, and their eps
@@ -36,7 +37,7 @@ class LayerKernels:
     """What a forward calls between its matrix products."""
 
     rotate_and_write: Callable[[Tensor, PackInputs, Tensor, Arena, HeadNorms | None], Tensor]
-    attend: Callable[[Tensor, Tensor, Tensor, KeyPaths, PathSettings], Tensor]
+    attend: Callable[[Tensor, Tensor, Tensor, KeyPaths, AttentionLayer], Tensor]
     gated: Callable[[Tensor], Tensor]
 
 
@@ -72,7 +73,3 @@ def gated(gate_up: Tensor) -> Tensor:
     """[T, 2 * size] to [T, size]: silu of the first half, times the second."""
     gate, up = gate_up.chunk(2, dim=1)
     return F.silu(gate) * up
-
-
-def reference_kernels() -> LayerKernels:
-    return LayerKernels(rotate_and_write, reference, gated)

@@ -131,8 +131,11 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 def gains(weight: Tensor) -> bool:
     """Are products with this weight faster, or their bits steadier, once it is packed?"""
-    is_large = weight.numel() >= _LARGE or weight.dtype == torch.bfloat16
-    return is_large and weight.device.type == "cpu" and can_pack(weight.dtype)
+    return weight.device.type == "cpu" and gains_on_cpu(weight.numel(), weight.dtype)
+
+
+def gains_on_cpu(elements: int, dtype: torch.dtype) -> bool:
+    return (elements >= _LARGE or dtype == torch.bfloat16) and can_pack(dtype)
 
 
 def pack_linears(model: nn.Module) -> int:

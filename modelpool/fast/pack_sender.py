@@ -6,8 +6,6 @@ next pass is written into another buffer. A buffer is written again only when it
 stream, and cannot be captured in a graph.
 """
 
-from typing import Protocol
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -21,41 +19,21 @@ from modelpool.in_flight import InFlight, Mark, Reached, mark_on
 _BUFFERS = 32
 
 
-class HostMemory(Protocol):
-    """Where passes are written, and how they are copied."""
+class HostMemory:
+    """Where passes to a device are written, and how they are copied."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._is_pinned = device.type != "cpu"
 
     def empty(self, size: int) -> Tensor:
         """[size] int32, on the host."""
+        return torch.empty(size, dtype=torch.int32, pin_memory=self._is_pinned)
 
     def copy(self, here: Tensor, there: Tensor) -> Mark:
         """Begins to copy what `there` has room for to a device. `here` may be written again when it
         has come to the mark."""
-
-
-class PlainMemory:
-    """Implements `HostMemory`, for devices that share the host's memory."""
-
-    def empty(self, size: int) -> Tensor:
-        return torch.empty(size, dtype=torch.int32)
-
-    def copy(self, here: Tensor, there: Tensor) -> Mark:
-        there.copy_(here[: len(there)])
-        return Reached()
-
-
-class PinnedMemory:
-    """Implements `HostMemory`, for CUDA."""
-
-    def empty(self, size: int) -> Tensor:
-        return torch.empty(size, dtype=torch.int32, pin_memory=True)
-
-    def copy(self, here: Tensor, there: Tensor) -> Mark:
         there.copy_(here[: len(there)], non_blocking=True)
         return mark_on(there.device)
-
-
-def memory_for(device: torch.device) -> HostMemory:
-    return PlainMemory() if device.type == "cpu" else PinnedMemory()
 
 
 class PackSender:

@@ -9,7 +9,7 @@ later layer makes good. Routers and gates of one number stay plain, unless the c
 in so few bits. Columns that are far smaller than the others are scaled (`SmoothedWeight`).
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -78,9 +78,6 @@ class QuantisedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features], for any leading shape."""
         return self.shared.multiply(x).narrow(-1, self._start, self.out_features)
-
-    def extra_repr(self) -> str:
-        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
 
 
 def quantise_linears(
@@ -174,19 +171,7 @@ def _replaced(
     biases = [layer.bias.detach() for layer in layers if isinstance(layer.bias, Tensor)]
     bias = torch.cat(biases) if biases else None
     plain = [_weight(layer).detach() for layer in layers]
-    factors = None if any(values) else column_factors(plain)
-    plain = plain if factors is None else [one * factors.to(one.dtype) for one in plain]
-    grids = [one if isinstance(one, Int4Grid) else None for one in values]
-    has_int8 = any(isinstance(one, Int8Values) for one in values)
-    small = _in_int4(plain, grids) if in_int4 and not has_int8 else None
-    if small:
-        shared: QuantisedWeight = _weight_in_int4(list(small), bias)
-        roundings = _all_to("int4", small.values())
-    else:
-        wide = [_of_int8(*pair) for pair in zip(plain, values, strict=True)]
-        shared = _in_int8([one for one, _ in wide], bias)
-        roundings = _all_to("int8", [error for _, error in wide])
-    shared = _smoothed(shared, factors)
+    shared, roundings = weight_of(plain, values, bias, in_int4)
     del plain
     for layer in layers:
         layer.register_parameter("weight", None)
@@ -197,24 +182,32 @@ def _replaced(
 
 
 def weight_of(
-    plain: Tensor, bias: Tensor | None, in_int4: bool
-) -> tuple[QuantisedWeight, tuple[KeptWeights, float]]:
-    """Of [out, in]: in int4 where that is asked and holds it well, else in int8; and its rounding,
-    to what and its relative error."""
-    factors = column_factors([plain])
-    if factors is not None:
-        plain = plain * factors.to(plain.dtype)
-    small = _in_int4([plain], [None]) if in_int4 else None
+    plain: Sequence[Tensor],
+    values: Sequence[Int8Values | Int4Grid | None],
+    bias: Tensor | None,
+    in_int4: bool,
+) -> tuple[QuantisedWeight, list[tuple[KeptWeights, float] | None]]:
+    """Of weights [out, in] that read the same input: in int4 where that is asked and holds them
+    well, else in int8; and the rounding of each, as `QuantisedLinear` has it.
+
+    Args:
+        values: what the checkpoint has of them.
+        bias: of all their outputs.
+    """
+    factors = None if any(values) else column_factors(plain)
+    plain = plain if factors is None else [one * factors.to(one.dtype) for one in plain]
+    grids = [one if isinstance(one, Int4Grid) else None for one in values]
+    has_int8 = any(isinstance(one, Int8Values) for one in values)
+    small = _in_int4(plain, grids) if in_int4 and not has_int8 else None
+    kept: KeptWeights = "int4" if small else "int8"
+    errors: list[float | None] = []
     if small:
-        [(narrow, error)] = small.items()
-        return _smoothed(_weight_in_int4([narrow], bias), factors), ("int4", error)
-    wide = Int8Values.of(plain)
-    found = _smoothed(_in_int8([wide], bias), factors)
-    return found, ("int8", wide.relative_error(plain))
-
-
-def _smoothed(weight: QuantisedWeight, factors: Tensor | None) -> QuantisedWeight:
-    return weight if factors is None else SmoothedWeight(weight, factors)
+        found, errors = _weight_in_int4(list(small), bias), [*small.values()]
+    else:
+        wide = [_of_int8(*pair) for pair in zip(plain, values, strict=True)]
+        found, errors = _in_int8([one for one, _ in wide], bias), [error for _, error in wide]
+    roundings = [None if error is None else (kept, error) for error in errors]
+    return (found if factors is None else SmoothedWeight(found, factors)), roundings
 
 
 def column_factors(weights: Sequence[Tensor]) -> Tensor | None:
@@ -228,12 +221,6 @@ def column_factors(weights: Sequence[Tensor]) -> Tensor | None:
         return None
     steps = torch.where(is_rare, ratios.clamp(min=1.0, max=2.0**10), 1.0).log2().floor()
     return torch.ldexp(torch.ones_like(steps), steps.int())
-
-
-def _all_to(
-    kept: KeptWeights, errors: Iterable[float | None]
-) -> list[tuple[KeptWeights, float] | None]:
-    return [None if error is None else (kept, error) for error in errors]
 
 
 def _of_int8(plain: Tensor, kept: Int8Values | Int4Grid | None) -> tuple[Int8Values, float | None]:

@@ -1,10 +1,10 @@
 """Has a model the same bits with one thread as with all? Tried, at load.
 
 Contract: True only for what was tried: packs of at most `MOST_TOKENS` tokens whose rows have at
-most `MOST_SLOTS`, linear layers of
-oneDNN, torch or the project's integer kernels, and torch's attention. Each linear layer's shape is
-multiplied with sums that cancel out (`sum_order`), attention reads up to 4,096 positions, and the
-whole model a few packs, which also shows what torch splits among threads between the two.
+most `MOST_SLOTS`, linear layers of oneDNN, torch or the project's integer kernels, and torch's
+attention. Each linear layer's shape is multiplied with sums that cancel out (`sum_order`),
+attention reads up to 4,096 positions, and the whole model a few packs, which also shows what torch
+splits among threads between the two.
 """
 
 from collections.abc import Sequence
@@ -40,32 +40,18 @@ def one_thread_keeps_bits(model: PackedModel) -> bool:
         return False
     threads, dtype = model.threads, model.dtype
     linears = {
-        (
-            layer.in_features,
-            _outputs(layer),
-            layer.bias is not None,
-            dtype,
-            type(layer) is PackedLinear,
-            threads,
-        )
-        for layer in model.model.modules()
-        if isinstance(layer, nn.Linear | PackedLinear)
+        (one.in_features, _outputs(one), one.bias is not None, type(one) is PackedLinear)
+        for one in model.model.modules()
+        if isinstance(one, nn.Linear | PackedLinear)
     }
     heads = model.model.config.get_text_config().num_attention_heads
     attentions = {
-        (
-            layer.kv_heads,
-            heads // layer.kv_heads,
-            layer.head_dim,
-            layer.value_dim,
-            layer.dtype,
-            threads,
-        )
-        for layer in model.kv_layers.values()
+        (one.kv_heads, heads // one.kv_heads, one.head_dim, one.value_dim, one.dtype)
+        for one in model.kv_layers.values()
     }
-    if not all(_linear_keeps_bits(*each) for each in linears):
+    if not all(_linear_keeps_bits(*each, dtype, threads) for each in linears):
         return False
-    if not all(_attention_keeps_bits(*each) for each in attentions):
+    if not all(_attention_keeps_bits(*each, threads) for each in attentions):
         return False
     one, seen = _logits(model, 1)
     if any(layer.softcap is not None or layer.sinks is not None for layer in seen):
@@ -86,7 +72,7 @@ def _outputs(layer: nn.Linear | PackedLinear) -> int:
 
 @cache
 def _linear_keeps_bits(
-    inputs: int, outputs: int, has_bias: bool, dtype: torch.dtype, is_packed: bool, threads: int
+    inputs: int, outputs: int, has_bias: bool, is_packed: bool, dtype: torch.dtype, threads: int
 ) -> bool:
     x, weight = cancelling(MOST_TOKENS, inputs, outputs, dtype)
     bias = torch.linspace(-1e-3, 1e-3, outputs, dtype=dtype) if has_bias else None

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from modelpool.checkpoint.cache_dir import cache_dir, expanded
 from modelpool.checkpoint.cached_folder import cached_folder
@@ -173,13 +173,15 @@ def _headers(header: GgufHeader, placed: Mapping[str, Placed]) -> Header:
 
 
 def _write(header: GgufHeader, field: str, folder: Path) -> None:
+    from modelpool.gguf.tokenizer import tokenizer_of
+
     config = _config(header)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     ends = {"eos_token_id": _ends(header)}
     (folder / "generation_config.json").write_text(json.dumps(ends))
     check_served(folder, field)
     placed = {name: asdict(one) for name, one in _placed(header, config).items()}
-    _tokenizer(header).save_pretrained(folder)
+    tokenizer_of(header).save_pretrained(folder)
     described = {"file": str(header.file), "tensors": placed}
     (folder / NAME).write_text(json.dumps(described, indent=1), encoding="utf-8")
 
@@ -392,9 +394,3 @@ def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"):
         model = loader.from_config(settings)
     return {name: tuple(one.shape) for name, one in model.state_dict().items()}
-
-
-def _tokenizer(header: GgufHeader) -> PreTrainedTokenizerFast:
-    from modelpool.gguf.tokenizer import tokenizer_of
-
-    return tokenizer_of(header)

@@ -3,7 +3,6 @@
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 
@@ -21,23 +20,16 @@ _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _WIDE = ("float32", "float64")
 
 
-@dataclass(frozen=True)
-class PlainCheckpoint:
-    """`in_int8`: names of layers that are in no fewer bits."""
-
-    folder: Path
-    in_int8: frozenset[str] = frozenset()
-
-
 @contextmanager
-def plain_checkpoint(folder: Path, dtype: str) -> Iterator[PlainCheckpoint]:
-    """What `folder` describes with its weights; `folder` itself where it has them.
+def plain_checkpoint(folder: Path, dtype: str) -> Iterator[tuple[Path, frozenset[str]]]:
+    """What `folder` describes with its weights; `folder` itself where it has them. Beside it, names
+    of layers that are in no fewer bits than int8.
 
     `dtype`: that is asked for; in half precision quantised weights are bfloat16. Raises `OSError`,
     `ValueError`, `ConfigError`.
     """
     if not (folder / NAME).is_file():
-        yield PlainCheckpoint(folder)
+        yield folder, frozenset()
         return
     header, placed = header_in(folder), placed_in(folder)
     is_wide = dtype in _WIDE
@@ -49,7 +41,7 @@ def plain_checkpoint(folder: Path, dtype: str) -> Iterator[PlainCheckpoint]:
         shutil.copy(folder / "config.json", out)
         write_weights(out, planned, lambda name: _rows(header, placed[name]))
         layers = (name.removesuffix(".weight") for name in int8_weights(header, placed))
-        yield PlainCheckpoint(out, frozenset(layers))
+        yield out, frozenset(layers)
 
 
 def _kept(tensors: Sequence[GgufTensor], is_wide: bool) -> torch.dtype:

@@ -24,11 +24,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor
 
-from modelpool.checkpoint.headers import weight_files
+from modelpool.checkpoint.stored_tensors import StoredTensors
 from modelpool.errors import ConfigError
 from modelpool.inflate.llama_sizes import Growth, LlamaShape, realistic_growth, shape_of
 from modelpool.inflate.tensors import InflatedTensors
@@ -48,31 +47,25 @@ _SIZES = (
 )
 
 
-def inflate(
-    source: Path | str,
-    out: Path | str,
-    growth: Growth,
-    *,
-    dtype: str = "bfloat16",
-    seed: int = 0,
-) -> LlamaShape:
+def inflate(source: Path, out: Path, growth: Growth, *, dtype: str = "bfloat16") -> LlamaShape:
     """Writes a wider and deeper copy of a Llama checkpoint, with its tokenizer.
 
     Args:
         dtype: of the written weights. One narrower than the source's rounds them.
 
     Raises:
-        ConfigError: naming the argument that the source does not allow; for `out` where that would
-            overwrite a file of the source's.
+        ConfigError: for a source that is no plain Llama; for `out` where that would overwrite a
+            file of the source's.
         Any of `FAULTS`: the source cannot be read, or `out` not be written.
     """
-    source, out = Path(source), Path(out)
     config = _read_config(source)
     _check_out(source, out)
     old = shape_of(config)
     new, exponent = growth.of(old), growth.width_exponent
-    generator = torch.Generator().manual_seed(seed)
-    inflated = InflatedTensors(_read_tensors(source), old, new, exponent, generator)
+    weights, generator = dict(StoredTensors(source)), torch.Generator().manual_seed(0)
+    if not weights:
+        raise ConfigError("source", f"{str(source)!r} has no weights in *.safetensors files")
+    inflated = InflatedTensors(weights, old, new, exponent, generator)
     out.mkdir(parents=True, exist_ok=True)
     stored = {
         name: tensor.to(getattr(torch, dtype)).contiguous() for name, tensor in inflated.tensors()
@@ -87,21 +80,16 @@ def inflate(
 
 
 def inflate_to(
-    source: Path | str,
-    out: Path | str,
-    min_parameters: int = 200_000_000,
-    *,
-    dtype: str = "bfloat16",
-    seed: int = 0,
+    source: Path, out: Path, min_parameters: int, *, dtype: str = "bfloat16"
 ) -> LlamaShape:
     """`inflate` to the proportions of a real model, of at least `min_parameters`."""
-    growth = realistic_growth(shape_of(_read_config(Path(source))), min_parameters)
-    return inflate(source, out, growth, dtype=dtype, seed=seed)
+    growth = realistic_growth(shape_of(_read_config(source)), min_parameters)
+    return inflate(source, out, growth, dtype=dtype)
 
 
-def inflated_shape(source: Path | str, min_parameters: int) -> LlamaShape:
+def inflated_shape(source: Path, min_parameters: int) -> LlamaShape:
     """What `inflate_to` would write. Raises `ConfigError` where it cannot."""
-    old = shape_of(_read_config(Path(source)))
+    old = shape_of(_read_config(source))
     return realistic_growth(old, min_parameters).of(old)
 
 
@@ -119,6 +107,10 @@ def _read_config(source: Path) -> dict[str, Any]:
     for name in _SIZES:
         if not isinstance(config.get(name), int) or config[name] < 1:
             raise ConfigError("source", f"{str(file)!r} has no {name}")
+    shape = shape_of(config)
+    if shape.hidden % shape.query_heads or shape.query_heads % shape.kv_heads:
+        sizes = f"{shape.query_heads} and {shape.kv_heads} heads, of {shape.hidden} (hidden)"
+        raise ConfigError("source", f"{str(file)!r} has {sizes}: they do not divide")
     return config
 
 
@@ -134,17 +126,6 @@ def _check_out(source: Path, out: Path) -> None:
 def _copied(source: Path) -> list[Path]:
     found = [file for pattern in COPIED for file in source.glob(pattern)]
     return [file for file in found if file.is_file()]
-
-
-def _read_tensors(source: Path) -> dict[str, Tensor]:
-    weights = {}
-    for file in weight_files(source):
-        with safe_open(str(file), framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118  not a mapping
-                weights[name] = tensors.get_tensor(name)
-    if not weights:
-        raise ConfigError("source", f"{str(source)!r} has no weights in *.safetensors files")
-    return weights
 
 
 def _inflated_config(
@@ -173,7 +154,7 @@ def main() -> None:
     """
     threading.Thread(target=_end_with_parent, daemon=True).start()
     source, out, min_parameters, dtype = sys.argv[1:]
-    inflate_to(source, out, int(min_parameters), dtype=dtype)
+    inflate_to(Path(source), Path(out), int(min_parameters), dtype=dtype)
 
 
 def _end_with_parent() -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from modelpool.checkpoint.cache_dir import cache_dir
 from modelpool.checkpoint.cached_folder import cached_folder
+from modelpool.checkpoint.dtypes import WIDTHS
 from modelpool.config import Dtype
 from modelpool.errors import ConfigError
 from modelpool.inflate.inflate import COPIED, FAULTS, inflated_shape
@@ -24,7 +25,6 @@ logger = logging.getLogger(__name__)
 
 _FORMAT = "1"  # changes when the same arguments would give another content
 _HASHED_BYTES = 64 * 2**20  # of larger files only size and time of change count
-_WIDTHS = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 _PROGRAM = "from modelpool.inflate.inflate import main; main()"
 
 
@@ -40,14 +40,9 @@ def inflated_source(source: Path, min_parameters: int, *, dtype: Dtype, field: s
         folder = cache_dir() / "inflated" / _name(source, min_parameters, written_dtype)
 
         def write(unfinished: Path) -> None:
-            size = shape.parameter_count * _WIDTHS[written_dtype]
-            logger.info(
-                "inflating %s to %.1fM parameters: writing %.2f GB to %s",
-                source.name,
-                shape.parameter_count / 1e6,
-                size / 1e9,
-                folder,
-            )
+            size = shape.parameter_count * WIDTHS[written_dtype]
+            what = f"{source.name} to {shape.parameter_count / 1e6:.1f}M parameters"
+            logger.info("inflating %s: writing %.2f GB to %s", what, size / 1e9, folder)
             _inflate_elsewhere(source, unfinished, min_parameters, written_dtype)
 
         return cached_folder(folder, write)
@@ -82,7 +77,7 @@ def _inflate_elsewhere(source: Path, out: Path, min_parameters: int, dtype: str)
 def _stored_dtype(source: Path) -> str:
     config = json.loads((source / "config.json").read_text())
     dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32")
-    if dtype not in _WIDTHS:
+    if dtype not in WIDTHS:
         raise ValueError(f"it is stored in {dtype}; say which dtype to inflate it in")
     return dtype
 

@@ -4,8 +4,6 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from modelpool.errors import ConfigError
-
 _REAL_HIDDEN = 640  # the narrowest hidden state that passes for a real model's
 
 
@@ -35,32 +33,23 @@ class Growth:
     """What a checkpoint is inflated to.
 
     Attributes:
-        width_exponent: k; the hidden state becomes 4^k times as wide.
+        width_exponent: k; the hidden state becomes 4^k times as wide, of as many times more heads.
         layers, mlp: their new number, at least the source's.
-        query_heads_factor, kv_heads_factor: how many times as many heads; query heads grow at
-            least as much as KV heads, and divide the new hidden size.
     """
 
     width_exponent: int
     layers: int
     mlp: int
-    query_heads_factor: int = 1
-    kv_heads_factor: int = 1
 
     def of(self, old: LlamaShape) -> LlamaShape:
-        """Raises `ConfigError`, naming what `old` does not allow."""
-        new = self.unchecked(old)
-        _check(old, new, self.width_exponent)
-        return new
-
-    def unchecked(self, old: LlamaShape) -> LlamaShape:
+        factor = 4**self.width_exponent
         return replace(
             old,
-            hidden=int(old.hidden * 4.0**self.width_exponent),
+            hidden=old.hidden * factor,
             layers=self.layers,
             mlp=self.mlp,
-            query_heads=old.query_heads * self.query_heads_factor,
-            kv_heads=old.kv_heads * self.kv_heads_factor,
+            query_heads=old.query_heads * factor,
+            kv_heads=old.kv_heads * factor,
         )
 
 
@@ -73,10 +62,9 @@ def realistic_growth(old: LlamaShape, min_parameters: int) -> Growth:
     width_exponent = 0
     while old.hidden * 4**width_exponent < _REAL_HIDDEN:
         width_exponent += 1
-    factor = 4**width_exponent
-    bare = Growth(width_exponent, 0, max(4 * old.hidden * factor, old.mlp), factor, factor)
-    fixed = bare.unchecked(old).parameter_count
-    per_layer = replace(bare, layers=1).unchecked(old).parameter_count - fixed
+    bare = Growth(width_exponent, 0, max(4 * old.hidden * 4**width_exponent, old.mlp))
+    fixed = bare.of(old).parameter_count
+    per_layer = replace(bare, layers=1).of(old).parameter_count - fixed
     layers = max(old.layers, math.ceil((min_parameters - fixed) / per_layer))
     return replace(bare, layers=layers)
 
@@ -94,24 +82,3 @@ def shape_of(config: dict[str, Any]) -> LlamaShape:
         vocab_size=config["vocab_size"],
         tied=bool(config.get("tie_word_embeddings", False)),
     )
-
-
-def _check(old: LlamaShape, new: LlamaShape, width_exponent: int) -> None:
-    if width_exponent < 0:
-        raise ConfigError("width_exponent", f"must be 0 or more, got {width_exponent}")
-    for field in ("layers", "mlp"):
-        if getattr(new, field) < getattr(old, field):
-            reason = f"{getattr(new, field)} is less than the source's {getattr(old, field)}"
-            raise ConfigError(field, reason)
-    if new.kv_heads < old.kv_heads:
-        raise ConfigError("kv_heads_factor", "must be 1 or more")
-    if new.query_heads * old.kv_heads < old.query_heads * new.kv_heads:
-        raise ConfigError("query_heads_factor", "must be at least kv_heads_factor")
-    if new.hidden % new.query_heads:  # transformers refuses such a configuration
-        raise ConfigError(
-            "query_heads_factor", f"{new.query_heads} heads do not divide {new.hidden} (hidden)"
-        )
-    if new.query_heads % new.kv_heads:
-        raise ConfigError(
-            "query_heads_factor", f"{new.query_heads} heads do not share {new.kv_heads} KV heads"
-        )

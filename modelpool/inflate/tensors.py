@@ -35,7 +35,7 @@ class InflatedTensors:
 
     def _layer(self, prefix: str, is_new: bool) -> Iterator[tuple[str, Tensor]]:
         new, dim = self._new, self._new.head_dim
-        query_rows = None if is_new else self._query_rows()
+        query_rows = None if is_new else torch.arange(self._old.query_heads * dim)
         kv_rows = None if is_new else torch.arange(self._old.kv_heads * dim)
         mlp_rows = None if is_new else torch.arange(self._old.mlp)
         for name, rows, count in (
@@ -53,17 +53,6 @@ class InflatedTensors:
             yield f"{prefix}{name}.weight", self._back(f"{prefix}{name}.weight", columns, count)
         for name in ("input_layernorm.weight", "post_attention_layernorm.weight"):
             yield prefix + name, self._norm(prefix + name)
-
-    def _query_rows(self) -> Tensor:
-        """Where the source's query heads go: each to the KV head that it had. [old rows]"""
-        old, new = self._old, self._new
-        head = torch.arange(old.query_heads)
-        group, place = (
-            head // (old.query_heads // old.kv_heads),
-            head % (old.query_heads // old.kv_heads),
-        )
-        head = group * (new.query_heads // new.kv_heads) + place
-        return (head[:, None] * old.head_dim + torch.arange(old.head_dim)).flatten()
 
     def _into(self, name: str, rows: Tensor | None, count: int) -> Tensor:
         """[count, hidden] a projection out of the hidden state; new rows and columns random."""

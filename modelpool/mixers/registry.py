@@ -6,7 +6,7 @@ own. What is not registered is refused. Between its linear layers a token has th
 is beside it in a pass: that is tried when a model is loaded.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -108,18 +108,11 @@ def moving_layer(model: nn.Module, hidden_size: int) -> int | None:
 def unserved_layer(config: Any, seen: Mapping[StateKey, RecurrentLayer]) -> str | None:
     """Why a layer of a recurrent type would not be served, or None. `seen`: states of those that
     scanned."""
-    scanned = {layer for layer, _ in seen}
-    for layer, kind in _recurrent(config):
-        if layer not in scanned:
+    scanned, types = {layer for layer, _ in seen}, recurrent_types(config)
+    for layer, kind in enumerate(getattr(config, "layer_types", None) or ()):
+        if kind in types and layer not in scanned:
             return f"layer {layer}: its {kind} is computed by no module that is known"
     return None
-
-
-def _recurrent(config: Any) -> Iterator[tuple[int, str]]:
-    types = recurrent_types(config)
-    for layer, kind in enumerate(getattr(config, "layer_types", None) or ()):
-        if kind in types:
-            yield layer, kind
 
 
 def _register(arithmetic: Arithmetic, layer_type: str, modules: Mapping[str, str]) -> None:

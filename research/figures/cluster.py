@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from research.figures.cell import Cell
-from research.figures.cluster_cell import ClusterKind
+from research.figures.cluster_cell import WHOLE, ClusterKind
 from research.figures.figure import Axis, Figure, Scope
 
 _OPT = "slos-serve-opt-6.7b"
@@ -33,7 +33,7 @@ def _cells(
     scope: Scope,
     policies: Sequence[str],
     replicas: Sequence[int],
-    kind: ClusterKind | None = None,
+    kind: ClusterKind = WHOLE,
 ) -> list[Cell]:
     """Capacities."""
     requests = 20 if scope.is_quick else scope.requests
@@ -50,11 +50,11 @@ def _cells(
             replicas=count,
             traces=scope.traces,
             routing=policy,
-            cluster=kind or ClusterKind(),
+            cluster=kind,
         )
         for count in scope.pick(replicas, replicas[:1])
         for policy in scope.pick(policies, policies[:2])
-        for seed in range(1 if scope.is_quick else scope.seeds)
+        for seed in scope.all_seeds
     ]
 
 
@@ -67,10 +67,8 @@ def _equal(scope: Scope) -> list[Cell]:
 
 
 def _unequal(scope: Scope) -> list[Cell]:
-    halves, one = (
-        ClusterKind(name="half", slow=2.0),
-        ClusterKind(name="one of four", slow=2.5, slow_of=4),
-    )
+    halves = ClusterKind(name="half", slow=2.0)
+    one = ClusterKind(name="one of four", slow=2.5, slow_of=4)
     return [
         *_cells(scope, _ROUTING, (2, 4, 8, 16), halves),
         *_cells(scope, _ROUTING, (4, 8, 16), one),
@@ -89,30 +87,25 @@ def _failures(scope: Scope) -> list[Cell]:
 
 
 def _overload(scope: Scope) -> list[Cell]:
-    cells = _cells(
-        scope, ("slo",), (2, 4), ClusterKind(name="refuses", max_waiting=512, rejects=True)
-    )
+    kind = ClusterKind(name="refuses", max_waiting=512, rejects=True)
+    cells = _cells(scope, ("slo",), (2, 4), kind)
     return [replace(cell, measure="overload", rate=9.0) for cell in cells]
 
 
 def _ablation(scope: Scope) -> list[Cell]:
     """Two pairs, or four replicas: the same number of machines."""
     nixl, store = (_KV_BYTES / bandwidth / 1e6 for bandwidth in (_NIXL_GB_S, _STORE_GB_S))
-    pair, slow = (
-        ClusterKind(name="", kv_ms_per_token=nixl),
-        ClusterKind(name="", kv_ms_per_token=store),
-    )
-    whole = ClusterKind(name="")
+    pair, slow = ClusterKind(kv_ms_per_token=nixl), ClusterKind(kv_ms_per_token=store)
     variants: list[tuple[str, str, str, ClusterKind, int]] = [
         ("full", "specustream", "flowguard-printed", pair, 2),
         ("object store in the place of NIXL", "specustream", "flowguard-printed", slow, 2),
         ("fixed depth", "spec-4", "flowguard-printed", pair, 2),
         ("round robin", "specustream", "round-robin", pair, 2),
         ("no SpecuStream", "target-only", "flowguard-printed", pair, 2),
-        ("monolithic", "specustream", "flowguard-printed", whole, 4),
+        ("monolithic", "specustream", "flowguard-printed", WHOLE, 4),
         ("neither", "target-only", "round-robin", pair, 2),
         ("ours: adaptive, `slo`, pairs", "goodput", "slo", pair, 2),
-        ("ours: adaptive, `slo`, whole", "goodput", "slo", whole, 4),
+        ("ours: adaptive, `slo`, whole", "goodput", "slo", WHOLE, 4),
     ]
     requests = 40 if scope.is_quick else scope.requests
     return [
@@ -130,7 +123,7 @@ def _ablation(scope: Scope) -> list[Cell]:
             cluster=replace(kind, name=name),
         )
         for name, policy, routing, kind, replicas in variants
-        for seed in range(1 if scope.is_quick else scope.seeds)
+        for seed in scope.all_seeds
     ]
 
 
@@ -142,8 +135,7 @@ FIGURES = (
         axis=Axis("replicas", "replicas", _CAPACITY, line="routing"),
         published=(
             "SLOs-Serve figure 13: ChatBot on 2, 3, 4 replicas 2.18, 3.36, 4.61 times one's "
-            "capacity "
-            "in total; nothing beyond 4."
+            "capacity in total; nothing beyond 4."
         ),
         assumed=_ASSUMED,
     ),
@@ -233,15 +225,13 @@ FIGURES = (
         ),
         published=(
             "tokens/s, latency in s: full 814, 0.275; without NIXL 765, 0.45; fixed depth 680, "
-            "0.88; "
-            "round robin 520, 1.15; without FlowGuard 490, 1.30; without SpecuStream 310, 2.45; "
-            "monolithic 290, 3.52; without both 220, 4.10. These are not of the same work "
+            "0.88; round robin 520, 1.15; without FlowGuard 490, 1.30; without SpecuStream 310, "
+            "2.45; monolithic 290, 3.52; without both 220, 4.10. These are not of the same work "
             "(latency over time per token gives 13 to 20 tokens of output for some)."
         ),
         assumed=(
             "Llama-2-7B with two drafters as fitted to SpecRouter's Table 2, prompts and outputs "
-            "of "
-            "SLOs-Serve's Summarizer, 8 requests/s. No prefix cache: FlowGuard's C is 0. `No "
+            "of SLOs-Serve's Summarizer, 8 requests/s. No prefix cache: FlowGuard's C is 0. `No "
             "SpecuStream` is no speculation, as their TPOT suggests."
         ),
     ),

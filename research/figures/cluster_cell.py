@@ -9,7 +9,7 @@ from typing import Any
 
 from research.sim.cluster.cluster import ClusterSettings, MakeReplica, SimulatedCluster
 from research.sim.cluster.failures import Failure, drawn_failures
-from research.sim.cluster.pair import SimulatedPair, Transfer
+from research.sim.cluster.pair import SimulatedPair
 from research.sim.cluster.refusals import told_and_true
 from research.sim.cluster.replica import SimulatedReplica
 from research.sim.service import SimulatedService
@@ -64,11 +64,11 @@ class ClusterKind:
     def _make(self, at: int, make: Callable[[float], SimulatedService]) -> MakeReplica:
         is_slow = at % self.slow_of == self.slow_of - 1
         one = partial(make, self.slow if is_slow else 1.0)
-        if self.kv_ms_per_token is None:
+        kv_ms = self.kv_ms_per_token
+        if kv_ms is None:
             return lambda: SimulatedReplica(one())
-        transfer = Transfer(0.0, self.kv_ms_per_token)
         return lambda: SimulatedPair(
-            prefill=SimulatedReplica(one()), decode=SimulatedReplica(one()), transfer=transfer
+            prefill=SimulatedReplica(one()), decode=SimulatedReplica(one()), kv_ms_per_token=kv_ms
         )
 
 

@@ -24,14 +24,14 @@ class FigureOptions:
     where: restrictions of cells, such as `policy=vllm,slo`.
     """
 
-    names: tuple[str, ...] = ()
+    names: Sequence[str] = ()
     out: Path = Path("figures")
     quick: bool = False
     seeds: int = 8
     requests: int = 400
     processes: int = 1
     traces: Path | None = None
-    where: tuple[str, ...] = ()
+    where: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         for name in self.names:

@@ -24,6 +24,10 @@ class Scope:
     requests: int = 400
     traces: str | None = None
 
+    @property
+    def all_seeds(self) -> range:
+        return range(1 if self.is_quick else self.seeds)
+
     def pick(self, values: Sequence[Any], quick: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(quick if self.is_quick else values)
 

@@ -1,5 +1,7 @@
 """SLOs-Serve's capacity, burst and replica figures (arXiv 2504.08784), section 6."""
 
+from dataclasses import replace
+
 from research.figures.cell import Cell
 from research.figures.figure import Axis, Figure, Scope
 from research.sim.scenarios import SCENARIOS
@@ -7,7 +9,6 @@ from research.sim.scenarios import SCENARIOS
 _POLICIES = ("vllm", "vllm-spec-4", "sarathi", "slos-serve", "slo")
 _OPT = ("slos-serve-opt-6.7b", "slos-serve-opt-13b", "slos-serve-opt-30b")
 _ON_OPT = ("ChatBot", "Coder", "Summarizer", "Mixed")
-_ACCEPTANCE = 0.7
 _CAPACITY = (("capacity", "capacity, requests/s at 90% attained"),)
 _ASSUMED = (
     "Lengths are log-normals fitted to Table 4's means and deviations; without traces chatting is "
@@ -21,24 +22,15 @@ def _policies(scope: Scope) -> tuple[str, ...]:
     return scope.pick(_POLICIES, ("vllm", "sarathi", "slo"))
 
 
-def _requests(scope: Scope) -> int:
-    return 30 if scope.is_quick else scope.requests
-
-
-def _capacity_cell(
-    scope: Scope, machine: str, scenario: str, policy: str, seed: int, replicas: int = 1
-) -> Cell:
-    requests = _requests(scope) * replicas
+def _base(scope: Scope) -> Cell:
     return Cell(
-        machine=machine,
-        workload=scenario,
-        policy=policy,
+        machine=_OPT[0],
+        workload="ChatBot",
+        policy="slo",
         rate=1.0,
-        requests=requests,
-        seed=seed,
-        acceptance=_ACCEPTANCE,
+        requests=30 if scope.is_quick else scope.requests,
+        acceptance=0.7,
         measure="capacity",
-        replicas=replicas,
         traces=scope.traces,
     )
 
@@ -50,37 +42,27 @@ def _capacity(scope: Scope) -> list[Cell]:
         for machine in (_OPT if scenario in _ON_OPT else (found.machine,))
     ]
     return [
-        _capacity_cell(scope, machine, scenario, policy, seed)
+        replace(_base(scope), machine=machine, workload=scenario, policy=policy, seed=seed)
         for machine, scenario in scope.pick(places, places[:1])
         for policy in _policies(scope)
-        for seed in range(1 if scope.is_quick else scope.seeds)
+        for seed in scope.all_seeds
     ]
 
 
 def _burst(scope: Scope) -> list[Cell]:
-    return [
-        Cell(
-            machine=_OPT[0],
-            workload="Coder",
-            policy=policy,
-            rate=4.5,
-            requests=_requests(scope),
-            seed=0,
-            acceptance=_ACCEPTANCE,
-            traces=scope.traces,
-        )
-        for policy in _policies(scope)
-    ]
+    base = replace(_base(scope), workload="Coder", rate=4.5, measure="load")
+    return [replace(base, policy=policy) for policy in _policies(scope)]
 
 
 def _replicas(scope: Scope) -> list[Cell]:
-    return [
-        _capacity_cell(scope, _OPT[0], scenario, policy, seed, replicas)
+    cells = [
+        replace(_base(scope), workload=scenario, replicas=replicas, policy=policy, seed=seed)
         for scenario in scope.pick(("ChatBot", "Coder"), ("ChatBot",))
         for replicas in scope.pick((1, 2, 3, 4), (1, 2))
         for policy in scope.pick(("vllm", "slos-serve", "slo"), ("slo",))
-        for seed in range(1 if scope.is_quick else scope.seeds)
+        for seed in scope.all_seeds
     ]
+    return [replace(cell, requests=cell.requests * cell.replicas) for cell in cells]
 
 
 def _example(scope: Scope) -> list[Cell]:
@@ -107,8 +89,7 @@ FIGURES = (
         ),
         published=(
             "prefill first breaks all TPOTs, decode first misses two TTFTs of four, SLOs-Serve "
-            "admits "
-            "three of four and breaks nothing."
+            "admits three of four and breaks nothing."
         ),
         assumed="The example's own machine: six tokens in a unit of time, nothing beside them.",
     ),
@@ -119,10 +100,9 @@ FIGURES = (
         axis=Axis("workload", "", _CAPACITY),
         published=(
             "2.2x the better of vLLM and Sarathi-Serve in the geometric mean (abstract); in the "
-            "text "
-            "1.76x over vLLM and 1.94x over Sarathi-Serve; ChatBot 1.41-1.70x and Summarizer "
-            "1.14-1.17x over the sizes, Coder up to 2.1x, ToolLLM 1.90x, Reasoning 2.4x. "
-            "No absolute capacity."
+            "text 1.76x over vLLM and 1.94x over Sarathi-Serve; ChatBot 1.41-1.70x and Summarizer "
+            "1.14-1.17x over the sizes, Coder up to 2.1x, ToolLLM 1.90x, Reasoning 2.4x. No "
+            "absolute capacity."
         ),
         assumed=_ASSUMED,
     ),

@@ -20,7 +20,7 @@ def _batches(scope: Scope) -> list[Cell]:
         )
         for batch in scope.pick(BATCHES, (1, 16))
         for policy in _POLICIES
-        for seed in range(1 if scope.is_quick else scope.seeds)
+        for seed in scope.all_seeds
     ]
 
 
@@ -32,15 +32,12 @@ FIGURES = (
         axis=Axis("requests", "requests in a batch", (("speed_up", "speed-up"),)),
         published=(
             "batches of 1 4 8 16 32 64: two-level 1.49 1.45 1.38 1.31 1.25 0.99; three-level 1.11 "
-            "1.34 "
-            "1.33 1.20 1.06 1.37; SpecRouter 1.57 1.69 1.64 1.91 1.52 1.77."
+            "1.34 1.33 1.20 1.06 1.37; SpecRouter 1.57 1.69 1.64 1.91 1.52 1.77."
         ),
         assumed=(
             "Times and acceptances are fitted to the two static rows (8% off in the root mean "
-            "square); "
-            "`paths`, routed as SpecRouter's chains are, and `goodput`, our default with trees, "
-            "are "
-            "predicted."
+            "square); `paths`, routed as SpecRouter's chains are, and `goodput`, our default with "
+            "trees, are predicted."
         ),
     ),
 )

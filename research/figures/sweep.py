@@ -7,7 +7,6 @@ there already is not run. A line that was cut off when the program was stopped i
 import json
 import multiprocessing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +35,7 @@ def run_sweep(cells: Iterable[Cell], file: Path, processes: int) -> dict[str, Re
             _end_last_line(file, lines)
             for cell, result in _run(left, processes):
                 known[cell.key] = result
-                line = {"key": cell.key, "cell": _named(cell), "result": result}
-                lines.write(json.dumps(line) + "\n")
+                lines.write(json.dumps({"key": cell.key, "result": result}) + "\n")
                 lines.flush()
     except OSError as error:
         raise ConfigError("--out", f"cannot write {file}: {error.strerror}") from error
@@ -64,11 +62,6 @@ def _results(cells: Sequence[Cell], processes: int) -> Iterator[tuple[Cell, dict
 
 def _pair(cell: Cell) -> tuple[Cell, dict[str, Any]]:
     return cell, run_cell(cell)
-
-
-def _named(cell: Cell) -> dict[str, Any]:
-    """Without where traces lie."""
-    return {**asdict(cell), "traces": cell.traces is not None}
 
 
 def _parsed(line: str) -> tuple[str | None, Result]:

@@ -18,11 +18,7 @@ from specrouter.bench.traces import Arrival
 URGENT = "coding"
 URGENT_RATIO = 1.2  # of its objective to the baseline latency (Table 2)
 # Requests per second of the artifact's traces; each is stretched to the rate that is asked for.
-_TRACES = {
-    2.8: "adaserve_fig8_9_rps2.8_ol256.csv",
-    3.6: "adaserve_fig8_9_rps3.6_ol256.csv",
-    4.4: "adaserve_fig8_9_rps4.4_ol256.csv",
-}
+_TRACED_RATES = (2.8, 3.6, 4.4)
 # Of each category in turn, when it is at its peak: a share of the whole time (Figure 13's shape).
 _PEAKS = {"coding": 0.2, "chat": 0.5, "summarization": 0.8}
 _PEAK_WIDTH = 0.12
@@ -54,8 +50,9 @@ class AdaserveLoad:
         if self.traces is None or self.is_fluctuating:
             found = traces.poisson(self.rate_per_s, self.requests, baseline_ms, self.seed)
         else:
-            nearest = min(_TRACES, key=lambda rate: abs(rate - self.rate_per_s))
-            whole = traces.read_trace(self.traces / _TRACES[nearest], baseline_ms)
+            nearest = min(_TRACED_RATES, key=lambda rate: abs(rate - self.rate_per_s))
+            file = self.traces / f"adaserve_fig8_9_rps{nearest}_ol256.csv"
+            whole = traces.read_trace(file, baseline_ms)
             room = max(1, len(whole) - self.requests)
             first = self.seed * self.requests % room
             found = traces.excerpt(whole, first, self.requests)

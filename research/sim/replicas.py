@@ -2,17 +2,16 @@
 
 A request goes to the next replica in turn. Where the policy admits by objectives, it is handed over
 as SLOs-Serve has it: to the first replica, from there on, that would admit it now; if none does, it
-is best effort where it came first. Source: SLOs-Serve (arXiv 2504.08784), section 4.2.
+is best effort where it came first. Load is balanced by attainability, not measured.
+Source: SLOs-Serve (arXiv 2504.08784), section 4.2.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from research.sim.handover import after_arrival, hand_over
 from research.sim.request import SimulatedRequest
 from research.sim.service import SimulatedService
 from specrouter.bench.replay import LoadRequest
-from specrouter.view import EngineView, RequestView
 
 
 @dataclass
@@ -21,8 +20,6 @@ class Replicas:
 
     make: Callable[[], SimulatedService]
     count: int
-    hands_over: bool = True
-    handed_over: int = 0  # requests so far
     _turn: int = 0
     _replicas: list[SimulatedService] = field(init=False)
 
@@ -37,21 +34,24 @@ class Replicas:
 
     def send(self, request: LoadRequest) -> SimulatedRequest:
         first, self._turn = self._turn, (self._turn + 1) % self.count
-        if not (self.hands_over and self._by_objectives and self.count > 1):
+        if not self._by_objectives or self.count == 1:
             return self._replicas[first].send(request)
-        seen = [one.shown(request) for one in self._replicas]
-        views, asked = [view for view, _ in seen], seen[first][1]
-        admits = {id(view): one.admits for view, one in zip(views, self._replicas, strict=True)}
-
-        def attainable(view: EngineView, one: RequestView) -> bool:
-            return admits[id(view)](after_arrival(view, one), one.id)
-
-        found = hand_over(asked, views, first, attainable, self.count - 1)
-        assert found.replica is not None, "nobody is declined"
-        self.handed_over += found.replica != first
-        sent = self._replicas[found.replica].send(request)
-        sent.is_declined = found.is_best_effort
+        attaining = self._attaining(request, first)
+        sent = self._replicas[first if attaining is None else attaining].send(request)
+        sent.is_declined = attaining is None
         return sent
+
+    def _attaining(self, request: LoadRequest, first: int) -> int | None:
+        """The place of the first replica, from `first` on, that would admit the request beside what
+        it has admitted; None: none would."""
+        _, asked = self._replicas[first].shown(request)
+        for hops in range(self.count):
+            place = (first + hops) % self.count
+            one = self._replicas[place]
+            view, _ = one.shown(request)
+            if one.admits(replace(view, waiting=(*view.waiting, asked)), asked.id):
+                return place
+        return None
 
     def now_s(self) -> float:
         return self._replicas[0].now_s()

@@ -85,7 +85,8 @@ class SimulatedRequest(RunningRequest):
         self.request = request
         self.refusal: str | None = None
         self._run_s = 0.0  # when the run of ten tokens began that it is in
-        sent_s = clock()
+        sent_s, asked = clock(), asked_objective(request)
+        prompt_ms = len(request.token_ids) * prefill_ms
         spec = RequestSpec(
             token_ids=request.token_ids,
             generated=(NO_TOKEN,) * sum(count for _, count in commits),
@@ -94,7 +95,7 @@ class SimulatedRequest(RunningRequest):
             ),
             speculation=request.speculation,
             seed=request.seed,
-            objective=_objective(request, len(request.token_ids) * prefill_ms),
+            objective=asked and ImpliedTTFTConfig().of(asked, prompt_ms),
             arrivals=tuple((came_s - sent_s, count) for came_s, count in commits),
             kv=_SimulatedKV(kv_tokens) if kv_tokens else None,
         )
@@ -200,15 +201,13 @@ class SimulatedRequest(RunningRequest):
         return float(np.diff(ends).max() * 1000 / RUN_TOKENS) if len(ends) > 1 else None
 
 
-def _objective(request: LoadRequest, prompt_ms: float) -> Objective | None:
+def asked_objective(request: LoadRequest) -> Objective | None:
     if not request.has_objective:
         return None
-    tpot_ms = None if request.stages else request.objective_ms
-    objective = Objective(
-        tpot_ms=tpot_ms,
+    return Objective(
+        tpot_ms=None if request.stages else request.objective_ms,
         ttft_ms=request.ttft_ms,
         slo_class=request.category,
         e2e_ms=request.e2e_ms,
         stages=request.stages,
     )
-    return ImpliedTTFTConfig().of(objective, prompt_ms)

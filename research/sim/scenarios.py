@@ -1,10 +1,9 @@
 """The six scenarios of SLOs-Serve's evaluation, as requests with objectives.
 
 Lengths are log-normal with the published means and deviations of each dataset, so none of them is
-needed here; `p99` shows how near the published 99th percentiles they come. ChatBot and Coder can be
-had with Azure's own lengths and times: give the arrivals of a trace. Gaps are exponential for
-Azure's chatting, which is nearly Poisson; its coding comes in bursts, drawn here as gamma gaps,
-milder than the trace's.
+needed here. ChatBot and Coder can be had with Azure's own lengths and times: give the arrivals of a
+trace. Gaps are exponential for Azure's chatting, which is nearly Poisson; its coding comes in
+bursts, drawn here as gamma gaps, milder than the trace's.
 
 TTFT objectives are so many times the zero-load TTFT of the machine; TPOT is judged over every run
 of ten tokens. Rounds of ToolLLM are requests of their own: the next comes when the one before is
@@ -27,7 +26,6 @@ from specrouter.request.objective import Stage
 TIGHT, LOOSE = (3.0, 50.0), (5.0, 100.0)  # TTFT over that of zero load, TPOT in ms (Table 3)
 BURST_CV = 3.0  # of gamma gaps; Azure's coding trace of 2023 has 13.6, its chatting 1.1
 _LONGEST = 2048  # tokens of a request: OPT's context
-_P99 = 2.3263  # of a standard normal
 
 
 @dataclass(frozen=True)
@@ -38,20 +36,10 @@ class Lengths:
     std: float
     least: int = 1
 
-    @property
-    def _sigma(self) -> float:
-        return math.sqrt(math.log1p((self.std / self.mean) ** 2))
-
-    @property
-    def _mu(self) -> float:
-        return math.log(self.mean) - self._sigma**2 / 2.0
-
-    @property
-    def p99(self) -> float:
-        return math.exp(self._mu + _P99 * self._sigma)
-
     def draw(self, draws: random.Random) -> int:
-        return max(self.least, round(draws.lognormvariate(self._mu, self._sigma)))
+        sigma = math.sqrt(math.log1p((self.std / self.mean) ** 2))
+        mu = math.log(self.mean) - sigma**2 / 2.0
+        return max(self.least, round(draws.lognormvariate(mu, sigma)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,6 @@ from specrouter.engine.plan_check import PlanCheck, PlanError
 from specrouter.engine.policies import Policy, planner_of
 from specrouter.engine.request_book import RequestBook
 from specrouter.engine.request_meter import RequestMeter
-from specrouter.engine.slo_accounts import SloAccounts
 from specrouter.engine.step import DecodingStep
 from specrouter.engine.view_builder import ViewBuilder
 from specrouter.execution.fault_guard import FaultGuard
@@ -176,25 +175,20 @@ class SimulatedService:
         faults = _Faults()
         book = RequestBook(
             executor=self._executor,
-            slo_accounts=SloAccounts(),
             meter=RequestMeter(machine.target),
             faults=faults,
             clock=clock,
             promises=Promises(kept=_BELIEVED),
         )
-        self._views = ViewBuilder(
-            machine.names, (), self._executor, self._profiler, book.lengths, book.promises, clock
-        )
+        self._views = ViewBuilder(machine.names, (), book, self._profiler)
         self._step = DecodingStep(
             book,
             self._views,
             self._policies,
             PlanCheck(machine.names, machine.target, (), _ANY_TOKENS),
             self._profiler,
-            faults=faults,
             names=machine.names,
             prefill_chunk=machine.prefill_chunk,
-            clock=clock,
         )
         self._book, self._is_stuck = book, False
 
@@ -248,7 +242,6 @@ class SimulatedService:
         asked = self._made(_NOT_SENT, request, self._now_s)
         view = self._views.build(
             self._step.cycle,
-            self._book.running,
             [*self.waiting, asked],
             frozenset(self.machine.names),
             self._policies.current.standing,

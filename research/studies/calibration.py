@@ -17,23 +17,20 @@ from pathlib import Path
 from typing import Any
 
 from modelpool import ModelPool
-from modelpool.config import validate_config
-from specrouter import ChainRouter, SamplingParams
-from specrouter.bench.prompts import load_prompts, tokenize
+from research.studies.routing_bench import Bench, Texts, open_bench
+from specrouter.bench.prompts import load_prompts
 from specrouter.cli.arguments import default_config
 from specrouter.config import RouterConfig
 from specrouter.request.params import Chain
 
-_LONGEST = 200  # tokens of a prompt
 _FADED = 2000.0  # nodes, that the figures are taken over
 
 
 def main() -> None:
     options = _parser().parse_args()
-    config = RouterConfig.load(options.config)
-    chains = _chains(ModelPool(config.pool))
-    found = [row for chain in chains for row in _calibrations(config, chain, options)]
-    budgets = _budgets(config, chains, options)
+    chains = _chains(ModelPool(RouterConfig.load(options.config).pool))
+    found = [row for chain in chains for row in _calibrations(chain, options)]
+    budgets = _budgets(chains, options)
     print(json.dumps({"calibration": found, "budgets": budgets}))
 
 
@@ -46,15 +43,15 @@ def _chains(pool: ModelPool) -> list[Chain]:
     return [(smallest, target), *([(smallest, between[-1], target)] if between else [])]
 
 
-def _calibrations(
-    config: RouterConfig, chain: Chain, options: argparse.Namespace
-) -> list[dict[str, Any]]:
+def _calibrations(chain: Chain, options: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
-    for category, prompts in load_prompts(options.prompts).items():
-        with _router(config, chain, options) as router:
+    for category in load_prompts(options.prompts):
+        bench = open_bench(options)
+        with bench.router as router:
             judged, before, turn = 0.0, 0.0, 0
             while judged < options.nodes or turn < options.turns:
-                _generate(router, _ids(router, prompts, turn, options.batch), turn, options)
+                texts = bench.texts.take(category, turn * options.batch, options.batch)
+                _generate(bench, texts, turn, chain)
                 turn += 1
                 trees = router.instruments.performance().trees
                 figures = trees[chain[:-1], chain[-1], options.temperature > 0].calibration
@@ -88,22 +85,20 @@ def _added(before: float, after: float) -> float:
     return (after - before) / max(1.0 - before / _FADED, 1e-12)
 
 
-def _budgets(
-    config: RouterConfig, chains: Sequence[Chain], options: argparse.Namespace
-) -> list[dict[str, Any]]:
+def _budgets(chains: Sequence[Chain], options: argparse.Namespace) -> list[dict[str, Any]]:
     """Both chains at equal budgets, in turn."""
     rows = []
-    with _router(config, chains[0], options) as router:
-        prompts = [text for found in load_prompts(options.prompts).values() for text in found[:8]]
+    bench = open_bench(options)
+    few = Texts({"": [ids for each in bench.texts.by_category.values() for ids in each[:8]]})
+    with bench.router as router:
         for nodes in options.budgets:
             for chain in chains:
-                settings = {"chain": chain, "depth": options.depth, "width": options.width}
-                trees = {"selection": "global-greedy"}
-                router.set_policy("static", trees=trees, nodes=nodes, **settings)
-                _generate(router, _ids(router, prompts, 0, options.batch), 0, options)  # warm
+                selected: dict[str, Any] = {"trees": {"selection": "global-greedy"}, "nodes": nodes}
+                _generate(bench, few.take("", 0, options.batch), 0, chain, **selected)  # warm
                 before, started = router.instruments.statistics(), time.perf_counter()
                 for turn in range(options.turns):
-                    _generate(router, _ids(router, prompts, turn, options.batch), turn, options)
+                    texts = few.take("", turn * options.batch, options.batch)
+                    _generate(bench, texts, turn, chain, **selected)
                 after, seconds = router.instruments.statistics(), time.perf_counter() - started
                 passes = after.target_passes - before.target_passes
                 tokens = after.committed_tokens - before.committed_tokens
@@ -124,36 +119,11 @@ def _budgets(
     return rows
 
 
-def _router(config: RouterConfig, chain: Chain, options: argparse.Namespace) -> ChainRouter:
-    scheduler = {
-        "policy": "static",
-        "chain": chain,
-        "depth": options.depth,
-        "width": options.width,
-    }
-    data = config.model_dump(mode="python") | {"scheduler": scheduler}
-    return ChainRouter(validate_config(RouterConfig, data))
-
-
-def _ids(router: ChainRouter, prompts: Sequence[str], turn: int, batch: int) -> list[list[int]]:
-    texts = [prompts[(turn * batch + i) % len(prompts)] for i in range(batch)]
-    found = tokenize({"": texts}, router.pool.tokenizer, _LONGEST)[""]
-    return [list(prompt.token_ids) for prompt in found]
-
-
 def _generate(
-    router: ChainRouter, prompts: list[list[int]], turn: int, options: argparse.Namespace
+    bench: Bench, texts: list[list[int]], turn: int, chain: Chain, **settings: Any
 ) -> None:
-    params = [
-        SamplingParams(
-            max_new_tokens=options.new_tokens,
-            temperature=options.temperature,
-            seed=1000 * turn + i,
-            ignore_eos=True,
-        )
-        for i in range(len(prompts))
-    ]
-    router.generate(prompts, params)
+    shape = {"depth": bench.options.depth, "width": bench.options.width}
+    bench.run(texts, 1000 * turn, "static", learn=True, chain=chain, **shape, **settings)
 
 
 def _parser() -> argparse.ArgumentParser:

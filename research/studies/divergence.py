@@ -14,7 +14,6 @@ forwards with their times, and tokens. Then
 A line of FILE for each load and policy; the table is of all lines.
 """
 
-import argparse
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -39,7 +37,7 @@ from research.sim.tape import (
     recording,
 )
 from research.simulate import simulated_machine
-from research.studies.fidelity import FIRST_COME, LoggedService, Round
+from research.studies.fidelity import LoggedService, Round, load_options, load_parser
 from specrouter.bench.load_figures import figures
 from specrouter.bench.options import LoadOptions
 from specrouter.bench.progress import Progress
@@ -196,24 +194,13 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--config", type=Path, default=Path("configs/bench-cpu.yaml"))
-    parser.add_argument("--out", type=Path, required=True, help="lines are added")
-    parser.add_argument("--loads", type=float, nargs="*", default=[0.7, 1.0, 1.5])
-    parser.add_argument("--requests", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--policy", nargs="+", default=[FIRST_COME, "slo"])
-    asked = parser.parse_args()
-    options = LoadOptions(
-        config=asked.config, poisson=1.0, requests=asked.requests, seed=asked.seed,
-        ttft_slowdown=5.0, policy=tuple(asked.policy),
-    )  # fmt: skip
+    asked = load_parser(__doc__.partition("\n")[0]).parse_args()
     with (
         ChainRouter.from_config(RouterConfig.load(asked.config)) as router,
         Progress() as progress,
         asked.out.open("a") as file,
     ):
-        for line in TapedRound(router, options, progress).shares(asked.loads):
+        for line in TapedRound(router, load_options(asked), progress).shares(asked.loads):
             print(json.dumps(line), file=file, flush=True)
     print(table([json.loads(line) for line in asked.out.read_text().splitlines()]))
 

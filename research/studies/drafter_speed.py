@@ -17,7 +17,6 @@ document.
 import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +49,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     over = {name: _over(rounds, name, base) for name in others}
     for name, by_category in over.items():
         for category, ratio in by_category.items():
-            shown = f"{ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
+            shown = "{median:.3f} ({low:.3f} to {high:.3f})".format(**ratio)
             print(f"{name} over {base}, {category}: {shown}")
-    said = {name: {c: asdict(one) for c, one in found.items()} for name, found in over.items()}
-    print(json.dumps({"cpu": cpu_name(), "rounds": len(rounds), "over": said}))
+    print(json.dumps({"cpu": cpu_name(), "rounds": len(rounds), "over": over}))
 
 
 def _over(rounds: Sequence[_Speeds], name: str, base: str) -> dict[str, Spread]:

@@ -6,12 +6,26 @@ Each process has one router and its OpenMP threads. It loads its models when it 
 import multiprocessing
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Any
 
+from modelpool.config import Weights
 from specrouter import ChainRouter
 from specrouter.bench.contenders import OwnContender
 from specrouter.bench.prompts import Work
 from specrouter.bench.sample import Sample
+from specrouter.config import RouterConfig
+
+
+def target_settings(config: Path, weights: Weights, rows: int) -> dict[str, Any]:
+    """A configuration with such weights of its target, on the CPU, and so many rows."""
+    settings = RouterConfig.load(config).model_dump()
+    settings["engine"].update(max_requests=rows)
+    for model in settings["pool"]["models"]:
+        if model["name"] == settings["pool"]["target"]:
+            model.update(weights=weights, device="cpu")
+    return settings
+
 
 _router: list[ChainRouter] = []  # of an engine's process, which has one
 

@@ -263,23 +263,32 @@ def differences(lines: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(rows)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def load_parser(description: str | None) -> argparse.ArgumentParser:
+    """For `load_options`, `--out` and `--loads`."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--config", type=Path, default=Path("configs/bench-cpu.yaml"))
     parser.add_argument("--out", type=Path, required=True, help="a line is added for each load")
     parser.add_argument("--loads", type=float, nargs="*", default=[0.7, 1.0, 1.5])
     parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--policy", nargs="+", default=[FIRST_COME, "slo"])
-    parser.add_argument("--simulated-seeds", type=int, help="no live runs; so many seeds")
-    asked = parser.parse_args()
-    options = LoadOptions(
+    return parser
+
+
+def load_options(asked: argparse.Namespace) -> LoadOptions:
+    return LoadOptions(
         config=asked.config, poisson=1.0, requests=asked.requests, seed=asked.seed,
         ttft_slowdown=5.0, policy=tuple(asked.policy),
     )  # fmt: skip
+
+
+def main() -> None:
+    parser = load_parser(__doc__)
+    parser.add_argument("--simulated-seeds", type=int, help="no live runs; so many seeds")
+    asked = parser.parse_args()
     config = RouterConfig.load(asked.config)
     with ChainRouter.from_config(config) as router, Progress() as progress:
-        under_test, seeds = Round(router, options, progress), asked.simulated_seeds
+        under_test, seeds = Round(router, load_options(asked), progress), asked.simulated_seeds
         lines = under_test.simulated(asked.loads, seeds) if seeds else under_test.run(asked.loads)
         for line in lines:
             with asked.out.open("a") as file:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from specrouter import ChainRouter, RequestOutput, SamplingParams
-from specrouter.bench.prompts import load_prompts
+from specrouter.bench.prompts import load_prompts, tokenize
 from specrouter.bench.tuning import Shape, grid, tune
 from specrouter.request.params import Chain
 from specrouter.routing.scheduler import candidate_chains
@@ -53,13 +53,10 @@ class Bench:
 
     def __init__(self, router: ChainRouter, options: argparse.Namespace) -> None:
         self.router, self.options = router, options
-        files = [Path(name) for name in options.prompts]
-        tokenizer = router.pool.tokenizer
+        texts = load_prompts([Path(name) for name in options.prompts])
+        found = tokenize(texts, router.pool.tokenizer, _LONGEST_PROMPT)
         self.texts = Texts(
-            {
-                name: [list(tokenizer(text)["input_ids"])[-_LONGEST_PROMPT:] for text in found]
-                for name, found in load_prompts(files).items()
-            }
+            {name: [list(p.token_ids) for p in each] for name, each in found.items()}
         )
 
     def run(

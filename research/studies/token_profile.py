@@ -12,32 +12,47 @@ rounds, without the prompts. The last line is one JSON document.
 """
 
 import argparse
+import copy
 import json
 import statistics
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from modelpool import ModelPool
 from modelpool.fast.direct_forward import DirectForward
+from modelpool.fast.forward_parts import ShortLayer
 from modelpool.fast.lean_forward import LeanForward
 from modelpool.fast.memory_speed import read_bytes_per_s
 from modelpool.packed_model import PackedModel
+from research.studies.engines import target_settings
 from specrouter import ChainRouter, SamplingParams
 from specrouter.bench.conditions import cpu_name
 from specrouter.cli.arguments import default_config
-from specrouter.config import RouterConfig
 
 _PROMPT = "def fibonacci(n):\n"
 _PASS = "pass of the target"
+
+# By attribute, what the parts of a layer are called, and those of a forward.
+_OF_LAYERS = {
+    "before": "norms", "qkv": "query, key, value", "head_norms": "norms", "rotate": "rotation",
+    "out": "output of attention", "between": "norms", "gate_up": "gate, up", "gate": "activation",
+    "down": "down",
+}  # fmt: skip
+_OF_COMPILED_LAYERS = {"projected": "layer before attention", "add_to": "layer behind attention"}
+_PARTS = {
+    "_norm": "norms", "_head": "head", "_write": "keys and values", "_attend": "attention",
+    "_rotary": "rotation",
+}  # fmt: skip
 
 Figures = dict[str, float]
 
 
 class PartTimes:
-    """A clock around the parts of a forward; see `modelpool.fast.forward_parts.Watch`."""
+    """A clock around the parts of a forward, of which several may have one name."""
 
     def __init__(self) -> None:
         self.ms: Counter[str] = Counter()
@@ -49,12 +64,38 @@ class PartTimes:
             self.ms[name] += (time.perf_counter() - started) * 1000  # type: ignore[assignment]
             return found
 
+        if hasattr(part, "add_to"):  # a linear layer
+            vars(timed)["add_to"] = self(name, part.add_to)
         return timed
+
+
+def watched(forward: Any, watch: Callable[..., Any]) -> Any:
+    """A copy whose parts are called as `watch(name, part)` returns them: operators, and hence bits,
+    are the same."""
+    other = copy.copy(forward)
+    other._layers = tuple(_watched_layer(layer, watch) for layer in forward._layers)
+    vars(other).update(_watched_parts(forward, _PARTS, watch))
+    return other
+
+
+def _watched_layer(layer: Any, watch: Callable[..., Any]) -> Any:
+    if isinstance(layer, ShortLayer):
+        return replace(layer, **_watched_parts(layer, _OF_LAYERS, watch))
+    other = copy.copy(layer)
+    vars(other).update(_watched_parts(layer, _OF_COMPILED_LAYERS, watch))
+    return other
+
+
+def _watched_parts(of: Any, names: dict[str, str], watch: Callable[..., Any]) -> dict[str, Any]:
+    there = {field: getattr(of, field, None) for field in names}
+    return {field: watch(names[field], part) for field, part in there.items() if part is not None}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(argv)
-    with ChainRouter.from_config(_settings(options)) as router:
+    settings = target_settings(options.config, options.weights, max(options.batches))
+    settings["engine"].update(preload=False)  # no drafters
+    with ChainRouter.from_config(settings) as router:
         router.set_policy("target-only")
         target = router.pool.get(router.pool.target)
         rows = [_row(router, target, batch, options) for batch in options.batches]
@@ -105,7 +146,7 @@ def _parts(router: ChainRouter, target: PackedModel, batch: int, new_tokens: int
     """Milliseconds of each part of a pass, which runs with a clock around it."""
     forward, clock = target.shortcut, PartTimes()
     assert isinstance(forward, DirectForward | LeanForward), "the target runs its modules"
-    target.shortcut = forward.watched(clock)
+    target.shortcut = watched(forward, clock)
     try:
         before = router.instruments.statistics().cycles
         whole = _served(router, batch, new_tokens)[_PASS]
@@ -146,16 +187,6 @@ def _show(batch: int, ms: Figures, reads: int, weights: dict[str, int]) -> None:
             continue
         speed = f"{weights[name] / value / 1e6:7.1f} GB/s" if name in weights else ""
         print(f"{name:32}{value:8.3f} ms  {value / ms['token']:6.1%}{speed}")
-
-
-def _settings(options: argparse.Namespace) -> dict[str, Any]:
-    """The target of the configuration, alone."""
-    settings = RouterConfig.load(options.config).model_dump()
-    settings["engine"].update(max_requests=max(options.batches), preload=False)
-    for model in settings["pool"]["models"]:
-        if model["name"] == settings["pool"]["target"]:
-            model.update(weights=options.weights, device="cpu")
-    return settings
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -20,14 +20,13 @@ from typing import Any, get_args
 
 from modelpool import ModelPool
 from modelpool.config import Weights
-from research.studies.engines import Served, engine
+from research.studies.engines import Served, engine, target_settings
 from specrouter.bench.conditions import cpu_name
 from specrouter.bench.progress import Progress
 from specrouter.bench.prompts import BenchPrompt, deal, load_prompts, tokenize
 from specrouter.bench.sample import Sample
 from specrouter.bench.session import measure
 from specrouter.cli.arguments import default_config
-from specrouter.config import RouterConfig
 
 _LONGEST = 96  # tokens of a prompt
 
@@ -35,7 +34,8 @@ _LONGEST = 96  # tokens of a prompt
 def main(argv: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(argv)
     policy = "adaptive" if options.adaptive else "target-only"
-    settings = {kept: _settings(options, kept) for kept in options.weights}
+    rows = max(options.batches)
+    settings = {kept: target_settings(options.config, kept, rows) for kept in options.weights}
     pool = ModelPool.from_config(settings[options.weights[0]]["pool"])
     prompts = tokenize(load_prompts(options.prompts), pool.tokenizer, _LONGEST)
     with ExitStack() as stack:
@@ -44,16 +44,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         contenders = [Served(name, one, policy) for name, one in engines.items()]
         rows = [_row(contenders, prompts, batch, options) for batch in options.batches]
     print(json.dumps({"policy": policy, "cpu": cpu_name(), "rounds": options.rounds, "rows": rows}))
-
-
-def _settings(options: argparse.Namespace, weights: Weights) -> dict[str, Any]:
-    """The configuration with such weights of its target, and room for the largest batch."""
-    settings = RouterConfig.load(options.config).model_dump()
-    settings["engine"].update(max_requests=max(options.batches))
-    for model in settings["pool"]["models"]:
-        if model["name"] == settings["pool"]["target"]:
-            model.update(weights=weights, device="cpu")
-    return settings
 
 
 def _row(

@@ -7,8 +7,7 @@ round drift together, so their ratio is steady where their speeds are not.
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from specrouter.bench.sample import Sample, mean_of_known, summed
 from specrouter.profile.profiler import EngineStatistics
@@ -16,8 +15,7 @@ from specrouter.profile.profiler import EngineStatistics
 Rounds = Sequence[Sequence[Sample]]  # [round][batch of the round]
 
 
-@dataclass(frozen=True)
-class Spread:
+class Spread(TypedDict):
     median: float
     low: float  # first quartile
     high: float  # third quartile
@@ -26,17 +24,17 @@ class Spread:
 def spread(values: Sequence[float]) -> Spread:
     """Median and quartiles; of one value, that value."""
     if len(values) < 2:
-        return Spread(values[0], values[0], values[0])
+        return Spread(median=values[0], low=values[0], high=values[0])
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return Spread(middle, low, high)
+    return Spread(median=middle, low=low, high=high)
 
 
 def mean_spread(found: Sequence[Spread]) -> Spread:
     """The mean over categories of their medians, and of their quartiles."""
     return Spread(
-        statistics.fmean(one.median for one in found),
-        statistics.fmean(one.low for one in found),
-        statistics.fmean(one.high for one in found),
+        median=statistics.fmean(one["median"] for one in found),
+        low=statistics.fmean(one["low"] for one in found),
+        high=statistics.fmean(one["high"] for one in found),
     )
 
 
@@ -52,9 +50,7 @@ def ratios(ours: Rounds, base: Rounds) -> list[float]:
 
 def request_rates(rounds: Rounds) -> list[float]:
     """Requests per second of each round."""
-    return [
-        sum(s.requests for s in samples) / sum(s.seconds for s in samples) for samples in rounds
-    ]
+    return [sum(s.requests for s in one) / sum(s.seconds for s in one) for one in rounds]
 
 
 def tpots(rounds: Rounds) -> list[float | None]:
@@ -110,13 +106,13 @@ def row(
     if by_category and by:
         over = {base: mean_spread([found[base] for found in by.values()]) for base in bases}
     return {
-        "tokens_per_s": asdict(spread(speeds(ours))),
-        "over": _json(over),
-        "over_by_category": {category: _json(ratio) for category, ratio in by.items()},
+        "tokens_per_s": spread(speeds(ours)),
+        "over": over,
+        "over_by_category": by,
         "tokens_per_s_by_category": {
-            category: asdict(spread(speeds(part[name]))) for category, part in parts.items()
+            category: spread(speeds(part[name])) for category, part in parts.items()
         },
-        "requests_per_s": asdict(spread(request_rates(ours))),
+        "requests_per_s": spread(request_rates(ours)),
         **_tpot_figures(samples, name),
         "acceptance_length": mean_of_known(s.acceptance_length for s in flat),
         "distinct_4grams": mean_of_known(share for sample in flat for share in sample.distinct),
@@ -147,8 +143,8 @@ def _tpot_figures(samples: Mapping[str, Rounds], name: str) -> dict[str, Any]:
     known_ms = [ms for ms in tpots(samples[name]) if ms is not None]
     gains = eaf(samples[name], samples["off"]) if "off" in samples else []
     return {
-        "tpot_ms": asdict(spread(known_ms)) if known_ms else None,
-        "eaf_tpot": asdict(spread(gains)) if gains else None,
+        "tpot_ms": spread(known_ms) if known_ms else None,
+        "eaf_tpot": spread(gains) if gains else None,
     }
 
 
@@ -171,7 +167,3 @@ def _engine_figures(samples: Iterable[Sample]) -> dict[str, Any]:
         "mean_pack_tokens": {name: mean_pack(time, name) for name, n in time.forwards.items() if n},
         "chains": {chain: count / cycles for chain, count in chains.most_common()},
     }
-
-
-def _json(spreads: Mapping[str, Spread]) -> dict[str, Any]:
-    return {name: asdict(one) for name, one in spreads.items()}

@@ -22,7 +22,7 @@ from specrouter.bench.http_client import (
     events,
     read_api_key,
 )
-from specrouter.bench.peer import FIRST_TIMEOUT_S, TIMEOUT_S, all_at_once
+from specrouter.bench.peer import FIRST_TIMEOUT_S, all_at_once
 from specrouter.bench.prompts import BenchPrompt, Work
 from specrouter.bench.sample import MeasurementError, Sample, distinct_share, mean_of_known
 
@@ -94,12 +94,7 @@ class LlamaServerContender:
         return batch <= self._slots
 
     def run(self, work: Work) -> Sample:
-        def one(prompt: BenchPrompt, seed: int) -> Answer:
-            return self._complete(
-                prompt.token_ids, seed, work.new_tokens, work.temperature, TIMEOUT_S
-            )
-
-        return sample(*all_at_once(self.name, one, work))
+        return sample(*all_at_once(self.name, self._complete, work))
 
     def _check_ids(self, prompt: BenchPrompt) -> None:
         """That the server means the same text by the ids, and reads so many of them."""
@@ -108,16 +103,16 @@ class LlamaServerContender:
         if text != prompt.text:
             reason = "llama-server reads other text in the same ids: is it the pool's target?"
             raise ConfigError("--peer", reason)
-        answer = self._complete(prompt.token_ids, 0, 1, 0.0, FIRST_TIMEOUT_S)
+        answer = self._complete(prompt, 0, 1, 0.0, FIRST_TIMEOUT_S)
         if answer.prompt_tokens not in (None, len(prompt.token_ids)):
             reason = f"{answer.prompt_tokens} tokens of a prompt of {len(prompt.token_ids)}"
             raise ConfigError("--peer", f"llama-server reads {reason}")
 
     def _complete(
-        self, ids: Sequence[int], seed: int, tokens: int, temperature: float, timeout_s: float
+        self, prompt: BenchPrompt, seed: int, tokens: int, temperature: float, timeout_s: float
     ) -> Answer:
         body = {
-            "prompt": list(ids),
+            "prompt": list(prompt.token_ids),
             "n_predict": tokens,
             "temperature": temperature,
             "seed": seed % 2**32,  # of 32 bits there

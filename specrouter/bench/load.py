@@ -1,8 +1,6 @@
 """`specrouter bench load`: how many requests get their tokens in time, policy by policy.
 
-The same requests arrive at the same times under every policy, whatever the state of the service;
-policies take turns, in an order that rotates by round. Objectives are the trace's ratios times the
-baseline latency, which is measured first: that of a request alone, on the target only.
+The same requests arrive at the same times under every policy, whatever the state of the service.
 
 Contract: a bad argument raises `ConfigError` before anything is loaded. Attainment is decided
 here, by the times that a request got, not by what the service says of it.
@@ -48,14 +46,12 @@ def bench_load(options: LoadOptions, progress: Progress) -> dict[str, Any]:
     loading = ShownLoad(progress)
     pool = ModelPool.from_config(config.pool, progress=loading)  # reads no weights
     points = sweep(trace, options, request_limit(config, pool))
-
-    def tokenize(text: str) -> Sequence[int]:
-        ids: Sequence[int] = pool.tokenizer(text)["input_ids"]
-        return ids
-
     progress.note(f"loading {pool.target}")
     with ChainRouter.from_config(config, loading) as router:
-        bench = LoadBench(OwnService(router), tokenize, texts, options, progress)
+        service = OwnService(router)
+        bench = LoadBench(
+            service, lambda text: pool.tokenizer(text)["input_ids"], texts, options, progress
+        )
         measured = bench.run(points)
         rows = {"rows": config.engine.max_requests}
         return {"conditions": {**conditions(router), **rows, **asked(options, bench)}, **measured}

@@ -19,7 +19,7 @@ import numpy as np
 from modelpool.errors import ConfigError
 from specrouter.bench import traces
 from specrouter.bench.options import LoadOptions
-from specrouter.bench.prompts import BUILT_IN, Texts, Tokenize, load_prompts, read_entries
+from specrouter.bench.prompts import BUILT_IN, Texts, Tokenize, read_entries, text_of
 from specrouter.bench.replay import LoadRequest
 from specrouter.bench.traces import Arrival
 
@@ -159,16 +159,18 @@ class RequestSource:
 def load_labelled(files: Sequence[Path]) -> Texts:
     """Texts by file name and by category, so most are there twice; the built-in ones without files.
 
-    Raises `ConfigError`, as `load_prompts` does.
+    The order of labels is the files': what suits no category is drawn from all texts in it. Raises
+    `ConfigError`, as `load_prompts` does.
     """
     if not files:
         return BUILT_IN
     texts: dict[str, list[str]] = {}
     for file in files:
-        found = load_prompts([file])[file.stem]
-        for text, category in zip(found, _categories(file), strict=True):
-            for label in {file.stem, category} - {None}:
-                texts.setdefault(str(label), []).append(text)
+        for where, entry in read_entries(file):
+            text, category = text_of(where, entry), entry.get("category")
+            has_own = isinstance(category, str) and category not in ("", file.stem)
+            for label in (file.stem, category) if has_own else (file.stem,):
+                texts.setdefault(label, []).append(text)
     return texts
 
 
@@ -197,8 +199,3 @@ def fill_prompts(
 def fitted(token_ids: Sequence[int], length: int) -> tuple[int, ...]:
     """The beginning of a prompt that is too long; one that is too short, again and again."""
     return tuple(itertools.islice(itertools.cycle(token_ids), length))
-
-
-def _categories(file: Path) -> list[str | None]:
-    found = [entry.get("category") for _, entry in read_entries(file)]
-    return [category if isinstance(category, str) and category else None for category in found]

@@ -73,7 +73,7 @@ class _Refused:
         pass
 
     def answer(self) -> Answer:
-        return Answer(ttft_ms=None, tpot_ms=None, tokens=0, error=self.reason)
+        return Answer(error=self.reason)
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class _OwnPending:
         try:
             output = self.handle.result(_END_S)
         except TimeoutError as error:
-            return Answer(ttft_ms=None, tpot_ms=None, tokens=0, error=str(error))
+            return Answer(error=str(error))
         metrics = output.metrics
         return Answer(
             ttft_ms=metrics.ttft_ms,
@@ -185,60 +185,53 @@ class _ServerPending:
 
     def answer(self) -> Answer:
         self._thread.join(_END_S)
-        return self._answer or Answer(
-            ttft_ms=None, tpot_ms=None, tokens=0, error="the server does not end its answer"
-        )
+        return self._answer or Answer(error="the server does not end its answer")
 
     def _run(self) -> None:
-        seen = _Seen(self._started_s)
+        came: list[tuple[float, int]] = []  # when tokens came, and how many
+        last: Mapping[str, Any] = {"error": "the answer has no end"}
+        failure: str | None = None
         try:
             with self._send() as response:
                 for event in events(response):
-                    seen.take(event, time.perf_counter())
+                    if event.get("token_ids"):
+                        came.append((time.perf_counter(), len(event["token_ids"])))
+                    if "error" in event or "finish_reason" in event:
+                        last = event
                     if self._is_cancelled:
                         raise TimeoutError("cancelled")
-            self._answer = seen.answer()
         except urllib.error.HTTPError as error:
-            self._answer = seen.answer(f"{error} {error.read(300).decode(errors='replace')}")
+            failure = f"{error} {error.read(300).decode(errors='replace')}"
         except FAILURES as error:
-            self._answer = seen.answer(f"{type(error).__name__}: {error}")
+            failure = f"{type(error).__name__}: {error}"
         except BaseException as error:
-            self._answer = seen.answer(repr(error))
+            failure = repr(error)
             raise
+        finally:
+            self._answer = _answer(self._started_s, came, last, failure)
 
 
-class _Seen:
-    """What a client has seen of an answer, with times in seconds of one clock."""
-
-    def __init__(self, started_s: float) -> None:
-        self._started_s = started_s
-        self._first_s = self._last_s = 0.0
-        self._tokens = 0
-        self._acceptance: float | None = None
-        self._error: str | None = "the answer has no end"
-
-    def take(self, event: Mapping[str, Any], now_s: float) -> None:
-        tokens = len(event.get("token_ids", ()))
-        if tokens:
-            self._first_s = self._first_s if self._tokens else now_s
-            self._last_s = now_s
-            self._tokens += tokens
-        if "error" in event:
-            self._error = str(event["error"].get("message"))
-        elif "finish_reason" in event:
-            reason = event["finish_reason"]
-            self._error = None if reason == "length" else str(reason)
-            self._acceptance = event.get("metrics", {}).get("acceptance_length")
-
-    def answer(self, error: str | None = None) -> Answer:
-        ttft_ms = (self._first_s - self._started_s) * 1000 if self._tokens else None
-        tpot_ms = None
-        if self._tokens > 1:
-            tpot_ms = (self._last_s - self._first_s) * 1000 / (self._tokens - 1)
-        return Answer(
-            ttft_ms=ttft_ms,
-            tpot_ms=tpot_ms,
-            tokens=self._tokens,
-            acceptance_length=self._acceptance,
-            error=error or self._error,
-        )
+def _answer(
+    started_s: float,
+    came: Sequence[tuple[float, int]],
+    last: Mapping[str, Any],
+    failure: str | None,
+) -> Answer:
+    """By the client's clock. `last`: the event that ended it."""
+    ttft_ms = tpot_ms = None
+    tokens = sum(count for _, count in came)
+    if came:
+        (first_s, _), (last_s, _) = came[0], came[-1]
+        ttft_ms = (first_s - started_s) * 1000
+        tpot_ms = (last_s - first_s) * 1000 / (tokens - 1) if tokens > 1 else None
+    error = last.get("error")
+    if isinstance(error, Mapping):
+        error = error.get("message")
+    reason = error or last.get("finish_reason")
+    return Answer(
+        ttft_ms=ttft_ms,
+        tpot_ms=tpot_ms,
+        tokens=tokens,
+        acceptance_length=last.get("metrics", {}).get("acceptance_length"),
+        error=failure or (None if reason == "length" else str(reason)),
+    )

@@ -270,7 +270,7 @@ def flag(name: str) -> str:
 
 def _check(options: ChainsOptions | LoadOptions | TurnsOptions) -> None:
     """Bounds, and the file for the figures. Raises `ConfigError`."""
-    from specrouter.bench.output_file import check_json
+    from specrouter.bench.output_file import STDOUT, check_writable
 
     for one in fields(options):
         bounds, given = one.metadata.get("bounds"), getattr(options, one.name)
@@ -279,7 +279,8 @@ def _check(options: ChainsOptions | LoadOptions | TurnsOptions) -> None:
                 _check_bounds(flag(one.name), value, *bounds)
         if one.name == "temperature" and 0.0 < given < LEAST_TEMPERATURE:
             raise _refusal("--temperature", f"must be 0 or at least {LEAST_TEMPERATURE:g}")
-    check_json(options.json)
+    if options.json is not None and options.json != STDOUT:
+        check_writable("--json", options.json)
 
 
 def _check_bounds(argument: str, value: float, least: float, most: float) -> None:

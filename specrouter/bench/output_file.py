@@ -33,12 +33,6 @@ def check_writable(argument: str, path: Path) -> None:
         raise ConfigError(argument, f"{path} cannot be written")
 
 
-def check_json(path: Path | None) -> None:
-    """Raises `ConfigError` for `--json`, but for none and `STDOUT`."""
-    if path is not None and path != STDOUT:
-        check_writable("--json", path)
-
-
 def write_outputs(
     document: Mapping[str, Any],
     text: str,

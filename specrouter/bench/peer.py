@@ -39,7 +39,7 @@ class PeerContender:
         self.tokenize = tokenize
         try:
             self._model = self._first_model()
-            self._complete("Hello", 0, 1, 0.0, FIRST_TIMEOUT_S)
+            self._complete(BenchPrompt("", "Hello", ()), 0, 1, 0.0, FIRST_TIMEOUT_S)
         except FAILURES as error:
             raise ConfigError("--peer", f"no completions from {url}: {error}") from error
 
@@ -47,10 +47,7 @@ class PeerContender:
         return True
 
     def run(self, work: Work) -> Sample:
-        def one(prompt: BenchPrompt, seed: int) -> Mapping[str, Any]:
-            return self._complete(prompt.text, seed, work.new_tokens, work.temperature, TIMEOUT_S)
-
-        answers, seconds = all_at_once(self.name, one, work)
+        answers, seconds = all_at_once(self.name, self._complete, work)
         tokens = sum(_completion_tokens(answer, work.new_tokens) for answer in answers)
         distinct = tuple(map(self._distinct, answers))
         return Sample(tokens=tokens, seconds=seconds, distinct=distinct, requests=len(answers))
@@ -67,10 +64,10 @@ class PeerContender:
             return None
 
     def _complete(
-        self, text: str, seed: int, tokens: int, temperature: float, timeout_s: float
+        self, prompt: BenchPrompt, seed: int, tokens: int, temperature: float, timeout_s: float
     ) -> Mapping[str, Any]:
         body = {
-            "prompt": text,
+            "prompt": prompt.text,
             "max_tokens": tokens,
             "temperature": temperature,
             "seed": seed,
@@ -84,16 +81,21 @@ class PeerContender:
 
 
 def all_at_once(
-    name: str, ask: Callable[[BenchPrompt, int], Reply], work: Work
+    name: str, ask: Callable[[BenchPrompt, int, int, float, float], Reply], work: Work
 ) -> tuple[list[Reply], float]:
     """Answers to a batch that is sent at once, and the seconds until the last one has come.
 
+    `ask`: with a prompt, its seed, the tokens of an answer, a temperature and a limit in seconds.
     Raises `MeasurementError` where a request fails.
     """
+
+    def one(prompt: BenchPrompt, seed: int) -> Reply:
+        return ask(prompt, seed, work.new_tokens, work.temperature, TIMEOUT_S)
+
     try:
         with ThreadPoolExecutor(len(work.prompts)) as executor:
             started = time.perf_counter()
-            answers = list(executor.map(ask, work.prompts, work.seeds))
+            answers = list(executor.map(one, work.prompts, work.seeds))
             return answers, time.perf_counter() - started
     except FAILURES as error:
         raise MeasurementError(f"{name}: {type(error).__name__}: {error}") from error

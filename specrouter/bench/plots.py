@@ -203,9 +203,6 @@ def _save(figure: Any, axes: Any, path: Path) -> None:
 
 def _figure(width: float, height: float) -> Any:
     # Optional, and slow to import.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="tight")
-    FigureCanvasAgg(figure)
-    return figure
+    return Figure(figsize=(width, height), layout="tight")

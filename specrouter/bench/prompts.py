@@ -72,7 +72,7 @@ def load_prompts(files: Sequence[Path]) -> Texts:
         return BUILT_IN
     texts: dict[str, list[str]] = {}
     for file in files:
-        texts.setdefault(file.stem, []).extend(_text(*one) for one in read_entries(file))
+        texts.setdefault(file.stem, []).extend(text_of(*one) for one in read_entries(file))
     return texts
 
 
@@ -161,7 +161,8 @@ def _entry(where: str, line: str) -> tuple[str, Any]:
         raise ConfigError("--prompts", f"{where} is not JSON") from error
 
 
-def _text(where: str, entry: Any) -> str:
+def text_of(where: str, entry: Any) -> str:
+    """Of an entry of `read_entries`. Raises `ConfigError` where it has none."""
     found = None
     if isinstance(entry, dict):
         turns = entry.get("turns")

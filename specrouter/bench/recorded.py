@@ -14,7 +14,8 @@ Not here: how they are replayed (`specrouter.request.recorded_text`).
 
 import ast
 import hashlib
-import importlib.util
+import importlib
+import inspect
 import json
 import platform
 import re
@@ -223,11 +224,8 @@ def _parts(found: Sequence[Function]) -> Iterator[Sequence[Function]]:
 
 
 def _source(module: str) -> str:
-    spec = importlib.util.find_spec(module)
     try:
-        if spec is None or spec.origin is None:
-            raise FileNotFoundError(f"no file of {module}")
-        return Path(spec.origin).read_text(encoding="utf-8")
+        return inspect.getsource(importlib.import_module(module))
     except OSError as error:
         reason = f"agent needs the source of Python's module {module}: {error}"
         raise ConfigError("--workload", reason) from error

@@ -57,9 +57,9 @@ class Answer:
             or nobody asked.
     """
 
-    ttft_ms: float | None
-    tpot_ms: float | None
-    tokens: int
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    tokens: int = 0
     acceptance_length: float | None = None
     error: str | None = None
     attained_stages: tuple[bool, ...] = ()
@@ -138,13 +138,6 @@ class Clock(Protocol):
 Watch = Callable[[float, int, int], None]  # elapsed seconds, requests sent, of those running
 
 
-@dataclass(frozen=True)
-class _Sent:
-    request: LoadRequest
-    at_s: float
-    pending: Pending
-
-
 def replay(
     requests: Sequence[LoadRequest],
     service: Service,
@@ -159,7 +152,7 @@ def replay(
         drain_s: what has not ended so long after the last was sent is cancelled, an error.
     """
     started_s = clock.now_s()
-    sent: list[_Sent] = []
+    sent: list[tuple[LoadRequest, float, Pending]] = []
     running: list[Pending] = []
 
     def look() -> int:
@@ -171,12 +164,12 @@ def replay(
         while (left_s := started_s + request.at_s - clock.now_s()) > 0:
             look()
             clock.sleep_s(min(left_s, _TICK_S))
-        sent.append(_Sent(request, clock.now_s() - started_s, service.send(request)))
-        running.append(sent[-1].pending)
+        sent_s, pending = clock.now_s() - started_s, service.send(request)
+        sent.append((request, sent_s, pending))
+        running.append(pending)
     given_up_s = clock.now_s() + drain_s
     while look() and clock.now_s() < given_up_s:
         clock.sleep_s(_TICK_S)
-    for one in sent:
-        if not one.pending.is_done:
-            one.pending.cancel()
-    return [Outcome(one.request, one.at_s, one.pending.answer()) for one in sent]
+    for pending in running:
+        pending.cancel()
+    return [Outcome(request, sent_s, pending.answer()) for request, sent_s, pending in sent]

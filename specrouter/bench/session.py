@@ -56,9 +56,8 @@ class Session:
         who = self._who
         tuned = self._tune(batch, label)
         aliases = {SMALLEST: who.smallest} if who.smallest else {}
-        best = tuning.best_pair({c: found for c, found in tuned.items() if c in who.pairs})
-        if best is not None:
-            aliases[BEST] = best.chain
+        if who.pairs:
+            aliases[BEST] = max(who.pairs, key=lambda chain: tuned[chain].tokens_per_s)
         for alias, chain in aliases.items():
             self._progress.note(f"{label}: {alias} is {chain_name(chain)}, {tuned[chain].shape}")
         static = [c for c in tuned if c in who.chains or c in aliases.values()]

@@ -73,12 +73,6 @@ def measurements(shapes: int) -> int:
     return shapes + (measurements(left) if left > 1 else 0)
 
 
-def best_pair(tuned: Mapping[Chain, Tuned]) -> Tuned | None:
-    """The fastest chain of two models; None where there is none."""
-    pairs = [found for chain, found in tuned.items() if len(chain) == 2]
-    return max(pairs, key=lambda found: found.tokens_per_s, default=None)
-
-
 def _speed(
     spent: Mapping[tuple[Chain, Shape], tuple[int, float]], chain: Chain, shape: Shape
 ) -> float:

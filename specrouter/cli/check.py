@@ -67,7 +67,7 @@ def check_config(
         target=pool.target,
         max_requests=config.engine.max_requests,
         max_request_tokens=config.engine.max_request_tokens(pool.longest_sequence, pool.kv_tokens),
-        kv_tokens=pool.device_manager.kv_tokens,
+        kv_tokens=pool.kv_tokens,
         members=members,
         draft_only=pool.draft_only,
         devices=reports,
@@ -159,7 +159,7 @@ def _members(
 
 def _member(model: ModelConfig, pool: ModelPool, read_speed: ReadSpeed | None) -> MemberReport:
     plan = pool.plan(model.name)
-    footprint, kv_tokens = plan.footprint, pool.device_manager.kv_tokens
+    footprint, kv_tokens = plan.footprint, pool.kv_tokens
     taken = bytes_by_device(plan.placement, footprint, kv_tokens)
     return MemberReport(
         name=model.name,

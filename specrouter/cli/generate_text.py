@@ -37,8 +37,7 @@ def generate_text(arguments: argparse.Namespace) -> int:
             print(delta.text, end="", flush=True)
             output = delta.output
     print(flush=True)
-    if output is None:
-        raise RuntimeError("the request ended without an output")
+    assert output is not None, "the last delta has it"
     print(_figures(output), file=sys.stderr)
     if output.error is not None:
         print(f"specrouter: generation failed: {output.error}", file=sys.stderr)

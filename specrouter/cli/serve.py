@@ -32,7 +32,7 @@ def add_serve(commands: Commands) -> Parser:
     )  # fmt: skip
     parser.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument(
-        "--port", type=_port, help="port; 0 picks a free one (default: the config's, 8000)"
+        "--port", type=int, help="port; 0 picks a free one (default: the config's, 8000)"
     )
     parser.add_argument(
         "--log-format", choices=("text", "json"), help="of the log (default: the config's, text)"
@@ -72,9 +72,3 @@ def _serve(arguments: argparse.Namespace) -> int:
         sys.stderr.flush()
         os._exit(0)
     return 0
-
-
-def _port(text: str) -> int:
-    if not (text.isdecimal() and int(text) <= 65535):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number between 0 and 65535")
-    return int(text)

@@ -64,24 +64,17 @@ class Expected:
 NOTHING = Expected(ToldTimes(0.0, 0.0, 0.0))  # so that nothing is learned
 
 
-@dataclass(frozen=True)
-class Measured:
-    """An attempt at a replica. `ttft_ms`, `tpot_ms`: since it began; None where there was none, or
-    too few tokens."""
-
-    expected: Expected
-    ttft_ms: float | None
-    tpot_ms: float | None
-
-    @classmethod
-    def of(cls, expected: Expected, began_s: float, came: Sequence[tuple[float, int]]) -> Self:
-        """`came`: when tokens came, and how many, by the clock of `began_s`."""
-        if not came:
-            return cls(expected, None, None)
-        (first_s, _), (last_s, _) = came[0], came[-1]
-        tokens = sum(count for _, count in came[1:])
-        tpot_ms = 1000.0 * (last_s - first_s) / tokens if tokens >= _LEAST_TOKENS else None
-        return cls(expected, 1000.0 * (first_s - began_s), tpot_ms)
+def measured_ms(
+    began_s: float, came: Sequence[tuple[float, int]]
+) -> tuple[float | None, float | None]:
+    """TTFT and TPOT of an attempt; None where there was none, or too few tokens. `came`: when
+    tokens came, and how many, by the clock of `began_s`."""
+    if not came:
+        return None, None
+    (first_s, _), (last_s, _) = came[0], came[-1]
+    tokens = sum(count for _, count in came[1:])
+    tpot_ms = 1000.0 * (last_s - first_s) / tokens if tokens >= _LEAST_TOKENS else None
+    return 1000.0 * (first_s - began_s), tpot_ms
 
 
 @dataclass(frozen=True)
@@ -97,13 +90,12 @@ class Experience:
         the others turn out to take longer than they tell."""
         return _usual(self.tpot), _usual(self.ttft)
 
-    def after(self, one: Measured) -> Self:
-        """TTFTs of requests that waited for a row are left out."""
-        told, is_promised = one.expected.told, one.expected.is_promised
+    def after(self, expected: Expected, ttft_ms: float | None, tpot_ms: float | None) -> Self:
+        """An attempt, as measured. TTFTs of requests that waited for a row are left out."""
+        told, is_promised = expected.told, expected.is_promised
         usual_tpot, usual_ttft = self.factors
-        tpot = _ratio(one.tpot_ms, told.tpot_ms, is_promised, usual_tpot)
-        ttft_ms = None if told.wait_ms else one.ttft_ms
-        ttft = _ratio(ttft_ms, told.first_ms, is_promised, usual_ttft)
+        tpot = _ratio(tpot_ms, told.tpot_ms, is_promised, usual_tpot)
+        ttft = _ratio(None if told.wait_ms else ttft_ms, told.first_ms, is_promised, usual_ttft)
         return type(self)((*self.tpot, *tpot)[-_WINDOW:], (*self.ttft, *ttft)[-_WINDOW:])
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from specrouter.cluster.admission import expected_at
 from specrouter.cluster.correction import NOTHING, Expected
-from specrouter.cluster.metrics import StateAges
+from specrouter.cluster.metrics import state_ages
 from specrouter.cluster.pairs import StreamPair, arranged
 from specrouter.cluster.policy import RoutingSettings, rank, unread
 from specrouter.cluster.prefix_index import PrefixIndex
@@ -53,7 +53,7 @@ class Dispatcher:
         self._numbers = itertools.count()
         self._prefixes = PrefixIndex()
         fleet.when_lost(self._prefixes.forget)
-        self.ages = StateAges()
+        self.ages = state_ages()
         self._records: deque[Mapping[str, Any]] = deque(maxlen=_RECORDS)
 
     @property
@@ -80,7 +80,8 @@ class Dispatcher:
         fails whatever is sent there before that is known. None: no replica can be chosen now."""
         now_s = self._clock()
         views = self._views(now_s, keys)
-        self.ages.note(view.age_s for view in views)
+        for view in views:
+            self.ages.observe(view.age_s)
         excluded = self._fleet.excluded(now_s)
         fresh = [view for view in views if view.name not in avoided]
         told_s = {name: member.told_s for name, member in self._fleet.members.items()}

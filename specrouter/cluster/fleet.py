@@ -10,10 +10,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 
 from modelpool.errors import ConfigError
-from specrouter.cluster.correction import Expected, Measured
+from specrouter.cluster.correction import Expected, measured_ms
 from specrouter.cluster.link import Feed, ReplicaLink
 from specrouter.cluster.member import InFlight, Member
 from specrouter.cluster.metrics import counted_before
@@ -84,11 +84,9 @@ class Fleet(Roster[Member]):
     async def wait_for_change(self, timeout_s: float) -> None:
         """Until some replica comes or goes, or the time is up."""
         self._changed.clear()
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
-        except TimeoutError:
-            return
 
     async def until(self, condition: Callable[[], bool], timeout_s: float) -> None:
         """Returns when it holds. Raises `TimeoutError`."""
@@ -108,38 +106,29 @@ class Fleet(Roster[Member]):
             yield attempt
         finally:
             member.in_flight.discard(attempt)
-            measured = Measured.of(expected, attempt.began_s, attempt.came)
-            member.experience = member.experience.after(measured)
-
-    def drain(self, name: str) -> None:
-        """No request goes there any more; those that are there go on elsewhere."""
-        member = self.members[name]
-        self._set(member, "draining", "it is being restarted")
-        member.evict("drain", f"{name} is emptied")
-
-    async def restarted(self, name: str, timeout_s: float) -> None:
-        """Puts a new replica in the place of a drained one. Raises `TimeoutError`, and whatever
-        went wrong; then the old process, if it still speaks, serves again."""
-        member, why = self.members[name], "its restart has failed"
-        try:
-            async with asyncio.timeout(timeout_s):
-                await member.link.restart()
-            why = "it has been restarted"
-        finally:
-            member.told = None
-            self._set(member, "lost", why)
+            times_ms = measured_ms(attempt.began_s, attempt.came)
+            member.experience = member.experience.after(expected, *times_ms)
 
     async def restart(self, name: str, timeout_s: float) -> None:
         """Empties and replaces a replica once all others serve, but those that are over; returns
-        when it serves. Raises `TimeoutError`, where a step takes longer, and what went wrong."""
+        when it serves. Raises `TimeoutError`, where a step takes longer, and what went wrong; then
+        the old process, if it still speaks, serves again."""
         own = self.members[name]
         others = [one for one in self.members.values() if one is not own]
         await self.until(
             lambda: all(one.standing == "ready" or one.is_over for one in others), timeout_s
         )
         logger.info("replica %s is being restarted", name)
-        self.drain(name)
-        await self.restarted(name, timeout_s)
+        self._set(own, "draining", "it is being restarted")
+        own.evict("drain", f"{name} is emptied")
+        why = "its restart has failed"
+        try:
+            async with asyncio.timeout(timeout_s):
+                await own.link.restart()
+            why = "it has been restarted"
+        finally:
+            own.told = None
+            self._set(own, "lost", why)
         await self.until(lambda: own.standing == "ready", timeout_s)
 
     async def _listen(self, member: Member) -> None:

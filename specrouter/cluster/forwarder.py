@@ -143,8 +143,7 @@ class RequestForwarder:
             outcome = await self._attempt(name, ranking, routed, False, why)
             if outcome != "declined":
                 return outcome == "done"
-        self._fail(self._decliner, self._declined or "no replica takes it")
-        return self._failures > self._context.config.limit
+        return self._failed(self._decliner, self._declined or "no replica takes it") == "done"
 
     def _ranked(self, routed: RoutedRequest) -> Ranking | None:
         """By what replicas have told with their answers since, and by the time that has gone."""
@@ -203,8 +202,7 @@ class RequestForwarder:
         outcome = await self._serve(ranking, then)
         if outcome != "declined":
             return outcome
-        self._fail(pair.decode, self._declined or f"{pair.decode} declined")
-        return "done" if self._failures > self._context.config.limit else "moved"
+        return self._failed(pair.decode, self._declined or f"{pair.decode} declined")
 
     async def _serve(self, ranking: Ranking, stage: _Stage) -> Outcome:
         context, progress, name = self._context, self._progress, stage.replica
@@ -232,8 +230,7 @@ class RequestForwarder:
             try:
                 return await self._listen(name, in_flight, stage.may_decline)
             except Moved as moved:
-                self._move(name, moved)
-                return "done" if self._failures > context.config.limit else "moved"
+                return self._moved(name, moved)
             finally:
                 pump.cancel()  # a replica that hangs is not waited for
 
@@ -272,7 +269,7 @@ class RequestForwarder:
         self._declined, self._decliner = f"{name} declined: {why}", name
         return "declined"
 
-    def _move(self, name: str, moved: Moved) -> None:
+    def _moved(self, name: str, moved: Moved) -> Outcome:
         self._context.fleet.members[name].moves[moved.cause] += 1
         logger.log(
             logging.INFO if moved.cause == "drain" else logging.WARNING,
@@ -282,14 +279,16 @@ class RequestForwarder:
             extra={"request_id": self._request_id},
         )
         self._declined = None
-        if moved.cause != "drain":
-            self._fail(name, str(moved))
+        return "moved" if moved.cause == "drain" else self._failed(name, str(moved))
 
-    def _fail(self, name: str, cause: str) -> None:
+    def _failed(self, name: str, cause: str) -> Outcome:
+        """What becomes of the request: one failure too many ends it."""
         self._failures += 1
         self._avoided[name] = time.monotonic()
-        if self._failures > self._context.config.limit:
-            self._end("error", cause)
+        if self._failures <= self._context.config.limit:
+            return "moved"
+        self._end("error", cause)
+        return "done"
 
     def _reject(self, ranking: Ranking) -> None:
         delta = self._last("error", f"{UNATTAINABLE} at any replica now: {self._declined}")

@@ -16,7 +16,7 @@ from specrouter.engine.cycle_log import CycleTimes
 from specrouter.engine.decode_counts import DecodeFigures
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.prefix_record import PrefixRecord
-from specrouter.engine.request_meter import RequestMeter
+from specrouter.engine.request_meter import RequestMeter, without_created
 from specrouter.profile.profiler import EngineStatistics
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.routing.decision_record import DecisionRecord
@@ -68,7 +68,7 @@ class ClusterInstruments:
 
     def replica_metrics(self) -> Iterator[Metric]:
         yield from replica_metrics(self._fleet.members.values())
-        yield self._dispatcher.ages.metric()
+        yield from map(without_created, self._dispatcher.ages.collect())
 
     def decision(self) -> ChainDecision | None:
         """The last switch of any replica."""

@@ -29,11 +29,9 @@ class KVLostError(RuntimeError):
 class KVTransport(Protocol):
     async def give(self, kv: RowKV) -> str:
         """Returns a ticket for it. Raises whatever went wrong."""
-        ...
 
     async def take(self, ticket: str) -> RowKV:
         """Raises `KVLostError` where it is not there, else whatever went wrong."""
-        ...
 
 
 class KVTransfer:
@@ -72,7 +70,10 @@ class KVTransfer:
             yield plain, ()  # nothing goes on
             return
         if plain:
-            yield tuple(map(_without_end, plain)), ()
+            news = tuple(
+                replace(one, finish_reason=None, output=None, goes_on=False) for one in plain
+            )
+            yield news, ()
         ends = (_without_news(delta) for delta in plain if delta.goes_on)
         yield tuple(ends), await self._tickets(parts)
 
@@ -86,12 +87,6 @@ class KVTransfer:
         except Exception as error:
             logger.warning("what was read for another replica is lost: %s", _why(error))
         return tuple(tickets)
-
-
-def _without_end(delta: Delta) -> Delta:
-    if not delta.goes_on:
-        return delta
-    return replace(delta, finish_reason=None, output=None, goes_on=False)
 
 
 def _without_news(delta: Delta) -> Delta:

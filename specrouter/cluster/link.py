@@ -91,17 +91,14 @@ class ReplicaLink(Protocol):
     @property
     def is_replaced(self) -> bool:
         """Does another replica take its place where it is lost?"""
-        ...
 
     def feed(self) -> AsyncGenerator[Feed]:
         """From now on, every so often."""
-        ...
 
     def stream(self, attempt: Attempt) -> AsyncGenerator[Reply]: ...
 
     async def restart(self) -> None:
         """Puts a new replica in the place of this one, which has nothing to do any more."""
-        ...
 
 
 class ReplicaHost(Protocol):
@@ -112,8 +109,6 @@ class ReplicaHost(Protocol):
 
     async def leave(self) -> None:
         """Lets go of what lives in the loop that has called the links, before it ends."""
-        ...
 
     def close(self) -> None:
         """Ends all replicas, once, when no stream is open any more. Not from an event loop."""
-        ...

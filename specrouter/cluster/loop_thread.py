@@ -13,7 +13,7 @@ class LoopThread:
     """Close it from outside of its loop."""
 
     def __init__(self, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop, self._is_over = asyncio.new_event_loop(), asyncio.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -39,21 +39,10 @@ class LoopThread:
         return self.run(work())
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """What still runs there is cancelled."""
-
-        async def end() -> None:
-            others = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in others:
-                task.cancel()
-            await asyncio.wait(others, timeout=timeout_s) if others else None
-            self._loop.call_soon(self._loop.stop)
-
-        self.start(end())
-        self._thread.join(timeout_s + 1.0)
+        """What still runs there is cancelled; what does not end in time is left behind."""
+        self._loop.call_soon_threadsafe(self._is_over.set)
+        self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_forever()
-        finally:
-            self._loop.close()
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._is_over.wait())

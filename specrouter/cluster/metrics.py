@@ -5,23 +5,18 @@ saw. Metrics are in Prometheus' form; sums over replicas stand under the engine'
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import reduce
 from itertools import zip_longest
 from typing import Any, TypeVar
 
-from prometheus_client.metrics_core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client import Histogram
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from specrouter.cluster.link import ReplicaReport
 from specrouter.cluster.member import Member
 from specrouter.cluster.state import ReplicaState
-from specrouter.engine.decode_counts import TimeCounts
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.request_meter import RequestMeter
 from specrouter.engine.slo_accounts import AdmissionCounts, SloAccounts
@@ -104,74 +99,54 @@ def _added(one: Any, other: Any) -> Any:
     return one + other
 
 
-class StateAges(TimeCounts):
-    """How old the state of every replica was at every decision. Told by one thread; may be asked
-    from any."""
-
-    def __init__(self) -> None:
-        super().__init__(AGE_BOUNDS_S)
-
-    def note(self, ages_s: Iterable[float]) -> None:
-        for age_s in ages_s:
-            self.add(age_s)
-
-    def share_within(self, bound_s: float) -> float:
-        """Of all, at most one of `AGE_BOUNDS_S` old; 1 where there were none."""
-        counts = self.figures().counts
-        return counts[AGE_BOUNDS_S.index(bound_s)] / counts[-1] if counts[-1] else 1.0
-
-    def metric(self) -> Metric:
-        family = HistogramMetricFamily(
-            "specrouter_replica_state_age_at_use_seconds",
-            "How old what a replica had told was, when a request was routed by it.",
-        )
-        figures, bounds = self.figures(), (*map(str, AGE_BOUNDS_S), "+Inf")
-        buckets = list(zip(bounds, map(float, figures.counts), strict=True))
-        family.add_metric((), buckets, figures.sum_s)
-        return family
+def state_ages() -> Histogram:
+    """Is told how old the state of every replica was at every decision."""
+    return Histogram(
+        "specrouter_replica_state_age_at_use_seconds",
+        "How old what a replica had told was, when a request was routed by it.",
+        buckets=AGE_BOUNDS_S,
+        registry=None,
+    )
 
 
-_STATE_GAUGES: Sequence[tuple[str, str, Callable[[ReplicaState], float]]] = (
-    ("requests_running", "Requests that are being decoded.", lambda one: one.running),
-    ("requests_waiting", "Requests that wait to be admitted.", lambda one: one.waiting),
-    ("request_rows", "Requests that can run together.", lambda one: one.rows),
-    ("kv_usage_ratio", "Share of KV memory that is reserved.", lambda one: one.kv_share),
+def _now(value: Callable[[ReplicaState], float]) -> Callable[[Member], float | None]:
+    """Of a replica that takes requests."""
+    return lambda one: value(one.state) if one.state and one.standing == "ready" else None
+
+
+def _age_s(member: Member) -> float | None:
+    return None if member.told is None else time.monotonic() - member.told_s
+
+
+_GAUGES: Sequence[tuple[str, str, Callable[[Member], float | None]]] = (
+    ("up", "1 if a replica takes requests.", lambda one: one.standing == "ready"),
+    ("state_age_seconds", "Since a replica told its state.", _age_s),
+    ("requests_running", "Requests that are being decoded.", _now(lambda one: one.running)),
+    ("requests_waiting", "Requests that wait to be admitted.", _now(lambda one: one.waiting)),
+    ("request_rows", "Requests that can run together.", _now(lambda one: one.rows)),
+    ("kv_usage_ratio", "Share of KV memory that is reserved.", _now(lambda one: one.kv_share)),
 )
 
 
-def replica_metrics(members: Iterable[Member]) -> Iterator[Metric]:
+def replica_metrics(members: Collection[Member]) -> Iterator[Metric]:
     """Of each replica."""
-    every = list(members)
-    up = _gauge("up", "1 if a replica takes requests.")
-    age = _gauge("state_age_seconds", "Since a replica told its state.")
+    for name, text, value in _GAUGES:
+        family = GaugeMetricFamily(f"specrouter_replica_{name}", text, labels=("replica",))
+        for member in members:
+            if (found := value(member)) is not None:
+                family.add_metric((member.name,), found)
+        yield family
     attempts = _counter("attempts", "Times that a sample was sent there.")
     declined = _counter("declined", "Of them, times that it declined.")
     moves = _counter(
         "moves", "Of them, times that the sample went on elsewhere, by cause.", "cause"
     )
-    for member in every:
-        name = (member.name,)
-        up.add_metric(name, float(member.standing == "ready"))
-        if member.told is not None:
-            age.add_metric(name, time.monotonic() - member.told_s)
-        attempts.add_metric(name, member.attempts)
-        declined.add_metric(name, member.declined)
+    for member in members:
+        attempts.add_metric((member.name,), member.attempts)
+        declined.add_metric((member.name,), member.declined)
         for cause, count in member.moves.items():
-            moves.add_metric((*name, cause), count)
-    yield from (up, age, *_states(every), attempts, declined, moves)
-
-
-def _states(members: Sequence[Member]) -> Iterator[Metric]:
-    for name, text, value in _STATE_GAUGES:
-        family = _gauge(name, text)
-        for member in members:
-            if member.state is not None and member.standing == "ready":
-                family.add_metric((member.name,), value(member.state))
-        yield family
-
-
-def _gauge(name: str, text: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"specrouter_replica_{name}", text, labels=("replica",))
+            moves.add_metric((member.name, cause), count)
+    yield from (attempts, declined, moves)
 
 
 def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:

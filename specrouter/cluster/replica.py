@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import fields, replace
-from itertools import count
+from itertools import count, cycle
 from typing import Any, Protocol, TypeVar
 
 from specrouter.cluster.admission import attainability
@@ -44,11 +44,10 @@ class ReplicaServer:
         self._router = router
         self._kv = KVTransfer(transport)
         self._metrics_s = metrics_s
-        self._sizes = batches(router.instruments.engine_state().rows)
-        self._tpot_ms = {size: router.instruments.predicted_tpot_ms(size) for size in self._sizes}
-        self._prefill_ms = router.instruments.predicted_prefill_ms()
-        self._baseline_ms = router.instruments.baseline_tpot_ms()
-        self._turn = count()
+        sizes = batches(router.instruments.engine_state().rows)
+        self._tpot_ms = {size: router.instruments.predicted_tpot_ms(size) for size in sizes}
+        self._turns = cycle(sizes)
+        self._learn()
 
     def state(self) -> ReplicaState:
         router, engine = self._router, self._router.instruments.engine_state()
@@ -98,7 +97,7 @@ class ReplicaServer:
     def _learn(self) -> None:
         """One batch each time: all of them together take milliseconds, in which no token is made.
         States that are told with answers have what was learned last."""
-        size = self._sizes[next(self._turn) % len(self._sizes)]
+        size = next(self._turns)
         self._tpot_ms[size] = self._router.instruments.predicted_tpot_ms(size)
         self._prefill_ms = self._router.instruments.predicted_prefill_ms()
         self._baseline_ms = self._router.instruments.baseline_tpot_ms()

@@ -3,10 +3,9 @@
 from specrouter.config.cluster import ClusterConfig, ResumeConfig, RoutingConfig
 from specrouter.config.engine import TREE_SLOTS, EngineConfig
 from specrouter.config.router import RouterConfig, check_chain
-from specrouter.config.scheduler import SchedulerConfig
+from specrouter.config.scheduler import SchedulerConfig, TreesConfig
 from specrouter.config.server import ServerConfig, is_api_key
 from specrouter.config.slo_class import SloConfig, slos_by_class
-from specrouter.config.trees import TreesConfig
 
 __all__ = [
     "TREE_SLOTS",

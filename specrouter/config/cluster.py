@@ -49,11 +49,6 @@ class HalfConfig(Strict):
     device: str | None = None
     engine: dict[str, Any] = Field(default_factory=dict)
 
-    def named(self, name: str) -> ReplicaConfig:
-        return ReplicaConfig(
-            name=name, threads=self.threads, device=self.device, engine=self.engine
-        )
-
 
 class PairConfig(Strict):
     """A stream pair: one process reads prompts, another one goes on from what was read.
@@ -72,8 +67,8 @@ class PairConfig(Strict):
     def halves(self) -> tuple[ReplicaConfig, ReplicaConfig]:
         """Prefill and decode, by the names that they are known by."""
         return (
-            self.prefill.named(f"{self.name}-prefill"),
-            self.decode.named(f"{self.name}-decode"),
+            ReplicaConfig(name=f"{self.name}-prefill", **self.prefill.model_dump()),
+            ReplicaConfig(name=f"{self.name}-decode", **self.decode.model_dump()),
         )
 
 

@@ -11,11 +11,10 @@ from modelpool.errors import ConfigError
 from specrouter.config.cluster import ClusterConfig, ReplicaConfig
 from specrouter.config.engine import EngineConfig
 from specrouter.config.old_spellings import in_new_spelling
-from specrouter.config.scheduler import SchedulerConfig
+from specrouter.config.scheduler import SchedulerConfig, TreesConfig
 from specrouter.config.server import ServerConfig
 from specrouter.config.slo_class import ObjectivesConfig, SloConfig
 from specrouter.config.strict import Strict
-from specrouter.config.trees import TreesConfig
 from specrouter.config.yaml_file import read_mapping
 from specrouter.request.objective import BY_VALUE, NO_OBJECTIVE
 from specrouter.request.params import RequestError, Speculation

@@ -1,9 +1,9 @@
-"""SchedulerConfig: how chains and trees are chosen."""
+"""How chains and trees are chosen, and what of the trees is verified."""
 
 from pydantic import Field, model_validator
 
 from modelpool.errors import ConfigError
-from specrouter.config.policies import CHAIN_POLICIES, ChainPolicyName
+from specrouter.config.policies import CHAIN_POLICIES, ChainPolicyName, NodeSelectionName
 from specrouter.config.strict import Strict
 from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS, MAX_WIDTH
 
@@ -46,3 +46,18 @@ class SchedulerConfig(Strict):
         if (self.depth or 1) * (self.width or 1) > MAX_TREE_TOKENS:
             raise ConfigError("width", f"depth times width must be at most {MAX_TREE_TOKENS}")
         return self
+
+
+class TreesConfig(Strict):
+    """Which nodes of the draft trees the target verifies.
+
+    Attributes:
+        selection: `goodput`: the highest expected rate of tokens that arrive in time (default of
+            adaptive routing); `whole`: all nodes, or the policy's `nodes` (default of others);
+            `global-greedy`: the likeliest nodes of all requests, without objectives.
+        budget_tokens: tokens that the target reads in a cycle, prompts included, for selections
+            that have a budget. By default what yields most tokens per second.
+    """
+
+    selection: NodeSelectionName | None = None
+    budget_tokens: int | None = Field(default=None, ge=1)

@@ -10,14 +10,17 @@ from pydantic import Field, StrictInt, StrictStr, model_validator
 
 from modelpool.errors import ConfigError
 from specrouter.config.strict import Strict
-from specrouter.request.objective import SLO, Objective, OnUnattainable
-from specrouter.request.params import RequestError
-from specrouter.request.stages import (
+from specrouter.request.objective import (
+    QUANTITIES,
+    SLO,
+    Objective,
+    OnUnattainable,
     TokenIdOf,
     check_vocabulary,
     single_token,
     stages_of,
 )
+from specrouter.request.params import RequestError
 
 if TYPE_CHECKING:  # a file is checked before what takes seconds to import
     from transformers import PreTrainedTokenizerBase
@@ -70,12 +73,10 @@ class SloConfig(Strict):
 
     def slo(self, token_id_of: TokenIdOf) -> SLO:
         """Raises `RequestError`."""
+        stages = [(one.tpot_ms, one.until_tokens, one.until_token) for one in self.stages]
         return SLO(
-            tpot_ms=self.tpot_ms,
-            ttft_ms=self.ttft_ms,
-            tpot_ratio=self.tpot_ratio,
-            e2e_ms=self.e2e_ms,
-            stages=stages_of(self.stages, token_id_of),
+            **{name: getattr(self, name) for name in QUANTITIES},
+            stages=stages_of(stages, token_id_of),
             on_unattainable=self.on_unattainable,
         )
 

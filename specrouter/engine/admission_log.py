@@ -6,7 +6,7 @@ as `fcfs` gives them, in their order, are not told of.
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -52,10 +52,7 @@ class AdmissionRecord:
 
 
 class AdmissionLog:
-    """Args: `clock`: seconds, that requests' times are of."""
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._records: deque[AdmissionRecord] = deque(maxlen=_RECORDS)
 
     @property
@@ -112,7 +109,7 @@ class AdmissionLog:
             objective=request.objective,
             outcome=outcome,
             reason=reason,
-            waited_ms=(self._clock() - request.submitted_s) * 1000,
+            waited_ms=(time.perf_counter() - request.submitted_s) * 1000,
             running=running,
             feasible=request.feasible if outcome == "rejected" else None,
         )

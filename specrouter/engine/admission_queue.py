@@ -7,43 +7,29 @@ import bisect
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Generic, Protocol, TypeVar
+
+from specrouter.request.running import RunningRequest
 
 WAITING_SHOWN = 64  # requests of the queue, of each kind, that a policy may choose among
 
 
-class Waiting(Protocol):
-    """A request that waits; `has_objective`: it came with one."""
-
-    is_declined: bool
-
-    @property
-    def admission_key(self) -> float: ...
-
-    @property
-    def has_objective(self) -> bool: ...
-
-
-RequestT = TypeVar("RequestT", bound=Waiting)
-
-
-def _asks(request: Waiting) -> bool:
+def _asks(request: RunningRequest) -> bool:
     """Has it an objective that may still be attained?"""
     return request.has_objective and not request.is_declined
 
 
-class AdmissionQueue(Generic[RequestT]):
+class AdmissionQueue:
     """Belongs to the engine's thread; its length may be asked for anywhere."""
 
     def __init__(self) -> None:
-        self._sorted: list[tuple[float, int, RequestT]] = []
+        self._sorted: list[tuple[float, int, RunningRequest]] = []
         self._arrivals = itertools.count()
         self._objectives = 0  # requests that came with one and wait
 
     def __len__(self) -> int:
         return len(self._sorted)
 
-    def __iter__(self) -> Iterator[RequestT]:
+    def __iter__(self) -> Iterator[RunningRequest]:
         """In their order."""
         return (request for *_, request in self._sorted)
 
@@ -52,17 +38,17 @@ class AdmissionQueue(Generic[RequestT]):
         """Does anybody wait who came with an objective?"""
         return self._objectives > 0
 
-    def push(self, request: RequestT) -> None:
+    def push(self, request: RunningRequest) -> None:
         self._objectives += request.has_objective
         bisect.insort(self._sorted, (request.admission_key, next(self._arrivals), request))
 
     def first_of(
-        self, count: int, those: Callable[[RequestT], bool] = lambda request: True
-    ) -> list[RequestT]:
+        self, count: int, those: Callable[[RunningRequest], bool] = lambda request: True
+    ) -> list[RunningRequest]:
         """At most so many, in their order."""
         return list(itertools.islice(filter(those, self), count))
 
-    def shown(self, count: int = WAITING_SHOWN) -> list[RequestT]:
+    def shown(self, count: int = WAITING_SHOWN) -> list[RunningRequest]:
         """The first, in their order, and behind them whoever else is among the first that have
         objectives: many without any in front do not hide them from admission."""
         first = self.first_of(count)
@@ -72,14 +58,14 @@ class AdmissionQueue(Generic[RequestT]):
         asking = self.first_of(count, _asks)
         return [*first, *(request for request in asking if id(request) not in seen)]
 
-    def remove(self, request: RequestT) -> None:
+    def remove(self, request: RunningRequest) -> None:
         """It is soon found: those that are admitted are among the first."""
         del self._sorted[next(at for at, each in enumerate(self) if each is request)]
         self._objectives -= request.has_objective
 
-    def take_out(self, leaves: Callable[[RequestT], bool]) -> list[RequestT]:
+    def take_out(self, leaves: Callable[[RunningRequest], bool]) -> list[RunningRequest]:
         """Those that leave without having been admitted."""
-        out, staying = list[RequestT](), list[tuple[float, int, RequestT]]()
+        out, staying = list[RunningRequest](), list[tuple[float, int, RunningRequest]]()
         for item in self._sorted:
             if leaves(item[-1]):
                 out.append(item[-1])

@@ -12,13 +12,7 @@ from dataclasses import replace
 
 from modelpool import ModelPool
 from processors import RejectionSampling, SharedNoise
-from specrouter.config import (
-    TREE_SLOTS,
-    EngineConfig,
-    RouterConfig,
-    SchedulerConfig,
-    TreesConfig,
-)
+from specrouter.config import TREE_SLOTS, RouterConfig, SchedulerConfig, TreesConfig
 from specrouter.cycle import DraftShape, ModelFailure
 from specrouter.engine.admission_queue import waiting_time_s
 from specrouter.engine.engine_state import EngineState
@@ -27,7 +21,6 @@ from specrouter.engine.plan_check import PlanCheck
 from specrouter.engine.policies import PoliciesInUse, with_exact_trees
 from specrouter.engine.request_book import RequestBook
 from specrouter.engine.request_meter import RequestMeter
-from specrouter.engine.slo_accounts import SloAccounts
 from specrouter.engine.step import DecodingStep
 from specrouter.engine.step_lock import StepLock
 from specrouter.engine.view_builder import ViewBuilder
@@ -38,14 +31,12 @@ from specrouter.execution.model_states import StageError
 from specrouter.execution.runtime import Runtime
 from specrouter.execution.runtime_parts import ExecutionSettings
 from specrouter.profile.cycle_times import Workload
-from specrouter.profile.output_lengths import OutputLengths
 from specrouter.profile.prediction import target_only
 from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS, Chain
 from specrouter.request.running import RunningRequest
 from specrouter.routing.chain_policy import Models
-from specrouter.slo.serve.promises import Promises
 from specrouter.view import SCHEDULED, ChainDecision
 from statemgr import StateManager
 
@@ -66,44 +57,34 @@ class Engine:
         self.max_request_tokens = engine.max_request_tokens(pool.longest_sequence, pool.kv_tokens)
         self.profiler = PerformanceProfiler(parameters=parameters)
         # A row's drafts stand behind its committed tokens, and never beyond what it reserved.
-        self._manager = _state_manager(engine, pool)
+        self._manager = StateManager(
+            engine.max_requests,
+            self.max_request_tokens,
+            engine.kv_budget_tokens,
+            TREE_SLOTS,
+            None if engine.kv_limit is None else pool.kv_tokens,
+        )
         self.guard = HangGuard(engine.hang_timeout_s)
         self._faults = FaultGuard()
         execution = _execution_settings(config, pool, self.guard, self._faults)
         runtime = Runtime.create(pool, self._manager, self.profiler, execution)
         self._executor = Executor(runtime)
-        lengths, promises = OutputLengths(), Promises()
-        views = ViewBuilder(
-            pool.models,
-            pool.draft_only,
-            self._executor,
-            self.profiler,
-            lengths,
-            promises,
-            time.perf_counter,
-        )
-        meter = RequestMeter(pool.target, config.slo_classes)
         self.book = RequestBook(
             executor=self._executor,
-            slo_accounts=SloAccounts(),
-            meter=meter,
+            meter=RequestMeter(pool.target, config.slo_classes),
             faults=self._faults,
-            lengths=lengths,
-            promises=promises,
         )
         plan = pool.plan(pool.target)
         exact = with_exact_trees(engine, plan.dtype, plan.weights)
         self.policies = PoliciesInUse(exact, pool, parameters, (config.scheduler, config.trees))
         self.steps = DecodingStep(
             self.book,
-            views,
+            ViewBuilder(pool.models, pool.draft_only, self.book, self.profiler),
             self.policies,
             PlanCheck(pool.names, pool.target, pool.draft_only, engine.most_batch_tokens),
             self.profiler,
-            faults=self._faults,
             names=pool.names,
             prefill_chunk=engine.prefill_chunk,
-            clock=time.perf_counter,
         )
         self._quarantine = self.steps.quarantine
         self._baseline_ms: float | None = None  # the last that made sense
@@ -250,7 +231,11 @@ class Engine:
     # Before the first cycle
 
     def warm_up(self) -> None:
-        """Takes the target's times, or finds those of an earlier process."""
+        """Loads the target and takes its times, or finds those of an earlier process.
+
+        Raises what is wrong with the target; `StageError` where its state has no memory.
+        """
+        self._pool.get(self._pool.target)
         with self._stepping:
             self._executor.states.prepare(self._pool.target)
         self.baseline_tpot_ms()  # the first, to fall back on
@@ -335,14 +320,4 @@ def _execution_settings(
         faults=faults,
         fingerprint=fingerprint_of(config.pool, pool),
         output_store_tokens=engine.output_store_tokens,
-    )
-
-
-def _state_manager(engine: EngineConfig, pool: ModelPool) -> StateManager:
-    return StateManager(
-        engine.max_requests,
-        engine.max_request_tokens(pool.longest_sequence, pool.kv_tokens),
-        engine.kv_budget_tokens,
-        TREE_SLOTS,
-        None if engine.kv_limit is None else pool.kv_tokens,
     )

@@ -17,7 +17,6 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from modelpool import ModelPool
 from specrouter.engine.call_queue import CallQueue
 from specrouter.engine.engine import Engine
 from specrouter.engine.engine_state import EngineState
@@ -42,11 +41,10 @@ class EngineThread:
         restarts: times that an engine has failed and another one begun.
     """
 
-    def __init__(self, engine: Engine, pool: ModelPool, step_timeout_s: float) -> None:
+    def __init__(self, engine: Engine, step_timeout_s: float) -> None:
         self.engine = engine
         self.failure: str | None = None
         self.restarts = 0
-        self._pool = pool
         self._step_timeout_s = step_timeout_s
         self._wakeup = threading.Condition()
         self._arrived: deque[RunningRequest] = deque()
@@ -115,7 +113,7 @@ class EngineThread:
             self._wakeup.notify()
 
     def run_idle(self, function: Callable[[], Any]) -> Any:
-        """See `ChainRouter.run_idle`."""
+        """See `EngineInstruments.run_idle`."""
         with self._wakeup:
             if not self.is_healthy:
                 raise UnavailableError(self.failure or "the router is closed")
@@ -146,7 +144,6 @@ class EngineThread:
         where the caller's thread had loaded the model.
         """
         try:
-            self._pool.get(self._pool.target)
             self.engine.warm_up()
         except BaseException as error:
             self._ended.set()

@@ -22,16 +22,23 @@ from specrouter.config import TREE_SLOTS, EngineConfig, RouterConfig, slos_by_cl
 from specrouter.engine.context_limit import ContextLimit, Limits
 from specrouter.engine.request import PromptLike, Request
 from specrouter.request.grammar import GrammarCompiler
-from specrouter.request.objective import SLO, Objective, SloLike, check_positive, resolve
+from specrouter.request.objective import (
+    SLO,
+    Objective,
+    SloLike,
+    check_positive,
+    check_vocabulary,
+    resolve,
+)
 from specrouter.request.params import (
     SAMPLING,
     RequestError,
     SamplingParams,
     Speculation,
     check_int,
+    check_unicode,
 )
 from specrouter.request.spec import MAX_PRIORITY, RequestSpec, SpeculationOverride
-from specrouter.request.stages import check_vocabulary
 from specrouter.request.structure import Structure
 from specrouter.routing.scheduler import NO_ROOM
 from statemgr import row_tokens
@@ -188,10 +195,7 @@ class InputValidation:
         return tokens
 
     def _encoded(self, field: str, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise RequestError(field, "holds half a surrogate pair") from None
+        check_unicode(field, text)
         made = self._pool.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
         return self._known_ids(field, made)
 

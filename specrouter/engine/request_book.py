@@ -46,14 +46,14 @@ class RequestBook:
     """
 
     executor: RowExecutor
-    slo_accounts: SloAccounts
     meter: RequestMeter
     faults: FaultGuard
+    slo_accounts: SloAccounts = field(default_factory=SloAccounts)
     lengths: OutputLengths = field(default_factory=OutputLengths)
     admissions: AdmissionLog = field(default_factory=AdmissionLog)
     counts: DecodeCounts = field(default_factory=DecodeCounts)
     prefixes: deque[PrefixRecord] = field(default_factory=lambda: deque(maxlen=_PREFIXES))
-    waiting: AdmissionQueue[RunningRequest] = field(default_factory=AdmissionQueue)
+    waiting: AdmissionQueue = field(default_factory=AdmissionQueue)
     running: dict[int, RunningRequest] = field(default_factory=dict)
     pace: AdmissionPace = field(default_factory=AdmissionPace)
     promises: Promises = field(default_factory=Promises)

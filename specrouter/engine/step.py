@@ -5,24 +5,27 @@ steps here, and so does a simulation. Belongs to the engine's thread.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 
-from specrouter.cycle import CycleResult, TargetError
+from specrouter.cycle import Commit, CycleResult, TargetError
 from specrouter.engine.admission_queue import WAITING_SHOWN
 from specrouter.engine.cycle_log import CycleLog
-from specrouter.engine.delivery import Delivery
+from specrouter.engine.decode_counts import Gain
 from specrouter.engine.plan_check import PlanCheck
 from specrouter.engine.planning import CyclePlanning, Policies, target_alone
 from specrouter.engine.quarantine import Quarantine
 from specrouter.engine.request_book import RequestBook
 from specrouter.engine.view_builder import ViewBuilder
-from specrouter.execution.fault_guard import FaultGuard
 from specrouter.execution.hang_guard import Abandoned
 from specrouter.profile.learning import learn_cycle
 from specrouter.profile.profiler import PerformanceProfiler
-from specrouter.request.running import RunningRequest
+from specrouter.request.output import Delta
+from specrouter.request.running import RunningRequest, last_delta
 from specrouter.routing.planner import Plan
 from specrouter.view import EngineView, Standing
+
+logger = logging.getLogger(__name__)
 
 
 class DecodingStep:
@@ -45,26 +48,23 @@ class DecodingStep:
         check: PlanCheck,
         profiler: PerformanceProfiler,
         *,
-        faults: FaultGuard,
         names: Sequence[str],
         prefill_chunk: int,
-        clock: Callable[[], float],
     ) -> None:
         self.cycle = 0
         self.is_full = False
         self.counts = book.counts
         self.cycles = CycleLog(names[-1])
         self.quarantine = Quarantine()
-        self.planning = CyclePlanning(policies, self._view, check, faults)
+        self.planning = CyclePlanning(policies, self._view, check, book.faults)
         self._book = book
         self.views = views
         self._executor = book.executor
-        self._delivery = Delivery(book, self.counts, faults)
         self._profiler = profiler
-        self._faults = faults
+        self._faults = book.faults
         self._names = names
         self._prefill_chunk = prefill_chunk
-        self._clock = clock
+        self._clock = book.clock
 
     def run(self) -> None:
         started_s, book = self._clock(), self._book
@@ -79,7 +79,7 @@ class DecodingStep:
         )
         if book.running:
             result = self._run(plan)
-            self._delivery.deliver(result, plan.budget_nodes)
+            self._deliver(result, plan.budget_nodes)
             elapsed_s = self._clock() - started_s
             self._faults.each(
                 "accounts",
@@ -134,7 +134,7 @@ class DecodingStep:
         self, cycle: int, waiting: Sequence[RunningRequest], standing: Standing
     ) -> EngineView:
         available = self.quarantine.available(self._names, cycle)
-        return self.views.build(cycle, self._book.running, waiting, available, standing)
+        return self.views.build(cycle, waiting, available, standing)
 
     def _run(self, plan: Plan) -> CycleResult:
         """Where the target fails, the requests of the plan end, and nobody gains anything."""
@@ -148,8 +148,58 @@ class DecodingStep:
             raise Abandoned
         return result
 
+    def _deliver(self, result: CycleResult, budget_nodes: int | None) -> None:
+        """Hands tokens over to the requests, and ends those that are done. It is counted before
+        anybody hears of it. `budget_nodes`: see `CyclePlan`."""
+        book = self._book
+        rows = [(book.running[commit.row], commit) for commit in result.commits]
+        news = [(request, commit, _delta_of(request, commit)) for request, commit in rows]
+        self._faults.each(
+            "accounts",
+            self._hand_out,
+            lambda: self.counts.record([_gain(*each) for each in news], budget_nodes),
+        )
+        for request, _, delta in news:
+            if request.finished:
+                book.conclude(request, delta)
+            else:
+                request.handle.deliver(delta)
+        for row, error in result.errors.items():
+            if row in book.running:  # else its text has ended before the place that failed
+                book.end(book.running[row], "error", error)
+
+    def _hand_out(self) -> None:
+        """What was read since the last cycle for requests whose texts go on elsewhere."""
+        for row, request in self._book.running.items():
+            if request.spec.prefill_only:
+                part = self._executor.hand_over.read_since(row, request.handed_tokens)
+                if part is not None:
+                    request.handed_tokens = part.stop
+                    request.handle.deliver(Delta(index=request.spec.sample, kv=part))
+
     def _learn(self, plan: Plan, result: CycleResult, elapsed_s: float) -> None:
         self.counts.record_cycle(elapsed_s)
         self._profiler.record_switches(len(plan.records))
         learn_cycle(self._profiler, plan, result, elapsed_s * 1000)
         self.cycles.note(plan, result, elapsed_s * 1000, self._profiler.spent_ms())
+
+
+def _delta_of(request: RunningRequest, commit: Commit) -> Delta:
+    """What a request makes of its tokens. One whose text cannot be made ends, and no other."""
+    try:
+        return request.accept(
+            commit.tokens,
+            commit.chain,
+            commit.logprobs,
+            commit.prompt_logprobs,
+            commit.drafted,
+            commit.draft,
+        )
+    except Exception as error:
+        logger.exception("request %d cannot go on", request.handle.request_id)
+        return last_delta(request, "error", f"the tokens could not be made text: {error}")
+
+
+def _gain(request: RunningRequest, commit: Commit, delta: Delta) -> Gain:
+    tokens, produced = len(commit.tokens), len(delta.token_ids)
+    return Gain(commit.chain, commit.drafted, tokens, produced, request.last_gap_s)

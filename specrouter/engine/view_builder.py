@@ -1,16 +1,14 @@
 """ViewBuilder: the engine's requests, rows and measurements as a frozen `EngineView`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from specrouter.engine.row_executor import RowExecutor
-from specrouter.profile.output_lengths import OutputLengths
+from specrouter.engine.request_book import RequestBook
 from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.objective import Objective
 from specrouter.request.running import RunningRequest
-from specrouter.slo.serve.promises import Promises
 from specrouter.view import EngineView, RequestView, Standing
 from statemgr import TokenChain
 
@@ -19,28 +17,20 @@ _NOTHING = Objective(tpot_ms=None, ttft_ms=None)
 
 
 class ViewBuilder:
-    """Args:
-    models: that can verify, weakest first, the target last; `draft_only`: the others.
-    clock: seconds, that requests' times are of.
-    """
+    """Args: `models`: that can verify, weakest first, the target last; `draft_only`: the others."""
 
     def __init__(
         self,
         models: Sequence[str],
         draft_only: Sequence[str],
-        executor: RowExecutor,
+        book: RequestBook,
         profiler: PerformanceProfiler,
-        lengths: OutputLengths,
-        promises: Promises,
-        clock: Callable[[], float],
     ) -> None:
         self._models = (*draft_only, *models)
         *self._drafters, self._target = models
-        self._executor = executor
+        self._book = book
+        self._executor = book.executor
         self._profiler = profiler
-        self._lengths = lengths
-        self._promises = promises
-        self._clock = clock
         self._snapshot: PerformanceSnapshot | None = None
         self._snapshot_cycle = 0
         self._output_tokens: Mapping[str | None, float] = {}
@@ -49,39 +39,38 @@ class ViewBuilder:
     def build(
         self,
         cycle: int,
-        running: Mapping[int, RunningRequest],
         waiting: Sequence[RunningRequest],
         available: frozenset[str],
         standing: Standing,
     ) -> EngineView:
-        """`running`: by row, in the order of admission."""
-        executor, now_s = self._executor, self._clock()
+        """Of the requests that run, in the order of admission, and those that are given."""
+        book, executor, now_s = self._book, self._executor, self._book.clock()
         return EngineView(
             cycle=cycle,
             now_s=now_s,
-            running=self._running(running, now_s),
+            running=self._running(book.running, now_s),
             waiting=self._waiting(waiting, now_s),
-            free_rows=executor.rows - len(running),
+            free_rows=executor.rows - len(book.running),
             kv_free_tokens=executor.free_tokens,
             available=available,
             loaded=frozenset(name for name in self._models if executor.is_open(name)),
             performance=self._performance(cycle, standing),
             standing=standing,
             output_tokens=self._output_tokens,
-            pace_margin=self._promises.pace_margin,
-            prediction_error=self._promises.error,
+            pace_margin=book.promises.pace_margin,
+            prediction_error=book.promises.error,
         )
 
     def admitted(self, came: Mapping[int, RunningRequest]) -> tuple[RequestView, ...]:
         """Requests that were just given a row, by row, in that order."""
-        return self._running(came, self._clock())
+        return self._running(came, self._book.clock())
 
     def _performance(self, cycle: int, standing: Standing) -> PerformanceSnapshot:
         """After a shadow evaluation there is news."""
         known, age = self._snapshot, cycle - self._snapshot_cycle
         if known is None or age >= SNAPSHOT_CYCLES or standing.evaluated_at == cycle - 1:
             known = self._snapshot = self._profiler.snapshot()
-            self._output_tokens = self._lengths.quantiles()
+            self._output_tokens = self._book.lengths.quantiles()
             self._snapshot_cycle = cycle
         return known
 

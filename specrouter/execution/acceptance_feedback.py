@@ -4,8 +4,6 @@ And the other way round: how probable it is, by what was seen so far, that the t
 drafted node.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from processors import DraftResult, TokenTree, VerifyResult
@@ -15,18 +13,6 @@ from specrouter.execution.model_comparison import ModelComparison
 from specrouter.execution.runtime import Runtime
 from specrouter.profile.acceptance import JudgedTrees
 from specrouter.request.params import Chain
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class _Verified:
-    """Trees of one group, [B, W], and what a verifier accepted of the nodes that it saw."""
-
-    drafters: Chain
-    verifier: str
-    tree: TokenTree
-    seen: Bools
-    accepted: Bools
-    counts: Bools  # [B] rows whose choices are all finite
 
 
 class AcceptanceFeedback:
@@ -53,17 +39,7 @@ class AcceptanceFeedback:
                 first = tree.real & (tree.depths == 1)
                 seen = seen | first
                 accepted |= first & (tree.tokens == result.choices[index, :1])
-            self._record(
-                draft,
-                _Verified(
-                    drafters=used,
-                    verifier=target,
-                    tree=tree,
-                    seen=seen,
-                    accepted=accepted,
-                    counts=sound,
-                ),
-            )
+            self._record((used, target), draft, tree, seen, accepted, sound)
         self._comparison.compare(left, used[-1], target, result)
 
     def learn_from_intermediate(
@@ -74,15 +50,7 @@ class AcceptanceFeedback:
         drafters = tuple(used[: used.index(name)] if name in used else used)
         if draft.group.branching is None:
             accepted = result.accepted[:, : tree.tokens.shape[1]]
-            verified = _Verified(
-                drafters=drafters,
-                verifier=name,
-                tree=tree,
-                seen=tree.real,
-                accepted=accepted,
-                counts=result.sound,
-            )
-            self._record(draft, verified)
+            self._record((drafters, name), draft, tree, tree.real, accepted, result.sound)
         self._comparison.compare(before, drafters[-1], name, result)
 
     def accept_prob(self, draft: GroupDraft, tree: TokenTree) -> Floats:
@@ -98,19 +66,32 @@ class AcceptanceFeedback:
                 )
         return np.where(np.isfinite(tree.log_probs) & tree.real, probable, 0.0)
 
-    def _record(self, draft: GroupDraft, verified: _Verified) -> None:
-        """Sampled and greedy rows apart."""
-        drafters, tree = verified.drafters, verified.tree
+    def _record(
+        self,
+        pair: tuple[Chain, str],
+        draft: GroupDraft,
+        tree: TokenTree,
+        seen: Bools,
+        accepted: Bools,
+        counts: Bools,
+    ) -> None:
+        """Sampled and greedy rows apart.
+
+        Args:
+            pair: who drafted, and who verified.
+            seen, accepted: [B, W] nodes of `tree`.
+            counts: [B] rows whose choices are all finite.
+        """
         for mode in (True, False):
-            which = verified.counts & (draft.sampled == mode)
+            which = counts & (draft.sampled == mode)
             if not which.any():
                 continue
             trees = JudgedTrees(
                 parents=tree.parents[which],
                 depths=tree.depths[which],
                 log_probs=np.where(tree.real, tree.log_probs, -np.inf)[which],
-                judged=verified.seen[which],
-                accepted=verified.accepted[which],
+                judged=seen[which],
+                accepted=accepted[which],
                 is_usual=not draft.is_quoted,
             )
-            self._profiler.record_trees((drafters, verified.verifier, mode), trees)
+            self._profiler.record_trees((*pair, mode), trees)

@@ -1,7 +1,8 @@
-"""ChainDrafter: runs a chain up to its target, and returns what it drafted for it.
+"""ChainDrafter: runs the chains of a cycle up to their target, and returns what they offer it.
 
 The first member drafts; each intermediate verifies what it is given and hands its own draft on.
-A member that fails is passed over: what the others have drafted is still good.
+A member that fails is passed over: what the others have drafted is still good. A group whose
+drafting fails decodes with the target alone.
 
 Not here: which of the drafted nodes the target verifies (`leave_selected`), and the verification.
 """
@@ -23,10 +24,10 @@ from processors import (
     VerifyResult,
 )
 from processors.pack import NO_SLOT
-from specrouter.cycle import ChainGroup, ModelFailure
+from specrouter.cycle import ChainGroup, CyclePlan, CycleResult, ModelFailure
 from specrouter.execution.acceptance_feedback import AcceptanceFeedback
 from specrouter.execution.drafter_prefill import DrafterPrefill
-from specrouter.execution.group_draft import GroupDraft
+from specrouter.execution.group_draft import GroupDraft, leave_selected
 from specrouter.execution.model_comparison import ModelComparison
 from specrouter.execution.model_drafter import EvictedError, check_read
 from specrouter.execution.model_states import StageError, put_down_to
@@ -46,14 +47,42 @@ class ChainDrafter:
         self._rows = runtime.rows
         self._sampler = runtime.sampler
         self._rule = runtime.rule
+        self._faults = runtime.faults
         self._feedback = feedback
         self._prefill = DrafterPrefill(runtime, comparison)
         self._verify = VerifyProcessor(runtime.sampler, runtime.rule)
         self._quotations = Quotations(runtime, feedback.accept_prob)
 
-    def begin(self, groups: Sequence[ChainGroup]) -> None:
-        """A cycle begins, in which these groups draft, in any order."""
-        self._prefill.begin(groups)
+    def offered(self, plan: CyclePlan, result: CycleResult) -> list[GroupDraft]:
+        """The drafts of all groups, with the nodes that the plan's selector leaves."""
+        self._prefill.begin(plan.groups)
+        drafts = list[GroupDraft]()
+        for group in plan.groups:
+            try:
+                drafts += self.draft(group)
+            except Exception as error:
+                self._faults.note("drafting", error)
+                result.failures.extend(ModelFailure(name, error) for name in group.chain[:-1])
+                result.is_regular = False
+        _note(drafts, result)
+        drafts = self._selected(plan, drafts, result)
+        for draft in drafts:
+            chain = (*draft.used, self._runtime.pool.target)
+            result.chains.update(dict.fromkeys(draft.rows.tolist(), chain))
+        return drafts
+
+    def _selected(
+        self, plan: CyclePlan, drafts: list[GroupDraft], result: CycleResult
+    ) -> list[GroupDraft]:
+        """Where the selector fails, the groups that it was for decode with the target alone."""
+        selector = None if self._rule.verifies_whole_drafts else plan.selector
+        try:
+            leave_selected(drafts, selector, self._feedback.accept_prob)
+        except Exception as error:
+            self._faults.note("selection", error)
+            result.selection_failed, result.is_regular = True, False
+            return [draft for draft in drafts if not draft.group.leaves_choice]
+        return drafts
 
     def draft(self, group: ChainGroup) -> list[GroupDraft]:
         """What a group offers the target: one draft, or two where some rows quote."""
@@ -153,6 +182,16 @@ class ChainDrafter:
     def _hand_on(self, draft: GroupDraft, result: DraftResult) -> None:
         tree = self._rule.legal(result.tree, self._sampler.grammars)
         draft.result = result if tree is result.tree else replace(result, tree=tree)
+
+
+def _note(drafts: Sequence[GroupDraft], result: CycleResult) -> None:
+    """What drafts of a cycle tell of it."""
+    result.failures += [failure for draft in drafts for failure in draft.failures]
+    result.is_regular &= all(draft.is_regular for draft in drafts)
+    result.caught_up |= any(draft.caught_up for draft in drafts)
+    result.cut_rows |= {row for draft in drafts for row in draft.cut_rows.tolist()}
+    result.behind_rows |= {row for draft in drafts for row in draft.behind_rows.tolist()}
+    result.quoted_rows |= {row for one in drafts if one.is_quoted for row in one.rows.tolist()}
 
 
 def _scrubbed(active: ActiveModel, result: VerifyResult) -> FedTree:

@@ -12,8 +12,7 @@ state (`ModelStates`).
 """
 
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import numpy as np
@@ -30,8 +29,8 @@ from specrouter.cycle import (
 )
 from specrouter.execution.acceptance_feedback import AcceptanceFeedback
 from specrouter.execution.cached_prefixes import CachedPrefixes
+from specrouter.execution.chain_drafter import ChainDrafter
 from specrouter.execution.commit_stage import CommitStage
-from specrouter.execution.cycle_drafting import CycleDrafting
 from specrouter.execution.group_draft import GroupDraft
 from specrouter.execution.kv_hand_over import KVHandOver
 from specrouter.execution.model_comparison import ModelComparison
@@ -41,16 +40,6 @@ from specrouter.execution.shadow_evaluator import ShadowEvaluator
 from specrouter.execution.target_stage import TargetStage
 from specrouter.request.spec import RequestSpec
 from statemgr import CacheUse
-
-
-@dataclass(frozen=True, eq=False)
-class _Pass:
-    """Of the target, what it verified in it, and its times, of `time.perf_counter`."""
-
-    result: VerifyResult
-    drafts: list[GroupDraft]
-    started_s: float
-    ended_s: float
 
 
 class Executor:
@@ -69,7 +58,7 @@ class Executor:
         self.states = runtime.states
         self._comparison = ModelComparison(runtime)
         self._feedback = AcceptanceFeedback(runtime, self._comparison)
-        self._drafting = CycleDrafting(runtime, self._feedback, self._comparison)
+        self._drafting = ChainDrafter(runtime, self._feedback, self._comparison)
         self._evaluator = ShadowEvaluator(runtime)
         self._stage = TargetStage(runtime, self._comparison)
         self._commits = CommitStage(runtime)
@@ -119,16 +108,18 @@ class Executor:
         """One cycle. Raises `TargetError`, after which nothing is committed."""
         with torch.inference_mode(), self.states.cycle():
             result = CycleResult()
+            drafts, started_s = self._offered(plan, result), time.perf_counter()
+            level = max([1, *(len(group.chain) - 1 for group in plan.groups)])
             try:
-                verified = self._verified(plan, result)
+                verified = self._stage.verify(plan, drafts, level, result)
             except StageError as stage:
                 error = stage.failure.error
                 reason = f"{self._target} failed: {type(error).__name__}: {error}"
                 raise TargetError(reason, result.failures) from error
             if verified is not None:
                 with self._faults.part("feedback"):
-                    self._learn(verified)
-                self._commits.commit(verified.result, verified.drafts, result)
+                    self._learn(verified, drafts, started_s)
+                self._commits.commit(verified, drafts, result)
         self.states.forget_evicted()
         return result
 
@@ -141,6 +132,7 @@ class Executor:
         return dict(zip(every, np.maximum(left, 0).tolist(), strict=True))
 
     def repeatable(self, rows: Ints) -> Ints:
+        """[R] output tokens of each row whose choice could be made again."""
         return self._evaluator.repeatable(rows)
 
     def is_open(self, model: str) -> bool:
@@ -155,18 +147,8 @@ class Executor:
 
     # A cycle
 
-    def _verified(self, plan: CyclePlan, result: CycleResult) -> "_Pass | None":
-        """Drafts, and what the target says of them; None where no row needs it. Raises `StageError`
-        where the target fails."""
-        level = max((len(group.chain) - 1 for group in plan.groups), default=1)
-        drafts = self._offered(plan, result)
-        started_s = time.perf_counter()
-        verified = self._stage.verify(plan, drafts, max(1, level), result)
-        ended_s = time.perf_counter()
-        return None if verified is None else _Pass(verified, drafts, started_s, ended_s)
-
     def _offered(self, plan: CyclePlan, result: CycleResult) -> list[GroupDraft]:
-        """None where that fails."""
+        """Nothing where that fails."""
         with self._faults.part("drafting"):
             self._feed(result)
             if plan.shadow_evaluation is not None:
@@ -188,13 +170,13 @@ class Executor:
                     except Exception as error:
                         result.failures.append(ModelFailure(drafter.name, error))
 
-    def _learn(self, verified: "_Pass") -> None:
-        result = verified.result
-        self._comparison.keep_prompt_ends(result)
-        places = int((result.places >= 0).sum())
-        self._runtime.record_stage("verify", places, verified.started_s, verified.ended_s)
-        for draft in verified.drafts:
-            self._feedback.learn_from_target(draft, result)
+    def _learn(
+        self, verified: VerifyResult, drafts: Sequence[GroupDraft], started_s: float
+    ) -> None:
+        self._runtime.record_stage("verify", int((verified.places >= 0).sum()), started_s)
+        self._comparison.keep_prompt_ends(verified)
+        for draft in drafts:
+            self._feedback.learn_from_target(draft, verified)
 
     def _evaluate(self, evaluation: ShadowEvaluation, result: CycleResult) -> None:
         result.is_regular = False  # it takes time beside the planned

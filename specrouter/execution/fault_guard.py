@@ -13,7 +13,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from types import TracebackType
 from typing import Literal, get_args
 
 logger = logging.getLogger(__name__)
@@ -58,20 +57,13 @@ class FaultGuard:
         """A failure that was caught elsewhere."""
         now_s = self._clock()
         with self._lock:
-            self.counts[part] += 1
-            count, is_new = (
-                self.counts[part],
-                now_s - self._told_s.get(part, -_SILENT_S) >= _SILENT_S,
-            )
+            self.counts[part] = count = self.counts[part] + 1
+            is_new = now_s - self._told_s.get(part, -_SILENT_S) >= _SILENT_S
             if is_new:
                 self._told_s[part] = now_s
         if is_new:
-            logger.error(
-                "%s failed (%d times so far); requests go on without it",
-                part,
-                count,
-                exc_info=error,
-            )
+            line = "%s failed (%d times so far); requests go on without it"
+            logger.error(line, part, count, exc_info=error)
 
 
 class _Guarded:
@@ -84,12 +76,7 @@ class _Guarded:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
+    def __exit__(self, kind: object, error: object, trace: object) -> bool:
         if not isinstance(error, Exception):
             return False
         self._guard.note(self._part, error)
@@ -112,12 +99,7 @@ class RowGuard:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
+    def __exit__(self, kind: object, error: object, trace: object) -> bool:
         if not isinstance(error, Exception):
             return False
         if self._row not in self._errors:

@@ -60,16 +60,14 @@ class KVHandOver:
             parts = parts[:-1]
         return parts
 
-    def take(self, row: int, request: RequestSpec) -> int:
-        """A row begins with what came with its request. Returns how many tokens that saved."""
+    def take(self, row: int, request: RequestSpec) -> None:
+        """A row begins with what came with its request."""
         state = self._manager.state(self._target)
         if request.kv is None or state is None or not self.expected(request):
-            return 0
-        added, committed = 0, self._manager.committed(row)
-        for part in request.kv.take():
-            added += import_row(state, row, part, committed, self._fingerprint)
+            return
+        committed, model = self._manager.committed(row), self._fingerprint
+        added = sum(import_row(state, row, each, committed, model) for each in request.kv.take())
         self._manager.cache_counts.imported_tokens += added
-        return added
 
     def read_since(self, row: int, start: int) -> RowKV | None:
         """What the target has read of a row from position `start` on; None: nothing."""

@@ -18,7 +18,6 @@ from modelpool import ModelPool
 from modelpool.forward import HiddenLayers
 from modelpool.packed_model import PackedModel
 from processors import ActiveModel, FedTree, NonFiniteLogits, RollbackProcessor
-from processors.active_model import lag
 from processors.rollback import NOTHING
 from specrouter.cycle import CATCH_UP_TOKENS, Ints, ModelFailure
 from specrouter.execution.fault_guard import FaultGuard
@@ -69,15 +68,15 @@ class ModelStates:
         manager: StateManager,
         times: ModelTimes,
         clock: ForwardClock,
-        guard: HangGuard | None = None,
-        faults: FaultGuard | None = None,
+        guard: HangGuard,
+        faults: FaultGuard,
     ) -> None:
         self._pool = pool
         self._manager = manager
         self._times = times
         self._clock = clock
         self._guard = guard
-        self._faults = faults or FaultGuard()
+        self._faults = faults
         self.hidden: HiddenLayers = ()  # of the target, that drafters read
         self._rollback = RollbackProcessor()
         self._held: list[str] = []  # the models of the stages that are open
@@ -194,7 +193,8 @@ class ModelStates:
     def lag(self, name: str, rows: Ints) -> Ints:
         """[R] committed tokens that a model has not read, the last one not counted."""
         state = self._manager.state(name)
-        return self._manager.counts[rows] - 1 if state is None else lag(state, self._manager, rows)
+        unread = self._manager.counts[rows] - 1
+        return unread if state is None else unread - state.lengths(rows)
 
     def _release(self, name: str) -> None:
         self._held.remove(name)
@@ -216,12 +216,12 @@ class ModelStates:
     def _open(self, name: str, model: PackedModel) -> ModelState:
         if self._loaded.get(name) is not model:  # evicted and loaded again, maybe elsewhere
             self._drop(name)
-            guarded = self._guard is not None and name != self._pool.target
-            around = partial(self._guard.inside, name) if guarded and self._guard else nullcontext
+            is_target = name == self._pool.target
+            around = nullcontext if is_target else partial(self._guard.inside, name)
             model.watch = lambda _tokens, _attended: around()  # its profile may hang, too
             self._times.learn(name, model)
             model.watch = self._clock.watch(name, model.device, around)
-            if name == self._pool.target and self.hidden:
+            if is_target and self.hidden:
                 model.check_hidden(self.hidden)
             self._loaded[name] = model
         canonical = model.attention.needs_order or name == self._pool.target

@@ -32,8 +32,8 @@ class ExecutionSettings:
 
     prefill_chunk: int
     window: int
+    guard: HangGuard
     rule: AcceptanceRule = field(default_factory=SharedNoise)
-    guard: HangGuard | None = None
     fresh_times: bool = False
     prefix_cache: bool = True
     faults: FaultGuard = field(default_factory=FaultGuard)
@@ -68,16 +68,15 @@ class RuntimeParts:
         stage: str,
         places: int,
         started_s: float,
-        ended_s: float | None = None,
         *,
         times: int = 1,
     ) -> None:
-        """Tells the profiler the engine's own time in a stage; see its `record_stage`.
+        """Tells the profiler the engine's own time in a stage that ends now; see its
+        `record_stage`. For after the results have been waited for.
 
-        For after the results have been waited for. Times are of `time.perf_counter`; a stage that
-        has no end ends now.
+        `started_s`: of `time.perf_counter`.
         """
-        ended_s = time.perf_counter() if ended_s is None else ended_s
+        ended_s = time.perf_counter()
         with self.faults.part("timing"):
             own_ms = self.clock.own_ms(started_s, ended_s)
             self.profiler.record_stage(stage, places, own_ms, times)

@@ -26,11 +26,9 @@ _LEAD = 16  # tokens before an output that are kept with it: whom it may follow 
 class TextDrafter(Drafter):
     first_is_judged = True  # short drafts are seldom verified, and would never be found to be wrong
 
-    def __init__(
-        self, name: str, runtime: RuntimeParts, outputs: OutputStore | None = None
-    ) -> None:
+    def __init__(self, name: str, runtime: RuntimeParts) -> None:
         super().__init__(name, runtime)
-        self._texts = SuffixTable(runtime.pool.vocab_size, outputs)
+        self._texts = SuffixTable(runtime.pool.vocab_size, self.outputs)
         self._draft = NgramDraftProcessor()
 
     def open(self, row: int, request: RequestSpec) -> None:
@@ -67,8 +65,8 @@ class SuffixDrafter(TextDrafter):
     reach = MAX_TREE_TOKENS
 
     def __init__(self, name: str, runtime: RuntimeParts) -> None:
-        self.outputs = store = OutputStore(runtime.settings.output_store_tokens)
-        super().__init__(name, runtime, store)
+        self.outputs = OutputStore(runtime.settings.output_store_tokens)
+        super().__init__(name, runtime)
         self._kept: dict[int, tuple[str, int]] = {}  # tenants of rows, and tokens kept already
 
     def open(self, row: int, request: RequestSpec) -> None:

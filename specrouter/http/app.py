@@ -12,16 +12,15 @@ from specrouter.engine.serving import ServingRouter
 from specrouter.http.bodies import BodyRoute
 from specrouter.http.chat import add_chat
 from specrouter.http.completions import add_completions
-from specrouter.http.docs_page import add_docs_page
 from specrouter.http.drain import Drain
 from specrouter.http.errors import add_error_handlers
 from specrouter.http.fields import field_names
 from specrouter.http.generate import add_generate
 from specrouter.http.live_feed import add_live_feed
-from specrouter.http.live_page import add_live_page
-from specrouter.http.metrics_page import add_metrics
+from specrouter.http.live_page import add_docs_page, add_live_page
 from specrouter.http.models import add_models
 from specrouter.http.openapi import TAGS
+from specrouter.http.prometheus import add_metrics
 from specrouter.http.router_pages import add_health, add_replica_pages, add_router_pages
 from specrouter.http.service import Service
 from specrouter.http.tokens import add_tokens
@@ -53,7 +52,7 @@ def create_app(router: ServingRouter, drain: Drain | None = None) -> FastAPI:
         redirect_slashes=False,  # it would lead to whatever host the client has named
     )
     app.router.route_class = BodyRoute
-    service = Service(router)
+    service, drain = Service(router), drain or Drain()  # by default one that never begins
     add_error_handlers(app, frozenset(field_names()))
     add_completions(app, service)
     add_chat(app, service)

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specrouter.http.drain import Drain
 from specrouter.http.error_answer import error_response, overloaded, shutting_down
-from specrouter.http.metrics_page import Refusal
+from specrouter.http.prometheus import Refusal
 
 SMALL_BYTES = 2**16  # of a body that counts for nothing: there are only so many connections
 _DISCARDED_BYTES = 64 * 2**20  # read and thrown away before a body is refused, at most
@@ -26,33 +26,18 @@ _Missing = Literal["too large", "no room", "gone", "late"]
 Count = Callable[[Refusal], None]  # told why a request was refused
 
 
-class InflightBytes:
-    """Bytes of all bodies that are read or wait for an answer, `most` of them. For one thread."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self.held = 0
-
-    def take(self, count: int) -> bool:
-        """Whether there was room for so many more."""
-        if self.held + count > self._most:
-            return False
-        self.held += count
-        return True
-
-    def give(self, count: int) -> None:
-        self.held -= count
-
-
 class BodyLimit:
-    """It is in nobody's way: the service stops without it, with 503 for its client."""
+    """A body that is still read does not hold up the end of the service: its client gets 503.
+
+    `room`: bytes that may still be taken for bodies that are read or wait for an answer.
+    """
 
     def __init__(
         self, app: ASGIApp, max_bytes: int, max_inflight_bytes: int, drain: Drain, count: Count
     ) -> None:
         self._app = app
-        self._max_bytes = max_bytes
-        self._inflight = InflightBytes(max_inflight_bytes)
+        self.max_bytes = max_bytes
+        self.room = max_inflight_bytes
         self._drain = drain
         self._count = count
 
@@ -60,7 +45,7 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        arriving = _Arriving(self._max_bytes, self._inflight)
+        arriving = _Arriving(self)
         try:
             await self._serve(arriving, scope, receive, send)
         finally:
@@ -92,26 +77,25 @@ class BodyLimit:
         if reason == "late":
             message = f"the body did not arrive within {_BODY_S:g} s"
             return error_response(408, message, code="body_timeout", headers=closes)
-        message = f"the body has more than {self._max_bytes} bytes (server.max_body_bytes)"
+        message = f"the body has more than {self.max_bytes} bytes (server.max_body_bytes)"
         return error_response(413, message, code="request_too_large", headers=closes)
 
 
 class _Arriving:
-    """One body; `held`: bytes that were taken of `inflight` for it."""
+    """One body; `held`: bytes that were taken of the room for it."""
 
-    def __init__(self, limit: int, inflight: InflightBytes) -> None:
-        self._limit = limit
-        self._inflight = inflight
+    def __init__(self, limits: BodyLimit) -> None:
+        self._limits = limits
         self.held = 0
 
     async def read(self, scope: Scope, receive: Receive) -> bytes | _Missing:
         """The whole body, or why there is none; "gone" is the client."""
         chunks, count = list[bytes](), 0
         missing: _Missing | None = None
-        declared = _declared_bytes(scope)
-        if declared is not None and declared > self._limit + _DISCARDED_BYTES:
+        most = self._limits.max_bytes + _DISCARDED_BYTES
+        if _declared_bytes(scope) > most:
             return "too large"
-        while count <= self._limit + _DISCARDED_BYTES:
+        while count <= most:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return "gone"
@@ -129,16 +113,17 @@ class _Arriving:
 
     def _objection(self, count: int) -> _Missing | None:
         """What is against a body that has `count` bytes so far."""
-        if count > self._limit:
+        if count > self._limits.max_bytes:
             return "too large"
         if count > SMALL_BYTES:
-            if not self._inflight.take(count - self.held):
+            if count - self.held > self._limits.room:
                 return "no room"
+            self._limits.room -= count - self.held
             self.held = count
         return None
 
     def release(self) -> None:
-        self._inflight.give(self.held)
+        self._limits.room += self.held
         self.held = 0
 
     def released_by(self, send: Send) -> Send:
@@ -151,9 +136,9 @@ class _Arriving:
         return answered
 
 
-def _declared_bytes(scope: Scope) -> int | None:
+def _declared_bytes(scope: Scope) -> int:
     declared = Headers(scope=scope).get("content-length", "")
-    return int(declared) if declared.isascii() and declared.isdigit() else None
+    return int(declared) if declared.isascii() and declared.isdigit() else 0
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

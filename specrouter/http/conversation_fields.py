@@ -61,11 +61,6 @@ class Conversation(Fields):
     """Variables of the template, such as `enable_thinking`."""
     chat_template: Refused = refused("is the service's (server.chat_template)")
 
-    @property
-    def characters(self) -> int:
-        """Of all messages."""
-        return sum(map(_characters, self.messages))
-
     def turns(
         self, null_contents: bool = False, text_arguments: bool = False
     ) -> list[dict[str, Any]]:
@@ -84,12 +79,6 @@ class Conversation(Fields):
             _turn(f"messages[{at}]", message, null_contents, text_arguments)
             for at, message in enumerate(self.messages)
         ]
-
-
-def _characters(message: Message) -> int:
-    if isinstance(message.content, list):
-        return sum(len(part.text or "") for part in message.content)
-    return len(message.content or "")
 
 
 def _turn(

@@ -16,22 +16,16 @@ _LAST_ARRIVAL_S = 0.5  # for who is sending a request when the drain begins: to 
 
 
 class Drain:
+    """`in_flight`: requests that were let in and whose last byte is not yet handed to the
+    connection."""
+
     def __init__(self) -> None:
-        self._is_draining = False
-        self._in_flight = 0
+        self.is_draining = False
+        self.in_flight = 0
         self._arrivals = set[asyncio.Timeout]()
 
-    @property
-    def is_draining(self) -> bool:
-        return self._is_draining
-
-    @property
-    def in_flight(self) -> int:
-        """Requests that were let in and whose last byte is not yet handed to the connection."""
-        return self._in_flight
-
     def begin(self) -> None:
-        self._is_draining = True
+        self.is_draining = True
         for limit in self._arrivals:
             if not limit.expired():
                 limit.reschedule(self._deadline(limit.when()))
@@ -52,7 +46,7 @@ class Drain:
 
     def _deadline(self, otherwise_s: float | None) -> float | None:
         """In the event loop's time."""
-        if not self._is_draining:
+        if not self.is_draining:
             return otherwise_s
         last_s = asyncio.get_running_loop().time() + _LAST_ARRIVAL_S
         return last_s if otherwise_s is None else min(last_s, otherwise_s)
@@ -60,12 +54,12 @@ class Drain:
     @contextmanager
     def flight(self) -> Iterator[None]:
         """One request, from when it has been read to the end of its response."""
-        assert not self._is_draining, "a request is refused once the service drains"
-        self._in_flight += 1
+        assert not self.is_draining, "a request is refused once the service drains"
+        self.in_flight += 1
         try:
             yield
         finally:
-            self._in_flight -= 1
+            self.in_flight -= 1
 
     async def wait_until_idle(
         self, timeout_s: float, is_cut_short: Callable[[], bool] = lambda: False
@@ -73,6 +67,6 @@ class Drain:
         """Whether nothing is in flight, after at most `timeout_s`, or less if it is cut short."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        while self._in_flight and loop.time() < deadline and not is_cut_short():
+        while self.in_flight and loop.time() < deadline and not is_cut_short():
             await asyncio.sleep(_POLL_S)
-        return not self._in_flight
+        return not self.in_flight

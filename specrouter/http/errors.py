@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -20,11 +21,10 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from specrouter.engine.context_limit import ContextLengthError
-from specrouter.http.error_answer import error_payload, error_response, overloaded
-from specrouter.http.generate_request import GenerateRequest
-from specrouter.http.metrics_page import count_refusal
+from specrouter.http.error_answer import error_payload, error_response
 from specrouter.http.objective_fields import SloRequest, StageRequest
-from specrouter.http.request_fields import SpeculationRequest
+from specrouter.http.prometheus import Refusal, count_refusal
+from specrouter.http.request_fields import GenerateRequest, SpeculationRequest
 from specrouter.request.errors import NoReplicaError, OverloadedError, UnavailableError
 from specrouter.request.output import Feasible, RequestOutput
 from specrouter.request.params import RequestError
@@ -127,6 +127,8 @@ def _retry_after(delay_s: float) -> int:
 class UnknownModelError(Exception):
     """A request for a model that is not served."""
 
+    field = "model"
+
     def __init__(self, asked: str, served: str) -> None:
         super().__init__(f"there is no model {asked[:80]!r}; {served!r} is served")
 
@@ -150,6 +152,17 @@ def field_names(names: Callable[[], Mapping[str, str]]) -> Iterator[None]:
         raise error.at(known.get(name, name) + bracket + number, reason) from error
 
 
+# Of requests that are refused: as what they are counted, status, and code.
+_REFUSALS: Mapping[type[Exception], tuple[Refusal, int, str]] = {
+    RequestError: ("bad_request", 400, "invalid_value"),
+    ContextLengthError: ("bad_request", 400, "context_length_exceeded"),
+    UnknownModelError: ("bad_request", 404, "model_not_found"),
+    UnavailableError: ("unavailable", 503, "engine_stopped"),
+    NoReplicaError: ("unavailable", 503, "no_replica_ready"),
+    OverloadedError: ("overloaded", 503, "overloaded"),
+}
+
+
 def add_error_handlers(app: FastAPI, fields: Collection[str]) -> None:
     """`fields`: the names of all fields of all request bodies."""
 
@@ -158,38 +171,21 @@ def add_error_handlers(app: FastAPI, fields: Collection[str]) -> None:
         count_refusal(request.app, "bad_request")
         return _invalid_body_response(error.errors(), fields)
 
-    @app.exception_handler(RequestError)
-    async def refused(request: Request, error: RequestError) -> Response:
-        count_refusal(request.app, "bad_request")
-        too_long = isinstance(error, ContextLengthError)
-        code = "context_length_exceeded" if too_long else "invalid_value"
-        return error_response(400, str(error), param=error.field, code=code)
-
-    @app.exception_handler(UnknownModelError)
-    async def unknown_model(request: Request, error: UnknownModelError) -> Response:
-        count_refusal(request.app, "bad_request")
-        return error_response(404, str(error), param="model", code="model_not_found")
-
-    _add_server_errors(app)
+    for kind, told in _REFUSALS.items():
+        app.add_exception_handler(kind, partial(_refused, *told))
+    _add_other_errors(app)
 
 
-def _add_server_errors(app: FastAPI) -> None:
-    @app.exception_handler(OverloadedError)
-    async def too_busy(request: Request, error: OverloadedError) -> Response:
-        count_refusal(request.app, "overloaded")
-        return overloaded(str(error), _retry_after(error.retry_after_s))
+async def _refused(
+    counted: Refusal, status: int, code: str, request: Request, error: Exception
+) -> Response:
+    count_refusal(request.app, counted)
+    field, delay_s = getattr(error, "field", None), getattr(error, "retry_after_s", None)
+    headers = {} if delay_s is None else {"Retry-After": str(_retry_after(delay_s))}
+    return error_response(status, str(error), param=field, code=code, headers=headers)
 
-    @app.exception_handler(NoReplicaError)
-    async def no_replica(request: Request, error: NoReplicaError) -> Response:
-        count_refusal(request.app, "unavailable")
-        headers = {"Retry-After": "1"}
-        return error_response(503, str(error), code="no_replica_ready", headers=headers)
 
-    @app.exception_handler(UnavailableError)
-    async def unavailable(request: Request, error: UnavailableError) -> Response:
-        count_refusal(request.app, "unavailable")
-        return error_response(503, str(error), code="engine_stopped")
-
+def _add_other_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
         if error.status_code < 500:  # no such path or method, or a body that cannot be read

@@ -12,9 +12,9 @@ from fastapi.responses import Response
 
 from specrouter.http.answer_schemas import GenerateAnswerObject
 from specrouter.http.bodies import Unread
-from specrouter.http.generate_request import GenerateRequest
 from specrouter.http.openai_answer import finite
 from specrouter.http.openapi import generation
+from specrouter.http.request_fields import GenerateRequest
 from specrouter.http.service import Asked, Service
 from specrouter.http.streams import Answer, Outputs
 from specrouter.http.token_texts import TokenTexts

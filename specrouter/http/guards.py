@@ -36,7 +36,7 @@ from specrouter.http.errors import SHOULD_RETRY_HEADER
 from specrouter.http.keys import api_keys, is_loopback
 from specrouter.http.live_feed import FEED_PATH
 from specrouter.http.live_page import PAGE_PATHS
-from specrouter.http.metrics_page import count_refusal
+from specrouter.http.prometheus import count_refusal
 from specrouter.http.request_log import HEADER as REQUEST_ID_HEADER
 
 PROBE_PATHS = frozenset({"/health", "/metrics"})

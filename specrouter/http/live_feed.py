@@ -9,7 +9,6 @@ Streams end when the service drains.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 from collections.abc import AsyncGenerator, Mapping
@@ -23,7 +22,7 @@ from specrouter.engine.serving import ServingRouter
 from specrouter.http.drain import Drain
 from specrouter.http.error_answer import error_payload, overloaded
 from specrouter.http.live_snapshot import live_snapshot
-from specrouter.http.streams import ClosedStream, framed
+from specrouter.http.streams import ClosedStream, encoded, framed
 
 logger = logging.getLogger(__name__)
 
@@ -34,18 +33,18 @@ INTERVAL_S = 1.0
 STALLED_S = 30.0
 
 
-def add_live_feed(app: FastAPI, router: ServingRouter, drain: Drain | None) -> None:
-    feed = LiveFeed(router, drain or Drain())
+def add_live_feed(app: FastAPI, router: ServingRouter, drain: Drain) -> None:
+    feed = LiveFeed(router, drain)
 
     @app.get(FEED_PATH, include_in_schema=False)
     async def live() -> Response:
         if feed.viewers >= MAX_VIEWERS:
             return overloaded(f"{MAX_VIEWERS} pages watch already", retry_after_s=_RETRY_S)
-        return _Watched(feed.events(), feed.enter())
+        return _Watched(feed)
 
 
 class LiveFeed:
-    """Belongs to one event loop."""
+    """Belongs to one event loop. `viewers`: that are answered, or will be."""
 
     def __init__(self, router: ServingRouter, drain: Drain, interval_s: float = INTERVAL_S) -> None:
         self._router = router
@@ -54,10 +53,6 @@ class LiveFeed:
         self.viewers = 0
         self._next: asyncio.Future[bytes] | None = None  # the event that is being made
         self._making: asyncio.Task[None] | None = None
-
-    def enter(self) -> _Viewer:
-        """It counts until it is closed."""
-        return _Viewer(self)
 
     async def events(self) -> AsyncGenerator[bytes]:
         """Of one viewer."""
@@ -81,16 +76,11 @@ class LiveFeed:
 
     def _encoded(self) -> bytes:
         try:
-            return framed(_encoded(_finite(live_snapshot(self._router))))
+            return framed(encoded(_finite(live_snapshot(self._router))))
         except Exception:  # viewers are told that it is so, and the next may be well
             logger.exception("the page's snapshot failed")
             reason = "the snapshot failed; the service's log says why"
-            return framed(_encoded(error_payload(500, reason, code="snapshot_failed")))
-
-
-def _encoded(content: Any) -> bytes:
-    text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.encode()
+            return framed(encoded(error_payload(500, reason, code="snapshot_failed")))
 
 
 def _finite(value: Any) -> Any:
@@ -105,6 +95,11 @@ def _finite(value: Any) -> Any:
 class _Watched(ClosedStream):
     """Ends where nothing can be sent for `STALLED_S`: what was sent is not read."""
 
+    def __init__(self, feed: LiveFeed) -> None:
+        super().__init__(feed.events())
+        self._feed = feed
+        feed.viewers += 1
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def sent(message: Message) -> None:
             async with asyncio.timeout(STALLED_S):
@@ -114,12 +109,5 @@ class _Watched(ClosedStream):
             await super().__call__(scope, receive, sent)
         except TimeoutError:
             logger.info("a viewer of the page that reads nothing was closed")
-
-
-class _Viewer:
-    def __init__(self, feed: LiveFeed) -> None:
-        self._feed = feed
-        feed.viewers += 1
-
-    async def aclose(self) -> None:
-        self._feed.viewers -= 1
+        finally:
+            self._feed.viewers -= 1

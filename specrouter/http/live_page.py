@@ -1,8 +1,10 @@
-"""`GET /` and `/page/...`: the page that shows how requests are routed.
+"""`GET /` and `/page/...`: the page that shows how requests are routed. `GET /docs`: the page that
+shows `/openapi.json` and sends requests.
 
-Contract: files of the package as they are, read once, and nothing of any request. Its policy lets a
-browser load these and ask this service, nothing else. Paths are relative: behind a proxy it may
-stand under a prefix. Who may ask: see `specrouter.http.guards`.
+Contract: files of the package as they are, read once, and nothing of any request. They need nothing
+from elsewhere, so they work without the internet. The policy of the first lets a browser load these
+files and ask this service, nothing else; that of the second lets it load nothing. Paths are
+relative: behind a proxy they may stand under a prefix. Who may ask: see `specrouter.http.guards`.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -39,6 +41,11 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
+
+_DOCS_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 
 
 def _files(folder: Traversable, path: str) -> Iterator[tuple[str, bytes]]:
@@ -72,3 +79,11 @@ PAGE_PATHS = frozenset(PAGE_FILES)
 def add_live_page(app: FastAPI) -> None:
     for path, file in PAGE_FILES.items():
         app.get(path, include_in_schema=False)(file.answer)
+
+
+def add_docs_page(app: FastAPI) -> None:
+    text = resources.files("specrouter.http").joinpath("docs_page.html").read_text("utf-8")
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return HTMLResponse(text, headers={"Content-Security-Policy": _DOCS_POLICY})

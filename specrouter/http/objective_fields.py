@@ -16,9 +16,16 @@ from pydantic import Field
 from starlette.datastructures import Headers
 
 from specrouter.http.fields import OwnFields, Positive, Text, TokenId, Tokens
-from specrouter.request.objective import SLO, OnUnattainable, SloLike, joined
+from specrouter.request.objective import (
+    QUANTITIES,
+    SLO,
+    OnUnattainable,
+    SloLike,
+    TokenIdOf,
+    joined,
+    stages_of,
+)
 from specrouter.request.params import RequestError
-from specrouter.request.stages import TokenIdOf, stages_of
 
 SLO_HEADERS = {"tpot_ms": "x-slo-tpot-ms", "ttft_ms": "x-slo-ttft-ms", "e2e_ms": "x-slo-e2e-ms"}
 MAX_STAGES = 64
@@ -56,17 +63,14 @@ class SloRequest(OwnFields):
     @property
     def is_empty(self) -> bool:
         """Whether it says at most what becomes of an objective that comes another way."""
-        given = (self.tpot_ms, self.ttft_ms, self.e2e_ms, self.tpot_ratio, self.stages)
-        return all(each is None for each in given)
+        return all(getattr(self, name) is None for name in (*QUANTITIES, "stages"))
 
     def slo(self, token_id_of: TokenIdOf) -> SLO:
         """Raises `RequestError`."""
+        stages = [(one.tpot_ms, one.until_tokens, one.until_token) for one in self.stages or ()]
         return SLO(
-            tpot_ms=self.tpot_ms,
-            ttft_ms=self.ttft_ms,
-            tpot_ratio=self.tpot_ratio,
-            e2e_ms=self.e2e_ms,
-            stages=stages_of(self.stages or (), token_id_of),
+            **{name: getattr(self, name) for name in QUANTITIES},
+            stages=stages_of(stages, token_id_of),
             on_unattainable=self.on_unattainable or "best_effort",
         )
 

@@ -29,25 +29,6 @@ class Prompt:
     text: str | None = None
 
 
-@dataclass(frozen=True)
-class Envelope:
-    """What all objects of an answer begin with."""
-
-    id: str
-    created: int
-    model: str
-    fingerprint: str
-
-    def to_json(self, kind: str) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": kind,
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": self.fingerprint,
-        }
-
-
 class Usage:
     """The tokens of a request, as OpenAI counts them; it grows while the request runs.
 
@@ -84,7 +65,8 @@ class Usage:
 
 
 class OpenAIAnswer(Answer):
-    """`kind` is its `object`, `chunk_kind` that of its chunks."""
+    """`kind` is its `object`, `chunk_kind` that of its chunks; `envelope`: what all of them begin
+    with, `object` among it."""
 
     kind: str
     chunk_kind: str
@@ -92,7 +74,7 @@ class OpenAIAnswer(Answer):
     def __init__(
         self,
         body: OpenAIRequest,
-        envelope: Envelope,
+        envelope: dict[str, Any],
         prompts: Sequence[Prompt],
         texts: TokenTexts,
     ) -> None:
@@ -100,7 +82,7 @@ class OpenAIAnswer(Answer):
         self.prompts = prompts
         self.texts = texts
         self._envelope = envelope
-        self._chunk_head = envelope.to_json(self.chunk_kind)
+        self._chunk_head = {**envelope, "object": self.chunk_kind}
         self._usage = Usage(sum(len(prompt.token_ids) for prompt in prompts))
         self._begun: set[int] = set()
         self._prompt_logprobs: dict[int, list[Any]] = {}  # by prompt
@@ -119,7 +101,8 @@ class OpenAIAnswer(Answer):
             for index, (at, output) in enumerate(self.chosen(outputs))
         ]
         return {
-            **self._envelope.to_json(self.kind),
+            **self._envelope,
+            "object": self.kind,
             "choices": choices,
             **self._ending(),
         }

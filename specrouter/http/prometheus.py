@@ -1,32 +1,84 @@
-"""RouterCollector: the router's state as Prometheus reads it, at the moment of a scrape.
+"""GET /metrics: the router's state in Prometheus' text format, or in OpenMetrics on request.
 
-Contract: a scrape copies totals that were counted anyway, and never waits for a cycle. All values
+Contract: each application has a registry of its own, so that several routers may live in one
+process. A scrape copies totals that were counted anyway, and never waits for a cycle. All values
 are since the start of the engine, one that began anew after a failure starts at 0 as a process
 would. Units are in the names, times are seconds. Labels are bounded: models and classes by the
 configuration, chains by `DecodeCounts`, positions by `MAX_DEPTH`, estimates by `_TREES`.
-vLLM's names stand beside ours: dashboards and load balancers know them.
-
-Not here: refusals, which the HTTP layer counts (`specrouter.http.metrics_page`).
+vLLM's names stand beside ours: dashboards and load balancers know them. Refusals are counted here,
+since the router never hears of most of them.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import nlargest
-from typing import Any
+from typing import Any, Literal, get_args
 
-from prometheus_client.metrics_core import Metric
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import PlainTextResponse
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.serving import ServingRouter
 from specrouter.engine.slo_accounts import AdmissionCounts, SloAccounts, SloCounts
 from specrouter.http.metric_table import families
+from specrouter.http.openapi import OPERATION
 from specrouter.profile.profiler import EngineStatistics
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.objective import BY_VALUE, NO_OBJECTIVE
 from specrouter.request.params import Chain
 
+Refusal = Literal["bad_request", "overloaded", "unavailable", "unauthorized"]
 PREDICTED_TOKENS = (1, 8, 64)  # n of the T(n) that are shown
 _TREES = 64  # estimates of drafters and verifiers that are shown, those with most evidence
+
+
+def add_metrics(app: FastAPI, router: ServingRouter) -> None:
+    """Mounts the page, and gives the application the counter for `count_refusal`."""
+    registry = CollectorRegistry()
+    refusals = app.state.refusals = _Refusals()
+    registry.register(refusals)
+    registry.register(RouterCollector(router))
+
+    @app.get(
+        "/metrics",
+        tags=[OPERATION],
+        summary="Prometheus metrics, as text",
+        response_class=PlainTextResponse,
+    )
+    def metrics(request: Request) -> Response:  # not async: what it reads is behind locks
+        encode, content_type = _encoder(request.headers.get("accept", ""))
+        return Response(encode(registry), headers={"Content-Type": content_type})
+
+
+def _encoder(accepted: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
+    """The plain format where a version in `accepted` is none that can be compared ("0.0.4" in
+    quotes, "x")."""
+    try:
+        return choose_encoder(accepted)
+    except (TypeError, ValueError):
+        return choose_encoder("")
+
+
+def count_refusal(app: FastAPI, reason: Refusal) -> None:
+    """A request was refused before it was queued; nothing happens without `add_metrics`."""
+    refusals: _Refusals | None = getattr(app.state, "refusals", None)
+    if refusals is not None:
+        refusals.counts[reason] += 1
+
+
+class _Refusals(Collector):
+    def __init__(self) -> None:
+        self.counts = dict.fromkeys(get_args(Refusal), 0)  # all are there from the start
+
+    def collect(self) -> list[Metric]:
+        text = "Requests that were refused before they were queued."
+        family = CounterMetricFamily("specrouter_requests_refused", text, labels=["reason"])
+        for reason, count in self.counts.items():
+            family.add_metric([reason], count)
+        return [family]
 
 
 class RouterCollector(Collector):
@@ -110,11 +162,11 @@ def _estimate_sources(known: PerformanceSnapshot) -> dict[str, Any]:
     shown = nlargest(_TREES, known.trees.items(), key=lambda each: each[1].trials)
     return {
         "trees": {
-            (_joined(proposers), verifier, _flag(sampled)): tree
+            (_joined(proposers), verifier, str(sampled).lower()): tree
             for (proposers, verifier, sampled), tree in shown
         },
         "promised": {
-            (drafter, verifier, _flag(sampled)): alpha
+            (drafter, verifier, str(sampled).lower()): alpha
             for (drafter, verifier, sampled), alpha in known.promised_alpha.items()
         },
     }
@@ -122,7 +174,3 @@ def _estimate_sources(known: PerformanceSnapshot) -> dict[str, Any]:
 
 def _joined(chain: Chain) -> str:
     return ">".join(chain)
-
-
-def _flag(value: bool) -> str:
-    return "true" if value else "false"

@@ -1,11 +1,12 @@
-"""The fields that every request for a text has, and what they ask of the router.
+"""The fields that every request for a text has, and what they ask of the router; and the body of
+`POST /generate`, which has our own names.
 
 Contract: types and ranges are checked here, so that the API's schema shows them; what depends on
 several fields or on the models is refused by `SamplingParams` and the router. A field that is null
 or absent has its default. Unknown fields are accepted, because existing clients send fields that we
 do not have; those of OpenAI's and vLLM's that would change the text or its log-probabilities are
-refused, and so are other servers' names for a form of the text. `speculation` is our own, so an
-unknown key inside it is an error.
+refused, and so are other servers' names for a form of the text. No existing client sends what is
+our own, `speculation` and the body of `/generate`: an unknown key in it is an error.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from specrouter.http.fields import (
     Samples,
     Text,
     TokenIds,
+    Tokens,
     check_refused,
     refused,
 )
@@ -39,6 +41,7 @@ from specrouter.request.params import (
     MAX_DEPTH,
     MAX_SALT_CHARACTERS,
     MAX_WIDTH,
+    RequestError,
     SamplingParams,
     Speculation,
 )
@@ -211,3 +214,32 @@ class RequestFields(StructureFields):
         chain = None if asked.chain is None else tuple(asked.chain)
         reuses = asked.reuse_outputs is not False
         return Speculation(chain, asked.depth, asked.width, reuse_outputs=reuses)
+
+
+class GenerateRequest(RequestFields, OwnFields):
+    """Exactly one of `prompt` and `input_ids`. Unknown fields are refused."""
+
+    model: Text | None = None
+    """The target's name; another one is answered with 404."""
+    prompt: Text | None = None
+    """A text; either it or `input_ids`."""
+    input_ids: TokenIds | None = None
+    """Token ids; either they or `prompt`."""
+    max_new_tokens: Tokens | None = None
+    """Tokens of the output, at most; 128 by default."""
+    logprobs: LogprobCount | None = None
+    """Log-probabilities of the output's tokens, with so many alternatives."""
+    return_drafts: bool | None = None
+    """Of every cycle: who proposed which token, and the drafted tree that the target verified."""
+    # OpenAI's name: refused, so that it is not overlooked.
+    max_tokens: Refused = refused("this endpoint calls it max_new_tokens")
+
+    def source(self) -> str | list[int]:
+        """The prompt in the form in which it was given; RequestError unless there is one."""
+        if self.prompt is not None and self.input_ids is not None:
+            raise RequestError("input_ids", "give either prompt or input_ids, not both")
+        if self.prompt is not None:
+            return self.prompt
+        if self.input_ids is not None:
+            return self.input_ids
+        raise RequestError("prompt", "missing: give prompt (text) or input_ids (token ids)")

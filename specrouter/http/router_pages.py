@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 _Page = Callable[[], Awaitable[Response]]
 
 
-def add_health(app: FastAPI, router: ServingRouter, drain: Drain | None) -> None:
+def add_health(app: FastAPI, router: ServingRouter, drain: Drain) -> None:
     @app.get("/health", **described(OPERATION, "Whether requests are taken", HealthAnswer, (503,)))
     async def health() -> Response:
         health = router.health()
@@ -43,7 +43,7 @@ def add_health(app: FastAPI, router: ServingRouter, drain: Drain | None) -> None
             if router.is_healthy:
                 error = error_payload(503, "no replica is ready", code="no_replica_ready")
             return JSONResponse({"status": "stopped", **error, **replicas}, status_code=503)
-        if drain is not None and drain.is_draining:
+        if drain.is_draining:
             error = error_payload(503, "the service is shutting down", code="shutting_down")
             return JSONResponse({"status": "draining", **error}, status_code=503)
         return JSONResponse({"status": health.status, **replicas})

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fastapi import Request as HttpRequest
 from fastapi.responses import Response
@@ -26,7 +26,6 @@ from specrouter.http.chat_template import ChatTemplate
 from specrouter.http.errors import UnknownModelError, field_names
 from specrouter.http.keys import api_keys, cache_salt
 from specrouter.http.objective_fields import asked_objective
-from specrouter.http.openai_answer import Envelope
 from specrouter.http.reasoning.formats import ReasoningFormat, reasoning_of
 from specrouter.http.reasoning.harmony import Harmony
 from specrouter.http.request_fields import RequestFields
@@ -35,9 +34,9 @@ from specrouter.http.token_texts import TokenTexts
 from specrouter.http.tools.formats import FORMATS, ToolFormat, added_tags, format_of
 from specrouter.request.delta_stream import DeltaStream, Read
 from specrouter.request.lanes import lane_of
+from specrouter.request.objective import single_token
 from specrouter.request.output import Delta
 from specrouter.request.params import RequestError, SamplingParams
-from specrouter.request.stages import single_token
 
 Body = TypeVar("Body", bound=RequestFields)
 
@@ -137,10 +136,16 @@ class Service:
             self.router.submit_each(asked.requests, stream, self.config.max_waiting)
         return asked.answer, bool(body.stream)
 
-    def envelope(self, request: HttpRequest, prefix: str) -> Envelope:
+    def envelope(self, request: HttpRequest, prefix: str) -> dict[str, Any]:
+        """What all objects of an answer begin with; `object` is to be filled in."""
         known = getattr(request.state, "request_id", None)
-        identity = f"{prefix}-{known or uuid.uuid4().hex}"
-        return Envelope(identity, int(time.time()), self.model, self.router.fingerprint)
+        return {
+            "id": f"{prefix}-{known or uuid.uuid4().hex}",
+            "object": "",
+            "created": int(time.time()),
+            "model": self.model,
+            "system_fingerprint": self.router.fingerprint,
+        }
 
     def cache_salt(self, request: HttpRequest, body: RequestFields) -> str | None:
         """Among whose requests it shares what was read."""

@@ -14,7 +14,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import AsyncExitStack, aclosing
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -122,25 +122,21 @@ async def _beginning(deltas: DeltaStream) -> Sequence[tuple[int, Delta]]:
     return begun
 
 
-class Closable(Protocol):
-    async def aclose(self) -> object: ...
-
-
 class ClosedStream(StreamingResponse):
     """Server-sent events. Closes them, and what they are made of, however the response ends: that
     is what cancels the request of a client that left. (Starlette alone leaves it to the garbage
     collector.)
     """
 
-    def __init__(self, events: AsyncGenerator[bytes], *sources: Closable) -> None:
-        self._sources, self._events = sources, events
+    def __init__(self, events: AsyncGenerator[bytes], source: DeltaStream | None = None) -> None:
+        self._source, self._events = source, events
         headers = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
         super().__init__(events, media_type="text/event-stream", headers=headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with AsyncExitStack() as stack:
-            for source in self._sources:
-                await stack.enter_async_context(aclosing(source))
+            if self._source is not None:
+                await stack.enter_async_context(aclosing(self._source))
             await stack.enter_async_context(aclosing(self._events))
             await super().__call__(scope, receive, send)
 
@@ -170,21 +166,18 @@ async def _events(
 async def _event_of(answer: Answer, prompt: int, delta: Delta) -> bytes | None:
     """None where there is nothing to say yet."""
     if delta.prompt_logprobs:  # as in `_answer_of`
-        return await asyncio.to_thread(_long_event, answer, prompt, delta)
-    chunk = _chunk(answer, prompt, delta)
-    return None if chunk is None else _event(chunk)
+        return await asyncio.to_thread(_event_now, answer, prompt, delta)
+    return _event_now(answer, prompt, delta)
 
 
-def _long_event(answer: Answer, prompt: int, delta: Delta) -> bytes | None:
-    chunk = _chunk(answer, prompt, delta)
-    return None if chunk is None else framed(_in_parts(chunk))
-
-
-def _chunk(answer: Answer, prompt: int, delta: Delta) -> dict[str, Any] | None:
+def _event_now(answer: Answer, prompt: int, delta: Delta) -> bytes | None:
     failure = _failure(delta)
     if failure is not None:
-        return {**answer.place(delta), **failure.payload()}
-    return answer.chunk(prompt, delta)
+        return _event({**answer.place(delta), **failure.payload()})
+    chunk = answer.chunk(prompt, delta)
+    if chunk is None:
+        return None
+    return framed(_in_parts(chunk)) if delta.prompt_logprobs else _event(chunk)
 
 
 def _failure(delta: Delta) -> Failure | None:
@@ -205,9 +198,9 @@ def _in_parts(value: Any) -> bytes:
     """JSON, long lists entry by entry: json lets no other thread run while it encodes a value,
     however large."""
     if not _holds_long_list(value):
-        return _encoded(value)
+        return encoded(value)
     if isinstance(value, dict):
-        members = (_encoded(key) + b":" + _in_parts(member) for key, member in value.items())
+        members = (encoded(key) + b":" + _in_parts(member) for key, member in value.items())
         return b"{" + b",".join(members) + b"}"
     if len(value) <= _SLICE:
         return b"[" + b",".join(map(_in_parts, value)) + b"]"
@@ -226,7 +219,7 @@ def _holds_long_list(value: Any) -> bool:
     return len(value) > _LONG or any(map(_holds_long_list, value))
 
 
-def _encoded(value: Any) -> bytes:
+def encoded(value: Any) -> bytes:
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.encode()
 

@@ -30,8 +30,8 @@ def attained_stages(
     return tuple(kept)
 
 
-def tpot_of_runs(commits: Sequence[tuple[float, int]], tokens: int = RUN_TOKENS) -> list[float]:
-    """Mean time of a token, in milliseconds, over every full run of `tokens` after the first token.
+def tpot_of_runs(commits: Sequence[tuple[float, int]]) -> list[float]:
+    """Mean time of a token, in milliseconds, over every full run of 10 after the first token.
 
     Tokens of one commit share the time since the one before it evenly.
 
@@ -42,6 +42,6 @@ def tpot_of_runs(commits: Sequence[tuple[float, int]], tokens: int = RUN_TOKENS)
     if not len(counts):
         return []
     came_s = [commits[0][0], *(came_s for came_s, _ in commits)]
-    ends = np.arange(1, counts[-1] + 1, tokens)
+    ends = np.arange(1, counts[-1] + 1, RUN_TOKENS)
     ends_s = np.interp(ends, [1, *counts], came_s)
-    return [float(each) for each in np.diff(ends_s) * (1000 / tokens)]
+    return [float(each) for each in np.diff(ends_s) * (1000 / RUN_TOKENS)]

@@ -5,19 +5,53 @@ Closing a stream cancels what of it still runs, and also what is only begun afte
 """
 
 import asyncio
+import weakref
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from typing import Protocol, Self
-from weakref import WeakKeyDictionary
 
-from specrouter.request.loop_mailbox import LoopMailbox
 from specrouter.request.output import Delta
 
 Read = Callable[[Delta], Delta | None]
+Delivery = Callable[[], object]  # runs in the loop; must not raise
 
 
 class Running(Protocol):
     def cancel(self) -> object: ...
+
+
+class LoopMailbox:
+    """Hands what any thread tells over to coroutines of one event loop, in that order.
+
+    Waking a loop costs a system call, in which the engine may lose the interpreter to the loop that
+    it wakes: the deltas of a cycle wake it about once, and not once for each.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = weakref.ref(loop)  # mailboxes are kept by loop, for as long as there is one
+        self._waiting: deque[Delivery] = deque()
+        self._is_woken = False
+
+    def post(self, delivery: Delivery) -> None:
+        """Raises `RuntimeError` where the loop is closed."""
+        self._waiting.append(delivery)
+        if self._is_woken:
+            return
+        self._is_woken = True
+        try:
+            loop = self._loop()
+            if loop is None:
+                raise RuntimeError("the event loop is gone")
+            loop.call_soon_threadsafe(self._deliver)
+        except BaseException:
+            self._is_woken = False
+            raise
+
+    def _deliver(self) -> None:
+        self._is_woken = False  # before the last look: what is posted behind it wakes anew
+        while self._waiting:
+            self._waiting.popleft()()
 
 
 class DeltaStream:
@@ -74,7 +108,7 @@ class DeltaStreams:
     """Streams of a loop share its mailbox."""
 
     def __init__(self) -> None:
-        self._mailboxes = WeakKeyDictionary[asyncio.AbstractEventLoop, LoopMailbox]()
+        self._mailboxes = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopMailbox]()
 
     def open(self) -> DeltaStream:
         """For the loop that runs here."""

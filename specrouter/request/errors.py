@@ -8,6 +8,8 @@ class UnavailableError(RuntimeError):
 class NoReplicaError(UnavailableError):
     """No replica takes requests now, but one will again."""
 
+    retry_after_s = 1.0
+
     def __init__(self) -> None:
         super().__init__("no replica is ready")
 

@@ -6,14 +6,15 @@ nobody uses goes back to the system. Jobs of a lane begin in the order in which 
 """
 
 import asyncio
+import ctypes
 import threading
+import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Any, Literal, TypeVar
 
 from specrouter.request.errors import OverloadedError, UnavailableError
-from specrouter.request.memory import MemoryReturn
 
 Result = TypeVar("Result")
 
@@ -32,6 +33,8 @@ _THREADS: dict[Lane, int] = {
 }
 _LEAVE_MEMORY: Collection[Lane] = ("large", "tokenize")  # much of it, behind a job
 _RETRY_AFTER_S = 1.0
+_DELAY_S = 1.0  # for other large jobs that are done meanwhile
+_PAUSE_S = 5.0  # between two times that memory goes back, since threads that allocate wait for it
 
 
 def lane_of(length: int) -> Lane:
@@ -93,3 +96,47 @@ class Lanes:
     def _leave(self, lane: Lane) -> None:
         with self._lock:
             self._inside[lane] -= 1
+
+
+def _no_trim() -> None:
+    pass
+
+
+def _glibc_trim() -> Callable[[], object]:
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError, TypeError):
+        return _no_trim
+    return lambda: trim(0)
+
+
+class MemoryReturn:
+    """Memory that nobody uses any more goes back to the system. Thread-safe. Works in a thread of
+    its own, which ends by itself.
+
+    glibc keeps what was freed for later, in an arena for each thread: a text of 4 MB that is
+    tokenized leaves some hundred megabytes behind, however soon it is forgotten. `malloc_trim`
+    gives them back. Where there is no such function (macOS, musl), nothing is done.
+    """
+
+    def __init__(self, trim: Callable[[], object] | None = None) -> None:
+        self._trim = trim or _glibc_trim()
+        self._lock = threading.Lock()
+        self._is_planned = False
+        self._last_s = -_PAUSE_S
+
+    def soon(self) -> None:
+        """After something large is done; as often as one likes."""
+        with self._lock:
+            if self._is_planned:
+                return
+            self._is_planned = True
+            delay_s = max(_DELAY_S, self._last_s + _PAUSE_S - time.monotonic())
+        timer = threading.Timer(delay_s, self._give)
+        timer.name, timer.daemon = "specrouter-memory", True
+        timer.start()
+
+    def _give(self) -> None:
+        with self._lock:  # what is done from here on is for another time
+            self._is_planned, self._last_s = False, time.monotonic()
+        self._trim()

@@ -67,13 +67,13 @@ class RequestMetrics:
         sampling: temperature and others of `SAMPLING`, as they were used.
     """
 
-    ttft_ms: float | None
-    tpot_ms: float | None
-    acceptance_length: float
-    cycles: int
-    chains: dict[tuple[str, ...], int]
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    acceptance_length: float = 0.0
+    cycles: int = 0
+    chains: dict[tuple[str, ...], int] = field(default_factory=dict)
     prompt_tokens: int
-    output_tokens: int
+    output_tokens: int = 0
     objective: Objective | None = None
     attained: bool | None = None
     tpot_ms_every_10: tuple[float, ...] = ()
@@ -218,8 +218,8 @@ class RequestOutput:
     `drafts` is None unless asked for; it covers the cycles of this attempt, in order.
     """
 
-    text: str
-    token_ids: list[int]
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason
     metrics: RequestMetrics
     seed: int

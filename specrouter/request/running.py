@@ -335,23 +335,11 @@ def last_delta(request: RunningRequest, reason: FinishReason, error: str | None 
         cause = error or f"the output could not be made: {type(failure).__name__}: {failure}"
         spec = request.spec
         request.finished = True
-        metrics = RequestMetrics(
-            ttft_ms=None,
-            tpot_ms=None,
-            acceptance_length=0.0,
-            cycles=0,
-            chains={},
-            prompt_tokens=len(spec.token_ids),
-            output_tokens=0,
-            objective=spec.objective,
-        )
         output = RequestOutput(
-            text="",
-            token_ids=[],
             finish_reason="error",
-            metrics=metrics,
+            metrics=RequestMetrics(prompt_tokens=len(spec.token_ids), objective=spec.objective),
             seed=spec.seed,
             error=cause,
             index=spec.sample,
         )
-        return Delta(text="", token_ids=[], finish_reason="error", output=output, index=spec.sample)
+        return Delta(finish_reason="error", output=output, index=spec.sample)

@@ -36,7 +36,8 @@ def held_bytes(model: PackedModel) -> float:
     shared: list[QuantisedWeight] = [
         one.shared for one in modules if isinstance(one, QuantisedLinear)
     ]
-    shared += [one for each in modules if isinstance(each, QuantisedExperts) for one in each.kept]
+    for each in modules:
+        shared += [*each.up, *each.down] if isinstance(each, QuantisedExperts) else []
     taken = float(sum(parameter.nbytes for parameter in model.model.parameters()))
     for one in {id(one): one for one in shared}.values():
         output = (

@@ -170,6 +170,10 @@ def make_model(config: PreTrainedConfig, dtype: torch.dtype = torch.float64) -> 
     return ready
 
 
+def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
 def texts(rows: int) -> Tensor:
     return torch.from_numpy(np.random.default_rng(0).integers(2, VOCAB, size=(rows, 40)))
 

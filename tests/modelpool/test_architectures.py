@@ -29,21 +29,10 @@ from tests.modelpool.factories import (
     SLIDING_WINDOW,
     VOCAB_SIZE,
 )
-from tests.modelpool.llama_models import Feeder, make_model, texts
+from tests.modelpool.llama_models import SHAPE, Feeder, make_model, texts
 
 WINDOWED = ("mistral", "gemma2", "gemma3")
-_SHAPE: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 32,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "max_position_embeddings": 128,
-    "pad_token_id": None,
-}
+_SHAPE = SHAPE | {"vocab_size": VOCAB_SIZE, "num_hidden_layers": 2}
 
 
 @contextmanager

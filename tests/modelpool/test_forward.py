@@ -8,9 +8,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from modelpool.fast.cuda_forward import CudaForward
-from modelpool.fast.layer_reference import reference_kernels
 from modelpool.forward import HiddenLayers
 from modelpool.packed_model import PackedModel
+from tests.modelpool.fast.passes import reference_kernels
 from tests.modelpool.fast.test_forwards import WAYS, assert_says
 from tests.modelpool.fast.test_graph_runner import FakeGraphs
 from tests.modelpool.llama_models import (
@@ -50,24 +50,33 @@ def test_hidden_states_of_a_pack_are_those_of_the_ordinary_forward(name: str) ->
         torch.testing.assert_close(got, torch.cat(rows), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("way", "dtype"),
+    [
+        *((way, torch.float64) for way in WAYS),
+        *(("direct", dtype) for dtype in (torch.float32, torch.bfloat16)),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_short_ways_give_the_hidden_states_of_the_packed_forward(name: str, way: str) -> None:
+def test_short_ways_give_the_hidden_states_of_the_packed_forward(
+    name: str, way: str, dtype: torch.dtype
+) -> None:
     """To the bit where logits are; and these are what they are without hidden states."""
     one = WAYS[way]
-    packed, forward = one.through(name, torch.float64)
+    packed, forward = one.through(name, dtype)
     feeders = Feeder(packed.forward, packed), Feeder(forward, packed)
     alone = Feeder(forward, packed)
     for counts, layers in zip(PACKS, WANTED, strict=True):
         index = list(range(sum(counts.values())))[1::2]
         expected, got = (feeder.read(counts, index, layers) for feeder in feeders)
-        assert_says(got.logits, alone.feed(counts, index), min(1e-9, one.tolerance[torch.float64]))
+        assert_says(got.logits, alone.feed(counts, index), min(1e-9, one.tolerance[dtype]))
         if not layers:
             assert got.hidden is expected.hidden is None
             continue
         assert got.hidden is not None
         assert expected.hidden is not None
-        assert_says(got.hidden, expected.hidden, one.tolerance[torch.float64])
+        assert_says(got.hidden, expected.hidden, one.tolerance[dtype])
 
 
 @pytest.mark.parametrize("way", ["packed", *WAYS])
@@ -85,16 +94,6 @@ def test_a_node_of_a_tree_has_the_hidden_states_of_its_path_as_a_text(way: str) 
         text = torch.cat((Feeder(forward, packed).texts[row, :7], path))
         wanted = states_of(make_model(LLAMA_SHAPED["qwen3"]()), text[None], layers)[0, -1]
         torch.testing.assert_close(states, wanted, rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_the_direct_forward_has_the_bits_of_the_model_in_other_dtypes(dtype: torch.dtype) -> None:
-    packed, direct = WAYS["direct"].through("qwen3", dtype)
-    feeders = Feeder(packed.forward, packed), Feeder(direct, packed)
-    expected, got = (feeder.read({0: 6, 2: 1}, [3], (1, 3)).hidden for feeder in feeders)
-    assert expected is not None
-    assert got is not None
-    assert_says(got, expected, 0)
 
 
 def test_graphs_give_hidden_states_and_logits_apart_from_those_without() -> None:

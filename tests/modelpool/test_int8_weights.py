@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import AutoModelForCausalLM, Llama4TextConfig
 
 from modelpool.checkpoint.int8_values import read_int8
 from modelpool.device_manager import DeviceInfo
@@ -16,11 +17,20 @@ from modelpool.fast.linear import PackedLinear
 from modelpool.fast.quantised import QuantisedLinear
 from modelpool.packed_model import PackedModel
 from tests.modelpool.compressed import compress, declare, held_bytes, logits, needs_int8
-from tests.modelpool.factories import edit_weights, pool_of, save_gpt2, save_llama, save_qwen3
+from tests.modelpool.factories import (
+    VOCAB_SIZE,
+    edit_weights,
+    make_tokenizer,
+    pool_of,
+    save_gpt2,
+    save_llama,
+    save_qwen3,
+)
 from tests.modelpool.refused import refused
 
 GIB = 2**30
 FIELD = "pool.models[0]"
+PLAIN_EXPERTS = "their form cannot be quantised"
 
 
 def int8_layers(model: PackedModel) -> dict[str, QuantisedLinear]:
@@ -70,6 +80,25 @@ def test_bytes_are_those_of_the_loaded_model(
     )
 
 
+@needs_int8
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_experts_of_another_form_are_counted_as_they_are_kept(weights: str, tmp_path: Path) -> None:
+    sizes: dict[str, Any] = dict.fromkeys(("hidden_size", "intermediate_size"), 64)
+    heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    config = Llama4TextConfig(
+        vocab_size=VOCAB_SIZE, num_hidden_layers=1, num_local_experts=4, **sizes, **heads
+    )
+    factory: Any = AutoModelForCausalLM
+    model = factory.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    make_tokenizer(tmp_path)
+    pool = pool_of(tmp_path, weights=weights)
+    plan = pool.plan("m")
+    assert plan.weights == weights
+    assert plan.warning == f"{FIELD}.weights: 'm' keeps its experts in bfloat16: {PLAIN_EXPERTS}"
+    assert plan.footprint.weight_bytes == held_bytes(pool.get("m"))
+
+
 def test_a_gpu_has_no_kernels_for_int8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_llama(tmp_path, dtype="bfloat16")
     devices = DeviceInfo("cuda:0", GIB, GIB), DeviceInfo("cpu", GIB, GIB)
@@ -91,7 +120,7 @@ def test_a_cpu_that_cannot_sum_int8_keeps_weights_plain_and_says_so(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    save_llama(tmp_path, dtype="bfloat16")
+    save_llama(tmp_path, dtype="bfloat16", tied=False)
     if stored:
         compress(tmp_path)
     for place in ("member", "placed_members"):

@@ -16,6 +16,7 @@ from transformers import (
     DeepseekV2Config,
     DeepseekV3Config,
     DeepseekV32Config,
+    DiffLlamaConfig,
     DogeConfig,
     FalconConfig,
     FalconMambaConfig,
@@ -36,6 +37,7 @@ from transformers import (
     MptConfig,
     PreTrainedConfig,
     RecurrentGemmaConfig,
+    RobertaConfig,
     XGLMConfig,
 )
 
@@ -66,6 +68,11 @@ REFUSED: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
     "recurrent-gemma": (RecurrentGemmaConfig, "layer 0 is of type linear_attention"),
     "deepseek-v3.2": (DeepseekV32Config, "layer 0 is of type indexed_attention"),
     "doge": (DogeConfig, "layer 0: its attention needs a mask of its own"),
+    "diffllama": (DiffLlamaConfig, "layer 0 attends more than once in a forward"),
+    "roberta": (
+        lambda: RobertaConfig(is_decoder=True),
+        "its positions are counted from the padding token's id",
+    ),
 }
 
 _SMALL: dict[str, Any] = {

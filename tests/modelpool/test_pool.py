@@ -1,5 +1,6 @@
 """The pool: order, lazy loading, limits, and what it refuses at construction."""
 
+import gc
 import json
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ import torch
 from modelpool import ConfigError, ModelPool, PoolFullError
 from modelpool.config import ModelConfig, PoolConfig
 from modelpool.device_manager import DeviceInfo, Placement
+from modelpool.fast.linear import PackedWeight, can_pack
 from modelpool.fast.tuning import Tuning
 from modelpool.packed_model import PackedModel
 from tests.modelpool.factories import VOCAB_SIZE, edit_config, make_tokenizer, save_gpt2, save_llama
@@ -22,7 +25,7 @@ from tests.modelpool.refused import refused
 
 def bytes_of(pool: ModelPool, name: str) -> int:
     """What a model takes in memory, its KV included."""
-    return pool.plan(name).footprint.total_bytes(pool.device_manager.kv_tokens)
+    return pool.plan(name).footprint.total_bytes(pool.kv_tokens)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +43,7 @@ def halves(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of one size, in bfloat16."""
     root = tmp_path_factory.mktemp("halves")
     for name in ("large", "small", "middle"):
-        save_llama(root / name, dtype="bfloat16")
+        save_llama(root / name, dtype="bfloat16", tied=False)
     return root
 
 
@@ -234,7 +237,7 @@ def test_kv_is_counted_for_sequences_that_every_member_can_read(
     raw["models"].append({"name": "short", "source": str(tmp_path)})
     pool = ModelPool.from_config(raw, kv_tokens=lambda longest: 2 * longest)
     assert pool.longest_sequence == 300
-    assert pool.device_manager.kv_tokens == 600
+    assert pool.kv_tokens == 600
 
 
 def test_out_of_memory_sends_a_drafter_to_the_cpu_and_fails_the_target(
@@ -417,3 +420,32 @@ def test_a_pool_of_headers_alone_plans_as_one_of_weights(
     assert bare.plan("small").dtype == "float32"  # so its bytes were counted twice
     with pytest.raises(ConfigError):
         bare.get("small")
+
+
+@pytest.mark.skipif(not can_pack(torch.bfloat16), reason="oneDNN without bfloat16")
+@pytest.mark.parametrize("pack_weights", [True, False])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_weights_take_what_their_footprint_says(
+    tied: bool, dtype: str, pack_weights: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A packed head is a copy of the embedding that it is tied to, in the target and a drafter."""
+    packed: WeakSet[PackedWeight] = WeakSet()
+    pack = PackedWeight.__init__
+
+    def packing(self: PackedWeight, *parts: Any) -> None:
+        packed.add(self)
+        pack(self, *parts)
+
+    monkeypatch.setattr(PackedWeight, "__init__", packing)
+    for name in PAIR:
+        save_llama(tmp_path / name, layers=1, hidden=512, tied=tied, dtype=dtype)
+    settings = config(tmp_path, PAIR, "large", pack_weights=pack_weights)
+    pool = ModelPool(PoolConfig.model_validate(settings))
+    for name in PAIR:
+        packed.clear()
+        model = pool.get(name)
+        gc.collect()
+        held = sum(one.out_features * one.in_features * one.dtype.itemsize for one in packed)
+        held += sum(one.nbytes for one in model.model.parameters() if not one.is_meta)
+        assert pool.plan(name).footprint.weight_bytes == held, name

@@ -35,30 +35,27 @@ def embedding(model: PackedModel) -> torch.Tensor:
 
 
 @needs_int8
-def test_a_twin_is_the_same_checkpoint_in_int8(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("of_target", "of_twin", "weights"),
+    [("auto", "auto", "int8"), ("auto", "int4", "int4"), ("int8", "int4", "int4")],
+)
+def test_a_twin_is_the_same_checkpoint_in_fewer_bits(
+    of_target: str, of_twin: str, weights: str, tmp_path: Path
+) -> None:
     save_llama(tmp_path, dtype="bfloat16")
-    pool = ModelPool.from_config(twins(tmp_path, threads=1, pinned=True, dtype="bfloat16"))
+    own = {"weights": of_twin, "threads": 1, "pinned": True, "dtype": "bfloat16"}
+    pool = ModelPool.from_config(twins(tmp_path, {"weights": of_target}, **own))
     twin, model = pool.get("t"), pool.get("m")
     assert pool.names == ("t", "m")
     assert pool.path("t") == pool.path("m")
     assert pool.parameter_count("t") == pool.parameter_count("m")
-    assert (pool.plan("t").weights, pool.plan("m").weights) == ("int8", "plain")
+    kept = "plain" if of_target == "auto" else of_target
+    assert (pool.plan("t").weights, pool.plan("m").weights) == (weights, kept)
     assert twin.threads == 1
     assert twin.kv_bytes_per_token == model.kv_bytes_per_token
-    own = pool_of(tmp_path, weights="int8").get("m")
-    assert torch.equal(logits(twin), logits(own))
-
-
-@needs_int8
-@pytest.mark.parametrize("of_target", ["auto", "int8"])
-def test_a_twin_may_be_in_int4(of_target: str, tmp_path: Path) -> None:
-    save_llama(tmp_path, dtype="bfloat16")
-    settings = twins(tmp_path, {"weights": of_target}, weights="int4", dtype="bfloat16")
-    pool = ModelPool.from_config(settings)
-    assert pool.plan("t").weights == "int4"
-    own = pool_of(tmp_path, weights="int4").get("m")
-    assert torch.equal(logits(pool.get("t")), logits(own))
-    assert not torch.equal(logits(pool.get("t")), logits(pool.get("m")))
+    alone = pool_of(tmp_path, weights=weights).get("m")
+    assert torch.equal(logits(twin), logits(alone))
+    assert not torch.equal(logits(twin), logits(model))
 
 
 @needs_int8

@@ -1,10 +1,15 @@
 """Studies count what they say that they count."""
 
 import pytest
+import torch
 
+from modelpool.fast.direct_forward import direct_forward_of
+from modelpool.packed_model import PackedModel
 from research.studies.fidelity import Kept, kept, overrun, table
+from research.studies.token_profile import PartTimes, watched
 from specrouter.bench.replay import Answer, Outcome
 from tests.load_requests import load_request
+from tests.modelpool.llama_models import LLAMA_SHAPED, VOCAB, Feeder, make_model
 
 
 def _outcome(ttft_ms: float, tpot_ms: float, error: str | None = None) -> Outcome:
@@ -39,3 +44,13 @@ def test_the_table_has_medians_of_rounds_and_sums_of_what_was_admitted() -> None
     shown = table([line(0.5, 0.6), line(0.3, 0.6), line(0.4, 0.9)]).splitlines()
     assert shown[1].split() == ["1.50", "slo", "40.0%", "60.0%", "50/60", "30/60", "40/90"]
     assert shown[2].strip() == "promised 30, missed 6, by over 10% 3"
+
+
+def test_a_clocked_forward_has_the_same_bits_and_names_its_parts() -> None:
+    packed = PackedModel.wrap("m", make_model(LLAMA_SHAPED["qwen3"](), torch.float32), VOCAB)
+    direct, clock = direct_forward_of(packed), PartTimes()
+    assert direct is not None
+    forwards = direct, watched(direct, clock)
+    expected, got = (Feeder(one, packed).feed({0: 3, 2: 1}) for one in forwards)
+    assert torch.equal(got, expected)
+    assert {"norms", "query, key, value", "attention", "down", "head"} <= clock.ms.keys()

@@ -229,7 +229,7 @@ class FakeRouter:
     `refuses`: what it says to every request. `ends`: how texts end. `server`: its configuration.
     `silent`: how many samples of a prompt, the last ones, end without a token. `runs`: what every
     sample says. `refuses_structures`: sources that cannot be compiled. `rejects`: what is feasible
-    instead of the objectives that it cannot attain, for the last so many `rejected` samples.
+    instead of the objective that it cannot attain, for the last sample.
     """
 
     hold_after: int | None = None
@@ -244,7 +244,6 @@ class FakeRouter:
     runs: Sequence[tuple[str, list[int]]] | None = None
     refuses_structures: Collection[str] = ()
     rejects: Feasible | None = None
-    rejected: int = 1
 
     fingerprint = "fp_0123456789ab"
     slo_classes: ClassVar = {
@@ -390,8 +389,7 @@ class FakeRouter:
         for sample in samples[: self.silent]:
             sample[:] = [without_tokens(sample[-1])]
         if self.rejects is not None:
-            for sample in samples[: self.rejected]:
-                sample[:] = [self._rejection(sample[-1], self.rejects)]
+            samples[0] = [self._rejection(samples[0][-1], self.rejects)]
         turns = itertools.zip_longest(*samples)
         return [delta for turn in turns for delta in turn if delta is not None]
 

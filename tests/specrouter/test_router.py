@@ -4,7 +4,6 @@ On a family of small random models in float64, where nothing may differ from the
 """
 
 import asyncio
-import copy
 import logging
 import math
 import threading
@@ -47,6 +46,7 @@ from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.request.objective import SloLike
 from specrouter.request.running import RunningRequest
 from specrouter.request.spec import RequestSpec
+from tests.specrouter.engine.engines import changed
 from tests.specrouter.faults import PATIENCE_S, Faults, wait_until
 
 Settings = dict[str, Any]
@@ -65,9 +65,7 @@ def router(small_config: Settings) -> Iterator[ChainRouter]:
 
 
 def open_router(small_config: Settings, **engine: Any) -> ChainRouter:
-    settings = copy.deepcopy(small_config)
-    settings["engine"] |= engine
-    return ChainRouter.from_config(settings)
+    return ChainRouter.from_config(changed(small_config, **engine))
 
 
 @pytest.fixture
@@ -819,10 +817,9 @@ def test_a_call_that_is_never_run_is_told_so(small_config: Settings, faults: Fau
 
 @pytest.fixture
 def judging(small_config: Settings) -> Iterator[ChainRouter]:
-    settings = copy.deepcopy(small_config)
-    settings["engine"]["max_requests"] = 1
-    settings["slo_classes"] = {"patient": {"tpot_ms": 1e6, "ttft_ms": 1e6}}
-    with ChainRouter.from_config(settings) as router:
+    classes = {"patient": {"tpot_ms": 1e6, "ttft_ms": 1e6}}
+    settings = changed(small_config, max_requests=1)
+    with ChainRouter.from_config(settings | {"slo_classes": classes}) as router:
         yield router
         assert_whole(router)
 

@@ -18,19 +18,17 @@ from research.sim.cluster.events import Events
 from research.sim.cluster.failures import Delays, Failure
 from research.sim.cluster.fleet import SimulatedFleet
 from research.sim.cluster.job import ClusterJob, Offer
-from research.sim.cluster.refusals import Refusal, Service
+from research.sim.cluster.refusals import Because, Refusal, Service
 from research.sim.cluster.replica import Replica
 from research.sim.cluster.site import Ask, Site
 from specrouter.bench.replay import LoadRequest
-from specrouter.cluster.correction import Measured
+from specrouter.cluster.correction import measured_ms
 from specrouter.cluster.dispatcher import Dispatcher, feasible
 from specrouter.cluster.fleet import overload_of
 from specrouter.cluster.state import Ranking, ReplicaState, RoutedRequest
 from specrouter.config import ResumeConfig, RoutingConfig
 
-_LONGEST_QUEUE = (
-    512  # `server.max_waiting`, where there is no bound: FlowGuard's queue is its share
-)
+_LONGEST_QUEUE = 512  # where there is no bound: FlowGuard's queue is its share
 
 MakeReplica = Callable[[], Replica]
 
@@ -90,18 +88,7 @@ class SimulatedCluster:
         elif found is not None:
             first = min(views, key=lambda view: view.state.retry_after_s)
             ahead = max(1, first.state.requests - first.state.rows + 1)
-            wait_s, prompt = found.retry_after_s, len(request.token_ids)
-            self._refuse(
-                job,
-                Refusal(
-                    at_s=now_s,
-                    because="room",
-                    retry_after_s=wait_s,
-                    prompt_tokens=prompt,
-                    replica=first.name,
-                    ahead=ahead,
-                ),
-            )
+            self._refuse(job, "room", found.retry_after_s, first.name, ahead)
         else:
             self._route(job)
         return job
@@ -136,13 +123,7 @@ class SimulatedCluster:
         if asked and self._settings.rejects and not routed.has_begun:
             late_ms = feasible(ranking).ttft_ms or 0.0
             late_s = max(0.0, late_ms - (job.request.ttft_ms or late_ms)) / 1000
-            now_s, prompt = self._events.now_s, routed.prompt_tokens
-            self._refuse(
-                job,
-                Refusal(
-                    at_s=now_s, because="objective", retry_after_s=late_s, prompt_tokens=prompt
-                ),
-            )
+            self._refuse(job, "objective", late_s)
             return
         for name in ranking.order:
             yield name, False
@@ -152,7 +133,7 @@ class SimulatedCluster:
         if offer is None:  # it was refused: else somebody takes it, or its site is dead
             return
         name, may_decline = offer
-        job.offers, job.place = offers, name
+        job.offers = offers
         ask = self._asked(job, routed, name, may_decline)
         self._there[name][job.number] = ask
         self.fleet.send(name, job.number, routed.prompt_tokens)
@@ -169,7 +150,17 @@ class SimulatedCluster:
             sent_s=self._events.now_s,
         )
 
-    def _refuse(self, job: ClusterJob, refusal: Refusal) -> None:
+    def _refuse(
+        self, job: ClusterJob, because: Because, wait_s: float, replica: str = "", ahead: int = 0
+    ) -> None:
+        refusal = Refusal(
+            at_s=self._events.now_s,
+            because=because,
+            retry_after_s=wait_s,
+            prompt_tokens=len(job.request.token_ids),
+            replica=replica,
+            ahead=ahead,
+        )
         self.refusals.append(refusal)
         job.end("refused")
 
@@ -182,7 +173,7 @@ class SimulatedCluster:
         self.fleet.tell(name, state, self._events.now_s)
         homeless, self._homeless = self._homeless, []
         for job in homeless:
-            if not job.is_over:
+            if not job.is_done:
                 self._route(job)
 
     def taken(self, name: str, ask: Ask, state: ReplicaState) -> None:
@@ -213,7 +204,7 @@ class SimulatedCluster:
         """From what came of an attempt, though it goes on elsewhere."""
         if ask.job.served is not None:
             came = [one for one in ask.job.served.sent.commits if one[0] > ask.sent_s]
-            self.fleet.learn(name, Measured.of(ask.expected, ask.sent_s, came))
+            self.fleet.learn(name, ask.expected, *measured_ms(ask.sent_s, came))
 
     def _note(self, name: str, ask: Ask, state: ReplicaState) -> None:
         self.fleet.members[name].note(state, self._events.now_s)

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from specrouter.cluster.correction import Measured
+from specrouter.cluster.correction import Expected
 from specrouter.cluster.roster import KnownReplica, Roster
 from specrouter.cluster.state import ReplicaState
 
@@ -38,10 +38,12 @@ class SimulatedFleet(Roster[_Member]):
         member.tell(state, now_s)
         member.standing = "ready"
 
-    def learn(self, name: str, one: Measured) -> None:
+    def learn(
+        self, name: str, expected: Expected, ttft_ms: float | None, tpot_ms: float | None
+    ) -> None:
         """From what came of an attempt there."""
         member = self.members[name]
-        member.experience = member.experience.after(one)
+        member.experience = member.experience.after(expected, ttft_ms, tpot_ms)
 
     def lose(self, name: str) -> None:
         """It is not chosen before it tells something again."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from research.sim.cluster.replica import Served
-from research.sim.request import Commits
+from research.sim.request import Commits, asked_objective
 from specrouter.bench.replay import Answer, LoadRequest
 from specrouter.cluster.resume import draw
 from specrouter.cluster.state import RoutedRequest
@@ -20,7 +20,7 @@ class ClusterJob:
     Attributes:
         offers: what is tried next, of the last ranking.
         attempt: number of the current one; news of earlier ones are not listened to.
-        place: where it is, or on its way to; None: nowhere. `served`: there, once it was taken.
+        served: where it is, once it was taken there.
         first_place: where its first attempt was taken.
         commits: tokens that were received in earlier attempts.
         avoided: replicas that have failed it, and when.
@@ -35,7 +35,6 @@ class ClusterJob:
     on_unattainable: OnUnattainable = "best_effort"
     offers: Iterator[Offer] = field(default_factory=lambda: iter(()))
     attempt: int = 0
-    place: str | None = None
     first_place: str | None = None
     served: Served | None = None
     commits: list[Commits] = field(default_factory=list)
@@ -43,11 +42,7 @@ class ClusterJob:
     moves: int = 0
     failures: int = 0
     error: str | None = None
-    is_over: bool = False
-
-    @property
-    def is_done(self) -> bool:
-        return self.is_over
+    is_done: bool = False
 
     @property
     def tokens(self) -> int:
@@ -69,28 +64,19 @@ class ClusterJob:
 
     @property
     def objective(self) -> Objective | None:
-        asked = self.request
-        if not asked.has_objective:
-            return None
-        return Objective(
-            tpot_ms=None if asked.stages else asked.objective_ms,
-            ttft_ms=asked.ttft_ms,
-            slo_class=None,
-            e2e_ms=asked.e2e_ms,
-            stages=asked.stages,
-            on_unattainable=self.on_unattainable,
-        )
+        found = asked_objective(self.request)
+        return found and replace(found, on_unattainable=self.on_unattainable)
 
     def cut(self, now_s: float) -> None:
         """Leaves its replica with what was received by then."""
         if self.served is not None:
             self.commits = [one for one in self.served.sent.commits if one[0] <= now_s]
-        self.place = self.served = None
+        self.served = None
         self.attempt += 1
         self.moves += 1
 
     def end(self, error: str | None = None) -> None:
-        self.is_over, self.error = True, error
+        self.is_done, self.error = True, error
 
     def cancel(self) -> None:
         if self.served is not None:

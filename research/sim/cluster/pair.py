@@ -17,17 +17,6 @@ from specrouter.bench.replay import LoadRequest
 from specrouter.cluster.state import ReplicaState
 
 
-@dataclass(frozen=True)
-class Transfer:
-    """How long keys and values travel: `fixed_ms`, and `ms_per_token` of prompt."""
-
-    fixed_ms: float
-    ms_per_token: float
-
-    def s(self, tokens: int) -> float:
-        return (self.fixed_ms + self.ms_per_token * tokens) / 1000
-
-
 @dataclass(eq=False)
 class _Reading:
     """A request at the prefill half."""
@@ -39,9 +28,11 @@ class _Reading:
 
 @dataclass(eq=False, kw_only=True)
 class SimulatedPair:
+    """`kv_ms_per_token`: of prompt, that keys and values travel."""
+
     prefill: SimulatedReplica
     decode: SimulatedReplica
-    transfer: Transfer
+    kv_ms_per_token: float
     _reading: list[_Reading] = field(default_factory=list)
     _travelling: list[tuple[float, int, _Reading]] = field(default_factory=list)  # due, in order
     _numbers: "count[int]" = field(default_factory=count)
@@ -104,7 +95,7 @@ class SimulatedPair:
                 one.served.is_last = True
                 continue
             sent = one.served.sent
-            at_s = sent.last_s + self.transfer.s(sent.prompt_tokens)
+            at_s = sent.last_s + self.kv_ms_per_token * sent.prompt_tokens / 1000
             heapq.heappush(self._travelling, (at_s, next(self._numbers), one))
 
     def _arrive(self, reading: _Reading) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+Because = Literal["room", "objective"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
@@ -22,7 +24,7 @@ class Refusal:
     """
 
     at_s: float
-    because: Literal["room", "objective"]
+    because: Because
     retry_after_s: float
     prompt_tokens: int
     replica: str = ""

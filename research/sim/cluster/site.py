@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from research.sim.cluster.events import CYCLE, MESSAGE, Events, Happen
 from research.sim.cluster.job import ClusterJob
@@ -18,6 +18,9 @@ from research.sim.cluster.replica import Replica
 from specrouter.cluster.admission import attainability
 from specrouter.cluster.correction import Expected
 from specrouter.cluster.state import ReplicaState, RoutedRequest
+
+if TYPE_CHECKING:
+    from research.sim.cluster.cluster import SimulatedCluster
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -37,27 +40,13 @@ class Ask:
 
     @property
     def is_current(self) -> bool:
-        return self.job.attempt == self.attempt and not self.job.is_over
-
-
-class Listener(Protocol):
-    """The router, which is told after a message's time."""
-
-    def told(self, name: str, state: ReplicaState) -> None: ...
-
-    def taken(self, name: str, ask: Ask, state: ReplicaState) -> None: ...
-
-    def declined(self, name: str, ask: Ask, state: ReplicaState) -> None: ...
-
-    def ended(self, name: str, ask: Ask, state: ReplicaState) -> None: ...
-
-    def unanswered(self, name: str, ask: Ask) -> None:
-        """There is nobody."""
+        return self.job.attempt == self.attempt and not self.job.is_done
 
 
 class Site:
     """Args:
     make: a new process.
+    listener: is told after a message's time.
     message_s: that a message takes; states are told every `tells_s`.
     """
 
@@ -66,7 +55,7 @@ class Site:
         name: str,
         make: Callable[[], Replica],
         events: Events,
-        listener: Listener,
+        listener: "SimulatedCluster",
         message_s: float,
         tells_s: float,
     ) -> None:

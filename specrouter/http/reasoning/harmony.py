@@ -13,8 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 
-from specrouter.http.reasoning.channels import Field, Piece
-from specrouter.http.reasoning.tags import TagCutter, lark, until
+from specrouter.http.reasoning.tags import Field, Piece, TagCutter, lark, until
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _CONSTRAIN = "<|constrain|>"
@@ -36,7 +35,7 @@ _ANY_TAG = re.compile("|".join(map(re.escape, _TAGS)))
 
 
 class Harmony:
-    """A format, see `channels`, and the form of its calls, as `ToolFormat` has it."""
+    """A format, see `formats`, and the form of its calls, as `ToolFormat` has it."""
 
     tags = _TAGS
     separator = tail = ""
@@ -70,7 +69,7 @@ class Harmony:
 
 
 class HarmonyChannels:
-    """See `channels`."""
+    """See `formats`."""
 
     def __init__(self, opening: str, functions: Collection[str]) -> None:
         self._cutter = TagCutter(*_TAGS)

@@ -1,4 +1,4 @@
-"""Tags in a text that comes in pieces, and in a grammar.
+"""Tags in a text that comes in pieces, and in a grammar; and what pieces of an output are.
 
 Contract: pure. No tag begins with another, or has its first character twice.
 """
@@ -8,19 +8,28 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from typing import Literal
+
+Field = Literal["reasoning", "content", "name", "arguments"]
+Piece = tuple[Field, str]  # a call's name begins it; its arguments follow, and end with the field
 
 
 class TagCutter:
-    """Cuts a text at tags. What it tells, joined, is the text, and hangs on the text alone."""
+    """Cuts a text at tags. What it tells, joined, is the text, and hangs on the text alone. `held`
+    is what a tag may begin with, and was not told yet."""
 
     def __init__(self, *tags: str) -> None:
         self._tag = re.compile("|".join(map(re.escape, tags)))
+        self._firsts = {tag[0] for tag in tags}
         self._begins = tuple({tag[:end] for tag in tags for end in range(1, len(tag))})
-        self._held = ""  # what a tag may begin with
+        self.held = ""
 
     def parts(self, text: str, ends: bool = False) -> Iterator[str]:
         """Tags, each alone, and the text between them. `ends`: nothing follows."""
-        text, at = self._held + text, 0
+        if text and not self.held and self._firsts.isdisjoint(text):  # as nearly all pieces
+            yield text
+            return
+        text, at = self.held + text, 0
         for found in self._tag.finditer(text):
             if at < found.start():
                 yield text[at : found.start()]
@@ -31,7 +40,7 @@ class TagCutter:
         if not ends and rest.endswith(self._begins):
             held = max(len(one) for one in self._begins if rest.endswith(one))
         cut = len(rest) - held
-        self._held = rest[cut:]
+        self.held = rest[cut:]
         if cut:
             yield rest[:cut]
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from specrouter.http.reasoning.channels import Field, Piece
-from specrouter.http.reasoning.tags import TagCutter, lark, until
+from specrouter.http.reasoning.tags import Field, Piece, TagCutter, lark, until
 
 
 class Think:
-    """A format: see `channels`."""
+    """A format: see `formats`."""
 
     calls = None
 
@@ -42,7 +41,7 @@ class Think:
 
 
 class ThinkChannels:
-    """See `channels`."""
+    """See `formats`."""
 
     def __init__(self, opens: str, closes: str, opening: str) -> None:
         self._opens, self._closes = opens, closes

@@ -1,10 +1,10 @@
 """CallReader: a text as it comes, as content and tool calls.
 
-Contract: goes through the text character by character, so that what all readings together say
-depends on the text alone, and not on how it was cut. A call is told when its name is known, and
-its arguments as they come, as the model wrote them; from where they are no JSON they go on to the
-end tag. What looks like a call and is none stays content, and so does all text around calls but
-the white space next to them. In an answer that is nothing but calls there is no content.
+Contract: goes through the text by tags, and by characters between them, so that what all readings
+together say depends on the text alone, and not on how it was cut. A call is told when its name is
+known, and its arguments as they come, as the model wrote them; from where they are no JSON they go
+on to the end tag. What looks like a call and is none stays content, and so does all text around
+calls but the white space next to them. In an answer that is nothing but calls there is no content.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from specrouter.http.reasoning.tags import TagCutter
 from specrouter.http.tools.call_object import JsonScanner, call_of, name_before_arguments
 from specrouter.http.tools.formats import ToolFormat
 
@@ -54,8 +55,9 @@ class CallReader:
         max_calls: int | None = None,
     ) -> None:
         self.forced = forced
-        self._form, self._names = form, names
-        self._max_calls = max_calls
+        self._form, self._names, self._max_calls = form, names, max_calls
+        self._tags = form.tags
+        self._cutter = TagCutter(*self._tags)
         self.calls = 0
         self.is_within_call = False
         self._step: Callable[[str], None] = self._text if form.is_tagged else self._between
@@ -63,7 +65,6 @@ class CallReader:
         self._names_begun: dict[int, str] = {}
         self._arguments: dict[int, list[str]] = {}
         self._space: list[str] = []  # maybe before a call
-        self._tag = ""  # what may become a tag
         self._lead = ""  # of what may be a call, before its object
         self._object: list[str] = []
         self._scanner = JsonScanner()
@@ -72,8 +73,9 @@ class CallReader:
 
     def read(self, text: str, ends: bool = False) -> News:
         """`ends`: nothing follows."""
-        for character in text:
-            self._step(character)
+        for part in self._cutter.parts(text):
+            for one in (part,) if part in self._tags else part:
+                self._step(one)
         if ends:
             self._finish()
         content = "" if self.forced else "".join(self._content)
@@ -86,117 +88,92 @@ class CallReader:
         self._content, self._arguments, self._names_begun = [], {}, {}
         return News(content, calls)
 
-    # One step for each place in a text. Each takes one character.
+    # One step for each place in a text. Each takes one character, or one whole tag.
 
-    def _text(self, character: str) -> None:
+    def _text(self, one: str) -> None:
         """Content, behind which a tag may come."""
-        if self._grows(self._form.tag, character):
-            if self._tag == self._form.tag:
-                self._lead = "".join(self._space) + self._tag
-                self._space, self._tag = [], ""
-                self._open_object()
-        elif self._tag:
-            self._say(self._tag)
-            self._tag = ""
-            self._text(character)
-        elif character.isspace():
-            self._space.append(character)
-        else:
-            self._say(character)
-
-    def _between(self, character: str) -> None:
-        """Where an object may be a call: at the beginning, or behind one."""
-        if self._grows(self._form.tag, character):
-            if self._tag == self._form.tag:
-                self._lead += "".join(self._space) + self._tag
-                self._space, self._tag = [], ""
-        elif self._tag:
-            self._say_no_call(self._lead + "".join(self._space) + self._tag)
-            self._step(character)
-        elif character.isspace() or (character == ";" and self._follows_call):
-            self._space.append(character)
-        elif character == "{":
-            self._lead += "".join(self._space)
+        if one == self._form.tag:
+            self._lead = "".join(self._space) + one
             self._space = []
             self._open_object()
-            self._step(character)
+        elif one.isspace():
+            self._space.append(one)
         else:
-            self._say_no_call(self._lead + "".join(self._space))
-            self._step(character)
+            self._say(one)
 
-    def _in_object(self, character: str) -> None:
+    def _between(self, one: str) -> None:
+        """Where an object may be a call: at the beginning, or behind one."""
+        if one.isspace() or (one == ";" and self._follows_call):
+            self._space.append(one)
+            return
+        self._lead += "".join(self._space)
+        self._space = []
+        if one == self._form.tag:
+            self._lead += one
+        elif one == "{":
+            self._open_object()
+            self._step(one)
+        else:
+            self._say_no_call(self._lead)
+            self._step(one)
+
+    def _in_object(self, one: str) -> None:
         """Within what may be a call, before its arguments."""
-        if not self._object and character.isspace():
-            self._lead += character
+        if not self._object and one.isspace():
+            self._lead += one
             return
-        if not (self._object or character == "{") or not self._scanner.step(character):
+        if not (self._object or one == "{") or not self._scanner.step(one):
             self._say_no_call(self._lead + "".join(self._object))
-            self._step(character)
+            self._step(one)
             return
-        if character == "{" and self._scanner.depth == 2 and not self._is_plain:
+        if one == "{" and self._scanner.depth == 2 and not self._is_plain:
             self._is_plain = True  # whatever else it is: this is its first inner object
             name = name_before_arguments("".join(self._object))
             if name is not None and self._may_call(name):
                 self._begin(name)
-                self._argue(character)
+                self._argue(one)
                 self._step = self._in_arguments
                 return
-        self._object.append(character)
+        self._object.append(one)
         if self._scanner.depth == 0:
             self._read_object("".join(self._object))
 
-    def _in_arguments(self, character: str) -> None:
-        if not self._scanner.step(character):
+    def _in_arguments(self, one: str) -> None:
+        if not self._scanner.step(one):
             self._step = self._in_broken_arguments
-            self._step(character)
+            self._step(one)
             return
-        self._argue(character)
+        self._argue(one)
         if self._scanner.depth == 1:
             self._step = self._behind_arguments
 
-    def _behind_arguments(self, character: str) -> None:
+    def _behind_arguments(self, one: str) -> None:
         """Of a call's object there is no more than its end to come."""
-        fits = self._scanner.step(character)
+        fits = self._scanner.step(one)
         if not fits or self._scanner.depth == 0:
             self._end()
         if not fits:
-            self._step(character)
+            self._step(one)
 
-    def _in_broken_arguments(self, character: str) -> None:
-        if self._form.end_tag and self._grows(self._form.end_tag, character):
-            if self._tag == self._form.end_tag:
-                self._tag = ""
-                self._end()
-                self._step = self._text
-            return
-        broken, self._tag = self._tag, ""
-        if broken:
-            self._argue(broken)
-            self._step(character)
+    def _in_broken_arguments(self, one: str) -> None:
+        if one == self._form.end_tag:
+            self._end()
+            self._step = self._text
         else:
-            self._argue(character)
+            self._argue(one)
 
-    def _behind_call(self, character: str) -> None:
+    def _behind_call(self, one: str) -> None:
         """The end tag, which may be missing."""
-        if self._grows(self._form.end_tag, character):
-            if self._tag == self._form.end_tag:
-                self._tag, self._space = "", []
-                self._step = self._text
-        elif character.isspace() and not self._tag:
-            self._space.append(character)
+        if one.isspace():
+            self._space.append(one)
+            return
+        self._step = self._text
+        if one == self._form.end_tag:
+            self._space = []
         else:
-            held, self._tag, self._step = self._tag, "", self._text
-            for one in held + character:
-                self._text(one)
+            self._text(one)
 
     # What they have in common.
-
-    def _grows(self, tag: str, character: str) -> bool:
-        """Whether what is held may still become the tag; no tag has its first character twice."""
-        if not tag.startswith(self._tag + character):
-            return False
-        self._tag += character
-        return True
 
     def _say(self, text: str) -> None:
         self._content += (*self._space, text)
@@ -205,7 +182,7 @@ class CallReader:
     def _say_no_call(self, text: str) -> None:
         """Content that might have been a call; all that was held is part of it."""
         self._step = self._text
-        self._lead, self._tag, self._space = "", "", []
+        self._lead, self._space = "", []
         space = text[: len(text) - len(text.lstrip())]
         self._space += space
         if len(text) > len(space):
@@ -245,14 +222,18 @@ class CallReader:
         self._step = self._behind_call if self._form.is_tagged else self._between
 
     def _finish(self) -> None:
-        if self._step == self._in_broken_arguments:
-            self._argue(self._tag)
-        elif self._step == self._in_object:
+        rest = self._cutter.held
+        if rest and self._step == self._behind_arguments:
+            self._end()
+        if self._step != self._behind_call or not self._form.end_tag.startswith(rest):
+            for one in rest:
+                self._step(one)
+        if self._step == self._in_object:
             self._say_no_call(self._lead + "".join(self._object))
         elif self._step == self._behind_call:
             self._space = []
-        elif self._lead or self._tag:
-            self._say_no_call(self._lead + "".join(self._space) + self._tag)
+        elif self._lead:
+            self._say_no_call(self._lead + "".join(self._space))
         if not self._follows_call:
             self._content += self._space
         self._space = []

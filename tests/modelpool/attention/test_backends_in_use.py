@@ -13,11 +13,11 @@ from modelpool.attention.backend import PATH, TRITON, AttentionBackend
 from modelpool.attention.kv_view import Attention
 from modelpool.attention.paged import PagedAttention
 from modelpool.fast.cuda_forward import CudaForward, cuda_forward_of
-from modelpool.fast.layer_reference import reference_kernels
 from modelpool.packed_model import PackedModel
 from processors import Sampler
 from specrouter import ChainRouter, SamplingParams, Speculation
 from tests.modelpool.attention.fake_flashinfer import FakeWrapper
+from tests.modelpool.fast.passes import reference_kernels
 from tests.modelpool.fast.test_graph_runner import FakeGraphs
 from tests.triton_interpreter import needs_triton
 

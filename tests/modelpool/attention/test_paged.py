@@ -14,7 +14,7 @@ from modelpool.attention.backend import FLASHINFER
 from modelpool.attention.kv_view import AttentionLayer
 from modelpool.attention.paged import PagedAttention, flashinfer_attention
 from modelpool.attention.pages import PackRows
-from modelpool.attention.path import KeyPaths, PathLayout, PathSettings, reference
+from modelpool.attention.path import KeyPaths, PathLayout, reference
 from modelpool.errors import UnsupportedAttention
 from modelpool.in_flight import InFlight, Mark, Reached
 from tests.modelpool.attention.fake_flashinfer import FakeWrapper
@@ -46,7 +46,7 @@ class View:
     def layout(self, build: object) -> object:
         """What would be built of it."""
         paths = SimpleNamespace(on=lambda device: self.paths)
-        return paths if build is PathLayout else SimpleNamespace(rows=self.pack_rows)
+        return paths if build is PathLayout else self.pack_rows
 
     def query(self) -> Tensor:
         random = torch.Generator().manual_seed(1)
@@ -91,8 +91,7 @@ def test_each_token_attends_to_its_own_path(
     view = View.of(rows)
     layer = AttentionLayer(0, 0.3, window, softcap)
     got = attend(PagedAttention(Wrappers()), view, layer)
-    how = PathSettings(layer.scale, window, softcap)
-    wanted = reference(view.query().transpose(0, 1), view.keys, view.values, view.paths, how)
+    wanted = reference(view.query().transpose(0, 1), view.keys, view.values, view.paths, layer)
     torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
 
 

@@ -4,23 +4,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from modelpool.attention.path import PathSettings, reference
+from modelpool.attention.kv_view import AttentionLayer
+from modelpool.attention.path import reference
 from tests.modelpool.attention.packs import Pack
 
 PACK = Pack(prefixes=(5, 0, 9), nodes=(6, 4, 1))
 
 
-def alone(query: Tensor, keys: Tensor, values: Tensor, settings: PathSettings) -> Tensor:
+def alone(query: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer) -> Tensor:
     """[heads, dim] of the last token of a text, head by head."""
     group = query.shape[0] // keys.shape[1]
-    if settings.window is not None:
-        keys, values = keys[-settings.window :], values[-settings.window :]
+    if layer.window is not None:
+        keys, values = keys[-layer.window :], values[-layer.window :]
     out = []
-    sinks = settings.sinks if settings.sinks is not None else [-torch.inf] * len(query)
+    sinks = layer.sinks if layer.sinks is not None else [-torch.inf] * len(query)
     for head, own in enumerate(query):
-        scores = keys[:, head // group] @ own * settings.scale
-        if settings.softcap is not None:
-            scores = settings.softcap * torch.tanh(scores / settings.softcap)
+        scores = keys[:, head // group] @ own * layer.scale
+        if layer.softcap is not None:
+            scores = layer.softcap * torch.tanh(scores / layer.softcap)
         weights = torch.cat((scores, torch.as_tensor(sinks[head]).view(1))).softmax(0)[:-1]
         out.append(weights @ values[:, head // group])
     return torch.stack(out)
@@ -36,18 +37,18 @@ def test_a_token_attends_to_its_own_path_alone(
     query, keys, values = PACK.tensors(2, group, 8, torch.float64)
     values = values[..., : 5 if has_sinks else 8]
     sinks = torch.arange(2 * group, dtype=torch.float64) - 2.0 if has_sinks else None
-    settings = PathSettings(0.3, window, softcap, sinks)
-    got = reference(query, keys, values, PACK.paths, settings)
+    layer = AttentionLayer(0, 0.3, window, softcap, sinks)
+    got = reference(query, keys, values, PACK.paths, layer)
     for token, slots in enumerate(PACK.slots):
-        wanted = alone(query[token], keys[slots], values[slots], settings)
+        wanted = alone(query[token], keys[slots], values[slots], layer)
         torch.testing.assert_close(got[token], wanted, rtol=0, atol=1e-12)
 
 
 def test_what_no_token_sees_may_be_no_numbers() -> None:
     query, keys, values = PACK.tensors(2, 1, 8, torch.float64)
-    settings = PathSettings(1.0, window=3)
-    wanted = reference(query, keys, values, PACK.paths, settings)
+    layer = AttentionLayer(0, 1.0, window=3)
+    wanted = reference(query, keys, values, PACK.paths, layer)
     seen = {slot for slots in PACK.slots for slot in slots[-3:]}
     unseen = [slot for slot in range(PACK.size) if slot not in seen]
     keys[unseen], values[unseen] = torch.nan, torch.nan
-    assert torch.equal(reference(query, keys, values, PACK.paths, settings), wanted)
+    assert torch.equal(reference(query, keys, values, PACK.paths, layer), wanted)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from modelpool.attention.path import KeyPaths, PathSettings, reference
+from modelpool.attention.kv_view import AttentionLayer
+from modelpool.attention.path import KeyPaths, reference
 from tests.modelpool.attention.packs import Pack, changed
 from tests.pairwise import pairwise
 from tests.triton_interpreter import DEVICE, needs_triton
@@ -36,7 +37,9 @@ CASES = pairwise(
 )
 
 
-def run(query: Tensor, keys: Tensor, values: Tensor, paths: KeyPaths, how: PathSettings) -> Tensor:
+def run(
+    query: Tensor, keys: Tensor, values: Tensor, paths: KeyPaths, how: AttentionLayer
+) -> Tensor:
     from modelpool.attention.path_kernels import path_attention
 
     query, keys, values = (part.to(DEVICE) for part in (query, keys, values))
@@ -45,11 +48,11 @@ def run(query: Tensor, keys: Tensor, values: Tensor, paths: KeyPaths, how: PathS
     ).cpu()
 
 
-def made(case: dict[str, Any]) -> tuple[Pack, tuple[Tensor, Tensor, Tensor], PathSettings]:
+def made(case: dict[str, Any]) -> tuple[Pack, tuple[Tensor, Tensor, Tensor], AttentionLayer]:
     pack = PACKS[case["pack"]]
     tensors = pack.tensors(2, case["group"], case["dim"], case["dtype"])
     sinks = None if case["sinks"] is None else case["sinks"] + torch.arange(2 * case["group"]) / 4
-    how = PathSettings(case["dim"] ** -0.5, case["window"], case["softcap"], sinks)
+    how = AttentionLayer(0, case["dim"] ** -0.5, case["window"], case["softcap"], sinks)
     return pack, tensors, how
 
 

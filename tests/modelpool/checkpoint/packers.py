@@ -4,7 +4,7 @@ Contract: each word is put together here as its format's own packer does it, num
 plain checkpoint beside it has the numbers that the format's own formula makes of what was packed.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig
 
+from modelpool import ModelPool
 from tests.modelpool.compressed import WEIGHTS, declare, scheme
-from tests.modelpool.factories import save_model
+from tests.modelpool.factories import pool_of, save_model
 
 Packed = tuple[dict[str, Tensor], Tensor]  # by endings of names; and the weight [out, in] float64
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -54,6 +55,26 @@ def checkpoints(
     save_file(numbers, plain / "model.safetensors", {"format": "pt"})
     save_file(packed, stored / "model.safetensors", {"format": "pt"})
     return stored, plain
+
+
+def same_weights(pools: Sequence[ModelPool], tolerance: float = 0.0) -> Mapping[str, Tensor]:
+    """Those that members of both have. `tolerance`: relative."""
+    found, wanted = (dict(pool.get("m").model.named_parameters()) for pool in pools)
+    assert found.keys() == wanted.keys()
+    for name, one in found.items():
+        torch.testing.assert_close(one, wanted[name], rtol=tolerance, atol=0)
+    return found
+
+
+def check_same(stored: Path, plain: Path, dtype: str, tolerance: float = 0.0) -> None:
+    """Both have the same weights, are counted so, and the packed one is warned of."""
+    pools = [pool_of(path, dtype=dtype, pack_weights=False) for path in (stored, plain)]
+    found, plans = same_weights(pools, tolerance), [pool.plan("m") for pool in pools]
+    assert plans[0].footprint == plans[1].footprint
+    held = sum(one.nbytes for one in found.values())
+    assert abs(plans[0].footprint.weight_bytes - held) < 0.03 * held
+    assert f"weights are kept in {dtype}" in str(plans[0].warning)
+    assert "weights are kept" not in str(plans[1].warning)
 
 
 def awq(random: np.random.Generator, outputs: int, inputs: int) -> Packed:

@@ -4,13 +4,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from modelpool.checkpoint.int4_values import GROUP, Int4Values
-
-
-def draw(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+from tests.modelpool.llama_models import draw
 
 
 @given(

@@ -9,10 +9,9 @@ from torch import Tensor
 from transformers import GptOssConfig
 
 from modelpool.checkpoint.footprint import read_checkpoint
-from modelpool.errors import ConfigError
+from tests.modelpool.checkpoint.packers import check_same
 from tests.modelpool.compressed import declare
-from tests.modelpool.factories import pool_of, save_llama, save_model
-from tests.modelpool.refused import refused
+from tests.modelpool.factories import pool_of, save_model
 
 FIELD = "pool.models[0]"
 # What four bits stand for, the lowest of a byte first: sign, two bits of exponent, one of mantissa.
@@ -45,17 +44,7 @@ def checkpoints(directory: Path) -> tuple[Path, Path]:
 def test_its_weights_are_those_of_the_plain_checkpoint_and_are_counted_so(
     dtype: str, tmp_path: Path
 ) -> None:
-    stored, plain = checkpoints(tmp_path)
-    pools = [pool_of(path, dtype=dtype, pack_weights=False) for path in (stored, plain)]
-    loaded = [dict(pool.get("m").model.named_parameters()) for pool in pools]
-    assert loaded[0].keys() == loaded[1].keys()
-    assert all(torch.equal(one, loaded[1][name]) for name, one in loaded[0].items())
-    footprints = [pool.plan("m").footprint for pool in pools]
-    assert footprints[0] == footprints[1]
-    held = sum(one.nbytes for one in loaded[0].values())
-    assert abs(footprints[0].weight_bytes - held) < 0.03 * held
-    assert f"are kept in {dtype}" in str(pools[0].plan("m").warning)
-    assert "MXFP4" not in str(pools[1].plan("m").warning)
+    check_same(*checkpoints(tmp_path), dtype)
 
 
 def test_its_linear_layers_may_be_quantised_as_of_a_plain_checkpoint(tmp_path: Path) -> None:
@@ -64,11 +53,3 @@ def test_its_linear_layers_may_be_quantised_as_of_a_plain_checkpoint(tmp_path: P
     assert facts[0].stored == "mxfp4"
     assert facts[0].int8_read_bytes == facts[1].int8_read_bytes
     assert pool_of(stored, dtype="bfloat16", weights="int8").plan("m").weights == "int8"
-
-
-def test_another_class_in_mxfp4_is_refused_before_its_weights(tmp_path: Path) -> None:
-    path = save_llama(tmp_path)
-    declare(path, {"quant_method": "mxfp4"})
-    (path / "model.safetensors").unlink()
-    with refused(f"{FIELD}.source", "MXFP4, which is read of gpt-oss, not of llama", ConfigError):
-        read_checkpoint(path, field=FIELD)

@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,22 +18,21 @@ from modelpool.checkpoint import packed_weights
 from modelpool.checkpoint.cache_dir import cache_dir
 from modelpool.checkpoint.footprint import read_checkpoint
 from modelpool.checkpoint.int4_values import Int4Grid, Int4Values
-from modelpool.checkpoint.quantization import stored_as
 from modelpool.fast.experts import QuantisedExperts
 from modelpool.fast.quantised import QuantisedLinear
 from specrouter import LLM
-from tests.modelpool.checkpoint.packers import FORMATS, checkpoints
-from tests.modelpool.compressed import declare, logits, needs_int8
-from tests.modelpool.factories import edit_weights, pool_of, save_llama
+from tests.modelpool.checkpoint.packers import FORMATS, check_same, checkpoints, same_weights
+from tests.modelpool.compressed import logits, needs_int8
+from tests.modelpool.factories import edit_weights, pool_of
 from tests.modelpool.refused import refused
 
 FIELD = "pool.models[0]"
 LAYER = "model.layers.1.mlp.up_proj"
 
 
-def weights(path: Path, dtype: str = "bfloat16") -> dict[str, Tensor]:
-    pool = pool_of(path, dtype=dtype, pack_weights=False)
-    return dict(pool.get("m").model.named_parameters())
+def loaded_alike(stored: Path, plain: Path, dtype: str = "bfloat16") -> Mapping[str, Tensor]:
+    """The weights of both."""
+    return same_weights([pool_of(one, dtype=dtype, pack_weights=False) for one in (stored, plain)])
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -43,18 +42,7 @@ def test_the_weights_are_those_of_the_format_s_own_formula(
     monkeypatch.setattr(packed_weights, "_AT_ONCE", 64 * 40)  # so that a layer has several parts
     stored, plain = checkpoints(FORMATS[name], tmp_path)
     for dtype in ("float32", *["bfloat16"] * (name in ("awq", "fp8"))):
-        pools = [pool_of(path, dtype=dtype, pack_weights=False) for path in (stored, plain)]
-        found, wanted = (dict(pool.get("m").model.named_parameters()) for pool in pools)
-        assert found.keys() == wanted.keys()
-        if name == "fp8" and dtype == "float32":
-            assert all(torch.allclose(one, wanted[key], rtol=1e-6) for key, one in found.items())
-        else:
-            assert all(torch.equal(one, wanted[key]) for key, one in found.items())
-        footprints = [pool.plan("m").footprint for pool in pools]
-        assert footprints[0] == footprints[1]
-        held = sum(one.nbytes for one in found.values())
-        assert abs(footprints[0].weight_bytes - held) < 0.03 * held
-        assert f"weights are kept in {dtype}" in str(pools[0].plan("m").warning)
+        check_same(stored, plain, dtype, 1e-6 if name == "fp8" and dtype == "float32" else 0.0)
     assert not list((cache_dir() / "unpacked").iterdir())
 
 
@@ -62,17 +50,14 @@ def test_half_precision_is_kept_in_bfloat16_unless_another_is_asked(tmp_path: Pa
     stored, plain = checkpoints(FORMATS["awq"], tmp_path)
     assert read_checkpoint(stored, field=FIELD).dtype == "bfloat16"
     for dtype in ("float16", "float64"):
-        found, wanted = (weights(path, dtype) for path in (stored, plain))
-        assert all(torch.equal(one, wanted[key]) for key, one in found.items())
+        found = loaded_alike(stored, plain, dtype)
         assert {one.dtype for one in found.values()} == {getattr(torch, dtype)}
 
 
 @pytest.mark.parametrize("name", ["awq", "gptq", "packed", "fp8"])
 def test_experts_are_read_one_by_one(name: str, tmp_path: Path) -> None:
     stored, plain = checkpoints(FORMATS[name], tmp_path, Qwen3MoeConfig)
-    found, wanted = map(weights, (stored, plain))
-    assert any(one.dim() == 3 for one in found.values())
-    assert all(torch.equal(one, wanted[key]) for key, one in found.items())
+    assert any(one.dim() == 3 for one in loaded_alike(stored, plain).values())
 
 
 @needs_int8
@@ -155,16 +140,14 @@ def test_parts_may_lie_in_several_files(tmp_path: Path) -> None:
         save_file(own, stored / file, {"format": "pt"})
     index = {"metadata": {}, "weight_map": files}
     (stored / "model.safetensors.index.json").write_text(json.dumps(index))
-    found, wanted = map(weights, (stored, plain))
-    assert all(torch.equal(one, wanted[key]) for key, one in found.items())
+    loaded_alike(stored, plain)
 
 
 def test_biases_of_zeros_that_the_model_does_not_have_are_left_out(tmp_path: Path) -> None:
     """Old ones of AutoGPTQ have one in each layer."""
     stored, plain = checkpoints(FORMATS["gptq"], tmp_path)
     edit_weights(stored, lambda all_: all_.update({f"{LAYER}.bias": torch.zeros(128).half()}))
-    found, wanted = map(weights, (stored, plain))
-    assert all(torch.equal(one, wanted[key]) for key, one in found.items())
+    loaded_alike(stored, plain)
     edit_weights(stored, lambda all_: all_.update({f"{LAYER}.bias": torch.ones(128).half()}))
     with refused(f"{FIELD}.source", f"has no {LAYER}.bias"):
         pool_of(stored).get("m")
@@ -205,38 +188,6 @@ def test_a_full_disk_is_told_before_anything_is_written(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**4))
     with refused(f"{FIELD}.source", r"it takes 0\.\d+ GB while it is loaded, and 0.00 GB are free"):
         pool_of(stored).get("m")
-
-
-@pytest.mark.parametrize(
-    ("name", "changes", "reason"),
-    [
-        ("awq", {"version": "gemv"}, "AWQ weights are of version gemv, 4 bits; read are"),
-        ("awq", {"version": "marlin"}, "AWQ weights are of version marlin"),
-        ("awq", {"bits": 8}, "AWQ weights are of version gemm, 8 bits"),
-        ("awq", {"zero_point": False}, "4 bits, without zeros"),
-        ("gptq", {"bits": 3}, "GPTQ weights are of format 'gptq', 3 bits; read are 2, 4 and 8"),
-        ("gptq", {"checkpoint_format": "marlin"}, "format 'marlin'"),
-        ("gptq", {"is_marlin_format": True}, "format 'marlin'"),
-        ("gptq", {"dynamic": {"+:.*down": {"bits": 8}}}, "own settings for layers"),
-        ("packed", {"kv_cache_scheme": {"num_bits": 8}}, "a quantised KV cache"),
-        ("packed", {"config_groups": {}}, "0 kinds of weights"),
-        ("packed", {"format": "marlin-24"}, "format 'marlin-24'"),
-        ("fp8", {"weight_block_size": [0, 128]}, "quantization_config.weight_block_size is"),
-        ("fp8", {"weight_block_size": [128]}, r"weight_block_size is \[128\], and not two"),
-    ],
-)
-def test_other_variants_are_refused_before_their_weights(
-    name: str, changes: dict[str, Any], reason: str, tmp_path: Path
-) -> None:
-    path = declare(save_llama(tmp_path), {**FORMATS[name].declared, **changes})
-    (path / "model.safetensors").unlink()
-    with refused(f"{FIELD}.source", reason):
-        read_checkpoint(path, field=FIELD)
-
-
-def test_layers_that_are_left_out_are_no_settings_of_their_own() -> None:
-    declared = {**FORMATS["gptq"].declared, "dynamic": {"-:.*head": {}}}
-    assert stored_as(SimpleNamespace(quantization_config=declared)) == "gptq"
 
 
 @pytest.mark.parametrize(

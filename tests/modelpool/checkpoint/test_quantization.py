@@ -8,11 +8,16 @@ import pytest
 
 from modelpool.checkpoint.footprint import read_checkpoint
 from modelpool.checkpoint.quantization import stored_as
+from tests.modelpool.checkpoint.packers import FORMATS
 from tests.modelpool.compressed import declare, scheme
 from tests.modelpool.factories import save_llama
 from tests.modelpool.refused import refused
 
 FIELD = "pool.models[0]"
+
+
+def variant(name: str, **changes: Any) -> dict[str, Any]:
+    return {**FORMATS[name].declared, **changes}
 
 
 @pytest.mark.parametrize(
@@ -28,12 +33,27 @@ FIELD = "pool.models[0]"
         (scheme(format="pack-quantized"), "pack-quantized with quantised activations"),
         (scheme(config_groups={}), "no config_groups"),
         (scheme(kv_cache_scheme={"num_bits": 8}), "a quantised KV cache"),
+        (variant("awq", version="gemv"), "AWQ weights are of version gemv, 4 bits; read are"),
+        (variant("awq", version="marlin"), "AWQ weights are of version marlin"),
+        (variant("awq", bits=8), "AWQ weights are of version gemm, 8 bits"),
+        (variant("awq", zero_point=False), "4 bits, without zeros"),
+        (variant("gptq", bits=3), "are of format 'gptq', 3 bits; read are 2, 4 and 8"),
+        (variant("gptq", checkpoint_format="marlin"), "GPTQ weights are of format 'marlin'"),
+        (variant("gptq", is_marlin_format=True), "format 'marlin'"),
+        (variant("gptq", dynamic={"+:.*down": {"bits": 8}}), "own settings for layers"),
+        (variant("packed", kv_cache_scheme={"num_bits": 8}), "a quantised KV cache"),
+        (variant("packed", config_groups={}), "0 kinds of weights"),
+        (variant("packed", format="marlin-24"), "format 'marlin-24'"),
+        (variant("fp8", weight_block_size=[0, 128]), "quantization_config.weight_block_size is"),
+        (variant("fp8", weight_block_size=[128]), r"weight_block_size is \[128\], and not two"),
+        ({"quant_method": "mxfp4"}, "MXFP4, which is read of gpt-oss, not of llama"),
     ],
 )
-def test_other_quantisations_are_refused_by_name(
+def test_other_quantisations_are_refused_by_name_before_their_weights(
     quantization: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
     declare(save_llama(tmp_path, dtype="bfloat16"), quantization)
+    (tmp_path / "model.safetensors").unlink()
     with refused(f"{FIELD}.source", reason):
         read_checkpoint(tmp_path, field=FIELD)
 
@@ -46,4 +66,5 @@ def test_what_is_read_and_what_is_left_to_transformers() -> None:
     assert stored(scheme()) == "int8"
     assert stored(scheme(quantization_status="frozen", format=None)) == "int8"
     assert stored({"quant_method": "bitsandbytes"}) == "other"
+    assert stored(variant("gptq", dynamic={"-:.*head": {}})) == "gptq"  # layers that are left out
     assert stored_as(SimpleNamespace(compression_config=scheme())) == "int8"

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from huggingface_hub.errors import (
@@ -79,33 +80,7 @@ def test_bundled_names_are_listed(checkpoint: Path, monkeypatch: pytest.MonkeyPa
     assert "available: model" in reason_of("bundled:../model")
 
 
-def test_a_hub_repository_is_fetched_at_its_revision(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: dict[str, Any] = {}
-
-    def download(repository: str, **options: Any) -> str:
-        asked.update(options, repository=repository)
-        return str(checkpoint)
-
-    monkeypatch.setattr(module, "snapshot_download", download)
-    assert resolve_source("hub:org/name", field=FIELD, revision="v1") == checkpoint
-    assert (asked["repository"], asked["revision"]) == ("org/name", "v1")
-    assert not any("bin" in p or "py" in p for p in asked["allow_patterns"])
-    assert {"*.safetensors", "*.json", "*.jinja"} <= set(asked["allow_patterns"])
-
-
-def test_a_hub_model_that_cannot_be_had_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    def offline(repository: str, **options: Any) -> str:
-        raise LocalEntryNotFoundError("not cached")
-
-    monkeypatch.setattr(module, "snapshot_download", offline)
-    assert "HF_HUB_OFFLINE" in reason_of("hub:org/name")
-    monkeypatch.undo()
-    assert "ORG/NAME" in reason_of("hub:a/b/c")  # refused before any connection
-
-
-# Headers alone
+# A repository of the hub
 
 
 TENSORS = {"a.weight": ("BF16", [2, 3]), "b.weight": ("F32", [])}
@@ -118,10 +93,12 @@ class Hub:
     def __init__(self, cached: Path) -> None:
         self.cached = cached
         self.patterns: list[str] = []
+        self.downloads: list[tuple[str, str | None]] = []
         self.headers_of: list[tuple[str, str | None]] = []
         self.fault: Exception | None = None
 
-    def download(self, _: str, **options: Any) -> str:
+    def download(self, repository: str, **options: Any) -> str:
+        self.downloads.append((repository, options["revision"]))
         self.patterns = options["allow_patterns"]
         return str(self.cached)
 
@@ -138,6 +115,21 @@ def hub(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     monkeypatch.setattr(module, "snapshot_download", hub.download)
     monkeypatch.setattr(module, "get_safetensors_metadata", hub.headers)
     return hub
+
+
+def test_a_hub_repository_is_fetched_at_its_revision(hub: Hub) -> None:
+    assert resolve_source("hub:org/name", field=FIELD, revision="v1") == hub.cached
+    assert hub.downloads == [("org/name", "v1")]
+    assert not any("bin" in p or "py" in p for p in hub.patterns)
+    assert {"*.safetensors", "*.json", "*.jinja"} <= set(hub.patterns)
+
+
+def test_a_hub_model_that_cannot_be_had_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    offline = mock.Mock(side_effect=LocalEntryNotFoundError("not cached"))
+    monkeypatch.setattr(module, "snapshot_download", offline)
+    assert "HF_HUB_OFFLINE" in reason_of("hub:org/name")
+    monkeypatch.undo()
+    assert "ORG/NAME" in reason_of("hub:a/b/c")  # refused before any connection
 
 
 def test_headers_of_a_hub_repository_are_had_without_its_weights(hub: Hub) -> None:

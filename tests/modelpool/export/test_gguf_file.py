@@ -20,7 +20,7 @@ from modelpool.export.gguf_file import export_gguf
 from modelpool.export.llama_tensors import frequency_factors, rotated_pairs, sources
 from modelpool.inflate.llama_sizes import shape_of
 from specrouter.cli.main import main
-from tests.modelpool.factories import save_llama, save_qwen2
+from tests.modelpool.factories import edit_config, save_llama, save_qwen2
 
 BUNDLED = Path(gguf_file.__file__).parent.parent / "bundled" / "tiny-1m"
 
@@ -137,10 +137,7 @@ def test_llama_3_has_its_frequencies(tmp_path: Path, untied: Path) -> None:
 
 def copy_with(source: Path, target: Path, **changes: Any) -> Path:
     """A checkpoint with another configuration."""
-    shutil.copytree(source, target)
-    config = json.loads((source / "config.json").read_text())
-    (target / "config.json").write_text(json.dumps({**config, **changes}))
-    return target
+    return edit_config(shutil.copytree(source, target), **changes)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""Packs as a forward is given them, and host memory whose copies end when a test says so."""
+"""Packs as a forward is given them, kernels in plain torch, and host memory whose copies end when a
+test says so."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -8,9 +9,15 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from modelpool.attention.path import NO_TAIL, PackPlaces
+from modelpool.attention.path import NO_TAIL, PackPlaces, reference
+from modelpool.fast.layer_reference import LayerKernels, gated, rotate_and_write
 from modelpool.fast.pack_layout import Pack
+from modelpool.fast.pack_sender import HostMemory
 from modelpool.in_flight import Mark
+
+
+def reference_kernels() -> LayerKernels:
+    return LayerKernels(rotate_and_write, reference, gated)
 
 
 def pack_of(
@@ -46,8 +53,8 @@ class SlowMark:
 
 
 @dataclass(eq=False)
-class SlowMemory:
-    """Implements `HostMemory`: what a copy brings is what stands there when it ends."""
+class SlowMemory(HostMemory):
+    """What a copy brings is what stands there when it ends."""
 
     copies: int = 0
     waits: int = 0

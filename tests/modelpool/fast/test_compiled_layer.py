@@ -16,6 +16,7 @@ from modelpool.fast.int4 import exact_kernels
 from modelpool.fast.lean_forward import LeanForward, lean_forward_of
 from modelpool.fast.rotation import Table
 from modelpool.packed_model import PackedModel
+from research.studies.token_profile import PartTimes, watched
 from tests.modelpool.llama_models import (
     LLAMA_SHAPED,
     PACKS,
@@ -145,8 +146,8 @@ def test_a_model_says_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     for row, logits in wanted.items():
         assert differ(got[row], logits) < 0.02
     assert differ(feed_tree(compiled, packed), feed_tree(plain, packed)) < 0.02
-    watched = compiled.watched(lambda _, part: part)
-    assert torch.equal(Feeder(watched, packed).feed({0: 5}), Feeder(compiled, packed).feed({0: 5}))
+    clocked = watched(compiled, PartTimes())
+    assert torch.equal(Feeder(clocked, packed).feed({0: 5}), Feeder(compiled, packed).feed({0: 5}))
     assert Feeder(compiled, packed).feed({0: 6}, []).shape == (0, VOCAB)
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from modelpool.fast.cuda_forward import cuda_forward_of
-from modelpool.fast.layer_reference import reference_kernels
 from modelpool.packed_model import PackedModel
+from tests.modelpool.fast.passes import reference_kernels
 from tests.modelpool.fast.test_forwards import WAYS
 from tests.modelpool.llama_models import LLAMA_SHAPED, VOCAB, Feeder, feed_tree, make_model
 from tests.triton_interpreter import DEVICE, needs_triton

@@ -9,11 +9,13 @@ import torch
 from torch import nn
 from transformers import CONFIG_MAPPING
 
+from modelpool import ModelPool
 from modelpool.config import KeptWeights
 from modelpool.fast.experts import QuantisedExperts, are_experts, quantise_experts
 from modelpool.fast.lean_forward import LeanForward
 from modelpool.fast.linear import PackedLinear, parameter_count
 from modelpool.fast.quantised import QuantisedLinear
+from modelpool.packed_model import PackedModel
 from tests.modelpool.compressed import held_bytes, needs_int8
 from tests.modelpool.factories import VOCAB_SIZE, make_tokenizer, pool_of
 from tests.modelpool.llama_models import make_model, shaped
@@ -74,16 +76,20 @@ def test_experts_with_hooks_stay() -> None:
     assert quantise_experts(mixture, in_int4=False) == 0
 
 
+def loaded(config: Any, path: Path, weights: KeptWeights) -> tuple[ModelPool, PackedModel]:
+    make_model(config, torch.bfloat16).save_pretrained(str(path))
+    make_tokenizer(path)
+    pool = pool_of(path, weights=weights)
+    return pool, pool.get("m")
+
+
 @pytest.mark.parametrize(
     ("name", "weights"), [("qwen3_moe", "int8"), ("mixtral", "int4"), ("gpt_oss", "int4")]
 )
 def test_a_pool_counts_what_they_take(name: str, weights: KeptWeights, tmp_path: Path) -> None:
     sizes = {"hidden_size": 128, "intermediate_size": 256, "moe_intermediate_size": 256}
     config = shaped(name, vocab_size=VOCAB_SIZE, **sizes)
-    make_model(config, torch.bfloat16).save_pretrained(str(tmp_path))
-    make_tokenizer(tmp_path)
-    pool = pool_of(tmp_path, weights=weights)
-    packed = pool.get("m")
+    pool, packed = loaded(config, tmp_path, weights)
     experts = [each for each in packed.model.modules() if isinstance(each, QuantisedExperts)]
     assert len(experts) == config.num_hidden_layers
     assert isinstance(packed.shortcut, LeanForward)
@@ -104,10 +110,7 @@ def test_routers_and_gates_of_one_number_stay_plain(
     more = {"num_key_value_heads": 2, "vocab_size": VOCAB_SIZE, "eos_token_id": 0}
     kind: Any = CONFIG_MAPPING[family]
     config = kind(**sizes, **counts, **more, pad_token_id=None)
-    make_model(config, torch.bfloat16).save_pretrained(str(tmp_path))
-    make_tokenizer(tmp_path)
-    pool = pool_of(tmp_path, weights=weights)
-    packed = pool.get("m")
+    pool, packed = loaded(config, tmp_path, weights)
     named = dict(packed.model.named_modules())
     plain = [name for name in named if name.endswith(("gate.wg", "shared_expert_gate"))]
     assert len(plain) == config.num_hidden_layers

@@ -13,12 +13,12 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
 
 from modelpool.fast.cuda_forward import cuda_forward_of
 from modelpool.fast.direct_forward import direct_forward_of
-from modelpool.fast.layer_reference import reference_kernels
 from modelpool.fast.lean_forward import lean_forward_of
 from modelpool.fast.model_shape import LayerShape, ModelShape, shape_of
 from modelpool.fast.tuning import PLAIN, Tuning
 from modelpool.forward import Forward
 from modelpool.packed_model import PackedModel
+from tests.modelpool.fast.passes import reference_kernels
 from tests.modelpool.llama_models import (
     CHANGES,
     LLAMA_SHAPED,

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from modelpool.fast.cuda_forward import CudaForward
 from modelpool.fast.graph_runner import SIZES, Compute, GraphRunner, size_of
-from modelpool.fast.layer_reference import Arena, PackInputs, reference_kernels
-from modelpool.fast.pack_sender import PackSender, PlainMemory
+from modelpool.fast.layer_reference import Arena, PackInputs
+from modelpool.fast.pack_sender import HostMemory, PackSender
 from modelpool.forward import ForwardOutput, HiddenLayers
 from modelpool.in_flight import Mark
 from modelpool.packed_model import PackedModel
-from tests.modelpool.fast.passes import SlowMemory, pack_of
+from tests.modelpool.fast.passes import SlowMemory, pack_of, reference_kernels
 from tests.modelpool.llama_models import LLAMA_SHAPED, VOCAB, Feeder, feed_tree, make_model
 
 
@@ -61,7 +61,7 @@ class Echo:
 
 
 def runner(compute: Compute, graphs: FakeGraphs | None) -> GraphRunner:
-    return GraphRunner(compute, PackSender(PlainMemory()), graphs)
+    return GraphRunner(compute, PackSender(HostMemory(torch.device("cpu"))), graphs)
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 17, 100, 1024])

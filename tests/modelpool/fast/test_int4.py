@@ -18,14 +18,11 @@ from modelpool.fast.int4 import Int4Weight, Int8PanelWeight, PanelWeight, exact_
 from modelpool.fast.int8 import Int8Weight, quantise_rows
 from modelpool.fast.quantised import QuantisedLinear, quantise_linears
 from modelpool.kernels.library import LinearKernels, linear_kernels
+from tests.modelpool.llama_models import draw
 
 KERNELS = linear_kernels()
 needs_kernels = pytest.mark.skipif(KERNELS is None, reason="no kernels: no compiler, or no AVX2")
 SHAPES = ((1, 1), (33, 7), (100, 70), (128, 96), (736, 33), (1100, 130))
-
-
-def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
 def kernels() -> LinearKernels:

@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from modelpool.checkpoint.int8_values import Int8Values
 from modelpool.config import KeptWeights
 from modelpool.fast import cpu
-from modelpool.fast.cpu import int8_refusal
+from modelpool.fast.cpu import cpu_threads, int8_refusal
 from modelpool.fast.direct_forward import direct_forward_of
 from modelpool.fast.int8 import Int8Weight, quantise_rows
 from modelpool.fast.joined import joined
@@ -30,6 +30,7 @@ from tests.modelpool.llama_models import (
     SHAPED,
     VOCAB,
     Feeder,
+    draw,
     feed_tree,
     make_model,
     shaped,
@@ -37,10 +38,6 @@ from tests.modelpool.llama_models import (
 
 pytestmark = pytest.mark.skipif(int8_refusal() is not None, reason=str(int8_refusal()))
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)
-
-
-def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
 def weight(inputs: int, outputs: int, bias: Tensor | None = None) -> Int8Weight:
@@ -105,14 +102,10 @@ def test_a_row_has_the_same_bits_alone_and_in_any_pack(
 
 
 def test_the_bits_do_not_depend_on_threads() -> None:
-    one, x, before = weight(640, 640), draw(37, 640), torch.get_num_threads()
-    try:
-        found = []
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
+    one, x, found = weight(640, 640), draw(37, 640), []
+    for threads in (1, 2, 3):
+        with cpu_threads(threads):
             found.append(one.multiply(x))
-    finally:
-        torch.set_num_threads(before)
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
 

@@ -15,15 +15,11 @@ from modelpool.fast.joined import join_packed, joined, keeps_bits
 from modelpool.fast.linear import PackedLinear, PackedWeight, can_pack, parameter_count
 from modelpool.fast.tuning import Tuning
 from modelpool.packed_model import PackedModel
-from tests.modelpool.llama_models import LLAMA_SHAPED, VOCAB, Feeder, make_model
+from tests.modelpool.llama_models import LLAMA_SHAPED, VOCAB, Feeder, draw, make_model
 
 DTYPES = [dtype for dtype in (torch.bfloat16, torch.float32) if can_pack(dtype)]
 pytestmark = pytest.mark.skipif(not DTYPES, reason="torch without oneDNN")
 OUTPUTS = {"gate_proj": 320, "up_proj": 320}
-
-
-def draw(*shape: int, dtype: torch.dtype) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
 def packed_mlp(inputs: int, dtype: torch.dtype, bias: bool = False) -> Any:
@@ -112,23 +108,3 @@ def test_a_direct_forward_joins_and_keeps_the_bits_of_layers_apart() -> None:
             assert layer.mlp.gate_proj.shared is layer.mlp.up_proj.shared
     for forward in (packed.forward, direct):
         assert torch.equal(Feeder(forward, packed).feed(counts), before)
-
-
-def test_a_watched_forward_has_the_same_bits_and_names_its_parts() -> None:
-    packed = PackedModel.wrap("m", make_model(LLAMA_SHAPED["qwen3"](), torch.float32), VOCAB)
-    direct, called = direct_forward_of(packed), set[str]()
-    assert direct is not None
-
-    def watch(name: str, part: Any) -> Any:
-        def noted(*given: Any) -> Any:
-            called.add(name)
-            return part(*given)
-
-        return noted
-
-    counts = {0: 3, 2: 1}
-    expected, got = (
-        Feeder(forward, packed).feed(counts) for forward in (direct, direct.watched(watch))
-    )
-    assert torch.equal(got, expected)
-    assert {"norms", "query, key, value", "attention", "down", "head"} <= called

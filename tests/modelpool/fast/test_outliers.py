@@ -66,7 +66,9 @@ def test_quantised_weights_lose_no_more_by_outliers(
     kinds = [one for one in model.model.modules() if isinstance(one, QuantisedLinear)]
     assert any(isinstance(one.shared, SmoothedWeight) for one in kinds)
     mixtures = [one for one in model.model.modules() if isinstance(one, QuantisedExperts)]
-    assert all(isinstance(one, SmoothedWeight) for each in mixtures for one in each.kept)
+    assert all(
+        isinstance(one, SmoothedWeight) for each in mixtures for one in (*each.up, *each.down)
+    )
     assert len(mixtures) == is_mixture
     monkeypatch.setattr(quantised, "column_factors", lambda weights: None)
     monkeypatch.setattr("modelpool.packed_model.check_parity", lambda *_: None)
@@ -81,7 +83,7 @@ def test_a_smoothed_weight_is_that_of_the_scaled_columns() -> None:
     factors = column_factors([weight])
     assert factors is not None
     assert factors.tolist() == [64.0 if one == 7 else 1.0 for one in range(64)]
-    smooth, _ = quantised.weight_of(weight, None, in_int4=False)
+    smooth, _ = quantised.weight_of([weight], [None], None, in_int4=False)
     plain = Int8Weight([Int8Values.of(weight * factors)], None)
     for dtype in (torch.float32, torch.bfloat16):
         found = smooth.multiply(x.to(dtype))

@@ -10,7 +10,7 @@ from torch import Tensor
 from modelpool.attention.path import PackPlaces
 from modelpool.fast.layer_reference import PackInputs
 from modelpool.fast.pack_layout import Pack, PackLayout, buffer_on
-from modelpool.fast.pack_sender import PackSender, PlainMemory, memory_for
+from modelpool.fast.pack_sender import HostMemory, PackSender
 from tests.modelpool.fast.passes import SlowMemory, pack_of
 
 CPU = torch.device("cpu")
@@ -89,8 +89,7 @@ def test_what_fails_on_the_way_leaves_the_buffer_to_others() -> None:
 
 
 def test_on_a_cpu_memory_is_plain_and_copies_have_ended() -> None:
-    memory = memory_for(CPU)
-    assert isinstance(memory, PlainMemory)
+    memory = HostMemory(CPU)
     here, there = memory.empty(3).fill_(7), torch.zeros(3, dtype=torch.int32)
     assert not here.is_pinned()
     assert memory.copy(here, there).query()
@@ -101,7 +100,7 @@ def test_on_a_cpu_memory_is_plain_and_copies_have_ended() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_pinned_passes_arrive_whatever_the_device_has_to_do() -> None:
     device = torch.device("cuda")
-    sender, arrived = PackSender(memory_for(device)), list[Tensor]()
+    sender, arrived = PackSender(HostMemory(device)), list[Tensor]()
     busy = torch.randn(4096, 4096, device=device)
     packs = [numbered(64, 1000 * number) for number in range(100)]
     for pack in packs:

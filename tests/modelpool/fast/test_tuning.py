@@ -6,15 +6,18 @@ from typing import Any
 import pytest
 import torch
 
+from modelpool.checkpoint.bundled import bundled_root
+from modelpool.checkpoint.footprint import CheckpointFacts, read_checkpoint
 from modelpool.config import ModelConfig
 from modelpool.fast.cpu import computes_in
-from modelpool.fast.tuning import Role, Tuning, dtype_for, tuning_for
+from modelpool.fast.tuning import Tuning, dtype_for, tuning_for
 
-DRAFTER = Role(
-    parameter_count=1_000_000, dtype="bfloat16", is_quantized=False, is_target=False, on_cpu=True
+SMALL = replace(
+    read_checkpoint(bundled_root() / "tiny-1m", field="it"),
+    parameter_count=1_000_000,
+    dtype="bfloat16",
 )
-LARGE = replace(DRAFTER, parameter_count=8_000_000)
-TARGET = replace(LARGE, is_target=True)
+LARGE = replace(SMALL, parameter_count=8_000_000)
 
 
 def every(dtype: str) -> bool:
@@ -32,38 +35,36 @@ def config(**options: Any) -> ModelConfig:
 
 
 def test_a_small_half_precision_drafter_on_the_cpu_runs_in_float32() -> None:
-    assert dtype_for(config(), DRAFTER, every) == "float32"
+    assert dtype_for(config(), SMALL, False, every) == "float32"
 
 
 @pytest.mark.parametrize(
-    "role",
+    ("facts", "is_target"),
     [
-        replace(DRAFTER, is_target=True),
-        replace(DRAFTER, on_cpu=False),
-        LARGE,
-        TARGET,
-        replace(DRAFTER, dtype="float64"),  # somebody wants it exact
-        replace(DRAFTER, is_quantized=True),
+        (SMALL, True),
+        (LARGE, False),
+        (LARGE, True),
+        (replace(SMALL, dtype="float64"), False),  # somebody wants it exact
+        (replace(SMALL, stored="other"), False),  # quantised by what transformers runs
     ],
 )
-def test_any_other_member_keeps_the_dtype_of_its_checkpoint(role: Role) -> None:
-    assert dtype_for(config(), role, every) == "auto"
-
-
-@pytest.mark.parametrize("role", [DRAFTER, LARGE, TARGET, replace(TARGET, dtype="float16")])
-def test_where_the_cpu_would_emulate_a_half_precision_every_member_runs_in_float32(
-    role: Role,
+def test_any_other_member_keeps_the_dtype_of_its_checkpoint(
+    facts: CheckpointFacts, is_target: bool
 ) -> None:
-    assert dtype_for(config(), role, no_halves) == "float32"
-    assert dtype_for(config(), replace(role, on_cpu=False), no_halves) == "auto"
+    assert dtype_for(config(), facts, is_target, every) == "auto"
+
+
+@pytest.mark.parametrize("is_target", [False, True])
+@pytest.mark.parametrize("facts", [SMALL, LARGE, replace(LARGE, dtype="float16")])
+def test_where_the_cpu_would_emulate_a_half_precision_every_member_runs_in_float32(
+    facts: CheckpointFacts, is_target: bool
+) -> None:
+    assert dtype_for(config(), facts, is_target, no_halves) == "float32"
     for dtype in ("float32", "float64"):
-        assert dtype_for(config(), replace(role, dtype=dtype), no_halves) == "auto"
-    assert dtype_for(config(), replace(role, is_quantized=True), no_halves) == "auto"
-
-
-def test_a_dtype_that_was_asked_for_is_used() -> None:
-    for role in (DRAFTER, TARGET):
-        assert dtype_for(config(dtype="bfloat16"), role, no_halves) == "bfloat16"
+        wide = replace(facts, dtype=dtype)
+        assert dtype_for(config(), wide, is_target, no_halves) == "auto"
+    assert dtype_for(config(), replace(facts, stored="other"), is_target, no_halves) == "auto"
+    assert dtype_for(config(dtype="bfloat16"), facts, is_target, no_halves) == "bfloat16"
 
 
 @pytest.mark.parametrize("has_kernels", [False, True])
@@ -82,17 +83,23 @@ def test_a_cpu_computes_in_a_half_precision_that_its_library_has_kernels_for(
 
 
 @pytest.mark.parametrize(
-    ("role", "threads"),
+    ("parameters", "is_target", "on_cpu", "threads"),
     [
-        (DRAFTER, 1),
-        (replace(DRAFTER, parameter_count=4_000_000), 6),
-        (replace(DRAFTER, is_target=True), 6),
-        (replace(DRAFTER, on_cpu=False), 6),
+        (1_000_000, False, True, 1),
+        (4_000_000, False, True, 6),
+        (1_000_000, True, True, 6),
+        (1_000_000, False, False, 6),
     ],
 )
-def test_only_a_small_drafter_on_the_cpu_has_one_thread(role: Role, threads: int) -> None:
+def test_only_a_small_drafter_on_the_cpu_has_one_thread(
+    parameters: int, is_target: bool, on_cpu: bool, threads: int
+) -> None:
+    facts, where = replace(SMALL, parameter_count=parameters), (is_target, on_cpu)
     for asked, expected in ((None, threads), (3, 3)):
-        tuning = tuning_for(config(threads=asked), role, default_threads=6, pack_weights=True)
+        tuning = tuning_for(
+            config(threads=asked), facts, is_target=is_target, on_cpu=on_cpu,
+            default_threads=6, pack_weights=True,
+        )  # fmt: skip
         assert tuning == Tuning(
-            threads=expected, pack_weights=True, lean=role.is_cpu_drafter, is_target=role.is_target
+            threads=expected, pack_weights=True, lean=where == (False, True), is_target=is_target
         )

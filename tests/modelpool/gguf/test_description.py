@@ -18,7 +18,7 @@ from modelpool.export.llama_tensors import frequency_factors
 from modelpool.gguf import description
 from specrouter import ChainRouter, SamplingParams, Speculation
 from specrouter.cli.main import main
-from tests.modelpool.factories import pool_of
+from tests.modelpool.factories import edit_config, pool_of
 from tests.modelpool.gguf.files import save, write
 from tests.modelpool.refused import refused
 
@@ -106,12 +106,11 @@ def test_llama_3_begins_texts_as_llama_cpp_does(pre: str, tmp_path: Path) -> Non
 
 def test_llama_3_is_known_by_its_frequencies(tmp_path: Path) -> None:
     save("llama", tmp_path / "m", hidden=64)
-    config = tmp_path / "m" / "config.json"
     rope = {
         "rope_type": "llama3", "rope_theta": 500000.0, "factor": 32.0, "low_freq_factor": 1.0,
         "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
     }  # fmt: skip
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"rope_parameters": rope}))
+    edit_config(tmp_path / "m", rope_parameters=rope)
     factors = frequency_factors(rope, 16)
     assert factors is not None
     name = "rope_freqs.weight"

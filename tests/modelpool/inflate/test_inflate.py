@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from modelpool.inflate.inflate import inflate, inflate_to
 from modelpool.inflate.llama_sizes import Growth, realistic_growth
-from tests.modelpool.factories import MAX_POSITIONS, VOCAB_SIZE, save_llama
+from tests.modelpool.factories import MAX_POSITIONS, VOCAB_SIZE, edit_config, save_llama
 from tests.modelpool.refused import refused
 
 
@@ -37,14 +37,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "wider": {"width_exponent": 2, "layers": 2, "mlp": 64},
     "deeper": {"width_exponent": 0, "layers": 5, "mlp": 64},
     "larger MLP": {"width_exponent": 0, "layers": 2, "mlp": 200},
-    "more query heads": {"width_exponent": 0, "layers": 2, "mlp": 64, "query_heads_factor": 2},
-    "all of it": {
-        "width_exponent": 1,
-        "layers": 4,
-        "mlp": 300,
-        "query_heads_factor": 4,
-        "kv_heads_factor": 2,
-    },
+    "all of it": {"width_exponent": 1, "layers": 4, "mlp": 300},
 }
 
 
@@ -104,23 +97,11 @@ def test_inflate_to_reaches_what_was_asked_for_and_little_more(tmp_path: Path) -
     assert 200_000_000 <= at_200m.parameter_count < 215_000_000
 
 
-@pytest.mark.parametrize(
-    ("field", "change"),
-    [
-        ("width_exponent", {"width_exponent": -1}),
-        ("layers", {"layers": 1}),
-        ("mlp", {"mlp": 63}),
-        ("query_heads_factor", {"kv_heads_factor": 2}),
-        ("query_heads_factor", {"query_heads_factor": 4, "kv_heads_factor": 3}),
-        ("query_heads_factor", {"query_heads_factor": 3}),  # 12 heads in a hidden state of 32
-    ],
-)
-def test_a_shape_that_would_change_the_function_is_refused(
-    field: str, change: dict[str, Any], tmp_path: Path
-) -> None:
-    source = save_llama(tmp_path / "source")
-    with refused(field):
-        inflate(source, tmp_path / "out", Growth(**{**SHAPES["as it was"], **change}))
+@pytest.mark.parametrize("heads", [{"num_attention_heads": 3}, {"num_key_value_heads": 3}])
+def test_heads_that_do_not_divide_are_refused(heads: dict[str, int], tmp_path: Path) -> None:
+    source = edit_config(save_llama(tmp_path / "source"), **heads)
+    with refused("source", "heads, of 32 .hidden.: they do not divide"):
+        inflate_to(source, tmp_path / "out", 12_000_000)
 
 
 def test_the_source_is_never_overwritten(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """An inflated member is written once, whole or not at all, and computes what its source does."""
 
-import json
 import logging
 import os
 import subprocess
@@ -21,7 +20,7 @@ from modelpool.inflate.inflate import inflate
 from modelpool.inflate.inflated import inflated_source
 from modelpool.inflate.llama_sizes import Growth
 from tests.cache_damage import OF_FILE, OF_FOLDER, Damage
-from tests.modelpool.factories import VOCAB_SIZE, save_gpt2, save_llama
+from tests.modelpool.factories import VOCAB_SIZE, edit_config, save_gpt2, save_llama
 from tests.modelpool.refused import refused
 
 FIELD = "pool.models[0]"
@@ -122,9 +121,7 @@ def test_a_cache_that_cannot_be_written_names_the_field(
 def test_what_cannot_be_inflated_names_the_field(tmp_path: Path) -> None:
     with refused(f"{FIELD}.inflate_to", "only llama"):
         inflated(save_gpt2(tmp_path / "gpt2"))
-    source = save_llama(tmp_path / "llama")
-    config = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps({**config, "dtype": "float8_e4m3fn"}))
+    source = edit_config(save_llama(tmp_path / "llama"), dtype="float8_e4m3fn")
     with pytest.raises(ConfigError, match="float8"):
         inflated(source)
 

@@ -7,9 +7,8 @@ import yaml
 
 from modelpool.errors import ConfigError
 from research.__main__ import main
-from research.sim.machine import MACHINES, load_machine
+from research.sim.machine import MACHINES, Machine, load_machine
 
-FOLDER = MACHINES
 GOOD = {
     "drafter": {"name": "d", "parameters": 1, "points": [[1, 1.0]]},
     "target": {"name": "t", "parameters": 9, "points": [[1, 10.0], [64, 20.0]]},
@@ -18,17 +17,27 @@ GOOD = {
 }
 
 
+WITHOUT_DRAFTER = {name: value for name, value in GOOD.items() if name != "drafter"}
+LARGER = {"name": "e", "parameters": 3, "points": [[1, 2.0]]}
+
+
+def loaded(folder: Path, machine: dict[str, object]) -> Machine:
+    file = folder / "machine.yaml"
+    file.write_text(yaml.safe_dump(machine))
+    return load_machine(file)
+
+
 def test_published_machines_have_the_published_times() -> None:
-    llama = load_machine(FOLDER / "adaserve-llama70b.yaml")
+    llama = load_machine(MACHINES / "adaserve-llama70b.yaml")
     assert llama.times[llama.target].at(512) == 125.0
     assert (llama.times[llama.drafters[0]].at(1), llama.max_requests) == (5.0, 64)
-    qwen = load_machine(FOLDER / "adaserve-qwen32b.yaml")
+    qwen = load_machine(MACHINES / "adaserve-qwen32b.yaml")
     assert (qwen.times[qwen.target].at(1024), qwen.times[qwen.target].at(1)) == (188.0, 28.0)
 
 
 def test_adaserves_machines_have_its_settings() -> None:
-    llama = load_machine(FOLDER / "adaserve-llama70b.yaml").trees
-    qwen = load_machine(FOLDER / "adaserve-qwen32b.yaml").trees
+    llama = load_machine(MACHINES / "adaserve-llama70b.yaml").trees
+    qwen = load_machine(MACHINES / "adaserve-qwen32b.yaml").trees
     published = [
         (one.budget_tokens, one.drafter_tokens, one.max_depth, one.min_depth, one.max_width)
         for one in (llama, qwen)
@@ -38,7 +47,7 @@ def test_adaserves_machines_have_its_settings() -> None:
 
 def test_slos_serves_machines_have_the_published_batches_and_room() -> None:
     found = {
-        size: load_machine(FOLDER / f"slos-serve-opt-{size}.yaml")
+        size: load_machine(MACHINES / f"slos-serve-opt-{size}.yaml")
         for size in ("6.7b", "13b", "30b")
     }
     batches = {size: one.batch_times for size, one in found.items()}
@@ -54,11 +63,11 @@ def test_slos_serves_machines_have_the_published_batches_and_room() -> None:
 
 
 def test_a_drafting_step_is_what_it_adds_to_a_batch() -> None:
-    machine = load_machine(FOLDER / "slos-serve-opt-13b.yaml")
+    machine = load_machine(MACHINES / "slos-serve-opt-13b.yaml")
     assert machine.times["opt-125m"].at(32) == pytest.approx(3.341)
 
 
-@pytest.mark.parametrize("file", sorted(FOLDER.glob("*.yaml")), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", sorted(MACHINES.glob("*.yaml")), ids=lambda file: file.stem)
 def test_every_machine_serves(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["simulate", "--poisson", "1", "--requests", "3", "--acceptance", "0.7"]
     asked += ["--policy", "vllm", "slo", "--output-tokens", "8", "--machine", str(file)]
@@ -94,32 +103,22 @@ def test_a_wrong_field_is_named(tmp_path: Path, field: str, value: object) -> No
     section, _, name = field.partition(".")
     given = GOOD[section] if name else None
     changed = {**given, name: value} if isinstance(given, dict) else value
-    file = tmp_path / "machine.yaml"
-    file.write_text(yaml.safe_dump({**GOOD, section: changed}))
     with pytest.raises(ConfigError, match=f"--machine: .*{field}"):
-        load_machine(file)
+        loaded(tmp_path, {**GOOD, section: changed})
 
 
 def test_a_machine_may_have_several_drafters_and_what_is_accepted_of_each(tmp_path: Path) -> None:
-    drafter = {"name": "e", "parameters": 3, "points": [[1, 2.0]]}
-    several = {"drafters": [drafter, GOOD["drafter"]], "acceptance": {"d>e": 0.8, "e>t": 0.9}}
-    rest = {name: value for name, value in GOOD.items() if name != "drafter"}
-    file = tmp_path / "machine.yaml"
-    file.write_text(yaml.safe_dump({**rest, **several, "kv_tokens": 500}))
-    machine = load_machine(file)
+    several = {"drafters": [LARGER, GOOD["drafter"]], "acceptance": {"d>e": 0.8, "e>t": 0.9}}
+    machine = loaded(tmp_path, {**WITHOUT_DRAFTER, **several, "kv_tokens": 500})
     assert machine.names == ("d", "e", "t")
     assert machine.acceptance == {("d", "e"): 0.8, ("e", "t"): 0.9}
     assert machine.kv_tokens == 500
 
 
 def test_a_drafter_does_not_verify_for_a_larger_one(tmp_path: Path) -> None:
-    drafter = {"name": "e", "parameters": 3, "points": [[1, 2.0]]}
-    rest = {name: value for name, value in GOOD.items() if name != "drafter"}
-    several = {"drafters": [drafter, GOOD["drafter"]], "acceptance": {"e>d": 0.8}}
-    file = tmp_path / "machine.yaml"
-    file.write_text(yaml.safe_dump({**rest, **several}))
+    several = {"drafters": [LARGER, GOOD["drafter"]], "acceptance": {"e>d": 0.8}}
     with pytest.raises(ConfigError, match=r"acceptance\.e>d: the verifier must have more"):
-        load_machine(file)
+        loaded(tmp_path, {**WITHOUT_DRAFTER, **several})
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from specrouter.slo.admission import Admission
 from specrouter.view import EngineView
 from tests.load_requests import load_request
 
-FOLDER = MACHINES
 LLAMA, QWEN, OPT = "adaserve-llama70b", "adaserve-qwen32b", "slos-serve-opt-6.7b"
 Seen = tuple[EngineView, Admission, EngineView, Plan | None]
 
@@ -42,7 +41,7 @@ def run(
 ) -> tuple[list[Seen], list[Outcome]]:
     seen: list[Seen] = []
     service = SimulatedService(
-        machine=load_machine(FOLDER / f"{machine}.yaml"),
+        machine=load_machine(MACHINES / f"{machine}.yaml"),
         acceptance=0.7,
         trees=TreesConfig(),
         watch=lambda *each: seen.append(each),
@@ -172,7 +171,7 @@ def test_admission_bounds_drafts_and_keeps_objectives_of_whom_it_admits(policy: 
 
 
 def test_a_published_batch_takes_what_its_terms_say() -> None:
-    machine = load_machine(FOLDER / f"{OPT}.yaml")
+    machine = load_machine(MACHINES / f"{OPT}.yaml")
     [plain] = run("vllm", [load_request(token_ids=(0,) * 300, new_tokens=20)], OPT)[1]
     assert plain.answer.ttft_ms == pytest.approx(0.06878 * 300 + 24.80)
     assert plain.answer.tpot_ms == pytest.approx(0.06878 + 24.80)

@@ -18,7 +18,6 @@ def test_lengths_have_the_mean_and_the_deviation(mean: float, std: float) -> Non
     found = [law.draw(draws) for _ in range(40_000)]
     assert fmean(found) == pytest.approx(mean, rel=0.03)
     assert pstdev(found) == pytest.approx(std, rel=0.08)
-    assert sorted(found)[-400] == pytest.approx(law.p99, rel=0.06)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

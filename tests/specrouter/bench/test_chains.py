@@ -16,13 +16,16 @@ from specrouter.cli.main import main
 TINY = str(default_config())
 POOL = {
     "target": "tiny-3m",
-    "models": [{"name": name, "source": f"bundled:{name}"} for name in ("tiny-1m", "tiny-3m")],
+    "models": [
+        {"name": "text", "source": "ngram"},
+        *({"name": name, "source": f"bundled:{name}"} for name in ("tiny-1m", "tiny-3m")),
+    ],
 }
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> str:
-    """A configuration of two models and two rows."""
+    """A configuration of two models, the text itself and two rows."""
     file = tmp_path / "small.yaml"
     file.write_text(yaml.safe_dump({"pool": POOL, "engine": {"max_requests": 2}}))
     return str(file)
@@ -39,7 +42,7 @@ def test_short_run_writes_a_table_and_what_is_asked_for(
     prompts.write_text('{"prompt": "def f(x):"}\n')
     chain = "tiny-1m>tiny-3m"
     options = ["--rounds=1", "--new-tokens=4", "--batch", "1", "2", "--prompts", str(prompts)]
-    options += ["--only", "off", "smallest", "adaptive", "--depths", "2", "--widths", "1"]
+    options += ["--only", "off", "smallest", "tuned", "adaptive", "--depths", "2", "--widths", "1"]
     files = [f"--plot={tmp_path / 'plot.png'}", f"--json={tmp_path / 'figures.json'}"]
     assert bench(small, *options, *files) == 0
     out, err = capsys.readouterr()
@@ -51,9 +54,12 @@ def test_short_run_writes_a_table_and_what_is_asked_for(
     assert list(document["batches"]) == ["1", "2"]
     for batch in document["batches"].values():
         rows = batch["contenders"]
-        assert list(rows) == ["off", chain, "adaptive"]
-        assert batch["aliases"] == {"smallest": chain}
-        assert batch["shapes"] == {chain: {"depth": 2, "width": 1}}
+        speeds = {name: one["tokens_per_s"] for name, one in batch["tuning"].items()}
+        assert set(speeds) == {chain, "text>tiny-3m"}
+        best = max(speeds, key=lambda name: speeds[name])
+        assert set(rows) == {"off", chain, best, "adaptive"}
+        assert batch["aliases"] == {"smallest": chain, "tuned": best}
+        assert batch["shapes"] == {name: {"depth": 2, "width": 1} for name in (chain, best)}
         assert rows["off"]["acceptance_length"] == pytest.approx(1.0)
         assert rows["off"]["over"]["off"]["median"] == pytest.approx(1.0)
         assert 0 < rows[chain]["control_share"] < 1

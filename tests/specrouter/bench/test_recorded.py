@@ -99,10 +99,10 @@ def test_a_name_is_changed_where_it_is_no_attribute_and_no_part_of_a_name() -> N
 
 
 def test_a_library_without_sources_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object, **__: object) -> str:
-        raise FileNotFoundError("gone")
+    def fails(_: object) -> str:
+        raise OSError("could not get source code")
 
-    monkeypatch.setattr(Path, "read_text", fails)
+    monkeypatch.setattr("inspect.getsource", fails)
     complaint = "^--workload: agent needs the source of Python's module"
     with pytest.raises(ConfigError, match=complaint):
         agent_workload()

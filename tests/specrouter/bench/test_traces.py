@@ -189,6 +189,8 @@ def test_prompts_are_known_by_file_and_by_category(tmp_path: Path) -> None:
     assert set(texts_for("chat", texts)) == {"def", "why", "sum"}
     same = write(tmp_path, "code.jsonl", '{"category": "code", "prompt": "def"}\n')
     assert load_labelled([same]) == {"code": ["def"]}, "it counts once"
+    labels = ["humaneval", "code", "spec_bench", "qa", "summarization"]
+    assert list(texts) == labels, "the same texts are drawn in every process"
     texts = load_labelled([])
     assert texts_for("coding", texts) == texts["code"]
     assert texts_for("chat", texts) == texts_for("summarization", texts) == texts["prose"]

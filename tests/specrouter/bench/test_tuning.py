@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from specrouter.bench.tuning import Shape, Tuned, best_pair, grid, measurements, tune
+from specrouter.bench.tuning import Shape, grid, measurements, tune
 from specrouter.request.params import Chain
 
 SMALL: Chain = ("small", "big")
@@ -71,12 +71,3 @@ def test_only_shape_is_measured_once() -> None:
     tune([SMALL, MIDDLE], [Shape(4, 1)], clock)
     assert set(clock.runs.values()) == {1}
     assert len(clock.runs) == 2
-
-
-def test_best_pair_is_the_fastest_of_two_models() -> None:
-    tuned = {
-        chain: Tuned(chain, Shape(4, 1), speed)
-        for chain, speed in ((SMALL, 10.0), (MIDDLE, 12.0), (THREE, 15.0))
-    }
-    assert best_pair(tuned) is tuned[MIDDLE]
-    assert best_pair({THREE: tuned[THREE]}) is None

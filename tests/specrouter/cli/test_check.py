@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -277,28 +276,13 @@ def test_attention_is_shown_for_each_model_and_refused_where_it_has_no_kernels(
     assert {member.attention for member in check(settings).members} == {"sdpa"}
     pool, devices = settings["pool"], machine(gpu(8 * GIB))
     target = next(model for model in pool["models"] if model["name"] == pool["target"])
-    field = f"pool.models[{pool['models'].index(target)}].attention"
     target["attention"] = "triton"
-    for places, reason in (((), "on the CPU"), (devices, "float64")):
-        error = refused(settings, *places)
-        assert (error.field, reason in error.reason) == (field, True)
-    pool["attention"], target["attention"] = "path", "flashinfer"
-    with monkeypatch.context() as patched:
-        patched.setattr("modelpool.attention.backend.find_spec", lambda name: object())
-        target["dtype"] = "float32"
-        error = refused(settings, *devices)
-        assert (error.field, "no kernels for float32" in error.reason) == (field, True)
-        target["attention"] = None
-        shown = check(settings, *devices).members
-        assert {member.attention for member in shown} == {"path"}
-    if find_spec("triton") is None:
-        pytest.skip("triton is installed for tests on Linux x86-64 only")
-    target |= {"dtype": "float32", "attention": None}
-    for model in pool["models"]:
-        model["dtype"] = "float32"
-    pool["attention"] = "triton"
-    error = refused(settings, *devices)
-    assert (error.field, "heads of 8" in error.reason) == ("pool.attention", True)
+    assert refused(settings).field == f"pool.models[{pool['models'].index(target)}].attention"
+    pool["attention"], target["attention"] = "path", None
+    assert {member.attention for member in check(settings, *devices).members} == {"path"}
+    monkeypatch.setattr("modelpool.attention.backend.find_spec", lambda name: object())
+    pool["attention"] = "flashinfer"
+    assert refused(settings, *devices).field == "pool.attention"
 
 
 def test_template_that_cannot_be_used_is_an_error_of_its_setting(

@@ -114,6 +114,7 @@ def test_settings_have_flags_of_their_own_or_set() -> None:
         (["--draft", "tiny-1m"], "--draft", "goes with a model"),
         (["missing.yaml"], "config", "cannot read missing.yaml"),
         (["tiny", "--max-requests", "0"], "--max-requests", "greater than or equal to 1"),
+        (["tiny", "--port", "70000"], "--port", "less than or equal to 65535"),
         (["tiny", "--api-key", "two words"], "--api-key", "printable ASCII"),
         (["tiny", "--set", "engine"], "--set", "KEY=VALUE"),
         (["tiny", "--set", "engine.rows=3"], "--set engine.rows", "unknown key"),

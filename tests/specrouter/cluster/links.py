@@ -16,6 +16,7 @@ from specrouter.cluster.link import Attempt, Feed, ReplicaLostError, Reply
 from specrouter.cluster.replica import ReplicaEngine, ReplicaServer
 from specrouter.cluster.router import ClusterRouter
 from statemgr import RowKV
+from tests.specrouter.cluster.states import state
 from tests.specrouter.faults import wait_until
 
 Message = TypeVar("Message")
@@ -179,6 +180,28 @@ def _in_parts(reply: Reply) -> list[Reply]:
         return [reply]
     parts = [Reply(deltas=(delta,)) for delta in reply.deltas]
     return [*parts[:-1], Reply(reply.state, deltas=parts[-1].deltas)]
+
+
+class Telling:
+    """A host of one replica that has no engine, and tells its state."""
+
+    name = "a"
+    is_replaced = False
+
+    def __init__(self) -> None:
+        self.links: list[Any] = [self]
+        self.is_closed = False
+
+    async def feed(self) -> AsyncGenerator[Feed]:
+        while True:
+            yield Feed(state())
+            await asyncio.sleep(0.01)
+
+    async def leave(self) -> None:
+        return None
+
+    def close(self) -> None:
+        self.is_closed = True
 
 
 class Cluster:

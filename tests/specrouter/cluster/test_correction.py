@@ -18,9 +18,9 @@ from specrouter.cluster.correction import (
     Correction,
     Expected,
     Experience,
-    Measured,
     ToldTimes,
     corrections,
+    measured_ms,
 )
 from specrouter.engine.request import Request
 from specrouter.engine.serving import streamed
@@ -40,8 +40,7 @@ def after(*ratios: float, is_promised: bool = True, told: ToldTimes = TOLD) -> E
     """So many times as long as was told, both."""
     found = Experience()
     for ratio in ratios:
-        expected = Expected(told, AS_TOLD, is_promised)
-        found = found.after(Measured(expected, 100.0 * ratio, 10.0 * ratio))
+        found = found.after(Expected(told, AS_TOLD, is_promised), 100.0 * ratio, 10.0 * ratio)
     return found
 
 
@@ -88,7 +87,7 @@ def test_of_requests_without_a_promise_only_good_news_count() -> None:
     assert after(*[3.0] * 8, is_promised=False) == Experience()
     found = after(*[3.0] * 8)
     for ratio in (5.0, 1.5, 7.0, 1.4, 1.3):
-        found = found.after(Measured(Expected(TOLD), 100.0 * ratio, 10.0 * ratio))
+        found = found.after(Expected(TOLD), 100.0 * ratio, 10.0 * ratio)
     assert found.tpot == pytest.approx((*[3.0] * 8, 1.5, 1.4, 1.3))
 
 
@@ -97,16 +96,15 @@ def test_who_waited_for_a_row_says_nothing_of_the_first_token() -> None:
 
 
 def test_nothing_is_learned_where_nothing_was_expected() -> None:
-    assert Experience().after(Measured(NOTHING, 100.0, 10.0)) == Experience()
+    assert Experience().after(NOTHING, 100.0, 10.0) == Experience()
 
 
 def test_times_are_taken_from_when_tokens_came() -> None:
     came = [(10.2, 1), (10.25, 3), (10.5, 7)]
-    found = Measured.of(Expected(TOLD), 10.0, came)
-    assert found.ttft_ms == pytest.approx(200.0)
-    assert found.tpot_ms == pytest.approx(30.0), "ten tokens after the first, in 300 ms"
-    assert Measured.of(Expected(TOLD), 10.0, came[:2]).tpot_ms is None, "too few"
-    assert Measured.of(Expected(TOLD), 10.0, []).ttft_ms is None
+    found = measured_ms(10.0, came)
+    assert found == pytest.approx((200.0, 30.0)), "ten tokens after the first, in 300 ms"
+    assert measured_ms(10.0, came[:2])[1] is None, "too few"
+    assert measured_ms(10.0, []) == (None, None)
 
 
 def test_corrected_times_decide_what_is_attained() -> None:

@@ -7,7 +7,7 @@ to, so what is known of it comes from its answers after that.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
@@ -52,6 +52,28 @@ def request(slo: SLO | None) -> Request:
     return Request(prompt=PROMPT, params=PARAMS, speculation=None, slo=slo)
 
 
+def answered_first(
+    cluster: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+    answer: Callable[[FaultyLink], Awaitable[Reply]],
+) -> list[FaultyLink]:
+    """The first replica that is asked answers so, and nothing else. Returns who is asked."""
+    asked: list[FaultyLink] = []
+
+    async def stream(link: FaultyLink, serve: Any, attempt: Attempt) -> AsyncGenerator[Reply]:
+        asked.append(link)
+        if len(asked) == 1:
+            yield await answer(link)
+            return
+        async with aclosing(serve(attempt)) as replies:
+            async for reply in replies:
+                yield reply
+
+    for link in cluster.links:
+        monkeypatch.setattr(link, "stream", partial(stream, link, link.stream))
+    return asked
+
+
 def test_a_pair_whose_first_half_declines_is_left_for_the_other_half(
     small_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,23 +91,13 @@ def test_a_replica_that_was_lost_since_the_ranking_is_not_asked(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Calls to a process that is gone would wait for the next one."""
-    asked: list[FaultyLink] = []
     may_decline = asyncio.Event()
 
-    async def stream(link: FaultyLink, serve: Any, attempt: Attempt) -> AsyncGenerator[Reply]:
-        asked.append(link)
-        if len(asked) == 1:
-            await may_decline.wait()
-            yield Reply(link.server.state(), "it has no time")
-        elif link.is_dead:
-            await asyncio.Event().wait()
-        else:
-            async with aclosing(serve(attempt)) as replies:
-                async for reply in replies:
-                    yield reply
+    async def decline(link: FaultyLink) -> Reply:
+        await may_decline.wait()
+        return Reply(link.server.state(), "it has no time")
 
-    for link in cluster.links:
-        monkeypatch.setattr(link, "stream", partial(stream, link, link.stream))
+    asked = answered_first(cluster, monkeypatch, decline)
     with ThreadPoolExecutor(1) as client:
         serving = client.submit(output_of, cluster.router, request(SLO(tpot_ms=60_000.0)))
         wait_until(lambda: bool(asked))
@@ -103,20 +115,12 @@ def test_a_replica_that_has_failed_declines_no_objective(
 ) -> None:
     """It is known by its answer first; the request goes on elsewhere, though it would rather be
     rejected than be late."""
-    asked: list[FaultyLink] = []
 
-    async def stream(link: FaultyLink, serve: Any, attempt: Attempt) -> AsyncGenerator[Reply]:
-        asked.append(link)
-        if len(asked) == 1:
-            failed = replace(link.server.state(), status="failed", failure="broken")
-            yield Reply(failed, "the replica is failed")
-            return
-        async with aclosing(serve(attempt)) as replies:
-            async for reply in replies:
-                yield reply
+    async def fail(link: FaultyLink) -> Reply:
+        failed = replace(link.server.state(), status="failed", failure="broken")
+        return Reply(failed, "the replica is failed")
 
-    for link in cluster.links:
-        monkeypatch.setattr(link, "stream", partial(stream, link, link.stream))
+    asked = answered_first(cluster, monkeypatch, fail)
     output = output_of(cluster.router, request(SLO(tpot_ms=60_000.0, on_unattainable="reject")))
     assert (output.finish_reason, len(output.token_ids)) == ("length", 8), output.error
     assert len({link.name for link in asked}) == 2

@@ -11,6 +11,7 @@ from specrouter.cluster.fleet import Fleet, overload_of
 from specrouter.cluster.link import Feed, ReplicaLink, ReplicaLostError
 from specrouter.cluster.state import ReplicaView
 from specrouter.config import ClusterConfig
+from tests.specrouter.cluster.links import Telling
 from tests.specrouter.cluster.states import state, view
 
 CONFIG = ClusterConfig.model_validate({"replicas": [{"name": "replica"}]})
@@ -48,21 +49,6 @@ def test_a_feed_that_raises_as_it_is_closed_keeps_no_fleet_from_ending() -> None
     assert link.feeds == 1
 
 
-class _Speaking:
-    """Its feed goes on whatever becomes of its restart."""
-
-    name = "replica"
-    is_replaced = True
-
-    def __init__(self, restart: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        self.restart = restart
-
-    async def feed(self) -> AsyncGenerator[Feed]:
-        while True:
-            yield Feed(state())
-            await asyncio.sleep(0.001)
-
-
 async def _raises() -> None:
     raise ReplicaLostError("it cannot be started")
 
@@ -76,24 +62,25 @@ def test_a_replica_whose_restart_fails_serves_on_if_it_still_speaks(
     left: list[str] = []
 
     async def run() -> None:
-        fleet = Fleet([cast(ReplicaLink, _Speaking(restart))], CONFIG)
+        link: Any = Telling()
+        link.restart = restart
+        fleet = Fleet([link], CONFIG)
 
         def is_ready() -> bool:
-            return fleet.members["replica"].standing == "ready"
+            return fleet.members["a"].standing == "ready"
 
         fleet.when_lost(left.append)
         fleet.start()
         try:
             await fleet.until(is_ready, 10.0)
-            fleet.drain("replica")
             with pytest.raises(error):
-                await fleet.restarted("replica", 0.02)
+                await fleet.restart("a", 0.02)
             await fleet.until(is_ready, 10.0)
         finally:
             await fleet.stop()
 
     asyncio.run(run())
-    assert left == ["replica", "replica"], "told as it is emptied, and as its restart has failed"
+    assert left == ["a", "a"], "told as it is emptied, and as its restart has failed"
 
 
 def overload(views: list[ReplicaView], max_waiting: int | None) -> tuple[int, float] | None:

@@ -1,14 +1,12 @@
-"""Sums over replicas are field by field; ages of states tell whether 99% are within the aim."""
+"""Sums over replicas are field by field."""
 
 from types import SimpleNamespace
 from typing import Any, cast
 
-import pytest
-
 from specrouter.cluster.fleet import Fleet
 from specrouter.cluster.instruments import ClusterInstruments
 from specrouter.cluster.link import Feed, ReplicaReport
-from specrouter.cluster.metrics import StateAges, total, total_state
+from specrouter.cluster.metrics import total, total_state
 from specrouter.engine.decode_counts import DecodeCounts
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.slo_accounts import AdmissionCounts
@@ -87,16 +85,3 @@ def test_sums_do_not_fall_where_a_replica_begins_anew() -> None:
     a.standing = "lost"
     assert told.engine_state().running == 1, "of those that serve"
     assert told.engine_state().quarantines["a"] == 113
-
-
-def test_ages_are_counted_up_to_each_bound() -> None:
-    ages = StateAges()
-    assert ages.share_within(0.6) == 1.0
-    ages.note([0.05, 0.1, 0.35, 0.6, 0.7, 9.0])
-    assert ages.share_within(0.6) == 4 / 6
-    [family] = [ages.metric()]
-    by_bound = {s.labels["le"]: s.value for s in family.samples if s.name.endswith("_bucket")}
-    assert by_bound["0.1"] == 2
-    assert by_bound["0.6"] == 4
-    assert by_bound["+Inf"] == 6
-    assert next(s.value for s in family.samples if s.name.endswith("_sum")) == pytest.approx(10.8)

@@ -18,7 +18,7 @@ from specrouter.cluster.link import ReplicaLostError
 from statemgr import RowKV
 from tests.specrouter.cluster.links import Cluster, LocalTransport
 from tests.specrouter.cluster.moments import MOMENTS, Moment, WatchedLink
-from tests.specrouter.cluster.streams import LONG_PROMPT, Load
+from tests.specrouter.cluster.streams import KINDS, LONG_PROMPT, Load, output_of
 from tests.specrouter.cluster.test_router_pairs import PAIR
 from tests.specrouter.faults import wait_until
 
@@ -125,11 +125,13 @@ def test_a_half_that_is_killed_at_any_moment_changes_no_text(
 def test_a_half_that_is_killed_while_nothing_runs_changes_no_text(
     cluster: Cluster, death: Death, load: Load, half: str
 ) -> None:
-    """Requests come before its loss is known."""
+    """Requests come before its loss is known; those after it go to the other half."""
     cluster.wait_until_ready()
     cluster.router._loop.call(lambda: death.kill(half))
     try:
         load.check(cluster.router)
         wait_until(lambda: cluster.status != "ok")
+        output_of(cluster.router, load.asked(KINDS["sampled"], None))
+        assert {cluster.router.instruments.routings()[-1]["replica"], half} == set(HALVES)
     finally:
         death.undo()

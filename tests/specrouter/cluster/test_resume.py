@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from specrouter import SLO, RequestMetrics, RequestOutput, SamplingParams, Speculation
+from specrouter import SLO, SamplingParams, Speculation
 from specrouter.cluster.resume import Progress, draw
 from specrouter.engine.request import Request
 from specrouter.request.objective import Objective, Stage
 from specrouter.request.output import Delta, FinishReason, TokenLogprobs
 from specrouter.request.spec import RequestSpec
 from tests.modelpool.factories import make_tokenizer
+from tests.request_outputs import request_output
 
 PROMPT = (7, 8, 9)
 LONG_PROMPT = tuple(range(200))
 EOS = frozenset({0})
-METRICS = RequestMetrics(
-    ttft_ms=1.0,
-    tpot_ms=1.0,
-    acceptance_length=1.0,
-    cycles=1,
-    chains={},
-    prompt_tokens=3,
-    output_tokens=2,
-)
 
 
 @pytest.fixture(scope="module")
@@ -71,14 +64,8 @@ def logprobs(*tokens: int) -> list[TokenLogprobs]:
 
 
 def last(*tokens: int, reason: FinishReason = "length") -> Delta:
-    output = RequestOutput(
-        text="text",
-        token_ids=[1, 2, *tokens],
-        finish_reason=reason,
-        metrics=METRICS,
-        seed=5,
-        logprobs=logprobs(*tokens),
-    )
+    whole = request_output([1, 2, *tokens], {"acceptance_length": 1.0})
+    output = replace(whole, finish_reason=reason, logprobs=logprobs(*tokens))
     return Delta(
         text="b",
         token_ids=list(tokens),

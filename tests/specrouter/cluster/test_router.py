@@ -30,7 +30,7 @@ from specrouter.cluster.member import Member
 from specrouter.cluster.router import ClusterRouter
 from specrouter.engine.request import Request
 from specrouter.engine.serving import streamed
-from tests.specrouter.cluster.links import NEWS, QUIET, Cluster
+from tests.specrouter.cluster.links import NEWS, QUIET, Cluster, Telling
 from tests.specrouter.cluster.states import state
 from tests.specrouter.cluster.streams import KINDS, PROMPT, Load, output_of, served
 from tests.specrouter.faults import PATIENCE_S, wait_until
@@ -42,28 +42,6 @@ SOON_SILENT: Settings = {
     "routing": {"stale_s": 1.5, "metrics_s": 0.1, "policy": "round-robin"},
     "resume": {"silence_s": 1.0},
 }
-
-
-class Telling:
-    """A host of one replica that has no engine, and tells its state."""
-
-    name = "a"
-    is_replaced = False
-
-    def __init__(self) -> None:
-        self.links: list[Any] = [self]
-        self.is_closed = False
-
-    async def feed(self) -> AsyncGenerator[Feed]:
-        while True:
-            yield Feed(state())
-            await asyncio.sleep(0.01)
-
-    async def leave(self) -> None:
-        return None
-
-    def close(self) -> None:
-        self.is_closed = True
 
 
 def front(settings: Settings, host: Telling, **changed: Any) -> ClusterRouter:
@@ -288,7 +266,7 @@ def test_the_router_needs_no_device_no_memory_and_no_kernels_of_its_replicas(
     small_config: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nothing = (DeviceInfo("cpu", 1, 1),)
-    monkeypatch.setattr("modelpool.device_manager.read_devices", lambda: nothing)
+    monkeypatch.setattr("modelpool.pool.read_devices", lambda: nothing)
     pool = small_config["pool"]
     first, *others = pool["models"]
     models = [{**first, "device": "cuda:7", "attention": "flashinfer"}, *others]
@@ -337,9 +315,10 @@ def test_figures_are_those_of_all_replicas(cluster: Cluster) -> None:
     wait_until(told)  # each replica tells now and then
     assert router.instruments.engine_state().rows == 16
     assert router.instruments.statistics().cycles > 0
-    names = {family.name for family in router.instruments.replica_metrics()}
-    assert {"specrouter_replica_up", "specrouter_replica_moves"} <= names
-    assert "specrouter_replica_state_age_at_use_seconds" in names
+    told_of = {family.name: family for family in router.instruments.replica_metrics()}
+    assert {"specrouter_replica_up", "specrouter_replica_moves"} <= set(told_of)
+    *_, count, _ = told_of["specrouter_replica_state_age_at_use_seconds"].samples
+    assert (count.name[-6:], count.value > 0) == ("_count", True)
     assert router.instruments.routings()[-1]["policy"] == "round-robin"
 
 

@@ -16,7 +16,6 @@ from specrouter import SLO, RequestOutput
 from statemgr import RowKV
 from tests.specrouter.cluster.links import NEWS, QUIET, Cluster, LocalTransport
 from tests.specrouter.cluster.streams import KINDS, LONG_PROMPT, Load, output_of
-from tests.specrouter.faults import wait_until
 
 Settings = dict[str, Any]
 
@@ -91,23 +90,6 @@ def test_a_pair_gives_the_texts_of_one_engine_and_the_decode_half_reads_no_promp
     assert then["reason"] == "goes on from what p-prefill has read"
     assert [first["attempt"], then["attempt"]] == [1, 2]
     assert first["order"] == ["p"]
-
-
-@pytest.mark.parametrize("half", [0, 1], ids=["prefill", "decode"])
-@pytest.mark.parametrize("after", [4])
-def test_a_half_that_dies_at_any_point_changes_no_text(
-    cluster: Cluster, load: Load, half: int, after: int
-) -> None:
-    dying = cluster.links[half]
-    dying.dies_at = dying.replies + after
-    try:
-        load.check(cluster.router)
-        assert dying.is_dead
-        wait_until(lambda: cluster.status == "degraded")
-        alone(cluster, load, "sampled")
-        assert cluster.router.instruments.routings()[-1]["replica"] == cluster.links[1 - half].name
-    finally:
-        dying.dies_at = None
 
 
 @pytest.mark.parametrize("half", [0, 1], ids=["prefill", "decode"])

@@ -15,7 +15,9 @@ from specrouter.config.old_spellings import _RENAMED_VALUES, _WITHOUT_EFFECT, in
 from specrouter.config.policies import CHAIN_POLICIES
 from specrouter.config.yaml_file import read_mapping
 from specrouter.router import ChainRouter
-from tests.specrouter.config.test_config import POOL, refused
+from tests.specrouter.config import test_policy_names
+from tests.specrouter.config.test_config import POOL, Settings, refused
+from tests.specrouter.config.test_policy_names import named
 
 
 def load(**scheduler: Any) -> RouterConfig:
@@ -29,26 +31,19 @@ RENAMED = [
 REMOVED = [".".join(path) for path in _WITHOUT_EFFECT]
 
 
-def settings(field: str, value: Any) -> dict[str, Any]:
-    section, *inner = field.split(".")
-    for key in reversed(inner):
-        value = {key: value}
-    if section == "cluster":
-        value = {**value, "replicas": [{"name": "a"}]}
-    if field == "scheduler.policy" and value["policy"] in ("ssd-tuned", "static"):
-        value["chain"] = ["small", "big"]
-    return {"pool": POOL, section: value}
+def settings(field: str, value: Any) -> Settings:
+    needs_chain = field == "scheduler.policy" and value in ("ssd-tuned", "static")
+    more = {"chain": ["small", "big"]} if needs_chain else {}
+    return test_policy_names.settings(field, value, **more)
 
 
 @pytest.mark.parametrize(("field", "old", "new"), RENAMED)
 def test_an_old_value_is_read_as_the_new_one_with_a_line(field: str, old: str, new: str) -> None:
-    config: Any = RouterConfig.load(settings(field, old))
+    config = RouterConfig.load(settings(field, old))
     assert config.warnings == (f"{field}: {old} is now called {new}",)
     renamed = RouterConfig.load(settings(field, new))
     assert (config.model_dump(), renamed.warnings) == (renamed.model_dump(), ())
-    for key in field.split("."):
-        config = getattr(config, key)
-    assert config == new
+    assert named(config, field) == new
 
 
 @pytest.mark.parametrize("field", REMOVED)

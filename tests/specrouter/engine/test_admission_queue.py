@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 from specrouter.engine.admission_queue import AdmissionPace, AdmissionQueue
 
 
-def queue_of(
-    keys: list[float], asking: Collection[int] = ()
-) -> tuple[AdmissionQueue[Any], list[Any]]:
+def queue_of(keys: list[float], asking: Collection[int] = ()) -> tuple[AdmissionQueue, list[Any]]:
     """`asking`: places of those that have an objective."""
-    queue = AdmissionQueue[Any]()
-    requests = [
+    queue = AdmissionQueue()
+    requests: list[Any] = [
         SimpleNamespace(admission_key=key, has_objective=place in asking, is_declined=False)
         for place, key in enumerate(keys)
     ]
@@ -25,7 +23,7 @@ def queue_of(
     return queue, requests
 
 
-def drained(queue: AdmissionQueue[Any]) -> list[Any]:
+def drained(queue: AdmissionQueue) -> list[Any]:
     found = []
     while queue:
         [first] = queue.first_of(1)

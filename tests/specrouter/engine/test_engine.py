@@ -25,8 +25,8 @@ from specrouter.engine.step import DecodingStep
 from specrouter.engine.view_builder import ViewBuilder
 from specrouter.execution.acceptance_feedback import AcceptanceFeedback
 from specrouter.execution.chain_drafter import ChainDrafter
-from specrouter.execution.cycle_drafting import CycleDrafting
 from specrouter.execution.decoding_rows import DecodingRows
+from specrouter.execution.drafter_prefill import DrafterPrefill
 from specrouter.execution.executor import Executor
 from specrouter.profile.perf_model import PerfModel
 from specrouter.profile.profiler import PerformanceProfiler
@@ -71,12 +71,12 @@ CONTROL = {
     "the planning of admission": (CyclePlanning, "admission", "planning"),
     "the planning": (CyclePlanning, "plan", "planning"),
     "whether policies rest": (BackOff, "lasts", "planning"),
-    "all drafts": (CycleDrafting, "offered", "drafting"),
-    "the selection": (CycleDrafting, "_selected", "drafting"),
+    "all drafts": (ChainDrafter, "offered", "drafting"),
+    "the selection": (ChainDrafter, "_selected", "drafting"),
     "the view": (ViewBuilder, "build", "planning"),
     "the planner": (Planner, "plan", "planning"),
     "the quarantine's list": (Quarantine, "available", "planning"),
-    "begin of drafts": (ChainDrafter, "begin", "drafting"),
+    "begin of drafts": (DrafterPrefill, "begin", "drafting"),
     "a draft": (ChainDrafter, "draft", "drafting"),
 }
 FACTS = {
@@ -223,6 +223,29 @@ def test_the_target_ends_what_was_planned_and_the_next_cycle_works(
     assert [one.error for one in outputs] == ["target failed: on fire"] * 3 + [None]
     assert outputs[3].token_ids == texts[3]
     assert bench.engine.state().quarantines["small"] >= 1
+
+
+def test_a_row_with_an_error_ends_after_its_tokens_unless_they_ended_its_text(
+    bench: EngineBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Executor.run
+
+    def odd(executor: Executor, plan: Plan) -> CycleResult:
+        result = run(executor, plan)
+        result.errors = dict.fromkeys((0, 1), "bad")
+        return result
+
+    one = SamplingParams(max_new_tokens=1, ignore_eos=True)
+    handles = [bench.submit(PROMPTS[0]), bench.submit(PROMPTS[1], one)]
+    with monkeypatch.context() as patch:
+        patch.setattr(Executor, "run", odd)
+        bench.engine.step()
+    outputs = bench.finish(handles)
+    assert [(one.finish_reason, one.error) for one in outputs] == [
+        ("error", "bad"),
+        ("length", None),
+    ]
+    assert all(one.token_ids for one in outputs)
 
 
 def test_the_time_of_a_token_is_the_last_that_made_sense(

@@ -3,7 +3,6 @@
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,9 +17,8 @@ from tests.specrouter.faults import PATIENCE_S
 
 @pytest.fixture
 def thread() -> Iterator[EngineThread]:
-    pool: Any = SimpleNamespace(target="big", get=lambda name: None)
     engine: Any = FakeEngine()
-    thread = EngineThread(engine, pool, step_timeout_s=60.0)
+    thread = EngineThread(engine, step_timeout_s=60.0)
     thread.start()
     yield thread
     thread.close()
@@ -98,9 +96,9 @@ def test_a_router_that_is_dropped_in_the_engines_own_thread_is_not_waited_for(
 def test_a_load_that_is_interrupted_ends_when_the_models_are_there() -> None:
     """As a notebook's cell is: nobody holds what could be closed."""
     loaded = threading.Event()
-    pool: Any = SimpleNamespace(target="big", get=lambda name: loaded.wait(PATIENCE_S))
     engine: Any = FakeEngine()
-    thread = EngineThread(engine, pool, step_timeout_s=60.0)
+    engine.warm_up = lambda: loaded.wait(PATIENCE_S)
+    thread = EngineThread(engine, step_timeout_s=60.0)
 
     def interrupted() -> None:
         raise KeyboardInterrupt
@@ -122,10 +120,9 @@ def start_failing(cause: Exception) -> None:
         except Exception as error:
             raise StageError("big", error) from error
 
-    pool: Any = SimpleNamespace(target="big", get=lambda name: None)
     engine: Any = FakeEngine()
     engine.warm_up = warm_up
-    EngineThread(engine, pool, step_timeout_s=60.0).start()
+    EngineThread(engine, step_timeout_s=60.0).start()
 
 
 def cpu_out_of_memory() -> RuntimeError:

@@ -1,15 +1,12 @@
 """Views tell policies what is, in plain values that stay as they are."""
 
-import time
 from typing import Any
 
 import pytest
 
 from specrouter import SLO, SamplingParams, Speculation
 from specrouter.engine.view_builder import ViewBuilder
-from specrouter.profile.output_lengths import OutputLengths
 from specrouter.request.objective import resolve
-from specrouter.slo.serve.promises import Promises
 from specrouter.view import EngineView, Standing
 from tests.specrouter.engine.engines import GREEDY, PROMPTS, EngineBench
 
@@ -24,7 +21,7 @@ def bench(small_config: dict[str, Any]) -> EngineBench:
 def view(bench: EngineBench, cycle: int = 1, standing: Standing | None = None) -> EngineView:
     book, views = bench.engine.book, bench.engine.steps.views
     waiting = book.waiting.first_of(8)
-    return views.build(cycle, book.running, waiting, EVERY, standing or Standing())
+    return views.build(cycle, waiting, EVERY, standing or Standing())
 
 
 def test_an_engine_without_requests_has_all_its_room(bench: EngineBench) -> None:
@@ -81,24 +78,16 @@ def test_a_snapshot_is_taken_every_third_cycle_and_after_an_evaluation(
     bench: EngineBench,
 ) -> None:
     engine = bench.engine
-    views = ViewBuilder(
-        ("small", "middle", "target"),
-        (),
-        engine._executor,
-        engine.profiler,
-        OutputLengths(),
-        Promises(),
-        time.perf_counter,
-    )
+    views = ViewBuilder(("small", "middle", "target"), (), engine.book, engine.profiler)
 
     def performance(cycle: int, evaluated_at: int = -1) -> int:
         standing = Standing(evaluated_at=evaluated_at)
-        return id(views.build(cycle, {}, (), EVERY, standing).performance)
+        return id(views.build(cycle, (), EVERY, standing).performance)
 
-    kept = [views.build(1, {}, (), EVERY, Standing())]  # so that no id is used again
+    kept = [views.build(1, (), EVERY, Standing())]  # so that no id is used again
     first = id(kept[0].performance)
     assert [performance(2), performance(3)] == [first, first]
-    kept.append(views.build(4, {}, (), EVERY, Standing()))
+    kept.append(views.build(4, (), EVERY, Standing()))
     assert id(kept[1].performance) != first
     assert performance(5, evaluated_at=3) == id(kept[1].performance)
     assert performance(6, evaluated_at=5) != id(kept[1].performance)

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from modelpool import ModelPool
-from specrouter.cycle import ChainGroup, DraftShape
+from specrouter.cycle import ChainGroup, CycleResult, DraftShape
 from specrouter.execution.acceptance_feedback import AcceptanceFeedback
 from specrouter.execution.chain_drafter import ChainDrafter
 from specrouter.execution.group_draft import GroupDraft
 from specrouter.execution.model_comparison import ModelComparison
 from specrouter.request.params import MAX_TREE_TOKENS, Chain, SamplingParams
 from tests.processors.trees import nodes_of, path
-from tests.specrouter.execution.test_executor import PAIR, PROMPTS, TRIPLE, Bench, fail
+from tests.specrouter.execution.test_executor import PAIR, PROMPTS, TRIPLE, Bench, fail, plan_of
 
 
 class DraftingBench(Bench):
@@ -50,8 +50,7 @@ class DraftingBench(Bench):
             chain=chain, shape=DraftShape(depth, width), rows=np.arange(len(self.prompts)), **given
         )
         with torch.inference_mode(), self.runtime.states.cycle():
-            self._drafter.begin([group])
-            return self._drafter.draft(group)
+            return self._drafter.offered(plan_of([group]), CycleResult())
 
 
 def paths(draft: GroupDraft) -> dict[int, list[tuple[int, ...]]]:

@@ -31,6 +31,7 @@ from specrouter.cycle import (
     CycleResult,
     DraftShape,
     Ints,
+    ShadowEvaluation,
     TargetError,
     TreeSelector,
 )
@@ -50,7 +51,6 @@ from tests.triton_interpreter import needs_triton
 
 PROMPTS = [[5, 17, 300, 42, 9], [3, 4], [250, 1, 99]]
 BROKEN = RuntimeError("broken")
-NOBODY = np.zeros(0, dtype=np.int64)
 PAIR: Chain = ("small", "target")
 TRIPLE: Chain = ("small", "middle", "target")
 CHAINS: list[Chain] = [("target",), PAIR, TRIPLE]
@@ -83,7 +83,6 @@ class Bench:
         params: SamplingParams | Sequence[SamplingParams] = (),
         rejection: bool = False,
         chunk: int = 32,
-        guard: HangGuard | None = None,
         deepest: int = MAX_DEPTH,
     ) -> None:
         self.pool, self.params = pool, params
@@ -91,7 +90,9 @@ class Bench:
         self.profiler = PerformanceProfiler(parameters=dict.fromkeys(pool.names, 1))
         window = deepest + len(pool.names) + 2  # as the engine has it
         rule = RejectionSampling() if rejection else SharedNoise()
-        settings = ExecutionSettings(prefill_chunk=chunk, window=window, rule=rule, guard=guard)
+        settings = ExecutionSettings(
+            prefill_chunk=chunk, window=window, guard=HangGuard(60.0), rule=rule
+        )
         self.runtime = Runtime.create(pool, self.manager, self.profiler, settings)
         self.executor = Executor(self.runtime)
         self.prompts = prompts
@@ -122,11 +123,14 @@ class Bench:
         return self.run([group], None if nodes is None else best(nodes))
 
     def run(
-        self, groups: Sequence[ChainGroup], selector: TreeSelector | None = None
+        self,
+        groups: Sequence[ChainGroup],
+        selector: TreeSelector | None = None,
+        evaluation: ShadowEvaluation | None = None,
+        reads: dict[int, int] | None = None,
     ) -> CycleResult:
-        result = self.executor.run(
-            CyclePlan(groups=groups, prefill_rows=NOBODY, prefill_counts=NOBODY, selector=selector)
-        )
+        """`reads`: tokens of prompts, by row."""
+        result = self.executor.run(plan_of(groups, selector, evaluation, reads))
         self.manager.check_integrity()
         return result
 
@@ -144,6 +148,22 @@ class Bench:
             alone.cycle(("target",))
         expected = zip(alone.made(), made, strict=True)
         assert made == [text[: len(own)] for text, own in expected]
+
+
+def plan_of(
+    groups: Sequence[ChainGroup],
+    selector: TreeSelector | None = None,
+    evaluation: ShadowEvaluation | None = None,
+    reads: dict[int, int] | None = None,
+) -> CyclePlan:
+    rows, counts = ([*each] for each in (reads or {}, (reads or {}).values()))
+    return CyclePlan(
+        groups=groups,
+        prefill_rows=np.array(rows, dtype=np.int64),
+        prefill_counts=np.array(counts, dtype=np.int64),
+        selector=selector,
+        shadow_evaluation=evaluation,
+    )
 
 
 def best(nodes: int) -> TreeSelector:
@@ -182,6 +202,29 @@ def test_what_is_committed_is_the_targets_choice(
     assert_target_alone(bench, target)
 
 
+def test_a_plan_without_rows_needs_no_pass(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(VerifyProcessor, "verify", lambda *_: 1 / 0)
+    assert not bench.run([]).commits
+
+
+def test_rows_that_decode_and_prompts_are_read_in_one_pass(
+    bench: Bench, verified: list[dict[int, int]]
+) -> None:
+    result = bench.run([group(("target",), [0, 2])], reads={1: 1})
+    assert verified == [{0: 0, 2: 0}]
+    assert [commit.row for commit in result.commits] == [0, 2]
+    assert not bench.executor.states.lag("target", np.arange(3)).any()
+
+
+def test_what_drafters_met_in_a_row_is_forgotten_before_the_target_chooses(bench: Bench) -> None:
+    sampler, executor = bench.runtime.sampler, bench.executor
+    for row in (0, 1):
+        sampler.refuse(row, ValueError("a draft"))
+    with executor.states.cycle():
+        executor._stage.verify(plan_of([group(("target",), [0])]), [], 1, CycleResult())
+    assert list(sampler.take_errors()) == [1]
+
+
 def test_rows_that_are_not_planned_stay_as_they_are(bench: Bench) -> None:
     before = bench.manager.counts.copy()
     bench.cycle(PAIR, rows=[1])
@@ -216,12 +259,10 @@ def test_a_failed_target_commits_nothing_and_the_next_cycle_works(
 def test_what_fails_around_the_reading_of_prompts_is_not_put_down_to_the_target(
     pool: ModelPool, target: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench, reads = Bench(pool, prompts=[[*range(5, 45)]]), np.array([0])
+    bench = Bench(pool, prompts=[[*range(5, 45)]])
     with monkeypatch.context() as patch:
         patch.setattr(Sampler, "needs_paths", lambda *_: 1 / 0)
-        result = bench.executor.run(
-            CyclePlan(groups=[], prefill_rows=reads, prefill_counts=np.array([32]))
-        )
+        result = bench.run([], reads={0: 32})
     assert not result.errors
     bench.cycle(("target",))
     assert bench.made()[0] == continuation(target, bench.prompts[0], 1)

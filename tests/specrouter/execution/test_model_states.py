@@ -16,8 +16,9 @@ from modelpool.packed_model import PackedModel
 from processors import NonFiniteLogits, PrefillProcessor, TokenTree
 from processors.pack import PackPlan, run_pack
 from specrouter.cycle import Ints
+from specrouter.execution.fault_guard import FaultGuard
 from specrouter.execution.forward_clock import ForwardClock
-from specrouter.execution.hang_guard import Abandoned
+from specrouter.execution.hang_guard import Abandoned, HangGuard
 from specrouter.execution.model_states import ModelStates, StageError
 from specrouter.execution.model_times import ModelTimes
 from statemgr import StateManager
@@ -35,10 +36,14 @@ def manager() -> StateManager:
     return manager
 
 
+def states_of(pool: ModelPool, manager: StateManager, times: Any) -> ModelStates:
+    clock = ForwardClock(lambda *_: None)
+    return ModelStates(pool, manager, times, clock, HangGuard(60.0), FaultGuard())
+
+
 @pytest.fixture
 def states(pool: ModelPool, manager: StateManager) -> Iterator[ModelStates]:
-    times = mock.create_autospec(ModelTimes, instance=True)
-    states = ModelStates(pool, manager, times, ForwardClock(lambda *_: None))
+    states = states_of(pool, manager, mock.create_autospec(ModelTimes, instance=True))
     states.begin()
     yield states
     assert all(pool.evict(name) for name in ("small", "middle") if pool.is_loaded(name))
@@ -200,7 +205,7 @@ def test_what_is_evicted_is_gone_before_the_next_model_is_loaded(
 ) -> None:
     pool = ModelPool.from_config({**small_config["pool"], "max_loaded_models": 2})
     times: Any = SimpleNamespace(learn=lambda *_: None)  # a mock would keep the model
-    states = ModelStates(pool, manager, times, ForwardClock(lambda *_: None))
+    states = states_of(pool, manager, times)
     states.prepare("target")
     read(states, "small")
     draft(states, "small")

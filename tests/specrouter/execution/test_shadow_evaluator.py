@@ -13,11 +13,11 @@ from transformers import AutoModelForCausalLM
 from modelpool import ModelPool
 from processors.noise import gumbel
 from specrouter import ChainRouter, Speculation
-from specrouter.cycle import ChainGroup, CyclePlan, DraftShape, ShadowEvaluation
+from specrouter.cycle import ChainGroup, DraftShape, ShadowEvaluation
 from specrouter.execution.shadow_evaluator import ShadowEvaluator
 from specrouter.request.params import SamplingParams
 from specrouter.routing import planner, shadow_policy
-from tests.specrouter.execution.test_executor import NOBODY, PROMPTS, Bench, fail
+from tests.specrouter.execution.test_executor import PROMPTS, Bench, fail
 
 GREEDY = SamplingParams(max_new_tokens=24, ignore_eos=True)
 SAMPLED = SamplingParams(max_new_tokens=24, ignore_eos=True, temperature=0.7)
@@ -48,13 +48,7 @@ def evaluable(bench: Bench, drafter: str = "small") -> list[int]:
 def evaluated(bench: Bench, row: int = 1, tokens: int = 12) -> tuple[float, float]:
     """Accepted first choices, and how many were judged, after an evaluation of `small`."""
     before = bench.made()
-    evaluation = ShadowEvaluation("small", row, tokens)
-    assert not bench.executor.run(
-        CyclePlan(
-            groups=[], prefill_rows=NOBODY, prefill_counts=NOBODY, shadow_evaluation=evaluation
-        )
-    ).failures
-    bench.manager.check_integrity()
+    assert not bench.run([], evaluation=ShadowEvaluation("small", row, tokens)).failures
     assert bench.made() == before
     (seen,) = bench.profiler.snapshot().trees.values()
     return seen.recent_accepted, seen.recent_trials
@@ -106,15 +100,7 @@ def test_nobody_is_evaluated_whose_choices_cannot_be_made_again(pool: ModelPool)
 def test_the_cycle_of_an_evaluation_goes_on_as_ever(pool: ModelPool) -> None:
     plain, bench = with_text(pool, SAMPLED), with_text(pool, SAMPLED)
     groups = [ChainGroup(chain=("small", "target"), shape=DraftShape(3), rows=ALL_ROWS)]
-    bench.executor.run(
-        CyclePlan(
-            groups=groups,
-            prefill_rows=NOBODY,
-            prefill_counts=NOBODY,
-            shadow_evaluation=ShadowEvaluation("small", 2, 8),
-        )
-    )
-    bench.manager.check_integrity()
+    bench.run(groups, evaluation=ShadowEvaluation("small", 2, 8))
     plain.cycle(("small", "target"), depth=3)
     assert bench.made() == plain.made()
     totals = bench.profiler.statistics()
@@ -129,15 +115,7 @@ def test_a_drafter_that_fails_in_its_evaluation_costs_nobody_a_token(
     before = bench.manager.counts.copy()
     fail(monkeypatch, "small")
     groups = [ChainGroup(chain=("target",), shape=DraftShape(1), rows=ALL_ROWS)]
-    result = bench.executor.run(
-        CyclePlan(
-            groups=groups,
-            prefill_rows=NOBODY,
-            prefill_counts=NOBODY,
-            shadow_evaluation=ShadowEvaluation("small", 0, 8),
-        )
-    )
-    bench.manager.check_integrity()
+    result = bench.run(groups, evaluation=ShadowEvaluation("small", 0, 8))
     assert [failure.model for failure in result.failures] == ["small"]
     assert (bench.manager.counts == before + 1).all()
     assert not bench.profiler.snapshot().trees

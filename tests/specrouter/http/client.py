@@ -23,6 +23,7 @@ from specrouter.cli.main import main
 from specrouter.config import ServerConfig
 from specrouter.http.app import create_app
 from specrouter.http.drain import Drain
+from specrouter.http.guards import add_guards
 from tests.specrouter.fake_router import FakeRouter
 from tests.specrouter.faults import PATIENCE_S, wait_until
 
@@ -45,6 +46,13 @@ def app_of(router: FakeRouter | ChainRouter, drain: Drain | None = None) -> Fast
 @cache
 def _refusing() -> FastAPI:
     return create_app(cast(ChainRouter, UNASKED))
+
+
+def service(router: FakeRouter | None = None, drain: Drain | None = None, **server: Any) -> FastAPI:
+    """The whole application, with its guards."""
+    app = create_app(cast(ChainRouter, router or FakeRouter(server=server)), drain)
+    add_guards(app, ServerConfig(**server), drain)
+    return app
 
 
 def configured(router: ChainRouter, patch: pytest.MonkeyPatch, **server: Any) -> ChainRouter:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from specrouter.http.app import create_app
-from specrouter.http.generate_request import GenerateRequest
 from specrouter.http.openai_fields import ChatRequest, CompletionRequest
+from specrouter.http.request_fields import GenerateRequest
 from specrouter.http.tokens import DetokenizeRequest, TokenizeChat, TokenizeText
 from tests.modelpool.factories import make_tokenizer
 from tests.pure import few

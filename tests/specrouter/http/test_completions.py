@@ -13,7 +13,7 @@ import pytest
 
 from specrouter import Delta, RequestOutput, SamplingParams, Structure, TokenLogprobs
 from specrouter.http import streams
-from specrouter.http.completion_answer import CompletionAnswer
+from specrouter.http.completions import CompletionAnswer
 from specrouter.http.openai_answer import OpenAIAnswer
 from specrouter.http.request_log import RequestLog
 from specrouter.request.output import CycleDraft
@@ -296,7 +296,7 @@ def test_answers_with_logprobs_are_made_beside_the_event_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = noted(monkeypatch, CompletionAnswer, "whole")
-    encoded = noted(monkeypatch, streams, "_encoded")
+    encoded = noted(monkeypatch, streams, "encoded")
     for fields in ({"logprobs": 0}, {"prompt": [5, 6], "prompt_logprobs": 0}):
         choices(**fields)
     assert (len(made), bool(encoded)) == (2, True)
@@ -389,7 +389,7 @@ def test_long_lists_are_encoded_one_entry_at_a_time(
     """json lets no other thread run meanwhile."""
     fields: dict[str, Any] = {"echo": True, "logprobs": 1}
     fields |= {"prompt": [5, 6] * 500, "prompt_logprobs": 1}
-    encoded = noted(monkeypatch, streams, "_encoded")
+    encoded = noted(monkeypatch, streams, "encoded")
     [choice] = streamed(**fields)[0]["choices"] if stream else choices(**fields)
     assert len(choice["prompt_logprobs"]) == 1000
     assert len(choice["logprobs"]["top_logprobs"]) == (1001 if stream else 1004)
@@ -408,7 +408,7 @@ def test_long_lists_are_encoded_one_entry_at_a_time(
     ],
 )
 def test_what_is_encoded_in_parts_is_the_same(value: Any) -> None:
-    assert streams._in_parts(value) == streams._encoded(value)
+    assert streams._in_parts(value) == streams.encoded(value)
 
 
 def test_no_character_ends_the_line_of_an_event() -> None:

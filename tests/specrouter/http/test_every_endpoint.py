@@ -10,10 +10,9 @@ import pytest
 
 from specrouter import OverloadedError, SamplingParams, UnavailableError
 from specrouter.http.answer_schemas import ErrorAnswer
-from specrouter.http.generate_request import GenerateRequest
 from specrouter.http.openai_answer import Usage
 from specrouter.http.openai_fields import ChatRequest, CompletionRequest
-from specrouter.http.request_fields import RequestFields
+from specrouter.http.request_fields import GenerateRequest, RequestFields
 from specrouter.request.errors import NoReplicaError
 from specrouter.request.output import STRUCTURE_FAILED, Feasible
 from tests.specrouter.fake_router import METRICS, RUNS, FakeRouter, FakeTokenizer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any, cast
+from typing import Any
 
 import httpx
 import pytest
@@ -14,13 +14,13 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from modelpool.errors import ConfigError
-from specrouter import ChainRouter, OverloadedError, UnavailableError
+from specrouter import OverloadedError, UnavailableError
 from specrouter.config import ServerConfig
-from specrouter.http.app import create_app
 from specrouter.http.drain import Drain
 from specrouter.http.guards import OPEN_PATHS, PROBE_PATHS, add_guards
 from specrouter.http.keys import API_KEY_VARIABLE
 from tests.specrouter.fake_router import FakeRouter
+from tests.specrouter.http import client
 from tests.specrouter.http.client import Headers, Page, connected, send
 
 KEY, OTHER_KEY = "first-key", "second-key"
@@ -130,8 +130,7 @@ def test_probes_and_scrapers_need_no_key_and_all_else_does(path: str, status: in
 
 
 def test_every_endpoint_of_the_service_but_the_open_ones_needs_a_key() -> None:
-    app = create_app(cast(ChainRouter, FakeRouter()))
-    add_guards(app, ServerConfig(api_keys=(KEY,)))
+    app = client.service(api_keys=(KEY,))
     paths: dict[str, dict[str, Any]] = app.openapi()["paths"]
     assert paths.keys() > {"/generate", "/v1/chat/completions", "/health", "/metrics"}
     for path in paths.keys() - OPEN_PATHS:
@@ -142,8 +141,7 @@ def test_every_endpoint_of_the_service_but_the_open_ones_needs_a_key() -> None:
 
 def test_the_schema_declares_the_key_where_one_is_needed() -> None:
     def schema(**settings: Any) -> dict[str, Any]:
-        app = create_app(cast(ChainRouter, FakeRouter()))
-        add_guards(app, ServerConfig(**settings))
+        app = client.service(**settings)
         found: dict[str, Any] = call(app, "GET", "/openapi.json", headers=bearer(KEY)).json()
         return found
 
@@ -205,18 +203,18 @@ def test_requests_beyond_the_limit_are_refused_but_probes_pass() -> None:
     app = guarded(limit_concurrency=1)
 
     async def test() -> None:
-        async with connected(app) as client:
+        async with connected(app) as caller:
             end = asyncio.Event()
-            first = asyncio.ensure_future(client.post("/generate", content=half_sent(end)))
+            first = asyncio.ensure_future(caller.post("/generate", content=half_sent(end)))
             await asyncio.sleep(0)
-            refused = await client.get("/v1/models")
+            refused = await caller.get("/v1/models")
             assert (refused.status_code, error_code(refused)) == (503, "overloaded")
             assert int(refused.headers["Retry-After"]) >= 1
             for path in PROBE_PATHS:
-                assert (await client.get(path)).status_code == 200
+                assert (await caller.get(path)).status_code == 200
             end.set()
             assert (await first).status_code == 200
-            assert (await client.get("/v1/models")).status_code == 200
+            assert (await caller.get("/v1/models")).status_code == 200
 
     asyncio.run(test())
 
@@ -306,14 +304,13 @@ class _Nothing(Collector):
 
 @pytest.fixture(autouse=True)
 def no_engine_behind_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specrouter.http.metrics_page.RouterCollector", lambda _: _Nothing())
+    monkeypatch.setattr("specrouter.http.prometheus.RouterCollector", lambda _: _Nothing())
 
 
 def service(refuses: Exception | None = None, drain: Drain | None = None) -> FastAPI:
     """All layers around the whole application."""
-    app = create_app(cast(ChainRouter, FakeRouter(refuses=refuses)), drain)
-    add_guards(app, ServerConfig(api_keys=(KEY,), max_body_bytes=LIMIT), drain)
-    return app
+    router = FakeRouter(refuses=refuses)
+    return client.service(router, drain, api_keys=(KEY,), max_body_bytes=LIMIT)
 
 
 def refused(app: FastAPI) -> dict[str, float]:

@@ -4,34 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 import socket
+import subprocess
 from importlib import resources
-from typing import Any, cast
+from pathlib import Path
+from typing import Any
 
 import pytest
 from fastapi import FastAPI
 
 from modelpool.errors import ConfigError
-from specrouter import ChainRouter, RouterConfig
-from specrouter.config import ServerConfig
-from specrouter.http.app import create_app
-from specrouter.http.guards import add_guards
+from specrouter import RouterConfig
 from specrouter.http.live_feed import FEED_PATH
 from specrouter.http.live_page import PAGE_PATHS
 from tests.specrouter.fake_router import FakeRouter
-from tests.specrouter.http.client import Headers, request, send
+from tests.specrouter.http.client import Headers, request, send, service
 
 KEY = "a-key"
 OWN = [("Host", "127.0.0.1:8000")]
 FOLDER = resources.files("specrouter.http").joinpath("page")
 MOST_BYTES = 300_000
-
-
-def service(**server: Any) -> FastAPI:
-    """The whole application, with its guards."""
-    app = create_app(cast(ChainRouter, FakeRouter(server=server)))
-    add_guards(app, ServerConfig(**server))
-    return app
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -152,3 +146,72 @@ def test_a_host_that_is_no_name_is_refused_by_its_field(host: str) -> None:
         RouterConfig.load(
             {**FakeRouter().config.model_dump(include={"pool"}), "server": {"page_hosts": [host]}}
         )
+
+
+# The pages at `/` and `/docs` work without the internet, and with keys
+
+
+def docs_page() -> str:
+    response = request(FakeRouter(), "GET", "/docs")
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/html")
+    return response.text
+
+
+def test_the_page_needs_nothing_from_elsewhere() -> None:
+    text = docs_page()
+    assert "//" not in re.sub(r"^\s*// .*$", "", text, flags=re.MULTILINE)  # no address
+    assert not re.search(r"\b(src|href)=\"(?!#)", text)
+    policy = request(FakeRouter(), "GET", "/docs").headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "connect-src 'self'" in policy
+    assert request(FakeRouter(), "GET", "/redoc").status_code == 404  # it would need the internet
+
+
+def test_the_first_page_leads_to_every_page_that_needs_no_name_and_to_every_document() -> None:
+    home = request(FakeRouter(), "GET", "/")
+    assert home.status_code == 200
+    assert home.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in home.headers["content-security-policy"]
+    assert "//" not in home.text, "an address elsewhere"
+    links = {f"/{path}" for path in re.findall(r'<a href="([^"]*)"', home.text)}
+    paths = request(FakeRouter(), "GET", "/openapi.json").json()["paths"]
+    named = {path for path, one in paths.items() if "get" in one and "{" not in path}
+    assert links == named | {"/docs", "/openapi.json"}
+    documents = {file.name for file in (ROOT / "docs").glob("*.md")}
+    assert set(re.findall(r"[\w-]+\.md", home.text)) == documents
+
+
+# What the script asks of a browser. It comes first: the script fetches as soon as it is read.
+_BROWSER = """
+const make = (tag) => ({
+  children: [], textContent: "", setAttribute() {}, addEventListener() {},
+  append(...more) { this.children.push(...more); },
+});
+const places = {};
+globalThis.document = {createElement: make, getElementById: (name) => (places[name] ??= make())};
+globalThis.window = {addEventListener() {}};
+const schema = JSON.parse(require("fs").readFileSync(0));
+globalThis.fetch = async () => ({json: async () => schema});
+const text = (one) => typeof one === "string" ? one
+  : [one.textContent, ...one.children.map(text)].join(" ");
+setTimeout(() => console.log(Object.values(places).map(text).join(" ")));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_the_page_shows_every_endpoint_and_every_field(tmp_path: Path) -> None:
+    script = re.search(r"<script>(.*)</script>", docs_page(), re.DOTALL)
+    assert script is not None
+    file = tmp_path / "page.js"
+    file.write_text(_BROWSER + script[1])
+    schema = request(FakeRouter(), "GET", "/openapi.json")
+    ran = subprocess.run(
+        ["node", str(file)], input=schema.content, capture_output=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr.decode()
+    shown = ran.stdout.decode()
+    assert set(schema.json()["paths"]) <= set(shown.split())
+    for name, one in schema.json()["components"]["schemas"].items():
+        for field, kind in one.get("properties", {}).items():
+            assert kind["description"] in shown, f"{name}.{field}"

@@ -15,7 +15,7 @@ import pytest
 from fastapi import FastAPI
 
 from specrouter import ChainRouter, RequestOutput, SamplingParams, Speculation
-from specrouter.http.metrics_page import add_metrics, count_refusal
+from specrouter.http.prometheus import add_metrics, count_refusal
 from specrouter.request.params import MAX_DEPTH
 from tests.specrouter.http.client import Page, send
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken
 
 from specrouter.request.output import FinishReason
 from tests.specrouter.fake_router import FakeRouter, FakeTokenizer
 from tests.specrouter.http import client
 from tests.specrouter.http.client import stream_of
-from tests.specrouter.http.test_tool_calls import calls_of, joined
+from tests.specrouter.http.test_tool_calls import calls_of, joined, router_of
 
 PATH = "/v1/chat/completions"
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
@@ -22,16 +21,6 @@ ANALYSIS = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
 FINAL = "<|channel|>final<|message|>Yes."
 CALL = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x": 1}<|call|>'
 HERMES_CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
-
-
-def router_of(template: str, text: str, size: int = 7, **more: Any) -> FakeRouter:
-    """Says this, `size` characters, which are a token each, at a time."""
-    pieces = [text[at : at + size] for at in range(0, len(text), size)]
-    runs = [(piece, [100 + ord(character) for character in piece]) for piece in pieces]
-    more = {"ends": "eos", **more}
-    router = FakeRouter(runs=runs, tokenizer=FakeTokenizer(template), **more)
-    router.max_request_tokens = 1000
-    return router
 
 
 def answer_of(router: FakeRouter, **fields: Any) -> dict[str, Any]:
@@ -54,7 +43,7 @@ def test_reasoning_and_calls_have_fields_of_their_own_whole_and_streamed(
     template: str, text: str, reasoning: str, content: str | None, reason: str, size: int
 ) -> None:
     asked: dict[str, Any] = {"tools": TOOLS, "stream_options": {"include_usage": True}}
-    answer = answer_of(router_of(template, text, size), tools=TOOLS)
+    answer = answer_of(router_of(text, size, template=template), tools=TOOLS)
     [choice] = answer["choices"]
     message = choice["message"]
     assert message["reasoning_content"] == message["reasoning"] == reasoning
@@ -62,7 +51,7 @@ def test_reasoning_and_calls_have_fields_of_their_own_whole_and_streamed(
     calls = [("f", '{"x": 1}')] if reason == "tool_calls" else []
     assert (calls_of(message) if calls else message.get("tool_calls", [])) == calls
     details = answer["usage"]["completion_tokens_details"]
-    *chunks, last = stream_of(router_of(template, text, size), {**CHAT, **asked}, PATH)
+    *chunks, last = stream_of(router_of(text, size, template=template), {**CHAT, **asked}, PATH)
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     for field in ("reasoning_content", "reasoning"):
         assert "".join(delta.get(field, "") for delta in deltas) == reasoning
@@ -72,7 +61,7 @@ def test_reasoning_and_calls_have_fields_of_their_own_whole_and_streamed(
 
 
 def test_tokens_of_reasoning_are_counted_without_tags() -> None:
-    router = router_of(THINK, "")
+    router = router_of("", template=THINK)
     router.runs = [("<think>Hm.</think>", [5000, 172, 209, 146, 5001]), ("Yes.", [189, 201])]
     tokenizer = router.pool.tokenizer
     tokenizer.convert_ids_to_tokens = lambda one: (
@@ -88,31 +77,33 @@ def test_tokens_of_reasoning_are_counted_without_tags() -> None:
 )
 def test_reasoning_stays_content_where_it_is_not_known(template: str, server: Any) -> None:
     text = "<think>Hm.</think>Yes."
-    [choice] = answer_of(router_of(template, text, server=server))["choices"]
+    [choice] = answer_of(router_of(text, server=server, template=template))["choices"]
     assert choice["message"] == {"role": "assistant", "content": text, "refusal": None}
 
 
 def test_calls_stay_content_where_none_are_asked_for() -> None:
     for more in ({}, {"tools": TOOLS, "tool_choice": "none"}):
-        message = answer_of(router_of(HARMONY, ANALYSIS + CALL), **more)["choices"][0]["message"]
+        message = answer_of(router_of(ANALYSIS + CALL, template=HARMONY), **more)["choices"][0][
+            "message"
+        ]
         assert (message["content"], message["reasoning"]) == ('{"x": 1}', "Hm.")
         assert "tool_calls" not in message
     server = {"tool_parser": "none"}
-    answer = answer_of(router_of(HARMONY, ANALYSIS + CALL, server=server), tools=TOOLS)
+    answer = answer_of(router_of(ANALYSIS + CALL, server=server, template=HARMONY), tools=TOOLS)
     assert answer["choices"][0]["message"]["content"] == '{"x": 1}'
 
 
 @pytest.mark.parametrize(("end", "ends"), [("", "stop"), ("", "eos"), ("<|endoftext|>", "eos")])
 def test_a_whole_call_needs_no_end_tag(end: str, ends: FinishReason) -> None:
     text = ANALYSIS + CALL.removesuffix("<|call|>") + end
-    [choice] = answer_of(router_of(HARMONY, text, ends=ends), tools=TOOLS)["choices"]
+    [choice] = answer_of(router_of(text, ends=ends, template=HARMONY), tools=TOOLS)["choices"]
     assert calls_of(choice["message"]) == [("f", '{"x": 1}')]
     assert choice["finish_reason"] == "tool_calls"
 
 
 def test_a_function_that_is_not_offered_is_not_called() -> None:
     text = ANALYSIS + CALL.replace(".f", ".nosuch")
-    [choice] = answer_of(router_of(HARMONY, text), tools=TOOLS)["choices"]
+    [choice] = answer_of(router_of(text, template=HARMONY), tools=TOOLS)["choices"]
     assert choice["message"]["content"] == '{"x": 1}'
     assert "tool_calls" not in choice["message"]
     assert choice["finish_reason"] == "stop"
@@ -122,7 +113,7 @@ def test_the_answer_goes_on_in_the_channel_that_the_prompt_ends_in() -> None:
     def said(template: str, before: str, text: str = "Hm.</think>Yes.") -> tuple[Any, Any]:
         messages = [*CHAT["messages"], {"role": "assistant", "content": before}]
         fields = {"continue_final_message": True, "add_generation_prompt": False}
-        router = router_of(template, text)
+        router = router_of(text, template=template)
         message = answer_of(router, messages=messages, **fields)["choices"][0]["message"]
         return message.get("reasoning"), message["content"]
 
@@ -134,20 +125,9 @@ def test_the_answer_goes_on_in_the_channel_that_the_prompt_ends_in() -> None:
     assert said(harmony, "First") == (None, "Hm.</think>Yes.")
 
 
-def test_tags_that_are_special_tokens_are_looked_for_in_the_text() -> None:
-    router = router_of(HARMONY, ANALYSIS + FINAL)
-    router.pool.tokenizer.added_tokens_decoder = {
-        7: AddedToken("<|channel|>", special=True),
-        8: AddedToken("<|call|>", special=False),
-        9: AddedToken("<|im_end|>", special=True),
-    }
-    answer_of(router)
-    assert router.calls[-1][1].shown_special_token_ids == (7,)
-
-
 @pytest.mark.parametrize("template", [HARMONY, THINK])
 def test_structures_and_forced_calls_come_behind_the_reasoning(template: str) -> None:
-    router = router_of(template, ANALYSIS + FINAL)
+    router = router_of(ANALYSIS + FINAL, template=template)
     answer_of(router, response_format={"type": "json_object"}, tools=TOOLS)
     structure = router.calls[-1][1].structure
     assert structure.kind == "json_object"
@@ -165,7 +145,7 @@ def test_a_clients_reasoning_reaches_templates_under_their_names() -> None:
         "{{ '<tool_call>' }}"
     )
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    router = router_of(template, "Yes.")
+    router = router_of("Yes.", template=template)
     messages = [
         {"role": "user", "content": "hi"},
         {"role": "assistant", "reasoning": "Hm.", "tool_calls": [call]},

@@ -31,7 +31,7 @@ def test_a_text_is_tokenized_as_a_prompt_would_be(
 def test_a_long_text_is_told_in_tokens_beside_the_event_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    encoded = noted(monkeypatch, streams, "_encoded")  # json lets no other thread run meanwhile
+    encoded = noted(monkeypatch, streams, "encoded")  # json lets no other thread run meanwhile
     body = {"prompt": "ab" * 50_000, "return_token_strs": True}
     assert post(FakeRouter(), body, "/tokenize").json()["count"] == 100_001
     assert not any(call.in_loop for call in encoded)

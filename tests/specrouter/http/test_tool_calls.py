@@ -25,10 +25,13 @@ CALLS = [("f", '{"x": 1}'), ("g", "{}")]
 
 
 def router_of(text: str, size: int = 7, template: str | None = TEMPLATE, **more: Any) -> FakeRouter:
-    """Says this, `size` characters at a time."""
-    runs = [(text[at : at + size], [5]) for at in range(0, len(text), size)]
+    """Says this, `size` characters, which are a token each, at a time."""
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    runs = [(piece, [100 + ord(character) for character in piece]) for piece in pieces]
     more = {"ends": "eos", **more}
-    return FakeRouter(runs=runs, tokenizer=FakeTokenizer(template), **more)
+    router = FakeRouter(runs=runs, tokenizer=FakeTokenizer(template), **more)
+    router.max_request_tokens = 1000
+    return router
 
 
 def choice_of(router: FakeRouter, **fields: Any) -> dict[str, Any]:
@@ -77,14 +80,23 @@ def test_calls_are_read_out_of_what_the_family_writes(text: str, content: str | 
     assert choice["finish_reason"] == "tool_calls"
 
 
-def test_tags_that_are_special_tokens_are_looked_for_in_the_text() -> None:
-    router = router_of(TEXT)
-    tokens = [("<tool_call>", True), ("</tool_call>", False), ("<|im_end|>", True)]
+@pytest.mark.parametrize(
+    ("template", "tags", "shown_without_calls"),
+    [
+        (TEMPLATE, ("<tool_call>", "</tool_call>"), ()),
+        ("{# <|start|><|channel|><|message|> #}", ("<|channel|>", "<|call|>"), (0,)),
+    ],
+)
+def test_tags_that_are_special_tokens_are_looked_for_in_the_text(
+    template: str, tags: tuple[str, str], shown_without_calls: tuple[int, ...]
+) -> None:
+    router = router_of(TEXT, template=template)
+    tokens = [(tags[0], True), (tags[1], False), ("<|im_end|>", True)]
     router.pool.tokenizer.added_tokens_decoder = {
         number: AddedToken(text, special=is_special)
         for number, (text, is_special) in enumerate(tokens)
     }
-    for choice, shown in (("auto", (0,)), ("required", (0,)), ("none", ())):
+    for choice, shown in (("auto", (0,)), ("required", (0,)), ("none", shown_without_calls)):
         choice_of(router, tool_choice=choice)
         assert router.calls[-1][1].shown_special_token_ids == shown
 

@@ -3,11 +3,14 @@
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 
 import pytest
 
+from specrouter.request import lanes as lanes_module
 from specrouter.request.errors import OverloadedError, UnavailableError
-from specrouter.request.lanes import LONG_CHARACTERS, Lanes, lane_of
+from specrouter.request.lanes import LONG_CHARACTERS, Lanes, MemoryReturn, lane_of
+from tests.specrouter.faults import PATIENCE_S
 
 
 def using(test: Callable[[Lanes], Awaitable[None]]) -> None:
@@ -97,3 +100,51 @@ def test_closed_lanes_take_nothing() -> None:
             await lanes.run("requests", str)
 
     using(test)
+
+
+# Memory is given back soon after large work, and not at each piece of it
+
+
+def test_once_for_much_that_is_done_and_again_for_what_is_done_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s, planned, given_s = 100.0, list[tuple[float, Callable[[], None]]](), list[float]()
+
+    class Timer:
+        def __init__(self, delay_s: float, give: Callable[[], None]) -> None:
+            planned.append((delay_s, give))
+
+        def start(self) -> None:
+            pass
+
+    monkeypatch.setattr(lanes_module, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(threading, "Timer", Timer)
+    returned = MemoryReturn(lambda: given_s.append(now_s))
+    for pause_s in (lanes_module._DELAY_S, lanes_module._PAUSE_S):
+        for _ in range(5):
+            returned.soon()
+        delay_s, give = planned.pop()
+        assert delay_s == pytest.approx(pause_s)
+        assert not planned
+        now_s += delay_s
+        give()
+    assert len(given_s) == 2
+
+
+def test_it_is_given_back_by_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes_module, "_DELAY_S", 0.01)
+    given, threads = threading.Event(), list[threading.Thread]()
+
+    def trim() -> None:
+        threads.append(threading.current_thread())
+        given.set()
+
+    MemoryReturn(trim).soon()
+    assert given.wait(PATIENCE_S)
+    assert [(one.name, one.daemon) for one in threads] == [("specrouter-memory", True)]
+
+
+def test_the_system_takes_it_or_has_no_such_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes_module._glibc_trim()()
+    monkeypatch.setattr("ctypes.CDLL", lambda _: object())
+    assert lanes_module._glibc_trim() is lanes_module._no_trim

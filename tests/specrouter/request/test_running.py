@@ -2,11 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -42,27 +42,24 @@ class Running:
         self,
         tokenizer: PreTrainedTokenizerBase,
         generated: Sequence[int] = (),
-        sample: int = 0,
-        objective: Objective | None = None,
-        arrivals: tuple[tuple[float, int], ...] = (),
+        prompt: Sequence[int] = PROMPT,
+        spec: Mapping[str, Any] = MappingProxyType({}),
         **params: Any,
     ) -> None:
+        """`spec`: further fields of it."""
         self.deltas: list[Delta] = []
         self.handle = RequestHandle(1, lambda: None, self.deltas.append)
-        prompt = RequestSpec(
-            token_ids=PROMPT,
+        asked = RequestSpec(
+            token_ids=tuple(prompt),
             generated=tuple(generated),
             params=SamplingParams(**params),
             speculation=None,
             seed=5,
-            sample=sample,
-            objective=objective,
+            **spec,
         )
-        if arrivals:
-            prompt = replace(prompt, elapsed_s=arrivals[-1][0] + 1.0, arrivals=arrivals)
-        text = Detokenizer.of(prompt, tokenizer)
+        text = Detokenizer.of(asked, tokenizer)
         self.request = RunningRequest(
-            prompt, self.handle, text, frozenset({EOS}), lambda: time.perf_counter()
+            asked, self.handle, text, frozenset({EOS}), lambda: time.perf_counter()
         )
 
     def accept(self, tokens: Sequence[int], chain: tuple[str, ...], drafted: int = 0) -> None:
@@ -129,18 +126,9 @@ def test_the_text_goes_on_after_the_prompt_whoever_generated_its_beginning(earli
     """A decoder that drops the space before a text's first word drops none before the answer."""
     tokenizer = byte_fallback()
     prompt, answer = ids_of(tokenizer, "France"), ids_of(tokenizer, "is Paris")
-    handle = RequestHandle(1, lambda: None)
-    params = SamplingParams(max_new_tokens=len(answer))
-    begun = RequestSpec(
-        token_ids=tuple(prompt),
-        generated=tuple(answer[:earlier]),
-        params=params,
-        speculation=None,
-        seed=5,
-    )
-    request = RunningRequest(begun, handle, Detokenizer.of(begun, tokenizer), frozenset({EOS}))
-    handle.deliver(request.accept(answer[earlier:], ALONE))
-    assert handle.result(timeout=0).text == " is Paris"
+    running = Running(tokenizer, answer[:earlier], prompt, max_new_tokens=len(answer))
+    running.accept(answer[earlier:], ALONE)
+    assert running.output.text == " is Paris"
 
 
 @pytest.mark.parametrize(
@@ -335,7 +323,8 @@ def test_the_clock_of_decoding_starts_at_the_first_token(start: Start, clock: Cl
 def test_tokens_of_an_earlier_attempt_are_not_decoded_in_this_one(
     start: Start, clock: Clock
 ) -> None:
-    running = start(generated=[11, 12, 13], objective=Objective(tpot_ms=100.0, ttft_ms=None))
+    objective = Objective(tpot_ms=100.0, ttft_ms=None)
+    running = start(generated=[11, 12, 13], spec={"objective": objective})
     assert running.request.decoded_tokens == 0
     serve_slowly(running, clock, [(9.0, 1), (0.25, 2)])
     assert (running.request.produced_tokens, running.request.decoded_tokens) == (3, 2)
@@ -357,7 +346,7 @@ def test_tokens_of_an_earlier_attempt_are_not_decoded_in_this_one(
 def test_an_objective_is_judged_by_the_decoding_and_by_the_first_token(
     start: Start, clock: Clock, objective: Objective | None, attained: bool | None
 ) -> None:
-    running = start(objective=objective, max_new_tokens=6)
+    running = start(spec={"objective": objective}, max_new_tokens=6)
     serve_slowly(running, clock, [(2.0, 1), (0.125, 2), (0.125, 3)])  # 250 ms for 5 tokens
     metrics = running.output.metrics
     assert (metrics.ttft_ms, metrics.tpot_ms, metrics.e2e_ms) == (2000.0, 50.0, 2250.0)
@@ -370,7 +359,7 @@ def test_an_objective_is_judged_by_the_decoding_and_by_the_first_token(
 def test_what_was_cut_off_has_not_attained_its_objective(
     start: Start, clock: Clock, reason: FinishReason, commits: list[tuple[float, int]]
 ) -> None:
-    running = start(objective=Objective(tpot_ms=50.0, ttft_ms=None))
+    running = start(spec={"objective": Objective(tpot_ms=50.0, ttft_ms=None)})
     serve_slowly(running, clock, commits)
     running.finish(reason)
     assert running.output.metrics.attained is False
@@ -388,13 +377,10 @@ def test_times_of_every_10_tokens_end_with_the_text(start: Start, clock: Clock) 
 
 
 def test_the_metrics_carry_the_objective_into_json(start: Start) -> None:
-    running = start(
-        objective=Objective(tpot_ms=1e-9, ttft_ms=2e9, slo_class="chat", e2e_ms=3e9),
-        max_new_tokens=1,
-    )
+    asked: dict[str, Any] = {"tpot_ms": 1e-9, "ttft_ms": 2e9, "slo_class": "chat", "e2e_ms": 3e9}
+    running = start(spec={"objective": Objective(**asked)}, max_new_tokens=1)
     running.accept([11], ALONE)  # one token has no TPOT
     written = running.output.metrics.to_json()
-    asked = {"tpot_ms": 1e-9, "ttft_ms": 2e9, "slo_class": "chat", "e2e_ms": 3e9}
     asked |= {"stages": (), "on_unattainable": "best_effort", "implied_ttft_ms": None}
     assert written["objective"] == asked
     assert written["attained"] is True
@@ -443,7 +429,7 @@ def assert_samples(outputs: Sequence[RequestOutput]) -> None:
 def test_a_sample_says_which_it_is_and_logprobs_that_nobody_asked_for_are_dropped(
     start: Start,
 ) -> None:
-    running = start(sample=2, max_new_tokens=2)
+    running = start(spec={"sample": 2}, max_new_tokens=2)
     running.accept([11], PAIR)
     running.accept([12], PAIR)
     assert [(delta.index, delta.logprobs) for delta in running.deltas] == [(2, None)] * 2
@@ -567,11 +553,13 @@ def test_a_normal_early_leave_is_no_warning(
     assert handle.is_cancelled
 
 
+# A first token after 0.5 s, 3 more after 2 s, and 1 s later another attempt.
+AGAIN: dict[str, Any] = {"elapsed_s": 3.0, "arrivals": ((0.5, 1), (2.0, 3))}
+
+
 def test_attempts_share_a_clock(start: Start) -> None:
-    """A first token after 0.5 s, 3 more after 2 s, and 1 s later another attempt."""
     objective = Objective(tpot_ms=400.0, ttft_ms=600.0)
-    arrivals = ((0.5, 1), (2.0, 3))
-    running = start([11, 12, 13, 14], 0, objective, arrivals, max_new_tokens=8)
+    running = start([11, 12, 13, 14], spec={**AGAIN, "objective": objective}, max_new_tokens=8)
     request = running.request
     assert request.has_begun
     assert not request.rejects
@@ -590,24 +578,13 @@ def test_stages_of_earlier_attempts_are_judged_by_their_times(start: Start) -> N
     objective = Objective(
         tpot_ms=None, ttft_ms=None, stages=(Stage(100.0, until_tokens=3), Stage(5000.0))
     )
-    arrivals = ((0.5, 1), (2.0, 3))
-    running = start([11, 12, 13, 14], 0, objective, arrivals, max_new_tokens=5)
+    running = start([11, 12, 13, 14], spec={**AGAIN, "objective": objective}, max_new_tokens=5)
     assert [stage.tpot_ms for stage in running.request.pace.stages] == [5000.0]
     running.accept([15], ALONE)
     assert running.output.metrics.attained_stages == (False, True)
 
 
-def test_the_time_of_a_request_is_up_over_all_attempts(tokenizer: PreTrainedTokenizerBase) -> None:
-    spec = RequestSpec(
-        token_ids=PROMPT,
-        generated=(),
-        params=SamplingParams(),
-        speculation=None,
-        seed=5,
-        timeout_s=2.0,
-    )
+def test_the_time_of_a_request_is_up_over_all_attempts(start: Start) -> None:
     for elapsed_s, is_late in ((2.5, True), (1.0, False)):
-        attempt = replace(spec, elapsed_s=elapsed_s)
-        text, handle = Detokenizer.of(attempt, tokenizer), RequestHandle(1, lambda: None)
-        request = RunningRequest(attempt, handle, text, frozenset())
-        assert request.is_late == is_late
+        running = start(spec={"elapsed_s": elapsed_s, "timeout_s": 2.0})
+        assert running.request.is_late == is_late

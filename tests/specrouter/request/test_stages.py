@@ -10,7 +10,6 @@ import pytest
 from specrouter import SLO, RequestError
 from specrouter.request.attainment import attained_stages
 from specrouter.request.objective import Objective, Stage, joined, resolve
-from tests.specrouter.request.stage_ends import stage_ends
 
 END_OF_THINKING = 7
 THINKING = Stage(20.0, until_token=END_OF_THINKING)
@@ -64,15 +63,6 @@ def test_stages_are_kept_when_an_objective_is_joined_and_resolved() -> None:
     assert found == Objective(
         tpot_ms=None, ttft_ms=9.0, slo_class=None, e2e_ms=None, stages=(THINKING, ANSWER)
     )
-
-
-def test_a_stage_ends_with_its_token_or_its_count() -> None:
-    stages = (THINKING, Stage(30.0, until_tokens=2), ANSWER)
-    assert stage_ends(stages, [1, 2, 3]) == ()
-    assert stage_ends(stages, [1, 7, 3]) == (2,)
-    assert stage_ends(stages, [1, 7, 7, 3, 9]) == (2, 4)
-    assert stage_ends((Stage(5.0, 3), ANSWER), [1, 7]) == ()
-    assert stage_ends((ANSWER,), [1, 7]) == ()
 
 
 def test_each_stage_is_judged_by_the_time_of_its_own_tokens() -> None:

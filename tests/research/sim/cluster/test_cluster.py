@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from research.sim.cluster.cluster import ClusterSettings, SimulatedCluster
 from research.sim.cluster.failures import NO_DELAYS, Failure, drawn_failures
-from research.sim.cluster.pair import SimulatedPair, Transfer
+from research.sim.cluster.pair import SimulatedPair
 from research.sim.cluster.replica import Replica, SimulatedReplica
 from research.sim.machine import MACHINES, load_machine
 from research.sim.scenarios import SCENARIOS, scenario_requests
@@ -38,9 +38,9 @@ def replica(policy: str = "vllm", slow: float = 1.0) -> Replica:
     return SimulatedReplica(service(policy, slow))
 
 
-def pair(policy: str = "vllm", kv_ms: float = 1.0) -> Replica:
-    prefill, decode = (SimulatedReplica(service(policy)) for _ in range(2))
-    return SimulatedPair(prefill=prefill, decode=decode, transfer=Transfer(0.0, kv_ms))
+def pair(kv_ms: float = 1.0) -> SimulatedPair:
+    prefill, decode = (SimulatedReplica(service()) for _ in range(2))
+    return SimulatedPair(prefill=prefill, decode=decode, kv_ms_per_token=kv_ms)
 
 
 def cluster(

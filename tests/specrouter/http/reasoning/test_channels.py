@@ -16,6 +16,7 @@ from specrouter.http.reasoning.harmony import Harmony
 from specrouter.http.reasoning.think import Think
 from specrouter.http.tools.call_reader import CallReader
 from specrouter.http.tools.formats import HERMES
+from tests.specrouter.http.tools.test_call_reader import joined
 
 Said = tuple[str, str, list[tuple[str, str]]]
 """Reasoning, content, and calls."""
@@ -104,18 +105,11 @@ def read(
     )
     places = [0, *sorted(cuts), len(text)]
     pieces = [text[a:b] for a, b in itertools.pairwise(places)]
-    reasoning, content, found = "", "", list[tuple[str, str]]()
-    for number, piece in enumerate(pieces):
-        news = reader.read(piece, ends=number == len(pieces) - 1)
-        reasoning, content = reasoning + news.reasoning, content + news.content
-        for call in news.calls:
-            if call.name is not None:
-                assert call.index == len(found), "calls begin in order"
-                found.append((call.name, ""))
-            name, arguments = found[call.index]
-            found[call.index] = (name, arguments + call.arguments)
+    last = len(pieces) - 1
+    news = [reader.read(piece, ends=number == last) for number, piece in enumerate(pieces)]
+    content, found = joined(news)
     assert reader.calls == len(found)
-    return reasoning, content, found
+    return "".join(one.reasoning for one in news), content, found
 
 
 def reference(form: ReasoningFormat, text: str) -> Said:

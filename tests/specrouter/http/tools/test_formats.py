@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specrouter.http.tools.formats import FORMATS, HERMES, LLAMA3_JSON, ToolFormat, format_of
+from specrouter.http.tools.formats import HERMES, LLAMA3_JSON, ToolFormat, format_of
 
 QWEN = 'return a json object within <tool_call></tool_call> XML tags:\n<tool_call>\n{"name": '
 QWEN_CODER = "<tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>"
@@ -26,7 +26,3 @@ LLAMA_32 = '{{- "Environment: ipython\\n" }}'
 )
 def test_a_template_tells_how_calls_are_written(template: str, found: ToolFormat | None) -> None:
     assert format_of(template) == found
-
-
-def test_formats_are_known_by_their_names() -> None:
-    assert FORMATS == {"hermes": HERMES, "llama3_json": LLAMA3_JSON}

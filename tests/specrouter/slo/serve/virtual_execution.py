@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -97,7 +98,7 @@ class VirtualEngine:
     now_ms: float = 0.0
     cycles: int = 0
     running: dict[int, Job] = field(default_factory=dict)
-    waiting: AdmissionQueue[Job] = field(default_factory=AdmissionQueue)
+    waiting: Any = field(default_factory=AdmissionQueue)
 
     def run(self, jobs: Sequence[Job]) -> None:
         """Until all have ended."""

@@ -1,0 +1,34 @@
+"""StoredTensors: a checkpoint's tensors by name, each read when it is asked for."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from torch import Tensor
+
+from modelpool.checkpoint.headers import weight_files
+
+
+class StoredTensors(Mapping[str, Tensor]):
+    """Of the files that transformers would load. Raises `ConfigError` for an index that is none,
+    and what safetensors raises."""
+
+    def __init__(self, directory: Path) -> None:
+        self._files: dict[str, Any] = {}
+        for file in weight_files(directory):
+            opened: Any = safe_open(file, framework="pt")
+            self._files |= dict.fromkeys(opened.keys(), opened)
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor: Tensor = self._files[name].get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def shape(self, name: str) -> list[int]:
+        return list(self._files[name].get_slice(name).get_shape())
