@@ -5,29 +5,46 @@ others wait as long as need be. Source: SLOs-Serve (arXiv 2504.08784), sections 
 """
 
 import math
+from dataclasses import replace
+from functools import lru_cache
 
+from research.policies.autoregressive import Autoregressive
 from specrouter.config import EngineConfig
-from specrouter.slo.admission import AdmissionPolicy, Admit
+from specrouter.slo.admission import Admission, AdmissionPolicy, Admit
 from specrouter.slo.serve.measured_pacing import measured_pacing
+from specrouter.slo.serve.pacing import Pacing
 from specrouter.slo.serve.policy import PacingOf, by_objectives
+from specrouter.slo.serve.requests import sorted_requests
+from specrouter.view import LEAST_PACE_MARGIN, EngineView
 
 
 class _SlosServe(AdmissionPolicy):
     preempts = True
 
     def for_engine(self, engine: EngineConfig, target: str) -> Admit:
-        pacing = measured_pacing(target, engine.prefill_chunk, engine.most_batch_tokens)
-        return slos_serve(pacing, engine.prefill_chunk)
+        measured = measured_pacing(target, engine.prefill_chunk, engine.most_batch_tokens)
+        return slos_serve(lambda view: strict(measured(view)), engine.prefill_chunk)
 
 
 SLOS_SERVE = _SlosServe()
 
 
+@lru_cache(maxsize=16)
+def strict(pacing: Pacing) -> Pacing:
+    """Every batch is in time, and a fixed margin is kept back; without drafts, none."""
+    if not pacing.alpha:
+        return Autoregressive(pacing.times, pacing.idle_ms)
+    return Pacing(pacing.times, pacing.idle_ms, pacing.alpha, LEAST_PACE_MARGIN)
+
+
 def slos_serve(pacing_of: PacingOf, prefill_chunk: int) -> Admit:
     """See `by_objectives`."""
-    return by_objectives(
-        pacing_of,
-        prefill_chunk,
-        patience_ms=math.inf,
-        is_final=True,
-    )
+    decide = by_objectives(pacing_of, prefill_chunk, patience_ms=math.inf)
+
+    def policy(view: EngineView) -> Admission:
+        decided = decide(view)
+        able = sorted_requests(view, pacing_of(view)).new
+        late = (one.id for one in able if one.id not in decided.promised)
+        return replace(decided, declined=(*decided.declined, *late))
+
+    return policy

@@ -1,17 +1,18 @@
 """The admissions of named policies on a simulated machine, which knows its times as they are."""
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 
-from research.policies.slos_serve import slos_serve
+from research.policies.slos_serve import slos_serve, strict
 from research.sim.baseline_admission import decode_first, prefill_first
 from research.sim.machine import Machine
 from research.sim.text import SimulatedTexts
 from specrouter.config import EngineConfig
 from specrouter.slo.admission import Admit, fcfs
-from specrouter.slo.serve.measured_pacing import amortized, measured_pacing
-from specrouter.slo.serve.pacing import Autoregressive, Pacing, Speculative
+from specrouter.slo.serve.amortized import Amortized
+from specrouter.slo.serve.measured_pacing import measured_pacing
+from specrouter.slo.serve.pacing import Pacing
 from specrouter.slo.serve.policy import PacingOf, by_objectives
-from specrouter.view import LEAST_PACE_MARGIN
 
 VLLM_TOKENS = 2048  # of prompts that vLLM reads in a batch, its default at the time
 
@@ -29,26 +30,31 @@ def admission_of(
         if machine.stages:  # measured ones: as the engine plans with them
             engine = EngineConfig(prefill_chunk=chunk, max_requests=machine.max_requests)
             return measured_pacing(machine.target, chunk, engine.most_batch_tokens)
-        pacing = _pacing(machine, texts)
-        return lambda view: pacing
+        return _pacing_of(machine, texts)
+
+    def strictly() -> PacingOf:
+        pacing_of = paced()
+        return lambda view: strict(pacing_of(view))
 
     made: Mapping[str, Callable[[], Admit]] = {
         "fcfs": lambda: fcfs(chunk),
         "prefill-first": lambda: prefill_first(max(VLLM_TOKENS, chunk)),
         "decode-first": lambda: decode_first(batch_tokens or chunk),
-        "research.policies:SLOS_SERVE": lambda: slos_serve(paced(), chunk),
-        "slo": lambda: by_objectives(amortized(paced(), chunk), chunk, never_behind=True),
+        "research.policies:SLOS_SERVE": lambda: slos_serve(strictly(), chunk),
+        "slo": lambda: by_objectives(paced(), chunk, never_behind=True),
     }
     return made[name]()
 
 
-def _pacing(machine: Machine, texts: SimulatedTexts) -> Pacing:
-    """Speculative where there is a drafter, with a margin of every TPOT for what a mean number of
-    accepted tokens does not hold; none is published. Nobody waits longer for others' prompts than
-    a chunk of them takes."""
-    times = machine.batch_times
-    idle_ms = times.ms(machine.prefill_chunk)
+def _pacing_of(machine: Machine, texts: SimulatedTexts) -> PacingOf:
+    """Speculative where there is a drafter. Nobody waits longer for others' prompts than a chunk of
+    them takes."""
+    times, chunk, alpha = machine.batch_times, machine.prefill_chunk, 0.0
     if machine.drafters:
         alpha = texts.of(machine.drafters[0], machine.target).acceptance
-        return Speculative(times, alpha, idle_ms, margin=LEAST_PACE_MARGIN)
-    return Autoregressive(times, idle_ms)
+
+    @lru_cache(maxsize=1)
+    def pacing(margin: float) -> Pacing:
+        return Amortized(times, times.ms(chunk), alpha, margin, chunk=chunk)
+
+    return lambda view: pacing(view.pace_margin)

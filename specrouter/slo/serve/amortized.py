@@ -15,15 +15,15 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specrouter.profile.batch_time import BatchTime, Reserved
+from specrouter.profile.batch_time import Reserved
+from specrouter.slo.serve.admission_dp import Memory
 from specrouter.slo.serve.load import Load, Prompt
 from specrouter.slo.serve.pacing import Batch, Choice, Pacing
-from specrouter.slo.serve.program import Memory
 from specrouter.slo.serve.reservation import first_chunk, longest_ms
 
 Floats = NDArray[np.float64]
@@ -35,58 +35,35 @@ _COMING = 0.35  # of every objective, for those who come next: first come, first
 _MARGIN = 0.2  # of every TPOT, for prompts that are still to come
 
 
-@dataclass(frozen=True)
-class Amortized:
+@dataclass(frozen=True, kw_only=True)
+class Amortized(Pacing):
     """Attributes:
-    strict: for prompts that can wait.
     chunk: prompt tokens that a cycle reads at most.
-    margin: share of every TPOT that is kept back, if it is more than prompts to come need.
     """
 
-    strict: Pacing
     chunk: int
-    margin: float = 0.0
     leaves_decoding: ClassVar[bool] = True
-
-    @property
-    def times(self) -> BatchTime:
-        return self.strict.times
-
-    @property
-    def reach(self) -> tuple[float, ...]:
-        return self.strict.reach
-
-    @property
-    def fastest_ms(self) -> float:
-        return self.strict.fastest_ms
-
-    @property
-    def promised_ms(self) -> float:
-        return self.strict.promised_ms
 
     @cached_property
     def _token_ms(self) -> float:
         """What a prompt's token adds to a cycle."""
         return (self.times.ms(self.chunk + 1) - self.times.ms(1)) / self.chunk
 
-    def beside(self, tokens: int) -> "Amortized":
-        chunk = max(1, self.chunk - tokens)
-        return replace(self, strict=self.strict.beside(tokens), chunk=chunk)
+    def beside(self, tokens: int) -> Self:
+        return replace(super().beside(tokens), chunk=max(1, self.chunk - tokens))
 
     def is_in_time(self, load: Load) -> bool:
-        return self.strict.is_in_time(load) or self._is_sustained(load)
+        return self.keeps_all(load) or self._is_sustained(load)
 
     def in_time(self, load: Load, in_order: Sequence[Prompt] | None = None) -> frozenset[int]:
         """Ids of those of the load that attain their objectives, the neediest given up where not
         all can, if everybody decodes and prompts are read by rising deadline, or `in_order`."""
         prompts = load.prompts if in_order is None else in_order
-        kept_back = 0.0 if in_order is None else _COMING
-        paces, ids = (
-            self._paces(load) * (1.0 - kept_back),
-            np.array([*load.ids, *(p.id for p in _paced(load))]),
-        )
+        kept = 1.0 if in_order is None else 1.0 - _COMING
+        paces = self._paces(load) * kept
         by_need = np.argsort(paces, kind="stable")
         paces = paces[by_need]
+        ids = np.array([*load.ids, *(each.id for each in _paced(load))])[by_need]
 
         def without(given_up: int) -> Reserved | None:
             return self._beside(paces[given_up:], load.others + given_up)
@@ -96,19 +73,19 @@ class Amortized:
             given_up = bisect_left(range(len(paces)), True, key=lambda n: without(n) is not None)
             times = without(given_up)
             assert times is not None, "nobody is left whose pace could be missed"
-        lost = set(ids[by_need[:given_up]].tolist())
+        lost = set(ids[:given_up].tolist())
         cycle_ms, read = times.ms(self.chunk), 0
         for prompt in prompts:
             read += prompt.tokens
             took_ms = read / self.chunk * cycle_ms
-            if not prompt.is_soft and took_ms > prompt.deadline_ms * (1.0 - kept_back):
+            if not prompt.is_soft and took_ms > prompt.deadline_ms * kept:
                 lost.add(prompt.id)
         known = {*load.ids, *(each.id for each in prompts)}
         return frozenset(known - lost)
 
     def choose(self, load: Load, new: Sequence[Prompt], memory: Memory) -> Choice:
         new = new if memory.rows > 0 else ()
-        calm = self.strict.choose(load, new, memory)
+        calm = super().choose(load, new, memory)
         if calm.in_time or self._is_sustained(load):
             admitted = self._with_urgent(load, calm.admitted, new, memory)
             return replace(calm, admitted=admitted, in_time=True)
@@ -118,7 +95,7 @@ class Amortized:
             lighter = load.without_neediest(count)
             if self._is_sustained(lighter):
                 admitted = self._with_urgent(lighter, (), new, memory)
-                calm = self.strict.choose(lighter, (), memory)
+                calm = super().choose(lighter, (), memory)
                 return replace(calm, admitted=admitted, in_time=True, given_up=count)
             count *= 2
         return calm
@@ -131,19 +108,15 @@ class Amortized:
         beside = load.joined(calm)
         if not urgent or not self._is_sustained(beside):
             return tuple(calm)
-        tokens = memory.tokens
-        if tokens is not None:
-            tokens -= sum(each.reserve_tokens for each in calm)
-        rest = Memory(memory.rows - len(calm), tokens)
         found: list[Prompt] = []
         for prompt in sorted(urgent, key=lambda each: (each.is_soft, each.deadline_ms))[:_MOST_NEW]:
             wanted = [*found, prompt]
-            if rest.holds(wanted) and self._is_sustained(beside.joined(wanted)):
+            if memory.holds([*calm, *wanted]) and self._is_sustained(beside.joined(wanted)):
                 found = wanted
         return (*calm, *found)
 
     def batch(self, load: Load, batch_ms: float) -> Batch:
-        batch = self.strict.batch(load, batch_ms)
+        batch = super().batch(load, batch_ms)
         urgent = [place for place, each in enumerate(load.prompts) if self._is_urgent(each)]
         times = self._reading_beside(load) if urgent else None
         first = None if times is None else first_chunk(times, self.chunk, load.prompts)
@@ -155,13 +128,12 @@ class Amortized:
         if all(each.can_wait for each in load.prompts):
             return self._with_room(load, batch)
         times = self._reading_beside(load)
-        if times is None and self.strict.is_in_time(load):
-            return replace(batch, paces_decoding=True)
-        if times is None:
-            most_ms, spare = batch.ms, batch.room
-        else:
+        most_ms, spare = batch.ms, batch.room
+        if times is not None:
             most_ms = longest_ms(times, self.chunk, load.prompts, batch.chunks)
             spare = max(0, times.tokens_within(most_ms) - sum(batch.chunks))
+        elif self.keeps_all(load):
+            return replace(batch, paces_decoding=True)
         room = min(batch.room, max(0, spare - load.others))
         return replace(batch, longest_ms=most_ms, room=room, spare=spare)
 

@@ -1,13 +1,4 @@
-"""Load: what requests with objectives need, from now on; and whether batches can give it in time.
-
-`leaves_nobody_late` answers for batches that decode one token at a time, in closed form, what an
-execution would show batch by batch: each decoding request takes part in the last batch that still
-brings its next token in time, and prompts are read by earliest deadline. It knows when each next
-token is due, where the dynamic program counts requests only: what the program admits, it finds
-feasible, and what is feasible stays so from batch to batch.
-
-Pure. Not here: how requests come to these figures (`requests`), who is admitted (`pacing`).
-"""
+"""Load: what requests with objectives need, from now on. Pure."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -15,8 +6,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-
-from specrouter.profile.batch_time import BatchTime
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -141,49 +130,3 @@ def tier_of(tiers_ms: Sequence[float], tpots_ms: Floats | float) -> Ints:
     """The loosest tier that is tight enough."""
     paces = np.asarray(tpots_ms) * (1.0 + _ROUNDING)
     return np.maximum(np.searchsorted(np.array(tiers_ms), paces, side="right") - 1, 0)
-
-
-def first_batch_ms(load: Load, batch_ms: float) -> float:
-    """What the next batch may take where others take `batch_ms`: no token that is due is late."""
-    least_ms = float(load.due_ms.min(initial=np.inf))
-    return batch_ms if least_ms >= batch_ms - EPS_MS else least_ms
-
-
-def leaves_nobody_late(load: Load, times: BatchTime, batch_ms: float) -> bool:
-    """Are all prompts read by their deadlines, and all tokens in time, in batches of `batch_ms`?
-
-    Batches become shorter when a request that decodes faster has read its prompt.
-    """
-    ended_ms = first_batch_ms(load, batch_ms)
-    supply, size = times.tokens_within(ended_ms), times.tokens_within(batch_ms)
-    paces = load.tpot_ms
-    # Who is far ahead may lose that, with the end of a stage: no more than one token is counted on.
-    ratio = paces / batch_ms
-    is_whole = np.abs(ratio - np.rint(ratio)) < _ROUNDING
-    due = np.minimum(load.due_ms, paces + np.where(is_whole, 0.0, batch_ms))
-    claimed, read = np.zeros(len(due)), 0
-    if _claims(due, paces, ended_ms + batch_ms).sum() > supply:
-        return False
-    for prompt in load.prompts:
-        batches = math.floor((prompt.deadline_ms - ended_ms) / batch_ms + _ROUNDING)
-        if batches < 0:
-            return False
-        ended_ms, supply = ended_ms + batches * batch_ms, supply + batches * size
-        claimed = np.maximum(claimed, _claims(due, paces, ended_ms + batch_ms))
-        read += prompt.tokens
-        if supply - claimed.sum() < read:
-            return False
-        if math.isfinite(prompt.tpot_ms):
-            due = np.append(due, ended_ms + prompt.tpot_ms)
-            paces = np.append(paces, prompt.tpot_ms)
-            claimed = np.append(claimed, 0.0)
-            if prompt.tpot_ms < batch_ms:
-                batch_ms = prompt.tpot_ms
-                size = times.tokens_within(batch_ms)
-    return len(paces) <= size
-
-
-def _claims(due_ms: Floats, paces_ms: Floats, until_ms: float) -> Floats:
-    """Tokens of each request that are due before a time."""
-    found: Floats = np.maximum(np.ceil((until_ms - due_ms) / paces_ms - _ROUNDING), 0.0)
-    return found

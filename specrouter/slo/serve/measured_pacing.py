@@ -1,15 +1,15 @@
 """The policy `slo` by the times and acceptances that an engine measures as it runs.
 
 Requests are paced as the planner decodes them: with the drafts of the chain that is in use for
-those that leave it open. Where that is the target alone, the planner still drafts for those in
-need, so they are paced with the chain that it would take, if that is faster for one of them. Else a
-large batch of requests without objectives, for which drafts do not pay, would make objectives look
-unattainable that are attained as soon as those sit out.
+those that leave it open. Where that is the target alone, as beside a large batch of requests
+without objectives, the planner still drafts for those in need, so they are paced with the chain
+that it would take, if that is faster for one of them.
 
 Pure but for what is remembered: the same snapshot and load give the same pacing.
 """
 
-from dataclasses import replace
+from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 
@@ -24,47 +24,44 @@ from specrouter.profile.time_curve import PAIRS, TimeCurve
 from specrouter.request.params import Chain
 from specrouter.slo.admission import AdmissionPolicy, Admit
 from specrouter.slo.serve.amortized import Amortized
-from specrouter.slo.serve.pacing import Autoregressive, Pacing, Speculative
-from specrouter.slo.serve.policy import PacingOf, by_objectives
+from specrouter.slo.serve.policy import by_objectives
 from specrouter.slo.serve.requests import has_objective
-from specrouter.view import LEAST_PACE_MARGIN, SCHEDULED, EngineView
+from specrouter.view import SCHEDULED, EngineView
 from statemgr.arena import KV_QUANTUM
 
 
 def measured_pacing(
-    target: str, prefill_chunk: int, most_tokens: int, margin: float = LEAST_PACE_MARGIN
-) -> PacingOf:
-    """Args:
-    prefill_chunk: prompt tokens of a batch while nobody decodes who has an objective.
-    most_tokens: of a batch.
-    margin: share of every TPOT that is kept where drafts are counted on, for what a mean number of
-        accepted tokens does not hold.
+    target: str, prefill_chunk: int, most_tokens: int
+) -> Callable[[EngineView], Amortized]:
+    """With the margin of the view.
+
+    Args:
+        prefill_chunk: prompt tokens that a cycle reads at most.
+        most_tokens: of a batch.
     """
-    known: list[PerformanceSnapshot] = []
-    made: dict[tuple[Chain, int, int, bool], Pacing] = {}
 
-    def pacing_of(view: EngineView) -> Pacing:
-        if not known or known[0] is not view.performance:
-            known[:] = [view.performance]
-            made.clear()
-        chain, (requests, slots, sampled) = _chain(view, target), _load(view)
-        key = (chain, requests, slots, sampled)
-        if key not in made:
-            work = Workload(requests=requests, slots=slots, sampled=sampled)
-            made[key] = pacing(view.performance, chain, work)
-        return made[key]
+    @lru_cache(maxsize=16)
+    def pacing(
+        snapshot: PerformanceSnapshot, chain: Chain, load: tuple[int, int, bool], margin: float
+    ) -> Amortized:
+        requests, slots, sampled = load
+        work = Workload(requests=requests, slots=slots, sampled=sampled)
 
-    def pacing(snapshot: PerformanceSnapshot, chain: Chain, work: Workload) -> Pacing:
-        times = batch_times(snapshot, (target,), work, most_tokens)
-        alone = Autoregressive(times, times.ms(prefill_chunk))
+        def drafting(drafters: Chain, alpha: float) -> Amortized:
+            times = batch_times(snapshot, (*drafters, target), work, most_tokens)
+            idle_ms = times.ms(prefill_chunk)
+            return Amortized(times, idle_ms, alpha, margin, chunk=prefill_chunk)
+
+        alone = drafting((), 0.0)
         if len(chain) == 1:
             return alone
-        times = batch_times(snapshot, chain, work, most_tokens)
         alpha = min(acceptance_rate(chain[:-1], target, snapshot, work.sampled), 0.99)
-        drafting = Speculative(times, alpha, times.ms(prefill_chunk), margin=margin)
-        return drafting if drafting.fastest_ms < alone.fastest_ms else alone
+        found = drafting(chain[:-1], alpha)
+        return found if found.fastest_ms < alone.fastest_ms else alone
 
-    return pacing_of
+    return lambda view: pacing(
+        view.performance, _chain(view, target), _load(view), view.pace_margin
+    )
 
 
 class _Slo(AdmissionPolicy):
@@ -73,27 +70,10 @@ class _Slo(AdmissionPolicy):
     def for_engine(self, engine: EngineConfig, target: str) -> Admit:
         chunk = engine.prefill_chunk
         pacing = measured_pacing(target, chunk, engine.most_batch_tokens)
-        return by_objectives(amortized(pacing, chunk), chunk, never_behind=True)
+        return by_objectives(pacing, chunk, never_behind=True)
 
 
 SLO = _Slo()
-
-
-def amortized(pacing_of: PacingOf, chunk: int) -> PacingOf:
-    """The same, where a prompt's time may be made good later, with the margin of the view.
-
-    Args: `chunk`: of prompts, in a cycle.
-    """
-    last: list[tuple[Pacing, Amortized]] = []
-
-    def amortized_of(view: EngineView) -> Pacing:
-        strict, margin = pacing_of(view), view.pace_margin
-        if not last or last[0][0] is not strict or last[0][1].margin != margin:
-            kept = replace(strict, margin=margin) if isinstance(strict, Speculative) else strict
-            last[:] = [(strict, Amortized(kept, chunk, margin))]
-        return last[0][1]
-
-    return amortized_of
 
 
 def batch_times(

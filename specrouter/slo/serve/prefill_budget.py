@@ -1,20 +1,16 @@
 """PB*: prompt tokens that can be read in a time, beside requests that decode at their pace.
 
 Requests that decode are known by how many there are of each tier; a tier is a TPOT, infinite where
-decoding has no objective. Two ways to form batches:
-
-`AutoregressiveBudget`: batches of the tightest TPOT of those that decode, as large as it allows;
-looser tiers take part in some of them only (Algorithm 2).
-`SpeculativeBudget`: batches in which every request verifies as many tokens as suit its tier, so
-that they may take longer than a TPOT and read more (section 3.2.3, Appendix D).
+decoding has no objective. In a batch every request verifies as many tokens as suit its tier, so
+that it may take longer than a TPOT and read more (section 3.2.3, Appendix D).
 
 Source: SLOs-Serve (arXiv 2504.08784). Where it contradicts itself: docs/design.md.
 """
 
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import Protocol
+from functools import cache, cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,65 +25,22 @@ MOST_SPECULATED = 10  # tokens that a request verifies at most, the root include
 _ROUNDING = 1e-9
 
 
-class PrefillBudget(Protocol):
+class PrefillBudget(ABC):
     """Counts are [..., L], of the requests of each tier that decode; times are milliseconds."""
 
+    @abstractmethod
     def over(self, spans_ms: Floats, counts: Ints) -> Floats:
         """[...] prompt tokens in each time; -inf where the decoding requests alone are too many."""
 
     def holds(self, counts: Ints) -> Bools:
         """[...] can so many requests decode at their pace?"""
+        return np.isfinite(self.over(np.zeros(()), counts))
 
 
 def whole_batches(spans_ms: Floats, batch_ms: Floats | float) -> Floats:
     """How many batches end in a time."""
     batches: Floats = np.floor(spans_ms / batch_ms + _ROUNDING)
     return batches
-
-
-@dataclass(frozen=True, eq=False)
-class AutoregressiveBudget:
-    """Attributes:
-    tiers_ms: [L] TPOT of each, rising.
-    idle_ms: what a batch may take while nobody decodes who has an objective.
-    most_ms: what a batch may take at most.
-    """
-
-    times: BatchTime
-    tiers_ms: tuple[float, ...]
-    idle_ms: float
-    most_ms: float = np.inf
-
-    @cached_property
-    def _sizes(self) -> tuple[Floats, Floats]:
-        """[L + 1] what a batch takes, and reads, if a tier is the tightest; last: if none is."""
-        paces = np.where(np.isinf(self.tiers_ms), self.idle_ms, self.tiers_ms)
-        batch_ms = np.minimum([*paces, self.idle_ms], self.most_ms)
-        tokens = [float(self.times.tokens_within(float(each))) for each in batch_ms]
-        return batch_ms, np.array(tokens)
-
-    @cached_property
-    def _is_paced(self) -> Bools:
-        return np.isfinite(self.tiers_ms)
-
-    def _tightest(self, counts: Ints) -> Ints:
-        present = (counts > 0) & self._is_paced
-        place = np.argmax(present, axis=-1)
-        tightest: Ints = np.where(present.any(axis=-1), place, len(self.tiers_ms))
-        return tightest
-
-    def over(self, spans_ms: Floats, counts: Ints) -> Floats:
-        tightest = self._tightest(counts)
-        batch_ms, tokens = (each[tightest] for each in self._sizes)
-        batches = whole_batches(spans_ms, batch_ms)
-        paces = np.array(self.tiers_ms)
-        each = np.ceil((batches * batch_ms)[..., None] / paces - _ROUNDING)
-        left = batches * tokens - (counts * each).sum(axis=-1)
-        return np.where(self.holds(counts), left, -np.inf)
-
-    def holds(self, counts: Ints) -> Bools:
-        tokens = self._sizes[1][self._tightest(counts)]
-        return np.asarray((counts * self._is_paced).sum(axis=-1) <= tokens)
 
 
 @dataclass(frozen=True)
@@ -97,27 +50,25 @@ class Speculation:
     Attributes:
         lengths: tokens that a request of each tier verifies, its root included; 0: a tier that
             has no objective, or nobody.
-        steps: of drafting.
         ms: what the batch takes, which no tier's TPOT forbids.
         tokens: that it reads, those of decoding requests included.
     """
 
     lengths: tuple[int, ...]
-    steps: int
     ms: float
     tokens: int
 
 
-# Batches that may be, and of them all what is verified [C, L], what they take, and read [C].
-_Candidates = tuple[Sequence[Speculation], Ints, Floats, Floats]
+# Batches that may be: what is verified [C, L], what they take, and read [C].
+_Candidates = tuple[Ints, Floats, Floats]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class SpeculativeBudget:
+class SpeculativeBudget(PrefillBudget):
     """Attributes:
     tiers_ms: [L] TPOT of each, rising.
     alpha: chance that a drafted token is accepted, given that the one before it is.
-    idle_ms: as in `AutoregressiveBudget`.
+    idle_ms: what a batch may take while nobody decodes who has an objective.
     margin: share of every TPOT that is kept for what `alpha`, a mean, does not hold.
     """
 
@@ -127,48 +78,43 @@ class SpeculativeBudget:
     idle_ms: float
     margin: float = 0.0
 
-    def _candidates(self, present: tuple[bool, ...]) -> _Candidates:
-        """Where requests of these tiers decode; worked out once."""
-        if present not in self._known:
-            those = self._speculations(present)
-            lengths = np.array([each.lengths for each in those])
-            ms, tokens = np.array([(each.ms, float(each.tokens)) for each in those]).T
-            self._known[present] = those, lengths, ms, tokens
-        return self._known[present]
-
     @cached_property
-    def _known(self) -> dict[tuple[bool, ...], _Candidates]:
-        return {}
+    def _candidates(self) -> Callable[[tuple[bool, ...]], _Candidates]:
+        """Where requests of these tiers decode; worked out once."""
+        return cache(self._find)
 
-    def _speculations(self, present: Sequence[bool]) -> list[Speculation]:
+    def _find(self, present: tuple[bool, ...]) -> _Candidates:
         """One for each tier that may bound the batch, and each length that it may have there."""
         if not any(present):
-            none, ms = (0,) * len(self.tiers_ms), self.idle_ms
-            return [Speculation(none, 0, ms, self.times.tokens_within(ms))]
+            tokens = self.times.tokens_within(self.idle_ms)
+            none = np.zeros((1, len(self.tiers_ms)), dtype=np.int64)
+            return none, np.array([self.idle_ms]), np.array([float(tokens)])
         paces = np.array(self.tiers_ms) * (1.0 - self.margin)
         reach = accepted(self.alpha, np.arange(1, MOST_SPECULATED + 1))
         found = []
-        for tier in np.flatnonzero(present):
+        # Without drafts there is one length, so batches may be shorter than those present need.
+        bounds = present if self.alpha else np.isfinite(paces)
+        for tier in np.flatnonzero(bounds):
             for ms in np.unique(paces[tier] * reach):
                 enough = paces[:, None] * reach >= ms * (1.0 - _ROUNDING)  # [L, MOST]
                 if not enough[np.array(present), -1].all():
                     continue
                 lengths = np.where(present, np.argmax(enough, axis=1) + 1, 0)
-                longest = int(lengths.max())
-                steps = max(0, longest - 1)  # the root is not drafted, where the paper counts it
-                tokens = self.times.tokens_within(float(ms), steps)
-                found.append(Speculation(tuple(lengths.tolist()), steps, float(ms), tokens))
-        return found
+                steps = int(lengths.max()) - 1  # the root is not drafted: the paper counts it
+                found.append((lengths, ms, float(self.times.tokens_within(float(ms), steps))))
+        verified, took_ms, read = zip(*found, strict=True)
+        return np.array(verified), np.array(took_ms), np.array(read)
 
     def best(self, counts: Ints, within_ms: float = np.inf) -> Speculation:
         """[L] -> the batch that reads most prompt tokens per millisecond, of those that end within
         a time, if any do."""
-        those, lengths, ms, tokens = self._candidates(tuple(self._held(counts).tolist()))
+        lengths, ms, tokens = self._candidates(tuple(self._held(counts).tolist()))
         rates = (tokens - lengths @ counts) / ms
         ends = ms <= within_ms
         if ends.any():
             rates = np.where(ends, rates, -np.inf)
-        return those[int(np.argmax(rates))]
+        best = int(np.argmax(rates))
+        return Speculation(tuple(lengths[best].tolist()), float(ms[best]), int(tokens[best]))
 
     def _held(self, counts: Ints) -> Bools:
         """Which tiers are present, of those that have a TPOT."""
@@ -178,27 +124,15 @@ class SpeculativeBudget:
         flat = counts.reshape(-1, counts.shape[-1])
         spans = np.broadcast_to(spans_ms, counts.shape[:-1]).reshape(-1)
         found = np.empty(len(flat))
-        for of, those_ms, spare in self._spare(flat):
-            read = whole_batches(spans[of][:, None], those_ms) * spare
+        held = self._held(flat)
+        codes = held @ (1 << np.arange(len(self.tiers_ms)))
+        for code in set(codes.tolist()):  # those with the same tiers have the same batches
+            of = codes == code
+            lengths, ms, tokens = self._candidates(tuple(held[of.argmax()].tolist()))
+            spare = tokens - flat[of] @ lengths.T  # [K, C] that the batches read of prompts
+            read = whole_batches(spans[of][:, None], ms) * spare
             found[of] = np.where(spare >= 0.0, read, -np.inf).max(axis=1)
         return found.reshape(counts.shape[:-1])
-
-    def holds(self, counts: Ints) -> Bools:
-        flat = counts.reshape(-1, counts.shape[-1])
-        found = np.empty(len(flat), dtype=np.bool_)
-        for of, _, spare in self._spare(flat):
-            found[of] = (spare >= 0.0).any(axis=1)
-        return found.reshape(counts.shape[:-1])
-
-    def _spare(self, counts: Ints) -> Iterator[tuple[Bools, Floats, Floats]]:
-        """For counts [N, L] with the same tiers present: which they are [N], and what the C batches
-        that they may have take [C] and read of prompts [K, C]."""
-        held = self._held(counts)
-        codes = held @ (1 << np.arange(len(self.tiers_ms)))
-        for code in set(codes.tolist()):
-            of = codes == code
-            _, lengths, ms, tokens = self._candidates(tuple(held[of.argmax()].tolist()))
-            yield of, ms, tokens - counts[of] @ lengths.T
 
 
 def accepted(alpha: float, lengths: Ints) -> Floats:
@@ -207,9 +141,3 @@ def accepted(alpha: float, lengths: Ints) -> Floats:
         return lengths.astype(np.float64)
     found: Floats = (1.0 - np.power(alpha, lengths.astype(np.float64))) / (1.0 - alpha)
     return found
-
-
-@lru_cache(maxsize=64)
-def chain_reach(alpha: float) -> tuple[float, ...]:
-    """Acc(1), Acc(2), ...: of all lengths that a request may verify."""
-    return tuple(accepted(alpha, np.arange(1, MOST_SPECULATED + 1)).tolist())

@@ -3,13 +3,12 @@
 A prediction is a mean: of accepted tokens, of the prompts that are still to come, of a machine's
 times. Two things are learned from how its promises end:
 
-- `pace_margin`, the share of every TPOT that is kept back for what a mean does not hold. It differs
-  between machines: on a GPU, where others' prompts cost little, a tenth is enough; on a CPU, which
-  reads prompts for half of its time, a third of those who are admitted with a tenth were too slow.
-  Each promise that kept no pace moves it up by a step, each that kept it down by a smaller one, in
-  balance where few miss (stochastic approximation of a quantile; Robbins and Monro, 1951). So does
-  each request that was declined for the margin alone: else, where all ask for so tight a TPOT,
-  nobody would be promised anything any more, and nothing be learned.
+- `pace_margin`, the share of every TPOT that is kept back for what a mean does not hold. A tenth is
+  enough on a GPU, where others' prompts cost little, and too little on a CPU. Each promise that
+  kept no pace moves it up by a step, each that kept it down by a smaller one, in balance where few
+  miss (stochastic approximation of a quantile; Robbins and Monro, 1951). So does each request that
+  was declined for the margin alone: else, where all ask for so tight a TPOT, nobody would be
+  promised anything any more, and nothing be learned.
 - `error`, the share of predictions that did not come true of late. Admission departs from first
   come, first served only as far as it may be believed; with nothing learned it is not.
 """

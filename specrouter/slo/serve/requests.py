@@ -9,14 +9,14 @@ ten where TPOT is judged by such runs, else those of its output or stage. Pure.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from specrouter.profile.batch_time import BatchTime
 from specrouter.request.attainment import RUN_TOKENS
 from specrouter.slo.serve.load import EPS_MS, Load, Prompt, by_deadline
+from specrouter.slo.serve.pacing import Pacing
 from specrouter.view import EngineView, RequestView
 
 _PATIENT = 2.0  # times the implied TTFT, after which a first token comes before others' pace
@@ -31,6 +31,7 @@ class Sorted:
     best_effort: running ones without, or beyond, objectives, in the order of their keys.
     waiting: the same of waiting ones, without those that are to be rejected.
     beyond: ids of waiting ones whose objectives cannot be attained any more.
+    too_tight: of them, for a TPOT that nobody is promised now; `held_back`: for the margin alone.
     lost: ids of running ones that were promised theirs, and attain them no more.
     """
 
@@ -39,16 +40,13 @@ class Sorted:
     best_effort: tuple[RequestView, ...]
     waiting: tuple[RequestView, ...]
     beyond: tuple[int, ...]
-    lost: tuple[int, ...] = ()
+    too_tight: frozenset[int]
+    held_back: frozenset[int]
+    lost: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class _Targets:
-    """`ttft_ms` from the arrival, `tpot_ms` of the output; infinite where there is none."""
-
-    ttft_ms: float
-    tpot_ms: float
-    has_deadline: bool
+# Of who decodes: id, when the next token is due, TPOT from now on, and tokens that are left.
+_Pace = tuple[int, float, float, float]
 
 
 def has_objective(request: RequestView) -> bool:
@@ -56,197 +54,214 @@ def has_objective(request: RequestView) -> bool:
     return bool(request.stages) or any(each is not None for each in asked)
 
 
-def sorted_requests(view: EngineView, times: BatchTime, fastest_ms: float) -> Sorted:
-    """`fastest_ms`: TPOT that a request alone attains."""
-    prompts, new, best_effort, waiting, beyond, lost = [], [], [], [], [], []
-    decoding: list[tuple[int, float, float, float]] = []
-    for request in view.running:
-        targets = None if request.declined else _targets(request, view, times)
-        if targets is not None and (request.prompt_left or request.awaits_first):
-            prompt = _prompt(request, targets, view, times)
-            if prompt is not None:
-                prompts.append(prompt)
-                continue
-        elif targets is not None and math.isfinite(targets.tpot_ms):
-            pace = _pace(request, targets, view, fastest_ms)
-            if pace is not None:
-                decoding.append((request.id, *pace, _left(request, view)))
-                continue
-        best_effort.append(request)
-        # One whose first token was all that it asked has had it.
-        if request.promised and targets is not None and math.isfinite(targets.tpot_ms):
-            lost.append(request.id)
+def is_old(request: RequestView, view: EngineView, patience_ms: float) -> bool:
+    return request.arrived_s <= view.now_s - patience_ms / 1000.0
+
+
+def sorted_requests(view: EngineView, pacing: Pacing, patience_ms: float = math.inf) -> Sorted:
+    """Who has waited for `patience_ms` is best effort, as long as it waits, or, without a deadline
+    that would come, reads its prompt."""
+    needs = _Needs(view, pacing)
+    load, best_effort, lost = _running(needs, view, patience_ms)
+    new, waiting, beyond, too_tight, held_back = [], [], [], set(), set()
     for request in view.waiting:
-        targets = None if request.declined else _targets(request, view, times)
-        prompt = None if targets is None else _prompt(request, targets, view, times)
-        is_behind = targets is not None and _is_behind(request, targets, view, fastest_ms)
-        if prompt is not None and not is_behind:
+        prompt = needs.of_waiting(request)
+        if prompt is None:
+            is_beyond = not request.declined and needs.asks(request)
+        elif prompt.tpot_ms < pacing.promised_ms:  # though it were alone
+            is_beyond = True
+            too_tight.add(request.id)
+            if prompt.tpot_ms >= pacing.fastest_ms:
+                held_back.add(request.id)
+        elif is_old(request, view, patience_ms):
+            # Rejected, where no deadline may come yet: all the time it could not be attained.
+            is_beyond = request.rejects and not request.has_deadline
+        else:
             new.append(prompt)
             continue
-        is_beyond = _asks(request, view) and not request.declined
         if is_beyond:
             beyond.append(request.id)
         if not (is_beyond and request.rejects):
             waiting.append(request)
     return Sorted(
-        load=_load(decoding, prompts),
+        load=load,
         new=tuple(new),
-        best_effort=by_key(best_effort),
-        waiting=by_key(waiting),
+        best_effort=_by_key(best_effort),
+        waiting=_by_key(waiting),
         beyond=tuple(beyond),
+        too_tight=frozenset(too_tight),
+        held_back=frozenset(held_back),
         lost=tuple(lost),
     )
 
 
-def _load(decoding: Sequence[tuple[int, float, float, float]], prompts: Iterable[Prompt]) -> Load:
-    """Of those that decode: id, when the next token is due, TPOT, and tokens that are left."""
-    columns = np.array([each[1:] for each in decoding], dtype=np.float64).reshape(-1, 3).T
-    due_ms, tpot_ms, left = columns
-    return Load(
-        ids=tuple(each[0] for each in decoding),
+def _running(
+    needs: "_Needs", view: EngineView, patience_ms: float
+) -> tuple[Load, list[RequestView], list[int]]:
+    """What they need, who of them is best effort, and ids of those whose promise is lost."""
+    prompts: list[Prompt] = []
+    decoding: list[_Pace] = []
+    best_effort, lost = [], []
+    for request in view.running:
+        need = needs.of_running(request)
+        if isinstance(need, tuple):
+            decoding.append(need)
+        elif need and (request.has_deadline or not is_old(request, view, patience_ms)):
+            prompts.append(need)
+        else:
+            best_effort.append(request)
+            if need is None and request.promised and needs.has_pace(request):
+                lost.append(request.id)
+    ids, due_ms, tpot_ms, left = np.array(decoding, dtype=np.float64).reshape(-1, 4).T
+    load = Load(
+        ids=tuple(ids.astype(int).tolist()),
         due_ms=due_ms,
         tpot_ms=tpot_ms,
         left=left,
         prompts=by_deadline(prompts),
     )
+    return load, best_effort, lost
 
 
-def by_key(requests: Iterable[RequestView]) -> tuple[RequestView, ...]:
+def _by_key(requests: Iterable[RequestView]) -> tuple[RequestView, ...]:
     return tuple(sorted(requests, key=lambda each: each.priority_key))
 
 
-def _asks(request: RequestView, view: EngineView) -> bool:
-    """Of what is still to come."""
-    if not request.decode_ms:
-        return has_objective(request)
-    latency = request.e2e_ms is not None and _is_length_known(request, view)
-    return bool(request.stages) or request.tpot_ms is not None or latency
+class _Needs:
+    """Of requests of a view. What is None asks for nothing, or cannot be on time any more."""
 
+    def __init__(self, view: EngineView, pacing: Pacing) -> None:
+        self._view, self._times, self._fastest_ms = view, pacing.times, pacing.fastest_ms
 
-def _targets(request: RequestView, view: EngineView, times: BatchTime) -> _Targets | None:
-    """None: it asks for nothing, or nothing any more, or for what no machine could attain."""
-    if not _asks(request, view):
-        return None
-    tpots = [stage.tpot_ms for stage in request.stages] or [request.tpot_ms or math.inf]
-    tpot_ms, ttft_ms = min(tpots), request.ttft_ms or math.inf
-    if request.e2e_ms is not None:
-        shares = _shares(request, request.e2e_ms, view, times)
-        if shares is None:
+    def of_running(self, request: RequestView) -> Prompt | _Pace | None:
+        targets = self._targets(request)
+        if targets is None:
             return None
-        ttft_ms, tpot_ms = min(ttft_ms, shares[0]), min(tpot_ms, shares[1])
-    if tpot_ms < EPS_MS:
-        return None
-    if request.decode_ms:
-        ttft_ms = math.inf
-    # Of larger ones, sums and products would not be finite; a TPOT of decades is none.
-    tpot_ms = tpot_ms if tpot_ms < 1e12 else math.inf
-    return _Targets(min(ttft_ms, 1e12), tpot_ms, math.isfinite(ttft_ms))
+        is_reading = request.prompt_left or request.awaits_first
+        return self._prompt(request, *targets) if is_reading else self._pace(request, targets[1])
 
-
-def _is_length_known(request: RequestView, view: EngineView) -> bool:
-    return request.output_tokens is not None or request.tier in view.output_tokens
-
-
-def _shares(
-    request: RequestView, e2e_ms: float, view: EngineView, times: BatchTime
-) -> tuple[float, float] | None:
-    """TTFT and TPOT that an end-to-end latency leaves; None: not enough for either."""
-    if not _is_length_known(request, view):
-        return e2e_ms, math.inf
-    waited_ms = 1000.0 * (view.now_s - request.arrived_s)
-    output_tokens = _output_tokens(request, view)
-    if request.decode_ms:  # a TPOT counts from where `decoded` does: the stage's begin
-        left = max(1.0, output_tokens - (request.max_new_tokens - request.remaining))
-        left_ms = max(0.0, e2e_ms - waited_ms)
-        return math.inf, (left_ms + request.decode_ms) / (request.decoded + left)
-    outputs = max(1.0, output_tokens - 1.0)
-    prompt_ms, token_ms = times.ms(request.prompt_left + 1), times.ms(1)
-    factor = (e2e_ms - waited_ms) / (prompt_ms + outputs * token_ms)
-    return None if factor < 1.0 else (waited_ms + factor * prompt_ms, factor * token_ms)
-
-
-def _output_tokens(request: RequestView, view: EngineView) -> float:
-    """The most that it may be, where it is not known."""
-    if request.output_tokens is not None:
-        return float(request.output_tokens)
-    return min(
-        float(request.max_new_tokens),
-        view.output_tokens.get(request.tier, float(request.max_new_tokens)),
-    )
-
-
-def _left(request: RequestView, view: EngineView) -> float:
-    """Tokens that are still to come of what its TPOT is judged by, at least one."""
-    if request.run_ms is not None:
-        left = float(RUN_TOKENS - request.decoded % RUN_TOKENS)
-    elif request.stages and request.stages[0].until_tokens is not None:
-        left = float(request.stages[0].until_tokens - request.decoded)
-    elif request.stages:  # the last one, in which `decoded` counts none of those before
-        left = _output_tokens(request, view) - (request.max_new_tokens - request.remaining)
-    else:
-        left = _output_tokens(request, view) - request.decoded - 1.0
-    return max(1.0, min(left, float(request.remaining)))
-
-
-def _prompt(
-    request: RequestView, targets: _Targets, view: EngineView, times: BatchTime
-) -> Prompt | None:
-    """None: its deadline has come too near."""
-    tokens = request.prompt_left + 1
-    needs_ms = times.ms(tokens)
-    waited_ms = 1000.0 * (view.now_s - request.arrived_s)
-    output_tokens = _output_tokens(request, view)
-    implied_ms = None if request.decode_ms else request.implied_ttft_ms  # until it has come
-    if targets.has_deadline:
-        deadline_ms = targets.ttft_ms - waited_ms
-        if deadline_ms < needs_ms - EPS_MS:
+    def of_waiting(self, request: RequestView) -> Prompt | None:
+        targets = self._targets(request)
+        if targets is None:
             return None
-    else:
-        deadline_ms = max((implied_ms or PATIENCE_MS) - waited_ms, 2.0 * needs_ms)
-    is_running = request.row is not None
-    return Prompt(
-        id=request.id,
-        deadline_ms=deadline_ms,
-        tokens=tokens,
-        tpot_ms=targets.tpot_ms,
-        reserve_tokens=request.reserve_tokens,
-        is_running=is_running,
-        left=max(1.0, output_tokens - 1.0),
-        is_soft=not targets.has_deadline,
-        can_wait=not targets.has_deadline and waited_ms < _PATIENT * (implied_ms or math.inf),
-    )
+        has_pace = not request.decode_ms or math.isinf(targets[1])
+        has_pace = has_pace or self._pace(request, targets[1]) is not None
+        # It may have lost it in the row that was taken from it.
+        return self._prompt(request, *targets) if has_pace else None
 
+    def has_pace(self, request: RequestView) -> bool:
+        """One whose first token was all that it asked has had it."""
+        targets = self._targets(request)
+        return targets is not None and math.isfinite(targets[1])
 
-def _is_behind(
-    request: RequestView, targets: _Targets, view: EngineView, fastest_ms: float
-) -> bool:
-    """Has it lost its TPOT in the row that was taken from it?"""
-    if not request.decode_ms or math.isinf(targets.tpot_ms):
-        return False
-    return _pace(request, targets, view, fastest_ms) is None
+    def asks(self, request: RequestView) -> bool:
+        """Of what is still to come."""
+        if not request.decode_ms:
+            return has_objective(request)
+        latency = request.e2e_ms is not None and self._is_length_known(request)
+        return bool(request.stages) or request.tpot_ms is not None or latency
 
+    def _targets(self, request: RequestView) -> tuple[float, float] | None:
+        """TTFT from the arrival and TPOT of the output, infinite where there is none. None: it asks
+        for nothing, or nothing any more, or for what no machine could attain."""
+        if request.declined or not self.asks(request):
+            return None
+        tpots = [stage.tpot_ms for stage in request.stages] or [request.tpot_ms or math.inf]
+        tpot_ms, ttft_ms = min(tpots), request.ttft_ms or math.inf
+        if request.e2e_ms is not None:
+            shares = self._shares(request, request.e2e_ms)
+            if shares is None:
+                return None
+            ttft_ms, tpot_ms = min(ttft_ms, shares[0]), min(tpot_ms, shares[1])
+        if tpot_ms < EPS_MS:
+            return None
+        # Of larger ones, sums and products would not be finite; a TPOT of decades is none.
+        tpot_ms = tpot_ms if tpot_ms < 1e12 else math.inf
+        has_deadline = math.isfinite(ttft_ms) and not request.decode_ms
+        return min(ttft_ms, 1e12) if has_deadline else math.inf, tpot_ms
 
-def _pace(
-    request: RequestView, targets: _Targets, view: EngineView, fastest_ms: float
-) -> tuple[float, float] | None:
-    """When the next token is due, and the TPOT from now on; None: it cannot be on time any more.
+    def _is_length_known(self, request: RequestView) -> bool:
+        return request.output_tokens is not None or request.tier in self._view.output_tokens
 
-    Where TPOT is judged by runs of ten tokens, a run that fell behind is to be on time at its end.
-    Else it is the mean over the output, and what was gained or lost so far is spread over the rest.
-    """
-    tpot_ms = min(request.stages[0].tpot_ms, 1e12) if request.stages else targets.tpot_ms
-    if request.run_ms is None:
-        left = _left(request, view)
-        pace_ms = tpot_ms + (request.decoded * tpot_ms - request.decode_ms) / left
+    def _output_tokens(self, request: RequestView) -> float:
+        """The most that it may be, where it is not known."""
+        if request.output_tokens is not None:
+            return float(request.output_tokens)
+        most = float(request.max_new_tokens)
+        return min(most, self._view.output_tokens.get(request.tier, most))
+
+    def _shares(self, request: RequestView, e2e_ms: float) -> tuple[float, float] | None:
+        """TTFT and TPOT that an end-to-end latency leaves; None: not enough for either."""
+        if not self._is_length_known(request):
+            return e2e_ms, math.inf
+        waited_ms = self._waited_ms(request)
+        output_tokens = self._output_tokens(request)
+        if request.decode_ms:  # a TPOT counts from where `decoded` does: the stage's begin
+            left = max(1.0, output_tokens - (request.max_new_tokens - request.remaining))
+            left_ms = max(0.0, e2e_ms - waited_ms)
+            return math.inf, (left_ms + request.decode_ms) / (request.decoded + left)
+        outputs = max(1.0, output_tokens - 1.0)
+        prompt_ms, token_ms = self._times.ms(request.prompt_left + 1), self._times.ms(1)
+        factor = (e2e_ms - waited_ms) / (prompt_ms + outputs * token_ms)
+        return None if factor < 1.0 else (waited_ms + factor * prompt_ms, factor * token_ms)
+
+    def _waited_ms(self, request: RequestView) -> float:
+        return 1000.0 * (self._view.now_s - request.arrived_s)
+
+    def _prompt(self, request: RequestView, ttft_ms: float, tpot_ms: float) -> Prompt | None:
+        needs_ms, waited_ms = self._times.ms(request.prompt_left + 1), self._waited_ms(request)
+        deadline_ms, can_wait = ttft_ms - waited_ms, False
+        if math.isinf(ttft_ms):
+            # Implied until the first token has come.
+            implied_ms = None if request.decode_ms else request.implied_ttft_ms
+            deadline_ms = max((implied_ms or PATIENCE_MS) - waited_ms, 2.0 * needs_ms)
+            can_wait = waited_ms < _PATIENT * (implied_ms or math.inf)
+        elif deadline_ms < needs_ms - EPS_MS:
+            return None
+        return Prompt(
+            id=request.id,
+            deadline_ms=deadline_ms,
+            tokens=request.prompt_left + 1,
+            tpot_ms=tpot_ms,
+            reserve_tokens=request.reserve_tokens,
+            is_running=request.row is not None,
+            left=max(1.0, self._output_tokens(request) - 1.0),
+            is_soft=math.isinf(ttft_ms),
+            can_wait=can_wait,
+        )
+
+    def _left(self, request: RequestView) -> float:
+        """Tokens that are still to come of what its TPOT is judged by, at least one."""
+        if request.run_ms is not None:
+            left = float(RUN_TOKENS - request.decoded % RUN_TOKENS)
+        elif request.stages and request.stages[0].until_tokens is not None:
+            left = float(request.stages[0].until_tokens - request.decoded)
+        elif request.stages:  # the last one, in which `decoded` counts none of those before
+            done = request.max_new_tokens - request.remaining
+            left = self._output_tokens(request) - done
+        else:
+            left = self._output_tokens(request) - request.decoded - 1.0
+        return max(1.0, min(left, float(request.remaining)))
+
+    def _pace(self, request: RequestView, tpot_ms: float) -> _Pace | None:
+        """Where TPOT is judged by runs of ten tokens, a run that fell behind is to be on time at
+        its end. Else it is the mean over the output, and what was gained or lost so far is spread
+        over the rest."""
+        if math.isinf(tpot_ms):
+            return None
+        left = self._left(request)
+        tightest_ms = tpot_ms
         if request.stages:
-            pace_ms = min(pace_ms, targets.tpot_ms)
-        return None if pace_ms < fastest_ms else (pace_ms, pace_ms)
-    done = request.decoded % RUN_TOKENS
-    due_ms = (done + 1) * tpot_ms - request.run_ms
-    if due_ms >= fastest_ms:
-        return due_ms, targets.tpot_ms
-    left = max(1, min(RUN_TOKENS - done, request.remaining))
-    strengthened_ms = (due_ms + (left - 1) * tpot_ms) / left
-    if strengthened_ms < fastest_ms:
-        return None
-    return strengthened_ms, min(strengthened_ms, targets.tpot_ms)
+            tpot_ms = min(request.stages[0].tpot_ms, 1e12)
+        if request.run_ms is None:
+            pace_ms = tpot_ms + (request.decoded * tpot_ms - request.decode_ms) / left
+            due_ms = pace_ms = min(pace_ms, tightest_ms) if request.stages else pace_ms
+        else:
+            due_ms = (request.decoded % RUN_TOKENS + 1) * tpot_ms - request.run_ms
+            pace_ms = tightest_ms
+            if due_ms < self._fastest_ms:
+                due_ms = (due_ms + (left - 1) * tpot_ms) / left
+                pace_ms = min(due_ms, tightest_ms)
+        if due_ms < self._fastest_ms:
+            return None
+        return request.id, due_ms, pace_ms, left

@@ -12,15 +12,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from research.policies.autoregressive import AutoregressiveBudget
 from research.sim.roofline import RooflineTime
-from specrouter.slo.serve.admission_dp import PromptDemand, Room, most_admitted
+from specrouter.slo.serve.admission_dp import (
+    PromptDemand,
+    Room,
+    counts_of,
+    demands_of,
+    most_admitted,
+    reads_in_time,
+    tiers_for,
+)
 from specrouter.slo.serve.load import Load, Prompt, by_deadline
 from specrouter.slo.serve.prefill_budget import (
-    AutoregressiveBudget,
     PrefillBudget,
     SpeculativeBudget,
 )
-from specrouter.slo.serve.program import counts_of, demands_of, reads_in_time, tiers_for
 from tests.pure import few
 from tests.specrouter.slo.serve.exact_execution import misses_nothing
 from tests.specrouter.slo_machines import OPT_7B

@@ -7,20 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from research.policies.autoregressive import Autoregressive
 from research.policies.slos_serve import slos_serve
 from specrouter.engine.plan_check import PlanCheck
 from specrouter.request.objective import Stage
 from specrouter.slo.admission import Admission, Admit
-from specrouter.slo.serve.measured_pacing import amortized, measured_pacing
-from specrouter.slo.serve.pacing import Autoregressive, Speculative
+from specrouter.slo.serve.measured_pacing import measured_pacing
+from specrouter.slo.serve.pacing import Pacing
 from specrouter.slo.serve.policy import PacingOf, by_objectives
 from specrouter.view import EngineView, RequestView
 from tests.specrouter.predictions import rising, snapshot
 from tests.specrouter.slo.test_admission import request, view
-from tests.specrouter.slo_machines import OPT_7B
+from tests.specrouter.slo_machines import OPT_7B, amortized
 
 PLAIN = Autoregressive(OPT_7B, idle_ms=100.0)
-DRAFTING = Speculative(OPT_7B, 0.7, 100.0)
+DRAFTING = Pacing(OPT_7B, 100.0, 0.7)
 MEASURED = snapshot({"big": rising(20.0, 0.1)})
 URGENT = {"tpot_ms": 500.0, "ttft_ms": 2000.0}
 
@@ -84,7 +85,7 @@ def test_an_engine_can_follow_every_decision(chunk: int, rows: int) -> None:
     """Not more prompt tokens than a cycle reads, and rows and memory for all who are admitted."""
     draws = np.random.default_rng(chunk)
     most = chunk + rows
-    policy = by_objectives(amortized(measured_pacing("big", chunk, most), chunk), chunk)
+    policy = by_objectives(measured_pacing("big", chunk, most), chunk)
     check = PlanCheck(("big",), "big", (), most)
     for _ in range(60):
         seen = drawn_view(draws, rows, usual)
@@ -98,8 +99,8 @@ def test_an_engine_can_follow_every_decision(chunk: int, rows: int) -> None:
     [
         lambda view: PLAIN,
         lambda view: DRAFTING,
-        amortized(measured_pacing("big", 64, 72), 64),
-        amortized(lambda view: DRAFTING, 64),
+        measured_pacing("big", 64, 72),
+        amortized(OPT_7B, 100.0, 0.7, 64),
     ],
 )
 def test_whatever_size_objectives_are_of_an_engine_can_follow(
@@ -120,7 +121,7 @@ def test_urgent_prompts_leave_a_promoted_one_its_part_of_a_cycle() -> None:
     asked = {**URGENT, "ttft_ms": 400.0, "awaits_first": True}
     soon = [request(10 + n, left=250, row=4 + n, **asked) for n in range(3)]
     seen = replace(view([], [*old, *soon]), performance=MEASURED)
-    policy = by_objectives(amortized(measured_pacing("big", chunk, chunk + rows), chunk), chunk)
+    policy = by_objectives(measured_pacing("big", chunk, chunk + rows), chunk)
     chunks = policy(seen).chunks
     assert sum(chunks.values()) <= chunk + rows
     assert chunks[old[0].id] >= chunk // 8

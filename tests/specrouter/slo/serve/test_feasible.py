@@ -7,20 +7,21 @@ from dataclasses import replace
 
 import pytest
 
+from research.policies.autoregressive import Autoregressive
 from research.policies.slos_serve import slos_serve
 from specrouter.request.objective import Stage
 from specrouter.request.output import Feasible
 from specrouter.slo.admission import Admission, Admit, fcfs
 from specrouter.slo.serve.amortized import Amortized
 from specrouter.slo.serve.feasible import earliest_feasible
-from specrouter.slo.serve.pacing import Autoregressive, Pacing, Speculative
+from specrouter.slo.serve.pacing import Pacing
 from specrouter.slo.serve.policy import by_objectives
 from specrouter.view import EngineView, RequestView
 from tests.specrouter.slo.test_admission import request, view
 from tests.specrouter.slo_machines import OPT_7B
 
 PLAIN = Autoregressive(OPT_7B, idle_ms=100.0)
-DRAFTING = Speculative(OPT_7B, 0.7, 100.0)
+DRAFTING = Pacing(OPT_7B, 100.0, 0.7)
 BUSY = [request(10 + each, row=each, left=0, tpot_ms=50.0) for each in range(4)]
 
 
@@ -49,7 +50,7 @@ def test_the_earliest_objective_is_admitted_and_an_earlier_one_is_not(
 
 
 def test_what_first_come_would_try_is_not_named_unless_it_is_promised() -> None:
-    pacing = Amortized(Autoregressive(OPT_7B, 100.0), 256)
+    pacing = Amortized(OPT_7B, 100.0, chunk=256)
     policy = by_objectives(lambda _: pacing, 256, never_behind=True)
     reading = [
         request(10 + n, row=n, left=1500, awaits_first=True, ttft_ms=60_000.0) for n in range(4)

@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from research.policies.autoregressive import leaves_nobody_late
 from research.sim.roofline import RooflineTime
-from specrouter.slo.serve.load import Load, Prompt, leaves_nobody_late, tier_of, tiers_of
+from specrouter.slo.serve.load import Load, Prompt, tier_of, tiers_of
 
 SIX_A_UNIT = RooflineTime(((1.0 / 6.0, 0.0, 0.0),))
 THREE = Load(

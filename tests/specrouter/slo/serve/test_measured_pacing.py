@@ -11,8 +11,7 @@ from specrouter.profile.cycle_times import Workload, verification_ms
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.params import Chain
 from specrouter.slo.serve.measured_pacing import batch_times, measured_pacing
-from specrouter.slo.serve.pacing import Autoregressive, Speculative
-from specrouter.view import SCHEDULED, ChainDecision, EngineView, InUse, Standing
+from specrouter.view import LEAST_PACE_MARGIN, SCHEDULED, ChainDecision, EngineView, InUse, Standing
 from tests.specrouter.predictions import ALL, PAIR, TRIPLE, flat, rising, snapshot
 from tests.specrouter.slo.test_admission import request
 from tests.specrouter.views import engine_view
@@ -41,7 +40,7 @@ def view(
 
 def test_without_drafts_batches_take_what_a_pass_of_the_target_takes() -> None:
     pacing = measured_pacing("big", 64, 96)(view(4))
-    assert isinstance(pacing, Autoregressive)
+    assert not pacing.alpha
     assert pacing.times.ms(20) == 50.0 + 0.5 * 19
     assert pacing.idle_ms == pacing.times.ms(64)
 
@@ -63,14 +62,14 @@ def test_with_drafts_batches_count_on_what_is_accepted_of_the_chain_in_use(
     chain: Chain, alpha: float, step_ms: float
 ) -> None:
     pacing = measured_pacing("big", 64, 96)(view(4, chain))
-    assert isinstance(pacing, Speculative)
+    assert pacing.alpha
     assert pacing.alpha == pytest.approx(alpha, abs=1e-6)
     assert pacing.times.ms(20, 3) - pacing.times.ms(20) == pytest.approx(3 * step_ms)
 
 
 def test_a_chain_that_rests_is_not_counted_on() -> None:
     seen = view(4, PAIR, available=ALL - {"small"})
-    assert isinstance(measured_pacing("big", 64, 96)(seen), Autoregressive)
+    assert not measured_pacing("big", 64, 96)(seen).alpha
 
 
 def beside_the_target(accepted: float, **others: Any) -> EngineView:
@@ -84,16 +83,16 @@ def beside_the_target(accepted: float, **others: Any) -> EngineView:
 def test_a_chain_that_would_draft_for_those_in_need_is_counted_on() -> None:
     """Where a large batch has made the scheduler decide on the target alone."""
     pacing = measured_pacing("big", 64, 96)(beside_the_target(0.6))
-    assert isinstance(pacing, Speculative)
+    assert pacing.alpha
     assert pacing.fastest_ms < 50.0
     unloaded = beside_the_target(0.6, available=ALL - {"small"})
-    assert isinstance(measured_pacing("big", 64, 96)(unloaded), Autoregressive)
+    assert not measured_pacing("big", 64, 96)(unloaded).alpha
 
 
 def test_a_chain_that_would_help_nobody_is_not_counted_on() -> None:
     slow = snapshot({**TIMES, "small": flat(60.0)}, {PAIR: 0.3})
     seen = replace(beside_the_target(0.3), performance=slow)
-    assert isinstance(measured_pacing("big", 64, 96)(seen), Autoregressive)
+    assert not measured_pacing("big", 64, 96)(seen).alpha
 
 
 def test_who_may_sit_out_does_not_make_batches_large() -> None:
@@ -121,3 +120,5 @@ def test_it_is_made_once_for_a_snapshot_and_a_load() -> None:
     other = pacing_of(view(4, performance=snapshot(TIMES)))
     assert other is not first
     assert other == first
+    wide = pacing_of(replace(view(4), pace_margin=0.3))
+    assert (first.margin, wide.margin) == (LEAST_PACE_MARGIN, 0.3)

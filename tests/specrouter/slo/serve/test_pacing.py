@@ -2,9 +2,10 @@
 
 import numpy as np
 
+from research.policies.autoregressive import Autoregressive
+from specrouter.slo.serve.admission_dp import Memory
 from specrouter.slo.serve.load import Load, Prompt
-from specrouter.slo.serve.pacing import Autoregressive, Speculative
-from specrouter.slo.serve.program import Memory
+from specrouter.slo.serve.pacing import Pacing
 from specrouter.slo.serve.reservation import with_prompts
 from tests.specrouter.slo_machines import OPT_7B
 
@@ -42,8 +43,8 @@ def test_rows_and_memory_bound_who_is_admitted() -> None:
 
 
 def test_speculation_gives_each_tier_its_length() -> None:
-    batch = Speculative(OPT_7B, 0.7, 100.0).batch(TWO, 0.0)
+    batch = Pacing(OPT_7B, 100.0, 0.7).batch(TWO, 0.0)
     tight, loose = batch.lengths.tolist()
     assert tight > loose >= 1
     assert batch.ms > 50.0
-    assert Speculative(OPT_7B, 0.0, 100.0).batch(TWO, 0.0).lengths.tolist() == [1, 1]
+    assert Pacing(OPT_7B, 100.0, 0.0).batch(TWO, 0.0).lengths.tolist() == [1, 1]

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from research.policies.autoregressive import Autoregressive
 from research.policies.slos_serve import slos_serve
 from specrouter.profile.batch_time import BatchTime
 from specrouter.request.objective import Stage
 from specrouter.slo.admission import Admit, fcfs
-from specrouter.slo.serve.pacing import Autoregressive, Pacing
+from specrouter.slo.serve.pacing import Pacing
 from specrouter.slo.serve.policy import by_objectives
 from tests.specrouter.slo.serve.virtual_execution import Job, VirtualEngine
 from tests.specrouter.slo.test_admission import needs, request, view

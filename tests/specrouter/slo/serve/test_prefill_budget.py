@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from research.policies.autoregressive import AutoregressiveBudget
 from research.sim.roofline import RooflineTime
-from specrouter.slo.serve.prefill_budget import AutoregressiveBudget, SpeculativeBudget, accepted
+from specrouter.slo.serve.prefill_budget import SpeculativeBudget, accepted
 from tests.specrouter.slo_machines import OPT_7B, OPT_13B
 
 TIERS = (50.0, 100.0)
@@ -76,11 +77,12 @@ READ_PER_MS = (6.9, 9.8, 10.7, 11.1, 10.9, 10.6)
 def test_speculation_reads_as_much_as_the_table_of_lengths_says() -> None:
     budget = SpeculativeBudget(times=OPT_7B, tiers_ms=(50.0,), alpha=0.7, idle_ms=50.0)
     counts = np.array([20])
-    those = {each.lengths[0]: each for each in budget._speculations((True,))}
-    found = [(those[s].tokens - 20 * s) / those[s].ms for s in range(1, 7)]
+    lengths, ms, tokens = budget._candidates((True,))
+    of = dict(zip(lengths[:, 0].tolist(), zip(ms, tokens, strict=True), strict=True))
+    found = [(of[s][1] - 20 * s) / of[s][0] for s in range(1, 7)]
     assert [round(each, 1) for each in found] == list(READ_PER_MS)
-    assert [round(those[s].ms) for s in range(1, 7)] == list(TABLE_MS)
-    assert (budget.best(counts).lengths, budget.best(counts).steps) == ((4,), 3)
+    assert [round(of[s][0]) for s in range(1, 7)] == list(TABLE_MS)
+    assert budget.best(counts).lengths == (4,)
 
 
 def test_each_tier_verifies_no_more_than_its_pace_needs() -> None:
@@ -106,7 +108,7 @@ def test_speculation_keeps_every_pace_in_the_mean_and_never_reads_less_than_with
     for length, tpot_ms, n in zip(best.lengths, TIERS, counts, strict=True):
         reach = accepted(alpha, np.array(length))
         assert not n or best.ms <= tpot_ms * (1.0 - margin) * reach * (1.0 + 1e-9)
-    assert OPT_7B.ms(best.tokens, best.steps) <= best.ms
+    assert OPT_7B.ms(best.tokens, max(0, max(best.lengths) - 1)) <= best.ms
     span = np.array(best.ms)
     assert budget.over(span, counts) == best.tokens - counts @ best.lengths
     if tight + loose:

@@ -9,14 +9,13 @@ from specrouter.profile.batch_time import CurveTime
 from specrouter.request.objective import Objective, Stage
 from specrouter.request.output import RequestMetrics
 from specrouter.slo.admission import fcfs
-from specrouter.slo.serve.measured_pacing import amortized
-from specrouter.slo.serve.pacing import Autoregressive, Speculative
 from specrouter.slo.serve.policy import by_objectives
 from specrouter.slo.serve.promises import Promises
 from specrouter.view import LEAST_PACE_MARGIN, NOT_BELIEVED, EngineView
 from tests.specrouter.predictions import rising
 from tests.specrouter.slo.serve.test_measured_pacing import view
 from tests.specrouter.slo.test_admission import request
+from tests.specrouter.slo_machines import amortized
 
 MOST = 0.25
 KNOWN_TIMES = CurveTime(rising(50.0, 0.5), 1.0)
@@ -57,7 +56,7 @@ def test_where_a_larger_margin_brings_fewer_misses_it_finds_the_one_where_few_mi
 def test_a_margin_that_lets_nobody_in_narrows_until_somebody_is_promised_again() -> None:
     """Every request asks for 1.2 times what the machine does alone, which is idle."""
     times, margin, declined = CurveTime(rising(10.0, 0.5), 1.0), Promises(MOST), 0
-    pacing_of = amortized(lambda _: Speculative(times, 0.7, 20.0), 64)
+    pacing_of = amortized(times, 20.0, 0.7, 64)
     tpot_ms = 1.2 * pacing_of(view(0)).fastest_ms
     policy = by_objectives(pacing_of, 64)
     while True:
@@ -74,7 +73,7 @@ def test_a_margin_that_lets_nobody_in_narrows_until_somebody_is_promised_again()
 
 
 def test_who_asks_for_more_than_the_machine_can_do_says_nothing_of_the_margin() -> None:
-    pacing_of = amortized(lambda _: Speculative(KNOWN_TIMES, 0.7, 20.0), 64)
+    pacing_of = amortized(KNOWN_TIMES, 20.0, 0.7, 64)
     asked = request(1, left=20, tpot_ms=0.9 * pacing_of(view(0)).fastest_ms, output_tokens=20)
     found = by_objectives(pacing_of, 64)(replace(view(0), waiting=(asked,)))
     assert (found.declined, found.held_back) == ((1,), 0)
@@ -83,7 +82,7 @@ def test_who_asks_for_more_than_the_machine_can_do_says_nothing_of_the_margin() 
 @pytest.mark.parametrize("rejects", [False, True])
 def test_as_they_came_a_tpot_that_nobody_is_promised_is_tried(rejects: bool) -> None:
     """What was measured may be wrong, or of a machine that others use; rejected, none is served."""
-    pacing_of = amortized(lambda _: Speculative(KNOWN_TIMES, 0.7, 20.0), 64)
+    pacing_of = amortized(KNOWN_TIMES, 20.0, 0.7, 64)
     tpot_ms, late = 0.9 * pacing_of(view(0)).fastest_ms, 1e-3
     asked = request(1, left=20, tpot_ms=tpot_ms, output_tokens=20, rejects=rejects)
     overdue = request(2, left=20, ttft_ms=late, output_tokens=20)
@@ -131,7 +130,7 @@ def crowd(error: float) -> EngineView:
 
 
 def test_it_departs_from_first_come_first_served_only_as_far_as_it_is_believed() -> None:
-    pacing_of = amortized(lambda _: Autoregressive(KNOWN_TIMES, 100.0), 64)
+    pacing_of = amortized(KNOWN_TIMES, 100.0, 0.0, 64)
     policy = by_objectives(pacing_of, 64, never_behind=True)
     as_they_came, strictly = fcfs(64), by_objectives(pacing_of, 64)
     for error in (NOT_BELIEVED, 0.5):
@@ -148,7 +147,7 @@ def test_it_departs_from_first_come_first_served_only_as_far_as_it_is_believed()
 
 
 def test_who_was_promised_a_pace_and_has_lost_it_is_told_at_once() -> None:
-    pacing_of = amortized(lambda _: Autoregressive(KNOWN_TIMES, 100.0), 64)
+    pacing_of = amortized(KNOWN_TIMES, 100.0, 0.0, 64)
     tpot_ms = 1.5 * KNOWN_TIMES.ms(1)
     late = request(
         1, left=0, row=0, tpot_ms=tpot_ms, output_tokens=50, decoded=45, decode_ms=90 * tpot_ms
@@ -186,13 +185,3 @@ def test_a_pace_is_kept_whatever_became_of_the_first_token() -> None:
     )
     assert metrics(19.0, staged, True, True).kept_pace is True
     assert metrics(19.0, staged, False, True).kept_pace is False
-
-
-def test_the_views_margin_is_kept_back_of_strict_and_of_amortized_paces() -> None:
-    strict = Speculative(KNOWN_TIMES, 0.7, 20.0)
-    pacing_of = amortized(lambda _: strict, 64)
-    first = pacing_of(view(4))
-    assert pacing_of(view(4)) is first
-    wide = pacing_of(replace(view(4), pace_margin=0.3))
-    assert first.strict.margin == LEAST_PACE_MARGIN  # type: ignore[attr-defined]
-    assert (wide.margin, wide.strict.margin) == (0.3, 0.3)  # type: ignore[attr-defined]
