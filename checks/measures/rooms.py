@@ -33,39 +33,40 @@ class Room:
 # 2026-11-26: modelpool for layers in the C library, and for damaged files and GGUF's facts that are
 # now told, and for routers and tokens of images, which are told apart; cli for what the replicas of
 # a machine take together; cluster for a front without their devices, and for sums that do not fall;
-# http for requests that offer HTTP/2; the others lowered again.
+# http for requests that offer HTTP/2; the others lowered again. All were lowered after a search of
+# every room for what nothing uses: what stands between them and their aims is features.
 ROOMS: Mapping[str, Room] = {
-    "http": Room(folders=("specrouter/http",), before=5985, aim=4500, most=6600),
+    "http": Room(folders=("specrouter/http",), before=5985, aim=4500, most=6480),
     "cli": Room(folders=("specrouter/cli",), before=1790, aim=1500, most=1390),
-    "bench": Room(folders=("specrouter/bench",), before=5493, aim=3200, most=4320),
-    "cluster": Room(folders=("specrouter/cluster",), before=3619, aim=3000, most=3340),
+    "bench": Room(folders=("specrouter/bench",), before=5493, aim=3200, most=4300),
+    "cluster": Room(folders=("specrouter/cluster",), before=3619, aim=3000, most=3290),
     "engine": Room(
-        folders=("specrouter/engine", "specrouter/router.py"), before=4082, aim=3300, most=4510
+        folders=("specrouter/engine", "specrouter/router.py"), before=4082, aim=3300, most=4350
     ),
     "routing, slo, profile": Room(
         folders=("specrouter/routing", "specrouter/slo", "specrouter/profile"),
         before=7065,
         aim=4600,
-        most=6900,
+        most=6330,
     ),
-    "execution": Room(folders=("specrouter/execution",), before=3033, aim=2600, most=3080),
+    "execution": Room(folders=("specrouter/execution",), before=3033, aim=2600, most=2990),
     "config, request": Room(
-        folders=("specrouter/config", "specrouter/request"), before=3232, aim=2800, most=3610
+        folders=("specrouter/config", "specrouter/request"), before=3232, aim=2800, most=3580
     ),
-    "processors": Room(folders=("processors",), before=3858, aim=3600, most=3960),
-    "statemgr": Room(folders=("statemgr",), before=2753, aim=2900, most=3160),
-    "modelpool": Room(folders=("modelpool",), before=7770, aim=6800, most=13590),
-    "examples": Room(folders=("examples",), before=2828, aim=1200, most=1100),
+    "processors": Room(folders=("processors",), before=3858, aim=3600, most=3880),
+    "statemgr": Room(folders=("statemgr",), before=2753, aim=2900, most=2920),
+    "modelpool": Room(folders=("modelpool",), before=7770, aim=6800, most=13390),
+    "examples": Room(folders=("examples",), before=2828, aim=1200, most=1090),
     "research": Room(folders=("research",), before=0, aim=7000, most=8150),
     "tests and checks": Room(
-        folders=("tests", "checks", "conftest.py"), before=69000, aim=52000, most=70500
+        folders=("tests", "checks", "conftest.py"), before=69000, aim=52000, most=70200
     ),
 }
 PRODUCT = Room(
     folders=("specrouter", "processors", "statemgr", "modelpool", "examples"),
     before=55641,
     aim=45000,
-    most=57050,
+    most=55200,
 )
 DOCUMENTS_KB = Room(folders=("docs", "README.md"), before=361, aim=200, most=200)
 
