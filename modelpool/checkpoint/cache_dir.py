@@ -44,9 +44,12 @@ def cached_name(folder: Path) -> str | None:
 
 def make_folder(folder: Path) -> None:
     """With its parents, in place of a file of that name. Raises `OSError`."""
-    if not folder.is_dir():
-        remove(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:  # no folder; another process may be putting one there meanwhile
+        with suppress(OSError):
+            folder.unlink()
+        folder.mkdir(parents=True, exist_ok=True)
 
 
 def remove(path: Path) -> None:

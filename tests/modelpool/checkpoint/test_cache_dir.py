@@ -1,5 +1,6 @@
 """The cache is where its variables say, ours before the desktop's."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,17 @@ def test_a_folder_takes_the_place_of_a_file(tmp_path: Path) -> None:
         make_folder(path)
         make_folder(path)
         assert list(path.iterdir()) == []
+
+
+def test_many_may_make_a_folder_at_once(tmp_path: Path) -> None:
+    def put(number: int) -> None:
+        folder = tmp_path / str(number // 8)
+        make_folder(folder)
+        (folder / str(number)).touch()
+
+    with ThreadPoolExecutor(8) as executor:
+        list(executor.map(put, range(1600)))
+    assert len(list(tmp_path.glob("*/*"))) == 1600
 
 
 def test_what_is_removed_may_be_anything_but_not_what_it_points_to(tmp_path: Path) -> None:
