@@ -43,13 +43,20 @@ class Member:
     facts: CheckpointFacts
     headers: Sequence[Header] | None = None  # of weights that are not in `path`
     states: int = 0  # of rows, that its place must have room for if layers are recurrent
-    packs: bool = False  # its linear layers are laid out beside embeddings that they share
+    packs: bool = False  # a head is laid out beside the embedding that it is tied to
 
     @property
     def footprint(self) -> ModelFootprint:
         facts, config = self.facts, self.config
         copies_head = self.packs and gains_on_cpu(facts.tied_elements, getattr(torch, facts.dtype))
         return facts.footprint(config.name, self.field, config.device, self.states, copies_head)
+
+    def packed(self) -> "Member":
+        """The same, asking for the CPU if it takes more there than it has weights."""
+        packed = replace(self, packs=True)
+        if packed.footprint == self.footprint:
+            return packed
+        return replace(packed, config=self.config.model_copy(update={"device": "cpu"}))
 
     def on_cpu(self, dtype: str) -> "Member":
         """The same, asking for the CPU and a dtype."""

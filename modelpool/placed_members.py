@@ -132,6 +132,7 @@ class PlacedMembers:
         """Raises `PoolFullError` where it has no room there either."""
         before = self._members[name], self._placements[name]
         self._placements[name] = Placement("cpu")
+        self._pack(name)
         on_cpu = [other for other in self._members if self._placements[other].is_on_cpu]
         self._settle_on_cpu(name, on_cpu)
         if not self._fit_on_cpu(on_cpu):
@@ -165,6 +166,8 @@ class PlacedMembers:
         placements = self._placed()
         on_cpu = [name for name, placement in placements.items() if placement.is_on_cpu]
         for name in on_cpu:
+            self._pack(name)
+        for name in on_cpu:
             self._settle_on_cpu(name, on_cpu)
         warnings = {name: placements[name].warning for name in on_cpu}
         return {name: warning for name, warning in warnings.items() if warning is not None}
@@ -179,12 +182,17 @@ class PlacedMembers:
                 placements[name] = replace(placement, warning=warning)
         return placements
 
+    def _pack(self, name: str) -> None:
+        """Counts what a member that is placed on the CPU takes beside its weights there."""
+        member = self._members[name]
+        is_target = name == self._config.target
+        if self._config.pack_weights or is_lean(member.facts, is_target=is_target, on_cpu=True):
+            self._members[name] = member.packed()
+
     def _settle_on_cpu(self, name: str, on_cpu: Sequence[str]) -> None:
         """`on_cpu`: the members that share the CPU's memory."""
+        member = self._members[name]
         is_target = name == self._config.target
-        lean = is_lean(self._members[name].facts, is_target=is_target, on_cpu=True)
-        member = replace(self._members[name], packs=self._config.pack_weights or lean)
-        self._members[name] = member
         dtype = dtype_for(member.config, member.facts, is_target, computes_in)
         if dtype != member.config.dtype:
             self._members[name] = member.on_cpu(dtype)

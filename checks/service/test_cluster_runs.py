@@ -18,6 +18,7 @@ from checks.service.cluster_runs import (
     retries,
     within_2,
 )
+from specrouter.cluster.metrics import state_ages
 from tests.specrouter.cluster.links import Cluster
 
 OUTPUT: Any = None  # of no account here
@@ -43,6 +44,14 @@ def test_a_refusal_after_which_none_was_taken_is_not_judged() -> None:
 def test_a_wait_below_a_second_cannot_be_told() -> None:
     found = retries([served(1.0, 50, told_s=1.0), served(1.1, 50), served(1.2, 50, told_s=3.0)])
     assert found == [(1.0, 1.0)]
+
+
+def test_the_share_of_states_is_of_those_at_most_so_old() -> None:
+    ages = state_ages()
+    assert cluster_runs._share_within(ages, 0.6) == 1.0
+    for age_s in (0.05, 0.1, 0.35, 0.6, 0.7, 9.0):
+        ages.observe(age_s)
+    assert cluster_runs._share_within(ages, 0.6) == 4 / 6
 
 
 def test_lengths_are_cut_and_a_seed_gives_one_list() -> None:

@@ -15,13 +15,12 @@ class StoredTensors(Mapping[str, Tensor]):
     and what safetensors raises."""
 
     def __init__(self, directory: Path) -> None:
-        self._files: dict[str, Any] = {}
+        self._files: dict[str, Path] = {}
         for file in weight_files(directory):
-            opened: Any = safe_open(file, framework="pt")
-            self._files |= dict.fromkeys(opened.keys(), opened)
+            self._files |= dict.fromkeys(_opened(file).keys(), file)
 
     def __getitem__(self, name: str) -> Tensor:
-        tensor: Tensor = self._files[name].get_tensor(name)
+        tensor: Tensor = _opened(self._files[name]).get_tensor(name)
         return tensor
 
     def __iter__(self) -> Iterator[str]:
@@ -31,4 +30,9 @@ class StoredTensors(Mapping[str, Tensor]):
         return len(self._files)
 
     def shape(self, name: str) -> list[int]:
-        return list(self._files[name].get_slice(name).get_shape())
+        return list(_opened(self._files[name]).get_slice(name).get_shape())
+
+
+def _opened(file: Path) -> Any:
+    """Closed when it is let go: a file that stays open keeps all that was read of it in memory."""
+    return safe_open(file, framework="pt")

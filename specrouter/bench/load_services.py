@@ -232,6 +232,6 @@ def _answer(
         ttft_ms=ttft_ms,
         tpot_ms=tpot_ms,
         tokens=tokens,
-        acceptance_length=last.get("metrics", {}).get("acceptance_length"),
+        acceptance_length=(last.get("metrics") or {}).get("acceptance_length"),
         error=failure or (None if reason == "length" else str(reason)),
     )

@@ -449,3 +449,31 @@ def test_weights_take_what_their_footprint_says(
         held = sum(one.out_features * one.in_features * one.dtype.itemsize for one in packed)
         held += sum(one.nbytes for one in model.model.parameters() if not one.is_meta)
         assert pool.plan(name).footprint.weight_bytes == held, name
+
+
+@pytest.mark.skipif(not can_pack(torch.bfloat16), reason="oneDNN without bfloat16")
+def test_a_drafter_whose_head_is_copied_on_the_cpu_stays_there(tmp_path: Path) -> None:
+    """With the copy it is larger than the other, which was placed before it."""
+    save_llama(tmp_path / "large", hidden=64, layers=2, dtype="bfloat16", tied=True)
+    save_llama(tmp_path / "small", hidden=128, layers=2, dtype="bfloat16", tied=True)
+    save_llama(tmp_path / "middle", hidden=64, layers=9, dtype="bfloat16", tied=True)
+    settings = config(tmp_path, ("small", "middle", "large"), "large")
+    settings["models"][0]["dtype"] = "bfloat16"
+    target, small, middle = 189_056, 673_024, 706_944
+    room = DeviceInfo("cuda:0", target + middle + 50_000, 0)
+    pool = ModelPool(PoolConfig.model_validate(settings), devices=[room, CPU])
+    assert [pool.placement(name).device for name in pool.models] == ["cpu", "cuda:0", "cuda:0"]
+    taken = [pool.plan(name).footprint.weight_bytes for name in pool.models]
+    assert taken == [small + 2 * 320 * 128, middle, target]
+
+
+@pytest.mark.skipif(not can_pack(torch.bfloat16), reason="oneDNN without bfloat16")
+def test_copied_heads_are_counted_before_a_drafter_becomes_float32(
+    tmp_path: Path, native: None
+) -> None:
+    for name in ("large", "small", "middle"):
+        save_llama(tmp_path / name, hidden=128, layers=1, dtype="bfloat16", tied=True)
+    settings = config(tmp_path, ("small", "middle", "large"), "large")
+    room = DeviceInfo("cpu", 1_620_000, 0)
+    pool = ModelPool(PoolConfig.model_validate(settings), devices=[room])
+    assert {pool.plan(name).dtype for name in pool.models} == {"bfloat16"}

@@ -223,8 +223,8 @@ class CallReader:
 
     def _finish(self) -> None:
         rest = self._cutter.held
-        if rest and self._step == self._behind_arguments:
-            self._end()
+        if rest and self._step == self._behind_arguments and not self._scanner.step(rest[0]):
+            self._end()  # it stands in no string of the object
         if self._step != self._behind_call or not self._form.end_tag.startswith(rest):
             for one in rest:
                 self._step(one)

@@ -8,9 +8,8 @@ Source: SLOs-Serve (arXiv 2504.08784). Where it contradicts itself: docs/design.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,9 +78,15 @@ class SpeculativeBudget(PrefillBudget):
     margin: float = 0.0
 
     @cached_property
-    def _candidates(self) -> Callable[[tuple[bool, ...]], _Candidates]:
+    def _found(self) -> dict[tuple[bool, ...], _Candidates]:
+        return {}
+
+    def _candidates(self, present: tuple[bool, ...]) -> _Candidates:
         """Where requests of these tiers decode; worked out once."""
-        return cache(self._find)
+        found = self._found.get(present)
+        if found is None:
+            found = self._found[present] = self._find(present)
+        return found
 
     def _find(self, present: tuple[bool, ...]) -> _Candidates:
         """One for each tier that may bound the batch, and each length that it may have there."""

@@ -167,3 +167,17 @@ def test_long_texts_take_little_time_for_each_character() -> None:
     text = " " * 50_000 + "<" * 50_000 + tagged(call("f", json.dumps({"x": "a" * 100_000})))
     content, [(_, arguments)] = read(HERMES, text)
     assert (len(content), len(arguments)) == (100_000, 100_009)
+
+
+@pytest.mark.parametrize("form", [HERMES, LLAMA3_JSON], ids=lambda form: form.name)
+def test_a_call_that_is_cut_off_within_a_string_behind_its_arguments_is_not_whole(
+    form: ToolFormat,
+) -> None:
+    key = "arguments" if form.is_tagged else "parameters"
+    begun = f"{form.tag if form.is_tagged else ''}{call('f', '{}', key)[:-1]}"
+    for cut, is_within in ((', "id": "<', True), (', "id": "</tool', True), ("}<", False)):
+        reader = CallReader(form, NAMES)
+        news = reader.read(begun + cut, ends=True)
+        assert reader.is_within_call == is_within, cut
+        assert [one.name for one in news.calls] == ["f"]
+        assert not news.content or not is_within

@@ -1,6 +1,7 @@
 """The next batch: who decodes in it, and how much it reads of prompts."""
 
 import numpy as np
+import pytest
 
 from research.policies.autoregressive import Autoregressive
 from specrouter.slo.serve.admission_dp import Memory
@@ -48,3 +49,12 @@ def test_speculation_gives_each_tier_its_length() -> None:
     assert tight > loose >= 1
     assert batch.ms > 50.0
     assert Pacing(OPT_7B, 100.0, 0.0).batch(TWO, 0.0).lengths.tolist() == [1, 1]
+
+
+def test_a_margin_is_kept_of_every_pace_where_there_are_drafts() -> None:
+    """Without drafts a batch brings each request a token for certain."""
+    for alpha, kept in ((0.7, 0.3), (0.0, 0.0)):
+        plain, careful = Pacing(OPT_7B, 100.0, alpha), Pacing(OPT_7B, 100.0, alpha, margin=0.3)
+        assert careful.promised_ms == pytest.approx(plain.fastest_ms / (1.0 - kept))
+        ms, careful_ms = plain.batch(TWO, 0.0).ms, careful.batch(TWO, 0.0).ms
+        assert careful_ms == ms if not kept else careful_ms < ms
