@@ -271,10 +271,10 @@ def _read(
     )
     mixture = stored, expert_count(text), outline.has_plain_experts
     taken = bytes_of(quantised_bytes=kept.quantised_bytes(*mixture))
-    read_bytes = {
-        asked: bytes_of(quantised_bytes=Kept(asked).quantised_bytes(*mixture)).read
-        for asked in QUANTISED_WEIGHTS
-    }
+    read_bytes = {}
+    for asked in QUANTISED_WEIGHTS:  # what is not asked for is told as if the CPU could have it
+        would = kept if asked == kept.asked else Kept(asked)
+        read_bytes[asked] = bytes_of(quantised_bytes=would.quantised_bytes(*mixture)).read
     return CheckpointFacts(
         parameter_count=count,
         dtype=loaded,

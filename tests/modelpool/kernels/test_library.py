@@ -77,6 +77,7 @@ def test_without_a_compiler_there_is_one_line(
     ]
 
 
+@needs_compiler
 def test_a_compiler_may_have_options(monkeypatch: pytest.MonkeyPatch) -> None:
     """By which its library is told apart."""
     files = set[Path]()
