@@ -52,7 +52,7 @@ class Member:
         return facts.footprint(config.name, self.field, config.device, self.states, copies_head)
 
     def packed(self) -> "Member":
-        """The same, asking for the CPU if it takes more there than it has weights."""
+        """The same on the CPU with a packed head, which it asks for if that is a copy."""
         packed = replace(self, packs=True)
         if packed.footprint == self.footprint:
             return packed

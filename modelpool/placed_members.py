@@ -183,7 +183,7 @@ class PlacedMembers:
         return placements
 
     def _pack(self, name: str) -> None:
-        """Counts what a member that is placed on the CPU takes beside its weights there."""
+        """Counts the copy that a packed head is, of a member that is placed on the CPU."""
         member = self._members[name]
         is_target = name == self._config.target
         if self._config.pack_weights or is_lean(member.facts, is_target=is_target, on_cpu=True):

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
 from transformers import (
     DeepseekV3Config,
     Gemma2Config,
@@ -37,7 +36,6 @@ from checks.exact.families import build, quiet, settings_of
 from checks.exact.named_families import NAMED
 from checks.exact.small_configs import Family
 from modelpool import ModelPool
-from modelpool.fast.experts import are_experts
 from modelpool.outline import outline_of
 
 CHECKS = 18  # that a family passes
@@ -126,23 +124,14 @@ def _row(family: Family) -> Sequence[str]:
         pool = ModelPool.from_config(settings_of(build(family, Path(directory)))["pool"])
         packed = pool.get("target")
         forward = "generic" if packed.shortcut is None else "direct"
-        kind, quantised = type(packed.model).__name__, _quantised(packed.model)
+        kind, config = type(packed.model).__name__, packed.model.config
+    quantised = "all but experts" if outline_of(config).has_plain_experts else "all"
     shape = ("", "", "")
     if family.name in PUBLISHED:
         name, _, published = PUBLISHED[family.name]
         count, elements = memory(published())
         shape = (name, f"{2 * count / _GB:.1f}", f"{2 * elements / _KIB:.0f}")
     return (family.name, f"`{kind}`", forward, quantised, *shape)
-
-
-def _quantised(model: nn.Module) -> str:
-    """Beside linear layers, experts may be in int8 and int4 if they are of a common form."""
-    plain = [
-        each
-        for name, each in model.named_modules()
-        if name.endswith(".experts") and not are_experts(each)
-    ]
-    return "all but experts" if plain else "all"
 
 
 def main(arguments: list[str] | None = None) -> int:
