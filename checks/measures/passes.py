@@ -20,6 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen3MoeConfig
 
 from modelpool.fast.direct_forward import direct_forward_of
+from modelpool.fast.experts import can_quantise
 from modelpool.fast.lean_forward import lean_forward_of
 from modelpool.fast.tuning import Tuning
 from modelpool.forward import Forward
@@ -38,7 +39,7 @@ _SIZES = {
     "head_dim": 64,
     "max_position_embeddings": 2048,
 }
-_MIXTURES = {"gpt_oss", "mixtral", "qwen3_moe"}
+_OTHER_WIDTHS = ("shared_intermediate_size", "moe_intermediate_size")
 
 
 def family_config(name: str) -> PreTrainedConfig:
@@ -48,8 +49,8 @@ def family_config(name: str) -> PreTrainedConfig:
         for key, value in SHAPED[name].items()
         if isinstance(value, list)
     }
-    more = {"shared_intermediate_size": 1408} if "shared_intermediate_size" in SHAPED[name] else {}
-    return shaped(name, **_SIZES, **longer, **more)
+    widths = {key: 1408 for key in _OTHER_WIDTHS if key in SHAPED[name]}
+    return shaped(name, **_SIZES, **longer, **widths)
 
 
 def packed_of(config: PreTrainedConfig, dtype: torch.dtype, kept: Any = "plain") -> PackedModel:
@@ -79,17 +80,21 @@ def pass_ms(packed: PackedModel, forward: Forward) -> float:
 
 
 def multiplications(packed: PackedModel) -> int:
-    """Of a token, by the weights of layers and head."""
+    """Of a token, by the weights of layers and head, of experts by those that it chooses."""
     modules: list[Any] = [*packed.model.modules()]
     linears = [each for each in modules if hasattr(each, "in_features")]
-    return sum(each.in_features * each.out_features for each in linears)
+    chosen: int = getattr(packed.model.config, "num_experts_per_tok", 0)
+    experts = [one for each in filter(can_quantise, modules) for one in each.parameters(False)]
+    return sum(each.in_features * each.out_features for each in linears) + sum(
+        one.numel() // len(one) * chosen for one in experts if one.dim() == 3
+    )
 
 
 def families(rounds: int) -> None:
     llama = packed_of(shaped("llama-gelu", **_SIZES, hidden_act="silu"), torch.float32)
     plain = direct_forward_of(llama)
     assert plain is not None
-    for name in sorted(SHAPED.keys() - _MIXTURES):
+    for name in sorted(SHAPED):
         packed = packed_of(family_config(name), torch.float32)
         direct = direct_forward_of(packed)
         if direct is None:

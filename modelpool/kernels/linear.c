@@ -44,7 +44,8 @@ typedef struct {
   int x_is_bf16, y_is_bf16, threads, kernel, quantises;
   uint8_t *levels;   /* [rows][stride], around `zero` */
   uint8_t zero;      /* 128, or 0 where bytes have a sign: AVX2 and NEON */
-  int32_t *sums;     /* [rows][groups] of the levels, minus, in both halves; for AVX2 */
+  int32_t *sums;     /* AVX2, nibbles: [rows][groups] of the levels, minus, in both halves */
+  int16_t *wide;     /* AVX2, levels: [rows][stride], the same as `levels` */
   float *largest;    /* [rows] */
   char *scratch;
   size_t scratch_bytes; /* of a thread */
@@ -106,6 +107,8 @@ VECTOR_TARGET static void quantise(const Job *job, int64_t row) {
   job->largest[row] = job->x_is_bf16 ? quantise_as(1, w->given, x, job->zero, levels)
                                      : quantise_as(0, w->given, x, job->zero, levels);
   memset(levels + w->given, job->zero, w->inputs - w->given);
+  if (job->wide)
+    for (int64_t i = 0; i < w->inputs; i++) job->wide[row * job->stride + i] = (int8_t)levels[i];
   if (!job->sums) return;
   for (int64_t g = 0; g < groups; g++) {
     int sum[2] = {0, 0};
@@ -165,17 +168,20 @@ int sr_linear(const Weight *w, const void *x, int x_is_bf16, void *y, int y_is_b
   /* Rows a power of two apart would share few sets of the first cache. */
   const int64_t stride = w->inputs + 64;
   const size_t of_levels = padded(rows * stride), of_largest = padded(rows * sizeof(float));
-  const size_t of_sums = kernel == AVX2 ? padded(rows * groups * sizeof(int32_t)) : 0;
+  const int is_avx2 = kernel == AVX2;
+  const size_t of_sums = is_avx2 && w->nibbles ? padded(rows * groups * sizeof(int32_t)) : 0;
+  const size_t of_wide = is_avx2 && w->levels ? padded(rows * stride * sizeof(int16_t)) : 0;
   const size_t of_thread = padded(CHUNK * 32 + rows * 32 * sizeof(int32_t));
-  char *memory = aligned_alloc(64, of_levels + of_largest + of_sums + of_thread * threads);
+  char *memory = aligned_alloc(64, of_levels + of_largest + of_sums + of_wide + of_thread * threads);
   if (!memory) return 1;
   Job job = {
       .weight = w, .x = x, .y = y, .rows = rows, .stride = stride, .x_is_bf16 = x_is_bf16,
       .y_is_bf16 = y_is_bf16, .threads = threads, .kernel = kernel, .quantises = 1,
-      .levels = (uint8_t *)memory, .zero = kernel == AVX2 || kernel == NEON ? 0 : 128,
+      .levels = (uint8_t *)memory, .zero = is_avx2 || kernel == NEON ? 0 : 128,
       .largest = (float *)(memory + of_levels),
       .sums = of_sums ? (int32_t *)(memory + of_levels + of_largest) : NULL,
-      .scratch = memory + of_levels + of_largest + of_sums, .scratch_bytes = of_thread};
+      .wide = of_wide ? (int16_t *)(memory + of_levels + of_largest) : NULL,
+      .scratch = memory + of_levels + of_largest + of_sums + of_wide, .scratch_bytes = of_thread};
   if (rows * w->inputs < 1 << 15) {
     job.threads = 1;
     run(&job);

@@ -111,6 +111,9 @@
 #define AVX2_TARGET __attribute__((target("avx2,fma")))
 #define AVX2_INLINE AVX2_TARGET __attribute__((always_inline)) static inline
 
+/* Compilers would compute all products before the first sum, and have no registers for them. */
+#define IN_ORDER(vector) __asm__("" : "+x"(vector))
+
 AVX2_INLINE void avx2_finish(const Weight *w, __m256i sum, int64_t output, float largest, void *y,
                              int is_bf16) {
   __m256 found = _mm256_mul_ps(_mm256_cvtepi32_ps(sum), _mm256_loadu_ps(w->units + output));
@@ -119,6 +122,12 @@ AVX2_INLINE void avx2_finish(const Weight *w, __m256i sum, int64_t output, float
   float outputs[8];
   _mm256_storeu_ps(outputs, found);
   store_outputs(w, outputs, 8, output, y, is_bf16);
+}
+
+AVX2_INLINE int64_t eight_bytes(const int16_t *levels) {
+  int64_t found;
+  memcpy(&found, levels, sizeof found);
+  return found;
 }
 
 AVX2_INLINE __m256i avx2_twice(const uint8_t *of_outputs) {
@@ -135,8 +144,12 @@ AVX2_INLINE void avx2_nibbles(const int count, const Job *job, int64_t panel, in
   const uint8_t *scales = w->scales + panel * groups * 32 + eighth * 8;
   const uint8_t *centres = w->centres + panel * groups * 32 + eighth * 8;
   const __m256i low = _mm256_set1_epi8(15);
+  __m256i totals[4];
+#pragma GCC unroll 4
+  for (int m = 0; m < count; m++) totals[m] = _mm256_setzero_si256();
   for (int64_t g = 0; g < groups; g++, nibbles += 512, scales += 32, centres += 32) {
     __m256i short_sums[4];
+#pragma GCC unroll 4
     for (int m = 0; m < count; m++) short_sums[m] = _mm256_setzero_si256();
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
@@ -150,6 +163,7 @@ AVX2_INLINE void avx2_nibbles(const int count, const Job *job, int64_t panel, in
         const __m256i a = _mm256_maddubs_epi16(first, _mm256_set1_epi32(four_bytes(x)));
         const __m256i b = _mm256_maddubs_epi16(second, _mm256_set1_epi32(four_bytes(x + 4)));
         short_sums[m] = _mm256_add_epi16(short_sums[m], _mm256_add_epi16(a, b));
+        IN_ORDER(short_sums[m]);
       }
     }
     const __m256i scale = avx2_twice(scales), centre = avx2_twice(centres);
@@ -158,9 +172,11 @@ AVX2_INLINE void avx2_nibbles(const int count, const Job *job, int64_t panel, in
       const __m256i minus = _mm256_set1_epi32(job->sums[(m0 + m) * groups + g]);
       const __m256i scaled = _mm256_madd_epi16(short_sums[m], scale);
       const __m256i taken = _mm256_madd_epi16(minus, centre);
-      sums[m] = _mm256_add_epi32(sums[m], _mm256_add_epi32(scaled, taken));
+      totals[m] = _mm256_add_epi32(totals[m], _mm256_add_epi32(scaled, taken));
     }
   }
+#pragma GCC unroll 4
+  for (int m = 0; m < count; m++) sums[m] = totals[m];
 }
 
 /* The same with levels, which need 16 bits each: bytes times bytes have no room for a sum. */
@@ -170,20 +186,21 @@ AVX2_INLINE void avx2_levels(const int count, const Job *job, int64_t panel, int
   const int8_t *levels = w->levels + panel * w->inputs * 32 + eighth / 2 * w->inputs * 16;
   __m256i parts[4][2];
   levels += eighth % 2 * 32;
+#pragma GCC unroll 4
   for (int m = 0; m < count; m++) parts[m][0] = parts[m][1] = _mm256_setzero_si256();
   for (int64_t k = 0; k < w->inputs; k += 4, levels += 64) {
-    const __m256i packed = _mm256_load_si256((const __m256i *)levels);
-    const __m256i a = _mm256_cvtepi8_epi16(_mm256_castsi256_si128(packed));
-    const __m256i b = _mm256_cvtepi8_epi16(_mm256_extracti128_si256(packed, 1));
+    __builtin_prefetch(levels + AHEAD);
+    const __m256i a = _mm256_cvtepi8_epi16(_mm_load_si128((const __m128i *)levels));
+    const __m256i b = _mm256_cvtepi8_epi16(_mm_load_si128((const __m128i *)(levels + 16)));
 #pragma GCC unroll 4
     for (int m = 0; m < count; m++) {
-      const uint8_t *x = job->levels + (m0 + m) * job->stride + k;
-      const __m128i wide = _mm_cvtepi8_epi16(_mm_cvtsi32_si128(four_bytes(x)));
-      const __m256i each = _mm256_broadcastq_epi64(wide);
-      parts[m][0] = _mm256_add_epi32(parts[m][0], _mm256_madd_epi16(a, each));
-      parts[m][1] = _mm256_add_epi32(parts[m][1], _mm256_madd_epi16(b, each));
+      const __m256i x = _mm256_set1_epi64x(eight_bytes(job->wide + (m0 + m) * job->stride + k));
+      parts[m][0] = _mm256_add_epi32(parts[m][0], _mm256_madd_epi16(a, x));
+      parts[m][1] = _mm256_add_epi32(parts[m][1], _mm256_madd_epi16(b, x));
+      IN_ORDER(parts[m][1]);
     }
   }
+#pragma GCC unroll 4
   for (int m = 0; m < count; m++) {
     const __m256i pairs = _mm256_hadd_epi32(parts[m][0], parts[m][1]);
     sums[m] = _mm256_permute4x64_epi64(pairs, 0xd8);
