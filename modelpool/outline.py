@@ -141,6 +141,8 @@ def _tried(model: PreTrainedModel) -> tuple[Mapping[int, int | None], ModelOutli
         logits = run_packed(model, positions, positions, opaque, positions).logits
     if tracker.depends(logits):
         raise UnsupportedAttention("its logits depend on a token's place in the pack")
+    if not view.recurrent and not view.layers():
+        raise UnsupportedAttention(_undispatched(model))
     unserved = unserved_layer(model.config, view.recurrent)
     if unserved is not None:
         raise UnsupportedAttention(unserved)
@@ -211,9 +213,12 @@ def use_packed_attention(model: PreTrainedModel) -> None:
     with _quiet():
         model.set_attn_implementation(ATTENTION_NAME)
     if model.config._attn_implementation != ATTENTION_NAME:
-        name = type(model).__name__
-        raise UnsupportedAttention(f"{name} does not dispatch its attention (AttentionInterface)")
+        raise UnsupportedAttention(_undispatched(model))
     use_mixers(model)
+
+
+def _undispatched(model: PreTrainedModel) -> str:
+    return f"{type(model).__name__} does not dispatch its attention (AttentionInterface)"
 
 
 @contextmanager

@@ -85,9 +85,8 @@ def multiplications(packed: PackedModel) -> int:
     linears = [each for each in modules if hasattr(each, "in_features")]
     chosen: int = getattr(packed.model.config, "num_experts_per_tok", 0)
     experts = [one for each in filter(can_quantise, modules) for one in each.parameters(False)]
-    return sum(each.in_features * each.out_features for each in linears) + sum(
-        one.numel() // len(one) * chosen for one in experts if one.dim() == 3
-    )
+    found: int = sum(each.in_features * each.out_features for each in linears)
+    return found + sum(one[0].numel() * chosen for one in experts if one.dim() == 3)
 
 
 def families(rounds: int) -> None:

@@ -48,7 +48,11 @@ def refusal(config: Any) -> str | None:
         return None  # the repository's own code, which is known when it is loaded
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return f"{type(config).__name__} has no causal language model in transformers"
-    return _class_refusal(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    text = config.get_text_config(decoder=True)
+    if text is not config and model_class.config_class is type(text):  # its weights' names differ
+        return f"it is a composite, of which {model_class.__name__} is not served alone"
+    return _class_refusal(model_class)
 
 
 def _class_refusal(model_class: Any) -> str | None:

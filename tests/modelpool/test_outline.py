@@ -18,10 +18,12 @@ from transformers import (
     DeepseekV32Config,
     DiffLlamaConfig,
     DogeConfig,
+    Emu3Config,
     FalconConfig,
     FalconMambaConfig,
     Gemma3nTextConfig,
     Gemma4TextConfig,
+    GitConfig,
     Glm4MoeLiteConfig,
     GPT2Config,
     GPTBigCodeConfig,
@@ -34,6 +36,7 @@ from transformers import (
     Mamba2Config,
     MiMoV2FlashConfig,
     MiniCPM3Config,
+    MllamaConfig,
     MptConfig,
     PreTrainedConfig,
     RecurrentGemmaConfig,
@@ -73,6 +76,9 @@ REFUSED: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
         lambda: RobertaConfig(is_decoder=True),
         "its positions are counted from the padding token's id",
     ),
+    "git": (GitConfig, "does not dispatch its attention"),
+    "mllama": (MllamaConfig, "a composite, of which MllamaForCausalLM is not served alone"),
+    "emu3": (Emu3Config, "a composite, of which Emu3ForCausalLM is not served alone"),
 }
 
 _SMALL: dict[str, Any] = {
