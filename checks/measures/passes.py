@@ -85,8 +85,9 @@ def multiplications(packed: PackedModel) -> int:
     linears = [each for each in modules if hasattr(each, "in_features")]
     chosen: int = getattr(packed.model.config, "num_experts_per_tok", 0)
     experts = [one for each in filter(can_quantise, modules) for one in each.parameters(False)]
-    found: int = sum(each.in_features * each.out_features for each in linears)
-    return found + sum(one[0].numel() * chosen for one in experts if one.dim() == 3)
+    total: int = sum(each.in_features * each.out_features for each in linears)
+    total += sum(one[0].numel() * chosen for one in experts if one.dim() == 3)
+    return total
 
 
 def families(rounds: int) -> None:
