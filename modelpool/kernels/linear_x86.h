@@ -135,99 +135,103 @@ AVX2_INLINE __m256i avx2_twice(const uint8_t *of_outputs) {
   return _mm256_or_si256(wide, _mm256_slli_epi32(wide, 16));
 }
 
-/* `count` rows with eight outputs from `eighth` * 8 of a panel on. */
-AVX2_INLINE void avx2_nibbles(const int count, const Job *job, int64_t panel, int eighth,
-                              int64_t m0, __m256i *sums) {
+/* `count` rows with the sixteen outputs of half a panel. */
+AVX2_INLINE void avx2_nibbles(const int count, const Job *job, int64_t panel, int half, int64_t m0,
+                              __m256i sums[][2]) {
   const Weight *w = job->weight;
   const int64_t groups = w->inputs / GROUP;
-  const uint8_t *nibbles = w->nibbles + panel * groups * 512 + eighth / 2 * 256 + eighth % 2 * 32;
-  const uint8_t *scales = w->scales + panel * groups * 32 + eighth * 8;
-  const uint8_t *centres = w->centres + panel * groups * 32 + eighth * 8;
+  const uint8_t *nibbles = w->nibbles + panel * groups * 512 + half * 256;
+  const uint8_t *scales = w->scales + panel * groups * 32 + half * 16;
+  const uint8_t *centres = w->centres + panel * groups * 32 + half * 16;
   const __m256i low = _mm256_set1_epi8(15);
-  __m256i totals[4];
-#pragma GCC unroll 4
-  for (int m = 0; m < count; m++) totals[m] = _mm256_setzero_si256();
   for (int64_t g = 0; g < groups; g++, nibbles += 512, scales += 32, centres += 32) {
-    __m256i short_sums[4];
+    __m256i short_sums[4][2];
 #pragma GCC unroll 4
-    for (int m = 0; m < count; m++) short_sums[m] = _mm256_setzero_si256();
+    for (int m = 0; m < count; m++) short_sums[m][0] = short_sums[m][1] = _mm256_setzero_si256();
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
       __builtin_prefetch(nibbles + j * 64 + AHEAD);
-      const __m256i packed = _mm256_load_si256((const __m256i *)(nibbles + j * 64));
-      const __m256i first = _mm256_and_si256(packed, low);
-      const __m256i second = _mm256_and_si256(_mm256_srli_epi16(packed, 4), low);
+      const __m256i a = _mm256_load_si256((const __m256i *)(nibbles + j * 64));
+      const __m256i b = _mm256_load_si256((const __m256i *)(nibbles + j * 64 + 32));
+#pragma GCC unroll 2
+      for (int late = 0; late < 2; late++) { /* the later four of eight inputs */
+        const __m256i of_a = _mm256_and_si256(late ? _mm256_srli_epi16(a, 4) : a, low);
+        const __m256i of_b = _mm256_and_si256(late ? _mm256_srli_epi16(b, 4) : b, low);
 #pragma GCC unroll 4
-      for (int m = 0; m < count; m++) {
-        const uint8_t *x = job->levels + (m0 + m) * job->stride + g * GROUP + j * 8;
-        const __m256i a = _mm256_maddubs_epi16(first, _mm256_set1_epi32(four_bytes(x)));
-        const __m256i b = _mm256_maddubs_epi16(second, _mm256_set1_epi32(four_bytes(x + 4)));
-        short_sums[m] = _mm256_add_epi16(short_sums[m], _mm256_add_epi16(a, b));
-        IN_ORDER(short_sums[m]);
+        for (int m = 0; m < count; m++) {
+          const uint8_t *from = job->levels + (m0 + m) * job->stride + g * GROUP + j * 8 + late * 4;
+          const __m256i x = _mm256_set1_epi32(four_bytes(from));
+          short_sums[m][0] = _mm256_add_epi16(short_sums[m][0], _mm256_maddubs_epi16(of_a, x));
+          short_sums[m][1] = _mm256_add_epi16(short_sums[m][1], _mm256_maddubs_epi16(of_b, x));
+          IN_ORDER(short_sums[m][0]);
+          IN_ORDER(short_sums[m][1]);
+        }
       }
     }
-    const __m256i scale = avx2_twice(scales), centre = avx2_twice(centres);
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+      const __m256i scale = avx2_twice(scales + i * 8), centre = avx2_twice(centres + i * 8);
 #pragma GCC unroll 4
-    for (int m = 0; m < count; m++) {
-      const __m256i minus = _mm256_set1_epi32(job->sums[(m0 + m) * groups + g]);
-      const __m256i scaled = _mm256_madd_epi16(short_sums[m], scale);
-      const __m256i taken = _mm256_madd_epi16(minus, centre);
-      totals[m] = _mm256_add_epi32(totals[m], _mm256_add_epi32(scaled, taken));
+      for (int m = 0; m < count; m++) {
+        const __m256i minus = _mm256_set1_epi32(job->sums[(m0 + m) * groups + g]);
+        const __m256i scaled = _mm256_madd_epi16(short_sums[m][i], scale);
+        const __m256i taken = _mm256_madd_epi16(minus, centre);
+        sums[m][i] = _mm256_add_epi32(sums[m][i], _mm256_add_epi32(scaled, taken));
+      }
     }
   }
-#pragma GCC unroll 4
-  for (int m = 0; m < count; m++) sums[m] = totals[m];
 }
 
 /* The same with levels, which need 16 bits each: bytes times bytes have no room for a sum. */
-AVX2_INLINE void avx2_levels(const int count, const Job *job, int64_t panel, int eighth, int64_t m0,
-                             __m256i *sums) {
+AVX2_INLINE void avx2_levels(const int count, const Job *job, int64_t panel, int half, int64_t m0,
+                             __m256i sums[][2]) {
   const Weight *w = job->weight;
-  const int8_t *levels = w->levels + panel * w->inputs * 32 + eighth / 2 * w->inputs * 16;
-  __m256i parts[4][2];
-  levels += eighth % 2 * 32;
+  for (int i = 0; i < 2; i++) {
+    const int8_t *levels = w->levels + (panel * 2 + half) * w->inputs * 16 + i * 32;
+    __m256i parts[4][2];
 #pragma GCC unroll 4
-  for (int m = 0; m < count; m++) parts[m][0] = parts[m][1] = _mm256_setzero_si256();
-  for (int64_t k = 0; k < w->inputs; k += 4, levels += 64) {
-    __builtin_prefetch(levels + AHEAD);
-    const __m256i a = _mm256_cvtepi8_epi16(_mm_load_si128((const __m128i *)levels));
-    const __m256i b = _mm256_cvtepi8_epi16(_mm_load_si128((const __m128i *)(levels + 16)));
+    for (int m = 0; m < count; m++) parts[m][0] = parts[m][1] = _mm256_setzero_si256();
+    for (int64_t k = 0; k < w->inputs; k += 4, levels += 64) {
+      __builtin_prefetch(levels + AHEAD);
+      const __m256i a = _mm256_cvtepi8_epi16(_mm_load_si128((const __m128i *)levels));
+      const __m256i b = _mm256_cvtepi8_epi16(_mm_load_si128((const __m128i *)(levels + 16)));
+#pragma GCC unroll 4
+      for (int m = 0; m < count; m++) {
+        const __m256i x = _mm256_set1_epi64x(eight_bytes(job->wide + (m0 + m) * job->stride + k));
+        parts[m][0] = _mm256_add_epi32(parts[m][0], _mm256_madd_epi16(a, x));
+        parts[m][1] = _mm256_add_epi32(parts[m][1], _mm256_madd_epi16(b, x));
+        IN_ORDER(parts[m][1]);
+      }
+    }
 #pragma GCC unroll 4
     for (int m = 0; m < count; m++) {
-      const __m256i x = _mm256_set1_epi64x(eight_bytes(job->wide + (m0 + m) * job->stride + k));
-      parts[m][0] = _mm256_add_epi32(parts[m][0], _mm256_madd_epi16(a, x));
-      parts[m][1] = _mm256_add_epi32(parts[m][1], _mm256_madd_epi16(b, x));
-      IN_ORDER(parts[m][1]);
+      const __m256i pairs = _mm256_hadd_epi32(parts[m][0], parts[m][1]);
+      sums[m][i] = _mm256_permute4x64_epi64(pairs, 0xd8);
     }
-  }
-#pragma GCC unroll 4
-  for (int m = 0; m < count; m++) {
-    const __m256i pairs = _mm256_hadd_epi32(parts[m][0], parts[m][1]);
-    sums[m] = _mm256_permute4x64_epi64(pairs, 0xd8);
   }
 }
 
 #define AVX2_ROWS(count)                                                                         \
   case count:                                                                                    \
-    if (w->nibbles) avx2_nibbles(count, job, panel, eighth, m0, sums);                           \
-    else avx2_levels(count, job, panel, eighth, m0, sums);                                       \
+    if (w->nibbles) avx2_nibbles(count, job, panel, half, m0, sums);                             \
+    else avx2_levels(count, job, panel, half, m0, sums);                                         \
     break
 
 AVX2_TARGET static void panel_avx2(const Job *job, int64_t panel) {
   const Weight *w = job->weight;
   for (int64_t m0 = 0; m0 < job->rows; m0 += 4) {
     const int count = least(job->rows - m0, 4);
-    for (int eighth = 0; eighth < 4; eighth++) {
-      __m256i sums[4];
-      for (int m = 0; m < 4; m++) sums[m] = _mm256_setzero_si256();
+    for (int half = 0; half < 2; half++) {
+      __m256i sums[4][2];
+      for (int m = 0; m < 4; m++) sums[m][0] = sums[m][1] = _mm256_setzero_si256();
       switch (count) { AVX2_ROWS(1); AVX2_ROWS(2); AVX2_ROWS(3); AVX2_ROWS(4); }
       for (int m = 0; m < count; m++)
-        avx2_finish(w, sums[m], panel * 32 + eighth * 8, job->largest[m0 + m],
-                    row_of(job, m0 + m), job->y_is_bf16);
+        for (int i = 0; i < 2; i++)
+          avx2_finish(w, sums[m][i], panel * 32 + half * 16 + i * 8, job->largest[m0 + m],
+                      row_of(job, m0 + m), job->y_is_bf16);
     }
   }
 }
-
 
 static int kernels_of_cpu(void) {
   __builtin_cpu_init();
