@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from modelpool.attention.backend import Feature
 from modelpool.attention.kv_view import AttentionLayer, KVView
 from modelpool.attention.packed import ATTENTION_NAME, OpaqueView, run_packed
-from modelpool.checkpoint.architecture import ignored_window, refusal
+from modelpool.checkpoint.architecture import ignored_window, refusal, undispatched
 from modelpool.checkpoint.text_part import text_part
 from modelpool.errors import UnsupportedAttention
 from modelpool.fast.experts import can_quantise
@@ -142,7 +142,7 @@ def _tried(model: PreTrainedModel) -> tuple[Mapping[int, int | None], ModelOutli
     if tracker.depends(logits):
         raise UnsupportedAttention("its logits depend on a token's place in the pack")
     if not view.recurrent and not view.layers():
-        raise UnsupportedAttention(_undispatched(model))
+        raise UnsupportedAttention(undispatched(type(model)))
     unserved = unserved_layer(model.config, view.recurrent)
     if unserved is not None:
         raise UnsupportedAttention(unserved)
@@ -213,12 +213,8 @@ def use_packed_attention(model: PreTrainedModel) -> None:
     with _quiet():
         model.set_attn_implementation(ATTENTION_NAME)
     if model.config._attn_implementation != ATTENTION_NAME:
-        raise UnsupportedAttention(_undispatched(model))
+        raise UnsupportedAttention(undispatched(type(model)))
     use_mixers(model)
-
-
-def _undispatched(model: PreTrainedModel) -> str:
-    return f"{type(model).__name__} does not dispatch its attention (AttentionInterface)"
 
 
 @contextmanager

@@ -56,12 +56,15 @@ def refusal(config: Any) -> str | None:
 
 
 def _class_refusal(model_class: Any) -> str | None:
-    name = model_class.__name__
     if not model_class._can_set_attn_implementation():
-        return f"{name} does not dispatch its attention (AttentionInterface)"
+        return undispatched(model_class)
     if "logits_to_keep" not in inspect.signature(model_class.forward).parameters:
-        return f"{name} takes no logits_to_keep"
+        return f"{model_class.__name__} takes no logits_to_keep"
     return None
+
+
+def undispatched(model_class: type) -> str:
+    return f"{model_class.__name__} does not dispatch its attention (AttentionInterface)"
 
 
 def max_positions(config: Any) -> int:
