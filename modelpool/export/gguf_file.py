@@ -1,7 +1,8 @@
 """A Llama checkpoint as a GGUF file, which llama.cpp and what is built on it read.
 
-Matrices are written in bfloat16 or q8_0 (blocks of 32 values along a row, each with a scale in
-float16), norms in float32. A matrix whose rows are no whole number of blocks stays bfloat16.
+Matrices are written in bfloat16, q8_0 or q4_0 (blocks of 32 values along a row, each with a scale
+in float16), norms in float32. With q4_0 embeddings and head are q8_0, as `weights: int4` has them
+in int8. A matrix whose rows are no whole number of blocks stays bfloat16.
 
 Contract: one tensor is in memory at a time. The file appears whole or not at all. What is not a
 Llama, or has what llama.cpp would compute otherwise, is refused with `ConfigError`.
@@ -33,9 +34,10 @@ from modelpool.export.llama_tensors import (
 )
 from modelpool.inflate.llama_sizes import LlamaShape, shape_of
 
-Type = Literal["bf16", "q8_0"]
+Type = Literal["bf16", "q8_0", "q4_0"]
 _ROPE_TYPES = ("default", "linear", "llama3")
-_BLOCK = 32  # values of a q8_0 block
+_BLOCK = 32  # values of a quantised block
+_TOKENS = ("token_embd.weight", "output.weight")
 _FREQUENCIES = "rope_freqs.weight"
 
 
@@ -150,7 +152,7 @@ def _write(
     try:
         _add_facts(writer, config, written)
         _add_tokenizer(writer, config, tokenizer)
-        plan = {name: _type_of(tensors.shape(name), written) for name in tensors.names}
+        plan = {name: _type_of(name, tensors.shape(name), written) for name in tensors.names}
         for name, kind in plan.items():
             dims, stored = tensors.shape(name), gguf.GGMLQuantizationType[kind.upper()]
             block, size = gguf.GGML_QUANT_SIZES[stored]
@@ -165,10 +167,12 @@ def _write(
         writer.close()
 
 
-def _type_of(dims: list[int], written: Type) -> str:
+def _type_of(name: str, dims: list[int], written: Type) -> str:
     if len(dims) == 1:
         return "f32"
-    return "q8_0" if written == "q8_0" and dims[-1] % _BLOCK == 0 else "bf16"
+    if dims[-1] % _BLOCK:
+        return "bf16"
+    return "q8_0" if written == "q4_0" and name in _TOKENS else written
 
 
 def _stored(tensor: Tensor, kind: str) -> NDArray[Any]:
@@ -181,7 +185,7 @@ def _stored(tensor: Tensor, kind: str) -> NDArray[Any]:
     values: NDArray[Any] = tensor.float().contiguous().numpy()
     if kind == "f32":
         return values
-    blocks: NDArray[Any] = gguf.quantize(values, gguf.GGMLQuantizationType.Q8_0)
+    blocks: NDArray[Any] = gguf.quantize(values, gguf.GGMLQuantizationType[kind.upper()])
     return blocks
 
 
@@ -189,9 +193,7 @@ def _add_facts(writer: Any, config: Mapping[str, Any], written: Type) -> None:
     import gguf
 
     shape, parameters = shape_of(dict(config)), rope(config)
-    is_bf16 = written == "bf16"
-    files = gguf.LlamaFileType
-    writer.add_file_type(files.MOSTLY_BF16 if is_bf16 else files.MOSTLY_Q8_0)
+    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{written.upper()}"])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     if config.get("specrouter_inflated"):
         writer.add_description("inflated: a small model's function at a large one's cost")

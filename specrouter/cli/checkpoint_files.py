@@ -33,8 +33,9 @@ def add_export_gguf(commands: Commands) -> None:
         "--out", type=Path, metavar="FILE", help="default: NAME-TYPE.gguf, in this folder"
     )
     parser.add_argument(
-        "--type", choices=["bf16", "q8_0"], default="bf16", help="of matrices (default: bf16)"
-    )
+        "--type", choices=["bf16", "q8_0", "q4_0"], default="bf16",
+        help="of matrices (default: bf16)",
+    )  # fmt: skip
     parser.add_argument(
         "--pre", metavar="NAME",
         help="llama.cpp's name of how the tokenizer splits text, where it is not known here",

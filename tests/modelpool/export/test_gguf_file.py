@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from modelpool.errors import ConfigError
 from modelpool.export import gguf_file
-from modelpool.export.gguf_file import export_gguf
+from modelpool.export.gguf_file import Type, export_gguf
 from modelpool.export.llama_tensors import frequency_factors, rotated_pairs, sources
 from modelpool.inflate.llama_sizes import shape_of
 from specrouter.cli.main import main
@@ -59,27 +59,34 @@ def test_bf16_has_every_tensor_bit_for_bit(untied: Path, is_bundled: bool, tmp_p
             assert (bits == tensor.bfloat16().contiguous().view(torch.int16).numpy()).all()
 
 
-def test_q8_0_is_within_half_a_step_of_every_value(tmp_path: Path) -> None:
-    exported = export_gguf(BUNDLED, tmp_path / "a.gguf", "q8_0")
-    found, wanted = tensors_of(exported.path), laid_out(BUNDLED)
+# Of the largest value of a block, how much a step is; the farthest that a value may be from what is
+# read, in steps. The end of q4_0's range that has one step less may cost a whole one.
+@pytest.mark.parametrize(
+    ("written", "steps_of_largest", "farthest"), [("q8_0", 127, 0.5), ("q4_0", 8, 1.0)]
+)
+def test_quantised_values_are_within_a_step(
+    written: Type, steps_of_largest: int, farthest: float, tmp_path: Path
+) -> None:
+    found = tensors_of(export_gguf(BUNDLED, tmp_path / "a.gguf", written).path)
     kinds = {name: one.tensor_type.name for name, one in found.items()}
-    assert kinds["token_embd.weight"] == kinds["blk.0.attn_q.weight"] == "Q8_0"
+    assert kinds["token_embd.weight"] == "Q8_0"
+    assert kinds["blk.0.attn_q.weight"] == written.upper()
     assert kinds["output_norm.weight"] == "F32"
-    for name, tensor in wanted.items():
+    for name, tensor in laid_out(BUNDLED).items():
         values = tensor.float().numpy()
         read = gguf.dequantize(found[name].data, found[name].tensor_type).reshape(values.shape)
         if tensor.ndim == 1:
             assert (read == values).all()
             continue
-        steps = np.abs(values.reshape(-1, 32)).max(axis=1, keepdims=True) / 127
-        # The scale is stored in float16: 127 steps of it may be off by 127 * 2^-11 steps.
+        steps = np.abs(values.reshape(-1, 32)).max(axis=1, keepdims=True) / steps_of_largest
+        # The scale is stored in float16: so many steps of it may be off by 2^-11 of their sum.
         error = np.abs(read - values).reshape(-1, 32)
-        assert (error <= (0.5 + 127 * 2**-11) * steps).all()
+        assert (error <= (farthest + steps_of_largest * 2**-11) * steps).all()
 
 
 def test_rows_that_are_no_whole_blocks_stay_bf16(tmp_path: Path) -> None:
     source = save_llama(tmp_path / "s", hidden=40, heads=2, kv_heads=2, layers=1, dtype="float32")
-    found = tensors_of(export_gguf(source, tmp_path / "a.gguf", "q8_0").path)
+    found = tensors_of(export_gguf(source, tmp_path / "a.gguf", "q4_0").path)
     assert found["blk.0.attn_q.weight"].tensor_type.name == "BF16"
 
 
