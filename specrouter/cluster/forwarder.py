@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -16,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from specrouter.cluster.dispatcher import Dispatcher, feasible
 from specrouter.cluster.fleet import Fleet
-from specrouter.cluster.link import Attempt
+from specrouter.cluster.link import Attempt, Reply
 from specrouter.cluster.member import InFlight, Moved
 from specrouter.cluster.metrics import ClusterAccounts
 from specrouter.cluster.pairs import StreamPair, reading
@@ -30,6 +31,7 @@ from specrouter.request.spec import RequestSpec
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 1.0  # how often a request without a replica looks whether its time is up
+_OVERDUE_S = 1.0  # beyond its time, after which a replica is not waited for to say so
 
 Outcome = Literal["done", "declined", "moved", "handed over"]
 
@@ -238,7 +240,10 @@ class RequestForwarder:
         """Raises `Moved` where the request has to go on elsewhere."""
         member = self._context.fleet.members[name]
         while True:
-            reply = await in_flight.inbox.get()
+            reply = await self._reply(in_flight)
+            if reply is None:
+                self._end("timeout", None)
+                return "done"
             if isinstance(reply, Moved):
                 raise reply
             if reply.state is not None:
@@ -263,6 +268,14 @@ class RequestForwarder:
                     self._deliver(told)
                 if delta.finish_reason is not None:
                     return "handed over" if delta.goes_on else "done"
+
+    async def _reply(self, in_flight: InFlight) -> Reply | Moved | None:
+        """None: the time is up, and the replica does not say so; its engine may be stuck."""
+        left_s = self._progress.left_s()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if left_s is None else left_s + _OVERDUE_S):
+                return await in_flight.inbox.get()
+        return None
 
     def _decline(self, name: str, why: str) -> Outcome:
         self._context.fleet.members[name].declined += 1

@@ -65,6 +65,8 @@ def counted_before(
         decisions=(),
         admissions=(),
         prefixes=(),
+        # Another engine in the same process inherits them.
+        admission_counts={} if now.restarts > last.restarts else last.admission_counts,
         restarts=last.restarts if now.restarts < last.restarts else 0,  # of engines in a process
     )
     if past is None:

@@ -68,6 +68,7 @@ class ReplicaServer:
             status="ready" if router.is_healthy else "failed",
             failure=router.failure,
             pace_margin=engine.pace_margin,
+            step_s=router.instruments.engine.step_s,
         )
 
     def report(self) -> ReplicaReport:

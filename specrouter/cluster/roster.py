@@ -1,11 +1,12 @@
 """Roster: the replicas as a router knows them, and which of them may be chosen.
 
-Contract: one that stands "ready" and told something by itself within `stale_s` may be chosen. Times
-are seconds of one clock, which comes in: the fleet's, or a simulation's. Belongs to one thread.
+Contract: one that stands "ready" and told something by itself within `stale_s` may be chosen; where
+its engine is stuck in a cycle, only while all others' are. Times are seconds of one clock, which
+comes in: the fleet's, or a simulation's. Belongs to one thread.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Generic, Literal, Protocol, TypeVar
 
@@ -13,6 +14,8 @@ from specrouter.cluster.correction import Experience, corrections
 from specrouter.cluster.state import ReplicaState, ReplicaView
 
 Standing = Literal["ready", "silent", "lost", "draining", "failed"]
+
+STUCK_S = 10.0  # in one cycle; to load a drafter may take as long
 
 
 class OnItsWay(Protocol):
@@ -74,6 +77,14 @@ class KnownReplica(ABC):
             sent_tokens=sum(sent),
         )
 
+    def why_not(self, now_s: float, stale_s: float) -> str:
+        """It is not chosen."""
+        if self.standing != "ready":
+            return f"{self.standing}: {self.why}"
+        if self.told is None or now_s - self.told_s > stale_s:
+            return "stale"
+        return f"in one cycle for {self.told.step_s:.0f} s"
+
 
 KnownT = TypeVar("KnownT", bound=KnownReplica)
 
@@ -93,7 +104,7 @@ class Roster(Generic[KnownT]):
 
     def ready(self, now_s: float) -> list[ReplicaView]:
         """That may be chosen, in their order."""
-        found = list(self._views(now_s))
+        found = self._views(now_s)
         known = corrections({view.name: self.members[view.name].experience for view in found})
         return [replace(view, correction=known[view.name]) for view in found]
 
@@ -101,13 +112,12 @@ class Roster(Generic[KnownT]):
         """The others, and why."""
         chosen = {view.name for view in self._views(now_s)}
         return {
-            name: f"{member.standing}: {member.why}" if member.standing != "ready" else "stale"
+            name: member.why_not(now_s, self._stale_s)
             for name, member in self.members.items()
             if name not in chosen
         }
 
-    def _views(self, now_s: float) -> Iterator[ReplicaView]:
-        for member in self.members.values():
-            view = member.view(now_s, self._stale_s)
-            if view is not None:
-                yield view
+    def _views(self, now_s: float) -> list[ReplicaView]:
+        known = [member.view(now_s, self._stale_s) for member in self.members.values()]
+        views = [view for view in known if view is not None]
+        return [view for view in views if view.told.step_s <= STUCK_S] or views

@@ -28,6 +28,7 @@ class ReplicaState:
     max_request_tokens: prompt and output.
     retry_after_s: when one more request would be given a row.
     pace_margin: share of a TPOT that has to be kept back, as its admission has learned.
+    step_s: seconds since the cycle that runs began.
     """
 
     running: int
@@ -46,6 +47,7 @@ class ReplicaState:
     status: Status = "ready"
     failure: str | None = None
     pace_margin: float = 0.0
+    step_s: float = 0.0
 
     @property
     def requests(self) -> int:

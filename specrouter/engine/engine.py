@@ -301,7 +301,7 @@ class Engine:
         with self._stepping.take_over():
             self._executor.states.abandon(hung)
             error = TimeoutError(f"a forward took more than {self.guard.limit_s:g} s")
-            self._quarantine.add(ModelFailure(hung, error), self.steps.cycle)
+            self._quarantine.add_hang(ModelFailure(hung, error), self.steps.cycle)
 
 
 def _execution_settings(

@@ -33,13 +33,16 @@ from specrouter.slo.serve.promises import Promises
 logger = logging.getLogger(__name__)
 
 _PREFIXES = 256  # requests of which it is told how much of their prompts was cached
+# To look at each of thousands that wait takes milliseconds, so that it is done now and then.
+_LONG_QUEUE, _LOOK_S = 256, 0.25
 
 
 @dataclass(kw_only=True)
 class RequestBook:
     """`executor`: has the rows. `running`: by row, in the order of admission. `lengths`: of outputs
     that ended by themselves. `promises`: of admission, and how they ended.
-    `order`: that admission follows. `clock`: seconds, that requests' times are of.
+    `order`: that admission follows. `clock`: seconds, that requests' times are of. `looked_s`: when
+    it was last looked who of a long queue leaves.
 
     `is_abandoned`: the engine has failed and all that ran have been told, so that a cycle which
     still ends may find its requests ended.
@@ -59,6 +62,7 @@ class RequestBook:
     promises: Promises = field(default_factory=Promises)
     order: Order = "first_come"
     is_abandoned: bool = False
+    looked_s: float = 0.0
     clock: Callable[[], float] = time.perf_counter
 
     def __iter__(self) -> Iterator[RunningRequest]:
@@ -149,7 +153,11 @@ class RequestBook:
 
     def retire(self) -> None:
         """Ends what was cancelled, and what has run out of time."""
-        leaving = [(one, *why) for one in self if (why := _why_it_leaves(one)) is not None]
+        now_s = self.clock()
+        looks = len(self.waiting) <= _LONG_QUEUE or now_s >= self.looked_s + _LOOK_S
+        self.looked_s = now_s if looks else self.looked_s
+        those = list(self) if looks else list(self.running.values())
+        leaving = [(one, *why) for one in those if (why := _why_it_leaves(one)) is not None]
         if leaving:
             self.end_all(leaving)
 

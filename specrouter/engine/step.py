@@ -27,6 +27,9 @@ from specrouter.view import EngineView, Standing
 
 logger = logging.getLogger(__name__)
 
+# Cycles in a row whose target fails: it is not the requests, and another engine may do better.
+MOST_TARGET_FAILURES = 8
+
 
 class DecodingStep:
     """Args:
@@ -64,6 +67,7 @@ class DecodingStep:
         self._faults = book.faults
         self._names = names
         self._prefill_chunk = prefill_chunk
+        self._target_failures = 0  # cycles in a row
         self._clock = book.clock
 
     def run(self) -> None:
@@ -137,15 +141,20 @@ class DecodingStep:
         return self.views.build(cycle, waiting, available, standing)
 
     def _run(self, plan: Plan) -> CycleResult:
-        """Where the target fails, the requests of the plan end, and nobody gains anything."""
+        """Where the target fails, the requests of the plan end, and nobody gains anything. Raises
+        its error where it does nothing else."""
         try:
             result = self._executor.run(plan)
         except TargetError as error:
             for row in plan.rows:
                 self._book.end(self._book.running[row], "error", str(error))
+            self._target_failures += 1
+            if self._target_failures >= MOST_TARGET_FAILURES:
+                raise
             return CycleResult(failures=list(error.failures), is_regular=False)
         if self._book.is_abandoned:  # a cycle that was stuck: all have been told
             raise Abandoned
+        self._target_failures = 0
         return result
 
     def _deliver(self, result: CycleResult, budget_nodes: int | None) -> None:

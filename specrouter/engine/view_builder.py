@@ -1,6 +1,7 @@
 """ViewBuilder: the engine's requests, rows and measurements as a frozen `EngineView`."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -13,7 +14,19 @@ from specrouter.view import EngineView, RequestView, Standing
 from statemgr import TokenChain
 
 SNAPSHOT_CYCLES = 3  # that a snapshot is good for: taking one costs time
+# Requests that wait whose prefixes are looked up again in a cycle: among hundreds of prefixes each
+# takes milliseconds.
+LOOKED_UP = 8
 _NOTHING = Objective(tpot_ms=None, ttft_ms=None)
+
+
+@dataclass
+class _Waiting:
+    """`cached`: by model, tokens of its text that it need not read, by the look of a cycle."""
+
+    text: TokenChain
+    cached: Mapping[str, int] = field(default_factory=dict)
+    looked_at: int = -1
 
 
 class ViewBuilder:
@@ -34,7 +47,7 @@ class ViewBuilder:
         self._snapshot: PerformanceSnapshot | None = None
         self._snapshot_cycle = 0
         self._output_tokens: Mapping[str | None, float] = {}
-        self._texts: dict[int, TokenChain] = {}  # of those that wait, by id
+        self._known: dict[int, _Waiting] = {}  # by id
 
     def build(
         self,
@@ -49,7 +62,7 @@ class ViewBuilder:
             cycle=cycle,
             now_s=now_s,
             running=self._running(book.running, now_s),
-            waiting=self._waiting(waiting, now_s),
+            waiting=self._waiting(waiting, now_s, cycle),
             free_rows=executor.rows - len(book.running),
             kv_free_tokens=executor.free_tokens,
             available=available,
@@ -92,27 +105,42 @@ class ViewBuilder:
             for at, request in enumerate(running.values())
         )
 
-    def _waiting(self, requests: Sequence[RunningRequest], now_s: float) -> tuple[RequestView, ...]:
+    def _waiting(
+        self, requests: Sequence[RunningRequest], now_s: float, cycle: int
+    ) -> tuple[RequestView, ...]:
         """As they would begin now, with what is cached of their texts; what running rows have read
         of these is not looked at."""
-        texts, views = dict[int, TokenChain](), []
+        self._look_up(requests, cycle)
+        views = []
         for request in requests:
             unread = int(request.committed_tokens) - 1  # fails for NaN: nobody would ever admit it
-            number = request.handle.request_id
-            cached: Mapping[str, int] = {}
-            if self._executor.prefixes.are_kept:
-                text = self._texts.get(number)
-                if text is None or len(text.tokens) != unread + 1:
-                    text = TokenChain(request.continuation.committed)
-                texts[number] = text
-                cached = self._executor.prefixes.cached(request.spec, text)
+            known = self._known.get(request.handle.request_id)
+            cached = known.cached if known else {}
             missed = {name: unread - cached.get(name, 0) for name in self._drafters}
             handed = self._executor.hand_over.expected(request.spec)
             left = unread - max(handed, cached.get(self._target, 0))
             slots = self._executor.states.slots_for(unread + 1)
             views.append(self._view(request, now_s, left, missed, slots, 0))
-        self._texts = texts
         return tuple(views)
+
+    def _look_up(self, requests: Sequence[RunningRequest], cycle: int) -> None:
+        """What is cached of the texts of those that are new, and of a few that were looked up
+        longest ago."""
+        prefixes, before = self._executor.prefixes, self._known
+        self._known = {}
+        if not prefixes.are_kept:
+            return
+        for request in requests:
+            known = before.get(request.handle.request_id)
+            if known is None or len(known.text.tokens) != request.committed_tokens:
+                known = _Waiting(TokenChain(request.continuation.committed))
+            self._known[request.handle.request_id] = known
+        stalest = sorted(requests, key=lambda one: self._known[one.handle.request_id].looked_at)
+        new = sum(one.looked_at < 0 for one in self._known.values())
+        for request in stalest[: new + LOOKED_UP]:
+            known = self._known[request.handle.request_id]
+            known.cached = prefixes.cached(request.spec, known.text)
+            known.looked_at = cycle
 
     def _view(
         self,

@@ -37,6 +37,9 @@ class Pace:
         stages = spec.objective.stages if spec.objective else ()
         if not arrivals:
             return cls(stages, spec.generated)
+        if len(stages) < 2:  # of these only the beginning and the sum are of use
+            rest = sum(count for _, count in arrivals[1:])
+            arrivals = (arrivals[0], (arrivals[-1][0], rest))
         pace, came = cls(stages), 0
         for came_s, count in arrivals:
             came += count

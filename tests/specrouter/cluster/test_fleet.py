@@ -1,14 +1,17 @@
 """A fleet ends when it is told to, whatever its links do then, and keeps whoever speaks."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from specrouter.cluster.fleet import Fleet, overload_of
 from specrouter.cluster.link import Feed, ReplicaLink, ReplicaLostError
+from specrouter.cluster.roster import STUCK_S
 from specrouter.cluster.state import ReplicaView
 from specrouter.config import ClusterConfig
 from tests.specrouter.cluster.links import Telling
@@ -98,3 +101,17 @@ def test_free_rows_anywhere_are_room() -> None:
     busy = view("a", state(4, 10))
     assert overload([busy, view("b", state(0))], 1) is None
     assert overload([busy, view("b", state(3), sent=1)], 1) == (10, 0.0)
+
+
+def test_a_replica_that_is_stuck_in_a_cycle_is_chosen_only_where_all_are() -> None:
+    links: list[Any] = [SimpleNamespace(name=name) for name in ("a", "b")]
+    fleet = Fleet(links, CONFIG)
+
+    def chosen(*steps_s: float) -> list[str]:
+        for member, step_s in zip(fleet.members.values(), steps_s, strict=True):
+            fleet._hear(member, Feed(state(step_s=step_s), None))
+        return [one.name for one in fleet.ready(time.monotonic())]
+
+    assert chosen(STUCK_S, STUCK_S + 1.0) == ["a"]
+    assert fleet.excluded(time.monotonic()) == {"b": "in one cycle for 11 s"}
+    assert chosen(STUCK_S + 1.0, STUCK_S + 2.0) == ["a", "b"]

@@ -1,5 +1,6 @@
 """Sums over replicas are field by field."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -85,3 +86,15 @@ def test_sums_do_not_fall_where_a_replica_begins_anew() -> None:
     a.standing = "lost"
     assert told.engine_state().running == 1, "of those that serve"
     assert told.engine_state().quarantines["a"] == 113
+
+
+def test_what_an_engine_inherits_from_one_that_failed_is_counted_once() -> None:
+    links: list[Any] = [SimpleNamespace(name="a")]
+    fleet = Fleet(links, CONFIG)
+    told = ClusterInstruments(fleet, cast(Any, None), cast(Any, None))
+    fleet._hear(fleet.members["a"], Feed(states.state(), report(9)))
+    inherited = {"fast": AdmissionCounts(11)}
+    begun_anew = replace(report(2, restarts=1), admission_counts=inherited)
+    fleet._hear(fleet.members["a"], Feed(states.state(), begun_anew))
+    assert told.statistics().cycles == 11
+    assert told.slo_accounts.admissions() == inherited

@@ -46,6 +46,10 @@ class Engine:
     def instruments(self) -> Engine:
         return self
 
+    @property
+    def engine(self) -> SimpleNamespace:
+        return SimpleNamespace(step_s=0.0)
+
     def engine_state(self) -> EngineState:
         return EngineState(
             running=1,

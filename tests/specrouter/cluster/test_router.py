@@ -25,12 +25,12 @@ from specrouter import (
     SamplingParams,
     UnavailableError,
 )
-from specrouter.cluster.link import Attempt, Feed
+from specrouter.cluster.link import Attempt, Feed, Reply
 from specrouter.cluster.member import Member
 from specrouter.cluster.router import ClusterRouter
 from specrouter.engine.request import Request
 from specrouter.engine.serving import streamed
-from tests.specrouter.cluster.links import NEWS, QUIET, Cluster, Telling
+from tests.specrouter.cluster.links import NEWS, QUIET, Cluster, FaultyLink, Telling
 from tests.specrouter.cluster.states import state
 from tests.specrouter.cluster.streams import KINDS, PROMPT, Load, output_of, served
 from tests.specrouter.faults import PATIENCE_S, wait_until
@@ -190,6 +190,18 @@ def test_the_time_of_a_request_is_up_where_no_replica_is_left_to_say_so(
         wait_until(lambda: cluster.status == "stopped")
         with pytest.raises(UnavailableError, match="no replica is ready"):
             cluster.router.check_room()
+
+
+def test_the_time_of_a_request_is_up_where_its_replica_is_stuck_and_goes_on_telling(
+    by_objective: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def takes_it(link: FaultyLink, attempt: Attempt) -> AsyncGenerator[Reply]:
+        yield Reply(link.server.state())
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(FaultyLink, "stream", takes_it)
+    output = output_of(by_objective.router, replace(GREEDY, timeout_s=0.1))
+    assert (output.finish_reason, output.token_ids) == ("timeout", [])
 
 
 def test_a_request_that_fails_everywhere_ends_with_the_cause(small_config: Settings) -> None:

@@ -21,7 +21,7 @@ from specrouter.engine.quarantine import BackOff, Quarantine
 from specrouter.engine.request_book import RequestBook
 from specrouter.engine.request_meter import RequestMeter
 from specrouter.engine.slo_accounts import SloAccounts
-from specrouter.engine.step import DecodingStep
+from specrouter.engine.step import MOST_TARGET_FAILURES, DecodingStep
 from specrouter.engine.view_builder import ViewBuilder
 from specrouter.execution.acceptance_feedback import AcceptanceFeedback
 from specrouter.execution.chain_drafter import ChainDrafter
@@ -223,6 +223,27 @@ def test_the_target_ends_what_was_planned_and_the_next_cycle_works(
     assert [one.error for one in outputs] == ["target failed: on fire"] * 3 + [None]
     assert outputs[3].token_ids == texts[3]
     assert bench.engine.state().quarantines["small"] >= 1
+
+
+def test_a_target_that_fails_in_every_cycle_is_a_failure_of_the_engine(
+    bench: EngineBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def burn(executor: Executor, plan: Plan) -> CycleResult:
+        raise TargetError("target failed: on fire", [])
+
+    def failing(cycles: int) -> None:
+        for _ in range(cycles):
+            handle = bench.submit(PROMPTS[0])
+            with monkeypatch.context() as patch:
+                patch.setattr(Executor, "run", burn)
+                bench.engine.step()
+            assert handle.result().error == "target failed: on fire"
+
+    failing(MOST_TARGET_FAILURES - 1)
+    assert bench.finish([bench.submit(PROMPTS[0])])[0].error is None, "it counts anew"
+    failing(MOST_TARGET_FAILURES - 1)
+    with pytest.raises(TargetError, match="on fire"):
+        failing(1)
 
 
 def test_a_row_with_an_error_ends_after_its_tokens_unless_they_ended_its_text(

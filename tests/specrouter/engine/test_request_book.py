@@ -151,6 +151,23 @@ def test_who_leaves_is_ended_with_its_reason() -> None:
     assert (list(book.waiting), book.running) == ([stays], {})
 
 
+def test_of_thousands_that_wait_it_is_looked_now_and_then_who_leaves() -> None:
+    book, requests = book_of("a" * 1000)
+    now_s = 1.0
+    book.clock = lambda: now_s
+    running, waiting = requests[:2]
+    book.admit(1, [running])
+    book.retire()
+    running.handle.is_cancelled = waiting.handle.is_cancelled = True
+    now_s = 1.1
+    book.retire()
+    assert (running.ends, waiting.ends) == ([("cancelled", None)], [])
+    now_s = 1.3
+    book.retire()
+    assert waiting.ends == [("cancelled", None)]
+    assert len(book.waiting) == 998
+
+
 def test_an_engine_that_failed_tells_each_once_and_hands_over_who_waits() -> None:
     before, (running, waiting) = book_of("ab")
     before.admit(1, [running])

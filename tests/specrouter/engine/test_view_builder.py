@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 
 from specrouter import SLO, SamplingParams, Speculation
-from specrouter.engine.view_builder import ViewBuilder
+from specrouter.engine.view_builder import LOOKED_UP, ViewBuilder
 from specrouter.request.objective import resolve
+from specrouter.request.spec import RequestSpec
 from specrouter.view import EngineView, Standing
+from statemgr import TokenChain
 from tests.specrouter.engine.engines import GREEDY, PROMPTS, EngineBench
 
 EVERY = frozenset({"small", "middle", "target"})
@@ -103,3 +105,31 @@ def test_outputs_that_ended_by_themselves_tell_how_long_they_usually_are(
     assert view(bench).output_tokens == {}
     bench.finish([*handles, late])
     assert view(bench, 99).output_tokens == {None: 6.0}
+
+
+def test_what_is_cached_is_looked_up_for_new_ones_and_a_few_of_the_others(
+    bench: EngineBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are as they were, until it is their turn."""
+    prefixes = bench.engine.book.executor.prefixes
+    looks: list[tuple[int, ...]] = []
+
+    def cached(request: RequestSpec, text: TokenChain) -> dict[str, int]:
+        looks.append(tuple(request.token_ids))
+        return {"target": len(looks)}
+
+    monkeypatch.setattr(type(prefixes), "are_kept", True)
+    monkeypatch.setattr(prefixes, "cached", cached)
+    texts = [[7, *([8] * (100 + number))] for number in range(2 * LOOKED_UP + 1)]
+    for text in texts[:-1]:
+        bench.submit(text)
+    waiting = bench.engine.book.waiting
+    views = bench.engine.steps.views
+    for cycle in (1, 2, 3):
+        if cycle == 3:
+            bench.submit(texts[-1])
+        seen = views.build(cycle, list(waiting), EVERY, Standing()).waiting
+    by_turn = [*texts[:-1], *texts[:LOOKED_UP], texts[-1], *texts[LOOKED_UP:-1]]
+    assert looks == [tuple(text) for text in by_turn]
+    first = seen[0]
+    assert first.prompt_left == len(texts[0]) - 1 - (2 * LOOKED_UP + 1)

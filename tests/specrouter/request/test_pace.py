@@ -1,5 +1,8 @@
 """How far an output is in its stages is told as its tokens come, as it is judged afterwards."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -36,6 +39,23 @@ def test_stages_of_an_earlier_attempt_are_over() -> None:
     pace.take([1, END, 3, 4, 5, 6], 2.0)
     assert (pace.stages, pace.ends) == ((ANSWER,), (2,))
     assert pace.decoded == 1
+
+
+@pytest.mark.parametrize("arrivals", [[(1.0, 2)], [(1.0, 2), (2.0, 3), (3.0, 1)]])
+@pytest.mark.parametrize("stages", [(), (THINKING, ANSWER)])
+def test_an_output_that_came_from_elsewhere_is_where_it_was(
+    stages: tuple[Stage, ...], arrivals: list[tuple[float, int]]
+) -> None:
+    tokens = [1, 2, END, 4, 5, 6][: sum(count for _, count in arrivals)]
+    asked: Any = SimpleNamespace(
+        objective=SimpleNamespace(stages=stages) if stages else None, generated=tuple(tokens)
+    )
+    moved, stayed, came = Pace.of(asked, arrivals), Pace(stages), 0
+    for came_s, count in arrivals:
+        came += count
+        stayed.take(tokens[:came], came_s)
+    assert (moved.decoded, moved.ends, moved.stages) == (stayed.decoded, stayed.ends, stayed.stages)
+    assert moved.decode_ms(9.0) == stayed.decode_ms(9.0)
 
 
 @pytest.mark.parametrize("seed", range(40))
