@@ -23,7 +23,6 @@ from typing import Any
 from modelpool.errors import ConfigError
 from specrouter.engine.request import PromptLike
 from specrouter.notebook import Comparison, Text, Texts
-from specrouter.request.chat_prompt import chat_prompt
 from specrouter.request.errors import UnavailableError
 from specrouter.request.output import Delta, RequestOutput
 from specrouter.request.params import RequestError, SamplingParams, Speculation
@@ -100,8 +99,7 @@ class LLM:
     ) -> Text:
         """The answer to a message, or to a conversation as OpenAI has it. Raises `RequestError`."""
         said = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
-        prompt = chat_prompt(self.router.tokenizer, said)
-        return self.generate(prompt, params, speculation, **sampling)[0]
+        return _text(self.router.chat(said, self._params(params, sampling), speculation))
 
     def stream(
         self,

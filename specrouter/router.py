@@ -34,7 +34,7 @@ from specrouter.engine.input_validation import InputValidation
 from specrouter.engine.instruments import EngineInstruments
 from specrouter.engine.request import PromptLike, Request, args_of_each
 from specrouter.engine.serving import Health, streamed
-from specrouter.request.chat_prompt import chat_prompt
+from specrouter.request.chat_template import ChatTemplate
 from specrouter.request.delta_stream import DeltaStream, DeltaStreams
 from specrouter.request.detokenizer import Detokenizer
 from specrouter.request.errors import UnavailableError
@@ -95,6 +95,7 @@ class ChainRouter:
         self.lanes = Lanes()
         self.limits = self._validation.context
         self.fingerprint = fingerprint_of(config.pool, self.pool)
+        self._template = ChatTemplate(self.tokenizer, config.server.chat_template)
         self._ids = itertools.count(1)
         self.streams = DeltaStreams()
         self._thread = thread
@@ -166,7 +167,7 @@ class ChainRouter:
         Raises:
             RequestError: for messages that the chat template cannot take, and as `generate`.
         """
-        return self.generate(chat_prompt(self.tokenizer, messages), params, speculation, slo)[0]
+        return self.generate(self._template.prompt(messages), params, speculation, slo)[0]
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:

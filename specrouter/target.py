@@ -26,7 +26,9 @@ AUTO = "auto"  # what `specrouter pairs` finds
 _TWIN = "quantised"  # of the target, whatever that is called
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 _PATH_PART = re.compile(r"[^.\[\]]+|\[\d+\]")
-_DRAFT_WITHOUT_MODEL = "goes with a model: a folder, ORG/NAME on the hub, or a bundled model"
+_DRAFT_WITHOUT_MODEL = (
+    "goes with a model, a folder, ORG/NAME on the hub, or a bundled one, which is named before it"
+)
 
 
 @dataclass(frozen=True, kw_only=True)

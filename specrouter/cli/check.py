@@ -26,9 +26,9 @@ from specrouter.cli.check_report import (
     shown_bytes,
 )
 from specrouter.config import TREE_SLOTS, EngineConfig, RouterConfig, ServerConfig, slos_by_class
-from specrouter.http.chat_template import ChatTemplate
 from specrouter.http.keys import network_warnings
 from specrouter.http.serve import check_server
+from specrouter.request.chat_template import ChatTemplate
 from specrouter.routing.scheduler import ModelChainScheduler
 from statemgr import row_tokens
 

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from modelpool.checkpoint.cache_dir import expanded
 from modelpool.errors import ConfigError
@@ -65,6 +65,13 @@ class ServerConfig(Strict):
     page_hosts: tuple[str, ...] = ()
     tool_parser: ToolParser = "auto"
     reasoning_parser: ReasoningParser = "auto"
+
+    @model_validator(mode="after")
+    def _has_room_for_one_body(self) -> "ServerConfig":
+        if self.max_inflight_body_bytes < self.max_body_bytes:
+            reason = f"must be at least server.max_body_bytes, {self.max_body_bytes}"
+            raise ConfigError("max_inflight_body_bytes", reason)
+        return self
 
     @field_validator("api_keys")
     @classmethod

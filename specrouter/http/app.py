@@ -14,7 +14,6 @@ from specrouter.http.chat import add_chat
 from specrouter.http.completions import add_completions
 from specrouter.http.drain import Drain
 from specrouter.http.errors import add_error_handlers
-from specrouter.http.fields import field_names
 from specrouter.http.generate import add_generate
 from specrouter.http.live_feed import add_live_feed
 from specrouter.http.live_page import add_docs_page, add_live_page
@@ -24,6 +23,7 @@ from specrouter.http.prometheus import add_metrics
 from specrouter.http.router_pages import add_health, add_replica_pages, add_router_pages
 from specrouter.http.service import Service
 from specrouter.http.tokens import add_tokens
+from specrouter.request.fields import field_names
 from specrouter.version import __version__
 
 _DESCRIPTION = (

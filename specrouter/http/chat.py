@@ -153,6 +153,7 @@ class ChatAnswer(OpenAIAnswer):
         """`reading`: of each choice; without it, the text is content."""
         super().__init__(body, envelope, [prompt], texts)
         self._top_count = body.top_logprobs or 0
+        self._reasons = body.include_reasoning is not False
         channels = reading.channels if reading else None
         # By choice.
         self._readers = defaultdict[int, Reader](reading.reader) if reading else None
@@ -186,7 +187,7 @@ class ChatAnswer(OpenAIAnswer):
             news = reader.read(part.text, ends=True)
             is_elsewhere = reader.calls or reader.forced or news.reasoning
             message["content"] = news.content or (None if is_elsewhere else "")
-            message |= _reasoning(news)
+            message |= self._reasoning(news)
             if news.calls:
                 message["tool_calls"] = [_call(call) for call in news.calls]
         return {"index": index, "message": message, **self._rest(part, reader)}
@@ -200,7 +201,7 @@ class ChatAnswer(OpenAIAnswer):
             found = reader.read(delta.text, ends=delta.output is not None)
             if found.content or is_first:
                 news["content"] = found.content or None
-            news |= _reasoning(found)
+            news |= self._reasoning(found)
             if found.calls:
                 news["tool_calls"] = [{"index": call.index, **_call(call)} for call in found.calls]
         return {"index": index, "delta": news, **self._rest(delta, reader)}
@@ -208,6 +209,11 @@ class ChatAnswer(OpenAIAnswer):
     def says_something(self, choice: Mapping[str, Any]) -> bool:
         news = choice["delta"]
         return any(news.get(field) for field in ("content", "tool_calls", "reasoning"))
+
+    def _reasoning(self, news: News) -> dict[str, str]:
+        """Under DeepSeek's name and vLLM's."""
+        said = news.reasoning
+        return {"reasoning_content": said, "reasoning": said} if said and self._reasons else {}
 
     def _reader(self, index: int) -> Reader | None:
         return None if self._readers is None else self._readers[index]
@@ -254,12 +260,6 @@ class ChatAnswer(OpenAIAnswer):
 def _has_called(reader: Reader | None) -> bool:
     """What a stop text cut in two is no call."""
     return reader is not None and reader.calls > 0 and not reader.is_within_call
-
-
-def _reasoning(news: News) -> dict[str, str]:
-    """Under DeepSeek's name and vLLM's."""
-    said = news.reasoning
-    return {"reasoning_content": said, "reasoning": said} if said else {}
 
 
 def _call(news: CallNews) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Annotated
 from pydantic import Field
 from starlette.datastructures import Headers
 
-from specrouter.http.fields import OwnFields, Positive, Text, TokenId, Tokens
+from specrouter.request.fields import OwnFields, Positive, Text, TokenId, Tokens
 from specrouter.request.objective import (
     QUANTITIES,
     SLO,

@@ -11,8 +11,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from specrouter.http.conversation_fields import ContentPart, Conversation, part_text
-from specrouter.http.fields import (
+from specrouter.http.request_fields import RequestFields
+from specrouter.http.tools.tool_use import ToolUse, asked_tools
+from specrouter.request.conversation import ContentPart, Conversation, part_text
+from specrouter.request.fields import (
     Count,
     Fields,
     LogprobCount,
@@ -23,8 +25,6 @@ from specrouter.http.fields import (
     Tokens,
     refused,
 )
-from specrouter.http.request_fields import RequestFields
-from specrouter.http.tools.tool_use import ToolUse, asked_tools
 from specrouter.request.params import RequestError, Speculation
 
 
@@ -175,6 +175,8 @@ class ChatRequest(OpenAIRequest, Conversation):
     name makes the answer calls."""
     parallel_tool_calls: bool | None = None
     """`false` for one call at most."""
+    include_reasoning: bool | None = None
+    """`false` leaves out what the model thinks before it answers."""
     prediction: Prediction | None = None
     """What the output is expected to be: the drafter without weights reads it, if there is one."""
     echo: Refused = refused("is not supported in chats")

@@ -17,7 +17,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from specrouter.http.fields import (
+from specrouter.http.objective_fields import SloRequest
+from specrouter.http.structure_fields import StructureFields
+from specrouter.request.fields import (
     MOST,
     Bias,
     Count,
@@ -34,8 +36,6 @@ from specrouter.http.fields import (
     check_refused,
     refused,
 )
-from specrouter.http.objective_fields import SloRequest
-from specrouter.http.structure_fields import StructureFields
 from specrouter.request.params import (
     LEAST_TEMPERATURE,
     MAX_DEPTH,

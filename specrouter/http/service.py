@@ -22,7 +22,6 @@ from specrouter.config.server import ToolParser
 from specrouter.engine.request import PromptLike, Request
 from specrouter.engine.serving import ServingRouter
 from specrouter.http.bodies import Unread
-from specrouter.http.chat_template import ChatTemplate
 from specrouter.http.errors import UnknownModelError, field_names
 from specrouter.http.keys import api_keys, cache_salt
 from specrouter.http.objective_fields import asked_objective
@@ -32,6 +31,7 @@ from specrouter.http.request_fields import RequestFields
 from specrouter.http.streams import Answer, respond
 from specrouter.http.token_texts import TokenTexts
 from specrouter.http.tools.formats import FORMATS, ToolFormat, added_tags, format_of
+from specrouter.request.chat_template import ChatTemplate
 from specrouter.request.delta_stream import DeltaStream, Read
 from specrouter.request.lanes import lane_of
 from specrouter.request.objective import single_token

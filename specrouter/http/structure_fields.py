@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from specrouter.http.fields import Fields, Text
+from specrouter.request.fields import Fields, Text
 from specrouter.request.params import RequestError
 from specrouter.request.structure import Structure
 
@@ -138,7 +138,7 @@ def _given(
 def _of_schema(field: str, schema: JsonSchema) -> Structure:
     try:
         parsed = json.loads(schema) if isinstance(schema, str) else schema
-        text = json.dumps(parsed, allow_nan=False)
+        text = json.dumps(parsed, allow_nan=False, ensure_ascii=False)
     except (ValueError, RecursionError):
         raise RequestError(field, "is no JSON, or too deep") from None
     if not isinstance(parsed, dict):

@@ -32,9 +32,9 @@ class TokenTexts:
         return text
 
     def _text(self, token: int) -> str:
-        text = self.of([token])
-        starts_word = self._piece(token).startswith(_SPACE) and not text.startswith(" ")
-        return f" {text}" if starts_word else text
+        text, piece = self.of([token]), self._piece(token)
+        spaces = len(piece) - len(piece.lstrip(_SPACE))  # of which some decoders drop the first
+        return " " * (spaces - (len(text) - len(text.lstrip(" ")))) + text
 
     def _data(self, token: int) -> bytes:
         text = self.text(token)

@@ -16,11 +16,11 @@ from pydantic import Discriminator, Tag
 
 from specrouter.http.answer_schemas import DetokenizeAnswer, TokenizeAnswer
 from specrouter.http.bodies import Unread
-from specrouter.http.conversation_fields import Conversation
-from specrouter.http.fields import Fields, Text, TokenIds
 from specrouter.http.openapi import BODY_REFUSALS, TOKENS, described
 from specrouter.http.service import Service
 from specrouter.http.streams import PartsResponse
+from specrouter.request.conversation import Conversation
+from specrouter.request.fields import Fields, Text, TokenIds
 from specrouter.request.lanes import LONG_CHARACTERS, MAX_WAITING_TOKENIZE
 from specrouter.request.params import RequestError
 

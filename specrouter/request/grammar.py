@@ -101,8 +101,12 @@ class GrammarCompiler:
         if not self._end_token_ids:
             raise RequestError("structure", "the target has no end-of-text id to end it with")
         tokenizer: Any = self._tokenizer
+        ids = set(tokenizer.get_vocab().values())
+        last = max(ids)
+        count = last + 1 if last >= len(ids) else None  # else as many as there are
         try:
-            return from_tokenizer(tokenizer, eos_token=sorted(self._end_token_ids))
+            ends = sorted(self._end_token_ids)
+            return from_tokenizer(tokenizer, n_vocab=count, eos_token=ends)
         except ValueError as error:
             raise RequestError("structure", f"not with this tokenizer: {error}") from error
 

@@ -113,13 +113,19 @@ class HarmonyChannels:
         to = re.search(r"\bto=([^\s<]+)", header)
         channel = re.search(r"<\|channel\|>\s*(\w*)", header)
         self._header, self.field = None, "content"
-        name = to[1].removeprefix(_FUNCTIONS) if to and to[1].startswith(_FUNCTIONS) else None
-        if name is not None and name in self._functions:
+        is_call = to is not None and to[1].startswith(_FUNCTIONS)
+        name = self._known(header.partition(f"to={_FUNCTIONS}")[2]) if is_call else None
+        if name is not None:
             self.field = "arguments"
             yield "name", name
-        elif channel and channel[1] != "final" and name is None:
+        elif channel and channel[1] != "final" and not is_call:
             to_tool = to is not None and to[1] != "assistant"
             self.field = "reasoning" if channel[1] == "analysis" or to_tool else "content"
+
+    def _known(self, called: str) -> str | None:
+        """The longest name of a function that this begins with: names may have spaces."""
+        known = (one for one in self._functions if re.match(rf"{re.escape(one)}(\s|<|$)", called))
+        return max(known, key=len, default=None)
 
     def _end_header(self) -> Iterator[Piece]:
         """Of a message that did not come: text that is no header's."""

@@ -67,6 +67,6 @@ def _grammar(use: ToolUse, form: ToolFormat | Harmony, ids: Mapping[str, int]) -
 
 def _json(function: Function, schema: object) -> str:
     try:
-        return json.dumps(schema, allow_nan=False)
+        return json.dumps(schema, allow_nan=False, ensure_ascii=False)
     except (ValueError, RecursionError):
         raise RequestError(f"{function.place}.parameters", "is no JSON, or too deep") from None

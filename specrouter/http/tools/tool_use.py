@@ -142,6 +142,12 @@ def _is_spread(schema: Any) -> bool:
     return isinstance(schema, list) and any(map(_is_spread, schema))
 
 
+def _are_named(schema: Mapping[str, Any], properties: Mapping[str, Any]) -> bool:
+    """Whether all that it requires is among its properties."""
+    required = schema.get("required")
+    return not isinstance(required, list) or all(each in properties for each in required)
+
+
 def _closed(schema: Any) -> Any:
     if not isinstance(schema, Mapping):
         return schema
@@ -154,6 +160,7 @@ def _closed(schema: Any) -> Any:
             found[name] = [_closed(value) for value in found[name]]
     if isinstance(found.get("items"), Mapping):
         found["items"] = _closed(found["items"])
-    if isinstance(found.get("properties"), Mapping) and "not" not in found:
+    named = found.get("properties")
+    if isinstance(named, Mapping) and "not" not in found and _are_named(found, named):
         found.setdefault("additionalProperties", False)
     return found

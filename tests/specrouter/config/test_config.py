@@ -151,6 +151,12 @@ def test_other_origins_are_refused(origin: str) -> None:
     assert repr(origin) in error.reason
 
 
+def test_a_body_that_has_no_room_when_it_is_alone_is_told_at_the_start() -> None:
+    error = refused({"pool": POOL, "server": {"max_body_bytes": 2**27}})
+    assert error.field == "server.max_inflight_body_bytes"
+    assert error.reason == f"must be at least server.max_body_bytes, {2**27}"
+
+
 @pytest.mark.parametrize("key", ["", "two words", "line\nfeed", "\u00e9"])
 def test_key_that_cannot_be_sent_is_refused_and_not_shown(key: str) -> None:
     error = refused({"pool": POOL, "server": {"api_keys": ["good", key]}})

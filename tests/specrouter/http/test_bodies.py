@@ -9,8 +9,8 @@ import pytest
 
 from specrouter.http import bodies
 from specrouter.http.body_limit import SMALL_BYTES
-from specrouter.http.conversation_fields import MAX_MESSAGES, MAX_PARTS
 from specrouter.http.request_fields import MAX_BIASES, MAX_STOP_IDS
+from specrouter.request.conversation import MAX_MESSAGES, MAX_PARTS
 from specrouter.request.lanes import LONG_CHARACTERS, Lanes
 from tests.specrouter.fake_router import FakeRouter
 from tests.specrouter.http.client import noted, post, refusal, request

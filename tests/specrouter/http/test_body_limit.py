@@ -81,7 +81,7 @@ def test_body_that_does_not_come_is_a_408(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_bodies_that_are_too_large_together_are_refused_and_small_ones_are_not() -> None:
     """Two large ones wait for their ends; a third has no room until one of them is answered."""
-    app = guarded(max_inflight_body_bytes=INFLIGHT)
+    app = guarded(max_inflight_body_bytes=INFLIGHT, max_body_bytes=INFLIGHT)
     large, ends = b"x" * (INFLIGHT // 2), [asyncio.Event(), asyncio.Event()]
 
     async def held(end: asyncio.Event) -> AsyncIterator[bytes]:
@@ -110,18 +110,38 @@ def test_bodies_that_are_too_large_together_are_refused_and_small_ones_are_not()
     asyncio.run(test())
 
 
-@pytest.mark.parametrize("reason", ["too large", "no room", "late", "gone"])
+def test_a_body_for_which_there_is_no_room_leaves_what_it_had() -> None:
+    app = guarded(max_inflight_body_bytes=INFLIGHT, max_body_bytes=INFLIGHT)
+    began, end = asyncio.Event(), asyncio.Event()
+
+    async def held() -> AsyncIterator[bytes]:
+        yield b"x" * (INFLIGHT // 3 + 1)
+        began.set()
+        await end.wait()
+
+    async def test() -> None:
+        async with connected(app) as client:
+            first = asyncio.ensure_future(client.post("/a", content=held()))
+            await began.wait()
+            refused = await client.post("/a", content=in_chunks(INFLIGHT // 6, 4))
+            assert (refused.status_code, error_code(refused)) == (503, "overloaded")
+            end.set()
+            assert (await first).status_code == 200
+            assert (await client.post("/a", content=b"x" * INFLIGHT)).status_code == 200
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("reason", ["too large", "late", "gone"])
 def test_a_refused_body_leaves_its_room_to_others(
     reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("specrouter.http.body_limit._BODY_S", 0.01)
-    app = guarded(max_inflight_body_bytes=INFLIGHT, max_body_bytes=2 * INFLIGHT)
-    size = 3 * INFLIGHT if reason == "too large" else INFLIGHT - 1
+    app = guarded(max_inflight_body_bytes=INFLIGHT, max_body_bytes=INFLIGHT)
+    size = 2 * INFLIGHT if reason == "too large" else INFLIGHT - 1
 
     async def body() -> AsyncIterator[bytes]:
         yield b"x" * size
-        if reason == "no room":
-            yield b"xx"
         if reason == "gone":
             raise ConnectionResetError
         if reason == "late":
@@ -131,7 +151,7 @@ def test_a_refused_body_leaves_its_room_to_others(
         with pytest.raises(ConnectionResetError):
             call(app, content=body())
     else:
-        status = {"too large": 413, "no room": 503, "late": 408}[reason]
+        status = {"too large": 413, "late": 408}[reason]
         assert call(app, content=body()).status_code == status
     assert app.state.calls == 0
     assert call(app, content=b"x" * INFLIGHT).status_code == 200

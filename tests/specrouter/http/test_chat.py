@@ -10,8 +10,8 @@ import pytest
 
 from modelpool.errors import ConfigError
 from specrouter import SamplingParams, Speculation
-from specrouter.http import fields as bodies
 from specrouter.http.openai_fields import ChatRequest
+from specrouter.request import fields as bodies
 from tests.specrouter.fake_router import FakeRouter, FakeTokenizer
 from tests.specrouter.http.client import UNASKED, answer_of, app_of, cases, post, refusal, stream_of
 

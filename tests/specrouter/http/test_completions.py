@@ -129,7 +129,7 @@ def test_fields_reach_the_router(fields: dict[str, Any], expected: dict[str, Any
     [
         ({"response_format": {"type": "json_object"}}, Structure("json_object")),
         ({"response_format": WRAPPED}, Structure("json_schema", '{"a": 1}')),
-        ({"guided_json": {"a": 1}}, Structure("json_schema", '{"a": 1}')),
+        ({"guided_json": {"a": "д"}}, Structure("json_schema", '{"a": "д"}')),
         ({"guided_json": '{"a":1}'}, Structure("json_schema", '{"a": 1}')),
         ({"guided_regex": "a+"}, Structure("regex", "a+")),
         ({"guided_choice": ["a", "b"]}, Structure("choice", '["a", "b"]')),

@@ -60,6 +60,15 @@ def test_reasoning_and_calls_have_fields_of_their_own_whole_and_streamed(
     assert len(reasoning) <= details["reasoning_tokens"] <= len(text)
 
 
+def test_whoever_asks_for_no_reasoning_gets_none() -> None:
+    fields = {"include_reasoning": False}
+    [choice] = answer_of(router_of(ANALYSIS + FINAL, 7, template=HARMONY), **fields)["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "Yes.", "refusal": None}
+    chunks = stream_of(router_of(ANALYSIS + FINAL, 7, template=HARMONY), {**CHAT, **fields}, PATH)
+    assert joined(chunks) == ("Yes.", [], "stop")
+    assert not any("reasoning" in chunk["choices"][0]["delta"] for chunk in chunks)
+
+
 def test_tokens_of_reasoning_are_counted_without_tags() -> None:
     router = router_of("", template=THINK)
     router.runs = [("<think>Hm.</think>", [5000, 172, 209, 146, 5001]), ("Yes.", [189, 201])]

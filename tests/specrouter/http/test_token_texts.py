@@ -23,16 +23,16 @@ def test_the_bytes_of_tokens_are_those_of_the_text_they_cut(tmp_path: Path) -> N
 class SentencePieces:
     """As `transformers` decodes them: a word that begins a text loses its space."""
 
-    pieces = ("\u2581the", "<0xE4>", "re")
+    pieces = ("\u2581the", "<0xE4>", "re", "\u2581", "\u2581\u2581\u2581")
 
     def convert_ids_to_tokens(self, token: int) -> str:
         return self.pieces[token]
 
     def decode(self, ids: list[int], **_: Any) -> str:
-        return {0: "the", 1: "\ufffd", 2: "re"}[ids[0]]
+        return {0: "the", 1: "\ufffd", 2: "re", 3: "", 4: "  "}[ids[0]]
 
 
 def test_a_sentencepiece_keeps_its_space_and_its_byte() -> None:
     texts = TokenTexts(cast(PreTrainedTokenizerBase, SentencePieces()))
-    assert [texts.text(token) for token in range(3)] == [" the", "\ufffd", "re"]
-    assert [texts.data(token) for token in range(3)] == [b" the", b"\xe4", b"re"]
+    assert [texts.text(token) for token in range(5)] == [" the", "\ufffd", "re", " ", "   "]
+    assert [texts.data(token) for token in range(5)] == [b" the", b"\xe4", b"re", b" ", b"   "]

@@ -1,8 +1,10 @@
 """Structured texts: what a grammar allows, exactly as the target chooses, whoever drafts."""
 
+import copy
 import dataclasses
 import itertools
 import json
+import re
 import sys
 import threading
 from collections import Counter
@@ -459,3 +461,22 @@ def test_a_list_or_a_mapping_is_kept_as_json() -> None:
     assert Structure("json_object").source == ""
     with pytest.raises(ValueError, match="not JSON compliant"):
         Structure("json_schema", {"minimum": float("nan")})
+
+
+def test_ids_that_a_vocabulary_leaves_out_are_no_ids_of_others(router: ChainRouter) -> None:
+    """As of a vocabulary whose entries were pruned."""
+    tokenizer: Any = copy.deepcopy(router.pool.tokenizer)
+    backend = json.loads(tokenizer.backend_tokenizer.to_str())
+    vocab = backend["model"]["vocab"]
+    last = max(vocab.values())
+    moved = max(vocab, key=vocab.__getitem__)
+    vocab[moved] = last + 140
+    tokenizer._tokenizer = type(tokenizer.backend_tokenizer).from_str(json.dumps(backend))
+    compiler = GrammarCompiler(tokenizer, last + 141, router.pool.eos_token_ids)
+    row = compiler.compile(Structure("regex", "[a-z ]+")).start()
+    mask = row.mask(())
+    assert mask is not None
+    assert len(mask) * 8 >= last + 141
+    texts = [tokenizer.decode([one]) for one in ids_in(mask, last + 141)]
+    assert texts
+    assert all(re.fullmatch("[a-z ]+", one) for one in texts)

@@ -178,6 +178,15 @@ def test_harmony_is_read_as_the_reference_splits_it(
     assert read(HARMONY, START, text, cuts) == reference(HARMONY, text)
 
 
+@pytest.mark.parametrize("rest", [" <|constrain|>json", "<|channel|>commentary json", " json"])
+def test_names_of_functions_may_have_spaces_and_begin_with_others(rest: str) -> None:
+    functions = {"get", "get weather", "a<b"}
+    for name in functions:
+        channels = HARMONY.channels("", functions)
+        text = f" to=functions.{name}{rest}<|message|>{{}}<|call|>"
+        assert list(channels.pieces(text, ends=True)) == [("name", name), ("arguments", "{}")]
+
+
 @given(_WORDS, _WORDS, st.sampled_from([THINK, GEMMA]), st.data())
 def test_thinking_is_read_as_the_reference_splits_it(
     thought: str, content: str, form: Think, data: st.DataObject

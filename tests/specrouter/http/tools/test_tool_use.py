@@ -120,6 +120,7 @@ def test_objects_that_name_their_members_have_no_others(schema: dict[str, Any]) 
         {},
         {"type": "object"},  # names none: any may come
         {"properties": {}, "additionalProperties": True},
+        {"properties": {"a": {}}, "required": ["a", "b"]},  # closed, nothing would satisfy it
         {"properties": {}, "additionalProperties": {"type": "string"}},
         {"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]},
         {"properties": {"p": {"allOf": [{"$ref": "#/$defs/P"}]}}},

@@ -9,18 +9,26 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from modelpool.errors import ConfigError
-from specrouter.http.conversation_fields import Conversation
-from specrouter.request.chat_prompt import DEFAULT_TEMPLATE
+from specrouter.request.conversation import Conversation
 from specrouter.request.params import RequestError
 
+# For models that know no chat: what a transcript looks like in plain text.
+DEFAULT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if not loop.first %}{{ '\\n\\n' }}{% endif %}"
+    "{{ message.role | capitalize }}: {{ message.content }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '\\n\\nAssistant:' }}{% endif %}"
+)
 _SETTING = "server.chat_template"
 _render: Any = render_jinja_template  # its annotation is wrong
 # Not the client's to set: what this module hands over itself, and what would not be a variable.
@@ -41,6 +49,10 @@ class ChatTemplate:
             self._try_out()
         self.source = str(self._template or own)  # of several, by name, all together
         self._knows_developers = "developer" in self.source
+
+    def prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Of a conversation's messages alone. Raises `RequestError`, which names what of them."""
+        return self.token_ids(_conversation(messages), False, lambda text: None)
 
     def token_ids(
         self,
@@ -115,6 +127,16 @@ class ChatTemplate:
             self._rendered([{"role": "user", "content": "a"}], {"add_generation_prompt": True})
         except RequestError as error:
             raise ConfigError(_SETTING, f"is no usable template: {error.__cause__}") from error
+
+
+def _conversation(messages: Sequence[Mapping[str, Any]]) -> Conversation:
+    said = [dict(one) if isinstance(one, Mapping) else one for one in messages]
+    try:
+        return Conversation.model_validate({"messages": said})
+    except ValidationError as error:
+        first = error.errors()[0]
+        parts = (f".{part}" if isinstance(part, str) else f"[{part}]" for part in first["loc"])
+        raise RequestError("".join(parts).removeprefix("."), first["msg"]) from error
 
 
 def _variables(conversation: Conversation) -> dict[str, Any]:

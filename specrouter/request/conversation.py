@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from specrouter.http.fields import Fields, KeptFields, Refused, Text, check_refused, refused
+from specrouter.request.fields import Fields, KeptFields, Refused, Text, check_refused, refused
 from specrouter.request.params import RequestError
 
 MAX_MESSAGES = 16_384
