@@ -35,13 +35,15 @@ class Room:
 # a machine take together; cluster for a front without their devices, and for sums that do not fall;
 # http for requests that offer HTTP/2; the others lowered again. All were lowered after a search of
 # every room for what nothing uses: what stands between them and their aims is features.
+# 2026-11-27: a conversation's prompt went from http to request, for Python; engine for failures that
+# last; tests with both, and with OpenVINO beside.
 ROOMS: Mapping[str, Room] = {
-    "http": Room(folders=("specrouter/http",), before=5985, aim=4500, most=6480),
+    "http": Room(folders=("specrouter/http",), before=5985, aim=4500, most=6100),
     "cli": Room(folders=("specrouter/cli",), before=1790, aim=1500, most=1390),
     "bench": Room(folders=("specrouter/bench",), before=5493, aim=3200, most=4300),
     "cluster": Room(folders=("specrouter/cluster",), before=3619, aim=3000, most=3290),
     "engine": Room(
-        folders=("specrouter/engine", "specrouter/router.py"), before=4082, aim=3300, most=4350
+        folders=("specrouter/engine", "specrouter/router.py"), before=4082, aim=3300, most=4370
     ),
     "routing, slo, profile": Room(
         folders=("specrouter/routing", "specrouter/slo", "specrouter/profile"),
@@ -51,7 +53,7 @@ ROOMS: Mapping[str, Room] = {
     ),
     "execution": Room(folders=("specrouter/execution",), before=3033, aim=2600, most=2990),
     "config, request": Room(
-        folders=("specrouter/config", "specrouter/request"), before=3232, aim=2800, most=3580
+        folders=("specrouter/config", "specrouter/request"), before=3232, aim=2800, most=3920
     ),
     "processors": Room(folders=("processors",), before=3858, aim=3600, most=3880),
     "statemgr": Room(folders=("statemgr",), before=2753, aim=2900, most=2920),
@@ -59,7 +61,7 @@ ROOMS: Mapping[str, Room] = {
     "examples": Room(folders=("examples",), before=2828, aim=1200, most=1090),
     "research": Room(folders=("research",), before=0, aim=7000, most=8150),
     "tests and checks": Room(
-        folders=("tests", "checks", "conftest.py"), before=69000, aim=52000, most=70200
+        folders=("tests", "checks", "conftest.py"), before=69000, aim=52000, most=70600
     ),
 }
 PRODUCT = Room(

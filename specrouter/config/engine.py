@@ -39,7 +39,7 @@ class EngineConfig(Strict):
         generation_defaults: of what a request does not say: `neutral` changes no probabilities:
             temperature 1 for `/v1`, 0 (greedy) for `/generate` and in Python; `model` takes
             temperature, `top_k`, `top_p`, `min_p` and `repetition_penalty` of the checkpoint's
-            generation_config.json, which changes texts.
+            generation_config.json, greedy where that does not say `do_sample`.
         prefix_cache: keeps what requests have read for others that begin with the same tokens, in
             memory that no request has reserved.
         output_store_tokens: earlier outputs, in tokens, that `source: suffix` may quote for
