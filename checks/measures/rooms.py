@@ -35,8 +35,8 @@ class Room:
 # a machine take together; cluster for a front without their devices, and for sums that do not fall;
 # http for requests that offer HTTP/2; the others lowered again. All were lowered after a search of
 # every room for what nothing uses: what stands between them and their aims is features.
-# 2026-11-27: a conversation's prompt went from http to request, for Python; engine for failures that
-# last; tests with both, and with OpenVINO beside.
+# 2026-11-27: a conversation's prompt went from http to request, for Python; engine for failures
+# that last; tests with both, and with OpenVINO beside.
 ROOMS: Mapping[str, Room] = {
     "http": Room(folders=("specrouter/http",), before=5985, aim=4500, most=6100),
     "cli": Room(folders=("specrouter/cli",), before=1790, aim=1500, most=1390),

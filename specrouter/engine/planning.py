@@ -124,7 +124,7 @@ class CyclePlanning:
         assert decided.cycle == cycle, "a cycle is planned by its own view"
         admission = decided.admission
         view = decided.view.without(admission.preempted).with_running(came)
-        admission = _without_waiting(admission, view, waits)
+        admission = without_waiting(admission, view, waits)
         plan = self.policies.current.plan(view, admission)
         self._check.check_plan(plan, left)
         self._check_patience(plan, left, admission)
@@ -182,17 +182,18 @@ class CyclePlanning:
             raise PlanError(f"a request has been left out for {most} cycles")
 
 
-def _without_waiting(admission: Admission, view: EngineView, waits: Mapping[int, int]) -> Admission:
-    """Nobody reads what another one reads in this very cycle, and both begin with."""
+def without_waiting(admission: Admission, view: EngineView, waits: Mapping[int, int]) -> Admission:
+    """Nobody reads what another one reads in this very cycle, and both begin with: that one reads
+    as much as who waits for it was to, whose objective may be the tighter."""
     if not waits:
         return admission
-    ids = {row: one.id for row, one in view.by_row.items() if one.prompt_left}
-    waiting = {
-        ids[row]
-        for row, leader in waits.items()
-        if row in ids and leader in ids and ids[leader] in admission.chunks
-    }
-    chunks = {each: count for each, count in admission.chunks.items() if each not in waiting}
+    reading = {row: one for row, one in view.by_row.items() if one.prompt_left}
+    chunks = dict(admission.chunks)
+    for row, leader in waits.items():
+        if row in reading and leader in reading and reading[leader].id in admission.chunks:
+            chunk, leads = chunks.pop(reading[row].id, 0), reading[leader]
+            if leads.id in chunks:
+                chunks[leads.id] = max(chunks[leads.id], min(chunk, leads.prompt_left))
     return replace(admission, chunks=chunks)
 
 

@@ -8,11 +8,12 @@ import pytest
 
 from specrouter.cycle import ChainGroup, DraftShape
 from specrouter.engine.plan_check import PlanCheck, PlanError
-from specrouter.engine.planning import CyclePlanning
+from specrouter.engine.planning import CyclePlanning, without_waiting
 from specrouter.execution.fault_guard import FaultGuard
 from specrouter.routing.planner import Plan
 from specrouter.slo.admission import Admission
 from specrouter.view import Standing
+from tests.specrouter.views import engine_view, request_view
 
 NOBODY = np.zeros(0, dtype=np.int64)
 PAIR = ("small", "big")
@@ -150,3 +151,23 @@ def test_a_cycle_is_not_planned_by_the_view_of_an_earlier_one() -> None:
     with pytest.raises(AssertionError):
         bench.planning.plan(2, (), {0: 0, 1: 0}, {})
     assert bench.policy.asked == 0
+
+
+@pytest.mark.parametrize(
+    ("chunks", "waits", "expected"),
+    [
+        ({10: 36, 11: 240}, {1: 0}, {10: 240}),  # as fast as the one that waits for it was to read
+        ({10: 240, 11: 36}, {1: 0}, {10: 240}),
+        ({10: 36, 11: 240, 12: 300}, {1: 0, 2: 0}, {10: 256}),  # and no more than it has left
+        ({10: 36, 11: 20, 12: 300}, {1: 0, 2: 1}, {10: 36}),
+        ({11: 240}, {1: 0}, {11: 240}),  # nobody is to read it
+        ({10: 36, 13: 5}, {3: 0}, {10: 36, 13: 5}),  # it decodes
+    ],
+)
+def test_whoever_is_waited_for_reads_as_much_as_those_who_wait(
+    chunks: dict[int, int], waits: dict[int, int], expected: dict[int, int]
+) -> None:
+    left = (256, 300, 400, 0)
+    rows = [request_view(10 + row, row=row, prompt_left=each) for row, each in enumerate(left)]
+    view = engine_view(running=tuple(rows))
+    assert without_waiting(Admission(chunks=chunks), view, waits).chunks == expected
