@@ -95,7 +95,6 @@ class ChainRouter:
         self.lanes = Lanes()
         self.limits = self._validation.context
         self.fingerprint = fingerprint_of(config.pool, self.pool)
-        self._template = ChatTemplate(self.tokenizer, config.server.chat_template)
         self._ids = itertools.count(1)
         self.streams = DeltaStreams()
         self._thread = thread
@@ -166,8 +165,10 @@ class ChainRouter:
 
         Raises:
             RequestError: for messages that the chat template cannot take, and as `generate`.
+            ConfigError: `server.chat_template` cannot be read, or is no template.
         """
-        return self.generate(self._template.prompt(messages), params, speculation, slo)[0]
+        template = ChatTemplate(self.tokenizer, self.config.server.chat_template)
+        return self.generate(template.prompt(messages), params, speculation, slo)[0]
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:

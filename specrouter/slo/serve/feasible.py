@@ -9,8 +9,9 @@ from specrouter.request.output import Feasible
 from specrouter.slo.admission import Admit
 from specrouter.view import EngineView, RequestView
 
-# Requests of a cycle of which it is told: finding it out takes a millisecond or more each.
-MOST_TOLD = 4
+# Requests of a cycle of which it is told: to find it out takes tens of milliseconds, in which nobody
+# is served.
+MOST_TOLD = 1
 _PATIENT_MS = 1e6
 
 
