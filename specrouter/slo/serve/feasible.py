@@ -9,8 +9,8 @@ from specrouter.request.output import Feasible
 from specrouter.slo.admission import Admit
 from specrouter.view import EngineView, RequestView
 
-# Requests of a cycle of which it is told: to find it out takes tens of milliseconds, in which nobody
-# is served.
+# Requests of a cycle of which it is told: to find it out takes tens of milliseconds, in which no
+# token is made.
 MOST_TOLD = 1
 _PATIENT_MS = 1e6
 
