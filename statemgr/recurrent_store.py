@@ -310,6 +310,11 @@ class RecurrentPass:
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
+def _own(part: Tensor) -> Tensor:
+    """It stays until the row's next pass, and as a view would keep what all rows have read."""
+    return part.clone() if part.untyped_storage().nbytes() > 4 * part.nbytes else part
+
+
 class _Below:
     """Reads entries of a pass, parents first. The states of those that have children in the pass
     are copies, which the last child goes on with."""
@@ -326,7 +331,8 @@ class _Below:
     def read(self, entry: _Entry, token: Tensors) -> Tensor:
         parent = entry.parent
         state = self._state if parent is None else self._behind(parent)
-        output, entry.parts[self._key] = self._kind.read(state, token)
+        output, parts = self._kind.read(state, token)
+        entry.parts[self._key] = tuple(map(_own, parts))
         self._waiting[parent] -= 1
         if parent is not None and not self._waiting[parent]:
             del self._states[parent]

@@ -232,7 +232,7 @@ def _add_tokenizer(writer: Any, config: Mapping[str, Any], tokenizer: GgufTokeni
     ):
         found = config.get(name)
         first = found[0] if isinstance(found, list) and found else found
-        if isinstance(first, int):
+        if isinstance(first, int) and first >= 0:  # -1: none
             add(first)
     if tokenizer.chat_template is not None:
         writer.add_chat_template(tokenizer.chat_template)

@@ -31,7 +31,7 @@ from modelpool.gguf.header import GgufHeader, GgufTensor, read_header
 
 ENDING = ".gguf"
 NAME = "gguf.json"  # beside the configuration: the file, and by the model's names its tensors
-_FORMAT = "2"  # changes when a file would be described otherwise
+_FORMAT = "3"  # changes when a file would be described otherwise
 _GEMMAS = ("gemma", "gemma2", "gemma3")
 _FAMILIES = {
     "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma": "gemma", "gemma2": "gemma2",
@@ -47,8 +47,13 @@ _PLAIN_ROTATION = {
 }  # fmt: skip
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _LLAMA3_POSITIONS = 8192
-# With these llama.cpp ends a turn where a file does not name its token.
-_TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<EOT>")
+# Tokens that end a text in llama.cpp by their spelling, whatever else the file names.
+_TEXT_ENDS = frozenset((
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>",
+    "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]",
+    "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "[e~[",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",
+))  # fmt: skip
 _DTYPES = {"F32": "float32", "F16": "float16"}  # of the rest: bfloat16
 PLAIN = ("F32", "F16", "BF16")
 _INT4_TYPES = ("Q4_0", "Q4_1", "Q4_K", "Q3_K", "Q2_K")
@@ -274,17 +279,21 @@ def _of_gemma(
     if family == "gemma":
         return {}
     found: dict[str, Any] = {"query_pre_attn_scalar": head}
-    found["sliding_window"] = size("attention.sliding_window", 4096)
     if family == "gemma2":
+        found["sliding_window"] = size("attention.sliding_window", 4096)
         for name, default in (("attn", 50.0), ("final", 30.0)):
             said = header.fact(f"gemma2.{name}_logit_softcapping", float, default)
             found[f"{name}_logit_softcapping"] = said
         return found
-    period = size("attention.sliding_window_pattern", 6)
+    window = header.fact("gemma3.attention.sliding_window", int, 0)
+    period = size("attention.sliding_window_pattern", 6) if window else 1
     kinds = ("full_attention", "sliding_attention")
     found["layer_types"] = [
         kinds[(layer + 1) % period != 0] for layer in range(config["num_hidden_layers"])
     ]
+    found |= {"sliding_window": window} if window else {}
+    cap = header.fact("gemma3.final_logit_softcapping", float, 0.0)
+    found["final_logit_softcapping"] = cap or None
     local = {"rope_type": "default", "rope_theta": _LOCAL_THETA}
     both = {"full_attention": config["rope_parameters"], "sliding_attention": local}
     return found | {"rope_parameters": both}
@@ -343,12 +352,10 @@ def _dtype(tensors: Iterable[GgufTensor]) -> str:
 
 
 def _ends(header: GgufHeader) -> list[int]:
-    names = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot")]
+    names = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
     ends = {header.fact(name, int) for name in names if name in header.facts}
-    if names[1] not in header.facts:
-        tokens = header.fact("tokenizer.ggml.tokens", list)
-        ends |= {place for place, token in enumerate(tokens) if token in _TURN_ENDS}
-    return sorted(ends)
+    tokens = header.fact("tokenizer.ggml.tokens", list)
+    return sorted(ends | {place for place, token in enumerate(tokens) if token in _TEXT_ENDS})
 
 
 def _placed(header: GgufHeader, config: Mapping[str, Any]) -> dict[str, Placed]:

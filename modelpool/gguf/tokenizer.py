@@ -20,7 +20,10 @@ _DIGITS = "smollm"  # splits off each digit in front of what `gpt-2` does
 _PLAIN = ("gpt-2", "gpt2")
 # Of these llama.cpp begins texts with a token where the file does not say otherwise, and takes a
 # word that is a token whole, whatever the merges make of it.
-_WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken")
+_WHOLE_WORDS = (
+    "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "tekken", "midm-2.0",
+    "lfm2", "jina-v5-nano",
+)  # fmt: skip
 _SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 

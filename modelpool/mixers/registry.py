@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from modelpool.attention.kv_view import KVView
+from modelpool.errors import UnsupportedAttention
 from modelpool.mixers import deltanet, mamba2, short_conv
 from modelpool.probe import ProbeView
 from modelpool.recurrent import RecurrentLayer, StateKey
@@ -67,11 +68,17 @@ def recurrent_types(config: Any) -> frozenset[str]:
 
 
 def use_mixers(model: nn.Module) -> None:
-    """Has the registered mixers of a model go through the view of a pack."""
+    """Has the registered mixers of a model go through the view of a pack. Raises
+    `UnsupportedAttention` for one whose convolution is not followed by SiLU."""
     for module in model.modules():
         mixer = _MIXERS.get(name_of(type(module)))
-        if mixer is not None:
-            module.forward = partial(mixer.forward, module)
+        if mixer is None:
+            continue
+        activation = getattr(module, "activation", "silu")
+        if activation not in ("silu", "swish"):
+            kind = type(module).__name__
+            raise UnsupportedAttention(f"its {kind} applies {activation}; only silu is known")
+        module.forward = partial(mixer.forward, module)
 
 
 def name_of(module: type[nn.Module]) -> str:

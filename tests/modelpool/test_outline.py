@@ -52,7 +52,14 @@ from modelpool.outline import UnservedModel, outline_of
 from modelpool.packed_model import PackedModel
 from modelpool.pool import ModelPool
 from statemgr import KVStore, ModelState
-from tests.modelpool.factories import HYBRIDS, SAVERS, VOCAB_SIZE, make_tokenizer, save_llama
+from tests.modelpool.factories import (
+    HYBRIDS,
+    SAVERS,
+    VOCAB_SIZE,
+    edit_config,
+    make_tokenizer,
+    save_llama,
+)
 from tests.modelpool.refused import refused
 from tests.modelpool.toy_hybrid import AverageOfPacks, ToyHybridConfig
 
@@ -257,6 +264,12 @@ def test_a_recurrent_layer_that_no_registered_module_computes_is_refused() -> No
             outline_of(config)
     finally:
         del registry._MIXERS[module]
+
+
+def test_a_mixer_that_applies_something_else_than_silu_is_refused(tmp_path: Path) -> None:
+    edit_config(SAVERS["granite-4-h"](tmp_path, layers=1), hidden_act="gelu")
+    with pytest.raises(UnservedModel, match="MambaLayer applies gelu; only silu is known"):
+        outline_of(AutoConfig.from_pretrained(tmp_path))
 
 
 def test_layers_that_share_keys_and_values_keep_none() -> None:

@@ -106,6 +106,20 @@ def test_levels_that_come_in_passes_of_their_own_follow_their_parents() -> None:
     assert feed(state, 0, [9])[0] == average([3, 1, 4, 9])
 
 
+def test_an_entry_holds_nothing_of_the_tokens_beside_it() -> None:
+    state = make_state()
+    feed(state, 0, [3] * 100, certain=98)
+    keep(state, 0, 100)
+    held = [
+        (part.untyped_storage().nbytes(), part.nbytes)
+        for entry in state.recurrent._rows[0].pending
+        for parts in entry.parts.values()
+        for part in parts
+    ]
+    assert held
+    assert all(whole <= 4 * own for whole, own in held)
+
+
 def test_what_is_not_committed_leaves_no_trace() -> None:
     state = make_state()
     feed(state, 0, [3, 1], certain=1)

@@ -61,17 +61,27 @@ def test_the_template_and_the_ends_of_a_text_are_the_files(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_a_turn_ends_with_a_token_of_known_spelling_where_none_is_named(
+def test_texts_end_with_tokens_of_known_spelling_and_with_those_that_are_named(
     named: bool, tmp_path: Path
 ) -> None:
     save("llama", tmp_path / "m")
     config = json.loads((tmp_path / "m" / "config.json").read_text())
     tokens = [*read_tokenizer(tmp_path / "m", config["vocab_size"], "gpt-2").tokens]
-    tokens[300], tokens[301] = "<|im_end|>", "<end_of_turn>"
+    tokens[300], tokens[301] = "<|im_end|>", "<|eom_id|>"
     facts: dict[str, Any] = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.merges": ["t h"]}
-    facts |= {"tokenizer.ggml.eot_token_id": 7} if named else {}
+    if named:
+        facts |= {"tokenizer.ggml.eot_token_id": 7, "tokenizer.ggml.eom_token_id": 8}
     file = write("llama", tmp_path / "m", tmp_path / "m.gguf", facts=facts)
-    assert pool_of(file).eos_token_ids == ({0, 7} if named else {0, 300, 301})
+    assert pool_of(file).eos_token_ids == {0, 300, 301} | ({7, 8} if named else set())
+
+
+def test_gemma_3_without_a_window_attends_to_all_and_may_cap_its_logits(tmp_path: Path) -> None:
+    save("gemma3", tmp_path / "m")
+    whole = {"gemma3.attention.sliding_window": 0, "gemma3.final_logit_softcapping": 30.0}
+    file = write("gemma3", tmp_path / "m", tmp_path / "m.gguf", facts=whole)
+    config = AutoConfig.from_pretrained(str(pool_of(file).path("m")))
+    assert set(config.layer_types) == {"full_attention"}
+    assert config.final_logit_softcapping == 30.0
 
 
 def test_a_sentencepiece_vocabulary_is_read(tmp_path: Path) -> None:
