@@ -14,7 +14,7 @@ Source: https://github.com/guidance-ai/llguidance
 
 import functools
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, get_args
@@ -34,6 +34,14 @@ from specrouter.request.structure import Structure, StructureKind
 _KEPT = 64  # compiled grammars
 _LONGEST_SOURCE = 2**16  # characters
 _LONGEST_REASON = 300  # characters of llguidance's message
+_SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_DATA = ("const", "enum", "default", "examples")
+# JSON Schema 2020-12, Validation, 7.3
+_FORMATS = frozenset((
+    "date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname",
+    "ipv4", "ipv6", "uri", "uri-reference", "iri", "iri-reference", "uuid", "uri-template",
+    "json-pointer", "relative-json-pointer", "regex",
+))  # fmt: skip
 WHITE_SPACE = r"( |\n {0,16})?"
 
 
@@ -246,12 +254,33 @@ def _json_grammar(schema: object) -> str:
     if schema is False:
         raise RequestError("structure", "allows no text")
     text = "{}" if schema is True else json.dumps(schema)
+    if '"format"' in text:  # a nesting that is deep elsewhere is llguidance's to judge
+        text = json.dumps(without_own_formats(schema))
     try:
         return LLMatcher.grammar_from_json_schema(
             text, overrides={"whitespace_pattern": WHITE_SPACE}
         )
     except ValueError as error:
         raise RequestError("structure", str(error)[:_LONGEST_REASON]) from error
+
+
+def without_own_formats(schema: Any) -> Any:
+    """A JSON schema without formats that JSON Schema does not define, such as pydantic's `path` and
+    OpenAPI's `binary`: they say nothing of a text, and llguidance refuses them. Raises
+    `RecursionError`."""
+    if isinstance(schema, list):
+        return [without_own_formats(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    found = {}
+    for keyword, value in schema.items():
+        if keyword in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
+            found[keyword] = {name: without_own_formats(each) for name, each in value.items()}
+        elif keyword in _DATA:
+            found[keyword] = value
+        elif keyword != "format" or not isinstance(value, str) or value in _FORMATS:
+            found[keyword] = without_own_formats(value)
+    return found
 
 
 def _choice_grammar(texts: object) -> str:

@@ -13,7 +13,7 @@ from specrouter.http.reasoning.harmony import Harmony
 from specrouter.http.reasoning.tags import lark
 from specrouter.http.tools.formats import ToolFormat
 from specrouter.http.tools.tool_use import Function, ToolUse
-from specrouter.request.grammar import WHITE_SPACE
+from specrouter.request.grammar import WHITE_SPACE, without_own_formats
 from specrouter.request.params import RequestError
 from specrouter.request.structure import Structure
 
@@ -67,6 +67,6 @@ def _grammar(use: ToolUse, form: ToolFormat | Harmony, ids: Mapping[str, int]) -
 
 def _json(function: Function, schema: object) -> str:
     try:
-        return json.dumps(schema, allow_nan=False, ensure_ascii=False)
+        return json.dumps(without_own_formats(schema), allow_nan=False, ensure_ascii=False)
     except (ValueError, RecursionError):
         raise RequestError(f"{function.place}.parameters", "is no JSON, or too deep") from None

@@ -27,7 +27,7 @@ from checks.exact.oracle import Oracle
 from checks.exact.structures import SCHEMA, STRUCTURES, Reference
 from processors.grammar import Bits, GrammarError, Path
 from specrouter import ChainRouter, RequestError, SamplingParams, Speculation, Structure
-from specrouter.request.grammar import GrammarCompiler, RowGrammar
+from specrouter.request.grammar import GrammarCompiler, RowGrammar, without_own_formats
 
 KINDS = pytest.mark.parametrize("structure", STRUCTURES, ids=lambda one: one.kind)
 PROMPTS = ((17, 230, 41), (5, 301, 64, 99, 12), (250, 1))
@@ -480,3 +480,20 @@ def test_ids_that_a_vocabulary_leaves_out_are_no_ids_of_others(router: ChainRout
     texts = [tokenizer.decode([one]) for one in ids_in(mask, last + 141)]
     assert texts
     assert all(re.fullmatch("[a-z ]+", one) for one in texts)
+
+
+def test_formats_that_json_schema_does_not_define_are_left_out(compiler: GrammarCompiler) -> None:
+    data = {"format": "path"}
+    schema: dict[str, Any] = {
+        "properties": {"format": {"type": "string", "format": "binary"}, "b": {"const": data}},
+        "anyOf": [{"items": {"format": "password"}}, {"format": "ipv4"}],
+    }
+    assert without_own_formats(schema) == {
+        "properties": {"format": {"type": "string"}, "b": {"const": data}},
+        "anyOf": [{"items": {}}, {"format": "ipv4"}],
+    }
+    forms = (json.dumps({"type": "string", "format": name}) for name in ("byte", "json-pointer"))
+    taken, refused = (Structure("json_schema", form) for form in forms)
+    compiler.compile(taken)
+    with pytest.raises(RequestError, match="Unknown format: json-pointer"):
+        compiler.compile(refused)
