@@ -98,7 +98,7 @@ class CyclePlanning:
         return admission
 
     def _foresee(self, view: EngineView, declined: Sequence[RunningRequest]) -> None:
-        """What the first few could attain that are rejected: finding it takes milliseconds each."""
+        """What the first that are rejected could attain; see `MOST_TOLD`."""
         asked = {one.id: one for one in view.waiting}
         for request in [one for one in declined if one.rejects][:MOST_TOLD]:
             seen = asked[request.handle.request_id]

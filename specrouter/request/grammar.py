@@ -254,13 +254,13 @@ def _json_grammar(schema: object) -> str:
     if schema is False:
         raise RequestError("structure", "allows no text")
     text = "{}" if schema is True else json.dumps(schema)
-    if '"format"' in text:  # a nesting that is deep elsewhere is llguidance's to judge
-        text = json.dumps(without_own_formats(schema))
     try:
+        if '"format"' in text:  # a nesting that is deep elsewhere is llguidance's to judge
+            text = json.dumps(without_own_formats(schema))
         return LLMatcher.grammar_from_json_schema(
             text, overrides={"whitespace_pattern": WHITE_SPACE}
         )
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError("structure", str(error)[:_LONGEST_REASON]) from error
 
 

@@ -497,3 +497,12 @@ def test_formats_that_json_schema_does_not_define_are_left_out(compiler: Grammar
     compiler.compile(taken)
     with pytest.raises(RequestError, match="Unknown format: json-pointer"):
         compiler.compile(refused)
+
+
+def test_a_schema_that_is_too_deep_to_be_searched_for_formats_is_refused(
+    compiler: GrammarCompiler,
+) -> None:
+    levels = 800
+    deep = '{"items": ' * levels + '{"type": "string", "format": "path"}' + "}" * levels
+    with pytest.raises(RequestError):
+        compiler.compile(Structure("json_schema", deep))
