@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.objective import Objective
 from specrouter.request.running import RunningRequest
+from specrouter.request.spec import RequestSpec
 from specrouter.view import EngineView, RequestView, Standing
 from statemgr import TokenChain
 
@@ -24,6 +26,7 @@ _NOTHING = Objective(tpot_ms=None, ttft_ms=None)
 class _Waiting:
     """`cached`: by model, tokens of its text that it need not read, by the look of a cycle."""
 
+    spec: RequestSpec
     text: TokenChain
     cached: Mapping[str, int] = field(default_factory=dict)
     looked_at: int = -1
@@ -133,13 +136,12 @@ class ViewBuilder:
         for request in requests:
             known = before.get(request.handle.request_id)
             if known is None or len(known.text.tokens) != request.committed_tokens:
-                known = _Waiting(TokenChain(request.continuation.committed))
+                known = _Waiting(request.spec, TokenChain(request.continuation.committed))
             self._known[request.handle.request_id] = known
-        stalest = sorted(requests, key=lambda one: self._known[one.handle.request_id].looked_at)
-        new = sum(one.looked_at < 0 for one in self._known.values())
-        for request in stalest[: new + LOOKED_UP]:
-            known = self._known[request.handle.request_id]
-            known.cached = prefixes.cached(request.spec, known.text)
+        stalest = sorted(self._known.values(), key=attrgetter("looked_at"))
+        new = sum(one.looked_at < 0 for one in stalest)
+        for known in stalest[: new + LOOKED_UP]:
+            known.cached = prefixes.cached(known.spec, known.text)
             known.looked_at = cycle
 
     def _view(
