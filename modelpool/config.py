@@ -22,7 +22,7 @@ from modelpool.config_faults import config_error
 from modelpool.errors import ConfigError
 
 Dtype = Literal["auto", "bfloat16", "float16", "float32", "float64"]
-Weights = Literal["auto", "int8", "int4"]
+Weights = Literal["auto", "int8", "int4", "exact"]
 KeptWeights = Literal["plain", "int8", "int4"]  # by the linear layers of a loaded model
 
 # Sources of members that draft from texts that are there already.
@@ -83,10 +83,12 @@ class ModelConfig(BaseModel):
             parameters and where the CPU has no kernels for a half precision (bfloat16 needs
             AVX-512), if there is memory. Packed weights (AWQ, GPTQ) of float16 become bfloat16.
         weights: of the linear layers. `auto` is the checkpoint's (also compressed-tensors W8A8;
-            AWQ, GPTQ and W4A16 become plain; of a GGUF file int8 or int4 by its types, on the CPU
-            where dtype is auto, else plain);
-            `int8` and `int4` (groups of 32, the head in int8) quantise at load, which changes the
-            text. CPU only; one that has no kernels for them keeps plain weights, with a warning.
+            AWQ, GPTQ and W4A16 become plain; a GGUF file's, on the CPU where dtype is auto,
+            `exact`, else plain); `int8` and `int4` (groups of 32, the head in int8) quantise at
+            load, which changes the text; `exact` keeps 4 bits as the checkpoint has them (q4_0,
+            q4_1 and q4_K of a GGUF file, groups of AWQ, GPTQ and W4A16) and rounds the rest to int4
+            or int8. CPU only; one that has no kernels for them
+            keeps plain weights, with a warning.
         device: `auto` (by free memory, the target first, then the largest), `cpu`, `cuda` or
             `cuda:N`.
         threads: CPU threads of its forwards. By default 1 for a drafter of fewer than 4M
@@ -154,7 +156,7 @@ class ModelConfig(BaseModel):
             stranger = None
             if not self.has_model:
                 stranger = f"source: {self.source}, which has no weights"
-            elif self.twin_of is not None and field not in _OF_A_TWIN:
+            elif self.twin_of is not None and (field not in _OF_A_TWIN or value == "exact"):
                 stranger = f"a twin, which has that of {self.twin_of}"
             if stranger is not None:
                 raise ConfigError(field, f"{value!r} has no meaning for {stranger}")
@@ -227,7 +229,7 @@ class PoolConfig(BaseModel):
             reason = f"{twin.source} is the source of models[{twins[0]}] already"
             raise ConfigError(f"models[{twins[1]}].source", reason)
         weights, own = self._target.weights, twin.weights
-        if weights == "int4" or (weights == "int8" and own != "int4"):
+        if weights in ("int4", "exact") or (weights == "int8" and own != "int4"):
             reason = f"{self.target!r} is in {weights} itself, by weights: {weights}"
             raise ConfigError(field, reason)
         return self

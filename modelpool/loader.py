@@ -21,8 +21,7 @@ from transformers.utils.quantization_config import Mxfp4Config
 
 from modelpool.checkpoint.footprint import read_config
 from modelpool.checkpoint.headers import NOT_PARAMETERS
-from modelpool.checkpoint.int4_values import Int4Grid
-from modelpool.checkpoint.int8_values import Int8Values, read_int8
+from modelpool.checkpoint.int8_values import read_int8
 from modelpool.checkpoint.quantization import stored_as
 from modelpool.checkpoint.text_part import TextPart, text_part
 from modelpool.checkpoint.unpacked import Unpacked, unpacked_checkpoint
@@ -33,6 +32,7 @@ from modelpool.fast.cuda_forward import CudaForward, cuda_forward_of
 from modelpool.fast.direct_forward import direct_forward_of
 from modelpool.fast.graph_runner import CudaGraphs
 from modelpool.fast.lean_forward import is_quantised, lean_forward_of
+from modelpool.fast.quantised import Stored
 from modelpool.fast.thread_choice import ThreadChoice
 from modelpool.fast.thread_trial import MOST_SLOTS, MOST_TOKENS, one_thread_keeps_bits
 from modelpool.fast.tuning import PLAIN, Tuning
@@ -60,10 +60,12 @@ def load_model(
     try:
         with (
             _progress(config.name),
-            plain_checkpoint(directory, config.dtype) as (plain, in_int8),
-            unpacked_checkpoint(plain, config.dtype, config.trust_remote_code) as unpacked,
+            plain_checkpoint(directory, config.dtype) as plain,
+            unpacked_checkpoint(plain.folder, config.dtype, config.trust_remote_code) as unpacked,
         ):
-            read = replace(_read(config, unpacked, placement), in_int8=in_int8)
+            read = replace(_read(config, unpacked, placement), in_int8=plain.in_int8)
+            if config.weights == "exact" and plain.blocks:
+                read = replace(read, stored=plain.blocks)
     except torch.OutOfMemoryError:
         raise  # a RuntimeError too, which is also what weights of other shapes are told by
     except (OSError, ValueError, KeyError, ImportError, SafetensorError, RuntimeError) as error:
@@ -157,12 +159,12 @@ def _wrap_drafter(
 
 @dataclass(frozen=True, eq=False)
 class _Read:
-    """A model, the weights that it lacks, those that the checkpoint has in int8 or 4 bits by
-    output, by layer, and names of layers that are not to be in int4."""
+    """A model, the weights that it lacks, those that the checkpoint has in int8 or 4 bits, by
+    layer, and names of layers that are not to be in int4."""
 
     model: PreTrainedModel
     missing: Sequence[str]
-    stored: Mapping[str, Int8Values | Int4Grid] = field(default_factory=dict)
+    stored: Mapping[str, Stored] = field(default_factory=dict)
     in_int8: Collection[str] = ()
 
 
@@ -229,7 +231,8 @@ def _from_pretrained(
     zeros = {part.rename(name) for name in found.zero_biases}
     own = [name for name in report["unexpected_keys"] if part.has(name) and name not in zeros]
     _check_unexpected(model, own)
-    return _Read(model, sorted(report["missing_keys"]), part.layers(found.grids))
+    blocks = found.blocks if config.weights == "exact" else {}
+    return _Read(model, sorted(report["missing_keys"]), part.layers(blocks))
 
 
 def _check_unexpected(model: PreTrainedModel, names: Iterable[str]) -> None:

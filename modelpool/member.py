@@ -102,7 +102,7 @@ def _open_gguf(config: ModelConfig, field: str) -> Member:
 def _read_facts(
     config: ModelConfig, path: Path, field: str, headers: Sequence[Header] | None
 ) -> CheckpointFacts:
-    return read_checkpoint(
+    found = read_checkpoint(
         path,
         field=field,
         dtype=config.dtype,
@@ -110,11 +110,15 @@ def _read_facts(
         trust_remote_code=config.trust_remote_code,
         headers=headers,
     )
+    if config.weights == "exact" and not found.has_blocks:
+        reason = "exact keeps blocks of 4 bits, which it does not have: set int8, int4 or auto"
+        raise ConfigError(f"{field}.weights", reason)
+    return found
 
 
 def _kept(weights: Weights) -> Kept:
     """The library is compiled, or opened, only for whoever asks for int4."""
-    has_int4 = weights == "int4" and exact_kernels() is not None
+    has_int4 = weights in ("int4", "exact") and exact_kernels() is not None
     return Kept(weights, has_int8=quantised_refusal() is None, has_int4=has_int4)
 
 

@@ -19,8 +19,6 @@ from transformers import PreTrainedModel
 from modelpool.attention.kv_view import KVView
 from modelpool.attention.packed import OpaqueView, run_packed
 from modelpool.checkpoint.architecture import ignored_window, max_positions, refusal
-from modelpool.checkpoint.int4_values import Int4Grid
-from modelpool.checkpoint.int8_values import Int8Values
 from modelpool.config import KeptWeights
 from modelpool.errors import UnsupportedAttention, UnsupportedModelError
 from modelpool.fast.cpu import cpu_threads
@@ -28,7 +26,7 @@ from modelpool.fast.experts import quantise_experts
 from modelpool.fast.lean_norm import replace_norms
 from modelpool.fast.linear import pack_linears, parameter_count
 from modelpool.fast.model_shape import ModelShape
-from modelpool.fast.quantised import quantise_linears, roundings
+from modelpool.fast.quantised import Stored, quantise_linears, roundings
 from modelpool.fast.thread_choice import ThreadChoice
 from modelpool.fast.tuning import PLAIN, Tuning
 from modelpool.forward import Forward, ForwardOutput, HiddenLayers, SizedForward
@@ -211,7 +209,7 @@ class PackedModel:
 
     def quantise_weights(
         self,
-        stored: Mapping[str, Int8Values | Int4Grid] | None = None,
+        stored: Mapping[str, Stored] | None = None,
         only_stored: bool = False,
         weights: KeptWeights = "int8",
         in_int8: Collection[str] = (),
@@ -229,7 +227,7 @@ class PackedModel:
             together = () if self.shape is None else self.shape.joined
             left = quantise_linears(self.model, stored, only_stored, together, weights, in_int8)
             in_int4 = weights == "int4"
-            routed = 0 if only_stored else quantise_experts(self.model, in_int4, in_int8)
+            routed = 0 if only_stored else quantise_experts(self.model, in_int4, in_int8, stored)
             try:
                 got, _ = probed(self.forward, self, parts)
             except (RuntimeError, TypeError, AttributeError) as failed:  # as reading a weight

@@ -226,7 +226,8 @@ class PlacedMembers:
         member, facts = self._members[name], self._members[name].facts
         if facts.stored not in UNPACKED:
             return None
-        how = f"rounded again, to {facts.weights}"
+        is_exact = member.config.weights == "exact" and facts.has_blocks
+        how = "as they are" if is_exact else f"rounded again, to {facts.weights}"
         how = f"kept in {facts.dtype}" if facts.weights == "plain" else how
         weights = f"its {UNPACKED[facts.stored]} weights"
         size = f"{facts.weight_bytes / 1e9:.1f} GB in all"

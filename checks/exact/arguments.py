@@ -13,13 +13,15 @@ from checks.exact.report import few_threads, make_parser, prepare
 from modelpool import ModelPool
 from modelpool.attention.backend import BackendName
 from modelpool.config import TEXT_SOURCES, Weights
-from modelpool.fast.cpu import int8_refusal
+from modelpool.fast.int4 import quantised_refusal
 from specrouter import ChainRouter, RouterConfig
 
 MAX_MODEL_LEN = 1024
 _SHARE = "one request of so many is served over paths, by the reference, which is slow"
 _LONE_SHARE = "one request of so many is served alone, the next ones in the next arrangement"
-WEIGHTS: tuple[Weights, ...] = ("auto", "int8", "int4") if int8_refusal() is None else ("auto",)
+WEIGHTS: tuple[Weights, ...] = (
+    ("auto", "int8", "int4") if quantised_refusal() is None else ("auto",)
+)
 BUNDLED_CONFIG = Path(__file__).parents[2] / "configs" / "tiny.yaml"
 
 

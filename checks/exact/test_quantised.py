@@ -15,12 +15,12 @@ from checks.exact.named_families import NAMED
 from checks.exact.prompts import encode, load_prompts
 from checks.exact.seeded import seeded_params
 from modelpool.config import Weights
-from modelpool.fast.cpu import int8_refusal
+from modelpool.fast.int4 import quantised_refusal
 from specrouter import RouterConfig, SamplingParams
 
 pytestmark = [
     pytest.mark.exact,
-    pytest.mark.skipif(int8_refusal() is not None, reason=str(int8_refusal())),
+    pytest.mark.skipif(quantised_refusal() is not None, reason=str(quantised_refusal())),
 ]
 NEW = 12
 FAMILIES = (

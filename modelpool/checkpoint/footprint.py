@@ -101,7 +101,7 @@ class Kept:
 
     def weights(self, stored: Stored) -> KeptWeights:
         """How they are kept, of a checkpoint that stores them so."""
-        if self.asked == "int4" and stored in KEPT_PLAIN:
+        if self.asked in ("int4", "exact") and stored in KEPT_PLAIN:
             return "int4" if self.has_int4 or self.has_int8 else "plain"
         return "int8" if self.has_int8 and "int8" in (self.asked, stored) else "plain"
 
@@ -123,6 +123,8 @@ class Kept:
             layer = one.name.removesuffix(".weight")
             if one.dtype != "I8" and chooses(layer, one.shape[0], experts) and not one.is_expert:
                 return None
+            if self.asked == "exact" and one.is_in_blocks and self.has_int4:
+                return one.block_bytes
             is_int4 = in_int4 and not one.is_head and one.dtype != "I8"
             return one.int4_bytes if is_int4 else one.int8_bytes
 
@@ -146,6 +148,7 @@ class CheckpointFacts:
     state_bytes: int  # of recurrent layers, of a row
     head_dims: frozenset[int]  # of the layers' keys
     features: frozenset[Feature]  # that its layers ask of attention
+    has_blocks: bool  # some weights are in blocks of 4 bits
     has_plain_experts: bool  # some are kept in `dtype`, whatever is asked
     max_positions: int
     vocab_rows: int  # rows of the embedding: the tokenizer's length, or more (padded)
@@ -289,6 +292,7 @@ def _read(
         state_bytes=outline.state_bytes(loaded),
         head_dims=outline.head_dims,
         features=outline.features,
+        has_blocks=any(one.is_in_blocks for one in parameters),
         has_plain_experts=outline.has_plain_experts,
         max_positions=max_positions(text),
         vocab_rows=int(text.vocab_size),

@@ -39,13 +39,16 @@ _LFS_POINTER = b"version https://git-lfs"  # how the text begins that stands for
 _MOST_HEADER, _MOST_BYTES = 100_000_000, 2**63  # as safetensors has it; of any file
 _SCALE_BYTES = 4  # of a channel whose weights are int8
 _INT4_GROUP = 32  # inputs
+# Of a weight in blocks: of a GGUF file's types, and of groups of so many inputs.
+_BLOCK_BITS = {"Q4_0": 5.0, "Q4_1": 5.0, "Q4_K": 4.625}
+_GROUPED, _GROUP_BITS = "GROUP", 4.5
 
 Header = Mapping[str, Mapping[str, Any]]  # of a file of weights: by tensor its dtype and shape
 
 
 @dataclass(frozen=True)
 class StoredParameter:
-    """`dtype` as safetensors names it."""
+    """`dtype` as safetensors names it; of a weight in blocks as a GGUF file does, or `grouped`."""
 
     name: str
     dtype: str
@@ -96,9 +99,26 @@ class StoredParameter:
         return self.count + _SCALE_BYTES * self._outputs
 
     @property
+    def is_in_blocks(self) -> bool:
+        return self.dtype in _BLOCK_BITS or self.dtype.startswith(_GROUPED)
+
+    @property
+    def block_bytes(self) -> int:
+        """In its blocks, with a number for each output."""
+        bits = _BLOCK_BITS.get(self.dtype)
+        if bits is None:
+            bits = _GROUP_BITS + 32 / int(self.dtype.removeprefix(_GROUPED))
+        return round(self.count * bits / 8) + _SCALE_BYTES * self._outputs
+
+    @property
     def int4_bytes(self) -> int:
         """In int4, with a scale and a centre for each group, and two numbers for each output."""
         return self.count // 2 + 2 * self.count // _INT4_GROUP + 2 * _SCALE_BYTES * self._outputs
+
+
+def grouped(inputs: int) -> str:
+    """The dtype of numbers of 4 bits with a scale and a zero for so many inputs."""
+    return f"{_GROUPED}{inputs}"
 
 
 @dataclass(frozen=True)

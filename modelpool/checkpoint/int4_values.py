@@ -23,14 +23,6 @@ _ROWS = 256  # outputs that are quantised at once, which bounds the memory that 
 
 
 @dataclass(frozen=True, eq=False)
-class Int4Grid:
-    """Of a weight whose checkpoint has it in 4 bits with one scale for each output, which is a
-    level's worth: `units` [out] float32."""
-
-    units: Tensor
-
-
-@dataclass(frozen=True, eq=False)
 class Int4Values:
     """A quantised weight.
 
@@ -47,17 +39,19 @@ class Int4Values:
     units: Tensor
 
     @classmethod
-    def of(cls, weight: Tensor, grid: Int4Grid | None = None) -> "Int4Values":
+    def of(cls, weight: Tensor) -> "Int4Values":
         """Of `weight` [out, in]: of all scales the one with the least squared error in its group,
-        the range of the group centred. `grid`: has the levels that the weight is made of."""
-        rows = torch.split(weight.detach(), _ROWS)
-        units = [None] * len(rows) if grid is None else torch.split(grid.units, _ROWS)
-        parts = [_quantised(each.float(), unit) for each, unit in zip(rows, units, strict=True)]
+        the range of the group centred."""
+        parts = [_quantised(each.float()) for each in torch.split(weight.detach(), _ROWS)]
         return cls(*(torch.cat(each) for each in zip(*parts, strict=True)))
 
     @property
     def in_features(self) -> int:
         return self.nibbles.shape[1]
+
+    @property
+    def out_features(self) -> int:
+        return len(self.nibbles)
 
     def expanded(self) -> Int8Values:
         """The same weight in int8."""
@@ -72,13 +66,11 @@ class Int4Values:
         return self.expanded().relative_error(weight)
 
 
-def _quantised(weight: Tensor, units: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _quantised(weight: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Nibbles, scales, centres and units of [out, in] float32."""
     outputs, inputs = weight.shape
     grouped = F.pad(weight, (0, -inputs % GROUP)).view(outputs, -1, GROUP)
-    if units is None:
-        units = weight.abs().amax(dim=1).div_(_MOST_LEVEL)
-    units = units.clamp(min=_TINY)
+    units = weight.abs().amax(dim=1).div_(_MOST_LEVEL).clamp_(min=_TINY)
     wanted = grouped / units[:, None, None]
     middle = (wanted.amax(dim=2) + wanted.amin(dim=2)) / 2
     least = torch.full_like(middle, torch.inf)

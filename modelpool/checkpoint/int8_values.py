@@ -35,6 +35,10 @@ class Int8Values:
         levels = (plain / scales.unsqueeze(1)).round_().clamp_(-INT8_LEVELS, INT8_LEVELS)
         return cls(levels.to(torch.int8), scales)
 
+    @property
+    def out_features(self) -> int:
+        return len(self.levels)
+
     def plain(self) -> Tensor:
         """[out, in] float32."""
         return self.levels.float() * self.scales.unsqueeze(1)

@@ -5,21 +5,21 @@ exact but for FP8. Headers alone tell which tensors a layer needs, and that they
 Sources: AutoAWQ (`gemm`), AutoGPTQ, compressed-tensors (`pack-quantized`), DeepSeek's FP8.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from modelpool.checkpoint.block_values import GROUP, BlockValues, StoredBlocks
 from modelpool.checkpoint.dtypes import NAMED_DTYPES
-from modelpool.checkpoint.headers import Header
-from modelpool.checkpoint.int4_values import Int4Grid
+from modelpool.checkpoint.headers import Header, grouped
 from modelpool.checkpoint.quantization import Packing
 from modelpool.errors import ConfigError
 
 _AT_ONCE = 2**22  # values that are unpacked at once, which bounds the memory that it takes
 _WORD = 32  # bits
-_GRID_BITS = 4
+_BLOCK_BITS = 4  # and fewer
 _AWQ_PLACES = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])  # by output, in a word of eight
 _ORDERS = ("g_idx", "weight_g_idx")  # by input the number of its group
 _ZERO_POINT = "weight_zero_point"
@@ -65,14 +65,32 @@ class PackedWeight:
                 values -= zeros[span].index_select(1, groups)
             yield values.mul_(scales[span].index_select(1, groups))
 
-    def grid(self, tensor: Callable[[str], Tensor]) -> Int4Grid | None:
-        """For weights in int8 and int4 with the same values; None: inputs have several scales, or
-        numbers more than 4 bits. `tensor`: see `rows`."""
-        name = {"packed": "weight_scale", "fp8": ""}.get(self.packing.stored, "scales")
-        if self.packing.bits > _GRID_BITS or not name:
+    @property
+    def group(self) -> int:
+        """Inputs that share a scale."""
+        return self.packing.group or self.shape[1]
+
+    @property
+    def has_blocks(self) -> bool:
+        """Are they numbers of at most 4 bits, in groups as kernels have them?"""
+        is_small = self.packing.stored != "fp8" and self.packing.bits <= _BLOCK_BITS
+        return is_small and self.group % GROUP == self.shape[1] % self.group == 0
+
+    def blocks(self, tensor: Callable[[str], Tensor]) -> BlockValues | None:
+        """The same values, where `has_blocks`; None: groups are out of order, or a scale is not in
+        float16. `tensor`: see `rows`."""
+        parts = {part: tensor(f"{self.layer}.{part}") for part in self.parts}
+        scales, zeros = self._scales(parts), self._zeros(parts)
+        steps, plain = scales.half(), torch.arange(self.shape[1]) // self.group
+        if not (torch.equal(steps.float(), scales) and torch.equal(self._groups(parts), plain)):
             return None
-        scales = self._scales({name: tensor(f"{self.layer}.{name}")})
-        return Int4Grid(scales.flatten().clone()) if scales.shape[1] == 1 else None
+        numbers = self._numbers(parts, slice(0, self.shape[0]))
+        centres = torch.zeros_like(scales) if zeros is None else zeros
+        signed = self.packing.stored == "packed"
+        least = 2 ** (self.packing.bits - 1) if signed else 0
+        centres = (centres + least).to(torch.uint8).repeat_interleave(self.group // GROUP, 1)
+        nibbles = (numbers + least).to(torch.uint8)
+        return BlockValues(nibbles, steps, steps, torch.ones_like(centres), centres)
 
     def _scales(self, parts: Mapping[str, Tensor]) -> Tensor:
         """[out, groups] float32."""
@@ -130,6 +148,17 @@ class PackedWeight:
         return plain
 
 
+@dataclass(frozen=True)
+class PackedBlocks(StoredBlocks):
+    """`tensor`: see `PackedWeight.rows`."""
+
+    weight: PackedWeight
+    tensor: Callable[[str], Tensor]
+
+    def read(self, expert: int = 0) -> Sequence[BlockValues | None]:
+        return [self.weight.blocks(self.tensor)]
+
+
 def packed_weights(header: Header, packing: Packing) -> dict[str, PackedWeight]:
     """By the names of the plain weights. `header`: of all files together.
 
@@ -166,7 +195,13 @@ def plain_header(header: Header, packed: Mapping[str, PackedWeight]) -> Header:
     for name, entry in plain.items():
         if entry["dtype"] not in NAMED_DTYPES:
             raise ConfigError("", f"has {name} in {entry['dtype']}, which is not read")
-    return plain | {name: {"dtype": "BF16", "shape": one.shape} for name, one in packed.items()}
+    return plain | {
+        name: {
+            "dtype": grouped(one.group) if one.has_blocks else "BF16",
+            "shape": one.shape,
+        }
+        for name, one in packed.items()
+    }
 
 
 def _checked(layer: str, entries: Header, packing: Packing) -> tuple[int, int]:

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from modelpool.checkpoint.block_values import StoredBlocks
 from modelpool.checkpoint.cache_dir import cache_dir
 from modelpool.checkpoint.dtypes import NAMED_DTYPES
 from modelpool.checkpoint.footprint import read_config
 from modelpool.checkpoint.headers import header_of, weight_files
-from modelpool.checkpoint.int4_values import Int4Grid
-from modelpool.checkpoint.packed_weights import packed_weights, plain_header
+from modelpool.checkpoint.packed_weights import PackedBlocks, packed_weights, plain_header
 from modelpool.checkpoint.quantization import Packing, packing_of, unpacked_dtype
 from modelpool.checkpoint.stored_tensors import StoredTensors
 from modelpool.checkpoint.temporary import temporary_folder, write_weights
@@ -27,11 +27,11 @@ from modelpool.checkpoint.temporary import temporary_folder, write_weights
 
 @dataclass(frozen=True)
 class Unpacked:
-    """`grids`: by layer, of weights in 4 bits with one scale for each output; `zero_biases`: those
-    of GPTQ's layers that add nothing: old checkpoints have some that their models do not."""
+    """`blocks`: by layer, weights in 4 bits; `zero_biases`: those of GPTQ's layers, which add
+    nothing: old checkpoints have some that their models do not."""
 
     folder: Path
-    grids: Mapping[str, Int4Grid] = field(default_factory=dict)
+    blocks: Mapping[str, StoredBlocks] = field(default_factory=dict)
     zero_biases: Collection[str] = ()
 
 
@@ -51,7 +51,7 @@ def unpacked_checkpoint(folder: Path, dtype: str, trust_remote_code: bool) -> It
             shutil.copy(code, out)
         own = _write_config(folder, out)
         kept = {"auto": own, "float64": "float32"}.get(dtype, dtype)
-        yield Unpacked(out, *_write(folder, out, packing, getattr(torch, kept)))
+        yield _write(folder, out, packing, getattr(torch, kept))
 
 
 def _write_config(folder: Path, out: Path) -> str:
@@ -69,10 +69,7 @@ def _write_config(folder: Path, out: Path) -> str:
     return own
 
 
-def _write(
-    folder: Path, out: Path, packing: Packing, kept: torch.dtype
-) -> tuple[Mapping[str, Int4Grid], Collection[str]]:
-    """Returns what `Unpacked` has beside the folder."""
+def _write(folder: Path, out: Path, packing: Packing, kept: torch.dtype) -> Unpacked:
     header = {
         name: entry for file in weight_files(folder) for name, entry in header_of(file).items()
     }
@@ -88,7 +85,10 @@ def _write(
         return packed[name].rows(tensor) if name in packed else [tensor(name)]
 
     write_weights(out, planned, parts)
-    grids = {one.layer: one.grid(tensor) for one in packed.values()}
-    biases = {f"{layer}.bias" for layer in grids if packing.stored == "gptq"} & header.keys()
-    zeros = {name for name in biases if not bool(tensor(name).any())}
-    return {layer: grid for layer, grid in grids.items() if grid is not None}, zeros
+    layers = [one.layer for one in packed.values() if packing.stored == "gptq"]
+    biases = {f"{layer}.bias" for layer in layers} & header.keys()
+    return Unpacked(
+        out,
+        {one.layer: PackedBlocks(one, tensor) for one in packed.values() if one.has_blocks},
+        {name for name in biases if not bool(tensor(name).any())},
+    )

@@ -6,16 +6,17 @@ its experts in the order of their numbers, in float32.
 """
 
 import inspect
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from modelpool.checkpoint.block_values import StoredBlocks
 from modelpool.config import KeptWeights
 from modelpool.fast.linear import is_hooked
-from modelpool.fast.quantised import QuantisedWeight, weight_of
+from modelpool.fast.quantised import QuantisedWeight, Stored, weight_of
 
 _MARKS = ("has_gate", "has_bias", "has_post_expert_norm", "is_transposed")  # by transformers
 
@@ -23,17 +24,24 @@ _MARKS = ("has_gate", "has_bias", "has_post_expert_norm", "is_transposed")  # by
 class QuantisedExperts(nn.Module):
     """What transformers calls `experts`, of which `plain` keeps all but the weights."""
 
-    def __init__(self, plain: Any, in_int4: bool, in_int8: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        plain: Any,
+        in_int4: bool,
+        in_int8: Collection[str] = (),
+        stored: Mapping[str, Stored] | None = None,
+    ) -> None:
         """`plain`: `are_experts`. Its weights are let go. `in_int8`: of its weights those that are
-        not in 4 bits."""
+        not in 4 bits; `stored`: what the checkpoint has in blocks."""
         super().__init__()
         self.plain = plain
         self.hidden_parameters = 0
         self.roundings: list[tuple[KeptWeights, float]] = []
         self._gate = plain._apply_gate if plain.has_gate else plain.act_fn
         up, down = "gate_up_proj" if plain.has_gate else "up_proj", "down_proj"
-        self.up = self._taken(up, in_int4 and up not in in_int8)
-        self.down = self._taken(down, in_int4 and down not in in_int8)
+        blocks = stored or {}
+        self.up = self._taken(up, in_int4 and up not in in_int8, blocks.get(up))
+        self.down = self._taken(down, in_int4 and down not in in_int8, blocks.get(down))
 
     def forward(self, hidden: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
         """[T, hidden_size] to the same.
@@ -55,7 +63,7 @@ class QuantisedExperts(nn.Module):
             total.index_add_(0, rows, y.mul_(factors.index_select(0, at)))
         return total.to(hidden.dtype)
 
-    def _taken(self, name: str, in_int4: bool) -> Sequence[QuantisedWeight]:
+    def _taken(self, name: str, in_int4: bool, stored: Stored | None) -> Sequence[QuantisedWeight]:
         """By expert. The plain weight goes when the last one is quantised."""
         plain: Tensor = getattr(self.plain, name).detach()
         biases: Any = getattr(self.plain, f"{name}_bias") if self.plain.has_bias else None
@@ -63,7 +71,9 @@ class QuantisedExperts(nn.Module):
         for number, matrix in enumerate(plain):
             bias = None if biases is None else biases[number].detach()
             rows = matrix.t().contiguous() if self.plain.is_transposed else matrix
-            weight, roundings = weight_of([rows], [None], bias, in_int4)
+            values = stored.read(number) if isinstance(stored, StoredBlocks) else [None]
+            parts = rows.chunk(len(values))
+            weight, roundings = weight_of(parts, values, bias, [in_int4] * len(parts))
             found.append(weight)
             self.roundings += filter(None, roundings)
         self.hidden_parameters += plain.numel()
@@ -89,17 +99,23 @@ def can_quantise(module: Any) -> bool:
     )
 
 
-def quantise_experts(model: nn.Module, in_int4: bool, in_int8: Collection[str] = ()) -> int:
+def quantise_experts(
+    model: nn.Module,
+    in_int4: bool,
+    in_int8: Collection[str] = (),
+    stored: Mapping[str, Stored] | None = None,
+) -> int:
     """Replaces, in place, the experts of `model`; how many modules of them those were.
 
-    `in_int8`: names of weights that are not in 4 bits.
+    `in_int8`: names of weights that are not in 4 bits; `stored`: by name, those in blocks.
     """
     found = 0
     for path, parent in list(model.named_modules()):
         for name, child in list(parent.named_children()):
             if are_experts(child):
                 prefix = f"{path}.{name}." if path else f"{name}."
-                own = {one.removeprefix(prefix) for one in in_int8 if one.startswith(prefix)}
-                setattr(parent, name, QuantisedExperts(child, in_int4, own))
+                wide = {one.removeprefix(prefix) for one in in_int8}
+                own = {key.removeprefix(prefix): one for key, one in (stored or {}).items()}
+                setattr(parent, name, QuantisedExperts(child, in_int4, wide, own))
                 found += 1
     return found

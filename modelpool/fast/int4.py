@@ -2,17 +2,21 @@
 
 Contract: as `Int8Weight` of the same levels, to the bit, whatever the kernel, the rows beside, and
 the threads (`modelpool/kernels/linear.c`). Without kernels, or with some that compute something
-else, weights are expanded to int8, with the same bits.
+else, weights are expanded to int8, with the same bits. Blocks of GGUF files are taken as they are,
+by the kernels alone.
 """
 
+import ctypes
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from modelpool.checkpoint.block_values import BlockValues
 from modelpool.checkpoint.int4_values import GROUP, Int4Values
 from modelpool.checkpoint.int8_values import INT8_LEVELS, Int8Values
 from modelpool.fast.cpu import cpu_threads, int8_refusal
@@ -33,31 +37,38 @@ class PanelWeight:
         self,
         given: int,
         units: Tensor,
-        offsets: Tensor,
         bias: Tensor | None,
         kernels: LinearKernels,
+        block: int = 0,
         **packed: Tensor,
     ) -> None:
         """
         Args:
             given: inputs.
             units: [out] float32, a level's worth.
-            offsets: [out] int32, what levels around 128 add to the sums; panels are full.
             bias: [out].
-            packed: what the panels hold, by its name in the library.
+            block: groups that share `halves`.
+            packed: what the panels hold, which are full, by its name in the library.
         """
         self.in_features, self.out_features = given, len(units)
-        self._kernels = kernels
-        outputs = len(offsets) - len(units)  # that are missing in the last panel
+        self._kernels, self.others = kernels, list[PanelWeight]()
+        outputs = -len(units) % _PANEL  # that are missing in the last panel
         parts = {name: _aligned(each) for name, each in packed.items()}
-        parts |= {"offsets": offsets, "units": F.pad(units / INT8_LEVELS, (0, outputs))}
+        parts["units"] = F.pad(units / INT8_LEVELS, (0, outputs))
         if bias is not None:
             parts["bias"] = F.pad(bias.detach().float(), (0, outputs))
         self._parts = parts  # whose memory the kernels read
         pointers = {name: each.data_ptr() for name, each in parts.items()}
-        self.described = LayerWeight(  # for the library
-            **pointers, inputs=given + _missing(given), given=given, outputs=len(units)
-        )
+        sizes = {"inputs": given + _missing(given), "given": given, "outputs": len(units)}
+        self.described = LayerWeight(**pointers, **sizes, block=block)  # for the library
+
+    def followed_by(self, others: "Sequence[PanelWeight]") -> "PanelWeight":
+        """With the outputs of `others`, of the same inputs, behind its own."""
+        for one, after in pairwise((self, *others)):
+            one.described.next = ctypes.addressof(after.described)
+            self.out_features += after.out_features
+            self.others.append(after)
+        return self
 
     def multiply(
         self, x: Tensor, dtype: torch.dtype | None = None, kernel: str | None = None
@@ -98,12 +109,48 @@ class Int4Weight(PanelWeight):
         super().__init__(
             given,
             units,
-            128 * torch.sum(levels, dim=1, dtype=torch.int32),
             bias,
             kernels,
+            offsets=128 * torch.sum(levels, dim=1, dtype=torch.int32),
             nibbles=_panels(nibbles),
             scales=_by_panel(scales),
             centres=_by_panel(centres),
+        )
+
+
+class BlockWeight(PanelWeight):
+    """Blocks of a GGUF file as they are. A group's sum is exact; groups are added in float32."""
+
+    def __init__(
+        self, parts: Sequence[BlockValues], bias: Tensor | None, kernels: LinearKernels
+    ) -> None:
+        """`parts` have the same inputs, in blocks of the same size; `bias` [out] is of all."""
+        nibbles = torch.cat([part.nibbles for part in parts])
+        outputs, given = len(nibbles), nibbles.shape[1]
+        more, missing = -outputs % _PANEL, _missing(given)
+        of_groups = {
+            name: torch.cat(found)
+            for name in ("scales", "centres")
+            if (found := [one for part in parts if (one := getattr(part, name)) is not None])
+        }
+        halves = torch.stack(
+            [torch.cat([getattr(part, name) for part in parts]) for name in ("steps", "bases")]
+        )
+        block = parts[0].groups_of_block
+        halves = F.pad(halves, (0, -(-missing // GROUP // block), 0, more))
+        panels = halves.view(2, -1, _PANEL, halves.shape[2]).permute(1, 3, 0, 2)
+        super().__init__(
+            given,
+            torch.ones(outputs),
+            bias,
+            kernels,
+            block,
+            nibbles=_panels(F.pad(nibbles, (0, missing, 0, more))),
+            halves=panels.contiguous(),
+            **{
+                name: _by_panel(F.pad(one, (0, missing // GROUP, 0, more)))
+                for name, one in of_groups.items()
+            },
         )
 
 
@@ -121,9 +168,9 @@ class Int8PanelWeight(PanelWeight):
         super().__init__(
             given,
             torch.cat([part.scales for part in parts]),
-            128 * torch.sum(levels, dim=1, dtype=torch.int32),
             bias,
             kernels,
+            offsets=128 * torch.sum(levels, dim=1, dtype=torch.int32),
             levels=steps.transpose(2, 3).contiguous(),
         )
 
@@ -145,19 +192,33 @@ def exact_kernels() -> LinearKernels | None:
 def is_exact(kernels: LinearKernels) -> bool:
     """Does the kernel in use compute what whole numbers say, for few rows and for many?"""
     with cpu_threads(1):  # as in `int8_refusal`: whoever asks must not come to have workers
-        draws = torch.Generator().manual_seed(0)
-        values = Int4Values.of(torch.randn(70, 100, generator=draws))
-        x = torch.randn(33, 100, generator=draws)
-        levels, largest = quantise_rows(x)
-        expanded = values.expanded()
-        sums = (levels.long() - 128) @ expanded.levels.long().t()
-        expected = sums.float() * (expanded.scales / INT8_LEVELS) * largest
-        weights = Int4Weight([values], None, kernels), Int8PanelWeight([expanded], None, kernels)
         return all(
             torch.equal(weight.multiply(x[:rows]), expected[:rows])
-            for weight in weights
+            for weight, x, expected in _trials(kernels)
             for rows in (1, 19, 33)
         )
+
+
+def _trials(kernels: LinearKernels) -> Iterator[tuple[PanelWeight, Tensor, Tensor]]:
+    """Weights, some rows, and what comes of them by whole numbers."""
+    draws = torch.Generator().manual_seed(0)
+    values = Int4Values.of(torch.randn(70, 100, generator=draws))
+    x = torch.randn(33, 100, generator=draws)
+    levels, largest = quantise_rows(x)
+    expanded = values.expanded()
+    sums = (levels.long() - 128) @ expanded.levels.long().t()
+    expected = sums.float() * (expanded.scales / INT8_LEVELS) * largest
+    yield Int4Weight([values], None, kernels), x, expected
+    yield Int8PanelWeight([expanded], None, kernels), x, expected
+    x = torch.randn(33, 256, generator=draws)
+    levels, largest = quantise_rows(x)
+    nibbles = torch.randint(16, (70, 256), generator=draws, dtype=torch.uint8)
+    of_groups = [torch.randint(64, (70, 8), generator=draws, dtype=torch.uint8) for _ in range(2)]
+    for blocks, parts in ((8, []), (1, of_groups)):
+        halves = torch.rand(2, 70, blocks, generator=draws).half()
+        values_in_blocks = BlockValues(nibbles, *halves, *parts)
+        sums = values_in_blocks.multiply(levels.long() - 128) * (torch.ones(70) / INT8_LEVELS)
+        yield BlockWeight([values_in_blocks], None, kernels), x, sums * largest
 
 
 def quantised_refusal() -> str | None:

@@ -5,27 +5,36 @@ share one product: `joined` (`fast.joined`) computes them together, while each o
 computes all and keeps its part.
 
 With `int4` a layer whose weights 4 bits hold badly is in int8, and so is the head, whose error no
-later layer makes good. Routers and gates of one number stay plain, unless the checkpoint has them
-in so few bits. Columns that are far smaller than the others are scaled (`SmoothedWeight`).
+later layer makes good. Blocks of a GGUF file are kept as they are where there are kernels for them.
+Routers and gates of one number stay plain, unless the checkpoint has them in so few bits.
+Columns that are far smaller than the others are scaled (`SmoothedWeight`).
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from modelpool.checkpoint.architecture import chooses, expert_count
-from modelpool.checkpoint.int4_values import Int4Grid, Int4Values
+from modelpool.checkpoint.block_values import BlockValues, StoredBlocks
+from modelpool.checkpoint.int4_values import Int4Values
 from modelpool.checkpoint.int8_values import Int8Values
 from modelpool.config import KeptWeights
 from modelpool.fast.cpu import has_amx, int8_refusal
-from modelpool.fast.int4 import Int4Weight, Int8PanelWeight, PanelWeight, exact_kernels
+from modelpool.fast.int4 import (
+    BlockWeight,
+    Int4Weight,
+    Int8PanelWeight,
+    PanelWeight,
+    exact_kernels,
+)
 from modelpool.fast.int8 import Int8Weight
 from modelpool.fast.linear import TOGETHER, is_hooked, let_go_of_file
 from modelpool.kernels.library import LinearKernels
 
-ARITHMETIC = 4  # raised when the same weights give other texts
+ARITHMETIC = 5  # raised when the same weights give other texts
 _RARE = 16  # times smaller than the median: a column that outliers of activations go with
 
 
@@ -44,6 +53,9 @@ class SmoothedWeight:
         return self._weight.multiply(x.float().mul(self._parts), dtype or x.dtype)
 
 
+Values = Int8Values | BlockValues  # what a checkpoint has of a weight
+Stored = Int8Values | StoredBlocks  # the same, before it is read
+_Kept = Int8Values | Int4Values | BlockValues
 QuantisedWeight = Int8Weight | PanelWeight | SmoothedWeight
 
 # Of weights in int4: of normally distributed ones 0.08, of those with heavy tails more.
@@ -82,7 +94,7 @@ class QuantisedLinear(nn.Module):
 
 def quantise_linears(
     model: nn.Module,
-    stored: Mapping[str, Int8Values | Int4Grid] | None = None,
+    stored: Mapping[str, Stored] | None = None,
     only_stored: bool = False,
     together: Collection[nn.Module] = (),
     weights: KeptWeights = "int8",
@@ -94,8 +106,8 @@ def quantise_linears(
     shares a layer's weight keeps it.
 
     Args:
-        stored: weights that the checkpoint has in int8, by the layer's name. They are taken as
-            they are; those that it has in 4 bits by output, too, for which it is their grid.
+        stored: weights that the checkpoint has in int8 or in blocks, by the layer's name. They are
+            taken as they are.
         only_stored: other layers stay as they are.
         together: modules whose layers that read the same input share a weight, for a forward that
             calls them `joined`; the modules' own computes all outputs for each of them.
@@ -122,9 +134,11 @@ def quantise_linears(
         wanted = {name for name in able if not only_stored or prefix + name in given}
         for names in _groups({name: able[name] for name in able if name in wanted}, is_joined):
             layers = [able[name] for name in names]
-            values = [given.get(prefix + name) for name in names]
-            is_wide = head in layers or any(prefix + name in in_int8 for name in names)
-            in_int4 = weights == "int4" and not is_wide
+            values = [_read(given.get(prefix + name)) for name in names]
+            in_int4 = [
+                weights == "int4" and able[name] is not head and prefix + name not in in_int8
+                for name in names
+            ]
             done.update(zip(layers, _replaced(layers, values, embeddings, in_int4), strict=True))
         for name, layer in linears.items():
             if layer in done:
@@ -161,9 +175,9 @@ def _are_alike(layers: Sequence[nn.Module | None]) -> bool:
 
 def _replaced(
     layers: Sequence[nn.Module],
-    values: Sequence[Int8Values | Int4Grid | None],
+    values: Sequence[Values | None],
     embeddings: set[int],
-    in_int4: bool,
+    in_int4: Sequence[bool],
 ) -> Iterator[QuantisedLinear]:
     """In the order of `layers`, which lose their weights."""
     tied = [id(layer.weight) in embeddings for layer in layers]
@@ -183,12 +197,12 @@ def _replaced(
 
 def weight_of(
     plain: Sequence[Tensor],
-    values: Sequence[Int8Values | Int4Grid | None],
+    values: Sequence[Values | None],
     bias: Tensor | None,
-    in_int4: bool,
+    in_int4: Sequence[bool],
 ) -> tuple[QuantisedWeight, list[tuple[KeptWeights, float] | None]]:
-    """Of weights [out, in] that read the same input: in int4 where that is asked and holds them
-    well, else in int8; and the rounding of each, as `QuantisedLinear` has it.
+    """Of weights [out, in] that read the same input: each as the checkpoint has it, in int4 where
+    that is asked and holds it well, else in int8; and its rounding, as `QuantisedLinear` has it.
 
     Args:
         values: what the checkpoint has of them.
@@ -196,17 +210,10 @@ def weight_of(
     """
     factors = None if any(values) else column_factors(plain)
     plain = plain if factors is None else [one * factors.to(one.dtype) for one in plain]
-    grids = [one if isinstance(one, Int4Grid) else None for one in values]
-    has_int8 = any(isinstance(one, Int8Values) for one in values)
-    small = _in_int4(plain, grids) if in_int4 and not has_int8 else None
-    kept: KeptWeights = "int4" if small else "int8"
-    errors: list[float | None] = []
-    if small:
-        found, errors = _weight_in_int4(list(small), bias), [*small.values()]
-    else:
-        wide = [_of_int8(*pair) for pair in zip(plain, values, strict=True)]
-        found, errors = _in_int8([one for one, _ in wide], bias), [error for _, error in wide]
-    roundings = [None if error is None else (kept, error) for error in errors]
+    kernels = exact_kernels()
+    parts = [_kept(*each, kernels is not None) for each in zip(plain, values, in_int4, strict=True)]
+    found = _side_by_side([kept for kept, _ in parts], bias, kernels)
+    roundings = [rounding for _, rounding in parts]
     return (found if factors is None else SmoothedWeight(found, factors)), roundings
 
 
@@ -223,34 +230,53 @@ def column_factors(weights: Sequence[Tensor]) -> Tensor | None:
     return torch.ldexp(torch.ones_like(steps), steps.int())
 
 
-def _of_int8(plain: Tensor, kept: Int8Values | Int4Grid | None) -> tuple[Int8Values, float | None]:
-    """A layer's weight, and what rounding it changed."""
-    if isinstance(kept, Int8Values):
-        return kept, None
-    found = Int8Values.of(plain) if kept is None else Int4Values.of(plain, kept).expanded()
-    return found, found.relative_error(plain)
+def _read(stored: Stored | None) -> Values | None:
+    return stored.read()[0] if isinstance(stored, StoredBlocks) else stored
 
 
-def _in_int4(
-    weights: Sequence[Tensor], grids: Sequence[Int4Grid | None]
-) -> dict[Int4Values, float] | None:
-    """With their errors. None: 4 bits hold one of them badly."""
-    found = {Int4Values.of(*pair): pair[0] for pair in zip(weights, grids, strict=True)}
-    errors = {small: small.relative_error(plain) for small, plain in found.items()}
-    return errors if max(errors.values()) <= _MOST_ERROR else None
+def _kept(
+    plain: Tensor, value: Values | None, in_int4: bool, has_kernels: bool
+) -> tuple[_Kept, tuple[KeptWeights, float] | None]:
+    """A weight, and what rounding it changed."""
+    if value is not None and (has_kernels or isinstance(value, Int8Values)):
+        return value, None
+    if in_int4 and value is None:
+        small = Int4Values.of(plain)
+        error = small.relative_error(plain)
+        if error <= _MOST_ERROR:
+            return small, ("int4", error)
+    wide = Int8Values.of(plain)
+    return wide, ("int8", wide.relative_error(plain))
 
 
-def _weight_in_int4(parts: Sequence[Int4Values], bias: Tensor | None) -> QuantisedWeight:
-    """Expanded to int8, with the same bits, where there are no kernels for it."""
-    kernels = exact_kernels()
-    if kernels is None:
-        return Int8Weight([part.expanded() for part in parts], bias)
-    return Int4Weight(parts, bias, kernels)
+def _side_by_side(
+    parts: Sequence[_Kept], bias: Tensor | None, kernels: LinearKernels | None
+) -> QuantisedWeight:
+    """Without kernels int4 is expanded to int8, with the same bits."""
+    are_wide = all(isinstance(one, Int8Values) for one in parts)
+    if kernels is None or (are_wide and int8_kernels() is None):
+        wide = [one.expanded() if isinstance(one, Int4Values) else one for one in parts]
+        return Int8Weight([one for one in wide if isinstance(one, Int8Values)], bias)
+    found, start = list[PanelWeight](), 0
+    for _, each in groupby(parts, key=_form):
+        alike = list(each)
+        end = start + sum(one.out_features for one in alike)
+        found.append(_panels(alike, None if bias is None else bias[start:end], kernels))
+        start = end
+    return found[0].followed_by(found[1:])
 
 
-def _in_int8(parts: Sequence[Int8Values], bias: Tensor | None) -> QuantisedWeight:
-    kernels = int8_kernels()
-    return Int8Weight(parts, bias) if kernels is None else Int8PanelWeight(parts, bias, kernels)
+def _form(part: _Kept) -> tuple[type[_Kept], int]:
+    """Parts of the same stand in panels together."""
+    return type(part), part.groups_of_block if isinstance(part, BlockValues) else 0
+
+
+def _panels(parts: Sequence[_Kept], bias: Tensor | None, kernels: LinearKernels) -> PanelWeight:
+    if blocks := [one for one in parts if isinstance(one, BlockValues)]:
+        return BlockWeight(blocks, bias, kernels)
+    if small := [one for one in parts if isinstance(one, Int4Values)]:
+        return Int4Weight(small, bias, kernels)
+    return Int8PanelWeight([one for one in parts if isinstance(one, Int8Values)], bias, kernels)
 
 
 def int8_kernels() -> LinearKernels | None:

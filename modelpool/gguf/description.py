@@ -19,6 +19,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from modelpool.checkpoint.block_values import BLOCK_BYTES
 from modelpool.checkpoint.cache_dir import cache_dir, expanded
 from modelpool.checkpoint.cached_folder import cached_folder
 from modelpool.checkpoint.footprint import check_served
@@ -26,7 +27,6 @@ from modelpool.checkpoint.headers import Header, StoredParameter
 from modelpool.config import Weights
 from modelpool.errors import ConfigError
 from modelpool.export.llama_tensors import frequency_factors
-from modelpool.fast.linear import TOGETHER
 from modelpool.gguf.header import GgufHeader, GgufTensor, read_header
 
 ENDING = ".gguf"
@@ -56,17 +56,27 @@ _TEXT_ENDS = frozenset((
 ))  # fmt: skip
 _DTYPES = {"F32": "float32", "F16": "float16"}  # of the rest: bfloat16
 PLAIN = ("F32", "F16", "BF16")
-_INT4_TYPES = ("Q4_0", "Q4_1", "Q4_K", "Q3_K", "Q2_K")
+_INT4_TYPES = (*BLOCK_BYTES, "Q3_K", "Q2_K")
 
 
 @dataclass(frozen=True)
 class Described:
-    """`weights`: as the file's types have them; some of its layers are in int8 where that is
-    int4 (`int8_layers`)."""
+    """`weights`: as the file's types have them."""
 
     folder: Path
-    headers: tuple[Header, ...]
-    weights: Weights
+    header: GgufHeader
+    placed: "Mapping[str, Placed]"
+
+    @property
+    def weights(self) -> Weights:
+        kinds = _matrix_types(self.header)
+        if kinds & set(BLOCK_BYTES):
+            return "exact"
+        return "int4" if kinds & set(_INT4_TYPES) else "auto" if kinds <= set(PLAIN) else "int8"
+
+    @property
+    def headers(self) -> tuple[Header, ...]:
+        return (_header(self.header, self.placed),)
 
 
 @dataclass(frozen=True)
@@ -103,7 +113,7 @@ def describe(source: str, field: str) -> Described:
     try:
         header = read_header(file)
         folder = cached_folder(_folder(header), partial(_write, header, field))
-        return Described(folder, (_headers(header, placed_in(folder)),), weights_of(header))
+        return Described(folder, header, placed_in(folder))
     except ConfigError as error:
         kind = type(error)
         raise kind(f"{field}.source", error.reason) from error
@@ -131,28 +141,35 @@ def header_in(folder: Path) -> GgufHeader:
     return header
 
 
-def weights_of(header: GgufHeader) -> Weights:
-    kinds = {one.type for one in header.tensors.values() if len(one.shape) > 1}
-    return "int4" if kinds & set(_INT4_TYPES) else "auto" if kinds <= set(PLAIN) else "int8"
+def _matrix_types(header: GgufHeader) -> set[str]:
+    return {one.type for one in header.tensors.values() if len(one.shape) > 1}
 
 
 def int8_weights(header: GgufHeader, placed: Mapping[str, Placed]) -> frozenset[str]:
     """Names of the weights that are in int8 where other ones are in int4: of linear layers that
-    the file has in more bits, and of those that share a product with one. None where it has none
-    in 4 bits."""
-    if weights_of(header) != "int4":
+    the file has in more bits. None where it has none in 4 bits."""
+    if not _matrix_types(header) & set(_INT4_TYPES):
         return frozenset()
-    wide = {
+    return frozenset(
         name
         for name, one in placed.items()
-        if StoredParameter(name, "", one.shape(header)).is_linear
+        if _is_linear(name, one, header)
         and any(each.type not in _INT4_TYPES for each in one.tensors(header))
-    }
-    for names in TOGETHER:
-        for one in [name for name in wide if name.split(".")[-2] in names]:
-            stem, _, ending = one.rsplit(".", 2)
-            wide |= {f"{stem}.{name}.{ending}" for name in names}
-    return frozenset(wide)
+    )
+
+
+def weights_in_blocks(header: GgufHeader, placed: Mapping[str, Placed]) -> frozenset[str]:
+    """Names of the linear layers' weights of which the file has some in blocks that are kept."""
+    return frozenset(
+        name
+        for name, one in placed.items()
+        if _is_linear(name, one, header)
+        and any(each.type in BLOCK_BYTES for each in one.tensors(header))
+    )
+
+
+def _is_linear(name: str, placed: Placed, header: GgufHeader) -> bool:
+    return StoredParameter(name, "", placed.shape(header)).is_linear
 
 
 def _folder(header: GgufHeader) -> Path:
@@ -163,16 +180,21 @@ def _folder(header: GgufHeader) -> Path:
     return cache_dir() / "gguf" / f"{header.file.stem}-{digest.hexdigest()[:16]}"
 
 
-def _headers(header: GgufHeader, placed: Mapping[str, Placed]) -> Header:
-    """As safetensors has them, of what will be kept of each tensor."""
-    in_int8 = int8_weights(header, placed)
+def _header(header: GgufHeader, placed: Mapping[str, Placed]) -> Header:
+    """As safetensors has it, of what may be kept of each tensor."""
+    in_int8, in_blocks = int8_weights(header, placed), weights_in_blocks(header, placed)
 
-    def dtype(one: Placed) -> str:
-        kept = {each.type if each.type in PLAIN else "BF16" for each in one.tensors(header)}
+    def dtype(name: str, one: Placed) -> str:
+        if name in in_int8:
+            return "I8"
+        types = {each.type for each in one.tensors(header)}
+        if name in in_blocks:
+            return min(types)
+        kept = {each if each in PLAIN else "BF16" for each in types}
         return kept.pop() if len(kept) == 1 else "F32"  # has the values of any two
 
     return {
-        name: {"dtype": "I8" if name in in_int8 else dtype(one), "shape": one.shape(header)}
+        name: {"dtype": dtype(name, one), "shape": one.shape(header)}
         for name, one in placed.items()
     }
 

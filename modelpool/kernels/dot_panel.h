@@ -3,8 +3,8 @@
  *
  * Included once for each width of vectors, with these macros: NAME(x), TARGET, V (vector of
  * integers), VF (of floats), LANES (outputs of a vector), VECTORS (of a panel), and what VNNI and
- * the instructions around it are called. Arm brings its own SCALES, CENTRES, LOW_LEVELS,
- * HIGH_LEVELS and CENTRED.
+ * the instructions around it are called. Arm brings its own SCALES, CENTRES, LOW_NIBBLES,
+ * HIGH_NIBBLES, LOW_LEVELS, HIGH_LEVELS and CENTRED.
  */
 
 #define INLINE TARGET __attribute__((always_inline)) static inline
@@ -26,9 +26,11 @@ INLINE V NAME(each_four_times)(const uint8_t *of_outputs) {
  * of both bytes of a 16-bit lane fit it at once: 15 * 17 = 255. */
 #define SCALES NAME(each_twice)
 #define CENTRES NAME(each_four_times)
-#define LOW_LEVELS(bytes, scale, centre) SUB8(MUL16(AND(bytes, SET8(15)), scale), centre)
-#define HIGH_LEVELS(bytes, scale, centre) LOW_LEVELS(SHIFT_RIGHT16(bytes, 4), scale, centre)
-/* Activations lie around 128 here. */
+#define LOW_LEVELS(bytes, scale, centre) SUB8(MUL16(LOW_NIBBLES(bytes), scale), centre)
+#define HIGH_LEVELS(bytes, scale, centre) SUB8(MUL16(HIGH_NIBBLES(bytes), scale), centre)
+#define LOW_NIBBLES(bytes) AND(bytes, SET8(15))
+#define HIGH_NIBBLES(bytes) AND(SHIFT_RIGHT16(bytes, 4), SET8(15))
+/* Activations lie around 128 here, but beside blocks. */
 #define CENTRED(sum, offsets) SUB32(sum, LOADU(offsets))
 #endif
 
@@ -108,14 +110,93 @@ TARGET static void NAME(unpack)(const Weight *w, int64_t panel, int64_t g0, int6
 }
 
 /* LANES outputs of a row from their sums. */
-INLINE void NAME(finish)(const Weight *w, V sum, int64_t output, float largest, void *y,
-                         int is_bf16) {
-  V centred = CENTRED(sum, w->offsets + output);
-  VF found = MULF(MULF(TO_FLOAT(centred), LOADF(w->units + output)), SETF(largest));
+INLINE void NAME(finish_floats)(const Weight *w, VF sum, int64_t output, float largest, void *y,
+                                int is_bf16) {
+  VF found = MULF(MULF(sum, LOADF(w->units + output)), SETF(largest));
   if (w->bias) found = ADDF(found, LOADF(w->bias + output));
   float outputs[LANES];
   STOREF(outputs, found);
   store_outputs(w, outputs, LANES, output, y, is_bf16);
+}
+
+INLINE void NAME(finish)(const Weight *w, V sum, int64_t output, float largest, void *y,
+                         int is_bf16) {
+  VF centred = TO_FLOAT(CENTRED(sum, w->offsets + output));
+  NAME(finish_floats)(w, centred, output, largest, y, is_bf16);
+}
+
+/* Blocks: the sums of `count` rows from `m0` on with vectors `first` and `first` + 1. */
+INLINE void NAME(rows_of_blocks)(const int count, const Job *job, int64_t panel, int first,
+                                 int64_t m0, VF sums[][2]) {
+  const Weight *w = job->weight;
+  const int64_t groups = w->inputs / GROUP, at = panel * groups * 32 + first * LANES;
+  const uint8_t *nibbles = w->nibbles + panel * groups * 512;
+  const uint16_t *halves = w->halves + panel * blocks_of(w) * 64 + first * LANES;
+  int64_t left = w->block; /* groups of the block */
+  for (int64_t g = 0; g < groups; g++, nibbles += 512) {
+    V found[4][2];
+    for (int m = 0; m < count; m++) found[m][0] = found[m][1] = ZERO();
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+      const uint8_t *a = nibbles + PLACE(first) + j * 64, *b = nibbles + PLACE(first + 1) + j * 64;
+      __builtin_prefetch(a + AHEAD);
+      __builtin_prefetch(b + AHEAD);
+      V of_a = LOAD(a), of_b = LOAD(b);
+      V a0 = LOW_NIBBLES(of_a), a1 = HIGH_NIBBLES(of_a);
+      V b0 = LOW_NIBBLES(of_b), b1 = HIGH_NIBBLES(of_b);
+#pragma GCC unroll 4
+      for (int m = 0; m < count; m++) {
+        const uint8_t *x = job->levels + (m0 + m) * job->stride + g * GROUP + j * 8;
+        V x0 = SET32(four_bytes(x)), x1 = SET32(four_bytes(x + 4));
+        found[m][0] = DOT(found[m][0], a0, x0);
+        found[m][1] = DOT(found[m][1], b0, x0);
+        found[m][0] = DOT(found[m][0], a1, x1);
+        found[m][1] = DOT(found[m][1], b1, x1);
+      }
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+      VF scale = HALVES(halves + i * LANES), centre = HALVES(halves + 32 + i * LANES);
+      if (w->scales) {
+        scale = MULF(scale, TO_FLOAT(WIDEN(w->scales + at + g * 32 + i * LANES)));
+        centre = MULF(centre, TO_FLOAT(WIDEN(w->centres + at + g * 32 + i * LANES)));
+      }
+#pragma GCC unroll 4
+      for (int m = 0; m < count; m++) {
+        VF total = SETF(job->totals[(m0 + m) * groups + g]);
+        VF of_group = SUBF(MULF(TO_FLOAT(found[m][i]), scale), MULF(total, centre));
+        sums[m][i] = ADDF(sums[m][i], of_group);
+      }
+    }
+    if (--left == 0) left = w->block, halves += 64;
+  }
+}
+
+#define BLOCK_ROWS(count)                                                                        \
+  case count:                                                                                    \
+    NAME(rows_of_blocks)(count, job, panel, first, m0, sums);                                    \
+    break
+
+/* Blocks, with any number of rows, a few at a time. */
+TARGET static void NAME(blocks)(const Job *job, int64_t panel) {
+  const Weight *w = job->weight;
+  for (int64_t m0 = 0; m0 < job->rows; m0 += MOST_OF_BLOCKS) {
+    const int count = least(job->rows - m0, MOST_OF_BLOCKS);
+    for (int first = 0; first < VECTORS; first += 2) {
+      VF sums[4][2];
+      for (int m = 0; m < 4; m++) sums[m][0] = sums[m][1] = SETF(0);
+      switch (count) {
+        BLOCK_ROWS(1); BLOCK_ROWS(2);
+#if MOST_OF_BLOCKS > 2
+        BLOCK_ROWS(3); BLOCK_ROWS(4);
+#endif
+      }
+      for (int m = 0; m < count; m++)
+        for (int i = 0; i < 2; i++)
+          NAME(finish_floats)(w, sums[m][i], panel * 32 + (first + i) * LANES,
+                              job->largest[m0 + m], row_of(job, m0 + m), job->y_is_bf16);
+    }
+  }
 }
 
 #define FINISH_ROWS(count, first, m0)                                                            \
@@ -211,9 +292,12 @@ TARGET static void NAME(many)(const Job *job, int64_t panel, char *scratch) {
 #undef PLACE
 #undef SCALES
 #undef CENTRES
+#undef LOW_NIBBLES
+#undef HIGH_NIBBLES
 #undef LOW_LEVELS
 #undef HIGH_LEVELS
 #undef CENTRED
 #undef FINISH_ROWS
 #undef FEW_ROWS
 #undef BLOCK_OF_ROWS
+#undef BLOCK_ROWS

@@ -47,8 +47,8 @@ class LayerWeight(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("nibbles", "scales", "centres", "levels")),
-        *((name, ctypes.c_void_p) for name in ("offsets", "units", "bias")),
-        *((name, ctypes.c_int64) for name in ("inputs", "given", "outputs")),
+        *((name, ctypes.c_void_p) for name in ("halves", "offsets", "units", "bias", "next")),
+        *((name, ctypes.c_int64) for name in ("inputs", "given", "outputs", "block")),
     )
 
 

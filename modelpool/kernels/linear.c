@@ -7,6 +7,9 @@
  * done element by element in float32, in one order. The results are those of oneDNN's int8 products
  * on the same levels, to the bit.
  *
+ * Blocks of a GGUF file's 4-bit types are computed as they are: each group of 32 inputs is summed in
+ * whole numbers, which fit float32, and groups are added in float32 in the order of the inputs.
+ *
  * No kernel is chosen by the compiler's flags: each function says which instructions it needs, and
  * the caller asks what there is. Compile with -ffp-contract=off.
  */
@@ -24,27 +27,31 @@ enum { AVX2 = 1, AVX_VNNI = 2, AVX512_VNNI = 4, AVX512_VNNI_256 = 8, NEON = 16 }
 
 struct Weight {
   const uint8_t *nibbles;  /* [panels][groups][2][4][64]; NULL: `levels` are stored */
-  const uint8_t *scales;   /* [panels][groups][32], from 1 to 17 */
-  const uint8_t *centres;  /* [panels][groups][32] */
+  const uint8_t *scales;   /* [panels][groups][32], from 1 to 17, of blocks to 63 or NULL: all 1 */
+  const uint8_t *centres;  /* [panels][groups][32], of blocks also NULL: all 1 */
   const int8_t *levels;    /* [panels][2][inputs / 4][64]; NULL: `nibbles` are */
-  const int32_t *offsets;  /* [panels * 32] 128 times the sum of an output's levels */
+  const uint16_t *halves;  /* [panels][blocks][2][32] float16 that scales and centres count; or NULL */
+  const int32_t *offsets;  /* [panels * 32] 128 times the sum of an output's levels, not of blocks */
   const float *units;      /* [panels * 32] a level's worth over 127 */
   const float *bias;       /* [panels * 32] or NULL */
+  const Weight *next;      /* whose outputs follow in the same rows; or NULL */
   int64_t inputs;          /* with padding, a multiple of 64 */
   int64_t given;           /* of a row of activations */
   int64_t outputs;         /* a panel has 32, the last one perhaps fewer that count */
+  int64_t block;           /* groups that share `halves` */
 };
 
 typedef struct {
   const Weight *weight;
   const char *x;
   char *y;
-  int64_t rows;
+  int64_t rows, first, width; /* of a row of y: the weight's first output, and all of them */
   int64_t stride; /* of a row of `levels` */
   int x_is_bf16, y_is_bf16, threads, kernel, quantises;
   uint8_t *levels;   /* [rows][stride], around `zero` */
   uint8_t zero;      /* 128, or 0 where bytes have a sign: AVX2 and NEON */
   int32_t *sums;     /* AVX2, nibbles: [rows][groups] of the levels, minus, in both halves */
+  float *totals;     /* blocks: [rows][groups] of the levels */
   int16_t *wide;     /* AVX2, levels: [rows][stride], the same as `levels` */
   float *largest;    /* [rows] */
   char *scratch;
@@ -53,6 +60,10 @@ typedef struct {
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
+static inline int64_t blocks_of(const Weight *w) {
+  return (w->inputs / GROUP + w->block - 1) / w->block;
+}
+
 static inline int32_t four_bytes(const uint8_t *bytes) {
   int32_t found;
   memcpy(&found, bytes, sizeof found);
@@ -60,7 +71,7 @@ static inline int32_t four_bytes(const uint8_t *bytes) {
 }
 
 static inline char *row_of(const Job *job, int64_t row) {
-  return job->y + row * job->weight->outputs * (job->y_is_bf16 ? 2 : 4);
+  return job->y + (row * job->width + job->first) * (job->y_is_bf16 ? 2 : 4);
 }
 
 static inline void store_outputs(const Weight *w, const float *outputs, int count, int64_t output,
@@ -109,12 +120,15 @@ VECTOR_TARGET static void quantise(const Job *job, int64_t row) {
   memset(levels + w->given, job->zero, w->inputs - w->given);
   if (job->wide)
     for (int64_t i = 0; i < w->inputs; i++) job->wide[row * job->stride + i] = (int8_t)levels[i];
-  if (!job->sums) return;
+  if (!job->sums && !job->totals) return;
   for (int64_t g = 0; g < groups; g++) {
     int sum[2] = {0, 0};
     for (int k = 0; k < GROUP; k++) sum[k >> 1 & 1] += (int8_t)levels[g * GROUP + k];
-    job->sums[row * groups + g] =
-        (int32_t)((uint32_t)-sum[1] << 16 | ((uint32_t)-sum[0] & 0xffff));
+    if (job->totals)
+      job->totals[row * groups + g] = (float)(sum[0] + sum[1]);
+    else
+      job->sums[row * groups + g] =
+          (int32_t)((uint32_t)-sum[1] << 16 | ((uint32_t)-sum[0] & 0xffff));
   }
 }
 
@@ -159,28 +173,28 @@ static void run(Job *job) {
 
 static inline size_t padded(size_t bytes) { return (bytes + 63) & ~(size_t)63; }
 
-/* y [rows, outputs] = x [rows, given] times the weight, plus its bias. Returns 0; 1 without memory.
- * The rows lie one behind the other. */
-int sr_linear(const Weight *w, const void *x, int x_is_bf16, void *y, int y_is_bf16, int64_t rows,
-              int threads, int kernel) {
-  if (!in_parallel || threads < 1) threads = 1;
+/* The outputs of one weight, from `first` on in rows of `width`. Returns as `sr_linear`. */
+static int product(const Weight *w, const void *x, int x_is_bf16, void *y, int y_is_bf16,
+                   int64_t rows, int64_t first, int64_t width, int threads, int kernel) {
   const int64_t groups = w->inputs / GROUP;
   /* Rows a power of two apart would share few sets of the first cache. */
   const int64_t stride = w->inputs + 64;
   const size_t of_levels = padded(rows * stride), of_largest = padded(rows * sizeof(float));
-  const int is_avx2 = kernel == AVX2;
-  const size_t of_sums = is_avx2 && w->nibbles ? padded(rows * groups * sizeof(int32_t)) : 0;
+  const int is_avx2 = kernel == AVX2, in_blocks = w->halves != NULL;
+  const size_t of_groups = padded(rows * groups * sizeof(int32_t));
+  const size_t of_sums = in_blocks || (is_avx2 && w->nibbles) ? of_groups : 0;
   const size_t of_wide = is_avx2 && w->levels ? padded(rows * stride * sizeof(int16_t)) : 0;
   const size_t of_thread = padded(CHUNK * 32 + rows * 32 * sizeof(int32_t));
   char *memory = aligned_alloc(64, of_levels + of_largest + of_sums + of_wide + of_thread * threads);
   if (!memory) return 1;
+  void *sums = memory + of_levels + of_largest;
   Job job = {
-      .weight = w, .x = x, .y = y, .rows = rows, .stride = stride, .x_is_bf16 = x_is_bf16,
-      .y_is_bf16 = y_is_bf16, .threads = threads, .kernel = kernel, .quantises = 1,
-      .levels = (uint8_t *)memory, .zero = is_avx2 || kernel == NEON ? 0 : 128,
-      .largest = (float *)(memory + of_levels),
-      .sums = of_sums ? (int32_t *)(memory + of_levels + of_largest) : NULL,
-      .wide = of_wide ? (int16_t *)(memory + of_levels + of_largest) : NULL,
+      .weight = w, .x = x, .y = y, .rows = rows, .first = first, .width = width, .stride = stride,
+      .x_is_bf16 = x_is_bf16, .y_is_bf16 = y_is_bf16, .threads = threads, .kernel = kernel,
+      .quantises = 1, .levels = (uint8_t *)memory,
+      .zero = is_avx2 || in_blocks || kernel == NEON ? 0 : 128,
+      .largest = (float *)(memory + of_levels), .sums = of_sums && !in_blocks ? sums : NULL,
+      .totals = in_blocks ? sums : NULL, .wide = of_wide ? sums : NULL,
       .scratch = memory + of_levels + of_largest + of_sums + of_wide, .scratch_bytes = of_thread};
   if (rows * w->inputs < 1 << 15) {
     job.threads = 1;
@@ -191,5 +205,17 @@ int sr_linear(const Weight *w, const void *x, int x_is_bf16, void *y, int y_is_b
   job.quantises = 0;
   run(&job);
   free(memory);
+  return 0;
+}
+
+/* y [rows, outputs] = x [rows, given] times the weight, plus its bias, and so for those that follow
+ * it. Returns 0; 1 without memory. The rows lie one behind the other. */
+int sr_linear(const Weight *w, const void *x, int x_is_bf16, void *y, int y_is_bf16, int64_t rows,
+              int threads, int kernel) {
+  if (!in_parallel || threads < 1) threads = 1;
+  int64_t width = 0, first = 0;
+  for (const Weight *one = w; one; one = one->next) width += one->outputs;
+  for (; w; first += w->outputs, w = w->next)
+    if (product(w, x, x_is_bf16, y, y_is_bf16, rows, first, width, threads, kernel)) return 1;
   return 0;
 }

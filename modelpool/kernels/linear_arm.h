@@ -14,6 +14,7 @@
 #endif
 #define MOST_FEW 8
 #define MOST_ROWS 12
+#define MOST_OF_BLOCKS 4
 #define V uint8x16_t
 #define VF float32x4_t
 #define LANES 4
@@ -31,6 +32,8 @@
 #define TO_FLOAT(sum) vcvtq_f32_s32(vreinterpretq_s32_u8(sum))
 #define MULF vmulq_f32
 #define ADDF vaddq_f32
+#define SUBF vsubq_f32
+#define HALVES(p) vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)))
 #define SETF vdupq_n_f32
 #define LOADF vld1q_f32
 #define STOREF vst1q_f32
@@ -41,11 +44,19 @@ TARGET __attribute__((always_inline)) static inline V each_four_times(const uint
   return vqtbl1q_u8(vreinterpretq_u8_s32(vdupq_n_s32(four_bytes(of_outputs))), lanes);
 }
 
+TARGET __attribute__((always_inline)) static inline V each_wide(const uint8_t *of_outputs) {
+  const uint8x16_t lanes = {0, 16, 16, 16, 1, 16, 16, 16, 2, 16, 16, 16, 3, 16, 16, 16};
+  return vqtbl1q_u8(vreinterpretq_u8_s32(vdupq_n_s32(four_bytes(of_outputs))), lanes);
+}
+
+#define WIDEN each_wide
 #define SCALES each_four_times
 #define CENTRES(of_outputs) vnegq_u8(each_four_times(of_outputs))
 #define vnegq_u8(v) vsubq_u8(ZERO(), v)
-#define LOW_LEVELS(bytes, scale, centre) vmlaq_u8(centre, vandq_u8(bytes, vdupq_n_u8(15)), scale)
-#define HIGH_LEVELS(bytes, scale, centre) vmlaq_u8(centre, vshrq_n_u8(bytes, 4), scale)
+#define LOW_NIBBLES(bytes) vandq_u8(bytes, vdupq_n_u8(15))
+#define HIGH_NIBBLES(bytes) vshrq_n_u8(bytes, 4)
+#define LOW_LEVELS(bytes, scale, centre) vmlaq_u8(centre, LOW_NIBBLES(bytes), scale)
+#define HIGH_LEVELS(bytes, scale, centre) vmlaq_u8(centre, HIGH_NIBBLES(bytes), scale)
 #include "dot_panel.h"
 
 static int kernels_of_cpu(void) {
@@ -60,6 +71,7 @@ static int kernels_of_cpu(void) {
 }
 
 static void run_panel(const Job *job, int64_t panel, char *scratch) {
-  if (job->weight->nibbles && job->rows <= 2 * MOST_FEW) few_neon(job, panel);
+  if (job->weight->halves) blocks_neon(job, panel);
+  else if (job->weight->nibbles && job->rows <= 2 * MOST_FEW) few_neon(job, panel);
   else many_neon(job, panel, scratch);
 }

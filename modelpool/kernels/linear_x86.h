@@ -6,6 +6,7 @@
 
 #define MOST_FEW 8
 #define MOST_ROWS 12
+#define MOST_OF_BLOCKS 4
 #define V __m512i
 #define VF __m512
 #define LANES 16
@@ -30,12 +31,15 @@
 #define TO_FLOAT _mm512_cvtepi32_ps
 #define MULF _mm512_mul_ps
 #define ADDF _mm512_add_ps
+#define SUBF _mm512_sub_ps
+#define HALVES(p) _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(p)))
 #define SETF _mm512_set1_ps
 #define LOADF _mm512_loadu_ps
 #define STOREF _mm512_storeu_ps
 #include "dot_panel.h"
 #undef MOST_FEW
 #undef MOST_ROWS
+#undef MOST_OF_BLOCKS
 #undef V
 #undef VF
 #undef LANES
@@ -60,6 +64,8 @@
 #undef TO_FLOAT
 #undef MULF
 #undef ADDF
+#undef SUBF
+#undef HALVES
 #undef SETF
 #undef LOADF
 #undef STOREF
@@ -67,6 +73,7 @@
 /* Sixteen registers leave room for fewer rows. */
 #define MOST_FEW 4
 #define MOST_ROWS 4
+#define MOST_OF_BLOCKS 2
 #define V __m256i
 #define VF __m256
 #define LANES 8
@@ -88,12 +95,14 @@
 #define TO_FLOAT _mm256_cvtepi32_ps
 #define MULF _mm256_mul_ps
 #define ADDF _mm256_add_ps
+#define SUBF _mm256_sub_ps
+#define HALVES(p) _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p)))
 #define SETF _mm256_set1_ps
 #define LOADF _mm256_loadu_ps
 #define STOREF _mm256_storeu_ps
 
 #define NAME(x) x##_avx
-#define TARGET __attribute__((target("avx2,fma,avxvnni")))
+#define TARGET __attribute__((target("avx2,fma,f16c,avxvnni")))
 #define DOT _mm256_dpbusd_avx_epi32
 #include "dot_panel.h"
 #undef NAME
@@ -102,21 +111,21 @@
 
 /* The same under the instructions of AVX-512, for tests on CPUs without those of AVX-VNNI. */
 #define NAME(x) x##_256
-#define TARGET __attribute__((target("avx2,fma,avx512f,avx512vl,avx512vnni")))
+#define TARGET __attribute__((target("avx2,fma,f16c,avx512f,avx512vl,avx512vnni")))
 #define DOT _mm256_dpbusd_epi32
 #include "dot_panel.h"
 
 /* ---- AVX2 alone: nibbles times bytes leave room for eight sums in 16 bits */
 
-#define AVX2_TARGET __attribute__((target("avx2,fma")))
+#define AVX2_TARGET __attribute__((target("avx2,fma,f16c")))
 #define AVX2_INLINE AVX2_TARGET __attribute__((always_inline)) static inline
 
 /* Compilers would compute all products before the first sum, and have no registers for them. */
 #define IN_ORDER(vector) __asm__("" : "+x"(vector))
 
-AVX2_INLINE void avx2_finish(const Weight *w, __m256i sum, int64_t output, float largest, void *y,
+AVX2_INLINE void avx2_finish(const Weight *w, __m256 sum, int64_t output, float largest, void *y,
                              int is_bf16) {
-  __m256 found = _mm256_mul_ps(_mm256_cvtepi32_ps(sum), _mm256_loadu_ps(w->units + output));
+  __m256 found = _mm256_mul_ps(sum, _mm256_loadu_ps(w->units + output));
   found = _mm256_mul_ps(found, _mm256_set1_ps(largest));
   if (w->bias) found = _mm256_add_ps(found, _mm256_loadu_ps(w->bias + output));
   float outputs[8];
@@ -135,6 +144,34 @@ AVX2_INLINE __m256i avx2_twice(const uint8_t *of_outputs) {
   return _mm256_or_si256(wide, _mm256_slli_epi32(wide, 16));
 }
 
+/* Of a group: products of `count` rows with sixteen outputs, of pairs of inputs, in 16 bits. */
+AVX2_INLINE void avx2_pairs(const int count, const Job *job, const uint8_t *nibbles, int64_t g,
+                            int64_t m0, __m256i short_sums[][2]) {
+  const __m256i low = _mm256_set1_epi8(15);
+#pragma GCC unroll 4
+  for (int m = 0; m < count; m++) short_sums[m][0] = short_sums[m][1] = _mm256_setzero_si256();
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; j++) {
+    __builtin_prefetch(nibbles + j * 64 + AHEAD);
+    const __m256i a = _mm256_load_si256((const __m256i *)(nibbles + j * 64));
+    const __m256i b = _mm256_load_si256((const __m256i *)(nibbles + j * 64 + 32));
+#pragma GCC unroll 2
+    for (int late = 0; late < 2; late++) { /* the later four of eight inputs */
+      const __m256i of_a = _mm256_and_si256(late ? _mm256_srli_epi16(a, 4) : a, low);
+      const __m256i of_b = _mm256_and_si256(late ? _mm256_srli_epi16(b, 4) : b, low);
+#pragma GCC unroll 4
+      for (int m = 0; m < count; m++) {
+        const uint8_t *from = job->levels + (m0 + m) * job->stride + g * GROUP + j * 8 + late * 4;
+        const __m256i x = _mm256_set1_epi32(four_bytes(from));
+        short_sums[m][0] = _mm256_add_epi16(short_sums[m][0], _mm256_maddubs_epi16(of_a, x));
+        short_sums[m][1] = _mm256_add_epi16(short_sums[m][1], _mm256_maddubs_epi16(of_b, x));
+        IN_ORDER(short_sums[m][0]);
+        IN_ORDER(short_sums[m][1]);
+      }
+    }
+  }
+}
+
 /* `count` rows with the sixteen outputs of half a panel. */
 AVX2_INLINE void avx2_nibbles(const int count, const Job *job, int64_t panel, int half, int64_t m0,
                               __m256i sums[][2]) {
@@ -143,31 +180,9 @@ AVX2_INLINE void avx2_nibbles(const int count, const Job *job, int64_t panel, in
   const uint8_t *nibbles = w->nibbles + panel * groups * 512 + half * 256;
   const uint8_t *scales = w->scales + panel * groups * 32 + half * 16;
   const uint8_t *centres = w->centres + panel * groups * 32 + half * 16;
-  const __m256i low = _mm256_set1_epi8(15);
   for (int64_t g = 0; g < groups; g++, nibbles += 512, scales += 32, centres += 32) {
     __m256i short_sums[4][2];
-#pragma GCC unroll 4
-    for (int m = 0; m < count; m++) short_sums[m][0] = short_sums[m][1] = _mm256_setzero_si256();
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; j++) {
-      __builtin_prefetch(nibbles + j * 64 + AHEAD);
-      const __m256i a = _mm256_load_si256((const __m256i *)(nibbles + j * 64));
-      const __m256i b = _mm256_load_si256((const __m256i *)(nibbles + j * 64 + 32));
-#pragma GCC unroll 2
-      for (int late = 0; late < 2; late++) { /* the later four of eight inputs */
-        const __m256i of_a = _mm256_and_si256(late ? _mm256_srli_epi16(a, 4) : a, low);
-        const __m256i of_b = _mm256_and_si256(late ? _mm256_srli_epi16(b, 4) : b, low);
-#pragma GCC unroll 4
-        for (int m = 0; m < count; m++) {
-          const uint8_t *from = job->levels + (m0 + m) * job->stride + g * GROUP + j * 8 + late * 4;
-          const __m256i x = _mm256_set1_epi32(four_bytes(from));
-          short_sums[m][0] = _mm256_add_epi16(short_sums[m][0], _mm256_maddubs_epi16(of_a, x));
-          short_sums[m][1] = _mm256_add_epi16(short_sums[m][1], _mm256_maddubs_epi16(of_b, x));
-          IN_ORDER(short_sums[m][0]);
-          IN_ORDER(short_sums[m][1]);
-        }
-      }
-    }
+    avx2_pairs(count, job, nibbles, g, m0, short_sums);
 #pragma GCC unroll 2
     for (int i = 0; i < 2; i++) {
       const __m256i scale = avx2_twice(scales + i * 8), centre = avx2_twice(centres + i * 8);
@@ -211,6 +226,58 @@ AVX2_INLINE void avx2_levels(const int count, const Job *job, int64_t panel, int
   }
 }
 
+/* Blocks, see `rows_of_blocks` of dot_panel.h. */
+AVX2_INLINE void avx2_blocks(const int count, const Job *job, int64_t panel, int half, int64_t m0,
+                             __m256 sums[][2]) {
+  const Weight *w = job->weight;
+  const int64_t groups = w->inputs / GROUP, at = panel * groups * 32 + half * 16;
+  const uint8_t *nibbles = w->nibbles + panel * groups * 512 + half * 256;
+  const uint16_t *halves = w->halves + panel * blocks_of(w) * 64 + half * 16;
+  const __m256i ones = _mm256_set1_epi16(1);
+  int64_t left = w->block; /* groups of the block */
+  for (int64_t g = 0; g < groups; g++, nibbles += 512) {
+    __m256i short_sums[4][2];
+    avx2_pairs(count, job, nibbles, g, m0, short_sums);
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+      __m256 scale = HALVES(halves + i * 8), centre = HALVES(halves + 32 + i * 8);
+      if (w->scales) {
+        scale = _mm256_mul_ps(scale, TO_FLOAT(WIDEN(w->scales + at + g * 32 + i * 8)));
+        centre = _mm256_mul_ps(centre, TO_FLOAT(WIDEN(w->centres + at + g * 32 + i * 8)));
+      }
+#pragma GCC unroll 4
+      for (int m = 0; m < count; m++) {
+        const __m256 total = _mm256_set1_ps(job->totals[(m0 + m) * groups + g]);
+        const __m256 found = TO_FLOAT(_mm256_madd_epi16(short_sums[m][i], ones));
+        sums[m][i] = _mm256_add_ps(
+            sums[m][i],
+            _mm256_sub_ps(_mm256_mul_ps(found, scale), _mm256_mul_ps(total, centre)));
+      }
+    }
+    if (--left == 0) left = w->block, halves += 64;
+  }
+}
+
+#define AVX2_BLOCKS(count)                                                                       \
+  case count:                                                                                    \
+    avx2_blocks(count, job, panel, half, m0, sums);                                              \
+    break
+
+AVX2_TARGET static void blocks_avx2(const Job *job, int64_t panel) {
+  for (int64_t m0 = 0; m0 < job->rows; m0 += 4) {
+    const int count = least(job->rows - m0, 4);
+    for (int half = 0; half < 2; half++) {
+      __m256 sums[4][2];
+      for (int m = 0; m < 4; m++) sums[m][0] = sums[m][1] = _mm256_setzero_ps();
+      switch (count) { AVX2_BLOCKS(1); AVX2_BLOCKS(2); AVX2_BLOCKS(3); AVX2_BLOCKS(4); }
+      for (int m = 0; m < count; m++)
+        for (int i = 0; i < 2; i++)
+          avx2_finish(job->weight, sums[m][i], panel * 32 + half * 16 + i * 8,
+                      job->largest[m0 + m], row_of(job, m0 + m), job->y_is_bf16);
+    }
+  }
+}
+
 #define AVX2_ROWS(count)                                                                         \
   case count:                                                                                    \
     if (w->nibbles) avx2_nibbles(count, job, panel, half, m0, sums);                             \
@@ -227,7 +294,7 @@ AVX2_TARGET static void panel_avx2(const Job *job, int64_t panel) {
       switch (count) { AVX2_ROWS(1); AVX2_ROWS(2); AVX2_ROWS(3); AVX2_ROWS(4); }
       for (int m = 0; m < count; m++)
         for (int i = 0; i < 2; i++)
-          avx2_finish(w, sums[m][i], panel * 32 + half * 16 + i * 8, job->largest[m0 + m],
+          avx2_finish(w, _mm256_cvtepi32_ps(sums[m][i]), panel * 32 + half * 16 + i * 8, job->largest[m0 + m],
                       row_of(job, m0 + m), job->y_is_bf16);
     }
   }
@@ -237,8 +304,11 @@ static int kernels_of_cpu(void) {
   __builtin_cpu_init();
   int found = 0;
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 0;
+  unsigned a = 1, b = 0, c = 0, d = 0;
+  __asm__ volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
+  if (!(c >> 29 & 1)) return 0; /* half floats, of which older compilers do not ask */
   found |= AVX2;
-  unsigned a = 7, b = 0, c = 1, d = 0;
+  a = 7, c = 1;
   __asm__ volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
   if (a >> 4 & 1) found |= AVX_VNNI;
   if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
@@ -249,22 +319,26 @@ static int kernels_of_cpu(void) {
 
 static void run_panel(const Job *job, int64_t panel, char *scratch) {
   /* Unpacking a panel twice or three times costs less than sums that go through memory. */
-  const int is_few = job->weight->nibbles != NULL;
+  const int is_few = job->weight->nibbles != NULL, in_blocks = job->weight->halves != NULL;
   switch (job->kernel) {
     case AVX512_VNNI:
-      if (is_few && job->rows <= 24) few_512(job, panel);
+      if (in_blocks) blocks_512(job, panel);
+      else if (is_few && job->rows <= 24) few_512(job, panel);
       else many_512(job, panel, scratch);
       break;
     case AVX_VNNI:
-      if (is_few && job->rows <= 4) few_avx(job, panel);
+      if (in_blocks) blocks_avx(job, panel);
+      else if (is_few && job->rows <= 4) few_avx(job, panel);
       else many_avx(job, panel, scratch);
       break;
     case AVX512_VNNI_256:
-      if (is_few && job->rows <= 4) few_256(job, panel);
+      if (in_blocks) blocks_256(job, panel);
+      else if (is_few && job->rows <= 4) few_256(job, panel);
       else many_256(job, panel, scratch);
       break;
     default:
-      panel_avx2(job, panel);
+      if (in_blocks) blocks_avx2(job, panel);
+      else panel_avx2(job, panel);
   }
 }
 

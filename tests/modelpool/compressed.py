@@ -7,9 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from modelpool.fast.cpu import int8_refusal
 from modelpool.fast.experts import QuantisedExperts
-from modelpool.fast.int4 import Int4Weight
+from modelpool.fast.int4 import BlockWeight, Int4Weight, PanelWeight, quantised_refusal
 from modelpool.fast.quantised import QuantisedLinear, QuantisedWeight
 from modelpool.packed_model import PackedModel
 from modelpool.probe import probed
@@ -21,7 +20,7 @@ WEIGHTS: dict[str, Any] = {
 }  # fmt: skip
 ACTIVATIONS: dict[str, Any] = {**WEIGHTS, "strategy": "token", "dynamic": True, "observer": None}
 IGNORED = "lm_head"
-needs_int8 = pytest.mark.skipif(int8_refusal() is not None, reason=str(int8_refusal()))
+needs_int8 = pytest.mark.skipif(quantised_refusal() is not None, reason=str(quantised_refusal()))
 
 
 def logits(model: PackedModel) -> torch.Tensor:
@@ -39,11 +38,19 @@ def held_bytes(model: PackedModel) -> float:
     for each in modules:
         shared += [*each.up, *each.down] if isinstance(each, QuantisedExperts) else []
     taken = float(sum(parameter.nbytes for parameter in model.model.parameters()))
-    for one in {id(one): one for one in shared}.values():
-        output = (
-            9 / 16 * one.in_features + 8 if isinstance(one, Int4Weight) else one.in_features + 4
-        )
-        taken += one.out_features * output
+    return taken + sum(_held(one) for one in {id(one): one for one in shared}.values())
+
+
+def _held(weight: QuantisedWeight) -> float:
+    if not isinstance(weight, PanelWeight):
+        return weight.out_features * (weight.in_features + 4)
+    taken = 0.0
+    for one in (weight, *weight.others):
+        bits = 4.5 if isinstance(one, Int4Weight) else 8
+        if isinstance(one, BlockWeight):
+            bits = (4.5 if one.described.scales else 4) + 1 / one.described.block
+        output = bits / 8 * one.in_features + (8 if isinstance(one, Int4Weight) else 4)
+        taken += one.described.outputs * output
     return taken
 
 

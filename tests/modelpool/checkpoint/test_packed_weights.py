@@ -16,13 +16,15 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from modelpool.checkpoint import packed_weights
 from modelpool.checkpoint.cache_dir import cache_dir
-from modelpool.checkpoint.footprint import read_checkpoint
-from modelpool.checkpoint.int4_values import Int4Grid, Int4Values
+from modelpool.checkpoint.footprint import read_checkpoint, read_config
+from modelpool.checkpoint.headers import header_of
+from modelpool.checkpoint.quantization import packing_of
 from modelpool.fast.experts import QuantisedExperts
+from modelpool.fast.int4 import BlockWeight
 from modelpool.fast.quantised import QuantisedLinear
 from specrouter import LLM
 from tests.modelpool.checkpoint.packers import FORMATS, check_same, checkpoints, same_weights
-from tests.modelpool.compressed import logits, needs_int8
+from tests.modelpool.compressed import held_bytes, logits, needs_int8
 from tests.modelpool.factories import edit_weights, pool_of
 from tests.modelpool.refused import refused
 
@@ -76,16 +78,52 @@ def test_they_may_be_rounded_again(asked: Any, kind: Any, tmp_path: Path) -> Non
 
 
 @needs_int8
-@pytest.mark.parametrize("asked", ["int8", "int4"])
-@pytest.mark.parametrize("name", ["gptq-channel", "packed-channel"])
-def test_numbers_of_one_scale_for_an_output_stay(name: str, asked: str, tmp_path: Path) -> None:
-    """In bfloat16, which has rounded them by up to 0.4%."""
-    stored, _ = checkpoints(FORMATS[name], tmp_path)
-    model = pool_of(stored, dtype="bfloat16", weights=asked).get("m").model
-    found = {each: one for each, one in model.named_modules() if isinstance(one, QuantisedLinear)}
-    errors = {each: one.roundings[0] for each, one in found.items() if each != "lm_head"}
-    assert len(errors) == 14
-    assert all(kept == asked and error < 0.003 for kept, error in errors.values())
+@pytest.mark.parametrize(
+    "name",
+    ["awq", "gptq", "gptq-2-bits", "gptq-channel", "packed", "packed-channel", "packed-old-zeros"],
+)
+def test_groups_of_four_bits_stay_where_that_is_asked(name: str, tmp_path: Path) -> None:
+    stored, plain = checkpoints(FORMATS[name], tmp_path)
+    pool, exact = pool_of(stored, weights="exact"), dict[str, BlockWeight]()
+    packed = pool.get("m")
+    for layer, one in packed.model.named_modules():
+        if isinstance(one, QuantisedLinear) and isinstance(one.shared, BlockWeight):
+            assert not one.roundings
+            exact[layer] = one.shared
+    assert len(exact) == 14
+    assert "weights are as they are" in str(pool.plan("m").warning)
+    assert pool.plan("m").footprint.weight_bytes == pytest.approx(held_bytes(packed), rel=0.03)
+    wanted = logits(pool_of(plain, dtype="float32").get("m"))
+    assert float((logits(packed) - wanted).norm() / wanted.norm()) < 0.05
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_blocks_have_the_format_s_own_values(name: str, tmp_path: Path) -> None:
+    """Those of other orders, numbers and groups are in none."""
+    stored, plain = checkpoints(FORMATS[name], tmp_path)
+    packing = packing_of(read_config(stored, trust_remote_code=False))
+    assert packing is not None
+    tensor = load_file(stored / "model.safetensors").__getitem__
+    found = packed_weights.packed_weights(header_of(stored / "model.safetensors"), packing)
+    values = {one: each.blocks(tensor) if each.has_blocks else None for one, each in found.items()}
+    assert len(values) == 14
+    are_there = name in {
+        "awq", "gptq", "gptq-2-bits", "gptq-channel", "gptq-v2", "packed", "packed-channel",
+        "packed-zeros", "packed-old-zeros", "packed-unordered",
+    }  # fmt: skip
+    assert all((one is not None) == are_there for one in values.values())
+    wanted = load_file(plain / "model.safetensors")
+    for key, one in values.items():
+        if one is not None:
+            plain_values = one.multiply(torch.eye(one.nibbles.shape[1])).t()
+            assert torch.equal(plain_values, wanted[key].float())
+
+
+@pytest.mark.parametrize("kind", ["plain", "gptq-8-bits"])
+def test_exact_is_for_what_has_four_bits(kind: str, tmp_path: Path) -> None:
+    stored, plain = checkpoints(FORMATS["gptq-8-bits"], tmp_path)
+    with refused("pool.models[0].weights", "exact keeps blocks of 4 bits, which it does not have"):
+        pool_of(plain if kind == "plain" else stored, weights="exact")
 
 
 @needs_int8
@@ -102,19 +140,9 @@ def test_so_do_those_of_a_composite(stem: str, tmp_path: Path) -> None:
         "text_config": text, "tie_word_embeddings": False,
     }  # fmt: skip
     (stored / "config.json").write_text(json.dumps(composite))
-    model = pool_of(stored, dtype="bfloat16", weights="int4").get("m").model
-    found = [one.roundings[0] for one in model.modules() if isinstance(one, QuantisedLinear)]
-    assert sum(kept == "int4" and error < 0.003 for kept, error in found) == 14
-
-
-def test_the_levels_of_a_grid_are_found_again() -> None:
-    random = torch.Generator().manual_seed(0)
-    zeros = torch.arange(16).repeat(20).unsqueeze(1)
-    levels = torch.randint(0, 16, (len(zeros), 200), generator=random) - zeros
-    units = torch.rand(len(zeros), generator=random) + 0.01
-    weight = (levels * units.unsqueeze(1)).bfloat16()
-    found = Int4Values.of(weight, Int4Grid(units))
-    assert torch.equal(found.expanded().levels, levels.to(torch.int8))
+    model = pool_of(stored, weights="exact").get("m").model
+    found = [one.shared for one in model.modules() if isinstance(one, QuantisedLinear)]
+    assert sum(isinstance(one, BlockWeight) for one in found) == 14
 
 
 def test_texts_are_those_of_the_plain_model(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""A layer in int4 has the bits of its expansion to int8, whatever computes it."""
+"""A layer in int4 has the bits of its expansion to int8, whatever computes it; one in blocks those
+of whole numbers in each group."""
 
 import copy
 import itertools
@@ -10,11 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from modelpool.checkpoint.block_values import BlockValues
 from modelpool.checkpoint.int4_values import Int4Values
 from modelpool.checkpoint.int8_values import INT8_LEVELS
 from modelpool.fast import int4, quantised
 from modelpool.fast.cpu import cpu_threads, int8_refusal
-from modelpool.fast.int4 import Int4Weight, Int8PanelWeight, PanelWeight, exact_kernels, is_exact
+from modelpool.fast.int4 import (
+    BlockWeight,
+    Int4Weight,
+    Int8PanelWeight,
+    PanelWeight,
+    exact_kernels,
+    is_exact,
+)
 from modelpool.fast.int8 import Int8Weight, quantise_rows
 from modelpool.fast.quantised import QuantisedLinear, quantise_linears
 from modelpool.kernels.library import LinearKernels, linear_kernels
@@ -66,6 +75,65 @@ def test_every_kernel_sums_whole_numbers(
             assert torch.equal(weight.multiply(x, kernel=name), wanted), name
 
 
+def drawn_blocks(outputs: int, groups: int, block: int, scaled: bool) -> BlockValues:
+    """`block`: groups of one; `scaled`: with scales and centres of groups."""
+    inputs, small = groups * 32, [torch.randint(64, (outputs, groups)).byte() for _ in range(2)]
+    halves = draw(2, outputs, groups // block).half()
+    nibbles = torch.randint(16, (outputs, inputs)).byte()
+    return BlockValues(nibbles, *halves, *(small if scaled else []))
+
+
+@needs_kernels
+@given(
+    outputs=st.sampled_from([1, 31, 32, 70]),
+    blocks=st.integers(1, 5),
+    form=st.sampled_from([(1, False), (1, True), (3, True), (4, True), (8, True)]),
+    rows=st.integers(1, 19),
+    threads=st.integers(1, 2),
+    dtype=st.sampled_from([torch.bfloat16, torch.float32]),
+    is_biased=st.booleans(),
+)
+def test_every_kernel_adds_the_groups_of_blocks_in_their_order(
+    outputs: int,
+    blocks: int,
+    form: tuple[int, bool],
+    rows: int,
+    threads: int,
+    dtype: torch.dtype,
+    is_biased: bool,
+) -> None:
+    values = drawn_blocks(outputs, blocks * form[0], *form)
+    bias = draw(outputs) if is_biased else None
+    x = draw(rows, values.nibbles.shape[1]).to(dtype)
+    levels, largest = quantise_rows(x)
+    wanted = values.multiply(levels.long() - 128) * (torch.ones(outputs) / INT8_LEVELS) * largest
+    wanted = (wanted if bias is None else wanted + bias).to(dtype)
+    weight = BlockWeight([values], bias, kernels())
+    with cpu_threads(threads):
+        for name in kernels().available:
+            assert torch.equal(weight.multiply(x, kernel=name), wanted), name
+            alone = torch.cat([weight.multiply(row, kernel=name) for row in x.chunk(rows)])
+            assert torch.equal(alone, wanted), name
+
+
+@needs_kernels
+@pytest.mark.parametrize("rows", [1, 21])
+def test_weights_of_different_kinds_stand_side_by_side(rows: int) -> None:
+    kinds: list[tuple[type[PanelWeight], object]] = [
+        (BlockWeight, drawn_blocks(70, 8, 8, scaled=True)),
+        (Int8PanelWeight, Int4Values.of(draw(33, 256)).expanded()),
+        (Int4Weight, Int4Values.of(draw(1, 256))),
+        (BlockWeight, drawn_blocks(40, 8, 1, scaled=False)),
+    ]
+    x, bias = draw(rows, 256), draw(70)
+    apart = [kind([one], bias if place == 0 else None, kernels())  # type: ignore[call-arg, arg-type]
+             for place, (kind, one) in enumerate(kinds)]  # fmt: skip
+    wanted = torch.cat([one.multiply(x) for one in apart], dim=1)
+    joined = apart[0].followed_by(apart[1:])
+    assert joined.out_features == 144
+    assert torch.equal(joined.multiply(x), wanted)
+
+
 @needs_kernels
 @pytest.mark.skipif(int8_refusal() is not None, reason=str(int8_refusal()))
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
@@ -84,9 +152,12 @@ def test_a_layer_has_the_bits_of_its_expansion(
 @needs_kernels
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("rows", [2, 20])
-def test_a_row_that_is_not_finite_fails_alone(value: float, rows: int) -> None:
-    values, x = Int4Values.of(draw(40, 96)), draw(rows, 96)
-    weight = Int4Weight([values], None, kernels())
+@pytest.mark.parametrize("in_blocks", [False, True])
+def test_a_row_that_is_not_finite_fails_alone(value: float, rows: int, in_blocks: bool) -> None:
+    x = draw(rows, 96)
+    weight: PanelWeight = Int4Weight([Int4Values.of(draw(40, 96))], None, kernels())
+    if in_blocks:
+        weight = BlockWeight([drawn_blocks(40, 3, 1, scaled=False)], None, kernels())
     for name in kernels().available:
         good = weight.multiply(x, kernel=name)
         for dtype in (torch.float32, torch.bfloat16):
@@ -133,7 +204,6 @@ def test_layers_are_in_int4_or_expanded(way: str) -> None:
 
 
 @needs_kernels
-@pytest.mark.skipif(int8_refusal() is not None, reason=str(int8_refusal()))
 def test_a_layer_that_four_bits_hold_badly_is_in_int8() -> None:
     model = nn.Sequential(nn.Linear(1024, 256), nn.Linear(1024, 256)).requires_grad_(False)
     torch.manual_seed(0)

@@ -83,7 +83,7 @@ def test_a_smoothed_weight_is_that_of_the_scaled_columns() -> None:
     factors = column_factors([weight])
     assert factors is not None
     assert factors.tolist() == [64.0 if one == 7 else 1.0 for one in range(64)]
-    smooth, _ = quantised.weight_of([weight], [None], None, in_int4=False)
+    smooth, _ = quantised.weight_of([weight], [None], None, [False])
     plain = Int8Weight([Int8Values.of(weight * factors)], None)
     for dtype in (torch.float32, torch.bfloat16):
         found = smooth.multiply(x.to(dtype))

@@ -6,10 +6,14 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 import torch
 
+from modelpool.checkpoint.block_values import BLOCK_BYTES, BlockValues
 from modelpool.fast.experts import QuantisedExperts
+from modelpool.fast.int4 import BlockWeight
 from modelpool.fast.quantised import QuantisedLinear
 from modelpool.packed_model import PackedModel
 from tests.modelpool.compressed import held_bytes, logits, needs_int8
@@ -19,6 +23,7 @@ from tests.modelpool.gguf.files import (
     K_TYPES,
     MIXTURES,
     QUANTISED,
+    drawn_blocks,
     reference,
     save,
     write,
@@ -66,6 +71,19 @@ def test_what_is_joined_is_kept_as_the_finest_part(tmp_path: Path) -> None:
     assert difference(packed, reference("qwen3moe", tmp_path / "m", file)) < 1e-5
 
 
+@pytest.mark.parametrize("kind", BLOCK_BYTES)
+def test_blocks_have_the_file_s_values(kind: str) -> None:
+    drawn = np.random.default_rng(0).standard_normal((70, 512), np.float32)
+    stored = (
+        drawn_blocks(kind, drawn)
+        if kind in K_TYPES
+        else gguf.quantize(drawn, gguf.GGMLQuantizationType[kind])
+    )
+    found = BlockValues.of(kind, stored).multiply(torch.eye(512)).t()
+    wanted = gguf.dequantize(stored, gguf.GGMLQuantizationType[kind])
+    assert torch.equal(found, torch.from_numpy(wanted))
+
+
 @needs_int8
 @pytest.mark.parametrize("kind", [*QUANTISED, *K_TYPES])
 def test_every_type_is_read_and_kept_in_as_many_bits(kind: str, tmp_path: Path) -> None:
@@ -74,9 +92,19 @@ def test_every_type_is_read_and_kept_in_as_many_bits(kind: str, tmp_path: Path) 
     save("llama", tmp_path / "m", hidden=256, dtype="float32", tied=False)
     file = write("llama", tmp_path / "m", tmp_path / "m.gguf", kind)
     model = reference("llama", tmp_path / "m", file)
-    exact = pool_of(file, dtype="float32").get("m")
-    assert difference(exact, model) < 1e-5
-    pool = pool_of(file)
+    plain = pool_of(file, dtype="float32").get("m")
+    assert difference(plain, model) < 1e-5
+    in_blocks = kind in BLOCK_BYTES
+    if in_blocks:
+        pool = pool_of(file)
+        said, exact = pool.plan("m").footprint.weight_bytes, pool.get("m")
+        assert said == pytest.approx(held_bytes(exact), rel=0.03)
+        linears = [one for one in exact.model.modules() if isinstance(one, QuantisedLinear)]
+        assert len(linears) == 2 * 7 + 1
+        assert all(isinstance(one.shared, BlockWeight) for one in linears)
+        assert not forms(exact)
+        assert difference(exact, model) < 0.2
+    pool = pool_of(file, weights="int4" if in_blocks else "auto")
     said, rounded = pool.plan("m").footprint.weight_bytes, pool.get("m")
     assert said == pytest.approx(held_bytes(rounded), rel=0.03)
     is_int4 = kind[1] in "234"
@@ -103,8 +131,9 @@ def test_rounded_weights_are_those_of_a_checkpoint_in_bfloat16(
 
 @needs_int8
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_layers_of_more_bits_stay_in_int8_beside_those_in_int4(
-    family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("weights", ["auto", "int4"])
+def test_layers_of_more_bits_stay_in_int8_beside_those_in_four(
+    family: str, weights: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     save(family, tmp_path / "m", hidden=256)
     file = write(
@@ -113,14 +142,16 @@ def test_layers_of_more_bits_stay_in_int8_beside_those_in_int4(
         tmp_path / "m.gguf",
         lambda name: "Q6_K" if "down" in name or "attn_v" in name else "Q4_0",
     )
-    pool = pool_of(file)
+    pool = pool_of(file, weights=weights)
     with caplog.at_level(logging.INFO):
         packed = pool.get("m")
     found = forms(packed)
-    assert {kept for name, kept in found.items() if "gate" in name or "o_proj" in name} == {"int4"}
+    narrow = [each for each in ("gate", "o_proj", "q_proj") if any(each in name for name in found)]
+    assert narrow == ([] if weights == "auto" else ["gate", "o_proj", "q_proj"])
+    assert set(found.values()) == {"int8"} | ({"int4"} if narrow else set())
     assert {kept for name, kept in found.items() if "down" in name or "v_proj" in name} == {"int8"}
     said = [one for one in caplog.messages if "rounded to" in one]
-    assert any("rounded to int4, mean relative error 0.0" in one for one in said)
+    assert any("rounded to int4, mean relative error 0.0" in one for one in said) == bool(narrow)
     assert any("rounded to int8, mean relative error 0.00" in one for one in said)
 
 
@@ -165,12 +196,14 @@ def test_experts_are_kept_as_their_types_say(family: str, tmp_path: Path) -> Non
     file = write(family, tmp_path / "m", tmp_path / "m.gguf", kind)
     model = reference(family, tmp_path / "m", file)
     assert difference(pool_of(file, dtype="float32").get("m"), model) < 1e-5
-    pool = pool_of(file)
-    packed = pool.get("m")
-    [experts] = [one for one in packed.model.modules() if isinstance(one, QuantisedExperts)]
-    assert [kept for kept, _ in experts.roundings] == ["int4"] * 4 + ["int8"] * 4
-    taken = held_bytes(packed)
-    assert pool.plan("m").footprint.weight_bytes == pytest.approx(taken, rel=0.03)
+    for weights, narrow in (("auto", []), ("int4", ["int4"] * 4)):
+        pool = pool_of(file, weights=weights)
+        packed = pool.get("m")
+        [experts] = [one for one in packed.model.modules() if isinstance(one, QuantisedExperts)]
+        assert [kept for kept, _ in experts.roundings] == narrow + ["int8"] * 4
+        taken = held_bytes(packed)
+        assert pool.plan("m").footprint.weight_bytes == pytest.approx(taken, rel=0.03)
+        assert difference(packed, model) < (0.6 if narrow else 0.3)
 
 
 @pytest.mark.parametrize(
