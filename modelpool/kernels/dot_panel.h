@@ -260,13 +260,16 @@ TARGET static void NAME(block)(int count, const int8_t *bytes, int64_t half, int
   }
 }
 
-/* Any number of rows: CHUNK inputs of the panel stay in the first cache for all of them. */
-TARGET static void NAME(many)(const Job *job, int64_t panel, char *scratch) {
+/* Any number of rows: CHUNK inputs of the panel stay in the first cache for all of them. `block` is
+ * called for at most `most` at once, which but for the last are a multiple of `unit`. */
+INLINE void NAME(many_by)(const Job *job, int64_t panel, char *scratch, int64_t most, int64_t unit,
+                          void (*block)(int, const int8_t *, int64_t, int64_t, const uint8_t *,
+                                        int64_t, int32_t *)) {
   const Weight *w = job->weight;
   int8_t *unpacked = (int8_t *)scratch;
   int32_t *kept = (int32_t *)(scratch + CHUNK * 32);
   memset(kept, 0, job->rows * 32 * sizeof *kept);
-  const int64_t blocks = (job->rows + MOST_ROWS - 1) / MOST_ROWS;
+  const int64_t blocks = (job->rows + most - 1) / most;
   for (int64_t k0 = 0; k0 < w->inputs; k0 += CHUNK) {
     const int64_t k1 = least(k0 + CHUNK, w->inputs), steps = (k1 - k0) / 4;
     const int8_t *bytes = w->levels + panel * w->inputs * 32 + k0 * 16;
@@ -277,15 +280,20 @@ TARGET static void NAME(many)(const Job *job, int64_t panel, char *scratch) {
       half = (k1 - k0) * 16;
     }
     for (int64_t b = 0; b < blocks; b++) {
-      const int64_t m = job->rows * b / blocks, end = job->rows * (b + 1) / blocks;
-      NAME(block)(end - m, bytes, half, steps, job->levels + m * job->stride + k0, job->stride,
-                  kept + m * 32);
+      const int64_t m = multiple(job->rows * b / blocks, unit);
+      const int64_t end = least(multiple(job->rows * (b + 1) / blocks, unit), job->rows);
+      block(end - m, bytes, half, steps, job->levels + m * job->stride + k0, job->stride,
+            kept + m * 32);
     }
   }
   for (int64_t m = 0; m < job->rows; m++)
     for (int i = 0; i < VECTORS; i++)
       NAME(finish)(w, LOADU(kept + m * 32 + i * LANES), panel * 32 + i * LANES, job->largest[m],
                    row_of(job, m), job->y_is_bf16);
+}
+
+TARGET static void NAME(many)(const Job *job, int64_t panel, char *scratch) {
+  NAME(many_by)(job, panel, scratch, MOST_ROWS, 1, NAME(block));
 }
 
 #undef INLINE

@@ -32,7 +32,7 @@ from modelpool.checkpoint.cached_folder import cached_folder
 logger = logging.getLogger(__name__)
 
 KERNELS: Mapping[str, int] = {
-    "avx512-vnni": 4, "avx-vnni": 2, "avx2": 1, "avx512-vnni-256": 8, "neon": 16
+    "amx": 32, "avx512-vnni": 4, "avx-vnni": 2, "avx2": 1, "avx512-vnni-256": 8, "neon": 16
 }  # fmt: skip
 _FOLDER, _NAME = Path(__file__).parent, "linear.so"
 _SOURCES = ("linear.c", "recurrence.c", "layer.c")

@@ -23,7 +23,8 @@
 #include "threads.h"
 
 enum { GROUP = 32, CHUNK = 512, AHEAD = 4096 };
-enum { AVX2 = 1, AVX_VNNI = 2, AVX512_VNNI = 4, AVX512_VNNI_256 = 8, NEON = 16 };
+enum { AVX2 = 1, AVX_VNNI = 2, AVX512_VNNI = 4, AVX512_VNNI_256 = 8, NEON = 16, AMX = 32 };
+enum { TILE_ROWS = 16 }; /* which tiles of AMX read, whether they count or not */
 
 struct Weight {
   const uint8_t *nibbles;  /* [panels][groups][2][4][64]; NULL: `levels` are stored */
@@ -58,6 +59,7 @@ typedef struct {
   size_t scratch_bytes; /* of a thread */
 } Job;
 
+static inline int64_t multiple(int64_t size, int64_t of) { return (size + of - 1) / of * of; }
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static inline int64_t blocks_of(const Weight *w) {
@@ -179,12 +181,13 @@ static int product(const Weight *w, const void *x, int x_is_bf16, void *y, int y
   const int64_t groups = w->inputs / GROUP;
   /* Rows a power of two apart would share few sets of the first cache. */
   const int64_t stride = w->inputs + 64;
-  const size_t of_levels = padded(rows * stride), of_largest = padded(rows * sizeof(float));
+  const int64_t held = multiple(rows, TILE_ROWS);
+  const size_t of_levels = padded(held * stride), of_largest = padded(rows * sizeof(float));
   const int is_avx2 = kernel == AVX2, in_blocks = w->halves != NULL;
   const size_t of_groups = padded(rows * groups * sizeof(int32_t));
   const size_t of_sums = in_blocks || (is_avx2 && w->nibbles) ? of_groups : 0;
   const size_t of_wide = is_avx2 && w->levels ? padded(rows * stride * sizeof(int16_t)) : 0;
-  const size_t of_thread = padded(CHUNK * 32 + rows * 32 * sizeof(int32_t));
+  const size_t of_thread = padded(CHUNK * 32 + held * 32 * sizeof(int32_t));
   char *memory = aligned_alloc(64, of_levels + of_largest + of_sums + of_wide + of_thread * threads);
   if (!memory) return 1;
   void *sums = memory + of_levels + of_largest;

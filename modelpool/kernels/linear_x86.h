@@ -1,6 +1,10 @@
 /* Kernels of linear layers for x86-64: AVX-512 VNNI, AVX-VNNI, and AVX2 alone. Part of linear.c. */
 
 #include <immintrin.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 /* ---- VNNI, with vectors of 512 bits and of 256 */
 
@@ -37,6 +41,54 @@
 #define LOADF _mm512_loadu_ps
 #define STOREF _mm512_storeu_ps
 #include "dot_panel.h"
+
+/* ---- AMX: an unpacked panel is a tile of 16 outputs and 64 inputs beside the other */
+
+#define TILES 32            /* rows of two tiles */
+#define MOST_BEFORE_TILES 8 /* rows for which nibbles are not unpacked */
+#define AMX_TARGET \
+  __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,amx-tile,amx-int8")))
+
+/* As `block_512`, also reading and adding to rows up to a multiple of 16. */
+AMX_TARGET static void block_amx(int count, const int8_t *bytes, int64_t half, int64_t steps,
+                                 const uint8_t *levels, int64_t stride, int32_t *kept) {
+  const int are_two = count > TILE_ROWS;
+  int32_t *second = kept + TILE_ROWS * 32;
+  const uint8_t *others = levels + TILE_ROWS * stride;
+  _tile_loadd(0, kept, 128);
+  _tile_loadd(1, kept + 16, 128);
+  if (are_two) {
+    _tile_loadd(2, second, 128);
+    _tile_loadd(3, second + 16, 128);
+  }
+  for (int64_t k = 0; k < steps * 4; k += 64, bytes += 1024) {
+    _tile_loadd(4, levels + k, stride);
+    _tile_loadd(6, bytes, 64);
+    _tile_dpbusd(0, 4, 6);
+    _tile_loadd(7, bytes + half, 64);
+    _tile_dpbusd(1, 4, 7);
+    if (are_two) {
+      _tile_loadd(5, others + k, stride);
+      _tile_dpbusd(2, 5, 6);
+      _tile_dpbusd(3, 5, 7);
+    }
+  }
+  _tile_stored(0, kept, 128);
+  _tile_stored(1, kept + 16, 128);
+  if (are_two) {
+    _tile_stored(2, second, 128);
+    _tile_stored(3, second + 16, 128);
+  }
+}
+
+AMX_TARGET static void many_amx(const Job *job, int64_t panel, char *scratch) {
+  /* Static: gcc 12 takes eight bytes of it for all that is read, and drops stores to a local one. */
+  static const struct { uint8_t palette, start, none[14]; uint16_t bytes[16]; uint8_t rows[16]; }
+      tiles = {1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
+  _tile_loadconfig(&tiles);
+  many_by_512(job, panel, scratch, TILES, TILE_ROWS, block_amx);
+  _tile_release();
+}
 #undef MOST_FEW
 #undef MOST_ROWS
 #undef MOST_OF_BLOCKS
@@ -121,7 +173,9 @@
 #define AVX2_INLINE AVX2_TARGET __attribute__((always_inline)) static inline
 
 /* Compilers would compute all products before the first sum, and have no registers for them. */
+#ifndef IN_ORDER
 #define IN_ORDER(vector) __asm__("" : "+x"(vector))
+#endif
 
 AVX2_INLINE void avx2_finish(const Weight *w, __m256 sum, int64_t output, float largest, void *y,
                              int is_bf16) {
@@ -311,9 +365,15 @@ static int kernels_of_cpu(void) {
   a = 7, c = 1;
   __asm__ volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
   if (a >> 4 & 1) found |= AVX_VNNI;
+  a = 7, c = 0;
+  __asm__ volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
   if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
     found |= AVX512_VNNI | AVX512_VNNI_256;
+#ifdef __linux__ /* which a process asks for tiles */
+  if (found & AVX512_VNNI && (d >> 24 & 3) == 3 && !syscall(SYS_arch_prctl, 0x1023, 18))
+    found |= AMX;
+#endif
   return found;
 }
 
@@ -321,6 +381,11 @@ static void run_panel(const Job *job, int64_t panel, char *scratch) {
   /* Unpacking a panel twice or three times costs less than sums that go through memory. */
   const int is_few = job->weight->nibbles != NULL, in_blocks = job->weight->halves != NULL;
   switch (job->kernel) {
+    case AMX:
+      if (in_blocks) blocks_512(job, panel);
+      else if (is_few && job->rows <= MOST_BEFORE_TILES) few_512(job, panel);
+      else many_amx(job, panel, scratch);
+      break;
     case AVX512_VNNI:
       if (in_blocks) blocks_512(job, panel);
       else if (is_few && job->rows <= 24) few_512(job, panel);
