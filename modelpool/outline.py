@@ -25,6 +25,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from modelpool.attention.backend import Feature
 from modelpool.attention.kv_view import AttentionLayer, KVView
+from modelpool.attention.latent import use_latents
 from modelpool.attention.packed import ATTENTION_NAME, OpaqueView, run_packed
 from modelpool.checkpoint.architecture import ignored_window, refusal, undispatched
 from modelpool.checkpoint.text_part import text_part
@@ -214,6 +215,7 @@ def use_packed_attention(model: PreTrainedModel) -> None:
         model.set_attn_implementation(ATTENTION_NAME)
     if model.config._attn_implementation != ATTENTION_NAME:
         raise UnsupportedAttention(undispatched(type(model)))
+    use_latents(model)
     use_mixers(model)
 
 

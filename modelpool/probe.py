@@ -29,6 +29,7 @@ class KVLayer:
 
     Attributes:
         head_dim, value_dim: width of a key and of a value.
+        is_latent: its value is the first part of its key.
         source: the layer whose keys and values it reads instead of its own.
     """
 
@@ -37,6 +38,7 @@ class KVLayer:
     kv_heads: int
     head_dim: int
     value_dim: int
+    is_latent: bool = False
     source: int | None = None
 
     @property
@@ -44,7 +46,7 @@ class KVLayer:
         """That it keeps."""
         if self.source is not None:
             return 0
-        return self.kv_heads * (self.head_dim + self.value_dim)
+        return self.kv_heads * (self.head_dim + (0 if self.is_latent else self.value_dim))
 
 
 class HasVocabulary(Protocol):
@@ -201,6 +203,7 @@ class ProbeView:
             )
             for width in (layer.head_dim, layer.value_dim)
         )
+        values = keys[..., : layer.value_dim] if layer.is_latent else values
         self._kv[number] = (keys, values)
 
     def arena(self, layer: AttentionLayer) -> tuple[Tensor, Tensor]:
@@ -228,6 +231,7 @@ def _kv_layer(keys: Tensor, values: Tensor, source: int | None) -> KVLayer:
         kv_heads=keys.shape[-2],
         head_dim=keys.shape[-1],
         value_dim=values.shape[-1],
+        is_latent=_memory(keys[..., : values.shape[-1]]) == _memory(values),
         source=source,
     )
 

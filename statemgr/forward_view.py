@@ -83,7 +83,8 @@ class ForwardView:
         keys, values = self._store.layer(layer)
         slots = self._slots_on(keys.device)
         keys.index_copy_(0, slots, key)
-        values.index_copy_(0, slots, value)
+        if layer not in self._store.latent:
+            values.index_copy_(0, slots, value)
 
     def arena(self, layer: NumberedLayer) -> tuple[Tensor, Tensor]:
         return self._store.layer(layer.number)

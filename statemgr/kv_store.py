@@ -6,7 +6,7 @@ zeros and knows nothing of rows (`RowLayout`) or of validity, which is the mask'
 one operation for all of them. A layer that reads another one's keys and values keeps none.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -30,6 +30,8 @@ class LayerShape(Protocol):
     @property
     def value_dim(self) -> int: ...
     @property
+    def is_latent(self) -> bool: ...  # the value is the first part of the key
+    @property
     def source(self) -> int | None: ...  # the layer whose keys and values it reads
 
 
@@ -38,19 +40,20 @@ class KVStore:
 
     def __init__(self, layers: Mapping[int, LayerShape], slots: int) -> None:
         self.slots = slots
-        groups: dict[tuple[torch.device, torch.dtype, int, int, int], list[int]] = {}
+        groups: dict[tuple[torch.device, torch.dtype, int, int, int, bool], list[int]] = {}
         for number, layer in layers.items():
             if layer.source is not None:
                 continue
             widths = layer.head_dim, layer.value_dim
-            key = (layer.device, layer.dtype, layer.kv_heads, *widths)
+            key = (layer.device, layer.dtype, layer.kv_heads, *widths, layer.is_latent)
             groups.setdefault(key, []).append(number)
         # [layers, 2, slots, kv_heads, head_dim] per group; 0 is the key, 1 the value. Where these
-        # differ in width, two tensors [layers, 1, slots, kv_heads, width].
+        # differ in width, two tensors [layers, 1, slots, kv_heads, width]; of latents the first.
         self._tensors: list[Tensor] = []
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
-        for (device, dtype, heads, key_dim, value_dim), members in groups.items():
+        for (device, dtype, heads, key_dim, value_dim, is_latent), members in groups.items():
             parts = [(2, key_dim)] if key_dim == value_dim else [(1, key_dim), (1, value_dim)]
+            parts = [(1, key_dim)] if is_latent else parts
             with torch.inference_mode(False):  # rows are also emptied outside of inference
                 tensors = [
                     torch.zeros(
@@ -60,9 +63,10 @@ class KVStore:
                 ]
             self._tensors += tensors
             for index, number in enumerate(members):
-                keys, values = (part for tensor in tensors for part in tensor[index])
-                self._layers[number] = (keys, values)
+                kept = [part for tensor in tensors for part in tensor[index]]
+                self._layers[number] = kept[0], kept[-1][..., :value_dim]
         self.own = tuple(sorted(self._layers))  # numbers of the layers that keep anything
+        self.latent = frozenset(at for at, one in layers.items() if one.is_latent)
         sources = {at: one.source for at, one in layers.items() if one.source is not None}
         self.shared = frozenset(sources)
         self._layers |= {number: self._layers[source] for number, source in sources.items()}
@@ -79,6 +83,10 @@ class KVStore:
     def layer(self, number: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer, [slots, kv_heads, width] each, not copied."""
         return self._layers[number]
+
+    def kept(self, number: int) -> Sequence[Tensor]:
+        """The same, of latents the keys alone."""
+        return self._layers[number][: 1 if number in self.latent else 2]
 
     def move(self, source: Ints, destination: Ints) -> None:
         """Copies flat slots `source` to `destination`, in all layers; the two may overlap."""

@@ -36,7 +36,8 @@ class KVFormat:
     Attributes:
         model: a fingerprint of all that their bits depend on beside the tokens.
         dtype: such as `bfloat16`.
-        layers: of each that keeps keys and values its KV heads, and the widths of the two.
+        layers: of each that keeps keys and values its KV heads, and the widths of the two; of
+            latents, which are both, 0 for the second.
         recurrent: of each recurrent layer the name of its kind, which tells its arithmetic, and the
             shapes and dtypes of its states.
     """
@@ -49,11 +50,13 @@ class KVFormat:
     @classmethod
     def of(cls, state: ModelState, model: str) -> "KVFormat":
         """Raises `ValueError` where layers are of different dtypes."""
-        parts = [state.store.layer(number) for number in state.store.own]
-        dtypes = sorted({str(keys.dtype).removeprefix("torch.") for keys, _ in parts})
+        parts = [state.store.kept(number) for number in state.store.own]
+        dtypes = sorted({str(keys.dtype).removeprefix("torch.") for keys, *_ in parts})
         if len(dtypes) > 1:
             raise ValueError(f"layers of different dtypes: {', '.join(dtypes)}")
-        layers = tuple((*keys.shape[1:], values.shape[2]) for keys, values in parts)
+        layers = tuple(
+            (*keys.shape[1:], sum(one.shape[2] for one in values)) for keys, *values in parts
+        )
         return cls(model, dtypes[0] if dtypes else "float32", layers, state.recurrent.form)
 
     @property
@@ -168,7 +171,7 @@ def check_kv(state: ModelState, kv: RowKV, held: int, committed: Ints, model: st
 
 def _pieces(store: KVStore, data: Bytes) -> Iterator[tuple[Tensor, Bytes]]:
     """Keys or values of each layer, [slots, kv_heads, width], and their part of the bytes."""
-    parts = [part for number in store.own for part in store.layer(number)]
+    parts = [part for number in store.own for part in store.kept(number)]
     sizes = [part[0].numel() * part.element_size() for part in parts]
     count, start = len(data) // max(sum(sizes), 1), 0
     for part, size in zip(parts, sizes, strict=True):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from modelpool.attention.kv_view import Attend, AttentionLayer, KVView
+from modelpool.attention.latent import latent_heads
 from modelpool.errors import UnsupportedAttention
 
 ATTENTION_NAME = "specrouter_packed"
@@ -115,8 +116,13 @@ def packed_attention_forward(
     view.write(number, key[0].transpose(0, 1), value[0].transpose(0, 1))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer = AttentionLayer(number, scale, sliding_window, softcap, s_aux)
+    latents = latent_heads(module)
+    if latents is None:
+        read = packed_kv.attend(view, layer, query[0])
+    else:
+        read = latents.told(packed_kv.attend(view, layer, latents.asked(query[0])))
     # As SDPA of transformers returns it: some models take a view of it.
-    return packed_kv.attend(view, layer, query[0]).unsqueeze(0).contiguous(), None
+    return read.unsqueeze(0).contiguous(), None
 
 
 AttentionInterface.register(ATTENTION_NAME, packed_attention_forward)

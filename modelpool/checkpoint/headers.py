@@ -32,6 +32,7 @@ _BLOCKS = "_blocks"  # [experts, out, in / 32, 16 bytes] in MXFP4
 _HEAD = "lm_head.weight"  # stored by some though it is tied to the embedding
 _HEADS = (_HEAD, "embed_out.weight")
 _EXPERT = ".experts."
+_LATENT = ".kv_b_proj.weight"  # which stays plain (`attention.latent`)
 _STACKED = ("up_proj", "down_proj")  # how names end of what all experts have in one tensor
 _LAYER = re.compile(r"\.\d+\.")  # model.layers.0.mlp.up_proj.weight
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -86,7 +87,8 @@ class StoredParameter:
         if self.is_expert and len(self.shape) == 3:
             return self.name.endswith(_STACKED)
         is_matrix = len(self.shape) == 2 and self.name.endswith(".weight")
-        return is_matrix and (self.in_layer or self.is_head)
+        in_layer = self.in_layer and not self.name.endswith(_LATENT)
+        return is_matrix and (in_layer or self.is_head)
 
     @property
     def _outputs(self) -> int:

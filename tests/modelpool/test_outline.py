@@ -223,6 +223,8 @@ def test_memory_is_counted_as_it_is_allocated(name: str, tmp_path: Path) -> None
     assert facts.kv_bytes_per_token * 128 == store.nbytes == packed.kv_bytes_per_token * 128
     held = {one.data_ptr(): one.numel() for one in model.state_dict().values()}
     assert facts.parameter_count == sum(held.values())
+    if "kv_lora_rank" in model.config.to_dict():  # latents and rotated keys alone
+        assert facts.kv_bytes_per_token == 4 * (16 + 8) * 4
     outline = outline_of(AutoConfig.from_pretrained(tmp_path))
     kept = (outline.kv_layers.values(), packed.kv_layers.values())
     mine, theirs = (

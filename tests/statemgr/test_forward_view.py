@@ -42,11 +42,16 @@ class Bench:
     """A state with random pasts; forwards packs and attends naively beside it."""
 
     def __init__(
-        self, heads: int = 4, kv_heads: int = 2, seed: int = 0, value_dim: int = DIM
+        self,
+        heads: int = 4,
+        kv_heads: int = 2,
+        seed: int = 0,
+        value_dim: int = DIM,
+        is_latent: bool = False,
     ) -> None:
         self.heads, self.kv_heads = heads, kv_heads
-        self.value_dim = value_dim
-        layer = kv_layer(torch.device("cpu"), torch.float64, kv_heads, DIM, value_dim)
+        self.value_dim, self.is_latent = value_dim, is_latent
+        layer = kv_layer(torch.device("cpu"), torch.float64, kv_heads, DIM, value_dim, is_latent)
         self.state = ModelState({0: layer, 1: layer}, ROWS, SLOTS)
         self.pasts = [Past() for _ in range(ROWS)]
         self._random = torch.Generator().manual_seed(seed)
@@ -70,6 +75,7 @@ class Bench:
         sizes, total = own + [len(one) for one in above], len(slots)
         query = self._draw(self.heads, total)
         key, value = (self._draw(self.kv_heads, total, width) for width in (DIM, self.value_dim))
+        value = key[..., : self.value_dim] if self.is_latent else value
         view = self.state.view(rows, sizes, positions, slots, tree)
         out = attend(query, key, value, view, window, softcap, sinks)
         wanted, token = [], 0
@@ -166,11 +172,15 @@ def test_a_sliding_window_counts_positions_not_slots(window: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("window", "value_dim"), [(None, DIM), (1, DIM), (2, 6), (4, DIM), (None, 3), (1000, DIM)]
-)
-def test_random_trees_equal_naive(window: int | None, value_dim: int) -> None:
+    ("window", "value_dim", "is_latent"),
+    [
+        (None, DIM, False), (1, DIM, False), (2, 6, False), (4, DIM, False), (None, 3, False),
+        (1000, DIM, False), (None, 3, True), (4, DIM, True),
+    ],
+)  # fmt: skip
+def test_random_trees_equal_naive(window: int | None, value_dim: int, is_latent: bool) -> None:
     random = np.random.default_rng(2)
-    bench = Bench(value_dim=value_dim)
+    bench = Bench(kv_heads=1 if is_latent else 2, value_dim=value_dim, is_latent=is_latent)
     for _ in range(25):
         rows = sorted(random.permutation(ROWS)[: random.integers(1, ROWS)].tolist())
         counts = {row: int(random.integers(1, 4)) for row in rows}

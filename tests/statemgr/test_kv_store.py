@@ -47,6 +47,19 @@ def test_consecutive_slots_move_either_way_without_indices(store: KVStore) -> No
     assert held(store) == [[8, 9, 2, 2, 3, 4, 6, 7, *range(8, 16)]] * 6
 
 
+def test_of_latents_there_is_one_tensor() -> None:
+    layers = {number: kv_layer(CPU, torch.float32, 1, 6, 4, is_latent=True) for number in range(2)}
+    store = KVStore(layers, slots=16)
+    assert store.nbytes == 2 * 16 * 6 * 4
+    keys, values = store.layer(1)
+    keys.normal_()
+    assert torch.equal(values, keys[..., :4])
+    assert store.kept(1) == (keys,)
+    before = keys.clone()
+    store.move(np.array([5, 6, 9]), np.array([4, 5, 6]))
+    assert torch.equal(values[[4, 5, 6]], before[[5, 6, 9], :, :4])
+
+
 def test_nothing_moves_to_where_it_stands(store: KVStore) -> None:
     nothing, same = np.zeros(0, dtype=np.int64), np.array([3, 7])
     with mock.patch.object(KVStore, "_on_devices", side_effect=AssertionError("moved")):

@@ -20,7 +20,8 @@ from tests.kv_layers import kv_layer
 CPU = torch.device("cpu")
 SLOTS = 128
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-SHAPES = ((2, 4, 4), (1, 6, 3), (2, 4, 4))  # of each layer KV heads, widths of key and value
+# Of each layer KV heads, widths of key and value, and whether this is a part of the key.
+SHAPES = ((2, 4, 4, False), (1, 6, 3, False), (1, 6, 4, True), (2, 4, 4, False))
 TEXT = np.arange(500, 540)
 
 
@@ -143,8 +144,8 @@ def test_another_model_is_refused(change: dict[str, Any], reason: str) -> None:
     [
         ({"start": 1}, "from position 1 on, where the row has 0"),
         ({"text": "0"}, "of another text"),
-        ({"count": 8}, r"uint8 \(1476,\), not 8 x 164 bytes"),
-        ({"data": np.zeros(0, dtype=np.uint8)}, r"uint8 \(0,\), not 9 x 164 bytes"),
+        ({"count": 8}, r"uint8 \(1692,\), not 8 x 188 bytes"),
+        ({"data": np.zeros(0, dtype=np.uint8)}, r"uint8 \(0,\), not 9 x 188 bytes"),
     ],
 )
 def test_what_does_not_follow_a_row_is_refused(change: dict[str, Any], reason: str) -> None:

@@ -1,0 +1,67 @@
+"""Multi-head latent attention (MLA) that keeps each token's latent, not keys and values of heads.
+
+Contract: such a module of transformers makes all heads' keys and values of one latent and one
+rotated key (`expand_kv`). Here these two are the only key, which all heads read, and the latent is
+the value, too: what `kv_b_proj` would make of it is done to queries and to what they read. The
+function is the same, and its sums have another order. It takes a tenth of the memory or less.
+Source: DeepSeek-V2, https://arxiv.org/abs/2405.04434, section 2.1.2.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_SIZES = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank")
+
+
+class LatentHeads(nn.Module):
+    """In the place of `kv_b_proj`, whose weight it keeps: it is applied to no token."""
+
+    def __init__(self, plain: nn.Linear, key_dim: int, value_dim: int) -> None:
+        """`key_dim`: of a head's key without the rotated part."""
+        super().__init__()
+        self.weight = plain.weight
+        self._key_dim, self._width = key_dim, key_dim + value_dim
+
+    def asked(self, query: Tensor) -> Tensor:
+        """Queries [heads, T, key_dim + rotated] of heads to [.., rank + rotated] of latents."""
+        plain, rotated = query[..., : self._key_dim], query[..., self._key_dim :]
+        return torch.cat((plain @ self._of_heads[:, : self._key_dim], rotated), dim=-1)
+
+    def told(self, read: Tensor) -> Tensor:
+        """What queries read, [T, heads, rank] of latents to [T, heads, value_dim] of heads."""
+        values = self._of_heads[:, self._key_dim :].transpose(1, 2)
+        return (read.transpose(0, 1) @ values).transpose(0, 1)
+
+    @property
+    def _of_heads(self) -> Tensor:
+        """[heads, key_dim + value_dim, rank]."""
+        return self.weight.view(-1, self._width, self.weight.shape[1])
+
+
+def use_latents(model: nn.Module) -> None:
+    """Has every layer of this kind keep latents."""
+    for module in model.modules():
+        found: Any = module
+        plain = getattr(module, "kv_b_proj", None)
+        if isinstance(plain, nn.Linear) and plain.bias is None and _expands(found):
+            found.kv_b_proj = LatentHeads(plain, found.qk_nope_head_dim, found.v_head_dim)
+            found.expand_kv = _kept
+
+
+def latent_heads(module: nn.Module) -> LatentHeads | None:
+    """Of a layer that keeps latents."""
+    found = getattr(module, "kv_b_proj", None)
+    return found if isinstance(found, LatentHeads) else None
+
+
+def _expands(module: Any) -> bool:
+    return hasattr(module, "expand_kv") and all(hasattr(module, size) for size in _SIZES)
+
+
+def _kept(latent: Tensor, rotated: Tensor) -> tuple[Tensor, Tensor]:
+    """In the place of `expand_kv`: [1, 1, T, rank] and [1, 1, T, rotated] to a key and a value,
+    which is the first part of the key and has its memory."""
+    key = torch.cat((latent, rotated), dim=-1)
+    return key, key[..., : latent.shape[-1]]
