@@ -84,6 +84,8 @@ def load_model(
             _quantise(packed, read, config.weights == "auto", tuning)
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"{field}.{key}", error.reason) from error
+    except OSError as error:  # blocks are read now
+        raise ConfigError(f"{field}.source", f"cannot load {str(directory)!r}: {error}") from error
     packed.thread_choice = _thread_choice(packed, tuning)
     _log(packed, placement, time.perf_counter() - started)
     return packed

@@ -111,7 +111,7 @@ def _read_facts(
         headers=headers,
     )
     if config.weights == "exact" and not found.has_blocks:
-        reason = "exact keeps blocks of 4 bits, which it does not have: set int8, int4 or auto"
+        reason = "exact keeps blocks of 4 bits, and the checkpoint has none: set int8, int4 or auto"
         raise ConfigError(f"{field}.weights", reason)
     return found
 

@@ -116,7 +116,7 @@ class Kept:
         in_int4 = weights == "int4" and self.has_int4
 
         def taken(one: StoredParameter) -> int | None:
-            if one.dtype != "I8" and not (every and one.is_linear):
+            if one.stays_plain or (one.dtype != "I8" and not (every and one.is_linear)):
                 return None
             if one.is_expert and has_plain_experts:
                 return None

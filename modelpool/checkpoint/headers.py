@@ -32,7 +32,7 @@ _BLOCKS = "_blocks"  # [experts, out, in / 32, 16 bytes] in MXFP4
 _HEAD = "lm_head.weight"  # stored by some though it is tied to the embedding
 _HEADS = (_HEAD, "embed_out.weight")
 _EXPERT = ".experts."
-_LATENT = ".kv_b_proj.weight"  # which stays plain (`attention.latent`)
+_LATENT = ".kv_b_proj.weight"
 _STACKED = ("up_proj", "down_proj")  # how names end of what all experts have in one tensor
 _LAYER = re.compile(r"\.\d+\.")  # model.layers.0.mlp.up_proj.weight
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -87,8 +87,12 @@ class StoredParameter:
         if self.is_expert and len(self.shape) == 3:
             return self.name.endswith(_STACKED)
         is_matrix = len(self.shape) == 2 and self.name.endswith(".weight")
-        in_layer = self.in_layer and not self.name.endswith(_LATENT)
-        return is_matrix and (in_layer or self.is_head)
+        return is_matrix and (self.in_layer or self.is_head)
+
+    @property
+    def stays_plain(self) -> bool:
+        """Whatever is asked: it is applied to no token (`attention.latent`)."""
+        return self.name.endswith(_LATENT)
 
     @property
     def _outputs(self) -> int:

@@ -34,7 +34,8 @@ _QUERIES = (1, 5)
 
 def one_thread_keeps_bits(model: PackedModel) -> bool:
     """Takes the time of some forwards, and as much memory as the largest linear layer."""
-    if model.attention != SDPA or model.recurrent_layers:
+    is_short = model.max_positions < _PARTS[-1][1]
+    if model.attention != SDPA or model.recurrent_layers or is_short:
         return False
     if not all(_knows(module) for module in model.model.modules()):
         return False

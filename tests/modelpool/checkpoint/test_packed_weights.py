@@ -122,7 +122,9 @@ def test_blocks_have_the_format_s_own_values(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["plain", "gptq-8-bits"])
 def test_exact_is_for_what_has_four_bits(kind: str, tmp_path: Path) -> None:
     stored, plain = checkpoints(FORMATS["gptq-8-bits"], tmp_path)
-    with refused("pool.models[0].weights", "exact keeps blocks of 4 bits, which it does not have"):
+    with refused(
+        "pool.models[0].weights", "exact keeps blocks of 4 bits, and the checkpoint has none"
+    ):
         pool_of(plain if kind == "plain" else stored, weights="exact")
 
 

@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 from checks.exact.models import pool_settings, save_family
+from modelpool.fast import thread_trial
+from modelpool.fast.direct_forward import direct_forward_of
 from modelpool.fast.linear import can_pack
 from modelpool.fast.thread_choice import OtherPrograms, ThreadChoice
 from modelpool.fast.thread_trial import one_thread_keeps_bits
@@ -131,6 +133,16 @@ def test_a_model_whose_bits_depend_on_threads_is_found_out() -> None:
         return ForwardOutput(output.logits * (1 + 1e-15 * torch.get_num_threads()))
 
     packed.shortcut = shaken
+    assert not one_thread_keeps_bits(packed)
+
+
+def test_a_model_of_few_positions_keeps_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    for tried in ("_linear_keeps_bits", "_attention_keeps_bits"):
+        monkeypatch.setattr(thread_trial, tried, lambda *_: True)
+    config = shaped("llama-gelu", max_position_embeddings=64)
+    packed = PackedModel.wrap("m", make_model(config), VOCAB, Tuning(threads=2))
+    packed.shortcut = direct_forward_of(packed)
+    assert packed.shortcut is not None
     assert not one_thread_keeps_bits(packed)
 
 
