@@ -32,7 +32,7 @@ from modelpool.fast.cuda_forward import CudaForward, cuda_forward_of
 from modelpool.fast.direct_forward import direct_forward_of
 from modelpool.fast.graph_runner import CudaGraphs
 from modelpool.fast.lean_forward import is_quantised, lean_forward_of
-from modelpool.fast.quantised import Stored
+from modelpool.fast.quantised import Stored, give_back_freed
 from modelpool.fast.thread_choice import ThreadChoice
 from modelpool.fast.thread_trial import MOST_SLOTS, MOST_TOKENS, one_thread_keeps_bits
 from modelpool.fast.tuning import PLAIN, Tuning
@@ -87,6 +87,7 @@ def load_model(
     except OSError as error:  # blocks are read now
         raise ConfigError(f"{field}.source", f"cannot load {str(directory)!r}: {error}") from error
     packed.thread_choice = _thread_choice(packed, tuning)
+    give_back_freed()
     _log(packed, placement, time.perf_counter() - started)
     return packed
 

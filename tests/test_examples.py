@@ -14,13 +14,13 @@ import nbformat
 import pytest
 
 from examples import decision_plot, objectives, openai_client, structured_output
-from modelpool.fast.int4 import quantised_refusal
+from modelpool.fast.cpu import int8_refusal
 from specrouter.cycle import DraftShape, Option
 from specrouter.routing.decision_record import DecisionRecord
 from specrouter.view import ChainDecision
 
 ROOT = Path(__file__).resolve().parent.parent
-needs_int8 = pytest.mark.skipif(quantised_refusal() is not None, reason=str(quantised_refusal()))
+needs_int8 = pytest.mark.skipif(int8_refusal() is not None, reason=str(int8_refusal()))
 
 
 def test_two_classes_of_requests_are_judged_apart(capsys: pytest.CaptureFixture[str]) -> None:

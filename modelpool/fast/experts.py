@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from modelpool.checkpoint.block_values import StoredBlocks
 from modelpool.config import KeptWeights
 from modelpool.fast.linear import is_hooked
-from modelpool.fast.quantised import QuantisedWeight, Stored, weight_of
+from modelpool.fast.quantised import QuantisedWeight, Stored, give_back_freed, weight_of
 
 _MARKS = ("has_gate", "has_bias", "has_post_expert_norm", "is_transposed")  # by transformers
 
@@ -117,5 +117,6 @@ def quantise_experts(
                 wide = {one.removeprefix(prefix) for one in in_int8}
                 own = {key.removeprefix(prefix): one for key, one in (stored or {}).items()}
                 setattr(parent, name, QuantisedExperts(child, in_int4, wide, own))
+                give_back_freed()
                 found += 1
     return found

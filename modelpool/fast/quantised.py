@@ -10,6 +10,7 @@ Routers and gates of one number stay plain, unless the checkpoint has them in so
 Columns that are far smaller than the others are scaled (`SmoothedWeight`).
 """
 
+import ctypes
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 
@@ -143,9 +144,18 @@ def quantise_linears(
         for name, layer in linears.items():
             if layer in done:
                 setattr(parent, name, done[layer])
+        if able:
+            give_back_freed()
     if done:
         let_go_of_file(model.parameters())
     return left
+
+
+def give_back_freed() -> None:
+    """Has glibc return what was freed: a model's many copies leave pieces that it would keep."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def roundings(model: nn.Module) -> dict[KeptWeights, list[float]]:

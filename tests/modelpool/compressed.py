@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from modelpool.fast.cpu import int8_refusal
 from modelpool.fast.experts import QuantisedExperts
 from modelpool.fast.int4 import BlockWeight, Int4Weight, PanelWeight, quantised_refusal
 from modelpool.fast.quantised import QuantisedLinear, QuantisedWeight
@@ -20,7 +21,9 @@ WEIGHTS: dict[str, Any] = {
 }  # fmt: skip
 ACTIVATIONS: dict[str, Any] = {**WEIGHTS, "strategy": "token", "dynamic": True, "observer": None}
 IGNORED = "lm_head"
-needs_int8 = pytest.mark.skipif(quantised_refusal() is not None, reason=str(quantised_refusal()))
+# By oneDNN, on a CPU that computes in bfloat16, too; and by any kernels.
+needs_int8 = pytest.mark.skipif(int8_refusal() is not None, reason=str(int8_refusal()))
+needs_quantised = pytest.mark.skipif(quantised_refusal() is not None, reason="no int8 at all")
 
 
 def logits(model: PackedModel) -> torch.Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modelpool.fast.int4 import quantised_refusal
+from modelpool.fast.cpu import int8_refusal
 from research.studies import (
     calibration,
     ceiling,
@@ -26,7 +26,7 @@ from specrouter.scenarios import scenario_folder
 
 pytestmark = pytest.mark.long
 
-needs_int8 = pytest.mark.skipif(quantised_refusal() is not None, reason=str(quantised_refusal()))
+needs_int8 = pytest.mark.skipif(int8_refusal() is not None, reason=str(int8_refusal()))
 
 
 def test_the_speed_of_the_choice_is_told_by_kind_of_request(

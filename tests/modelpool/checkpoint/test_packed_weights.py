@@ -24,7 +24,7 @@ from modelpool.fast.int4 import BlockWeight
 from modelpool.fast.quantised import QuantisedLinear
 from specrouter import LLM
 from tests.modelpool.checkpoint.packers import FORMATS, check_same, checkpoints, same_weights
-from tests.modelpool.compressed import held_bytes, logits, needs_int8
+from tests.modelpool.compressed import held_bytes, logits, needs_quantised
 from tests.modelpool.factories import edit_weights, pool_of
 from tests.modelpool.refused import refused
 
@@ -62,7 +62,7 @@ def test_experts_are_read_one_by_one(name: str, tmp_path: Path) -> None:
     assert any(one.dim() == 3 for one in loaded_alike(stored, plain).values())
 
 
-@needs_int8
+@needs_quantised
 @pytest.mark.parametrize("asked", ["int8", "int4"])
 @pytest.mark.parametrize("kind", [None, Qwen3MoeConfig])
 def test_they_may_be_rounded_again(asked: Any, kind: Any, tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_they_may_be_rounded_again(asked: Any, kind: Any, tmp_path: Path) -> Non
     assert any(isinstance(one, kinds) for one in pools[0].get("m").model.modules())
 
 
-@needs_int8
+@needs_quantised
 @pytest.mark.parametrize(
     "name",
     ["awq", "gptq", "gptq-2-bits", "gptq-channel", "packed", "packed-channel", "packed-old-zeros"],
@@ -128,7 +128,7 @@ def test_exact_is_for_what_has_four_bits(kind: str, tmp_path: Path) -> None:
         pool_of(plain if kind == "plain" else stored, weights="exact")
 
 
-@needs_int8
+@needs_quantised
 @pytest.mark.parametrize("stem", ["model.language_model.", "language_model.model."])
 def test_so_do_those_of_a_composite(stem: str, tmp_path: Path) -> None:
     """Beside a bias of zeros: both have the composite's names."""

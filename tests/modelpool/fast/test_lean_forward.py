@@ -14,7 +14,7 @@ from modelpool.fast.linear import can_pack
 from modelpool.fast.model_shape import ModelShape, shape_of
 from modelpool.fast.tuning import Tuning
 from modelpool.packed_model import PackedModel
-from tests.modelpool.compressed import needs_int8
+from tests.modelpool.compressed import needs_quantised
 from tests.modelpool.fast.test_direct_forward import with_other_windows
 from tests.modelpool.llama_models import LLAMA_SHAPED, SHAPE, VOCAB, Feeder, make_model, shaped
 
@@ -41,7 +41,7 @@ def test_a_lean_forward_that_says_something_else_is_not_used(
     assert lean_forward_of(packed) is None
 
 
-@needs_int8
+@needs_quantised
 def test_quantised_layers_run_lean_only_by_a_shape_whose_bits_were_the_models(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

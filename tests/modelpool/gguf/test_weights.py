@@ -16,7 +16,7 @@ from modelpool.fast.experts import QuantisedExperts
 from modelpool.fast.int4 import BlockWeight
 from modelpool.fast.quantised import QuantisedLinear
 from modelpool.packed_model import PackedModel
-from tests.modelpool.compressed import held_bytes, logits, needs_int8
+from tests.modelpool.compressed import held_bytes, logits, needs_quantised
 from tests.modelpool.factories import pool_of
 from tests.modelpool.gguf.files import (
     FAMILIES,
@@ -84,7 +84,7 @@ def test_blocks_have_the_file_s_values(kind: str) -> None:
     assert torch.equal(found, torch.from_numpy(wanted))
 
 
-@needs_int8
+@needs_quantised
 @pytest.mark.parametrize("kind", [*QUANTISED, *K_TYPES])
 def test_every_type_is_read_and_kept_in_as_many_bits(kind: str, tmp_path: Path) -> None:
     """In float32 as they are. Rounded, the error is that of a model without training, whose layers
@@ -115,7 +115,7 @@ def test_every_type_is_read_and_kept_in_as_many_bits(kind: str, tmp_path: Path) 
     assert difference(rounded, model) < (0.6 if is_int4 else 0.2)
 
 
-@needs_int8
+@needs_quantised
 @pytest.mark.parametrize(("kind", "weights"), [("Q8_0", "int8"), ("Q4_0", "int4")])
 def test_rounded_weights_are_those_of_a_checkpoint_in_bfloat16(
     kind: str, weights: str, tmp_path: Path
@@ -129,7 +129,7 @@ def test_rounded_weights_are_those_of_a_checkpoint_in_bfloat16(
     assert torch.equal(logits(of_file), logits(of_checkpoint))
 
 
-@needs_int8
+@needs_quantised
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 @pytest.mark.parametrize("weights", ["auto", "int4"])
 def test_layers_of_more_bits_stay_in_int8_beside_those_in_four(
@@ -184,7 +184,7 @@ def test_nothing_is_left_of_what_was_written_to_load(tmp_path: Path) -> None:
     assert not list(pool.path("m").glob("*.safetensors"))
 
 
-@needs_int8
+@needs_quantised
 @pytest.mark.parametrize("family", MIXTURES)
 def test_experts_are_kept_as_their_types_say(family: str, tmp_path: Path) -> None:
     """Those of a layer in one tensor, of which the second projection may have more bits."""

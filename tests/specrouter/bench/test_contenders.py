@@ -16,7 +16,7 @@ import research.policies  # noqa: F401 (registers the published ones)
 from modelpool import ModelPool
 from modelpool.config import PoolConfig
 from modelpool.errors import ConfigError
-from modelpool.fast.int4 import quantised_refusal
+from modelpool.fast.cpu import int8_refusal
 from specrouter import SamplingParams, Structure
 from specrouter.bench import reference
 from specrouter.bench.contenders import OwnContender
@@ -278,7 +278,7 @@ def test_all_take_part_unless_some_are_asked_for(tiny: ModelPool) -> None:
     assert (who.chains, len(who.pairs), who.smallest) == ((), 4, ("tiny-1m", "tiny-8m"))
 
 
-@pytest.mark.skipif(quantised_refusal() is not None, reason=str(quantised_refusal()))
+@pytest.mark.skipif(int8_refusal() is not None, reason=str(int8_refusal()))
 def test_a_twin_stands_in_chains_and_assists_nobody() -> None:
     models = [{"name": name, "source": f"bundled:{name}"} for name in ("tiny-1m", "tiny-8m")]
     models.append({"name": "twin", "source": "quantised:tiny-8m"})
