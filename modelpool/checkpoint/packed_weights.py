@@ -19,7 +19,7 @@ from modelpool.errors import ConfigError
 
 _AT_ONCE = 2**22  # values that are unpacked at once, which bounds the memory that it takes
 _WORD = 32  # bits
-_BLOCK_BITS = 4  # and fewer
+_MOST_BITS = 4  # of numbers in blocks
 _AWQ_PLACES = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])  # by output, in a word of eight
 _ORDERS = ("g_idx", "weight_g_idx")  # by input the number of its group
 _ZERO_POINT = "weight_zero_point"
@@ -73,7 +73,7 @@ class PackedWeight:
     @property
     def has_blocks(self) -> bool:
         """Are they numbers of at most 4 bits, in groups as kernels have them?"""
-        is_small = self.packing.stored != "fp8" and self.packing.bits <= _BLOCK_BITS
+        is_small = self.packing.stored != "fp8" and self.packing.bits <= _MOST_BITS
         return is_small and self.group % GROUP == self.shape[1] % self.group == 0
 
     def blocks(self, tensor: Callable[[str], Tensor]) -> BlockValues | None:

@@ -109,20 +109,19 @@ TARGET static void NAME(unpack)(const Weight *w, int64_t panel, int64_t g0, int6
   }
 }
 
+/* Sums of whole numbers, for `finish`. */
+INLINE VF NAME(counted)(const Weight *w, V sum, int64_t output) {
+  return TO_FLOAT(CENTRED(sum, w->offsets + output));
+}
+
 /* LANES outputs of a row from their sums. */
-INLINE void NAME(finish_floats)(const Weight *w, VF sum, int64_t output, float largest, void *y,
-                                int is_bf16) {
+INLINE void NAME(finish)(const Weight *w, VF sum, int64_t output, float largest, void *y,
+                         int is_bf16) {
   VF found = MULF(MULF(sum, LOADF(w->units + output)), SETF(largest));
   if (w->bias) found = ADDF(found, LOADF(w->bias + output));
   float outputs[LANES];
   STOREF(outputs, found);
   store_outputs(w, outputs, LANES, output, y, is_bf16);
-}
-
-INLINE void NAME(finish)(const Weight *w, V sum, int64_t output, float largest, void *y,
-                         int is_bf16) {
-  VF centred = TO_FLOAT(CENTRED(sum, w->offsets + output));
-  NAME(finish_floats)(w, centred, output, largest, y, is_bf16);
 }
 
 /* Blocks: the sums of `count` rows from `m0` on with vectors `first` and `first` + 1. */
@@ -172,62 +171,53 @@ INLINE void NAME(rows_of_blocks)(const int count, const Job *job, int64_t panel,
   }
 }
 
-#define BLOCK_ROWS(count)                                                                        \
-  case count:                                                                                    \
-    NAME(rows_of_blocks)(count, job, panel, first, m0, sums);                                    \
-    break
-
-/* Blocks, with any number of rows, a few at a time. */
-TARGET static void NAME(blocks)(const Job *job, int64_t panel) {
-  const Weight *w = job->weight;
-  for (int64_t m0 = 0; m0 < job->rows; m0 += MOST_OF_BLOCKS) {
-    const int count = least(job->rows - m0, MOST_OF_BLOCKS);
-    for (int first = 0; first < VECTORS; first += 2) {
-      VF sums[4][2];
-      for (int m = 0; m < 4; m++) sums[m][0] = sums[m][1] = SETF(0);
-      switch (count) {
-        BLOCK_ROWS(1); BLOCK_ROWS(2);
-#if MOST_OF_BLOCKS > 2
-        BLOCK_ROWS(3); BLOCK_ROWS(4);
-#endif
-      }
-      for (int m = 0; m < count; m++)
-        for (int i = 0; i < 2; i++)
-          NAME(finish_floats)(w, sums[m][i], panel * 32 + (first + i) * LANES,
-                              job->largest[m0 + m], row_of(job, m0 + m), job->y_is_bf16);
-    }
-  }
-}
-
-#define FINISH_ROWS(count, first, m0)                                                            \
-  for (int m = 0; m < count; m++)                                                                \
-    for (int i = 0; i < 2; i++)                                                                  \
-      NAME(finish)(w, sums[m][i], panel * 32 + (first + i) * LANES, job->largest[m0 + m],        \
-                   row_of(job, m0 + m), job->y_is_bf16)
-
-#define FEW_ROWS(count)                                                                          \
+#define NIBBLES_OF_ROWS(count)                                                                   \
   case count:                                                                                    \
     NAME(rows_of_nibbles)(count, w, panel, first, job->levels + m0 * job->stride, job->stride,   \
                           sums);                                                                 \
     break
 
-/* Straight from nibbles, up to `MOST_FEW` rows at a time, as many each time. */
+#define BLOCKS_OF_ROWS(count)                                                                    \
+  case count:                                                                                    \
+    NAME(rows_of_blocks)(count, job, panel, first, m0, found);                                   \
+    break
+
+/* Straight from nibbles, up to `MOST_FEW` rows at a time, as many each time; blocks of a file up to
+ * `MOST_OF_BLOCKS`. */
 TARGET static void NAME(few)(const Job *job, int64_t panel) {
   const Weight *w = job->weight;
-  const int64_t blocks = (job->rows + MOST_FEW - 1) / MOST_FEW;
+  const int64_t most = w->halves ? MOST_OF_BLOCKS : MOST_FEW;
+  const int64_t blocks = (job->rows + most - 1) / most;
   for (int64_t b = 0; b < blocks; b++) {
     const int64_t m0 = job->rows * b / blocks;
     const int count = job->rows * (b + 1) / blocks - m0;
     for (int first = 0; first < VECTORS; first += 2) {
-      V sums[8][2];
-      for (int m = 0; m < 8; m++) sums[m][0] = sums[m][1] = ZERO();
-      switch (count) {
-        FEW_ROWS(1); FEW_ROWS(2); FEW_ROWS(3); FEW_ROWS(4);
-#if MOST_FEW > 4
-        FEW_ROWS(5); FEW_ROWS(6); FEW_ROWS(7); FEW_ROWS(8);
+      VF found[8][2];
+      if (w->halves) {
+        for (int m = 0; m < count; m++) found[m][0] = found[m][1] = SETF(0);
+        switch (count) {
+          BLOCKS_OF_ROWS(1); BLOCKS_OF_ROWS(2);
+#if MOST_OF_BLOCKS > 2
+          BLOCKS_OF_ROWS(3); BLOCKS_OF_ROWS(4);
 #endif
+        }
+      } else {
+        V sums[8][2];
+        for (int m = 0; m < 8; m++) sums[m][0] = sums[m][1] = ZERO();
+        switch (count) {
+          NIBBLES_OF_ROWS(1); NIBBLES_OF_ROWS(2); NIBBLES_OF_ROWS(3); NIBBLES_OF_ROWS(4);
+#if MOST_FEW > 4
+          NIBBLES_OF_ROWS(5); NIBBLES_OF_ROWS(6); NIBBLES_OF_ROWS(7); NIBBLES_OF_ROWS(8);
+#endif
+        }
+        for (int m = 0; m < count; m++)
+          for (int i = 0; i < 2; i++)
+            found[m][i] = NAME(counted)(w, sums[m][i], panel * 32 + (first + i) * LANES);
       }
-      FINISH_ROWS(count, first, m0);
+      for (int m = 0; m < count; m++)
+        for (int i = 0; i < 2; i++)
+          NAME(finish)(w, found[m][i], panel * 32 + (first + i) * LANES, job->largest[m0 + m],
+                       row_of(job, m0 + m), job->y_is_bf16);
     }
   }
 }
@@ -287,9 +277,11 @@ INLINE void NAME(many_by)(const Job *job, int64_t panel, char *scratch, int64_t 
     }
   }
   for (int64_t m = 0; m < job->rows; m++)
-    for (int i = 0; i < VECTORS; i++)
-      NAME(finish)(w, LOADU(kept + m * 32 + i * LANES), panel * 32 + i * LANES, job->largest[m],
-                   row_of(job, m), job->y_is_bf16);
+    for (int i = 0; i < VECTORS; i++) {
+      const int64_t output = panel * 32 + i * LANES;
+      NAME(finish)(w, NAME(counted)(w, LOADU(kept + m * 32 + i * LANES), output), output,
+                   job->largest[m], row_of(job, m), job->y_is_bf16);
+    }
 }
 
 TARGET static void NAME(many)(const Job *job, int64_t panel, char *scratch) {
@@ -305,7 +297,6 @@ TARGET static void NAME(many)(const Job *job, int64_t panel, char *scratch) {
 #undef LOW_LEVELS
 #undef HIGH_LEVELS
 #undef CENTRED
-#undef FINISH_ROWS
-#undef FEW_ROWS
+#undef NIBBLES_OF_ROWS
+#undef BLOCKS_OF_ROWS
 #undef BLOCK_OF_ROWS
-#undef BLOCK_ROWS

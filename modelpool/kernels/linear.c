@@ -66,6 +66,12 @@ static inline int64_t blocks_of(const Weight *w) {
   return (w->inputs / GROUP + w->block - 1) / w->block;
 }
 
+/* Not unpacked: up to `most` rows, since to unpack a panel twice or three times costs less than sums
+ * that go through memory; and blocks, with any number. */
+static inline int is_direct(const Job *job, int64_t most) {
+  return job->weight->halves || (job->weight->nibbles && job->rows <= most);
+}
+
 static inline int32_t four_bytes(const uint8_t *bytes) {
   int32_t found;
   memcpy(&found, bytes, sizeof found);

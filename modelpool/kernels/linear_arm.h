@@ -71,7 +71,6 @@ static int kernels_of_cpu(void) {
 }
 
 static void run_panel(const Job *job, int64_t panel, char *scratch) {
-  if (job->weight->halves) blocks_neon(job, panel);
-  else if (job->weight->nibbles && job->rows <= 2 * MOST_FEW) few_neon(job, panel);
+  if (is_direct(job, 2 * MOST_FEW)) few_neon(job, panel);
   else many_neon(job, panel, scratch);
 }

@@ -312,29 +312,10 @@ AVX2_INLINE void avx2_blocks(const int count, const Job *job, int64_t panel, int
   }
 }
 
-#define AVX2_BLOCKS(count)                                                                       \
-  case count:                                                                                    \
-    avx2_blocks(count, job, panel, half, m0, sums);                                              \
-    break
-
-AVX2_TARGET static void blocks_avx2(const Job *job, int64_t panel) {
-  for (int64_t m0 = 0; m0 < job->rows; m0 += 4) {
-    const int count = least(job->rows - m0, 4);
-    for (int half = 0; half < 2; half++) {
-      __m256 sums[4][2];
-      for (int m = 0; m < 4; m++) sums[m][0] = sums[m][1] = _mm256_setzero_ps();
-      switch (count) { AVX2_BLOCKS(1); AVX2_BLOCKS(2); AVX2_BLOCKS(3); AVX2_BLOCKS(4); }
-      for (int m = 0; m < count; m++)
-        for (int i = 0; i < 2; i++)
-          avx2_finish(job->weight, sums[m][i], panel * 32 + half * 16 + i * 8,
-                      job->largest[m0 + m], row_of(job, m0 + m), job->y_is_bf16);
-    }
-  }
-}
-
 #define AVX2_ROWS(count)                                                                         \
   case count:                                                                                    \
-    if (w->nibbles) avx2_nibbles(count, job, panel, half, m0, sums);                             \
+    if (w->halves) avx2_blocks(count, job, panel, half, m0, found);                              \
+    else if (w->nibbles) avx2_nibbles(count, job, panel, half, m0, sums);                        \
     else avx2_levels(count, job, panel, half, m0, sums);                                         \
     break
 
@@ -344,12 +325,17 @@ AVX2_TARGET static void panel_avx2(const Job *job, int64_t panel) {
     const int count = least(job->rows - m0, 4);
     for (int half = 0; half < 2; half++) {
       __m256i sums[4][2];
-      for (int m = 0; m < 4; m++) sums[m][0] = sums[m][1] = _mm256_setzero_si256();
+      __m256 found[4][2]; /* of blocks */
+      for (int m = 0; m < 4; m++) {
+        sums[m][0] = sums[m][1] = _mm256_setzero_si256();
+        found[m][0] = found[m][1] = _mm256_setzero_ps();
+      }
       switch (count) { AVX2_ROWS(1); AVX2_ROWS(2); AVX2_ROWS(3); AVX2_ROWS(4); }
       for (int m = 0; m < count; m++)
         for (int i = 0; i < 2; i++)
-          avx2_finish(w, _mm256_cvtepi32_ps(sums[m][i]), panel * 32 + half * 16 + i * 8, job->largest[m0 + m],
-                      row_of(job, m0 + m), job->y_is_bf16);
+          avx2_finish(w, w->halves ? found[m][i] : _mm256_cvtepi32_ps(sums[m][i]),
+                      panel * 32 + half * 16 + i * 8, job->largest[m0 + m], row_of(job, m0 + m),
+                      job->y_is_bf16);
     }
   }
 }
@@ -378,32 +364,24 @@ static int kernels_of_cpu(void) {
 }
 
 static void run_panel(const Job *job, int64_t panel, char *scratch) {
-  /* Unpacking a panel twice or three times costs less than sums that go through memory. */
-  const int is_few = job->weight->nibbles != NULL, in_blocks = job->weight->halves != NULL;
   switch (job->kernel) {
     case AMX:
-      if (in_blocks) blocks_512(job, panel);
-      else if (is_few && job->rows <= MOST_BEFORE_TILES) few_512(job, panel);
+      if (is_direct(job, MOST_BEFORE_TILES)) few_512(job, panel);
       else many_amx(job, panel, scratch);
       break;
     case AVX512_VNNI:
-      if (in_blocks) blocks_512(job, panel);
-      else if (is_few && job->rows <= 24) few_512(job, panel);
+      if (is_direct(job, 24)) few_512(job, panel);
       else many_512(job, panel, scratch);
       break;
     case AVX_VNNI:
-      if (in_blocks) blocks_avx(job, panel);
-      else if (is_few && job->rows <= 4) few_avx(job, panel);
+      if (is_direct(job, 4)) few_avx(job, panel);
       else many_avx(job, panel, scratch);
       break;
     case AVX512_VNNI_256:
-      if (in_blocks) blocks_256(job, panel);
-      else if (is_few && job->rows <= 4) few_256(job, panel);
+      if (is_direct(job, 4)) few_256(job, panel);
       else many_256(job, panel, scratch);
       break;
     default:
-      if (in_blocks) blocks_avx2(job, panel);
-      else panel_avx2(job, panel);
+      panel_avx2(job, panel);
   }
 }
-

@@ -75,7 +75,7 @@ def test_every_kernel_sums_whole_numbers(
             assert torch.equal(weight.multiply(x, kernel=name), wanted), name
 
 
-def drawn_blocks(outputs: int, groups: int, block: int, scaled: bool) -> BlockValues:
+def some_blocks(outputs: int, groups: int, block: int, scaled: bool) -> BlockValues:
     """`block`: groups of one; `scaled`: with scales and centres of groups."""
     inputs, small = groups * 32, [torch.randint(64, (outputs, groups)).byte() for _ in range(2)]
     halves = draw(2, outputs, groups // block).half()
@@ -102,7 +102,7 @@ def test_every_kernel_adds_the_groups_of_blocks_in_their_order(
     dtype: torch.dtype,
     is_biased: bool,
 ) -> None:
-    values = drawn_blocks(outputs, blocks * form[0], *form)
+    values = some_blocks(outputs, blocks * form[0], *form)
     bias = draw(outputs) if is_biased else None
     x = draw(rows, values.nibbles.shape[1]).to(dtype)
     levels, largest = quantise_rows(x)
@@ -120,10 +120,10 @@ def test_every_kernel_adds_the_groups_of_blocks_in_their_order(
 @pytest.mark.parametrize("rows", [1, 21])
 def test_weights_of_different_kinds_stand_side_by_side(rows: int) -> None:
     kinds: list[tuple[type[PanelWeight], object]] = [
-        (BlockWeight, drawn_blocks(70, 8, 8, scaled=True)),
+        (BlockWeight, some_blocks(70, 8, 8, scaled=True)),
         (Int8PanelWeight, Int4Values.of(draw(33, 256)).expanded()),
         (Int4Weight, Int4Values.of(draw(1, 256))),
-        (BlockWeight, drawn_blocks(40, 8, 1, scaled=False)),
+        (BlockWeight, some_blocks(40, 8, 1, scaled=False)),
     ]
     x, bias = draw(rows, 256), draw(70)
     apart = [kind([one], bias if place == 0 else None, kernels())  # type: ignore[call-arg, arg-type]
@@ -157,7 +157,7 @@ def test_a_row_that_is_not_finite_fails_alone(value: float, rows: int, in_blocks
     x = draw(rows, 96)
     weight: PanelWeight = Int4Weight([Int4Values.of(draw(40, 96))], None, kernels())
     if in_blocks:
-        weight = BlockWeight([drawn_blocks(40, 3, 1, scaled=False)], None, kernels())
+        weight = BlockWeight([some_blocks(40, 3, 1, scaled=False)], None, kernels())
     for name in kernels().available:
         good = weight.multiply(x, kernel=name)
         for dtype in (torch.float32, torch.bfloat16):

@@ -13,7 +13,7 @@ from modelpool.checkpoint.int4_values import Int4Values
 from modelpool.fast.int4 import BlockWeight, Int4Weight, Int8PanelWeight, PanelWeight, is_exact
 from modelpool.kernels import library
 from modelpool.kernels.library import KERNELS, LinearKernels, linear_kernels, opened
-from tests.modelpool.fast.test_int4 import drawn_blocks
+from tests.modelpool.fast.test_int4 import some_blocks
 from tests.modelpool.llama_models import draw
 
 _EMULATION = Path(__file__).parent / "emulation"
@@ -47,7 +47,7 @@ def test_they_agree_with_this_cpu_s_on_any_shape(
     own = linear_kernels()
     assert own is not None
     values, x, bias = Int4Values.of(draw(41, inputs)), draw(rows, inputs), draw(41)
-    blocks = drawn_blocks(41, inputs // 32, 1, scaled=True)
+    blocks = some_blocks(41, inputs // 32, 1, scaled=True)
 
     def weights(kernels: LinearKernels) -> list[PanelWeight]:
         return [
