@@ -16,8 +16,8 @@ from modelpool.attention.backend import (
     AttentionBackend,
     AttentionName,
     AttentionPlace,
-    backend_asked,
     backend_for,
+    refusal_of,
 )
 from modelpool.checkpoint.footprint import ModelFootprint
 from modelpool.checkpoint.quantization import KEPT_PLAIN, UNPACKED
@@ -266,7 +266,7 @@ class PlacedMembers:
     def _check_attention(self, name: str) -> None:
         """Raises `ConfigError` for kernels that a member cannot run on where it is placed."""
         asked, field = self._asked_attention(name)
-        reason = backend_asked(asked).refusal(self._attention_place(name))
+        reason = refusal_of(asked, self._attention_place(name))
         if reason is not None:
             raise ConfigError(field, f"{name!r}: {reason}")
 

@@ -10,9 +10,10 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,8 @@ ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 DTYPE = torch.bfloat16 if ON_GPU else torch.float32
 REPEATS = 30
+ROWS = 128  # of `CudaForward`'s products
+CACHED = 2**27  # numbers of weights, more than a cache holds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,39 +53,50 @@ SHAPES = {
 TINY = {"tiny": Shape(hidden=64, layers=2, heads=4, kv_heads=2, mlp=96, vocab=512)}
 
 
-def median_ms(run: Callable[[], object]) -> float:
-    """Of a call that is waited for."""
+def median_ms(run: Callable[[], object], calls: int = 1) -> float:
+    """Of one of several calls that are waited for together."""
     found = []
     for _ in range(REPEATS + 3):
         started = time.perf_counter()
-        run()
+        for _ in range(calls):
+            run()
         if ON_GPU:
             torch.cuda.synchronize()
-        found.append(1e3 * (time.perf_counter() - started))
+        found.append(1e3 * (time.perf_counter() - started) / calls)
     return statistics.median(found[3:])
 
 
 def gemm(shapes: dict[str, Shape], tokens: Sequence[int]) -> list[dict[str, Any]]:
-    """For which numbers of tokens the first has the bits that it has alone, and what they take."""
+    """Products of `ROWS` rows: are a row's bits the same in each place, how many others have them
+    too, and what they take."""
     rows = []
     for name, shape in shapes.items():
         dim = shape.hidden // shape.heads
         sizes = {
             "qkv": ((shape.heads + 2 * shape.kv_heads) * dim, shape.hidden),
+            "out": (shape.hidden, shape.heads * dim),
             "gate_up": (2 * shape.mlp, shape.hidden),
             "down": (shape.hidden, shape.mlp),
             "head": (shape.vocab, shape.hidden),
         }
         for part, (outputs, inputs) in sizes.items():
-            weight = torch.randn(outputs, inputs, device=DEVICE, dtype=DTYPE)
-            x = torch.randn(max(tokens), inputs, device=DEVICE, dtype=DTYPE)
-            alone = F.linear(x[:1], weight)[0]
-            packs = {count: x[:count] for count in tokens}
-            equal = [m for m, one in packs.items() if torch.equal(F.linear(one, weight)[0], alone)]
-            ms = {m: median_ms(partial(F.linear, one, weight)) for m, one in packs.items()}
-            shown = {count: round(one, 4) for count, one in ms.items()}
-            rows.append({"model": name, "part": part, "same bits": equal, "ms": shown})
+            count = max(1, CACHED // (outputs * inputs)) if ON_GPU else 1
+            weights = cycle(torch.randn(count, outputs, inputs, device=DEVICE, dtype=DTYPE))
+            weight = next(weights)
+            x = torch.randn(max(*tokens, ROWS), inputs, device=DEVICE, dtype=DTYPE)
+            wanted, order = F.linear(x[:ROWS], weight), torch.randperm(ROWS, device=DEVICE)
+            moved = torch.equal(F.linear(x[:ROWS][order], weight), wanted[order])
+            first = {m: F.linear(x[:m], weight)[:ROWS] for m in tokens}
+            alike = [m for m, one in first.items() if torch.equal(one, wanted[: len(one)])]
+            took = {m: _product_ms(x[:m], weights) for m in tokens}
+            row = {"model": name, "part": part, "same in each place": moved, "as many": alike}
+            rows.append({**row, "ms": took})
     return rows
+
+
+def _product_ms(x: Tensor, weights: Iterator[Tensor]) -> float:
+    """Of weights that no cache holds."""
+    return round(median_ms(lambda: F.linear(x, next(weights)), calls=20 if ON_GPU else 1), 4)
 
 
 def forward(shapes: dict[str, Shape], tokens: Sequence[int]) -> list[dict[str, Any]]:
@@ -109,7 +123,7 @@ def _forwards(shape: Shape) -> tuple[PackedModel, CudaForward, CudaForward | Non
         bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
     factory: Any = AutoModelForCausalLM
-    with torch.device(DEVICE):
+    with torch.inference_mode(False), torch.device(DEVICE):
         model = factory.from_config(config, dtype=DTYPE).eval().requires_grad_(False)
     packed = PackedModel.wrap("random", model, shape.vocab)
     if not ON_GPU:
@@ -144,15 +158,14 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
 
 @torch.inference_mode()
 def main(arguments: Sequence[str]) -> None:
-    is_dry = "--dry" in arguments
-    shapes, tokens = (TINY, (1, 4)) if is_dry else (SHAPES, (1, 2, 4, 8, 16, 32, 64, 128, 256))
-    stages = {"gemm": gemm, "forward": forward}
+    shapes, stages = TINY if "--dry" in arguments else SHAPES, {"gemm": gemm, "forward": forward}
+    tokens = {"gemm": (1, 16, 128, 256, 512, 1024, 2048), "forward": (1, 4, 16, 64, 128, 256)}
     found: dict[str, Any] = {
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if ON_GPU else "cpu",
     }
     for stage in [one for one in arguments if one in stages]:
-        found[stage] = stages[stage](shapes, tokens)
+        found[stage] = stages[stage](shapes, tokens[stage])
         print(f"\n{stage} on {found['device']}, torch {found['torch']}\n\n{_table(found[stage])}")
     print(json.dumps(found))
 

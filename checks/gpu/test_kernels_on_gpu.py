@@ -52,13 +52,14 @@ def test_graphs_have_the_bits_of_eager_forwards(name: str, dtype: torch.dtype, d
     for counts in ({0: 6, 1: 6}, {0: 1, 1: 1, 2: 5}, {0: 1, 1: 1, 2: 3}, {0: 2, 3: 4}):
         wanted, got = (feeder.feed(counts) for feeder in feeders)
         assert torch.equal(got, wanted)
-    trees = [feed_tree(one, packed) for one in (eager, graphed)]
+    trees = [feed_tree(one, packed) for one in (eager, graphed)]  # in other arenas
     assert torch.equal(trees[0], trees[1])
+    assert graphed.sizes, "a capture failed"
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_row_has_the_bits_that_it_has_alone(dtype: torch.dtype) -> None:
-    """If this fails, matrix products give rows other bits by the size of the pack: see README."""
+    """If this fails, matrix products give rows other bits by what stands beside them."""
     packed, eager, _ = forwards("llama", dtype)
     together = Feeder(eager, packed)
     alone = Feeder(eager, packed)
@@ -72,7 +73,7 @@ def test_chains_of_the_bundled_family_change_no_token(temperature: float) -> Non
     config: dict[str, Any] = yaml.safe_load(default_config().read_text())
     config["pool"]["attention"] = "triton"
     for model in config["pool"]["models"]:
-        if model["source"] != "ngram":
+        if model["source"] != "suffix":
             model |= {"device": "cuda", "dtype": "float32"}
     prompts = ["The quick brown fox", "def fib(n):", "One and one is"]
     params = [

@@ -5,8 +5,7 @@ it is loaded (`AttentionBackend.load`), so a CPU imports no Triton. Whoever depe
 asks for what it can do. A new one is a file with a function that returns its `Attention`, and an
 entry in `BACKENDS` under a name of `BackendName`.
 
-`auto` is SDPA on every device: the kernels of `triton` are compiled and tested by Triton's
-interpreter, and have never run on a GPU.
+`auto` is `triton` on CUDA, for members that it has kernels for, and SDPA everywhere else.
 """
 
 from collections.abc import Mapping
@@ -125,12 +124,15 @@ BACKENDS: Mapping[BackendName, AttentionBackend] = {
 }
 
 
-def backend_asked(name: AttentionName) -> AttentionBackend:
-    return SDPA if name == "auto" else BACKENDS[name]
+def refusal_of(asked: AttentionName, place: AttentionPlace) -> str | None:
+    """Why a member cannot run on what is asked for, or None."""
+    return None if asked == "auto" else BACKENDS[asked].refusal(place)
 
 
 def backend_for(asked: AttentionName, place: AttentionPlace) -> AttentionBackend:
     """What runs where nothing speaks against `asked`; on the CPU, where a member may end, SDPA for
     kernels that are CUDA's."""
-    backend = backend_asked(asked)
+    if asked == "auto":
+        return SDPA if TRITON.refusal(place) is not None else TRITON
+    backend = BACKENDS[asked]
     return SDPA if backend.on_cuda is not None and place.device == "cpu" else backend

@@ -111,20 +111,28 @@ def reference(
     """Path attention in plain torch, in the inputs' precision.
 
     Args:
-        query: [T, heads, head_dim].
+        query: [T, heads, head_dim], or more rows, behind those of the tokens.
         keys, values: [slots, kv_heads, head_dim], the arena of a layer; values may have another
             width.
 
     Returns:
-        [T, heads, the width of the values]
+        [T, heads, the width of the values], as many rows as `query`: no numbers behind the tokens'
     """
+    rows, query = len(query), query[: len(paths.positions)]
     place = torch.arange(paths.longest, device=query.device)
     slots, seen = _slots(paths, place), _seen(paths, place, layer.window)
     piece = max(1, _PIECE // (paths.longest * keys.shape[1] * keys.shape[2]))
     parts = zip(
         torch.split(query, piece), torch.split(slots, piece), torch.split(seen, piece), strict=True
     )
-    return torch.cat([_attended(*part, keys, values, layer) for part in parts])
+    return filled(torch.cat([_attended(*part, keys, values, layer) for part in parts]), rows)
+
+
+def filled(own: Tensor, rows: int) -> Tensor:
+    """[rows, ...], no numbers behind its own."""
+    if len(own) == rows:
+        return own
+    return torch.cat((own, own.new_full((rows - len(own), *own.shape[1:]), torch.nan)))
 
 
 def _attended(

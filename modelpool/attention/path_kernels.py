@@ -32,15 +32,16 @@ def path_attention(
     """As `modelpool.attention.path.reference`, on the device, with sums in float32.
 
     Args:
-        query: [T, heads, head_dim], the last of them contiguous; float32, float16 or bfloat16.
+        query: [rows, heads, head_dim], the last of them contiguous; float32, float16 or bfloat16.
+            The T tokens', and behind them what is not looked at; as many rows are returned.
         keys, values: [slots, kv_heads, head_dim], of equal strides.
     """
-    tokens, heads, dim = query.shape
+    (rows, heads, dim), tokens = query.shape, len(paths.positions)
     group, kv_heads = heads // keys.shape[1], keys.shape[1]
     splits = triton.cdiv(paths.longest, SPLIT)
     sums = query.new_empty((tokens, heads, splits, dim), dtype=torch.float32)
     peaks = query.new_empty((2, tokens, heads, splits), dtype=torch.float32)
-    out = query.new_empty((tokens, heads, dim))
+    out = query.new_empty((rows, heads, dim))
     assert keys.stride() == values.stride(), "keys and values lie alike"
     assert query.stride(2) == keys.stride(2) == 1, "a head's numbers are contiguous"
     window, softcap, sinks = settings.window or 0, settings.softcap or 0.0, settings.sinks

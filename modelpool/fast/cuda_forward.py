@@ -1,8 +1,9 @@
 """CudaForward: a Llama-shaped model's forward in ten launches a layer, as a graph where it can be.
 
 Contract: the function of a checked model up to rounding, over the pack's inputs and the arenas of a
-view that walks paths. A token's bits depend on its own path alone as far as matrix products give a
-row the same bits in packs of any size; the rest is path attention and one kernel for each token.
+view that walks paths. A token's bits depend on its own path alone: cuBLAS sums a row in another
+order by how many there are (bfloat16, some weights), so it is always given `_ROWS` of them; the
+rest is path attention and one kernel for each token.
 `cuda_forward_of` compares logits with the model's own; kernels are for models whose shape
 (`model_shape`) is Llama's. With `LayerKernels` of the reference it runs on a CPU, for tests.
 
@@ -37,6 +38,7 @@ from modelpool.packed_model import PackedModel
 logger = logging.getLogger(__name__)
 
 _MOST_POSITIONS = 2**18  # whose rotations are kept
+_ROWS = 128  # of a product: on an H200 the most that take as long as one row
 
 _Norm = tuple[Tensor, float]  # weight and eps
 
@@ -47,12 +49,15 @@ class _Linear:
     bias: Tensor | None
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+        """[rows, in] to [rows, out], of a multiple of `_ROWS`."""
+        return _joined([F.linear(one, self.weight, self.bias) for one in torch.split(x, _ROWS)])
 
-    def added_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual + the layer's output, in one launch where there is no bias."""
-        out = torch.addmm(residual, x, self.weight.t())
-        return out if self.bias is None else out + self.bias
+    def add_to(self, residual: Tensor, x: Tensor) -> None:
+        """Adds the layer's output to it, in one launch where there is no bias."""
+        for sums, one in zip(torch.split(residual, _ROWS), torch.split(x, _ROWS), strict=True):
+            sums.addmm_(one, self.weight.t())
+        if self.bias is not None:
+            residual.add_(self.bias)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,22 +122,27 @@ class CudaForward:
     def compute(
         self, inputs: PackInputs, arenas: Sequence[Arena], hidden: HiddenLayers
     ) -> ForwardOutput:
-        """Nothing here waits for the device, or depends on its values."""
-        x = self._embedding.index_select(0, inputs.tokens)  # [T, hidden]
+        """Nothing here waits for the device, or depends on its values.
+
+        What stands in rows behind the tokens' is of any numbers, and nothing looks at it.
+        """
+        tokens, wanted = len(inputs.tokens), len(inputs.logit_index)
+        x = _chosen(self._embedding, inputs.tokens)  # [rows, hidden]
         states = []
         for first, stop in spans(hidden, len(self._layers)):
             for layer, arena in zip(self._layers[first:stop], arenas[first:stop], strict=True):
-                x = layer.out.added_to(
-                    x, self._attention(layer, _normed(x, layer.before), inputs, arena)
-                )
+                attended = self._attention(layer, _normed(x, layer.before), inputs, arena)
+                layer.out.add_to(x, attended)
                 gate_up = layer.gate_up(_normed(x, layer.between))
-                x = layer.down.added_to(x, self._kernels.gated(gate_up))
-            states.append(x)
-        logits = self._head(self._norm(x.index_select(0, inputs.logit_index)))
-        return ForwardOutput(logits, stacked(states, hidden, len(self._layers), self._norm))
+                layer.down.add_to(x, self._kernels.gated(gate_up))
+            if hidden:
+                states.append(x[:tokens].clone())
+        logits = self._head(self._norm(_chosen(x, inputs.logit_index)))
+        own = logits[:wanted].clone()  # the rest would be kept with it
+        return ForwardOutput(own, stacked(states, hidden, len(self._layers), self._norm))
 
     def _attention(self, layer: _Layer, x: Tensor, inputs: PackInputs, arena: Arena) -> Tensor:
-        """[T, hidden] to [T, heads * head_dim]: writes, then attends."""
+        """[rows, hidden] to [rows, heads * head_dim]: writes, then attends."""
         qkv = layer.qkv(x).view(len(x), -1, self._head_dim)
         query = self._kernels.rotate_and_write(
             qkv, inputs, self._rotations, arena, layer.head_norms
@@ -160,6 +170,18 @@ def _llama_shape(packed: PackedModel) -> ModelShape | None:
     found = shape_of(packed.model, packed.attend)
     is_short = max_positions(packed.model.config) <= _MOST_POSITIONS
     return found if found is not None and found.is_llama and is_short else None
+
+
+def _chosen(table: Tensor, index: Tensor) -> Tensor:
+    """[rows, ...] the rows of `table` at `index` [n], filled up to a multiple of `_ROWS`."""
+    rows = -(-len(index) // _ROWS) * _ROWS
+    out = table.new_empty((rows, *table.shape[1:]))
+    torch.index_select(table, 0, index, out=out[: len(index)])
+    return out
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _normed(x: Tensor, norm: _Norm) -> Tensor:

@@ -16,6 +16,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -133,23 +134,26 @@ class GraphRunner:
 
 
 class CudaGraphs:
-    """Implements `GraphMaker`: all graphs of a model share their memory."""
+    """Implements `GraphMaker`: all graphs of a model share their memory, and let it go together."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         make_stream: Any = torch.cuda.Stream
         self._stream = make_stream(device)  # torch's own is on whichever device was first
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pool: Any = None
+        self._graphs = WeakSet[Any]()
 
     def capture(self, run: Callable[[], ForwardOutput]) -> tuple[Callable[[], None], ForwardOutput]:
-        pool, stream = self._pool, self._stream
-        graph = torch.cuda.CUDAGraph()
+        graph, stream = torch.cuda.CUDAGraph(), self._stream
+        if not self._graphs:  # a pool ends with its last graph
+            self._pool = torch.cuda.graph_pool_handle()
         with torch.cuda.device(self._device):
             torch.cuda.synchronize()
             # Another thread may work on another device meanwhile: what it allocates is no part of
             # this.
-            with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, self._pool, stream, capture_error_mode="thread_local"):
                 result = run()
+        self._graphs.add(graph)
         return graph.replay, result
 
 

@@ -21,11 +21,11 @@ def rotate_and_write(
     qkv: Tensor, inputs: PackInputs, rotations: Tensor, arena: Arena, norms: HeadNorms | None
 ) -> Tensor:
     """See `layer_reference.rotate_and_write`."""
-    tokens, _, dim = qkv.shape
+    (rows, _, dim), tokens = qkv.shape, len(inputs.tokens)
     keys, values = arena
     kv_heads = keys.shape[1]
     heads = qkv.shape[1] - 2 * kv_heads
-    query = qkv.new_empty((tokens, heads, dim))
+    query = qkv.new_empty((rows, heads, dim))
     assert keys.stride() == values.stride(), "keys and values lie alike"
     assert qkv.is_contiguous()
     assert rotations.is_contiguous()

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from modelpool.attention.kv_view import AttentionLayer
-from modelpool.attention.path import KeyPaths
+from modelpool.attention.path import KeyPaths, filled
 
 Arena = tuple[Tensor, Tensor]  # keys and values of a layer, each [slots, kv_heads, head_dim]
 HeadNorms = tuple[Tensor, float]  # [heads + kv_heads, head_dim] weights of RMS norms, and their eps
@@ -47,14 +47,15 @@ def rotate_and_write(
     """Norms and rotates queries and keys, writes keys and values into a layer's arena.
 
     Args:
-        qkv: [T, heads + 2 * kv_heads, head_dim].
+        qkv: [rows, heads + 2 * kv_heads, head_dim], of the T tokens and of nothing behind them.
         rotations: [positions, 2, head_dim] cosines and sines, these with the signs of a half turn.
         norms: of models that norm queries and keys head by head.
 
     Returns:
-        [T, heads, head_dim], the queries.
+        [rows, heads, head_dim], the queries; of any numbers where no token is.
     """
     keys, values = arena
+    rows, qkv = len(qkv), qkv[: len(inputs.tokens)]
     rotated, half = qkv.shape[1] - keys.shape[1], qkv.shape[2] // 2
     both = qkv[:, :rotated]
     if norms is not None:
@@ -66,10 +67,10 @@ def rotate_and_write(
     slots = inputs.slots.long()
     keys.index_copy_(0, slots, both[:, heads:])
     values.index_copy_(0, slots, qkv[:, rotated:])
-    return both[:, :heads]
+    return filled(both[:, :heads], rows)
 
 
 def gated(gate_up: Tensor) -> Tensor:
-    """[T, 2 * size] to [T, size]: silu of the first half, times the second."""
+    """[rows, 2 * size] to [rows, size]: silu of the first half, times the second."""
     gate, up = gate_up.chunk(2, dim=1)
     return F.silu(gate) * up

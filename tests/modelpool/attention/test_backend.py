@@ -15,8 +15,8 @@ from modelpool.attention.backend import (
     AttentionPlace,
     BackendName,
     Feature,
-    backend_asked,
     backend_for,
+    refusal_of,
 )
 
 CUDA = AttentionPlace("cuda:0", "bfloat16", frozenset({128}))
@@ -30,15 +30,30 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("modelpool.attention.backend.find_spec", lambda name: object())
 
 
-@pytest.mark.parametrize("asked", ["auto", "sdpa", "path"])
+@pytest.mark.parametrize("asked", ["sdpa", "path"])
 @pytest.mark.parametrize(
     "place", [CUDA, CPU, replace(CUDA, dtype="float64", head_dims=frozenset({80}))]
 )
 def test_what_is_plain_pytorch_runs_everywhere(asked: AttentionName, place: AttentionPlace) -> None:
-    backend = backend_asked(asked)
-    assert backend.refusal(place) is None
-    assert backend_for(asked, place) is backend
-    assert backend.name == ("sdpa" if asked == "auto" else asked)
+    assert refusal_of(asked, place) is None
+    assert backend_for(asked, place).name == asked
+
+
+@pytest.mark.parametrize(
+    ("place", "backend"),
+    [
+        (CUDA, TRITON),
+        (CPU, SDPA),
+        (replace(CUDA, dtype="float64"), SDPA),
+        (replace(CUDA, head_dims=frozenset({80})), SDPA),
+        (replace(CUDA, features=WIDTHS), SDPA),
+    ],
+)
+def test_auto_is_triton_where_it_has_kernels(
+    place: AttentionPlace, backend: AttentionBackend
+) -> None:
+    assert refusal_of("auto", place) is None
+    assert backend_for("auto", place) is backend
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
@@ -85,6 +100,8 @@ def test_what_is_not_installed_is_refused(
     said = backend.refusal(CUDA) or ""
     assert said.startswith(f"the package {backend.name}")
     assert "not installed" in said
+    assert refusal_of(backend.name, CUDA) == said
+    assert backend_for("auto", CUDA) is SDPA
 
 
 @pytest.mark.parametrize("asked", ["triton", "flashinfer"])

@@ -43,6 +43,7 @@ def run(
     from modelpool.attention.path_kernels import path_attention
 
     query, keys, values = (part.to(DEVICE) for part in (query, keys, values))
+    how = replace(how, sinks=None if how.sinks is None else how.sinks.to(DEVICE))
     return path_attention(
         query, keys, values, changed(paths, lambda part: part.to(DEVICE)), how
     ).cpu()
@@ -101,7 +102,7 @@ def test_padding_and_what_nobody_sees_change_no_bit(case: dict[str, Any]) -> Non
     unseen = [slot for slot in range(pack.size) if slot not in seen]
     keys[unseen], values[unseen] = torch.nan, torch.nan
     more = torch.cat((query, torch.full_like(query[:3], torch.nan)))
-    paths = changed(pack.paths, lambda part: F.pad(part, (0, 0) * (part.dim() - 1) + (0, 3)))
+    paths = changed(pack.paths, lambda part: F.pad(part, (0, 0) * (part.dim() - 1) + (0, 2)))
     got = run(more, keys, values, replace(paths, longest=paths.longest + 300), how)
     assert torch.equal(got[: len(query)], wanted)
 
