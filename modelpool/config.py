@@ -173,9 +173,9 @@ class PoolConfig(BaseModel):
         memory_limit_mb: the same, for weights and KV of the loaded models on all devices.
         pack_weights: lays out linear weights where that is faster on the CPU; the last bit of large
             float32 layers may change.
-        attention: kernels. `auto` is `sdpa`, PyTorch's, on any device; `path`: plain PyTorch, slow,
-            to compare with. On CUDA, where neither has run: `triton`, `flashinfer` (half precision,
-            head sizes 64, 128, 256; last bits depend on the batch).
+        attention: kernels. `auto` is `triton` on CUDA where it can be, else PyTorch's `sdpa`, whose
+            last bits depend on the batch there; `path`: plain PyTorch, slow, to compare with.
+            `flashinfer`, on CUDA, has never run (half precision, head sizes 64, 128, 256).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

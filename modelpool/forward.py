@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from modelpool.attention.kv_view import KVView
+from modelpool.attention.kv_view import AttentionLayer, KVView
 
 HiddenLayers = tuple[int, ...]  # rising indices of hidden states
 
@@ -44,6 +44,11 @@ class SizedForward(Forward, Protocol):
 
     @property
     def sizes(self) -> tuple[int, ...]: ...
+
+    def prepare(
+        self, arena: Callable[[AttentionLayer], tuple[Tensor, Tensor]], hidden: HiddenLayers, /
+    ) -> None:
+        """Whatever makes passes over this memory faster, which nobody has written to."""
 
 
 def spans(hidden: HiddenLayers, layers: int) -> Iterator[tuple[int, int]]:

@@ -195,6 +195,12 @@ class PackedModel:
         """Tokens that packs are filled up to, rising; none where they run as they are."""
         return () if self.sized is None else self.sized.sizes
 
+    def prepare(self, arena: Callable[[int], tuple[Tensor, Tensor]], hidden: HiddenLayers) -> None:
+        """For passes over keys and values [slots, ...] of layers by number, not yet written to."""
+        if self.sized is not None:
+            with torch.inference_mode():
+                self.sized.prepare(lambda layer: arena(layer.number), hidden)
+
     def pack_weights(self) -> None:
         """Lays out its linear layers where that pays, as `Tuning.pack_weights` does in `wrap`.
 

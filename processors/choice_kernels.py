@@ -7,7 +7,7 @@ at temperature 0 the logits. `block_best` finds the best few of a block of ids, 
 best of all blocks, `scores_at` the scores of single ids. Ties go to the lowest id; a row that holds
 NaN has the first NaN as its best.
 
-Compiled for sm_80 and sm_90 and tested by Triton's interpreter; never run on a GPU.
+Compiled for sm_80 and sm_90; tested by Triton's interpreter and on an H200.
 """
 
 from dataclasses import dataclass

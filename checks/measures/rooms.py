@@ -37,7 +37,7 @@ class Room:
 # every room for what nothing uses: what stands between them and their aims is features.
 # 2026-11-27: a conversation's prompt went from http to request, for Python; engine for failures
 # that last; tests with both, and with OpenVINO beside; modelpool for 4 bits as checkpoints have
-# them, and for latents; tests with these, and with kernels by emulation.
+# them, and for latents; tests with these, and with kernels by emulation; both for what a GPU showed.
 ROOMS: Mapping[str, Room] = {
     "http": Room(folders=("specrouter/http",), before=5985, aim=4500, most=6100),
     "cli": Room(folders=("specrouter/cli",), before=1790, aim=1500, most=1390),
@@ -58,18 +58,18 @@ ROOMS: Mapping[str, Room] = {
     ),
     "processors": Room(folders=("processors",), before=3858, aim=3600, most=3880),
     "statemgr": Room(folders=("statemgr",), before=2753, aim=2900, most=2920),
-    "modelpool": Room(folders=("modelpool",), before=7770, aim=6800, most=13830),
+    "modelpool": Room(folders=("modelpool",), before=7770, aim=6800, most=13890),
     "examples": Room(folders=("examples",), before=2828, aim=1200, most=1090),
     "research": Room(folders=("research",), before=0, aim=7000, most=8150),
     "tests and checks": Room(
-        folders=("tests", "checks", "conftest.py"), before=69000, aim=52000, most=70820
+        folders=("tests", "checks", "conftest.py"), before=69000, aim=52000, most=70890
     ),
 }
 PRODUCT = Room(
     folders=("specrouter", "processors", "statemgr", "modelpool", "examples"),
     before=55641,
     aim=45000,
-    most=55520,
+    most=55610,
 )
 DOCUMENTS_KB = Room(folders=("docs", "README.md"), before=361, aim=200, most=200)
 

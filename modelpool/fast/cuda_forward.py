@@ -11,7 +11,7 @@ Layers that are computed together share one weight, of which the model's own bec
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -115,9 +115,15 @@ class CudaForward:
         hidden: HiddenLayers = (),
     ) -> ForwardOutput:
         """One pass over a pack, as `PackedModel.forward`; positions are taken from the view."""
-        arenas = [view.arena(layer.attention) for layer in self._layers]
+        arenas = self._arenas(view.arena)
         places = view.layout(PathLayout).places
         return self._run(Pack(tokens, places, logit_index, hidden), arenas)
+
+    def prepare(self, arena: Callable[[AttentionLayer], Arena], hidden: HiddenLayers) -> None:
+        self._run.prepare(self._arenas(arena), hidden)
+
+    def _arenas(self, arena: Callable[[AttentionLayer], Arena]) -> list[Arena]:
+        return [arena(layer.attention) for layer in self._layers]
 
     def compute(
         self, inputs: PackInputs, arenas: Sequence[Arena], hidden: HiddenLayers

@@ -3,24 +3,28 @@
 Contract: a pack is filled up to the next size with copies of its last token, which compute and
 write what that writes: no row is kept for padding. What a graph was captured for are tokens, width
 of the tree's paths and length of the longest row, each up to the next size, the hidden states that
-are wanted, and the arenas: when these are others, all graphs go. Packs with many tokens and few
+are wanted, and the arenas. A capture takes as long as some dozens of passes: `prepare` makes those
+that most packs need before there are any. Packs with many tokens and few
 logits (prompts), and larger ones than the largest size, run eagerly; so does everything once a
 capture has failed, with one warning. A pack's index arrays go to the device in one copy
 (`modelpool.fast.pack_sender`), filled up on the host.
 
-`GraphMaker` is CUDA's, or a stand-in for tests. Never run on a GPU.
+`GraphMaker` is CUDA's, or a stand-in for tests.
 """
 
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Protocol
 from weakref import WeakSet
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from modelpool.attention.path import NO_TAIL, PackPlaces
 from modelpool.fast.layer_reference import Arena, PackInputs
 from modelpool.fast.pack_layout import Pack, PackLayout, buffer_on
 from modelpool.fast.pack_sender import PackSender
@@ -29,7 +33,9 @@ from modelpool.forward import ForwardOutput, HiddenLayers
 logger = logging.getLogger(__name__)
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # tokens
-_KEYS = 256  # of the shortest row that graphs tell apart; longer ones by powers of two
+_KEYS = 1024  # of the shortest row that graphs tell apart; longer ones by powers of two
+_PATH = 32  # steps, likewise
+_ARENAS = 2  # whose graphs are kept: a model is timed in one for many rows, and one for long ones
 _WARM_UPS = 2  # kernels compile, and libraries take their workspaces, before a capture
 
 Compute = Callable[[PackInputs, Sequence[Arena], HiddenLayers], ForwardOutput]
@@ -74,8 +80,7 @@ class GraphRunner:
         self._compute = compute
         self._sender = sender
         self._graphs = graphs
-        self._captured: dict[_Size, _Captured] = {}
-        self._arenas: tuple[int, ...] = ()
+        self._captured: dict[tuple[int, ...], dict[_Size, _Captured]] = {}  # by arenas
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -87,11 +92,7 @@ class GraphRunner:
         size = size_of(pack)
         if size is None or self._graphs is None:
             return self._eagerly(pack, arenas)
-        where = tuple(keys.data_ptr() for keys, _ in arenas)
-        if where != self._arenas:
-            self._captured.clear()
-            self._arenas = where
-        captured = self._captured.get(size)
+        captured = self._own(arenas).get(size)
         if captured is None:
             captured = self._capture(self._graphs, size, pack, arenas)
             if captured is None:
@@ -102,6 +103,20 @@ class GraphRunner:
         logits, hidden = captured.output.logits, captured.output.hidden
         own = None if hidden is None else hidden[: len(pack.tokens)].clone()
         return ForwardOutput(logits[: len(pack.logit_index)].clone(), own)
+
+    def prepare(self, arenas: list[Arena], hidden: HiddenLayers) -> None:
+        """Captures passes of all sizes, in arenas that hold nothing yet and hold nothing after."""
+        for tokens in reversed(SIZES):  # the memory of the largest serves all
+            if self._graphs is not None:
+                self(_first_token(tokens, hidden), arenas)
+        for part in chain.from_iterable(arenas):
+            part[0].zero_()
+
+    def _own(self, arenas: list[Arena]) -> dict[_Size, _Captured]:
+        where = tuple(keys.data_ptr() for keys, _ in arenas)
+        if where not in self._captured and len(self._captured) == _ARENAS:
+            self._captured.clear()
+        return self._captured.setdefault(where, {})
 
     def _eagerly(self, pack: Pack, arenas: list[Arena]) -> ForwardOutput:
         layout = PackLayout.of(pack)
@@ -129,7 +144,7 @@ class GraphRunner:
             self._graphs = None
             self._captured.clear()
             return None
-        self._captured[size] = captured
+        self._own(arenas)[size] = captured
         return captured
 
 
@@ -163,7 +178,16 @@ def size_of(pack: Pack) -> _Size | None:
     if not 0 < tokens <= SIZES[-1] or 2 * len(pack.logit_index) < tokens:
         return None
     longest = max(_KEYS, _power_of_two(pack.places.longest))
-    return _Size(_next(SIZES, tokens), _power_of_two(pack.path_width), longest, pack.hidden)
+    path = max(_PATH, _power_of_two(pack.path_width))
+    return _Size(_next(SIZES, tokens), path, longest, pack.hidden)
+
+
+def _first_token(tokens: int, hidden: HiddenLayers) -> Pack:
+    """So many copies of one, in the first slot of all."""
+    numbers = np.zeros((4, tokens), dtype=np.int32)
+    numbers[3] = NO_TAIL
+    index = torch.arange(tokens)
+    return Pack(torch.zeros_like(index), PackPlaces(numbers, None, 1), index, hidden)
 
 
 def _next(sizes: Sequence[int], count: int) -> int:

@@ -3,7 +3,7 @@
 Contract: `modelpool.fast.layer_reference` says in torch what is computed. Each function is one
 launch; sums and products are in float32 and rounded once.
 
-Compiled for sm_80 and sm_90 and tested by Triton's interpreter; never run on a GPU.
+Compiled for sm_80 and sm_90; tested by Triton's interpreter and on an H200.
 """
 
 import torch

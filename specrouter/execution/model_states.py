@@ -226,4 +226,8 @@ class ModelStates:
             self._loaded[name] = model
         canonical = model.attention.needs_order or name == self._pool.target
         recurrent = model.recurrent_layers
-        return self._manager.open_state(name, model.kv_layers, canonical, recurrent)
+        is_new = self._manager.state(name) is None
+        state = self._manager.open_state(name, model.kv_layers, canonical, recurrent)
+        if is_new:
+            model.prepare(state.store.layer, self.hidden if name == self._pool.target else ())
+        return state

@@ -77,13 +77,24 @@ def test_trees_over_graphs_give_the_texts_of_the_target_alone(
         return cuda_forward_of(packed, reference_kernels(), graphs)
 
     use(monkeypatch, PATH.load(), graphed)
+    monkeypatch.setattr("modelpool.fast.graph_runner.SIZES", (1, 2, 4, 8, 16, 32, 64, 128))
     config = copy.deepcopy(small_config)
-    wanted = texts(config, "off")
     names = tuple(model["name"] for model in config["pool"]["models"])
-    before = graphs.replayed
-    for chain, width in ((names, 3), ((names[0], names[-1]), 1)):
-        assert texts(config, Speculation(chain, depth=4, width=width)) == wanted
-    assert graphs.replayed > before > graphs.captured / 10 > 0
+    chains = [
+        Speculation(names, depth=4, width=3),
+        Speculation((names[0], names[-1]), depth=4, width=1),
+    ]
+    prepare, ready = CudaForward.prepare, list[int]()
+
+    def prepared(forward: CudaForward, *what: Any) -> None:
+        prepare(forward, *what)
+        ready.append(graphs.captured)
+
+    monkeypatch.setattr(CudaForward, "prepare", prepared)
+    wanted, *found = texts(config, "off", *chains)
+    assert found == [wanted, wanted]
+    assert ready == [graphs.captured], "a graph was captured while requests waited"
+    assert graphs.replayed > graphs.captured
 
 
 @pytest.mark.parametrize("architecture", ["llama", pytest.param("gemma2", marks=pytest.mark.exact)])

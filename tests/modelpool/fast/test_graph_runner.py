@@ -92,8 +92,9 @@ def test_sizes_paths_and_lengths_have_graphs_of_their_own() -> None:
     echo, graphs = Echo(), FakeGraphs()
     run = runner(echo, graphs)
     for asked in (
-        pack_of(8), pack_of(9), pack_of(8, path=3), pack_of(8, path=4),
-        pack_of(8, longest=257), pack_of(8, longest=512), pack_of(8, logits=5),
+        pack_of(8), pack_of(9), pack_of(8, path=32), pack_of(8, path=33), pack_of(8, path=64),
+        pack_of(8, longest=1024), pack_of(8, longest=1025), pack_of(8, longest=2048),
+        pack_of(8, logits=5),
     ):  # fmt: skip
         run(asked, echo.arenas)
     assert graphs.captured == 4
@@ -135,14 +136,41 @@ def test_sizes_are_told_as_long_as_packs_are_filled_up() -> None:
     assert len(run.sizes) == 0
 
 
-def test_another_arena_has_no_graphs_yet() -> None:
+def test_another_arena_has_no_graphs_yet_and_two_keep_theirs() -> None:
     echo, graphs = Echo(), FakeGraphs()
     run = runner(echo, graphs)
-    run(pack_of(4), echo.arenas)
-    other = Echo().arenas
-    run(pack_of(4), other)
-    assert graphs.captured == 2
-    assert other[0][0].flatten()[:4].tolist() == [5, 6, 7, 8]
+    arenas = [Echo().arenas for _ in range(3)]
+    for number, captured in ((0, 1), (1, 2), (0, 2), (1, 2), (2, 3), (0, 4)):
+        run(pack_of(4), arenas[number])
+        assert graphs.captured == captured
+        keys = arenas[number][0][0].flatten()
+        assert keys[:4].tolist() == [5, 6, 7, 8]
+        keys.zero_()
+
+
+def test_what_most_packs_need_is_captured_before_there_are_any() -> None:
+    echo, graphs = Echo(), FakeGraphs()
+    run = runner(echo, graphs)
+    run.prepare(echo.arenas, (1,))
+    assert graphs.captured == len(SIZES)
+    assert not any(part.any() for part in echo.arenas[0])
+    for tokens in range(1, SIZES[-1] + 1, 31):
+        found = run(
+            dataclasses.replace(pack_of(tokens, path=tokens % 21 + 1), hidden=(1,)), echo.arenas
+        )
+        assert found.logits[:, 0].tolist() == list(range(5, 5 + tokens))
+        assert found.hidden is not None
+        assert found.hidden[:, 0].tolist() == list(range(105, 105 + tokens))
+    assert graphs.captured == len(SIZES)
+
+
+def test_nothing_is_captured_beforehand_where_it_cannot_be() -> None:
+    echo = Echo()
+    runner(echo, None).prepare(echo.arenas, ())
+    run = runner(echo, FakeGraphs(fails=True))
+    run.prepare(echo.arenas, ())
+    assert echo.sizes == [SIZES[-1]] * 3  # two warm-ups, and eagerly
+    assert not run.sizes
 
 
 def test_where_capture_fails_packs_run_eagerly_with_one_warning(
