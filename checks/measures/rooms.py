@@ -37,7 +37,7 @@ class Room:
 # every room for what nothing uses: what stands between them and their aims is features.
 # 2026-11-27: a conversation's prompt went from http to request, for Python; engine for failures
 # that last; tests with both, and with OpenVINO beside; modelpool for 4 bits as checkpoints have
-# them, and for latents; tests with these, and with kernels by emulation; both for what a GPU showed.
+# them, and for latents; tests with these, and with kernels by emulation; both for a GPU.
 ROOMS: Mapping[str, Room] = {
     "http": Room(folders=("specrouter/http",), before=5985, aim=4500, most=6100),
     "cli": Room(folders=("specrouter/cli",), before=1790, aim=1500, most=1390),
