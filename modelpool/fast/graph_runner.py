@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # tokens
 _KEYS = 1024  # of the shortest row that graphs tell apart; longer ones by powers of two
 _PATH = 32  # steps, likewise
+_PREPARED = 256  # tokens, at most: each graph keeps its logits, and few cycles have more
 _ARENAS = 2  # whose graphs are kept: a model is timed in one for many rows, and one for long ones
 _WARM_UPS = 2  # kernels compile, and libraries take their workspaces, before a capture
 
@@ -105,9 +106,9 @@ class GraphRunner:
         return ForwardOutput(logits[: len(pack.logit_index)].clone(), own)
 
     def prepare(self, arenas: list[Arena], hidden: HiddenLayers) -> None:
-        """Captures passes of all sizes, in arenas that hold nothing yet and hold nothing after."""
+        """Captures passes of most sizes, in arenas that hold nothing yet and hold nothing after."""
         for tokens in reversed(SIZES):  # the memory of the largest serves all
-            if self._graphs is not None:
+            if tokens <= _PREPARED and self._graphs is not None:
                 self(_first_token(tokens, hidden), arenas)
         for part in chain.from_iterable(arenas):
             part[0].zero_()
