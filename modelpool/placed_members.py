@@ -320,4 +320,5 @@ class PlacedMembers:
         facts = self._members[name].facts
         placement = self._placements[name]
         device = "cpu" if placement.is_on_cpu else placement.device
-        return AttentionPlace(device, facts.dtype, facts.head_dims, facts.features)
+        is_spread = len(placement.devices) > 1
+        return AttentionPlace(device, facts.dtype, facts.head_dims, facts.features, is_spread)

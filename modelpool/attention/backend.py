@@ -5,7 +5,8 @@ it is loaded (`AttentionBackend.load`), so a CPU imports no Triton. Whoever depe
 asks for what it can do. A new one is a file with a function that returns its `Attention`, and an
 entry in `BACKENDS` under a name of `BackendName`.
 
-`auto` is `triton` on CUDA, for members that it has kernels for, and SDPA everywhere else.
+`auto` is `triton` on one CUDA device, for members that it has kernels for, and SDPA everywhere
+else: the kernels have not run on layers that are spread over several.
 """
 
 from collections.abc import Mapping
@@ -42,12 +43,13 @@ class CudaKernels:
 
 @dataclass(frozen=True)
 class AttentionPlace:
-    """What the choice depends on: a member's device, dtype, head sizes and layers."""
+    """What the choice depends on: a member's (first) device, dtype, head sizes and layers."""
 
     device: str  # "cpu", "cuda:0"
     dtype: str
     head_dims: frozenset[int]
     features: frozenset[Feature] = frozenset()
+    is_spread: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +135,6 @@ def backend_for(asked: AttentionName, place: AttentionPlace) -> AttentionBackend
     """What runs where nothing speaks against `asked`; on the CPU, where a member may end, SDPA for
     kernels that are CUDA's."""
     if asked == "auto":
-        return SDPA if TRITON.refusal(place) is not None else TRITON
+        return SDPA if place.is_spread or TRITON.refusal(place) is not None else TRITON
     backend = BACKENDS[asked]
     return SDPA if backend.on_cuda is not None and place.device == "cpu" else backend
