@@ -320,5 +320,10 @@ class PlacedMembers:
         facts = self._members[name].facts
         placement = self._placements[name]
         device = "cpu" if placement.is_on_cpu else placement.device
-        is_spread = len(placement.devices) > 1
-        return AttentionPlace(device, facts.dtype, facts.head_dims, facts.features, is_spread)
+        is_tried = len(placement.devices) == 1 and not _is_before_ampere(device)
+        return AttentionPlace(device, facts.dtype, facts.head_dims, facts.features, is_tried)
+
+
+def _is_before_ampere(device: str) -> bool:
+    is_cuda = torch.cuda.is_available() and device.startswith("cuda")
+    return is_cuda and torch.cuda.get_device_capability(device) < (8, 0)

@@ -5,8 +5,8 @@ it is loaded (`AttentionBackend.load`), so a CPU imports no Triton. Whoever depe
 asks for what it can do. A new one is a file with a function that returns its `Attention`, and an
 entry in `BACKENDS` under a name of `BackendName`.
 
-`auto` is `triton` on one CUDA device, for members that it has kernels for, and SDPA everywhere
-else: the kernels have not run on layers that are spread over several.
+`auto` is `triton` where its kernels were compiled for the device and the model is on one, and SDPA
+everywhere else.
 """
 
 from collections.abc import Mapping
@@ -43,13 +43,14 @@ class CudaKernels:
 
 @dataclass(frozen=True)
 class AttentionPlace:
-    """What the choice depends on: a member's (first) device, dtype, head sizes and layers."""
+    """What the choice depends on: a member's (first) device, dtype, head sizes and layers.
+    `is_tried`: it is on one device, and that is none before Ampere."""
 
     device: str  # "cpu", "cuda:0"
     dtype: str
     head_dims: frozenset[int]
     features: frozenset[Feature] = frozenset()
-    is_spread: bool = False
+    is_tried: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +136,6 @@ def backend_for(asked: AttentionName, place: AttentionPlace) -> AttentionBackend
     """What runs where nothing speaks against `asked`; on the CPU, where a member may end, SDPA for
     kernels that are CUDA's."""
     if asked == "auto":
-        return SDPA if place.is_spread or TRITON.refusal(place) is not None else TRITON
+        return TRITON if place.is_tried and TRITON.refusal(place) is None else SDPA
     backend = BACKENDS[asked]
     return SDPA if backend.on_cuda is not None and place.device == "cpu" else backend

@@ -47,7 +47,7 @@ def test_what_is_plain_pytorch_runs_everywhere(asked: AttentionName, place: Atte
         (replace(CUDA, dtype="float64"), SDPA),
         (replace(CUDA, head_dims=frozenset({80})), SDPA),
         (replace(CUDA, features=WIDTHS), SDPA),
-        (replace(CUDA, is_spread=True), SDPA),
+        (replace(CUDA, is_tried=False), SDPA),
     ],
 )
 def test_auto_is_triton_where_it_has_kernels(
