@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from modelpool import ConfigError, ModelPool, PoolFullError
+from modelpool.attention.backend import AttentionBackend
 from modelpool.config import ModelConfig, PoolConfig
 from modelpool.device_manager import DeviceInfo, Placement
 from modelpool.fast.linear import PackedWeight, can_pack
@@ -104,6 +105,18 @@ class Loads:
 def counted(raw: dict[str, Any], **options: Any) -> tuple[ModelPool, Loads]:
     loads = Loads()
     return ModelPool(PoolConfig.model_validate(raw), loader=loads, **options), loads
+
+
+@pytest.mark.parametrize(("capability", "kernels"), [((7, 5), "sdpa"), ((8, 0), "triton")])
+def test_gpus_before_ampere_keep_pytorchs_attention(
+    capability: tuple[int, int], kernels: str, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, _ = counted(config(models, PAIR, "large"), devices=[CUDA, CPU])
+    monkeypatch.setattr(AttentionBackend, "refusal", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert pool.placement("large").device == "cuda:0"
+    assert pool.plan("large").attention.name == kernels
 
 
 def test_names_are_weakest_first_and_the_target_last(models: Path) -> None:
