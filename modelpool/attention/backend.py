@@ -44,7 +44,7 @@ class CudaKernels:
 @dataclass(frozen=True)
 class AttentionPlace:
     """What the choice depends on: a member's (first) device, dtype, head sizes and layers.
-    `is_tried`: it is on one device, and that is none before Ampere."""
+    `is_tried`: it is on one device; a GPU is of Ampere or later."""
 
     device: str  # "cpu", "cuda:0"
     dtype: str
