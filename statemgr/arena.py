@@ -9,6 +9,7 @@ import numpy as np
 from statemgr.arrays import Ints
 
 KV_QUANTUM = 128  # slots
+BLOCK_SLOTS = 32  # slots of a block as attention reads them
 NOBODY = -1
 
 

@@ -140,15 +140,10 @@ class ModelState:
             counts=counts,
             positions=positions,
             slots=self.layout.flat(flat_slots),
-            firsts=self.layout.starts[rows],
-            ends=self.ends[rows],
+            tables=self.layout.tables(rows, int(self.ends[rows].max(initial=1))),
             lengths=self._lengths[rows],
-            reach=self.layout.reach[rows],
-            stride=self.layout.stride,
             devices=self.store.devices,
             tree=tree,
-            cache_mask=self.cache_mask,
-            cache_positions=self.positions,
         )
         recurrent = None
         if self.is_recurrent:

@@ -8,7 +8,9 @@ there is finite, and masked. All models of a `StateManager` have the same layout
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from statemgr.arena import BLOCK_SLOTS
 from statemgr.arrays import Ints
 
 
@@ -60,6 +62,11 @@ class RowLayout:
         rows = numbers // self.width
         slots: Ints = self.starts[rows] + numbers - rows * self.width
         return slots
+
+    def tables(self, rows: Ints, slots: int) -> NDArray[np.int32]:
+        """[R, N] the blocks of rows, as far as so many slots."""
+        blocks = np.arange(-(-slots // BLOCK_SLOTS), dtype=np.int32)
+        return (self.starts[rows, None] // BLOCK_SLOTS + blocks).astype(np.int32)
 
     def place(self, row: int, start: int, slots: int) -> None:
         """Gives a row its extent; no slots take it."""
