@@ -95,7 +95,7 @@ class AttentionBackend:
 
 
 _HALF = ("bfloat16", "float16")
-PATH = AttentionBackend(name="path", kernels="modelpool.attention.path:reference_attention")
+PATH = AttentionBackend(name="path", kernels="modelpool.attention.path_cpu:cpu_attention")
 TRITON = AttentionBackend(
     name="triton",
     kernels="modelpool.attention.path_kernels:triton_attention",

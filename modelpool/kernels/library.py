@@ -1,7 +1,7 @@
-"""The C library of linear layers, layers of Llama, and recurrences: found or compiled once, tried.
+"""The C library of linear layers, layers of Llama, recurrences and attention: found or compiled.
 
-Contract: `linear_kernels` is None where there is no compiler, no CPU for it, or a result that is
-not the one of int8 to the bit: one line says why, and layers are computed otherwise. A wheel may
+Contract: `c_library` is None where there is no compiler, `linear_kernels` where the CPU has none:
+one line says why, and models are computed otherwise, or slower. A wheel may
 bring the library beside this file; else it is compiled into the cache under a name that tells
 source, flags and compiler, in a folder with its checksum: a damaged one would end the process, and
 is compiled anew (`cached_folder`). Whatever lies there and does not belong to this user is not
@@ -35,8 +35,15 @@ KERNELS: Mapping[str, int] = {
     "amx": 32, "avx512-vnni": 4, "avx-vnni": 2, "avx2": 1, "avx512-vnni-256": 8, "neon": 16
 }  # fmt: skip
 _FOLDER, _NAME = Path(__file__).parent, "linear.so"
-_SOURCES = ("linear.c", "recurrence.c", "layer.c")
-_HEADERS = ("linear_x86.h", "linear_arm.h", "dot_panel.h", "linear.h", "threads.h")
+_ATTENDS = ("avx2", "avx512", "neon", "plain")  # by instruction set
+_SOURCES = (
+    *("linear.c", "recurrence.c", "layer.c", "attend.c", "attend_double.c"),
+    *(f"attend_{name}.c" for name in _ATTENDS),
+)
+_HEADERS = (
+    *("linear_x86.h", "linear_arm.h", "dot_panel.h", "linear.h", "threads.h"),
+    *("attend.h", "attend_pass.h", *(f"lanes_{name}.h" for name in _ATTENDS)),
+)
 _FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC")
 _COMPILE_S = 120.0
 _SWITCH = "SPECROUTER_KERNEL"
@@ -74,20 +81,32 @@ class LinearKernels:
 
 
 @cache
-def linear_kernels() -> LinearKernels | None:
+def c_library() -> ctypes.CDLL | None:
     """Of this process; None: see the module."""
-    asked = os.environ.get(_SWITCH, "")
-    if asked == "off":
+    if os.environ.get(_SWITCH, "") == "off":
         return None
     try:
-        found = opened(library_file())
+        return opened(library_file())
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-        logger.warning("int8 and int4 are computed without the C library: %s", error)
+        logger.warning("there is no C library, so that models are slower: %s", error)
         return None
-    if asked and asked not in found.available:
-        logger.warning("%s=%s: this CPU has %s", _SWITCH, asked, ", ".join(found.available))
-        return found
-    return LinearKernels(found.library, asked or found.name, found.available)
+
+
+@cache
+def linear_kernels() -> LinearKernels | None:
+    """Of this process; None: see the module."""
+    library = c_library()
+    if library is None:
+        return None
+    available = tuple(name for name, bit in KERNELS.items() if library.sr_kernels() & bit)
+    if not available:
+        logger.warning("this CPU has neither AVX2 nor Arm's dot products for int8 and int4")
+        return None
+    asked = os.environ.get(_SWITCH, "")
+    if asked and asked not in available:
+        logger.warning("%s=%s: this CPU has %s", _SWITCH, asked, ", ".join(available))
+        asked = ""
+    return LinearKernels(library, asked or available[0], available)
 
 
 def library_file() -> Path:
@@ -143,28 +162,23 @@ def _compile(compiler: Sequence[str], folder: Path) -> None:
     made.chmod(0o700)
 
 
-def opened(file: Path) -> LinearKernels:
-    """Raises `OSError`, and `RuntimeError` where this CPU has no kernel, or the file is another
-    version's."""
+def opened(file: Path) -> ctypes.CDLL:
+    """Raises `OSError`, and `RuntimeError` where the file is another version's."""
     library = ctypes.CDLL(str(file))
-    if not hasattr(library, "sr_before"):
+    if not hasattr(library, "sr_attend"):
         raise RuntimeError(f"{file} is of another version")
-    pointer, whole = ctypes.c_void_p, ctypes.c_int64
-    library.sr_linear.argtypes = (
-        pointer, pointer, ctypes.c_int, pointer, ctypes.c_int, whole, ctypes.c_int, ctypes.c_int,
-    )  # fmt: skip
-    number, at = ctypes.c_int, (pointer, pointer, whole, pointer)  # layer, residual, rows, an input
+    pointer, whole, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+    library.sr_linear.argtypes = (pointer, pointer, number, pointer, number, whole, number, number)
+    at = (pointer, pointer, whole, pointer)  # layer, residual, rows, an input
     library.sr_before.argtypes = (*at, pointer, whole, pointer, number, number, number)
     library.sr_behind.argtypes = (*at, number, number, number)
     library.sr_scan.argtypes, library.sr_scan.restype = (pointer,), None
     library.sr_advance.argtypes, library.sr_advance.restype = (*(pointer,) * 4, *(whole,) * 4), None
+    library.sr_attend.argtypes = (*(pointer,) * 3, *(whole,) * 3, pointer, number, number)
     library.sr_set_threads.argtypes = (pointer, pointer, pointer)
     library.sr_set_threads.restype = None
-    available = tuple(name for name, bit in KERNELS.items() if library.sr_kernels() & bit)
-    if not available:
-        raise RuntimeError("this CPU has neither AVX2 nor Arm's dot products")
     _share_threads(library)
-    return LinearKernels(library, available[0], available)
+    return library
 
 
 def _share_threads(library: ctypes.CDLL) -> None:

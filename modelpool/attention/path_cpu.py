@@ -1,0 +1,151 @@
+"""Path attention on the CPU, in the C library (`attend.c`): see `modelpool.attention.path`.
+
+Contract: sums are in float32 of keys and values in float32, float16 or bfloat16, in float64 of
+float64. All instruction sets and plain C have the same bits, whatever the threads. A kernel is used
+once it has had the bits of plain C in a trial. Where there is no C library, the reference computes
+in torch: slowly, and its bits depend on what torch does.
+"""
+
+import ctypes
+import logging
+from collections.abc import Mapping
+from functools import cache, partial
+
+import torch
+from torch import Tensor
+
+from modelpool.attention.kv_view import Attention, AttentionLayer
+from modelpool.attention.path import NO_TAIL, KeyPaths, PathAttention, reference, reference_attention
+from modelpool.kernels.library import KERNELS, c_library, linear_kernels
+
+logger = logging.getLogger(__name__)
+
+PLAIN = 0
+# Instruction sets by their numbers in attend.c, the best first.
+INSTRUCTION_SETS: Mapping[int, str] = {2: "AVX-512", 1: "AVX2", 3: "NEON", PLAIN: "plain C"}
+_AVX2_KERNELS = KERNELS["avx2"] | KERNELS["avx-vnni"] | KERNELS["avx512-vnni-256"]
+_KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
+
+
+class _Places(ctypes.Structure):
+    """`Places` of attend.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("rows", "positions", "tails", "path", "tables")),
+        *((name, ctypes.c_int64) for name in ("tokens", "path_width", "table_width")),
+        ("block_slots", ctypes.c_int64),
+    )
+
+
+class _Layer(ctypes.Structure):
+    """`AttendLayer` of attend.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("keys", "values")),
+        *((name, ctypes.c_int64) for name in ("key_slot", "key_head", "value_slot", "value_head")),
+        ("sinks", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("heads", "kv_heads", "dim", "value_dim", "window")),
+        *((name, ctypes.c_double) for name in ("scale", "softcap")),
+        ("kind", ctypes.c_int64),
+    )
+
+
+def cpu_attention() -> Attention:
+    library = c_library()
+    if library is None:
+        logger.warning("attention is computed in torch: slowly, and texts may differ in last bits")
+        return reference_attention()
+    return PathAttention(partial(attend, library, best_set()))
+
+
+def available_sets(library: ctypes.CDLL) -> tuple[int, ...]:
+    """That this CPU has, the best first."""
+    found = library.sr_attend_kernels()
+    return tuple(number for number in INSTRUCTION_SETS if found >> number & 1)
+
+
+@cache
+def best_set() -> int:
+    """Of this process: the best that has the bits of plain C, as far as `SPECROUTER_KERNEL` lets."""
+    library, linear = c_library(), linear_kernels()
+    assert library is not None
+    sets = available_sets(library)
+    if linear is not None and KERNELS[linear.name] & _AVX2_KERNELS:
+        sets = tuple(number for number in sets if number != 2)
+    for number in sets:
+        if number == PLAIN or _has_plain_bits(library, number):
+            return number
+        name = INSTRUCTION_SETS[number]
+        logger.warning("attention by %s has other bits than plain C: it is not used", name)
+    raise AssertionError("plain C is everywhere")
+
+
+def attend(
+    library: ctypes.CDLL,
+    instruction_set: int,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    paths: KeyPaths,
+    settings: AttentionLayer,
+) -> Tensor:
+    """As `modelpool.attention.path.reference`; a head's numbers are contiguous everywhere."""
+    if query.device.type != "cpu":  # a layer of a model that is spread over devices
+        return reference(query, keys, values, paths, settings)
+    kind = _KINDS[keys.dtype]
+    asked = query
+    if (query.dtype is torch.float64) != (keys.dtype is torch.float64):
+        query = query.to(keys.dtype)
+    query = query if query.stride(2) == 1 else query.contiguous()
+    assert keys.stride(2) == values.stride(2) == 1
+    (rows, heads, dim), tokens = query.shape, len(paths.positions)
+    path = paths.path.contiguous()
+    sinks = settings.sinks
+    if sinks is not None:
+        sinks = sinks.to("cpu", torch.float32).contiguous()
+    out = query.new_empty((rows, heads, values.shape[2]))
+    places = _Places(
+        *(one.data_ptr() for one in (paths.rows, paths.positions, paths.tails, path)),
+        paths.tables.data_ptr(),
+        tokens,
+        path.shape[-1],
+        paths.tables.shape[1],
+        paths.block_slots,
+    )
+    layer = _Layer(
+        keys.data_ptr(), values.data_ptr(),
+        keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
+        None if sinks is None else sinks.data_ptr(),
+        heads, keys.shape[1], dim, values.shape[2],
+        settings.window or 0, settings.scale, settings.softcap or 0.0, kind,
+    )  # fmt: skip
+    failed = library.sr_attend(
+        ctypes.byref(layer), ctypes.byref(places), query.data_ptr(), query.stride(0),
+        query.stride(1), _KINDS[query.dtype], out.data_ptr(), torch.get_num_threads(),
+        instruction_set,
+    )  # fmt: skip
+    if failed:
+        raise MemoryError(f"no memory to attend with {tokens} tokens")
+    return out.to(asked.dtype)
+
+
+def _has_plain_bits(library: ctypes.CDLL, instruction_set: int) -> bool:
+    """Of three texts of 300 positions and the nodes of two trees, in all types."""
+    chance = torch.Generator().manual_seed(0)
+    tokens, slots, block = 9, 32 * 12, 32
+    table = torch.randperm(slots // block, generator=chance).int()[None]
+    positions = torch.tensor([0, 7, 255, 256, 299, 300, 301, 301, 302], dtype=torch.int32)
+    tails = torch.full((tokens,), NO_TAIL, dtype=torch.int32)
+    tails[5:] = 300
+    path = torch.tensor([[0, 0, 0]] * 6 + [[0, 1, 1], [0, 2, 2], [0, 2, 3]], dtype=torch.int32)
+    rows = torch.zeros(tokens, dtype=torch.int32)
+    paths = KeyPaths(rows, positions, tails, path, table, block, 303)
+    for dtype, dim, softcap in ((torch.float32, 72, None), (torch.float16, 64, 5.0)):
+        query = torch.randn(tokens, 6, dim, generator=chance)
+        keys, values = torch.randn(2, slots, 2, dim, generator=chance).to(dtype)
+        layer = AttentionLayer(0, dim**-0.5, 270, softcap, torch.randn(6, generator=chance))
+        for one in (query, query.bfloat16()):
+            asked = one, keys, values, paths, layer
+            if not torch.equal(*(attend(library, n, *asked) for n in (instruction_set, PLAIN))):
+                return False
+    return True
