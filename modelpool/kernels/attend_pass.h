@@ -10,6 +10,7 @@
 #include "attend.h"
 
 #define ALWAYS __attribute__((always_inline)) static inline
+#define SELDOM __attribute__((noinline)) static
 
 typedef struct {
   number *query;   /* [QUERIES][whole_lanes(dim)] times the scale */
@@ -113,15 +114,13 @@ ALWAYS void score_text(const AttendLayer *l, const Scratch *s, const char *keys,
 
 /* Adds weights times values to `sums`, of positions low..high of a piece, all of text. */
 ALWAYS void add_text(const AttendLayer *l, const Scratch *s, const char *values, int64_t at,
-                     int64_t low, int64_t high, lanes *sums, int wide, int64_t rest, int kind,
-                     int count) {
+                     int64_t low, int64_t high, lanes *sums, int wide, int kind, int count) {
   const int64_t bytes = bytes_of(kind), step = l->value_slot * bytes;
   const number *weights = s->scores + at * PIECE;
   for (int64_t p = low; p < high; p++) {
     const char *value = values + s->slots[p] * step;
     for (int w = 0; w < wide; w++) {
-      const char *from = value + w * LANES * bytes;
-      const lanes v = rest ? load_part(from, kind, rest) : load_kind(from, kind);
+      const lanes v = load_kind(value + w * LANES * bytes, kind);
       for (int i = 0; i < count; i++)
         sums[i * wide + w] = fma_lanes(all_lanes(weights[i * PIECE + p]), v, sums[i * wide + w]);
     }
@@ -141,9 +140,19 @@ static int64_t slot_at(const Places *pl, const Queries *q, int64_t token, int64_
   return q->table[slot / pl->block_slots] * pl->block_slots + slot % pl->block_slots;
 }
 
+/* Scores of one query with its keys in the tree. */
+SELDOM void score_path(const AttendLayer *l, const Places *pl, const Scratch *s, const Queries *q,
+                       const char *keys, int64_t i, int kind) {
+  const int64_t stride = whole_lanes(l->dim), step = l->key_slot * bytes_of(kind);
+  for (int64_t p = q->low[i] > q->piece_tail ? q->low[i] : q->piece_tail; p < q->high[i]; p++) {
+    const int64_t slot = slot_at(pl, q, q->token[i], q->base + p);
+    dots(s->query + i * stride, stride, keys + slot * step, kind, l->dim,
+         s->scores + i * PIECE + p, 1);
+  }
+}
+
 ALWAYS void weigh(const AttendLayer *l, const Places *pl, const Scratch *s, const Queries *q,
                   const char *keys, int kind) {
-  const int64_t stride = whole_lanes(l->dim), step = l->key_slot * bytes_of(kind);
   for (int64_t at = 0; at < q->count; at += 4) {
     const int64_t four = q->count - at < 4 ? q->count - at : 4;
     int64_t low = PIECE, high = 0;
@@ -158,12 +167,8 @@ ALWAYS void weigh(const AttendLayer *l, const Places *pl, const Scratch *s, cons
     else if (four == 2) score_text(l, s, keys, at, low, high, kind, 2);
     else score_text(l, s, keys, at, low, high, kind, 1);
   }
-  for (int64_t i = 0; i < q->count; i++) /* of a tree */
-    for (int64_t p = q->low[i] > q->piece_tail ? q->low[i] : q->piece_tail; p < q->high[i]; p++) {
-      const int64_t slot = slot_at(pl, q, q->token[i], q->base + p);
-      dots(s->query + i * stride, stride, keys + slot * step, kind, l->dim,
-           s->scores + i * PIECE + p, 1);
-    }
+  for (int64_t i = 0; i < q->count; i++)
+    if (q->high[i] > q->piece_tail) score_path(l, pl, s, q, keys, i, kind);
 }
 
 /* Of one query: makes weights of scores. Returns the largest score, and the sum in `total`. */
@@ -193,52 +198,70 @@ static number soften(const AttendLayer *l, number *x, int64_t low, int64_t high,
   return top;
 }
 
-/* Weighted values of up to four queries, LANES * wide numbers from `d` on, to `out`. */
-ALWAYS void read_values(const AttendLayer *l, const Places *pl, const Scratch *s, const Queries *q,
-                        const char *values, int64_t at, int64_t d, int wide, number *const *out,
-                        int kind, int count) {
+/* Adds to `known` [value_dim] what one query reads at positions low..high of a piece. */
+SELDOM void add_alone(const AttendLayer *l, const Places *pl, const Scratch *s, const Queries *q,
+                      const char *values, int64_t i, int64_t low, int64_t high, number *known,
+                      int kind) {
   const int64_t bytes = bytes_of(kind), step = l->value_slot * bytes;
-  const int64_t rest = d + LANES * wide > l->value_dim ? l->value_dim % LANES : 0;
-  const char *from = values + d * bytes;
+  for (int64_t p = low; p < high; p++) {
+    const int64_t at = q->base + p;
+    const int64_t slot = p < q->piece_tail ? s->slots[p] : slot_at(pl, q, q->token[i], at);
+    const char *value = values + slot * step;
+    const lanes weight = all_lanes(s->scores[i * PIECE + p]);
+    for (int64_t d = 0; d < l->value_dim; d += LANES) {
+      const int64_t rest = l->value_dim - d;
+      const lanes v = load_part(value + d * bytes, kind, rest < LANES ? rest : LANES);
+      store_lanes(known + d, fma_lanes(weight, v, load_lanes(known + d)));
+    }
+  }
+}
+
+/* Adds to `out` [count][value_dim] what queries from `at` on read where all of them read text. */
+ALWAYS void add_together(const AttendLayer *l, const Scratch *s, const char *values, int64_t at,
+                         int64_t low, int64_t high, number *const *out, int kind, int count) {
+  const int64_t bytes = bytes_of(kind), whole = l->value_dim / LANES * LANES;
+  for (int64_t d = 0; d < whole;) {
+    lanes sums[8];
+    const int wide = whole - d >= 2 * LANES ? 2 : 1;
+    for (int i = 0; i < count; i++)
+      for (int w = 0; w < wide; w++) sums[i * wide + w] = load_lanes(out[i] + d + w * LANES);
+    if (wide == 2) add_text(l, s, values + d * bytes, at, low, high, sums, 2, kind, count);
+    else add_text(l, s, values + d * bytes, at, low, high, sums, 1, kind, count);
+    for (int i = 0; i < count; i++)
+      for (int w = 0; w < wide; w++) store_lanes(out[i] + d + w * LANES, sums[i * wide + w]);
+    d += wide * LANES;
+  }
+  if (whole == l->value_dim) return;
+  for (int64_t p = low; p < high; p++) {
+    const char *value = values + (s->slots[p] * l->value_slot + whole) * bytes;
+    const lanes v = load_part(value, kind, l->value_dim - whole);
+    for (int i = 0; i < count; i++) {
+      const lanes weight = all_lanes(s->scores[(at + i) * PIECE + p]);
+      store_lanes(out[i] + whole, fma_lanes(weight, v, load_lanes(out[i] + whole)));
+    }
+  }
+}
+
+/* Weighted values of up to four queries from `at` on, to `out` [count][value_dim], by position. */
+ALWAYS void read_values(const AttendLayer *l, const Places *pl, const Scratch *s, const Queries *q,
+                        const char *values, int64_t at, number *const *out, int kind, int count) {
   int64_t low = 0, high = q->piece_tail; /* where all of them read */
   for (int i = 0; i < count; i++) {
     if (q->low[at + i] > low) low = q->low[at + i];
     if (q->high[at + i] < high) high = q->high[at + i];
   }
   if (high < low) high = low;
-  lanes sums[8];
-  for (int i = 0; i < count * wide; i++) sums[i] = all_lanes(0);
-  for (int i = 0; i < count; i++) {
-    const int64_t own = q->high[at + i] < low ? q->high[at + i] : low;
-    const int64_t stop = own < q->piece_tail ? own : q->piece_tail;
-    add_text(l, s, from, at + i, q->low[at + i], stop, sums + i * wide, wide, rest, kind, 1);
-  }
-  add_text(l, s, from, at, low, high, sums, wide, rest, kind, count);
   for (int i = 0; i < count; i++) {
     const int64_t own = q->low[at + i], stop = q->high[at + i];
-    const int64_t text = stop < q->piece_tail ? stop : q->piece_tail;
-    add_text(l, s, from, at + i, own > high ? own : high, text, sums + i * wide, wide, rest, kind,
-             1);
-    for (int64_t p = own > q->piece_tail ? own : q->piece_tail; p < stop; p++) {
-      const int64_t slot = slot_at(pl, q, q->token[at + i], q->base + p);
-      const lanes weight = all_lanes(s->scores[(at + i) * PIECE + p]);
-      for (int w = 0; w < wide; w++) {
-        const char *value = from + slot * step + w * LANES * bytes;
-        const lanes v = rest ? load_part(value, kind, rest) : load_kind(value, kind);
-        sums[i * wide + w] = fma_lanes(weight, v, sums[i * wide + w]);
-      }
-    }
-    for (int w = 0; w < wide; w++) store_lanes(out[i] + d + w * LANES, sums[i * wide + w]);
+    memset(out[i], 0, sizeof(number) * whole_lanes(l->value_dim));
+    if (own < low) add_alone(l, pl, s, q, values, at + i, own, stop < low ? stop : low, out[i], kind);
   }
-}
-
-ALWAYS void read_all(const AttendLayer *l, const Places *pl, const Scratch *s, const Queries *q,
-                     const char *values, int64_t at, number *const *out, int kind, int count) {
-  int64_t d = 0;
-  for (; d + 2 * LANES <= l->value_dim; d += 2 * LANES)
-    read_values(l, pl, s, q, values, at, d, 2, out, kind, count);
-  for (; d < l->value_dim; d += LANES)
-    read_values(l, pl, s, q, values, at, d, 1, out, kind, count);
+  add_together(l, s, values, at, low, high, out, kind, count);
+  for (int i = 0; i < count; i++) {
+    const int64_t own = q->low[at + i] > high ? q->low[at + i] : high;
+    if (own < q->high[at + i])
+      add_alone(l, pl, s, q, values, at + i, own, q->high[at + i], out[i], kind);
+  }
 }
 
 /* Joins what is known of a query with one more piece: largest score, sum, values. */
@@ -297,10 +320,10 @@ ALWAYS void attend_piece(const AttendJob *j, const Scratch *s, const Queries *q,
     const int64_t four = q->count - at < 4 ? q->count - at : 4;
     number *out[4];
     for (int64_t i = 0; i < four; i++) out[i] = s->piece + LANES + i * size;
-    if (four == 4) read_all(l, j->places, s, q, values, at, out, kind, 4);
-    else if (four == 3) read_all(l, j->places, s, q, values, at, out, kind, 3);
-    else if (four == 2) read_all(l, j->places, s, q, values, at, out, kind, 2);
-    else read_all(l, j->places, s, q, values, at, out, kind, 1);
+    if (four == 4) read_values(l, j->places, s, q, values, at, out, kind, 4);
+    else if (four == 3) read_values(l, j->places, s, q, values, at, out, kind, 3);
+    else if (four == 2) read_values(l, j->places, s, q, values, at, out, kind, 2);
+    else read_values(l, j->places, s, q, values, at, out, kind, 1);
     for (int64_t i = 0; i < four; i++) {
       number *own = s->piece + i * size;
       own[0] = -INFINITY, own[1] = 0;
@@ -360,10 +383,13 @@ static void unit(const AttendJob *j, int64_t unit, void *memory) {
       const int64_t stop = k + pl->block_slots - at;
       for (; k < stop && k < text; k++) s.slots[k] = first + k;
     }
-    if (l->kind == KIND_F64) attend_piece(j, &s, &q, kv_head, p, KIND_F64);
-    else if (l->kind == KIND_F32) attend_piece(j, &s, &q, kv_head, p, KIND_F32);
+#ifdef LANES_DOUBLE
+    attend_piece(j, &s, &q, kv_head, p, KIND_F64);
+#else
+    if (l->kind == KIND_F32) attend_piece(j, &s, &q, kv_head, p, KIND_F32);
     else if (l->kind == KIND_F16) attend_piece(j, &s, &q, kv_head, p, KIND_F16);
     else attend_piece(j, &s, &q, kv_head, p, KIND_BF16);
+#endif
   }
   if (!j->is_split)
     for (int64_t i = 0; i < q.count; i++) finish(j, q.token[i], q.head[i], s.parts + i * size);
