@@ -15,7 +15,13 @@ import torch
 from torch import Tensor
 
 from modelpool.attention.kv_view import Attention, AttentionLayer
-from modelpool.attention.path import NO_TAIL, KeyPaths, PathAttention, reference, reference_attention
+from modelpool.attention.path import (
+    NO_TAIL,
+    KeyPaths,
+    PathAttention,
+    reference,
+    reference_attention,
+)
 from modelpool.kernels.library import KERNELS, c_library, linear_kernels
 
 logger = logging.getLogger(__name__)

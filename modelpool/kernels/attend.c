@@ -14,7 +14,7 @@
 
 #include "threads.h"
 
-enum { TOKENS = 8, ALONE = 1 << 15 }; /* of a group at most; multiplications that one thread does */
+enum { TOKENS = 16, ALONE = 1 << 15 }; /* of a group at most; multiplications that one thread does */
 
 static const AttendKernel *kernel_of(const AttendLayer *l, int number) {
   if (l->kind == KIND_F64) return &attend_double;
@@ -105,7 +105,8 @@ int sr_attend(const AttendLayer *l, const Places *p, const void *query, int64_t 
       .group_count = grouped(p, most, groups), .pieces = (longest + PIECE - 1) / PIECE,
       .head_groups = parts, .head_group = head_group, .threads = 1};
   const int64_t size = part_size(l->value_dim), bytes = kernel->number_bytes;
-  j.scratch = bytes * QUERIES * (whole_lanes(l->dim) + PIECE + size) + 4 * bytes * size + 8 * PIECE;
+  j.scratch = bytes * QUERIES * (2 * whole_lanes(l->dim) + PIECE + size) + 8 * PIECE;
+  j.scratch += bytes * 4 * (whole_lanes(l->dim) + size); /* of at most four keys, and four parts */
   Shared shared = {&j, kernel, j.group_count * l->kv_heads * parts};
   if (in_parallel && threads > 1 && keys * l->heads * l->dim >= ALONE) {
     j.threads = threads;

@@ -14,6 +14,8 @@
 
 typedef struct {
   number *query;   /* [QUERIES][whole_lanes(dim)] times the scale */
+  number *turned;  /* [QUERIES / LANES][whole_lanes(dim)][LANES] the same, queries side by side */
+  number *keys;    /* [TILE_KEYS][whole_lanes(dim)] some keys */
   number *scores;  /* [QUERIES][PIECE]; weights later */
   number *parts;   /* [QUERIES][part_size] what is known of each */
   number *piece;   /* [4][part_size] the same, of one piece */
@@ -26,6 +28,8 @@ static void divided(const AttendJob *j, void *memory, Scratch *s) {
   const AttendLayer *l = j->layer;
   number *at = memory;
   s->query = at, at += QUERIES * whole_lanes(l->dim);
+  s->turned = at, at += QUERIES * whole_lanes(l->dim);
+  s->keys = at, at += MOST_KEYS * whole_lanes(l->dim);
   s->scores = at, at += QUERIES * PIECE;
   s->parts = at, at += QUERIES * part_size(l->value_dim);
   s->piece = at, at += 4 * part_size(l->value_dim);
@@ -112,6 +116,55 @@ ALWAYS void score_text(const AttendLayer *l, const Scratch *s, const char *keys,
   }
 }
 
+/* The same of LANES queries that stand side by side, with some keys at a time: each query's sums go
+ * in the order in which it sums them alone. */
+ALWAYS void score_tile(const AttendLayer *l, const Scratch *s, const char *keys, int64_t at,
+                       int64_t p, int kind, const int count) {
+  const int64_t dim = whole_lanes(l->dim), step = l->key_slot * bytes_of(kind);
+  const number *turned = s->turned + at * dim;
+  number halves[MOST_KEYS][LANES / 2][LANES], found[LANES];
+  const number *own[MOST_KEYS];
+  for (int k = 0; k < count; k++) {
+    const char *key = keys + s->slots[p + k] * step;
+    own[k] = kind == KIND_OWN && dim == l->dim ? (const number *)key : s->keys + k * dim;
+    if (own[k] != (const number *)key)
+      for (int64_t d = 0; d < dim; d += LANES) {
+        const int64_t rest = l->dim - d < LANES ? l->dim - d : LANES;
+        store_lanes(s->keys + k * dim + d, load_part(key + d * bytes_of(kind), kind, rest));
+      }
+  }
+  for (int first = 0; first < LANES / 2; first += TILE_PAIRS) { /* lanes, and those 8 behind them */
+    lanes sums[MOST_KEYS][2 * TILE_PAIRS];
+    for (int k = 0; k < count; k++)
+      for (int i = 0; i < 2 * TILE_PAIRS; i++) sums[k][i] = all_lanes(0);
+    for (int64_t d = first; d < dim; d += LANES)
+      for (int i = 0; i < 2 * TILE_PAIRS; i++) {
+        const int64_t at_d = d + i % TILE_PAIRS + i / TILE_PAIRS * (LANES / 2);
+        const lanes q = load_lanes(turned + at_d * LANES);
+        for (int k = 0; k < count; k++)
+          sums[k][i] = fma_lanes(q, all_lanes(own[k][at_d]), sums[k][i]);
+      }
+    for (int k = 0; k < count; k++)
+      for (int i = 0; i < TILE_PAIRS; i++)
+        store_lanes(halves[k][first + i], add_lanes(sums[k][i], sums[k][TILE_PAIRS + i]));
+  }
+  for (int k = 0; k < count; k++) {
+    lanes half[4];
+    for (int i = 0; i < 4; i++)
+      half[i] = add_lanes(load_lanes(halves[k][2 * i]), load_lanes(halves[k][2 * i + 1]));
+    const lanes low = add_lanes(half[0], half[1]), high = add_lanes(half[2], half[3]);
+    store_lanes(found, add_lanes(low, high));
+    for (int i = 0; i < LANES; i++) s->scores[(at + i) * PIECE + p + k] = found[i];
+  }
+}
+
+ALWAYS void score_many(const AttendLayer *l, const Scratch *s, const char *keys, int64_t at,
+                       int64_t low, int64_t high, int kind) {
+  int64_t p = low;
+  for (; p + MOST_KEYS <= high; p += MOST_KEYS) score_tile(l, s, keys, at, p, kind, MOST_KEYS);
+  for (; p < high; p++) score_tile(l, s, keys, at, p, kind, 1);
+}
+
 /* Adds weights times values to `sums`, of positions low..high of a piece, all of text. */
 ALWAYS void add_text(const AttendLayer *l, const Scratch *s, const char *values, int64_t at,
                      int64_t low, int64_t high, lanes *sums, int wide, int kind, int count) {
@@ -153,16 +206,19 @@ SELDOM void score_path(const AttendLayer *l, const Places *pl, const Scratch *s,
 
 ALWAYS void weigh(const AttendLayer *l, const Places *pl, const Scratch *s, const Queries *q,
                   const char *keys, int kind) {
-  for (int64_t at = 0; at < q->count; at += 4) {
-    const int64_t four = q->count - at < 4 ? q->count - at : 4;
+  for (int64_t at = 0, together; at < q->count; at += together) {
+    const int64_t left = q->count - at, four = left < 4 ? left : 4;
+    const int is_tile = left > LANES / 2;
     int64_t low = PIECE, high = 0;
-    for (int64_t i = at; i < at + four; i++) {
+    together = is_tile ? LANES : 4;
+    for (int64_t i = at; i < at + (left < together ? left : together); i++) {
       if (q->low[i] < q->high[i] && q->low[i] < low) low = q->low[i];
       if (q->high[i] > high) high = q->high[i];
     }
     if (high > q->piece_tail) high = q->piece_tail;
     /* What is no key of a query gives it a score that is not looked at. */
-    if (four == 4) score_text(l, s, keys, at, low, high, kind, 4);
+    if (is_tile) score_many(l, s, keys, at, low, high, kind);
+    else if (four == 4) score_text(l, s, keys, at, low, high, kind, 4);
     else if (four == 3) score_text(l, s, keys, at, low, high, kind, 3);
     else if (four == 2) score_text(l, s, keys, at, low, high, kind, 2);
     else score_text(l, s, keys, at, low, high, kind, 1);
@@ -366,6 +422,10 @@ static void unit(const AttendJob *j, int64_t unit, void *memory) {
     }
     begin(s.parts + i * size, l->value_dim);
   }
+  for (int64_t at = 0; q.count - at > LANES / 2; at += LANES)
+    for (int64_t d = 0; d < stride; d++)
+      for (int64_t i = 0; i < LANES; i++)
+        s.turned[at * stride + d * LANES + i] = at + i < q.count ? s.query[(at + i) * stride + d] : 0;
   const int64_t last = (top + PIECE - 1) / PIECE;
   for (int64_t p = one < 0 ? least / PIECE : one; p < (one < 0 ? last : one + 1); p++) {
     q.base = p * PIECE;

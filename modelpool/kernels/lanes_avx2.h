@@ -9,6 +9,7 @@ typedef float number;
 typedef struct {
   __m256 a, b;
 } lanes;
+enum { MOST_KEYS = 2, TILE_PAIRS = 1, KIND_OWN = KIND_F32 }; /* of a tile, as registers allow */
 #define LANE static inline __attribute__((always_inline))
 #define PAIR(operation, x, y) (lanes){operation(x.a, y.a), operation(x.b, y.b)}
 

@@ -7,6 +7,7 @@
 
 typedef float number;
 typedef __m512 lanes;
+enum { MOST_KEYS = 3, TILE_PAIRS = 4, KIND_OWN = KIND_F32 }; /* of a tile, as registers allow */
 #define LANE static inline __attribute__((always_inline))
 
 LANE lanes all_lanes(float x) { return _mm512_set1_ps(x); }

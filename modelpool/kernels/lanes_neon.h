@@ -9,6 +9,7 @@ typedef float number;
 typedef struct {
   float32x4_t q[4];
 } lanes;
+enum { MOST_KEYS = 2, TILE_PAIRS = 1, KIND_OWN = KIND_F32 }; /* of a tile, as registers allow */
 #define LANE static inline __attribute__((always_inline))
 #define EACH(value) \
   ({ lanes y_; for (int i = 0; i < 4; i++) y_.q[i] = (value); y_; })

@@ -17,6 +17,7 @@ typedef float number;
 typedef struct {
   number n[LANES];
 } lanes;
+enum { MOST_KEYS = 1, TILE_PAIRS = 1, KIND_OWN = sizeof(number) == 8 ? KIND_F64 : KIND_F32 };
 #define LANE static inline __attribute__((always_inline))
 #define EACH(value) \
   ({ lanes y_; for (int i = 0; i < LANES; i++) y_.n[i] = (value); y_; })
