@@ -17,6 +17,7 @@ from specrouter.slo.admission import Admission, Admit, fcfs
 from specrouter.view import EngineView
 
 Prompt = tuple[int, ...]
+Texts = tuple[tuple[int, ...], ...]
 Drafts = Literal["off", "routed", "asked"]
 Sign = Literal["accepted", "cached", "together", "chunks", "preempted"]
 
@@ -29,8 +30,8 @@ class Arrangement:
     Attributes:
         drafts: "routed": as the router likes; "asked": in every cycle.
         caches: it may be served from what earlier requests have read.
-        before: it is served once before in this way, and kept for later ones: what counts is the
-            second time.
+        before: it is served once before in this way, and kept for the second time, of which alone
+            `shows` is asked.
         tenant: whose requests they are, so that no other one's outputs are quoted; None: nobody's.
         batch: requests that are sent together.
         chunk: prompt tokens that are read in a cycle; None: as configured.
@@ -77,24 +78,26 @@ class Asked:
 class Served:
     """
     Attributes:
-        texts: token ids of each request's.
+        texts: token ids of each request's; `before`: of the time before, if there was one.
         logprobs: of those tokens, where they were asked for.
         signs: accepted and cached tokens, requests that ran together, cycles in which one read its
             prompt, and preemptions.
     """
 
-    texts: tuple[tuple[int, ...], ...]
+    texts: Texts
     logprobs: tuple[tuple[float, ...], ...]
     signs: dict[Sign, int]
+    before: Texts | None = None
 
     def missing(self, arrangement: Arrangement) -> list[Sign]:
         """What did not come about of it."""
         least: dict[Sign, int] = {"together": 2, "chunks": 2}
         return [one for one in arrangement.shows if self.signs[one] < least.get(one, 1)]
 
-    def differing(self, texts: Sequence[tuple[int, ...]]) -> list[int]:
+    def differing(self, texts: Texts) -> list[int]:
         """Numbers of the requests with another text."""
-        return _unequal(self.texts, texts)
+        before = set() if self.before is None else set(_unequal(self.before, texts))
+        return sorted(before.union(_unequal(self.texts, texts)))
 
     def differing_in_bits(self, reference: "Served") -> list[int]:
         """Numbers of the requests with another log-probability."""
@@ -103,15 +106,17 @@ class Served:
 
 def serve(router: ChainRouter, asked: Sequence[Asked], arrangement: Arrangement) -> Served:
     """Every request, in its order. Raises `RuntimeError` for one that fails."""
-    outputs = list[RequestOutput]()
+    before, outputs = list[RequestOutput](), list[RequestOutput]()
     with _observed(router, arrangement) as seen:
         for start in range(0, len(asked), arrangement.batch):
             part = asked[start : start + arrangement.batch]
             if arrangement.before is not None:
-                _sent(router, part, replace(arrangement, drafts=arrangement.before, caches=True))
+                first = replace(arrangement, drafts=arrangement.before, caches=True)
+                before += _sent(router, part, first)
             outputs += _sent(router, part, arrangement)
-    return Served(
-        texts=tuple(tuple(one.token_ids) for one in outputs),
+    served = Served(
+        texts=_texts(outputs),
+        before=_texts(before) if before else None,
         logprobs=tuple(tuple(each.logprob for each in one.logprobs or ()) for one in outputs),
         signs={
             "accepted": sum(one.metrics.accepted_tokens for one in outputs),
@@ -121,6 +126,12 @@ def serve(router: ChainRouter, asked: Sequence[Asked], arrangement: Arrangement)
             "preempted": seen.preempted,
         },
     )
+    assert arrangement != REFERENCE or not (served.signs["accepted"] or served.signs["cached"])
+    return served
+
+
+def _texts(outputs: Sequence[RequestOutput]) -> Texts:
+    return tuple(tuple(one.token_ids) for one in outputs)
 
 
 def _unequal(own: Sequence[object], others: Sequence[object]) -> list[int]:

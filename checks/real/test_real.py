@@ -38,6 +38,7 @@ def test_an_arrangement_that_did_not_come_about_is_told_of(arrangement: Arrangem
 def test_texts_and_bits_that_differ_are_counted() -> None:
     other = replace(SERVED, texts=((1, 2), (3, 5)), logprobs=((-0.5, -0.26), (-1.0, -2.0)))
     assert other.differing(SERVED.texts) == [1]
+    assert replace(SERVED, before=other.texts).differing(SERVED.texts) == [1]
     assert other.differing_in_bits(SERVED) == [0]
 
 
