@@ -20,8 +20,8 @@ PARALLEL := --numprocesses=auto --maxprocesses=4 --dist=worksteal
 # tests start would compile everything anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install serve check fast test exact checks gpu measures replay bench bench-load clients cluster-test \
-	fuzz attack soak page-test streaming wheel-check clean
+.PHONY: help install serve check fast test exact checks real gpu measures replay bench bench-load clients \
+	cluster-test fuzz attack soak page-test streaming wheel-check clean
 
 .DEFAULT_GOAL := install
 
@@ -67,6 +67,10 @@ exact: install  ## the long checks of exactness, and what asserts on measured ti
 
 checks: exact replay wheel-check  ## make exact, recorded decisions, the wheel, and other long tests
 	$(PYTHON) -m pytest -q -m long $(PARALLEL)
+
+# `make real REAL="FOLDER --only smollm2 --quick"`: see checks/real/README.md.
+real: install  ## released models give one text however they are served: downloads 1.7 GB, up to two hours
+	$(PYTHON) -m checks.real.same_text --out real-results $(REAL)
 
 gpu: install  ## tests on a GPU: what only it can show, and the kernels' own
 	$(PYTHON) -m pytest -q -m gpu

@@ -106,12 +106,16 @@ def save_model(
     layers: int = 2,
     heads: int = 4,
     kv_heads: int = 2,
+    head_dim: int | None = None,
     vocab_size: int = VOCAB_SIZE,
     seed: int = 0,
     dtype: str = "float64",
     tied: bool | None = None,
 ) -> Path:
-    """Write a random model with its tokenizer. `tied`: by default as its class has it."""
+    """Write a random model with its tokenizer.
+
+    `head_dim`: by default the heads share `hidden`; `tied`: by default as its class has it.
+    """
     settings = {
         "hidden_size": hidden,
         "intermediate_size": 2 * hidden,
@@ -125,6 +129,8 @@ def save_model(
         "pad_token_id": None,
         **_settings_of(kind, hidden, layers, heads),
     }
+    if head_dim is not None:
+        settings["head_dim"] = head_dim
     if tied is not None:
         settings["tie_word_embeddings"] = tied
     return _save(kind(**settings), Path(directory), seed=seed, dtype=dtype)

