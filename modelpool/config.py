@@ -22,6 +22,7 @@ from modelpool.config_faults import config_error
 from modelpool.errors import ConfigError
 
 Dtype = Literal["auto", "bfloat16", "float16", "float32", "float64"]
+KVDtype = Literal["auto", "bfloat16", "float16", "float32"]
 Weights = Literal["auto", "int8", "int4", "exact"]
 KeptWeights = Literal["plain", "int8", "int4"]  # by the linear layers of a loaded model
 
@@ -32,11 +33,12 @@ TEXT_SOURCES = (NGRAM, SUFFIX)
 OWN_DRAFTER = "drafter:"  # before `package.module:NAME`, a kind of drafter of one's own
 QUANTISED = "quantised:"  # before the target's name: its twin in int8 or int4
 _OF_WEIGHTS = (
-    "dtype", "weights", "device", "threads", "attention", "tensor_parallel", "inflate_to",
-    "revision", "trust_remote_code",
+    "dtype", "kv_dtype", "weights", "device", "threads", "attention", "tensor_parallel",
+    "inflate_to", "revision", "trust_remote_code",
 )  # fmt: skip
 
-_OF_A_TWIN = ("dtype", "weights", "device", "threads", "attention")  # that it may have for itself
+# That it may have for itself.
+_OF_A_TWIN = ("dtype", "kv_dtype", "weights", "device", "threads", "attention")
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -82,6 +84,8 @@ class ModelConfig(BaseModel):
         dtype: `auto` is the checkpoint's, but on the CPU float32 for drafters of fewer than 8M
             parameters and where the CPU has no kernels for a half precision (bfloat16 needs
             AVX-512), if there is memory. Packed weights (AWQ, GPTQ) of float16 become bfloat16.
+        kv_dtype: of keys and values. `auto` is float16 where weights are quantised, which attend in
+            float32, else the model's dtype. On a GPU it is the model's dtype.
         weights: of the linear layers. `auto` is the checkpoint's (also compressed-tensors W8A8;
             AWQ, GPTQ and W4A16 become plain; a GGUF file's, on the CPU where dtype is auto,
             `exact`, else plain); `int8` and `int4` (groups of 32, the head in int8) quantise at
@@ -108,6 +112,7 @@ class ModelConfig(BaseModel):
     name: Annotated[str, Field(min_length=1), _NAME]
     source: Annotated[str, Field(min_length=1)]
     dtype: Dtype = "auto"
+    kv_dtype: KVDtype = "auto"
     weights: Weights = "auto"
     device: Annotated[str, _DEVICE] = "auto"
     threads: Annotated[int, Field(ge=1)] | None = None
@@ -173,9 +178,9 @@ class PoolConfig(BaseModel):
         memory_limit_mb: the same, for weights and KV of the loaded models on all devices.
         pack_weights: lays out linear weights where that is faster on the CPU; the last bit of large
             float32 layers may change.
-        attention: kernels. `auto` is `triton` on CUDA where it can be, else PyTorch's `sdpa`, whose
-            last bits depend on the batch there; `path`: plain PyTorch, slow, to compare with.
-            `flashinfer`, on CUDA, has never run (half precision, head sizes 64, 128, 256).
+        attention: kernels. `auto` is `triton` on CUDA where it can be, else `path`: on a CPU in C,
+            on a GPU in plain PyTorch, which is slow. `flashinfer`, on CUDA, has never run (half
+            precision, head sizes 64, 128, 256).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -86,6 +86,8 @@ def load_model(
         raise UnsupportedModelError(f"{field}.{key}", error.reason) from error
     except OSError as error:  # blocks are read now
         raise ConfigError(f"{field}.source", f"cannot load {str(directory)!r}: {error}") from error
+    if tuning.kv_dtype is not None:
+        packed.keep_kv_in(getattr(torch, tuning.kv_dtype))
     packed.thread_choice = _thread_choice(packed, tuning)
     give_back_freed()
     _log(packed, placement, time.perf_counter() - started)

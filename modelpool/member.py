@@ -106,6 +106,7 @@ def _read_facts(
         path,
         field=field,
         dtype=config.dtype,
+        kv_dtype=config.kv_dtype,
         kept=_kept(config.weights),
         trust_remote_code=config.trust_remote_code,
         headers=headers,

@@ -10,6 +10,7 @@ a forward need not reach. After that `forward` may be trusted.
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from statistics import mean
 
 import torch
@@ -96,8 +97,11 @@ class PackedModel:
             {layer.device for layer in kv_layers.values()}
             | {layer.device for layer in self.recurrent_layers.values()}
         )
+        self._count_kv()
+
+    def _count_kv(self) -> None:
         self.kv_bytes_per_token = sum(
-            layer.elements_per_token * layer.dtype.itemsize for layer in kv_layers.values()
+            layer.elements_per_token * layer.dtype.itemsize for layer in self.kv_layers.values()
         )
 
     @classmethod
@@ -254,6 +258,11 @@ class PackedModel:
             logger.warning(
                 "%s: %d layers stay as they are, such as %s", self.name, len(left), left[0]
             )
+
+    def keep_kv_in(self, dtype: torch.dtype) -> None:
+        """From now on keys and values are stored in it; on the CPU, whose attention reads any."""
+        self.kv_layers = {at: replace(one, dtype=dtype) for at, one in self.kv_layers.items()}
+        self._count_kv()
 
     def check_hidden(self, layers: HiddenLayers) -> None:
         """Raises `UnsupportedModelError` where it does not tell these hidden states: a drafter that

@@ -158,7 +158,7 @@ class ProbeView:
             return
         slots = torch.from_numpy(self.pack.slots).to(key.device)
         for store, new in zip(self._kv[layer], (key, value), strict=True):
-            store.index_copy_(0, slots, new)
+            store.index_copy_(0, slots, new.to(store.dtype))
 
     def scan(self, layer: int, kind: RecurrentKind, tokens: Tensors) -> Tensor:
         known = RecurrentLayer(tokens[0].device, tokens[0].dtype, kind)

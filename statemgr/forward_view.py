@@ -70,9 +70,9 @@ class ForwardView:
             return
         keys, values = self._store.layer(layer)
         slots = self._slots_on(keys.device)
-        keys.index_copy_(0, slots, key)
+        keys.index_copy_(0, slots, key.to(keys.dtype))
         if layer not in self._store.latent:
-            values.index_copy_(0, slots, value)
+            values.index_copy_(0, slots, value.to(values.dtype))
 
     def arena(self, layer: NumberedLayer) -> tuple[Tensor, Tensor]:
         return self._store.layer(layer.number)

@@ -119,7 +119,7 @@ def reference_attention() -> Attention:
 def reference(
     query: Tensor, keys: Tensor, values: Tensor, paths: KeyPaths, layer: AttentionLayer
 ) -> Tensor:
-    """Path attention in plain torch, in the inputs' precision.
+    """Path attention in plain torch, in the queries' precision.
 
     Args:
         query: [T, heads, head_dim], or more rows, behind those of the tokens.
@@ -156,7 +156,8 @@ def _attended(
 ) -> Tensor:
     # What is not seen may hold no numbers: it is neither multiplied nor added.
     own_keys, own_values = (
-        part[slots].masked_fill(~seen[..., None, None], 0) for part in (keys, values)
+        part[slots].to(query.dtype).masked_fill(~seen[..., None, None], 0)
+        for part in (keys, values)
     )  # [T, L, kv_heads, head_dim]
     tokens, heads, dim = query.shape
     kv_heads = keys.shape[1]

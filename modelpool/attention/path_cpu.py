@@ -72,7 +72,7 @@ def available_sets(library: ctypes.CDLL) -> tuple[int, ...]:
 
 @cache
 def best_set() -> int:
-    """Of this process: the best that has the bits of plain C, as far as `SPECROUTER_KERNEL` lets."""
+    """Of this process: the best with the bits of plain C that `SPECROUTER_KERNEL` allows."""
     library, linear = c_library(), linear_kernels()
     assert library is not None
     sets = available_sets(library)
@@ -101,7 +101,7 @@ def attend(
     kind = _KINDS[keys.dtype]
     asked = query
     if (query.dtype is torch.float64) != (keys.dtype is torch.float64):
-        query = query.to(keys.dtype)
+        query = query.to(torch.float64 if keys.dtype is torch.float64 else torch.float32)
     query = query if query.stride(2) == 1 else query.contiguous()
     assert keys.stride(2) == values.stride(2) == 1
     (rows, heads, dim), tokens = query.shape, len(paths.positions)

@@ -36,7 +36,7 @@ from modelpool.checkpoint.quantization import (
     unpacked_dtype,
 )
 from modelpool.checkpoint.text_part import text_part
-from modelpool.config import Dtype, KeptWeights, Weights
+from modelpool.config import Dtype, KeptWeights, KVDtype, Weights
 from modelpool.errors import ConfigError, UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -144,6 +144,7 @@ class CheckpointFacts:
     read_bytes: int | None  # of the weights, for a token: see `WeightBytes`
     int8_read_bytes: int | None  # the same with `weights: int8`, and with `weights: int4`
     int4_read_bytes: int | None
+    kv_dtype: str  # of keys and values
     kv_bytes_per_token: int
     state_bytes: int  # of recurrent layers, of a row
     head_dims: frozenset[int]  # of the layers' keys
@@ -187,6 +188,7 @@ def read_checkpoint(
     *,
     field: str,
     dtype: Dtype = "auto",
+    kv_dtype: KVDtype = "auto",
     kept: Kept | None = None,
     trust_remote_code: bool = False,
     headers: Iterable[Header] | None = None,
@@ -197,7 +199,14 @@ def read_checkpoint(
     directory.
     """
     with _naming(field, directory):
-        return _read(directory, dtype, kept or Kept(), trust_remote_code, headers)
+        return _read(directory, dtype, kv_dtype, kept or Kept(), trust_remote_code, headers)
+
+
+def kv_dtype_of(asked: KVDtype, weights: KeptWeights, dtype: str) -> str:
+    """Of keys and values. It depends on the file and on what is asked for, not on the CPU."""
+    if asked != "auto":
+        return asked
+    return dtype if weights == "plain" or dtype == "float64" else "float16"
 
 
 def check_served(directory: Path, field: str, trust_remote_code: bool = False) -> None:
@@ -242,6 +251,7 @@ def read_config(directory: Path, trust_remote_code: bool) -> PreTrainedConfig:
 def _read(
     directory: Path,
     dtype: Dtype,
+    kv_dtype: KVDtype,
     kept: Kept,
     trust_remote_code: bool,
     headers: Iterable[Header] | None,
@@ -278,17 +288,20 @@ def _read(
     for asked in QUANTISED_WEIGHTS:  # what is not asked for is told as if the CPU could have it
         would = kept if asked == kept.asked else Kept(asked)
         read_bytes[asked] = bytes_of(quantised_bytes=would.quantised_bytes(*mixture)).read
+    weights = kept.weights(stored)
+    stored_kv = kv_dtype_of(kv_dtype, weights, loaded)
     return CheckpointFacts(
         parameter_count=count,
         dtype=loaded,
         stored=stored,
-        weights=kept.weights(stored),
+        weights=weights,
         weight_bytes=taken.total,
         outer_bytes=taken.outer,
         read_bytes=taken.read,
         int8_read_bytes=read_bytes["int8"],
         int4_read_bytes=read_bytes["int4"],
-        kv_bytes_per_token=outline.kv_elements_per_token * WIDTHS[loaded],
+        kv_dtype=stored_kv,
+        kv_bytes_per_token=outline.kv_elements_per_token * WIDTHS[stored_kv],
         state_bytes=outline.state_bytes(loaded),
         head_dims=outline.head_dims,
         features=outline.features,

@@ -51,14 +51,13 @@ class CompiledLayer:
         weights: Mapping[str, PanelWeight],
         layer: ShortLayer,
         shape: LayerShape,
-        kv_dtype: torch.dtype,
     ) -> None:
         self.angles, self.attention = layer.angles, layer.attention
         self.heads, self._rotated = layer.heads, layer.rotated
         norms: list[Any] = [rms_scale(shape.before), rms_scale(shape.between), shape.joint_norm()]
         # Whatever the library reads stays here.
         self._norms = [None if one is None else one[0].float().contiguous() for one in norms]
-        self._weights, self._dtype = weights, kv_dtype
+        self._weights = weights
         self._heads = weights["qkv"].out_features // layer.head_dim, layer.head_dim
         self._layer = _Layer(
             *(ctypes.addressof(weights[name].described) for name in _LINEARS),
@@ -80,11 +79,11 @@ class CompiledLayer:
         assert cos.dtype is sin.dtype is torch.float32
         assert cos.stride() == sin.stride()
         assert cos.stride(-1) == 1
-        y = torch.empty((len(x), *self._heads), dtype=self._dtype)
+        y = torch.empty((len(x), *self._heads))
         _check(
             self._before(
                 self._at, x.data_ptr(), len(x), cos.data_ptr(), sin.data_ptr(), cos.stride(0),
-                y.data_ptr(), self._dtype is torch.bfloat16, torch.get_num_threads(), self._kernel,
+                y.data_ptr(), torch.get_num_threads(), self._kernel,
             )
         )  # fmt: skip
         return y[:, : self._rotated], y[:, self._rotated :]
@@ -92,30 +91,26 @@ class CompiledLayer:
     def add_to(self, residual: Tensor, read: Tensor, seen: Tensor) -> None:
         """As `ShortLayer.add_to`."""
         assert residual.is_contiguous()
-        assert seen.dtype is self._dtype
-        seen = seen.contiguous()
+        seen = seen.float().contiguous()
         _check(
             self._behind(
                 self._at, residual.data_ptr(), len(residual), seen.data_ptr(),
-                self._dtype is torch.bfloat16, torch.get_num_threads(), self._kernel,
+                torch.get_num_threads(), self._kernel,
             )
         )  # fmt: skip
 
 
-def compiled_layer(
-    layer: ShortLayer, shape: LayerShape, kv_dtype: torch.dtype
-) -> CompiledLayer | None:
+def compiled_layer(layer: ShortLayer, shape: LayerShape) -> CompiledLayer | None:
     """What computes `layer`, of `shape`, and None where the library cannot."""
     linears = {name: getattr(layer, name) for name in _LINEARS}
     shared = {name: each.shared for name, each in linears.items() if isinstance(each, Quantised)}
     panels = {name: each for name, each in shared.items() if isinstance(each, PanelWeight)}
-    is_known = kv_dtype in (torch.float32, torch.bfloat16) and shape.is_llama
-    if len(panels) < len(_LINEARS) or not is_known:
+    if len(panels) < len(_LINEARS) or not shape.is_llama:
         return None  # without having opened the library, which may be compiled for it
     kernels = exact_kernels()
     if kernels is None:
         return None
-    return CompiledLayer(kernels, panels, layer, shape, kv_dtype)
+    return CompiledLayer(kernels, panels, layer, shape)
 
 
 def _check(failed: int) -> None:

@@ -131,14 +131,10 @@ class ShortForward:
     _gate: Callable[[Operator], Callable[[Any], Tensor]]  # of what the former gives
     _added: Callable[[LayerShape, Any, Any], Any]  # what a part adds, behind its norm
 
-    @staticmethod
-    def _write(view: KVView, layer: int, key: Tensor, value: Tensor) -> None:
-        view.write(layer, key, value)
-
     def _attention(self, layer: ShortLayer, x: Tensor, angles: Table, view: KVView) -> Tensor:
         """[T, hidden] to [T, heads * head_dim]: writes, then attends."""
         both, value = layer.projected(x, angles)
-        self._write(view, layer.attention.number, both[:, layer.heads :], value)
+        view.write(layer.attention.number, both[:, layer.heads :], value)
         query = both[:, : layer.heads].transpose(0, 1)
         return self._attend(view, layer.attention, query).flatten(1)
 

@@ -15,7 +15,6 @@ exist twice until `release`. Nothing that stays refers to the checkpoint's file.
 import copy
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,7 +27,6 @@ from modelpool.checkpoint.architecture import chooses, expert_count, max_positio
 from modelpool.fast.compiled_layer import compiled_layer
 from modelpool.fast.forward_parts import (
     ShortForward,
-    ShortLayer,
     optional,
     run_alone,
     then,
@@ -93,10 +91,10 @@ class LeanForward(ShortForward):
         let_go_of_file(_unpacked(model))
         self._embedded = core.embed_tokens  # its weight may come to be shared with another model's
         embedding: Tensor = core.embed_tokens.weight.detach()
-        # Quantised layers read and give float32: nothing is rounded in between but for attention.
+        # Quantised layers read and give float32: nothing is rounded in between.
         is_half = embedding.dtype.itemsize == 2
         self._dtype = torch.float32 if is_half and is_quantised(model) else embedding.dtype
-        self._kv_dtype = embedding.dtype
+        self._plain_dtype = embedding.dtype  # of what is not quantised
         self._scale = shape.embedding_scale
         like, positions = embedding[:1].to(self._dtype), max_positions(config)
         with torch.inference_mode():
@@ -105,12 +103,12 @@ class LeanForward(ShortForward):
         self._layers = tuple(self._layer(one, shape) for one in shape.layers)
         if self._dtype is torch.float32:
             pairs = zip(self._layers, shape.layers, strict=True)
-            self._layers = tuple(compiled_layer(*pair, self._kv_dtype) or pair[0] for pair in pairs)
+            self._layers = tuple(compiled_layer(*pair) or pair[0] for pair in pairs)
         self._norm: Operator = self._normed(shape.norm)
         self._head = then(self._own_head(model, vocab_size), shape.on_logits)
         self._attend = attend
         self._head_dtype = (
-            self._dtype if isinstance(model.lm_head, QuantisedLinear) else self._kv_dtype
+            self._dtype if isinstance(model.lm_head, QuantisedLinear) else self._plain_dtype
         )
 
     def release(self) -> None:
@@ -151,17 +149,7 @@ class LeanForward(ShortForward):
             x = x.index_select(0, logit_index)
         logits = self._head(self._norm(x).to(self._head_dtype))[:, : self._vocab_size]
         kept = stacked(states, hidden, count, self._norm)
-        return ForwardOutput(logits, None if kept is None else kept.to(self._kv_dtype))
-
-    @staticmethod
-    def _write(view: KVView, layer: int, key: Tensor, value: Tensor) -> None:
-        view.write(layer, key, value.to(key.dtype))
-
-    def _layer(self, one: LayerShape, shape: ModelShape) -> ShortLayer:
-        layer, stored = super()._layer(one, shape), self._kv_dtype
-        if self._dtype == stored:
-            return layer
-        return replace(layer, rotate=then(layer.rotate, lambda x: x.to(stored)))
+        return ForwardOutput(logits, None if kept is None else kept.to(self._plain_dtype))
 
     def _head_norms(self, one: LayerShape) -> Operator | None:
         """In one call where both are RMS norms of single heads."""
@@ -188,7 +176,7 @@ class LeanForward(ShortForward):
 
     def _whole(self, mlp: Any) -> Linear:
         pack_linears(mlp)
-        return After(then(lambda x: x.to(self._kv_dtype), run_alone(mlp)), unchanged)
+        return After(then(lambda x: x.to(self._plain_dtype), run_alone(mlp)), unchanged)
 
     def _gate_up(self, mlp: Any, names: Sequence[str]) -> Linear:
         return self._fused(mlp, *names)

@@ -27,6 +27,7 @@ class Tuning:
         lean: the short way through a decoder (`lean_forward`), or one call per RMSNorm
             (`lean_norm`) in the others.
         attention: the kernels that attend.
+        kv_dtype: of keys and values, if not the model's.
         weights: `int8`, `int4`: linear layers are quantised once the model is loaded
             (`fast.quantised`).
         others: it may have one thread while these use the cores (`thread_choice`).
@@ -37,6 +38,7 @@ class Tuning:
     pack_weights: bool = False
     lean: bool = False
     attention: AttentionBackend = PATH
+    kv_dtype: str | None = None
     weights: KeptWeights = "plain"
     others: OtherPrograms | None = None
     is_target: bool = False
@@ -82,6 +84,7 @@ def tuning_for(
         pack_weights=pack_weights,
         lean=is_lean(facts, is_target=is_target, on_cpu=on_cpu),
         attention=attention,
+        kv_dtype=facts.kv_dtype if on_cpu else None,
         weights=facts.weights,
         others=others if on_cpu else None,
         is_target=is_target,

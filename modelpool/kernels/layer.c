@@ -35,8 +35,8 @@ typedef struct Pass {
   float *gated;  /* [rows][inner] */
   const float *cos, *sin; /* [head_dim] each, `stride` to the next row; sines are signed */
   int64_t stride;
-  char *y;       /* [rows][heads][head_dim] */
-  int y_is_bf16, threads;
+  float *y;      /* [rows][heads][head_dim] */
+  int threads;
 } Pass;
 
 /* To y what is x / sqrt(mean(x^2) + eps) * weight. */
@@ -95,15 +95,6 @@ VECTOR_TARGET static void gate(const Pass *p, int64_t row) {
     y[i] = of_gate[i] / (1.0f + exponential(-of_gate[i])) * up[i];
 }
 
-VECTOR_INLINE void store(const float *x, int64_t size, int is_bf16, char *y) {
-  if (!is_bf16) memcpy(y, x, size * sizeof *x);
-  else
-    for (int64_t i = 0; i < size; i++) {
-      const uint16_t found = to_bf16(x[i]);
-      memcpy(y + 2 * i, &found, sizeof found);
-    }
-}
-
 /* Norms and turns queries and keys, in place, and gives all heads. */
 VECTOR_TARGET static void turn(const Pass *p, int64_t row) {
   const Layer *l = p->layer;
@@ -119,7 +110,7 @@ VECTOR_TARGET static void turn(const Pass *p, int64_t row) {
       high[i] = b * cos[half + i] + a * sin[half + i];
     }
   }
-  store(x, size, p->y_is_bf16, p->y + row * size * (p->y_is_bf16 ? 2 : 4));
+  memcpy(p->y + row * size, x, size * sizeof *x);
 }
 
 static void share(void *of) {
@@ -139,13 +130,13 @@ static void each_row(Pass *p, void (*step)(const Pass *, int64_t), int threads) 
 
 /* Queries, keys and values of x. Returns 0; 1 without memory. */
 int sr_before(const Layer *l, float *x, int64_t rows, const float *cos, const float *sin,
-              int64_t stride, void *y, int y_is_bf16, int threads, int kernel) {
+              int64_t stride, float *y, int threads, int kernel) {
   const int64_t all = l->hidden + l->heads * l->head_dim;
   if (!rows) return 0;
   float *memory = malloc(rows * all * sizeof(float));
   if (!memory) return 1;
   Pass p = {.layer = l, .rows = rows, .x = x, .normed = memory, .wide = memory + rows * l->hidden,
-            .cos = cos, .sin = sin, .stride = stride, .y = y, .y_is_bf16 = y_is_bf16};
+            .cos = cos, .sin = sin, .stride = stride, .y = y};
   each_row(&p, norm_before, threads);
   const int failed = sr_linear(l->qkv, p.normed, 0, p.wide, 0, rows, threads, kernel);
   if (!failed) each_row(&p, turn, threads);
@@ -154,15 +145,14 @@ int sr_before(const Layer *l, float *x, int64_t rows, const float *cos, const fl
 }
 
 /* Adds to x what becomes of `seen`, and then what the MLP makes of x. As above. */
-int sr_behind(const Layer *l, float *x, int64_t rows, const void *seen, int seen_is_bf16,
-              int threads, int kernel) {
+int sr_behind(const Layer *l, float *x, int64_t rows, const float *seen, int threads, int kernel) {
   if (!rows) return 0;
   float *memory = malloc(rows * (2 * l->hidden + 3 * l->inner) * sizeof(float));
   if (!memory) return 1;
   float *wide = memory + 2 * rows * l->hidden;
   Pass p = {.layer = l, .rows = rows, .x = x, .normed = memory, .added = memory + rows * l->hidden,
             .wide = wide, .gated = wide + 2 * rows * l->inner};
-  int failed = sr_linear(l->out, seen, seen_is_bf16, p.added, 0, rows, threads, kernel);
+  int failed = sr_linear(l->out, seen, 0, p.added, 0, rows, threads, kernel);
   if (!failed) each_row(&p, add_and_norm, threads);
   failed = failed || sr_linear(l->gate_up, p.normed, 0, wide, 0, rows, threads, kernel);
   if (!failed) each_row(&p, gate, threads);

@@ -37,10 +37,8 @@ KERNELS: Mapping[str, int] = {
 }  # fmt: skip
 _FOLDER, _NAME = Path(__file__).parent, "linear.so"
 _ATTENDS = ("avx2", "avx512", "neon", "plain")  # by instruction set
-_SOURCES = (
-    *("linear.c", "recurrence.c", "layer.c", "attend.c", "attend_double.c"),
-    *(f"attend_{name}.c" for name in _ATTENDS),
-)
+_ATTENTION = ("attend.c", "attend_double.c", *(f"attend_{name}.c" for name in _ATTENDS))
+_SOURCES = ("linear.c", "recurrence.c", "layer.c", *_ATTENTION)
 _HEADERS = (
     *("linear_x86.h", "linear_arm.h", "dot_panel.h", "linear.h", "threads.h"),
     *("attend.h", "attend_pass.h", *(f"lanes_{name}.h" for name in _ATTENDS)),
@@ -99,15 +97,21 @@ def linear_kernels() -> LinearKernels | None:
     library = c_library()
     if library is None:
         return None
-    available = tuple(name for name, bit in KERNELS.items() if library.sr_kernels() & bit)
-    if not available:
+    found = kernels_of(library)
+    if found is None:
         logger.warning("this CPU has neither AVX2 nor Arm's dot products for int8 and int4")
         return None
     asked = os.environ.get(_SWITCH, "")
-    if asked and asked not in available:
-        logger.warning("%s=%s: this CPU has %s", _SWITCH, asked, ", ".join(available))
-        asked = ""
-    return LinearKernels(library, asked or available[0], available)
+    if asked and asked not in found.available:
+        logger.warning("%s=%s: this CPU has %s", _SWITCH, asked, ", ".join(found.available))
+        return found
+    return LinearKernels(library, asked or found.name, found.available)
+
+
+def kernels_of(library: ctypes.CDLL) -> LinearKernels | None:
+    """That this CPU has; None: it has none."""
+    available = tuple(name for name, bit in KERNELS.items() if library.sr_kernels() & bit)
+    return LinearKernels(library, available[0], available) if available else None
 
 
 def library_file() -> Path:
@@ -185,8 +189,8 @@ def opened(file: Path) -> ctypes.CDLL:
     pointer, whole, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     library.sr_linear.argtypes = (pointer, pointer, number, pointer, number, whole, number, number)
     at = (pointer, pointer, whole, pointer)  # layer, residual, rows, an input
-    library.sr_before.argtypes = (*at, pointer, whole, pointer, number, number, number)
-    library.sr_behind.argtypes = (*at, number, number, number)
+    library.sr_before.argtypes = (*at, pointer, whole, pointer, number, number)
+    library.sr_behind.argtypes = (*at, number, number)
     library.sr_scan.argtypes, library.sr_scan.restype = (pointer,), None
     library.sr_advance.argtypes, library.sr_advance.restype = (*(pointer,) * 4, *(whole,) * 4), None
     library.sr_attend.argtypes = (*(pointer,) * 3, *(whole,) * 3, pointer, number, number)

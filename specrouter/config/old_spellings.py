@@ -37,6 +37,7 @@ _RENAMED_VALUES: Mapping[tuple[str, ...], Mapping[str, str]] = {
         "slo-phase": "research.policies:ADASERVE_SLO_PHASE",
         "equal-greedy": "research.policies:EQUAL_GREEDY",
     },
+    ("pool", "attention"): {"sdpa": "path"},
     ("engine", "admission"): {"slos-serve": "research.policies:SLOS_SERVE"},
     ("cluster", "routing", "policy"): {
         "flowguard-printed": "research.policies:FLOWGUARD_PRINTED",

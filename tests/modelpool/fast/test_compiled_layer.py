@@ -71,7 +71,7 @@ def inputs(forward: LeanForward, rows: int) -> tuple[Tensor, Table, Tensor]:
     x = torch.randn(rows, forward._embedded.weight.shape[1], generator=draws)
     angles = forward._angles[layer.angles](torch.arange(rows) % 16)
     heads = torch.randn(rows, layer.heads * angles[0].shape[-1], generator=draws)
-    return x, angles, heads.to(forward._kv_dtype)
+    return x, angles, heads
 
 
 def through(

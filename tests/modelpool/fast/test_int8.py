@@ -232,7 +232,7 @@ def test_the_direct_forward_has_the_bits_of_the_model_and_the_lean_one_nearly_it
     for counts in (dict.fromkeys(range(4), 6), {0: 1, 1: 4, 3: 2}, {0: 3, 1: 20}, {3: 1}):
         expected, got, near = (feeder.feed(counts) for feeder in feeders)
         assert torch.equal(got, expected)
-        assert (near.double() - expected.double()).norm() < 0.1 * expected.double().norm()
+        assert (near.double() - expected.double()).norm() < 0.15 * expected.double().norm()
     assert torch.equal(feed_tree(direct, packed), feed_tree(packed.forward, packed))
     for forward in (direct, lean):
         assert Feeder(forward, packed).feed({0: 6}, []).shape == (0, VOCAB)

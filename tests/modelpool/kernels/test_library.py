@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from modelpool.kernels import library
-from modelpool.kernels.library import library_file, linear_kernels, opened
+from modelpool.kernels.library import (
+    c_library,
+    kernels_of,
+    library_file,
+    linear_kernels,
+    opened,
+)
 from tests.cache_damage import OF_FILE
 
 needs_compiler = pytest.mark.skipif(
@@ -21,8 +27,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("SPECROUTER_CACHE", str(tmp_path))
     monkeypatch.delenv("SPECROUTER_KERNEL", raising=False)
     monkeypatch.setattr(library, "_FLAGS", ("-O0", *library._FLAGS[1:]))  # is compiled faster
+    c_library.cache_clear()
     linear_kernels.cache_clear()
     yield tmp_path
+    c_library.cache_clear()
     linear_kernels.cache_clear()
 
 
@@ -34,7 +42,7 @@ def test_it_is_compiled_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert {one.stat().st_mode & 0o777 for one in (file, folder, folder.parent)} == {0o700}
     monkeypatch.setattr(library, "_compile", lambda *_: pytest.fail("compiled again"))
     assert library_file() == file
-    assert opened(file).available
+    assert kernels_of(opened(file)) is not None
 
 
 @needs_compiler
@@ -54,7 +62,7 @@ def test_several_processes_may_begin_at_once(cache: Path) -> None:
         process.join(60.0)
     assert [process.exitcode for process in processes] == [0, 0, 0]
     assert len(list((cache / "kernels").iterdir())) == 1
-    assert opened(library_file()).available
+    assert kernels_of(opened(library_file())) is not None
 
 
 @needs_compiler
@@ -73,7 +81,7 @@ def test_without_a_compiler_there_is_one_line(
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert linear_kernels() is None
     assert [one.getMessage() for one in caplog.records] == [
-        "int8 and int4 are computed without the C library: there is no C compiler"
+        "there is no C library, so that models are slower: there is no C compiler"
     ]
 
 
@@ -112,19 +120,23 @@ def test_a_damaged_file_is_compiled_anew(name: str, caplog: pytest.LogCaptureFix
 def test_the_switch_names_a_kernel_or_none(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    available = opened(library_file()).available
-    for name in available:
+    own = kernels_of(opened(library_file()))
+    assert own is not None
+    for name in own.available:
         monkeypatch.setenv("SPECROUTER_KERNEL", name)
+        c_library.cache_clear()
         linear_kernels.cache_clear()
         found = linear_kernels()
         assert found is not None
         assert found.name == name
     monkeypatch.setenv("SPECROUTER_KERNEL", "off")
+    c_library.cache_clear()
     linear_kernels.cache_clear()
     assert linear_kernels() is None
     monkeypatch.setenv("SPECROUTER_KERNEL", "mmx")
+    c_library.cache_clear()
     linear_kernels.cache_clear()
     found = linear_kernels()
     assert found is not None
-    assert found.name == available[0]
+    assert found.name == own.name
     assert "SPECROUTER_KERNEL=mmx" in caplog.text
