@@ -1,8 +1,6 @@
 """What one forward pass sees of a model's state: where its tokens go, and what its rows hold.
 
-Contract: implements `modelpool.attention.kv_view`, which says what the parts mean. Without a tree
-the valid slots of a row have each a position of their own, none beyond the slot's number: where
-there are no holes the two are equal.
+Contract: implements `modelpool.attention.kv_view`, which says what the parts mean.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,17 +9,16 @@ from typing import Protocol, TypeVar, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from statemgr.arena import KV_QUANTUM
-from statemgr.arrays import Bools, Ints
+from statemgr.arrays import Ints
+from statemgr.blocks import BLOCK_SLOTS
 from statemgr.kv_store import KVStore
 from statemgr.layer_state import RecurrentKind, Tensors
 from statemgr.recurrent_store import RecurrentPass
 
 T = TypeVar("T")
-
-_NOWHERE = np.int64(2**62)  # no query's position
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,20 +37,11 @@ class PackSlots:
     counts: Ints  # [R]
     positions: Ints  # [T]
     slots: Ints  # [T]
-    firsts: Ints  # [R]
-    ends: Ints  # [R]
+    tables: NDArray[np.int32]  # [R, N]
     lengths: Ints  # [R]
-    reach: Ints  # [R]
-    stride: int
     devices: Sequence[torch.device]
     tree: TreePaths | None
-    cache_mask: Bools  # [rows of the store, slots]
-    cache_positions: Ints  # [rows of the store, slots]
-    quantum: int = KV_QUANTUM
-
-    def held(self, rows: Ints, length: int) -> Ints:
-        is_valid = self.cache_mask[rows, :length]
-        return np.where(is_valid, self.cache_positions[rows, :length], _NOWHERE)
+    block_slots: int = BLOCK_SLOTS
 
 
 class NumberedLayer(Protocol):
