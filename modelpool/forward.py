@@ -46,7 +46,11 @@ class SizedForward(Forward, Protocol):
     def sizes(self) -> tuple[int, ...]: ...
 
     def prepare(
-        self, arena: Callable[[AttentionLayer], tuple[Tensor, Tensor]], hidden: HiddenLayers, /
+        self,
+        arena: Callable[[AttentionLayer], tuple[Tensor, Tensor]],
+        block_slots: int,
+        hidden: HiddenLayers,
+        /,
     ) -> None:
         """Whatever makes passes over this memory faster, which nobody has written to."""
 

@@ -34,7 +34,7 @@ from modelpool.fast.graph_runner import CudaGraphs
 from modelpool.fast.lean_forward import is_quantised, lean_forward_of
 from modelpool.fast.quantised import Stored, give_back_freed
 from modelpool.fast.thread_choice import ThreadChoice
-from modelpool.fast.thread_trial import MOST_SLOTS, MOST_TOKENS, one_thread_keeps_bits
+from modelpool.fast.thread_trial import MOST_TOKENS, one_thread_keeps_bits
 from modelpool.fast.tuning import PLAIN, Tuning
 from modelpool.gguf.weights import plain_checkpoint
 from modelpool.packed_model import PackedModel
@@ -99,7 +99,7 @@ def _thread_choice(packed: PackedModel, tuning: Tuning) -> ThreadChoice | None:
         return ThreadChoice(packed.name, packed.threads, tuning.others)
     if one_thread_keeps_bits(packed):
         name, threads, others = packed.name, packed.threads, tuning.others
-        return ThreadChoice(name, threads, others, most_tokens=MOST_TOKENS, most_slots=MOST_SLOTS)
+        return ThreadChoice(name, threads, others, most_tokens=MOST_TOKENS)
     logger.info("%s: other bits with one thread, so it always has all", packed.name)
     return None
 

@@ -68,7 +68,7 @@ class PackedModel:
         tuning: Tuning = PLAIN,
         recurrent_layers: Mapping[StateKey, RecurrentLayer] | None = None,
     ) -> None:
-        """`tuning`: by default a forward has the CPU threads that torch is set to now, and SDPA."""
+        """`tuning`: by default a forward has the CPU threads that torch is set to now."""
         self.name = name
         self.model = model
         self.vocab_size = vocab_size
@@ -172,7 +172,7 @@ class PackedModel:
         """
         with (
             self.watch(len(tokens), self.attend.attended(view)),
-            self._threads_for(len(tokens), view),
+            self._threads_for(len(tokens)),
         ):
             if self.sized is not None:
                 return self.sized(tokens, positions, view, logit_index, hidden)
@@ -184,22 +184,28 @@ class PackedModel:
             run = self.shortcut or self._forward
             return run(tokens, positions, view, logit_index, hidden)
 
-    def _threads_for(self, tokens: int, view: KVView) -> AbstractContextManager[None]:
+    def _threads_for(self, tokens: int) -> AbstractContextManager[None]:
         choice = self.thread_choice
         if choice is None:
             return cpu_threads(self.threads)
-        return choice.chosen(tokens, int(view.pack.lengths.max(initial=0)))
+        return choice.chosen(tokens)
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Tokens that packs are filled up to, rising; none where they run as they are."""
         return () if self.sized is None else self.sized.sizes
 
-    def prepare(self, arena: Callable[[int], tuple[Tensor, Tensor]], hidden: HiddenLayers) -> None:
-        """For passes over keys and values [slots, ...] of layers by number, not yet written to."""
+    def prepare(
+        self,
+        arena: Callable[[int], tuple[Tensor, Tensor]],
+        block_slots: int,
+        hidden: HiddenLayers,
+    ) -> None:
+        """For passes over keys and values [slots, ...] of layers by number, not yet written to, in
+        blocks of so many slots."""
         if self.sized is not None:
             with torch.inference_mode():
-                self.sized.prepare(lambda layer: arena(layer.number), hidden)
+                self.sized.prepare(lambda layer: arena(layer.number), block_slots, hidden)
 
     def pack_weights(self) -> None:
         """Lays out its linear layers where that pays, as `Tuning.pack_weights` does in `wrap`.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from modelpool.attention.backend import (
-    SDPA,
+    PATH,
     AttentionBackend,
     AttentionName,
     AttentionPlace,
@@ -50,7 +50,7 @@ class MemberPlan:
     placement: Placement
     dtype: str
     threads: int | None
-    attention: AttentionBackend = SDPA
+    attention: AttentionBackend = PATH
     warning: str | None = None
     weights: KeptWeights = "plain"
     read_bytes: int | None = None

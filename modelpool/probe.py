@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from modelpool.attention.kv_view import AttentionLayer, Ints, KVView, PackSlots
+from modelpool.attention.kv_view import AttentionLayer, Int32s, Ints, KVView, PackSlots
 from modelpool.errors import UnsupportedAttention, UnsupportedModelError
 from modelpool.forward import Forward
 from modelpool.recurrent import RecurrentKind, RecurrentLayer, StateKey, Tensors
@@ -68,23 +68,11 @@ class _ProbePack:
     counts: Ints
     positions: Ints
     slots: Ints
-    firsts: Ints
-    ends: Ints
-    stride: int
+    tables: Int32s
+    block_slots: int
+    lengths: Ints
     devices: Sequence[torch.device]
-    quantum: int = 1
     tree: None = None
-
-    @property
-    def lengths(self) -> Ints:
-        return self.ends
-
-    @property
-    def reach(self) -> Ints:
-        return np.full_like(self.ends, self.stride)
-
-    def held(self, rows: Ints, length: int) -> Ints:
-        return np.tile(np.arange(length), (len(rows), 1))
 
 
 def probed(
@@ -148,15 +136,14 @@ class ProbeView:
         rows = np.array([row for row, (start, stop) in enumerate(spans) if stop > start])
         starts, stops = np.array(spans)[rows].T
         positions = np.concatenate([np.arange(*spans[row]) for row in rows.tolist()])
-        firsts = self._slots * rows
         self.pack = _ProbePack(
             rows=rows,
             counts=stops - starts,
             positions=positions,
-            slots=np.repeat(firsts, stops - starts) + positions,
-            firsts=firsts,
-            ends=stops,
-            stride=self._slots,
+            slots=np.repeat(self._slots * rows, stops - starts) + positions,
+            tables=rows[:, None].astype(np.int32),
+            block_slots=self._slots,
+            lengths=stops,
             devices=(self._device,),
         )
         self._layouts.clear()

@@ -73,8 +73,9 @@ def path_attention() -> Iterator[Compiled]:
 
     from modelpool.attention.path_kernels import SPLIT, block_of, joined_sums, partial_sums
 
-    numbers = ("query_token", "query_head", "kv_slot", "kv_head", "path_token", "splits")
-    whole = dict.fromkeys(("firsts", "positions", "tails", "path"), "*i32")
+    numbers = ("query_token", "query_head", "kv_slot", "kv_head", "path_token")
+    sizes = (*numbers, "table_row", "splits")
+    whole = dict.fromkeys(("rows", "positions", "tails", "path", "tables"), "*i32")
     sums = dict.fromkeys(("sums", "peaks", "totals"), "*fp32")
     shapes = (
         ("bf16", torch.bfloat16, 128, 7, 0, False),
@@ -87,9 +88,9 @@ def path_attention() -> Iterator[Compiled]:
         inputs = dict.fromkeys(("query", "keys", "values"), f"*{name}")
         types = inputs | whole | sums | {"scale": "fp32", "softcap": "fp32"}
         yield from compiled(
-            f"path attention {name} {dim}", partial_sums, types | dict.fromkeys(numbers, "i32"),
+            f"path attention {name} {dim}", partial_sums, types | dict.fromkeys(sizes, "i32"),
             HEADS=4 * group, GROUP=group, ROWS=16, DIM=dim, BLOCK=block_of(dim, dtype),
-            SPLIT=SPLIT, WINDOW=window, IS_CAPPED=is_capped, IN_FLOAT32=False,
+            SPLIT=SPLIT, WINDOW=window, IS_CAPPED=is_capped, BLOCK_SLOTS=32, IN_FLOAT32=False,
         )  # fmt: skip
     types = sums | {"sinks": "*bf16", "out": "*bf16", "positions": "*i32", "splits": "i32"}
     yield from compiled(

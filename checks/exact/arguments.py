@@ -11,7 +11,6 @@ from checks.exact.oracle import Oracle
 from checks.exact.prompts import encode, load_prompts
 from checks.exact.report import few_threads, make_parser, prepare
 from modelpool import ModelPool
-from modelpool.attention.backend import BackendName
 from modelpool.config import TEXT_SOURCES, Weights
 from modelpool.fast.int4 import quantised_refusal
 from specrouter import ChainRouter, RouterConfig
@@ -28,8 +27,7 @@ BUNDLED_CONFIG = Path(__file__).parents[2] / "configs" / "tiny.yaml"
 @dataclass(kw_only=True)
 class Options:
     """`prompts` None means the prompts that are bundled with the tests. Of so many requests as
-    `reference_share` one is served where models attend over paths, by a reference that is slow, of
-    as many as `lone_share` where none stands beside another. `weights`: of the target."""
+    `lone_share` one is served where none stands beside another. `weights`: of the target."""
 
     dtypes: Sequence[str]
     weights: Sequence[Weights]
@@ -37,7 +35,6 @@ class Options:
     prompts: Path | None = None
     requests: int = 48
     new_tokens: int = 64
-    reference_share: int = 8
     lone_share: int = 1
     threads: int = field(default_factory=few_threads)
 
@@ -73,7 +70,6 @@ def open_router(
     dtype: str,
     max_requests: int,
     weights: Weights = "auto",
-    attention: BackendName = "sdpa",
 ) -> ChainRouter:
     """The configured router with every model in `dtype`, on the CPU, and the adaptive policy.
 
@@ -82,7 +78,6 @@ def open_router(
     settings = RouterConfig.load(config).model_dump()
     settings["scheduler"] = {"policy": "adaptive"}  # a check sets what else it wants
     settings["trees"] = {}
-    settings["pool"]["attention"] = attention
     for model in settings["pool"]["models"]:
         if model["source"] not in TEXT_SOURCES:
             model.update(dtype=dtype, device="cpu")

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from modelpool.attention.backend import BackendName
 from modelpool.config import Weights
 from research.policies.adaserve import SPECINFER_TREE, AdaServe
 from specrouter import SLO, ChainRouter, Speculation
@@ -23,9 +22,6 @@ from specrouter.slo.tree_selection import CycleCost
 Chain = tuple[str, ...]
 Override = Literal["off"] | Speculation | None
 Trees = tuple[tuple[str, str | int], ...]  # settings of the section `trees`, by name
-
-# Backends that run on a CPU: what they attend over differs, masks over slots or paths.
-ATTENTIONS: tuple[BackendName, ...] = ("sdpa", "path")
 
 
 class _GreedyOfAForm(NodeSelection):
@@ -89,9 +85,8 @@ class Arrangement:
     They are None where the mode ignores them, or is to choose them. `urgent`:
     requests have `OBJECTIVES`. `trees`: see `Trees`; none of them as the router is configured.
     `admission`: who is given rows, and when. `cached`: requests may take over what others, of this
-    arrangement or of an earlier one, have read. `attention`: the kernels that all models of the
-    router attend with. `weights`: of the router's target, whose texts they do change: what is
-    served in int8 is compared with itself.
+    arrangement or of an earlier one, have read. `weights`: of the router's target, whose texts they
+    do change: what is served in int8 is compared with itself.
     """
 
     mode: Mode
@@ -102,7 +97,6 @@ class Arrangement:
     trees: Trees = ()
     admission: str = "fcfs"
     cached: bool = True
-    attention: BackendName = "sdpa"
     weights: Weights = "auto"
 
     @property
@@ -155,10 +149,9 @@ class Arrangement:
         shape = "".join(f" {name} {value}" for name, value in (*settings_given, *self.trees))
         objectives = " with objectives" if self.urgent else ""
         cache = "" if self.cached else " without the prefix cache"
-        kernels = "" if self.attention == ATTENTIONS[0] else f" attention {self.attention}"
         weights = "" if self.weights == "auto" else f" weights {self.weights}"
         asked = f"{mode} batch {self.batch}{shape}{objectives} admission {self.admission}"
-        return f"{asked}{cache}{kernels}{weights}"
+        return f"{asked}{cache}{weights}"
 
 
 def chains(names: Sequence[str], target: str, size: Callable[[str], int]) -> list[Chain]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from checks.exact.arguments import Options, load_token_prompts, open_oracle, open_router
-from checks.exact.arrangement import ATTENTIONS, Arrangement, modes_of, policies_of
+from checks.exact.arrangement import Arrangement, modes_of, policies_of
 from checks.exact.comparison import (
     Case,
     Comparison,
@@ -103,9 +103,6 @@ def _run_dtype(check: str, options: Options, params_of: ParamsOf, dtype: str) ->
         "cycles": sum(comparison.cycles for comparison in comparisons),
         "speculated_cycles": sum(comparison.speculated for comparison in comparisons),
         "cached_tokens": sum(comparison.cached for comparison in comparisons),
-        "tokens_over_paths": sum(
-            one.tokens for one in comparisons if one.arrangement.attention != ATTENTIONS[0]
-        ),
         "objectives_attained": sum(each.attained[0] for each in comparisons),
         "objectives_missed": sum(each.attained[1] for each in comparisons),
         "examples": [_describe(d, m) for d, m in zip(differences, margins, strict=True)][:_SHOWN],
@@ -127,22 +124,11 @@ def _run_part(
             cases = make_cases(oracle, prompts, params_of)
         oracle_s = time.monotonic() - began
         every = covering_array([*modes_of(router), *policies_of(router)], weights=options.weights)
-        over_masks, over_paths = (
-            [row for row in every if (row.weights, row.attention) == (weights, attention)]
-            for attention in ATTENTIONS
-        )
-        few = cases[:: options.reference_share] if over_paths else []
-        turns = [
-            turns_of(len(cases), over_masks, options.lone_share),
-            turns_of(len(few), over_paths),
-        ]
-        progress = Progress(f"{check} {dtype} {weights}", sum(map(len, itertools.chain(*turns))))
-        comparisons = serve_all(router, cases, over_masks, progress, turns[0])
+        rows = [row for row in every if row.weights == weights]
+        turns = turns_of(len(cases), rows, options.lone_share)
+        progress = Progress(f"{check} {dtype} {weights}", sum(map(len, turns)))
+        comparisons = serve_all(router, cases, rows, progress, turns)
         assert_whole(router)
-    if over_paths:
-        with open_router(options.config, dtype, max(BATCHES), weights, "path") as router:
-            comparisons += serve_all(router, few, over_paths, progress, turns[1])
-            assert_whole(router)
     margins = [
         float("inf") if oracle is None else difference_margin(oracle, difference)
         for difference in all_divergences(comparisons)

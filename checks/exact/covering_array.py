@@ -2,8 +2,8 @@
 
 Contract: every two settings that can meet in one row do meet in at least one. Which nodes are
 selected of which trees is a setting of the policies that leave both open; whether requests have
-objectives, which policy admits them, whether they may use the prefix cache, what models attend
-with, and how the target keeps its weights, are settings of all. Quantised, they attend by SDPA.
+objectives, which policy admits them, whether they may use the prefix cache, and how the target
+keeps its weights, are settings of all.
 """
 
 import functools
@@ -12,7 +12,6 @@ import math
 from collections.abc import Hashable, Sequence
 
 from checks.exact.arrangement import (
-    ATTENTIONS,
     SELECTIONS,
     Arrangement,
     Mixed,
@@ -20,7 +19,6 @@ from checks.exact.arrangement import (
     Routed,
     Trees,
 )
-from modelpool.attention.backend import BackendName
 from modelpool.config import Weights
 from specrouter.config.policies import ADMISSION_POLICIES
 from specrouter.request.params import MAX_TREE_TOKENS
@@ -41,11 +39,10 @@ def covering_array(
     modes: Sequence[Mode],
     batches: Sequence[int] = BATCHES,
     depths: Sequence[int] = DEPTHS,
-    attentions: Sequence[BackendName] = ATTENTIONS,
     weights: Sequence[Weights] = ("auto",),
 ) -> list[Arrangement]:
     """Greedy: the arrangement that adds the most uncovered pairs comes next."""
-    settings = modes, batches, depths, attentions, weights
+    settings = modes, batches, depths, weights
     return list(_covering_array(*map(tuple, settings)))
 
 
@@ -54,7 +51,6 @@ def _covering_array(
     modes: tuple[Mode, ...],
     batches: tuple[int, ...],
     depths: tuple[int, ...],
-    attentions: tuple[BackendName, ...],
     weights: tuple[Weights, ...],
 ) -> tuple[Arrangement, ...]:
     shapes = [t for t in itertools.product(depths, WIDTHS) if math.prod(t) <= MAX_TREE_TOKENS]
@@ -68,7 +64,6 @@ def _covering_array(
             trees=trees,
             admission=admission,
             cached=cached,
-            attention=attention,
             weights=kept,
         )
         for mode in modes
@@ -78,9 +73,7 @@ def _covering_array(
         for trees in _trees(mode)
         for admission in ADMISSION_POLICIES.names
         for cached in (True, False)
-        for attention in attentions
         for kept in weights
-        if attention == ATTENTIONS[0] or kept == "auto"
     ]
     numbers: dict[Pair, int] = {}  # of settings, then of pairs of these: bits are fast to compare
     bits: dict[tuple[int, int], int] = {}
@@ -109,7 +102,7 @@ def settings_of(row: Arrangement) -> list[Pair]:
     """Their names and values, in an order that all rows share."""
     settings: list[Pair] = [("mode", row.mode), ("batch", row.batch), ("urgent", row.urgent)]
     settings += [("admission", row.admission), ("cached", row.cached)]
-    settings += [("attention", row.attention), ("weights", row.weights)]
+    settings.append(("weights", row.weights))
     given = ((name, getattr(row, name)) for name in ("depth", "width"))
     settings += [(name, value) for name, value in given if value is not None]
     return [*settings, *row.trees]

@@ -1,4 +1,4 @@
-"""FlashInfer's kernels against SDPA's, and against path attention where texts are short. Skipped
+"""FlashInfer's kernels against path attention. Skipped
 where there is no GPU, or no FlashInfer."""
 
 from importlib.util import find_spec
@@ -11,7 +11,7 @@ from modelpool.attention.kv_view import AttentionLayer
 from modelpool.attention.path import reference
 from modelpool.fast.tuning import PLAIN, Tuning
 from modelpool.packed_model import PackedModel
-from tests.modelpool.attention.packs import Row, changed, pack_rows_of, paths_of
+from tests.modelpool.attention.packs import Row, on, pack_rows_of, paths_of, size_of, tables_of
 from tests.modelpool.attention.test_paged import View
 from tests.modelpool.llama_models import LLAMA_SHAPED, VOCAB, Feeder, feed_tree, make_model
 from tests.triton_interpreter import DEVICE
@@ -22,10 +22,10 @@ pytestmark = [
     pytest.mark.skipif(not find_spec("flashinfer"), reason="needs flashinfer-python"),
 ]
 ROWS = [
-    Row(2, 300, 1, (-1, -1, 0, 2, 2, 4)),
-    Row(0, 9, 40, ()),
-    Row(1, 0, 3, (-1, 0)),
-    Row(5, 1000, 1, ()),
+    Row(300, 1, (-1, -1, 0, 2, 2, 4)),
+    Row(9, 40, ()),
+    Row(0, 3, (-1, 0)),
+    Row(1000, 1, ()),
 ]
 
 
@@ -37,12 +37,11 @@ def test_trees_and_windows_are_path_attention(
     dtype: torch.dtype, group: int, dim: int, window: int | None, softcap: float | None
 ) -> None:
     random = torch.Generator().manual_seed(0)
-    slots = sum(row.gap + row.length for row in ROWS)
-    tokens = sum(row.count for row in ROWS)
-    keys, values = torch.randn((2, slots, 2, dim), generator=random).to(DEVICE, dtype)
+    tokens, tables = sum(row.count for row in ROWS), tables_of(ROWS)
+    keys, values = torch.randn((2, size_of(ROWS), 2, dim), generator=random).to(DEVICE, dtype)
     query = torch.randn((2 * group, tokens, dim), generator=random).to(DEVICE, dtype)
-    paths = changed(paths_of(ROWS), lambda part: part.to(DEVICE))
-    view = View(pack_rows_of(ROWS), paths, keys, values)
+    paths = on(paths_of(ROWS, tables), DEVICE)
+    view = View(pack_rows_of(ROWS, tables), paths, keys, values)
     layer = AttentionLayer(0, dim**-0.5, window, softcap)
     got = FLASHINFER.load()(view, layer, query)  # type: ignore[arg-type]
     queries = query.transpose(0, 1).double()
@@ -51,18 +50,18 @@ def test_trees_and_windows_are_path_attention(
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2-windows", "qwen3"])
-def test_a_model_says_what_it_says_by_sdpa(name: str) -> None:
+def test_a_model_says_what_it_says_by_paths_in_torch(name: str) -> None:
     def forward_of(tuning: Tuning) -> PackedModel:
         config = LLAMA_SHAPED[name]()
         config.head_dim = 64
         model = make_model(config, torch.float16)
         return PackedModel.wrap("m", model.to(DEVICE), VOCAB, tuning)  # type: ignore[arg-type]
 
-    by_masks, by_pages = forward_of(PLAIN), forward_of(Tuning(attention=FLASHINFER))
-    feeders = [Feeder(one.forward, one) for one in (by_masks, by_pages)]
+    by_paths, by_pages = forward_of(PLAIN), forward_of(Tuning(attention=FLASHINFER))
+    feeders = [Feeder(one.forward, one) for one in (by_paths, by_pages)]
     for counts in ({0: 6, 1: 6}, {0: 1, 1: 4, 2: 1, 3: 2}, {0: 3, 1: 20}, {3: 1}):
         wanted, got = (feeder.feed(counts) for feeder in feeders)
         torch.testing.assert_close(got, wanted, rtol=5e-2, atol=5e-2)
-    wanted = feed_tree(by_masks.forward, by_masks)
+    wanted = feed_tree(by_paths.forward, by_paths)
     got = feed_tree(by_pages.forward, by_pages)
     torch.testing.assert_close(got, wanted, rtol=5e-2, atol=5e-2)

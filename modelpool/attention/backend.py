@@ -5,8 +5,8 @@ it is loaded (`AttentionBackend.load`), so a CPU imports no Triton. Whoever depe
 asks for what it can do. A new one is a file with a function that returns its `Attention`, and an
 entry in `BACKENDS` under a name of `BackendName`.
 
-`auto` is `triton` where its kernels were compiled for the device and the model is on one, and SDPA
-everywhere else.
+`auto` is `triton` where its kernels were compiled for the device and the model is on one, and
+`path` everywhere else.
 """
 
 from collections.abc import Mapping
@@ -20,11 +20,10 @@ from modelpool.errors import UnsupportedAttention
 if TYPE_CHECKING:
     from modelpool.attention.kv_view import Attention
 
-# What reading a row's keys and values costs, in queries: a fit to SDPA's times on a CPU in bfloat16
-# (1 x 1, 1 x 12, 16 x 1, 16 x 2, 4 x 4 rows x queries, 256 slots) within 5%.
+# What reading a row's keys and values costs, in queries.
 READING_QUERIES = 1.6
 
-BackendName = Literal["sdpa", "path", "triton", "flashinfer"]
+BackendName = Literal["path", "triton", "flashinfer"]
 AttentionName = Literal["auto", BackendName]
 # What layers may ask of a backend beside windows and soft caps.
 Feature = Literal["attention sinks", "keys and values of two widths"]
@@ -58,7 +57,6 @@ class AttentionBackend:
     """
     Attributes:
         kernels: `module:function` that returns its `Attention`.
-        needs_order: it reads a row's keys in the order of positions: states keep slots in it.
         is_fused: kernels of its kind also compute what stands between a layer's matrix products,
             and choose tokens; a forward may run as a graph.
         on_cuda: what it needs there, and it runs nowhere else; None: it runs everywhere.
@@ -66,7 +64,6 @@ class AttentionBackend:
 
     name: BackendName
     kernels: str
-    needs_order: bool = True
     is_fused: bool = False
     on_cuda: CudaKernels | None = None
 
@@ -86,7 +83,7 @@ class AttentionBackend:
         if needs is None:
             return None
         if place.device == "cpu":
-            return f"{name} runs on CUDA devices, and the model is on the CPU; there it is sdpa"
+            return f"{name} runs on CUDA devices, and the model is on the CPU; there it is path"
         if place.dtype not in needs.dtypes:
             return f"{name} has no kernels for {place.dtype}, only for {', '.join(needs.dtypes)}"
         for head_dim in sorted(place.head_dims.difference(needs.head_sizes)):
@@ -98,7 +95,6 @@ class AttentionBackend:
 
 
 _HALF = ("bfloat16", "float16")
-SDPA = AttentionBackend(name="sdpa", kernels="modelpool.attention.sdpa:sdpa", needs_order=False)
 PATH = AttentionBackend(name="path", kernels="modelpool.attention.path:reference_attention")
 TRITON = AttentionBackend(
     name="triton",
@@ -123,7 +119,7 @@ FLASHINFER = AttentionBackend(
     ),
 )
 BACKENDS: Mapping[BackendName, AttentionBackend] = {
-    backend.name: backend for backend in (SDPA, PATH, TRITON, FLASHINFER)
+    backend.name: backend for backend in (PATH, TRITON, FLASHINFER)
 }
 
 
@@ -133,9 +129,9 @@ def refusal_of(asked: AttentionName, place: AttentionPlace) -> str | None:
 
 
 def backend_for(asked: AttentionName, place: AttentionPlace) -> AttentionBackend:
-    """What runs where nothing speaks against `asked`; on the CPU, where a member may end, SDPA for
-    kernels that are CUDA's."""
+    """What runs where nothing speaks against `asked`; on the CPU, where a member may end, `path`
+    for kernels that are CUDA's."""
     if asked == "auto":
-        return TRITON if place.is_tried and TRITON.refusal(place) is None else SDPA
+        return TRITON if place.is_tried and TRITON.refusal(place) is None else PATH
     backend = BACKENDS[asked]
-    return SDPA if backend.on_cuda is not None and place.device == "cpu" else backend
+    return PATH if backend.on_cuda is not None and place.device == "cpu" else backend

@@ -2,8 +2,8 @@
 
 Contract: a view says where the slots of a pack's rows are and what they hold, and nothing that one
 backend alone needs: that a backend builds for itself from `PackSlots`, once a pass
-(`KVView.layout`). K is stored after the rotary embedding: of the valid slots of its row a token
-sees those whose positions are at most its own, and of the row's tree those on its own path.
+(`KVView.layout`). K is stored after the rotary embedding. Key j of a token has position j; it lies
+in the row's slot j, or, from the row's tree on, in the slot that the token's path names.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from torch import Tensor
 from modelpool.recurrent import RecurrentKind, Tensors
 
 Ints = NDArray[np.int64]
-NOWHERE = np.int64(2**62)  # no query's position
+Int32s = NDArray[np.int32]
 
 T = TypeVar("T")
 
@@ -40,8 +40,8 @@ class TreePaths(Protocol):
 class PackSlots(Protocol):
     """The R rows of a pack and its T tokens, `counts[i]` consecutive ones of `rows[i]`.
 
-    On the host. A row is a contiguous piece of the arena, which has the keys and values of all
-    slots.
+    On the host. Slot s of a row lies in block `s // block_slots` of the row's table: it is slot
+    `tables[i, s // block_slots] * block_slots + s % block_slots` of the arena.
     """
 
     @property
@@ -53,24 +53,15 @@ class PackSlots(Protocol):
     @property
     def slots(self) -> Ints: ...  # [T] of the arena, where the tokens' keys and values go
     @property
-    def firsts(self) -> Ints: ...  # [R] of the arena, where the rows begin
+    def tables(self) -> Int32s: ...  # [R, N] blocks; behind a row's own ones any valid numbers
     @property
-    def ends(self) -> Ints: ...  # [R] slots in use of each row
+    def block_slots(self) -> int: ...
     @property
-    def lengths(self) -> Ints: ...  # [R] of these those that are valid
-    @property
-    def reach(self) -> Ints: ...  # [R] slots from a row's first on that may be read
-    @property
-    def stride(self) -> int: ...  # slots from the usual place of a row to that of the next one
-    @property
-    def quantum(self) -> int: ...  # slots are best read in multiples of this
+    def lengths(self) -> Ints: ...  # [R] slots of each row that are valid
     @property
     def devices(self) -> Sequence[torch.device]: ...  # of the layers
     @property
     def tree(self) -> TreePaths | None: ...
-
-    def held(self, rows: Ints, length: int) -> Ints:
-        """[len(rows), length] the positions that slots of rows hold; `NOWHERE` where invalid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,5 +107,5 @@ class Attention(Protocol):
         """[heads, T, head_dim] queries of a pack to [T, heads, value_dim]."""
 
     def attended(self, view: KVView) -> float:
-        """Pairs of query and slot that it computes, padding included; to read a row's keys and
-        values costs as much as some queries more (`READING_QUERIES`)."""
+        """Pairs of query and key that it computes; to read a row's keys and values costs as much as
+        some queries more (`READING_QUERIES`)."""

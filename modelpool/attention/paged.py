@@ -19,8 +19,7 @@ from torch import Tensor
 
 from modelpool.attention.kv_view import AttentionLayer, KVView
 from modelpool.attention.pages import PackRows, PageTable, is_causal, packed_mask
-from modelpool.attention.path import PathLayout
-from modelpool.attention.row_groups import pairs_by_row
+from modelpool.attention.path import PathLayout, pairs_of
 from modelpool.errors import UnsupportedAttention
 from modelpool.in_flight import InFlight, Mark, mark_on
 
@@ -71,7 +70,7 @@ class PagedAttention:
         self._planned: dict[_Kind, tuple[Wrapper, Mark]] = {}  # marks: behind the plans' copies
 
     def attended(self, view: KVView) -> float:
-        return pairs_by_row(view)
+        return pairs_of(view.pack)
 
     def __call__(self, view: KVView, layer: AttentionLayer, query: Tensor) -> Tensor:
         """[heads, T, head_dim] to [T, heads, head_dim]."""

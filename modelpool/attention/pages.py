@@ -1,6 +1,6 @@
 """Pages: where attention by pages finds a pack's keys, and which of them a token sees, in bits.
 
-Contract: pages are of one slot, so an arena of rows is a paged cache as it stands. Pure functions:
+Contract: pages are of one slot, so an arena is a paged cache as it stands. Pure functions:
 index arrays on the host, bits on the device, where the paths of a tree may be known alone; nothing
 waits for it. The bits of a row are [tokens, slots], one after the other, the first in the lowest
 bit of a byte, and each row begins with a whole byte (`numpy.packbits` with bitorder "little").
@@ -23,24 +23,27 @@ Int32s = NDArray[np.int32]
 class PackRows:
     """The R rows of a pack, on the host; a row may have no tokens.
 
-    Row r's tokens see at most the slots `firsts[r]` to `firsts[r] + lengths[r]` of the arena, their
-    own among them. Without a tree these are in the order of positions, and the last
-    ones are the tokens'; with one its `nodes[r]` slots are the last ones.
+    Row r's tokens see at most the first `lengths[r]` slots of the row, their own among them.
+    Without a tree these are in the order of positions, and the last ones are the tokens'; with one
+    its `nodes[r]` slots are the last ones.
     """
 
     counts: Ints  # [R] tokens
-    firsts: Ints  # [R]
     lengths: Ints  # [R]
     nodes: Ints  # [R]
+    tables: Int32s  # [R, N] blocks
+    block_slots: int
 
     @classmethod
     def of(cls, pack: PackSlots) -> "PackRows":
         """Each row has a token at least, the last of them in its highest slot."""
-        lengths = pack.slots[np.cumsum(pack.counts) - 1] - pack.firsts + 1
+        slots = pack.slots[np.cumsum(pack.counts) - 1]
+        block, place = np.divmod(slots, pack.block_slots)
+        lengths = (pack.tables == block[:, None]).argmax(axis=1) * pack.block_slots + place + 1
         nodes = np.zeros_like(lengths)
         if pack.tree is not None:
             nodes = np.maximum(lengths - pack.tree.starts[pack.rows], 0)
-        return cls(pack.counts, pack.firsts, lengths, nodes)
+        return cls(pack.counts, lengths, nodes, pack.tables, pack.block_slots)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,9 +66,10 @@ class PageTable:
     @classmethod
     def of(cls, rows: PackRows) -> "PageTable":
         page_starts = _starts(rows.lengths)
-        # Slot j of a row is page `firsts + j`.
         own = np.arange(page_starts[-1]) - np.repeat(page_starts[:-1], rows.lengths)
-        pages = np.repeat(rows.firsts, rows.lengths) + own
+        row = np.repeat(np.arange(len(rows.lengths)), rows.lengths)
+        block, place = np.divmod(own, rows.block_slots)
+        pages = rows.tables[row, block] * rows.block_slots + place
         return cls(
             _starts(rows.counts),
             page_starts,

@@ -1,7 +1,8 @@
 """Path attention: a token's keys in the order of positions, the end of them along its own path.
 
 Contract: key j of a token has position j. It lies in the token's row: in slot j before the row's
-tree, and from there on in the slots that the token's path through the tree names. A token therefore
+tree, and from there on in the slots that the token's path through the tree names. Where a row's
+slots are in the arena its table of blocks says. A token therefore
 reads the same keys in the same order whether it stands in a tree, in a chain or alone, and a kernel
 that splits them at fixed positions gives it the same bits. `reference` says in torch what the
 kernels compute; nothing here imports them.
@@ -12,11 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from modelpool.attention.kv_view import Attention, AttentionLayer, KVView, PackSlots
-from modelpool.attention.row_groups import pairs_by_row
+from modelpool.attention.backend import READING_QUERIES
+from modelpool.attention.kv_view import Attention, AttentionLayer, Int32s, KVView, PackSlots
 
 NO_TAIL = 2**30  # a position that no token has
 _PIECE = 2**22  # numbers of keys that the reference looks at together
@@ -26,14 +26,17 @@ _PIECE = 2**22  # numbers of keys that the reference looks at together
 class KeyPaths:
     """Where the keys of T tokens lie: int32 tensors on one device.
 
-    Key j of token t is in slot `firsts[t] + j` of the arena for j < tails[t], else in slot
-    `firsts[t] + tails[t] + path[t, j - tails[t]]`, for j up to `positions[t]`.
+    Key j of token t is in slot s of its row: j for j < tails[t], else
+    `tails[t] + path[t, j - tails[t]]`, for j up to `positions[t]`. Slot s of row r is slot
+    `tables[r, s // block_slots] * block_slots + s % block_slots` of the arena.
     """
 
-    firsts: Tensor  # [T] slots of the arena
+    rows: Tensor  # [T] of `tables`
     positions: Tensor  # [T]
     tails: Tensor  # [T] positions; NO_TAIL, or beyond all others, without a tree
     path: Tensor  # [T, P], P >= 1; without any tree it may be of any shape
+    tables: Tensor  # [R, N] blocks
+    block_slots: int
     longest: int  # the most keys of a token, or more
 
 
@@ -43,31 +46,34 @@ class PackPlaces:
     on the device alone. A row's slots are in the order of positions up to its tree, whose nodes lie
     behind them in any order that puts parents before children."""
 
-    numbers: NDArray[np.int32]  # [4, T] slots of the tokens; firsts, positions, tails of `KeyPaths`
+    numbers: Int32s  # [4, T] slots of the tokens; rows, positions, tails of `KeyPaths`
+    tables: Int32s  # [R, N]
+    block_slots: int
     path: Tensor | None  # [T, P] int32; None without any tree
     longest: int  # the most keys of a token, or more
 
     @classmethod
     def of(cls, pack: PackSlots) -> "PackPlaces":
         numbers = np.empty((4, len(pack.positions)), dtype=np.int32)
-        slots, firsts, positions, tails = numbers
-        tree = pack.tree
+        slots, rows, positions, tails = numbers
+        tree, block = pack.tree, pack.block_slots
         slots[:] = pack.slots
-        firsts[:] = np.repeat(pack.firsts, pack.counts)
+        rows[:] = np.repeat(np.arange(len(pack.rows)), pack.counts)
         positions[:] = pack.positions
         tails[:] = NO_TAIL if tree is None else np.repeat(tree.starts[pack.rows], pack.counts)
         is_text = positions < tails
-        in_order = slots == firsts + positions
-        assert in_order[is_text].all(), "slots are not in the order of positions"
+        where = pack.tables[rows, positions // block] * block + positions % block
+        assert (slots == where)[is_text].all(), "slots are not in the order of positions"
         longest = int(positions.max(initial=0)) + 1
-        return cls(numbers, None if tree is None else tree.paths, longest)
+        return cls(numbers, pack.tables, block, None if tree is None else tree.paths, longest)
 
     def on(self, device: torch.device) -> KeyPaths:
-        firsts, positions, tails = torch.from_numpy(self.numbers[1:]).to(device, non_blocking=True)
-        if self.path is None:
-            return KeyPaths(firsts, positions, tails, firsts.unsqueeze(1), self.longest)
-        path = self.path.to(device, non_blocking=True)
-        return KeyPaths(firsts, positions, tails, path, self.longest)
+        rows, positions, tails = torch.from_numpy(self.numbers[1:]).to(device, non_blocking=True)
+        tables = torch.from_numpy(self.tables).to(device, non_blocking=True)
+        path = rows.unsqueeze(1)  # nobody looks at it
+        if self.path is not None:
+            path = self.path.to(device, non_blocking=True)
+        return KeyPaths(rows, positions, tails, path, tables, self.block_slots, self.longest)
 
 
 class PathLayout:
@@ -93,12 +99,17 @@ class PathAttention:
     kernels: PathKernels
 
     def attended(self, view: KVView) -> float:
-        return pairs_by_row(view)
+        return pairs_of(view.pack)
 
     def __call__(self, view: KVView, layer: AttentionLayer, query: Tensor) -> Tensor:
         keys, values = view.arena(layer)
         paths = view.layout(PathLayout).on(query.device)
         return self.kernels(query.transpose(0, 1), keys, values, paths, layer)
+
+
+def pairs_of(pack: PackSlots) -> float:
+    """`Attention.attended` of kernels that read a row's keys, and no others."""
+    return float(((pack.counts + READING_QUERIES) * pack.lengths).sum())
 
 
 def reference_attention() -> Attention:
@@ -173,7 +184,8 @@ def _slots(paths: KeyPaths, place: Tensor) -> Tensor:
     else:
         walked = place.expand_as(on_path)
     slots = torch.where(on_path, walked, torch.minimum(place, positions))
-    return paths.firsts.long()[:, None] + slots
+    block = paths.tables.long()[paths.rows.long()[:, None], slots // paths.block_slots]
+    return block * paths.block_slots + slots % paths.block_slots
 
 
 def _seen(paths: KeyPaths, place: Tensor, window: int | None) -> Tensor:

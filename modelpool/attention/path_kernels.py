@@ -19,7 +19,8 @@ from modelpool.attention.path import KeyPaths, PathAttention
 
 SPLIT = 256  # keys of a program: a constant, or the bits of a text would depend on it
 _ROWS = 16  # the least that a matrix product takes
-_BLOCK_BYTES = 2**14  # of keys that a product takes: more, and registers are spilled to memory
+# Of keys that a product takes, by the bytes of a number: more, and registers are spilled to memory.
+_BLOCK_BYTES = {2: 2**14, 4: 2**13}
 
 
 def triton_attention() -> Attention:
@@ -47,12 +48,13 @@ def path_attention(
     window, softcap, sinks = settings.window or 0, settings.softcap or 0.0, settings.sinks
     with torch.cuda.device_of(query):  # Triton launches on the current device
         partial_sums[(tokens, splits, kv_heads)](
-            query, keys, values, paths.firsts, paths.positions, paths.tails, paths.path,
+            query, keys, values, paths.rows, paths.positions, paths.tails, paths.path, paths.tables,
             sums, peaks[0], peaks[1], settings.scale, softcap,
             query.stride(0), query.stride(1), keys.stride(0), keys.stride(1),
-            paths.path.stride(0), splits,
+            paths.path.stride(0), paths.tables.stride(0), splits,
             HEADS=heads, GROUP=group, ROWS=max(_ROWS, triton.next_power_of_2(group)), DIM=dim,
             BLOCK=block_of(dim, query.dtype), SPLIT=SPLIT, WINDOW=window, IS_CAPPED=softcap > 0,
+            BLOCK_SLOTS=paths.block_slots,
             # The interpreter multiplies the bit patterns of bfloat16 (triton#11584).
             IN_FLOAT32=query.dtype == torch.bfloat16 and query.device.type == "cpu",
         )  # fmt: skip
@@ -65,16 +67,16 @@ def path_attention(
 
 def block_of(dim: int, dtype: torch.dtype) -> int:
     """Keys of a matrix product, 16 to 64."""
-    return max(16, min(64, _BLOCK_BYTES // (dim * dtype.itemsize)))
+    return max(16, min(64, _BLOCK_BYTES[dtype.itemsize] // (dim * dtype.itemsize)))
 
 
 @triton.jit
 def partial_sums(
-    query, keys, values, firsts, positions, tails, path, sums, peaks, totals,
-    scale, softcap, query_token, query_head, kv_slot, kv_head, path_token, splits,
+    query, keys, values, rows, positions, tails, path, tables, sums, peaks, totals,
+    scale, softcap, query_token, query_head, kv_slot, kv_head, path_token, table_row, splits,
     HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
     BLOCK: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr, IS_CAPPED: tl.constexpr,
-    IN_FLOAT32: tl.constexpr,
+    BLOCK_SLOTS: tl.constexpr, IN_FLOAT32: tl.constexpr,
 ):  # fmt: skip
     """Of a token's keys in one split: the sum of weighted values, the largest score, the total."""
     token, split, kv = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -87,22 +89,21 @@ def partial_sums(
     tail, row, dim = tl.load(tails + token), tl.arange(0, ROWS), tl.arange(0, DIM)
     is_head = row < GROUP
     head = kv * GROUP + tl.where(is_head, row, 0)
-    # Wide numbers are scalars: pointers of 64 bits in blocks would not fit in the registers.
     own = query + token.to(tl.int64) * query_token
     own = tl.load(own + (head[:, None] * query_head + dim[None, :]), is_head[:, None], 0.0)
-    first = tl.load(firsts + token).to(tl.int64) * kv_slot + kv * kv_head
-    key_row, value_row = keys + first, values + first
+    table = tables + tl.load(rows + token) * table_row
+    keys, values = keys + kv * kv_head, values + kv * kv_head
     peak, total = tl.full([ROWS], -float("inf"), tl.float32), tl.zeros([ROWS], tl.float32)
     found = tl.zeros([ROWS, DIM], tl.float32)
     for start in range(low, high, BLOCK):
         key = start + tl.arange(0, BLOCK)
         seen = (key >= begin) & (key < high)
-        slot = _slot(path + token * path_token, key, tail, seen)
-        part = tl.load(key_row + (slot[None, :] * kv_slot + dim[:, None]), seen[None, :], 0.0)
+        slot = _slot(path + token * path_token, table, key, tail, seen, BLOCK_SLOTS)
+        part = tl.load(keys + (slot[None, :] * kv_slot + dim[:, None]), seen[None, :], 0.0)
         scores = _scores(own, part, seen, scale, softcap, IS_CAPPED, IN_FLOAT32)
         higher = tl.maximum(peak, tl.max(scores, 1))
         weights, kept = tl.exp(scores - higher[:, None]), tl.exp(peak - higher)
-        part = tl.load(value_row + (slot[:, None] * kv_slot + dim[None, :]), seen[:, None], 0.0)
+        part = tl.load(values + (slot[:, None] * kv_slot + dim[None, :]), seen[:, None], 0.0)
         found = found * kept[:, None] + _product(weights.to(part.dtype), part, IN_FLOAT32)
         total, peak = total * kept + tl.sum(weights, 1), higher
     to, own = token.to(tl.int64) * HEADS * splits + split, head * splits
@@ -150,11 +151,13 @@ def _first_seen(position, WINDOW: tl.constexpr):
 
 
 @triton.jit
-def _slot(path, key, tail, seen):
-    """Where in its row each key lies."""
+def _slot(path, table, key, tail, seen, BLOCK_SLOTS: tl.constexpr):
+    """Where in the arena each key lies, of 64 bits: it is multiplied by what a slot takes."""
     on_path = seen & (key >= tail)
     step = tl.load(path + (key - tail), mask=on_path, other=0)
-    return tl.where(on_path, tail + step, key)
+    slot = tl.where(on_path, tail + step, key)
+    block = tl.load(table + slot // BLOCK_SLOTS, mask=seen, other=0)
+    return block.to(tl.int64) * BLOCK_SLOTS + slot % BLOCK_SLOTS
 
 
 @triton.jit

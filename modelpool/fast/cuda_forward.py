@@ -119,8 +119,10 @@ class CudaForward:
         places = view.layout(PathLayout).places
         return self._run(Pack(tokens, places, logit_index, hidden), arenas)
 
-    def prepare(self, arena: Callable[[AttentionLayer], Arena], hidden: HiddenLayers) -> None:
-        self._run.prepare(self._arenas(arena), hidden)
+    def prepare(
+        self, arena: Callable[[AttentionLayer], Arena], block_slots: int, hidden: HiddenLayers
+    ) -> None:
+        self._run.prepare(self._arenas(arena), block_slots, hidden)
 
     def _arenas(self, arena: Callable[[AttentionLayer], Arena]) -> list[Arena]:
         return [arena(layer.attention) for layer in self._layers]

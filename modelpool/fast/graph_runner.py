@@ -2,11 +2,11 @@
 
 Contract: a pack is filled up to the next size with copies of its last token, which compute and
 write what that writes: no row is kept for padding. What a graph was captured for are tokens, width
-of the tree's paths and length of the longest row, each up to the next size, the hidden states that
-are wanted, and the arenas. A capture takes as long as some dozens of passes: `prepare` makes those
-that most packs need before there are any. Packs with many tokens and few
-logits (prompts), and larger ones than the largest size, run eagerly; so does everything once a
-capture has failed, with one warning. A pack's index arrays go to the device in one copy
+of the tree's paths, length of the longest row and rows, each up to the next size, the hidden states
+that are wanted, and the arenas. A capture takes as long as some dozens of passes: `prepare` makes
+those that most packs need before there are any. Packs with many tokens and few logits (prompts),
+and larger ones than the largest size, run eagerly; so does everything once a capture has failed,
+with one warning. A pack's index arrays go to the device in one copy
 (`modelpool.fast.pack_sender`), filled up on the host.
 
 `GraphMaker` is CUDA's, or a stand-in for tests.
@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # tokens
 _KEYS = 1024  # of the shortest row that graphs tell apart; longer ones by powers of two
 _PATH = 32  # steps, likewise
+_ROWS = 64  # whose tables a graph has room for; more, and each number has graphs of its own
 _PREPARED = 256  # tokens, at most: each graph keeps its logits, and few cycles have more
 _ARENAS = 2  # whose graphs are kept: a model is timed in one for many rows, and one for long ones
 _WARM_UPS = 2  # kernels compile, and libraries take their workspaces, before a capture
@@ -57,11 +58,15 @@ class _Size:
     tokens: int
     path: int
     longest: int
+    rows: int
+    block_slots: int
     hidden: HiddenLayers
 
     @property
     def layout(self) -> PackLayout:
-        return PackLayout(self.tokens, self.path, self.tokens)
+        blocks = -(-self.longest // self.block_slots)
+        sizes = self.tokens, self.path, self.tokens
+        return PackLayout(*sizes, self.rows, blocks, self.block_slots)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,11 +110,11 @@ class GraphRunner:
         own = None if hidden is None else hidden[: len(pack.tokens)].clone()
         return ForwardOutput(logits[: len(pack.logit_index)].clone(), own)
 
-    def prepare(self, arenas: list[Arena], hidden: HiddenLayers) -> None:
+    def prepare(self, arenas: list[Arena], block_slots: int, hidden: HiddenLayers) -> None:
         """Captures passes of most sizes, in arenas that hold nothing yet and hold nothing after."""
         for tokens in reversed(SIZES):  # the memory of the largest serves all
             if tokens <= _PREPARED and self._graphs is not None:
-                self(_first_token(tokens, hidden), arenas)
+                self(_first_token(tokens, block_slots, hidden), arenas)
         for part in chain.from_iterable(arenas):
             part[0].zero_()
 
@@ -178,17 +183,20 @@ def size_of(pack: Pack) -> _Size | None:
     tokens = len(pack.tokens)
     if not 0 < tokens <= SIZES[-1] or 2 * len(pack.logit_index) < tokens:
         return None
-    longest = max(_KEYS, _power_of_two(pack.places.longest))
+    rows, blocks = pack.places.tables.shape
+    block, size = pack.places.block_slots, _next(SIZES, tokens)
+    longest = max(_KEYS, _power_of_two(max(pack.places.longest, blocks * block)))
     path = max(_PATH, _power_of_two(pack.path_width))
-    return _Size(_next(SIZES, tokens), path, longest, pack.hidden)
+    return _Size(size, path, longest, max(min(size, _ROWS), rows), block, pack.hidden)
 
 
-def _first_token(tokens: int, hidden: HiddenLayers) -> Pack:
+def _first_token(tokens: int, block_slots: int, hidden: HiddenLayers) -> Pack:
     """So many copies of one, in the first slot of all."""
     numbers = np.zeros((4, tokens), dtype=np.int32)
     numbers[3] = NO_TAIL
     index = torch.arange(tokens)
-    return Pack(torch.zeros_like(index), PackPlaces(numbers, None, 1), index, hidden)
+    places = PackPlaces(numbers, np.zeros((1, 1), dtype=np.int32), block_slots, None, 1)
+    return Pack(torch.zeros_like(index), places, index, hidden)
 
 
 def _next(sizes: Sequence[int], count: int) -> int:

@@ -1,6 +1,6 @@
 """PackLayout: where the index arrays of a pass stand in one buffer of int32.
 
-Contract: a pass has seven of them; they are laid out on the host and copied to the device at once.
+Contract: a pass has eight of them; they are laid out on the host and copied to the device at once.
 A layout may be larger than a pack: its arrays are then filled up by repeating their last entries,
 and paths by zeros that nothing looks at. What only the device knows (the tokens of a draft and
 their paths) is left out on the host, and put in its place there.
@@ -41,26 +41,33 @@ class Pack:
         path: _Array | None = self.places.path
         if path is None:
             path = np.zeros((len(self.tokens), 1), dtype=np.int32)
-        return self.tokens, *self.places.numbers, self.logit_index, path
+        return self.tokens, *self.places.numbers, self.logit_index, path, self.places.tables
 
 
 @dataclass(frozen=True)
 class PackLayout:
-    """Of T `tokens` with paths of P `path` steps, and n `logits`; n is at least 1 if T is more."""
+    """Of T `tokens` with paths of P `path` steps, n `logits`, and tables of R `rows` with N
+    `blocks` of `block_slots`; each is at least 1 if T is."""
 
     tokens: int
     path: int
     logits: int
+    rows: int
+    blocks: int
+    block_slots: int
 
     @classmethod
     def of(cls, pack: Pack) -> "PackLayout":
         """That a pack fills."""
-        return cls(len(pack.tokens), pack.path_width, len(pack.logit_index))
+        rows, blocks = pack.places.tables.shape
+        sizes = len(pack.tokens), pack.path_width, len(pack.logit_index)
+        return cls(*sizes, rows, blocks, pack.places.block_slots)
 
     @cached_property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of tokens, slots, firsts, positions, tails, logit index and paths."""
-        return (*[(self.tokens,)] * 5, (self.logits,), (self.tokens, self.path))
+        """Of tokens, slots, rows, positions, tails, logit index, paths and tables."""
+        own = *[(self.tokens,)] * 5, (self.logits,), (self.tokens, self.path)
+        return *own, (self.rows, self.blocks)
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
@@ -82,8 +89,8 @@ class PackLayout:
 
     def inputs(self, buffer: Tensor, longest: int) -> PackInputs:
         """What a forward reads from a buffer. `longest`: see `KeyPaths`."""
-        tokens, slots, firsts, positions, tails, logit_index, path = self.views(buffer)
-        paths = KeyPaths(firsts, positions, tails, path, longest)
+        tokens, slots, rows, positions, tails, logit_index, path, tables = self.views(buffer)
+        paths = KeyPaths(rows, positions, tails, path, tables, self.block_slots, longest)
         return PackInputs(tokens, slots, paths, logit_index)
 
     def fill(self, host: NDArray[np.int32], pack: Pack) -> None:

@@ -61,7 +61,6 @@ class ThreadChoice:
         most: the threads that it has on cores of its own.
         cores: that this process may use.
         most_tokens: of a pack that may have one thread; larger ones always have all.
-        most_slots: the same of its longest row.
     """
 
     def __init__(
@@ -72,12 +71,11 @@ class ThreadChoice:
         *,
         cores: int | None = None,
         most_tokens: float = math.inf,
-        most_slots: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name, self._most, self._others, self._clock = name, most, others, clock
         self._left_over = max(0, (cores or _core_count()) - most)
-        self._most_tokens, self._most_slots = most_tokens, most_slots
+        self._most_tokens = most_tokens
         self._is_busy = False  # are there others?
         self._has_one = False  # was one thread faster?
         self._compared_s = 0.0
@@ -86,9 +84,9 @@ class ThreadChoice:
         self._times: dict[tuple[int, bool], deque[float]] = {}
 
     @contextmanager
-    def chosen(self, tokens: int, slots: int) -> Iterator[None]:
-        """Around a forward of so many tokens, the longest of whose rows has so many slots."""
-        is_small = tokens <= self._most_tokens and slots <= self._most_slots
+    def chosen(self, tokens: int) -> Iterator[None]:
+        """Around a forward of so many tokens."""
+        is_small = tokens <= self._most_tokens
         threads = self.threads() if is_small else self._most
         is_compared = is_small and self._is_busy and not self._has_one
         began_s = self._clock()

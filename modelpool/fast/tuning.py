@@ -7,7 +7,7 @@ Pure; the model applies it (`PackedModel.wrap`).
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from modelpool.attention.backend import SDPA, AttentionBackend
+from modelpool.attention.backend import PATH, AttentionBackend
 from modelpool.checkpoint.footprint import CheckpointFacts
 from modelpool.config import Dtype, KeptWeights, ModelConfig
 from modelpool.fast.thread_choice import OtherPrograms
@@ -36,7 +36,7 @@ class Tuning:
     threads: int | None = None
     pack_weights: bool = False
     lean: bool = False
-    attention: AttentionBackend = SDPA
+    attention: AttentionBackend = PATH
     weights: KeptWeights = "plain"
     others: OtherPrograms | None = None
     is_target: bool = False
@@ -71,7 +71,7 @@ def tuning_for(
     on_cpu: bool,
     default_threads: int,
     pack_weights: bool,
-    attention: AttentionBackend = SDPA,
+    attention: AttentionBackend = PATH,
     others: OtherPrograms | None = None,
 ) -> Tuning:
     """How a member is run. `default_threads`: torch's setting."""

@@ -35,16 +35,14 @@ class BareForwards:
         key = (name, pack, min(batch, pack), context)
         if key not in self._known:
             self._known[key] = self._router.instruments.run_idle(
-                lambda: time_forward(
-                    pool.get(name), *key[1:], canonical=name == pool.target, repeats=self._repeats
-                )
+                lambda: time_forward(pool.get(name), *key[1:], repeats=self._repeats)
             )
         return self._known[key]
 
 
 @torch.inference_mode()
 def time_forward(
-    model: PackedModel, pack_tokens: int, rows: int, context: int, canonical: bool, repeats: int
+    model: PackedModel, pack_tokens: int, rows: int, context: int, repeats: int
 ) -> float:
     """Milliseconds, the median. What the rows hold is zeros: the time does not depend on it."""
     numbers = np.arange(rows)
@@ -53,9 +51,7 @@ def time_forward(
     manager = StateManager(rows, context + int(counts.max()))
     for _ in range(rows):
         manager.allocate([0], manager.max_tokens)
-    canonical = canonical or model.attention.needs_order
-    recurrent = model.recurrent_layers
-    state = manager.open_state(model.name, model.kv_layers, canonical, recurrent)
+    state = manager.open_state(model.name, model.kv_layers, True, model.recurrent_layers)
     before = np.tile(np.arange(context), rows)
     state.append(numbers, np.full(rows, context), before, before)
     positions = context + np.concatenate([np.arange(count) for count in counts])

@@ -25,7 +25,7 @@ from specrouter.execution.forward_clock import ForwardClock
 from specrouter.execution.hang_guard import Abandoned, HangGuard
 from specrouter.execution.model_times import ModelTimes
 from statemgr import ModelState, StateManager
-from statemgr.arena import KV_QUANTUM
+from statemgr.arena import BLOCK_SLOTS, KV_QUANTUM
 
 
 class StageError(Exception):
@@ -224,10 +224,10 @@ class ModelStates:
             if is_target and self.hidden:
                 model.check_hidden(self.hidden)
             self._loaded[name] = model
-        canonical = model.attention.needs_order or name == self._pool.target
         recurrent = model.recurrent_layers
         is_new = self._manager.state(name) is None
-        state = self._manager.open_state(name, model.kv_layers, canonical, recurrent)
+        state = self._manager.open_state(name, model.kv_layers, True, recurrent)
         if is_new:
-            model.prepare(state.store.layer, self.hidden if name == self._pool.target else ())
+            hidden = self.hidden if name == self._pool.target else ()
+            model.prepare(state.store.layer, BLOCK_SLOTS, hidden)
         return state

@@ -166,7 +166,7 @@ def _trials(model: "PackedModel") -> tuple[list[_Trial], list[_Trial]]:
     tokens than every model is timed with."""
     longest = min(KV_QUANTUM, model.max_positions)
     rows = max(rows for rows, _ in _SHAPES)
-    state = ModelState(model.kv_layers, rows, KV_QUANTUM, recurrent=model.recurrent_layers)
+    state = ModelState(model.kv_layers, rows, KV_QUANTUM, True, recurrent=model.recurrent_layers)
     short = [
         _Trial(model=model, state=state, rows=rows, queries=queries, cached=longest - queries)
         for rows, queries in _SHAPES
@@ -178,7 +178,9 @@ def _trials(model: "PackedModel") -> tuple[list[_Trial], list[_Trial]]:
     affordable = max(_LONG_BYTES // (most_rows * max(model.kv_bytes_per_token, 1)), 2 * KV_QUANTUM)
     slots = min(_LONG_SLOTS, affordable, model.max_positions) // KV_QUANTUM * KV_QUANTUM
     if slots > KV_QUANTUM:
-        state = ModelState(model.kv_layers, most_rows, slots, recurrent=model.recurrent_layers)
+        state = ModelState(
+            model.kv_layers, most_rows, slots, True, recurrent=model.recurrent_layers
+        )
         cached = slots - most_queries
         trials += [
             _Trial(model=model, state=state, rows=rows, queries=queries, cached=cached)

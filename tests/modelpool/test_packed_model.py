@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modelpool.attention.backend import SDPA
+from modelpool.attention.backend import PATH
 from modelpool.attention.packed import OpaqueView, packed_attention_forward
 from modelpool.errors import UnsupportedAttention
 from modelpool.fast.tuning import Tuning
@@ -51,7 +51,7 @@ def test_masks_dropout_and_forwards_outside_the_engine_are_refused() -> None:
     model = PackedModel.wrap("llama", make_model(LLAMA()), VOCAB)
     state, one, zero = ModelState(model.kv_layers, 1, 128), np.array([1]), np.array([0])
     slots = state.append(zero, one, zero, zero)
-    view = OpaqueView(state.view(zero, one, zero, slots), SDPA.load())
+    view = OpaqueView(state.view(zero, one, zero, slots), PATH.load())
     with pytest.raises(UnsupportedAttention, match="a mask of its own"):
         attend(mask=torch.zeros(1), packed_kv=view)
     with pytest.raises(UnsupportedAttention, match="dropout"):

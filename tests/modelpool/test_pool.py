@@ -107,8 +107,8 @@ def counted(raw: dict[str, Any], **options: Any) -> tuple[ModelPool, Loads]:
     return ModelPool(PoolConfig.model_validate(raw), loader=loads, **options), loads
 
 
-@pytest.mark.parametrize(("capability", "kernels"), [((7, 5), "sdpa"), ((8, 0), "triton")])
-def test_gpus_before_ampere_keep_pytorchs_attention(
+@pytest.mark.parametrize(("capability", "kernels"), [((7, 5), "path"), ((8, 0), "triton")])
+def test_gpus_before_ampere_keep_paths_in_torch(
     capability: tuple[int, int], kernels: str, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool, _ = counted(config(models, PAIR, "large"), devices=[CUDA, CPU])

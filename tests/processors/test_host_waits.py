@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from modelpool.attention.backend import PATH, SDPA
+from modelpool.attention.backend import PATH
 from modelpool.attention.kv_view import AttentionLayer, KVView
 from modelpool.attention.path import PathLayout
-from modelpool.attention.sdpa import sdpa
 from modelpool.fast.graph_runner import GraphRunner
 from modelpool.fast.layer_reference import Arena, PackInputs
 from modelpool.fast.pack_layout import Pack
@@ -28,7 +27,7 @@ from tests.fake_cuda import CUDA, HostWait, fake_cuda
 from tests.kv_layers import kv_layer
 from tests.modelpool.fast.passes import SlowMemory
 
-VOCAB, DEPTH, LAYERS, HEADS, KV_HEADS, DIM = 64, 4, 2, 4, 2, 8
+VOCAB, DEPTH, LAYERS, KV_HEADS, DIM = 64, 4, 2, 2, 8
 
 
 class TreeIsAskedFor(Exception):
@@ -40,10 +39,10 @@ class FakeModel:
 
     name, device, vocab_size = "fake", CUDA, VOCAB
 
-    def __init__(self, walks_paths: bool) -> None:
+    def __init__(self) -> None:
         layer = kv_layer(CUDA, torch.float16, KV_HEADS, DIM)
         self.kv_layers, self.forwards = dict.fromkeys(range(LAYERS), layer), 0
-        self.attention = PATH if walks_paths else SDPA
+        self.attention = PATH
         self.memory = SlowMemory()
         self._runner = GraphRunner(_compute, PackSender(self.memory))
 
@@ -56,16 +55,9 @@ class FakeModel:
         hidden: HiddenLayers = (),
     ) -> ForwardOutput:
         self.forwards += 1
-        count = len(tokens)
-        if self.attention.needs_order:
-            arenas = [view.arena(AttentionLayer(number, 1.0)) for number in range(LAYERS)]
-            places = view.layout(PathLayout).places
-            return self._runner(Pack(tokens, places, logit_index), arenas)
-        for number in range(LAYERS):
-            new = _empty(count, KV_HEADS, DIM)
-            view.write(number, new, new)
-            sdpa()(view, AttentionLayer(number, 1.0, window=5), _empty(HEADS, count, DIM))
-        return ForwardOutput(_empty(len(logit_index), VOCAB))
+        arenas = [view.arena(AttentionLayer(number, 1.0)) for number in range(LAYERS)]
+        places = view.layout(PathLayout).places
+        return self._runner(Pack(tokens, places, logit_index), arenas)
 
 
 def _compute(inputs: PackInputs, arenas: Sequence[Arena], hidden: HiddenLayers) -> ForwardOutput:
@@ -93,15 +85,14 @@ def opened(model: FakeModel, settings: list[SamplingSettings]) -> tuple[ActiveMo
         row = manager.allocate([3, 1, 4, 1], 64)
         assert row is not None
         sampler.open(row, settings_of_row, prompt=[3, 1, 4, 1])
-    state = manager.open_state("fake", model.kv_layers, canonical=model.attention.needs_order)
+    state = manager.open_state("fake", model.kv_layers, canonical=True)
     return ActiveModel(model, state, manager), sampler  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("walks_paths", [False, True], ids=["masks", "paths"])
 @pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize("settings", [SETTINGS[:1], SETTINGS[:2], SETTINGS], ids=len)
 def test_the_first_wait_of_a_draft_is_for_the_whole_tree(
-    settings: list[SamplingSettings], width: int, walks_paths: bool
+    settings: list[SamplingSettings], width: int
 ) -> None:
     rows = np.arange(len(settings))
     depths = np.full(len(rows), DEPTH)
@@ -109,13 +100,13 @@ def test_the_first_wait_of_a_draft_is_for_the_whole_tree(
     request = DraftRequest(
         rows=rows, output_positions=np.zeros_like(rows), depths=depths, width=width
     )
-    model = FakeModel(walks_paths)
+    model = FakeModel()
     with fake_cuda(), mock.patch("processors.beam.Beam.tree", side_effect=TreeIsAskedFor):
         active, sampler = opened(model, settings)
         with pytest.raises(TreeIsAskedFor):
             DraftProcessor(sampler, SharedNoise()).draft(active, request)
     assert model.forwards == DEPTH
-    assert model.memory.copies == (DEPTH if walks_paths else 0)
+    assert model.memory.copies == DEPTH
     assert model.memory.waits == 0
 
 
@@ -126,7 +117,7 @@ def test_a_pass_is_one_copy_and_nothing_else_is_copied(width: int) -> None:
     request = DraftRequest(
         rows=rows, output_positions=np.zeros_like(rows), depths=np.full(3, DEPTH), width=width
     )
-    model, copies = FakeModel(walks_paths=True), list[int]()
+    model, copies = FakeModel(), list[int]()
     with fake_cuda() as device:
 
         def ask(beam: object) -> None:

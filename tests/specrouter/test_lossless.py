@@ -346,5 +346,5 @@ def test_no_text_differs_where_recurrent_states_are_shared_preempted_and_lost(
 
 
 def _rows(served: Served) -> list[Arrangement]:
-    rows = covering_array(modes_of(served.router), batches=(1,), attentions=("sdpa",))
+    rows = covering_array(modes_of(served.router), batches=(1,))
     return [rows[index % len(rows)] for index in range(len(served.cases))]

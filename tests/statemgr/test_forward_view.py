@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from modelpool.attention.kv_view import AttentionLayer
 from modelpool.attention.packed import OpaqueView, packed_attention_forward
-from modelpool.attention.sdpa import SdpaLayout, sdpa
+from modelpool.attention.path import reference_attention
 from statemgr import ForwardView, ModelState
 from tests.kv_layers import kv_layer
 from tests.statemgr.trees import feed
@@ -52,7 +52,7 @@ class Bench:
         self.heads, self.kv_heads = heads, kv_heads
         self.value_dim, self.is_latent = value_dim, is_latent
         layer = kv_layer(torch.device("cpu"), torch.float64, kv_heads, DIM, value_dim, is_latent)
-        self.state = ModelState({0: layer, 1: layer}, ROWS, SLOTS)
+        self.state = ModelState({0: layer, 1: layer}, ROWS, SLOTS, canonical=True)
         self.pasts = [Past() for _ in range(ROWS)]
         self._random = torch.Generator().manual_seed(seed)
 
@@ -126,7 +126,7 @@ def attend(
         sliding_window=window,
         softcap=softcap,
         s_aux=sinks,
-        packed_kv=OpaqueView(view, sdpa()),
+        packed_kv=OpaqueView(view, reference_attention()),
     )
     return out[0]
 
@@ -227,36 +227,17 @@ def test_random_packs_equal_naive(heads: int, kv_heads: int) -> None:
         assert_equal(got, wanted)
 
 
-def test_holes_and_places_in_memory_mean_nothing() -> None:
-    bench = Bench()
-    bench.forward({0: 4})
-    drawn = torch.Generator().manual_seed(7)
-    slots = bench.state.append(
-        np.array([0]), np.array([5]), np.zeros(5, dtype=np.int64), np.array([4, 4, 5, 5, 4])
-    )
-    keys, values = bench.state.store.layer(LAYER)
-    for part in (keys, values):
-        part[torch.from_numpy(slots)] = torch.randn(5, 2, DIM, generator=drawn).double()
-    accepted = [8, 6]  # the path lies against the order of positions
-    bench.state.commit(np.array([0]), np.array([4]), np.array(accepted))
-    for position, slot in enumerate(accepted, start=4):
-        bench.pasts[0].positions.append(position)
-        bench.pasts[0].keys.append(keys[slot].clone())
-        bench.pasts[0].values.append(values[slot].clone())
-    got, wanted, _ = bench.forward({0: 3, 1: 2})
-    assert_equal(got, wanted)
-    bench.state.fix_kv_cache(np.array([0]), hole_share=0.0)
-    got, wanted, _ = bench.forward({0: 1, 1: 2}, window=4)
-    assert_equal(got, wanted)
-
-
-def test_idle_rows_full_of_nan_do_not_leak() -> None:
+def test_what_no_token_sees_may_be_no_numbers() -> None:
+    """Rows of nobody, and slots that a failed forward wrote."""
     bench = Bench()
     bench.forward({0: 3, 2: 5})
+    rows, feed = np.array([0, 2]), np.array([2, 1])
+    slots = bench.state.append(rows, feed, np.zeros(3, dtype=np.int64), np.array([3, 4, 5]))
     for part in bench.state.store.layer(LAYER):
-        part[SLOTS : 2 * SLOTS] = float("nan")
-    got, wanted, view = bench.forward({0: 1, 2: 2})
-    assert [(group.first, group.rows) for group in view.layout(SdpaLayout).groups] == [(0, 3)]
+        part[SLOTS : 2 * SLOTS] = torch.nan
+        part[torch.from_numpy(slots)] = torch.nan
+    bench.state.rollback(rows, np.array([3, 5]))
+    got, wanted, _ = bench.forward({0: 1, 2: 2})
     assert_equal(got, wanted)
 
 
@@ -267,81 +248,9 @@ def test_not_a_number_in_another_row_does_not_leak(what: str) -> None:
     getattr(bench.pasts[1], what)[2][:] = torch.nan
     keys, values = bench.state.store.layer(LAYER)
     (keys if what == "keys" else values)[SLOTS + 2] = torch.nan
-    got, wanted, view = bench.forward({0: 1, 1: 1})
-    assert len(view.layout(SdpaLayout).groups) == 1
+    got, wanted, _ = bench.forward({0: 1, 1: 1})
     assert got[1].isnan().all()
     assert_equal(got[:1], wanted[:1])
-
-
-@pytest.mark.parametrize("is_scrubbed", [False, True])
-def test_not_a_number_in_a_masked_slot_leaks_unless_the_slot_is_scrubbed(is_scrubbed: bool) -> None:
-    """Why slots of a failed forward are scrubbed, and not only masked: 0 times NaN is NaN."""
-    bench = Bench()
-    bench.forward({0: 3, 1: 5})
-    rows, feed = np.array([0, 1]), np.array([2, 1])
-    slots = bench.state.append(rows, feed, np.zeros(3, dtype=np.int64), np.array([3, 4, 5]))
-    for part in bench.state.store.layer(LAYER):
-        part[torch.from_numpy(slots)] = float("nan")
-    if is_scrubbed:
-        bench.state.scrub(slots)
-    else:
-        bench.state.rollback(rows, np.array([3, 5]))
-    got, wanted, _ = bench.forward({0: 1, 1: 2})
-    assert bool(got.isfinite().all()) == is_scrubbed
-    if is_scrubbed:
-        assert_equal(got, wanted)
-
-
-def test_a_long_chunk_is_attended_alone_and_short_rows_together() -> None:
-    bench = Bench()
-    _, _, view = bench.forward({0: 1, 1: 3, 2: 17, 3: 2, 4: 1})
-    assert [(g.first, g.rows, g.queries) for g in view.layout(SdpaLayout).groups] == [
-        (0, 2, 3),
-        (2, 1, 17),
-        (3, 2, 2),
-    ]
-
-
-def on_accelerator(counts: list[int], lengths: list[int]) -> ForwardView:
-    """Rows that feed `counts[i]` tokens after `lengths[i]` others; those that feed none are idle.
-
-    `meta` stands for any device that is no CPU.
-    """
-    rows, device = np.arange(len(counts)), torch.device("meta")
-    state = ModelState({0: kv_layer(device, torch.float64, 2, DIM)}, len(rows), 4096)
-    for fed in (np.array(lengths), np.array(counts)):
-        used = rows[fed > 0]
-        first = state.lengths(used)
-        positions = np.concatenate(
-            [a + np.arange(n) for a, n in zip(first, fed[used], strict=True)]
-        )
-        slots = state.append(used, fed[used], np.zeros_like(positions), positions)
-    return state.view(used, fed[used], positions, slots)
-
-
-def test_an_accelerator_attends_to_rows_of_any_length_at_once() -> None:
-    view = on_accelerator([1, 3, 40, 0, 0, 0, 0, 2] * 4, [100, 1000] * 16)
-    assert [
-        (group.first, group.rows, group.queries) for group in view.layout(SdpaLayout).groups
-    ] == [(0, 32, 40)]
-
-
-def test_an_accelerator_pads_no_row_to_a_long_chunk() -> None:
-    view = on_accelerator([1, 2, 2000, 1], [1000, 100, 1000, 1000])
-    assert [(g.first, g.rows, g.queries) for g in view.layout(SdpaLayout).groups] == [
-        (0, 2, 2),
-        (2, 1, 2000),
-        (3, 1, 1),
-    ]
-
-
-def test_long_chunks_share_no_mask_that_takes_too_much_memory() -> None:
-    view = on_accelerator([2000] * 6, [2000] * 6)
-    assert [(group.first, group.rows) for group in view.layout(SdpaLayout).groups] == [
-        (0, 2),
-        (2, 2),
-        (4, 2),
-    ]
 
 
 def test_a_row_has_the_same_bits_whatever_stands_beside_it() -> None:
@@ -358,7 +267,12 @@ def test_a_row_has_the_same_bits_whatever_stands_beside_it() -> None:
         view = bench.state.view(np.array(rows), feed, positions, slots)
         pack = [part.repeat(1, len(rows), 1).unsqueeze(0) for part in (query, key, value)]
         out, _ = packed_attention_forward(
-            _Attention(), pack[0], pack[1], pack[2], None, packed_kv=OpaqueView(view, sdpa())
+            _Attention(),
+            pack[0],
+            pack[1],
+            pack[2],
+            None,
+            packed_kv=OpaqueView(view, reference_attention()),
         )
         outs.append(out[0, 3 * rows.index(1) :][:3])
     assert torch.equal(outs[0], outs[1])
@@ -367,15 +281,10 @@ def test_a_row_has_the_same_bits_whatever_stands_beside_it() -> None:
 def test_a_spread_models_layers_attend_each_on_its_own_device() -> None:
     devices = [torch.device("cpu"), torch.device("meta")]
     layers = dict(enumerate(kv_layer(device, torch.float64, 2, DIM) for device in devices))
-    state = ModelState(layers, ROWS, SLOTS)
+    state = ModelState(layers, ROWS, SLOTS, canonical=True)
     rows, counts, positions = np.array([0, 1, 2]), np.array([1, 3, 20]), np.zeros(24, np.int64)
     view = state.view(rows, counts, positions, state.append(rows, counts, positions, positions))
-    assert len(view.layout(SdpaLayout).groups) == 2
-    for group in view.layout(SdpaLayout).groups:
-        for index in (group.take, group.put):
-            assert index is not None
-            assert [index[device].device for device in devices] == devices
     for number, device in enumerate(devices):
         query, key = (torch.zeros(n, 24, DIM, dtype=torch.float64, device=device) for n in (4, 2))
         view.write(number, key.transpose(0, 1), key.transpose(0, 1))
-        assert sdpa()(view, AttentionLayer(number, 1.0), query).device == device
+        assert reference_attention()(view, AttentionLayer(number, 1.0), query).device == device

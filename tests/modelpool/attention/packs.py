@@ -1,7 +1,10 @@
-"""Rows of a pack over an arena, with texts and trees, and what each token sees, written out."""
+"""Rows of a pack over an arena, with texts and trees, and what each token sees, written out.
+
+The blocks of all rows stand in the arena in any order, and between them blocks of nobody.
+"""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -12,17 +15,16 @@ from torch import Tensor
 from modelpool.attention.pages import PackRows
 from modelpool.attention.path import NO_TAIL, KeyPaths
 
-SPARE = 16  # slots between the rows of a `Pack`, which nobody sees
+BLOCK = 8  # slots
 NOT_LOOKED_AT = 10**6  # in the paths of a tree
-Ints = NDArray[np.int64]
+Int32s = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
 class Row:
-    """After `gap` slots of nobody: `cached` slots, then those of the pack's tokens of the row,
-    `texts` and the nodes of a tree. `parents`: of the nodes, -1 for the last token before them."""
+    """`cached` slots, then those of the pack's tokens of the row, `texts` and the nodes of a tree.
+    `parents`: of the nodes, -1 for the last token before them."""
 
-    gap: int
     cached: int
     texts: int
     parents: tuple[int, ...]
@@ -55,23 +57,33 @@ class Row:
         return texts + nodes
 
 
-def pack_rows_of(rows: list[Row]) -> PackRows:
+def tables_of(rows: list[Row], seed: int = 0) -> Int32s:
+    """[R, N] blocks, of twice as many as the rows have; behind a row's own ones others'."""
+    counts = [max(1, -(-row.length // BLOCK)) for row in rows]
+    blocks = np.random.default_rng(seed).permutation(2 * sum(counts))
+    tables = np.full((len(rows), max(counts)), blocks[0], dtype=np.int32)
+    for table, count, start in zip(tables, counts, np.cumsum([0, *counts]), strict=False):
+        table[:count] = blocks[start : start + count]
+    return tables
+
+
+def size_of(rows: list[Row]) -> int:
+    """Slots of the arena."""
+    return 2 * BLOCK * sum(max(1, -(-row.length // BLOCK)) for row in rows)
+
+
+def pack_rows_of(rows: list[Row], tables: Int32s) -> PackRows:
     counts, lengths = ([row.count for row in rows], [row.length for row in rows])
     nodes = [len(row.parents) for row in rows]
-    return PackRows(np.array(counts), firsts_of(rows), np.array(lengths), np.array(nodes))
+    return PackRows(np.array(counts), np.array(lengths), np.array(nodes), tables, BLOCK)
 
 
-def firsts_of(rows: list[Row]) -> Ints:
-    before = [0, *np.cumsum([row.gap + row.length for row in rows])]
-    return np.array([start + row.gap for start, row in zip(before, rows, strict=False)], np.int64)
-
-
-def paths_of(rows: list[Row]) -> KeyPaths:
-    firsts, tails = list[int](), list[int]()
+def paths_of(rows: list[Row], tables: Int32s) -> KeyPaths:
+    numbers, tails = list[int](), list[int]()
     positions, routes = list[int](), list[list[int]]()
-    for first, row in zip(firsts_of(rows).tolist(), rows, strict=True):
+    for number, row in enumerate(rows):
         start = row.cached + row.texts
-        firsts += [first] * row.count
+        numbers += [number] * row.count
         tails += [start if row.parents else NO_TAIL] * row.count
         positions += range(row.cached, start)
         positions += [start + len(route) - 1 for route in row.routes()]
@@ -80,16 +92,22 @@ def paths_of(rows: list[Row]) -> KeyPaths:
     path = np.full((len(routes), width), NOT_LOOKED_AT)
     for line, route in zip(path, routes, strict=True):
         line[: len(route)] = route
-    places = torch.tensor([firsts, positions, tails], dtype=torch.int32)
-    walks = torch.from_numpy(path).int()
-    return KeyPaths(places[0], places[1], places[2], walks, max(positions, default=0) + 1)
+    places = torch.tensor([numbers, positions, tails], dtype=torch.int32)
+    walks, blocks = torch.from_numpy(path).int(), torch.from_numpy(tables)
+    longest = max(positions, default=0) + 1
+    return KeyPaths(places[0], places[1], places[2], walks, blocks, BLOCK, longest)
 
 
 def changed(paths: KeyPaths, change: Callable[[Tensor], Tensor]) -> KeyPaths:
-    """With each of its tensors changed."""
-    parts = paths.firsts, paths.positions, paths.tails, paths.path
-    firsts, positions, tails, path = map(change, parts)
-    return KeyPaths(firsts, positions, tails, path, paths.longest)
+    """With each tensor that has an entry for each token changed."""
+    parts = paths.rows, paths.positions, paths.tails, paths.path
+    rows, positions, tails, path = map(change, parts)
+    return replace(paths, rows=rows, positions=positions, tails=tails, path=path)
+
+
+def on(paths: KeyPaths, device: torch.device | str) -> KeyPaths:
+    there = changed(paths, lambda part: part.to(device))
+    return replace(there, tables=paths.tables.to(device))
 
 
 class Pack:
@@ -105,12 +123,14 @@ class Pack:
             tuple(int(random.integers(-1, node)) if node else -1 for node in range(count))
             for count in nodes
         ]
-        rows = [Row(SPARE, *row) for row in zip(prefixes, [0] * len(nodes), trees, strict=True)]
-        self.paths, self.slots = paths_of(rows), list[list[int]]()
-        for first, row in zip(firsts_of(rows).tolist(), rows, strict=True):
+        rows = [Row(*row) for row in zip(prefixes, [0] * len(nodes), trees, strict=True)]
+        tables = tables_of(rows, seed)
+        self.paths, self.slots = paths_of(rows, tables), list[list[int]]()
+        for table, row in zip(tables, rows, strict=True):
             for held in row.held():
-                self.slots.append([first + slot for slot in sorted(held, key=held.__getitem__)])
-        self.size = sum(row.gap + row.length for row in rows) + SPARE
+                slots = np.array(sorted(held, key=held.__getitem__))
+                self.slots.append((table[slots // BLOCK] * BLOCK + slots % BLOCK).tolist())
+        self.size = size_of(rows)
 
     def tensors(
         self, kv_heads: int, group: int, dim: int, dtype: torch.dtype
@@ -122,21 +142,26 @@ class Pack:
         return query, keys, values
 
     def as_chains(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, KeyPaths]:
-        """Each token as the last of a plain text, in a row of its own."""
-        index = torch.tensor([slot for one in self.slots for slot in one])
+        """Each token as the last of a plain text, in a row of its own, in blocks that follow one
+        another."""
+        longest = max(map(len, self.slots))
+        slots = -(-longest // BLOCK) * BLOCK
+        filled = [one + [0] * (slots - len(one)) for one in self.slots]
+        index = torch.tensor([slot for one in filled for slot in one])
         lengths = torch.tensor([len(one) for one in self.slots], dtype=torch.int32)
-        firsts = (torch.cumsum(lengths, 0) - lengths).int()
-        no_path, no_tail = torch.zeros_like(lengths)[:, None], torch.full_like(lengths, NO_TAIL)
-        paths = KeyPaths(firsts, lengths - 1, no_tail, no_path, self.paths.longest)
+        rows, no_tail = torch.arange(len(lengths)).int(), torch.full_like(lengths, NO_TAIL)
+        tables = torch.arange(len(lengths) * slots // BLOCK).int().view(len(lengths), -1)
+        no_path = torch.zeros_like(lengths)[:, None]
+        paths = KeyPaths(rows, lengths - 1, no_tail, no_path, tables, BLOCK, self.paths.longest)
         return keys[index], values[index], paths
 
 
 @st.composite
 def a_row(draw: st.DrawFn) -> Row:
-    gap, cached = draw(st.integers(0, 3)), draw(st.integers(0, 12))
+    cached = draw(st.integers(0, 20))
     texts, nodes = draw(st.integers(0, 6)), draw(st.integers(0, 7))
     parents = tuple(draw(st.integers(-1, node - 1)) for node in range(nodes))
-    return Row(gap, cached, texts, parents)
+    return Row(cached, texts, parents)
 
 
 packs = st.lists(a_row(), min_size=1, max_size=5)

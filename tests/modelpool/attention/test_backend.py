@@ -8,7 +8,7 @@ import pytest
 from modelpool.attention.backend import (
     BACKENDS,
     FLASHINFER,
-    SDPA,
+    PATH,
     TRITON,
     AttentionBackend,
     AttentionName,
@@ -30,24 +30,23 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("modelpool.attention.backend.find_spec", lambda name: object())
 
 
-@pytest.mark.parametrize("asked", ["sdpa", "path"])
 @pytest.mark.parametrize(
     "place", [CUDA, CPU, replace(CUDA, dtype="float64", head_dims=frozenset({80}))]
 )
-def test_what_is_plain_pytorch_runs_everywhere(asked: AttentionName, place: AttentionPlace) -> None:
-    assert refusal_of(asked, place) is None
-    assert backend_for(asked, place).name == asked
+def test_path_runs_everywhere(place: AttentionPlace) -> None:
+    assert refusal_of("path", place) is None
+    assert backend_for("path", place) is PATH
 
 
 @pytest.mark.parametrize(
     ("place", "backend"),
     [
         (CUDA, TRITON),
-        (CPU, SDPA),
-        (replace(CUDA, dtype="float64"), SDPA),
-        (replace(CUDA, head_dims=frozenset({80})), SDPA),
-        (replace(CUDA, features=WIDTHS), SDPA),
-        (replace(CUDA, is_tried=False), SDPA),
+        (CPU, PATH),
+        (replace(CUDA, dtype="float64"), PATH),
+        (replace(CUDA, head_dims=frozenset({80})), PATH),
+        (replace(CUDA, features=WIDTHS), PATH),
+        (replace(CUDA, is_tried=False), PATH),
     ],
 )
 def test_auto_is_triton_where_it_has_kernels(
@@ -102,12 +101,12 @@ def test_what_is_not_installed_is_refused(
     assert said.startswith(f"the package {backend.name}")
     assert "not installed" in said
     assert refusal_of(backend.name, CUDA) == said
-    assert backend_for("auto", CUDA) is SDPA
+    assert backend_for("auto", CUDA) is PATH
 
 
 @pytest.mark.parametrize("asked", ["triton", "flashinfer"])
-def test_a_member_that_had_to_go_to_the_cpu_has_sdpa(asked: AttentionName) -> None:
-    assert backend_for(asked, CPU) is SDPA
+def test_a_member_that_had_to_go_to_the_cpu_has_path(asked: AttentionName) -> None:
+    assert backend_for(asked, CPU) is PATH
 
 
 def test_backends_are_known_by_all_the_names_of_the_configuration() -> None:

@@ -18,7 +18,15 @@ from modelpool.attention.path import KeyPaths, PathLayout, reference
 from modelpool.errors import UnsupportedAttention
 from modelpool.in_flight import InFlight, Mark, Reached
 from tests.modelpool.attention.fake_flashinfer import FakeWrapper
-from tests.modelpool.attention.packs import Row, pack_rows_of, packs, paths_of, windows
+from tests.modelpool.attention.packs import (
+    Row,
+    pack_rows_of,
+    packs,
+    paths_of,
+    size_of,
+    tables_of,
+    windows,
+)
 
 HEADS, KV_HEADS, DIM = 6, 2, 8
 
@@ -35,10 +43,9 @@ class View:
     @classmethod
     def of(cls, rows: list[Row], seed: int = 0) -> "View":
         random = torch.Generator().manual_seed(seed)
-        slots = sum(row.gap + row.length for row in rows)
-        shape = (2, slots, KV_HEADS, DIM)
+        shape, tables = (2, size_of(rows), KV_HEADS, DIM), tables_of(rows, seed)
         keys, values = torch.randn(shape, generator=random, dtype=torch.float64)
-        return cls(pack_rows_of(rows), paths_of(rows), keys, values)
+        return cls(pack_rows_of(rows, tables), paths_of(rows, tables), keys, values)
 
     def arena(self, layer: AttentionLayer) -> tuple[Tensor, Tensor]:
         return self.keys, self.values
@@ -79,8 +86,8 @@ class Wrappers(list[FakeWrapper]):
         return self[-1]
 
 
-TREES = [Row(2, 5, 1, (-1, -1, 0, 2)), Row(0, 9, 2, ()), Row(1, 0, 3, (-1, 0))]
-TEXTS = [Row(2, 5, 1, ()), Row(0, 9, 2, ())]
+TREES = [Row(5, 1, (-1, -1, 0, 2)), Row(9, 2, ()), Row(0, 3, (-1, 0))]
+TEXTS = [Row(5, 1, ()), Row(9, 2, ())]
 
 
 @settings(max_examples=60)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from modelpool.attention.kv_view import AttentionLayer
 from modelpool.attention.path import KeyPaths, reference
-from tests.modelpool.attention.packs import Pack, changed
+from tests.modelpool.attention.packs import Pack, changed, on
 from tests.pairwise import pairwise
 from tests.triton_interpreter import DEVICE, needs_triton
 
@@ -44,9 +44,7 @@ def run(
 
     query, keys, values = (part.to(DEVICE) for part in (query, keys, values))
     how = replace(how, sinks=None if how.sinks is None else how.sinks.to(DEVICE))
-    return path_attention(
-        query, keys, values, changed(paths, lambda part: part.to(DEVICE)), how
-    ).cpu()
+    return path_attention(query, keys, values, on(paths, DEVICE), how).cpu()
 
 
 def made(case: dict[str, Any]) -> tuple[Pack, tuple[Tensor, Tensor, Tensor], AttentionLayer]:

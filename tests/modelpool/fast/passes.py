@@ -15,6 +15,8 @@ from modelpool.fast.pack_layout import Pack
 from modelpool.fast.pack_sender import HostMemory
 from modelpool.in_flight import Mark
 
+BLOCK = 16  # slots
+
 
 def reference_kernels() -> LayerKernels:
     return LayerKernels(rotate_and_write, reference, gated)
@@ -24,13 +26,13 @@ def pack_of(
     tokens: int, logits: int | None = None, path: int | None = None, longest: int = 9
 ) -> Pack:
     """One row's chain, the tokens numbered from 5 on; `path`: steps of what is a tree then."""
-    places = np.arange(tokens, dtype=np.int32)
-    numbers = np.stack(
-        (places, np.zeros_like(places), places, np.full_like(places, NO_TAIL)), dtype=np.int32
-    )
+    own = np.arange(tokens, dtype=np.int32)
+    numbers = np.stack((own, np.zeros_like(own), own, np.full_like(own, NO_TAIL)), dtype=np.int32)
     walks = None if path is None else torch.zeros((tokens, path), dtype=torch.int32)
     index = torch.arange(tokens if logits is None else logits)
-    return Pack(torch.arange(tokens) + 5, PackPlaces(numbers, walks, longest), index)
+    tables = np.arange(-(-max(tokens, longest) // BLOCK), dtype=np.int32)[None]
+    places = PackPlaces(numbers, tables, BLOCK, walks, longest)
+    return Pack(torch.arange(tokens) + 5, places, index)
 
 
 @dataclass(eq=False)

@@ -15,7 +15,7 @@ from modelpool.fast.pack_sender import HostMemory, PackSender
 from modelpool.forward import ForwardOutput, HiddenLayers
 from modelpool.in_flight import Mark
 from modelpool.packed_model import PackedModel
-from tests.modelpool.fast.passes import SlowMemory, pack_of, reference_kernels
+from tests.modelpool.fast.passes import BLOCK, SlowMemory, pack_of, reference_kernels
 from tests.modelpool.llama_models import LLAMA_SHAPED, VOCAB, Feeder, feed_tree, make_model
 
 
@@ -151,7 +151,7 @@ def test_another_arena_has_no_graphs_yet_and_two_keep_theirs() -> None:
 def test_what_most_packs_need_is_captured_before_there_are_any() -> None:
     echo, graphs = Echo(), FakeGraphs()
     run = runner(echo, graphs)
-    run.prepare(echo.arenas, (1,))
+    run.prepare(echo.arenas, BLOCK, (1,))
     captured = graphs.captured
     assert captured == sum(size <= 256 for size in SIZES)
     assert not any(part.any() for part in echo.arenas[0])
@@ -167,9 +167,9 @@ def test_what_most_packs_need_is_captured_before_there_are_any() -> None:
 
 def test_nothing_is_captured_beforehand_where_it_cannot_be() -> None:
     echo = Echo()
-    runner(echo, None).prepare(echo.arenas, ())
+    runner(echo, None).prepare(echo.arenas, BLOCK, ())
     run = runner(echo, FakeGraphs(fails=True))
-    run.prepare(echo.arenas, ())
+    run.prepare(echo.arenas, BLOCK, ())
     assert echo.sizes == [256] * 3  # two warm-ups, and eagerly
     assert not run.sizes
 

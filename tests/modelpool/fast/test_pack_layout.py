@@ -24,7 +24,8 @@ def a_pack(draw: st.DrawFn) -> Pack:
         path = torch.from_numpy(random.integers(0, 99, (tokens, width)).astype(np.int32))
     index = torch.from_numpy(random.integers(0, tokens, draw(st.integers(1, tokens))))
     ids = torch.from_numpy(random.integers(0, 200_000, tokens))
-    return Pack(ids, PackPlaces(numbers, path, 9), index)
+    tables = random.integers(0, 99, (draw(st.integers(1, 4)), draw(st.integers(1, 5))))
+    return Pack(ids, PackPlaces(numbers, tables.astype(np.int32), 16, path, 9), index)
 
 
 @given(a_pack())
@@ -37,8 +38,10 @@ def test_what_is_read_is_what_was_written(pack: Pack) -> None:
     assert inputs.tokens.tolist() == pack.tokens.tolist()
     assert inputs.logit_index.tolist() == pack.logit_index.tolist()
     paths = inputs.paths
-    places = torch.stack((inputs.slots, paths.firsts, paths.positions, paths.tails))
+    places = torch.stack((inputs.slots, paths.rows, paths.positions, paths.tails))
     assert places.tolist() == pack.places.numbers.tolist()
+    assert paths.tables.tolist() == pack.places.tables.tolist()
+    assert (paths.block_slots, paths.longest) == (16, 9)
     assert inputs.positions is paths.positions
     if pack.places.path is not None:
         assert torch.equal(paths.path, pack.places.path)
@@ -50,7 +53,10 @@ def test_a_larger_layout_is_filled_up_with_copies_of_the_last(
     pack: Pack, more: int, wider: int
 ) -> None:
     own = PackLayout.of(pack)
-    layout = PackLayout(own.tokens + more, own.path + wider, own.tokens + more)
+    layout = PackLayout(
+        own.tokens + more, own.path + wider, own.tokens + more, own.rows + more,
+        own.blocks + wider, own.block_slots,
+    )  # fmt: skip
     buffer = torch.full((layout.size,), -1, dtype=torch.int32)
     layout.fill(buffer.numpy(), pack)
     filled = layout.views(buffer)
@@ -69,7 +75,7 @@ def test_what_only_the_device_knows_is_left_out_on_the_host_and_put_in_there() -
     """The device is torch's `meta`, whose tensors hold nothing: shapes only."""
     pack = pack_of(3, path=2)
     there = dataclasses.replace(pack, tokens=pack.tokens.to("meta"))
-    layout = PackLayout(8, 2, 8)
+    layout = PackLayout(8, 2, 8, 1, 1, 16)
     host = torch.full((layout.size,), -1, dtype=torch.int32)
     layout.fill(host.numpy(), there)
     assert (layout.views(host)[0] == -1).all()

@@ -14,12 +14,15 @@ from modelpool.fast.pack_sender import HostMemory, PackSender
 from tests.modelpool.fast.passes import SlowMemory, pack_of
 
 CPU = torch.device("cpu")
+TABLES = np.zeros((1, 1), np.int32)
 
 
 def numbered(tokens: int, first: int) -> Pack:
     places = np.full((4, tokens), first, dtype=np.int32)
     return Pack(
-        torch.arange(first, first + tokens), PackPlaces(places, None, 9), torch.arange(tokens)
+        torch.arange(first, first + tokens),
+        PackPlaces(places, TABLES, 16, None, 9),
+        torch.arange(tokens),
     )
 
 
@@ -80,7 +83,8 @@ def test_a_buffer_grows_with_what_is_asked_for() -> None:
 def test_what_fails_on_the_way_leaves_the_buffer_to_others() -> None:
     memory = SlowMemory()
     sender = PackSender(memory)
-    broken = Pack(torch.arange(3), PackPlaces(np.zeros((4, 5), np.int32), None, 9), torch.arange(3))
+    places = PackPlaces(np.zeros((4, 5), np.int32), TABLES, 16, None, 9)
+    broken = Pack(torch.arange(3), places, torch.arange(3))
     for _ in range(40):
         with pytest.raises(ValueError, match="broadcast"):
             send(sender, broken)

@@ -32,8 +32,8 @@ class Machine:
     def clock(self) -> float:
         return self.now_s
 
-    def run(self, choice: ThreadChoice, tokens: int = 1, slots: int = 100) -> int:
-        with choice.chosen(tokens, slots):
+    def run(self, choice: ThreadChoice, tokens: int = 1) -> int:
+        with choice.chosen(tokens):
             used = torch.get_num_threads()
             ms = 10.0 if used == 1 else 6.0 if self.others < 0.5 else 100.0
             self.pass_s(ms / 1000)
@@ -52,9 +52,7 @@ def machine() -> Machine:
 @pytest.fixture
 def choice(machine: Machine) -> ThreadChoice:
     others = OtherPrograms(machine.usage, machine.clock)
-    return ThreadChoice(
-        "m", 2, others, cores=2, most_tokens=32, most_slots=4096, clock=machine.clock
-    )
+    return ThreadChoice("m", 2, others, cores=2, most_tokens=32, clock=machine.clock)
 
 
 def test_alone_a_model_has_all_its_threads(machine: Machine, choice: ThreadChoice) -> None:
@@ -95,8 +93,7 @@ def test_packs_that_were_not_tried_have_all_threads(machine: Machine, choice: Th
     for _ in range(60):
         machine.run(choice)
     assert machine.run(choice, tokens=33) == 2
-    assert machine.run(choice, slots=4097) == 2
-    assert machine.run(choice, tokens=32, slots=4096) == 1
+    assert machine.run(choice, tokens=32) == 1
 
 
 def test_cores_that_a_model_leaves_over_are_for_others(machine: Machine) -> None:
@@ -137,20 +134,11 @@ def test_a_model_whose_bits_depend_on_threads_is_found_out() -> None:
 
 
 def test_a_model_of_few_positions_keeps_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    for tried in ("_linear_keeps_bits", "_attention_keeps_bits"):
-        monkeypatch.setattr(thread_trial, tried, lambda *_: True)
+    monkeypatch.setattr(thread_trial, "_linear_keeps_bits", lambda *_: True)
     config = shaped("llama-gelu", max_position_embeddings=64)
     packed = PackedModel.wrap("m", make_model(config), VOCAB, Tuning(threads=2))
     packed.shortcut = direct_forward_of(packed)
     assert packed.shortcut is not None
-    assert not one_thread_keeps_bits(packed)
-
-
-@HAS_BFLOAT16
-def test_attention_that_is_not_tried_keeps_its_threads() -> None:
-    """Soft caps, as sinks, are computed by other products."""
-    model = make_model(shaped("gemma2"), torch.bfloat16)
-    packed = PackedModel.wrap("m", model, VOCAB, Tuning(threads=2, pack_weights=True))
     assert not one_thread_keeps_bits(packed)
 
 

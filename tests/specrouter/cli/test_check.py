@@ -273,7 +273,7 @@ def test_network_with_keys_is_no_warning(settings: Settings) -> None:
 def test_attention_is_shown_for_each_model_and_refused_where_it_has_no_kernels(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert {member.attention for member in check(settings).members} == {"sdpa"}
+    assert {member.attention for member in check(settings).members} == {"path"}
     pool, devices = settings["pool"], machine(gpu(8 * GIB))
     target = next(model for model in pool["models"] if model["name"] == pool["target"])
     target["attention"] = "triton"

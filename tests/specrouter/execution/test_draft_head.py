@@ -152,7 +152,7 @@ def test_tokens_are_the_oracles_in_every_mode(router: ChainRouter, cases: list[C
 def test_tokens_are_the_oracles_over_the_covering_array(
     router: ChainRouter, cases: list[Case]
 ) -> None:
-    for row in covering_array(modes_of(router), attentions=("sdpa",)):
+    for row in covering_array(modes_of(router)):
         assert not all_divergences([compare(router, cases, row)]), row
     assert_whole(router)
 

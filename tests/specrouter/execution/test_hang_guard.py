@@ -130,7 +130,7 @@ def test_a_call_that_hangs_costs_the_running_requests_nothing(
             hold.let_pass(0)  # the engine is in a cycle when the call comes, not between two
             call = other.submit(
                 router.instruments.run_idle,
-                lambda: time_forward(small, 1, 1, 8, canonical=False, repeats=1),
+                lambda: time_forward(small, 1, 1, 8, repeats=1),
             )
             wait_until(lambda: bool(router._thread._calls))
         with pytest.raises(TimeoutError, match="small"):
