@@ -269,8 +269,15 @@ def _with_all_below(nodes: Iterable[CachedBlock]) -> list[CachedBlock]:
 
 
 def states_on(path: Sequence[CachedBlock], name: str) -> KeptStates:
-    """A model's states on a path, by number of tokens."""
-    return {n: state for node in path for n, state in node.states.get(name, {}).items()}
+    """A model's states behind tokens of a path, by their number: its own, and those on the way to
+    blocks that part from it."""
+    found = dict[int, KeptState]()
+    for place, node in enumerate(path):
+        assert node.parent is not None, "the root is on no path"
+        for each in node.parent.by_first[int(node.tokens[0])]:
+            most = place * BLOCK_SLOTS + common_tokens(each.tokens, node.tokens)
+            found |= {n: state for n, state in each.states.get(name, {}).items() if n <= most}
+    return found
 
 
 def deepest(states: KeptStates | None, most: int) -> int:

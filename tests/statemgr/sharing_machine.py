@@ -8,7 +8,6 @@ salt had read.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
