@@ -353,11 +353,12 @@ class PrefixSharing:
                         places = np.arange(first, length)
                         source = blocks[places // BLOCK_SLOTS] * BLOCK_SLOTS + places % BLOCK_SLOTS
                         state.take_copy(row, first, source)
-                    state.inherit(row, tokens[own[name] : length], states.get(name))
                 except Exception:  # it reads them itself
-                    logger.exception("%s: row %d could not take over what is kept", name, row)
+                    logger.exception("%s: row %d could not copy what is kept", name, row)
                     self.cache.counts.failures += 1
-                else:
+                    length = own[name] if state.is_recurrent else first
+                if length > own[name]:
+                    state.inherit(row, tokens[own[name] : length], states.get(name))
                     sharer.note(name, own[name], length)
                     has_taken = True
         finally:
@@ -408,12 +409,14 @@ class PrefixSharing:
         parts = list[CachedBlock]()
         for node in tuple(parent.by_first.get(int(piece[0]), ())):
             common = common_tokens(node.tokens, piece)
-            if common == len(piece) == len(node.tokens):
-                self._merge(node, block)
-                return node
-            if common == len(piece) and self._covers(node.block, block):
-                return node
-            if common == len(node.tokens) and self._covers(block, node.block):
+            if common == len(piece):
+                if self._fill(node.block, block):
+                    return node
+                if common == len(node.tokens):
+                    if self._fill(block, node.block):
+                        cache.replace(node, block)
+                    return node
+            elif common == len(node.tokens) and self._fill(block, node.block):
                 parts.append(node)
         added = cache.add(parent, piece, block)
         for node in parts:
@@ -421,23 +424,17 @@ class PrefixSharing:
             cache.remove(node)
         return added
 
-    def _merge(self, node: CachedBlock, block: int) -> None:
-        """Two blocks hold the same tokens: one of them is filled by what the other has more, if
-        nobody else has it, and stays."""
-        if node.block == block or self._covers(node.block, block):
-            return
-        references, before = self._tables.references, node.block
-        if references[block] == 1:
-            for state in self._states.values():
-                state.fill_block(block, before)
-            self.cache.replace(node, block)
-        elif references[before] == 1:
-            for state in self._states.values():
-                state.fill_block(before, block)
-
-    def _covers(self, ours: int, theirs: int) -> bool:
-        """Whether all models have filled one block at least as far as another."""
-        return all(state.filled[ours] >= state.filled[theirs] for state in self._states.values())
+    def _fill(self, block: int, other: int) -> bool:
+        """Whether a block holds all that another one does, whose tokens it begins with: it is
+        given what it lacks, if nobody else has it."""
+        states = self._states.values()
+        if all(state.filled[block] >= state.filled[other] for state in states):
+            return True
+        if self._tables.references[block] > 1:
+            return False
+        for state in states:
+            state.fill_block(block, other)
+        return True
 
     def _usable(self, lengths: Mapping[str, int]) -> int:
         """Tokens whose reading a place saves: where the target goes on from few places, what it

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from modelpool.attention.kv_view import AttentionLayer
 from modelpool.attention.packed import OpaqueView, packed_attention_forward
-from modelpool.attention.path import reference_attention
+from modelpool.attention.path import PathLayout, reference_attention
 from statemgr import BLOCK_SLOTS, ForwardView, ModelState
 from tests.kv_layers import kv_layer
 from tests.statemgr.trees import feed
@@ -288,6 +288,7 @@ def test_a_spread_models_layers_attend_each_on_its_own_device() -> None:
     positions = np.concatenate([np.arange(count) for count in counts])
     view = state.view(rows, counts, positions, state.append(rows, counts, positions, positions))
     for number, device in enumerate(devices):
-        query, key = (torch.zeros(n, 24, DIM, dtype=torch.float64, device=device) for n in (4, 2))
+        key = torch.zeros(2, 24, DIM, dtype=torch.float64, device=device)
         view.write(number, key.transpose(0, 1), key.transpose(0, 1))
-        assert reference_attention()(view, AttentionLayer(number, 1.0), query).device == device
+        assert view.arena(AttentionLayer(number, 1.0))[0].device == device
+        assert view.layout(PathLayout).on(device).tables.device == device

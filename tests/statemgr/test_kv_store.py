@@ -35,7 +35,9 @@ def held(store: KVStore) -> list[list[float]]:
     return [part[:, 0, 0].tolist() for part in parts]
 
 
-def test_slots_are_copied_in_all_layers_though_source_and_destination_overlap(store: KVStore) -> None:
+def test_slots_are_copied_in_all_layers_though_source_and_destination_overlap(
+    store: KVStore,
+) -> None:
     store.copy(np.array([5, 6, 9]), np.array([4, 5, 6]))
     assert held(store) == [[0, 1, 2, 3, 5, 6, 9, *range(7, 16)]] * 6
 
