@@ -32,7 +32,7 @@ def test_logits_come_after_roots_and_nodes_row_after_row() -> None:
     for logits, (row, node) in zip(result.logits, places, strict=True):
         wanted = bench.logits_after(row, path(TREES[row], node))
         torch.testing.assert_close(logits, wanted, rtol=0, atol=1e-10)
-    assert bench.state.lengths(np.arange(3)).tolist() == [4 + 3, 2, 3 + 1]
+    assert bench.state.lengths(np.arange(3)).tolist() == [4 + 2, 2, 3 + 1]  # to the deepest nodes
 
 
 def test_logits_of_earlier_tokens_are_handed_out_apart_from_the_wanted_ones() -> None:

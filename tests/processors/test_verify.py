@@ -102,7 +102,7 @@ def test_random_trees_are_judged_as_by_ordinary_forwards(
     result = verify(bench, build(rows, spare=seed % 2), prefill={0: 20, 2: 30})
     assert_logits(bench, result)
     fed = 20 + 30 + 1 + 4 + 1 + sum(map(len, rows.values()))
-    assert bench.state.lengths(np.arange(5)).sum() == 11 + 7 + 5 + fed
+    assert bench.state.cache_mask.sum() == 11 + 7 + 5 + fed
     for index, row in enumerate(rows):
         wanted = naive_path(bench, row, rows[row])
         assert result.path(index).tolist() == wanted
