@@ -343,9 +343,13 @@ class PrefixSharing:
             return False
         before, has_taken = sharer.inherited(), False
         blocks = blocks[: -(-max(lengths.values()) // BLOCK_SLOTS)]
+        whole, held = max(lengths.values()) // BLOCK_SLOTS, blocks
         self._tables.hold(blocks)  # as long as anything is copied
         try:
-            start = self._refer(row, blocks, max(lengths.values()), own) * BLOCK_SLOTS
+            start = self._refer(row, blocks, whole, own) * BLOCK_SLOTS
+            if start >= whole * BLOCK_SLOTS:  # if nothing else is free, the row has the rest itself
+                self._tables.release(blocks[whole:])
+                held = blocks[:whole]
             for name, length in lengths.items():
                 state, first = self._states[name], max(own[name], start)
                 try:
@@ -362,14 +366,14 @@ class PrefixSharing:
                     sharer.note(name, own[name], length)
                     has_taken = True
         finally:
-            self._tables.release(blocks)
+            self._tables.release(held)
         self.cache.counts.cached_tokens += sharer.inherited() - before
         return has_taken
 
-    def _refer(self, row: int, blocks: Ints, length: int, own: Mapping[str, int]) -> int:
-        """The row refers to the whole ones of `blocks`, which hold `length` tokens, if nothing that
-        it has itself is lost. Returns how many of them it has then."""
-        whole, mine = length // BLOCK_SLOTS, self._tables.of(row)
+    def _refer(self, row: int, blocks: Ints, whole: int, own: Mapping[str, int]) -> int:
+        """The row refers to the first `whole` ones of `blocks`, if nothing that it has itself is
+        lost. Returns how many of them it has then."""
+        mine = self._tables.of(row)
         same = mine[: len(blocks)] == blocks[: len(mine)]
         common = len(same) if same.all() else int(same.argmin())
         known = {name: self._states[name].covered(blocks, has) for name, has in own.items()}
@@ -380,17 +384,21 @@ class PrefixSharing:
         return whole
 
     def _keep(self, row: int, salt: str) -> None:
-        """Caches what a row has read."""
-        states, lengths, blocks = dict[str, dict[int, KeptState]](), [0], self._tables.of(row)
+        """Caches what a row has read, and what a model that gave it up since had read before."""
+        states, blocks = dict[str, dict[int, KeptState]](), self._tables.of(row)
+        last, filled = len(self._committed(row)) - 1, np.zeros(len(blocks), dtype=np.int64)
         for name, state in self._states.items():
-            state.vouch(row, len(self._committed(row)) - 1)
-            lengths.append(state.covered(blocks, int(state.lengths(np.array([row]))[0])))
+            state.vouch(row, last)
             if kept := state.kept(row):
-                states[name] = {n: each for n, each in kept.items() if n <= lengths[-1]}
-        chain, path = TokenChain(self._committed(row)[: max(lengths)]), list[CachedBlock]()
-        for place in range(-(-max(lengths) // BLOCK_SLOTS)):
+                covered = state.covered(blocks, last)
+                states[name] = {n: each for n, each in kept.items() if n <= covered}
+            filled = np.maximum(filled, state.filled[blocks])
+        used, path = np.flatnonzero(filled).tolist(), list[CachedBlock]()
+        length = min((used[-1] + 1) * BLOCK_SLOTS, last) if used else 0
+        tokens = self._committed(row)[:length]
+        for place in range(-(-length // BLOCK_SLOTS)):
             start = place * BLOCK_SLOTS
-            piece = chain.tokens[start : start + BLOCK_SLOTS]
+            piece = tokens[start : start + BLOCK_SLOTS]
             node = self._cache_block(path, salt, piece, int(blocks[place]))
             path.append(node)
             for name, kept in states.items():

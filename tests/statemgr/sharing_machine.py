@@ -59,7 +59,7 @@ _ACTIONS = {
 _OFTEN = [
     name
     for name, weight in {
-        "admit": 6, "read": 12, "decode": 4, "follow": 8, "fail": 2, "read_again": 4,
+        "admit": 6, "read": 12, "decode": 4, "follow": 8, "fail": 2, "read_again": 3,
         "end": 3, "poison": 1, "lose_model": 1,
     }.items()
     for _ in range(weight)
@@ -157,6 +157,11 @@ class SharingMachine(RuleBasedStateMachine):
     def read_again(self, pick: int, name: str, length: int) -> None:
         """What a model has of a row is given up from there on."""
         row = self._row(pick)
+        naive = self.rows[row]
+        if naive.salt is not None:  # others may have looked at it before, and may not
+            known = Known(naive.tokens, max(naive.read.values()))
+            self.known.setdefault(naive.salt, []).append(known)
+            self.is_ample = False
         self._state(name).rollback(np.array([row]), np.array([length]))
         self._note_read(row)
 
@@ -224,6 +229,7 @@ class SharingMachine(RuleBasedStateMachine):
         if not hasattr(self, "manager"):
             return
         self.manager.check_integrity()
+        assert not self.manager.cache_counts.failures
         reserved = sum(self.manager.slots_for(one.reserve) for one in self.rows.values())
         assert self.manager.free_slots == self.manager.kv_slots - reserved
         for row, naive in self.rows.items():
