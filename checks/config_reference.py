@@ -51,7 +51,8 @@ SpecRouter's paper). The bundled family: [tiny](../configs/tiny.yaml),
 [cluster-pair-tiny](../configs/cluster-pair-tiny.yaml). Inflated targets for benchmarks:
 [bench-cpu](../configs/bench-cpu.yaml), in int8
 [bench-cpu-int8](../configs/bench-cpu-int8.yaml), with specialised drafters
-[bench-specialists](../configs/bench-specialists.yaml).
+[bench-specialists](../configs/bench-specialists.yaml), on a GPU
+[bench-gpu](../configs/bench-gpu.yaml).
 
 ## Environment variables
 

@@ -48,9 +48,13 @@ def best_of(logits: Tensor, keys: NoiseKeys, width: int, rows: int = 1, ids: int
         rows, ids: places and ids of a program; no result depends on them but for rounding.
     """
     count, size = logits.shape
-    ids = max(ids, triton.next_power_of_2(width))
+    # Each width is compiled by itself, which takes a second: few are.
+    wanted, width = width, triton.next_power_of_2(width)
+    ids = max(ids, width)
     blocks = triton.cdiv(size, ids)
-    made = logits.new_empty((2, count, blocks, width), dtype=torch.float64)
+    peaks, sums = (  # each begins at a multiple of 16 bytes, or kernels are compiled once more
+        logits.new_empty((count, blocks, width), dtype=torch.float64) for _ in range(2)
+    )
     found = logits.new_empty((count, blocks, width), dtype=torch.int32)
     first_nan = logits.new_empty((count, blocks), dtype=torch.int32)
     scores = logits.new_empty((count, width), dtype=torch.float64)
@@ -58,15 +62,15 @@ def best_of(logits: Tensor, keys: NoiseKeys, width: int, rows: int = 1, ids: int
     totals = logits.new_empty((count,), dtype=torch.float64)
     if count:
         block_best[(triton.cdiv(count, rows), blocks)](
-            logits, keys.numbers, keys.temperatures, made[0], made[1], found, first_nan,
+            logits, keys.numbers, keys.temperatures, peaks, sums, found, first_nan,
             logits.stride(0), count, size, blocks, WIDTH=width, ROWS=rows, IDS=ids,
         )  # fmt: skip
         joined_best[(triton.cdiv(count, rows),)](
-            made[0], made[1], found, first_nan, scores, chosen, totals, count, blocks,
+            peaks, sums, found, first_nan, scores, chosen, totals, count, blocks,
             WIDTH=width, ROWS=rows, BLOCKS=triton.next_power_of_2(blocks),
             CANDIDATES=triton.next_power_of_2(blocks * width),
         )  # fmt: skip
-    return Best(chosen, scores, totals)
+    return Best(chosen[:, :wanted], scores[:, :wanted], totals)
 
 
 def scores_of(logits: Tensor, keys: NoiseKeys, places: Tensor, tokens: Tensor) -> Tensor:
@@ -81,7 +85,7 @@ def scores_of(logits: Tensor, keys: NoiseKeys, places: Tensor, tokens: Tensor) -
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def block_best(
     logits, numbers, temperatures, scores, sums, found, first_nan,
     logit_row, count, size, blocks,
@@ -119,7 +123,7 @@ def block_best(
         alive = alive & (ids[None, :] != best[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def joined_best(
     scores, sums, found, first_nan, best_scores, best_ids, totals, count, blocks,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr, CANDIDATES: tl.constexpr,
@@ -155,7 +159,7 @@ def joined_best(
         alive = alive & (ids != best[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "asked"])
 def scores_at(
     logits, numbers, temperatures, places, tokens, out, logit_row, count, size, asked,
     ASKED: tl.constexpr,

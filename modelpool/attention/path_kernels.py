@@ -23,6 +23,11 @@ _ROWS = 16  # the least that a matrix product takes
 _BLOCK_BYTES = {2: 2**14, 4: 2**13}
 
 
+# What changes from pack to pack: kernels are not compiled anew for each kind of it.
+_OF_A_PACK = ["path_token", "table_row", "splits"]
+_ARRAYS = ["rows", "positions", "tails", "path", "tables"]
+
+
 def triton_attention() -> Attention:
     return PathAttention(path_attention)
 
@@ -41,7 +46,9 @@ def path_attention(
     group, kv_heads = heads // keys.shape[1], keys.shape[1]
     splits = triton.cdiv(paths.longest, SPLIT)
     sums = query.new_empty((tokens, heads, splits, dim), dtype=torch.float32)
-    peaks = query.new_empty((2, tokens, heads, splits), dtype=torch.float32)
+    peaks, totals = (
+        query.new_empty((tokens, heads, splits), dtype=torch.float32) for _ in range(2)
+    )
     out = query.new_empty((rows, heads, dim))
     assert keys.stride() == values.stride(), "keys and values lie alike"
     assert query.stride(2) == keys.stride(2) == 1, "a head's numbers are contiguous"
@@ -49,7 +56,7 @@ def path_attention(
     with torch.cuda.device_of(query):  # Triton launches on the current device
         partial_sums[(tokens, splits, kv_heads)](
             query, keys, values, paths.rows, paths.positions, paths.tails, paths.path, paths.tables,
-            sums, peaks[0], peaks[1], settings.scale, softcap,
+            sums, peaks, totals, settings.scale, softcap,
             query.stride(0), query.stride(1), keys.stride(0), keys.stride(1),
             paths.path.stride(0), paths.tables.stride(0), splits,
             HEADS=heads, GROUP=group, ROWS=max(_ROWS, triton.next_power_of_2(group)), DIM=dim,
@@ -59,7 +66,7 @@ def path_attention(
             IN_FLOAT32=query.dtype == torch.bfloat16 and query.device.type == "cpu",
         )  # fmt: skip
         joined_sums[(tokens, heads)](
-            sums, peaks[0], peaks[1], peaks if sinks is None else sinks, out, paths.positions,
+            sums, peaks, totals, peaks if sinks is None else sinks, out, paths.positions,
             splits, HEADS=heads, DIM=dim, SPLIT=SPLIT, WINDOW=window, HAS_SINKS=sinks is not None,
         )  # fmt: skip
     return out
@@ -70,7 +77,7 @@ def block_of(dim: int, dtype: torch.dtype) -> int:
     return max(16, min(64, _BLOCK_BYTES[dtype.itemsize] // (dim * dtype.itemsize)))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_OF_A_PACK, do_not_specialize_on_alignment=_ARRAYS)
 def partial_sums(
     query, keys, values, rows, positions, tails, path, tables, sums, peaks, totals,
     scale, softcap, query_token, query_head, kv_slot, kv_head, path_token, table_row, splits,
@@ -112,7 +119,7 @@ def partial_sums(
     tl.store(sums + to * DIM + (own[:, None] * DIM + dim[None, :]), found, is_head[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=["positions"])
 def joined_sums(
     sums, peaks, totals, sinks, out, positions, splits,
     HEADS: tl.constexpr, DIM: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr,
