@@ -8,6 +8,7 @@ salt had read.
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ _some = st.sampled_from((1, 20, _B - 1, _B, _B + 1, 2 * _B, MOST, MOST))  # toke
 _name = st.sampled_from(MODELS)
 _salt = st.sampled_from(("a", "a", "a", "a", "b", None))
 
-_ACTIONS = {
+_ACTIONS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     "admit": st.fixed_dictionaries(
         {
             "kind": st.sampled_from((0, 0, 1)),

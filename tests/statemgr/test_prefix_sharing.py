@@ -326,6 +326,30 @@ def test_what_is_read_again_is_written_to_a_copy() -> None:
     manager.check_integrity()
 
 
+def test_what_another_row_has_filled_meanwhile_is_not_written_over() -> None:
+    manager = siblings()
+    draft = state_of(manager, "draft")
+    read(manager, 0, "draft")
+    before = draft.slots_of(0, 99)
+    read(manager, 1, "draft")
+    assert not np.isin(draft.slots_of(1, 99), before).any()
+    assert draft.slots_of(0, 99).tolist() == before.tolist()
+    manager.check_integrity()
+
+
+def test_what_is_cached_is_not_written_over() -> None:
+    manager = manager_of(64)
+    served(manager, text(1, 100))
+    assert manager.allocate(text(1, 100), 128, USE) == 0
+    state = state_of(manager)
+    cached = state.slots_of(0, 3 * B)
+    state.rollback(np.array([0]), np.array([40]))
+    read(manager, 0)
+    assert np.isin(state.slots_of(0, 99), cached).tolist() == [True] * B + [False] * (99 - B)
+    assert manager.cached(TokenChain(text(1, 100)), USE) == {"target": 99}
+    manager.check_integrity()
+
+
 def test_what_nobody_but_the_cache_shares_is_the_rows_own_where_no_block_is_free() -> None:
     manager = manager_of(4, rows=1)
     served(manager, text(1, 4 * B))
