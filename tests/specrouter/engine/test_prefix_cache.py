@@ -30,7 +30,12 @@ def router(small_config: dict[str, Any]) -> Iterator[ChainRouter]:
 def _clean(router: ChainRouter) -> Iterator[None]:
     """Every test begins with an empty cache."""
     cache = router.instruments.engine._manager._sharing.cache
-    router.instruments.run_idle(lambda: [cache.uncache(node.block) for node in cache])
+
+    def empty() -> None:
+        for node in cache:
+            cache.uncache(node.block)
+
+    router.instruments.run_idle(empty)
     yield
     router.instruments.check_integrity()
 
