@@ -68,7 +68,7 @@ class CacheCounts:
     imported_tokens: int = 0
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class CachedBlock:
     """A node of a salt's tree; its root has no block.
 
@@ -166,13 +166,11 @@ class PrefixCache:
         """Where the next block of a path belongs."""
         if path:
             return path[-1]
-        if salt not in self._roots:
-            self._roots[salt] = CachedBlock(NO_BLOCK, np.zeros(0, dtype=np.int64), salt=salt)
-        return self._roots[salt]
+        return self._roots.setdefault(salt, _root(salt))
 
     def add(self, parent: CachedBlock, tokens: Ints, block: int) -> CachedBlock:
         """A block that is not cached yet; it has not been used (`touch`)."""
-        node = CachedBlock(block, tokens.copy(), parent)
+        node = CachedBlock(block=block, tokens=tokens.copy(), parent=parent)
         parent.add(node)
         self._hold(node)
         return node
@@ -258,6 +256,10 @@ class PrefixCache:
             found |= {child.block: child for child in node.children}
         assert found == self._nodes, "blocks of no text are cached"
         assert np.flatnonzero(self._is_cached).tolist() == sorted(found), "cached blocks"
+
+
+def _root(salt: str) -> CachedBlock:
+    return CachedBlock(block=NO_BLOCK, tokens=np.zeros(0, dtype=np.int64), salt=salt)
 
 
 def _with_all_below(nodes: Iterable[CachedBlock]) -> list[CachedBlock]:

@@ -350,6 +350,23 @@ def test_what_is_cached_is_not_written_over() -> None:
     manager.check_integrity()
 
 
+def test_a_follower_keeps_what_only_it_has_read() -> None:
+    manager = manager_of(64, models=("target", "draft"))
+    assert [manager.allocate(text(1, 100), 128, USE) for _ in range(2)] == [0, 1]
+    read(manager, 1, "draft")
+    draft, target = state_of(manager, "draft"), state_of(manager)
+    draft.store.layer(0)[0][torch.from_numpy(draft.slots_of(1, 99))] = 7.0
+    read(manager, 0)
+    target.store.layer(0)[0][torch.from_numpy(target.slots_of(0, 99))] = 5.0
+    assert manager.follow() == [1]
+    for state, value in ((draft, 7.0), (target, 5.0)):
+        assert state.lengths(np.array([1])).tolist() == [99]
+        assert bool(
+            (state.store.layer(0)[0][torch.from_numpy(state.slots_of(1, 99))] == value).all()
+        )
+    manager.check_integrity()
+
+
 def test_what_nobody_but_the_cache_shares_is_the_rows_own_where_no_block_is_free() -> None:
     manager = manager_of(4, rows=1)
     served(manager, text(1, 4 * B))
