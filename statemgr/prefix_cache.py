@@ -160,7 +160,7 @@ class PrefixCache:
         if node is None or not len(wanted):
             return []
         likes = node.by_first.get(int(wanted[0]), ())
-        return [(each, common_tokens(each.tokens, wanted)) for each in likes]
+        return [(each, common_start(each.tokens, wanted)) for each in likes]
 
     def parent_of(self, path: Sequence[CachedBlock], salt: str) -> CachedBlock:
         """Where the next block of a path belongs."""
@@ -277,7 +277,7 @@ def states_on(path: Sequence[CachedBlock], name: str) -> KeptStates:
     for place, node in enumerate(path):
         assert node.parent is not None, "the root is on no path"
         for each in node.parent.by_first[int(node.tokens[0])]:
-            most = place * BLOCK_SLOTS + common_tokens(each.tokens, node.tokens)
+            most = place * BLOCK_SLOTS + common_start(each.tokens, node.tokens)
             found |= {n: state for n, state in each.states.get(name, {}).items() if n <= most}
     return found
 
@@ -287,8 +287,8 @@ def deepest(states: KeptStates | None, most: int) -> int:
     return most if states is None else max((n for n in states if n <= most), default=0)
 
 
-def common_tokens(ours: Ints, theirs: Ints) -> int:
-    """How many tokens two texts begin with together."""
+def common_start(ours: Ints, theirs: Ints) -> int:
+    """How many numbers two arrays begin with together."""
     count = min(len(ours), len(theirs))
     if not count:
         return 0

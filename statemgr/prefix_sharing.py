@@ -22,7 +22,7 @@ from statemgr.prefix_cache import (
     CacheUse,
     PrefixCache,
     TokenChain,
-    common_tokens,
+    common_start,
     deepest,
     states_on,
 )
@@ -134,7 +134,7 @@ class PrefixSharing:
         for row, other in self._rows.items():
             if other.salt != use.salt:
                 continue
-            shared = common_tokens(self._committed(row), chain.tokens[:limit])
+            shared = common_start(self._committed(row), chain.tokens[:limit])
             if shared > expected:
                 leader, expected = row, shared
             if shared > usable:  # whoever will have read the most may have read nothing yet
@@ -263,9 +263,7 @@ class PrefixSharing:
                 ahead = others[state.ends[others] > own].tolist()
                 if ahead:
                     best = max(ahead, key=lambda each: int(state.ends[each]))
-                    same = self._tables.of(row)[: len(self._tables.of(best))]
-                    same = same == self._tables.of(best)[: len(same)]
-                    common = len(same) if same.all() else int(same.argmin())
+                    common = common_start(self._tables.of(row), self._tables.of(best))
                     reach = state.reach(best, common * BLOCK_SLOTS)
                     if self._take_row(row, best, {name: reach}):
                         caught.append(row)
@@ -373,9 +371,7 @@ class PrefixSharing:
     def _refer(self, row: int, blocks: Ints, whole: int, own: Mapping[str, int]) -> int:
         """The row refers to the first `whole` ones of `blocks`, if nothing that it has itself is
         lost. Returns how many of them it has then."""
-        mine = self._tables.of(row)
-        same = mine[: len(blocks)] == blocks[: len(mine)]
-        common = len(same) if same.all() else int(same.argmin())
+        common = common_start(self._tables.of(row), blocks)
         known = {name: self._states[name].covered(blocks, has) for name, has in own.items()}
         is_lost = any(max(known[name], common * BLOCK_SLOTS) < has for name, has in own.items())
         if common >= whole or is_lost:
@@ -416,7 +412,7 @@ class PrefixSharing:
         parent, cache = self.cache.parent_of(path, salt), self.cache
         parts = list[CachedBlock]()
         for node in tuple(parent.by_first.get(int(piece[0]), ())):
-            common = common_tokens(node.tokens, piece)
+            common = common_start(node.tokens, piece)
             if common == len(piece):
                 if self._fill(node.block, block):
                     return node
