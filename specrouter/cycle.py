@@ -17,6 +17,7 @@ Bools = NDArray[np.bool_]
 
 
 CATCH_UP_TOKENS = 8  # of a row, that a model reads in passing, in the forward that it drafts with
+CONTEXT_STEP = 128  # tokens: policies are told how long contexts are in whole steps
 LEAST_CHUNK = 2  # tokens that a model may read in a cycle: a row grows by one while it does
 
 

@@ -1,5 +1,6 @@
 """State: KV memory, cache masks, rows and slots. Knows neither requests nor acceptance."""
 
+from statemgr.blocks import BLOCK_SLOTS
 from statemgr.forward_view import ForwardView, TreePaths
 from statemgr.kv_store import KVStore, LayerShape
 from statemgr.layer_state import KEPT_STATES
@@ -12,6 +13,7 @@ from statemgr.state_manager import StateManager, row_slots, row_tokens
 from statemgr.suffix_table import SuffixTable
 
 __all__ = [
+    "BLOCK_SLOTS",
     "KEPT_STATES",
     "CacheCounts",
     "CacheUse",

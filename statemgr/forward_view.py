@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from statemgr.arena import BLOCK_SLOTS
 from statemgr.arrays import Ints
+from statemgr.blocks import BLOCK_SLOTS
 from statemgr.kv_store import KVStore
 from statemgr.layer_state import RecurrentKind, Tensors
 from statemgr.recurrent_store import RecurrentPass

@@ -1,9 +1,9 @@
 """Keys and values of one model: flat slots, allocated once.
 
-Contract: a slot holds the key and value that one token has in every layer. The store starts as
-zeros and knows nothing of rows (`RowLayout`) or of validity, which is the mask's business
-(`ModelState`). Layers of equal shape on one device share a tensor, so that moving slots is
-one operation for all of them. A layer that reads another one's keys and values keeps none.
+Contract: a slot holds the key and value that one token has in every layer. The store knows nothing
+of rows (`BlockTables`) or of validity (`ModelState`), and clears nothing: what is no key of a query
+is never read. Layers of equal shape on one device share a tensor, so that copying slots is one
+operation for all of them. A layer that reads another one's keys and values keeps none.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from statemgr.arrays import Ints
+
+_CHECKED_SLOTS = 1024  # at once: they are copied for it
 
 
 class LayerShape(Protocol):
@@ -88,51 +90,28 @@ class KVStore:
         """The same, of latents the keys alone."""
         return self._layers[number][: 1 if number in self.latent else 2]
 
-    def move(self, source: Ints, destination: Ints) -> None:
-        """Copies flat slots `source` to `destination`, in all layers; the two may overlap."""
+    def copy(self, source: Ints, destination: Ints) -> None:
+        """Copies slots `source` to `destination`, in all layers; the two may overlap."""
         if not len(source) or np.array_equal(source, destination):
-            return
-        if is_run(source) and is_run(destination):
-            self._move_run(int(source[0]), int(destination[0]), len(source))
             return
         slots = self._on_devices(np.stack((source, destination)))
         for tensor in self._tensors:
             taken, given = slots[tensor.device]
             tensor.index_copy_(2, given, tensor.index_select(2, taken))
 
-    def _move_run(self, source: int, destination: int, count: int) -> None:
-        """The same of consecutive slots, without indices."""
-        overlap = abs(source - destination) < count
-        for tensor in self._tensors:
-            taken = tensor.narrow(2, source, count)
-            tensor.narrow(2, destination, count).copy_(taken.clone() if overlap else taken)
-
-    def clear(self, start: int, count: int) -> None:
-        """Zeros consecutive slots."""
-        for tensor in self._tensors:
-            tensor.narrow(2, start, count).zero_()
-
-    def is_finite(self, start: int, count: int) -> bool:
-        """Whether consecutive slots hold numbers only. Waits for each device."""
-        # A sum of finite halves overflows in their own type.
-        sums = [
-            tensor.narrow(2, start, count).sum(dtype=torch.promote_types(tensor.dtype, torch.float))
-            for tensor in self._tensors
-        ]
-        return all(bool(torch.isfinite(each)) for each in sums)
-
-    def scrub(self, flat_slots: Ints) -> None:
-        """Zeros slots: a NaN poisons attention even where a mask excludes it."""
-        slots = self._on_devices(flat_slots)
-        for tensor in self._tensors:
-            tensor.index_fill_(2, slots[tensor.device], 0)
+    def is_finite(self, slots: Ints) -> bool:
+        """Whether slots hold numbers only. Waits for each device."""
+        for start in range(0, len(slots), _CHECKED_SLOTS):
+            index = self._on_devices(slots[start : start + _CHECKED_SLOTS])
+            for tensor in self._tensors:
+                part = tensor.index_select(2, index[tensor.device])
+                # A sum of finite halves overflows in their own type.
+                total = part.sum(dtype=torch.promote_types(tensor.dtype, torch.float))
+                if not bool(torch.isfinite(total)):
+                    return False
+        return True
 
     def _on_devices(self, slots: Ints) -> dict[torch.device, Tensor]:
         """Copied once to each device, which the host does not wait for."""
         host = torch.from_numpy(slots)
         return {device: host.to(device, non_blocking=True) for device in self.devices}
-
-
-def is_run(slots: Ints) -> bool:
-    """Whether slots are consecutive."""
-    return bool(slots[-1] - slots[0] == len(slots) - 1 and (np.diff(slots) == 1).all())

@@ -1,7 +1,7 @@
 """Layer states: what the layers of a model keep of its rows.
 
 Contract: there are two forms. `KVStore` keeps keys and values of every token in slots, which are
-valid or not and can be moved: any beginning of a row can be gone on from. `RecurrentStore` keeps a
+valid or not: any beginning of a row can be gone on from. `RecurrentStore` keeps a
 state of each row behind a number of its tokens, and an entry of each token that may yet be rolled
 back: a row can be gone on from where it ends, and where a copy of its state was kept.
 `ModelState` keeps the account of tokens that both follow, and is all that others speak to. What

@@ -1,44 +1,37 @@
-"""PrefixCache: texts whose keys and values are still in the stores, found by what they begin with.
+"""PrefixCache: blocks whose keys and values rows that begin with the same tokens go on from.
 
-Contract: a prefix is found by the longest chain of whole blocks that it shares with a text, and
-among those by how many tokens of the next block they share; for models that go on from few places,
-by the deepest of these. Hashes only say where to look: tokens are compared. Who asks under another
-salt finds nothing. Least recently used prefixes go first.
+Contract: a radix tree for each salt, whose edges are blocks: what a block holds follows from the
+salt and the tokens down to it. Texts are compared token by token, and found to the token: the last
+block of a match may be shared in part. Who asks under another salt finds nothing. The cache has a
+reference to each of its blocks; where memory is needed, those that no row has go, the least
+recently used texts first and of a text the end before the beginning.
 
-Not here: where keys and values stand (`Arena`), and how they are copied (`StateManager`).
-Source of the chain of hashes: vLLM's automatic prefix caching, design document.
+Not here: how far models have filled the blocks (`ModelState.filled`).
+Sources: the block hashes of vLLM's automatic prefix caching; SGLang's RadixAttention (Zheng et al.,
+arXiv 2312.07104) for the tree and the order of eviction.
 """
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from copy import copy
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 import numpy as np
 
-from statemgr.arena import KV_QUANTUM
-from statemgr.arrays import Ints
+from statemgr.arrays import Bools, Ints
+from statemgr.blocks import BLOCK_SLOTS, BlockTables
 from statemgr.layer_state import KeptState, KeptStates
 
-_Key = tuple[str, int]  # salt, and the hash of a chain of blocks
+NO_BLOCK = -1
 
 
 class TokenChain:
-    """A text's tokens, and the hash of every chain of whole blocks that it begins with."""
+    """A text's tokens, and those of each of its whole blocks as a key."""
 
     def __init__(self, tokens: Sequence[int] | Ints) -> None:
         self.tokens: Ints = np.array(tokens, dtype=np.int64)
-        self.hashes = [0]  # by number of blocks
-        for start in range(0, len(self.tokens) - KV_QUANTUM + 1, KV_QUANTUM):
-            block = self.tokens[start : start + KV_QUANTUM].tobytes()
-            self.hashes.append(hash((self.hashes[-1], block)))
-
-    def first(self, count: int) -> "TokenChain":
-        """The chain of the first `count` tokens."""
-        chain = copy(self)
-        chain.tokens = self.tokens[:count]
-        chain.hashes = self.hashes[: count // KV_QUANTUM + 1]
-        return chain
+        starts = range(0, len(self.tokens) - BLOCK_SLOTS + 1, BLOCK_SLOTS)
+        self.pieces = [self.tokens[at : at + BLOCK_SLOTS].tobytes() for at in starts]
 
 
 @dataclass(frozen=True)
@@ -54,54 +47,6 @@ class CacheUse:
     reads: bool = True
 
 
-@dataclass(eq=False, kw_only=True)
-class CachedPrefix:
-    """
-    Attributes:
-        owner: its number in the arena.
-        start, blocks: of its extent.
-        lengths: by model, of how many of its tokens the model's store has keys and values: those
-            of positions 0, 1, .. in the slots from its start on.
-        states: by model with recurrent layers, their states by number of tokens. Keys and values
-            are of use up to there alone.
-    """
-
-    owner: int
-    salt: str
-    chain: TokenChain
-    start: int
-    blocks: int
-    lengths: dict[str, int]
-    states: dict[str, dict[int, KeptState]] = field(default_factory=dict)
-
-    def reach(self, most: int) -> dict[str, int]:
-        """By model: how many tokens, of the first `most`, a row need not read."""
-        return {
-            name: deepest(self.states.get(name), min(length, most))
-            for name, length in self.lengths.items()
-        }
-
-    def worth(self, common: int, models: Collection[str]) -> int:
-        """The most that one of `models` need not read, of so many tokens; without models these."""
-        reach = self.reach(common) if models else {}
-        return max((reach.get(name, 0) for name in models), default=common)
-
-    def take_over(self, states: Mapping[str, KeptStates], most: int) -> None:
-        """States of another one that shares `most` tokens."""
-        for name, own in self.states.items():
-            bound, theirs = min(most, self.lengths[name]), states.get(name, {})
-            own.update({count: state for count, state in theirs.items() if count <= bound})
-
-    @property
-    def longest(self) -> int:
-        return max(self.lengths.values(), default=0)
-
-    @property
-    def slots(self) -> Ints:
-        """[longest] flat slots by position."""
-        return self.start * KV_QUANTUM + np.arange(self.longest)
-
-
 @dataclass(kw_only=True)
 class CacheCounts:
     """Since the start.
@@ -109,7 +54,8 @@ class CacheCounts:
     Attributes:
         lookups: requests that were looked for; `hits`: that found something.
         lookup_tokens: of these requests; `cached_tokens`: that they did not read again.
-        failures: copies that failed, whose tokens were read again.
+        evictions: cached blocks that were given up for memory.
+        failures: of what was to be kept or taken over, and was read again.
         imported_tokens: whose keys and values came from another process.
     """
 
@@ -122,130 +68,218 @@ class CacheCounts:
     imported_tokens: int = 0
 
 
-@dataclass
+@dataclass(eq=False, kw_only=True)
+class CachedBlock:
+    """A node of a salt's tree; its root has no block.
+
+    Attributes:
+        tokens: of the block, fewer than it has slots only where the text ends.
+        whole: children by all of their tokens; `by_first`: by the first one, those that are not
+            whole included.
+        states: by model with recurrent layers, their states by number of tokens of the text, which
+            end in this block.
+        used: when a text with it was used last.
+        salt: of a root.
+    """
+
+    block: int
+    tokens: Ints
+    parent: "CachedBlock | None" = None
+    whole: dict[bytes, "CachedBlock"] = field(default_factory=dict)
+    by_first: dict[int, list["CachedBlock"]] = field(default_factory=dict)
+    states: dict[str, dict[int, KeptState]] = field(default_factory=dict)
+    used: int = 0
+    salt: str = ""
+
+    @property
+    def above(self) -> "list[CachedBlock]":
+        """The blocks of its text, its own the last one."""
+        return [*self.parent.above, self] if self.parent is not None else []
+
+    @property
+    def children(self) -> list["CachedBlock"]:
+        return [child for each in self.by_first.values() for child in each]
+
+    def add(self, child: "CachedBlock") -> None:
+        self.by_first.setdefault(int(child.tokens[0]), []).append(child)
+        if len(child.tokens) == BLOCK_SLOTS:
+            self.whole[child.tokens.tobytes()] = child
+
+    def remove(self, child: "CachedBlock") -> None:
+        first = int(child.tokens[0])
+        self.by_first[first].remove(child)
+        if not self.by_first[first]:
+            del self.by_first[first]
+        if len(child.tokens) == BLOCK_SLOTS:
+            del self.whole[child.tokens.tobytes()]
+
+    def take_over(self, states: dict[str, dict[int, KeptState]]) -> None:
+        for name, own in states.items():
+            self.states.setdefault(name, {}).update(own)
+
+
 class PrefixCache:
     """`counts` is kept by who uses it, but for evictions."""
 
-    counts: CacheCounts = field(default_factory=CacheCounts)
-    _entries: OrderedDict[int, CachedPrefix] = field(default_factory=OrderedDict)
-    _index: dict[_Key, dict[int, CachedPrefix]] = field(default_factory=dict)
+    def __init__(self, tables: BlockTables) -> None:
+        self.counts = CacheCounts()
+        self._tables = tables
+        self._roots: dict[str, CachedBlock] = {}  # by salt
+        # By block, the least recently used first; of a text the end before the beginning.
+        self._nodes: OrderedDict[int, CachedBlock] = OrderedDict()
+        self._uses = 0
+        self._is_cached: Bools = np.zeros(tables.blocks, dtype=np.bool_)
+        tables.cache = self
 
-    def __iter__(self) -> Iterator[CachedPrefix]:
+    def __iter__(self) -> Iterator[CachedBlock]:
         """Least recently used first."""
-        return iter(list(self._entries.values()))
-
-    def __contains__(self, owner: int) -> bool:
-        return owner in self._entries
-
-    def __getitem__(self, owner: int) -> CachedPrefix:
-        return self._entries[owner]
+        return iter(list(self._nodes.values()))
 
     @property
     def blocks(self) -> int:
-        """May be asked from any thread."""
-        return sum(entry.blocks for entry in self)
+        """That no row has. May be asked from any thread."""
+        return int((self._is_cached & (self._tables.references == 1)).sum())
 
-    def add(self, entry: CachedPrefix) -> None:
-        """As the most recently used one."""
-        self._entries[entry.owner] = entry
-        self._list(entry)
-
-    def remove(self, entry: CachedPrefix) -> None:
-        del self._entries[entry.owner]
-        self._unlist(entry)
-
-    def touch(self, entry: CachedPrefix) -> None:
-        """It has been used."""
-        self._entries.move_to_end(entry.owner)
-
-    def oldest(self, but: CachedPrefix | None = None) -> CachedPrefix | None:
-        """The least recently used one."""
-        return next((entry for entry in self._entries.values() if entry is not but), None)
-
-    def find(
-        self, chain: TokenChain, limit: int, salt: str, models: Collection[str] = ()
-    ) -> tuple[CachedPrefix, int, int] | None:
-        """The best prefix, how many of the first `limit` tokens it shares, and how many any prefix
-        shares. None: not one token.
-
-        The best one shares the most; with `models`, one of these need read the fewest. Of equal
-        ones it is the most recently added.
-        """
-        best, most, shared, seen = None, (0, 0), 0, set[int]()
-        for blocks in range(min(limit // KV_QUANTUM, len(chain.hashes) - 1), -1, -1):
-            if most[0] >= (blocks + 1) * KV_QUANTUM:  # all others share less
+    def walk(self, chain: TokenChain, limit: int, salt: str) -> list[CachedBlock]:
+        """The whole blocks that a text begins with, up to `limit` tokens."""
+        node, path = self._roots.get(salt), list[CachedBlock]()
+        for piece in chain.pieces[: limit // BLOCK_SLOTS]:
+            node = None if node is None else node.whole.get(piece)
+            if node is None:
                 break
-            bucket = self._index.get((salt, chain.hashes[blocks]), {})
-            if len(bucket) == len(seen):  # it holds all that share more
-                continue
-            for entry in [one for owner, one in bucket.items() if owner not in seen]:
-                common = common_tokens(entry.chain.tokens, chain.tokens[:limit])
-                value = entry.worth(common, models), common
-                if common and value >= most:
-                    best, most = entry, value
-                shared = max(shared, common)
-            seen |= bucket.keys()
-        return None if best is None else (best, most[1], shared)
+            path.append(node)
+        return path
 
-    def forget_model(self, name: str) -> list[CachedPrefix]:
-        """A model's store is gone. A prefix ends where the other models' tokens do. Returns the
-        prefixes that became shorter, those of which nothing is left among them."""
-        return [entry for entry in self._entries.values() if self._forget(entry, name)]
+    def below(
+        self, path: Sequence[CachedBlock], chain: TokenChain, limit: int, salt: str
+    ) -> list[tuple[CachedBlock, int]]:
+        """Blocks behind a path that `walk` gave which share some of the text's next tokens, and
+        how many."""
+        node, start = path[-1] if path else self._roots.get(salt), len(path) * BLOCK_SLOTS
+        wanted = chain.tokens[start:limit]
+        if node is None or not len(wanted):
+            return []
+        likes = node.by_first.get(int(wanted[0]), ())
+        return [(each, common_start(each.tokens, wanted)) for each in likes]
 
-    def trim_states(self, name: str, most: int) -> list[CachedPrefix]:
-        """Leaves so many recurrent states of a model: those of prefixes that were used last, and
-        of one prefix those with the most tokens. Returns as `forget_model`."""
+    def parent_of(self, path: Sequence[CachedBlock], salt: str) -> CachedBlock:
+        """Where the next block of a path belongs."""
+        if path:
+            return path[-1]
+        return self._roots.setdefault(salt, _root(salt))
+
+    def add(self, parent: CachedBlock, tokens: Ints, block: int) -> CachedBlock:
+        """A block that is not cached yet; it has not been used (`touch`)."""
+        node = CachedBlock(block=block, tokens=tokens.copy(), parent=parent)
+        parent.add(node)
+        self._hold(node)
+        return node
+
+    def replace(self, node: CachedBlock, block: int) -> None:
+        """Another block holds what the node's did."""
+        self._give_back(node)
+        node.block = block
+        self._hold(node)
+
+    def remove(self, node: CachedBlock) -> None:
+        """One that has no children."""
+        assert not node.by_first, "what follows would be lost"
+        assert node.parent is not None, "the root is no block"
+        node.parent.remove(node)
+        if node.parent.block == NO_BLOCK and not node.parent.by_first:
+            del self._roots[node.parent.salt]
+        self._give_back(node)
+
+    def touch(self, path: Sequence[CachedBlock]) -> None:
+        """A text has been used, from its beginning on."""
+        self._uses += 1
+        for node in reversed(path):
+            self._nodes.move_to_end(node.block)
+            node.used = self._uses
+
+    def evict(self) -> bool:
+        """See `BlockCache`."""
+        for _ in range(len(self._nodes)):
+            block, node = next(iter(self._nodes.items()))
+            if not node.by_first and self._tables.references[block] == 1:
+                self.remove(node)
+                self.counts.evictions += 1
+                return True
+            self._nodes.move_to_end(block)  # in use, or not the end of a text
+        return False
+
+    def uncache(self, block: int) -> None:
+        """See `BlockCache`."""
+        top = self._nodes.get(block)
+        for node in reversed(_with_all_below([top] if top else [])):
+            self.remove(node)
+
+    def drop_unfilled(self, is_filled: Bools) -> None:
+        """Blocks go in which no model has anything, [blocks], but for those that lead to others."""
+        for node in reversed(_with_all_below(self._roots.values())):
+            if node.block != NO_BLOCK and not (node.by_first or is_filled[node.block]):
+                self.remove(node)
+
+    def trim_states(self, name: str, most: int) -> None:
+        """Leaves so many recurrent states of a model: those of texts that were used last, and of
+        one text those with the most tokens."""
         held = [
-            (entry, count)
-            for entry in self._entries.values()
-            for count in sorted(entry.states.get(name, ()))
+            (node.used, count, node.states[name])
+            for node in self._nodes.values()
+            for count in node.states.get(name, ())
         ]
-        shorter = []
-        for entry, count in held[: max(0, len(held) - most)]:
-            del entry.states[name][count]
-            if not entry.states[name] and self._forget(entry, name):
-                shorter.append(entry)
-        return shorter
+        held.sort(key=itemgetter(0, 1))
+        for _, count, states in held[: max(0, len(held) - most)]:
+            del states[count]
 
-    def _forget(self, entry: CachedPrefix, name: str) -> bool:
-        """Whether a prefix became shorter without a model's tokens."""
-        entry.lengths.pop(name, None)
-        entry.states.pop(name, None)
-        is_shorter = entry.longest < len(entry.chain.tokens)
-        if is_shorter:
-            self._shorten(entry)
-        return is_shorter
+    def forget_states(self, name: str) -> None:
+        for node in self._nodes.values():
+            node.states.pop(name, None)
 
-    def _shorten(self, entry: CachedPrefix) -> None:
-        """To what its longest model has read: a text that is compared with more of it would take
-        it for the best one, and find nothing."""
-        self._unlist(entry)
-        entry.chain = entry.chain.first(entry.longest)
-        self._list(entry)
+    def _hold(self, node: CachedBlock) -> None:
+        self._tables.hold(np.array([node.block]))
+        self._nodes[node.block] = node
+        self._is_cached[node.block] = True
 
-    def _list(self, entry: CachedPrefix) -> None:
-        for key in _keys(entry):
-            self._index.setdefault(key, {})[entry.owner] = entry
-
-    def _unlist(self, entry: CachedPrefix) -> None:
-        for key in _keys(entry):
-            bucket = self._index[key]
-            del bucket[entry.owner]
-            if not bucket:
-                del self._index[key]
+    def _give_back(self, node: CachedBlock) -> None:
+        del self._nodes[node.block]
+        self._is_cached[node.block] = False
+        self._tables.release(np.array([node.block]))
 
     def check_integrity(self) -> None:
-        """Asserts that the index knows all prefixes, and no others."""
-        wanted: dict[_Key, set[int]] = {}
-        for entry in self._entries.values():
-            assert 0 < entry.longest == len(entry.chain.tokens), "a prefix claims other tokens"
-            assert entry.blocks == -(-entry.longest // KV_QUANTUM), "blocks that a prefix needs not"
-            assert all(entry.lengths.values()), "a model that has nothing of a prefix"
-            for name, states in entry.states.items():
-                assert 0 < min(states) <= max(states) <= entry.lengths[name], "states of no tokens"
-            for key in _keys(entry):
-                wanted.setdefault(key, set()).add(entry.owner)
-        assert wanted == {key: set(bucket) for key, bucket in self._index.items()}, "the index"
+        """Asserts that each salt's tree has all blocks, and no others."""
+        found = dict[int, CachedBlock]()
+        for node in _with_all_below(self._roots.values()):
+            whole = [each for each in node.children if len(each.tokens) == BLOCK_SLOTS]
+            assert len(whole) == len(node.whole), "a block is in a tree twice, or not found"
+            assert not node.children or len(node.tokens) in (0, BLOCK_SLOTS), "a gap in a text"
+            found |= {child.block: child for child in node.children}
+        assert found == self._nodes, "blocks of no text are cached"
+        assert np.flatnonzero(self._is_cached).tolist() == sorted(found), "cached blocks"
+
+
+def _root(salt: str) -> CachedBlock:
+    return CachedBlock(block=NO_BLOCK, tokens=np.zeros(0, dtype=np.int64), salt=salt)
+
+
+def _with_all_below(nodes: Iterable[CachedBlock]) -> list[CachedBlock]:
+    """Parents before their children."""
+    found = list(nodes)
+    for node in found:  # which grows
+        found += node.children
+    return found
+
+
+def states_on(path: Sequence[CachedBlock], name: str) -> KeptStates:
+    """A model's states behind tokens of a path, by their number: its own, and those on the way to
+    blocks that part from it."""
+    found = dict[int, KeptState]()
+    for place, node in enumerate(path):
+        assert node.parent is not None, "the root is on no path"
+        for each in node.parent.by_first[int(node.tokens[0])]:
+            most = place * BLOCK_SLOTS + common_start(each.tokens, node.tokens)
+            found |= {n: state for n, state in each.states.get(name, {}).items() if n <= most}
+    return found
 
 
 def deepest(states: KeptStates | None, most: int) -> int:
@@ -253,15 +287,11 @@ def deepest(states: KeptStates | None, most: int) -> int:
     return most if states is None else max((n for n in states if n <= most), default=0)
 
 
-def common_tokens(ours: Ints, theirs: Ints) -> int:
-    """How many tokens two texts begin with together."""
+def common_start(ours: Ints, theirs: Ints) -> int:
+    """How many numbers two arrays begin with together."""
     count = min(len(ours), len(theirs))
     if not count:
         return 0
     differs = ours[:count] != theirs[:count]
     first = int(differs.argmax())
     return first if differs[first] else count
-
-
-def _keys(entry: CachedPrefix) -> Iterable[_Key]:
-    return ((entry.salt, each) for each in entry.chain.hashes)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from statemgr.arrays import Ints
-from statemgr.kv_store import KVStore, is_run
+from statemgr.kv_store import KVStore
 from statemgr.model_state import ModelState
 
 Bytes = NDArray[np.uint8]
@@ -102,13 +102,9 @@ def export_row(
     store, slots = state.store, state.slots_of(row, stop)[start:]
     form = KVFormat.of(state, model)
     data: Bytes = np.empty(len(slots) * form.token_bytes, dtype=np.uint8)
-    is_whole, index = is_run(slots), torch.from_numpy(slots)
+    index = torch.from_numpy(slots)
     for part, piece in _pieces(store, data):
-        if is_whole:
-            taken = part.narrow(0, int(slots[0]), len(slots))
-        else:
-            taken = part.index_select(0, index.to(part.device))
-        piece[:] = _bytes_of(taken.cpu())
+        piece[:] = _bytes_of(part.index_select(0, index.to(part.device)).cpu())
     text = _digest(committed[:stop])
     kv = RowKV(format=form, start=start, count=len(slots), text=text, data=data)
     if stop < len(committed) - 1 or not state.is_recurrent:
@@ -120,10 +116,13 @@ def export_row(
 def import_row(state: ModelState, row: int, kv: RowKV, committed: Ints, model: str) -> int:
     """Appends what a row lacks of `kv`; what it has stays. Returns how many tokens were added.
 
+    It takes all blocks for them before it writes.
+
     Args: see `export_row`.
 
     Raises:
         KVMismatchError: it is of another model or text, or does not follow what the row has.
+        ValueError: the row has no room.
     """
     held = int(state.lengths(np.array([row]))[0])
     check_kv(state, kv, held, committed, model)
@@ -131,12 +130,14 @@ def import_row(state: ModelState, row: int, kv: RowKV, committed: Ints, model: s
     if added <= 0:
         return 0
     positions = np.arange(held, kv.stop)
-    numbers = state.append(np.array([row]), np.array([added]), committed[positions], positions)
-    first = int(state.layout.flat(numbers[:1])[0])  # appended slots are consecutive
+    state.append(np.array([row]), np.array([added]), committed[positions], positions)
+    index = torch.from_numpy(state.slots_of(row, kv.stop)[held:])
     try:
         for part, piece in _pieces(state.store, kv.data):
             token = len(piece) // kv.count
-            _write(part.narrow(0, first, added), piece[(held - kv.start) * token :])
+            host = torch.empty((added, *part.shape[1:]), dtype=part.dtype)
+            _write(host, piece[(held - kv.start) * token :])
+            part.index_copy_(0, index.to(part.device), host.to(part.device))
         if len(kv.state):
             _load_state(state, row, kv)
     except BaseException:

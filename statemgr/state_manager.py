@@ -1,40 +1,36 @@
 """Rows, reservations and the committed tokens that every model's state is a prefix of.
 
 Contract: a row belongs to one running request, in all models. What a request may need is reserved
-when it is admitted, so a running request never fails for KV memory. Model states come into being
-on first use and may be dropped at any time: a dropped or lagging state catches up by
-re-reading committed tokens. What a row that ends has read is kept, as far as there is memory, for
-rows that begin with the same tokens under the same salt (`PrefixCache`, `PrefixSharing`).
+when it is admitted, so a running request never fails for KV memory; it takes blocks as its text
+grows. Model states come into being on first use and may be dropped at any time: a dropped or
+lagging state catches up by re-reading committed tokens. What a row that ends has read is kept, as
+far as there is memory, for rows that begin with the same tokens under the same salt
+(`PrefixSharing`).
 
 Not here: which models there are, what they are for, and when a token is accepted.
 """
 
-import logging
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from statemgr.arena import KV_QUANTUM, blocks_of
-from statemgr.arrays import Ints
-from statemgr.kv_placement import KVPlacement
+from statemgr.arrays import Bools, Ints
+from statemgr.blocks import BLOCK_SLOTS, BlockTables, whole_blocks
 from statemgr.kv_store import LayerShape
-from statemgr.layer_state import KEPT_STATES, RecurrentShape, StateKey
+from statemgr.layer_state import RecurrentShape, StateKey
 from statemgr.model_state import ModelState
-from statemgr.prefix_cache import CacheCounts, CacheUse, PrefixCache, TokenChain
+from statemgr.prefix_cache import CacheCounts, CacheUse, TokenChain
 from statemgr.prefix_sharing import PrefixSharing
-from statemgr.row_layout import RowLayout
-
-logger = logging.getLogger(__name__)
 
 
 def row_slots(max_tokens: int, tree_tokens: int = 0) -> int:
-    """Slots of a row for so many tokens and the nodes of a tree beside them: whole quanta."""
-    return -(-(max_tokens + tree_tokens) // KV_QUANTUM) * KV_QUANTUM
+    """Slots of a row for so many tokens and the nodes of a tree beside them: whole blocks."""
+    return whole_blocks(max_tokens + tree_tokens)
 
 
 def row_tokens(slots: int, tree_tokens: int = 0) -> int:
     """The most tokens that a row may have for `row_slots` to be at most `slots`; 0: none."""
-    return max(0, slots // KV_QUANTUM * KV_QUANTUM - tree_tokens)
+    return max(0, slots // BLOCK_SLOTS * BLOCK_SLOTS - tree_tokens)
 
 
 class StateManager:
@@ -57,18 +53,15 @@ class StateManager:
         self.max_tokens = max_tokens
         self.tree_tokens = tree_tokens
         self.slots = row_slots(max_tokens, tree_tokens)
-        self.kv_slots = (kv_slots or rows * self.slots) // KV_QUANTUM * KV_QUANTUM
+        self.kv_slots = (kv_slots or rows * self.slots) // BLOCK_SLOTS * BLOCK_SLOTS
         self.budget_tokens = budget_tokens
         self.tokens: Ints = np.zeros((rows, self.slots), dtype=np.int64)  # committed
         self.counts: Ints = np.zeros(rows, dtype=np.int64)  # n, committed tokens of each row
         self._reserved: Ints = np.zeros(rows, dtype=np.int64)  # 0: the row is free
         self._states: dict[str, ModelState] = {}
-        share = self.kv_slots // rows // KV_QUANTUM * KV_QUANTUM
-        stride = max(KV_QUANTUM, min(share, self.slots))
-        self._layout = RowLayout.empty(rows, self.slots, self.kv_slots, stride)
-        self._cache = PrefixCache()
-        self._placement = KVPlacement(self._layout, self._cache, self._states)
-        self._sharing = PrefixSharing(self._cache, self._states, self.committed)
+        width, blocks = self.slots // BLOCK_SLOTS, self.kv_slots // BLOCK_SLOTS
+        self._tables = BlockTables(rows, width, blocks, self._states)
+        self._sharing = PrefixSharing(self._tables, self._states, self.committed)
 
     @property
     def free_rows(self) -> int:
@@ -86,16 +79,16 @@ class StateManager:
     @property
     def free_slots(self) -> int:
         """That requests could reserve; what is cached goes where they want it."""
-        return self._placement.free_blocks * KV_QUANTUM
+        return self._tables.unreserved * BLOCK_SLOTS
 
     @property
     def cached_slots(self) -> int:
         """Of prefixes that nobody runs with."""
-        return self._cache.blocks * KV_QUANTUM
+        return self._sharing.cache.blocks * BLOCK_SLOTS
 
     @property
     def cache_counts(self) -> CacheCounts:
-        return self._cache.counts
+        return self._sharing.cache.counts
 
     def slots_for(self, tokens: int) -> int:
         """That a request for so many tokens reserves."""
@@ -115,23 +108,28 @@ class StateManager:
         """
         assert 0 < len(prompt) <= reserve <= self.slots
         free = np.flatnonzero(self._reserved == 0)
-        blocks = blocks_of(min(self.slots_for(reserve), self.slots))
+        blocks = min(self.slots_for(reserve), self.slots) // BLOCK_SLOTS
         budget = self.budget_tokens
         if not len(free) or (budget is not None and self.reserved_tokens + reserve > budget):
             return None
-        if blocks > self._placement.free_blocks:
+        if blocks > self._tables.unreserved:
             return None
-        found = self._sharing.find(TokenChain(prompt), use or CacheUse())
-        origin = found.entry
-        if origin is not None and found.shared >= origin.longest:  # the row's own will say all
-            self._placement.leave(origin)
-        row, left = self._placement.place(free, blocks, origin)
+        row, found = int(free[0]), self._sharing.find(TokenChain(prompt), use or CacheUse())
+        self._tables.limits[row] = blocks
         self._reserved[row] = reserve
         self.counts[row] = len(prompt)
         self.tokens[row, : len(prompt)] = prompt
-        self._sharing.begin(row, found, is_there=left is origin)
-        self._placement.settle()
+        try:
+            self._sharing.begin(row, found)
+        except BaseException:
+            self.free(row)
+            raise
         return row
+
+    def grow(self, rows: Ints, slots: Ints) -> Ints:
+        """Takes what rows lack of so many slots. Returns the rows that lack some still: none within
+        what they reserved."""
+        return self._tables.grow(rows, slots)
 
     def extend(self, row: int, tokens: Ints) -> None:
         """Commits tokens of a row."""
@@ -142,11 +140,10 @@ class StateManager:
 
     def free(self, row: int, keep: bool = False) -> None:
         """Gives a row back, in every model. `keep`: what it has read is good for others."""
-        salt = self._sharing.end(row)
-        if not (keep and salt is not None and self._keep(row, salt)):
-            for state in self._states.values():
-                state.free(row)
-            self._placement.release(row)
+        self._sharing.end(row, keep)
+        for state in self._states.values():
+            state.free(row)
+        self._tables.end(row)
         self._reserved[row] = 0
         self.counts[row] = 0
 
@@ -157,14 +154,19 @@ class StateManager:
     # Prefixes
 
     def follow(self) -> list[int]:
-        """Rows copy what others have read meanwhile of the prompt that they share. Returns those
-        that copied anything, in any model. For the time between cycles."""
+        """Rows take over what others have read meanwhile of the prompt that they share. Returns
+        those that did, in any model. For the time between cycles."""
         return self._sharing.follow()
 
     def leaders(self) -> dict[int, tuple[int, int]]:
         """By row: the one that reads what both begin with, whom it may wait for, and how many
         tokens that will be."""
         return self._sharing.leaders()
+
+    def waits(self, name: str, rows: Ints) -> Bools:
+        """[R] rows that should not read with a model now: one before them reads the same tokens for
+        them, in a block that they share."""
+        return self._sharing.waits(name, rows)
 
     def inherited(self, row: int, model: str | None = None) -> int:
         """Tokens of a row that a model did not read for it; None: the one with the most."""
@@ -173,41 +175,6 @@ class StateManager:
     def cached(self, chain: TokenChain, use: CacheUse) -> dict[str, int]:
         """By model: tokens that it would not have to read again, of what no row runs with."""
         return self._sharing.cached(chain, use).lengths
-
-    def _keep(self, row: int, salt: str) -> bool:
-        try:
-            kept = {name: state.kept(row) for name, state in self._states.items()}
-            read = {name: state.park(row) for name, state in self._states.items()}
-        except Exception:
-            logger.exception("row %d is not kept", row)
-            self._cache.counts.failures += 1
-            return False
-        lengths = {name: length for name, length in read.items() if length}
-        if not lengths:
-            return False
-        states = {name: each for name in lengths if (each := kept[name]) is not None}
-        chain = TokenChain(self.committed(row)[: max(lengths.values())])
-        known = self._cache.find(chain, len(chain.tokens), salt)
-        if known is not None:
-            entry, shared, _ = known
-            if _covers(entry.lengths, shared, lengths):
-                self._cache.touch(entry)
-                entry.take_over(states, shared)
-                self._trim_states()
-                return False
-            if _covers(lengths, shared, entry.lengths):
-                self._placement.drop(entry)
-                for name, each in entry.states.items():
-                    states[name] = {**each, **states[name]}
-        self._placement.keep(row, chain, salt, lengths, states)
-        self._trim_states()
-        return True
-
-    def _trim_states(self) -> None:
-        """Cached prefixes have room for so many recurrent states as rows that run."""
-        for name in self._states:
-            for entry in self._cache.trim_states(name, KEPT_STATES * self.rows):
-                self._placement.shrink(entry)
 
     # States
 
@@ -218,32 +185,28 @@ class StateManager:
         self,
         name: str,
         layers: Mapping[int, LayerShape],
-        canonical: bool = False,
         recurrent: Mapping[StateKey, RecurrentShape] | None = None,
+        is_target: bool = False,
     ) -> ModelState:
-        """A model's state, created on first use."""
+        """A model's state, created on first use. `is_target`: what it need not read decides what
+        rows take over, and how long they follow others."""
         if name not in self._states:
+            tables, wanted = self._tables, self._sharing.wanted
             self._states[name] = ModelState(
-                layers,
-                self.rows,
-                self.slots,
-                canonical,
-                self._layout,
-                recurrent,
-                self._sharing.wanted,
+                layers, self.rows, self.slots, tables, recurrent, wanted
             )
+            if is_target:
+                self._sharing.target = name
         return self._states[name]
 
     def drop_state(self, name: str) -> None:
         """Forgets a model's cache, as when the model is evicted."""
-        self._states.pop(name, None)
-        for entry in self._cache.forget_model(name):
-            self._placement.shrink(entry)
+        if self._states.pop(name, None) is not None:
+            self._sharing.forget_model(name)
 
     def check_integrity(self) -> None:
         """Asserts every invariant; for the time between cycles."""
-        self._placement.check_integrity()
-        self._cache.check_integrity()
+        self._sharing.check_integrity()
         for row in range(self.rows):
             for state in self._states.values():
                 if self._reserved[row]:
@@ -253,8 +216,3 @@ class StateManager:
                     state.check_free(row)
             assert self.counts[row] <= max(self._reserved[row], 0), f"row {row} overran"
         assert self.budget_tokens is None or self.reserved_tokens <= self.budget_tokens
-
-
-def _covers(ours: dict[str, int], shared: int, theirs: dict[str, int]) -> bool:
-    """Whether, of texts that share so many tokens, one has read all that the other has."""
-    return all(min(ours.get(name, 0), shared) >= length for name, length in theirs.items())

@@ -140,7 +140,7 @@ def _forwards(shape: Shape) -> tuple[PackedModel, CudaForward, CudaForward | Non
 
 def _pack(packed: PackedModel, count: int) -> tuple[Tensor, Tensor, Any, Tensor]:
     before, row = 512, np.array([0])
-    state = ModelState(packed.kv_layers, 1, 1024 + count, canonical=True)
+    state = ModelState(packed.kv_layers, 1, 1024 + count)
     past = np.arange(before)
     state.append(row, np.array([before]), past, past)
     positions = before + np.arange(count)

@@ -48,7 +48,7 @@ class Half:
             value_dim=_DIM,
         )
         layers = dict.fromkeys(range(_LAYERS), layer)
-        self._state = ModelState(layers, 1, tokens + 128, canonical=True)
+        self._state = ModelState(layers, 1, tokens + 128)
         self._text = np.arange(tokens + 1)
         self._transport = _link().ObjectStoreTransport()
         self._transfer = KVTransfer(self._transport)

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from specrouter.cycle import CATCH_UP_TOKENS
-from statemgr.arena import KV_QUANTUM
+from specrouter.cycle import CATCH_UP_TOKENS, CONTEXT_STEP
 
 Ints = NDArray[np.int64]
 
@@ -66,10 +65,10 @@ class SimulatedRows:
         return self.ends[rows] - self.committed[rows]
 
     def slots_of(self, rows: Ints) -> Ints:
-        """[R] KV slots that attention reads, padding included."""
-        padded: Ints = -(-(self.committed[rows] + CATCH_UP_TOKENS) // KV_QUANTUM) * KV_QUANTUM
+        """[R] keys that a query of each row reads, in whole steps."""
+        padded: Ints = -(-(self.committed[rows] + CATCH_UP_TOKENS) // CONTEXT_STEP) * CONTEXT_STEP
         return padded
 
     def slots_for(self, tokens: int) -> int:
         """Of a row with so many tokens."""
-        return -(-(tokens + CATCH_UP_TOKENS) // KV_QUANTUM) * KV_QUANTUM
+        return -(-(tokens + CATCH_UP_TOKENS) // CONTEXT_STEP) * CONTEXT_STEP

@@ -51,7 +51,7 @@ def time_forward(
     manager = StateManager(rows, context + int(counts.max()))
     for _ in range(rows):
         manager.allocate([0], manager.max_tokens)
-    state = manager.open_state(model.name, model.kv_layers, True, model.recurrent_layers)
+    state = manager.open_state(model.name, model.kv_layers, model.recurrent_layers)
     before = np.tile(np.arange(context), rows)
     state.append(numbers, np.full(rows, context), before, before)
     positions = context + np.concatenate([np.arange(count) for count in counts])

@@ -10,7 +10,7 @@ from specrouter.config.policies import AdmissionPolicyName
 from specrouter.config.strict import Strict
 from specrouter.request.params import MAX_TREE_TOKENS
 
-_KV_BLOCK = 128  # tokens: `statemgr.arena.KV_QUANTUM`
+_KV_BLOCK = 32  # tokens: `statemgr.BLOCK_SLOTS`
 
 _USUAL_TOKENS = 1024  # of a request: `max_requests` of them have room where no length is given
 _UNASKED_TOKENS = 2048  # of an output: `max_requests` of 32 would else wait for each other

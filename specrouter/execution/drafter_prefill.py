@@ -92,6 +92,7 @@ class DrafterPrefill:
             wanted |= is_new & (self._comparison.prompt_ends(rows)[1] > 0)
         if wanted.any():
             wanted &= self._rows.remaining(rows) > 1  # the last token is the target's own
+            wanted[wanted] = ~self._manager.waits(name, rows[wanted])
         return np.where(wanted, lags, 0)
 
     def _read(self, active: ActiveModel, rows: Ints, left: Ints) -> None:

@@ -19,13 +19,12 @@ from modelpool.forward import HiddenLayers
 from modelpool.packed_model import PackedModel
 from processors import ActiveModel, FedTree, NonFiniteLogits, RollbackProcessor
 from processors.rollback import NOTHING
-from specrouter.cycle import CATCH_UP_TOKENS, Ints, ModelFailure
+from specrouter.cycle import CATCH_UP_TOKENS, CONTEXT_STEP, Ints, ModelFailure
 from specrouter.execution.fault_guard import FaultGuard
 from specrouter.execution.forward_clock import ForwardClock
 from specrouter.execution.hang_guard import Abandoned, HangGuard
 from specrouter.execution.model_times import ModelTimes
-from statemgr import ModelState, StateManager
-from statemgr.arena import BLOCK_SLOTS, KV_QUANTUM
+from statemgr import BLOCK_SLOTS, ModelState, StateManager
 
 
 class StageError(Exception):
@@ -181,14 +180,14 @@ class ModelStates:
             self._drop(name)
 
     def slots_of(self, rows: Ints) -> Ints:
-        """[R] KV slots that attention reads, padding included."""
+        """[R] keys that a query of each row reads, in whole steps."""
         lengths = self._manager.counts[rows] + CATCH_UP_TOKENS
-        padded: Ints = -(-lengths // KV_QUANTUM) * KV_QUANTUM
+        padded: Ints = -(-lengths // CONTEXT_STEP) * CONTEXT_STEP
         return padded
 
     def slots_for(self, tokens: int) -> int:
         """The same of a row with so many tokens."""
-        return -(-(tokens + CATCH_UP_TOKENS) // KV_QUANTUM) * KV_QUANTUM
+        return -(-(tokens + CATCH_UP_TOKENS) // CONTEXT_STEP) * CONTEXT_STEP
 
     def lag(self, name: str, rows: Ints) -> Ints:
         """[R] committed tokens that a model has not read, the last one not counted."""
@@ -226,8 +225,9 @@ class ModelStates:
             self._loaded[name] = model
         recurrent = model.recurrent_layers
         is_new = self._manager.state(name) is None
-        state = self._manager.open_state(name, model.kv_layers, True, recurrent)
+        is_target = name == self._pool.target
+        state = self._manager.open_state(name, model.kv_layers, recurrent, is_target)
         if is_new:
-            hidden = self.hidden if name == self._pool.target else ()
+            hidden = self.hidden if is_target else ()
             model.prepare(state.store.layer, BLOCK_SLOTS, hidden)
         return state

@@ -26,8 +26,7 @@ from specrouter.cycle import Ints
 from specrouter.profile.staircase import filled_size
 from specrouter.profile.time_curve import TimeCurve
 from specrouter.profile.time_regression import TimeSample
-from statemgr.arena import KV_QUANTUM
-from statemgr.model_state import ModelState
+from statemgr import ModelState
 
 if TYPE_CHECKING:
     from modelpool.packed_model import PackedModel
@@ -42,6 +41,7 @@ _SHAPES = (
 _SURE_TOKENS = 128
 _CHEAP = 8.0
 _LONG_SHAPES = ((4, 4), (4, 16))  # with which attention's slope is measured
+_SHORT_SLOTS = 128
 _LONG_SLOTS = 2048
 _LONG_BYTES = 2**27  # of that state, at most, if it allows twice the short context at all
 _MOST_ROUNDS = 12
@@ -106,7 +106,7 @@ def is_too_slow(
     return any(
         min(trial.times_ms) < _TOO_SLOW * curve.at(trial.computed, trial.attended)
         for trial in trials
-        if trial.cached < KV_QUANTUM
+        if trial.cached < _SHORT_SLOTS
     )
 
 
@@ -164,9 +164,9 @@ class _Trial:
 def _trials(model: "PackedModel") -> tuple[list[_Trial], list[_Trial]]:
     """At a short context, and two of these sizes at a long one, if there is one; and those of more
     tokens than every model is timed with."""
-    longest = min(KV_QUANTUM, model.max_positions)
+    longest = min(_SHORT_SLOTS, model.max_positions)
     rows = max(rows for rows, _ in _SHAPES)
-    state = ModelState(model.kv_layers, rows, KV_QUANTUM, True, recurrent=model.recurrent_layers)
+    state = ModelState(model.kv_layers, rows, _SHORT_SLOTS, recurrent=model.recurrent_layers)
     short = [
         _Trial(model=model, state=state, rows=rows, queries=queries, cached=longest - queries)
         for rows, queries in _SHAPES
@@ -175,12 +175,12 @@ def _trials(model: "PackedModel") -> tuple[list[_Trial], list[_Trial]]:
     trials = [trial for trial in short if trial.tokens <= _SURE_TOKENS]
     larger = short[len(trials) :]
     most_rows, most_queries = _LONG_SHAPES[-1]
-    affordable = max(_LONG_BYTES // (most_rows * max(model.kv_bytes_per_token, 1)), 2 * KV_QUANTUM)
-    slots = min(_LONG_SLOTS, affordable, model.max_positions) // KV_QUANTUM * KV_QUANTUM
-    if slots > KV_QUANTUM:
-        state = ModelState(
-            model.kv_layers, most_rows, slots, True, recurrent=model.recurrent_layers
-        )
+    affordable = max(
+        _LONG_BYTES // (most_rows * max(model.kv_bytes_per_token, 1)), 2 * _SHORT_SLOTS
+    )
+    slots = min(_LONG_SLOTS, affordable, model.max_positions) // _SHORT_SLOTS * _SHORT_SLOTS
+    if slots > _SHORT_SLOTS:
+        state = ModelState(model.kv_layers, most_rows, slots, recurrent=model.recurrent_layers)
         cached = slots - most_queries
         trials += [
             _Trial(model=model, state=state, rows=rows, queries=queries, cached=cached)

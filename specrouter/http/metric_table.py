@@ -123,8 +123,8 @@ counter specrouter_prefix_cache_hits = state.cache.hits: Those of them that foun
 counter specrouter_prefix_cache_lookup_tokens = state.cache.lookup_tokens: Their prompt tokens.
 counter specrouter_prefix_cache_hit_tokens = state.cache.cached_tokens: Those of these tokens that
     were not read again.
-counter specrouter_prefix_cache_evictions = state.cache.evictions: Cached prefixes that were
-    dropped for memory.
+counter specrouter_prefix_cache_evictions = state.cache.evictions: Blocks of cached prefixes that
+    were given up for memory.
 counter specrouter_prefix_cache_failures = state.cache.failures: Copies of cached prefixes that
     failed.
 counter specrouter_kv_imported_tokens = state.cache.imported_tokens: Tokens whose keys and values

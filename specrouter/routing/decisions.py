@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from specrouter.cycle import CONTEXT_STEP
 from specrouter.profile.cycle_times import Workload
 from specrouter.profile.snapshot import Mode
 from specrouter.routing.catch_up import CycleCatchUp
@@ -28,7 +29,6 @@ from specrouter.view import (
     RequestView,
     Standing,
 )
-from statemgr.arena import KV_QUANTUM
 
 Ints = NDArray[np.int64]
 
@@ -136,7 +136,7 @@ def rows_of_mode(requests: Mapping[int, RequestView], sampled: Mode) -> Ints:
 
 
 def workload_of(requests: Sequence[RequestView], with_lags: bool = True) -> Workload:
-    """Slots that attention reads are those in the mean, padding included."""
+    """Slots that attention reads are those in the mean."""
     count = len(requests)
     lags: dict[str, float] = {}
     for request in requests if with_lags else ():
@@ -144,7 +144,7 @@ def workload_of(requests: Sequence[RequestView], with_lags: bool = True) -> Work
             lags[name] = lags.get(name, 0.0) + max(missed - 1, 0)
     return Workload(
         requests=count,
-        slots=round(sum(request.slots for request in requests) / count) if count else KV_QUANTUM,
+        slots=round(sum(request.slots for request in requests) / count) if count else CONTEXT_STEP,
         remaining=sum(request.remaining for request in requests) / max(1, count),
         lags=lags,
         sampled=2 * sum(request.sampled for request in requests) >= count,

@@ -85,7 +85,7 @@ def opened(model: FakeModel, settings: list[SamplingSettings]) -> tuple[ActiveMo
         row = manager.allocate([3, 1, 4, 1], 64)
         assert row is not None
         sampler.open(row, settings_of_row, prompt=[3, 1, 4, 1])
-    state = manager.open_state("fake", model.kv_layers, canonical=True)
+    state = manager.open_state("fake", model.kv_layers)
     return ActiveModel(model, state, manager), sampler  # type: ignore[arg-type]
 
 

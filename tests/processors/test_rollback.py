@@ -19,9 +19,9 @@ UNKNOWN = -1  # a token that the device drafted
 class Cycle:
     """Rows of one state, fed and committed; `finish` rolls it back."""
 
-    def __init__(self, rows: int, canonical: bool = False) -> None:
+    def __init__(self, rows: int) -> None:
         self.manager = StateManager(rows=rows, max_tokens=128)
-        self.state: ModelState = self.manager.open_state("any", LAYERS, canonical)
+        self.state: ModelState = self.manager.open_state("any", LAYERS)
         self.bases = np.zeros(rows, dtype=np.int64)
 
     def open(self, row: int, committed: list[int], held: int) -> None:
@@ -78,13 +78,12 @@ def _row(draw: st.DrawFn) -> tuple[list[int], list[int], int, Nodes | None, set[
 
 
 @settings(max_examples=few(200), deadline=None, database=None)
-@given(st.lists(_row(), min_size=1, max_size=4), st.booleans(), st.booleans())
+@given(st.lists(_row(), min_size=1, max_size=4), st.booleans())
 def test_rows_are_rolled_back_each_by_its_own_tokens(
     rows: list[tuple[list[int], list[int], int, Nodes | None, set[int]]],
-    canonical: bool,
     together: bool,
 ) -> None:
-    cycle = Cycle(len(rows) + 1, canonical)
+    cycle = Cycle(len(rows) + 1)
     wanted = []
     for number, (before, new, held, nodes, fed) in enumerate(rows):
         cycle.open(number, before, held)

@@ -49,11 +49,10 @@ class Bench:
         lengths: list[int],
         settings: SamplingSettings = GREEDY,
         seed: int = 0,
-        canonical: bool = False,
     ):
         self.model, self._ordinary, self._known = _models(seed)
         self.manager = StateManager(rows=6, max_tokens=MAX_TOKENS)
-        self.state: ModelState = self.manager.open_state("tiny", self.model.kv_layers, canonical)
+        self.state: ModelState = self.manager.open_state("tiny", self.model.kv_layers)
         self.sampler = Sampler(VOCAB_SIZE, window=32)
         self.settings = settings
         self.prompts = [
@@ -130,12 +129,6 @@ class Bench:
         return Contexts(
             rows=np.array([row]), positions=position, depths=np.array([len(path)]), paths=text
         )
-
-    @property
-    def holds_numbers(self) -> bool:
-        """Whether every slot of the store does, valid or not."""
-        layers = map(self.state.store.layer, self.model.kv_layers)
-        return all(bool(part.isfinite().all()) for layer in layers for part in layer)
 
     def snapshot(self) -> tuple[list[int], list[list[int]], list[list[int]]]:
         """What the state holds: ends, and tokens and positions of each row's valid slots."""

@@ -2,8 +2,8 @@
 
 Every cached token carries a number of its own, written to the store as its key and its value in
 every layer. After each step the slots that the mask calls valid must hold exactly the tokens,
-positions and numbers of the naive account. A row whose tree was decided is between cycles, and
-its integrity is checked as the engine would.
+positions and numbers of the naive account, committed ones each in the slot of its position. A row
+whose tree was decided is between cycles, and its integrity is checked as the engine would.
 """
 
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from statemgr import ModelState
-from statemgr.model_state import HOLE_SHARE
+from statemgr.blocks import BLOCK_SLOTS, BlockTables
 from tests.kv_layers import kv_layer
 
 ROWS = 3
@@ -23,7 +23,6 @@ LAYERS = 2
 _FLOAT64_LAYER = kv_layer(torch.device("cpu"), torch.float64, 1, 2)
 
 _row = st.integers(0, ROWS - 1)
-_share = st.sampled_from((0.0, 0.25, 0.5))
 _shape = st.lists(st.integers(0, 9), max_size=7)  # the parent of each node, among those before
 _fraction = st.integers(0, 100)
 
@@ -55,24 +54,27 @@ class NaiveRow:
 
 class CacheMachine(RuleBasedStateMachine):
     state: ModelState
+    tables: BlockTables
 
     def __init__(self) -> None:
         super().__init__()
         self.rows: dict[int, NaiveRow] = {}
         self.written = 0
 
-    @initialize(canonical=st.booleans(), slots=st.sampled_from((20, 128)))
-    def open_state(self, canonical: bool, slots: int) -> None:
-        """Few slots: rows fill up. 128: as few as the engine ever has."""
-        self.state = ModelState(
-            dict.fromkeys(range(LAYERS), _FLOAT64_LAYER), ROWS, slots, canonical
-        )
+    @initialize(width=st.sampled_from((1, 4)))
+    def open_state(self, width: int) -> None:
+        """Of one block: rows fill up. Rows take blocks as they grow, so each has some here and some
+        there."""
+        self.tables = BlockTables(ROWS, width, ROWS * width)
+        layers = dict.fromkeys(range(LAYERS), _FLOAT64_LAYER)
+        self.state = ModelState(layers, ROWS, width * BLOCK_SLOTS, self.tables)
 
     @precondition(lambda self: len(self.rows) < ROWS)
     @rule()
     def allocate(self) -> None:
         row = min(set(range(ROWS)) - set(self.rows))
         self.rows[row] = NaiveRow()
+        self.tables.limits[row] = self.tables.table.shape[1]
 
     @precondition(lambda self: self.rows)
     @rule(
@@ -94,18 +96,19 @@ class CacheMachine(RuleBasedStateMachine):
         counts = np.array([len(pack) for pack in packs])
         tokens = np.array([entry.token for pack in packs for entry in pack])
         positions = np.array([entry.position for pack in packs for entry in pack])
-        held = np.array([len(self.rows[row].entries) for row in chosen])
+        ends = self.state.ends[chosen] + counts
         try:
             slots = self.state.append(np.array(chosen), counts, tokens, positions)
         except ValueError:
-            assert np.any(held + counts > self.state.slots), "there was room"
+            assert np.any(ends > self.state.slots), "there was room"
             return
-        assert np.all(held + counts <= self.state.slots)
+        assert np.all(ends <= self.state.slots)
+        index = torch.from_numpy(self.tables.flat(slots))
         numbers = torch.tensor([entry.number for pack in packs for entry in pack])
         for layer in range(LAYERS):
             keys, values = self.state.store.layer(layer)
-            keys[torch.from_numpy(slots)] = numbers[:, None, None].double() + layer
-            values[torch.from_numpy(slots)] = -numbers[:, None, None].double() - layer
+            keys[index] = numbers[:, None, None].double() + layer
+            values[index] = -numbers[:, None, None].double() - layer
         if with_hidden:
             self.state.hidden.add(slots, numbers[:, None, None])
         for row in chosen:
@@ -139,30 +142,6 @@ class CacheMachine(RuleBasedStateMachine):
         for row in chosen:
             self.rows[row].settled += paths[row]
             self.rows[row].nodes = []
-            if not self.state.canonical:
-                holes = int(self.state.ends[row]) - int(self.state.cache_mask[row].sum())
-                assert holes <= HOLE_SHARE * self.state.ends[row]
-
-    @rule(rows=st.sets(_row, min_size=1), share=_share)
-    def fix_kv_cache(self, rows: set[int], share: float) -> None:
-        self.state.fix_kv_cache(np.array(sorted(rows)), share)
-        for row in rows:
-            holes = int(self.state.ends[row]) - int(self.state.cache_mask[row].sum())
-            assert holes <= share * self.state.ends[row]
-            if share == 0.0:
-                positions = self.state.positions[row, : self.state.ends[row]]
-                assert np.all(np.diff(positions) >= 0)
-
-    @rule(row=_row, count=st.integers(0, 12))
-    def make_room(self, row: int, count: int) -> None:
-        if row in self.rows:
-            held = len(self.rows[row].entries)
-            try:
-                ends = self.state.make_room(np.array([row]), np.array([count]))
-            except ValueError:
-                assert held + count > self.state.slots, "there was room"
-                return
-            assert ends == self.state.ends[row] <= self.state.slots - count
 
     @rule(row=_row, kept=_fraction)
     def fail(self, row: int, kept: int) -> None:
@@ -175,14 +154,14 @@ class CacheMachine(RuleBasedStateMachine):
         flat = np.array([row * self.state.slots + self._slot(row, entry) for entry in lost])
         if len(flat):
             self.state.scrub(flat)
-            keys, values = self.state.store.layer(LAYERS - 1)
-            assert not keys[torch.from_numpy(flat)].any()
-            assert not values[torch.from_numpy(flat)].any()
+            for part in self.state.store.layer(LAYERS - 1):
+                part[torch.from_numpy(self.tables.flat(flat))] = torch.nan
             naive.keep([entry for entry in naive.entries if entry not in lost])
 
     @rule(row=_row)
     def free(self, row: int) -> None:
         self.state.free(row)
+        self.tables.end(row)
         self.rows.pop(row, None)
 
     @invariant()
@@ -191,8 +170,10 @@ class CacheMachine(RuleBasedStateMachine):
             valid = np.flatnonzero(self.state.cache_mask[row])
             last = int(valid[-1]) + 1 if len(valid) else 0
             assert self.state.ends[row] == last, "slots in use end at the last valid one"
-            assert self.state.lengths(np.array([row])) == len(valid), "as many as the mask says"
-            assert np.all(valid >= self.state.positions[row, valid])
+            top = max((entry.position + 1 for entry in naive.entries), default=0)
+            assert self.state.lengths(np.array([row])) == top, "the largest position, plus one"
+            settled = len(naive.settled)
+            assert valid[:settled].tolist() == list(range(settled)), "not in order"
             tokens = self.state.cache_tokens[row, valid].tolist()
             positions = self.state.positions[row, valid].tolist()
             wanted = sorted((e.number, e.token, e.position) for e in naive.entries)
@@ -200,6 +181,12 @@ class CacheMachine(RuleBasedStateMachine):
                 keys, values = self._numbers(row, valid, layer)
                 assert sorted(zip(keys, tokens, positions, strict=True)) == wanted
                 assert values == keys
+
+    @invariant()
+    def every_block_is_one_rows_or_free(self) -> None:
+        if hasattr(self, "tables"):
+            self.tables.check_integrity(np.zeros(0, dtype=np.int64))
+            assert self.tables.references.max() <= 1
 
     @invariant()
     def hidden_states_are_those_of_tokens_that_stay(self) -> None:
@@ -242,7 +229,7 @@ class CacheMachine(RuleBasedStateMachine):
     def _numbers(
         self, row: int, slots: np.ndarray[tuple[int], np.dtype[np.int64]], layer: int
     ) -> tuple[list[float], list[float]]:
-        index = torch.from_numpy(row * self.state.slots + slots)
+        index = torch.from_numpy(self.tables.flat(row * self.state.slots + slots))
         keys, values = self.state.store.layer(layer)
         assert bool((keys[index] == keys[index][:, :1, :1]).all())
         return ((keys[index, 0, 0] - layer).tolist(), (-values[index, 0, 1] - layer).tolist())

@@ -1,8 +1,10 @@
 """Random lives of requests that share prefixes, checked against a naive account.
 
 What a store holds for a token is a number that its whole text so far gives, as a causal model's
-keys and values do. So whatever was copied or moved, each valid slot must hold the number of its
-row's own text. What a row inherits is known, too: no more than some text under its salt had read.
+keys and values do. So whatever was shared, copied or moved, each valid slot of a row and each
+filled one of a cached block must hold the number of its own text. Nobody may write where another
+row or the cache has something. What a row inherits is known, too: no more than some text under its
+salt had read.
 """
 
 from dataclasses import dataclass, field
@@ -11,25 +13,64 @@ from typing import Any
 import numpy as np
 import torch
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from statemgr import CacheUse, StateManager
-from statemgr.arena import KV_QUANTUM
+from statemgr import BLOCK_SLOTS, CacheUse, ModelState, StateManager
+from statemgr.arrays import Ints
 from tests.kv_layers import kv_layer
 
-MODELS = {"target": True, "draft": False}  # and whether each is canonical
-ROWS, TREE = 3, 6
-MOST = 3 * KV_QUANTUM - TREE  # tokens of a request
+MODELS = ("target", "draft")
+ROWS, TREE = 4, 6
+MOST = 5 * BLOCK_SLOTS - TREE  # tokens of a request
+AMPLE = 300  # blocks: nothing has to go
 _LAYER = kv_layer(torch.device("cpu"), torch.float64, 1, 1)
 
-_row = st.integers(0, ROWS - 1)
-_salt = st.sampled_from(("a", "b", None))
+_B = BLOCK_SLOTS
+_pick = st.sampled_from(range(ROWS))  # of the rows that run
+_some = st.sampled_from((1, 20, _B - 1, _B, _B + 1, 2 * _B, MOST, MOST))  # tokens
+_name = st.sampled_from(MODELS)
+_salt = st.sampled_from(("a", "a", "a", "a", "b", None))
+
+_ACTIONS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
+    "admit": st.fixed_dictionaries(
+        {
+            "kind": st.sampled_from((0, 0, 1)),
+            "length": st.sampled_from((2, _B, _B + 1, 50, 2 * _B + 1, 80, 3 * _B, 140, 140)),
+            "more": st.sampled_from((1, 60)),
+            "salt": _salt,
+            "reads": st.sampled_from((True, True, True, False)),
+        }
+    ),
+    "read": st.fixed_dictionaries(
+        {"picks": st.sets(_pick, min_size=1), "name": _name, "count": _some, "waits": st.booleans()}
+    ),
+    "fail": st.fixed_dictionaries({"pick": _pick, "name": _name, "count": _some}),
+    "read_again": st.fixed_dictionaries(
+        {"pick": _pick, "name": _name, "length": st.sampled_from((0, 20, _B, 40))}
+    ),
+    "decode": st.fixed_dictionaries(
+        {"pick": _pick, "name": _name, "accepted": st.integers(0, TREE // 2)}
+    ),
+    "end": st.fixed_dictionaries({"pick": _pick, "keep": st.sampled_from((True, True, False))}),
+    "poison": st.fixed_dictionaries({"pick": _pick, "name": _name}),
+    "follow": st.fixed_dictionaries({}),
+    "lose_model": st.fixed_dictionaries({"name": _name}),
+}
+# More often what most depends on; as one rule, since hypothesis leaves out half of several.
+_OFTEN = [
+    name
+    for name, weight in {
+        "admit": 6, "read": 12, "decode": 4, "follow": 8, "fail": 2, "read_again": 3,
+        "end": 3, "poison": 1, "lose_model": 1,
+    }.items()
+    for _ in range(weight)
+]  # fmt: skip
 
 
 def text_of(kind: int, length: int) -> list[int]:
     """Texts of two kinds; each is a prefix of the longer ones of its kind, the first half of all is
     common to both."""
-    common = [5 + place % 7 for place in range(150)]
+    common = [5 + place % 7 for place in range(70)]
     return (common + [kind + place % 3 for place in range(MOST)])[:length]
 
 
@@ -60,20 +101,22 @@ class SharingMachine(RuleBasedStateMachine):
         self.known: dict[str, list[Known]] = {}  # by salt, whatever ended since
         self.is_ample = False
 
-    @initialize(blocks=st.sampled_from((3, 5, 9, 60)))
+    @initialize(blocks=st.sampled_from((7, 11, 15, AMPLE)))
     def open_manager(self, blocks: int) -> None:
-        self.is_ample = blocks == 60  # then nothing has to go
-        self.manager = StateManager(ROWS, MOST, None, TREE, blocks * KV_QUANTUM)
+        self.is_ample = blocks == AMPLE
+        self.manager = StateManager(ROWS, MOST, None, TREE, blocks * BLOCK_SLOTS)
         for name in MODELS:
             self._open(name)
 
-    @rule(
-        kind=st.integers(0, 2),
-        length=st.integers(1, MOST - 1),
-        more=st.integers(1, 60),
-        salt=_salt,
-        reads=st.booleans(),
-    )
+    @rule(name=st.sampled_from(_OFTEN), data=st.data())
+    def act(self, name: str, data: st.DataObject) -> None:
+        few = 1 if name in ("end", "follow") else 0
+        if name == "admit" and len(self.rows) == ROWS:
+            name = "end"
+        elif name != "lose_model" and len(self.rows) <= few:
+            name = "admit"
+        getattr(self, name)(**data.draw(_ACTIONS[name], label=name))
+
     def admit(self, kind: int, length: int, more: int, salt: str | None, reads: bool) -> None:
         tokens, reserve = text_of(kind, length), min(length + more, MOST)
         room = self.manager.free_slots >= self.manager.slots_for(reserve)
@@ -91,44 +134,56 @@ class SharingMachine(RuleBasedStateMachine):
         if self.is_ample:
             assert inherited == most, "it is there, and was not found"
 
-    @precondition(lambda self: self.rows)
-    @rule(row=_row, name=st.sampled_from(list(MODELS)), count=st.integers(1, 140))
-    def read(self, row: int, name: str, count: int) -> None:
-        if row not in self.rows:
-            return
-        naive, state = self.rows[row], self.manager.state(name)
-        assert state is not None
-        done = naive.read[name]
-        count = min(count, len(naive.tokens) - 1 - done)
-        if count:
-            tokens = np.array(naive.tokens[done : done + count])
-            positions = done + np.arange(count)
-            slots = state.append(np.array([row]), np.array([count]), tokens, positions)
-            self._write(name, slots, [_number(naive.tokens[: at + 1]) for at in positions])
-            naive.read[name] += count
+    def read(self, picks: set[int], name: str, count: int, waits: bool) -> None:
+        """Rows read together. `waits`: those that others read for do not."""
+        chosen = np.array(sorted({self._row(pick) for pick in picks}), dtype=np.int64)
+        if waits:
+            held = self.manager.waits(name, chosen)
+            assert not held[0], "nobody would read"
+            chosen = chosen[~held]
+        lacking = {row: self._lacking(row, name, count) for row in chosen.tolist()}
+        packs = {row: own for row, own in lacking.items() if len(own)}
+        if packs:
+            self._append(name, {row: (own, own) for row, own in packs.items()})
+            for row, own in packs.items():
+                self.rows[row].read[name] += len(own)
 
-    @precondition(lambda self: self.rows)
-    @rule(row=_row, name=st.sampled_from(list(MODELS)), accepted=st.integers(0, TREE // 2))
-    def decode(self, row: int, name: str, accepted: int) -> None:
+    def fail(self, pick: int, name: str, count: int) -> None:
+        """A forward that fails after it has written what is no number."""
+        row = self._row(pick)
+        if len(own := self._lacking(row, name, count)):
+            slots = self._append(name, {row: (own, own)}, is_broken=True)
+            self._state(name).scrub(slots)
+
+    def read_again(self, pick: int, name: str, length: int) -> None:
+        """What a model has of a row is given up from there on."""
+        row = self._row(pick)
+        naive = self.rows[row]
+        if naive.salt is not None:  # others may have looked at it before, and may not
+            known = Known(naive.tokens, max(naive.read.values()))
+            self.known.setdefault(naive.salt, []).append(known)
+            self.is_ample = False
+        self._state(name).rollback(np.array([row]), np.array([length]))
+        self._note_read(row)
+
+    def decode(self, pick: int, name: str, accepted: int) -> None:
         """A tree of two branches, of which a part of one becomes text; the others are garbage."""
-        naive = self.rows.get(row)
-        if naive is None or naive.read[name] < len(naive.tokens) - 1:
+        row = self._row(pick)
+        naive = self.rows[row]
+        if naive.read[name] < len(naive.tokens) - 1:
             return
         accepted = min(accepted, naive.reserve - len(naive.tokens) - 1)
         if accepted < 0:
             return
-        state, base = self.manager.state(name), len(naive.tokens) - 1
-        assert state is not None
+        state, base = self._state(name), len(naive.tokens) - 1
         text = naive.tokens + [1 + (7 * at) % 5 for at in range(TREE // 2)]
         depth = TREE // 2 - 1  # the root is fed with them
-        tokens = [text[base], *(9 for _ in range(depth)), *text[base + 1 : base + 1 + depth]]
-        positions = [base, *(base + 1 + np.arange(depth)), *(base + 1 + np.arange(depth))]
-        slots = state.append(
-            np.array([row]), np.array([len(tokens)]), np.array(tokens), np.array(positions)
-        )
-        numbers = [_number(text[: base + 1])] + [-3.0] * depth
-        numbers += [_number(text[: base + 2 + at]) for at in range(depth)]
-        self._write(name, slots, numbers)
+        own = base + np.arange(1 + depth)
+        naive.tokens, committed = text, naive.tokens
+        positions = np.concatenate((own[:1], own[1:], own[1:]))
+        texts = np.concatenate((own[:1], np.full(depth, -1), own[1:]))
+        slots = self._append(name, {row: (positions, texts)})
+        naive.tokens = committed
         accepted = min(accepted, depth)
         good = np.concatenate((slots[:1], slots[1 + depth : 1 + depth + accepted]))
         self.manager.extend(row, np.array(text[base + 1 : base + 2 + accepted]))
@@ -136,42 +191,33 @@ class SharingMachine(RuleBasedStateMachine):
         state.commit(np.array([row]), np.array([base]), good)
         naive.read[name] = base + 1 + accepted
 
-    @rule(row=_row, keep=st.booleans())
-    def end(self, row: int, keep: bool) -> None:
-        naive = self.rows.pop(row, None)
-        if naive is not None:
-            if not keep:
-                self._note_untrusted(row)
-            self.manager.free(row, keep)
-            if keep and naive.salt is not None:
-                known = Known(naive.tokens, max(naive.read.values()))
-                self.known.setdefault(naive.salt, []).append(known)
+    def end(self, pick: int, keep: bool) -> None:
+        row = self._row(pick)
+        naive = self.rows.pop(row)
+        self.manager.free(row, keep)
+        if keep and naive.salt is not None:
+            known = Known(naive.tokens, max(naive.read.values()))
+            self.known.setdefault(naive.salt, []).append(known)
 
-    @rule(row=_row, name=st.sampled_from(list(MODELS)))
-    def poison(self, row: int, name: str) -> None:
+    def poison(self, pick: int, name: str) -> None:
         """What a broken forward left behind is kept for nobody."""
-        naive = self.rows.get(row)
-        if naive is None or not naive.read[name]:
+        row = self._row(pick)
+        naive = self.rows[row]
+        if not naive.read[name]:
             return
-        state = self.manager.state(name)
-        assert state is not None
-        slot = state.slots_of(row, 1)
-        state.store.layer(0)[1][torch.from_numpy(slot)] = float("nan")
-        del self.rows[row]
-        self._note_untrusted(row)
-        self.manager.free(row, keep=True)
-        if naive.salt is not None:
-            other = max(length for model, length in naive.read.items() if model != name)
-            self.known.setdefault(naive.salt, []).append(Known(naive.tokens, other))
-        keys, values = state.store.layer(0)
-        assert bool(torch.isfinite(keys).all() and torch.isfinite(values).all())
+        state = self._state(name)
+        block, within = divmod(int(state.slots_of(row, naive.read[name])[-1]), BLOCK_SLOTS)
+        if state.tables.references[block] > 1 or state.filled[block] > within:
+            return  # known to be numbers, and written to by nobody
+        state.store.layer(0)[1][block * BLOCK_SLOTS + within] = float("nan")
+        sound = state.covered(state.tables.of(row), naive.read[name])
+        naive.read[name] = sound
+        self.end(pick, keep=True)
 
-    @rule()
     def follow(self) -> None:
         for row in self.manager.follow():
             self._note_read(row)
 
-    @rule(name=st.sampled_from(list(MODELS)))
     def lose_model(self, name: str) -> None:
         self.manager.drop_state(name)
         self._open(name)
@@ -184,34 +230,55 @@ class SharingMachine(RuleBasedStateMachine):
         if not hasattr(self, "manager"):
             return
         self.manager.check_integrity()
-        assert self.manager.free_slots <= self.manager.kv_slots
+        assert not self.manager.cache_counts.failures
+        reserved = sum(self.manager.slots_for(one.reserve) for one in self.rows.values())
+        assert self.manager.free_slots == self.manager.kv_slots - reserved
         for row, naive in self.rows.items():
             for name in MODELS:
                 assert self.manager.inherited(row, name) < len(naive.tokens)
-                state = self.manager.state(name)
-                assert state is not None
+                state = self._state(name)
                 length = int(state.lengths(np.array([row]))[0])
                 assert length == naive.read[name]
-                index = torch.from_numpy(state.slots_of(row, length))
-                wanted = [_number(naive.tokens[: at + 1]) for at in range(length)]
-                for layer in range(2):
-                    keys, values = state.store.layer(layer)
-                    assert keys[index, 0, 0].tolist() == wanted
-                    assert (-values[index, 0, 0]).tolist() == wanted
+                self._assert_holds(name, state.slots_of(row, length), naive.tokens)
+
+    @invariant()
+    def every_filled_slot_of_a_cached_block_does(self) -> None:
+        for node in self.manager._sharing.cache if hasattr(self, "manager") else ():
+            text = np.concatenate([each.tokens for each in node.above]).tolist()
+            start = len(text) - len(node.tokens)
+            for name in MODELS:
+                count = int(self._state(name).filled[node.block])
+                slots = node.block * BLOCK_SLOTS + np.arange(count)
+                self._assert_holds(name, slots, text, start)
+
+    def _assert_holds(self, name: str, slots: Ints, text: list[int], start: int = 0) -> None:
+        wanted = [_number(text[: start + at + 1]) for at in range(len(slots))]
+        for layer in range(2):
+            keys, values = self._state(name).store.layer(layer)
+            assert keys[torch.from_numpy(slots), 0, 0].tolist() == wanted
+            assert (-values[torch.from_numpy(slots), 0, 0]).tolist() == wanted
+
+    def _row(self, pick: int) -> int:
+        return sorted(self.rows)[pick % len(self.rows)]
+
+    def _state(self, name: str) -> ModelState:
+        state = self.manager.state(name)
+        assert state is not None
+        return state
+
+    def _lacking(self, row: int, name: str, most: int) -> Ints:
+        """Positions of the next tokens that a model is to read."""
+        naive = self.rows[row]
+        return np.arange(naive.read[name], min(naive.read[name] + most, len(naive.tokens) - 1))
 
     def _open(self, name: str) -> None:
-        self.manager.open_state(name, dict.fromkeys(range(2), _LAYER), canonical=MODELS[name])
+        layers = dict.fromkeys(range(2), _LAYER)
+        self.manager.open_state(name, layers, is_target=name == "target")
 
     def _note_read(self, row: int) -> None:
         """Rows are given what others have read: here it is believed, and checked by its numbers."""
         for name in MODELS:
-            state = self.manager.state(name)
-            assert state is not None
-            self.rows[row].read[name] = int(state.lengths(np.array([row]))[0])
-
-    def _note_untrusted(self, row: int) -> None:
-        """A row that is not kept may be all that was left of the prefix that it took over."""
-        self.is_ample &= not self.manager.inherited(row)
+            self.rows[row].read[name] = int(self._state(name).lengths(np.array([row]))[0])
 
     def _texts(self, salt: str, but: int) -> list[Known]:
         running = [
@@ -221,14 +288,34 @@ class SharingMachine(RuleBasedStateMachine):
         ]
         return running + self.known.get(salt, [])
 
-    def _write(self, name: str, slots: Any, numbers: list[float]) -> None:
-        state = self.manager.state(name)
-        assert state is not None
-        index = torch.from_numpy(state.layout.flat(slots))
+    def _append(
+        self, name: str, packs: dict[int, tuple[Ints, Ints]], is_broken: bool = False
+    ) -> Ints:
+        """A forward. `packs`: by row positions, and how many tokens of its text stand before each
+        one; of a node that is none of the text -1."""
+        state, rows = self._state(name), np.array(sorted(packs))
+        valid = state.cache_mask.copy()
+        counts = np.array([len(packs[row][0]) for row in rows.tolist()])
+        positions = np.concatenate([packs[row][0] for row in rows.tolist()])
+        places = np.concatenate([packs[row][1] for row in rows.tolist()])
+        owners = np.repeat(rows, counts)
+        texts = [self.rows[row].tokens for row in owners.tolist()]
+        known = list(zip(places.tolist(), texts, strict=True))
+        tokens = np.array([text[at] if at >= 0 else 9 for at, text in known])
+        slots = state.append(rows, counts, tokens, positions)
+        arena = state.tables.flat(slots)
+        for row in self.rows:
+            own = row * state.slots + np.flatnonzero(valid[row])
+            assert not np.isin(state.tables.flat(own), arena).any(), "a token is written over"
+        assert len(np.unique(arena)) == len(arena), "two rows write to one slot"
+        assert (state.filled[arena // BLOCK_SLOTS] <= arena % BLOCK_SLOTS).all(), "it is filled"
+        numbers = [_number(text[: at + 1]) if at >= 0 else -3.0 for at, text in known]
+        written = torch.tensor([float("nan")] * len(known) if is_broken else numbers).double()
         for layer in range(2):
             keys, values = state.store.layer(layer)
-            keys[index, 0, 0] = torch.tensor(numbers, dtype=torch.float64)
-            values[index, 0, 0] = -torch.tensor(numbers, dtype=torch.float64)
+            keys[torch.from_numpy(arena), 0, 0] = written
+            values[torch.from_numpy(arena), 0, 0] = -written
+        return slots
 
 
 def _number(text: list[int]) -> float:

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from modelpool.attention.kv_view import AttentionLayer
 from modelpool.attention.packed import OpaqueView, packed_attention_forward
-from modelpool.attention.path import reference_attention
-from statemgr import ForwardView, ModelState
+from modelpool.attention.path import PathLayout, reference_attention
+from statemgr import BLOCK_SLOTS, ForwardView, ModelState
 from tests.kv_layers import kv_layer
 from tests.statemgr.trees import feed
 
@@ -52,7 +52,7 @@ class Bench:
         self.heads, self.kv_heads = heads, kv_heads
         self.value_dim, self.is_latent = value_dim, is_latent
         layer = kv_layer(torch.device("cpu"), torch.float64, kv_heads, DIM, value_dim, is_latent)
-        self.state = ModelState({0: layer, 1: layer}, ROWS, SLOTS, canonical=True)
+        self.state = ModelState({0: layer, 1: layer}, ROWS, SLOTS)
         self.pasts = [Past() for _ in range(ROWS)]
         self._random = torch.Generator().manual_seed(seed)
 
@@ -233,9 +233,11 @@ def test_what_no_token_sees_may_be_no_numbers() -> None:
     bench.forward({0: 3, 2: 5})
     rows, feed = np.array([0, 2]), np.array([2, 1])
     slots = bench.state.append(rows, feed, np.zeros(3, dtype=np.int64), np.array([3, 4, 5]))
+    is_free = bench.state.tables.references == 0
+    free = np.flatnonzero(np.repeat(is_free, BLOCK_SLOTS))
     for part in bench.state.store.layer(LAYER):
-        part[SLOTS : 2 * SLOTS] = torch.nan
-        part[torch.from_numpy(slots)] = torch.nan
+        part[torch.from_numpy(free)] = torch.nan
+        part[torch.from_numpy(bench.state.tables.flat(slots))] = torch.nan
     bench.state.rollback(rows, np.array([3, 5]))
     got, wanted, _ = bench.forward({0: 1, 2: 2})
     assert_equal(got, wanted)
@@ -247,7 +249,7 @@ def test_not_a_number_in_another_row_does_not_leak(what: str) -> None:
     bench.forward({0: 3, 1: 5})
     getattr(bench.pasts[1], what)[2][:] = torch.nan
     keys, values = bench.state.store.layer(LAYER)
-    (keys if what == "keys" else values)[SLOTS + 2] = torch.nan
+    (keys if what == "keys" else values)[bench.state.slots_of(1, 3)[2]] = torch.nan
     got, wanted, _ = bench.forward({0: 1, 1: 1})
     assert got[1].isnan().all()
     assert_equal(got[:1], wanted[:1])
@@ -281,10 +283,12 @@ def test_a_row_has_the_same_bits_whatever_stands_beside_it() -> None:
 def test_a_spread_models_layers_attend_each_on_its_own_device() -> None:
     devices = [torch.device("cpu"), torch.device("meta")]
     layers = dict(enumerate(kv_layer(device, torch.float64, 2, DIM) for device in devices))
-    state = ModelState(layers, ROWS, SLOTS, canonical=True)
-    rows, counts, positions = np.array([0, 1, 2]), np.array([1, 3, 20]), np.zeros(24, np.int64)
+    state = ModelState(layers, ROWS, SLOTS)
+    rows, counts = np.array([0, 1, 2]), np.array([1, 3, 20])
+    positions = np.concatenate([np.arange(count) for count in counts])
     view = state.view(rows, counts, positions, state.append(rows, counts, positions, positions))
     for number, device in enumerate(devices):
-        query, key = (torch.zeros(n, 24, DIM, dtype=torch.float64, device=device) for n in (4, 2))
+        key = torch.zeros(2, 24, DIM, dtype=torch.float64, device=device)
         view.write(number, key.transpose(0, 1), key.transpose(0, 1))
-        assert reference_attention()(view, AttentionLayer(number, 1.0), query).device == device
+        assert view.arena(AttentionLayer(number, 1.0))[0].device == device
+        assert view.layout(PathLayout).on(device).tables.device == device

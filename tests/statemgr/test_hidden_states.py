@@ -1,7 +1,6 @@
 """Hidden states of committed tokens are told once, whatever becomes of their slots."""
 
 import numpy as np
-import pytest
 import torch
 
 from statemgr import ModelState
@@ -11,9 +10,9 @@ ROWS = np.arange(2)
 NOTHING = np.zeros(0, dtype=np.int64)
 
 
-def make_state(canonical: bool = True) -> ModelState:
+def make_state() -> ModelState:
     layer = kv_layer(torch.device("cpu"), torch.float64, 1, 2)
-    return ModelState({0: layer}, rows=2, slots=128, canonical=canonical)
+    return ModelState({0: layer}, rows=2, slots=128)
 
 
 def read(state: ModelState, positions: list[int], states: list[float] | None = None) -> np.ndarray:
@@ -37,14 +36,12 @@ def told(state: ModelState) -> dict[int, list[tuple[int, float]]]:
     return found
 
 
-@pytest.mark.parametrize("canonical", [True, False])
-def test_it_is_those_of_the_accepted_path(canonical: bool) -> None:
-    state = make_state(canonical)
+def test_it_is_those_of_the_accepted_path() -> None:
+    state = make_state()
     read(state, [0, 1, 2], [0, 1, 2])
     tree = read(state, [3, 3, 4], [3, 4, 5])
     assert told(state) == {0: [], 1: []}
     state.commit(ROWS, np.array([3, 3]), np.array([tree[0, 1], tree[0, 2], tree[1, 0]]))
-    state.fix_kv_cache(ROWS, hole_share=0.0)
     row = [(0, 0), (1, 1), (2, 2)]
     assert told(state) == {
         0: [*row, (3, 4), (4, 5)],
@@ -77,7 +74,7 @@ def test_they_go_with_their_row_and_do_not_come_with_keys_and_values() -> None:
     state = make_state()
     read(state, [0, 1, 2], [0, 1, 2])
     state.commit(ROWS, np.array([3, 3]), NOTHING)
-    state.park(0)
-    state.inherit(0, np.arange(3), state.slots_of(1, 3))
+    state.free(0)
+    state.inherit(0, np.arange(3))
     state.commit(ROWS, np.array([3, 3]), NOTHING)
     assert told(state) == {0: [], 1: [(0, 100), (1, 101), (2, 102)]}

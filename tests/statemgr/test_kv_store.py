@@ -1,4 +1,4 @@
-"""The store moves and empties slots in all layers; what a row must hold: `test_model_state`."""
+"""The store copies slots in all layers; what a row must hold: `test_model_state`."""
 
 from typing import Any
 from unittest import mock
@@ -35,16 +35,11 @@ def held(store: KVStore) -> list[list[float]]:
     return [part[:, 0, 0].tolist() for part in parts]
 
 
-def test_slots_move_in_all_layers_though_source_and_destination_overlap(store: KVStore) -> None:
-    store.move(np.array([5, 6, 9]), np.array([4, 5, 6]))
+def test_slots_are_copied_in_all_layers_though_source_and_destination_overlap(
+    store: KVStore,
+) -> None:
+    store.copy(np.array([5, 6, 9]), np.array([4, 5, 6]))
     assert held(store) == [[0, 1, 2, 3, 5, 6, 9, *range(7, 16)]] * 6
-
-
-def test_consecutive_slots_move_either_way_without_indices(store: KVStore) -> None:
-    with mock.patch.object(Tensor, "index_copy_", side_effect=AssertionError("no run")):
-        store.move(np.array([2, 3, 4]), np.array([3, 4, 5]))
-        store.move(np.array([8, 9]), np.array([0, 1]))
-    assert held(store) == [[8, 9, 2, 2, 3, 4, 6, 7, *range(8, 16)]] * 6
 
 
 def test_of_latents_there_is_one_tensor() -> None:
@@ -56,30 +51,37 @@ def test_of_latents_there_is_one_tensor() -> None:
     assert torch.equal(values, keys[..., :4])
     assert store.kept(1) == (keys,)
     before = keys.clone()
-    store.move(np.array([5, 6, 9]), np.array([4, 5, 6]))
+    store.copy(np.array([5, 6, 9]), np.array([4, 5, 6]))
     assert torch.equal(values[[4, 5, 6]], before[[5, 6, 9], :, :4])
 
 
-def test_nothing_moves_to_where_it_stands(store: KVStore) -> None:
+def test_nothing_is_copied_to_where_it_stands(store: KVStore) -> None:
     nothing, same = np.zeros(0, dtype=np.int64), np.array([3, 7])
-    with mock.patch.object(KVStore, "_on_devices", side_effect=AssertionError("moved")):
-        store.move(nothing, nothing)
-        store.move(same, same)
+    with mock.patch.object(KVStore, "_on_devices", side_effect=AssertionError("copied")):
+        store.copy(nothing, nothing)
+        store.copy(same, same)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_no_number_is_found(store: KVStore, bad: float) -> None:
     store.layer(1)[1][5, 1, 0] = bad
-    assert store.is_finite(0, 5)
-    assert store.is_finite(6, 10)
-    assert not store.is_finite(4, 3)
-    store.clear(4, 2)
-    assert store.is_finite(0, 16)
+    assert store.is_finite(np.array([4, 6, *range(8, 16)]))
+    assert not store.is_finite(np.array([9, 5, 1]))
 
 
-def test_slots_are_scrubbed_in_all_layers(store: KVStore) -> None:
-    store.scrub(np.array([1, 15]))
-    assert held(store) == [[0, 0, *range(2, 15), 0]] * 6
+def test_finite_halves_are_numbers_though_their_sum_is_none() -> None:
+    layer = kv_layer(CPU, torch.float16, 1, 4)
+    store = KVStore({0: layer}, slots=16)
+    store.layer(0)[0][:] = 60000.0
+    assert store.is_finite(np.arange(16))
+
+
+def test_many_slots_are_looked_at_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("statemgr.kv_store._CHECKED_SLOTS", 3)
+    store = KVStore({0: kv_layer(CPU, torch.float32, 1, 4)}, slots=16)
+    assert store.is_finite(np.arange(16))
+    store.layer(0)[0][15] = torch.nan
+    assert not store.is_finite(np.arange(16))
 
 
 def test_indices_go_to_a_device_once_and_the_host_does_not_wait(store: KVStore) -> None:
@@ -91,6 +93,5 @@ def test_indices_go_to_a_device_once_and_the_host_does_not_wait(store: KVStore) 
         return to(tensor, *place, **options)
 
     with mock.patch.object(Tensor, "to", noting):
-        store.move(np.array([5, 7]), np.array([4, 5]))
-        store.scrub(np.array([1]))
-    assert copies == [{"non_blocking": True}] * 2
+        store.copy(np.array([5, 7]), np.array([4, 5]))
+    assert copies == [{"non_blocking": True}]

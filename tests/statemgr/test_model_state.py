@@ -1,4 +1,4 @@
-"""A model's cache forgets by mask, moves only to compact, and notices when it is corrupt."""
+"""A model's cache forgets by mask, puts accepted nodes in order, and notices when it is corrupt."""
 
 from typing import Any
 
@@ -8,22 +8,20 @@ import torch
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from statemgr import ModelState
+from statemgr import BLOCK_SLOTS, ModelState
+from statemgr.blocks import BlockTables
 from tests.kv_layers import kv_layer
 from tests.statemgr.cache_machine import CacheMachine
 
 SLOTS = 128
 ROWS = np.array([0])
+NOTHING = np.zeros(0, dtype=np.int64)
+LAYERS = dict.fromkeys(range(2), kv_layer(torch.device("cpu"), torch.float64, 2, 4))
 PARTS = 2  # of the many random lives, for two processes
 
 
-def make_state(canonical: bool = False) -> ModelState:
-    return ModelState(
-        dict.fromkeys(range(2), kv_layer(torch.device("cpu"), torch.float64, 2, 4)),
-        rows=3,
-        slots=SLOTS,
-        canonical=canonical,
-    )
+def make_state() -> ModelState:
+    return ModelState(LAYERS, rows=3, slots=SLOTS)
 
 
 def fill(state: ModelState, row: int, positions: list[int]) -> None:
@@ -33,6 +31,7 @@ def fill(state: ModelState, row: int, positions: list[int]) -> None:
     slots = state.append(
         np.array([row]), np.array([len(positions)]), 100 + numbers, np.array(positions)
     )
+    slots = state.tables.flat(slots)
     for layer in range(2):
         keys, values = state.store.layer(layer)
         keys[torch.from_numpy(slots)] = torch.from_numpy(numbers + 1.0)[:, None, None]
@@ -42,7 +41,7 @@ def fill(state: ModelState, row: int, positions: list[int]) -> None:
 def stored(state: ModelState, row: int, count: int) -> list[float]:
     """The keys' numbers in the first `count` slots, valid or not."""
     keys, values = state.store.layer(1)
-    part = slice(row * SLOTS, row * SLOTS + count)
+    part = torch.from_numpy(state.slots_of(row, count))
     assert torch.equal(values[part], -keys[part])
     numbers: list[float] = keys[part, 1, 3].tolist()
     return numbers
@@ -63,49 +62,26 @@ def test_many_random_lives_of_rows_match_a_naive_account(
     run_state_machine_as_test(CacheMachine, settings=many)
 
 
-def test_a_drafter_keeps_an_accepted_path_where_it_lies() -> None:
+def test_an_accepted_path_is_moved_into_order() -> None:
     state = make_state()
     fill(state, 0, [*range(8), 8, 8, 9, 9])  # eight committed; two nodes at 8, two at 9
     state.commit(ROWS, np.array([8]), np.array([9, 11]))
-    assert state.cache_mask[0].nonzero()[0].tolist() == [*range(8), 9, 11]
-    assert stored(state, 0, 12) == list(range(1, 13))
+    assert state.cache_mask[0].nonzero()[0].tolist() == [*range(10)]
+    assert stored(state, 0, 10) == [*range(1, 9), 10, 12]
     state.check_integrity(0, np.array([*range(100, 108), 109, 111, 5]))
 
 
-@pytest.mark.parametrize(("base", "end"), [(4, 5), (2, 2)])  # then it is compacted, too
-def test_what_was_given_back_is_not_committed(base: int, end: int) -> None:
+@pytest.mark.parametrize("base", [4, 2])
+def test_what_was_given_back_is_not_committed(base: int) -> None:
     state = make_state()
     fill(state, 0, [0, 0, 1, 2, 3])
     state.commit(ROWS, np.array([0]), np.array([1, 2, 3, 4]))
     fill(state, 0, [4, 5])
     state.commit(ROWS, np.array([base]), np.array([], dtype=np.int64))
-    assert state.ends[0] == end
-    state.commit(ROWS, np.array([4]), np.array([5, 6]))
+    assert state.ends[0] == base
+    state.commit(ROWS, np.array([4]), np.array([4, 5]))
     assert state.lengths(ROWS).tolist() == [base]
     state.check_integrity(0, np.array([101, 102, 103, 104, 105, 106, 5]))
-
-
-def test_holes_are_compacted_only_beyond_their_share() -> None:
-    state = make_state()
-    fill(state, 0, [0, 1, 2, 3, 4, 5, 6, 7, 7])
-    state.commit(ROWS, np.array([7]), np.array([8]))  # 1 hole in 9 slots
-    state.fix_kv_cache(ROWS)
-    assert state.ends[0] == 9
-    state.fix_kv_cache(ROWS, hole_share=0.1)
-    assert state.ends[0] == 8
-    assert stored(state, 0, 8) == [1, 2, 3, 4, 5, 6, 7, 9]
-
-
-def test_what_is_appended_within_the_room_that_was_made_moves_nothing() -> None:
-    state = make_state()
-    fill(state, 0, [*range(SLOTS - 4), SLOTS - 5])
-    state.commit(ROWS, np.array([SLOTS - 5]), np.array([SLOTS - 4]))  # one hole
-    assert state.ends[0] == SLOTS - 3
-    assert state.make_room(ROWS, np.array([4])) == SLOTS - 4
-    first = state.append(ROWS, np.array([2]), np.array([5, 6]), np.array([SLOTS - 4, SLOTS - 3]))
-    state.append(ROWS, np.array([2]), np.array([7, 8]), np.array([SLOTS - 2, SLOTS - 1]))
-    assert state.cache_tokens[0, first].tolist() == [5, 6]
-    assert state.cache_mask[0].all()
 
 
 def test_tokens_that_the_device_drafted_are_learnt_later() -> None:
@@ -121,13 +97,15 @@ def test_tokens_that_the_device_drafted_are_learnt_later() -> None:
     ("array", "place", "value", "complaint"),
     [
         ("cache_mask", (0, 1), False, "not a prefix"),
-        ("positions", (0, 2), 1, "not a prefix"),
+        ("positions", (0, 2), 1, "not in order"),
         ("cache_tokens", (0, 2), 103, "other tokens"),
-        ("ends", 0, 2, "counts as free"),
+        ("ends", 0, 2, "miscounted"),
+        ("_lengths", 0, 2, "miscounted"),
+        ("filled", 0, 4, "more is filled than committed"),
     ],
 )
 def test_corruption_is_noticed(array: str, place: Any, value: int, complaint: str) -> None:
-    state = make_state(canonical=True)
+    state = make_state()
     fill(state, 0, [0, 1, 2])
     committed = np.array([100, 101, 102, 103])
     state.check_integrity(0, committed)
@@ -138,34 +116,38 @@ def test_corruption_is_noticed(array: str, place: Any, value: int, complaint: st
         state.check_integrity(0, committed)
 
 
-def test_order_in_memory_matters_to_a_canonical_state_only() -> None:
-    for canonical in (False, True):
-        state = make_state(canonical)
-        fill(state, 0, [1, 0])
-        if canonical:
-            with pytest.raises(AssertionError, match="not canonical"):
-                state.check_integrity(0, np.array([101, 100, 5]))
-        else:
-            state.check_integrity(0, np.array([101, 100, 5]))
-
-
 def test_a_free_row_with_slots_in_use_is_noticed() -> None:
     state = make_state()
     fill(state, 0, [0])
     with pytest.raises(AssertionError, match="row 0 is not free"):
         state.check_free(0)
-    state.ends[0] = 0
+    state.ends[0] = state._lengths[0] = 0
     with pytest.raises(AssertionError, match="valid slots"):
         state.check_free(0)
 
 
-def test_a_freed_row_holds_nothing_that_could_poison_the_next() -> None:
-    state = make_state()
-    fill(state, 0, [0, 1, 2])
-    keys, values = state.store.layer(0)
-    keys[:3] = torch.nan
-    values[:3] = torch.inf
-    state.rollback(np.array([0]), np.array([1]))
-    state.free(0)
-    assert not keys[: state.slots].any()
-    assert not values[: state.slots].any()
+def test_a_row_lies_wherever_blocks_are_free() -> None:
+    tables = BlockTables(rows=2, width=3, blocks=6)
+    tables.limits[:] = 3
+    state = ModelState(LAYERS, 2, 3 * BLOCK_SLOTS, tables)
+    for row in (0, 1) * 3:
+        fill(state, row, [*range(int(state.ends[row]), int(state.ends[row]) + BLOCK_SLOTS)])
+    for row in (0, 1):
+        assert stored(state, row, 3 * BLOCK_SLOTS) == list(range(1, 3 * BLOCK_SLOTS + 1))
+    assert sorted([*tables.of(0), *tables.of(1)]) == list(range(6))
+    assert (np.diff(tables.of(0)) != 1).all()
+    view = state.view(np.array([1]), np.array([0]), NOTHING, NOTHING)
+    assert view.pack.tables.tolist() == [tables.of(1).tolist()]
+    assert view.pack.lengths.tolist() == [3 * BLOCK_SLOTS]
+
+
+def test_a_row_that_may_not_grow_stays_as_it_is() -> None:
+    tables = BlockTables(rows=2, width=3, blocks=3)
+    tables.limits[:] = 2, 1
+    state = ModelState(LAYERS, 2, 3 * BLOCK_SLOTS, tables)
+    fill(state, 1, [*range(BLOCK_SLOTS)])
+    with pytest.raises(ValueError, match="no free slots"):
+        fill(state, 1, [BLOCK_SLOTS])
+    assert state.lengths(np.array([1])).tolist() == [BLOCK_SLOTS]
+    assert tables.grow(np.array([0, 1]), np.array([33, 33])).tolist() == [1]
+    assert tables.sizes.tolist() == [2, 1]

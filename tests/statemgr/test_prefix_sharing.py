@@ -1,6 +1,8 @@
 """Rows take over what others have read, under their own salt alone, and never what was rejected."""
 
 import logging
+from collections.abc import Callable
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -9,9 +11,9 @@ import torch
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from statemgr import CacheUse, KVStore, StateManager, TokenChain
-from statemgr.arena import KV_QUANTUM
-from statemgr.prefix_cache import CachedPrefix
+from statemgr import BLOCK_SLOTS as B
+from statemgr import CacheUse, KVStore, ModelState, StateManager, TokenChain
+from statemgr.blocks import BlockTables
 from tests.kv_layers import kv_layer
 from tests.statemgr.sharing_machine import SharingMachine
 
@@ -20,11 +22,22 @@ USE = CacheUse("salt")
 
 
 def manager_of(blocks: int, rows: int = 4, models: tuple[str, ...] = ("target",)) -> StateManager:
-    """Rows of at most four blocks, without trees."""
-    manager = StateManager(rows, 4 * KV_QUANTUM, kv_slots=blocks * KV_QUANTUM)
+    """Rows of at most 16 blocks, without trees."""
+    manager = StateManager(rows, 16 * B, kv_slots=blocks * B)
     for name in models:
-        manager.open_state(name, LAYERS, canonical=name == "target")
+        manager.open_state(name, LAYERS, is_target=name == "target")
     return manager
+
+
+def state_of(manager: StateManager, name: str = "target") -> ModelState:
+    state = manager.state(name)
+    assert state is not None
+    return state
+
+
+def blocks_of(manager: StateManager, row: int) -> list[int]:
+    found: list[int] = state_of(manager).tables.of(row).tolist()
+    return found
 
 
 def text(first: int, length: int) -> list[int]:
@@ -33,8 +46,7 @@ def text(first: int, length: int) -> list[int]:
 
 def read(manager: StateManager, row: int, name: str = "target") -> None:
     """A forward of all tokens of a row but the last one."""
-    state, tokens = manager.state(name), manager.committed(row)[:-1]
-    assert state is not None
+    state, tokens = state_of(manager, name), manager.committed(row)[:-1]
     done = int(state.lengths(np.array([row]))[0])
     left = tokens[done:]
     state.append(np.array([row]), np.array([len(left)]), left, done + np.arange(len(left)))
@@ -56,20 +68,8 @@ def test_random_lives_share_what_a_naive_account_says() -> None:
     run_state_machine_as_test(SharingMachine, settings=few)
 
 
-def test_a_row_that_follows_says_so_whichever_model_it_copied() -> None:
-    """The tokens of the second model are no more than those that it has in the first."""
-    machine = SharingMachine()
-    machine.open_manager(blocks=3)
-    machine.admit(kind=0, length=2, more=1, salt="b", reads=False)
-    machine.read(row=0, name="target", count=1)
-    machine.admit(kind=0, length=3, more=1, salt="b", reads=True)
-    machine.read(row=0, name="draft", count=1)
-    machine.follow()
-    machine.every_valid_slot_holds_its_texts_number()
-
-
 def test_what_a_row_has_read_is_found_though_another_will_have_read_more() -> None:
-    manager = manager_of(16)
+    manager = manager_of(64)
     for length in (100, 200):
         assert manager.allocate(text(1, length), length, CacheUse("salt", reads=False)) is not None
         if length == 100:
@@ -79,42 +79,30 @@ def test_what_a_row_has_read_is_found_though_another_will_have_read_more() -> No
     assert manager.leaders() == {2: (1, 200)}
 
 
-def test_a_prefix_whose_longest_model_is_lost_claims_what_the_others_have() -> None:
-    machine = SharingMachine()
-    machine.open_manager(blocks=3)
-    machine.admit(kind=0, length=3, more=1, salt="a", reads=False)
-    machine.read(row=0, name="draft", count=1)
-    machine.read(row=0, name="target", count=2)
-    machine.end(row=0, keep=True)
-    machine.lose_model("target")
-    machine.every_valid_slot_holds_its_texts_number()
-
-
-def test_a_prefix_that_lost_a_model_hides_no_longer_one_and_gives_back_its_memory() -> None:
-    manager = manager_of(16, models=("target", "draft"))
-    for model, tokens in (("draft", text(1, 200)), ("target", [*text(1, 200), *range(200)])):
+def test_what_a_lost_model_alone_had_read_is_given_up() -> None:
+    manager = manager_of(64, models=("target", "draft"))
+    text_of_both = [*text(1, 200), *range(200)]
+    for model, tokens in (("draft", text(1, 200)), ("target", text_of_both)):
         row = manager.allocate(tokens, len(tokens), CacheUse("salt", reads=False))
         assert row is not None
         read(manager, row, model)
-        if model == "target":
-            state = manager.state("draft")
-            assert state is not None
-            state.append(np.array([row]), np.array([50]), np.array(tokens[:50]), np.arange(50))
         manager.free(row, keep=True)
+    assert manager.cached(TokenChain(text_of_both), USE) == {"target": 399, "draft": 199}
+    assert manager.cached_slots == 13 * B
     manager.drop_state("target")
     manager.check_integrity()
-    assert manager.cached_slots == 3 * KV_QUANTUM  # 199 tokens and 50
-    assert manager.cached(TokenChain([*text(1, 200), *range(200)]), USE) == {"draft": 199}
+    assert manager.cached_slots == 7 * B
+    assert manager.cached(TokenChain(text_of_both), USE) == {"draft": 199}
 
 
-def test_what_is_copied_again_after_a_loss_counts_once() -> None:
-    manager = manager_of(16, models=("target", "draft"))
+def test_what_is_taken_over_again_after_a_loss_counts_once() -> None:
+    manager = manager_of(64, models=("target", "draft"))
     for _ in range(2):
         assert manager.allocate(text(1, 300), 300, USE) is not None
     for _ in range(3):
         read(manager, 0, "draft")
         assert manager.follow() == [1]
-        assert manager.inherited(1) == manager.cache_counts.cached_tokens == 299
+        assert manager.inherited(1) == manager.cache_counts.cached_tokens == 9 * B
         manager.drop_state("draft")
         manager.open_state("draft", LAYERS)
 
@@ -127,7 +115,7 @@ def test_many_random_lives_share_what_a_naive_account_says(pytestconfig: pytest.
 
 
 def test_a_prefix_is_found_to_the_token_and_its_last_one_is_read_again() -> None:
-    manager = manager_of(16)
+    manager = manager_of(64)
     assert served(manager, text(1, 300)) == 0
     assert served(manager, text(1, 300)) == 299
     assert served(manager, [*text(1, 200), 7, 8]) == 200
@@ -137,7 +125,7 @@ def test_a_prefix_is_found_to_the_token_and_its_last_one_is_read_again() -> None
 
 
 def test_whoever_has_another_salt_or_none_finds_nothing() -> None:
-    manager = manager_of(16)
+    manager = manager_of(64)
     served(manager, text(1, 200))
     for use in (CacheUse("other"), CacheUse(), CacheUse("salt", reads=False)):
         assert served(manager, text(1, 200), use) == 0
@@ -145,116 +133,117 @@ def test_whoever_has_another_salt_or_none_finds_nothing() -> None:
     assert manager.cached(TokenChain(text(1, 200)), USE) == {"target": 199}
 
 
-def test_equal_hashes_share_no_token_that_differs() -> None:
-    manager = manager_of(16)
-    with mock.patch("statemgr.prefix_cache.hash", return_value=7, create=True):
-        served(manager, text(1, 300))
-        assert served(manager, text(2, 300)) == 0
-        assert served(manager, [*text(1, 140), *text(3, 100)]) == 140
+def test_rows_that_begin_alike_have_the_same_blocks_and_copy_the_rest() -> None:
+    manager = manager_of(64)
+    served(manager, text(1, 300))
+    with mock.patch.object(KVStore, "copy", autospec=True) as copy:
+        rows = [manager.allocate([*text(1, 100), own, 5], 128, USE) for own in (7, 8)]
+    assert rows == [0, 1]
+    first, second = blocks_of(manager, 0), blocks_of(manager, 1)
+    assert first[:3] == second[:3]
+    assert first[3] != second[3]
+    assert [manager.inherited(row) for row in (0, 1)] == [100, 100]
+    assert [len(call.args[1]) for call in copy.call_args_list] == [4, 4]
+    assert manager.cached_slots == 7 * B  # of ten, and three run
+    manager.check_integrity()
 
 
-def test_the_least_recently_used_prefix_goes_first() -> None:
-    manager = manager_of(8)
+def test_of_the_least_recently_used_text_the_end_goes_first() -> None:
+    manager = manager_of(33)
     for first in (1, 2, 3, 4):
-        served(manager, text(first, 250))  # two blocks each
+        served(manager, text(first, 250))  # eight blocks each
     assert served(manager, [*text(1, 250), 5]) == 249
     assert manager.cache_counts.evictions == 0
-    served(manager, text(5, 250))
-    found = [bool(manager.cached(TokenChain(text(n, 250)), USE)) for n in (1, 2, 3, 4, 5)]
-    assert found == [True, False, True, True, True]
-    assert manager.cache_counts.evictions == 1
+    served(manager, text(5, 90))
+    found = [manager.cached(TokenChain(text(n, 250)), USE) for n in (1, 2, 3, 4)]
+    assert [each["target"] for each in found] == [249, 6 * B, 249, 249]
+    assert manager.cache_counts.evictions == 2
+
+
+def test_a_block_that_rows_have_is_not_evicted() -> None:
+    manager = manager_of(15, rows=2)
+    served(manager, text(1, 200))
+    assert manager.allocate(text(1, 200), 8 * B, USE) == 0
+    assert manager.allocate(text(2, 7 * B), 7 * B, USE) == 1
+    read(manager, 1)
+    assert not len(manager.grow(np.array([0]), np.array([8 * B])))
+    manager.check_integrity()
+    assert manager.cached_slots == 0
+    assert manager.cached(TokenChain(text(1, 200)), USE) == {"target": 6 * B}
 
 
 def test_a_text_that_goes_on_is_kept_once() -> None:
-    manager = manager_of(16)
+    manager = manager_of(64)
     for length in (200, 300, 400, 300, 400):
         served(manager, text(1, length))
-    assert manager.cached_slots == 4 * KV_QUANTUM
+    assert manager.cached_slots == 13 * B
     assert [manager.allocate(text(1, 100), 100, USE) for _ in range(4)] == [0, 1, 2, 3]
 
 
+def test_what_two_rows_have_read_of_one_text_becomes_one() -> None:
+    manager = manager_of(64, models=("target", "draft"))
+    rows = [manager.allocate(text(1, 100), 100, CacheUse("salt", reads=False)) for _ in range(2)]
+    assert rows == [0, 1]
+    read(manager, 0)
+    read(manager, 1, "draft")
+    for row in (0, 1):
+        manager.free(row, keep=True)
+        manager.check_integrity()
+    assert manager.cached_slots == 4 * B
+    assert manager.cached(TokenChain(text(1, 100)), USE) == {"target": 99, "draft": 99}
+
+
 def test_what_is_cached_is_free_for_who_runs() -> None:
-    manager = manager_of(5)
+    manager = manager_of(20, rows=5)
     served(manager, text(1, 500))
-    assert manager.free_slots == 5 * KV_QUANTUM
-    rows = [manager.allocate(text(first, 120), 128, CacheUse()) for first in range(5)]
+    assert manager.free_slots == 20 * B
+    rows = [manager.allocate(text(first, 128), 150, CacheUse()) for first in range(5)]
     assert rows == [0, 1, 2, 3, None]
-    assert manager.cached_slots == 0
-
-
-def test_what_is_cached_is_counted_while_others_use_it() -> None:
-    """As metrics are asked for in another thread than the one that serves."""
-    manager = manager_of(16)
-    for first in (1, 2):
-        served(manager, text(first, 200))
-    oldest = manager._cache.oldest()
-    assert oldest is not None
-
-    def meanwhile() -> int:
-        manager._cache.touch(oldest)
-        return 2
-
-    blocks = mock.PropertyMock(side_effect=meanwhile)
-    with mock.patch.object(CachedPrefix, "blocks", blocks, create=True):
-        assert manager.cached_slots == 4 * KV_QUANTUM
+    for row in range(4):
+        read(manager, row)
+    assert manager.cached_slots == 4 * B  # what is reserved is taken when it is needed
 
 
 def test_rows_by_need_fit_where_whole_rows_would_not() -> None:
-    """And the long one has its extent though the short ones stand all over the memory."""
-    manager = StateManager(33, 8192, tree_tokens=80, kv_slots=(32 * 2 + 64) * KV_QUANTUM)
+    """And the long one has its blocks though the short ones stand all over the memory."""
+    manager = StateManager(33, 8192, tree_tokens=80, kv_slots=(32 * 7 + 253) * B)
     assert manager.kv_slots < 3 * manager.slots
-    manager.open_state("target", LAYERS, canonical=True)
+    manager.open_state("target", LAYERS)
     short = [manager.allocate([1] * 100, 128) for _ in range(32)]
     assert sorted(row for row in short if row is not None) == list(range(32))
-    read(manager, 31)
+    for row in range(32):
+        read(manager, row)
     long = manager.allocate([2] * 7000, 8000)
     assert long is not None
+    read(manager, long)
     assert manager.allocate([1], 2) is None
     manager.check_integrity()
     assert manager.free_slots == 0
 
 
-def test_rows_move_together_where_free_memory_is_in_pieces() -> None:
-    manager = manager_of(7, rows=7)
-    for first in range(7):
-        row = manager.allocate(text(first, 100), 128)
-        assert row == first
-        state = manager.state("target")
-        assert state is not None
-        read(manager, row)
-        keys, _ = state.store.layer(0)
-        keys[torch.from_numpy(state.slots_of(row, 99))] = float(first)
-    for row in (0, 2, 4, 6):
-        manager.free(row)
-    assert manager.allocate(text(9, 300), 4 * KV_QUANTUM) == 0
-    manager.check_integrity()
-    for row in (1, 3, 5):
-        assert state is not None
-        assert bool((keys[torch.from_numpy(state.slots_of(row, 99))] == row).all())
-
-
 def test_who_comes_together_reads_once() -> None:
-    manager = manager_of(16, models=("target", "draft"))
+    manager = manager_of(64, models=("target", "draft"))
     first, second = (manager.allocate(text(1, 300), 300, USE) for _ in range(2))
     assert (first, second) == (0, 1)
     assert manager.leaders() == {1: (0, 299)}
     read(manager, 0, "draft")
     assert manager.follow() == [1]
-    assert [manager.inherited(1, name) for name in ("target", "draft")] == [0, 299]
+    assert [manager.inherited(1, name) for name in ("target", "draft")] == [0, 9 * B]
     assert manager.leaders() == {1: (0, 299)}  # of the target something is to come
     read(manager, 0)
     assert manager.follow() == [1]
     assert manager.follow() == []
     assert [manager.inherited(1, name) for name in ("target", "draft")] == [299, 299]
-    states = [manager.state(name) for name in ("target", "draft")]
-    assert [state.lengths(np.array([1])).tolist() for state in states if state] == [[299], [299]]
+    states = [state_of(manager, name) for name in ("target", "draft")]
+    assert [state.lengths(np.array([1])).tolist() for state in states] == [[299], [299]]
+    assert blocks_of(manager, 0)[:9] == blocks_of(manager, 1)[:9]
     assert manager.leaders() == {}
     assert manager.inherited(1) == 299
     manager.check_integrity()
 
 
 def test_who_loses_its_leader_finds_what_that_has_read() -> None:
-    manager = manager_of(16)
+    manager = manager_of(64)
     rows = [manager.allocate(text(1, 300), 300, USE) for _ in range(3)]
     assert manager.leaders() == {1: (0, 299), 2: (0, 299)}
     read(manager, 0)
@@ -267,48 +256,195 @@ def test_who_loses_its_leader_finds_what_that_has_read() -> None:
     manager.check_integrity()
 
 
+def test_whole_blocks_are_followed_and_the_rest_is_copied_once() -> None:
+    manager = manager_of(64)
+    for _ in range(3):
+        assert manager.allocate(text(1, 100), 100, USE) is not None
+    state, tokens = state_of(manager), manager.committed(0)
+    for start in range(0, 99, 11):
+        state.append(
+            np.array([0]), np.array([11]), tokens[start : start + 11], start + np.arange(11)
+        )
+        whole = (start + 11) // B * B
+        with mock.patch.object(KVStore, "copy", autospec=True) as copy:
+            manager.follow()
+        assert copy.call_count == (2 if start + 11 == 99 else 0)
+        own = state.lengths(np.array([1, 2])).tolist()
+        assert own == ([99, 99] if start + 11 == 99 else [whole, whole])
+        manager.check_integrity()
+    assert blocks_of(manager, 1)[:3] == blocks_of(manager, 0)[:3] == blocks_of(manager, 2)[:3]
+
+
+def siblings(models: tuple[str, ...] = ("target", "draft")) -> StateManager:
+    """Three rows of one text that the target has read once, and no other model."""
+    manager = manager_of(64, models=models)
+    assert [manager.allocate(text(1, 100), 128, USE) for _ in range(3)] == [0, 1, 2]
+    read(manager, 0)
+    assert manager.follow() == [1, 2]
+    return manager
+
+
+def test_a_model_that_lags_reads_what_rows_share_once() -> None:
+    manager, rows = siblings(), np.arange(3)
+    draft, shared = state_of(manager, "draft"), blocks_of(manager, 0)[:3]
+    assert manager.waits("draft", rows).tolist() == [False, True, True]
+    assert manager.waits("target", rows).tolist() == [False] * 3
+    read(manager, 0, "draft")
+    assert manager.follow() == [1, 2]
+    assert draft.lengths(rows).tolist() == [99, 3 * B, 3 * B]
+    assert [blocks_of(manager, row)[:3] for row in range(3)] == [shared] * 3
+    assert manager.waits("draft", rows).tolist() == [False] * 3  # the rest is each row's own
+    manager.check_integrity()
+
+
+def test_rows_that_read_together_what_they_share_write_each_its_own_copy() -> None:
+    manager, rows = siblings(), np.arange(3)
+    draft = state_of(manager, "draft")
+    tokens, places = np.tile(manager.committed(0)[:40], 3), np.tile(np.arange(40), 3)
+    slots = draft.tables.flat(draft.append(rows, np.full(3, 40), tokens, places))
+    assert len(np.unique(slots)) == 120
+    assert len({tuple(blocks_of(manager, row)[:2]) for row in range(3)}) == 3
+    assert len({tuple(blocks_of(manager, row)[2:3]) for row in range(3)}) == 1
+    manager.check_integrity()
+
+
+def test_what_is_read_again_is_written_to_a_copy() -> None:
+    manager, target = siblings(("target",)), np.array([1])
+    state, shared = state_of(manager), blocks_of(manager, 0)[:3]
+    keys, _ = state.store.layer(0)
+    keys[torch.from_numpy(state.slots_of(0, 99))] = 7.0
+    state.rollback(target, np.array([40]))
+    read(manager, 1)
+    keys[torch.from_numpy(state.slots_of(1, 99)[40:])] = 8.0
+    assert keys[torch.from_numpy(state.slots_of(1, 99)), 0, 0].tolist() == [7.0] * 40 + [8.0] * 59
+    assert bool((keys[torch.from_numpy(state.slots_of(0, 99))] == 7.0).all())
+    assert [len(set(pair)) for pair in zip(blocks_of(manager, 1), shared, strict=False)] == [
+        1,
+        2,
+        2,
+    ]
+    manager.check_integrity()
+
+
+def test_what_another_row_has_filled_meanwhile_is_not_written_over() -> None:
+    manager = siblings()
+    draft = state_of(manager, "draft")
+    read(manager, 0, "draft")
+    before = draft.slots_of(0, 99)
+    read(manager, 1, "draft")
+    assert not np.isin(draft.slots_of(1, 99), before).any()
+    assert draft.slots_of(0, 99).tolist() == before.tolist()
+    manager.check_integrity()
+
+
+def test_what_is_cached_is_not_written_over() -> None:
+    manager = manager_of(64)
+    served(manager, text(1, 100))
+    assert manager.allocate(text(1, 100), 128, USE) == 0
+    state = state_of(manager)
+    cached = state.slots_of(0, 3 * B)
+    state.rollback(np.array([0]), np.array([40]))
+    read(manager, 0)
+    assert np.isin(state.slots_of(0, 99), cached).tolist() == [True] * B + [False] * (99 - B)
+    assert manager.cached(TokenChain(text(1, 100)), USE) == {"target": 99}
+    manager.check_integrity()
+
+
+def test_a_follower_keeps_what_only_it_has_read() -> None:
+    manager = manager_of(64, models=("target", "draft"))
+    assert [manager.allocate(text(1, 100), 128, USE) for _ in range(2)] == [0, 1]
+    read(manager, 1, "draft")
+    draft, target = state_of(manager, "draft"), state_of(manager)
+    draft.store.layer(0)[0][torch.from_numpy(draft.slots_of(1, 99))] = 7.0
+    read(manager, 0)
+    target.store.layer(0)[0][torch.from_numpy(target.slots_of(0, 99))] = 5.0
+    assert manager.follow() == [1]
+    for state, value in ((draft, 7.0), (target, 5.0)):
+        assert state.lengths(np.array([1])).tolist() == [99]
+        assert bool(
+            (state.store.layer(0)[0][torch.from_numpy(state.slots_of(1, 99))] == value).all()
+        )
+    manager.check_integrity()
+
+
+def test_what_nobody_but_the_cache_shares_is_the_rows_own_where_no_block_is_free() -> None:
+    manager = manager_of(4, rows=1)
+    served(manager, text(1, 4 * B))
+    row = manager.allocate(text(1, 4 * B), 4 * B, USE)
+    assert row == 0
+    state = state_of(manager)
+    state.rollback(np.array([0]), np.array([0]))
+    read(manager, 0)
+    manager.check_integrity()
+    assert manager.cached(TokenChain(text(1, 4 * B)), USE) == {}
+
+
+def test_values_that_are_no_numbers_are_not_shared() -> None:
+    manager = manager_of(64)
+    assert [manager.allocate(text(1, 100), 128, USE) for _ in range(2)] == [0, 1]
+    read(manager, 0)
+    state = state_of(manager)
+    state.store.layer(0)[1][state.slots_of(0, 99)[50]] = torch.nan
+    assert manager.follow() == []
+    manager.free(0, keep=True)
+    assert manager.cached(TokenChain(text(1, 100)), USE) == {}
+    manager.check_integrity()
+
+
 def test_a_copy_that_fails_costs_a_reading(caplog: pytest.LogCaptureFixture) -> None:
-    manager = manager_of(16)
+    manager = manager_of(64)
     served(manager, text(1, 300))
-    manager.allocate(text(3, 10), 10)  # in the place of what is cached
     with (
         caplog.at_level(logging.ERROR),
-        mock.patch.object(KVStore, "move", side_effect=RuntimeError("no memory")),
+        mock.patch.object(KVStore, "copy", side_effect=RuntimeError("no memory")),
     ):
-        assert served(manager, text(1, 300)) == 0
+        assert served(manager, text(1, 300)) == 9 * B  # the whole blocks
     assert "no memory" in caplog.text
     assert manager.cache_counts.failures == 1
     assert served(manager, text(1, 300)) == 299
 
 
-def test_a_row_that_cannot_be_placed_leaves_nothing_taken() -> None:
-    manager = manager_of(16)
-    served(manager, text(1, 300))
+def test_a_row_that_cannot_begin_leaves_nothing_taken() -> None:
+    manager = manager_of(64)
+    assert manager.allocate(text(1, 300), 300, USE) == 0
+    read(manager, 0)
     with (
-        mock.patch.object(KVStore, "move", side_effect=RuntimeError("no memory")),
+        mock.patch.object(KVStore, "is_finite", side_effect=RuntimeError("no device")),
         pytest.raises(RuntimeError),
     ):
-        manager.allocate(text(3, 10), 10)  # what is cached is in its way
+        manager.allocate(text(1, 300), 300, USE)
     manager.check_integrity()
-    assert manager.free_rows == 4
-    assert served(manager, text(1, 300)) == 299
+    assert manager.free_rows == 3
+    assert manager.allocate(text(1, 300), 300, USE) == 1
+    assert manager.inherited(1) == 299
+
+
+@pytest.mark.parametrize(
+    ("corrupt", "complaint"),
+    [
+        (lambda tables: tables.hold(np.array([0])), "miscounted"),
+        (lambda tables: tables._free.pop(), "lost"),
+        (lambda tables: tables.limits.fill(1), "more blocks than it reserved"),
+        (lambda tables: tables.share(1, 0, tables.of(0)[:1]), "of other tokens"),
+        (lambda tables: tables.share(1, 3, tables.of(0)[3:]), "may be written to"),
+    ],
+)
+def test_corruption_is_noticed(corrupt: Callable[[BlockTables], Any], complaint: str) -> None:
+    manager = manager_of(64)
+    for first in (1, 2):
+        row = manager.allocate(text(first, 100), 128, USE)
+        assert row is not None
+        read(manager, row)
+    manager.check_integrity()
+    corrupt(state_of(manager).tables)
+    with pytest.raises(AssertionError, match=complaint):
+        manager.check_integrity()
 
 
 def test_counts_tell_what_was_found() -> None:
-    manager = manager_of(16)
+    manager = manager_of(64)
     for tokens in (text(1, 300), text(1, 300), text(2, 100)):
         served(manager, tokens)
     counts = manager.cache_counts
     assert (counts.lookups, counts.hits) == (3, 1)
     assert (counts.lookup_tokens, counts.cached_tokens) == (299 + 299 + 99, 299)
-
-
-def test_nothing_is_moved_to_where_a_row_is_to_stand() -> None:
-    """Several prefixes are in the way, and there is no gap before one of them is dropped."""
-    manager = StateManager(2, 4 * KV_QUANTUM, kv_slots=8 * KV_QUANTUM)
-    manager.open_state("target", LAYERS, canonical=True)
-    for first in range(8):
-        served(manager, text(first, 120))
-    assert manager.allocate(text(9, 300), 4 * KV_QUANTUM, USE) == 0
-    manager.check_integrity()
-    assert manager.cached_slots == 4 * KV_QUANTUM

@@ -36,7 +36,7 @@ def average(text: Sequence[int]) -> float:
 
 
 def make_state(wanted: dict[int, set[int]] | None = None) -> ModelState:
-    return ModelState({}, 2, 128, canonical=True, recurrent=LAYERS, wanted=wanted)
+    return ModelState({}, 2, 128, recurrent=LAYERS, wanted=wanted)
 
 
 def feed(
@@ -144,7 +144,7 @@ def test_a_pass_that_fails_between_layers_leaves_a_row_that_reads_on_exactly(cer
 def manager_with(text: Sequence[int], rows: int = 2) -> tuple[StateManager, ModelState, int]:
     """A row has read all of a text but its last token, under a salt."""
     manager = StateManager(rows=rows, max_tokens=128)
-    state = manager.open_state("hybrid", {}, canonical=True, recurrent=LAYERS)
+    state = manager.open_state("hybrid", {}, LAYERS, is_target=True)
     row = manager.allocate(text, 128, CacheUse("a"))
     assert row is not None
     feed(state, row, text[:-1], certain=len(text) - 1)
@@ -185,7 +185,7 @@ def serve(manager: StateManager, text: Sequence[int]) -> None:
 def test_the_prefix_with_the_deepest_state_is_found_not_the_one_that_shares_the_most() -> None:
     text = [3, 1, 4, 1, 5, 9, 2, 6]
     manager = StateManager(rows=4, max_tokens=384)
-    manager.open_state("hybrid", {}, canonical=True, recurrent=LAYERS)
+    manager.open_state("hybrid", {}, LAYERS, is_target=True)
     serve(manager, text)
     serve(manager, [*text[:4], 8, 8])  # keeps a state where the texts part
     assert manager.cached(TokenChain([*text[:6], 7, 7]), CacheUse("a")) == {"hybrid": 4}
@@ -214,7 +214,7 @@ def test_what_a_drafter_has_hides_no_state_of_the_target() -> None:
 def test_a_follower_takes_over_where_it_parts_from_its_leader() -> None:
     text = [3, 1, 4, 1, 5, 9, 2, 6]
     manager = StateManager(rows=2, max_tokens=128)
-    state = manager.open_state("hybrid", {}, canonical=True, recurrent=LAYERS)
+    state = manager.open_state("hybrid", {}, LAYERS, is_target=True)
     leader = manager.allocate(text, 128, CacheUse("a"))
     follower = manager.allocate([*text[:5], 7, 7], 128, CacheUse("a"))
     assert leader is not None
@@ -254,7 +254,7 @@ def test_states_of_prefixes_that_were_used_last_are_kept_within_a_budget() -> No
 def test_a_text_that_goes_on_and_on_takes_over_few_states() -> None:
     text = [3, 1, 4, 1, 5, 9, 2, 6] * 3
     manager = StateManager(rows=2, max_tokens=128)
-    state = manager.open_state("hybrid", {}, canonical=True, recurrent=LAYERS)
+    state = manager.open_state("hybrid", {}, LAYERS, is_target=True)
     for count in range(4, 20, 2):
         serve(manager, text[:count])
     row = manager.allocate(text, 128, CacheUse("a")) or 0

@@ -25,9 +25,9 @@ SHAPES = ((2, 4, 4, False), (1, 6, 3, False), (1, 6, 4, True), (2, 4, 4, False))
 TEXT = np.arange(500, 540)
 
 
-def make_state(dtype: torch.dtype, canonical: bool = True) -> ModelState:
+def make_state(dtype: torch.dtype) -> ModelState:
     layers = dict(enumerate(kv_layer(CPU, dtype, *shape) for shape in SHAPES))
-    return ModelState(layers, rows=3, slots=SLOTS, canonical=canonical)
+    return ModelState(layers, rows=3, slots=SLOTS)
 
 
 def fill(state: ModelState, row: int, count: int, seed: int) -> None:
@@ -35,7 +35,7 @@ def fill(state: ModelState, row: int, count: int, seed: int) -> None:
     numbers = state.append(
         np.array([row]), np.array([count]), TEXT[:count], np.arange(count, dtype=np.int64)
     )
-    slots = torch.from_numpy(state.layout.flat(numbers))
+    slots = torch.from_numpy(state.tables.flat(numbers))
     generator = torch.Generator().manual_seed(seed)
     for part in parts(state.store):
         shape = (*part[slots].shape[:-1], part.shape[-1] * part.element_size())
@@ -90,8 +90,8 @@ def test_bits_are_equal_after_an_import_in_any_pieces(
 
 @given(tree=st.lists(st.booleans(), min_size=1, max_size=12), seed=st.integers(0, 99))
 @settings(max_examples=40, deadline=None)
-def test_tokens_come_by_position_though_they_lie_with_holes(tree: list[bool], seed: int) -> None:
-    source = make_state(torch.float32, canonical=False)
+def test_tokens_of_an_accepted_path_come_by_position(tree: list[bool], seed: int) -> None:
+    source = make_state(torch.float32)
     fill(source, 1, 20, seed)
     ups = 20 + np.arange(len(tree))
     nodes = source.append(np.array([1]), np.array([len(tree)]), TEXT[ups], ups)

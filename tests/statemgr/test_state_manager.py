@@ -20,19 +20,19 @@ def cache(state: ModelState, row: int, tokens: list[int]) -> None:
     state.append(np.array([row]), count, np.array(tokens), np.arange(len(tokens)))
 
 
-def test_rows_are_whole_quanta_of_slots() -> None:
-    assert [row_slots(tokens) for tokens in (1, 128, 129)] == [128, 128, 256]
+def test_rows_are_whole_blocks_of_slots() -> None:
+    assert [row_slots(tokens) for tokens in (1, 32, 33)] == [32, 32, 64]
     assert StateManager(rows=1, max_tokens=129).slots == row_slots(129)
 
 
-@pytest.mark.parametrize("slots", [128, 255, 256, 1000])
+@pytest.mark.parametrize("slots", [32, 63, 64, 1000])
 def test_the_most_tokens_that_slots_are_enough_for_are_known(slots: int) -> None:
     most = row_tokens(slots, tree_tokens=9)
     assert row_slots(most, tree_tokens=9) <= slots < row_slots(most + 1, tree_tokens=9)
 
 
 def test_slots_for_less_than_a_tree_are_enough_for_no_token() -> None:
-    assert row_tokens(127) == row_tokens(128, tree_tokens=200) == 0
+    assert row_tokens(31) == row_tokens(128, tree_tokens=200) == 0
 
 
 _TAKES_MEMORY = """
@@ -63,13 +63,13 @@ def test_a_models_memory_is_taken_for_all_rows_at_once() -> None:
 
 def test_a_tree_has_slots_beside_the_tokens_and_is_not_reserved() -> None:
     manager = StateManager(rows=2, max_tokens=120, budget_tokens=120, tree_tokens=9)
-    assert manager.slots == 256
+    assert manager.slots == 160
     assert StateManager(rows=1, max_tokens=120, tree_tokens=8).slots == 128
     assert manager.can_ever_fit(120)
     assert not manager.can_ever_fit(121)
     assert manager.allocate([1, 2], reserve=120) == 0
     assert manager.reserved_tokens == 120
-    assert manager.open_state("draft", LAYERS).slots == 256
+    assert manager.open_state("draft", LAYERS).slots == 160
 
 
 def test_the_lowest_free_row_is_allocated() -> None:

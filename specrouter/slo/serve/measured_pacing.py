@@ -15,6 +15,7 @@ import numpy as np
 
 from modelpool.attention.backend import READING_QUERIES
 from specrouter.config import EngineConfig
+from specrouter.cycle import CONTEXT_STEP
 from specrouter.profile.batch_time import CurveTime
 from specrouter.profile.cycle_times import Workload, curve_of, drafting_ms, model_ms, stage_ms
 from specrouter.profile.prediction import acceptance_rate
@@ -27,7 +28,6 @@ from specrouter.slo.serve.amortized import Amortized
 from specrouter.slo.serve.policy import by_objectives
 from specrouter.slo.serve.requests import has_objective
 from specrouter.view import SCHEDULED, EngineView
-from statemgr.arena import KV_QUANTUM
 
 
 def measured_pacing(
@@ -121,5 +121,5 @@ def _load(view: EngineView) -> tuple[int, int, bool]:
         if not one.prompt_left and has_objective(one) and not one.declined
     ]
     count = max(1, len(paced))
-    quanta = max(1, round(sum(one.slots for one in paced) / count / KV_QUANTUM))
-    return load_of(count), quanta * KV_QUANTUM, 2 * sum(one.sampled for one in paced) >= count
+    quanta = max(1, round(sum(one.slots for one in paced) / count / CONTEXT_STEP))
+    return load_of(count), quanta * CONTEXT_STEP, 2 * sum(one.sampled for one in paced) >= count

@@ -63,9 +63,7 @@ class Rows:
     def __init__(self, layer: Layer, rows: int = 4, wanted: Sequence[int] = ()) -> None:
         self._layer = layer
         kept = {0: set(wanted)}
-        self.state = ModelState(
-            {}, rows, SLOTS, canonical=True, recurrent=layer.states, wanted=kept
-        )
+        self.state = ModelState({}, rows, SLOTS, recurrent=layer.states, wanted=kept)
 
     def length(self, row: int) -> int:
         return int(self.state.lengths(np.array([row]))[0])
@@ -302,8 +300,7 @@ def test_a_row_goes_on_from_any_state_that_was_kept(layer: Layer) -> None:
     rows.commit(0, 126, range(4))  # the rest is rolled back
     rows.read({0: cut(tokens, 130, 131)})
     for count in counts:
-        source, states = rows.state.slots_of(0, count), rows.state.passed(0)
-        rows.state.inherit(1, np.arange(count), source, states)
+        rows.state.inherit(1, np.arange(count), rows.state.passed(0))
         assert torch.equal(rows.read({1: cut(tokens, count, 140)})[1], wanted[count:])
         rows.state.free(1)
 
@@ -316,8 +313,7 @@ def test_a_preempted_row_goes_on_after_a_prompts_part_and_after_drafts(layer: La
         rows = Rows(layer)
         rows.read({0: cut(tokens, 7)}, certain=not is_drafted)
         rows.commit(0, 0 if is_drafted else 7, range(7 if is_drafted else 0))
-        states, source = rows.state.kept(0), rows.state.slots_of(0, 7)
-        rows.state.inherit(2, np.arange(7), source, states)
+        rows.state.inherit(2, np.arange(7), rows.state.kept(0))
         rows.state.free(0)
         assert torch.equal(rows.read({2: cut(tokens, 7, 20)})[2], wanted[7:])
 

@@ -25,7 +25,7 @@ from specrouter.config import RouterConfig
 from tests.modelpool.hub_headers import repository_headers
 
 GIB = 2**30
-ROW = 384  # slots for 256 tokens and a tree of up to 80, in whole quanta of 128
+ROW = 352  # slots for 256 tokens and a tree of up to 80, in whole blocks of 32
 Settings = dict[str, Any]
 
 
@@ -117,14 +117,14 @@ def test_kv_memory_is_counted_exactly(settings: Settings) -> None:
     settings["engine"]["kv_memory"] = f"{300 * per_token}B"
     report = check(settings)
     assert report.fits
-    assert report.kv_tokens == 256
-    assert report.devices[0].needed_bytes == weights + per_token * 256
-    warning = "engine.kv_memory: requests of more than 176 tokens are always refused"
+    assert report.kv_tokens == 288
+    assert report.devices[0].needed_bytes == weights + per_token * 288
+    warning = "engine.kv_memory: requests of more than 208 tokens are always refused"
     assert warning in report.warnings
     settings["engine"]["kv_memory"] = "25%"
     device = DeviceInfo("cpu", free_bytes=GIB, total_bytes=GIB)
     report = check(settings, device)
-    assert report.kv_tokens == GIB // 4 // per_token // 128 * 128
+    assert report.kv_tokens == GIB // 4 // per_token // 32 * 32
     assert not [warning for warning in report.warnings if "kv_memory" in warning]
 
 

@@ -29,8 +29,13 @@ def router(small_config: dict[str, Any]) -> Iterator[ChainRouter]:
 @pytest.fixture(autouse=True)
 def _clean(router: ChainRouter) -> Iterator[None]:
     """Every test begins with an empty cache."""
-    manager = router.instruments.engine._manager
-    router.instruments.run_idle(lambda: [*map(manager._placement.drop, manager._cache)])
+    cache = router.instruments.engine._manager._sharing.cache
+
+    def empty() -> None:
+        for node in cache:
+            cache.uncache(node.block)
+
+    router.instruments.run_idle(empty)
     yield
     router.instruments.check_integrity()
 
@@ -184,7 +189,7 @@ def test_what_was_found_is_shown(router: ChainRouter) -> None:
     assert now.cache.lookups - before.lookups == 2
     assert now.cache.hits - before.hits == 1
     assert now.cache.cached_tokens - before.cached_tokens == 49
-    assert now.kv_cached_tokens == 128
+    assert now.kv_cached_tokens == 64
 
 
 @pytest.mark.parametrize(
@@ -205,7 +210,7 @@ def test_bad_settings_are_refused_by_name(
 
 
 def test_kv_memory_decides_how_much_fits(small_config: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"^engine.kv_memory: 128 tokens alone take"):
+    with pytest.raises(ConfigError, match=r"^engine.kv_memory: 32 tokens alone take"):
         ChainRouter.from_config(changed(small_config, kv_memory="1B"))
     two_blocks = _memory_of(small_config, blocks=2)
     settings = changed(small_config, max_requests=4, kv_memory=two_blocks)
