@@ -22,7 +22,7 @@ NO_TAIL = 2**30  # a position that no token has
 _PIECE = 2**22  # numbers of keys that the reference looks at together
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class KeyPaths:
     """Where the keys of T tokens lie: int32 tensors on one device.
 
@@ -73,7 +73,15 @@ class PackPlaces:
         path = rows.unsqueeze(1)  # nobody looks at it
         if self.path is not None:
             path = self.path.to(device, non_blocking=True)
-        return KeyPaths(rows, positions, tails, path, tables, self.block_slots, self.longest)
+        return KeyPaths(
+            rows=rows,
+            positions=positions,
+            tails=tails,
+            path=path,
+            tables=tables,
+            block_slots=self.block_slots,
+            longest=self.longest,
+        )
 
 
 class PathLayout:

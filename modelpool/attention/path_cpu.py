@@ -145,7 +145,10 @@ def _has_plain_bits(library: ctypes.CDLL, instruction_set: int) -> bool:
     tails[5:] = 300
     path = torch.tensor([[0, 0, 0]] * 6 + [[0, 1, 1], [0, 2, 2], [0, 2, 3]], dtype=torch.int32)
     rows = torch.zeros(tokens, dtype=torch.int32)
-    paths = KeyPaths(rows, positions, tails, path, table, block, 303)
+    paths = KeyPaths(
+        rows=rows, positions=positions, tails=tails, path=path, tables=table, block_slots=block,
+        longest=303,
+    )  # fmt: skip
     for dtype, dim, softcap in ((torch.float32, 72, None), (torch.float16, 64, 5.0)):
         query = torch.randn(tokens, 6, dim, generator=chance)
         keys, values = torch.randn(2, slots, 2, dim, generator=chance).to(dtype)

@@ -90,7 +90,15 @@ class PackLayout:
     def inputs(self, buffer: Tensor, longest: int) -> PackInputs:
         """What a forward reads from a buffer. `longest`: see `KeyPaths`."""
         tokens, slots, rows, positions, tails, logit_index, path, tables = self.views(buffer)
-        paths = KeyPaths(rows, positions, tails, path, tables, self.block_slots, longest)
+        paths = KeyPaths(
+            rows=rows,
+            positions=positions,
+            tails=tails,
+            path=path,
+            tables=tables,
+            block_slots=self.block_slots,
+            longest=longest,
+        )
         return PackInputs(tokens, slots, paths, logit_index)
 
     def fill(self, host: NDArray[np.int32], pack: Pack) -> None:

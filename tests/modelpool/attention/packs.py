@@ -95,7 +95,10 @@ def paths_of(rows: list[Row], tables: Int32s) -> KeyPaths:
     places = torch.tensor([numbers, positions, tails], dtype=torch.int32)
     walks, blocks = torch.from_numpy(path).int(), torch.from_numpy(tables)
     longest = max(positions, default=0) + 1
-    return KeyPaths(places[0], places[1], places[2], walks, blocks, BLOCK, longest)
+    return KeyPaths(
+        rows=places[0], positions=places[1], tails=places[2], path=walks, tables=blocks,
+        block_slots=BLOCK, longest=longest,
+    )  # fmt: skip
 
 
 def changed(paths: KeyPaths, change: Callable[[Tensor], Tensor]) -> KeyPaths:
@@ -152,7 +155,10 @@ class Pack:
         rows, no_tail = torch.arange(len(lengths)).int(), torch.full_like(lengths, NO_TAIL)
         tables = torch.arange(len(lengths) * slots // BLOCK).int().view(len(lengths), -1)
         no_path = torch.zeros_like(lengths)[:, None]
-        paths = KeyPaths(rows, lengths - 1, no_tail, no_path, tables, BLOCK, self.paths.longest)
+        paths = KeyPaths(
+            rows=rows, positions=lengths - 1, tails=no_tail, path=no_path, tables=tables,
+            block_slots=BLOCK, longest=self.paths.longest,
+        )  # fmt: skip
         return keys[index], values[index], paths
 
 
