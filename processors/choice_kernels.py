@@ -70,7 +70,7 @@ def best_of(logits: Tensor, keys: NoiseKeys, width: int, rows: int = 1, ids: int
             WIDTH=width, ROWS=rows, BLOCKS=triton.next_power_of_2(blocks),
             CANDIDATES=triton.next_power_of_2(blocks * width),
         )  # fmt: skip
-    return Best(chosen[:, :wanted], scores[:, :wanted], totals)
+    return Best(chosen[:, :wanted].contiguous(), scores[:, :wanted].contiguous(), totals)
 
 
 def scores_of(logits: Tensor, keys: NoiseKeys, places: Tensor, tokens: Tensor) -> Tensor:

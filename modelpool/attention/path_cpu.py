@@ -26,6 +26,7 @@ from modelpool.kernels.library import KERNELS, c_library, linear_kernels
 
 logger = logging.getLogger(__name__)
 
+ARITHMETIC = 1  # raised when the same keys and values give other bits
 PLAIN = 0
 # Instruction sets by their numbers in attend.c, the best first.
 INSTRUCTION_SETS: Mapping[int, str] = {2: "AVX-512", 1: "AVX2", 3: "NEON", PLAIN: "plain C"}
@@ -62,6 +63,11 @@ def cpu_attention() -> Attention:
         logger.warning("attention is computed in torch: slowly, and texts may differ in last bits")
         return reference_attention()
     return PathAttention(partial(attend, library, best_set()))
+
+
+def attention_arithmetic() -> str:
+    """What the bits of attention depend on, on the CPU: instruction sets are alike."""
+    return "torch" if c_library() is None else f"C library {ARITHMETIC}"
 
 
 def available_sets(library: ctypes.CDLL) -> tuple[int, ...]:

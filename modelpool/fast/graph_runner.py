@@ -51,7 +51,7 @@ class GraphMaker(Protocol):
         """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Size:
     """What a graph is captured for."""
 
@@ -187,7 +187,14 @@ def size_of(pack: Pack) -> _Size | None:
     block, size = pack.places.block_slots, _next(SIZES, tokens)
     longest = max(_KEYS, _power_of_two(max(pack.places.longest, blocks * block)))
     path = max(_PATH, _power_of_two(pack.path_width))
-    return _Size(size, path, longest, max(min(size, _ROWS), rows), block, pack.hidden)
+    return _Size(
+        tokens=size,
+        path=path,
+        longest=longest,
+        rows=max(min(size, _ROWS), rows),
+        block_slots=block,
+        hidden=pack.hidden,
+    )
 
 
 def _first_token(tokens: int, block_slots: int, hidden: HiddenLayers) -> Pack:

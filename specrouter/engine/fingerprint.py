@@ -3,6 +3,7 @@
 import hashlib
 
 from modelpool import ModelPool
+from modelpool.attention.path_cpu import attention_arithmetic
 from modelpool.config import PoolConfig
 from modelpool.fast.compiled_layer import layer_arithmetic
 from modelpool.fast.quantised import ARITHMETIC
@@ -18,6 +19,8 @@ def fingerprint_of(config: PoolConfig, pool: ModelPool) -> str:
     facts = [__version__, plan.dtype, plan.weights, placeless]
     if plan.weights in ("int8", "int4"):
         facts.append(f"quantised {ARITHMETIC} {layer_arithmetic(plan.weights)}")
+    if plan.placement.is_on_cpu:
+        facts.append(f"attention {attention_arithmetic()}")
     if plan.is_recurrent and plan.placement.is_on_cpu:
         facts.append("C library" if matrix_kernels() else "torch")
     digest = hashlib.sha256(" ".join(facts).encode())

@@ -70,6 +70,8 @@ def test_the_best_few_and_the_total_are_those_of_all_scores(width: int, dtype: t
     scores = torch.where(warm, divided + torch.from_numpy(np.stack(noise)), logits.double())
     values, ids = scores.sort(dim=1, descending=True, stable=True)
     got = best(logits, keys, temperatures, width)
+    assert got.ids.is_contiguous()  # a beam takes a view of them
+    assert got.scores.is_contiguous()
     whole = ~scores.isnan().any(dim=1)
     assert torch.equal(got.ids.cpu()[whole], ids[whole, :width])
     torch.testing.assert_close(got.scores.cpu()[whole], values[whole, :width], rtol=0, atol=1e-14)

@@ -35,3 +35,13 @@ def test_it_tells_how_weights_were_quantised_and_who_computes_them(
         monkeypatch.setattr(fingerprint, "layer_arithmetic", lambda _, said=said: said)
         found.add(fingerprint.fingerprint_of(config, ModelPool(config)))
     assert len(found) == count
+
+
+def test_it_tells_who_computes_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = {"name": "m", "source": str(SAVERS["llama"](tmp_path)), "device": "cpu"}
+    config = PoolConfig.model_validate({"target": "m", "models": [model]})
+    found = set()
+    for said in ("torch", "C library 1", "C library 2"):
+        monkeypatch.setattr(fingerprint, "attention_arithmetic", lambda said=said: said)
+        found.add(fingerprint.fingerprint_of(config, ModelPool(config)))
+    assert len(found) == 3
