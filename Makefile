@@ -20,7 +20,7 @@ PARALLEL := --numprocesses=auto --maxprocesses=4 --dist=worksteal
 # tests start would compile everything anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install serve check fast test exact checks real gpu measures replay bench bench-load clients \
+.PHONY: help install serve check fast test exact checks real gpu replay bench bench-load clients \
 	cluster-test fuzz attack soak page-test streaming wheel-check clean
 
 .DEFAULT_GOAL := install
@@ -76,9 +76,6 @@ gpu: install  ## tests on a GPU: what only it can show, and the kernels' own
 	$(PYTHON) -m pytest -q -m gpu
 	$(PYTHON) -m pytest -q tests/modelpool/attention tests/modelpool/fast/test_cuda_forward.py \
 		tests/processors/test_choice_kernels.py tests/processors/test_fused_sampler.py
-
-measures: install  ## lines of each room, beside what they should be
-	$(PYTHON) -m checks.measures
 
 replay: install  ## recorded decisions decided again, and some policies in simulated time
 	$(PYTHON) -m checks.replay

@@ -64,9 +64,14 @@ class _Size:
 
     @property
     def layout(self) -> PackLayout:
-        blocks = -(-self.longest // self.block_slots)
-        sizes = self.tokens, self.path, self.tokens
-        return PackLayout(*sizes, self.rows, blocks, self.block_slots)
+        return PackLayout(
+            tokens=self.tokens,
+            path=self.path,
+            logits=self.tokens,
+            rows=self.rows,
+            blocks=-(-self.longest // self.block_slots),
+            block_slots=self.block_slots,
+        )
 
 
 @dataclass(frozen=True, eq=False)

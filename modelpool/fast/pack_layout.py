@@ -44,7 +44,7 @@ class Pack:
         return self.tokens, *self.places.numbers, self.logit_index, path, self.places.tables
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PackLayout:
     """Of T `tokens` with paths of P `path` steps, n `logits`, and tables of R `rows` with N
     `blocks` of `block_slots`; each is at least 1 if T is."""
@@ -60,8 +60,14 @@ class PackLayout:
     def of(cls, pack: Pack) -> "PackLayout":
         """That a pack fills."""
         rows, blocks = pack.places.tables.shape
-        sizes = len(pack.tokens), pack.path_width, len(pack.logit_index)
-        return cls(*sizes, rows, blocks, pack.places.block_slots)
+        return cls(
+            tokens=len(pack.tokens),
+            path=pack.path_width,
+            logits=len(pack.logit_index),
+            rows=rows,
+            blocks=blocks,
+            block_slots=pack.places.block_slots,
+        )
 
     @cached_property
     def shapes(self) -> tuple[tuple[int, ...], ...]:

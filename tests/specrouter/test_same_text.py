@@ -95,3 +95,9 @@ def test_drafts_caches_batches_chunks_and_preemptions_change_no_bit(
         if any(counts):
             other[usual.name] = counts
     assert not other, f"texts and log-probabilities that differ, of {len(asked)}: {other}"
+
+
+@needs_quantised
+def test_keys_and_values_beside_quantised_weights_are_kept_in_float16(router: ChainRouter) -> None:
+    layers = router.pool.get("m").kv_layers.values()
+    assert {str(layer.dtype) for layer in layers} == {"torch.float16"}

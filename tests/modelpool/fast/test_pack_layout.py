@@ -54,8 +54,8 @@ def test_a_larger_layout_is_filled_up_with_copies_of_the_last(
 ) -> None:
     own = PackLayout.of(pack)
     layout = PackLayout(
-        own.tokens + more, own.path + wider, own.tokens + more, own.rows + more,
-        own.blocks + wider, own.block_slots,
+        tokens=own.tokens + more, path=own.path + wider, logits=own.tokens + more,
+        rows=own.rows + more, blocks=own.blocks + wider, block_slots=own.block_slots,
     )  # fmt: skip
     buffer = torch.full((layout.size,), -1, dtype=torch.int32)
     layout.fill(buffer.numpy(), pack)
@@ -75,7 +75,7 @@ def test_what_only_the_device_knows_is_left_out_on_the_host_and_put_in_there() -
     """The device is torch's `meta`, whose tensors hold nothing: shapes only."""
     pack = pack_of(3, path=2)
     there = dataclasses.replace(pack, tokens=pack.tokens.to("meta"))
-    layout = PackLayout(8, 2, 8, 1, 1, 16)
+    layout = PackLayout(tokens=8, path=2, logits=8, rows=1, blocks=1, block_slots=16)
     host = torch.full((layout.size,), -1, dtype=torch.int32)
     layout.fill(host.numpy(), there)
     assert (layout.views(host)[0] == -1).all()

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from modelpool.checkpoint.bundled import bundled_root
-from modelpool.checkpoint.footprint import CheckpointFacts, read_checkpoint
-from modelpool.config import ModelConfig
+from modelpool.checkpoint.footprint import CheckpointFacts, kv_dtype_of, read_checkpoint
+from modelpool.config import KeptWeights, KVDtype, ModelConfig
 from modelpool.fast.cpu import computes_in
 from modelpool.fast.tuning import Tuning, dtype_for, tuning_for
 
@@ -101,5 +101,27 @@ def test_only_a_small_drafter_on_the_cpu_has_one_thread(
             default_threads=6, pack_weights=True,
         )  # fmt: skip
         assert tuning == Tuning(
-            threads=expected, pack_weights=True, lean=where == (False, True), is_target=is_target
+            threads=expected,
+            pack_weights=True,
+            lean=where == (False, True),
+            is_target=is_target,
+            kv_dtype=SMALL.kv_dtype if on_cpu else None,
         )
+
+
+@pytest.mark.parametrize(
+    ("asked", "weights", "dtype", "kept"),
+    [
+        ("auto", "plain", "float32", "float32"),
+        ("auto", "plain", "bfloat16", "bfloat16"),
+        ("auto", "int4", "bfloat16", "float16"),
+        ("auto", "int8", "float32", "float16"),
+        ("auto", "int8", "float64", "float64"),
+        ("float32", "int4", "bfloat16", "float32"),
+        ("float16", "plain", "float32", "float16"),
+    ],
+)
+def test_keys_and_values_are_kept_by_what_the_file_is(
+    asked: KVDtype, weights: KeptWeights, dtype: str, kept: str
+) -> None:
+    assert kv_dtype_of(asked, weights, dtype) == kept

@@ -33,7 +33,8 @@ REMOVED = [".".join(path) for path in _WITHOUT_EFFECT]
 
 def settings(field: str, value: Any) -> Settings:
     needs_chain = field == "scheduler.policy" and value in ("ssd-tuned", "static")
-    more = {"chain": ["small", "big"]} if needs_chain else {}
+    more: dict[str, Any] = {"chain": ["small", "big"]} if needs_chain else {}
+    more |= POOL if field.startswith("pool.") else {}
     return test_policy_names.settings(field, value, **more)
 
 
