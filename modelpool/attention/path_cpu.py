@@ -9,7 +9,7 @@ in torch: slowly, and its bits depend on what torch does.
 import ctypes
 import logging
 from collections.abc import Mapping
-from functools import cache, partial
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -62,7 +62,7 @@ def cpu_attention() -> Attention:
     if library is None:
         logger.warning("attention is computed in torch: slowly, and texts may differ in last bits")
         return reference_attention()
-    return PathAttention(partial(attend, library, best_set()))
+    return PathAttention(CpuKernels(library, best_set()))
 
 
 def attention_arithmetic() -> str:
@@ -102,43 +102,65 @@ def attend(
     settings: AttentionLayer,
 ) -> Tensor:
     """As `modelpool.attention.path.reference`; a head's numbers are contiguous everywhere."""
-    if query.device.type != "cpu":  # a layer of a model that is spread over devices
-        return reference(query, keys, values, paths, settings)
-    kind = _KINDS[keys.dtype]
-    asked = query
-    if (query.dtype is torch.float64) != (keys.dtype is torch.float64):
-        query = query.to(torch.float64 if keys.dtype is torch.float64 else torch.float32)
-    query = query if query.stride(2) == 1 else query.contiguous()
-    assert keys.stride(2) == values.stride(2) == 1
-    (rows, heads, dim), tokens = query.shape, len(paths.positions)
-    path = paths.path.contiguous()
-    sinks = settings.sinks
-    if sinks is not None:
-        sinks = sinks.to("cpu", torch.float32).contiguous()
-    out = query.new_empty((rows, heads, values.shape[2]))
-    places = _Places(
-        *(one.data_ptr() for one in (paths.rows, paths.positions, paths.tails, path)),
-        paths.tables.data_ptr(),
-        tokens,
-        path.shape[-1],
-        paths.tables.shape[1],
-        paths.block_slots,
-    )
-    layer = _Layer(
-        keys.data_ptr(), values.data_ptr(),
-        keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
-        None if sinks is None else sinks.data_ptr(),
-        heads, keys.shape[1], dim, values.shape[2],
-        settings.window or 0, settings.scale, settings.softcap or 0.0, kind,
-    )  # fmt: skip
-    failed = library.sr_attend(
-        ctypes.byref(layer), ctypes.byref(places), query.data_ptr(), query.stride(0),
-        query.stride(1), _KINDS[query.dtype], out.data_ptr(), torch.get_num_threads(),
-        instruction_set,
-    )  # fmt: skip
-    if failed:
-        raise MemoryError(f"no memory to attend with {tokens} tokens")
-    return out.to(asked.dtype)
+    return CpuKernels(library, instruction_set)(query, keys, values, paths, settings)
+
+
+class CpuKernels:
+    """Implements `PathKernels`, for one model: what the library is told of a pack and of a layer is
+    kept for the calls that follow."""
+
+    def __init__(self, library: ctypes.CDLL, instruction_set: int) -> None:
+        self._attend, self._set = library.sr_attend, instruction_set
+        self._pack: tuple[KeyPaths, _Places, Tensor] | None = None  # the last
+        self._layers: dict[int, tuple[Tensor, AttentionLayer, _Layer, Tensor | None]] = {}
+
+    def __call__(
+        self, query: Tensor, keys: Tensor, values: Tensor, paths: KeyPaths, settings: AttentionLayer
+    ) -> Tensor:
+        if query.device.type != "cpu":  # a layer of a model that is spread over devices
+            return reference(query, keys, values, paths, settings)
+        asked = query.dtype
+        if (asked is torch.float64) != (keys.dtype is torch.float64):
+            query = query.to(torch.float64 if keys.dtype is torch.float64 else torch.float32)
+        query = query if query.stride(2) == 1 else query.contiguous()
+        rows, heads, _ = query.shape
+        out = query.new_empty((rows, heads, values.shape[2]))
+        failed = self._attend(
+            ctypes.byref(self._layer(keys, values, heads, settings)),
+            ctypes.byref(self._places(paths)),
+            query.data_ptr(), query.stride(0), query.stride(1), _KINDS[query.dtype],
+            out.data_ptr(), torch.get_num_threads(), self._set,
+        )  # fmt: skip
+        if failed:
+            raise MemoryError(f"no memory to attend with {rows} tokens")
+        return out.to(asked)
+
+    def _places(self, paths: KeyPaths) -> _Places:
+        if self._pack is None or self._pack[0] is not paths:
+            path = paths.path.contiguous()
+            parts = paths.rows, paths.positions, paths.tails, path, paths.tables
+            sizes = len(paths.positions), path.shape[-1], paths.tables.shape[1]
+            told = _Places(*(one.data_ptr() for one in parts), *sizes, paths.block_slots)
+            self._pack = paths, told, path
+        return self._pack[1]
+
+    def _layer(self, keys: Tensor, values: Tensor, heads: int, settings: AttentionLayer) -> _Layer:
+        known = self._layers.get(settings.number)
+        if known is not None and known[0] is keys and known[1] is settings:
+            return known[2]
+        assert keys.stride(2) == values.stride(2) == 1
+        sinks = settings.sinks
+        if sinks is not None:
+            sinks = sinks.to("cpu", torch.float32).contiguous()
+        told = _Layer(
+            keys.data_ptr(), values.data_ptr(),
+            keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
+            None if sinks is None else sinks.data_ptr(),
+            heads, keys.shape[1], keys.shape[2], values.shape[2],
+            settings.window or 0, settings.scale, settings.softcap or 0.0, _KINDS[keys.dtype],
+        )  # fmt: skip
+        self._layers[settings.number] = keys, settings, told, sinks
+        return told
 
 
 def _has_plain_bits(library: ctypes.CDLL, instruction_set: int) -> bool:
