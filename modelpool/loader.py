@@ -99,9 +99,7 @@ def load_model(
     return packed
 
 
-def _thread_choice(
-    packed: PackedModel, tuning: Tuning, moving: str | None
-) -> ThreadChoice | None:
+def _thread_choice(packed: PackedModel, tuning: Tuning, moving: str | None) -> ThreadChoice | None:
     """`moving`: of a target, what moves its bits, one thread included."""
     if tuning.others is None or packed.threads == 1:
         return None

@@ -17,7 +17,6 @@ from modelpool.attention.kv_view import (
     Int32s,
     Ints,
     KVView,
-    PackSlots,
     TreePaths,
 )
 from modelpool.errors import UnsupportedAttention, UnsupportedModelError

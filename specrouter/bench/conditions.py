@@ -9,8 +9,8 @@ import transformers
 
 from modelpool import ModelPool
 from modelpool.config import ModelConfig
-from specrouter.config import TREE_SLOTS, RouterConfig
 from modelpool.fast.model_key import cpu_name as cpu_name
+from specrouter.config import TREE_SLOTS, RouterConfig
 from specrouter.router import ChainRouter
 from statemgr import row_tokens
 

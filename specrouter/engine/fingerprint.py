@@ -9,7 +9,6 @@ from modelpool.fast.quantised import ARITHMETIC
 from modelpool.kernels.recurrence import matrix_kernels
 from specrouter.version import __version__
 
-
 _VARIES = "_varies"
 
 
