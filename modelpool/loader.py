@@ -28,13 +28,13 @@ from modelpool.checkpoint.unpacked import Unpacked, unpacked_checkpoint
 from modelpool.config import ModelConfig
 from modelpool.device_manager import Placement
 from modelpool.errors import ConfigError, UnsupportedModelError
+from modelpool.fast.bit_trial import MOST_TOKENS, THREADS, settle_bits
 from modelpool.fast.cuda_forward import CudaForward, cuda_forward_of
 from modelpool.fast.direct_forward import direct_forward_of
 from modelpool.fast.graph_runner import CudaGraphs
 from modelpool.fast.lean_forward import is_quantised, lean_forward_of
 from modelpool.fast.quantised import Stored, give_back_freed
 from modelpool.fast.thread_choice import ThreadChoice
-from modelpool.fast.thread_trial import MOST_TOKENS, one_thread_keeps_bits
 from modelpool.fast.tuning import PLAIN, Tuning
 from modelpool.gguf.weights import plain_checkpoint
 from modelpool.packed_model import PackedModel
@@ -75,6 +75,7 @@ def load_model(
         raise ConfigError(f"{field}.source", reason)
     _check_devices(read.model, placement)
     read.model.requires_grad_(False)
+    moving: str | None = None
     is_kept_plain, key = tuning.weights == "plain", "source"
     wrap = _wrap_plain if not is_kept_plain else _wrap_drafter if tuning.lean else _wrap
     try:
@@ -82,24 +83,29 @@ def load_model(
         if not is_kept_plain:
             key = "weights"
             _quantise(packed, read, config.weights == "auto", tuning)
+        if tuning.kv_dtype is not None:
+            packed.keep_kv_in(getattr(torch, tuning.kv_dtype))
+        if tuning.is_target and placement.is_on_cpu:
+            may_pack = is_kept_plain and tuning.pack_weights
+            moving = settle_bits(packed, directory, may_pack)
+            packed.bits_depend_on = None if moving == THREADS else moving
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"{field}.{key}", error.reason) from error
     except OSError as error:  # blocks are read now
         raise ConfigError(f"{field}.source", f"cannot load {str(directory)!r}: {error}") from error
-    if tuning.kv_dtype is not None:
-        packed.keep_kv_in(getattr(torch, tuning.kv_dtype))
-    packed.thread_choice = _thread_choice(packed, tuning)
+    packed.thread_choice = _thread_choice(packed, tuning, moving)
     give_back_freed()
     _log(packed, placement, time.perf_counter() - started)
     return packed
 
 
-def _thread_choice(packed: PackedModel, tuning: Tuning) -> ThreadChoice | None:
+def _thread_choice(packed: PackedModel, tuning: Tuning, moving: str | None) -> ThreadChoice | None:
+    """`moving`: of a target, what moves its bits, one thread included."""
     if tuning.others is None or packed.threads == 1:
         return None
     if not tuning.is_target:
         return ThreadChoice(packed.name, packed.threads, tuning.others)
-    if one_thread_keeps_bits(packed):
+    if moving is None:
         name, threads, others = packed.name, packed.threads, tuning.others
         return ThreadChoice(name, threads, others, most_tokens=MOST_TOKENS)
     logger.info("%s: other bits with one thread, so it always has all", packed.name)

@@ -78,6 +78,7 @@ class PackedModel:
         self.recurrent_layers = recurrent_layers or {}
         self.threads: int = tuning.threads or torch.get_num_threads()
         self.thread_choice: ThreadChoice | None = None  # else it always has all its threads
+        self.bits_depend_on: str | None = None  # beside a token's own text: see `bit_trial`
         self.attention = tuning.attention
         self.attend = tuning.attention.load()
         self.device: torch.device = _embedding(model).device
@@ -211,8 +212,9 @@ class PackedModel:
             with torch.inference_mode():
                 self.sized.prepare(lambda layer: arena(layer.number), block_slots, hidden)
 
-    def pack_weights(self) -> None:
-        """Lays out its linear layers where that pays, as `Tuning.pack_weights` does in `wrap`.
+    def pack_weights(self, every: bool = False) -> int:
+        """Lays out its linear layers where that pays, as `Tuning.pack_weights` does in `wrap`, or
+        `every` one; how many those were.
 
         Raises:
             UnsupportedModelError: its logits would not be what they were.
@@ -220,8 +222,10 @@ class PackedModel:
         field, parts = f"pool.models[{self.name}]", ((0, 6), (6, _PROBE_TOKENS))
         with torch.inference_mode():
             expected, _ = probed(self.forward, self, parts)
-            if pack_linears(self.model):
+            packed = pack_linears(self.model, every)
+            if packed:
                 check_parity(field, expected, probed(self.forward, self, parts)[0])
+        return packed
 
     def quantise_weights(
         self,

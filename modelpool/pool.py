@@ -149,6 +149,13 @@ class ModelPool:
         return self._placed.kv_tokens
 
     @property
+    def bits_depend_on(self) -> str | None:
+        """What moves the last bits of the target beside the text that it reads, if that was found
+        when it was loaded (`bit_trial`): texts may differ between batches."""
+        model = self._loaded.touch(self.target, hold=False)
+        return None if model is None else model.bits_depend_on
+
+    @property
     def longest_sequence(self) -> int:
         """The most tokens of a sequence that every model can be used at."""
         return min(member.facts.max_positions for member in self._members.values())

@@ -5,14 +5,20 @@ way it learns the layers' shapes and sliding windows.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from modelpool.attention.kv_view import AttentionLayer, Int32s, Ints, KVView, PackSlots
+from modelpool.attention.kv_view import (
+    AttentionLayer,
+    Int32s,
+    Ints,
+    KVView,
+    TreePaths,
+)
 from modelpool.errors import UnsupportedAttention, UnsupportedModelError
 from modelpool.forward import Forward
 from modelpool.recurrent import RecurrentKind, RecurrentLayer, StateKey, Tensors
@@ -60,9 +66,18 @@ class HasVocabulary(Protocol):
     def kv_layers(self) -> Mapping[int, KVLayer]: ...
 
 
+@dataclass(frozen=True, eq=False)
+class _ProbeTree:
+    """Implements `TreePaths`."""
+
+    starts: Ints
+    paths: Tensor
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _ProbePack:
-    """Implements `PackSlots`: each slot of a row holds its own number as a position."""
+    """Implements `PackSlots`: outside a tree each slot of a row holds its own number as a
+    position."""
 
     rows: Ints
     counts: Ints
@@ -72,7 +87,7 @@ class _ProbePack:
     block_slots: int
     lengths: Ints
     devices: Sequence[torch.device]
-    tree: None = None
+    tree: TreePaths | None = None
 
 
 def probed(
@@ -123,7 +138,7 @@ class ProbeView:
         self._counts: list[int] = []  # of each row's tokens in the pack
         self.windows: dict[int, int | None] = {}
         self._layouts: dict[object, object] = {}
-        self.pack: PackSlots
+        self.pack: _ProbePack
 
     def begin(self, start: int, stop: int) -> None:
         """A pack of the first request's tokens at these positions."""
@@ -147,6 +162,20 @@ class ProbeView:
             devices=(self._device,),
         )
         self._layouts.clear()
+
+    def begin_tree(self, start: int, parents: Sequence[int]) -> Ints:
+        """A pack of a tree behind so many tokens of the first request, whose positions it tells.
+        `parents`: of its nodes, -1 for the last of those tokens. Not for recurrent layers."""
+        paths: list[list[int]] = []
+        for node, parent in enumerate(parents):
+            paths.append([*(paths[parent] if parent >= 0 else ()), node])
+        depths = np.array([len(path) for path in paths])
+        filled = [path + path[-1:] * (depths.max() - len(path)) for path in paths]
+        self.begin(start, start + len(paths))
+        starts, positions = np.full(self._rows, start), start - 1 + depths
+        tree = _ProbeTree(starts, torch.tensor(filled, dtype=torch.int32))
+        self.pack = replace(self.pack, positions=positions, tree=tree)
+        return positions
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         if key.shape[:-1] != value.shape[:-1]:

@@ -29,7 +29,7 @@ from specrouter.config import (
 )
 from specrouter.engine.engine import Engine
 from specrouter.engine.engine_thread import EngineThread
-from specrouter.engine.fingerprint import fingerprint_of
+from specrouter.engine.fingerprint import fingerprint_of, with_bits
 from specrouter.engine.input_validation import InputValidation
 from specrouter.engine.instruments import EngineInstruments
 from specrouter.engine.request import PromptLike, Request, args_of_each
@@ -100,6 +100,7 @@ class ChainRouter:
         self._thread = thread
         self.instruments = EngineInstruments(thread)
         thread.start()  # raises what is wrong with the target
+        self.fingerprint = with_bits(self.fingerprint, self.pool)
 
     @classmethod
     def from_config(

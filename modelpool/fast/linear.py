@@ -138,8 +138,9 @@ def gains_on_cpu(elements: int, dtype: torch.dtype) -> bool:
     return (elements >= _LARGE or dtype == torch.bfloat16) and can_pack(dtype)
 
 
-def pack_linears(model: nn.Module) -> int:
-    """Replaces, in place, each layer of `model` that gains by it; how many those were.
+def pack_linears(model: nn.Module, every: bool = False) -> int:
+    """Replaces, in place, each layer of `model` that gains by it, or `every` one that can be
+    packed; how many those were.
 
     The plain weight of a layer is let go before the next one is packed. An embedding that shares
     a layer's weight keeps it.
@@ -150,7 +151,7 @@ def pack_linears(model: nn.Module) -> int:
     packed: dict[nn.Module, PackedLinear] = {}  # one layer may stand in several places
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if child not in packed and isinstance(child, nn.Linear) and _gains(child):
+            if child not in packed and isinstance(child, nn.Linear) and _is_packed(child, every):
                 packed[child] = PackedLinear(child, is_tied=id(child.weight) in embeddings)
                 child.register_parameter("weight", None)
             if child in packed:
@@ -179,5 +180,8 @@ def is_hooked(layer: nn.Module) -> bool:
     return bool(hooks) or hasattr(layer, "_hf_hook")
 
 
-def _gains(layer: nn.Linear) -> bool:
-    return type(layer) is nn.Linear and not is_hooked(layer) and gains(layer.weight)
+def _is_packed(layer: nn.Linear, every: bool) -> bool:
+    if type(layer) is not nn.Linear or is_hooked(layer):
+        return False
+    weight = layer.weight
+    return gains(weight) or (every and weight.device.type == "cpu" and can_pack(weight.dtype))

@@ -9,8 +9,8 @@ import transformers
 
 from modelpool import ModelPool
 from modelpool.config import ModelConfig
+from modelpool.fast.model_key import cpu_name as cpu_name
 from specrouter.config import TREE_SLOTS, RouterConfig
-from specrouter.execution.time_profile import cpu_name as cpu_name
 from specrouter.router import ChainRouter
 from statemgr import row_tokens
 

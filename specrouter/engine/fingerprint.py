@@ -10,6 +10,14 @@ from modelpool.fast.quantised import ARITHMETIC
 from modelpool.kernels.recurrence import matrix_kernels
 from specrouter.version import __version__
 
+_VARIES = "_varies"
+
+
+def with_bits(fingerprint: str, pool: ModelPool) -> str:
+    """The same with what a trial of the target has found, once it is loaded: whether texts may
+    also depend on what is computed beside them."""
+    return fingerprint + _VARIES if pool.bits_depend_on is not None else fingerprint
+
 
 def fingerprint_of(config: PoolConfig, pool: ModelPool) -> str:
     """Not of drafters, nor of how they are used: texts do not depend on them."""

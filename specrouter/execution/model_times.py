@@ -10,9 +10,10 @@ import time
 
 from modelpool import ModelPool
 from modelpool.checkpoint.cache_dir import cache_dir
+from modelpool.fast.model_key import key_of
 from modelpool.packed_model import PackedModel
 from specrouter.execution.time_cache import TimeCache
-from specrouter.execution.time_profile import is_too_slow, key_of, profile_model
+from specrouter.execution.time_profile import is_too_slow, profile_model
 from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.profile.time_regression import TimeRegression
 

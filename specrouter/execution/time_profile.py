@@ -6,17 +6,10 @@ other. What it needs beside the model is freed when it returns.
 Not here: where profiles are kept (`time_cache`), what is learned while serving (`time_regression`).
 """
 
-import hashlib
-import json
 import math
-import platform
-import re
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -208,41 +201,3 @@ def _synchronise(model: "PackedModel") -> None:
     for device in {model.device, *model.layer_devices}:
         if device.type != "cpu":
             torch.accelerator.synchronize(device)
-
-
-def key_of(model: "PackedModel", path: Path) -> str:
-    """Names all that a model's times depend on; fit for a file's name.
-
-    `path` is the checkpoint's directory. The layers' classes tell weights that were laid out anew.
-    """
-    config = path / "config.json"
-    weights = [(file.name, file.stat()) for file in sorted(path.glob("*.safetensors"))]
-    facts = {
-        "config": config.read_text(encoding="utf-8") if config.is_file() else "",
-        "weights": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in weights],
-        "parameters": model.parameter_count,
-        "layers": sorted(Counter(type(m).__name__ for m in model.model.modules()).items()),
-        "devices": sorted(map(_device_name, model.layer_devices)),
-        "device": _device_name(model.device),
-        "dtype": str(model.dtype),
-        "threads": getattr(model, "threads", None) or torch.get_num_threads(),
-        "torch": torch.__version__,
-        "attention": model.attention.name,
-    }
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-    return f"{re.sub(r'[^A-Za-z0-9.-]', '_', path.name)}-{digest[:24]}"
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return device.type if device.type != "cpu" else cpu_name()
-
-
-def cpu_name() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name":
-                return value.strip()
-    return platform.processor() or platform.machine()

@@ -32,6 +32,7 @@ def live_snapshot(router: ServingRouter) -> dict[str, Any]:
     return {
         "unix_s": round(time.time(), 3),
         "target": router.pool.target,
+        "bits_depend_on": router.pool.bits_depend_on,
         "policy": {"scheduler": config.scheduler.policy, "admission": config.engine.admission},
         "requests": {"running": state.running, "waiting": state.waiting, "rows": state.rows},
         "totals": {

@@ -188,7 +188,7 @@ def test_a_drafter_without_a_lean_forward_is_packed(
 def test_packing_that_changes_what_a_drafter_says_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def spoil(model: nn.Module) -> int:
+    def spoil(model: nn.Module, every: bool) -> int:
         for parameter in model.parameters():
             parameter.data = -2 * parameter.data.roll(1, 0)
         return 1

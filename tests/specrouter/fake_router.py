@@ -260,6 +260,7 @@ class FakeRouter:
         self.pool = SimpleNamespace(
             plan=lambda _: SimpleNamespace(dtype="float32", weights="auto", is_recurrent=False),
             target="big",
+            bits_depend_on=None,
             names=("small", "big"),
             tokenizer=self.tokenizer or FakeTokenizer(),
             vocab_size=FakeTokenizer.vocab_size,
@@ -510,6 +511,7 @@ def router_without_models(
         plan=lambda _: SimpleNamespace(dtype="float32", weights="auto", is_recurrent=False),
         draft_only=(),
         target="big",
+        bits_depend_on=None,
         names=("small", "big"),
         tokenizer=tokenizer,
         vocab_size=len(tokenizer),

@@ -1,22 +1,13 @@
 import itertools
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from checks.exact.models import pool_settings, save_family
-from modelpool.fast import thread_trial
-from modelpool.fast.direct_forward import direct_forward_of
 from modelpool.fast.linear import can_pack
 from modelpool.fast.thread_choice import OtherPrograms, ThreadChoice
-from modelpool.fast.thread_trial import one_thread_keeps_bits
-from modelpool.fast.tuning import Tuning
-from modelpool.forward import ForwardOutput
-from modelpool.packed_model import PackedModel
 from specrouter import ChainRouter, RouterConfig, SamplingParams
-from tests.modelpool.llama_models import LLAMA_SHAPED, VOCAB, make_model, shaped
 
 
 class Machine:
@@ -110,42 +101,6 @@ def test_without_an_account_nothing_changes(machine: Machine) -> None:
 
 
 HAS_BFLOAT16 = pytest.mark.skipif(not can_pack(torch.bfloat16), reason="no kernels of bfloat16")
-
-
-@HAS_BFLOAT16
-@pytest.mark.parametrize("name", ["llama3", "qwen3"])
-def test_a_model_is_tried_with_one_thread_and_with_two(name: str) -> None:
-    model = make_model(LLAMA_SHAPED[name](), torch.bfloat16)
-    packed = PackedModel.wrap("m", model, VOCAB, Tuning(threads=2, pack_weights=True))
-    assert one_thread_keeps_bits(packed)
-    assert packed.threads == 2
-
-
-def test_a_model_whose_bits_depend_on_threads_is_found_out() -> None:
-    packed = PackedModel.wrap("m", make_model(LLAMA_SHAPED["llama3"]()), VOCAB, Tuning(threads=2))
-    plain = packed._forward
-
-    def shaken(*asked: Any) -> ForwardOutput:
-        output = plain(*asked)
-        return ForwardOutput(output.logits * (1 + 1e-15 * torch.get_num_threads()))
-
-    packed.shortcut = shaken
-    assert not one_thread_keeps_bits(packed)
-
-
-def test_a_model_of_few_positions_keeps_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread_trial, "_linear_keeps_bits", lambda *_: True)
-    config = shaped("llama-gelu", max_position_embeddings=64)
-    packed = PackedModel.wrap("m", make_model(config), VOCAB, Tuning(threads=2))
-    packed.shortcut = direct_forward_of(packed)
-    assert packed.shortcut is not None
-    assert not one_thread_keeps_bits(packed)
-
-
-def test_a_model_with_products_that_nobody_tries_keeps_its_threads() -> None:
-    packed = PackedModel.wrap("m", make_model(LLAMA_SHAPED["llama3"]()), VOCAB, Tuning(threads=2))
-    packed.model.register_module("router", nn.Bilinear(2, 2, 2))
-    assert not one_thread_keeps_bits(packed)
 
 
 @HAS_BFLOAT16

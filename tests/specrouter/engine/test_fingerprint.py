@@ -1,4 +1,6 @@
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -45,3 +47,10 @@ def test_it_tells_who_computes_attention(tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setattr(fingerprint, "attention_arithmetic", lambda said=said: said)
         found.add(fingerprint.fingerprint_of(config, ModelPool(config)))
     assert len(found) == 3
+
+
+def test_it_tells_whether_texts_may_depend_on_what_is_beside_them() -> None:
+    kept: Any = SimpleNamespace(bits_depend_on=None)
+    moved: Any = SimpleNamespace(bits_depend_on="pack sizes")
+    assert fingerprint.with_bits("fp_1", kept) == "fp_1"
+    assert fingerprint.with_bits("fp_1", moved) == "fp_1_varies"

@@ -10,9 +10,10 @@ import torch
 
 from modelpool import ModelPool
 from modelpool.attention.backend import READING_QUERIES
+from modelpool.fast.model_key import key_of
 from modelpool.forward import ForwardOutput
 from modelpool.packed_model import PackedModel
-from specrouter.execution.time_profile import is_too_slow, key_of, profile_model
+from specrouter.execution.time_profile import is_too_slow, profile_model
 from specrouter.profile.time_regression import TimeRegression
 from tests.specrouter.execution.test_time_cache import curve_of
 

@@ -1,0 +1,54 @@
+"""By what a model is known again in the cache, with what was measured of it."""
+
+import hashlib
+import json
+import platform
+import re
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from modelpool.packed_model import PackedModel
+
+
+def key_of(model: "PackedModel", path: Path, *others: Any) -> str:
+    """Names all that a model's times depend on, and `others`; fit for a file's name.
+
+    `path` is the checkpoint's directory. The layers' classes tell weights that were laid out anew.
+    """
+    config = path / "config.json"
+    weights = [(file.name, file.stat()) for file in sorted(path.glob("*.safetensors"))]
+    facts = {
+        "config": config.read_text(encoding="utf-8") if config.is_file() else "",
+        "weights": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in weights],
+        "parameters": model.parameter_count,
+        "layers": sorted(Counter(type(m).__name__ for m in model.model.modules()).items()),
+        "devices": sorted(map(_device_name, model.layer_devices)),
+        "device": _device_name(model.device),
+        "dtype": str(model.dtype),
+        "threads": getattr(model, "threads", None) or torch.get_num_threads(),
+        "torch": torch.__version__,
+        "attention": model.attention.name,
+        **({"others": others} if others else {}),
+    }
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    return f"{re.sub(r'[^A-Za-z0-9.-]', '_', path.name)}-{digest[:24]}"
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return device.type if device.type != "cpu" else cpu_name()
+
+
+def cpu_name() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
