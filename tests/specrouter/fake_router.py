@@ -121,6 +121,12 @@ TOKEN_TEXTS = {5: " a", 6: "b", 7: "\nc", 8: " é"}
 _FIRST_CHARACTER = 100  # the id of chr(0)
 
 
+# Of the target: what a fingerprint asks.
+PLAN = SimpleNamespace(
+    dtype="float32", weights="auto", is_recurrent=False, placement=SimpleNamespace(is_on_cpu=False)
+)
+
+
 def logprobs_of(ids: Sequence[int], top: int) -> list[TokenLogprobs]:
     """What every request gets that asks for them; the less likely tokens are impossible."""
     likely = [(5, -0.25), *((token, -math.inf) for token in (6, 7, 8))]
@@ -258,7 +264,7 @@ class FakeRouter:
 
     def __post_init__(self) -> None:
         self.pool = SimpleNamespace(
-            plan=lambda _: SimpleNamespace(dtype="float32", weights="auto", is_recurrent=False),
+            plan=lambda _: PLAN,
             target="big",
             bits_depend_on=None,
             names=("small", "big"),
@@ -508,7 +514,7 @@ def router_without_models(
     """A real router with that engine; the tokenizer's id 0 ends a text. Close it."""
     engine = FakeEngine()
     pool = SimpleNamespace(
-        plan=lambda _: SimpleNamespace(dtype="float32", weights="auto", is_recurrent=False),
+        plan=lambda _: PLAN,
         draft_only=(),
         target="big",
         bits_depend_on=None,
