@@ -62,8 +62,9 @@ SpecRouter's paper). The bundled family: [tiny](../configs/tiny.yaml),
 `bench load --server`: the key to send |
 | `SPECROUTER_CACHE` | folder for measured times, inflated models and compiled kernels; by default \
 `$XDG_CACHE_HOME/specrouter`, else `~/.cache/specrouter` |
-| `SPECROUTER_KERNEL` | of int8 and int4: `off`, `amx`, `avx512-vnni`, `avx-vnni`, `avx2`, `neon` |
-| `CC` | the C compiler of the kernels for int8 and int4; by default `cc` |
+| `SPECROUTER_KERNEL` | the CPU's kernels: `off` (PyTorch alone), \
+`amx`, `avx512-vnni`, `avx-vnni`, `avx2`, `neon` |
+| `CC` | the C compiler of the CPU's kernels; by default `cc` |
 | `OPENAI_API_KEY` | of `bench chains --peer`: the key to send |
 | `HF_HOME`, `HF_HUB_OFFLINE`, `HF_TOKEN` | the hub's: its cache folder; 1 for downloaded models \
 only; the token for gated models |

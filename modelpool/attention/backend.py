@@ -83,7 +83,7 @@ class AttentionBackend:
         if needs is None:
             return None
         if place.device == "cpu":
-            return f"{name} runs on CUDA devices, and the model is on the CPU; there it is path"
+            return f"{name} runs on CUDA devices, and the model is on the CPU: set attention: path"
         if place.dtype not in needs.dtypes:
             return f"{name} has no kernels for {place.dtype}, only for {', '.join(needs.dtypes)}"
         for head_dim in sorted(place.head_dims.difference(needs.head_sizes)):

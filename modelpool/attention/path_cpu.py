@@ -59,8 +59,7 @@ class _Layer(ctypes.Structure):
 
 def cpu_attention() -> Attention:
     library = c_library()
-    if library is None:
-        logger.warning("attention is computed in torch: slowly, and texts may differ in last bits")
+    if library is None:  # which was said
         return reference_attention()
     return PathAttention(CpuKernels(library, best_set()))
 
@@ -111,7 +110,7 @@ class CpuKernels:
 
     def __init__(self, library: ctypes.CDLL, instruction_set: int) -> None:
         self._attend, self._set = library.sr_attend, instruction_set
-        self._pack: tuple[KeyPaths, _Places, Tensor] | None = None  # the last
+        self._pack: tuple[KeyPaths, _Places, tuple[Tensor, Tensor]] | None = None  # the last
         self._layers: dict[int, tuple[Tensor, AttentionLayer, _Layer, Tensor | None]] = {}
 
     def __call__(
@@ -137,11 +136,11 @@ class CpuKernels:
 
     def _places(self, paths: KeyPaths) -> _Places:
         if self._pack is None or self._pack[0] is not paths:
-            path = paths.path.contiguous()
-            parts = paths.rows, paths.positions, paths.tails, path, paths.tables
-            sizes = len(paths.positions), path.shape[-1], paths.tables.shape[1]
+            path, tables = paths.path.contiguous(), paths.tables.contiguous()
+            parts = paths.rows, paths.positions, paths.tails, path, tables
+            sizes = len(paths.positions), path.shape[-1], tables.shape[1]
             told = _Places(*(one.data_ptr() for one in parts), *sizes, paths.block_slots)
-            self._pack = paths, told, path
+            self._pack = paths, told, (path, tables)
         return self._pack[1]
 
     def _layer(self, keys: Tensor, values: Tensor, heads: int, settings: AttentionLayer) -> _Layer:

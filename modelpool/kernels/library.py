@@ -87,7 +87,9 @@ def c_library() -> ctypes.CDLL | None:
     try:
         return opened(library_file())
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-        logger.warning("there is no C library, so that models are slower: %s", error)
+        logger.warning(
+            "no C library: attention is slow, and texts may differ between batches: %s", error
+        )
         return None
 
 

@@ -81,7 +81,8 @@ def test_without_a_compiler_there_is_one_line(
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert linear_kernels() is None
     assert [one.getMessage() for one in caplog.records] == [
-        "there is no C library, so that models are slower: there is no C compiler"
+        "no C library: attention is slow, and texts may differ between batches: "
+        "there is no C compiler"
     ]
 
 
