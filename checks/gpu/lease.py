@@ -67,7 +67,7 @@ def ceilings(results: Results) -> None:
     import torch
     from torch.nn import functional as F
 
-    from checks.gpu.few_rows import DEVICE, DTYPE, ON_GPU, copies, graph_ms
+    from checks.gpu.measure import DEVICE, DTYPE, ON_GPU, copies, graph_ms
 
     size = 2**31 if ON_GPU else 2**20
     name = torch.cuda.get_device_name() if ON_GPU else "cpu"
@@ -115,31 +115,18 @@ def tests(results: Results) -> None:
 
 
 def rows(results: Results) -> None:
-    """Bits and times by the number of rows: cuBLAS, and a product in Triton."""
-    from checks.gpu import few_rows
+    """Bits and times of products by the number of rows."""
+    import torch
 
-    for part, found in few_rows.measure(results.is_dry):
-        print(part, json.dumps(found), flush=True)
-        results.put({part: found})
-        results.put({"verdict": _rows_verdict(results.own)})
+    from checks.gpu import measure
 
-
-def _rows_verdict(found: Mapping[str, Any]) -> str:
-    parts = []
-    for name, one in found.items():
-        if not isinstance(one, dict) or "library" not in one:
-            continue
-        others = [row["rows"] for row in one["library"] if not row["same bits"]]
-        text = f"{name}: other bits at {others or 'none'}"
-        tried = [row for row in one.get("triton", []) if "failed" not in row]
-        if tried:
-            best = min(tried, key=lambda row: row["ms 16 rows"])
-            same = "same bits" if not best["rows with other bits"] else "OTHER BITS"
-            library = next((row["ms"] for row in one["library"] if row["rows"] == 128), 0.0)
-            text += f", Triton {best['ms 16 rows']} ms, {best['GB/s']} GB/s"
-            text += f" (cuBLAS of 128: {library}), {same}"
-        parts.append(text)
-    return "; ".join(parts)
+    counts = (1, 16, 128) if results.is_dry else (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+    shapes = measure.TINY if results.is_dry else {"Qwen2.5-7B": measure.SHAPES["Qwen2.5-7B"]}
+    with torch.inference_mode():
+        found = measure.gemm(shapes, counts)
+    print(json.dumps(found), flush=True)
+    parts = [f"{row['part']}: bits of 128 at {row['as many']}, ms {row['ms']}" for row in found]
+    results.put({"products": found, "verdict": "; ".join(parts)})
 
 
 def forward(results: Results) -> None:

@@ -53,16 +53,14 @@ SHAPES = {
 TINY = {"tiny": Shape(hidden=64, layers=2, heads=4, kv_heads=2, mlp=96, vocab=512)}
 
 
-def median_ms(run: Callable[[], object], calls: int = 1) -> float:
-    """Of one of several calls that are waited for together."""
+def median_ms(run: Callable[[], object]) -> float:
     found = []
     for _ in range(REPEATS + 3):
         started = time.perf_counter()
-        for _ in range(calls):
-            run()
+        run()
         if ON_GPU:
             torch.cuda.synchronize()
-        found.append(1e3 * (time.perf_counter() - started) / calls)
+        found.append(1e3 * (time.perf_counter() - started))
     return statistics.median(found[3:])
 
 
@@ -80,23 +78,42 @@ def gemm(shapes: dict[str, Shape], tokens: Sequence[int]) -> list[dict[str, Any]
             "head": (shape.vocab, shape.hidden),
         }
         for part, (outputs, inputs) in sizes.items():
-            count = max(1, CACHED // (outputs * inputs)) if ON_GPU else 1
-            weights = cycle(torch.randn(count, outputs, inputs, device=DEVICE, dtype=DTYPE))
+            weights = cycle(copies(outputs, inputs))
             weight = next(weights)
             x = torch.randn(max(*tokens, ROWS), inputs, device=DEVICE, dtype=DTYPE)
             wanted, order = F.linear(x[:ROWS], weight), torch.randperm(ROWS, device=DEVICE)
             moved = torch.equal(F.linear(x[:ROWS][order], weight), wanted[order])
             first = {m: F.linear(x[:m], weight)[:ROWS] for m in tokens}
             alike = [m for m, one in first.items() if torch.equal(one, wanted[: len(one)])]
-            took = {m: _product_ms(x[:m], weights) for m in tokens}
+            took = {m: _product_ms(x[:m], weights) for m in tokens}  # what no cache holds
             row = {"model": name, "part": part, "same in each place": moved, "as many": alike}
             rows.append({**row, "ms": took})
     return rows
 
 
 def _product_ms(x: Tensor, weights: Iterator[Tensor]) -> float:
-    """Of weights that no cache holds."""
-    return round(median_ms(lambda: F.linear(x, next(weights)), calls=20 if ON_GPU else 1), 4)
+    return round(graph_ms(lambda: F.linear(x, next(weights))), 5)
+
+
+def copies(outputs: int, inputs: int) -> Tensor:
+    """[n, outputs, inputs] random weights, together more than a cache holds."""
+    count = max(1, CACHED // (outputs * inputs)) if ON_GPU else 1
+    weights = torch.empty(count, outputs, inputs, device=DEVICE, dtype=DTYPE)
+    return weights.normal_(std=0.02)
+
+
+def graph_ms(run: Callable[[], object], calls: int = 20) -> float:
+    """Of one of several calls inside one CUDA graph: launches would overstate small ones. On a CPU,
+    of one call."""
+    if not ON_GPU:
+        return median_ms(run)
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            run()
+    return median_ms(graph.replay) / calls
 
 
 def forward(shapes: dict[str, Shape], tokens: Sequence[int]) -> list[dict[str, Any]]:
