@@ -50,8 +50,8 @@ class EngineConfig(Strict):
         verification: `shared-noise`: a seed gives one text whatever drafts; `rejection`:
             Leviathan's rule, exact in distribution, but a seed's text depends on the chains, and
             trees have width 1.
-        exact: `strict` keeps trees at width 1, which can matter in bfloat16 and float16; a float32
-            target with int8 weights is always strict.
+        exact: `strict` keeps trees at width 1, which can matter where `system_fingerprint` ends in
+            `_varies`, and on GPUs without kernels for the model.
         preload: loads and times drafters before the first request, while there is room; otherwise
             at their first use, for which running requests wait.
         fresh_times: measures the models' times at the start instead of using kept ones.

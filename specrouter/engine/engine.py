@@ -18,7 +18,7 @@ from specrouter.engine.admission_queue import waiting_time_s
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.fingerprint import fingerprint_of
 from specrouter.engine.plan_check import PlanCheck
-from specrouter.engine.policies import PoliciesInUse, with_exact_trees
+from specrouter.engine.policies import PoliciesInUse
 from specrouter.engine.request_book import RequestBook
 from specrouter.engine.request_meter import RequestMeter
 from specrouter.engine.step import DecodingStep
@@ -74,9 +74,7 @@ class Engine:
             meter=RequestMeter(pool.target, config.slo_classes),
             faults=self._faults,
         )
-        plan = pool.plan(pool.target)
-        exact = with_exact_trees(engine, plan.dtype, plan.weights)
-        self.policies = PoliciesInUse(exact, pool, parameters, (config.scheduler, config.trees))
+        self.policies = PoliciesInUse(engine, pool, parameters, (config.scheduler, config.trees))
         self.steps = DecodingStep(
             self.book,
             ViewBuilder(pool.models, pool.draft_only, self.book, self.profiler),

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Protocol
 
-from modelpool.config import KeptWeights
 from specrouter.config import EngineConfig, SchedulerConfig, TreesConfig
 from specrouter.config.policies import ADMISSION_POLICIES
 from specrouter.routing.decision_record import DecisionRecord
@@ -53,17 +52,6 @@ class Models(Protocol):
     def target(self) -> str: ...
 
     def fit_together(self, names: Collection[str]) -> bool: ...
-
-
-def with_exact_trees(engine: EngineConfig, dtype: str, weights: KeptWeights) -> EngineConfig:
-    """`engine`, with trees of width 1 where wider ones could change a text of the target.
-
-    In float32 branches may move a sum's last bit. That alone changed no token in the checks; where
-    activations are then rounded to 8 bits it moved one level in a thousand tokens.
-    """
-    if dtype == "float32" and weights != "plain":
-        return engine.model_copy(update={"exact": "strict"})
-    return engine
 
 
 def planner_of(

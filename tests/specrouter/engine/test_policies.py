@@ -7,7 +7,7 @@ import numpy as np
 
 from specrouter.config import EngineConfig, SchedulerConfig, TreesConfig
 from specrouter.cycle import DraftShape
-from specrouter.engine.policies import PoliciesInUse, with_exact_trees
+from specrouter.engine.policies import PoliciesInUse
 from specrouter.routing.decision_record import DecisionRecord
 from specrouter.routing.decisions import INTERVAL
 from specrouter.routing.planner import Plan
@@ -39,13 +39,8 @@ def plan_of(cycle: int) -> Plan:
     )
 
 
-def test_branches_are_left_out_where_that_is_asked_or_they_could_move_a_level_of_int8() -> None:
-    fast = EngineConfig()
-    assert with_exact_trees(fast, "float32", "int8").exact == "strict"
-    assert with_exact_trees(fast, "float32", "plain") is fast
-    assert with_exact_trees(fast, "bfloat16", "int8") is fast
-    widths = [(fast, 4), (EngineConfig(exact="strict"), 1)]
-    for engine, width in (*widths, (with_exact_trees(fast, "float32", "int8"), 1)):
+def test_branches_are_left_out_where_that_is_asked() -> None:
+    for engine, width in ((EngineConfig(), 4), (EngineConfig(exact="strict"), 1)):
         assert in_use(engine).current.planner.scheduler.limits((4, 4)).width == width
 
 
