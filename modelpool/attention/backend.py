@@ -20,8 +20,8 @@ from modelpool.errors import UnsupportedAttention
 if TYPE_CHECKING:
     from modelpool.attention.kv_view import Attention
 
-# What reading a row's keys and values costs, in queries. Of the kernel in C it is 0.1 to 1.8, by the
-# shape of heads, at 256 keys.
+# What reading a row's keys and values costs, in queries. Of the kernel in C it is 0.1 to 1.8 at 256
+# keys, by the shape of heads.
 READING_QUERIES = 1.6
 
 BackendName = Literal["path", "triton", "flashinfer"]
