@@ -24,7 +24,7 @@ typedef struct {
 
 static int64_t bytes_of(int kind) { return kind == KIND_F64 ? 8 : kind == KIND_F32 ? 4 : 2; }
 
-static void divided(const AttendJob *j, void *memory, Scratch *s) {
+static void divide_scratch(const AttendJob *j, void *memory, Scratch *s) {
   const AttendLayer *l = j->layer;
   number *at = memory;
   s->query = at, at += QUERIES * whole_lanes(l->dim);
@@ -204,7 +204,7 @@ SELDOM void score_path(const AttendLayer *l, const Places *pl, const Scratch *s,
   }
 }
 
-ALWAYS void weigh(const AttendLayer *l, const Places *pl, const Scratch *s, const Queries *q,
+ALWAYS void score_all(const AttendLayer *l, const Places *pl, const Scratch *s, const Queries *q,
                   const char *keys, int kind) {
   for (int64_t at = 0, together; at < q->count; at += together) {
     const int64_t left = q->count - at, four = left < 4 ? left : 4;
@@ -228,7 +228,7 @@ ALWAYS void weigh(const AttendLayer *l, const Places *pl, const Scratch *s, cons
 }
 
 /* Of one query: makes weights of scores. Returns the largest score, and the sum in `total`. */
-static number soften(const AttendLayer *l, number *x, int64_t low, int64_t high, number *total) {
+static number softmax(const AttendLayer *l, number *x, int64_t low, int64_t high, number *total) {
   const int64_t first = low / LANES * LANES, stop = whole_lanes(high);
   for (int64_t k = first; k < low; k++) x[k] = -INFINITY;
   for (int64_t k = high; k < stop; k++) x[k] = -INFINITY;
@@ -321,7 +321,7 @@ ALWAYS void read_values(const AttendLayer *l, const Places *pl, const Scratch *s
 }
 
 /* Joins what is known of a query with one more piece: largest score, sum, values. */
-static void fold(number *known, const number *piece, int64_t value_dim) {
+static void merge(number *known, const number *piece, int64_t value_dim) {
   const int64_t size = whole_lanes(value_dim);
   if (piece[0] <= known[0]) {
     const number by = exponential_of(piece[0] - known[0]);
@@ -367,11 +367,11 @@ ALWAYS void attend_piece(const AttendJob *j, const Scratch *s, const Queries *q,
   const int64_t bytes = bytes_of(kind), size = part_size(l->value_dim);
   const char *keys = l->keys + kv_head * l->key_head * bytes;
   const char *values = l->values + kv_head * l->value_head * bytes;
-  weigh(l, j->places, s, q, keys, kind);
+  score_all(l, j->places, s, q, keys, kind);
   number most[QUERIES], sums[QUERIES];
   for (int64_t i = 0; i < q->count; i++)
     if (q->low[i] < q->high[i])
-      most[i] = soften(l, s->scores + i * PIECE, q->low[i], q->high[i], sums + i);
+      most[i] = softmax(l, s->scores + i * PIECE, q->low[i], q->high[i], sums + i);
   for (int64_t at = 0; at < q->count; at += 4) {
     const int64_t four = q->count - at < 4 ? q->count - at : 4;
     number *out[4];
@@ -387,7 +387,7 @@ ALWAYS void attend_piece(const AttendJob *j, const Scratch *s, const Queries *q,
       if (j->is_split) {
         const int64_t place = q->token[at + i] * l->heads + q->head[at + i];
         memcpy((number *)j->parts + (place * j->pieces + piece) * size, own, sizeof(number) * size);
-      } else if (own[0] != -INFINITY) fold(s->parts + (at + i) * size, own, l->value_dim);
+      } else if (own[0] != -INFINITY) merge(s->parts + (at + i) * size, own, l->value_dim);
     }
   }
 }
@@ -405,7 +405,7 @@ static void unit(const AttendJob *j, int64_t unit, void *memory) {
   Scratch s;
   Queries q = {.count = (group.stop - group.first) * heads, .tail = pl->tails[group.first],
                .table = pl->tables + pl->rows[group.first] * pl->table_width};
-  divided(j, memory, &s);
+  divide_scratch(j, memory, &s);
   int64_t least = INT64_MAX, top = 0;
   for (int64_t i = 0; i < q.count; i++) {
     const int64_t token = group.first + i / heads, head = kv_head * each + first + i % heads;
@@ -461,7 +461,7 @@ static void join(const AttendJob *j, int64_t token, int64_t head) {
   number known[size];
   begin(known, j->layer->value_dim);
   for (int64_t p = 0; p < j->pieces; p++)
-    if (pieces[p * size] != -INFINITY) fold(known, pieces + p * size, j->layer->value_dim);
+    if (pieces[p * size] != -INFINITY) merge(known, pieces + p * size, j->layer->value_dim);
   finish(j, token, head, known);
 }
 
