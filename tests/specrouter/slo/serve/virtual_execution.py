@@ -154,7 +154,7 @@ class VirtualEngine:
             id=job.id,
             priority_key=job.arrived_ms,
             arrived_s=job.arrived_ms / 1000.0,
-            reserve_tokens=job.needs(),
+            kv_tokens=job.needs(),
             prompt_left=max(0, job.unread - 1),
             remaining=job.output - done,
             max_new_tokens=job.output,
