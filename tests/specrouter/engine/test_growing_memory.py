@@ -117,8 +117,8 @@ def test_another_policy_s_order_is_followed(
         handles = [bench.submit(prompt_of(index), params) for index in range(ROWS + 2)]
         run(bench, handles)
     assert texts_of(handles) == texts
+    assert gave_way
     assert len(handles) not in gave_way
-    assert 1 in gave_way
 
 
 def test_whoever_needs_all_memory_goes_on_while_others_wait(small_config: dict[str, Any]) -> None:

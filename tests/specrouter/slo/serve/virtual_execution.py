@@ -40,6 +40,7 @@ class Job:
     unread: int = 0
     is_declined: bool = False
     preemptions: int = 0
+    gave_way: bool = False
     was_admitted: bool = False  # in the first of its lives, with an objective that it could attain
     came_ms: list[float] = field(default_factory=list)
     shown: RequestView | None = None  # while it waits for its first token, nothing of it changes
