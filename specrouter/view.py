@@ -95,7 +95,7 @@ class RequestView:
         missed: tokens of it that each model has not read; none for models without weights.
         repeatable: output tokens whose choice could be made again, as shadow evaluations do.
         slots: KV slots that attention reads for it.
-        reserve_tokens: KV tokens that it needs at most.
+        kv_tokens: KV memory that it needs to begin, or, while it runs, that is free when it ends.
         implied_ttft_ms: of a request that states no deadline; it is never too late for it.
         e2e_ms: objective of the end-to-end latency.
         stages: that are left, the current one first. `tpot_ms` is then the current one's, and
@@ -113,7 +113,7 @@ class RequestView:
     id: int
     priority_key: float
     arrived_s: float
-    reserve_tokens: int
+    kv_tokens: int
     prompt_left: int
     remaining: int
     max_new_tokens: int
@@ -154,7 +154,8 @@ class EngineView:
         now_s: of the clock that `RequestView.arrived_s` is of.
         running: in the order of their admission.
         waiting: those that may be admitted next, first come those that are to be.
-        kv_free_tokens: that may still be reserved; None: without bound.
+        kv_free_tokens: of KV memory that nobody holds, without what running requests are about to
+            take; None: without bound.
         available: models that are not in quarantine.
         loaded: models that could draft at once.
         output_tokens: usual lengths of outputs by SLO class, None: of those without one.

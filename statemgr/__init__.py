@@ -1,6 +1,6 @@
 """State: KV memory, cache masks, rows and slots. Knows neither requests nor acceptance."""
 
-from statemgr.blocks import BLOCK_SLOTS
+from statemgr.blocks import BLOCK_SLOTS, NoFreeBlocksError
 from statemgr.forward_view import ForwardView, TreePaths
 from statemgr.kv_store import KVStore, LayerShape
 from statemgr.layer_state import KEPT_STATES
@@ -9,11 +9,12 @@ from statemgr.output_store import OutputStore
 from statemgr.prefix_cache import CacheCounts, CacheUse, TokenChain
 from statemgr.recurrent_store import TokenOrder
 from statemgr.row_kv import KVFormat, KVMismatchError, RowKV, check_kv, export_row, import_row
-from statemgr.state_manager import StateManager, row_slots, row_tokens
+from statemgr.state_manager import GROWTH_TOKENS, StateManager, row_slots, row_tokens
 from statemgr.suffix_table import SuffixTable
 
 __all__ = [
     "BLOCK_SLOTS",
+    "GROWTH_TOKENS",
     "KEPT_STATES",
     "CacheCounts",
     "CacheUse",
@@ -23,6 +24,7 @@ __all__ = [
     "KVStore",
     "LayerShape",
     "ModelState",
+    "NoFreeBlocksError",
     "OutputStore",
     "RowKV",
     "StateManager",

@@ -4,6 +4,7 @@ Contract: a block is `BLOCK_SLOTS` slots, the same in every model's store, so on
 models: row r's slot s is arena slot `table[r, s // BLOCK_SLOTS] * BLOCK_SLOTS + s % BLOCK_SLOTS`.
 Tables and the prefix cache hold references; a block without any is free. A block with more than
 one is not written to, but where a model has nothing in it yet: a row that must copies it first.
+Rows take blocks as they grow. Cached ones that no row has go to whoever needs them.
 
 Bookkeeping only: what lies in the blocks is in the stores of those who use them (`BlockUser`).
 """
@@ -19,6 +20,10 @@ from statemgr.arrays import Bools, Ints
 BLOCK_SLOTS = 32  # a power of two
 
 
+class NoFreeBlocksError(ValueError):
+    """Rows have all the blocks."""
+
+
 class BlockUser(Protocol):
     """A model's part of the blocks."""
 
@@ -29,7 +34,17 @@ class BlockUser(Protocol):
 
 
 class BlockCache(Protocol):
-    """Who holds blocks for rows that may come."""
+    """Who holds blocks for rows that may come.
+
+    Attributes:
+        is_cached: [blocks] those that it holds.
+    """
+
+    is_cached: Bools
+
+    @property
+    def blocks(self) -> int:
+        """That no row has: so many `evict` gives back one by one."""
 
     def evict(self) -> bool:
         """Gives back a block that no row has; False: it holds none."""
@@ -44,7 +59,8 @@ class BlockTables:
     Attributes:
         table: [rows, width] blocks; behind a row's own any valid ones.
         sizes: [rows] blocks that a row has.
-        limits: [rows] blocks that it may have, which are reserved for it.
+        expected: [rows] blocks that it is likely to need: what it lacks of them is not for others
+            to begin with.
         references: [blocks] by tables and the cache.
         cache: None: nothing is cached.
     """
@@ -54,7 +70,7 @@ class BlockTables:
     ) -> None:
         self.table: NDArray[np.int32] = np.zeros((rows, width), dtype=np.int32)
         self.sizes: Ints = np.zeros(rows, dtype=np.int64)
-        self.limits: Ints = np.zeros(rows, dtype=np.int64)
+        self.expected: Ints = np.zeros(rows, dtype=np.int64)
         self.references: Ints = np.zeros(blocks, dtype=np.int64)
         self.cache: BlockCache | None = None
         self._free = list(range(blocks - 1, -1, -1))
@@ -63,19 +79,21 @@ class BlockTables:
     @classmethod
     def whole(cls, rows: int, width: int) -> "BlockTables":
         """Of rows that may all be as long as a row can be."""
-        tables = cls(rows, width, rows * width)
-        tables.limits[:] = width
-        return tables
+        return cls(rows, width, rows * width)
 
     @property
     def blocks(self) -> int:
         return len(self.references)
 
     @property
-    def unreserved(self) -> int:
-        """Blocks that rows which begin may still reserve. What rows share they have reserved each,
-        so whoever grows within its limit finds a block that is free, or cached for nobody."""
-        return self.blocks - int(self.limits.sum())
+    def free(self) -> int:
+        """Blocks that no row has."""
+        return len(self._free) + (self.cache.blocks if self.cache is not None else 0)
+
+    @property
+    def unclaimed(self) -> int:
+        """The same, without what rows are expected to take: for rows that begin."""
+        return max(0, self.free - int(np.maximum(self.expected - self.sizes, 0).sum()))
 
     def flat(self, numbers: Ints) -> Ints:
         """Arena slots of slots by their numbers, `row * width * BLOCK_SLOTS + slot`."""
@@ -87,19 +105,26 @@ class BlockTables:
         """The row's blocks, a copy."""
         return self.table[row, : self.sizes[row]].astype(np.int64)
 
-    def grow(self, rows: Ints, slots: Ints) -> Ints:
-        """Takes the blocks that rows lack for `slots[i]` slots. Returns the rows that lack some
-        still: they may have no more, or none is to be had."""
+    def unshared(self, row: int) -> int:
+        """Blocks that the row alone has: with the row's end they are free."""
+        blocks = self.of(row)
+        owners = self.references[blocks] - (self.cache.is_cached[blocks] if self.cache else 0)
+        return int((owners == 1).sum())
+
+    def grow(self, rows: Ints, slots: Ints, partly: bool = False) -> Ints:
+        """Takes the blocks that rows lack for `slots[i]` slots, the first rows first; `partly`: or
+        as many as there are. Returns the rows that lack some still."""
         needed = blocks_of(slots)
         lacking = []
         for at in np.flatnonzero(needed > self.sizes[rows]).tolist():
             row, size, wanted = int(rows[at]), int(self.sizes[rows[at]]), int(needed[at])
-            taken = self.take(wanted - size) if wanted <= self.limits[row] else None
-            if taken is None:
+            most = min(wanted, size + self.free if partly else wanted, self.table.shape[1])
+            taken = self.take(most - size) if most == wanted or partly else None
+            if taken is not None:
+                self.table[row, size:most] = taken
+                self.sizes[row] = most
+            if taken is None or most < wanted:
                 lacking.append(row)
-                continue
-            self.table[row, size:wanted] = taken
-            self.sizes[row] = wanted
         return np.array(lacking, dtype=np.int64)
 
     def share(self, row: int, start: int, blocks: Ints) -> None:
@@ -112,13 +137,14 @@ class BlockTables:
         self.sizes[row] = max(stop, int(self.sizes[row]))
 
     def unshare(self, row: int, index: int) -> None:
-        """Gives the row a copy of a block that others have as well, for it to write to."""
+        """Gives the row a copy of a block that others have as well, for it to write to. Raises
+        `NoFreeBlocksError`."""
         shared = int(self.table[row, index])
         taken = self.take(1)
-        if taken is None:  # rows have all blocks: this one is shared with the cache alone
-            assert self.cache is not None, "nobody shares the block"
-            self.cache.uncache(shared)
-            assert self.references[shared] == 1, "rows have more blocks than they reserved"
+        if taken is None:
+            if self.cache is None or self.references[shared] - self.cache.is_cached[shared] > 1:
+                raise NoFreeBlocksError("no block is free for a copy")
+            self.cache.uncache(shared)  # no other row has it
             return
         for user in self._users.values():
             user.copy_block(shared, int(taken[0]))
@@ -131,17 +157,24 @@ class BlockTables:
         has[row] = False
         return has
 
-    def end(self, row: int) -> None:
-        """A row gives back all of its blocks, and what it reserved."""
-        blocks = self.of(row)
-        self.sizes[row] = self.limits[row] = 0
+    def shrink(self, row: int, size: int) -> None:
+        """A row gives back its blocks from number `size` on."""
+        blocks = self.of(row)[size:]
+        self.sizes[row] -= len(blocks)
         self.release(blocks)
+
+    def end(self, row: int) -> None:
+        """A row gives back all of its blocks, and what it was expected to need."""
+        self.expected[row] = 0
+        self.shrink(row, 0)
 
     def take(self, count: int) -> Ints | None:
         """So many blocks, each with one reference; None: there are fewer."""
+        if len(self._free) < count and self.free < count:
+            return None
         while len(self._free) < count:
-            if self.cache is None or not self.cache.evict():
-                return None
+            assert self.cache is not None, "blocks were miscounted"
+            assert self.cache.evict(), "blocks were miscounted"
         taken = np.array(self._free[len(self._free) - count :], dtype=np.int64)
         del self._free[len(self._free) - count :]
         self.references[taken] = 1
@@ -169,8 +202,6 @@ class BlockTables:
         assert np.array_equal(counts, self.references), "references were miscounted"
         free = np.flatnonzero(counts == 0).tolist()
         assert sorted(self._free) == free, "a block is lost, or free twice"
-        assert (self.sizes <= self.limits).all(), "a row has more blocks than it reserved"
-        assert self.limits.sum() <= self.blocks, "more blocks are reserved than there are"
 
 
 def blocks_of(slots: Ints) -> Ints:

@@ -17,7 +17,13 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from statemgr.arrays import Bools, Ints
-from statemgr.blocks import BLOCK_SLOTS, BlockTables, blocks_of, whole_blocks
+from statemgr.blocks import (
+    BLOCK_SLOTS,
+    BlockTables,
+    NoFreeBlocksError,
+    blocks_of,
+    whole_blocks,
+)
 from statemgr.forward_view import ForwardView, PackSlots, TreePaths
 from statemgr.hidden_states import HiddenStates
 from statemgr.kv_store import KVStore, LayerShape
@@ -78,12 +84,12 @@ class ModelState:
             [sum(counts)] numbers of the slots.
 
         Raises:
-            ValueError: a row has no room; nothing has changed.
+            NoFreeBlocksError: a row has no room; nothing has changed.
         """
         first = self.ends[rows]
         ends = first + counts
         if len(self.tables.grow(rows, ends)):
-            raise ValueError("a row has no free slots left")
+            raise NoFreeBlocksError("a row has no free slots left")
         self._make_writable(rows, first, ends)
         starts = np.cumsum(counts) - counts
         flat: Ints = np.repeat(rows * self.slots + first - starts, counts) + np.arange(len(tokens))
@@ -96,6 +102,18 @@ class ModelState:
             tops = np.maximum.reduceat(positions, starts[some]) + 1
             self._lengths[rows[some]] = np.maximum(self._lengths[rows[some]], tops)
         return flat
+
+    def claim(self, rows: Ints, ends: Ints) -> Ints:
+        """Takes all blocks that `append` needs up to the rows' slots `ends[i]`, the first rows
+        first. Returns the rows that lack some still."""
+        lacking, filling = self.tables.grow(rows, ends).tolist(), set[int]()
+        for at in np.flatnonzero(~np.isin(rows, lacking)).tolist():
+            one = slice(at, at + 1)
+            try:
+                self._unshare(rows[one], self.ends[rows[one]], ends[one], filling)
+            except NoFreeBlocksError:
+                lacking.append(rows[at])
+        return rows[np.isin(rows, lacking)]
 
     def set_tokens(self, flat_slots: Ints, tokens: Ints) -> None:
         self.cache_tokens.reshape(-1)[flat_slots] = tokens
@@ -222,7 +240,7 @@ class ModelState:
         arena slots `source`."""
         one, stop = np.array([row]), start + len(source)
         if len(self.tables.grow(one, np.array([stop]))):
-            raise ValueError("a row has no free slots left")
+            raise NoFreeBlocksError("a row has no free slots left")
         self._make_writable(one, np.array([start]), np.array([stop]))
         self.store.copy(source, self.slots_of(row, stop)[start:])
 
@@ -265,8 +283,21 @@ class ModelState:
         self.filled[blocks] = 0
 
     def _make_writable(self, rows: Ints, first: Ints, ends: Ints) -> None:
-        """Rows are about to write to their slots `first[i] .. ends[i] - 1`: of what others have
-        they get copies, but of what the model has not filled: that one row fills for all."""
+        """Rows are about to write to their slots `first[i] .. ends[i] - 1`."""
+        which, places, within = self._unshare(rows, first, ends, set())
+        blocks = self.tables.table[rows[which], places]
+        self.filled[blocks] = np.minimum(self.filled[blocks], within)
+
+    def _unshare(
+        self, rows: Ints, first: Ints, ends: Ints, filling: set[int]
+    ) -> tuple[Ints, Ints, Ints]:
+        """Of what others have of the slots `first[i] .. ends[i] - 1` rows get copies, but of what
+        the model has not filled: that one row fills for all, if none does yet (`filling`).
+
+        Returns:
+            [n] for each block: whose it is, as a place among `rows`; its place in the row; how many
+            of its slots are before the first.
+        """
         low = first // BLOCK_SLOTS
         counts = np.where(ends > first, blocks_of(ends) - low, 0)
         starts = np.cumsum(counts) - counts
@@ -274,7 +305,6 @@ class ModelState:
         places = np.arange(int(counts.sum())) - np.repeat(starts - low, counts)
         within = np.maximum(first[which] - places * BLOCK_SLOTS, 0)
         blocks = self.tables.table[rows[which], places]
-        filling = set[int]()
         for at in np.flatnonzero(self.tables.references[blocks] > 1).tolist():
             row, place, block = int(rows[which[at]]), int(places[at]), int(blocks[at])
             others = self.ends[self.tables.sharers(row, place)]
@@ -283,8 +313,7 @@ class ModelState:
                 filling.add(block)
             else:
                 self.tables.unshare(row, place)
-        blocks = self.tables.table[rows[which], places]
-        self.filled[blocks] = np.minimum(self.filled[blocks], within)
+        return which, places, within
 
     def _follow(self, rows: Ints) -> None:
         """Recurrent layers keep what of these rows is valid, as far as they can."""

@@ -128,7 +128,7 @@ class PrefixCache:
         # By block, the least recently used first; of a text the end before the beginning.
         self._nodes: OrderedDict[int, CachedBlock] = OrderedDict()
         self._uses = 0
-        self._is_cached: Bools = np.zeros(tables.blocks, dtype=np.bool_)
+        self.is_cached: Bools = np.zeros(tables.blocks, dtype=np.bool_)
         tables.cache = self
 
     def __iter__(self) -> Iterator[CachedBlock]:
@@ -138,7 +138,7 @@ class PrefixCache:
     @property
     def blocks(self) -> int:
         """That no row has. May be asked from any thread."""
-        return int((self._is_cached & (self._tables.references == 1)).sum())
+        return int((self.is_cached & (self._tables.references == 1)).sum())
 
     def walk(self, chain: TokenChain, limit: int, salt: str) -> list[CachedBlock]:
         """The whole blocks that a text begins with, up to `limit` tokens."""
@@ -206,6 +206,11 @@ class PrefixCache:
                 self.counts.evictions += 1
                 return True
             self._nodes.move_to_end(block)  # in use, or not the end of a text
+        for block in self._nodes:  # rows have what follows it, and a copy of their own of this one
+            if self._tables.references[block] == 1:
+                self.uncache(block)
+                self.counts.evictions += 1
+                return True
         return False
 
     def uncache(self, block: int) -> None:
@@ -239,11 +244,11 @@ class PrefixCache:
     def _hold(self, node: CachedBlock) -> None:
         self._tables.hold(np.array([node.block]))
         self._nodes[node.block] = node
-        self._is_cached[node.block] = True
+        self.is_cached[node.block] = True
 
     def _give_back(self, node: CachedBlock) -> None:
         del self._nodes[node.block]
-        self._is_cached[node.block] = False
+        self.is_cached[node.block] = False
         self._tables.release(np.array([node.block]))
 
     def check_integrity(self) -> None:
@@ -255,7 +260,7 @@ class PrefixCache:
             assert not node.children or len(node.tokens) in (0, BLOCK_SLOTS), "a gap in a text"
             found |= {child.block: child for child in node.children}
         assert found == self._nodes, "blocks of no text are cached"
-        assert np.flatnonzero(self._is_cached).tolist() == sorted(found), "cached blocks"
+        assert np.flatnonzero(self.is_cached).tolist() == sorted(found), "cached blocks"
 
 
 def _root(salt: str) -> CachedBlock:

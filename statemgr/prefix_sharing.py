@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from statemgr.arrays import Bools, Ints
-from statemgr.blocks import BLOCK_SLOTS, BlockTables
+from statemgr.blocks import BLOCK_SLOTS, BlockTables, NoFreeBlocksError
 from statemgr.layer_state import KEPT_STATES, KeptState, KeptStates
 from statemgr.model_state import ModelState
 from statemgr.prefix_cache import (
@@ -146,6 +146,13 @@ class PrefixSharing:
         if leader is None or expected <= usable:
             return best
         return replace(best, leader=leader, expected=expected)
+
+    def held(self, found: Found) -> int:
+        """Blocks of what was found that rows have: whoever shares them takes no memory."""
+        whole = max(found.lengths.values(), default=0) // BLOCK_SLOTS
+        if found.row is not None:
+            return whole
+        return int((self._tables.references[_blocks_on(found.path[:whole])] > 1).sum())
 
     def begin(self, row: int, found: Found) -> None:
         """A row begins with what was found for it."""
@@ -355,7 +362,9 @@ class PrefixSharing:
                         places = np.arange(first, length)
                         source = blocks[places // BLOCK_SLOTS] * BLOCK_SLOTS + places % BLOCK_SLOTS
                         state.take_copy(row, first, source)
-                except Exception:  # it reads them itself
+                except NoFreeBlocksError:  # it reads them itself
+                    length = own[name] if state.is_recurrent else first
+                except Exception:
                     logger.exception("%s: row %d could not copy what is kept", name, row)
                     self.cache.counts.failures += 1
                     length = own[name] if state.is_recurrent else first

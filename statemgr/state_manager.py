@@ -1,8 +1,8 @@
-"""Rows, reservations and the committed tokens that every model's state is a prefix of.
+"""Rows, their memory and the committed tokens that every model's state is a prefix of.
 
-Contract: a row belongs to one running request, in all models. What a request may need is reserved
-when it is admitted, so a running request never fails for KV memory; it takes blocks as its text
-grows. Model states come into being on first use and may be dropped at any time: a dropped or
+Contract: a row belongs to one running request, in all models. It begins where there are blocks for
+its prompt and a margin, and takes more as its text grows; where there are none left, somebody has
+to end. Model states come into being on first use and may be dropped at any time: a dropped or
 lagging state catches up by re-reading committed tokens. What a row that ends has read is kept, as
 far as there is memory, for rows that begin with the same tokens under the same salt
 (`PrefixSharing`).
@@ -22,6 +22,8 @@ from statemgr.model_state import ModelState
 from statemgr.prefix_cache import CacheCounts, CacheUse, TokenChain
 from statemgr.prefix_sharing import PrefixSharing
 
+GROWTH_TOKENS = 64  # of its text, that a row is expected to need blocks for when it begins
+
 
 def row_slots(max_tokens: int, tree_tokens: int = 0) -> int:
     """Slots of a row for so many tokens and the nodes of a tree beside them: whole blocks."""
@@ -36,7 +38,6 @@ def row_tokens(slots: int, tree_tokens: int = 0) -> int:
 class StateManager:
     """Args:
     max_tokens: of a row, committed and drafted ones up to the request's length.
-    budget_tokens: that all rows may reserve together; None: no bound. It saves no memory.
     tree_tokens: slots of each row beyond its tokens, for the nodes of a token tree.
     kv_slots: of every model's store; None: all rows may be as long as a row can be.
     """
@@ -45,7 +46,6 @@ class StateManager:
         self,
         rows: int,
         max_tokens: int,
-        budget_tokens: int | None = None,
         tree_tokens: int = 0,
         kv_slots: int | None = None,
     ) -> None:
@@ -54,10 +54,9 @@ class StateManager:
         self.tree_tokens = tree_tokens
         self.slots = row_slots(max_tokens, tree_tokens)
         self.kv_slots = (kv_slots or rows * self.slots) // BLOCK_SLOTS * BLOCK_SLOTS
-        self.budget_tokens = budget_tokens
         self.tokens: Ints = np.zeros((rows, self.slots), dtype=np.int64)  # committed
         self.counts: Ints = np.zeros(rows, dtype=np.int64)  # n, committed tokens of each row
-        self._reserved: Ints = np.zeros(rows, dtype=np.int64)  # 0: the row is free
+        self._most: Ints = np.zeros(rows, dtype=np.int64)  # tokens of each row; 0: it is free
         self._states: dict[str, ModelState] = {}
         width, blocks = self.slots // BLOCK_SLOTS, self.kv_slots // BLOCK_SLOTS
         self._tables = BlockTables(rows, width, blocks, self._states)
@@ -65,11 +64,7 @@ class StateManager:
 
     @property
     def free_rows(self) -> int:
-        return int((self._reserved == 0).sum())
-
-    @property
-    def reserved_tokens(self) -> int:
-        return int(self._reserved.sum())
+        return int((self._most == 0).sum())
 
     @property
     def is_bounded(self) -> bool:
@@ -78,8 +73,13 @@ class StateManager:
 
     @property
     def free_slots(self) -> int:
-        """That requests could reserve; what is cached goes where they want it."""
-        return self._tables.unreserved * BLOCK_SLOTS
+        """That rows which begin may count on; what is cached goes where they want it."""
+        return self._tables.unclaimed * BLOCK_SLOTS
+
+    @property
+    def held_slots(self) -> int:
+        """Of blocks that rows have."""
+        return (self._tables.blocks - self._tables.free) * BLOCK_SLOTS
 
     @property
     def cached_slots(self) -> int:
@@ -90,33 +90,32 @@ class StateManager:
     def cache_counts(self) -> CacheCounts:
         return self._sharing.cache.counts
 
-    def slots_for(self, tokens: int) -> int:
-        """That a request for so many tokens reserves."""
-        return row_slots(tokens, self.tree_tokens)
+    def slots_to_begin(self, tokens: int, most: int) -> int:
+        """That a row with so many tokens needs to begin: for them, some more of its text, `most`
+        tokens together at most, and a tree."""
+        return min(row_slots(min(tokens + GROWTH_TOKENS, most), self.tree_tokens), self.slots)
 
     def can_ever_fit(self, tokens: int) -> bool:
-        budget = self.budget_tokens
-        fits = tokens <= self.max_tokens and self.slots_for(tokens) <= self.kv_slots
-        return fits and (budget is None or tokens <= budget)
+        """Whether a row may come to have so many tokens, if it is alone."""
+        slots = row_slots(tokens, self.tree_tokens)
+        return tokens <= self.max_tokens and slots <= self.kv_slots
 
-    def allocate(
-        self, prompt: Sequence[int], reserve: int, use: CacheUse | None = None
-    ) -> int | None:
-        """A free row, holding `prompt`; None where there is no row or memory now.
+    def allocate(self, prompt: Sequence[int], most: int, use: CacheUse | None = None) -> int | None:
+        """A free row, holding `prompt`, for `most` tokens; None where there is no row or memory to
+        begin with.
 
         Every model has read what is cached of the prompt, but for its last token.
         """
-        assert 0 < len(prompt) <= reserve <= self.slots
-        free = np.flatnonzero(self._reserved == 0)
-        blocks = min(self.slots_for(reserve), self.slots) // BLOCK_SLOTS
-        budget = self.budget_tokens
-        if not len(free) or (budget is not None and self.reserved_tokens + reserve > budget):
-            return None
-        if blocks > self._tables.unreserved:
+        assert 0 < len(prompt) <= most <= self.slots
+        free = np.flatnonzero(self._most == 0)
+        blocks = self.slots_to_begin(len(prompt), most) // BLOCK_SLOTS
+        if not len(free):
             return None
         row, found = int(free[0]), self._sharing.find(TokenChain(prompt), use or CacheUse())
-        self._tables.limits[row] = blocks
-        self._reserved[row] = reserve
+        if blocks - self._sharing.held(found) > self._tables.unclaimed:
+            return None
+        self._tables.expected[row] = blocks
+        self._most[row] = most
         self.counts[row] = len(prompt)
         self.tokens[row, : len(prompt)] = prompt
         try:
@@ -126,15 +125,29 @@ class StateManager:
             raise
         return row
 
-    def grow(self, rows: Ints, slots: Ints) -> Ints:
-        """Takes what rows lack of so many slots. Returns the rows that lack some still: none within
-        what they reserved."""
-        return self._tables.grow(rows, slots)
+    def grow(self, rows: Ints, slots: Ints, partly: bool = False) -> Ints:
+        """Takes what rows lack of `slots[i]` slots, the first rows first; `partly`: or as much as
+        there is. Returns the rows that lack some still."""
+        return self._tables.grow(rows, slots, partly)
+
+    def shrink(self) -> None:
+        """Rows give back blocks in which they have no committed token, between cycles."""
+        for row in np.flatnonzero(self._most).tolist():
+            self._tables.shrink(row, -(-int(self.counts[row]) // BLOCK_SLOTS))
+
+    def room(self, rows: Ints) -> Ints:
+        """[R] slots that each row has behind its committed tokens."""
+        return self._tables.sizes[rows] * BLOCK_SLOTS - self.counts[rows]
+
+    def released_by(self, row: int) -> int:
+        """Slots that rows which begin could count on if this one ended."""
+        lacking = max(0, int(self._tables.expected[row] - self._tables.sizes[row]))
+        return (self._tables.unshared(row) + lacking) * BLOCK_SLOTS
 
     def extend(self, row: int, tokens: Ints) -> None:
         """Commits tokens of a row."""
         count = int(self.counts[row])
-        assert count + len(tokens) <= self._reserved[row], "more tokens than were reserved"
+        assert count + len(tokens) <= self._most[row], "more tokens than the row may have"
         self.tokens[row, count : count + len(tokens)] = tokens
         self.counts[row] = count + len(tokens)
 
@@ -144,7 +157,7 @@ class StateManager:
         for state in self._states.values():
             state.free(row)
         self._tables.end(row)
-        self._reserved[row] = 0
+        self._most[row] = 0
         self.counts[row] = 0
 
     def committed(self, row: int) -> Ints:
@@ -209,10 +222,9 @@ class StateManager:
         self._sharing.check_integrity()
         for row in range(self.rows):
             for state in self._states.values():
-                if self._reserved[row]:
+                if self._most[row]:
                     state.check_integrity(row, self.committed(row))
                 else:
                     assert self.counts[row] == 0, f"free row {row} has tokens"
                     state.check_free(row)
-            assert self.counts[row] <= max(self._reserved[row], 0), f"row {row} overran"
-        assert self.budget_tokens is None or self.reserved_tokens <= self.budget_tokens
+            assert self.counts[row] <= self._most[row], f"row {row} overran"

@@ -31,7 +31,7 @@ class RandomPreemption:
         ids = tuple(one.id for one in taken)
         free = view.kv_free_tokens
         if free is not None:
-            free += sum(one.reserve_tokens for one in taken)
+            free += sum(one.kv_tokens for one in taken)
         seen = replace(view.without(ids), free_rows=view.free_rows + len(ids), kv_free_tokens=free)
         self.count += len(ids)
         decided = self.policy(seen)

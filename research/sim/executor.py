@@ -38,7 +38,7 @@ from specrouter.profile.acceptance import JudgedTrees
 from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.request.params import Chain
 from specrouter.request.spec import RequestSpec
-from statemgr import RowKV, TokenChain
+from statemgr import GROWTH_TOKENS, RowKV, TokenChain
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -120,16 +120,20 @@ class SimulatedExecutor:
     @property
     def free_tokens(self) -> int | None:
         budget = self.machine.kv_tokens
-        return None if budget is None else budget - self.states.reserved_tokens
+        return None if budget is None else max(0, budget - int(self.states.held.sum()))
 
-    def reserved_for(self, tokens: int) -> int:
-        return tokens
+    def needed_tokens(self, committed: int, most: int) -> int:
+        return min(committed + GROWTH_TOKENS, most)
+
+    def held_tokens(self, row: int) -> int:
+        return int(self.states.held[row])
 
     def allocate(self, request: RequestSpec) -> int | None:
-        free = self.free_tokens
-        if not self.states.free or (free is not None and request.reserve_tokens > free):
+        free, committed = self.free_tokens, len(request.committed)
+        needed = self.needed_tokens(committed, request.total_tokens)
+        if not self.states.free or (free is not None and needed > free):
             return None
-        return self.states.open(len(request.committed), request.reserve_tokens)
+        return self.states.open(committed, request.total_tokens, needed)
 
     def open(self, row: int, request: RequestSpec) -> None:
         pass  # since it was allocated
@@ -155,6 +159,11 @@ class SimulatedExecutor:
         return True
 
     # A cycle
+
+    def lacking(self, plan: CyclePlan, order: Sequence[int]) -> Ints:
+        """The last in `order` that what there is does not suffice for."""
+        rows, budget = np.array(order, dtype=np.int64), self.machine.kv_tokens
+        return _NONE if budget is None else rows[np.cumsum(self.states.held[rows]) > budget]
 
     def run(self, plan: CyclePlan) -> CycleResult:
         self._ms = 0.0

@@ -20,7 +20,7 @@ class SimulatedRows:
         follow: models that lack no more than what a draft leaves unread, whatever they have read.
         committed: [rows] tokens of each text, prompt included.
         ends: [rows] that it will have at most.
-        reserved_tokens: of all rows in use.
+        expected: [rows] tokens whose memory a row has from its beginning.
     """
 
     count: int
@@ -29,12 +29,13 @@ class SimulatedRows:
     committed: Ints = field(init=False)
     ends: Ints = field(init=False)
     read: dict[str, Ints] = field(init=False)
-    reserved_tokens: int = 0
+    expected: Ints = field(init=False)
     _free: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.committed = np.zeros(self.count, dtype=np.int64)
         self.ends = np.zeros(self.count, dtype=np.int64)
+        self.expected = np.zeros(self.count, dtype=np.int64)
         self.read = {name: np.zeros(self.count, dtype=np.int64) for name in self.models}
         self._free = list(range(self.count))
 
@@ -42,17 +43,21 @@ class SimulatedRows:
     def free(self) -> int:
         return len(self._free)
 
-    def open(self, committed: int, end: int) -> int:
+    @property
+    def held(self) -> Ints:
+        """[rows] tokens of memory."""
+        return np.maximum(self.committed, self.expected)
+
+    def open(self, committed: int, end: int, expected: int = 0) -> int:
         """The lowest free row, for a text of which no model has read anything."""
         row = heapq.heappop(self._free)
-        self.committed[row], self.ends[row] = committed, end
+        self.committed[row], self.ends[row], self.expected[row] = committed, end, expected
         for each in self.read.values():
             each[row] = 0
-        self.reserved_tokens += end
         return row
 
     def close(self, row: int) -> None:
-        self.reserved_tokens -= int(self.ends[row])
+        self.committed[row] = self.expected[row] = 0
         heapq.heappush(self._free, row)
 
     def lag(self, name: str, rows: Ints) -> Ints:

@@ -221,7 +221,7 @@ class SimulatedService:
         if not self._has_work:
             self._executor.draws = np.random.default_rng(request.seed)
         sent = self._made(next(iter(self._ids)), request, sent_s, commits, kv_tokens)
-        budget, needed = self.machine.kv_tokens, sent.spec.reserve_tokens
+        budget, needed = self.machine.kv_tokens, sent.spec.total_tokens
         if budget is not None and needed > budget:
             sent.refusal = f"needs {needed} KV tokens of {budget}"
         else:
@@ -300,9 +300,9 @@ class SimulatedService:
         return _unfinished(waiting.first_of(len(waiting)))
 
     @property
-    def reserved_tokens(self) -> int:
+    def held_tokens(self) -> int:
         """Of KV memory."""
-        return self._rows.reserved_tokens
+        return int(self._rows.held.sum())
 
     def snapshot(self) -> PerformanceSnapshot:
         """What the engine knows of its machine."""

@@ -15,7 +15,7 @@ Weights = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class WorkerMetrics:
-    """All from 0 to 1: cache hits of this request, reserved memory, the queue out of the longest
+    """All from 0 to 1: cache hits of this request, held memory, the queue out of the longest
     one, and running requests out of rows."""
 
     cache: float

@@ -126,7 +126,7 @@ _GAUGES: Sequence[tuple[str, str, Callable[[Member], float | None]]] = (
     ("requests_running", "Requests that are being decoded.", _now(lambda one: one.running)),
     ("requests_waiting", "Requests that wait to be admitted.", _now(lambda one: one.waiting)),
     ("request_rows", "Requests that can run together.", _now(lambda one: one.rows)),
-    ("kv_usage_ratio", "Share of KV memory that is reserved.", _now(lambda one: one.kv_share)),
+    ("kv_usage_ratio", "Share of KV memory that is held.", _now(lambda one: one.kv_share)),
 )
 
 

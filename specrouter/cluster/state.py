@@ -55,7 +55,7 @@ class ReplicaState:
 
     @property
     def kv_share(self) -> float:
-        """Of KV memory that is reserved, 0 to 1."""
+        """Of KV memory that is held, 0 to 1."""
         return min(1.0, self.kv_reserved_tokens / max(1, self.kv_capacity_tokens))
 
     def tpot_at(self, requests: int) -> float:

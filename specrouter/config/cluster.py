@@ -80,7 +80,7 @@ class RoutingConfig(Strict):
             `flowguard`: StreamServe's score, from states and what was sent since;
             `round-robin`; `join-shortest`: the fewest requests; `p2c`: the better of two at random.
         weights: weights of FlowGuard's score: cache hits, free memory, empty queue, idle rows.
-        overload: share of reserved memory plus twice the queue's share of `server.max_waiting` from
+        overload: share of held memory plus twice the queue's share of `server.max_waiting` from
             which FlowGuard leaves a replica out.
         metrics_s: seconds between the states that replicas report.
         stale_s: seconds without news after which a replica is not chosen.

@@ -13,10 +13,10 @@ from specrouter.request.params import MAX_TREE_TOKENS
 _KV_BLOCK = 32  # tokens: `statemgr.BLOCK_SLOTS`
 
 _USUAL_TOKENS = 1024  # of a request: `max_requests` of them have room where no length is given
-_UNASKED_TOKENS = 2048  # of an output: `max_requests` of 32 would else wait for each other
+_UNASKED_TOKENS = 2048  # of an output
 _ONE_REQUEST = 0.1  # of the target's device, that the KV of a longer one may take
 
-# Of every row, beyond its reserved tokens: a tree, and what verifiers add to a draft of width 1.
+# Of every row, beyond its tokens: a tree, and what verifiers add to a draft of width 1.
 TREE_SLOTS = MAX_TREE_TOKENS + 16
 
 
@@ -31,8 +31,8 @@ class EngineConfig(Strict):
             memory of the target's device if that is more.
         prefill_chunk: prompt tokens that the target reads in a cycle beside decoding, and that each
             drafter reads of a text it has not seen.
-        kv_budget_tokens: tokens that running requests may reserve together; others wait. It saves
-            no memory, and excludes `kv_memory`.
+        kv_budget_tokens: tokens that running requests may hold together; others wait. It excludes
+            `kv_memory`.
         kv_memory: memory for keys and values of all models: a share of the target's device (0.3 or
             "30%"), or an amount ("8GiB"). By default there is room for `max_requests` requests of
             `max_model_len` tokens, or as that says.
@@ -41,7 +41,7 @@ class EngineConfig(Strict):
             temperature, `top_k`, `top_p`, `min_p` and `repetition_penalty` of the checkpoint's
             generation_config.json, greedy where that does not say `do_sample`.
         prefix_cache: keeps what requests have read for others that begin with the same tokens, in
-            memory that no request has reserved.
+            memory that no request holds.
         output_store_tokens: earlier outputs, in tokens, that `source: suffix` may quote for
             requests of the same tenant (API key or `cache_salt`); about 0.3 KB each; 0 keeps none.
         admission: `fcfs`: first come, first served, moved by priority; `slo`: requests whose
@@ -103,7 +103,7 @@ class EngineConfig(Strict):
     @property
     def unasked_tokens(self) -> int | None:
         """Of an answer in a conversation, at most, where the request does not say; None: what
-        fits. A request reserves memory for all of it."""
+        fits."""
         return _UNASKED_TOKENS if self.max_model_len is None else None
 
     def _kv_bounds(self, longest: int) -> tuple[int, int]:

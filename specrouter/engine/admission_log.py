@@ -73,6 +73,8 @@ class AdmissionLog:
         for request in preempted:
             names = ", ".join(str(one.handle.request_id) for one in came)
             why = f"its row or its KV memory is needed for requests {names}"
+            if request.gave_way:
+                why = "its KV memory is needed for requests before it in the order"
             self._keep(cycle, running, request, "preempted", why)
         for request in declined:
             is_over = request.finished

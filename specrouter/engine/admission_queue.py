@@ -22,7 +22,7 @@ class AdmissionQueue:
     """Belongs to the engine's thread; its length may be asked for anywhere."""
 
     def __init__(self) -> None:
-        self._sorted: list[tuple[float, int, RunningRequest]] = []
+        self._sorted: list[tuple[float, float, RunningRequest]] = []
         self._arrivals = itertools.count()
         self._objectives = 0  # requests that came with one and wait
 
@@ -40,7 +40,9 @@ class AdmissionQueue:
 
     def push(self, request: RunningRequest) -> None:
         self._objectives += request.has_objective
-        bisect.insort(self._sorted, (request.admission_key, next(self._arrivals), request))
+        # Those that gave way, whose key is the least, come again in their order.
+        then = request.place if request.gave_way else next(self._arrivals)
+        bisect.insort(self._sorted, (request.admission_key, then, request))
 
     def first_of(
         self, count: int, those: Callable[[RunningRequest], bool] = lambda request: True
@@ -65,7 +67,7 @@ class AdmissionQueue:
 
     def take_out(self, leaves: Callable[[RunningRequest], bool]) -> list[RunningRequest]:
         """Those that leave without having been admitted."""
-        out, staying = list[RunningRequest](), list[tuple[float, int, RunningRequest]]()
+        out, staying = list[RunningRequest](), list[tuple[float, float, RunningRequest]]()
         for item in self._sorted:
             if leaves(item[-1]):
                 out.append(item[-1])

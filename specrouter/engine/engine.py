@@ -12,7 +12,13 @@ from dataclasses import replace
 
 from modelpool import ModelPool
 from processors import RejectionSampling, SharedNoise
-from specrouter.config import TREE_SLOTS, RouterConfig, SchedulerConfig, TreesConfig
+from specrouter.config import (
+    TREE_SLOTS,
+    EngineConfig,
+    RouterConfig,
+    SchedulerConfig,
+    TreesConfig,
+)
 from specrouter.cycle import DraftShape, ModelFailure
 from specrouter.engine.admission_queue import waiting_time_s
 from specrouter.engine.engine_state import EngineState
@@ -38,7 +44,7 @@ from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS, Chain
 from specrouter.request.running import RunningRequest
 from specrouter.routing.chain_policy import Models
 from specrouter.view import SCHEDULED, ChainDecision
-from statemgr import StateManager
+from statemgr import StateManager, row_slots
 
 logger = logging.getLogger(__name__)
 
@@ -56,13 +62,8 @@ class Engine:
         parameters = {name: pool.parameter_count(name) for name in pool.names}
         self.max_request_tokens = engine.max_request_tokens(pool.longest_sequence, pool.kv_tokens)
         self.profiler = PerformanceProfiler(parameters=parameters)
-        # A row's drafts stand behind its committed tokens, and never beyond what it reserved.
         self._manager = StateManager(
-            engine.max_requests,
-            self.max_request_tokens,
-            engine.kv_budget_tokens,
-            TREE_SLOTS,
-            None if engine.kv_limit is None else pool.kv_tokens,
+            engine.max_requests, self.max_request_tokens, TREE_SLOTS, _kv_slots(engine, pool)
         )
         self.guard = HangGuard(engine.hang_timeout_s)
         self._faults = FaultGuard()
@@ -124,15 +125,12 @@ class Engine:
         running = list(self.book.running.values())
         promising = (one for one in running if not (one.is_declined or one.spec.prefill_only))
         promised = [one.pace.tpot_ms(one.objective) for one in promising]
-        reserved, capacity = manager.reserved_tokens, manager.rows * manager.max_tokens
-        if manager.is_bounded:
-            reserved, capacity = manager.kv_slots - manager.free_slots, manager.kv_slots
         return EngineState(
             running=len(running),
             waiting=self.waiting,
             rows=manager.rows,
-            kv_reserved_tokens=reserved,
-            kv_capacity_tokens=manager.budget_tokens or capacity,
+            kv_reserved_tokens=manager.held_slots,
+            kv_capacity_tokens=manager.kv_slots,
             kv_bytes={name: state.nbytes for name, state in states.items() if state is not None},
             quarantines={name: self._quarantine.counts[name] for name in names},
             quarantined=frozenset(names) - self._quarantine.available(names, self.steps.cycle),
@@ -155,7 +153,8 @@ class Engine:
         return waiting_time_s(each_s, waiting)
 
     def can_ever_fit(self, tokens: int) -> bool:
-        return self._manager.can_ever_fit(tokens)
+        budget = self._config.engine.kv_budget_tokens
+        return self._manager.can_ever_fit(tokens) and (budget is None or tokens <= budget)
 
     def baseline_tpot_ms(self) -> float:
         """The time of a token of one request alone on the target, by the times measured so far.
@@ -300,6 +299,13 @@ class Engine:
             self._executor.states.abandon(hung)
             error = TimeoutError(f"a forward took more than {self.guard.limit_s:g} s")
             self._quarantine.add_hang(ModelFailure(hung, error), self.steps.cycle)
+
+
+def _kv_slots(engine: EngineConfig, pool: ModelPool) -> int | None:
+    """That all requests share; None: for as many of the longest as there are rows."""
+    if engine.kv_budget_tokens is not None:
+        return row_slots(engine.kv_budget_tokens, TREE_SLOTS)
+    return None if engine.kv_limit is None else pool.kv_tokens
 
 
 def _execution_settings(

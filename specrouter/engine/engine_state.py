@@ -13,14 +13,14 @@ class EngineState:
 
     Attributes:
         rows: that requests may have.
-        kv_reserved_tokens: of the running requests, out of `kv_capacity_tokens`.
+        kv_reserved_tokens: held by the running requests, out of `kv_capacity_tokens`.
         kv_bytes: of the stores of models in memory.
         quarantines: how often each model was put to rest; `quarantined` rest now.
         weight_bytes: of models in memory, 0 of those without weights.
         unread_tokens: of prompts whose first token has not come, at most.
         tightest_tpot_ms: of the objectives of running requests; None where there is none.
         control_faults: failures by part of the control plane, see `FaultGuard`.
-        kv_cached_tokens: of cached prefixes; they have what is not reserved.
+        kv_cached_tokens: of cached prefixes; they have what is not held.
         cache: what the prefix cache was good for.
         pace_margin: share of every TPOT objective that admission keeps back now.
     """

@@ -59,6 +59,9 @@ class PlanCheck:
         ):
             is_known = known.issuperset(counts)
             _expect(is_known and all(map(_is_count, counts.values())), what, counts)
+        ranks = admission.ranks
+        are_ranks = known.issuperset(ranks) and all(map(_is_number, ranks.values()))
+        _expect(are_ranks, "ranks", ranks)
         tokens = sum(admission.chunks.values())
         _expect(tokens <= self.prompt_tokens, "prompt tokens", tokens)
         nodes, budget_ms = admission.budget_nodes, admission.budget_ms

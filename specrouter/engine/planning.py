@@ -221,5 +221,18 @@ def target_alone(target: str, left: Mapping[int, int], prompt_tokens: int) -> Pl
     )
 
 
+def without_row(plan: Plan, row: int) -> Plan:
+    """What the others do."""
+    groups = [replace(group, rows=group.rows[group.rows != row]) for group in plan.groups]
+    reads, evaluation = plan.prefill_rows != row, plan.shadow_evaluation
+    return replace(
+        plan,
+        groups=[group for group in groups if len(group.rows)],
+        prefill_rows=plan.prefill_rows[reads],
+        prefill_counts=plan.prefill_counts[reads],
+        shadow_evaluation=None if evaluation and evaluation.row == row else evaluation,
+    )
+
+
 def _array(values: list[int]) -> Ints:
     return np.array(values, dtype=np.int64)

@@ -4,6 +4,7 @@ Contract: every request ends once, whatever fails. Its row is free and it is in 
 its caller is told, who may rely on either. Belongs to the engine's thread.
 """
 
+import itertools
 import logging
 import time
 from collections import deque
@@ -41,8 +42,9 @@ _LONG_QUEUE, _LOOK_S = 256, 0.25
 class RequestBook:
     """`executor`: has the rows. `running`: by row, in the order of admission. `lengths`: of outputs
     that ended by themselves. `promises`: of admission, and how they ended.
-    `order`: that admission follows. `clock`: seconds, that requests' times are of. `looked_s`: when
-    it was last looked who of a long queue leaves.
+    `order`: that admission follows. `places`: numbers of those that are given rows. `clock`:
+    seconds, that requests' times are of. `looked_s`: when it was last looked who of a long queue
+    leaves.
 
     `is_abandoned`: the engine has failed and all that ran have been told, so that a cycle which
     still ends may find its requests ended.
@@ -61,6 +63,7 @@ class RequestBook:
     pace: AdmissionPace = field(default_factory=AdmissionPace)
     promises: Promises = field(default_factory=Promises)
     order: Order = "first_come"
+    places: Iterator[int] = field(default_factory=itertools.count)
     is_abandoned: bool = False
     looked_s: float = 0.0
     clock: Callable[[], float] = time.perf_counter
@@ -81,7 +84,8 @@ class RequestBook:
     def inherit(self, before: "RequestBook") -> None:
         """The requests that wait, the accounts, and what was learned of outputs, of an engine that
         has failed."""
-        self.waiting, self.admissions = before.waiting, before.admissions
+        self.waiting, self.places = before.waiting, before.places
+        self.admissions = before.admissions
         self.prefixes = before.prefixes
         self.slo_accounts, self.meter = before.slo_accounts, before.meter
         self.lengths.inherit(before.lengths)
@@ -92,6 +96,8 @@ class RequestBook:
     ) -> dict[int, int]:
         """Takes rows back, notes who is declined, and gives rows: by id."""
         by_id = {one.handle.request_id: one for one in self.running.values()}
+        for name, request in (*by_id.items(), *waiting.items()):
+            request.rank = admission.ranks.get(name, 0.0)
         for each in admission.preempted:
             self._preempt(by_id[each])
         for each in admission.declined:
@@ -108,7 +114,7 @@ class RequestBook:
         if rejected:
             self.end_all([(one, "error", _unattainable(one)) for one in rejected])
         admitted = [waiting[one] for one in admission.admitted if not waiting[one].finished]
-        rows = self._give_rows(admitted)
+        rows = self._give_rows(self._in_order(admitted))
         for each in admission.promised & rows.keys():
             waiting[each].is_promised = True
         declined = [waiting[one] for one in admission.declined]
@@ -142,6 +148,27 @@ class RequestBook:
             if not request.preemptions and request.spec.kv is None:
                 self.counts.record_prompt(len(request.spec.token_ids))
 
+    def by_order(self) -> list[int]:
+        """Running rows, from whoever keeps its KV memory longest."""
+        return sorted(self.running, key=lambda row: self.running[row].order)
+
+    def give_way(self, cycle: int, row: int) -> None:
+        """A row's request gives up its KV memory, and is the first to come again of those behind
+        which it is in the order."""
+        request = self.running[row]
+        request.gave_way = True
+        self._preempt(request)
+        self.faults.each("accounts", lambda: self._note(cycle, {}, preempted=[request]))
+
+    def _in_order(self, admitted: Iterable[RunningRequest]) -> list[RunningRequest]:
+        """Nobody is given a row before those that gave way and are before it in the order."""
+        gave_way = list(itertools.takewhile(lambda one: one.gave_way, self.waiting))
+        ordered = list[RunningRequest]()
+        for request in admitted:
+            before = [one for one in gave_way if one.order < request.order]
+            ordered += [one for one in (*before, request) if one not in ordered]
+        return ordered
+
     def _preempt(self, request: RunningRequest) -> None:
         """It keeps its tokens and its place in the queue; nothing fails between its two places."""
         assert request.row is not None, "only who runs is preempted"
@@ -173,6 +200,9 @@ class RequestBook:
                     break
                 request.row, self.running[row] = row, request  # whatever fails now, it is closed
                 self.waiting.remove(request)
+                if not request.gave_way:
+                    request.place = next(self.places)
+                request.gave_way = False
                 self.executor.open(row, spec)
                 with self.faults.part("prefixes"):
                     self.executor.prepare(row, spec)

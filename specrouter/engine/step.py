@@ -13,7 +13,7 @@ from specrouter.engine.admission_queue import WAITING_SHOWN
 from specrouter.engine.cycle_log import CycleLog
 from specrouter.engine.decode_counts import Gain
 from specrouter.engine.plan_check import PlanCheck
-from specrouter.engine.planning import CyclePlanning, Policies, target_alone
+from specrouter.engine.planning import CyclePlanning, Policies, target_alone, without_row
 from specrouter.engine.quarantine import Quarantine
 from specrouter.engine.request_book import RequestBook
 from specrouter.engine.view_builder import ViewBuilder
@@ -77,12 +77,14 @@ class DecodingStep:
         planned = None
         with self._faults.part("planning"), self.planning.resting_after_failure(self.cycle):
             planned = self._decide()
-        plan = planned or self._first_come()
+        whole = planned or self._first_come()
+        plan = self._with_memory(whole)
         self._faults.each(
             "accounts", lambda: book.pace.note_queue(bool(book.waiting), self._clock())
         )
-        if book.running:
+        if plan.rows:
             result = self._run(plan)
+            result.is_regular &= plan is whole  # or it is not what was predicted
             self._deliver(result, plan.budget_nodes)
             elapsed_s = self._clock() - started_s
             self._faults.each(
@@ -129,6 +131,22 @@ class DecodingStep:
     def _note_room(self, waits_for_memory: bool) -> None:
         is_left = bool(self._book.waiting) and len(self._book.running) < self._executor.rows
         self.is_full = is_left and waits_for_memory
+
+    def _with_memory(self, plan: Plan) -> Plan:
+        """The plan, of rows that have KV memory for all that they write without drafts. While there
+        is too little, the last request in the order gives way, be it in the plan or not; the first
+        never does, whose text alone has room."""
+        order = self._book.by_order()
+        while plan.rows and self._lacks_memory(plan, order) and len(order) > 1:
+            self._book.give_way(self.cycle, order[-1])
+            plan = without_row(plan, order.pop())
+        return plan
+
+    def _lacks_memory(self, plan: Plan, order: Sequence[int]) -> bool:
+        """Where that cannot be told, the target takes what it needs, or fails."""
+        with self._faults.part("rows"):
+            return len(self._executor.lacking(plan, order)) > 0
+        return False
 
     def _alone(self) -> Plan:
         left = self._executor.unread(self._book.running)

@@ -154,11 +154,15 @@ class ViewBuilder:
         repeatable: int,
     ) -> RequestView:
         spec, pace, objective = request.spec, request.pace, request.objective or _NOTHING
+        if request.row is None:
+            kv_tokens = self._executor.needed_tokens(request.committed_tokens, spec.total_tokens)
+        else:
+            kv_tokens = self._executor.held_tokens(request.row)
         return RequestView(
             id=request.handle.request_id,
             priority_key=request.admission_key,
             arrived_s=request.submitted_s,
-            reserve_tokens=self._executor.reserved_for(spec.reserve_tokens),
+            kv_tokens=kv_tokens,
             prompt_left=max(prompt_left, 0),
             remaining=request.remaining,
             max_new_tokens=spec.most_tokens,

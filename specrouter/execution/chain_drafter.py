@@ -43,6 +43,7 @@ class ChainDrafter:
         self, runtime: Runtime, feedback: AcceptanceFeedback, comparison: ModelComparison
     ) -> None:
         self._runtime = runtime
+        self._manager = runtime.manager
         self._states = runtime.states
         self._rows = runtime.rows
         self._sampler = runtime.sampler
@@ -111,13 +112,15 @@ class ChainDrafter:
         self, group: ChainGroup, readers: list[str], failures: list[ModelFailure]
     ) -> GroupDraft:
         """The rows that draft: whose tokens have been read. `readers`: models that have read."""
-        limits = self._rows.remaining(group.rows) - 1
+        room = self._manager.room(group.rows)
+        limits = np.minimum(self._rows.remaining(group.rows) - 1, room)
+        levels = np.minimum(limits, room // group.shape.width)  # that there is memory for
         failed = {failure.model for failure in failures}
         names = [name for name in group.chain[:-1] if name not in failed]
         is_read = self._prefill.has_read(names, group.rows)
-        drafting = (limits > 0) & is_read  # a row's last token is the target's own
+        drafting = (levels > 0) & is_read  # a row's last token is the target's own
         rows = group.rows[drafting]
-        depths = np.minimum(group.shape.depth, limits[drafting])
+        depths = np.minimum(group.shape.depth, levels[drafting])
         positions = self._rows.output_positions(rows)
         reach = self._quotations.reach(group, limits[drafting])
         width, form = group.shape.width, group.branching
@@ -129,7 +132,7 @@ class ChainDrafter:
             branching=form,
             reach=reach,
         )
-        cut = group.rows[limits < group.shape.depth]
+        cut = group.rows[levels < group.shape.depth]
         behind = group.rows[(limits > 0) & ~is_read]
         sampled = self._rows.sampled(rows)
         draft = GroupDraft(
@@ -175,7 +178,7 @@ class ChainDrafter:
         is_hard, is_path = group.hard_rejection, group.shape.width == 1
         after = self._rule.next_draft(result, hard_rejection=is_hard, is_path=is_path)
         size = group.shape.depth * group.shape.width + len(group.chain)
-        nodes = np.full(len(rows), min(MAX_TREE_TOKENS, size))
+        nodes = np.minimum(self._manager.room(rows), min(MAX_TREE_TOKENS, size))
         tree = after.tree.select(nodes, self._rows.remaining(rows) - 1)
         self._hand_on(draft, replace(after, tree=tree))
 

@@ -38,8 +38,9 @@ from specrouter.execution.model_states import StageError, put_down_to
 from specrouter.execution.runtime import Runtime
 from specrouter.execution.shadow_evaluator import ShadowEvaluator
 from specrouter.execution.target_stage import TargetStage
+from specrouter.request.params import MAX_TREE_TOKENS
 from specrouter.request.spec import RequestSpec
-from statemgr import CacheUse
+from statemgr import CacheUse, NoFreeBlocksError
 
 
 class Executor:
@@ -68,15 +69,16 @@ class Executor:
 
     @property
     def free_tokens(self) -> int | None:
-        """KV tokens that may still be reserved; None: without bound."""
-        manager = self._manager
-        if manager.budget_tokens is not None:
-            return manager.budget_tokens - manager.reserved_tokens
-        return manager.free_slots if manager.is_bounded else None
+        """KV slots that requests which begin may count on; None: without bound."""
+        return self._manager.free_slots if self._manager.is_bounded else None
 
-    def reserved_for(self, tokens: int) -> int:
-        """What `free_tokens` falls by for a request of so many tokens at most."""
-        return self._manager.slots_for(tokens) if self._manager.is_bounded else tokens
+    def needed_tokens(self, committed: int, most: int) -> int:
+        """What `free_tokens` falls by when a request begins with so many tokens of `most`."""
+        return self._manager.slots_to_begin(committed, most)
+
+    def held_tokens(self, row: int) -> int:
+        """What `free_tokens` rises by when a row's request ends."""
+        return self._manager.released_by(row)
 
     def allocate(self, request: RequestSpec) -> int | None:
         """A row for a request; None where there is no row or memory now."""
@@ -85,7 +87,7 @@ class Executor:
             asked = self.prefixes.use(request)
             assert isinstance(asked, CacheUse), f"{asked} says nothing"
             use = asked
-        return self._manager.allocate(request.committed, request.reserve_tokens, use)
+        return self._manager.allocate(request.committed, request.total_tokens, use)
 
     def open(self, row: int, request: RequestSpec) -> None:
         """Prepares a row that the state manager has allocated for a request."""
@@ -104,6 +106,23 @@ class Executor:
         self._faults.each("rows", *(partial(close, row) for close in closes))
         self._manager.free(row, keep)
 
+    def lacking(self, plan: CyclePlan, order: Sequence[int]) -> Ints:
+        """Takes the memory that a plan's rows need without drafts, those first that are first in
+        `order`. Returns the rows that find none, though others gave back what their trees had."""
+        manager, state = self._manager, self._manager.state(self._target)
+        ends = dict(zip(plan.rows, manager.counts[plan.rows].tolist(), strict=True))
+        if len(reading := plan.prefill_rows):
+            read = manager.counts[reading] - 1 - self.states.lag(self._target, reading)
+            ends |= zip(reading.tolist(), (read + plan.prefill_counts).tolist(), strict=True)
+        rows = np.array([row for row in order if row in ends], dtype=np.int64)
+        slots = np.array([ends[row] for row in rows.tolist()], dtype=np.int64)
+        claim = manager.grow if state is None else state.claim
+        lacking = claim(rows, slots)
+        if len(lacking):
+            manager.shrink()
+            lacking = claim(rows, slots)
+        return lacking
+
     def run(self, plan: CyclePlan) -> CycleResult:
         """One cycle. Raises `TargetError`, after which nothing is committed."""
         with torch.inference_mode(), self.states.cycle():
@@ -121,6 +140,10 @@ class Executor:
                     self._learn(verified, drafts, started_s)
                 self._commits.commit(verified, drafts, result)
         self.states.forget_evicted()
+        # Who drafts takes the memory that is left, and it is nobody's fault that there is none.
+        result.failures = [
+            one for one in result.failures if not isinstance(one.error, NoFreeBlocksError)
+        ]
         return result
 
     # What views tell of the rows
@@ -150,12 +173,24 @@ class Executor:
     def _offered(self, plan: CyclePlan, result: CycleResult) -> list[GroupDraft]:
         """Nothing where that fails."""
         with self._faults.part("drafting"):
+            self._grow_for_trees(plan)
             self._feed(result)
             if plan.shadow_evaluation is not None:
                 self._evaluate(plan.shadow_evaluation, result)
             return self._drafting.offered(plan, result)
         result.is_regular = False
         return []
+
+    def _grow_for_trees(self, plan: CyclePlan) -> None:
+        """Takes the memory for the largest tree of any model of a chain, or for a part of it."""
+        for group in plan.groups:
+            nodes = group.shape.depth * group.shape.width + len(group.chain)
+            if len(group.chain) == 1:
+                nodes = 0
+            if group.quotes is not None:
+                nodes = MAX_TREE_TOKENS
+            slots = self._manager.counts[group.rows] + min(nodes, self._manager.tree_tokens)
+            self._manager.grow(group.rows, slots, partly=True)
 
     def _feed(self, result: CycleResult) -> None:
         """Drafters hear of what the target has read and was committed since they last did."""

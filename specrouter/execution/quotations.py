@@ -22,6 +22,7 @@ class Quotations:
     def __init__(self, runtime: Runtime, accept_prob: AcceptProb) -> None:
         self._runtime = runtime
         self._rows = runtime.rows
+        self._manager = runtime.manager
         self._accept_prob = accept_prob
 
     def reach(self, group: ChainGroup, limits: Ints) -> Ints | None:
@@ -46,6 +47,7 @@ class Quotations:
             return None
         least = max(1.0, planned.tokens - 1.0)  # accepted tokens that are worth another draft
         limits = self._rows.remaining(group.rows) - 1  # a row's last token is the target's own
+        limits = np.minimum(limits, self._manager.room(group.rows))
         own = replace(
             group,
             chain=(name, group.chain[-1]),

@@ -29,10 +29,10 @@ gauge specrouter_requests_waiting = state.waiting: Requests that wait to be admi
 gauge specrouter_request_rows = state.rows: Largest number of requests that can run together.
 counter specrouter_prompt_tokens = decoded.prompt_tokens: Prompt tokens of admitted requests.
 counter specrouter_generated_tokens = decoded.produced_tokens: Tokens of all outputs.
-gauge specrouter_kv_reserved_tokens = state.kv_reserved_tokens: KV cache tokens reserved by running
+gauge specrouter_kv_reserved_tokens = state.kv_reserved_tokens: KV cache tokens held by running
     requests.
 gauge specrouter_kv_capacity_tokens = state.kv_capacity_tokens: KV cache tokens that all requests
-    may reserve together.
+    may hold together.
 counter specrouter_slo_admitted_requests{slo_class} = admissions.admitted: Requests admitted with
     an objective.
 counter specrouter_slo_best_effort_requests{slo_class} = admissions.best_effort: Requests admitted
@@ -136,7 +136,7 @@ counter specrouter_control_faults{part} = state.control_faults: Failures of part
     plane, without which requests went on.
 gauge vllm:num_requests_running{model_name} = state.running: Running requests.
 gauge vllm:num_requests_waiting{model_name} = state.waiting: Waiting requests.
-gauge vllm:kv_cache_usage_perc{model_name} = kv_share: Share of the KV cache that is reserved, 1 is
+gauge vllm:kv_cache_usage_perc{model_name} = kv_share: Share of the KV cache that is held, 1 is
     all.
 counter vllm:prefix_cache_queries{model_name} = state.cache.lookup_tokens: Prompt tokens that were
     looked up.

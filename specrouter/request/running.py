@@ -5,6 +5,7 @@ engine's thread; `RequestHandle` is the caller's side.
 """
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -41,6 +42,9 @@ class RunningRequest:
 
     Attributes:
         row: None while it waits.
+        rank, place: whoever has less of the first, then of the second, keeps its KV memory longer:
+            by admission's choice, then in the order of admission. `place` is infinite before that.
+        gave_way: it lost its row since KV memory was short, and waits for it again.
         commits: when tokens came, in seconds, and how many.
         pace: of its output, by its stages.
         preemptions: rows that were taken from it. `cached_tokens`: that it did not have to read.
@@ -78,9 +82,8 @@ class RunningRequest:
         self._steps: list[DecodeStep] = []
         self._drafts: list[CycleDraft] | None = [] if spec.params.return_drafts else None
         self.submitted_s = clock() - spec.elapsed_s
-        # Who has the least is admitted first. It never changes, so the priority of those that came
-        # later cannot keep a request waiting for ever.
-        self.admission_key = self.submitted_s + _PRIORITY_S * spec.priority
+        self._key = self.submitted_s + _PRIORITY_S * spec.priority
+        self.rank, self.place, self.gave_way = 0.0, math.inf, False
         self.commits = [(self.submitted_s + at_s, count) for at_s, count in spec.arrivals]
         self.pace = Pace.of(spec, self.commits)
         self.finished = False
@@ -89,6 +92,17 @@ class RunningRequest:
             self._detokenizer.push(token)
             if self._ending(token) is not None:
                 raise RequestError("generated", f"the text ends with token {len(self._tokens)}")
+
+    @property
+    def admission_key(self) -> float:
+        """Who has the least is admitted first: whoever gave way before anybody else. Else it never
+        changes, so the priority of those that came later cannot keep a request waiting for ever."""
+        return -math.inf if self.gave_way else self._key
+
+    @property
+    def order(self) -> tuple[float, float]:
+        """From whoever has the least of all, no KV memory is taken."""
+        return self.rank, self.place
 
     @property
     def continuation(self) -> RequestSpec:

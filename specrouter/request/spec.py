@@ -69,5 +69,6 @@ class RequestSpec:
         return self.params.max_new_tokens
 
     @property
-    def reserve_tokens(self) -> int:
+    def total_tokens(self) -> int:
+        """Of prompt and output, at most."""
         return len(self.token_ids) + self.most_tokens

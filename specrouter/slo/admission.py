@@ -48,6 +48,9 @@ class Admission:
         held_back: how many were declined, or admitted without a promise, for the margin alone, so
             that it narrows.
         lost: ids of running requests that were promised their objectives and attain them no more.
+        ranks: where KV memory is short, whoever has the most gives it up first, and of these who
+            was admitted last; 0 for others. Nobody comes in before one of a lower rank that gave
+            way.
         order: that is followed, and `why`; None: there was nothing to choose.
     """
 
@@ -63,6 +66,7 @@ class Admission:
     promised: frozenset[int] = frozenset()
     held_back: int = 0
     lost: tuple[int, ...] = ()
+    ranks: Mapping[int, float] = field(default_factory=dict)
     order: Order | None = None
     why: str = ""
 
@@ -119,8 +123,8 @@ def those_that_fit(view: EngineView) -> tuple[list[RequestView], bool]:
         if len(admitted) == view.free_rows:
             break
         if free_tokens is not None:
-            if request.reserve_tokens > free_tokens:
+            if request.kv_tokens > free_tokens:
                 return admitted, True
-            free_tokens -= request.reserve_tokens
+            free_tokens -= request.kv_tokens
         admitted.append(request)
     return admitted, False

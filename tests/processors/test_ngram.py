@@ -31,7 +31,7 @@ def opened(texts: list[list[int]]) -> tuple[SuffixTable, StateManager]:
     """The texts as committed tokens of rows 0 .., which the table has not read yet."""
     table, manager = SuffixTable(VOCAB), StateManager(rows=len(texts), max_tokens=256)
     for row, text in enumerate(texts):
-        manager.allocate(text, reserve=256)
+        manager.allocate(text, most=256)
         table.open(row)
     return table, manager
 
@@ -177,7 +177,7 @@ def test_every_tree_is_well_formed(
 def test_a_quotation_goes_on_as_one_path_as_far_as_the_request_lets_it() -> None:
     phrase = list(range(30))
     table, manager = SuffixTable(VOCAB), StateManager(rows=1, max_tokens=256)
-    manager.allocate([*phrase, 35, *phrase[:10]], reserve=256)
+    manager.allocate([*phrase, 35, *phrase[:10]], most=256)
     table.open(0)
     one = np.array([0])
     for width, reach, levels in ((1, 12, 12), (1, 64, 20), (2, 12, 12), (1, 2, 3)):

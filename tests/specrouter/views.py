@@ -8,7 +8,7 @@ from tests.specrouter.predictions import ALL, snapshot
 
 def request_view(number: int, **given: Any) -> RequestView:
     """Of a request that decodes."""
-    usual = {"priority_key": 0.0, "arrived_s": 0.0, "reserve_tokens": 256, "prompt_left": 0}
+    usual = {"priority_key": 0.0, "arrived_s": 0.0, "kv_tokens": 256, "prompt_left": 0}
     usual |= {"remaining": 64, "max_new_tokens": 128}
     return RequestView(id=number, **{**usual, **given})
 

@@ -74,7 +74,6 @@ class CacheMachine(RuleBasedStateMachine):
     def allocate(self) -> None:
         row = min(set(range(ROWS)) - set(self.rows))
         self.rows[row] = NaiveRow()
-        self.tables.limits[row] = self.tables.table.shape[1]
 
     @precondition(lambda self: self.rows)
     @rule(

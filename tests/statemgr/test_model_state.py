@@ -128,7 +128,6 @@ def test_a_free_row_with_slots_in_use_is_noticed() -> None:
 
 def test_a_row_lies_wherever_blocks_are_free() -> None:
     tables = BlockTables(rows=2, width=3, blocks=6)
-    tables.limits[:] = 3
     state = ModelState(LAYERS, 2, 3 * BLOCK_SLOTS, tables)
     for row in (0, 1) * 3:
         fill(state, row, [*range(int(state.ends[row]), int(state.ends[row]) + BLOCK_SLOTS)])
@@ -141,13 +140,13 @@ def test_a_row_lies_wherever_blocks_are_free() -> None:
     assert view.pack.lengths.tolist() == [3 * BLOCK_SLOTS]
 
 
-def test_a_row_that_may_not_grow_stays_as_it_is() -> None:
+def test_a_row_that_finds_no_block_stays_as_it_is() -> None:
     tables = BlockTables(rows=2, width=3, blocks=3)
-    tables.limits[:] = 2, 1
+    tables.grow(np.array([0]), np.array([2 * BLOCK_SLOTS]))
     state = ModelState(LAYERS, 2, 3 * BLOCK_SLOTS, tables)
     fill(state, 1, [*range(BLOCK_SLOTS)])
     with pytest.raises(ValueError, match="no free slots"):
         fill(state, 1, [BLOCK_SLOTS])
     assert state.lengths(np.array([1])).tolist() == [BLOCK_SLOTS]
-    assert tables.grow(np.array([0, 1]), np.array([33, 33])).tolist() == [1]
+    assert tables.grow(np.array([0, 1]), np.array([33, 33]), partly=True).tolist() == [1]
     assert tables.sizes.tolist() == [2, 1]

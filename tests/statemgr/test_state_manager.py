@@ -1,4 +1,4 @@
-"""Rows and memory are promised at admission; every model's cache is a prefix of the tokens."""
+"""Rows take memory as they grow; every model's cache is a prefix of the tokens."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from statemgr import ModelState, StateManager, row_slots, row_tokens
+from statemgr import BLOCK_SLOTS, ModelState, StateManager, row_slots, row_tokens
 from tests.kv_layers import kv_layer
 
 LAYERS = {0: kv_layer(torch.device("cpu"), torch.float32, 1, 2)}
@@ -46,7 +46,7 @@ def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 layer = kv_layer(torch.device("cpu"), torch.float32, 4, 64)
-manager = StateManager(rows=32, max_tokens=1024, budget_tokens=2)
+manager = StateManager(rows=32, max_tokens=1024)
 before = resident_bytes()
 store = manager.open_state("draft", {0: layer}).store
 assert store.nbytes == 32 * 1024 * (2 * 4 * 64 * 4)  # K and V, heads, dim, float32
@@ -61,59 +61,76 @@ def test_a_models_memory_is_taken_for_all_rows_at_once() -> None:
     subprocess.run([sys.executable, "-c", _TAKES_MEMORY], check=True)
 
 
-def test_a_tree_has_slots_beside_the_tokens_and_is_not_reserved() -> None:
-    manager = StateManager(rows=2, max_tokens=120, budget_tokens=120, tree_tokens=9)
+def test_a_tree_has_slots_beside_the_tokens() -> None:
+    manager = StateManager(rows=2, max_tokens=120, tree_tokens=9)
     assert manager.slots == 160
     assert StateManager(rows=1, max_tokens=120, tree_tokens=8).slots == 128
     assert manager.can_ever_fit(120)
     assert not manager.can_ever_fit(121)
-    assert manager.allocate([1, 2], reserve=120) == 0
-    assert manager.reserved_tokens == 120
+    assert manager.allocate([1, 2], most=120) == 0
+    assert manager.held_slots == 0, "blocks are taken when they are needed"
     assert manager.open_state("draft", LAYERS).slots == 160
 
 
 def test_the_lowest_free_row_is_allocated() -> None:
     manager = StateManager(rows=3, max_tokens=128)
-    assert [manager.allocate([1, 2], reserve=10) for _ in range(4)] == [0, 1, 2, None]
+    assert [manager.allocate([1, 2], most=10) for _ in range(4)] == [0, 1, 2, None]
     manager.free(1)
     assert manager.free_rows == 1
-    assert manager.allocate([3], reserve=10) == 1
+    assert manager.allocate([3], most=10) == 1
     assert manager.committed(1).tolist() == [3]
     manager.check_integrity()
 
 
-def test_a_budget_is_reserved_when_a_request_is_admitted() -> None:
-    manager = StateManager(rows=3, max_tokens=128, budget_tokens=100)
-    assert manager.allocate([1], reserve=60) == 0
-    assert manager.allocate([1], reserve=41) is None
-    assert manager.allocate([1], reserve=40) == 1
-    assert manager.reserved_tokens == 100
+def test_a_row_begins_where_there_is_memory_for_its_prompt_and_a_margin() -> None:
+    manager = StateManager(rows=8, max_tokens=1024, tree_tokens=16, kv_slots=10 * BLOCK_SLOTS)
+    assert manager.slots_to_begin(1, 1024) == 3 * BLOCK_SLOTS  # 64 more, and a tree
+    assert manager.slots_to_begin(1, 4) == BLOCK_SLOTS  # which ends before
+    assert [manager.allocate([1], most=1000) for _ in range(4)] == [0, 1, 2, None]
+    assert manager.allocate([1], most=4) == 3
+    assert manager.free_slots == 0
     manager.free(0)
-    assert manager.reserved_tokens == 40
+    assert manager.free_slots == 3 * BLOCK_SLOTS
+    manager.check_integrity()
+
+
+def test_rows_grow_and_what_trees_took_goes_to_others() -> None:
+    manager = StateManager(rows=2, max_tokens=256, tree_tokens=16, kv_slots=8 * BLOCK_SLOTS)
+    for first in (1, 2):
+        manager.allocate([first] * 40, most=200)
+    both = np.array([0, 1])
+    assert manager.grow(both, np.array([200, 40]), partly=True).tolist() == [1]
+    assert manager.room(both).tolist() == [7 * BLOCK_SLOTS - 40, BLOCK_SLOTS - 40]
+    manager.shrink()
+    assert not len(manager.grow(both, np.array([40, 40])))
+    assert manager.held_slots == 4 * BLOCK_SLOTS
+    assert manager.free_slots == 0, "both are expected to grow"
+    assert [manager.released_by(row) for row in (0, 1)] == [4 * BLOCK_SLOTS] * 2
+    assert manager.grow(both, np.array([256, 40])).tolist() == [0]
     manager.check_integrity()
 
 
 def test_what_can_never_fit_is_known_beforehand() -> None:
-    manager = StateManager(rows=1, max_tokens=256, budget_tokens=200)
-    assert manager.can_ever_fit(200)
-    assert not manager.can_ever_fit(201)
+    manager = StateManager(rows=1, max_tokens=256, tree_tokens=9, kv_slots=160)
+    assert manager.can_ever_fit(151)
+    assert not manager.can_ever_fit(152)
     assert StateManager(rows=1, max_tokens=256).can_ever_fit(256)
     assert not StateManager(rows=1, max_tokens=256).can_ever_fit(257)
 
 
-def test_a_row_never_outgrows_its_reservation() -> None:
+def test_a_row_never_has_more_tokens_than_it_may() -> None:
     manager = StateManager(rows=1, max_tokens=128)
-    manager.allocate([1, 2], reserve=4)
+    manager.allocate([1, 2], most=4)
     manager.extend(0, np.array([3, 4]))
     assert manager.committed(0).tolist() == [1, 2, 3, 4]
-    with pytest.raises(AssertionError, match="more tokens than were reserved"):
+    with pytest.raises(AssertionError, match="more tokens than the row may have"):
         manager.extend(0, np.array([5]))
 
 
 def test_a_state_is_made_once_and_forgotten_when_dropped() -> None:
     manager = StateManager(rows=2, max_tokens=128)
     assert manager.state("draft") is None
-    manager.allocate([5, 6, 7], reserve=10)
+    manager.allocate([5, 6, 7], most=10)
     state = manager.open_state("draft", LAYERS)
     cache(state, 0, [5, 6])
     assert manager.open_state("draft", LAYERS) is state
@@ -126,7 +143,7 @@ def test_a_state_is_made_once_and_forgotten_when_dropped() -> None:
 
 def test_freeing_a_row_frees_it_in_every_model() -> None:
     manager = StateManager(rows=2, max_tokens=128)
-    manager.allocate([5, 6, 7], reserve=10)
+    manager.allocate([5, 6, 7], most=10)
     states = [manager.open_state(name, LAYERS) for name in ("draft", "target")]
     for state in states:
         cache(state, 0, [5, 6])
@@ -140,7 +157,7 @@ def test_freeing_a_row_frees_it_in_every_model() -> None:
 
 def test_a_cache_that_differs_from_the_tokens_is_noticed() -> None:
     manager = StateManager(rows=1, max_tokens=128)
-    manager.allocate([5, 6, 7], reserve=10)
+    manager.allocate([5, 6, 7], most=10)
     cache(manager.open_state("draft", LAYERS), 0, [5, 9])
     with pytest.raises(AssertionError, match="other tokens"):
         manager.check_integrity()

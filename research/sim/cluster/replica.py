@@ -84,7 +84,7 @@ class SimulatedReplica:
             running=len(running),
             waiting=len(waiting),
             rows=machine.max_requests,
-            kv_reserved_tokens=service.reserved_tokens,
+            kv_reserved_tokens=service.held_tokens,
             kv_capacity_tokens=capacity,
             unread_tokens=sum(one.prompt_tokens for one in (*running, *waiting) if not one.tokens),
             tpot_ms=self._tpot_ms,

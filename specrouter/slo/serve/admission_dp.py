@@ -167,7 +167,7 @@ class Memory:
     tokens: int | None = None
 
     def holds(self, prompts: Sequence[Prompt]) -> bool:
-        tokens = sum(each.reserve_tokens for each in prompts)
+        tokens = sum(each.kv_tokens for each in prompts)
         return len(prompts) <= self.rows and (self.tokens is None or tokens <= self.tokens)
 
 
@@ -204,7 +204,7 @@ def demands_of(
             each.deadline_ms,
             each.tokens,
             tier,
-            0 if each.is_running else math.ceil(each.reserve_tokens / unit),
+            0 if each.is_running else math.ceil(each.kv_tokens / unit),
             each.is_running,
         )
         for each, tier in zip(prompts, tier_of(tiers_ms, paces).tolist(), strict=True)

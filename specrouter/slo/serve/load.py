@@ -25,7 +25,7 @@ class Prompt:
         deadline_ms: of its first token, from now.
         tokens: of its prompt that are left, with the one that brings the first token.
         tpot_ms: of its output; infinite without such an objective.
-        reserve_tokens: KV that it needs.
+        kv_tokens: KV that it needs.
         left: tokens of its output after the first one, as far as is known.
         is_soft: the deadline is no objective.
         can_wait: it is only there so that the request does not wait for ever.
@@ -35,7 +35,7 @@ class Prompt:
     deadline_ms: float
     tokens: int
     tpot_ms: float
-    reserve_tokens: int = 0
+    kv_tokens: int = 0
     is_running: bool = False
     left: float = math.inf
     is_soft: bool = False

@@ -86,7 +86,7 @@ class _Decision:
         self.memory = math.inf if view.kv_free_tokens is None else float(view.kv_free_tokens)
         self.promoted = self._promoted()
         one = self.promoted
-        has_row = not one or one.row is not None or self._admit(one.id, one.reserve_tokens)
+        has_row = not one or one.row is not None or self._admit(one.id, one.kv_tokens)
         if one and has_row:
             pacing = self._beside(one)
         choice = self._choose(pacing, is_open=has_row)
@@ -96,13 +96,15 @@ class _Decision:
         came = [
             replace(prompt, is_running=True)
             for prompt in choice.admitted
-            if self._admit(prompt.id, prompt.reserve_tokens)
+            if self._admit(prompt.id, prompt.kv_tokens)
         ]
         load = self.load = self.asked.load.without_neediest(choice.given_up).joined(came)
         batch = with_prompts(pacing, load, pacing.batch(load, choice.batch_ms))
         self._admit_best_effort()
+        beside = (*self.asked.best_effort, *self.asked.waiting)
         return replace(
             self._written(load, batch),
+            ranks={each.id: 1.0 for each in beside if each is not self.promoted},
             promised=frozenset(prompt.id for prompt in came),
             held_back=len(self.asked.held_back),
             lost=self.asked.lost,
@@ -179,7 +181,7 @@ class _Decision:
 
     def _choose(self, pacing: Pacing, is_open: bool) -> Choice:
         free = self._victims()
-        held = sum(each.reserve_tokens for each in free)
+        held = sum(each.kv_tokens for each in free)
         tokens = None if math.isinf(self.memory) else int(self.memory) + held
         memory = Memory(self.rows + len(free), tokens)
         return pacing.choose(self.asked.load, self.asked.new if is_open else (), memory)
@@ -198,7 +200,7 @@ class _Decision:
                 return False
             victim = victims.pop()
             taken.append(victim.id)
-            rows, memory = rows + 1, memory + victim.reserve_tokens
+            rows, memory = rows + 1, memory + victim.kv_tokens
         self.preempted += taken
         self.rows, self.memory = rows - 1, memory - tokens
         self.admitted.append(name)
@@ -211,10 +213,10 @@ class _Decision:
                 continue
             if self.rows < 1:
                 return
-            if request.reserve_tokens > self.memory:
+            if request.kv_tokens > self.memory:
                 self.waits_for_memory = True
                 return
-            self.rows, self.memory = self.rows - 1, self.memory - request.reserve_tokens
+            self.rows, self.memory = self.rows - 1, self.memory - request.kv_tokens
             self.admitted.append(request.id)
 
     # What the batch does

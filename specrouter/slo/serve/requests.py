@@ -223,7 +223,7 @@ class _Needs:
             deadline_ms=deadline_ms,
             tokens=request.prompt_left + 1,
             tpot_ms=tpot_ms,
-            reserve_tokens=request.reserve_tokens,
+            kv_tokens=request.kv_tokens,
             is_running=request.row is not None,
             left=max(1.0, self._output_tokens(request) - 1.0),
             is_soft=math.isinf(ttft_ms),

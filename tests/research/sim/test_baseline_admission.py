@@ -14,7 +14,7 @@ lengths = st.lists(st.integers(0, 60), max_size=8)
 
 
 def request(number: int, left: int = 0, **others: Any) -> RequestView:
-    return usual_request(number, number, left, reserve_tokens=left + 21, **others)
+    return usual_request(number, number, left, kv_tokens=left + 21, **others)
 
 
 def decoding(count: int) -> list[RequestView]:

@@ -1,4 +1,4 @@
-"""Rows of a simulated engine: who has which, and what of their memory is reserved."""
+"""Rows of a simulated engine: who has which, and how much memory they hold."""
 
 import numpy as np
 
@@ -7,11 +7,11 @@ from research.sim.rows import SimulatedRows
 
 def test_the_lowest_free_row_is_opened_empty() -> None:
     rows = SimulatedRows(3, ("a", "b"))
-    assert [rows.open(5, 10), rows.open(6, 20)] == [0, 1]
+    assert [rows.open(5, 10, 8), rows.open(6, 20)] == [0, 1]
     rows.read["a"][:] = 4
-    assert (rows.free, rows.reserved_tokens) == (1, 30)
+    assert (rows.free, rows.held.sum()) == (1, 14)
     rows.close(0)
-    assert (rows.free, rows.reserved_tokens) == (2, 20)
+    assert (rows.free, rows.held.sum()) == (2, 6)
     assert rows.open(8, 9) == 0
     first = np.array([0])
     assert rows.lag("a", first).tolist() == [7]

@@ -179,7 +179,7 @@ def test_admission_is_decided_by_the_engine_s_policy_and_done_as_it_says() -> No
 def test_memory_binds() -> None:
     load = [request(0.0, 10, 20, seed=at) for at in range(6)]
     cycles = recorded("target-only", load, kv_tokens=70)
-    running = [[one.reserve_tokens for one in view.running] for _, _, view, _ in cycles]
+    running = [[one.kv_tokens for one in view.running] for _, _, view, _ in cycles]
     assert max(map(len, running)) == 2, "the third of 30 tokens does not fit, though rows are free"
     assert all(sum(each) <= 70 for each in running)
     assert all(view.kv_free_tokens == 70 - 30 * len(view.running) for view, *_ in cycles)

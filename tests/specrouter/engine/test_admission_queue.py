@@ -15,7 +15,9 @@ def queue_of(keys: list[float], asking: Collection[int] = ()) -> tuple[Admission
     """`asking`: places of those that have an objective."""
     queue = AdmissionQueue()
     requests: list[Any] = [
-        SimpleNamespace(admission_key=key, has_objective=place in asking, is_declined=False)
+        SimpleNamespace(
+            admission_key=key, has_objective=place in asking, is_declined=False, gave_way=False
+        )
         for place, key in enumerate(keys)
     ]
     for request in requests:

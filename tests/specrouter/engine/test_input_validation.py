@@ -93,7 +93,7 @@ def test_a_text_is_read_by_the_tokenizer(
 ) -> None:
     spec = validation.accept(args("the end"))
     assert spec.token_ids == tuple(tokenizer("the end")["input_ids"])
-    assert spec.reserve_tokens == len(spec.token_ids) + 4
+    assert spec.total_tokens == len(spec.token_ids) + 4
 
 
 def test_a_request_keeps_what_was_asked(validation: InputValidation) -> None:
@@ -278,7 +278,7 @@ def test_a_request_that_is_too_long_is_told_what_fits(validation: InputValidatio
     assert isinstance(error, ContextLengthError)
     assert error.field == "max_new_tokens"
     assert error.reason.endswith("(60 in the prompt, 5 in the completion): at most 4 new ones fit")
-    assert validation.accept(args([1] * 60)).reserve_tokens == MAX_TOKENS
+    assert validation.accept(args([1] * 60)).total_tokens == MAX_TOKENS
 
 
 def test_the_refused_one_of_several_prompts_is_named(validation: InputValidation) -> None:

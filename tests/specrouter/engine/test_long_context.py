@@ -103,8 +103,7 @@ def test_many_short_requests_and_a_long_one_run_together(settings: dict[str, Any
     bench.engine.step()
     state = bench.engine.state()
     assert (state.running, state.waiting) == (MANY + 1, 0)
-    needed = row_slots(LONG, TREE_SLOTS) + MANY * row_slots(SHORT, TREE_SLOTS)
-    assert state.kv_reserved_tokens == needed
+    assert state.kv_reserved_tokens == 4096, "the first chunk"
     outputs = bench.finish(handles)
     assert {output.finish_reason for output in outputs} == {"length"}
     assert [len(output.token_ids) for output in outputs] == [NEW] * (MANY + 1)

@@ -1,5 +1,6 @@
 """Requests begin and end once each, whatever of their own fails."""
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -68,9 +69,14 @@ class Request:
         self.handle = Handle(number)
         self.row: int | None = None
         self.admission_key = self.submitted_s = float(number)
+        self.rank, self.place, self.gave_way = 0.0, math.inf, False
         self.produced_tokens, self.preemptions, self.cached_tokens = 1, 0, 0
         self.pace: Any = SimpleNamespace(stages_before=0)
         self.late: bool | Exception = False
+
+    @property
+    def order(self) -> tuple[float, float]:
+        return self.rank, self.place
 
     @property
     def is_late(self) -> bool:

@@ -17,7 +17,7 @@ EVERY = frozenset({"small", "middle", "target"})
 
 @pytest.fixture
 def bench(small_config: dict[str, Any]) -> EngineBench:
-    return EngineBench(small_config, max_requests=2, kv_budget_tokens=100, prefill_chunk=4)
+    return EngineBench(small_config, max_requests=2, kv_budget_tokens=250, prefill_chunk=4)
 
 
 def view(bench: EngineBench, cycle: int = 1, standing: Standing | None = None) -> EngineView:
@@ -28,7 +28,7 @@ def view(bench: EngineBench, cycle: int = 1, standing: Standing | None = None) -
 
 def test_an_engine_without_requests_has_all_its_room(bench: EngineBench) -> None:
     seen = view(bench)
-    assert (seen.running, seen.waiting, seen.free_rows, seen.kv_free_tokens) == ((), (), 2, 100)
+    assert (seen.running, seen.waiting, seen.free_rows, seen.kv_free_tokens) == ((), (), 2, 352)
     assert seen.available == EVERY
     assert seen.loaded == {"target"}, "drafters are loaded when they are used"
 
@@ -43,7 +43,7 @@ def test_requests_that_wait_have_read_nothing_and_have_no_row(bench: EngineBench
         4,
         {"small": 4, "middle": 4},
     )
-    assert (request.reserve_tokens, request.remaining, request.max_new_tokens) == (11, 6, 6)
+    assert (request.kv_tokens, request.remaining, request.max_new_tokens) == (96, 6, 6)
     assert request.sampled
     assert request.override == Speculation(depth=2)
     assert request.tpot_ms is None
@@ -59,7 +59,8 @@ def test_running_requests_show_how_far_they_are(bench: EngineBench) -> None:
     assert (first.prompt_left, second.prompt_left) == (0, 1)
     assert (first.missed["small"], second.missed["small"]) == (4, 1)
     assert (seen.free_rows, len(seen.waiting)) == (0, 1)
-    assert seen.kv_free_tokens == 100 - (5 + 2 + 2 * GREEDY.max_new_tokens)
+    assert [first.kv_tokens, second.kv_tokens] == [128, 128], "with a tree"
+    assert seen.kv_free_tokens == 352 - 2 * 128
     for _ in range(4):
         bench.engine.step()
     later = view(bench, 6).by_row[0]

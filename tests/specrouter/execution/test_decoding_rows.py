@@ -33,7 +33,7 @@ def rows(manager: StateManager) -> DecodingRows:
     """Row 0 goes on from an earlier attempt's two tokens, row 1 begins."""
     rows = DecodingRows(manager, 32, EOS, 8)
     for request in (prompt((7, 8), max_new_tokens=6), prompt(max_new_tokens=4, temperature=0.5)):
-        row = manager.allocate(request.committed, request.reserve_tokens)
+        row = manager.allocate(request.committed, request.total_tokens)
         assert row is not None
         rows.open(row, request)
     return rows

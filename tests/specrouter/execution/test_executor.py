@@ -86,7 +86,7 @@ class Bench:
         deepest: int = MAX_DEPTH,
     ) -> None:
         self.pool, self.params = pool, params
-        self.manager = StateManager(len(prompts), 256, None, MAX_TREE_TOKENS + 16)
+        self.manager = StateManager(len(prompts), 256, MAX_TREE_TOKENS + 16)
         self.profiler = PerformanceProfiler(parameters=dict.fromkeys(pool.names, 1))
         window = deepest + len(pool.names) + 2  # as the engine has it
         rule = RejectionSampling() if rejection else SharedNoise()

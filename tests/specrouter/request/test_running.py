@@ -183,7 +183,7 @@ def test_generated_tokens_count_as_output_and_are_not_delivered_again(
 ) -> None:
     running = start(generated=[11, 12], max_new_tokens=3, logprobs=0)
     assert running.request.spec.committed == (*PROMPT, 11, 12)
-    assert running.request.spec.reserve_tokens == len(PROMPT) + 3
+    assert running.request.spec.total_tokens == len(PROMPT) + 3
     running.accept([13], ALONE)
     assert running.deltas[0].token_ids == [13]
     assert running.output.token_ids == [11, 12, 13]

@@ -149,7 +149,7 @@ class Planned:
     def view(self) -> EngineView:
         decoding = [one.view(row, self.now_s, self.rows) for row, one in self.requests.items()]
         reading = [
-            request_view(-number, reserve_tokens=999, prompt_left=999, row=100 + number, slots=128)
+            request_view(-number, kv_tokens=999, prompt_left=999, row=100 + number, slots=128)
             for number in range(1, self._reading + 1)
         ]
         return engine_view(

@@ -14,7 +14,7 @@ KNOWN = snapshot({"big": flat(10.0)})
 
 
 def request(number: int, key: float = 0.0, left: int = 10, **others: Any) -> RequestView:
-    usual = {"reserve_tokens": left + 20, "remaining": 20, "max_new_tokens": 20}
+    usual = {"kv_tokens": left + 20, "remaining": 20, "max_new_tokens": 20}
     return request_view(number, priority_key=key, prompt_left=left, **{**usual, **others})
 
 
@@ -40,14 +40,14 @@ def test_nobody_is_admitted_beyond_rows_or_memory_and_nobody_overtakes(
     found = fcfs(chunk)(view(waiting, [], free_rows, free_tokens))
     by_id = {one.id: one for one in waiting}
     assert len(found.admitted) <= free_rows
-    reserved = sum(by_id[each].reserve_tokens for each in found.admitted)
+    reserved = sum(by_id[each].kv_tokens for each in found.admitted)
     assert free_tokens is None or reserved <= free_tokens
     order = [one.id for one in sorted(waiting, key=lambda one: (one.priority_key, one.id))]
     assert list(found.admitted) == order[: len(found.admitted)]
     if found.waits_for_memory:
         assert free_tokens is not None
         next_one = by_id[order[len(found.admitted)]]
-        assert reserved + next_one.reserve_tokens > free_tokens
+        assert reserved + next_one.kv_tokens > free_tokens
     else:
         assert len(found.admitted) == min(free_rows, len(waiting))
 

@@ -53,7 +53,7 @@ def drawn_view(draws: np.random.Generator, rows: int, drawn_objective: Drawn) ->
 
     def drawn(number: int, row: int | None) -> RequestView:
         left = int(draws.integers(0, 60)) if draws.random() < 0.5 or row is None else 0
-        one = request(number, float(number), left, row=row, reserve_tokens=left + 20)
+        one = request(number, float(number), left, row=row, kv_tokens=left + 20)
         one = replace(one, arrived_s=float(draws.choice([0.0, 39.0, 40.0])))
         if draws.random() < 0.5:
             one = replace(one, **drawn_objective(draws))
@@ -74,8 +74,8 @@ def check_decision(found: Admission, seen: EngineView, check: PlanCheck) -> None
     came, gone = ([known[each] for each in ids] for ids in (found.admitted, found.preempted))
     assert len(came) - len(gone) <= seen.free_rows
     assert seen.kv_free_tokens is not None
-    tokens = seen.kv_free_tokens + sum(one.reserve_tokens for one in gone)
-    assert sum(one.reserve_tokens for one in came) <= tokens
+    tokens = seen.kv_free_tokens + sum(one.kv_tokens for one in gone)
+    assert sum(one.kv_tokens for one in came) <= tokens
     left = {one.id for one in seen.running} - set(found.preempted)
     assert found.chunks.keys() <= left | set(found.admitted)
 
@@ -129,9 +129,9 @@ def test_urgent_prompts_leave_a_promoted_one_its_part_of_a_cycle() -> None:
 
 
 def test_a_row_that_a_promoted_request_was_given_is_given_to_nobody_else() -> None:
-    idle = request(1, 5.0, left=0, row=0, decoded=5, reserve_tokens=100)
-    old = replace(request(2, left=20, reserve_tokens=100), arrived_s=-100.0)
-    new = request(3, left=20, reserve_tokens=100, **URGENT)
+    idle = request(1, 5.0, left=0, row=0, decoded=5, kv_tokens=100)
+    old = replace(request(2, left=20, kv_tokens=100), arrived_s=-100.0)
+    new = request(3, left=20, kv_tokens=100, **URGENT)
     seen = view([old, new], [replace(idle, arrived_s=-1.0)], free_rows=0, free_tokens=0)
     found = by_objectives(lambda view: PLAIN, 256)(seen)
     assert (found.preempted, found.admitted) == ((1,), (2,))

@@ -35,8 +35,7 @@ def test_prompts_are_read_by_earliest_deadline_in_what_is_left() -> None:
 
 def test_rows_and_memory_bound_who_is_admitted() -> None:
     new = [
-        Prompt(id=n, deadline_ms=2000.0, tokens=100, tpot_ms=50.0, reserve_tokens=400)
-        for n in range(4)
+        Prompt(id=n, deadline_ms=2000.0, tokens=100, tpot_ms=50.0, kv_tokens=400) for n in range(4)
     ]
     assert len(PLAIN.choose(TWO, new, Memory(9)).admitted) == 4
     assert len(PLAIN.choose(TWO, new, Memory(3)).admitted) == 3

@@ -190,8 +190,8 @@ def test_nobody_is_admitted_before_a_promoted_request_has_its_row() -> None:
 
 def test_the_youngest_best_effort_request_is_preempted_and_no_more_than_needed() -> None:
     asked = {"tpot_ms": 50.0, "ttft_ms": 2000.0}
-    idle = [request(n, float(n), left=0, row=n, decoded=5, reserve_tokens=100) for n in range(3)]
-    new = request(9, 9.0, left=20, reserve_tokens=150, **asked)
+    idle = [request(n, float(n), left=0, row=n, decoded=5, kv_tokens=100) for n in range(3)]
+    new = request(9, 9.0, left=20, kv_tokens=150, **asked)
     found = ours(PLAIN)(view([new], idle, free_rows=0, free_tokens=0))
     assert found.admitted == (9,)
     assert found.preempted == (2, 1)
@@ -239,7 +239,7 @@ def test_a_tpot_beyond_the_machine_is_declined_and_served_at_once(make: MakePoli
 def test_who_asks_for_a_tpot_does_not_wait_for_ever() -> None:
     """Nine rows' worth of others come first; then it is the oldest that waits."""
     running = [request(10 + each, row=each, left=0, tpot_ms=25.0) for each in range(8)]
-    late = request(1, left=2000, tpot_ms=25.0, reserve_tokens=2020)
+    late = request(1, left=2000, tpot_ms=25.0, kv_tokens=2020)
     seen = view([late], running)
     assert ours(PLAIN)(replace(seen, now_s=1.0)).admitted == ()
     promoted = ours(PLAIN)(replace(seen, now_s=31.0))

@@ -39,7 +39,7 @@ def test_a_length_that_nobody_knows_declines_nobody(tier: str | None) -> None:
     """Only its first token is held to the objective, until the class has a usual length."""
     e2e_ms = OPT_7B.ms(100) + 30 * OPT_7B.ms(1)
     asked = replace(request(1, left=99, e2e_ms=e2e_ms, tier=tier), max_new_tokens=1024)
-    asked = replace(asked, reserve_tokens=100 + 1024)
+    asked = replace(asked, kv_tokens=100 + 1024)
     unknown = sorted_requests(view([asked], []), PACING)
     [prompt] = unknown.new
     assert (prompt.deadline_ms, prompt.tpot_ms, unknown.beyond) == (e2e_ms, math.inf, ())

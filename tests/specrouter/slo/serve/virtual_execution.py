@@ -40,6 +40,7 @@ class Job:
     unread: int = 0
     is_declined: bool = False
     preemptions: int = 0
+    gave_way: bool = False
     was_admitted: bool = False  # in the first of its lives, with an objective that it could attain
     came_ms: list[float] = field(default_factory=list)
     shown: RequestView | None = None  # while it waits for its first token, nothing of it changes
@@ -154,7 +155,7 @@ class VirtualEngine:
             id=job.id,
             priority_key=job.arrived_ms,
             arrived_s=job.arrived_ms / 1000.0,
-            reserve_tokens=job.needs(),
+            kv_tokens=job.needs(),
             prompt_left=max(0, job.unread - 1),
             remaining=job.output - done,
             max_new_tokens=job.output,
