@@ -56,6 +56,11 @@ class ChainDrafter:
 
     def offered(self, plan: CyclePlan, result: CycleResult) -> list[GroupDraft]:
         """The drafts of all groups, with the nodes that the plan's selector leaves."""
+        for group in plan.groups:  # KV memory for its largest trees, or as much as there is
+            if len(group.chain) > 1:
+                nodes = _most_nodes(group) if group.quotes is None else MAX_TREE_TOKENS
+                slots = self._manager.counts[group.rows] + nodes
+                self._manager.grow(group.rows, slots, partly=True)
         self._prefill.begin(plan.groups)
         drafts = list[GroupDraft]()
         for group in plan.groups:
@@ -177,8 +182,7 @@ class ChainDrafter:
         draft.given.append(before.tree)
         is_hard, is_path = group.hard_rejection, group.shape.width == 1
         after = self._rule.next_draft(result, hard_rejection=is_hard, is_path=is_path)
-        size = group.shape.depth * group.shape.width + len(group.chain)
-        nodes = np.minimum(self._manager.room(rows), min(MAX_TREE_TOKENS, size))
+        nodes = np.minimum(self._manager.room(rows), _most_nodes(group))
         tree = after.tree.select(nodes, self._rows.remaining(rows) - 1)
         self._hand_on(draft, replace(after, tree=tree))
 
@@ -195,6 +199,11 @@ def _note(drafts: Sequence[GroupDraft], result: CycleResult) -> None:
     result.cut_rows |= {row for draft in drafts for row in draft.cut_rows.tolist()}
     result.behind_rows |= {row for draft in drafts for row in draft.behind_rows.tolist()}
     result.quoted_rows |= {row for one in drafts if one.is_quoted for row in one.rows.tolist()}
+
+
+def _most_nodes(group: ChainGroup) -> int:
+    """Of a row's tree, at any model of a chain that quotes nothing."""
+    return min(MAX_TREE_TOKENS, group.shape.depth * group.shape.width + len(group.chain))
 
 
 def _scrubbed(active: ActiveModel, result: VerifyResult) -> FedTree:

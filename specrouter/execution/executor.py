@@ -38,7 +38,6 @@ from specrouter.execution.model_states import StageError, put_down_to
 from specrouter.execution.runtime import Runtime
 from specrouter.execution.shadow_evaluator import ShadowEvaluator
 from specrouter.execution.target_stage import TargetStage
-from specrouter.request.params import MAX_TREE_TOKENS
 from specrouter.request.spec import RequestSpec
 from statemgr import CacheUse, NoFreeBlocksError
 
@@ -173,24 +172,12 @@ class Executor:
     def _offered(self, plan: CyclePlan, result: CycleResult) -> list[GroupDraft]:
         """Nothing where that fails."""
         with self._faults.part("drafting"):
-            self._grow_for_trees(plan)
             self._feed(result)
             if plan.shadow_evaluation is not None:
                 self._evaluate(plan.shadow_evaluation, result)
             return self._drafting.offered(plan, result)
         result.is_regular = False
         return []
-
-    def _grow_for_trees(self, plan: CyclePlan) -> None:
-        """Takes the memory for the largest tree of any model of a chain, or for a part of it."""
-        for group in plan.groups:
-            nodes = group.shape.depth * group.shape.width + len(group.chain)
-            if len(group.chain) == 1:
-                nodes = 0
-            if group.quotes is not None:
-                nodes = MAX_TREE_TOKENS
-            slots = self._manager.counts[group.rows] + min(nodes, self._manager.tree_tokens)
-            self._manager.grow(group.rows, slots, partly=True)
 
     def _feed(self, result: CycleResult) -> None:
         """Drafters hear of what the target has read and was committed since they last did."""

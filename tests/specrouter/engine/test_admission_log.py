@@ -19,6 +19,7 @@ def request(number: int, objective: Objective | None = CHAT, **state: Any) -> An
         "finished": False,
         "feasible": None,
         "is_promised": False,
+        "gave_way": False,
     }
     handle = SimpleNamespace(request_id=number, log_extra={"request_id": f"http-{number}"})
     times = {"submitted_s": time.perf_counter() - 1.0}
@@ -58,6 +59,14 @@ def test_who_loses_a_row_is_told_for_whom_and_when_it_goes_on() -> None:
     assert outcomes(log) == [(1, "preempted"), (5, "admitted"), (6, "admitted"), (1, "resumed")]
     assert log.records[0].reason.endswith("requests 5, 6")
     assert log.records[0].slo_class == "none"
+
+
+def test_who_gives_its_memory_up_is_told() -> None:
+    log = AdmissionLog()
+    log.note(3, 2, [], [], [request(1, gave_way=True)])
+    [record] = log.records
+    assert record.outcome == "preempted"
+    assert "memory" in record.reason
 
 
 def test_who_is_given_a_row_in_order_of_arrival_is_not_told_of() -> None:

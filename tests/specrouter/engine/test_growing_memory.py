@@ -104,7 +104,8 @@ def test_another_policy_s_order_is_followed(
 ) -> None:
     """The newest first, whose memory is kept, too."""
     params, texts = alone
-    bench, usual = scarce(small_config), fcfs(64)
+    bench = scarce(small_config)
+    usual = fcfs(bench.config.engine.prefill_chunk)
 
     def newest(view: EngineView) -> Admission:
         every = (*view.running, *view.waiting)
@@ -136,10 +137,13 @@ def test_whoever_needs_all_memory_goes_on_while_others_wait(small_config: dict[s
 
 def test_nobody_comes_in_before_those_that_gave_way(small_config: dict[str, Any]) -> None:
     bench = scarce(small_config)
-    handles = [bench.submit(prompt_of(index), KINDS["greedy"]) for index in range(3)]
+    handles = [bench.submit(prompt_of(index, 10), KINDS["greedy"]) for index in range(3)]
     with watched(bench) as gave_way:
-        while not gave_way:
+        for _ in range(NEW):
             bench.engine.step()
+            if gave_way:
+                break
+        assert gave_way
         urgent = bench.submit(prompt_of(9), KINDS["greedy"])
         [urged] = [one for one in bench.engine.book.waiting if one.handle is urgent]
         urged._key = -1e9  # as of another priority
