@@ -54,7 +54,7 @@ class Machine:
         parameters: of each model.
         prefill_chunk: prompt tokens that the target reads in a cycle, and each drafter of texts.
         max_requests: rows.
-        kv_tokens: that all running requests may reserve together; None: without bound.
+        kv_tokens: that all running requests may hold together; None: without bound.
         acceptance: of a proposer's best token by a verifier, where it is known of a pair.
         stages: the engine's own times, see `PerformanceSnapshot`.
         free_drafter_prefill: drafters read what they lack in no time.

@@ -94,8 +94,9 @@ class EngineConfig(Strict):
 
     @property
     def kv_limit(self) -> KVMemory | None:
-        """What all models' KV takes together; None: as many of the longest requests as may run."""
-        if self.kv_memory is not None or self.max_model_len is not None:
+        """What all models' KV takes together; None: `kv_tokens`."""
+        settings = self.kv_memory, self.max_model_len, self.kv_budget_tokens
+        if settings != (None, None, None):
             return self._kv_memory
         field = "engine.max_requests"
         return KVMemory(_KV_BLOCK, field, share=_ONE_REQUEST, bounds=self._kv_bounds)
@@ -143,5 +144,8 @@ class EngineConfig(Strict):
 
     def kv_tokens(self, longest: int) -> int:
         """That each model's place must have KV memory for without `kv_memory`: all slots of as
-        many of the longest requests as may run."""
-        return self.max_requests * self.row_slots(longest)
+        many of the longest requests as may run, or what these may hold together."""
+        from statemgr import row_slots
+
+        whole, budget = self.max_requests * self.row_slots(longest), self.kv_budget_tokens
+        return whole if budget is None else min(whole, row_slots(budget, TREE_SLOTS))

@@ -14,7 +14,6 @@ from modelpool import ModelPool
 from processors import RejectionSampling, SharedNoise
 from specrouter.config import (
     TREE_SLOTS,
-    EngineConfig,
     RouterConfig,
     SchedulerConfig,
     TreesConfig,
@@ -44,7 +43,7 @@ from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS, Chain
 from specrouter.request.running import RunningRequest
 from specrouter.routing.chain_policy import Models
 from specrouter.view import SCHEDULED, ChainDecision
-from statemgr import StateManager, row_slots
+from statemgr import StateManager
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +62,7 @@ class Engine:
         self.max_request_tokens = engine.max_request_tokens(pool.longest_sequence, pool.kv_tokens)
         self.profiler = PerformanceProfiler(parameters=parameters)
         self._manager = StateManager(
-            engine.max_requests, self.max_request_tokens, TREE_SLOTS, _kv_slots(engine, pool)
+            engine.max_requests, self.max_request_tokens, TREE_SLOTS, pool.kv_tokens
         )
         self.guard = HangGuard(engine.hang_timeout_s)
         self._faults = FaultGuard()
@@ -299,13 +298,6 @@ class Engine:
             self._executor.states.abandon(hung)
             error = TimeoutError(f"a forward took more than {self.guard.limit_s:g} s")
             self._quarantine.add_hang(ModelFailure(hung, error), self.steps.cycle)
-
-
-def _kv_slots(engine: EngineConfig, pool: ModelPool) -> int | None:
-    """That all requests share; None: for as many of the longest as there are rows."""
-    if engine.kv_budget_tokens is not None:
-        return row_slots(engine.kv_budget_tokens, TREE_SLOTS)
-    return None if engine.kv_limit is None else pool.kv_tokens
 
 
 def _execution_settings(

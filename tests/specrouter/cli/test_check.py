@@ -151,17 +151,13 @@ def test_kv_that_is_counted_is_what_served_models_take(
         assert router.instruments.engine_state().kv_bytes == counted
 
 
-@pytest.mark.parametrize("device", [cpu, gpu])
-def test_budget_of_requests_saves_no_memory(
-    device: Callable[[int], DeviceInfo], settings: Settings
-) -> None:
+def test_a_budget_of_tokens_is_all_the_memory_that_is_taken(settings: Settings) -> None:
     settings = target_alone(settings)
     weights, per_token = sizes(check(settings))
     settings["engine"]["kv_budget_tokens"] = 100
-    needed = weights + 8 * ROW * per_token
-    assert check(settings, *machine(device(needed))).fits
-    (problem,) = check(settings, *machine(device(needed - 1))).problems
-    assert "kv_budget_tokens" not in problem
+    assert check(settings).kv_tokens == 192, "with a tree, in whole blocks"
+    assert check(settings, cpu(weights + 192 * per_token)).fits
+    assert not check(settings, cpu(weights + 192 * per_token - 1)).fits
 
 
 @pytest.mark.parametrize("device", [cpu, gpu])

@@ -127,7 +127,7 @@ COUNTED: dict[str, dict[tuple[str, ...], float]] = {
         for what in ("requests_running", "requests_waiting", "kv_reserved_tokens", "restarts_total")
     },
     "specrouter_request_rows": {(): 8},
-    "specrouter_kv_capacity_tokens": {(): 8 * 256},
+    "specrouter_kv_capacity_tokens": {(): 8 * (256 + 96)},
     "specrouter_model_loaded": {("small",): 1, ("middle",): 1, ("target",): 1},
 }  # fmt: skip
 
