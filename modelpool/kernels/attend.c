@@ -106,7 +106,7 @@ int sr_attend(const AttendLayer *l, const Places *p, const void *query, int64_t 
       .head_groups = parts, .head_group = head_group, .threads = 1};
   const int64_t size = part_size(l->value_dim), bytes = kernel->number_bytes;
   j.scratch = bytes * QUERIES * (2 * whole_lanes(l->dim) + PIECE + size) + 8 * PIECE;
-  j.scratch += bytes * 4 * (whole_lanes(l->dim) + size); /* of at most four keys, and four parts */
+  j.scratch += bytes * 8 * (whole_lanes(l->dim) + size); /* of at most eight keys, and parts */
   Shared shared = {&j, kernel, j.group_count * l->kv_heads * parts};
   if (in_parallel && threads > 1 && keys * l->heads * l->dim >= ALONE) {
     j.threads = threads;

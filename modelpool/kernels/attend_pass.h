@@ -16,9 +16,9 @@ typedef struct {
   number *query;   /* [QUERIES][whole_lanes(dim)] times the scale */
   number *turned;  /* [QUERIES / LANES][whole_lanes(dim)][LANES] the same, queries side by side */
   number *keys;    /* [TILE_KEYS][whole_lanes(dim)] some keys */
-  number *scores;  /* [QUERIES][PIECE]; weights later */
+  number *scores;  /* [QUERIES][PIECE], of a tile [PIECE][LANES]; weights later */
   number *parts;   /* [QUERIES][part_size] what is known of each */
-  number *piece;   /* [4][part_size] the same, of one piece */
+  number *piece;   /* [TILE_VALUES][part_size] the same, of one piece */
   int64_t *slots;  /* [PIECE] of the arena, of text */
 } Scratch;
 
@@ -32,7 +32,7 @@ static void divide_scratch(const AttendJob *j, void *memory, Scratch *s) {
   s->keys = at, at += MOST_KEYS * whole_lanes(l->dim);
   s->scores = at, at += QUERIES * PIECE;
   s->parts = at, at += QUERIES * part_size(l->value_dim);
-  s->piece = at, at += 4 * part_size(l->value_dim);
+  s->piece = at, at += TILE_VALUES * part_size(l->value_dim);
   s->slots = (int64_t *)at;
 }
 
@@ -116,13 +116,20 @@ ALWAYS void score_text(const AttendLayer *l, const Scratch *s, const char *keys,
   }
 }
 
-/* The same of LANES queries that stand side by side, with some keys at a time: each query's sums go
- * in the order in which it sums them alone. */
+/* Sums as `sum_lanes` adds them: of what halves[0..7] and those 8 behind them were, by lane. */
+ALWAYS lanes sum_halves(const lanes *halves) {
+  const lanes low = add_lanes(add_lanes(halves[0], halves[1]), add_lanes(halves[2], halves[3]));
+  const lanes high = add_lanes(add_lanes(halves[4], halves[5]), add_lanes(halves[6], halves[7]));
+  return add_lanes(low, high);
+}
+
+/* The same of a tile: of LANES queries that stand side by side, with some keys at a time. Each
+ * query's sums go in the order in which it sums them alone. */
 ALWAYS void score_tile(const AttendLayer *l, const Scratch *s, const char *keys, int64_t at,
                        int64_t p, int kind, const int count) {
   const int64_t dim = whole_lanes(l->dim), step = l->key_slot * bytes_of(kind);
   const number *turned = s->turned + at * dim;
-  number halves[MOST_KEYS][LANES / 2][LANES], found[LANES];
+  lanes halves[MOST_KEYS][LANES / 2];
   const number *own[MOST_KEYS];
   for (int k = 0; k < count; k++) {
     const char *key = keys + s->slots[p + k] * step;
@@ -140,22 +147,16 @@ ALWAYS void score_tile(const AttendLayer *l, const Scratch *s, const char *keys,
     for (int64_t d = first; d < dim; d += LANES)
       for (int i = 0; i < 2 * TILE_PAIRS; i++) {
         const int64_t at_d = d + i % TILE_PAIRS + i / TILE_PAIRS * (LANES / 2);
-        const lanes q = load_lanes(turned + at_d * LANES);
+        const lanes q = kept_lanes(load_lanes(turned + at_d * LANES));
         for (int k = 0; k < count; k++)
           sums[k][i] = fma_lanes(q, all_lanes(own[k][at_d]), sums[k][i]);
       }
     for (int k = 0; k < count; k++)
       for (int i = 0; i < TILE_PAIRS; i++)
-        store_lanes(halves[k][first + i], add_lanes(sums[k][i], sums[k][TILE_PAIRS + i]));
+        halves[k][first + i] = add_lanes(sums[k][i], sums[k][TILE_PAIRS + i]);
   }
-  for (int k = 0; k < count; k++) {
-    lanes half[4];
-    for (int i = 0; i < 4; i++)
-      half[i] = add_lanes(load_lanes(halves[k][2 * i]), load_lanes(halves[k][2 * i + 1]));
-    const lanes low = add_lanes(half[0], half[1]), high = add_lanes(half[2], half[3]);
-    store_lanes(found, add_lanes(low, high));
-    for (int i = 0; i < LANES; i++) s->scores[(at + i) * PIECE + p + k] = found[i];
-  }
+  for (int k = 0; k < count; k++)
+    store_lanes(s->scores + at * PIECE + (p + k) * LANES, sum_halves(halves[k]));
 }
 
 ALWAYS void score_many(const AttendLayer *l, const Scratch *s, const char *keys, int64_t at,
@@ -165,27 +166,24 @@ ALWAYS void score_many(const AttendLayer *l, const Scratch *s, const char *keys,
   for (; p < high; p++) score_tile(l, s, keys, at, p, kind, 1);
 }
 
-/* Adds weights times values to `sums`, of positions low..high of a piece, all of text. */
-ALWAYS void add_text(const AttendLayer *l, const Scratch *s, const char *values, int64_t at,
-                     int64_t low, int64_t high, lanes *sums, int wide, int kind, int count) {
-  const int64_t bytes = bytes_of(kind), step = l->value_slot * bytes;
-  const number *weights = s->scores + at * PIECE;
-  for (int64_t p = low; p < high; p++) {
-    const char *value = values + s->slots[p] * step;
-    for (int w = 0; w < wide; w++) {
-      const lanes v = load_kind(value + w * LANES * bytes, kind);
-      for (int i = 0; i < count; i++)
-        sums[i * wide + w] = fma_lanes(all_lanes(weights[i * PIECE + p]), v, sums[i * wide + w]);
-    }
-  }
-}
-
-/* What a group of tokens and heads attends to: [QUERIES] of each query, positions of a piece. */
+/* What a group of tokens and heads attends to: [QUERIES] of each query, positions of a piece. The
+ * first `tiled` are in tiles; behind `count` the last one stands for those that a tile lacks. */
 typedef struct {
-  int64_t count, base, tail, piece_tail; /* piece_tail: where in the piece its row's tree begins */
+  int64_t count, tiled, base, tail, piece_tail; /* piece_tail: where its row's tree begins */
   int64_t token[QUERIES], head[QUERIES], begin[QUERIES], end[QUERIES], low[QUERIES], high[QUERIES];
   const int32_t *table;
 } Queries;
+
+/* Where the score of query i with position p is: at[p * step]. */
+typedef struct {
+  number *at;
+  int64_t step;
+} Scores;
+
+ALWAYS Scores scores_of(const Scratch *s, const Queries *q, int64_t i) {
+  if (i >= q->tiled) return (Scores){s->scores + i * PIECE, 1};
+  return (Scores){s->scores + i / LANES * LANES * PIECE + i % LANES, LANES};
+}
 
 static int64_t slot_at(const Places *pl, const Queries *q, int64_t token, int64_t position) {
   int64_t slot = position;
@@ -197,10 +195,11 @@ static int64_t slot_at(const Places *pl, const Queries *q, int64_t token, int64_
 SELDOM void score_path(const AttendLayer *l, const Places *pl, const Scratch *s, const Queries *q,
                        const char *keys, int64_t i, int kind) {
   const int64_t stride = whole_lanes(l->dim), step = l->key_slot * bytes_of(kind);
+  const Scores scores = scores_of(s, q, i);
   for (int64_t p = q->low[i] > q->piece_tail ? q->low[i] : q->piece_tail; p < q->high[i]; p++) {
     const int64_t slot = slot_at(pl, q, q->token[i], q->base + p);
     dots(s->query + i * stride, stride, keys + slot * step, kind, l->dim,
-         s->scores + i * PIECE + p, 1);
+         scores.at + p * scores.step, 1);
   }
 }
 
@@ -208,10 +207,10 @@ ALWAYS void score_all(const AttendLayer *l, const Places *pl, const Scratch *s, 
                   const char *keys, int kind) {
   for (int64_t at = 0, together; at < q->count; at += together) {
     const int64_t left = q->count - at, four = left < 4 ? left : 4;
-    const int is_tile = left > LANES / 2;
+    const int is_tile = at < q->tiled;
     int64_t low = PIECE, high = 0;
-    together = is_tile ? LANES : 4;
-    for (int64_t i = at; i < at + (left < together ? left : together); i++) {
+    together = is_tile ? LANES : four;
+    for (int64_t i = at; i < at + together; i++) {
       if (q->low[i] < q->high[i] && q->low[i] < low) low = q->low[i];
       if (q->high[i] > high) high = q->high[i];
     }
@@ -254,16 +253,56 @@ static number softmax(const AttendLayer *l, number *x, int64_t low, int64_t high
   return top;
 }
 
+/* The same of a tile; sums go by lanes of positions, as those of one query do. */
+ALWAYS void softmax_tile(const AttendLayer *l, const Queries *q, number *x, int64_t at,
+                         number *most, number *total) {
+  int64_t low = PIECE, high = 0, all_low = 0, all_high = PIECE; /* of some query; of all */
+  number own_low[LANES], own_high[LANES];
+  for (int i = 0; i < LANES; i++) {
+    const int64_t begin = q->low[at + i], end = q->high[at + i];
+    own_low[i] = begin, own_high[i] = end;
+    if (begin < end && begin < low) low = begin;
+    if (end > high) high = end;
+    if (begin > all_low) all_low = begin;
+    if (end < all_high) all_high = end;
+  }
+  const lanes none = all_lanes(-INFINITY), cap = all_lanes((number)l->softcap);
+  low = low / LANES * LANES, high = whole_lanes(high);
+  lanes top = none, sums[LANES], halves[LANES / 2];
+  for (int64_t p = low; p < high; p++) {
+    lanes score = load_lanes(x + p * LANES);
+    if (l->softcap != 0) score = where_less(score, all_lanes(-3e38f), score, capped(score, cap));
+    if (p < all_low || p >= all_high) {
+      const lanes place = all_lanes((number)p);
+      score = where_less(place, load_lanes(own_high), score, none);
+      score = where_less(place, load_lanes(own_low), none, score);
+    }
+    store_lanes(x + p * LANES, score);
+    top = max_lanes(top, score);
+  }
+  for (int i = 0; i < LANES; i++) sums[i] = all_lanes(0);
+  for (int64_t p = low; p < high; p += LANES)
+    for (int i = 0; i < LANES; i++) {
+      const lanes weight = exponential(sub_lanes(load_lanes(x + (p + i) * LANES), top));
+      store_lanes(x + (p + i) * LANES, weight);
+      sums[i] = add_lanes(sums[i], weight);
+    }
+  for (int i = 0; i < LANES / 2; i++) halves[i] = add_lanes(sums[i], sums[LANES / 2 + i]);
+  store_lanes(total + at, sum_halves(halves));
+  store_lanes(most + at, top);
+}
+
 /* Adds to `known` [value_dim] what one query reads at positions low..high of a piece. */
 SELDOM void add_alone(const AttendLayer *l, const Places *pl, const Scratch *s, const Queries *q,
                       const char *values, int64_t i, int64_t low, int64_t high, number *known,
                       int kind) {
   const int64_t bytes = bytes_of(kind), step = l->value_slot * bytes;
+  const Scores weights = scores_of(s, q, i);
   for (int64_t p = low; p < high; p++) {
     const int64_t at = q->base + p;
     const int64_t slot = p < q->piece_tail ? s->slots[p] : slot_at(pl, q, q->token[i], at);
     const char *value = values + slot * step;
-    const lanes weight = all_lanes(s->scores[i * PIECE + p]);
+    const lanes weight = all_lanes(weights.at[p * weights.step]);
     for (int64_t d = 0; d < l->value_dim; d += LANES) {
       const int64_t rest = l->value_dim - d;
       const lanes v = load_part(value + d * bytes, kind, rest < LANES ? rest : LANES);
@@ -272,17 +311,37 @@ SELDOM void add_alone(const AttendLayer *l, const Places *pl, const Scratch *s, 
   }
 }
 
-/* Adds to `out` [count][value_dim] what queries from `at` on read where all of them read text. */
-ALWAYS void add_together(const AttendLayer *l, const Scratch *s, const char *values, int64_t at,
-                         int64_t low, int64_t high, number *const *out, int kind, int count) {
+/* Adds weights times values to `sums` [count][wide], of positions low..high of a piece, all of
+ * text. `next`: from a query's weight to the next one's, `step`: from a position's. */
+ALWAYS void add_text(const AttendLayer *l, const Scratch *s, const char *values,
+                     const number *weights, int64_t next, int64_t step, int64_t low, int64_t high,
+                     lanes *sums, int wide, int kind, int count) {
+  const int64_t bytes = bytes_of(kind), slot = l->value_slot * bytes;
+  for (int64_t p = low; p < high; p++) {
+    const char *value = values + s->slots[p] * slot;
+    lanes v[VALUES_WIDE];
+    for (int w = 0; w < wide; w++) v[w] = load_kind(value + w * LANES * bytes, kind);
+    for (int i = 0; i < count; i++) {
+      const lanes weight = all_lanes(weights[i * next + p * step]);
+      for (int w = 0; w < wide; w++)
+        sums[i * wide + w] = fma_lanes(weight, v[w], sums[i * wide + w]);
+    }
+  }
+}
+
+/* Adds to `out` [count][value_dim] what some queries read where all of them read text. */
+ALWAYS void add_together(const AttendLayer *l, const Scratch *s, const char *values,
+                         const number *weights, int64_t next, int64_t step, int64_t low,
+                         int64_t high, number *const *out, int kind, int count) {
   const int64_t bytes = bytes_of(kind), whole = l->value_dim / LANES * LANES;
   for (int64_t d = 0; d < whole;) {
-    lanes sums[8];
-    const int wide = whole - d >= 2 * LANES ? 2 : 1;
+    lanes sums[TILE_VALUES * VALUES_WIDE];
+    const int wide = whole - d >= VALUES_WIDE * LANES ? VALUES_WIDE : 1;
+    const char *from = values + d * bytes;
     for (int i = 0; i < count; i++)
       for (int w = 0; w < wide; w++) sums[i * wide + w] = load_lanes(out[i] + d + w * LANES);
-    if (wide == 2) add_text(l, s, values + d * bytes, at, low, high, sums, 2, kind, count);
-    else add_text(l, s, values + d * bytes, at, low, high, sums, 1, kind, count);
+    if (wide == 1) add_text(l, s, from, weights, next, step, low, high, sums, 1, kind, count);
+    else add_text(l, s, from, weights, next, step, low, high, sums, VALUES_WIDE, kind, count);
     for (int i = 0; i < count; i++)
       for (int w = 0; w < wide; w++) store_lanes(out[i] + d + w * LANES, sums[i * wide + w]);
     d += wide * LANES;
@@ -292,15 +351,17 @@ ALWAYS void add_together(const AttendLayer *l, const Scratch *s, const char *val
     const char *value = values + (s->slots[p] * l->value_slot + whole) * bytes;
     const lanes v = load_part(value, kind, l->value_dim - whole);
     for (int i = 0; i < count; i++) {
-      const lanes weight = all_lanes(s->scores[(at + i) * PIECE + p]);
+      const lanes weight = all_lanes(weights[i * next + p * step]);
       store_lanes(out[i] + whole, fma_lanes(weight, v, load_lanes(out[i] + whole)));
     }
   }
 }
 
-/* Weighted values of up to four queries from `at` on, to `out` [count][value_dim], by position. */
+/* Weighted values of `count` queries from `at` on, to `out` [count][value_dim], by position. */
 ALWAYS void read_values(const AttendLayer *l, const Places *pl, const Scratch *s, const Queries *q,
-                        const char *values, int64_t at, number *const *out, int kind, int count) {
+                        const char *values, int64_t at, number *const *out, int kind, int count,
+                        int is_tile) {
+  const number *weights = scores_of(s, q, at).at;
   int64_t low = 0, high = q->piece_tail; /* where all of them read */
   for (int i = 0; i < count; i++) {
     if (q->low[at + i] > low) low = q->low[at + i];
@@ -312,7 +373,8 @@ ALWAYS void read_values(const AttendLayer *l, const Places *pl, const Scratch *s
     memset(out[i], 0, sizeof(number) * whole_lanes(l->value_dim));
     if (own < low) add_alone(l, pl, s, q, values, at + i, own, stop < low ? stop : low, out[i], kind);
   }
-  add_together(l, s, values, at, low, high, out, kind, count);
+  if (is_tile) add_together(l, s, values, weights, 1, LANES, low, high, out, kind, count);
+  else add_together(l, s, values, weights, PIECE, 1, low, high, out, kind, count);
   for (int i = 0; i < count; i++) {
     const int64_t own = q->low[at + i] > high ? q->low[at + i] : high;
     if (own < q->high[at + i])
@@ -369,18 +431,23 @@ ALWAYS void attend_piece(const AttendJob *j, const Scratch *s, const Queries *q,
   const char *values = l->values + kv_head * l->value_head * bytes;
   score_all(l, j->places, s, q, keys, kind);
   number most[QUERIES], sums[QUERIES];
-  for (int64_t i = 0; i < q->count; i++)
+  for (int64_t at = 0; at < q->tiled; at += LANES)
+    softmax_tile(l, q, s->scores + at * PIECE, at, most, sums);
+  for (int64_t i = q->tiled; i < q->count; i++)
     if (q->low[i] < q->high[i])
       most[i] = softmax(l, s->scores + i * PIECE, q->low[i], q->high[i], sums + i);
-  for (int64_t at = 0; at < q->count; at += 4) {
-    const int64_t four = q->count - at < 4 ? q->count - at : 4;
-    number *out[4];
-    for (int64_t i = 0; i < four; i++) out[i] = s->piece + LANES + i * size;
-    if (four == 4) read_values(l, j->places, s, q, values, at, out, kind, 4);
-    else if (four == 3) read_values(l, j->places, s, q, values, at, out, kind, 3);
-    else if (four == 2) read_values(l, j->places, s, q, values, at, out, kind, 2);
-    else read_values(l, j->places, s, q, values, at, out, kind, 1);
-    for (int64_t i = 0; i < four; i++) {
+  for (int64_t at = 0, together; at < q->count; at += together) {
+    const int64_t left = q->count - at;
+    const int is_tile = at < q->tiled;
+    number *out[TILE_VALUES];
+    together = is_tile ? TILE_VALUES : left < 4 ? left : 4;
+    for (int i = 0; i < TILE_VALUES; i++) out[i] = s->piece + LANES + i * size;
+    if (is_tile) read_values(l, j->places, s, q, values, at, out, kind, TILE_VALUES, 1);
+    else if (together == 4) read_values(l, j->places, s, q, values, at, out, kind, 4, 0);
+    else if (together == 3) read_values(l, j->places, s, q, values, at, out, kind, 3, 0);
+    else if (together == 2) read_values(l, j->places, s, q, values, at, out, kind, 2, 0);
+    else read_values(l, j->places, s, q, values, at, out, kind, 1, 0);
+    for (int64_t i = 0; i < (left < together ? left : together); i++) {
       number *own = s->piece + i * size;
       own[0] = -INFINITY, own[1] = 0;
       if (q->low[at + i] < q->high[at + i]) own[0] = most[at + i], own[1] = sums[at + i];
@@ -422,7 +489,10 @@ static void unit(const AttendJob *j, int64_t unit, void *memory) {
     }
     begin(s.parts + i * size, l->value_dim);
   }
-  for (int64_t at = 0; q.count - at > LANES / 2; at += LANES)
+  q.tiled = (q.count + LANES / 2 - 1) / LANES * LANES;
+  for (int64_t i = q.count; i < q.tiled; i++)
+    q.token[i] = q.token[q.count - 1], q.begin[i] = q.begin[q.count - 1], q.end[i] = q.end[q.count - 1];
+  for (int64_t at = 0; at < q.tiled; at += LANES)
     for (int64_t d = 0; d < stride; d++)
       for (int64_t i = 0; i < LANES; i++)
         s.turned[at * stride + d * LANES + i] = at + i < q.count ? s.query[(at + i) * stride + d] : 0;
@@ -431,7 +501,7 @@ static void unit(const AttendJob *j, int64_t unit, void *memory) {
     q.base = p * PIECE;
     q.piece_tail = q.tail - q.base < 0 ? 0 : q.tail - q.base < PIECE ? q.tail - q.base : PIECE;
     int64_t high = 0;
-    for (int64_t i = 0; i < q.count; i++) {
+    for (int64_t i = 0; i < q.count || i < q.tiled; i++) {
       q.low[i] = q.begin[i] > q.base ? q.begin[i] - q.base : 0;
       q.high[i] = q.end[i] - q.base < PIECE ? q.end[i] - q.base : PIECE;
       if (q.high[i] <= q.low[i]) q.low[i] = q.high[i] = 0;

@@ -9,13 +9,19 @@ typedef float number;
 typedef struct {
   __m256 a, b;
 } lanes;
-enum { MOST_KEYS = 2, TILE_PAIRS = 1, KIND_OWN = KIND_F32 }; /* of a tile, as registers allow */
+enum { KIND_OWN = KIND_F32 };
+enum { MOST_KEYS = 3, TILE_PAIRS = 1, TILE_VALUES = 4, VALUES_WIDE = 1 }; /* of a tile, as registers allow */
 #define LANE static inline __attribute__((always_inline))
 #define PAIR(operation, x, y) (lanes){operation(x.a, y.a), operation(x.b, y.b)}
 
 LANE lanes all_lanes(float x) { return (lanes){_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 LANE lanes load_lanes(const float *x) {
   return (lanes){_mm256_loadu_ps(x), _mm256_loadu_ps(x + 8)};
+}
+/* In registers: a compiler may else load it again for each use. */
+LANE lanes kept_lanes(lanes x) {
+  __asm__("" : "+x"(x.a), "+x"(x.b));
+  return x;
 }
 LANE void store_lanes(float *to, lanes x) {
   _mm256_storeu_ps(to, x.a), _mm256_storeu_ps(to + 8, x.b);

@@ -7,11 +7,17 @@
 
 typedef float number;
 typedef __m512 lanes;
-enum { MOST_KEYS = 3, TILE_PAIRS = 4, KIND_OWN = KIND_F32 }; /* of a tile, as registers allow */
+enum { KIND_OWN = KIND_F32 };
+enum { MOST_KEYS = 3, TILE_PAIRS = 4, TILE_VALUES = 8, VALUES_WIDE = 2 }; /* of a tile, as registers allow */
 #define LANE static inline __attribute__((always_inline))
 
 LANE lanes all_lanes(float x) { return _mm512_set1_ps(x); }
 LANE lanes load_lanes(const float *x) { return _mm512_loadu_ps(x); }
+/* In a register: a compiler may else load it again for each use. */
+LANE lanes kept_lanes(lanes x) {
+  __asm__("" : "+v"(x));
+  return x;
+}
 LANE void store_lanes(float *to, lanes x) { _mm512_storeu_ps(to, x); }
 LANE lanes add_lanes(lanes x, lanes y) { return _mm512_add_ps(x, y); }
 LANE lanes sub_lanes(lanes x, lanes y) { return _mm512_sub_ps(x, y); }

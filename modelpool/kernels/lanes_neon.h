@@ -9,13 +9,15 @@ typedef float number;
 typedef struct {
   float32x4_t q[4];
 } lanes;
-enum { MOST_KEYS = 2, TILE_PAIRS = 1, KIND_OWN = KIND_F32 }; /* of a tile, as registers allow */
+enum { KIND_OWN = KIND_F32 };
+enum { MOST_KEYS = 2, TILE_PAIRS = 1, TILE_VALUES = 4, VALUES_WIDE = 1 }; /* of a tile, as registers allow */
 #define LANE static inline __attribute__((always_inline))
 #define EACH(value) \
   ({ lanes y_; for (int i = 0; i < 4; i++) y_.q[i] = (value); y_; })
 
 LANE lanes all_lanes(float x) { return EACH(vdupq_n_f32(x)); }
 LANE lanes load_lanes(const float *x) { return EACH(vld1q_f32(x + 4 * i)); }
+LANE lanes kept_lanes(lanes x) { return x; }
 LANE void store_lanes(float *to, lanes x) {
   for (int i = 0; i < 4; i++) vst1q_f32(to + 4 * i, x.q[i]);
 }

@@ -17,13 +17,15 @@ typedef float number;
 typedef struct {
   number n[LANES];
 } lanes;
-enum { MOST_KEYS = 1, TILE_PAIRS = 1, KIND_OWN = sizeof(number) == 8 ? KIND_F64 : KIND_F32 };
+enum { KIND_OWN = sizeof(number) == 8 ? KIND_F64 : KIND_F32 };
+enum { MOST_KEYS = 1, TILE_PAIRS = 1, TILE_VALUES = 4, VALUES_WIDE = 1 }; /* of a tile, as registers allow */
 #define LANE static inline __attribute__((always_inline))
 #define EACH(value) \
   ({ lanes y_; for (int i = 0; i < LANES; i++) y_.n[i] = (value); y_; })
 
 LANE lanes all_lanes(number x) { return EACH(x); }
 LANE lanes load_lanes(const number *x) { return EACH(x[i]); }
+LANE lanes kept_lanes(lanes x) { return x; }
 LANE void store_lanes(number *to, lanes x) { memcpy(to, &x, sizeof x); }
 LANE lanes add_lanes(lanes x, lanes y) { return EACH(x.n[i] + y.n[i]); }
 LANE lanes sub_lanes(lanes x, lanes y) { return EACH(x.n[i] - y.n[i]); }
