@@ -13,7 +13,8 @@
 #include "linear.h"
 #include "threads.h"
 
-enum { LANES = 32, SHARED = 1 << 16 }; /* numbers from which on threads share the rows */
+enum { LANES = 32, SHARED = 1 << 16, TOGETHER = 128 }; /* SHARED: numbers from which on threads
+  share the rows; TOGETHER: rows whose MLP is in memory at once */
 
 typedef struct {
   const Weight *qkv, *out, *gate_up, *down;
@@ -52,11 +53,12 @@ VECTOR_INLINE void norm(const float *x, const float *weight, float eps, int64_t 
   for (int64_t k = 0; k < size; k++) y[k] = x[k] * by * weight[k];
 }
 
-/* e^x, within two units of the last place from -87 to 88, below as at -87, above 88.4 infinity. */
-VECTOR_INLINE float exponential(float x) {
+/* e^x, within two units of the last place from -87 to 88, below as at -87, above 88.4 infinity.
+ * `most` and `least` are 89 and -87: where GCC knows that, it does not compute lanes together. */
+VECTOR_INLINE float exponential(float x, float most, float least) {
   const float shift = 12582912.0f; /* behind which a sum is a whole number */
-  x = 89.0f < x ? 89.0f : x;       /* a NaN stays one */
-  x = -87.0f > x ? -87.0f : x;
+  x = most < x ? most : x;         /* a NaN stays one */
+  x = least > x ? least : x;
   const float shifted = x * 1.44269504f + shift, whole = shifted - shift;
   const float r = x - whole * 0.693359375f - whole * -2.12194440e-4f;
   float y = 1.9875691500e-4f * r + 1.3981999507e-3f;
@@ -90,9 +92,10 @@ VECTOR_TARGET static void add_and_norm(const Pass *p, int64_t row) {
 VECTOR_TARGET static void gate(const Pass *p, int64_t row) {
   const int64_t inner = p->layer->inner;
   const float *restrict of_gate = p->wide + row * 2 * inner, *restrict up = of_gate + inner;
-  float *restrict y = p->gated + row * inner;
+  float *restrict y = p->gated + row * inner, most = 89.0f, least = -87.0f;
+  __asm__("" : "+m"(most), "+m"(least));
   for (int64_t i = 0; i < inner; i++)
-    y[i] = of_gate[i] / (1.0f + exponential(-of_gate[i])) * up[i];
+    y[i] = of_gate[i] / (1.0f + exponential(-of_gate[i], most, least)) * up[i];
 }
 
 /* Norms and turns queries and keys, in place, and gives all heads. */
@@ -146,18 +149,24 @@ int sr_before(const Layer *l, float *x, int64_t rows, const float *cos, const fl
 
 /* Adds to x what becomes of `seen`, and then what the MLP makes of x. As above. */
 int sr_behind(const Layer *l, float *x, int64_t rows, const float *seen, int threads, int kernel) {
+  const int64_t most = rows < TOGETHER ? rows : TOGETHER;
+  const int64_t read = (2 * l->rotated - l->heads) * l->head_dim; /* of all query heads */
   if (!rows) return 0;
-  float *memory = malloc(rows * (2 * l->hidden + 3 * l->inner) * sizeof(float));
+  float *memory = malloc(most * (2 * l->hidden + 3 * l->inner) * sizeof(float));
   if (!memory) return 1;
-  float *wide = memory + 2 * rows * l->hidden;
-  Pass p = {.layer = l, .rows = rows, .x = x, .normed = memory, .added = memory + rows * l->hidden,
-            .wide = wide, .gated = wide + 2 * rows * l->inner};
-  int failed = sr_linear(l->out, seen, 0, p.added, 0, rows, threads, kernel);
-  if (!failed) each_row(&p, add_and_norm, threads);
-  failed = failed || sr_linear(l->gate_up, p.normed, 0, wide, 0, rows, threads, kernel);
-  if (!failed) each_row(&p, gate, threads);
-  failed = failed || sr_linear(l->down, p.gated, 0, p.added, 0, rows, threads, kernel);
-  if (!failed) each_row(&p, add, threads);
+  float *wide = memory + 2 * most * l->hidden;
+  int failed = 0;
+  for (int64_t done = 0, some; done < rows && !failed; done += some) {
+    some = rows - done < most ? rows - done : most;
+    Pass p = {.layer = l, .rows = some, .x = x + done * l->hidden, .normed = memory,
+              .added = memory + most * l->hidden, .wide = wide, .gated = wide + 2 * most * l->inner};
+    failed = sr_linear(l->out, seen + done * read, 0, p.added, 0, some, threads, kernel);
+    if (!failed) each_row(&p, add_and_norm, threads);
+    failed = failed || sr_linear(l->gate_up, p.normed, 0, wide, 0, some, threads, kernel);
+    if (!failed) each_row(&p, gate, threads);
+    failed = failed || sr_linear(l->down, p.gated, 0, p.added, 0, some, threads, kernel);
+    if (!failed) each_row(&p, add, threads);
+  }
   free(memory);
   return failed;
 }

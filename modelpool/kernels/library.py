@@ -43,7 +43,14 @@ _HEADERS = (
     *("linear_x86.h", "linear_arm.h", "dot_panel.h", "linear.h", "threads.h"),
     *("attend.h", "attend_pass.h", *(f"lanes_{name}.h" for name in _ATTENDS)),
 )
-_FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-fPIC")
+_FLAGS = (
+    "-O3",
+    "-std=gnu11",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fPIC",
+)
 _COMPILE_S = 120.0
 _SWITCH = "SPECROUTER_KERNEL"
 
