@@ -136,20 +136,21 @@ class BlockTables:
         self.table[row, start:stop] = blocks
         self.sizes[row] = max(stop, int(self.sizes[row]))
 
-    def unshare(self, row: int, index: int) -> None:
-        """Gives the row a copy of a block that others have as well, for it to write to. Raises
-        `NoFreeBlocksError`."""
+    def unshare(self, row: int, index: int) -> bool:
+        """Gives the row a copy of a block that others have as well, for it to write to; False: no
+        block is free."""
         shared = int(self.table[row, index])
         taken = self.take(1)
         if taken is None:
             if self.cache is None or self.references[shared] - self.cache.is_cached[shared] > 1:
-                raise NoFreeBlocksError("no block is free for a copy")
+                return False
             self.cache.uncache(shared)  # no other row has it
-            return
+            return True
         for user in self._users.values():
             user.copy_block(shared, int(taken[0]))
         self.table[row, index] = taken[0]
         self.release(np.array([shared]))
+        return True
 
     def sharers(self, row: int, index: int) -> Bools:
         """[rows] other rows that have one of the row's blocks. It has the same place in all."""

@@ -106,14 +106,11 @@ class ModelState:
     def claim(self, rows: Ints, ends: Ints) -> Ints:
         """Takes all blocks that `append` needs up to the rows' slots `ends[i]`, the first rows
         first. Returns the rows that lack some still."""
-        lacking, filling = self.tables.grow(rows, ends).tolist(), set[int]()
-        for at in np.flatnonzero(~np.isin(rows, lacking)).tolist():
-            one = slice(at, at + 1)
-            try:
-                self._unshare(rows[one], self.ends[rows[one]], ends[one], filling)
-            except NoFreeBlocksError:
-                lacking.append(rows[at])
-        return rows[np.isin(rows, lacking)]
+        lacking = self.tables.grow(rows, ends)
+        has_grown = ~np.isin(rows, lacking)
+        grown = rows[has_grown]
+        *_, without_copy = self._unshare(grown, self.ends[grown], ends[has_grown])
+        return rows[np.isin(rows, [*lacking, *without_copy])]
 
     def set_tokens(self, flat_slots: Ints, tokens: Ints) -> None:
         self.cache_tokens.reshape(-1)[flat_slots] = tokens
@@ -284,20 +281,21 @@ class ModelState:
 
     def _make_writable(self, rows: Ints, first: Ints, ends: Ints) -> None:
         """Rows are about to write to their slots `first[i] .. ends[i] - 1`."""
-        which, places, within = self._unshare(rows, first, ends, set())
+        which, places, within, lacking = self._unshare(rows, first, ends)
+        if lacking:
+            raise NoFreeBlocksError("no block is free for a copy")
         blocks = self.tables.table[rows[which], places]
         self.filled[blocks] = np.minimum(self.filled[blocks], within)
 
-    def _unshare(
-        self, rows: Ints, first: Ints, ends: Ints, filling: set[int]
-    ) -> tuple[Ints, Ints, Ints]:
+    def _unshare(self, rows: Ints, first: Ints, ends: Ints) -> tuple[Ints, Ints, Ints, set[int]]:
         """Of what others have of the slots `first[i] .. ends[i] - 1` rows get copies, but of what
-        the model has not filled: that one row fills for all, if none does yet (`filling`).
+        the model has not filled: that the first of these rows fills for all.
 
         Returns:
             [n] for each block: whose it is, as a place among `rows`; its place in the row; how many
-            of its slots are before the first.
+            of its slots are before the first. And the rows that find no block for a copy.
         """
+        filling, lacking = set[int](), set[int]()
         low = first // BLOCK_SLOTS
         counts = np.where(ends > first, blocks_of(ends) - low, 0)
         starts = np.cumsum(counts) - counts
@@ -311,9 +309,9 @@ class ModelState:
             is_free = not (others > place * BLOCK_SLOTS + within[at]).any()
             if is_free and self.filled[block] <= within[at] and block not in filling:
                 filling.add(block)
-            else:
-                self.tables.unshare(row, place)
-        return which, places, within
+            elif not self.tables.unshare(row, place):
+                lacking.add(row)
+        return which, places, within, lacking
 
     def _follow(self, rows: Ints) -> None:
         """Recurrent layers keep what of these rows is valid, as far as they can."""

@@ -153,8 +153,8 @@ class RequestBook:
         return sorted(self.running, key=lambda row: self.running[row].order)
 
     def give_way(self, cycle: int, row: int) -> None:
-        """A row's request gives up its KV memory, and is the first to come again of those behind
-        which it is in the order."""
+        """A row's request gives up its KV memory and waits again, before all that are behind it in
+        the order."""
         request = self.running[row]
         request.gave_way = True
         self._preempt(request)

@@ -109,17 +109,15 @@ class Executor:
         """Takes the memory that a plan's rows need without drafts, those first that are first in
         `order`. Returns the rows that find none, though others gave back what their trees had."""
         manager, state = self._manager, self._manager.state(self._target)
-        ends = dict(zip(plan.rows, manager.counts[plan.rows].tolist(), strict=True))
-        if len(reading := plan.prefill_rows):
-            read = manager.counts[reading] - 1 - self.states.lag(self._target, reading)
-            ends |= zip(reading.tolist(), (read + plan.prefill_counts).tolist(), strict=True)
-        rows = np.array([row for row in order if row in ends], dtype=np.int64)
-        slots = np.array([ends[row] for row in rows.tolist()], dtype=np.int64)
+        ends, reading, planned = manager.counts.copy(), plan.prefill_rows, set(plan.rows)
+        unread = self.states.lag(self._target, reading)
+        ends[reading] += plan.prefill_counts - unread - 1
+        rows = np.array([row for row in order if row in planned], dtype=np.int64)
         claim = manager.grow if state is None else state.claim
-        lacking = claim(rows, slots)
+        lacking = claim(rows, ends[rows])
         if len(lacking):
             manager.shrink()
-            lacking = claim(rows, slots)
+            lacking = claim(rows, ends[rows])
         return lacking
 
     def run(self, plan: CyclePlan) -> CycleResult:

@@ -2,7 +2,9 @@
 
 import copy
 import itertools
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from modelpool import ModelPool
@@ -13,6 +15,7 @@ from specrouter.request.handle import RequestHandle
 from specrouter.request.objective import Objective
 from specrouter.request.running import RunningRequest
 from specrouter.request.spec import RequestSpec, SpeculationOverride
+from tests.modelpool.factories import save_llama
 
 PAIR = ("small", "target")
 GREEDY = SamplingParams(max_new_tokens=16, ignore_eos=True)
@@ -27,6 +30,16 @@ def changed(settings: dict[str, Any], look_up: str | None = None, **engine: Any)
         settings["pool"]["models"].append({"name": look_up, "source": look_up})
     settings["engine"] |= engine
     return settings
+
+
+def long_pool(folder: Path, positions: int) -> dict[str, Any]:
+    """Settings of a pool: one random model of so many positions, 16 numbers a key."""
+    path = save_llama(folder / "model", hidden=16, layers=1, heads=1, kv_heads=1, dtype="float32")
+    config = json.loads((path / "config.json").read_text())
+    config["max_position_embeddings"] = positions
+    (path / "config.json").write_text(json.dumps(config))
+    model = {"name": "target", "source": f"path:{path}", "dtype": "float32", "device": "cpu"}
+    return {"target": "target", "models": [model]}
 
 
 class EngineBench:

@@ -1,6 +1,5 @@
 """KV memory grows with texts: who finds none gives way and comes again, with the same text."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,8 +15,7 @@ from specrouter.request.handle import RequestHandle
 from specrouter.slo.admission import Admission, fcfs
 from specrouter.view import EngineView
 from statemgr import BLOCK_SLOTS, row_slots
-from tests.modelpool.factories import save_llama
-from tests.specrouter.engine.engines import EngineBench, changed
+from tests.specrouter.engine.engines import EngineBench, changed, long_pool
 
 NEW = 100
 LONGEST = 200  # tokens of a request, for whose memory all are admitted
@@ -192,19 +190,7 @@ def test_memory_is_whole_after_failures_and_cancellations(
 
 @pytest.fixture(scope="module")
 def long_settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    path = save_llama(
-        tmp_path_factory.mktemp("long") / "model",
-        hidden=16,
-        layers=1,
-        heads=1,
-        kv_heads=1,
-        dtype="float32",
-    )
-    config = json.loads((path / "config.json").read_text())
-    config["max_position_embeddings"] = 8192
-    (path / "config.json").write_text(json.dumps(config))
-    model = {"name": "target", "source": f"path:{path}", "dtype": "float32", "device": "cpu"}
-    pool = {"target": "target", "models": [model]}
+    pool = long_pool(tmp_path_factory.mktemp("long"), 8192)
     return {"pool": pool, "engine": {}, "scheduler": {"policy": "target-only"}}
 
 

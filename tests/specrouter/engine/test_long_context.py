@@ -1,6 +1,5 @@
 """KV by need, as it is served: a long request beside many short ones, with memory for one."""
 
-import json
 from typing import Any
 
 import numpy as np
@@ -9,8 +8,7 @@ import pytest
 from specrouter import ChainRouter, RequestError, RouterConfig, SamplingParams
 from specrouter.config import TREE_SLOTS
 from statemgr import row_slots
-from tests.modelpool.factories import save_llama
-from tests.specrouter.engine.engines import EngineBench, changed
+from tests.specrouter.engine.engines import EngineBench, changed, long_pool
 
 POSITIONS, BLOCK = 8192, 128
 LONG, SHORT, MANY, NEW = 8000, 128, 32, 6  # tokens of a request, its output included
@@ -21,20 +19,8 @@ BLOCKS = MANY * 2 + LONG // BLOCK + 2
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Of a random model of 8,192 positions."""
-    path = save_llama(
-        tmp_path_factory.mktemp("long") / "model",
-        hidden=16,
-        layers=1,
-        heads=1,
-        kv_heads=1,
-        dtype="float32",
-    )
-    config = json.loads((path / "config.json").read_text())
-    config["max_position_embeddings"] = POSITIONS
-    (path / "config.json").write_text(json.dumps(config))
-    model = {"name": "target", "source": f"path:{path}", "dtype": "float32", "device": "cpu"}
+    pool = long_pool(tmp_path_factory.mktemp("long"), POSITIONS)
     engine = {"max_requests": MANY + 1, "max_model_len": POSITIONS, "prefill_chunk": 4096}
-    pool = {"target": "target", "models": [model]}
     return {"pool": pool, "engine": engine, "scheduler": {"policy": "target-only"}}
 
 
