@@ -18,6 +18,7 @@ from modelpool.config import ModelConfig
 from modelpool.device_manager import DeviceInfo, bytes_by_device, read_devices
 from modelpool.errors import DoesNotFitError
 from modelpool.progress import LoadProgress
+from specrouter.bench.conditions import request_limit
 from specrouter.cli.check_report import (
     CheckReport,
     DeviceReport,
@@ -66,7 +67,7 @@ def check_config(
     return CheckReport(
         target=pool.target,
         max_requests=config.engine.max_requests,
-        max_request_tokens=config.engine.max_request_tokens(pool.longest_sequence, pool.kv_tokens),
+        max_request_tokens=request_limit(config, pool),
         kv_tokens=pool.kv_tokens,
         members=members,
         draft_only=pool.draft_only,

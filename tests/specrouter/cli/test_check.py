@@ -155,7 +155,8 @@ def test_a_budget_of_tokens_is_all_the_memory_that_is_taken(settings: Settings) 
     settings = target_alone(settings)
     weights, per_token = sizes(check(settings))
     settings["engine"]["kv_budget_tokens"] = 100
-    assert check(settings).kv_tokens == 192, "with a tree, in whole blocks"
+    report = check(settings)
+    assert (report.max_request_tokens, report.kv_tokens) == (100, 192), "with a tree, whole blocks"
     assert check(settings, cpu(weights + 192 * per_token)).fits
     assert not check(settings, cpu(weights + 192 * per_token - 1)).fits
 
