@@ -49,7 +49,6 @@ ROOMS: tuple[tuple[str, ...], ...] = (
 KNOW_TORCH = {
     "execution",
     "bench",
-    "engine/start_failure.py",
     "engine/engine_thread.py",
 }
 # Policies by names that mean nothing else. What depends on a policy asks for its attributes.
