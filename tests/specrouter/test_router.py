@@ -531,7 +531,7 @@ def test_closing_the_router_cancels_what_runs_and_what_waits(
     assert running.result(0).token_ids
     assert waiting.result(0).finish_reason == "cancelled"
     assert not router.is_healthy
-    router.instruments.check_integrity()
+    router.instruments.engine.check_integrity()
     with pytest.raises(RuntimeError, match="closed"):
         router.submit(PROMPT, GREEDY)
     router.close()  # nothing happens
