@@ -174,11 +174,7 @@ ROW = (
     "processors.verify",
 )
 # What no router here uses, and what is the caller's own.
-_LEFT_OUT = (
-    "processors.rejection",
-    "processors.leviathan",
-    "specrouter.request.handle.RequestHandle.result",
-)
+_LEFT_OUT = ("specrouter.request.handle.RequestHandle.result",)
 
 TEXTS = "texts"  # the member that drafts from texts, without weights
 # What takes time on a `MachineClock`: forwards, and a look at it. Drafts pay clearly: where the

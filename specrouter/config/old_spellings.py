@@ -19,6 +19,7 @@ _WITHOUT_EFFECT: Mapping[tuple[str, ...], str] = {
     **{("trees", key): _ADASERVE for key in _TREE_KEYS},
     ("cluster", "resume", "endangered"): "only replicas that are lost or emptied are left",
     ("engine", "overlap_drafting"): "drafters draft before the target verifies, on any devices",
+    ("engine", "verification"): "shared noise follows the target's distribution, for every chain",
     ("engine", "output_store_file"): "earlier outputs are quoted until the service ends",
     ("cluster", "transport"): "keys and values of a pair move through Ray's object store",
 }

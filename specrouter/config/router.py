@@ -21,7 +21,7 @@ from specrouter.request.params import RequestError, Speculation
 from specrouter.scenarios import find_scenario
 
 # Of `engine`, what texts depend on, or what requests are routed by.
-_OF_ALL_REPLICAS = ("verification", "exact", "generation_defaults", "prefix_cache")
+_OF_ALL_REPLICAS = ("exact", "generation_defaults", "prefix_cache")
 
 
 class RouterConfig(Strict):

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from modelpool import ModelPool
-from processors import RejectionSampling, SharedNoise
 from specrouter.config import (
     TREE_SLOTS,
     RouterConfig,
@@ -309,7 +308,6 @@ def _execution_settings(
     return ExecutionSettings(
         prefill_chunk=engine.prefill_chunk,
         window=deepest + len(pool.names) + 2,
-        rule=RejectionSampling() if engine.verification == "rejection" else SharedNoise(),
         guard=guard,
         fresh_times=engine.fresh_times,
         prefix_cache=engine.prefix_cache,

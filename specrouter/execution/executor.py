@@ -49,7 +49,6 @@ class Executor:
         self._target = runtime.pool.target
         self._manager = runtime.manager
         self.rows = runtime.manager.rows  # that requests may have
-        self._rule = runtime.rule
         self._decoding = runtime.rows
         self._faults = runtime.faults
         self._drafters = runtime.drafters
@@ -60,7 +59,7 @@ class Executor:
         self._feedback = AcceptanceFeedback(runtime, self._comparison)
         self._drafting = ChainDrafter(runtime, self._feedback, self._comparison)
         self._evaluator = ShadowEvaluator(runtime)
-        self._stage = TargetStage(runtime, self._comparison)
+        self._stage = TargetStage(runtime)
         self._commits = CommitStage(runtime)
         self.prefixes = CachedPrefixes(runtime)
         fingerprint = runtime.settings.fingerprint
@@ -90,8 +89,7 @@ class Executor:
 
     def open(self, row: int, request: RequestSpec) -> None:
         """Prepares a row that the state manager has allocated for a request."""
-        purpose = self._rule.noise_purpose(1)
-        self._decoding.open(row, request, (self._pool.get(self._target).device, purpose))
+        self._decoding.open(row, request, self._pool.get(self._target).device)
 
     def prepare(self, row: int, request: RequestSpec) -> None:
         """What only the speed of an open row depends on: keys and values that came with its
@@ -125,9 +123,8 @@ class Executor:
         with torch.inference_mode(), self.states.cycle():
             result = CycleResult()
             drafts, started_s = self._offered(plan, result), time.perf_counter()
-            level = max([1, *(len(group.chain) - 1 for group in plan.groups)])
             try:
-                verified = self._stage.verify(plan, drafts, level, result)
+                verified = self._stage.verify(plan, drafts, result)
             except StageError as stage:
                 error = stage.failure.error
                 reason = f"{self._target} failed: {type(error).__name__}: {error}"

@@ -18,7 +18,7 @@ class ModelDrafter(Drafter):
     def __init__(self, name: str, runtime: RuntimeParts) -> None:
         super().__init__(name, runtime)
         self._states = runtime.states
-        self._draft = DraftProcessor(runtime.sampler, runtime.rule)
+        self._draft = DraftProcessor(runtime.sampler)
 
     @property
     def is_open(self) -> bool:

@@ -111,7 +111,6 @@ def test_what_is_wrong_is_named(field: str, cluster: Any) -> None:
 @pytest.mark.parametrize(
     ("key", "usual", "other"),
     [
-        ("verification", "shared-noise", "rejection"),
         ("exact", "fast", "strict"),
         ("generation_defaults", "neutral", "model"),
         ("prefix_cache", True, False),
