@@ -12,12 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from modelpool.attention.kv_view import TreePaths
 from processors.active_model import ActiveModel
 from processors.contexts import Contexts
 from processors.logits import on_device
 from processors.sampler import Sampler
 from processors.token_tree import ROOT, Ints, TokenTree
-from statemgr import TokenOrder, TreePaths
+from statemgr import TokenOrder
 
 NO_SLOT = np.int64(-1)
 
