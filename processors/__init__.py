@@ -1,12 +1,11 @@
 """The data plane: stateless processors that prefill, draft, verify and roll back."""
 
-from processors.active_model import ActiveModel
 from processors.contexts import Contexts
 from processors.draft import DraftProcessor
 from processors.drafts import DraftRequest, DraftResult
 from processors.errors import NonFiniteLogits
 from processors.ngram import NgramDraftProcessor
-from processors.pack import FedTree
+from processors.pack import ActiveModel, FedTree
 from processors.prefill import PrefillProcessor, share_chunk
 from processors.rollback import RollbackProcessor
 from processors.sampler import Sampler

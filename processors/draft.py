@@ -11,13 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from processors.active_model import ActiveModel
 from processors.beam import Beam
 from processors.beam_slots import BeamSlots
 from processors.contexts import Contexts
 from processors.drafts import DraftRequest, DraftResult
 from processors.errors import NonFiniteLogits
-from processors.pack import PackPlan, run_pack
+from processors.pack import ActiveModel, PackPlan, run_pack
 from processors.sampler import Sampler
 from processors.token_tree import Ints, TokenTree
 

@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from processors.active_model import ActiveModel
 from processors.errors import RowFault
-from processors.pack import PackPlan, PackResult, run_pack, tree_contexts
+from processors.pack import ActiveModel, PackPlan, PackResult, run_pack, tree_contexts
 from processors.sampler import Sampler
 from processors.shared_noise import accept
 from processors.token_tree import Ints, TokenTree

@@ -102,7 +102,7 @@ TERMINAL = (
     "specrouter.execution.target_stage.TargetStage._positions",
     "specrouter.execution.target_stage.TargetStage._verified",
     "specrouter.execution.target_stage.TargetStage.verify",
-    "processors.active_model",
+    "processors.pack",
     "processors.pack",
     "processors.token_tree.TokenTree.routes",
     "processors.token_tree.TokenTree.empty",

@@ -10,13 +10,12 @@ import numpy as np
 from specrouter.bench.replay import Answer, LoadRequest
 from specrouter.request.attainment import RUN_TOKENS
 from specrouter.request.detokenizer import Detokenizer
-from specrouter.request.handed_kv import HandedKV
 from specrouter.request.handle import RequestHandle
 from specrouter.request.objective import Objective, with_implied_ttft
 from specrouter.request.output import Delta, RequestMetrics
 from specrouter.request.params import SamplingParams
 from specrouter.request.running import RunningRequest
-from specrouter.request.spec import RequestSpec
+from specrouter.request.spec import HandedKV, RequestSpec
 
 Commits = tuple[float, int]  # when tokens came, and how many
 

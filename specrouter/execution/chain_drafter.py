@@ -27,10 +27,10 @@ from processors.grammar import prune
 from processors.pack import NO_SLOT
 from specrouter.cycle import ChainGroup, CyclePlan, CycleResult, ModelFailure
 from specrouter.execution.acceptance_feedback import AcceptanceFeedback
+from specrouter.execution.drafter import EvictedError, check_read
 from specrouter.execution.drafter_prefill import DrafterPrefill
 from specrouter.execution.group_draft import GroupDraft, leave_selected
 from specrouter.execution.model_comparison import ModelComparison
-from specrouter.execution.model_drafter import EvictedError, check_read
 from specrouter.execution.model_states import StageError, put_down_to
 from specrouter.execution.quotations import Quotations
 from specrouter.execution.runtime import Runtime

@@ -16,9 +16,9 @@ from modelpool.fast.layer_reference import Arena, PackInputs
 from modelpool.fast.pack_layout import Pack
 from modelpool.fast.pack_sender import PackSender
 from modelpool.forward import ForwardOutput, HiddenLayers
-from processors.active_model import ActiveModel
 from processors.draft import DraftProcessor
 from processors.drafts import DraftRequest
+from processors.pack import ActiveModel
 from processors.sampler import Sampler
 from processors.sampling_row import SamplingSettings
 from statemgr import StateManager
