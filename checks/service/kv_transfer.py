@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from checks.service.environment import add_cluster_options, run_in_cluster
-from modelpool.probe import KVLayer
+from modelpool.attention.kv_view import KVLayer
 from specrouter.cluster.kv_transfer import KVTransfer
 from specrouter.config import EngineConfig
 from statemgr import ModelState, export_row, import_row

@@ -11,8 +11,8 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from specrouter.request.handed_kv import HandedKV
 from specrouter.request.output import Delta
+from specrouter.request.spec import HandedKV
 from statemgr import RowKV
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specrouter.execution.time_cache import TimeCache
+from specrouter.execution.model_times import TimeCache
 from specrouter.profile.time_curve import TimeCurve
 from specrouter.profile.time_regression import TimeRegression, TimeSample
 from tests.cache_damage import OF_FILE, OF_NUMBERS
