@@ -3,7 +3,7 @@
     python -m research.studies.objectives run --traces FOLDER --out FILE --policies slo
     python -m research.studies.objectives table FILE [FILE ...]
 
-Stretches of AdaServe's artifact that lie between those of `checks.replay`, each with a seed of
+Stretches of AdaServe's artifact that lie between those of `research.replay`, each with a seed of
 acceptance of its own, at four rates, three acceptances and on both of AdaServe's machines; with
 objectives of TPOT alone, and with a TTFT beside. Which they are was committed before anything was
 changed. A line of the file is one run; a program that was stopped goes on where it was.

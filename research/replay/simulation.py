@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from checks.replay.stretches import Arrival
 from research.policies.adaserve import AdaServe, EqualGreedy
+from research.replay.stretches import Arrival
 from research.sim.machine import Machine
 from research.sim.service import SimulatedService
 from specrouter.bench.load_figures import figures

@@ -1,4 +1,4 @@
-"""Trains the bundled family: `python -m examples.train_family.train --data DIR --work DIR`.
+"""Trains the bundled family: `python -m research.train_family.train --data DIR --work DIR`.
 
 Stages, each a share of the wall-clock budget `--minutes`:
 
@@ -20,10 +20,10 @@ import argparse
 import logging
 from pathlib import Path
 
-from examples.train_family.corpus import load_corpus
-from examples.train_family.family import MIDDLE, SMALL, SPECIALISTS
-from examples.train_family.own_text import WINDOW
-from examples.train_family.trainer import Stage, Trainer
+from research.train_family.corpus import load_corpus
+from research.train_family.family import MIDDLE, SMALL, SPECIALISTS
+from research.train_family.own_text import WINDOW
+from research.train_family.trainer import Stage, Trainer
 
 
 def make_stages(minutes: float) -> list[Stage]:

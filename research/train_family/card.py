@@ -1,6 +1,6 @@
 """Evaluates a trained family and writes its model card.
 
-`python -m examples.train_family.card --data DIR --work DIR`: validation losses, and for every pair
+`python -m research.train_family.card --data DIR --work DIR`: validation losses, and for every pair
 SimScore and acceptance (greedy and at temperature 1) along the target's own texts, by domain.
 Acceptance is what the engine would see: with the noise of the request shared, how often does one
 model's choice equal the other's?
@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import LlamaForCausalLM
 
-from examples.train_family.corpus import DOMAINS, Corpus, load_corpus
-from examples.train_family.family import TARGET
 from modelpool.fast.cpu import computes_in
 from processors.noise import gumbel
+from research.train_family.corpus import DOMAINS, Corpus, load_corpus
+from research.train_family.family import TARGET
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +42,9 @@ anything else.
 - **Specialists** `tiny-1m-code` and `tiny-1m-math`: copies of `tiny-1m`, further distilled from the
   target on Python code and on mathematics.
 
-Made by `examples/train_family` in {minutes:.0f} minutes of wall-clock time on two CPU cores
-that did other work besides. `python -m examples.train_family.train --data DIR --work DIR` trains,
-`python -m examples.train_family.card` with the same options writes this card. `DIR` has the text
+Made by `research/train_family` in {minutes:.0f} minutes of wall-clock time on two CPU cores
+that did other work besides. `python -m research.train_family.train --data DIR --work DIR` trains,
+`python -m research.train_family.card` with the same options writes this card. `DIR` has the text
 below that Python does not bring, `peps_public_domain.rst` and `gsm8k_train.jsonl`.
 
 ## Data and licences

@@ -1,9 +1,9 @@
 """Proof that a change of the decision code loses nothing: recorded decisions, decided again.
 
 A *recording* is what an engine told its profiler in a real run, and every question that it asked
-its scheduler. `python -m checks.replay` (`make replay`) feeds the recordings in `recordings/` to
+its scheduler. `python -m research.replay` (`make replay`) feeds the recordings in `recordings/` to
 the code of this tree and compares its answers with the recorded ones;
-`python -m checks.replay digest` does the same for policies in simulated time.
+`python -m research.replay digest` does the same for policies in simulated time.
 
 - `facts`, `recording`: what is recorded, and the files.
 - `adapter`: the only file that knows the project's decision classes. Who renames or redesigns these

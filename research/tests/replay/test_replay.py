@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from checks.replay.__main__ import main
-from checks.replay.adapter import Answer, Decider
-from checks.replay.compare import Compared, Figures, Measured, decide_again, loss
-from checks.replay.facts import Fact
-from checks.replay.recording import FOLDER, SUFFIX, Phase, Recording, Round
+from research.replay.__main__ import main
+from research.replay.adapter import Answer, Decider
+from research.replay.compare import Compared, Figures, Measured, decide_again, loss
+from research.replay.facts import Fact
+from research.replay.recording import FOLDER, SUFFIX, Phase, Recording, Round
 
 SMALL = "cpu-chains"
 MOST = 80  # decisions

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import LlamaForCausalLM, StaticCache
 
-from examples.train_family.corpus import DOMAINS, Corpus
 from modelpool.fast.cpu import computes_in
+from research.train_family.corpus import DOMAINS, Corpus
 
 logger = logging.getLogger(__name__)
 

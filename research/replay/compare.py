@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
-from checks.replay.adapter import Answer, Decider, Route
-from checks.replay.facts import Fact
-from checks.replay.recording import Phase, Recording
+from research.replay.adapter import Answer, Decider, Route
+from research.replay.facts import Fact
+from research.replay.recording import Phase, Recording
 
 _SAME_LOAD = 1.25  # factor within which numbers of requests are about the same
 

@@ -3,7 +3,7 @@
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from examples.train_family.corpus import VOCAB_SIZE
+from research.train_family.corpus import VOCAB_SIZE
 
 TARGET = "tiny-8m"
 MIDDLE = "tiny-3m"

@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import LlamaForCausalLM
 
-from examples.train_family.corpus import DOMAINS, Corpus
-from examples.train_family.family import (
+from modelpool.fast.cpu import computes_in
+from research.train_family.corpus import DOMAINS, Corpus
+from research.train_family.family import (
     LEARNING_RATE,
     MIX,
     SHAPES,
@@ -25,9 +26,8 @@ from examples.train_family.family import (
     TARGET,
     build,
 )
-from examples.train_family.learning import Optimizer, distillation_loss, learning_rate_scale
-from examples.train_family.own_text import WINDOW, load_own_text
-from modelpool.fast.cpu import computes_in
+from research.train_family.learning import Optimizer, distillation_loss, learning_rate_scale
+from research.train_family.own_text import WINDOW, load_own_text
 
 logger = logging.getLogger(__name__)
 

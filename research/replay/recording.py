@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from checks.replay.facts import SCHEMA, Fact
+from research.replay.facts import SCHEMA, Fact
 
 FOLDER = Path(__file__).parent / "recordings"
 SUFFIX = ".npz.xz"
@@ -46,7 +46,7 @@ class Round:
 class Recording:
     """`about`: names and parameters of the models, the target, the command, and where it ran.
 
-    `schedulers`: settings of each that was asked; see `checks.replay.adapter`.
+    `schedulers`: settings of each that was asked; see `research.replay.adapter`.
     """
 
     name: str

@@ -8,7 +8,7 @@ import pytest
 
 from research.sim.cluster.pair import SimulatedPair
 from research.sim.cluster.replica import Served
-from tests.research.sim.cluster.test_cluster import MACHINE, pair, plain
+from research.tests.sim.cluster.test_cluster import MACHINE, pair, plain
 
 
 def ran(one: SimulatedPair, *served: Served) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from checks.replay.facts import Fact
+from research.replay.facts import Fact
 from specrouter.config import SchedulerConfig
 from specrouter.profile.acceptance import JudgedTrees
 from specrouter.profile.cycle_times import Workload

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from checks.replay import digest
-from checks.replay.simulation import load_machines, simulate
-from checks.replay.stretches import load_stretches
+from research.replay import digest
+from research.replay.simulation import load_machines, simulate
+from research.replay.stretches import load_stretches
 
 
 def test_a_few_requests_come_out_the_same_twice_and_otherwise_with_another_seed() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from research.__main__ import main
 from research.simulate import SimulateOptions, simulated_machine
+from research.tests.sim.test_service import STEP_MS, service
 from specrouter.bench.load_bench import LoadBench
 from specrouter.bench.load_requests import Point
 from specrouter.bench.load_services import OwnService
@@ -21,7 +22,6 @@ from specrouter.config import RouterConfig
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.profile.time_curve import TimeCurve
 from specrouter.request.params import RequestError
-from tests.research.sim.test_service import STEP_MS, service
 from tests.specrouter.bench.test_load import TINY, FakeRouter, point
 from tests.specrouter.bench.test_traces import letters
 

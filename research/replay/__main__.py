@@ -1,10 +1,10 @@
-"""`python -m checks.replay`: recorded decisions, decided again by the code of this tree.
+"""`python -m research.replay`: recorded decisions, decided again by the code of this tree.
 
 Prints a table, and one JSON document as the last line. "now" and "recorded" are how far the chains
 lie below the best measured one in the mean, "regret" is the same of those that differ. Exit code 1:
 what is lost now is more than was lost then by `--most-loss`; with `--same`, fewer than
 `--least-same` of all decisions have the same chain (for changes that are to change none).
-`python -m checks.replay digest` is for policies in simulated time: see `checks.replay.digest`.
+`python -m research.replay digest` is for policies in simulated time: see `research.replay.digest`.
 """
 
 import argparse
@@ -16,9 +16,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from checks.replay import digest
-from checks.replay.compare import Compared, Figures, decide_again, switched
-from checks.replay.recording import FOLDER, SUFFIX, Recording
+from research.replay import digest
+from research.replay.compare import Compared, Figures, decide_again, switched
+from research.replay.recording import FOLDER, SUFFIX, Recording
 
 _SHOWN = 5  # switches of chain that are listed
 
@@ -69,7 +69,7 @@ def _name(path: Path) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m checks.replay", description=(__doc__ or "").split("\n")[0]
+        prog="python -m research.replay", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("names", nargs="*", help="recordings; all by default")
     parser.add_argument("--folder", type=Path, default=FOLDER)

@@ -1,4 +1,4 @@
-"""`python -m checks.replay digest`: policies and clusters in simulated time, beside what is stored.
+"""`python -m research.replay digest`: policies and clusters in simulated time, and what is stored.
 
 `digest.json` has the figures of each run to the last digit: equal after a move of code. Most are
 small cells of `research.figures`; the others run policies over two stretches of a trace on each of
@@ -18,10 +18,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from checks.replay.simulation import POLICIES, Result, load_machines, simulate
-from checks.replay.stretches import load_stretches
 from research.figures.cell import Cell, run_cell
 from research.figures.cluster_cell import ClusterKind
+from research.replay.simulation import POLICIES, Result, load_machines, simulate
+from research.replay.stretches import load_stretches
 
 FILE = Path(__file__).parent / "digest.json"
 _LLAMA, _OPT = "adaserve-llama70b", "slos-serve-opt-6.7b"
@@ -131,7 +131,7 @@ def stored() -> Mapping[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m checks.replay digest")
+    parser = argparse.ArgumentParser(prog="python -m research.replay digest")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     options = parser.parse_args(arguments)
