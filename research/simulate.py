@@ -20,10 +20,10 @@ from specrouter.bench.load_bench import LoadBench
 from specrouter.bench.load_requests import load_labelled, read_arrivals, sweep
 from specrouter.bench.load_services import OwnService
 from specrouter.bench.options import LoadOptions
-from specrouter.bench.progress import Progress
 from specrouter.bench.prompts import Texts
 from specrouter.bench.traces import Arrival
 from specrouter.config import RouterConfig, TreesConfig
+from specrouter.progress import Progress
 from specrouter.router import ChainRouter
 
 _LONGEST = 1 << 20  # tokens of a request; a simulated machine has no limit of its own

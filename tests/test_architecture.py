@@ -40,10 +40,11 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("profile",),
     ("cycle",),
     ("target",),
+    ("http_client",),
     ("config",),
     ("notebook",),
     ("request",),
-    ("logs", "registry", "scenarios", "version"),
+    ("logs", "progress", "registry", "scenarios", "version"),
 )
 # Beside these only benchmarks and the command line know tensors.
 KNOW_TORCH = {

@@ -34,10 +34,10 @@ from specrouter.bench.load_figures import figures
 from specrouter.bench.load_requests import Point, load_labelled, read_arrivals, sweep
 from specrouter.bench.load_services import OwnService
 from specrouter.bench.options import LoadOptions
-from specrouter.bench.progress import Progress
 from specrouter.bench.replay import LoadRequest, Outcome, Pending
 from specrouter.config import RouterConfig
 from specrouter.profile.acceptance import blended_alpha
+from specrouter.progress import Progress
 from specrouter.router import ChainRouter
 
 FIRST_COME = "goodput"  # the policy that admits in the order of arrival

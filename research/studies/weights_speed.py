@@ -22,11 +22,11 @@ from modelpool import ModelPool
 from modelpool.config import Weights
 from research.studies.engines import Served, engine, target_settings
 from specrouter.bench.conditions import cpu_name
-from specrouter.bench.progress import Progress
 from specrouter.bench.prompts import BenchPrompt, deal, load_prompts, tokenize
 from specrouter.bench.sample import Sample
 from specrouter.bench.session import measure
 from specrouter.cli.arguments import default_config
+from specrouter.progress import Progress
 
 _LONGEST = 96  # tokens of a prompt
 

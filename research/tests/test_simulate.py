@@ -16,11 +16,11 @@ from research.tests.sim.test_service import STEP_MS, service
 from specrouter.bench.load_bench import LoadBench
 from specrouter.bench.load_requests import Point
 from specrouter.bench.load_services import OwnService
-from specrouter.bench.progress import Progress
 from specrouter.bench.traces import poisson
 from specrouter.config import RouterConfig
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.profile.time_curve import TimeCurve
+from specrouter.progress import Progress
 from specrouter.request.params import RequestError
 from tests.specrouter.bench.test_load import TINY, FakeRouter, point
 from tests.specrouter.bench.test_traces import letters

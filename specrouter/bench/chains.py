@@ -24,7 +24,6 @@ from specrouter.bench.options import ChainsOptions
 from specrouter.bench.output_file import write_outputs
 from specrouter.bench.peer import PeerContender
 from specrouter.bench.plots import check_plot, write_chains_plot
-from specrouter.bench.progress import Progress, ShownLoad
 from specrouter.bench.prompts import BenchPrompt, load_prompts, tokenize
 from specrouter.bench.recorded import (
     agent_workload,
@@ -36,6 +35,7 @@ from specrouter.bench.reference import Checkpoint, ReferenceContender, reference
 from specrouter.bench.session import Session
 from specrouter.bench.tables import chains_table
 from specrouter.config import RouterConfig
+from specrouter.progress import Progress, ShownLoad
 from specrouter.router import ChainRouter
 
 _SMALL_ASSISTANT = 100_000_000  # parameters; up to here float32 suits a CPU better

@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from modelpool.errors import ConfigError
-from specrouter.bench.http_client import (
+from specrouter.bench.peer import FIRST_TIMEOUT_S, all_at_once
+from specrouter.bench.prompts import BenchPrompt, Work
+from specrouter.bench.sample import MeasurementError, Sample, distinct_share, mean_of_known
+from specrouter.http_client import (
     FAILURES,
     OPENAI_VARIABLE,
     Server,
@@ -22,9 +25,6 @@ from specrouter.bench.http_client import (
     events,
     read_api_key,
 )
-from specrouter.bench.peer import FIRST_TIMEOUT_S, all_at_once
-from specrouter.bench.prompts import BenchPrompt, Work
-from specrouter.bench.sample import MeasurementError, Sample, distinct_share, mean_of_known
 
 LLAMA_SERVER = "llama-server"
 

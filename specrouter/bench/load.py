@@ -13,18 +13,18 @@ from typing import Any
 from modelpool import ModelPool
 from modelpool.errors import ConfigError
 from specrouter.bench.conditions import conditions, cpu_name, request_limit
-from specrouter.bench.http_client import SERVICE_VARIABLE, read_api_key
 from specrouter.bench.load_bench import LoadBench
 from specrouter.bench.load_requests import load_labelled, read_arrivals, sweep
 from specrouter.bench.load_services import OwnService, ServerService
 from specrouter.bench.options import LoadOptions
 from specrouter.bench.output_file import write_outputs
 from specrouter.bench.plots import PLOTS, check_plot, plot_path, write_load_plots
-from specrouter.bench.progress import Progress, ShownLoad
 from specrouter.bench.prompts import Texts
 from specrouter.bench.tables import load_table
 from specrouter.bench.traces import Arrival
 from specrouter.config import RouterConfig
+from specrouter.http_client import SERVICE_VARIABLE, read_api_key
+from specrouter.progress import Progress, ShownLoad
 from specrouter.router import ChainRouter
 
 _MOST_ROWS = 1024

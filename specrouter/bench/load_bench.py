@@ -16,11 +16,11 @@ from specrouter.bench.load_figures import figures, over_rounds, series
 from specrouter.bench.load_requests import Alone, Point, RequestSource
 from specrouter.bench.named_policies import BASELINES, POLICIES
 from specrouter.bench.options import LoadOptions
-from specrouter.bench.progress import Progress
 from specrouter.bench.prompts import Texts, Tokenize
 from specrouter.bench.replay import Answer, Clock, LoadRequest, Outcome, Service, Watch, replay
 from specrouter.bench.sample import MeasurementError
 from specrouter.bench.tables import describe
+from specrouter.progress import Progress
 
 _BASELINE_RUNS = 5
 _BASELINE_TOKENS = 32

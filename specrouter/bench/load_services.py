@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from modelpool.errors import ConfigError
-from specrouter.bench.http_client import FAILURES, Server, events
 from specrouter.bench.named_policies import POLICIES
 from specrouter.bench.replay import Answer, LoadRequest, Pending
 from specrouter.bench.sample import MeasurementError
 from specrouter.config.policies import CHAIN_POLICIES
+from specrouter.http_client import FAILURES, Server, events
 from specrouter.request.handle import RequestHandle
 from specrouter.request.objective import SLO
 from specrouter.request.params import RequestError, SamplingParams

@@ -221,7 +221,7 @@ class LoadOptions:
             if self.api_key is not None:
                 raise _refusal("--api-key", "goes with --server")
             return
-        from specrouter.bench.http_client import check_url
+        from specrouter.http_client import check_url
 
         check_url("--server", self.server)
         its_own = {"--config": self.config, "--policy": self.policy, "--rows": self.rows}

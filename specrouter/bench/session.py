@@ -12,10 +12,10 @@ from specrouter.bench.contenders import Contender, OwnContender
 from specrouter.bench.lineup import ADAPTIVE, BEST, SMALLEST, Lineup, chain_name
 from specrouter.bench.llama_server import LLAMA_SERVER
 from specrouter.bench.options import ChainsOptions
-from specrouter.bench.progress import Progress
 from specrouter.bench.prompts import BenchPrompt, Work, deal
 from specrouter.bench.sample import MeasurementError, Sample
 from specrouter.bench.tuning import Shape, Tuned
+from specrouter.progress import Progress
 from specrouter.request.params import Chain
 from specrouter.router import ChainRouter
 

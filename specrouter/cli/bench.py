@@ -15,7 +15,7 @@ from specrouter.cli.arguments import Parser, add_config, complain, default_confi
 from specrouter.cli.target import add_fresh_times
 
 if TYPE_CHECKING:
-    from specrouter.bench.progress import Progress
+    from specrouter.progress import Progress
 
 _CONFIG = ("bench-cpu.yaml", "the bundled pool with an inflated target")
 _ARRIVALS = ("trace", "poisson")
@@ -129,8 +129,8 @@ def measured(
 ) -> int:
     """Measures, shows what that is at, and writes the document. Returns the exit code."""
     from specrouter.bench.output_file import FileNotWrittenError
-    from specrouter.bench.progress import Progress
     from specrouter.bench.sample import MeasurementError
+    from specrouter.progress import Progress
 
     try:
         with Progress() as progress:

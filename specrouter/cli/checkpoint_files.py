@@ -72,7 +72,7 @@ def _making(command: str, doing: str, failed: str) -> Iterator[None]:
     """Says what is being done; what goes wrong is a `ConfigError` of the command."""
     from modelpool.errors import ConfigError
     from modelpool.inflate.inflate import FAULTS
-    from specrouter.bench.progress import Progress
+    from specrouter.progress import Progress
 
     try:
         with Progress(doing):

@@ -20,15 +20,15 @@ from modelpool.fast.cpu import int8_refusal
 from specrouter import SamplingParams, Structure
 from specrouter.bench import reference
 from specrouter.bench.contenders import OwnContender
-from specrouter.bench.http_client import OPENAI_VARIABLE
 from specrouter.bench.lineup import lineup
 from specrouter.bench.peer import PeerContender
 from specrouter.bench.prompts import BenchPrompt, Work
 from specrouter.bench.reference import Checkpoint
 from specrouter.bench.sample import MeasurementError
+from specrouter.http_client import OPENAI_VARIABLE
 from specrouter.profile.profiler import EngineStatistics
+from tests.json_server import JsonHandler, serving
 from tests.request_outputs import request_output
-from tests.specrouter.bench.json_server import JsonHandler, serving
 
 WORK = Work(
     (BenchPrompt("x", "ab", (5, 6)), BenchPrompt("x", "c", (7,))), (3, 4), 8, 1.0, "x"

@@ -11,13 +11,13 @@ import pytest
 from modelpool.checkpoint.bundled import bundled_root
 from modelpool.checkpoint.tokenizers import load_tokenizer
 from modelpool.errors import ConfigError
-from specrouter.bench.http_client import events
 from specrouter.bench.llama_server import Answer, LlamaServerContender, read_answer, sample
 from specrouter.bench.prompts import BenchPrompt, Work
 from specrouter.bench.sample import MeasurementError
 from specrouter.cli.arguments import default_config
 from specrouter.cli.main import main
-from tests.specrouter.bench.json_server import JsonHandler, serving
+from specrouter.http_client import events
+from tests.json_server import JsonHandler, serving
 
 PROMPTS = (BenchPrompt("x", "ab", (97, 98)), BenchPrompt("x", "c", (99,)))
 WORK = Work(PROMPTS, (3, 2**32 + 4), 8, 0.7, "x")

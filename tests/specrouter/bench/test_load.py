@@ -14,7 +14,6 @@ import pytest
 
 from modelpool.errors import ConfigError
 from specrouter import RequestError, RequestOutput
-from specrouter.bench.http_client import SERVICE_VARIABLE
 from specrouter.bench.load import write_load
 from specrouter.bench.load_bench import LoadBench
 from specrouter.bench.load_requests import Point, read_arrivals, sweep
@@ -22,7 +21,6 @@ from specrouter.bench.load_services import OwnService, ServerService
 from specrouter.bench.named_policies import POLICIES, NamedPolicy
 from specrouter.bench.options import DEFAULT_POLICIES, LoadOptions
 from specrouter.bench.plots import running_over_time, write_load_plots
-from specrouter.bench.progress import Progress
 from specrouter.bench.sample import MeasurementError
 from specrouter.bench.tables import load_table
 from specrouter.bench.traces import DATASETS, Arrival
@@ -31,12 +29,14 @@ from specrouter.cli.main import main
 from specrouter.config import RouterConfig, SchedulerConfig, TreesConfig
 from specrouter.config.policies import ADMISSION_POLICIES, NODE_SELECTIONS
 from specrouter.http import keys
+from specrouter.http_client import SERVICE_VARIABLE
+from specrouter.progress import Progress
 from specrouter.request.objective import SLO
 from specrouter.request.params import SamplingParams
 from specrouter.slo.tree_planner import selection_of
+from tests.json_server import JsonHandler, serving
 from tests.load_requests import load_request
 from tests.request_outputs import request_output
-from tests.specrouter.bench.json_server import JsonHandler, serving
 from tests.specrouter.bench.test_traces import ADASERVE, letters
 
 TINY = str(default_config())

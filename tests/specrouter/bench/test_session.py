@@ -6,10 +6,10 @@ import io
 
 import pytest
 
-from specrouter.bench.progress import Progress
 from specrouter.bench.prompts import Work
 from specrouter.bench.sample import MeasurementError, Sample
 from specrouter.bench.session import measure
+from specrouter.progress import Progress
 
 LOG: list[tuple[str, int]] = []
 

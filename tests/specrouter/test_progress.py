@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 from itertools import count
 
-from specrouter.bench.progress import Progress, ShownLoad
 from specrouter.bench.prompts import Work
 from specrouter.bench.sample import Sample
 from specrouter.bench.session import measure
+from specrouter.progress import Progress, ShownLoad
 from tests.specrouter.faults import wait_until
 
 
