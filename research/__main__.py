@@ -10,8 +10,9 @@ from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
+from research.bench.options import RECORDED_TOKENS, LineupOptions, LoadOptions
 from specrouter.cli.arguments import Commands, Parser, default_config
-from specrouter.cli.bench import add_load_arguments, measured, options_from
+from specrouter.cli.bench import CONFIG, add_fields, add_options, measured, options_from
 from specrouter.cli.main import run
 from specrouter.cli.serve import add_serve, serve_asked
 
@@ -21,6 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="python -m research", description="Policies and figures of the papers.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_figures(commands)
+    _add_chains(commands)
+    _add_load(commands)
     _add_simulate(commands)
     _add_serve(commands)
     return run(parser, argv)
@@ -72,10 +75,59 @@ def _figures(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _add_chains(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "chains",
+        help="`specrouter bench chains` beside transformers and other servers, on recorded texts",
+        description="Static chains are measured at their best depth and width.",
+    )
+    add_options(parser, LineupOptions)
+    parser.set_defaults(run=_chains, log_level=logging.WARNING)
+
+
+def _chains(arguments: argparse.Namespace) -> int:
+    # Imports all of transformers' generation, which no other command waits for.
+    from research.bench.chains import bench_chains
+    from specrouter.bench.chains import write
+
+    given = options_from(LineupOptions, arguments)
+    if "workload" in given:
+        recorded = {"new_tokens": RECORDED_TOKENS, "temperature": 0.0, "by_category": True}
+        given = {**recorded, **given}
+    options = LineupOptions(**given)
+    return measured(partial(bench_chains, options), partial(write, options=options))
+
+
+def _add_load(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "load",
+        help="named policies under load: arrivals of a trace, sweeps, objectives as ratios",
+        description="Policies take turns on the same requests. Prints a table for each point of "
+        "a sweep.",
+    )
+    _add_load_options(parser)
+    add_fields(parser, LoadOptions, ["policy"])
+    parser.set_defaults(run=_load, log_level=logging.WARNING)
+
+
+def _add_load_options(parser: argparse.ArgumentParser) -> None:
+    """All but the policies."""
+    arrivals = ("trace", "poisson")
+    add_fields(parser.add_mutually_exclusive_group(required=True), LoadOptions, arrivals)
+    add_options(parser, LoadOptions, but=(*arrivals, "policy"))
+
+
+def _load(arguments: argparse.Namespace) -> int:
+    from research.bench.load import bench_load, write_load
+
+    options = LoadOptions(**options_from(LoadOptions, arguments))
+    return measured(partial(bench_load, options), partial(write_load, options=options))
+
+
 def _add_simulate(commands: Commands) -> None:
     parser = commands.add_parser(
         "simulate",
-        help="`specrouter bench load` in simulated time",
+        help="`load` in simulated time",
         description="Policies take turns on the same requests, on a machine whose cycles take what "
         "measured or published curves say.",
     )
@@ -90,18 +142,18 @@ def _add_simulate(commands: Commands) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--policy", nargs="+", metavar="NAME",
-        help="a named policy of research/policies/named.py, or one that `bench load` knows",
+        help="a named policy of research/policies/named.py",
     )  # fmt: skip
-    add_load_arguments(parser)
-    parser.set_defaults(run=_simulate, log_level=logging.WARNING)
+    _add_load_options(parser)
+    parser.set_defaults(config=None, run=_simulate, log_level=logging.WARNING)
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
+    from research.bench.load import write_load
     from research.simulate import SimulateOptions, simulate
-    from specrouter.bench.load import write_load
 
     if arguments.config is None and arguments.machine is None:
-        arguments.config = default_config("bench-cpu.yaml")
+        arguments.config = default_config(CONFIG)
     options = SimulateOptions(**options_from(SimulateOptions, arguments))
     return measured(partial(simulate, options), partial(write_load, options=options))
 
@@ -112,8 +164,8 @@ def _add_serve(commands: Commands) -> None:
     parser.add_argument(
         "--policy", nargs="+", required=True, metavar="NAME",
         help="paper, adaserve, adaserve-slo-phase, equal-greedy, specinfer, slos-serve, "
-        "specustream, specustream-fixed, flowguard-printed (with a cluster), or one that `bench "
-        "load` knows; flowguard-printed goes together with another one",
+        "specustream, specustream-fixed, flowguard-printed (with a cluster), or a baseline of "
+        "research/policies/named.py; flowguard-printed goes together with another one",
     )  # fmt: skip
     parser.set_defaults(run=_serve)
 

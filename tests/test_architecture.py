@@ -61,8 +61,7 @@ POLICY_NAMES = {
 KNOW_POLICY_NAMES = {
     "config/policies.py",
     "config/old_spellings.py",
-    "bench/named_policies.py",
-    "bench/load_bench.py",  # contenders, which are called as the policies are
+    "bench/chains.py",  # contenders, which are called as the policies are
 }
 NO_ARGUMENT = ("ClassVar", "init=False")  # in a field of a dataclass
 OURS = {*MAY_IMPORT, "examples", "research", "tests", "checks", "conftest", "configs", "docs"}

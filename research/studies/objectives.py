@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from research.bench import traces
 from research.figures.cell import machine_of
 from research.sim.adaserve_load import requests_of
 from research.sim.service import SimulatedService
-from specrouter.bench import traces
 from specrouter.bench.replay import Outcome, replay
 from specrouter.config import TreesConfig
 

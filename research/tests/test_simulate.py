@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 
 from research.__main__ import main
+from research.bench.load_bench import LoadBench
+from research.bench.load_requests import Point
+from research.bench.policy_service import PolicyService
+from research.bench.traces import poisson
 from research.simulate import SimulateOptions, simulated_machine
+from research.tests.bench.test_load_bench import TINY, FakeRouter, point
+from research.tests.bench.test_traces import letters
 from research.tests.sim.test_service import STEP_MS, service
-from specrouter.bench.load_bench import LoadBench
-from specrouter.bench.load_requests import Point
-from specrouter.bench.load_services import OwnService
-from specrouter.bench.traces import poisson
 from specrouter.config import RouterConfig
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.profile.time_curve import TimeCurve
 from specrouter.progress import Progress
 from specrouter.request.params import RequestError
-from tests.specrouter.bench.test_load import TINY, FakeRouter, point
-from tests.specrouter.bench.test_traces import letters
 
 
 def test_the_bench_runs_on_a_simulation_and_its_clock() -> None:
@@ -95,7 +95,7 @@ def test_models_are_timed_live_before_they_are_simulated(
     router: Any = FakeRouter()
     options = SimulateOptions(config=Path("x.yaml"), poisson=1.0, policy=asked)
     progress = Progress(stream=io.StringIO())
-    bench = LoadBench(OwnService(router), letters, {"code": ["abc"]}, options, progress)
+    bench = LoadBench(PolicyService(router), letters, {"code": ["abc"]}, options, progress)
     bench.settle(point())
     assert router.calls
     assert {one["admission"] for _, one, _ in router.used} == {admission}

@@ -6,8 +6,8 @@ import io
 from itertools import count
 
 from specrouter.bench.prompts import Work
+from specrouter.bench.rounds import measure
 from specrouter.bench.sample import Sample
-from specrouter.bench.session import measure
 from specrouter.progress import Progress, ShownLoad
 from tests.specrouter.faults import wait_until
 
@@ -62,9 +62,6 @@ def test_a_contender_that_takes_long_is_named_with_what_is_left() -> None:
     class Slow:
         name = "slow"
         runs = count(1)
-
-        def supports(self, batch: int) -> bool:
-            return True
 
         def run(self, work: Work) -> Sample:
             if next(self.runs) == 2:

@@ -6,9 +6,9 @@ from statistics import fmean, pstdev
 
 import pytest
 
+from research.bench.traces import Arrival
 from research.sim.roofline import RooflineTime
 from research.sim.scenarios import BURST_CV, SCENARIOS, Lengths, scenario_requests
-from specrouter.bench.traces import Arrival
 from tests.specrouter.slo_machines import OPT_7B
 
 

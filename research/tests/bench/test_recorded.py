@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from modelpool.errors import ConfigError
-from specrouter.bench.recorded import (
+from research.bench.recorded import (
     Trajectories,
     Trajectory,
     agent_workload,

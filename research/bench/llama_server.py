@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from modelpool.errors import ConfigError
-from specrouter.bench.peer import FIRST_TIMEOUT_S, all_at_once
+from research.bench.peer import FIRST_TIMEOUT_S, all_at_once
 from specrouter.bench.prompts import BenchPrompt, Work
 from specrouter.bench.sample import MeasurementError, Sample, distinct_share, mean_of_known
 from specrouter.http_client import (

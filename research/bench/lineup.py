@@ -4,14 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from modelpool import ModelPool
-from modelpool.errors import ConfigError
-from specrouter.bench.llama_server import LLAMA_SERVER
-from specrouter.config.policies import CHAIN_POLICIES
+from research.bench.llama_server import LLAMA_SERVER
+from specrouter.bench.chains import STATIC, chain_name, own_policies, static_chains
 from specrouter.request.params import Chain
-from specrouter.routing.scheduler import candidate_chains
 
-_ALL_CHAINS_UP_TO = 5  # models; a larger pool's chains of four models and more are left out
-SMALLEST, BEST, ADAPTIVE, STATIC = "smallest", "tuned", "adaptive", "static"
+SMALLEST, BEST, ADAPTIVE = "smallest", "tuned", "adaptive"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,17 +26,6 @@ class Lineup:
     pairs: tuple[Chain, ...]
     smallest: Chain | None
     policies: tuple[str, ...]
-
-
-def chain_name(chain: Chain) -> str:
-    return ">".join(chain)
-
-
-def static_chains(pool: ModelPool) -> list[Chain]:
-    parameters = {name: pool.parameter_count(name) for name in pool.names}
-    longest = None if len(pool.names) <= _ALL_CHAINS_UP_TO else 3
-    chains = candidate_chains(pool.names, parameters, pool.target, longest)
-    return [chain for chain in chains if len(chain) > 1 and pool.fit_together(chain)]
 
 
 def lineup(
@@ -64,15 +50,7 @@ def lineup(
     known += [SMALLEST] * bool(with_models) + [BEST] * bool(pairs)
     known += ["peer", LLAMA_SERVER] * has_peer
     wanted = set(known if only is None else only)
-    own = sorted(wanted.difference(known))
-    for name in own:
-        try:
-            if name == STATIC:  # here all chains, not the policy of that name
-                raise ValueError("the pool has no chain with a drafter")
-            CHAIN_POLICIES.find(name)
-        except ValueError as error:
-            reason = f"{name!r} is none of {', '.join(known)}: {error}"
-            raise ConfigError("--only", reason) from error
+    own = own_policies(sorted(wanted.difference(known)), known)
     return Lineup(
         has_transformers="transformers" in wanted,
         assistants=tuple(m for name, m in assisted.items() if wanted & {name, "assisted"}),

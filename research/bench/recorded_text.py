@@ -6,11 +6,10 @@ nothing of it, and no draft is pruned: what they propose costs and brings what i
 target said the text by itself. Without this, a small model's speed on edits and quotations cannot
 be measured, because it does not quote.
 
-Contract: `start` gives a `processors.grammar.TokenGrammar`. Behind the text's end, and behind a
-draft that has left it, every id is allowed.
+Contract: a `TextForm`, which is given as `SamplingParams.structure`. Behind the text's end, and
+behind a draft that has left it, every id is allowed.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,21 +25,6 @@ class RecordedText:
 
     token_ids: Path
     vocab_size: int
-
-    @classmethod
-    def parse(cls, source: str, vocab_size: int) -> "RecordedText":
-        """Of a JSON list of ids. Raises `RequestError`, whose field is `structure`."""
-        try:
-            ids = json.loads(source)
-        except (ValueError, RecursionError) as error:
-            raise RequestError("structure", f"is not JSON: {error}") from None
-        if not isinstance(ids, list) or not ids or not all(type(one) is int for one in ids):
-            raise RequestError("structure", "a recorded text must be a list of token ids")
-        for token in ids:
-            if not 0 <= token < vocab_size:
-                reason = f"holds token {token}, where the vocabulary has {vocab_size}"
-                raise RequestError("structure", reason)
-        return cls(tuple(ids), vocab_size)
 
     def start(self) -> "RecordedRow":
         """For one row."""

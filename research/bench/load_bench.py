@@ -6,20 +6,21 @@ of the TTFT are times that of a prompt alone, a line through what the shortest a
 """
 
 import secrets
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any, Protocol
 
-from specrouter.bench.load_figures import figures, over_rounds, series
-from specrouter.bench.load_requests import Alone, Point, RequestSource
-from specrouter.bench.named_policies import BASELINES, POLICIES
-from specrouter.bench.options import LoadOptions
+from research.bench.load_ratios import over_rounds
+from research.bench.load_requests import Alone, Point, RequestSource
+from research.bench.load_table import describe
+from research.bench.options import LoadOptions
+from research.policies.named import BASELINES, LIVE
+from specrouter.bench.load import WallClock
+from specrouter.bench.load_figures import figures
 from specrouter.bench.prompts import Texts, Tokenize
 from specrouter.bench.replay import Answer, Clock, LoadRequest, Outcome, Service, Watch, replay
 from specrouter.bench.sample import MeasurementError
-from specrouter.bench.tables import describe
 from specrouter.progress import Progress
 
 _BASELINE_RUNS = 5
@@ -31,16 +32,8 @@ _WARM_UP_REQUESTS = 4
 _WARM_UP_TOKENS = 16
 
 
-class PolicyService(Service, Protocol):
+class UnderPolicies(Service, Protocol):
     def use(self, policy: str) -> None: ...
-
-
-class WallClock:
-    def now_s(self) -> float:
-        return time.perf_counter()
-
-    def sleep_s(self, duration_s: float) -> None:
-        time.sleep(duration_s)
 
 
 class LoadBench:
@@ -48,7 +41,7 @@ class LoadBench:
 
     def __init__(
         self,
-        service: PolicyService,
+        service: UnderPolicies,
         tokenize: Tokenize,
         texts: Texts,
         options: LoadOptions,
@@ -61,20 +54,19 @@ class LoadBench:
         self.alone: Alone | None = None  # until it was measured
 
     def run(self, points: Sequence[Point]) -> dict[str, Any]:
-        """`points` with the figures of each policy, and the `series` of the first one."""
-        if self._options.server is None and not self._options.is_simulated:
+        """`points` with the figures of each policy."""
+        if not self._options.is_simulated:
             self.settle(points[0])
         self.measure_alone(points[0])
         self._progress.expect(len(points) * self._options.rounds * len(self._options.policies))
         measured = [self._run_point(point) for point in points]
-        shown = {name: series(rounds[0]) for name, rounds in measured[0].items()}
         results = zip(points, measured, strict=True)
-        return {"points": [point_result(*pair) for pair in results], "series": shown}
+        return {"points": [point_result(*pair) for pair in results]}
 
     def settle(self, point: Point) -> None:
         """Drafters are loaded, timed and tried before anything counts, at several loads."""
         asked = [name for name in self._options.policies if name != "target-only"]
-        names = [name for name in asked if name in POLICIES]  # the others are only simulated
+        names = [name for name in asked if name in LIVE]  # the others are only simulated
         if not names and not self._options.is_simulated:
             return
         names = names or [_DEFAULT]
@@ -104,8 +96,7 @@ class LoadBench:
         Raises:
             MeasurementError: one of them failed.
         """
-        if self._options.server is None:
-            self._service.use("target-only")
+        self._service.use("target-only")
         requests = self._source.requests(point, 0, None)
         longest = sorted(requests, key=lambda request: -request.new_tokens)
         found = []

@@ -9,7 +9,7 @@ rule, so that they have the form of an assistant's. An edit repeats all of a fun
 change, an echo quotes some of a tool's results and calls the next tools with them, JSON has the
 same keys in every object, and a turn changes once more what earlier turns have changed.
 
-Not here: how they are replayed (`specrouter.request.recorded_text`).
+A `RecordedContender` has the router replay them (`recorded_text`).
 """
 
 import ast
@@ -20,12 +20,15 @@ import json
 import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from modelpool.errors import ConfigError
-from specrouter.bench.prompts import BenchPrompt, Tokenizer, read_entries
+from research.bench.recorded_text import RecordedText
+from specrouter.bench.contenders import OwnContender
+from specrouter.bench.prompts import BenchPrompt, Tokenizer, Work, read_entries
+from specrouter.request.params import SamplingParams
 
 _MODULES = ("textwrap", "statistics", "colorsys", "heapq", "shutil", "base64", "fnmatch", "glob")
 _EDITED = range(300, 650)  # characters of a function: three versions of it fit 1,024 tokens
@@ -38,6 +41,25 @@ class Trajectory:
 
     prompt: str
     output: str
+
+
+@dataclass(frozen=True)
+class RecordedPrompt(BenchPrompt):
+    """`recorded`: what is to be said."""
+
+    recorded: tuple[int, ...] = ()
+
+
+class RecordedContender(OwnContender):
+    """What is recorded of a prompt is what every contender says."""
+
+    def params(self, work: Work, prompt: BenchPrompt, *run: Any) -> SamplingParams:
+        usual = super().params(work, prompt, *run)
+        if not isinstance(prompt, RecordedPrompt):
+            return usual
+        said = prompt.recorded[: work.new_tokens]
+        form = RecordedText(said, self.router.pool.vocab_size)
+        return replace(usual, max_new_tokens=len(said), structure=form)
 
 
 Trajectories = Mapping[str, Sequence[Trajectory]]  # by part
@@ -54,13 +76,13 @@ def load_trajectories(files: Sequence[Path]) -> Trajectories:
 
 def tokenize_trajectories(
     trajectories: Trajectories, tokenizer: Tokenizer, limit: int, new_tokens: int
-) -> dict[str, list[BenchPrompt]]:
+) -> dict[str, list[RecordedPrompt]]:
     """By part; outputs are cut to `new_tokens`. What is longer than `limit` with its output is
     left out: a prompt cut from the left would no longer hold what is quoted.
 
     Raises `ConfigError` for a part of which nothing is left.
     """
-    prompts: dict[str, list[BenchPrompt]] = {}
+    prompts: dict[str, list[RecordedPrompt]] = {}
     for part, found in trajectories.items():
         whole = [_prompt(part, one, tokenizer, new_tokens) for one in found]
         prompts[part] = [p for p in whole if len(p.token_ids) + len(p.recorded) <= limit]
@@ -83,9 +105,9 @@ def fingerprint(trajectories: Trajectories) -> dict[str, Any]:
     }
 
 
-def _prompt(part: str, one: Trajectory, tokenizer: Tokenizer, new_tokens: int) -> BenchPrompt:
+def _prompt(part: str, one: Trajectory, tokenizer: Tokenizer, new_tokens: int) -> RecordedPrompt:
     prompt, output = (tuple(tokenizer(text)["input_ids"]) for text in (one.prompt, one.output))
-    return BenchPrompt(part, one.prompt, prompt, output[:new_tokens])
+    return RecordedPrompt(part, one.prompt, prompt, output[:new_tokens])
 
 
 def _trajectory(where: str, entry: Any) -> Trajectory:

@@ -7,8 +7,8 @@ import io
 import pytest
 
 from specrouter.bench.prompts import Work
+from specrouter.bench.rounds import measure
 from specrouter.bench.sample import MeasurementError, Sample
-from specrouter.bench.session import measure
 from specrouter.progress import Progress
 
 LOG: list[tuple[str, int]] = []
@@ -19,9 +19,6 @@ class Counting:
 
     def __init__(self, name: str, fails: int | None = None) -> None:
         self.name, self._fails, self._runs = name, fails, 0
-
-    def supports(self, batch: int) -> bool:
-        return True
 
     def run(self, work: Work) -> Sample:
         self._runs += 1
@@ -41,7 +38,7 @@ def quiet() -> Progress:
 
 def test_contenders_take_turns_on_each_batch() -> None:
     LOG.clear()
-    samples, _ = measure([Counting("a"), Counting("b")], deal, 2, "batch 1", quiet())
+    samples = measure([Counting("a"), Counting("b")], deal, 2, "batch 1", quiet())
     warm_up, counted = LOG[:4], LOG[4:]
     assert counted == [(name, seed) for seed in (0, 1, 10, 11) for name in ("a", "b")]
     assert len(warm_up) == 4
@@ -49,19 +46,10 @@ def test_contenders_take_turns_on_each_batch() -> None:
     assert lengths == {"a": [2, 2], "b": [2, 2]}
 
 
-def test_one_that_may_fail_is_left_out_with_its_reason() -> None:
-    contenders = [Counting("a"), Counting("b", fails=0)]
-    samples, left_out = measure(contenders, deal, 1, "", quiet(), lambda name: name == "b")
-    assert list(samples) == ["a"]
-    assert left_out == {"b": "b: broken"}
-
-
-@pytest.mark.parametrize(("fails", "may_fail"), [(0, False), (3, False), (3, True)])
-def test_other_failures_or_after_the_warm_up_end_the_measurement(
-    fails: int, may_fail: bool
-) -> None:
+@pytest.mark.parametrize("fails", [0, 3])
+def test_a_failure_ends_the_measurement(fails: int) -> None:
     with pytest.raises(MeasurementError, match="b: broken"):
-        measure([Counting("b", fails=fails)], deal, 3, "", quiet(), lambda _: may_fail)
+        measure([Counting("b", fails=fails)], deal, 3, "", quiet())
 
 
 def test_progress_away_from_a_terminal_is_a_line_per_round() -> None:

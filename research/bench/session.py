@@ -3,18 +3,20 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from itertools import product
-from typing import Any
+from typing import Any, Protocol
 
-from specrouter.bench import figures, tuning
-from specrouter.bench.conditions import conditions
+from research.bench import tuning
+from research.bench.lineup import ADAPTIVE, BEST, SMALLEST, Lineup
+from research.bench.llama_server import LLAMA_SERVER
+from research.bench.options import LineupOptions
+from research.bench.recorded import RecordedContender
+from research.bench.tuning import Shape, Tuned
+from specrouter.bench import figures
+from specrouter.bench.chains import chain_name
 from specrouter.bench.contenders import Contender, OwnContender
-from specrouter.bench.lineup import ADAPTIVE, BEST, SMALLEST, Lineup, chain_name
-from specrouter.bench.llama_server import LLAMA_SERVER
-from specrouter.bench.options import ChainsOptions
 from specrouter.bench.prompts import BenchPrompt, Work, deal
-from specrouter.bench.sample import MeasurementError, Sample
-from specrouter.bench.tuning import Shape, Tuned
+from specrouter.bench.rounds import measure
+from specrouter.bench.sample import MeasurementError
 from specrouter.progress import Progress
 from specrouter.request.params import Chain
 from specrouter.router import ChainRouter
@@ -23,33 +25,26 @@ _TUNING_TOKENS = 16  # of each prompt in the first rung; every further one doubl
 _TUNING_BATCHES = 3
 
 
+class Outside(Contender, Protocol):
+    """Another program."""
+
+    def supports(self, batch: int) -> bool: ...
+
+
 class Session:
     """See the module."""
 
     def __init__(
         self,
-        options: ChainsOptions,
+        options: LineupOptions,
         router: ChainRouter,
         who: Lineup,
         prompts: Mapping[str, Sequence[BenchPrompt]],
-        outside: Sequence[Contender],
+        outside: Sequence[Outside],
         progress: Progress,
     ) -> None:
         self._options, self._router, self._who = options, router, who
         self._prompts, self._outside, self._progress = prompts, outside, progress
-
-    def conditions(self) -> dict[str, Any]:
-        options = self._options
-        return {
-            **conditions(self._router),
-            "config": options.config.name,
-            "workload": options.workload,
-            "prompts": {category: len(found) for category, found in self._prompts.items()},
-            "rounds": options.rounds,
-            "new_tokens": options.new_tokens,
-            "temperature": options.temperature,
-            "by_category": options.by_category,
-        }
 
     def run(self, batch: int, label: str) -> dict[str, Any]:
         """The result of one batch size, as the document has it. `label`: it, to be shown."""
@@ -61,25 +56,25 @@ class Session:
         for alias, chain in aliases.items():
             self._progress.note(f"{label}: {alias} is {chain_name(chain)}, {tuned[chain].shape}")
         static = [c for c in tuned if c in who.chains or c in aliases.values()]
-        contenders = self._contenders(batch, [tuned[chain] for chain in static])
-        samples, left_out = measure(
-            contenders,
-            self._deal(batch),
-            self._options.rounds,
-            label,
-            self._progress,
-            lambda name: name.startswith(("transformers", "assisted:")),
-        )
+        contenders, left_out = self._contenders(batch, [tuned[chain] for chain in static])
+        options = self._options
+        samples = measure(contenders, self._deal(batch), options.rounds, label, self._progress)
         called = {alias: chain_name(chain) for alias, chain in aliases.items()}
+        shapes = {chain_name(chain): tuned[chain].shape for chain in static}
         return {
             "aliases": called,
-            "shapes": {chain_name(chain): asdict(tuned[chain].shape) for chain in static},
+            "shapes": {name: asdict(shape) for name, shape in shapes.items()},
             "tuning": {
                 chain_name(one.chain): {**asdict(one.shape), "tokens_per_s": one.tokens_per_s}
                 for one in tuned.values()
             },
             "left_out": left_out,
             "contenders": self._rows(batch, samples, called),
+            "notes": [
+                *(f"  {alias} is {name}" for alias, name in called.items()),
+                *(f"  {name}: {shape}" for name, shape in shapes.items()),
+                *(f"  left out: {name}: {reason}" for name, reason in left_out.items()),
+            ],
         }
 
     def _deal(self, batch: int) -> Callable[[int], Sequence[Work]]:
@@ -132,15 +127,30 @@ class Session:
 
     def _static(self, chain: Chain, shape: Shape) -> OwnContender:
         settings = {"chain": chain, **asdict(shape)}
-        return OwnContender(chain_name(chain), self._router, "static", settings)
+        return RecordedContender(chain_name(chain), self._router, "static", settings)
 
-    def _contenders(self, batch: int, static: Sequence[Tuned]) -> list[Contender]:
+    def _contenders(
+        self, batch: int, static: Sequence[Tuned]
+    ) -> tuple[list[Contender], dict[str, str]]:
+        """Those that can serve such a batch, and why others are left out: they fail to."""
+        outside, left_out = list[Contender](), dict[str, str]()
+        for one in self._outside:
+            if not one.supports(batch):
+                continue
+            try:
+                one.run(self._deal(batch)(0)[0])
+            except MeasurementError as error:
+                left_out[one.name] = str(error)
+                self._progress.note(f"left out {error}")
+            else:
+                outside.append(one)
+        router = self._router
         own = [
-            OwnContender("off", self._router, speculation="off"),
+            RecordedContender("off", router, speculation="off"),
             *(self._static(found.chain, found.shape) for found in static),
-            *(OwnContender(policy, self._router, policy) for policy in self._who.policies),
+            *(RecordedContender(policy, router, policy) for policy in self._who.policies),
         ]
-        return [one for one in [*self._outside, *own] if one.supports(batch)]
+        return [*outside, *own], left_out
 
     def _rows(
         self, batch: int, samples: Mapping[str, figures.Rounds], aliases: Mapping[str, str]
@@ -155,51 +165,3 @@ class Session:
         categories = [work.category for work in self._deal(batch)(0)]
         by_category = self._options.by_category
         return {name: figures.row(known, name, bases, categories, by_category) for name in samples}
-
-
-def measure(
-    contenders: Sequence[Contender],
-    deal: Callable[[int], Sequence[Work]],
-    rounds: int,
-    label: str,
-    progress: Progress,
-    may_fail: Callable[[str], bool] = lambda name: False,
-) -> tuple[dict[str, list[list[Sample]]], dict[str, str]]:
-    """Samples by contender, [round][batch of the round], and why contenders were left out.
-
-    A round before the first one warms up. Contenders that `may_fail` are left out if they do so
-    there; any other failure raises `MeasurementError`.
-
-    Args:
-        deal: the work of a round, by its number.
-    """
-    samples: dict[str, list[list[Sample]]] = {one.name: [] for one in contenders}
-    left_out: dict[str, str] = {}
-    dealt = [deal(number % rounds) for number in range(-1, rounds)]
-    progress.expect(sum(map(len, dealt)) * len(contenders))
-    for number, works in enumerate(dealt, -1):
-        where = f"{label}, round {number + 1}/{rounds}" if number >= 0 else f"{label}, warm-up"
-        of_round: dict[str, list[Sample]] = {name: [] for name in samples}
-        for work, contender in product(works, contenders):
-            name = contender.name
-            progress.show(f"{where}: {name}")
-            try:
-                if name not in left_out:
-                    of_round[name].append(contender.run(work))
-            except MeasurementError as error:
-                if number >= 0 or not may_fail(name):
-                    raise
-                left_out[name] = str(error)
-                progress.note(f"{label}: left out {error}")
-            progress.step()
-        if number >= 0:
-            for name, found in of_round.items():
-                samples[name].append(found)
-        progress.note(f"{where}: {_summary(of_round)}")
-    return {name: samples[name] for name in samples if name not in left_out}, left_out
-
-
-def _summary(of_round: Mapping[str, Sequence[Sample]]) -> str:
-    rounds = {name: found for name, found in of_round.items() if found}
-    parts = (f"{name} {figures.speeds([found])[0]:.1f}" for name, found in rounds.items())
-    return ", ".join(parts) + " tokens/s"

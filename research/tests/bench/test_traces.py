@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from modelpool.errors import ConfigError
-from specrouter.bench.load_requests import fill_prompts, fitted, load_labelled, texts_for
-from specrouter.bench.traces import (
+from research.bench.load_requests import fill_prompts, fitted, load_labelled, texts_for
+from research.bench.traces import (
     DATASETS,
     Arrival,
     excerpt,

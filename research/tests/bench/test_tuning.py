@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from specrouter.bench.tuning import Shape, grid, measurements, tune
+from research.bench.tuning import Shape, grid, measurements, tune
 from specrouter.request.params import Chain
 
 SMALL: Chain = ("small", "big")

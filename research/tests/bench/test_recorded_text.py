@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import copy
 import random
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from checks.exact.models import NAMES
 from processors.grammar import Path, allows
+from research.bench.recorded_text import RecordedText
 from specrouter import (
     ChainRouter,
     RequestError,
     RequestOutput,
     SamplingParams,
     Speculation,
-    Structure,
 )
-from specrouter.request.recorded_text import RecordedText
 
 SIZE = 300  # ids
 PROMPT = [17, 230, 41]
 UNLIKELY = [random.Random(place).randrange(5, SIZE) for place in range(24)]
+
+
+@pytest.fixture(scope="module")
+def router(small_config: dict[str, Any]) -> Iterator[ChainRouter]:
+    """It drafts from the text itself, too."""
+    settings = copy.deepcopy(small_config)
+    settings["pool"]["models"].append({"name": "ngram", "source": "ngram"})
+    with ChainRouter.from_config(settings) as opened:
+        yield opened
 
 
 def allowed(recorded: RecordedText, said: list[int], path: Path) -> list[int] | None:
@@ -40,22 +51,6 @@ def test_the_next_recorded_token_alone_is_allowed_and_off_the_text_everything() 
     assert allowed(recorded, [4], (299, 8)) is None
 
 
-@pytest.mark.parametrize(
-    ("source", "complaint"),
-    [
-        ("[1,", "is not JSON"),
-        ("[]", "a list of token ids"),
-        ("[true]", "a list of token ids"),
-        ('"1"', "a list of token ids"),
-        ("[1, 300]", "holds token 300, where the vocabulary has 300"),
-        ("[-1]", "holds token -1"),
-    ],
-)
-def test_what_is_no_list_of_ids_is_refused(source: str, complaint: str) -> None:
-    with pytest.raises(RequestError, match=f"^structure: .*{complaint}"):
-        RecordedText.parse(source, SIZE)
-
-
 def test_a_text_that_goes_on_must_have_begun_as_recorded() -> None:
     recorded = RecordedText((4, 5, 6), SIZE)
     recorded.check([4, 5])
@@ -71,7 +66,7 @@ def said(
         max_new_tokens=len(text),
         temperature=temperature,
         seed=1,
-        structure=Structure("recorded", text),
+        structure=RecordedText(tuple(text), router.pool.vocab_size),
     )
     [output] = router.generate([PROMPT], params, Speculation(chain, depth=4))
     assert output.error is None

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from modelpool.errors import ConfigError
-from specrouter.bench import traces
-from specrouter.bench.options import LoadOptions
+from research.bench import traces
+from research.bench.options import LoadOptions
+from research.bench.traces import Arrival
 from specrouter.bench.prompts import BUILT_IN, Texts, Tokenize, read_entries, text_of
 from specrouter.bench.replay import LoadRequest
-from specrouter.bench.traces import Arrival
 
 _SEEDS_OF_A_ROUND = 100_000
 # Of a trace's category, the files or categories of prompts, the best first.

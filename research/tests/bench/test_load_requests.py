@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from specrouter.bench.load_requests import Alone, Point, RequestSource, texts_for
-from specrouter.bench.options import LoadOptions
+from research.bench.load_requests import Alone, Point, RequestSource, load_labelled, texts_for
+from research.bench.options import LoadOptions
+from research.bench.traces import DATASETS, Arrival
 from specrouter.bench.prompts import BUILT_IN
-from specrouter.bench.traces import DATASETS, Arrival
 
 OPTIONS = LoadOptions(config=Path("x.yaml"), poisson=1.0, ttft_slowdown=3.0, e2e_ms=500.0, seed=7)
 POINT = Point(
@@ -49,3 +49,9 @@ def test_a_round_has_seeds_of_its_own_and_the_same_prompts() -> None:
 def test_every_dataset_has_built_in_prompts_of_its_kind() -> None:
     assert all(texts_for(name, BUILT_IN) in BUILT_IN.values() for name in DATASETS)
     assert texts_for("gsm8k", BUILT_IN) == texts_for("mgsm", BUILT_IN) == BUILT_IN["mathematics"]
+
+
+def test_a_text_is_known_by_its_file_and_by_its_category(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"prompt": "a", "category": "c"}\n{"prompt": "b"}\n', encoding="utf-8")
+    assert load_labelled([file]) == {"mine": ["a", "b"], "c": ["a"]}

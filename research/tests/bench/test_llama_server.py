@@ -11,11 +11,11 @@ import pytest
 from modelpool.checkpoint.bundled import bundled_root
 from modelpool.checkpoint.tokenizers import load_tokenizer
 from modelpool.errors import ConfigError
-from specrouter.bench.llama_server import Answer, LlamaServerContender, read_answer, sample
+from research.__main__ import main
+from research.bench.llama_server import Answer, LlamaServerContender, read_answer, sample
 from specrouter.bench.prompts import BenchPrompt, Work
 from specrouter.bench.sample import MeasurementError
 from specrouter.cli.arguments import default_config
-from specrouter.cli.main import main
 from specrouter.http_client import events
 from tests.json_server import JsonHandler, serving
 
@@ -186,10 +186,11 @@ def test_it_takes_turns_with_the_engine(url: str, capsys: pytest.CaptureFixture[
     Server.text = lambda ids: str(tokenizer.decode(ids))
     options = ["--rounds=2", "--new-tokens=4", "--batch=1", "--only", "off", "--json=-"]
     config = ["--config", str(default_config()), "--peer", f"llama-server={url}"]
-    assert main(["bench", "chains", *config, *options]) == 0
+    assert main(["chains", *config, *options]) == 0
     out, err = capsys.readouterr()
     rows = json.loads(out.splitlines()[-1])["batches"]["1"]["contenders"]
     assert list(rows) == ["llama-server", "off"]
     assert rows["off"]["over"]["llama-server"]["median"] > 0
     assert rows["llama-server"]["acceptance_length"] == pytest.approx(2.0)
-    assert [line.count("llama-server") for line in err.splitlines() if ", round" in line] == [1, 1]
+    rounds = [line for line in err.splitlines() if ", round" in line and "tokens/s" in line]
+    assert [line.count("llama-server") for line in rounds] == [1, 1]
