@@ -14,15 +14,16 @@ import torch
 from safetensors.torch import load_file, save
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from modelpool.checkpoint.bundled import bundled_root
 from modelpool.errors import ConfigError
-from modelpool.export import gguf_file
-from modelpool.export.gguf_file import Type, export_gguf
-from modelpool.export.llama_tensors import frequency_factors, rotated_pairs, sources
+from modelpool.gguf.description import frequency_factors
 from modelpool.inflate.llama_sizes import shape_of
-from specrouter.cli.main import main
+from research.__main__ import main
+from research.export_gguf.gguf_file import Type, export_gguf
+from research.export_gguf.llama_tensors import rotated_pairs, sources
 from tests.modelpool.factories import edit_config, save_llama, save_qwen2
 
-BUNDLED = Path(gguf_file.__file__).parent.parent / "bundled" / "tiny-1m"
+BUNDLED = bundled_root() / "tiny-1m"
 
 
 def tensors_of(file: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from modelpool.errors import ConfigError
-from modelpool.export.llama_tensors import FIELD
+from research.export_gguf.llama_tensors import FIELD
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # GGUF's token types
 _DIGITS = [{"type": "Digits", "individual_digits": True}]

@@ -4,12 +4,10 @@ llama.cpp rotates neighbouring pairs of a head's values (2i, 2i + 1), `transform
 (i, i + d/2). So the rows of the query and key projections change places within each head.
 """
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from modelpool.errors import ConfigError
@@ -81,19 +79,3 @@ def rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
     scaling = dict(config.get("rope_scaling") or {})
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     return {"rope_theta": config.get("rope_theta", 10_000.0), **scaling, "rope_type": kind}
-
-
-def frequency_factors(parameters: Mapping[str, Any], head_dim: int) -> Tensor | None:
-    """[d / 2] what llama.cpp divides each frequency by, of Llama 3's rotation; None of others.
-
-    Source: "The Llama 3 Herd of Models" (2407.21783), as `transformers` computes it.
-    """
-    if parameters.get("rope_type") != "llama3":
-        return None
-    steps = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
-    wavelengths = 2 * math.pi * float(parameters["rope_theta"]) ** steps
-    low, high = float(parameters["low_freq_factor"]), float(parameters["high_freq_factor"])
-    original, factor = parameters["original_max_position_embeddings"], float(parameters["factor"])
-    smooth = ((original / wavelengths - low) / (high - low)).clamp(0.0, 1.0)
-    factors: Tensor = 1.0 / ((1.0 - smooth) / factor + smooth)
-    return factors.float()

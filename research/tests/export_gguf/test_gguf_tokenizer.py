@@ -10,7 +10,7 @@ import pytest
 
 from modelpool.checkpoint.bundled import bundled_root
 from modelpool.errors import ConfigError
-from modelpool.export.gguf_tokenizer import read_tokenizer
+from research.export_gguf.gguf_tokenizer import read_tokenizer
 
 LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"

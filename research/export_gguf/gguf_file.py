@@ -23,16 +23,16 @@ from torch import Tensor
 
 from modelpool.checkpoint.stored_tensors import StoredTensors
 from modelpool.errors import ConfigError
-from modelpool.export.gguf_tokenizer import GgufTokenizer, read_tokenizer
-from modelpool.export.llama_tensors import (
+from modelpool.gguf.description import frequency_factors
+from modelpool.inflate.llama_sizes import LlamaShape, shape_of
+from research.export_gguf.gguf_tokenizer import GgufTokenizer, read_tokenizer
+from research.export_gguf.llama_tensors import (
     FIELD,
     Source,
     check_names,
-    frequency_factors,
     rope,
     sources,
 )
-from modelpool.inflate.llama_sizes import LlamaShape, shape_of
 
 Type = Literal["bf16", "q8_0", "q4_0"]
 _ROPE_TYPES = ("default", "linear", "llama3")
