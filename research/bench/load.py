@@ -67,7 +67,6 @@ def asked(options: LoadOptions, bench: LoadBench) -> dict[str, Any]:
         "config": None if options.config is None else options.config.name,
         "trace": None if options.trace is None else options.trace.name,
         "poisson_per_s": options.poisson,
-        "lengths": options.lengths,
         "e2e_objective_ms": options.e2e_ms,
         "ttft_slowdown": options.ttft_slowdown,
         "requests": options.requests,

@@ -1,5 +1,4 @@
-"""The requests of a load benchmark: at each rate, mix and scale of objectives, the same for all
-policies.
+"""The requests of a load benchmark: at each rate the same for all policies.
 
 Contract: pure but for files that are read. The same options, point, round and times alone give the
 same requests. A prompt is a text of its arrival's kind, cut or repeated to its length; a text is
@@ -29,10 +28,6 @@ _KNOWN_AS: Mapping[str, tuple[str, ...]] = {
     "coding": ("humaneval", "code", "coding"),
     "chat": ("mt_bench", "chat", "prose"),
     "summarization": ("summarization", "summarisation", "prose"),
-    "gsm8k": ("gsm8k", "math", "mathematics"),
-    "humaneval": ("humaneval", "code", "coding"),
-    "mt_bench": ("mt_bench", "chat", "prose"),
-    "mgsm": ("mgsm_de", "math-multilingual", "math", "mathematics"),
 }
 
 
@@ -41,8 +36,6 @@ class Point:
     """One of the sweep. `arrivals` are the requests that all its policies get."""
 
     scale: float
-    urgent_share: float
-    slo_scale: float
     arrivals: tuple[Arrival, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -50,15 +43,11 @@ class Point:
         return {
             "scale": self.scale,
             "requests_per_s": rate if rate < float("inf") else None,
-            "urgent_share": self.urgent_share,
-            "slo_scale": self.slo_scale,
         }
 
 
 def read_arrivals(options: LoadOptions) -> list[Arrival]:
     """The requests that are asked for, before any rescaling."""
-    if options.poisson is not None and options.lengths == "specrouter":
-        return traces.poisson_of_datasets(options.poisson, options.requests, options.seed)
     if options.poisson is not None:
         return traces.poisson(
             options.poisson, options.requests, options.trace_baseline_ms, options.seed
@@ -69,7 +58,7 @@ def read_arrivals(options: LoadOptions) -> list[Arrival]:
 
 
 def sweep(trace: Sequence[Arrival], options: LoadOptions, limit: int) -> list[Point]:
-    """A point for each combination of what has several values.
+    """A point for each scale.
 
     Args:
         limit: tokens of a request.
@@ -77,16 +66,7 @@ def sweep(trace: Sequence[Arrival], options: LoadOptions, limit: int) -> list[Po
     if options.output_tokens is not None and options.output_tokens >= limit:
         raise ConfigError("--output-tokens", f"must be below the model's length of {limit}")
     resized = traces.resized(trace, options.length_scale, options.output_tokens, limit)
-    shares: tuple[float | None, ...] = options.urgent_share or (None,)
-    points = []
-    for share, slo_scale, scale in itertools.product(shares, options.slo_scale, options.scale):
-        mixed = resized
-        if share is not None:
-            mixed = traces.with_urgent_share(resized, share, options.seed)
-        shown = traces.urgent_share(resized) if share is None else share
-        arrivals = traces.with_slo_scale(traces.stretched(mixed, scale), slo_scale)
-        points.append(Point(scale, shown, slo_scale, tuple(arrivals)))
-    return points
+    return [Point(x, tuple(traces.stretched(resized, x))) for x in options.scale]
 
 
 @dataclass(frozen=True)
@@ -132,26 +112,25 @@ class RequestSource:
                     seed=first_seed + index,
                 ),
                 arrival.slo_ratio,
-                point.slo_scale,
                 alone,
             )
             for index, (arrival, prompt) in enumerate(zip(point.arrivals, prompts, strict=True))
         ]
 
     def _with_objectives(
-        self, request: LoadRequest, ratio: float | None, slo_scale: float, alone: Alone | None
+        self, request: LoadRequest, ratio: float | None, alone: Alone | None
     ) -> LoadRequest:
-        """`ratio`: of the time of a token, in which `slo_scale` is already."""
+        """`ratio`: of the time of a token."""
         if alone is None:
             return request
         e2e_ms, slowdown = self.options.e2e_ms, self.options.ttft_slowdown
         ttft_ms = None if slowdown is None else alone.ttft_ms(len(request.token_ids))
         if slowdown is not None and ttft_ms is not None:
-            ttft_ms *= slowdown * slo_scale
+            ttft_ms *= slowdown
         return replace(
             request,
             objective_ms=None if ratio is None else ratio * alone.tpot_ms,
-            e2e_ms=None if e2e_ms is None else e2e_ms * slo_scale,
+            e2e_ms=e2e_ms,
             ttft_ms=ttft_ms,
         )
 

@@ -17,11 +17,8 @@ def load_table(document: Mapping[str, Any]) -> str:
 
 
 def describe(point: Mapping[str, Any]) -> str:
-    """`scale 2: 1.80 requests/s, 60% urgent, objectives x 1`."""
-    return (
-        f"scale {point['scale']:g}: {number(point['requests_per_s'])} requests/s, "
-        f"{point['urgent_share']:.0%} urgent, objectives x {point['slo_scale']:g}"
-    )
+    """`scale 2: 1.80 requests/s`."""
+    return f"scale {point['scale']:g}: {number(point['requests_per_s'])} requests/s"
 
 
 def _load_title(conditions: Mapping[str, Any]) -> str:

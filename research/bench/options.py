@@ -74,9 +74,8 @@ class LineupOptions(ChainsOptions):
 class LoadOptions:
     """Exactly one of `trace` and `poisson` is given.
 
-    Every value of `scale`, of `urgent_share` (none: as the trace has it) and of `slo_scale` is a
-    point of the sweep. `e2e_ms` and `ttft_slowdown` are times `slo_scale`, too. `config`: None on
-    a simulated machine. `fresh_times`: models are timed anew.
+    Every value of `scale` is a point of the sweep. `config`: None on a simulated machine.
+    `fresh_times`: models are timed anew.
     """
 
     is_simulated: ClassVar[bool] = False
@@ -85,21 +84,12 @@ class LoadOptions:
     config: Path | None
     trace: Path | None = option(None, "FILE", "a CSV file of AdaServe's or of Azure's format")
     poisson: float | None = option(None, "RATE", "requests per second, at random times", POSITIVE)
-    lengths: Literal["adaserve", "specrouter"] | None = option(
-        None, "",
-        "of Poisson arrivals: AdaServe's mix with its objectives (default), or the four datasets "
-        "of SpecRouter's evaluation, without objectives",
-    )  # fmt: skip
     scale: tuple[float, ...] = option(
         (1.0,), "X",
         "times the gaps between requests: 2 halves the rate; several are a sweep", POSITIVE,
     )  # fmt: skip
     requests: int = count(200)
     skip: int = count(0, "of the trace, from its start", least=0)
-    urgent_share: tuple[float, ...] = option(
-        (), "SHARE",
-        "of the category with the tightest objective, redrawn (default: the trace's)", (0, 1),
-    )  # fmt: skip
     e2e_ms: float | None = option(
         None, "MS",
         "objective: time to the last token of every request, in addition to the trace's objectives",
@@ -110,7 +100,6 @@ class LoadOptions:
         "objective: time to the first token of every request, as so many times that of a prompt "
         "of its length alone", POSITIVE,
     )  # fmt: skip
-    slo_scale: tuple[float, ...] = option((1.0,), "F", "times all objectives", POSITIVE)
     trace_baseline_ms: float = option(
         30.0, "MS", "baseline latency behind the trace's objectives in milliseconds", POSITIVE
     )
@@ -139,8 +128,6 @@ class LoadOptions:
             raise refusal("--trace", "give either --trace or --poisson")
         if self.poisson is not None and self.skip:
             raise refusal("--skip", "goes with --trace")
-        if self.poisson is None and self.lengths is not None:
-            raise refusal("--lengths", "goes with --poisson")
         self._check_policies()
         check(self)
 

@@ -15,8 +15,6 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from modelpool.errors import ConfigError
 
 
@@ -52,27 +50,6 @@ _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _Row = Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class LengthDeciles:
-    """The least length, the nine deciles and the greatest length, in tokens."""
-
-    input_tokens: tuple[int, ...]
-    output_tokens: tuple[int, ...]
-
-
-# Prompts: GSM8K test questions (300, openai/grade-school-math), HumanEval (82, openai/human-eval),
-# first turns of MT-Bench (40, lm-sys/FastChat), MGSM in German (100, google-research/url-nlp), in
-# tokens of the bundled models' tokenizer. Outputs, whose lengths the paper does not publish: those
-# of GSM8K's 7,473 training answers, or the 256 tokens of AdaServe's traces.
-_ANSWERS = (33, 72, 86, 99, 111, 124, 141, 159, 182, 218, 496)
-DATASETS: Mapping[str, LengthDeciles] = {
-    "gsm8k": LengthDeciles((31, 47, 54, 62, 68, 74, 79, 88, 104, 124, 188), _ANSWERS),
-    "humaneval": LengthDeciles((61, 95, 103, 123, 137, 145, 159, 181, 197, 269, 362), (256,) * 11),
-    "mt_bench": LengthDeciles((23, 31, 36, 40, 46, 56, 77, 93, 122, 237, 563), (256,) * 11),
-    "mgsm": LengthDeciles((67, 92, 100, 115, 132, 142, 153, 179, 200, 235, 350), _ANSWERS),
-}
-
-
 def read_trace(path: Path, baseline_ms: float) -> list[Arrival]:
     """All arrivals of a file, by time.
 
@@ -101,25 +78,6 @@ def poisson(rate_per_s: float, count: int, baseline_ms: float, seed: int) -> lis
         arrivals.append(
             Arrival(at_s, name, tokens, _OUTPUT_TOKENS, _standard_ratio(name, baseline_ms))
         )
-        at_s += draw.expovariate(rate_per_s)
-    return arrivals
-
-
-def poisson_of_datasets(rate_per_s: float, count: int, seed: int) -> list[Arrival]:
-    """Arrivals with exponential gaps, each of one of `DATASETS`, whose name is its category.
-
-    Lengths are interpolated between deciles; nothing has an objective.
-    Source: SpecRouter, section 6.
-    """
-    draw = random.Random(f"datasets {seed}")
-    at_s, arrivals = 0.0, []
-    for _ in range(count):
-        name = draw.choice(list(DATASETS))
-        lengths = DATASETS[name]
-        read, made = (
-            _drawn(deciles, draw) for deciles in (lengths.input_tokens, lengths.output_tokens)
-        )
-        arrivals.append(Arrival(at_s, name, read, made))
         at_s += draw.expovariate(rate_per_s)
     return arrivals
 
@@ -161,11 +119,6 @@ def urgent_category(arrivals: Sequence[Arrival]) -> str | None:
     return min(found)[1] if found else None
 
 
-def urgent_share(arrivals: Sequence[Arrival]) -> float:
-    urgent = urgent_category(arrivals)
-    return sum(arrival.category == urgent for arrival in arrivals) / len(arrivals)
-
-
 def with_urgent_share(arrivals: Sequence[Arrival], share: float, seed: int) -> list[Arrival]:
     """The same times, with as many requests of the tightest category as make up `share`.
 
@@ -191,24 +144,10 @@ def with_urgent_share(arrivals: Sequence[Arrival], share: float, seed: int) -> l
     return result
 
 
-def with_slo_scale(arrivals: Sequence[Arrival], factor: float) -> list[Arrival]:
-    """All objectives times `factor`."""
-    return [
-        replace(
-            arrival, slo_ratio=None if arrival.slo_ratio is None else arrival.slo_ratio * factor
-        )
-        for arrival in arrivals
-    ]
-
-
 def rate_per_s(arrivals: Sequence[Arrival]) -> float:
     """Gaps over the time that they take; infinite where all arrive at once."""
     span_s = arrivals[-1].at_s - arrivals[0].at_s
     return (len(arrivals) - 1) / span_s if span_s else math.inf
-
-
-def _drawn(deciles: Sequence[int], draw: random.Random) -> int:
-    return round(float(np.interp(10 * draw.random(), range(len(deciles)), deciles)))
 
 
 def _from_zero(arrivals: Sequence[Arrival]) -> list[Arrival]:

@@ -36,7 +36,7 @@ def test_the_bench_runs_on_a_simulation_and_its_clock() -> None:
         simulated, lambda text: list(text.encode()), {"a": ["abc"]}, options,
         Progress(stream=io.StringIO()), simulated,
     )  # fmt: skip
-    [found] = bench.run([Point(1.0, 0.6, 1.0, tuple(poisson(4.0, 10, 30.0, 0)))])["points"]
+    [found] = bench.run([Point(1.0, tuple(poisson(4.0, 10, 30.0, 0)))])["points"]
     assert bench.alone is not None
     assert bench.alone.tpot_ms == pytest.approx(STEP_MS)
     assert set(found["policies"]) == set(names)

@@ -13,11 +13,11 @@ import pytest
 from research.__main__ import main
 from research.bench.load import write_load
 from research.bench.load_bench import LoadBench
-from research.bench.load_requests import Point, read_arrivals, sweep
+from research.bench.load_requests import Point, sweep
 from research.bench.load_table import load_table
 from research.bench.options import DEFAULT_POLICIES, LoadOptions
 from research.bench.policy_service import PolicyService
-from research.bench.traces import DATASETS, Arrival
+from research.bench.traces import Arrival
 from research.policies.named import LIVE, POLICIES, NamedPolicy
 from research.tests.bench.test_traces import ADASERVE, letters
 from specrouter import RequestError, RequestOutput
@@ -105,7 +105,7 @@ def point(output_tokens: int = 8) -> Point:
         Arrival(at / 1000, "coding", 4, output_tokens, ratio)
         for at, ratio in enumerate((1.2, 1.2, None, 2.0))
     ]
-    return Point(1.0, 0.5, 1.0, tuple(arrivals))
+    return Point(1.0, tuple(arrivals))
 
 
 def test_objectives_are_ratios_times_the_measured_baseline() -> None:
@@ -122,22 +122,13 @@ def test_objectives_are_ratios_times_the_measured_baseline() -> None:
 def test_an_end_to_end_objective_is_asked_of_every_request_and_judged() -> None:
     """8 tokens take 5 + 7 * 30 ms with the target alone, and 5 + 7 * 10 ms with drafts."""
     router = FakeRouter()
-    bench = load_bench(router, policy=("target-only", "goodput"), e2e_ms=50.0)
-    both = Point(1.0, 0.5, 2.0, point().arrivals)  # objectives times 2
-    rows = bench.run([both])["points"][0]["policies"]
+    bench = load_bench(router, policy=("target-only", "goodput"), e2e_ms=100.0)
+    rows = bench.run([point()])["points"][0]["policies"]
     assert {slo and slo.e2e_ms for _, _, slo in router.calls[-4:]} == {100.0}
     assert router.calls[0][2] is None  # the baseline has no objectives
     assert (rows["target-only"]["violations"], rows["goodput"]["violations"]) == (4, 0)
     assert rows["goodput"]["e2e_ms"]["p95"] == pytest.approx(75.0)
     assert rows["goodput"]["over"]["eaf_tpot"] == pytest.approx(3.0)
-
-
-def test_poisson_arrivals_have_the_lengths_that_are_asked_for() -> None:
-    options = LoadOptions(config=Path("x"), poisson=2.0, requests=60)
-    assert {one.category for one in read_arrivals(options)} == {"coding", "chat", "summarization"}
-    four = read_arrivals(replace(options, lengths="specrouter"))
-    assert {one.category for one in four} == set(DATASETS)
-    assert read_arrivals(replace(options, lengths="adaserve")) == read_arrivals(options)
 
 
 def test_baseline_is_measured_alone_on_the_target_before_the_runs() -> None:
@@ -187,7 +178,7 @@ def test_no_run_quotes_what_another_one_or_its_warm_up_has_said() -> None:
 def test_requests_that_are_refused_are_counted_and_none_is_lost() -> None:
     router = FakeRouter()
     requests = [point(8).arrivals[0], point(101).arrivals[1]]
-    found = load_bench(router, policy=("goodput",)).run([Point(1.0, 1.0, 1.0, tuple(requests))])
+    found = load_bench(router, policy=("goodput",)).run([Point(1.0, tuple(requests))])
     row = found["points"][0]["policies"]["goodput"]
     assert (row["requests"], row["errors"], row["violations"]) == (2, 1, 1)
 
@@ -234,18 +225,11 @@ def test_the_default_policy_is_what_a_scenario_without_trees_has() -> None:
     )
 
 
-def test_sweep_has_a_point_for_each_combination() -> None:
-    options = LoadOptions(
-        config=Path("x"), poisson=1.0, scale=(1, 2), urgent_share=(0.25, 0.5), slo_scale=(1, 3)
-    )
-    trace = [Arrival(float(i), "coding" if i % 2 else "chat", 8, 8, 1 + i % 2) for i in range(8)]
+def test_sweep_has_a_point_for_each_scale() -> None:
+    options = LoadOptions(config=Path("x"), poisson=1.0, scale=(1, 2))
+    trace = [Arrival(float(at), "chat", 8, 8, 1.5) for at in range(8)]
     points = sweep(trace, options, limit=100)
-    settings = [(p.urgent_share, p.slo_scale, p.scale) for p in points]
-    assert len(set(settings)) == 8
-    assert settings[0] == (0.25, 1, 1)
-    for one in points:
-        assert one.arrivals[-1].at_s == 7 * one.scale
-        assert {a.slo_ratio for a in one.arrivals} == {one.slo_scale, 2 * one.slo_scale}
+    assert [(one.scale, one.arrivals[-1].at_s) for one in points] == [(1, 7), (2, 14)]
 
 
 # Output
@@ -253,11 +237,7 @@ def test_sweep_has_a_point_for_each_combination() -> None:
 
 def document() -> dict[str, Any]:
     router = FakeRouter()
-    first = point()
-    points = [
-        Point(scale, share, slo, first.arrivals)
-        for scale, share, slo in ((1.0, 0.5, 1.0), (2.0, 0.5, 1.0), (1.0, 0.8, 1.0), (1, 0.5, 2.0))
-    ]
+    points = [Point(scale, point().arrivals) for scale in (1.0, 2.0)]
     found = load_bench(router, policy=("target-only", "goodput")).run(points)
     conditions = {"machine": "x", "baseline_ms": 20.0}
     return {"conditions": conditions, **found}
@@ -279,7 +259,7 @@ def test_the_document_is_written_where_it_is_asked_for(
     lines = load_table(found).splitlines()
     [row] = [line.split() for line in lines if line.startswith("goodput")][:1]
     assert row[1:3] == ["100%", "0"]
-    assert "scale 2: 1000.00 requests/s, 50% urgent, objectives x 1" in lines
+    assert "scale 2: 1000.00 requests/s" in lines
     assert lines[1] == "baseline latency 20.00 ms"
 
 

@@ -45,7 +45,7 @@ def test_a_point_has_medians_of_ratios_within_a_round() -> None:
         ]
         for name, times in ttft_ms.items()
     }
-    point = Point(1.0, 1.0, 1.0, (Arrival(0.0, "chat", 8, 8, 1.0),))
+    point = Point(1.0, (Arrival(0.0, "chat", 8, 8, 1.0),))
     row = point_result(point, outcomes)["policies"]["slo"]
     assert row["ttft_ms"]["p99"] == pytest.approx(50.0)
     assert row["over"]["ttft_p99"] == pytest.approx(0.5)  # of 0.5, 2 and 0.1; of the medians 0.25

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections import Counter
 from pathlib import Path
 
@@ -12,18 +11,14 @@ import pytest
 from modelpool.errors import ConfigError
 from research.bench.load_requests import fill_prompts, fitted, load_labelled, texts_for
 from research.bench.traces import (
-    DATASETS,
     Arrival,
     excerpt,
     poisson,
-    poisson_of_datasets,
     rate_per_s,
     read_trace,
     resized,
     stretched,
     urgent_category,
-    urgent_share,
-    with_slo_scale,
     with_urgent_share,
 )
 
@@ -106,31 +101,10 @@ def test_poisson_arrivals_have_the_rate_and_the_mix_and_their_seed() -> None:
     assert found == poisson(4.0, 4000, 25.0, seed=1) != poisson(4.0, 4000, 25.0, seed=2)
 
 
-def test_each_dataset_has_its_share_and_its_lengths() -> None:
-    arrivals = poisson_of_datasets(1.0, 8000, seed=2)
-    shares = Counter(arrival.category for arrival in arrivals)
-    assert set(shares) == set(DATASETS)
-    assert arrivals == poisson_of_datasets(1.0, 8000, seed=2)
-    assert arrivals != poisson_of_datasets(1.0, 8000, seed=4)
-    assert {arrival.slo_ratio for arrival in arrivals} == {None}
-    for name, lengths in DATASETS.items():
-        assert shares[name] / len(arrivals) == pytest.approx(0.25, abs=0.02)
-        own = [arrival for arrival in arrivals if arrival.category == name]
-        for drawn, deciles in (
-            ([arrival.input_tokens for arrival in own], lengths.input_tokens),
-            ([arrival.output_tokens for arrival in own], lengths.output_tokens),
-        ):
-            assert deciles[0] <= min(drawn) <= max(drawn) <= deciles[-1]
-            assert statistics.median(drawn) == pytest.approx(deciles[5], rel=0.05)
-
-
-def test_arrivals_are_stretched_their_objectives_scaled_and_the_tightest_are_urgent() -> None:
+def test_arrivals_are_stretched_and_the_tightest_are_urgent() -> None:
     arrivals = mix(chat=5)
     assert (rate_per_s(arrivals), rate_per_s(stretched(arrivals, 2.0))) == (1.0, 0.5)
     assert rate_per_s(arrivals[:1]) == math.inf
-    found = with_slo_scale(mix(chat=1, other=1), 1.5)
-    assert [arrival.slo_ratio for arrival in found] == [3.0, None]
-    assert urgent_share(mix(chat=1, other=3)) == 0.25
     assert urgent_category(mix(chat=1, coding=1, summarization=1)) == "coding"
     assert urgent_category(mix(other=2, chat=1)) == "chat"
     assert urgent_category(mix(other=2)) is None
