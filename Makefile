@@ -20,8 +20,8 @@ PARALLEL := --numprocesses=auto --maxprocesses=4 --dist=worksteal
 # tests start would compile everything anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install serve check fast test exact checks real gpu replay bench bench-load clients \
-	cluster-test fuzz attack soak page-test streaming wheel-check clean
+.PHONY: help install serve check fast test research-test exact checks real gpu replay bench \
+	bench-load clients cluster-test fuzz attack soak page-test streaming wheel-check clean
 
 .DEFAULT_GOAL := install
 
@@ -65,8 +65,12 @@ exact: install  ## the long checks of exactness, and what asserts on measured ti
 	$(PYTHON) -m pytest -q -m "exact and not timing" $(PARALLEL)
 	$(PYTHON) -m pytest -q -m timing
 
-checks: exact replay wheel-check  ## make exact, recorded decisions, the wheel, and other long tests
+checks: exact research-test replay wheel-check  ## make exact, research, recorded decisions, the wheel, other long tests
 	$(PYTHON) -m pytest -q -m long $(PARALLEL)
+
+research-test: install  ## tests of the laboratory, research/
+	$(PYTHON) -m pytest -q -m "not timing" research $(PARALLEL)
+	$(PYTHON) -m pytest -q -m timing research
 
 # `make real REAL="FOLDER --only smollm2 --quick"`: see checks/real/README.md.
 real: install  ## released models give one text however they are served: downloads 1.7 GB, up to two hours
@@ -78,8 +82,8 @@ gpu: install  ## tests on a GPU: what only it can show, and the kernels' own
 		tests/processors/test_choice_kernels.py tests/processors/test_fused_sampler.py
 
 replay: install  ## recorded decisions decided again, and some policies in simulated time
-	$(PYTHON) -m checks.replay
-	$(PYTHON) -m checks.replay digest
+	$(PYTHON) -m research.replay
+	$(PYTHON) -m research.replay digest
 
 bench: install  ## tokens per second of every chain
 	$(PYTHON) -m specrouter bench chains

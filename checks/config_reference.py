@@ -65,7 +65,6 @@ SpecRouter's paper). The bundled family: [tiny](../configs/tiny.yaml),
 | `SPECROUTER_KERNEL` | the CPU's kernels: `off` (PyTorch alone), \
 `amx`, `avx512-vnni`, `avx-vnni`, `avx2`, `neon` |
 | `CC` | the C compiler of the CPU's kernels; by default `cc` |
-| `OPENAI_API_KEY` | of `bench chains --peer`: the key to send |
 | `HF_HOME`, `HF_HUB_OFFLINE`, `HF_TOKEN` | the hub's: its cache folder; 1 for downloaded models \
 only; the token for gated models |
 | `OMP_NUM_THREADS` | CPU threads of PyTorch, and so of the target |

@@ -3,8 +3,8 @@
 Contract: a grammar's mask depends on the text alone, and not on who drafted it, so that tokens
 stay a function of logits, seed and structure. Drafts are free; `prune` takes out of them what no
 verifier could choose, in one pass on the host. Verifiers alone are masked (`Sampler.masks`).
-A recorded text (`binds_drafts` is false) masks the target alone and prunes nothing: drafts are as
-good and cost as much as if the target had said the text by itself.
+A grammar that does not bind drafts masks the target alone and prunes nothing: drafts are as good
+and cost as much as if the target had said the text by itself.
 Not here: what a grammar is compiled from (`specrouter.request.grammar`).
 """
 

@@ -10,8 +10,9 @@ from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
+from research.bench.options import RECORDED_TOKENS, LineupOptions, LoadOptions
 from specrouter.cli.arguments import Commands, Parser, default_config
-from specrouter.cli.bench import add_load_arguments, measured, options_from
+from specrouter.cli.bench import CONFIG, add_fields, add_options, measured, options_from
 from specrouter.cli.main import run
 from specrouter.cli.serve import add_serve, serve_asked
 
@@ -21,8 +22,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="python -m research", description="Policies and figures of the papers.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_figures(commands)
+    _add_chains(commands)
+    _add_load(commands)
     _add_simulate(commands)
     _add_serve(commands)
+    _add_export_gguf(commands)
     return run(parser, argv)
 
 
@@ -72,10 +76,59 @@ def _figures(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _add_chains(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "chains",
+        help="`specrouter bench chains` beside transformers and other servers, on recorded texts",
+        description="Static chains are measured at their best depth and width.",
+    )
+    add_options(parser, LineupOptions)
+    parser.set_defaults(run=_chains, log_level=logging.WARNING)
+
+
+def _chains(arguments: argparse.Namespace) -> int:
+    # Imports all of transformers' generation, which no other command waits for.
+    from research.bench.chains import bench_chains
+    from specrouter.bench.chains import write
+
+    given = options_from(LineupOptions, arguments)
+    if "workload" in given:
+        recorded = {"new_tokens": RECORDED_TOKENS, "temperature": 0.0, "by_category": True}
+        given = {**recorded, **given}
+    options = LineupOptions(**given)
+    return measured(partial(bench_chains, options), partial(write, options=options))
+
+
+def _add_load(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "load",
+        help="named policies under load: arrivals of a trace, sweeps, objectives as ratios",
+        description="Policies take turns on the same requests. Prints a table for each point of "
+        "a sweep.",
+    )
+    _add_load_options(parser)
+    add_fields(parser, LoadOptions, ["policy"])
+    parser.set_defaults(run=_load, log_level=logging.WARNING)
+
+
+def _add_load_options(parser: argparse.ArgumentParser) -> None:
+    """All but the policies."""
+    arrivals = ("trace", "poisson")
+    add_fields(parser.add_mutually_exclusive_group(required=True), LoadOptions, arrivals)
+    add_options(parser, LoadOptions, but=(*arrivals, "policy"))
+
+
+def _load(arguments: argparse.Namespace) -> int:
+    from research.bench.load import bench_load, write_load
+
+    options = LoadOptions(**options_from(LoadOptions, arguments))
+    return measured(partial(bench_load, options), partial(write_load, options=options))
+
+
 def _add_simulate(commands: Commands) -> None:
     parser = commands.add_parser(
         "simulate",
-        help="`specrouter bench load` in simulated time",
+        help="`load` in simulated time",
         description="Policies take turns on the same requests, on a machine whose cycles take what "
         "measured or published curves say.",
     )
@@ -90,20 +143,60 @@ def _add_simulate(commands: Commands) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--policy", nargs="+", metavar="NAME",
-        help="a named policy of research/policies/named.py, or one that `bench load` knows",
+        help="a named policy of research/policies/named.py",
     )  # fmt: skip
-    add_load_arguments(parser)
-    parser.set_defaults(run=_simulate, log_level=logging.WARNING)
+    _add_load_options(parser)
+    parser.set_defaults(config=None, run=_simulate, log_level=logging.WARNING)
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
+    from research.bench.load import write_load
     from research.simulate import SimulateOptions, simulate
-    from specrouter.bench.load import write_load
 
     if arguments.config is None and arguments.machine is None:
-        arguments.config = default_config("bench-cpu.yaml")
+        arguments.config = default_config(CONFIG)
     options = SimulateOptions(**options_from(SimulateOptions, arguments))
     return measured(partial(simulate, options), partial(write_load, options=options))
+
+
+def _add_export_gguf(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "export-gguf", help="write a Llama checkpoint as a GGUF file, for llama.cpp"
+    )
+    parser.add_argument("source_dir", type=Path, metavar="DIR")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="default: NAME-TYPE.gguf, in this folder"
+    )
+    parser.add_argument(
+        "--type", choices=["bf16", "q8_0", "q4_0"], default="bf16",
+        help="of matrices (default: bf16)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--pre", metavar="NAME",
+        help="llama.cpp's name of how the tokenizer splits text, where it is not known here",
+    )  # fmt: skip
+    parser.set_defaults(run=_export_gguf, log_level=logging.WARNING)
+
+
+def _export_gguf(arguments: argparse.Namespace) -> int:
+    from modelpool.errors import ConfigError
+    from modelpool.inflate.inflate import FAULTS
+    from research.export_gguf.gguf_file import export_gguf
+    from specrouter.progress import Progress
+
+    source: Path = arguments.source_dir
+    out = arguments.out or Path(f"{source.resolve().name}-{arguments.type}.gguf")
+    failed = f"cannot write {str(source)!r} to {str(out)!r}"
+    try:
+        with Progress(f"writing {out}"):
+            found = export_gguf(source, out, arguments.type, arguments.pre)
+    except ConfigError:
+        raise
+    except FAULTS as error:
+        raise ConfigError("export-gguf", f"{failed}: {error}") from error
+    size = found.size_bytes / 1e6
+    print(f"{found.path}: {found.tensors} tensors, {size:.1f} MB, pre-tokenizer {found.pre}")
+    return 0
 
 
 def _add_serve(commands: Commands) -> None:
@@ -112,8 +205,8 @@ def _add_serve(commands: Commands) -> None:
     parser.add_argument(
         "--policy", nargs="+", required=True, metavar="NAME",
         help="paper, adaserve, adaserve-slo-phase, equal-greedy, specinfer, slos-serve, "
-        "specustream, specustream-fixed, flowguard-printed (with a cluster), or one that `bench "
-        "load` knows; flowguard-printed goes together with another one",
+        "specustream, specustream-fixed, flowguard-printed (with a cluster), or a baseline of "
+        "research/policies/named.py; flowguard-printed goes together with another one",
     )  # fmt: skip
     parser.set_defaults(run=_serve)
 

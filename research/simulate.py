@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from modelpool.errors import ConfigError
+from research.bench.load import asked, with_rows
+from research.bench.load_bench import LoadBench
+from research.bench.load_requests import load_labelled, read_arrivals, sweep
+from research.bench.options import LoadOptions
+from research.bench.policy_service import PolicyService
+from research.bench.traces import Arrival
 from research.policies.named import POLICIES
 from research.sim.machine import Machine, load_machine
 from research.sim.service import SimulatedService
 from research.sim.text import LEAST, MOST
 from specrouter.bench.conditions import conditions, request_limit
-from specrouter.bench.load import asked, with_rows
-from specrouter.bench.load_bench import LoadBench
-from specrouter.bench.load_requests import load_labelled, read_arrivals, sweep
-from specrouter.bench.load_services import OwnService
-from specrouter.bench.options import LoadOptions
-from specrouter.bench.progress import Progress
 from specrouter.bench.prompts import Texts
-from specrouter.bench.traces import Arrival
 from specrouter.config import RouterConfig, TreesConfig
+from specrouter.progress import Progress
 from specrouter.router import ChainRouter
 
 _LONGEST = 1 << 20  # tokens of a request; a simulated machine has no limit of its own
@@ -79,7 +79,7 @@ def _on_pool(
             return ids
 
         points = sweep(trace, options, request_limit(config, pool))
-        LoadBench(OwnService(router), tokenize, texts, options, progress).settle(points[0])
+        LoadBench(PolicyService(router), tokenize, texts, options, progress).settle(points[0])
         service = SimulatedService(
             machine=simulated_machine(router), acceptance=options.acceptance, trees=config.trees
         )

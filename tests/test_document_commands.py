@@ -33,7 +33,7 @@ NOT_RUN = {
     r"(export|echo|cd) .*": "is the shell's own",
     r"(\S*/)?specrouter serve\b.*": "runs until it is stopped; test_serve.py starts it",
     r".* --config (qwen|llama)\S*.*": "downloads a model",
-    r".*examples\.(openai_client|train_family)\b.*": "needs a package that is not installed here",
+    r".*examples\.openai_client\b.*": "needs a package that is not installed here",
     r".*-m tests\..*": "is a long check itself: `make exact`, or a target of the Makefile",
 }
 # They take long: `make checks` runs them. test_examples.py runs the examples on less.

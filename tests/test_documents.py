@@ -34,7 +34,7 @@ PROGRAMS = [
     for file in (ROOT / folder).rglob("*.py")
 ]
 COMMANDS = (
-    "serve", "check", "pairs", "generate", "inflate", "export-gguf",
+    "serve", "check", "pairs", "generate", "inflate",
     "bench chains", "bench load", "bench turns",
 )  # fmt: skip
 
@@ -43,7 +43,7 @@ _SPAN = re.compile(r"`([^`\n]+)`")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 _COMMAND = re.compile(
-    r"\bspecrouter (serve|check|pairs|generate|inflate|export-gguf"
+    r"\bspecrouter (serve|check|pairs|generate|inflate"
     r"|bench (?:chains|load|turns|figures))\b(.*)"
 )
 

@@ -14,10 +14,10 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from research.policies.named import NamedPolicy
 from research.sim.machine import Machine
 from research.sim.service import SimulatedService
 from specrouter import ChainRouter, RequestError, RouterConfig, SamplingParams
-from specrouter.bench.named_policies import NamedPolicy
 from specrouter.bench.replay import replay
 from specrouter.cluster.policy import RoutingSettings, rank
 from specrouter.cluster.state import RoutedRequest

@@ -39,7 +39,7 @@ from transformers import (
 from checks.exact.recurrences import by_recurrence
 from checks.exact.structures import Reference
 from processors.noise import gumbel
-from specrouter import SamplingParams
+from specrouter import SamplingParams, Structure
 
 
 @dataclass(frozen=True)
@@ -170,6 +170,7 @@ class Oracle:
         """The same with the last of the logits processors in the place of the structure."""
         if params.structure is None:
             return params
+        assert isinstance(params.structure, Structure)
         assert not params.min_tokens, "it is held back only where something else may follow"
         reference = Reference(params.structure, self._tokens, prompt_length)
         processors = (*params.logits_processors, reference)

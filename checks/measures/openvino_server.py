@@ -1,12 +1,12 @@
-"""OpenVINO GenAI behind OpenAI's completions, so that `specrouter bench chains --peer` measures it.
+"""OpenVINO GenAI behind OpenAI's completions, for `python -m research chains --peer`.
 
     python -m venv OV && OV/bin/pip install openvino-genai
     OV/bin/python checks/measures/openvino_server.py TARGET.gguf [--draft DRAFT.gguf] [--port 8090]
-    specrouter bench chains --config FILE --peer http://127.0.0.1:8090
+    python -m research chains --config FILE --peer http://127.0.0.1:8090
 
-It needs nothing of SpecRouter. The files are those of `specrouter export-gguf` or of llama.cpp's
-tools; OpenVINO keeps what it makes of a file beside it, in a folder of the file's name. Requests
-that come together are decoded together, as its continuous batching does it.
+It needs nothing of SpecRouter. The files are those of `python -m research export-gguf` or of
+llama.cpp's tools; OpenVINO keeps what it makes of a file beside it, in a folder of the file's name.
+Requests that come together are decoded together, as its continuous batching does it.
 """
 
 import argparse

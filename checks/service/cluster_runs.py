@@ -16,10 +16,10 @@ from typing import Any
 
 from prometheus_client import Histogram
 
+from research.bench.traces import Arrival, read_trace
 from research.sim.roofline import RooflineTime
 from research.sim.scenarios import SCENARIOS, scenario_requests
 from specrouter import SLO, SamplingParams
-from specrouter.bench.traces import Arrival, read_trace
 from specrouter.cluster.dispatcher import Dispatcher
 from specrouter.cluster.metrics import state_ages
 from specrouter.cluster.router import ClusterRouter

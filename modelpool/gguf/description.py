@@ -8,6 +8,7 @@ with is refused with `ConfigError`, which names it.
 import hashlib
 import importlib.util
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from modelpool.checkpoint.block_values import BLOCK_BYTES
@@ -26,7 +28,6 @@ from modelpool.checkpoint.footprint import check_served
 from modelpool.checkpoint.headers import Header, StoredParameter
 from modelpool.config import Weights
 from modelpool.errors import ConfigError
-from modelpool.export.llama_tensors import frequency_factors
 from modelpool.gguf.header import GgufHeader, GgufTensor, read_header
 
 ENDING = ".gguf"
@@ -362,6 +363,22 @@ def _llama3(header: GgufHeader, theta: float, head_dim: int) -> dict[str, Any]:
     if wanted is None or not torch.allclose(torch.from_numpy(stored), wanted, rtol=1e-4):
         raise header.error(f"tensor {_FREQUENCIES!r} has not the factors of Llama 3's rotation")
     return found
+
+
+def frequency_factors(parameters: Mapping[str, Any], head_dim: int) -> Tensor | None:
+    """[d / 2] what llama.cpp divides each frequency by, of Llama 3's rotation; None of others.
+
+    Source: "The Llama 3 Herd of Models" (2407.21783), as `transformers` computes it.
+    """
+    if parameters.get("rope_type") != "llama3":
+        return None
+    steps = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
+    wavelengths = 2 * math.pi * float(parameters["rope_theta"]) ** steps
+    low, high = float(parameters["low_freq_factor"]), float(parameters["high_freq_factor"])
+    original, factor = parameters["original_max_position_embeddings"], float(parameters["factor"])
+    smooth = ((original / wavelengths - low) / (high - low)).clamp(0.0, 1.0)
+    factors: Tensor = 1.0 / ((1.0 - smooth) / factor + smooth)
+    return factors.float()
 
 
 def _dtype(tensors: Iterable[GgufTensor]) -> str:

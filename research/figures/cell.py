@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from research.bench import traces
+from research.bench.traces import Arrival
 from research.figures.cluster_cell import WHOLE, ClusterKind, overload_of, routing_of
 from research.figures.examples import figure_3, shares_of, speed_up
 from research.sim.adaserve_load import URGENT_RATIO, AdaserveLoad
@@ -19,10 +21,8 @@ from research.sim.machine import MACHINES, Machine, load_machine
 from research.sim.replicas import Replicas
 from research.sim.scenarios import SCENARIOS, scenario_requests
 from research.sim.service import SimulatedService
-from specrouter.bench import traces
 from specrouter.bench.load_figures import figures
 from specrouter.bench.replay import LoadRequest, Outcome, replay
-from specrouter.bench.traces import Arrival
 from specrouter.config import TreesConfig
 
 _OVERLOAD = 4.0  # times the capacity

@@ -1,5 +1,6 @@
 """`python -m research figures`: runs what figures need, and writes pictures, JSON and tables."""
 
+import importlib.util
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from research.figures.catalog import FIGURES
 from research.figures.cell import Cell
 from research.figures.figure import Figure, Results, Scope, draw, rows_of, table
 from research.figures.sweep import run_sweep
-from specrouter.bench.plots import check_plot
+from specrouter.bench.output_file import check_writable
 
 CELLS = "cells.jsonl"
 
@@ -79,7 +80,9 @@ def draw_figures(options: FigureOptions) -> None:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError("--out", f"cannot make {options.out}: {error.strerror}") from error
-    check_plot(options.out / "figure.png")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("figures", "need matplotlib: pip install specrouter[bench]")
+    check_writable("--out", options.out / "figure.png")
     cells = {figure.name: options.cells(figure) for figure in options.figures}
     wanted = [cell for each in cells.values() for cell in each]
     results = run_sweep(wanted, options.out / CELLS, options.processes)

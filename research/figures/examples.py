@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from research.policies.named import NamedPolicy
 from research.sim.machine import Machine
 from research.sim.roofline import RooflineTime
 from research.sim.service import SimulatedService
 from research.sim.text import SimulatedText
-from specrouter.bench.named_policies import NamedPolicy
 from specrouter.bench.replay import LoadRequest, replay
 from specrouter.config import TreesConfig
 from specrouter.profile.time_curve import TimeCurve

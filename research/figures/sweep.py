@@ -12,7 +12,7 @@ from typing import Any
 
 from modelpool.errors import ConfigError
 from research.figures.cell import Cell, run_cell
-from specrouter.bench.progress import Progress
+from specrouter.progress import Progress
 
 Result = Mapping[str, Any]
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specrouter.bench import traces
+from research.bench import traces
+from research.bench.traces import Arrival
 from specrouter.bench.replay import LoadRequest
-from specrouter.bench.traces import Arrival
 
 URGENT = "coding"
 URGENT_RATIO = 1.2  # of its objective to the baseline latency (Table 2)

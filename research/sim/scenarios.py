@@ -18,8 +18,8 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from research.bench.traces import Arrival
 from specrouter.bench.replay import LoadRequest
-from specrouter.bench.traces import Arrival
 from specrouter.profile.batch_time import BatchTime
 from specrouter.request.objective import Stage
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from research.policies.adaserve import AdaServeTrees
-from research.policies.named import POLICIES
+from research.policies.named import POLICIES, NamedPolicy
 from research.sim.admissions import admission_of
 from research.sim.executor import SimulatedExecutor
 from research.sim.knowledge import Known
@@ -25,7 +25,6 @@ from research.sim.machine import Machine
 from research.sim.request import Commits, SimulatedClock, SimulatedRequest
 from research.sim.rows import SimulatedRows
 from research.sim.text import SimulatedTexts
-from specrouter.bench.named_policies import NamedPolicy
 from specrouter.bench.replay import LoadRequest
 from specrouter.config import EngineConfig, SchedulerConfig, TreesConfig
 from specrouter.config.policies import NODE_SELECTIONS

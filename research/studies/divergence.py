@@ -24,6 +24,7 @@ from itertools import pairwise
 from statistics import mean
 from typing import Any
 
+from research.bench.options import LoadOptions
 from research.sim.machine import Machine
 from research.sim.service import SimulatedService
 from research.sim.tape import (
@@ -39,10 +40,9 @@ from research.sim.tape import (
 from research.simulate import simulated_machine
 from research.studies.fidelity import LoggedService, Round, load_options, load_parser
 from specrouter.bench.load_figures import figures
-from specrouter.bench.options import LoadOptions
-from specrouter.bench.progress import Progress
 from specrouter.bench.replay import LoadRequest, Outcome, Pending, replay
 from specrouter.config import RouterConfig, TreesConfig
+from specrouter.progress import Progress
 from specrouter.router import ChainRouter
 from specrouter.slo.admission import Admit
 

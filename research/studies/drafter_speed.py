@@ -21,16 +21,17 @@ from pathlib import Path
 from typing import Any
 
 from modelpool import ModelPool
+from research.bench.recorded import agent_workload, tokenize_trajectories
 from research.studies.engines import Served, engine
 from specrouter.bench.conditions import cpu_name, request_limit
 from specrouter.bench.figures import Spread, mean_spread, spread
 from specrouter.bench.prompts import BenchPrompt, deal, load_prompts, tokenize
-from specrouter.bench.recorded import agent_workload, tokenize_trajectories
 from specrouter.cli.arguments import default_config
 from specrouter.config import RouterConfig
 
 _LONGEST = 200  # tokens of an ordinary prompt
 
+_Prompts = Mapping[str, Sequence[BenchPrompt]]  # by category
 # What is recorded of a round, by contender and category: tokens per second.
 _Speeds = Mapping[str, Mapping[str, float]]
 
@@ -92,7 +93,7 @@ def _measured(options: argparse.Namespace) -> Iterator[_Speeds]:
                 yield found
 
 
-def _prompts(options: argparse.Namespace, config: RouterConfig) -> dict[str, list[BenchPrompt]]:
+def _prompts(options: argparse.Namespace, config: RouterConfig) -> _Prompts:
     pool = ModelPool.from_config(config.pool)  # reads no weights
     if options.workload is None:
         return tokenize(load_prompts(options.prompts), pool.tokenizer, _LONGEST)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from modelpool.config import Weights
+from research.bench.recorded import RecordedContender
 from specrouter import ChainRouter
-from specrouter.bench.contenders import OwnContender
 from specrouter.bench.prompts import Work
 from specrouter.bench.sample import Sample
 from specrouter.config import RouterConfig
@@ -43,9 +43,6 @@ class Served:
         self.name = name
         self._engine, self._policy = of, policy
 
-    def supports(self, batch: int) -> bool:
-        return True
-
     def run(self, work: Work) -> Sample:
         return self._engine.submit(_run, self.name, self._policy, work).result()
 
@@ -55,4 +52,4 @@ def _open(settings: Mapping[str, Any]) -> None:
 
 
 def _run(name: str, policy: str, work: Work) -> Sample:
-    return OwnContender(name, _router[0], policy).run(work)
+    return RecordedContender(name, _router[0], policy).run(work)

@@ -23,21 +23,21 @@ from typing import Any
 
 import numpy as np
 
+from research.bench.load_bench import LoadBench
+from research.bench.load_requests import Point, load_labelled, read_arrivals, sweep
+from research.bench.options import LoadOptions
+from research.bench.policy_service import PolicyService
 from research.figures.cell import ATTAINED, capacity
 from research.sim.machine import Machine
 from research.sim.service import SimulatedService
 from research.sim.text import LEAST, MOST
 from research.simulate import simulated_machine
 from specrouter.bench.conditions import request_limit
-from specrouter.bench.load_bench import LoadBench
 from specrouter.bench.load_figures import figures
-from specrouter.bench.load_requests import Point, load_labelled, read_arrivals, sweep
-from specrouter.bench.load_services import OwnService
-from specrouter.bench.options import LoadOptions
-from specrouter.bench.progress import Progress
 from specrouter.bench.replay import LoadRequest, Outcome, Pending
 from specrouter.config import RouterConfig
 from specrouter.profile.acceptance import blended_alpha
+from specrouter.progress import Progress
 from specrouter.router import ChainRouter
 
 FIRST_COME = "goodput"  # the policy that admits in the order of arrival
@@ -49,7 +49,7 @@ _T95 = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 9: 2.262, 11
 _PRIOR_ALPHA = 0.6  # of a drafter's best token, before it was tried
 
 
-class LoggedService(OwnService):
+class LoggedService(PolicyService):
     """Keeps what admission decided about each request, which the router forgets after 256."""
 
     def __init__(self, router: ChainRouter) -> None:

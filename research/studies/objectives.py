@@ -3,7 +3,7 @@
     python -m research.studies.objectives run --traces FOLDER --out FILE --policies slo
     python -m research.studies.objectives table FILE [FILE ...]
 
-Stretches of AdaServe's artifact that lie between those of `checks.replay`, each with a seed of
+Stretches of AdaServe's artifact that lie between those of `research.replay`, each with a seed of
 acceptance of its own, at four rates, three acceptances and on both of AdaServe's machines; with
 objectives of TPOT alone, and with a TTFT beside. Which they are was committed before anything was
 changed. A line of the file is one run; a program that was stopped goes on where it was.
@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from research.bench import traces
 from research.figures.cell import machine_of
 from research.sim.adaserve_load import requests_of
 from research.sim.service import SimulatedService
-from specrouter.bench import traces
 from specrouter.bench.replay import Outcome, replay
 from specrouter.config import TreesConfig
 

@@ -5,7 +5,6 @@
 - `shift`: a stream that goes from code to mathematics to prose; `adaptive` against every chain.
 - `predict`: predicted against measured time per token, for every chain after 500 tokens.
 - `random`: `adaptive` against target-only with drafters whose weights are random.
-- `noise`: a busy process in alternating windows of 20 s; what the router decides meanwhile.
 
 Prompts are JSONL files, one for each kind of text. Nothing else should run meanwhile. The last line
 is one JSON document.
@@ -26,7 +25,6 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from research.studies.routing_bench import Bench, open_bench, progress
-from research.studies.routing_noise import noise
 from specrouter.bench.prompts import load_prompts
 from specrouter.cli.arguments import default_config
 from specrouter.config.yaml_file import read_mapping
@@ -194,7 +192,6 @@ _CHECKS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "shift": shift,
     "predict": predict,
     "random": random_drafters,
-    "noise": noise,
 }
 
 
@@ -211,7 +208,6 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--depths", type=int, nargs="+", default=[1, 2, 3, 4])
     parser.add_argument("--widths", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--minutes", type=float, default=5.0, help="of `noise`")
     parser.add_argument(
         "--inexact", action="store_true", help="texts may differ (bfloat16 at other pack sizes)"
     )

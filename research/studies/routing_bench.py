@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from research.bench.tuning import Shape, grid, tune
 from specrouter import ChainRouter, RequestOutput, SamplingParams
 from specrouter.bench.prompts import load_prompts, tokenize
-from specrouter.bench.tuning import Shape, grid, tune
 from specrouter.request.params import Chain
 from specrouter.routing.scheduler import candidate_chains
 

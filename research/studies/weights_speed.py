@@ -22,11 +22,11 @@ from modelpool import ModelPool
 from modelpool.config import Weights
 from research.studies.engines import Served, engine, target_settings
 from specrouter.bench.conditions import cpu_name
-from specrouter.bench.progress import Progress
 from specrouter.bench.prompts import BenchPrompt, deal, load_prompts, tokenize
+from specrouter.bench.rounds import measure
 from specrouter.bench.sample import Sample
-from specrouter.bench.session import measure
 from specrouter.cli.arguments import default_config
+from specrouter.progress import Progress
 
 _LONGEST = 96  # tokens of a prompt
 
@@ -62,7 +62,7 @@ def _row(
         by_category=False,
     )
     with Progress() as progress:
-        samples, _ = measure(contenders, dealt, options.rounds, f"batch {batch}", progress)
+        samples = measure(contenders, dealt, options.rounds, f"batch {batch}", progress)
     speeds = {name: [_speed(found) for found in rounds] for name, rounds in samples.items()}
     medians = {name: statistics.median(found) for name, found in speeds.items()}
     row: dict[str, Any] = {"batch": batch, "tokens_per_s": medians}

@@ -1,135 +1,123 @@
 """`specrouter bench chains`: how fast the chains of a pool are, and the policies that pick them.
 
-In every round, one after the other and on the same prompts and seeds: `transformers` `generate`
-alone and assisted, own target-only, every static chain at its best depth and width, the policies,
-and a server elsewhere. Nothing else should run meanwhile.
+In every round, one after the other and on the same prompts and seeds: the target alone, every
+static chain, the policies. Nothing else should run meanwhile.
 
 Contract: a bad argument raises `ConfigError` before anything is loaded.
 """
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
-from contextlib import ExitStack
+from functools import partial
 from typing import Any
-
-import torch
 
 from modelpool import ModelPool
 from modelpool.errors import ConfigError
-from specrouter.bench.conditions import request_limit
-from specrouter.bench.contenders import Contender
-from specrouter.bench.lineup import Lineup, lineup
-from specrouter.bench.llama_server import LLAMA_SERVER, LlamaServerContender
+from specrouter.bench import figures
+from specrouter.bench.conditions import conditions, request_limit
+from specrouter.bench.contenders import Contender, OwnContender
 from specrouter.bench.options import ChainsOptions
 from specrouter.bench.output_file import write_outputs
-from specrouter.bench.peer import PeerContender
-from specrouter.bench.plots import check_plot, write_chains_plot
-from specrouter.bench.progress import Progress, ShownLoad
-from specrouter.bench.prompts import BenchPrompt, load_prompts, tokenize
-from specrouter.bench.recorded import (
-    agent_workload,
-    fingerprint,
-    load_trajectories,
-    tokenize_trajectories,
-)
-from specrouter.bench.reference import Checkpoint, ReferenceContender, reference_process
-from specrouter.bench.session import Session
+from specrouter.bench.prompts import deal, load_prompts, tokenize
+from specrouter.bench.rounds import measure
 from specrouter.bench.tables import chains_table
 from specrouter.config import RouterConfig
+from specrouter.config.policies import CHAIN_POLICIES
+from specrouter.progress import Progress, ShownLoad
+from specrouter.request.params import Chain
 from specrouter.router import ChainRouter
+from specrouter.routing.scheduler import candidate_chains
 
-_SMALL_ASSISTANT = 100_000_000  # parameters; up to here float32 suits a CPU better
+_ALL_CHAINS_UP_TO = 5  # models; a larger pool's chains of four models and more are left out
+_ADAPTIVE, STATIC = "adaptive", "static"
 
 
 def bench_chains(options: ChainsOptions, progress: Progress) -> dict[str, Any]:
-    """Measures, and returns the JSON document. Raises `ConfigError`, `MeasurementError`."""
-    if options.plot is not None:
-        check_plot(options.plot)
+    """Measure, and return the JSON document. Raises `ConfigError`, `MeasurementError`."""
     config = RouterConfig.load(options.config)
     if options.fresh_times:
         config = config.with_fresh_times()
     sizes = options.batches(config.engine.max_requests)
     loading = ShownLoad(progress)
     pool = ModelPool.from_config(config.pool, progress=loading)  # reads no weights
-    who = lineup(pool, options.only, options.peer is not None, options.workload is not None)
-    prompts, recorded = _workload(options, config, pool)
-    with ExitStack() as stack:
-        outside: list[Contender] = []
-        if options.peer is not None:
-            outside.append(_peer(options, pool, prompts, sizes))
-        if who.has_transformers or who.assistants:
-            process = stack.enter_context(reference_process(torch.get_num_threads()))
-            outside += references(pool, who, process)
-        progress.note(f"loading {pool.target}")
-        router = stack.enter_context(ChainRouter.from_config(config, loading))
-        session = Session(options, router, who, prompts, outside, progress)
-        batches = {
-            str(batch): session.run(batch, f"batch {batch} ({number} of {len(sizes)})")
-            for number, batch in enumerate(sizes, 1)
-        }
-        measured_under = {**session.conditions(), "recorded": recorded}
-        return {"conditions": measured_under, "batches": batches}
+    chains, policies = chosen(pool, options.only)
+    texts, limit = load_prompts(options.prompts), request_limit(config, pool)
+    if limit <= options.new_tokens:
+        raise ConfigError("--new-tokens", f"must be below the model's length of {limit}")
+    prompts = tokenize(texts, pool.tokenizer, limit - options.new_tokens)
+    progress.note(f"loading {pool.target}")
+    with ChainRouter.from_config(config, loading) as router:
+        contenders: list[Contender] = [
+            OwnContender("off", router, speculation="off"),
+            *(OwnContender(chain_name(c), router, STATIC, {"chain": c}) for c in chains),
+            *(OwnContender(policy, router, policy) for policy in policies),
+        ]
+        batches = {}
+        for number, batch in enumerate(sizes, 1):
+            dealt = partial(
+                deal, prompts, batch=batch, new_tokens=options.new_tokens,
+                temperature=options.temperature, by_category=options.by_category,
+            )  # fmt: skip
+            label = f"batch {batch} ({number} of {len(sizes)})"
+            samples = measure(contenders, dealt, options.rounds, label, progress)
+            categories = [work.category for work in dealt(0)]
+            rows = {
+                name: figures.row(samples, name, ["off"], categories, options.by_category)
+                for name in samples
+            }
+            batches[str(batch)] = {"contenders": rows}
+        return {"conditions": {**conditions(router), **asked(options, prompts)}, "batches": batches}
 
 
 def write(document: Mapping[str, Any], options: ChainsOptions) -> None:
-    """The table, and the files that are asked for. Raises `FileNotWrittenError`."""
-    text = chains_table(document)
-    write_outputs(document, text, options.json, options.plot, write_chains_plot)
+    """Print the table, and write the file that is asked for. Raises `FileNotWrittenError`."""
+    write_outputs(document, chains_table(document), options.json)
 
 
-def _workload(
-    options: ChainsOptions, config: RouterConfig, pool: ModelPool
-) -> tuple[dict[str, list[BenchPrompt]], dict[str, Any] | None]:
-    """Prompts by category; and of recorded outputs, what their figures are comparable by."""
-    limit = request_limit(config, pool)
-    if options.workload is None:
-        texts = load_prompts(options.prompts)
-        if limit <= options.new_tokens:
-            raise ConfigError("--new-tokens", f"must be below the model's length of {limit}")
-        return tokenize(texts, pool.tokenizer, limit - options.new_tokens), None
-    found = load_trajectories(options.prompts) if options.prompts else agent_workload()
-    prompts = tokenize_trajectories(found, pool.tokenizer, limit, options.new_tokens)
-    return prompts, fingerprint(found)
+def asked(options: ChainsOptions, prompts: Mapping[str, Sequence[object]]) -> dict[str, Any]:
+    """What of the options a figure is comparable by."""
+    return {
+        "config": options.config.name,
+        "prompts": {category: len(found) for category, found in prompts.items()},
+        "rounds": options.rounds,
+        "new_tokens": options.new_tokens,
+        "temperature": options.temperature,
+        "by_category": options.by_category,
+    }
 
 
-def _peer(
-    options: ChainsOptions,
-    pool: ModelPool,
-    prompts: Mapping[str, Sequence[BenchPrompt]],
-    sizes: Sequence[int],
-) -> Contender:
-    """Raises `ConfigError` for a server that does not answer, or is of no kind that is known."""
-    given = options.peer or ""
-    kind, separator, url = given.partition("=")
-    if not separator or "://" in kind:  # an address may have a query
-        return PeerContender(given, lambda text: pool.tokenizer(text)["input_ids"], options.api_key)
-    if kind != LLAMA_SERVER:
-        reason = f"{kind!r} is no kind of server: say URL, or {LLAMA_SERVER}=URL"
-        raise ConfigError("--peer", reason)
-    server = LlamaServerContender(url, options.api_key)
-    flat = [prompt for found in prompts.values() for prompt in found]
-    server.check(flat, sizes, options.new_tokens)
-    return server
+def chain_name(chain: Chain) -> str:
+    return ">".join(chain)
 
 
-def references(pool: ModelPool, who: Lineup, process: Executor) -> list[Contender]:
-    """`transformers` with each assistant, on the pool's checkpoints; alone it comes first."""
-    target = _checkpoint(pool, pool.target)
-    found: list[Contender] = []
-    if who.has_transformers:
-        found.append(ReferenceContender("transformers", process, target))
-    for name in who.assistants:
-        is_small = pool.parameter_count(name) <= _SMALL_ASSISTANT
-        assistant = _checkpoint(pool, name, "float32" if is_small else None)
-        found.append(ReferenceContender(f"assisted:{name}", process, target, assistant))
-    return found
+def static_chains(pool: ModelPool) -> list[Chain]:
+    """The chains with a drafter that fit a device together."""
+    parameters = {name: pool.parameter_count(name) for name in pool.names}
+    longest = None if len(pool.names) <= _ALL_CHAINS_UP_TO else 3
+    chains = candidate_chains(pool.names, parameters, pool.target, longest)
+    return [chain for chain in chains if len(chain) > 1 and pool.fit_together(chain)]
 
 
-def _checkpoint(pool: ModelPool, name: str, dtype: str | None = None) -> Checkpoint:
-    model = next(model for model in pool.config.models if model.name == name)
-    return Checkpoint(
-        str(pool.path(name)),
-        dtype or pool.plan(name).dtype,
-        pool.placement(name).device,
-        model.trust_remote_code,
-    )
+def chosen(pool: ModelPool, only: Sequence[str] | None) -> tuple[list[Chain], list[str]]:
+    """The chains and the policies that take part beside the target alone.
+
+    Raises `ConfigError` for a name that the pool does not have.
+    """
+    chains = static_chains(pool)
+    known = ["off", _ADAPTIVE, *map(chain_name, chains), *[STATIC] * bool(chains)]
+    wanted = known if only is None else list(dict.fromkeys(only))
+    own = own_policies([name for name in wanted if name not in known], known)
+    policies = [name for name in wanted if name == _ADAPTIVE or name in own]
+    return [c for c in chains if {chain_name(c), STATIC} & set(wanted)], policies
+
+
+def own_policies(names: Sequence[str], known: Sequence[str]) -> Sequence[str]:
+    """`names`, each of which is a chain policy. Raises `ConfigError` for any other."""
+    for name in names:
+        try:
+            if name == STATIC:  # here all chains, not the policy of that name
+                raise ValueError("the pool has no chain with a drafter")
+            CHAIN_POLICIES.find(name)
+        except ValueError as error:
+            reason = f"{name!r} is none of {', '.join(known)}: {error}"
+            raise ConfigError("--only", reason) from error
+    return names

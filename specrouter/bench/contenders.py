@@ -17,14 +17,11 @@ from specrouter.config.policies import CHAIN_POLICIES
 from specrouter.profile.profiler import EngineStatistics
 from specrouter.request.output import RequestOutput
 from specrouter.request.params import SamplingParams
-from specrouter.request.structure import Structure
 from specrouter.router import ChainRouter
 
 
 class Contender(Protocol):
     name: str
-
-    def supports(self, batch: int) -> bool: ...
 
     def run(self, work: Work) -> Sample:
         """Raises `MeasurementError`."""
@@ -42,26 +39,39 @@ class OwnContender:
         speculation: Literal["off"] | None = None,
     ) -> None:
         self.name = name
-        self._router, self._policy, self._settings = router, policy, settings or {}
+        self.router, self._policy, self._settings = router, policy, settings or {}
         self._speculation = speculation
-
-    def supports(self, batch: int) -> bool:
-        return True
 
     def run(self, work: Work) -> Sample:
         asked = zip(work.prompts, work.seeds, strict=True)
         tenant = secrets.token_hex(8)
-        params = [_params(work, prompt, seed, tenant) for prompt, seed in asked]
+        params = [self.params(work, prompt, seed, tenant) for prompt, seed in asked]
         prompts = [prompt.token_ids for prompt in work.prompts]
-        self._router.set_policy(self._policy, **self._settings)
+        self.router.set_policy(self._policy, **self._settings)
         # What other contenders do would teach the adaptive one for nothing.
         learns = self._speculation is None and CHAIN_POLICIES.find(self._policy).learns
-        self._router.instruments.set_learning(learns)
-        before = self._router.instruments.statistics()
+        self.router.instruments.set_learning(learns)
+        before = self.router.instruments.statistics()
         started = time.perf_counter()
-        outputs = self._router.generate(prompts, params, self._speculation)
+        outputs = self.router.generate(prompts, params, self._speculation)
         seconds = time.perf_counter() - started
-        return self._sample(outputs, seconds, spent(before, self._router.instruments.statistics()))
+        return self._sample(outputs, seconds, spent(before, self.router.instruments.statistics()))
+
+    def params(self, work: Work, prompt: BenchPrompt, seed: int, tenant: str) -> SamplingParams:
+        """What a prompt is asked with.
+
+        Contenders are given the same prompts and seeds, and say the same: what one of them has
+        read or said must not help the next, so nothing is kept of prompts, and every run is a
+        tenant's own.
+        """
+        return SamplingParams(
+            max_new_tokens=work.new_tokens,
+            temperature=work.temperature,
+            seed=seed,
+            ignore_eos=True,
+            prefix_cache=False,
+            cache_salt=tenant,
+        )
 
     def _sample(
         self, outputs: Sequence[RequestOutput], seconds: float, engine: EngineStatistics
@@ -83,19 +93,3 @@ class OwnContender:
             requests=len(outputs),
             tpot_ms=mean_of_known(output.metrics.tpot_ms for output in outputs),
         )
-
-
-def _params(work: Work, prompt: BenchPrompt, seed: int, tenant: str) -> SamplingParams:
-    """Contenders are given the same prompts and seeds, and say the same: what one of them has read
-    or said must not help the next, so nothing is kept of prompts, and every run is a tenant's own.
-    """
-    recorded = prompt.recorded[: work.new_tokens]
-    return SamplingParams(
-        max_new_tokens=len(recorded) or work.new_tokens,
-        temperature=work.temperature,
-        seed=seed,
-        ignore_eos=True,
-        prefix_cache=False,
-        cache_salt=tenant,
-        structure=Structure("recorded", recorded) if recorded else None,
-    )

@@ -1,113 +1,166 @@
-"""`specrouter bench load`: how many requests get their tokens in time, policy by policy.
+"""`specrouter bench load`: which requests get their tokens in time, with speculation and without.
 
-The same requests arrive at the same times under every policy, whatever the state of the service.
+The same requests arrive at the same random times in both, whatever the state of the service.
 
 Contract: a bad argument raises `ConfigError` before anything is loaded. Attainment is decided
 here, by the times that a request got, not by what the service says of it.
 """
 
+import itertools
+import random
+import secrets
+import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 from modelpool import ModelPool
 from modelpool.errors import ConfigError
 from specrouter.bench.conditions import conditions, cpu_name, request_limit
-from specrouter.bench.http_client import SERVICE_VARIABLE, read_api_key
-from specrouter.bench.load_bench import LoadBench
-from specrouter.bench.load_requests import load_labelled, read_arrivals, sweep
+from specrouter.bench.load_figures import figures, medians
 from specrouter.bench.load_services import OwnService, ServerService
 from specrouter.bench.options import LoadOptions
 from specrouter.bench.output_file import write_outputs
-from specrouter.bench.plots import PLOTS, check_plot, plot_path, write_load_plots
-from specrouter.bench.progress import Progress, ShownLoad
-from specrouter.bench.prompts import Texts
-from specrouter.bench.tables import load_table
-from specrouter.bench.traces import Arrival
+from specrouter.bench.prompts import Texts, Tokenize, load_prompts
+from specrouter.bench.replay import LoadRequest, Outcome, Service, replay
+from specrouter.bench.tables import load_rows, model_sizes
 from specrouter.config import RouterConfig
+from specrouter.http_client import SERVICE_VARIABLE, read_api_key
+from specrouter.progress import Progress, ShownLoad
 from specrouter.router import ChainRouter
 
-_MOST_ROWS = 1024
+_WAYS = ("off", "on")  # speculation
+_WARM_UP_REQUESTS = 10
+_SEEDS_OF_A_ROUND = 100_000
+
+
+class WallClock:
+    def now_s(self) -> float:
+        return time.perf_counter()
+
+    def sleep_s(self, duration_s: float) -> None:
+        time.sleep(duration_s)
 
 
 def bench_load(options: LoadOptions, progress: Progress) -> dict[str, Any]:
-    """Measures, and returns the JSON document. Raises `ConfigError`, `MeasurementError`."""
-    texts = load_labelled(options.prompts)
-    if options.plot is not None:
-        for name in (None, *PLOTS):
-            check_plot(plot_path(options.plot, name))
-    trace = read_arrivals(options)
+    """Measure, and return the JSON document. Raises `ConfigError`, `MeasurementError`."""
+    texts = load_prompts(options.prompts)
     if options.server is not None:
-        return _measure_server(options.server, options, trace, texts, progress)
+        server = ServerService(options.server, read_api_key(SERVICE_VARIABLE, options.api_key))
+        requests = load_requests(options, texts, server.tokenize, server.max_request_tokens)
+        measured = _measure(server, requests, options, progress)
+        where = {"server": options.server, "target": server.model, "cpu": cpu_name()}
+        return {"conditions": {**where, **_asked(options)}, "ways": measured}
     assert options.config is not None, "the options have one of both"
-    config = with_rows(RouterConfig.load(options.config), options.rows)
+    config = RouterConfig.load(options.config)
     if options.fresh_times:
         config = config.with_fresh_times()
     loading = ShownLoad(progress)
     pool = ModelPool.from_config(config.pool, progress=loading)  # reads no weights
-    points = sweep(trace, options, request_limit(config, pool))
+
+    def tokenize(text: str) -> Sequence[int]:
+        ids: Sequence[int] = pool.tokenizer(text)["input_ids"]
+        return ids
+
+    requests = load_requests(options, texts, tokenize, request_limit(config, pool))
     progress.note(f"loading {pool.target}")
     with ChainRouter.from_config(config, loading) as router:
-        service = OwnService(router)
-        bench = LoadBench(
-            service, lambda text: pool.tokenizer(text)["input_ids"], texts, options, progress
-        )
-        measured = bench.run(points)
-        rows = {"rows": config.engine.max_requests}
-        return {"conditions": {**conditions(router), **rows, **asked(options, bench)}, **measured}
-
-
-def _measure_server(
-    url: str,
-    options: LoadOptions,
-    trace: Sequence[Arrival],
-    texts: Texts,
-    progress: Progress,
-) -> dict[str, Any]:
-    """Nothing of a model is needed here: the server says how it reads texts, and how long."""
-    service = ServerService(url, read_api_key(SERVICE_VARIABLE, options.api_key))
-    bench = LoadBench(service, service.tokenize, texts, options, progress)
-    measured = bench.run(sweep(trace, options, service.max_request_tokens))
-    elsewhere = {
-        "server": url,
-        "target": service.model,
-        "max_request_tokens": service.max_request_tokens,
-        "cpu": cpu_name(),
-    }
-    return {"conditions": {**elsewhere, **asked(options, bench)}, **measured}
+        measured = _measure(OwnService(router), requests, options, progress)
+        return {"conditions": {**conditions(router), **_asked(options)}, "ways": measured}
 
 
 def write_load(document: Mapping[str, Any], options: LoadOptions) -> None:
-    """The table, and the files that are asked for. Raises `FileNotWrittenError`."""
-    write_outputs(document, load_table(document), options.json, options.plot, write_load_plots)
+    """Print the table, and write the file that is asked for. Raises `FileNotWrittenError`."""
+    told = document["conditions"]
+    where = model_sizes(told) if "models" in told else told["server"]
+    rows = {f"speculation {way}": row for way, row in document["ways"].items()}
+    write_outputs(document, "\n".join([where, *load_rows(rows)]), options.json)
 
 
-def with_rows(config: RouterConfig, rows: int | None) -> RouterConfig:
-    if rows is None:
-        return config
-    if rows > _MOST_ROWS:
-        raise ConfigError("--rows", f"must be at most {_MOST_ROWS}, not {rows}")
-    engine = config.engine.model_copy(update={"max_requests": rows})
-    return config.model_copy(update={"engine": engine})
+def load_requests(
+    options: LoadOptions, texts: Texts, tokenize: Tokenize, limit: int
+) -> list[LoadRequest]:
+    """Requests at random times, with prompts drawn from `texts`; the same for the same options.
+
+    Args:
+        limit: tokens of a request, prompt and output.
+
+    Raises:
+        ConfigError: a request is longer.
+    """
+    room = limit - options.output_tokens
+    if room < max(1, options.input_tokens or 1):
+        reason = f"does not fit the model's {limit} with prompts of {options.input_tokens or 1}"
+        raise ConfigError("--output-tokens", reason)
+    draw = random.Random(f"load {options.seed}")
+    known = [(category, text) for category, found in texts.items() for text in found]
+    at_s, requests = 0.0, []
+    for index in range(options.requests):
+        category, text = draw.choice(known)
+        ids = tokenize(text)
+        if options.input_tokens is not None:
+            ids = list(itertools.islice(itertools.cycle(ids), options.input_tokens))
+        requests.append(
+            LoadRequest(
+                at_s=at_s,
+                category=category,
+                token_ids=tuple(ids[-room:]),
+                new_tokens=options.output_tokens,
+                temperature=options.temperature,
+                seed=options.seed + index,
+                objective_ms=options.tpot_ms,
+                ttft_ms=options.ttft_ms,
+                e2e_ms=options.e2e_ms,
+            )
+        )
+        at_s += draw.expovariate(options.poisson)
+    return requests
 
 
-def asked(options: LoadOptions, bench: LoadBench) -> dict[str, Any]:
+def _measure(
+    service: Service, requests: Sequence[LoadRequest], options: LoadOptions, progress: Progress
+) -> dict[str, Any]:
+    """Medians over rounds of the figures, with speculation and without, which take turns."""
+    first = [replace(one, at_s=0.0) for one in requests[:_WARM_UP_REQUESTS]]
+    for way in _WAYS[::-1]:
+        progress.show(f"warm-up, speculation {way}")
+        _run(service, first, way)
+    progress.expect(options.rounds * len(_WAYS))
+    found: dict[str, list[dict[str, Any]]] = {way: [] for way in _WAYS}
+    for number in range(options.rounds):
+        seeded = [replace(one, seed=one.seed + number * _SEEDS_OF_A_ROUND) for one in requests]
+        for way in _WAYS[:: 1 - 2 * (number % 2)]:
+            label = f"round {number + 1}/{options.rounds}, speculation {way}"
+            progress.show(label)
+            outcomes = _run(service, seeded, way)
+            progress.step()
+            found[way].append(figures(outcomes))
+            errors = [one.answer.error for one in outcomes if one.answer.error is not None]
+            if errors:
+                progress.note(f"{label}: the first of {len(errors)} errors: {errors[0]}")
+    return {way: medians(rounds) for way, rounds in found.items()}
+
+
+def _run(service: Service, requests: Sequence[LoadRequest], way: str) -> list[Outcome]:
+    """As a tenant of its own: the same requests have been answered before."""
+    tenant = secrets.token_hex(8)
+    speculation: Literal["off"] | None = "off" if way == "off" else None
+    own = [replace(one, tenant=tenant, speculation=speculation) for one in requests]
+    return replay(own, service, WallClock())
+
+
+def _asked(options: LoadOptions) -> dict[str, Any]:
     return {
         "config": None if options.config is None else options.config.name,
-        "trace": None if options.trace is None else options.trace.name,
         "poisson_per_s": options.poisson,
-        "lengths": options.lengths,
-        "e2e_objective_ms": options.e2e_ms,
-        "ttft_slowdown": options.ttft_slowdown,
         "requests": options.requests,
-        "skip": options.skip,
+        "prompts": [file.name for file in options.prompts],
+        "input_tokens": options.input_tokens,
         "output_tokens": options.output_tokens,
-        "length_scale": options.length_scale,
-        "trace_baseline_ms": options.trace_baseline_ms,
-        "prompts": [Path(file).name for file in options.prompts],
+        "tpot_objective_ms": options.tpot_ms,
+        "ttft_objective_ms": options.ttft_ms,
+        "e2e_objective_ms": options.e2e_ms,
         "rounds": options.rounds,
         "temperature": options.temperature,
         "seed": options.seed,
-        "baseline_ms": bench.alone and bench.alone.tpot_ms,
-        "policies": list(options.policies),
     }

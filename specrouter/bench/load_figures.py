@@ -6,7 +6,7 @@ what had no objective is in no attainment and in no goodput, but in the throughp
 Source: AdaServe, section 6.1.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -43,60 +43,6 @@ def medians(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def over_rounds(
-    rounds: Sequence[Mapping[str, Mapping[str, Any]]], baselines: Collection[str]
-) -> dict[str, Any]:
-    """Of each policy the medians of its figures and of its ratios within a round; the ratio of
-    violations is of sums over rounds, since a round may have none."""
-    result = medians([with_ratios(one, baselines) for one in rounds])
-    known = [name for name in rounds[0] if name in baselines]
-    for name, row in result.items() if known else ():
-        fewest = sum(min(one[other]["violations"] for other in known) for one in rounds)
-        row["over"]["violations"] = _ratio(fewest, sum(one[name]["violations"] for one in rounds))
-    return result
-
-
-def with_ratios(
-    rows: Mapping[str, Mapping[str, Any]], baselines: Collection[str]
-) -> dict[str, dict[str, Any]]:
-    """The figures of each policy in a round, with what it gains `over` that round's best baseline.
-
-    violations: the fewest of a baseline over its own; None where it has none itself, or none was
-    measured. goodput: its own over the highest of a baseline, which may be another one. ttft_p99:
-    its own over target-only's. eaf_tpot: target-only's mean TPOT over its own (EAF: SpecRouter,
-    section 6).
-    """
-    known = [row for name, row in rows.items() if name in baselines]
-    fewest = min((row["violations"] for row in known), default=None)
-    highest = max((row["goodput_tokens_per_s"] for row in known), default=None)
-    alone = rows.get("target-only", {})
-    first = alone.get("ttft_ms", {}).get("p99")
-    return {
-        name: {
-            **row,
-            "over": {
-                "violations": _ratio(fewest, row["violations"]),
-                "goodput": _ratio(row["goodput_tokens_per_s"], highest),
-                "ttft_p99": _ratio(row["ttft_ms"]["p99"], first),
-                "eaf_tpot": _ratio(alone.get("mean_tpot_ms"), row["mean_tpot_ms"]),
-            },
-        }
-        for name, row in rows.items()
-    }
-
-
-def series(outcomes: Sequence[Outcome]) -> list[list[float | None]]:
-    """Of each request when it was sent and ended, in seconds, and its TPOT over the objective."""
-    return [
-        [
-            round(o.sent_s, 3),
-            round(o.end_s, 3),
-            _rounded(_ratio(o.answer.tpot_ms, o.request.objective_ms)),
-        ]
-        for o in outcomes
-    ]
-
-
 def _of_group(outcomes: Sequence[Outcome], duration_s: float) -> dict[str, Any]:
     judged = [o for o in outcomes if o.is_attained is not None]
     attained = [o for o in judged if o.is_attained]
@@ -131,11 +77,3 @@ def _median(values: Sequence[float | None]) -> float | None:
 
 def _per_s(amount: float, duration_s: float) -> float:
     return amount / duration_s if duration_s > 0 else 0.0
-
-
-def _ratio(over: float | None, under: float | None) -> float | None:
-    return over / under if over is not None and under else None
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)

@@ -1,4 +1,4 @@
-"""Who answers a replay: a router in this process under a policy, or a server over HTTP.
+"""Who answers a replay: a router in this process, or a server over HTTP.
 
 Contract: a request that is refused or fails has an answer with its error. A router's times are the
 engine's own; a server's are its client's, so they include HTTP.
@@ -12,16 +12,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from modelpool.errors import ConfigError
-from specrouter.bench.http_client import FAILURES, Server, events
-from specrouter.bench.named_policies import POLICIES
 from specrouter.bench.replay import Answer, LoadRequest, Pending
 from specrouter.bench.sample import MeasurementError
-from specrouter.config.policies import CHAIN_POLICIES
+from specrouter.http_client import FAILURES, Server, events
 from specrouter.request.handle import RequestHandle
 from specrouter.request.objective import SLO
 from specrouter.request.params import RequestError, SamplingParams
 from specrouter.router import ChainRouter
-from specrouter.routing.chain_policy import TARGET_ONLY
 
 _END_S = 60.0  # within which one that was cancelled must end
 _SILENCE_S = 600.0  # of a server between two events
@@ -33,17 +30,6 @@ class OwnService:
 
     def __init__(self, router: ChainRouter) -> None:
         self._router = router
-
-    def use(self, policy: str) -> None:
-        """One of `POLICIES`, from now on. Raises `ConfigError`."""
-        chosen = POLICIES[policy]
-        configured = self._router.config.trees.model_dump(exclude_unset=True)
-        trees = {**configured, "selection": chosen.selection}
-        self._router.set_policy(
-            chosen.chains, trees=trees, admission=chosen.admission, **chosen.settings
-        )
-        # What runs without drafters would teach the others for nothing.
-        self._router.instruments.set_learning(CHAIN_POLICIES.find(chosen.chains) is not TARGET_ONLY)
 
     def send(self, request: LoadRequest) -> Pending:
         params = SamplingParams(
@@ -139,9 +125,6 @@ class ServerService:
             except FAILURES as error:
                 raise MeasurementError(f"the server does not tokenize: {error}") from error
         return self._known_ids[text]
-
-    def use(self, policy: str) -> None:
-        """A server keeps its own."""
 
     def send(self, request: LoadRequest) -> Pending:
         body = {

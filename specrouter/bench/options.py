@@ -8,41 +8,41 @@ once.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any
 
-from specrouter.bench import tuning
-from specrouter.bench.named_policies import POLICIES
-from specrouter.request.params import LEAST_TEMPERATURE, MAX_DEPTH, MAX_WIDTH
+from specrouter.request.params import LEAST_TEMPERATURE
 
 if TYPE_CHECKING:
     from modelpool.errors import ConfigError
 
 DEFAULT_BATCHES = (1, 4, 8, 16)
-DEFAULT_POLICIES = ("target-only", "spec-4", "global-greedy", "goodput", "slo")
-RECORDED_TOKENS = 256  # of a recorded output at most, unless the command line says otherwise
 
-_POSITIVE = (math.ulp(0.0), math.nextafter(math.inf, 0.0))
-_JSON = "write all figures and the conditions; - prints them as the last line"
-_PROMPTS = "(default: a dozen built-in prompts)"
+POSITIVE = (math.ulp(0.0), math.nextafter(math.inf, 0.0))
+JSON = "write all figures and the conditions; - prints them as the last line"
+BUILT_IN_PROMPTS = "(default: a dozen built-in prompts)"
 
 
-def _option(
+def option(
     default: Any,
     metavar: str,
     text: str = "",
     bounds: tuple[float, float] | None = None,
     is_secret: bool = False,
 ) -> Any:
-    """A field that is an option. `bounds`: the least and the most of it, or of each of several."""
+    """Declare a field that is an option; one whose default is MISSING is required.
+
+    Args:
+        bounds: the least and the most of it, or of each of several.
+    """
     told = {"metavar": metavar, "help": text, "bounds": bounds}
     return field(default=default, repr=not is_secret, metadata=told)
 
 
-def _count(default: int | None, text: str = "", least: int = 1) -> Any:
-    return _option(default, "N", text, (least, math.inf))
+def count(default: int | None, text: str = "", least: int = 1) -> Any:
+    """Declare an option that is a whole number."""
+    return option(default, "N", text, (least, math.inf))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,60 +51,32 @@ class ChainsOptions:
     None takes all. `fresh_times`: models are timed anew."""
 
     config: Path
-    prompts: tuple[Path, ...] = _option(
+    prompts: tuple[Path, ...] = option(
         (), "FILE",
-        f"JSON lines with prompt, question, text or turns; each file is a category {_PROMPTS}",
+        "JSON lines with prompt, question, text or turns; each file is a category "
+        + BUILT_IN_PROMPTS,
     )  # fmt: skip
-    workload: Literal["agent"] | None = _option(
-        None, "",
-        "recorded outputs are replayed, part by part, greedy: code edits, tool-call echoes, JSON, "
-        "turns; or those of --prompts, lines with prompt and output",
-    )  # fmt: skip
-    batch: tuple[int, ...] | None = _option(
+    batch: tuple[int, ...] | None = option(
         None, "B",
         "requests together (default: 1 4 8 16, up to the config's engine.max_requests)",
         (1, math.inf),
     )  # fmt: skip
-    rounds: int = _count(5)
-    new_tokens: int = _count(64, f"of each output; up to {RECORDED_TOKENS} of a recorded one")
-    temperature: float = _option(1.0, "T", "0 is greedy, as recorded outputs are", (0, 100))
-    by_category: bool = _option(
+    rounds: int = count(5)
+    new_tokens: int = count(64, "of each output")
+    temperature: float = option(1.0, "T", "0 is greedy", (0, 100))
+    by_category: bool = option(
         False, "", "batches of one category each; ratios are means over categories"
     )
-    only: tuple[str, ...] | None = _option(
+    only: tuple[str, ...] | None = option(
         None, "NAME",
-        "transformers, assisted, assisted:DRAFTER, static, A>B>C, smallest, tuned, adaptive, or a "
-        "chain policy of one's own (package.module:NAME); the target alone (off) always takes part",
+        "adaptive, static (all chains), A>B>C, or a chain policy of one's own "
+        "(package.module:NAME); the target alone (off) always takes part",
     )  # fmt: skip
-    depths: tuple[int, ...] = _option(
-        tuning.DEPTHS, "N", "among which a static chain's best is found", (1, MAX_DEPTH)
-    )
-    widths: tuple[int, ...] = _option(
-        tuning.WIDTHS, "N", "among which a static chain's best is found", (1, MAX_WIDTH)
-    )
-    peer: str | None = _option(
-        None, "URL",
-        "a server with OpenAI's completions, as a contender; llama-server=URL: llama.cpp's, on "
-        "exported weights, asked for the same work as the engine",
-    )  # fmt: skip
-    api_key: str | None = _option(
-        None, "KEY", "of that server (default: OPENAI_API_KEY)", is_secret=True
-    )
-    plot: Path | None = _option(None, "FILE.png", "draw speed-ups by batch size; needs matplotlib")
-    json: Path | None = _option(None, "FILE", _JSON)
+    json: Path | None = option(None, "FILE", JSON)
     fresh_times: bool = False
 
     def __post_init__(self) -> None:
-        _check(self)
-        if not tuning.grid(self.depths, self.widths):
-            raise _refusal("--widths", "no depth times width is small enough for a tree")
-        if self.api_key is not None and self.peer is None:
-            raise _refusal("--api-key", "goes with --peer")
-        if self.workload is not None and self.temperature > 0:
-            # Shared noise would have drafters draw by chance what the target does not choose by it.
-            raise _refusal("--temperature", "must be 0: --workload agent is recorded text")
-        if self.workload is not None and self.peer is not None:
-            raise _refusal("--peer", "cannot replay the recorded text of --workload agent")
+        check(self)
 
     def batches(self, max_requests: int) -> tuple[int, ...]:
         """Those to measure on `max_requests` rows. Raises `ConfigError` for one that is larger."""
@@ -113,121 +85,55 @@ class ChainsOptions:
         for batch in self.batch:
             if batch > max_requests:
                 reason = f"{batch} is above engine.max_requests, which is {max_requests}"
-                raise _refusal("--batch", reason)
+                raise refusal("--batch", reason)
         return self.batch
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
-    """Exactly one of `trace` and `poisson` is given.
-
-    Every value of `scale`, of `urgent_share` (none: as the trace has it) and of `slo_scale` is a
-    point of the sweep. `e2e_ms` and `ttft_slowdown` are times `slo_scale`, too. `config`: None with
-    a server, which has its own. `fresh_times`: models are timed anew.
-    """
-
-    is_simulated: ClassVar[bool] = False
-    known_policies: ClassVar[Collection[str]] = POLICIES
+    """`config`: None with a server, which has its own. `fresh_times`: models are timed anew."""
 
     config: Path | None
-    trace: Path | None = _option(None, "FILE", "a CSV file of AdaServe's or of Azure's format")
-    poisson: float | None = _option(None, "RATE", "requests per second, at random times", _POSITIVE)
-    lengths: Literal["adaserve", "specrouter"] | None = _option(
-        None, "",
-        "of Poisson arrivals: AdaServe's mix with its objectives (default), or the four datasets "
-        "of SpecRouter's evaluation, without objectives",
-    )  # fmt: skip
-    scale: tuple[float, ...] = _option(
-        (1.0,), "X",
-        "times the gaps between requests: 2 halves the rate; several are a sweep", _POSITIVE,
-    )  # fmt: skip
-    requests: int = _count(200)
-    skip: int = _count(0, "of the trace, from its start", least=0)
-    urgent_share: tuple[float, ...] = _option(
-        (), "SHARE",
-        "of the category with the tightest objective, redrawn (default: the trace's)", (0, 1),
-    )  # fmt: skip
-    e2e_ms: float | None = _option(
-        None, "MS",
-        "objective: time to the last token of every request, in addition to the trace's objectives",
-        _POSITIVE,
-    )  # fmt: skip
-    ttft_slowdown: float | None = _option(
-        None, "F",
-        "objective: time to the first token of every request, as so many times that of a prompt "
-        "of its length alone", _POSITIVE,
-    )  # fmt: skip
-    slo_scale: tuple[float, ...] = _option((1.0,), "F", "times all objectives", _POSITIVE)
-    trace_baseline_ms: float = _option(
-        30.0, "MS", "baseline latency behind the trace's objectives in milliseconds", _POSITIVE
-    )
-    output_tokens: int | None = _count(  # one has no time per token
-        None, "of each request (default: the trace's, times the length scale)", least=2
-    )
-    length_scale: float = _option(0.25, "F", "times the trace's lengths", _POSITIVE)
-    prompts: tuple[Path, ...] = _option(
+    poisson: float = option(MISSING, "RATE", "requests per second, at random times", POSITIVE)
+    requests: int = count(200)
+    prompts: tuple[Path, ...] = option(
         (), "FILE",
-        f"JSON lines; chosen by the trace's categories, cut or repeated to its lengths {_PROMPTS}",
+        "JSON lines with prompt, question, text or turns; each file is a category "
+        + BUILT_IN_PROMPTS,
     )  # fmt: skip
-    rounds: int = _count(1)
-    temperature: float = _option(1.0, "T", "0 is greedy", (0, 100))
-    seed: int = _option(0, "S", bounds=(0, 2**63))  # rounds count up from it
-    rows: int | None = _count(None, "requests together (default: the config's)")
-    policy: tuple[str, ...] | None = _option(
-        None, "NAME",
-        f"{', '.join(POLICIES)} (default: {' '.join(DEFAULT_POLICIES)})",
-    )  # fmt: skip
-    server: str | None = _option(
+    input_tokens: int | None = count(
+        None, "of each prompt, cut or repeated to it (default: the prompts' own)"
+    )
+    output_tokens: int = count(64, "of each request", least=2)  # one has no time per token
+    tpot_ms: float | None = option(
+        None, "MS", "objective: mean time of a token after the first", POSITIVE
+    )
+    ttft_ms: float | None = option(None, "MS", "objective: time to the first token", POSITIVE)
+    e2e_ms: float | None = option(None, "MS", "objective: time to the last token", POSITIVE)
+    rounds: int = count(1, "of the same requests, with speculation and without")
+    temperature: float = option(1.0, "T", "0 is greedy", (0, 100))
+    seed: int = option(0, "S", bounds=(0, 2**63))  # rounds count up from it
+    server: str | None = option(
         None, "URL",
         "a running specrouter server, under its own configuration, instead of a router here",
     )  # fmt: skip
-    api_key: str | None = _option(
+    api_key: str | None = option(
         None, "KEY", "of that server (default: SPECROUTER_API_KEY)", is_secret=True
     )
-    plot: Path | None = _option(
-        None, "FILE.png",
-        "draw a run over time; of a sweep also FILE-rate.png, -urgent.png, -slo.png; needs "
-        "matplotlib",
-    )  # fmt: skip
-    json: Path | None = _option(None, "FILE", _JSON)
+    json: Path | None = option(None, "FILE", JSON)
     fresh_times: bool = False
 
     def __post_init__(self) -> None:
-        if (self.trace is None) == (self.poisson is None):
-            raise _refusal("--trace", "give either --trace or --poisson")
-        if self.poisson is not None and self.skip:
-            raise _refusal("--skip", "goes with --trace")
-        if self.poisson is None and self.lengths is not None:
-            raise _refusal("--lengths", "goes with --poisson")
-        self._check_policies()
-        self._check_server()
-        _check(self)
-
-    @property
-    def policies(self) -> tuple[str, ...]:
-        """Names of the runs that take turns."""
-        return ("server",) if self.server is not None else self.policy or DEFAULT_POLICIES
-
-    def _check_policies(self) -> None:
-        for name in self.policy or ():
-            if name not in self.known_policies:
-                known = ", ".join(self.known_policies)
-                raise _refusal("--policy", f"{name!r} is none of {known}")
-        if self.policy is not None and len(set(self.policy)) < len(self.policy):
-            raise _refusal("--policy", "names one twice")
-
-    def _check_server(self) -> None:
+        check(self)
         if self.server is None:
             if self.api_key is not None:
-                raise _refusal("--api-key", "goes with --server")
+                raise refusal("--api-key", "goes with --server")
             return
-        from specrouter.bench.http_client import check_url
+        from specrouter.http_client import check_url
 
         check_url("--server", self.server)
-        its_own = {"--config": self.config, "--policy": self.policy, "--rows": self.rows}
-        for argument, value in its_own.items():
-            if value is not None:
-                raise _refusal(argument, "is the server's own: not with --server")
+        if self.config is not None:
+            raise refusal("--config", "is the server's own: not with --server")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,21 +142,21 @@ class TurnsOptions:
     anew."""
 
     config: Path
-    chats: int = _count(12, "conversations")
-    turns: int = _count(5, "of each", least=2)
-    history: int = _count(1500, "tokens that the last turn repeats")
-    said: int = _count(48, "new tokens of a turn")
-    new_tokens: int = _count(16, "of an answer")
-    rows: int = _count(4, "requests of that length that KV memory is taken for")
-    temperature: float = _option(0.0, "T", "0 is greedy", (0, 100))
-    json: Path | None = _option(None, "FILE", _JSON)
+    chats: int = count(12, "conversations")
+    turns: int = count(5, "of each", least=2)
+    history: int = count(1500, "tokens that the last turn repeats")
+    said: int = count(48, "new tokens of a turn")
+    new_tokens: int = count(16, "of an answer")
+    rows: int = count(4, "requests of that length that KV memory is taken for")
+    temperature: float = option(0.0, "T", "0 is greedy", (0, 100))
+    json: Path | None = option(None, "FILE", JSON)
     fresh_times: bool = False
 
     def __post_init__(self) -> None:
-        _check(self)
+        check(self)
         if self.first < 1:
             before = self.history - self.first + 1
-            raise _refusal("--history", f"must be at least {before}: so much is said before")
+            raise refusal("--history", f"must be at least {before}: so much is said before")
 
     @property
     def first(self) -> int:
@@ -268,8 +174,8 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _check(options: ChainsOptions | LoadOptions | TurnsOptions) -> None:
-    """Bounds, and the file for the figures. Raises `ConfigError`."""
+def check(options: Any) -> None:
+    """Check bounds, and the file for the figures. Raises `ConfigError`."""
     from specrouter.bench.output_file import STDOUT, check_writable
 
     for one in fields(options):
@@ -278,21 +184,22 @@ def _check(options: ChainsOptions | LoadOptions | TurnsOptions) -> None:
             if bounds is not None and value is not None:
                 _check_bounds(flag(one.name), value, *bounds)
         if one.name == "temperature" and 0.0 < given < LEAST_TEMPERATURE:
-            raise _refusal("--temperature", f"must be 0 or at least {LEAST_TEMPERATURE:g}")
+            raise refusal("--temperature", f"must be 0 or at least {LEAST_TEMPERATURE:g}")
     if options.json is not None and options.json != STDOUT:
         check_writable("--json", options.json)
 
 
 def _check_bounds(argument: str, value: float, least: float, most: float) -> None:
-    if (least, most) == _POSITIVE and not least <= value <= most:  # NaN is not
-        raise _refusal(argument, f"must be above 0, not {value}")
+    if (least, most) == POSITIVE and not least <= value <= most:  # NaN is not
+        raise refusal(argument, f"must be above 0, not {value}")
     if not value >= least:
-        raise _refusal(argument, f"must be at least {least}, not {value}")
+        raise refusal(argument, f"must be at least {least}, not {value}")
     if value > most:
-        raise _refusal(argument, f"must be at most {most}, not {value}")
+        raise refusal(argument, f"must be at most {most}, not {value}")
 
 
-def _refusal(argument: str, reason: str) -> ConfigError:
+def refusal(argument: str, reason: str) -> ConfigError:
+    """What is raised for an argument."""
     from modelpool.errors import ConfigError
 
     return ConfigError(argument, reason)

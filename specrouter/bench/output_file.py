@@ -7,16 +7,13 @@ is a `FileNotWrittenError`, after the result was printed.
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from modelpool.errors import ConfigError
 
 STDOUT = Path("-")
-
-Draw = Callable[[Mapping[str, Any], Path], Iterable[Path]]
 
 
 class FileNotWrittenError(RuntimeError):
@@ -33,55 +30,30 @@ def check_writable(argument: str, path: Path) -> None:
         raise ConfigError(argument, f"{path} cannot be written")
 
 
-def write_outputs(
-    document: Mapping[str, Any],
-    text: str,
-    json_path: Path | None,
-    plot_path: Path | None = None,
-    draw: Draw = lambda document, path: [],
-) -> None:
-    """The text on stdout, then what is asked for besides; stderr tells the files' paths.
+def write_outputs(document: Mapping[str, Any], text: str, path: Path | None) -> None:
+    """Print the text, and write the document where it is asked for; stderr tells that path.
 
     Args:
-        json_path: of the document; `STDOUT` prints it as the last line.
-        draw: writes the pictures of the document, and returns their paths.
+        path: of the document; `STDOUT` prints it as the last line.
 
     Raises:
-        FileNotWrittenError: after all that could be written.
+        FileNotWrittenError: after the document was printed instead.
     """
-    try:
-        print(text, flush=True)
-        if json_path == STDOUT:
-            print(json.dumps(document), flush=True)
-    finally:  # also where stdout was closed early
-        if json_path is not None and json_path != STDOUT:
-            _write_json(document, json_path)
-        if plot_path is not None:
-            with writing(plot_path):
-                for path in draw(document, plot_path):
-                    _tell(path)
-
-
-def _write_json(document: Mapping[str, Any], path: Path) -> None:
     line = json.dumps(document)
     try:
-        with writing(path):
-            path.write_text(line + "\n", encoding="utf-8")
-    except FileNotWrittenError:
-        print(line, flush=True)  # what was measured may have taken hours
-        raise
-    _tell(path)
+        print(text, flush=True)
+        if path == STDOUT:
+            print(line, flush=True)
+    finally:  # also where stdout was closed early
+        if path is not None and path != STDOUT:
+            _write(line, path)
 
 
-def _tell(path: Path) -> None:
-    print(f"wrote {path}", file=sys.stderr)
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Within it, an `OSError` becomes a `FileNotWrittenError`."""
+def _write(line: str, path: Path) -> None:
     try:
-        yield
+        path.write_text(line + "\n", encoding="utf-8")
     except OSError as error:
+        print(line, flush=True)  # what was measured may have taken hours
         reason = error.strerror or str(error)
         raise FileNotWrittenError(f"cannot write {path}: {reason}") from error
+    print(f"wrote {path}", file=sys.stderr)

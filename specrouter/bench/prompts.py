@@ -47,12 +47,9 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class BenchPrompt:
-    """`recorded`: what is to be said; nothing leaves it to the model."""
-
     category: str
     text: str
     token_ids: tuple[int, ...]
-    recorded: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

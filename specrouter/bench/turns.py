@@ -16,11 +16,11 @@ from modelpool.errors import ConfigError
 from specrouter.bench.conditions import conditions
 from specrouter.bench.options import TurnsOptions
 from specrouter.bench.output_file import write_outputs
-from specrouter.bench.progress import Progress, ShownLoad
 from specrouter.bench.prompts import BUILT_IN
 from specrouter.bench.sample import MeasurementError
 from specrouter.bench.tables import model_sizes
 from specrouter.config import RouterConfig
+from specrouter.progress import Progress, ShownLoad
 from specrouter.request.params import SamplingParams
 from specrouter.router import ChainRouter
 

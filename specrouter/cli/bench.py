@@ -10,62 +10,54 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
-from specrouter.bench.options import RECORDED_TOKENS, ChainsOptions, LoadOptions, TurnsOptions, flag
+from specrouter.bench.options import ChainsOptions, LoadOptions, TurnsOptions, flag
 from specrouter.cli.arguments import Parser, add_config, complain, default_config
 from specrouter.cli.target import add_fresh_times
 
 if TYPE_CHECKING:
-    from specrouter.bench.progress import Progress
+    from specrouter.progress import Progress
 
-_CONFIG = ("bench-cpu.yaml", "the bundled pool with an inflated target")
-_ARRIVALS = ("trace", "poisson")
-_SERVED = ("policy", "server", "api_key")  # means nothing to a simulation, or something else
+CONFIG = "bench-cpu.yaml"
 
 
 def add_bench(parser: Parser) -> None:
     what = parser.add_subparsers(metavar="WHAT", required=True)
     chains = what.add_parser(
         "chains",
-        help="each chain and policy against transformers and against the target alone",
+        help="tokens per second of each chain and policy, and over the target alone",
         description="Contenders take turns; figures are medians of ratios within a round. "
         "Prints a table.",
     )
-    _add_all(chains, ChainsOptions)
+    add_options(chains, ChainsOptions)
     load = what.add_parser(
         "load",
-        help="which requests get their tokens in time, when they come as a trace says",
-        description="Open-loop replay: requests are sent at their times whatever the state of the "
-        "service; policies take turns on the same ones. Prints a table for each point of a sweep.",
+        help="which requests get their tokens in time, with speculation and without",
+        description="Requests are sent at random times whatever the state of the service, the "
+        "same ones with speculation and without, in turns. Prints a table.",
     )
-    add_load_arguments(load)
-    _add(load, LoadOptions, _SERVED)
+    add_options(load, LoadOptions)
+    load.set_defaults(config=None)  # to tell whether it is given
     turns = what.add_parser(
         "turns",
         help="the time to the first token in conversations, with the prefix cache and without",
         description="Every turn is asked twice, with what is cached and read whole, in alternating "
         "order. Prints a table of medians.",
     )
-    _add_all(turns, TurnsOptions)
+    add_options(turns, TurnsOptions)
     for parser, run in ((chains, _bench_chains), (load, _bench_load), (turns, _bench_turns)):
         parser.set_defaults(run=run, log_level=logging.WARNING)
 
 
-def add_load_arguments(parser: argparse.ArgumentParser) -> None:
-    """Of a replay of requests, live or simulated, but for its policies."""
-    _add(parser.add_mutually_exclusive_group(required=True), LoadOptions, _ARRIVALS)
-    _add_all(parser, LoadOptions, but=(*_ARRIVALS, *_SERVED))
-    parser.set_defaults(config=None)  # to tell whether it is given
-
-
-def _add_all(parser: argparse.ArgumentParser, options: type, but: Collection[str] = ()) -> None:
-    add_config(parser, *_CONFIG)
+def add_options(parser: argparse.ArgumentParser, options: type, but: Collection[str] = ()) -> None:
+    """Add an argument for each field that is an option, and what all benchmarks have."""
+    add_config(parser, CONFIG, "the bundled pool with an inflated target")
     told = [one.name for one in dataclasses.fields(options) if "help" in one.metadata]
-    _add(parser, options, [name for name in told if name not in but])
+    add_fields(parser, options, [name for name in told if name not in but])
     add_fresh_times(parser)
 
 
-def _add(parser: argparse._ActionsContainer, options: type, names: Collection[str]) -> None:
-    """Fields of these names. What is not given is not in the namespace: fields have defaults."""
+def add_fields(parser: argparse._ActionsContainer, options: type, names: Collection[str]) -> None:
+    """Add fields of these names. The namespace has what is given: fields have defaults."""
     hints = get_type_hints(options)
     for field in dataclasses.fields(options):
         if field.name in names:
@@ -82,13 +74,14 @@ def _argument(hint: Any, field: dataclasses.Field[Any]) -> dict[str, Any]:
         text = f"{text} ({told})" if text else told
     if hint is bool:
         return {"action": "store_true", "help": text}
+    given = {"required": True} if default is dataclasses.MISSING else {}
     [kind] = [one for one in get_args(hint) if one is not type(None)] if _is_union(hint) else [hint]
     if get_origin(kind) is Literal:
-        return {"choices": get_args(kind), "help": text}
-    metavar = field.metadata["metavar"]
+        return {"choices": get_args(kind), "help": text, **given}
+    given |= {"metavar": field.metadata["metavar"], "help": text}
     if get_origin(kind) is tuple:
-        return {"type": get_args(kind)[0], "nargs": "+", "metavar": metavar, "help": text}
-    return {"type": kind, "metavar": metavar, "help": text}
+        return {"type": get_args(kind)[0], "nargs": "+", **given}
+    return {"type": kind, **given}
 
 
 def _is_union(hint: Any) -> bool:
@@ -96,14 +89,9 @@ def _is_union(hint: Any) -> bool:
 
 
 def _bench_chains(arguments: argparse.Namespace) -> int:
-    # Imports all of transformers' generation, which no other command waits for.
     from specrouter.bench.chains import bench_chains, write
 
-    given = options_from(ChainsOptions, arguments)
-    if "workload" in given:
-        recorded = {"new_tokens": RECORDED_TOKENS, "temperature": 0.0, "by_category": True}
-        given = {**recorded, **given}
-    options = ChainsOptions(**given)
+    options = ChainsOptions(**options_from(ChainsOptions, arguments))
     return measured(partial(bench_chains, options), partial(write, options=options))
 
 
@@ -112,7 +100,7 @@ def _bench_load(arguments: argparse.Namespace) -> int:
 
     given = options_from(LoadOptions, arguments)
     if given["config"] is None and "server" not in given:
-        given["config"] = default_config(_CONFIG[0])
+        given["config"] = default_config(CONFIG)
     options = LoadOptions(**given)
     return measured(partial(bench_load, options), partial(write_load, options=options))
 
@@ -127,10 +115,10 @@ def _bench_turns(arguments: argparse.Namespace) -> int:
 def measured(
     measure: Callable[[Progress], Mapping[str, Any]], write: Callable[[Mapping[str, Any]], None]
 ) -> int:
-    """Measures, shows what that is at, and writes the document. Returns the exit code."""
+    """Measure, show what that is at, and write the document. Returns the exit code."""
     from specrouter.bench.output_file import FileNotWrittenError
-    from specrouter.bench.progress import Progress
     from specrouter.bench.sample import MeasurementError
+    from specrouter.progress import Progress
 
     try:
         with Progress() as progress:

@@ -44,8 +44,8 @@ def _check(arguments: argparse.Namespace) -> int:
     # Imports the models' own code, which other commands do when they load them.
     from modelpool.errors import ConfigError
     from modelpool.fast.memory_speed import read_bytes_per_s
-    from specrouter.bench.progress import Progress, ShownLoad
     from specrouter.cli.check import check_config
+    from specrouter.progress import Progress, ShownLoad
 
     try:
         asked = read_asked(arguments)

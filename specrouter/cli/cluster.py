@@ -51,7 +51,7 @@ def _asked(url: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, di
     """Status and JSON object of an answer, whatever its status; 0 where there is none."""
     from urllib.error import HTTPError
 
-    from specrouter.bench.http_client import FAILURES, SERVICE_VARIABLE, Server, read_api_key
+    from specrouter.http_client import FAILURES, SERVICE_VARIABLE, Server, read_api_key
 
     server = Server(url.rstrip("/"), read_api_key(SERVICE_VARIABLE))
     try:

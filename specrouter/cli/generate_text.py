@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import specrouter
 from specrouter import RequestError, RequestOutput, SamplingParams, Speculation
-from specrouter.bench.progress import Progress, ShownLoad
 from specrouter.config import RouterConfig
+from specrouter.progress import Progress, ShownLoad
 from specrouter.request.objective import check_positive, joined
 
 _SHAPE = ("depth", "width")  # arguments that go with a chain

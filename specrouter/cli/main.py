@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 from specrouter.cli.arguments import BAD_INPUT, Parser, complain
 from specrouter.cli.check_command import add_check, add_pairs
-from specrouter.cli.checkpoint_files import add_export_gguf, add_inflate
 from specrouter.cli.cluster import add_cluster
 from specrouter.cli.generate import add_generate
+from specrouter.cli.inflate import add_inflate
 from specrouter.cli.serve import add_serve
 from specrouter.logs import configure_logs
 from specrouter.version import __version__
@@ -61,7 +61,6 @@ def _parser() -> Parser:
     add_cluster(commands)
     add_generate(commands)
     add_inflate(commands)
-    add_export_gguf(commands)
     commands.add_parser("bench", help="measure speed").fill = _add_bench
     return parser
 

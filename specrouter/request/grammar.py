@@ -28,8 +28,7 @@ from transformers import PreTrainedTokenizerBase
 from processors.grammar import Bits, GrammarError, Path, allows
 from specrouter.request.grammar_start import started
 from specrouter.request.params import RequestError, check_unicode
-from specrouter.request.recorded_text import RecordedText
-from specrouter.request.structure import Structure, StructureKind
+from specrouter.request.structure import Structure, StructureKind, TextForm
 
 _KEPT = 64  # compiled grammars
 _LONGEST_SOURCE = 2**16  # characters
@@ -84,15 +83,12 @@ class GrammarCompiler:
         self._end_token_ids = frozenset(end for end in end_token_ids if end < vocab_size)
         self._known = functools.lru_cache(_KEPT)(self._compile)
 
-    def form(self, structure: Structure) -> CompiledGrammar | RecordedText:
+    def form(self, structure: Structure | TextForm) -> TextForm:
         """What a request's text goes by. Raises `RequestError`, whose field is `structure`."""
-        if structure.kind != "recorded":
-            return self.compile(structure)
-        _check(structure)
-        return RecordedText.parse(structure.source, self._vocab_size)
+        return self.compile(structure) if isinstance(structure, Structure) else structure
 
     def compile(self, structure: Structure) -> CompiledGrammar:
-        """Of any kind but `recorded`. Raises `RequestError`, whose field is `structure`."""
+        """Raises `RequestError`, whose field is `structure`."""
         _check(structure)
         return self._known(structure)
 

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import Any, Self
 
-from specrouter.request.structure import Structure
+from specrouter.request.structure import Structure, TextForm
 
 
 class RequestError(ValueError):
@@ -104,7 +104,7 @@ class SamplingParams:
     logprobs: int | None = None
     logits_processors: tuple[Any, ...] = field(default=(), hash=False)  # some cannot be hashed
     prompt_logprobs: int | None = None
-    structure: Structure | None = None
+    structure: Structure | TextForm | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     shown_special_token_ids: tuple[int, ...] = ()
@@ -131,7 +131,7 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), least=0, most=MAX_LOGPROBS)
-        if not isinstance(self.structure, Structure | None):
+        if not isinstance(self.structure, Structure | TextForm | None):
             raise RequestError("structure", "must be a Structure")
         if not all(callable(processor) for processor in self.logits_processors):
             raise RequestError("logits_processors", "must hold callables (input_ids, scores)")

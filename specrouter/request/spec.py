@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from specrouter.request.grammar import CompiledGrammar
 from specrouter.request.objective import Objective
 from specrouter.request.params import SamplingParams, Speculation
-from specrouter.request.recorded_text import RecordedText
+from specrouter.request.structure import TextForm
 
 MAX_PRIORITY = 1000
 
@@ -73,7 +72,7 @@ class RequestSpec:
     objective: Objective | None = None
     priority: int = 0
     timeout_s: float | None = None
-    grammar: CompiledGrammar | RecordedText | None = None
+    grammar: TextForm | None = None
     predicted: tuple[int, ...] = ()
     reuses_outputs: bool = True
     elapsed_s: float = 0.0

@@ -3,9 +3,22 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
-StructureKind = Literal["json_object", "json_schema", "regex", "choice", "grammar", "recorded"]
+from processors.grammar import TokenGrammar
+
+StructureKind = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
+
+
+@runtime_checkable
+class TextForm(Protocol):
+    """What a text goes by, token by token: a compiled structure, or a form of one's own."""
+
+    def start(self) -> TokenGrammar:
+        """For one row."""
+
+    def check(self, generated: Sequence[int]) -> None:
+        """Raises `RequestError` unless it allows a text of these ids."""
 
 
 @dataclass(frozen=True, init=False)
@@ -15,9 +28,8 @@ class Structure:
     Attributes:
         kind: `json_object`: any JSON object; `json_schema`; `regex`: the whole text matches;
             `choice`: one of some texts; `grammar`: in Lark's notation, as llguidance reads it;
-            `recorded`: exactly these token ids, a list, for measurements (`recorded_text`).
             Between two parts of JSON stands nothing, a space, or a newline and up to 16 spaces.
-        source: the schema, the expression, the list of texts or of ids, the grammar; nothing for
+        source: the schema, the expression, the list of texts, the grammar; nothing for
             `json_object`. A schema and a list are kept as JSON text, and may be given as it.
         around: a grammar of the output, in which `@body` is this form; nothing: it is the whole.
     """
@@ -29,7 +41,7 @@ class Structure:
     def __init__(
         self,
         kind: StructureKind,
-        source: str | Mapping[str, Any] | Sequence[str | int] = "",
+        source: str | Mapping[str, Any] | Sequence[str] = "",
         around: str = "",
     ) -> None:
         """Raises `TypeError`, `ValueError` for a schema or a list that JSON cannot hold."""

@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GemmaConfig, MixtralConfig, Qwen3MoeConfig
 
-from modelpool.export.gguf_tokenizer import GgufTokenizer, read_tokenizer
-from modelpool.export.llama_tensors import rotated_pairs
 from tests.modelpool.factories import SAVERS, edit_config, save_model
 
 # Mixtral's files are of the family llama.
@@ -65,7 +63,7 @@ def write(
     if pre is None:
         _put_sentencepiece(writer, config["vocab_size"])
     else:
-        _put_tokenizer(writer, read_tokenizer(checkpoint, config["vocab_size"], pre))
+        _put_tokenizer(writer, checkpoint, config["vocab_size"], pre)
     for name, value in (facts or {}).items():
         _put(writer, name, value)
     for name, (tensor, _) in laid_out(family, checkpoint).items():
@@ -158,10 +156,15 @@ def _order(family: str, config: Mapping[str, Any], name: str, rows: int) -> torc
     """The rows of a checkpoint's tensor, as the file has them."""
     order = torch.arange(rows)
     if family in ("llama", "mixtral") and "q_proj" in name:
-        return rotated_pairs(order, config["num_attention_heads"])
+        return _rotated_pairs(order, config["num_attention_heads"])
     if family in ("llama", "mixtral") and "k_proj" in name:
-        return rotated_pairs(order, config["num_key_value_heads"])
+        return _rotated_pairs(order, config["num_key_value_heads"])
     return order
+
+
+def _rotated_pairs(rows: torch.Tensor, heads: int) -> torch.Tensor:
+    """Within each head, row i of the first half goes to 2i, of the second to 2i + 1."""
+    return rows.reshape(heads, 2, -1).transpose(1, 2).reshape(-1)
 
 
 def _raised(family: str, name: str) -> bool:
@@ -195,13 +198,29 @@ def _put_facts(writer: gguf.GGUFWriter, family: str, config: Mapping[str, Any]) 
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
 
 
-def _put_tokenizer(writer: gguf.GGUFWriter, tokenizer: GgufTokenizer) -> None:
+def _put_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path, vocab_size: int, pre: str) -> None:
+    """Byte-level BPE; rows beyond the tokenizer are unused."""
+    tokenizer = json.loads((checkpoint / "tokenizer.json").read_text())
+    merges = tokenizer["model"]["merges"]
+    special = {one["content"] for one in tokenizer["added_tokens"]}
+    tokens = tokens_of(checkpoint, vocab_size)
+    known = set(tokenizer["model"]["vocab"])
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(tokenizer.pre)
-    writer.add_token_list(tokenizer.tokens)
-    writer.add_token_types(tokenizer.types)
-    writer.add_token_merges(tokenizer.merges)
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if one in special else 1 if one in known else 5 for one in tokens])
+    writer.add_token_merges([one if isinstance(one, str) else " ".join(one) for one in merges])
     writer.add_eos_token_id(0)
+
+
+def tokens_of(checkpoint: Path, vocab_size: int) -> list[str]:
+    """The tokens of a checkpoint's tokenizer by their ids."""
+    tokenizer = json.loads((checkpoint / "tokenizer.json").read_text())
+    added = {one["content"]: one["id"] for one in tokenizer["added_tokens"]}
+    tokens = [f"[PAD{index}]" for index in range(vocab_size)]
+    for text, index in {**tokenizer["model"]["vocab"], **added}.items():
+        tokens[index] = text
+    return tokens
 
 
 def _put_sentencepiece(writer: gguf.GGUFWriter, vocab_size: int) -> None:

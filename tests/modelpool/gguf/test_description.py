@@ -12,14 +12,12 @@ from transformers import AutoConfig, AutoTokenizer
 
 from modelpool.checkpoint.bundled import bundled_root
 from modelpool.checkpoint.tokenizers import tokenizer_difference
-from modelpool.export.gguf_file import export_gguf
-from modelpool.export.gguf_tokenizer import read_tokenizer
-from modelpool.export.llama_tensors import frequency_factors
 from modelpool.gguf import description
+from modelpool.gguf.description import frequency_factors
 from specrouter import ChainRouter, SamplingParams, Speculation
 from specrouter.cli.main import main
 from tests.modelpool.factories import edit_config, pool_of
-from tests.modelpool.gguf.files import save, write
+from tests.modelpool.gguf.files import save, tokens_of, write
 from tests.modelpool.refused import refused
 
 FIELD = "pool.models[0].source"
@@ -30,7 +28,9 @@ TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return export_gguf(BUNDLED, tmp_path_factory.mktemp("exported") / "tiny.gguf", "q8_0").path
+    """A bundled model as a file."""
+    file = tmp_path_factory.mktemp("exported") / "tiny.gguf"
+    return write("llama", BUNDLED, file, "Q8_0", pre="smollm")
 
 
 def test_an_exported_checkpoint_comes_back(exported: Path) -> None:
@@ -66,7 +66,7 @@ def test_texts_end_with_tokens_of_known_spelling_and_with_those_that_are_named(
 ) -> None:
     save("llama", tmp_path / "m")
     config = json.loads((tmp_path / "m" / "config.json").read_text())
-    tokens = [*read_tokenizer(tmp_path / "m", config["vocab_size"], "gpt-2").tokens]
+    tokens = tokens_of(tmp_path / "m", config["vocab_size"])
     tokens[300], tokens[301] = "<|im_end|>", "<|eom_id|>"
     facts: dict[str, Any] = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.merges": ["t h"]}
     if named:
@@ -200,7 +200,8 @@ def test_check_takes_a_file_and_drafters(
 
 
 def test_texts_are_the_same_with_speculation_and_without(exported: Path, tmp_path: Path) -> None:
-    draft = export_gguf(bundled_root() / "tiny-3m", tmp_path / "other.gguf", "bf16").path
+    source, file = bundled_root() / "tiny-3m", tmp_path / "other.gguf"
+    draft = write("llama", source, file, "BF16", pre="smollm")
     models = [
         {"name": "target", "source": str(exported), "dtype": "float64", "device": "cpu"},
         {"name": "draft", "source": f"gguf:{draft}", "device": "cpu"},

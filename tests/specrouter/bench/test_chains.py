@@ -9,6 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
+from modelpool import ModelPool
+from modelpool.config import PoolConfig
+from modelpool.errors import ConfigError
+from specrouter.bench.chains import chosen
 from specrouter.bench.options import ChainsOptions
 from specrouter.cli.arguments import default_config
 from specrouter.cli.main import main
@@ -38,55 +42,54 @@ def bench(config: str, *options: str) -> int:
 def test_short_run_writes_a_table_and_what_is_asked_for(
     small: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    prompts = tmp_path / "code.jsonl"
+    prompts, file = tmp_path / "code.jsonl", tmp_path / "figures.json"
     prompts.write_text('{"prompt": "def f(x):"}\n')
-    chain = "tiny-1m>tiny-3m"
     options = ["--rounds=1", "--new-tokens=4", "--batch", "1", "2", "--prompts", str(prompts)]
-    options += ["--only", "off", "smallest", "tuned", "adaptive", "--depths", "2", "--widths", "1"]
-    files = [f"--plot={tmp_path / 'plot.png'}", f"--json={tmp_path / 'figures.json'}"]
-    assert bench(small, *options, *files) == 0
+    options += ["--only", "tiny-1m>tiny-3m", "adaptive"]
+    assert bench(small, *options, f"--json={file}") == 0
     out, err = capsys.readouterr()
     assert "{" not in out
-    document = json.loads((tmp_path / "figures.json").read_text())
-    assert err.splitlines()[-2:] == [f"wrote {tmp_path}/figures.json", f"wrote {tmp_path}/plot.png"]
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    document = json.loads(file.read_text())
+    assert err.splitlines()[-1] == f"wrote {file}"
     assert document["conditions"]["prompts"] == {"code": 1}
     assert list(document["batches"]) == ["1", "2"]
     for batch in document["batches"].values():
         rows = batch["contenders"]
-        speeds = {name: one["tokens_per_s"] for name, one in batch["tuning"].items()}
-        assert set(speeds) == {chain, "text>tiny-3m"}
-        best = max(speeds, key=lambda name: speeds[name])
-        assert set(rows) == {"off", chain, best, "adaptive"}
-        assert batch["aliases"] == {"smallest": chain, "tuned": best}
-        assert batch["shapes"] == {name: {"depth": 2, "width": 1} for name in (chain, best)}
+        assert set(rows) == {"off", "adaptive", "tiny-1m>tiny-3m"}
         assert rows["off"]["acceptance_length"] == pytest.approx(1.0)
         assert rows["off"]["over"]["off"]["median"] == pytest.approx(1.0)
-        assert 0 < rows[chain]["control_share"] < 1
+        assert 0 < rows["tiny-1m>tiny-3m"]["control_share"] < 1
     assert "code" in document["batches"]["1"]["contenders"]["adaptive"]["over_by_category"]
     assert "batch 2 (2 of 2), round 1/1: off " in err
 
 
-def test_recorded_outputs_are_replayed_part_by_part_in_batches_that_there_are_rows_for(
-    small: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_batch_of_more_requests_than_there_are_rows_is_refused(
+    small: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recorded = tmp_path / "mine.jsonl"
-    recorded.write_text('{"prompt": "def f(x):", "output": " return [1, 2, 3]\\n"}\n')
-    options = ["--workload=agent", "--rounds=1", "--only", "off", "--json=-"]
-    assert bench(small, *options, "--prompts", str(recorded)) == 0
-    out = capsys.readouterr().out.splitlines()
-    document = json.loads(out[-1])
-    assert "recorded outputs, replayed" in out[1]
-    assert document["conditions"]["prompts"] == {"mine": 1}
-    assert document["conditions"]["by_category"]
-    assert document["conditions"]["temperature"] == 0
-    assert len(document["conditions"]["recorded"]["sha256"]) == 16
-    assert {batch: list(one["contenders"]) for batch, one in document["batches"].items()} == {
-        "1": ["off"]
-    }
-    assert bench(small, *options, "--batch", "1", "4") == 2
+    assert bench(small, "--batch", "1", "4") == 2
     error = capsys.readouterr().err
     assert "--batch: 4 is above engine.max_requests, which is 2" in error
+
+
+@pytest.fixture(scope="module")
+def tiny() -> ModelPool:
+    return ModelPool(PoolConfig.model_validate(POOL))
+
+
+def test_all_take_part_unless_some_are_asked_for(tiny: ModelPool) -> None:
+    pair, own = ("tiny-1m", "tiny-3m"), "tests.specrouter.own_policies:FIRST"
+    every = [("text", "tiny-3m"), pair, ("text", *pair)]
+    assert chosen(tiny, None) == (every, ["adaptive"])
+    assert chosen(tiny, ["static"]) == (every, [])
+    assert chosen(tiny, ["tiny-1m>tiny-3m", own]) == ([pair], [own])
+
+
+@pytest.mark.parametrize(
+    "name", ["none.such:POLICY", "tests.specrouter.own_policies:SECOND", "tiny-3m", "peer", ""]
+)
+def test_what_is_neither_a_chain_nor_a_policy_is_refused(name: str, tiny: ModelPool) -> None:
+    with pytest.raises(ConfigError, match=rf"^--only: '{name}' is none of off, adaptive, "):
+        chosen(tiny, ["off", name])
 
 
 def test_result_is_printed_where_its_file_cannot_be_written(

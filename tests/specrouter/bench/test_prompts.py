@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from modelpool.errors import ConfigError
-from specrouter.bench.load_requests import load_labelled
 from specrouter.bench.prompts import BUILT_IN, BenchPrompt, deal, load_prompts, tokenize
 
 
@@ -47,11 +46,9 @@ def test_line_has_its_text_under_any_of_four_names(tmp_path: Path) -> None:
 
 def test_line_ends_where_json_lines_do(tmp_path: Path) -> None:
     file = tmp_path / "ends.jsonl"
-    lines = (f'{{"prompt": "a{end}b", "category": "c"}}' for end in "\u2028\u2029\x85")
+    lines = (f'{{"prompt": "a{end}b"}}' for end in "\u2028\u2029\x85")
     file.write_text("\r\n".join(lines), encoding="utf-8", newline="")
-    found = ["a\u2028b", "a\u2029b", "a\x85b"]
-    assert load_prompts([file]) == {"ends": found}
-    assert load_labelled([file]) == {"ends": found, "c": found}
+    assert load_prompts([file]) == {"ends": ["a\u2028b", "a\u2029b", "a\x85b"]}
 
 
 @pytest.mark.parametrize(

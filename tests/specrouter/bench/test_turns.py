@@ -9,8 +9,8 @@ import yaml
 
 from modelpool.errors import ConfigError
 from specrouter.bench.options import TurnsOptions
-from specrouter.bench.progress import Progress
 from specrouter.bench.turns import COLD, WARM, bench_turns, table, write
+from specrouter.progress import Progress
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 
 from specrouter.cli.main import main
-from tests.specrouter.bench.json_server import JsonHandler, serving
+from tests.json_server import JsonHandler, serving
 
 HEALTH = {"status": "degraded", "replicas": {"a": "ready", "b": "lost: x"}}
 DRAINING = {"error": {"message": "draining"}}

@@ -430,7 +430,7 @@ def test_texts_follow_the_masked_distribution(
 
 def text_law(oracle: Oracle, params: SamplingParams, tokens: LLTokenizer) -> dict[Path, float]:
     """Each text that the structure allows, end included, and how probable it is."""
-    assert params.structure is not None
+    assert isinstance(params.structure, Structure)
     prompt, whole = PROMPTS[1], dict[Path, float]()
     reference = Reference(params.structure, tokens, len(prompt))
     asked = dataclasses.replace(params, structure=None, logits_processors=(reference,))

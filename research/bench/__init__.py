@@ -1,0 +1,1 @@
+"""Beside `specrouter.bench`: other servers, published policies, traces, recorded texts."""
