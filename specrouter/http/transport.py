@@ -26,7 +26,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from specrouter.config import ServerConfig
-from specrouter.http.error_answer import error_payload
+from specrouter.http.answers import error_payload
 
 logger = logging.getLogger(__name__)
 
