@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from checks.service import cluster_runs
-from checks.service.cluster_load import Site
-from checks.service.cluster_runs import (
+from research.studies import cluster_runs
+from research.studies.cluster_load import Site
+from research.studies.cluster_runs import (
     Alone,
     Asked,
     Run,
