@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from modelpool.errors import ConfigError
     from specrouter.config import RouterConfig
     from specrouter.llm import LLM
-    from specrouter.request.errors import OverloadedError, UnavailableError
+    from specrouter.request.errors import EngineDeadError, OverloadedError, UnavailableError
     from specrouter.request.handle import RequestHandle
     from specrouter.request.objective import SLO
     from specrouter.request.output import Delta, RequestMetrics, RequestOutput, TokenLogprobs
@@ -29,6 +29,7 @@ __all__ = [
     "ChainRouter",
     "ConfigError",
     "Delta",
+    "EngineDeadError",
     "OverloadedError",
     "RequestError",
     "RequestHandle",
@@ -49,6 +50,7 @@ _MODULES = {
     "ChainRouter": "specrouter.router",
     "ConfigError": "modelpool.errors",
     "Delta": "specrouter.request.output",
+    "EngineDeadError": "specrouter.request.errors",
     "OverloadedError": "specrouter.request.errors",
     "RequestError": "specrouter.request.params",
     "RequestHandle": "specrouter.request.handle",

@@ -37,7 +37,7 @@ from specrouter.engine.serving import Health, streamed
 from specrouter.request.chat_template import ChatTemplate
 from specrouter.request.delta_stream import DeltaStream, DeltaStreams
 from specrouter.request.detokenizer import Detokenizer
-from specrouter.request.errors import UnavailableError
+from specrouter.request.errors import EngineDeadError, UnavailableError
 from specrouter.request.handle import Listener, RequestHandle
 from specrouter.request.lanes import Lanes
 from specrouter.request.objective import SloLike
@@ -197,6 +197,7 @@ class ChainRouter:
             running = len(handles)
             while running:
                 delta = deltas.get()
+                EngineDeadError.check(delta.output)
                 yield delta
                 running -= delta.finish_reason is not None
         finally:
@@ -216,6 +217,7 @@ class ChainRouter:
         asked = _asked(prompt, params, speculation, slo, priority, timeout_s)
         async with streamed(self, [asked]) as deltas:
             async for _, delta in deltas:
+                EngineDeadError.check(delta.output)
                 yield delta
 
     def submit(
@@ -332,6 +334,7 @@ class ChainRouter:
 
         Raises:
             ConfigError: names the field.
+            UnavailableError: the router is closed or has failed.
         """
         scheduler = {**settings, "policy": policy}
         checked = validate_config(SchedulerConfig, scheduler, "scheduler")
@@ -339,9 +342,10 @@ class ChainRouter:
         shapes = self.config.trees
         if trees is not None:
             shapes = validate_config(TreesConfig, dict(trees), "trees")
-        engine = self.config.engine.model_dump() | ({"admission": admission} if admission else {})
-        admits = validate_config(EngineConfig, engine, "engine").admission
-        self._thread.engine.set_policy(checked, shapes, admits)
+        chosen = self.config.engine.model_dump() | ({"admission": admission} if admission else {})
+        admits = validate_config(EngineConfig, chosen, "engine").admission
+        engine = self._thread.engine
+        self._thread.run_idle(lambda: engine.set_policy(checked, shapes, admits))
 
     def close(self, patience_s: float = _PATIENCE_S) -> None:
         """Ends what runs with "cancelled", and the router's threads.

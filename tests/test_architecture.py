@@ -50,7 +50,7 @@ KNOW_TORCH = {
     "execution",
     "bench",
     "engine/start_failure.py",
-    "engine/worker_threads.py",
+    "engine/engine_thread.py",
 }
 # Policies by names that mean nothing else. What depends on a policy asks for its attributes.
 POLICY_NAMES = {

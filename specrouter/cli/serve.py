@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import sys
+from typing import NoReturn
 
 from specrouter.cli.arguments import Commands, Parser, complain
 from specrouter.cli.target import add_target, read_asked
@@ -65,10 +66,15 @@ def _serve(arguments: argparse.Namespace) -> int:
             serve(asked.config)
     except EngineFailureError as error:
         complain(error)
-        return _ENGINE_FAILED
+        _leave(_ENGINE_FAILED)
     except StoppedWhileLoadingError:
-        # A thread is still loading. Python would wait for it, or abort in the middle of PyTorch.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+        _leave(0)
     return 0
+
+
+def _leave(code: int) -> NoReturn:
+    """A thread still loads, or hangs in a forward: Python would wait for it, or abort in the middle
+    of PyTorch."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

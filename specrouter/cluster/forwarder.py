@@ -118,7 +118,7 @@ class RequestForwarder:
         left_s, fleet = self._progress.left_s(), self._context.fleet
         if fleet.is_over:
             cause = "no replica is left"
-            self._end("error" if self._progress.has_begun else "unserved", cause)
+            self._end("error" if self._progress.has_begun else "engine_dead", cause)
             return False
         if left_s == 0.0:
             self._end("timeout", None)
@@ -336,6 +336,6 @@ def _failure_of_replica(delta: Delta) -> str | None:
     output = delta.output
     if output is None or output.error_field is not None:
         return None
-    if delta.finish_reason in ("error", "unserved"):
+    if delta.finish_reason in ("error", "engine_dead"):
         return output.error or "it failed"
     return "it has stopped" if delta.finish_reason == "cancelled" else None

@@ -32,11 +32,6 @@ class ClusterInstruments:
         self._fleet, self._dispatcher, self._meter = fleet, dispatcher, meter
         self.slo_accounts = ClusterAccounts(self._reports, meter)
 
-    @property
-    def restarts(self) -> int:
-        """Of engines, over all replicas."""
-        return sum(report.restarts for report in self._reports())
-
     def performance(self) -> PerformanceSnapshot:
         """Of the first replica that has told: estimates of several do not add up."""
         return next(

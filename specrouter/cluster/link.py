@@ -39,7 +39,6 @@ class ReplicaReport:
     admissions: tuple[AdmissionRecord, ...]
     prefixes: tuple[PrefixRecord, ...]
     admission_counts: Mapping[str, AdmissionCounts]
-    restarts: int
 
 
 @dataclass(frozen=True)

@@ -65,13 +65,10 @@ def counted_before(
         decisions=(),
         admissions=(),
         prefixes=(),
-        # Another engine in the same process inherits them.
-        admission_counts={} if now.restarts > last.restarts else last.admission_counts,
-        restarts=last.restarts if now.restarts < last.restarts else 0,  # of engines in a process
     )
     if past is None:
         return ended
-    names = ("engine", "statistics", "decoded", "admission_counts", "restarts")
+    names = ("engine", "statistics", "decoded", "admission_counts")
     sums = {name: total([getattr(past, name), getattr(ended, name)]) for name in names}
     return replace(ended, **sums)
 

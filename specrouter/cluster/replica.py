@@ -82,7 +82,6 @@ class ReplicaServer:
             admissions=tuple(router.instruments.admissions()),
             prefixes=tuple(router.instruments.prefixes()),
             admission_counts=accounts.admissions(),
-            restarts=router.instruments.restarts,
         )
 
     async def feed(self) -> AsyncGenerator[Feed]:

@@ -55,9 +55,9 @@ class EngineConfig(Strict):
         preload: loads and times drafters before the first request, while there is room; otherwise
             at their first use, for which running requests wait.
         fresh_times: measures the models' times at the start instead of using kept ones.
-        hang_timeout_s: seconds in one forward after which a drafter is given up.
-        step_timeout_s: seconds in one cycle, loading included, after which every request ends with
-            an error and the service stops.
+        hang_timeout_s: seconds in one forward of a drafter after which the engine has failed.
+        step_timeout_s: seconds in one cycle, loading included, after which the engine has failed:
+            every request ends with an error, and the service exits with 3.
     """
 
     max_requests: int = Field(default=32, ge=1, le=1024)
@@ -73,7 +73,7 @@ class EngineConfig(Strict):
     exact: Literal["fast", "strict"] = "fast"
     preload: bool = True
     fresh_times: bool = False
-    hang_timeout_s: float = Field(default=30.0, gt=0)
+    hang_timeout_s: float = Field(default=120.0, gt=0)
     step_timeout_s: float = Field(default=600.0, gt=0)
 
     @model_validator(mode="after")

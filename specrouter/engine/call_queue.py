@@ -1,15 +1,14 @@
 """CallQueue: what others have run in the engine's thread, between its steps.
 
-Contract: every call that is taken is answered once: with what it returns or raises, that it hangs,
-or that it will never be run. May be asked from any thread; it is run by one.
+Contract: every call that is taken is answered once: with what it returns or raises, or that the
+engine has ended. May be asked from any thread; it is run by one.
 """
 
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from typing import Any
-
-from specrouter.execution.hang_guard import Abandoned
 
 
 class CallQueue:
@@ -28,25 +27,19 @@ class CallQueue:
     def run_next(self) -> None:
         function, result = self._waiting.popleft()
         self._running = result
-        try:
-            value = function()
-        except Abandoned:  # whoever took over has told the caller
-            raise
-        except BaseException as error:  # the caller's affair, `SystemExit` too
-            self._running = None
-            result.set_exception(error)
-        else:
-            self._running = None
-            result.set_result(value)
-
-    def give_up(self, error: Exception) -> None:
-        """The call that runs hangs, if one does. It is not run again."""
-        running, self._running = self._running, None
-        if running is not None:
-            running.set_exception(error)
+        with suppress(InvalidStateError):  # it has hung, and `close` has told the caller
+            try:
+                value = function()
+            except BaseException as error:  # the caller's affair, `SystemExit` too
+                result.set_exception(error)
+            else:
+                result.set_result(value)
 
     def close(self, error: Exception) -> None:
-        """Nothing is run any more."""
-        self.give_up(error)
-        while self._waiting:
-            self._waiting.popleft()[1].set_exception(error)
+        """Nothing is run any more, and the call that runs has no result."""
+        left = [result for _, result in self._waiting]
+        self._waiting.clear()
+        for result in (self._running, *left):
+            with suppress(InvalidStateError):
+                if result is not None:
+                    result.set_exception(error)

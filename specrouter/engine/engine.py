@@ -1,13 +1,13 @@
 """Engine: models, state and requests of one decoding loop, whose cycles are `DecodingStep`'s.
 
-What changes requests is called from the engine's thread; what only looks, and `set_policy`, from
-any.
+Belongs to the engine's thread; what says so may be asked from any.
 """
 
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from modelpool import ModelPool
@@ -18,7 +18,7 @@ from specrouter.config import (
     SchedulerConfig,
     TreesConfig,
 )
-from specrouter.cycle import DraftShape, ModelFailure
+from specrouter.cycle import DraftShape
 from specrouter.engine.admission_queue import waiting_time_s
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.fingerprint import fingerprint_of
@@ -27,7 +27,6 @@ from specrouter.engine.policies import PoliciesInUse
 from specrouter.engine.request_book import RequestBook
 from specrouter.engine.request_meter import RequestMeter
 from specrouter.engine.step import DecodingStep
-from specrouter.engine.step_lock import StepLock
 from specrouter.engine.view_builder import ViewBuilder
 from specrouter.execution.executor import Executor
 from specrouter.execution.fault_guard import FaultGuard
@@ -87,7 +86,7 @@ class Engine:
         self._quarantine = self.steps.quarantine
         self._baseline_ms: float | None = None  # the last that made sense
         self._prefill_ms = 0.0  # of a prompt token
-        self._stepping = StepLock()  # state may be looked at from outside between steps
+        self._began_s: float | None = None  # when the step that runs began
 
     # What may be asked from any thread
 
@@ -108,7 +107,8 @@ class Engine:
     @property
     def step_s(self) -> float:
         """Seconds since the cycle that runs began; 0.0 between cycles."""
-        return self._stepping.step_s
+        began_s = self._began_s
+        return 0.0 if began_s is None else time.monotonic() - began_s
 
     @property
     def decision(self) -> ChainDecision:
@@ -213,16 +213,14 @@ class Engine:
         return scheduler.choose(snapshot, workload, Models(available))
 
     def check_integrity(self) -> None:
-        with self._stepping:
-            self._manager.check_integrity()
-            assert self._manager.free_rows == self._manager.rows - len(self.book.running)
+        self._manager.check_integrity()
+        assert self._manager.free_rows == self._manager.rows - len(self.book.running)
 
     def set_policy(
         self, config: SchedulerConfig, trees: TreesConfig, admission: str | None = None
     ) -> None:
         """Routes by another policy from now on; what was learned stays. See `PoliciesInUse`."""
-        with self._stepping:
-            self.policies.use((config, trees), admission)
+        self.policies.use((config, trees), admission)
 
     # Before the first cycle
 
@@ -232,8 +230,7 @@ class Engine:
         Raises what is wrong with the target; `StageError` where its state has no memory.
         """
         self._pool.get(self._pool.target)
-        with self._stepping:
-            self._executor.states.prepare(self._pool.target)
+        self._executor.states.prepare(self._pool.target)
         self.baseline_tpot_ms()  # the first, to fall back on
 
     def preload(self) -> None:
@@ -249,7 +246,7 @@ class Engine:
             if not self._pool.has_room(name):
                 logger.info("%s is loaded when it is first used: the pool is full", name)
                 continue
-            with self._stepping.step():
+            with self._timed():
                 try:
                     self._executor.prepare_model(name)
                 except StageError as error:
@@ -261,8 +258,17 @@ class Engine:
         self.book.waiting.push(request)
 
     def step(self) -> None:
-        with self._stepping.step():
+        with self._timed():
             self.steps.run()
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Around what must end within a time."""
+        self._began_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._began_s = None
 
     # Ends
 
@@ -271,33 +277,9 @@ class Engine:
         self.book.end_all([(one, "cancelled", None) for one in self.book])
 
     def abandon(self, cause: str, others: Sequence[RunningRequest] = ()) -> None:
-        """After a failure of the engine itself: its state is beyond use, but all are told, and
-        `others`, which may not be queued here."""
-        self.abandon_running(cause)
-        self.book.tell_waiting(cause)
-        self.book.tell(others, "unserved", cause)
-
-    def abandon_running(self, cause: str) -> None:
-        """The same, but those that wait may still be served by the successor."""
-        self.book.is_abandoned = True
-        self.book.tell(self.book.running.values(), "error", cause)
-
-    def successor(self) -> "Engine":
-        """An engine in the place of this one, which has failed: with its policy, its accounts and
-        the requests that wait, and nothing of its state, whose memory it gives back."""
-        with self._stepping.take_over():  # somebody may be looking at them
-            self._executor.states.drop_all()
-        engine = Engine(self._config, self._pool)
-        engine.book.inherit(self.book)
-        engine.set_policy(*self.policies.current.key, self.policies.admission)
-        return engine
-
-    def take_over(self, hung: str) -> None:
-        """Goes on in another thread than the one that hangs in a forward of the model `hung`."""
-        with self._stepping.take_over():
-            self._executor.states.abandon(hung)
-            error = TimeoutError(f"a forward took more than {self.guard.limit_s:g} s")
-            self._quarantine.add_hang(ModelFailure(hung, error), self.steps.cycle)
+        """Tells all requests that the engine has failed, and `others`, which may not be queued
+        here."""
+        self.book.abandon(cause, others)
 
 
 def _execution_settings(

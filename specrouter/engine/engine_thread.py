@@ -1,67 +1,64 @@
-"""EngineThread: runs the decoding cycles, and sees to it that they go on.
+"""EngineThread: runs the decoding cycles until it is closed or the engine fails.
 
-Contract: every request that it takes ends in one last delta. An engine that crashes ends what ran
-and is replaced by its successor, which serves what waited. One that keeps crashing, or whose cycle
-does not end, is the last one: every request is told why, and no more are taken. A thread that hangs
-in a drafter's forward is left behind, and another one goes on. Callers may be any threads.
+Contract: every request that it takes ends in one last delta. What the engine cannot mend ends it:
+a cycle that fails, a forward of a drafter that does not return, a cycle that does not end. Every
+request is told why, and no more are taken; whoever runs the process restarts it. Callers may be any
+threads.
 
 Not here: which requests are accepted (`InputValidation`), and what a cycle does (`Engine`).
 """
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from specrouter.engine.call_queue import CallQueue
 from specrouter.engine.engine import Engine
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.start_failure import config_error
-from specrouter.engine.watchdog import Watchdog
-from specrouter.engine.worker_threads import WorkerThreads
-from specrouter.execution.hang_guard import Abandoned
-from specrouter.request.errors import OverloadedError, UnavailableError
+from specrouter.request.errors import EngineDeadError, OverloadedError, UnavailableError
 from specrouter.request.running import RunningRequest
 
 logger = logging.getLogger(__name__)
 
-_MOST_CRASHES, _CRASHES_S = 3, 600.0  # of the engine within so many seconds; then it stays down
+_LOOK_S = 1.0  # how often it is looked for a hang, at least
 
 
 class EngineThread:
     """Start it once; close it.
 
     Attributes, to be read:
-        engine: the one that runs now.
-        failure: why it has stopped for good; None while it runs, and after a close.
-        restarts: times that an engine has failed and another one begun.
+        failure: why the engine has failed; None while it runs, and after a close.
     """
 
     def __init__(self, engine: Engine, step_timeout_s: float) -> None:
         self.engine = engine
         self.failure: str | None = None
-        self.restarts = 0
         self._step_timeout_s = step_timeout_s
         self._wakeup = threading.Condition()
         self._arrived: deque[RunningRequest] = deque()
         self._calls = CallQueue()  # that are run between steps
         self._closing = False
-        self._stuck = False  # in a cycle that nothing can end
-        self._crashes: deque[float] = deque(maxlen=_MOST_CRASHES)  # when an engine failed
+        self._finishing = False
+        self._hangs = False  # the engine's thread, when all was ended
         self._ready: Future[None] = Future()  # the models are loaded that are to be
         self._ended = threading.Event()
-        self._threads = WorkerThreads()
+        self._cpu_threads = torch.get_num_threads()
+        self._thread = self._made("engine", self._load_and_run)
+        self._watch = self._made("watch", self._look_for_hangs)
 
     def start(self) -> None:
         """Returns when models are loaded (`Engine.preload`).
 
         Raises what is wrong with the target; `ConfigError` where its state has no memory.
         """
-        self._threads.start("engine", self._load_and_run)
+        self._thread.start()
         try:
             self._ready.result()
         except BaseException:  # a notebook's cell is interrupted, say: nobody could close it
@@ -94,10 +91,10 @@ class EngineThread:
 
         Raises:
             OverloadedError: more wait than `max_waiting` - 1.
-            UnavailableError: it is closed or has failed.
+            UnavailableError: it is closed; `EngineDeadError`: it has failed.
         """
         if not self.is_healthy:
-            raise UnavailableError(self.failure or "the router is closed")
+            raise self._gone()
         waiting = len(self._arrived) + self.engine.waiting - self.engine.free_rows
         if max_waiting is not None and waiting >= max_waiting:
             raise OverloadedError(waiting, self.engine.seconds_until_admitted(waiting))
@@ -114,9 +111,11 @@ class EngineThread:
 
     def run_idle(self, function: Callable[[], Any]) -> Any:
         """See `EngineInstruments.run_idle`."""
+        if threading.current_thread() is self._thread:
+            return function()
         with self._wakeup:
             if not self.is_healthy:
-                raise UnavailableError(self.failure or "the router is closed")
+                raise self._gone()
             result = self._calls.add(function)
             self._wakeup.notify()
         return result.result()
@@ -130,11 +129,26 @@ class EngineThread:
         with self._wakeup:
             self._closing = True
             self._wakeup.notify()
-        if threading.current_thread() in self._threads:
+        if threading.current_thread() in (self._thread, self._watch):
             return  # a collection of garbage found the router there: it ends by itself
         if not self._ended.wait(patience_s):
-            self._leave_behind("the engine did not stop when it was closed")
-        self._threads.join(but="engine" if self._stuck else None)
+            self._finish("the engine did not stop when it was closed")
+        self._ended.wait()
+        # To their very end: a thread that is still in torch when the interpreter ends would abort
+        # the process. Nobody waits for one that hangs.
+        for thread in (self._thread, self._watch):
+            if thread.ident is not None and not (thread is self._thread and self._hangs):
+                thread.join()
+
+    def _made(self, role: str, target: Callable[[], None]) -> threading.Thread:
+        """A thread with as many threads of torch as where this was made: torch gives a new one what
+        any thread has set last, its model's."""
+
+        def run() -> None:
+            torch.set_num_threads(self._cpu_threads)
+            target()
+
+        return threading.Thread(target=run, name=f"specrouter-{role}", daemon=True)
 
     def _load_and_run(self) -> None:
         """The engine's thread. It loads the models too.
@@ -149,53 +163,26 @@ class EngineThread:
             self._ended.set()
             self._ready.set_exception(config_error(error) or error)
             return
-        watchdog = Watchdog(
-            lambda: self.engine,
-            self._step_timeout_s,
-            self._ended,
-            lambda hung: self._threads.start("engine", self._run, hung),
-            self._leave_behind,
-        )
-        self._threads.start("watch", watchdog.watch)
-        self._run()
-
-    def _run(self, hung: str | None = None) -> None:
-        """Serves until it is closed or the engine fails for good, and ends what is left.
-
-        `hung`: takes over from a thread that hangs in a forward of this model.
-        """
+        self._watch.start()
         try:
-            cause = self._serve(hung)
-            while cause is not None and not self._stuck and self._begins_anew(cause):
-                cause = self._serve()
-        except Abandoned:
-            return  # another thread has taken over
+            self._serve()
         except BaseException as error:
-            logger.exception("the engine's thread has failed")
-            cause = f"{type(error).__name__}: {error}"
-        if not self._stuck:  # else all have been told
-            self._finish(cause)
+            if not self._finishing:  # else it has hung, and all have been told
+                logger.exception("the engine has failed")
+            self._finish(f"{type(error).__name__}: {error}")
+        else:
+            self._finish(None)
 
-    def _serve(self, hung: str | None = None) -> str | None:
-        """Sleeps while there is nothing to do. Returns why the engine failed, if it did."""
-        try:
-            if hung is not None:
-                self._calls.give_up(TimeoutError(f"a forward of {hung} hangs"))
-                self.engine.take_over(hung)
-            if not (self._ready.done() or self._closing):
-                self.engine.preload()
-                self._ready.set_result(None)
-            while self._wait_for_work():
-                if self._calls:
-                    self._calls.run_next()
-                else:
-                    self.engine.step()
-        except Abandoned:
-            raise
-        except BaseException as error:
-            logger.exception("the engine has failed")
-            return f"{type(error).__name__}: {error}"
-        return None
+    def _serve(self) -> None:
+        """Sleeps while there is nothing to do. Returns when it is closed."""
+        if not self._closing:
+            self.engine.preload()
+            self._ready.set_result(None)
+        while self._wait_for_work():
+            if self._calls:
+                self._calls.run_next()
+            else:
+                self.engine.step()
 
     def _wait_for_work(self) -> bool:
         """Hands over what arrived; False when it is to close."""
@@ -207,35 +194,27 @@ class EngineThread:
                 self._arrived.popleft()
             return not self._closing
 
-    def _begins_anew(self, cause: str) -> bool:
-        """Ends the requests that ran when the engine failed, and puts another one in its place.
-
-        It serves those that waited. Not if engines fail all the time.
-        """
-        self.engine.abandon_running(cause)
-        now = time.monotonic()
-        self._crashes.append(now)
-        if len(self._crashes) == _MOST_CRASHES and now - self._crashes[0] < _CRASHES_S:
-            logger.error("the engine has failed %d times and stays down", _MOST_CRASHES)
-            return False
-        try:
-            engine = self.engine.successor()
-            engine.warm_up()
-        except BaseException:
-            logger.exception("the engine cannot begin anew")
-            return False
-        with self._wakeup:
-            self.engine = engine
-            self.restarts += 1
-        logger.warning("the engine has begun anew")
-        return True
+    def _look_for_hangs(self) -> None:
+        guard, limit_s = self.engine.guard, self._step_timeout_s
+        while not self._ended.wait(min(_LOOK_S, guard.limit_s / 4, limit_s / 4)):
+            hung = guard.overdue()
+            if hung is not None:
+                self._finish(f"a forward of {hung} has taken more than {guard.limit_s:g} s")
+            elif self.engine.step_s > limit_s:
+                self._finish(f"a cycle has taken more than {limit_s:g} s")
 
     def _finish(self, cause: str | None) -> None:
-        """Ends what is left, with `cause` if the engine failed."""
+        """Ends what is left, with `cause` if the engine failed or hangs. The first call counts."""
         with self._wakeup:
+            if self._finishing:
+                return
+            self._finishing = True
+            self._hangs = threading.current_thread() is not self._thread
             self.failure = cause
             self._closing = True
             arrived, self._arrived = list(self._arrived), deque()
+        if self._hangs:
+            logger.critical("the engine is stuck: %s", cause)
         try:
             for request in arrived:
                 self.engine.enqueue(request)
@@ -247,14 +226,12 @@ class EngineThread:
             logger.exception("requests could not be ended as they should")
             self.engine.abandon(f"{type(error).__name__}: {error}", arrived)
         finally:
-            gone = UnavailableError(cause or "the router is closed")
-            self._calls.close(gone)
+            self._calls.close(self._gone())
             if not self._ready.done():  # it failed while it loaded drafters
-                self._ready.set_exception(gone)
+                self._ready.set_exception(self._gone())
             self._ended.set()
 
-    def _leave_behind(self, cause: str) -> None:
-        """Ends everything while the engine's thread is stuck, which nothing can stop."""
-        logger.critical("%s: the engine is stuck", cause)
-        self._stuck = True
-        self._finish(cause)
+    def _gone(self) -> UnavailableError:
+        if self.failure is None:
+            return UnavailableError("the router is closed")
+        return EngineDeadError(self.failure)

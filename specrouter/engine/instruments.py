@@ -1,6 +1,6 @@
-"""EngineInstruments: what is measured of the engine that runs now, and what measurements set.
+"""EngineInstruments: what is measured of the engine, and what measurements set.
 
-Contract: nothing waits for a cycle but `run_idle`. Totals begin anew with an engine.
+Contract: nothing waits for a cycle but `run_idle` and `check_integrity`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,13 +29,7 @@ class EngineInstruments:
 
     @property
     def engine(self) -> Engine:
-        """The one that runs now."""
         return self._thread.engine
-
-    @property
-    def restarts(self) -> int:
-        """Times that the engine has failed and begun anew."""
-        return self._thread.restarts
 
     @property
     def slo_accounts(self) -> SloAccounts:
@@ -134,4 +128,4 @@ class EngineInstruments:
 
     def check_integrity(self) -> None:
         """Asserts the invariants of all state. For when no request runs."""
-        self.engine.check_integrity()
+        self.run_idle(self.engine.check_integrity)

@@ -1,7 +1,6 @@
 """Quarantine: models that failed rest, each time for twice as long (`BackOff`)."""
 
 import logging
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +10,6 @@ from specrouter.cycle import CycleResult, ModelFailure
 logger = logging.getLogger(__name__)
 
 _FIRST_CYCLES, _MOST_CYCLES = 4, 1024
-_MOST_HANGS = 3  # each leaves a thread and a model's state behind, and holds all requests up
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,6 @@ class Quarantine:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self._rests: dict[str, BackOff] = {}
-        self._hangs: Counter[str] = Counter()
 
     def __contains__(self, name: str) -> bool:
         """Whether its last forwards failed, and none was good since."""
@@ -71,11 +68,3 @@ class Quarantine:
             type(failure.error).__name__,
             failure.error,
         )
-
-    def add_hang(self, failure: ModelFailure, cycle: int) -> None:
-        """A model whose forward does not return rests for good after a few times."""
-        self.add(failure, cycle)
-        self._hangs[failure.model] += 1
-        if self._hangs[failure.model] == _MOST_HANGS:
-            self._rests[failure.model] = BackOff(sys.maxsize, _MOST_CYCLES)
-            logger.error("%s hung %d times and is not used again", failure.model, _MOST_HANGS)

@@ -46,8 +46,8 @@ class RequestBook:
     seconds, that requests' times are of. `looked_s`: when it was last looked who of a long queue
     leaves.
 
-    `is_abandoned`: the engine has failed and all that ran have been told, so that a cycle which
-    still ends may find its requests ended.
+    `is_abandoned`: the engine has failed and all have been told, so that a cycle which still ends
+    may find its requests ended.
     """
 
     executor: RowExecutor
@@ -80,16 +80,6 @@ class RequestBook:
     def has_objectives(self) -> bool:
         running = self.running.values()
         return self.waiting.has_objectives or any(one.objective is not None for one in running)
-
-    def inherit(self, before: "RequestBook") -> None:
-        """The requests that wait, the accounts, and what was learned of outputs, of an engine that
-        has failed."""
-        self.waiting, self.places = before.waiting, before.places
-        self.admissions = before.admissions
-        self.prefixes = before.prefixes
-        self.slo_accounts, self.meter = before.slo_accounts, before.meter
-        self.lengths.inherit(before.lengths)
-        self.promises.inherit(before.promises)  # views look at this one
 
     def follow_admission(
         self, cycle: int, admission: Admission, waiting: Mapping[int, RunningRequest]
@@ -250,16 +240,12 @@ class RequestBook:
             del self.running[request.row]
             request.row = None
 
-    def tell(self, requests: Iterable[RunningRequest], reason: FinishReason, cause: str) -> None:
-        """Ends requests after a failure of the engine, whose rows are beyond use."""
-        for request in list(requests):
+    def abandon(self, cause: str, others: Iterable[RunningRequest]) -> None:
+        """Tells all requests, and `others`, that the engine has failed. Its rows are beyond use."""
+        self.is_abandoned = True
+        for request in (*self, *others):
             if not request.handle.is_done:
-                self._tell(request, last_delta(request, reason, cause))
-
-    def tell_waiting(self, cause: str) -> None:
-        """The same of those that wait; who has tokens has been served, and failed."""
-        for request in list(self.waiting):
-            self.tell([request], "error" if request.produced_tokens else "unserved", cause)
+                self._tell(request, last_delta(request, "engine_dead", cause))
 
     def _tell(self, request: RunningRequest, delta: Delta) -> bool:
         """Whether it is the first time that its caller is told; the accounts are first."""

@@ -52,7 +52,7 @@ _VLLM_REASONS: dict[FinishReason, str] = {
     "error": "error",
     "cancelled": "abort",
     "timeout": "abort",
-    "unserved": "error",
+    "engine_dead": "error",
 }
 _REJECTED = "unattainable"  # what ended a request that asked to be rejected; vLLM knows no such
 

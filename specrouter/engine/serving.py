@@ -48,9 +48,6 @@ class Instruments(Protocol):
     """What is measured of a router; see `EngineInstruments`."""
 
     @property
-    def restarts(self) -> int: ...
-
-    @property
     def slo_accounts(self) -> SloAccounts: ...
 
     def performance(self) -> PerformanceSnapshot: ...

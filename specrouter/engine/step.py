@@ -17,7 +17,6 @@ from specrouter.engine.planning import CyclePlanning, Policies, target_alone, wi
 from specrouter.engine.quarantine import Quarantine
 from specrouter.engine.request_book import RequestBook
 from specrouter.engine.view_builder import ViewBuilder
-from specrouter.execution.hang_guard import Abandoned
 from specrouter.profile.learning import learn_cycle
 from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.request.output import Delta
@@ -171,7 +170,7 @@ class DecodingStep:
                 raise
             return CycleResult(failures=list(error.failures), is_regular=False)
         if self._book.is_abandoned:  # a cycle that was stuck: all have been told
-            raise Abandoned
+            raise RuntimeError("a cycle has ended after its engine")
         self._target_failures = 0
         return result
 

@@ -5,7 +5,7 @@ at `Part`. A failure is counted by part (the metric `specrouter_control_faults_t
 has one line a minute for each part.
 RowGuard: around what concerns one row. A failure there ends that row's request, and no other.
 
-Both leave a `BaseException` alone that is no `Exception`: `Abandoned` and the like.
+Both leave a `BaseException` alone that is no `Exception`.
 """
 
 import logging

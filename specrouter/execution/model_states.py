@@ -22,7 +22,7 @@ from processors.rollback import NOTHING
 from specrouter.cycle import CATCH_UP_TOKENS, CONTEXT_STEP, Ints, ModelFailure
 from specrouter.execution.fault_guard import FaultGuard
 from specrouter.execution.forward_clock import ForwardClock
-from specrouter.execution.hang_guard import Abandoned, HangGuard
+from specrouter.execution.hang_guard import HangGuard
 from specrouter.execution.model_times import ModelTimes
 from statemgr import BLOCK_SLOTS, ModelState, StateManager
 
@@ -78,7 +78,6 @@ class ModelStates:
         self._faults = faults
         self.hidden: HiddenLayers = ()  # of the target, that drafters read
         self._rollback = RollbackProcessor()
-        self._held: list[str] = []  # the models of the stages that are open
         self._loaded: dict[str, PackedModel] = {}  # the models that the states belong to
         self._touched: list[_Touched] = []  # in this cycle
         self._bases = manager.counts.copy()  # committed tokens before this cycle, by row
@@ -92,12 +91,8 @@ class ModelStates:
         self.begin()
         try:
             yield
-        except Abandoned:  # another thread has settled it
-            raise
-        except BaseException:
+        finally:
             self.settle()
-            raise
-        self.settle()
 
     def begin(self) -> None:
         """A cycle begins, which `settle` ends."""
@@ -111,18 +106,12 @@ class ModelStates:
         try:
             self._make_room(name)
             model = self._pool.acquire(name)
-            self._held.append(name)
             try:
                 state = self._open(name, model)
                 hidden = self.hidden if name == self._pool.target else ()
                 yield ActiveModel(model, state, self._manager, hidden)
-            except Abandoned:  # whoever took over has released it
-                raise
-            except BaseException:
-                self._release(name)
-                raise
-            else:
-                self._release(name)
+            finally:
+                self._pool.release(name)
         except Exception as error:
             if state is not None:
                 broken = error.rows if isinstance(error, NonFiniteLogits) else rows[:0]
@@ -148,16 +137,6 @@ class ModelStates:
             self._rollback.rollback(state, manager, rows, bases, kept)
         self._touched = []
 
-    def abandon(self, name: str) -> None:
-        """Takes over from a thread that hangs in a forward of a model, whose cache is forgotten.
-
-        In a stage or not: who measures runs models that are not held.
-        """
-        while self._held:
-            self._release(self._held[-1])
-        self._drop(name)
-        self.settle()
-
     # Between cycles
 
     def is_open(self, name: str) -> bool:
@@ -172,11 +151,6 @@ class ModelStates:
     def forget_evicted(self) -> None:
         """Frees the caches of models that the pool no longer holds."""
         for name in [name for name in self._loaded if not self._pool.is_loaded(name)]:
-            self._drop(name)
-
-    def drop_all(self) -> None:
-        """Gives back all KV memory. Nothing can run here afterwards."""
-        for name in self._pool.names:
             self._drop(name)
 
     def slots_of(self, rows: Ints) -> Ints:
@@ -194,10 +168,6 @@ class ModelStates:
         state = self._manager.state(name)
         unread = self._manager.counts[rows] - 1
         return unread if state is None else unread - state.lengths(rows)
-
-    def _release(self, name: str) -> None:
-        self._held.remove(name)
-        self._pool.release(name)
 
     def _make_room(self, name: str) -> None:
         """What is evicted is gone before the model is loaded, its KV memory included."""

@@ -25,7 +25,12 @@ from specrouter.http.answers import error_payload, error_response
 from specrouter.http.objective_fields import SloRequest, StageRequest
 from specrouter.http.prometheus import Refusal, count_refusal
 from specrouter.http.request_fields import GenerateRequest, SpeculationRequest
-from specrouter.request.errors import NoReplicaError, OverloadedError, UnavailableError
+from specrouter.request.errors import (
+    EngineDeadError,
+    NoReplicaError,
+    OverloadedError,
+    UnavailableError,
+)
 from specrouter.request.output import Feasible, RequestOutput
 from specrouter.request.params import RequestError
 
@@ -78,8 +83,6 @@ class Failure:
 # Of texts that ended otherwise than texts do: status, code, message and `is_final`.
 _FAILURES: Mapping[str, tuple[int, str, str, bool]] = {
     "error": (500, "generation_failed", "generation failed", True),
-    # Nothing of it has run: as if it had come later.
-    "unserved": (503, "engine_stopped", "the engine has stopped", False),
     "timeout": (408, "timeout", "the request's time is up after {} tokens", True),
     "cancelled": (503, "shutting_down", "the service has stopped before the text was done", False),
 }
@@ -95,11 +98,20 @@ def failure_of(output: RequestOutput) -> Failure | None:
         return Failure(
             status=400, code="invalid_value", message=message, is_final=True, param=field
         )
+    if reason == "engine_dead":
+        # Without a token, it is as if it had come later. With some, it may be what the engine died
+        # of: no client should send it again by itself.
+        return _dead_engine(output.error, is_final=bool(output.token_ids))
     if reason not in _FAILURES:
         return None
     status, code, usual, is_final = _FAILURES[reason]
     message = output.error or usual.format(len(output.token_ids))
     return Failure(status=status, code=code, message=message, is_final=is_final)
+
+
+def _dead_engine(cause: str | None, is_final: bool) -> Failure:
+    message = f"the engine has failed: {cause}; send the request again once GET /health is 200"
+    return Failure(status=503, code="engine_dead", message=message, is_final=is_final)
 
 
 def _rejection(output: RequestOutput) -> Failure:
@@ -158,6 +170,7 @@ _REFUSALS: Mapping[type[Exception], tuple[Refusal, int, str]] = {
     ContextLengthError: ("bad_request", 400, "context_length_exceeded"),
     UnknownModelError: ("bad_request", 404, "model_not_found"),
     UnavailableError: ("unavailable", 503, "engine_stopped"),
+    EngineDeadError: ("unavailable", 503, "engine_dead"),
     NoReplicaError: ("unavailable", 503, "no_replica_ready"),
     OverloadedError: ("overloaded", 503, "overloaded"),
 }

@@ -131,7 +131,6 @@ counter specrouter_kv_imported_tokens = state.cache.imported_tokens: Tokens whos
     another replica had read.
 gauge specrouter_kv_cached_tokens = state.kv_cached_tokens: KV cache tokens that hold prefixes of
     requests that have ended.
-counter specrouter_restarts = restarts: Restarts of the engine after a failure.
 counter specrouter_control_faults{part} = state.control_faults: Failures of parts of the control
     plane, without which requests went on.
 gauge vllm:num_requests_running{model_name} = state.running: Running requests.

@@ -101,7 +101,6 @@ def sources(router: ServingRouter) -> dict[str, Any]:
         "decoded": decoded,
         "totals": totals,
         "known": known,
-        "restarts": told.restarts,
         "control_share": totals.control_ms / totals.cycle_ms if totals.cycle_ms else 0.0,
         "kv_share": state.kv_reserved_tokens / state.kv_capacity_tokens,
         "chains": {_joined(chain): counts for chain, counts in decoded.chains.items()},

@@ -20,11 +20,6 @@ class OutputLengths:
         """Of a request that ended by itself."""
         self._seen[slo_class].append(tokens)
 
-    def inherit(self, before: "OutputLengths") -> None:
-        """What another has recorded so far, which stays as it is."""
-        for name, seen in list(before._seen.items()):
-            self._seen[name].extend(seen.copy())
-
     def quantiles(self, share: float = 0.9) -> Mapping[str | None, float]:
         """By class, the least length that so many outputs do not exceed; classes of which too
         little is known are left out."""

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from specrouter.logs import REQUEST_ID
+from specrouter.request.errors import EngineDeadError
 from specrouter.request.output import Delta, RequestOutput
 
 logger = logging.getLogger(__name__)
@@ -14,7 +15,8 @@ Listener = Callable[[Delta], None]
 
 
 class RequestHandle:
-    """Iterate for deltas, or wait for the `result`; either, from one thread at a time."""
+    """Iterate for deltas, or wait for the `result`; either, from one thread at a time. Both raise
+    `EngineDeadError` where the engine fails before the request ends."""
 
     def __init__(
         self, request_id: int, wake_engine: Callable[[], None], listener: Listener | None = None
@@ -32,6 +34,7 @@ class RequestHandle:
     def __iter__(self) -> Iterator[Delta]:
         while True:
             delta = self._deltas.get()
+            EngineDeadError.check(delta.output)
             yield delta
             if delta.finish_reason is not None:
                 return
@@ -41,6 +44,7 @@ class RequestHandle:
         if not self._done.wait(timeout):
             raise TimeoutError(f"request {self.request_id} has not ended within {timeout} s")
         assert self._output is not None
+        EngineDeadError.check(self._output)
         return self._output
 
     def cancel(self) -> None:

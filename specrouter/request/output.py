@@ -11,8 +11,8 @@ from specrouter.request.params import Chain
 if TYPE_CHECKING:  # PyTorch takes seconds to import
     from statemgr import RowKV
 
-# "unserved": the engine has stopped for good before the request had a row.
-FinishReason = Literal["eos", "stop", "length", "error", "cancelled", "timeout", "unserved"]
+# "engine_dead": the engine failed while the request waited or ran.
+FinishReason = Literal["eos", "stop", "length", "error", "cancelled", "timeout", "engine_dead"]
 
 # How the `error` of a request begins whose structure took more than it may, or led nowhere; of one
 # whose structure and bad words exclude each other; and of one whose objective will not be attained,
@@ -56,7 +56,7 @@ class RequestMetrics:
         chains: how many of those used which chain.
         objective: what it was judged by, if anything.
         attained: whether the objective was; None without one. A request that ended in "error",
-            "cancelled", "timeout" or "unserved" has not attained it.
+            "cancelled", "timeout" or "engine_dead" has not attained it.
         tpot_ms_every_10: mean time of a token over every full run of 10 after the first one.
         drafted_tokens: that the target verified for the request.
         accepted_tokens: those of them that are part of the output.
@@ -200,7 +200,7 @@ class Feasible:
 @dataclass(frozen=True, kw_only=True)
 class RequestOutput:
     """`seed` reproduces the text, whichever chains were used; `error` is set with "error" and
-    "unserved".
+    "engine_dead".
 
     `index` numbers the samples of one prompt. `logprobs` is None unless asked for; it covers the
     tokens of this attempt, not those that came with the request as `generated`. So is

@@ -429,7 +429,7 @@ class FakeRouter:
         output = RequestOutput(
             text="".join(text for text, _ in runs),
             token_ids=ids,
-            finish_reason="error" if fails and self.ends != "unserved" else self.ends,
+            finish_reason="error" if fails and self.ends != "engine_dead" else self.ends,
             error=self.error if fails else None,
             error_field="structure" if fails and "structure" in str(self.error) else None,
             metrics=METRICS,
@@ -501,7 +501,7 @@ class FakeEngine:
 
     def abandon(self, cause: str, others: Sequence[RunningRequest] = ()) -> None:
         for request in list(self.running):
-            self._end(request, "error", cause)
+            self._end(request, "engine_dead", cause)
 
     def _end(self, request: RunningRequest, reason: FinishReason, error: str | None = None) -> None:
         self.running.remove(request)

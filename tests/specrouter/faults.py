@@ -11,7 +11,7 @@ import pytest
 
 from modelpool.forward import ForwardOutput
 from modelpool.packed_model import PackedModel
-from specrouter.engine import watchdog
+from specrouter.engine import engine_thread
 from specrouter.execution.hang_guard import HangGuard
 
 Forward = Callable[..., ForwardOutput]
@@ -28,7 +28,8 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 def seem_endless(guard: HangGuard) -> None:
     """The forward that this thread is in has gone on for ever, whatever the guard's limit."""
-    guard._visits[threading.get_ident()].started = -math.inf
+    assert guard._running is not None
+    guard._running = guard._running[0], -math.inf
 
 
 class Hold:
@@ -88,7 +89,7 @@ class Faults:
             return real(model, *arguments, **options)
 
         monkeypatch.setattr(PackedModel, "forward", forward)
-        monkeypatch.setattr(watchdog, "_LOOK_S", 0.02)
+        monkeypatch.setattr(engine_thread, "_LOOK_S", 0.02)
         watched = HangGuard.inside
 
         @contextmanager

@@ -5,10 +5,8 @@ On a family of small random models in float64, where nothing may differ from the
 
 import asyncio
 import logging
-import math
 import threading
 import time
-import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -34,12 +32,9 @@ from specrouter import (
     Speculation,
     UnavailableError,
 )
-from specrouter.cycle import CyclePlan, CycleResult
 from specrouter.engine.engine import Engine
 from specrouter.engine.request import Request
 from specrouter.engine.serving import streamed
-from specrouter.execution.executor import Executor
-from specrouter.execution.time_profile import profile_model
 from specrouter.profile.cycle_times import Workload
 from specrouter.profile.prediction import target_only
 from specrouter.profile.profiler import PerformanceProfiler
@@ -361,201 +356,6 @@ def alone_prefix(expected: list[int], output: RequestOutput) -> list[int]:
     return made
 
 
-class Odd(Exception):
-    pass
-
-
-class LooseCable:
-    """While it is loose, no cycle runs. `once`: it holds again after a failure."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, once: bool = False) -> None:
-        self.is_loose = False
-        real = Executor.run
-
-        def run(executor: Executor, plan: CyclePlan) -> CycleResult:
-            if self.is_loose:
-                self.is_loose = not once
-                raise Odd("the cable is loose")
-            return real(executor, plan)
-
-        monkeypatch.setattr(Executor, "run", run)
-
-
-def test_an_engine_that_crashes_ends_what_runs_with_the_cause_and_begins_anew_with_what_waits(
-    small_config: Settings, faults: Faults, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cable = LooseCable(monkeypatch, once=True)
-    with open_router(small_config, max_requests=1) as router:
-        expected = alone(router, PROMPT)
-        with faults.holding():
-            running = begun(router, slo=SLO(tpot_ms=1e6))
-            waiting = router.submit(PROMPT, GREEDY, CHAIN)
-            cable.is_loose = True
-        output = running.result(PATIENCE_S)
-        assert (output.finish_reason, output.metrics.attained) == ("error", False)
-        assert "Odd: the cable is loose" in (output.error or "")
-        assert waiting.result(PATIENCE_S).token_ids == expected
-        assert router.is_healthy
-        assert router.instruments.restarts == 1
-        assert_whole(router)
-        report = router.instruments.slo_accounts.report()
-        assert report.total.requests == 3
-        crashed = report.classes["default"]
-        assert (crashed.requests, crashed.attained, crashed.attainment) == (1, 0, 0.0)
-
-
-def test_an_engine_that_keeps_crashing_stays_down_and_what_waits_is_unserved_and_counted_so(
-    small_config: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cable = LooseCable(monkeypatch)
-    with open_router(small_config, max_requests=1) as router:
-        cable.is_loose = True
-        # By the engine's thread: none runs before all are there.
-        handles = router.instruments.run_idle(
-            lambda: [router.submit(PROMPT, GREEDY) for _ in range(5)]
-        )
-        outputs = [handle.result(PATIENCE_S) for handle in handles]
-        reasons = ["error"] * 3 + ["unserved"] * 2
-        assert [output.finish_reason for output in outputs] == reasons
-        assert {output.error for output in outputs} == {"Odd: the cable is loose"}
-        assert router.instruments.slo_accounts.report().total.requests == 5
-        ended = {
-            sample.labels["finish_reason"]: sample.value
-            for family in router.instruments.ended_requests()
-            for sample in family.samples
-            if sample.name == "specrouter_requests_total"
-        }
-        assert (ended["error"], ended["unserved"]) == (3, 2)
-        wait_until(lambda: not router.is_healthy)
-        assert router.failure == "Odd: the cable is loose"
-        with pytest.raises(UnavailableError, match="cable"):
-            router.submit(PROMPT, GREEDY)
-
-
-def test_the_caches_of_an_engine_that_failed_are_gone_before_there_are_others(
-    small_config: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stores: list[weakref.ref[object]] = []
-    left: list[bool] = []
-    warm_up = Engine.warm_up
-
-    def noting(engine: Engine) -> None:
-        left.extend(store() is not None for store in stores)
-        warm_up(engine)
-
-    cable = LooseCable(monkeypatch, once=True)
-    with open_router(small_config) as router:
-        router.generate([PROMPT], GREEDY, CHAIN)
-        manager = router.instruments.engine._manager
-        for name in CHAIN.chain or ():
-            state = manager.state(name)
-            assert state is not None
-            stores.append(weakref.ref(state.store))
-        del manager, state
-        monkeypatch.setattr(Engine, "warm_up", noting)
-        cable.is_loose = True
-        router.submit(PROMPT, GREEDY, CHAIN).result(PATIENCE_S)
-        wait_until(lambda: router.instruments.restarts == 1)
-    assert left == [False] * 3
-
-
-def test_an_engine_that_cannot_begin_anew_stays_down(
-    small_config: Settings, faults: Faults, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cable = LooseCable(monkeypatch)
-
-    def no_memory(engine: Engine) -> Engine:
-        raise MemoryError
-
-    monkeypatch.setattr(Engine, "successor", no_memory)
-    with open_router(small_config, max_requests=1) as router:
-        with faults.holding():
-            running = begun(router)
-            waiting = router.submit(PROMPT, GREEDY)
-            cable.is_loose = True
-        for handle in (running, waiting):
-            assert "the cable is loose" in (handle.result(PATIENCE_S).error or "")
-        wait_until(lambda: not router.is_healthy)
-        assert router.instruments.restarts == 0
-
-
-def test_a_policy_outlives_a_crash(small_config: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    cable = LooseCable(monkeypatch)
-    with open_router(small_config) as router:
-        router.set_policy("static", chain=("middle", "target"))
-        cable.is_loose = True
-        router.submit(PROMPT, GREEDY).result(PATIENCE_S)
-        cable.is_loose = False
-        output = router.generate([PROMPT], GREEDY)[0]
-        assert ("middle", "target") in output.metrics.chains
-
-
-class StuckCycle:
-    """A cycle that begins once a request is caught does not end before `end`."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._begins, self._stuck, self._ended = (threading.Event() for _ in range(3))
-        real = Executor.run
-
-        def run(executor: Executor, plan: CyclePlan) -> CycleResult:
-            if self._begins.is_set():
-                self._stuck.set()
-                self._ended.wait(PATIENCE_S)
-            return real(executor, plan)
-
-        monkeypatch.setattr(Executor, "run", run)
-
-    def catch(self, router: ChainRouter, faults: Faults) -> tuple[RequestHandle, RequestHandle]:
-        """A request that has a token when its next cycle never ends, and one that waits."""
-        with faults.holding():
-            running = begun(router)
-            waiting = router.submit(PROMPT, LONG, "off")
-            self._begins.set()
-        assert self._stuck.wait(PATIENCE_S)
-        return running, waiting
-
-    def end(self, thread: threading.Thread) -> None:
-        assert thread.is_alive(), "it ended by itself"
-        self._ended.set()
-        thread.join(PATIENCE_S)
-        assert not thread.is_alive()
-
-
-def assert_told(running: RequestHandle, waiting: RequestHandle, cause: str) -> None:
-    """Why neither goes on."""
-    outputs = [handle.result(PATIENCE_S) for handle in (running, waiting)]
-    assert [output.finish_reason for output in outputs] == ["error", "unserved"]
-    assert all(cause in (output.error or "") for output in outputs)
-
-
-def test_a_cycle_that_does_not_end_ends_every_request_and_the_service(
-    small_config: Settings, faults: Faults, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cycle = StuckCycle(monkeypatch)
-    router = open_router(small_config, max_requests=1)
-    running, waiting = cycle.catch(router, faults)
-    assert router.is_healthy
-    router.instruments.engine._stepping._began_s = -math.inf
-    assert_told(running, waiting, "a cycle has taken more than 600 s")
-    wait_until(lambda: router.failure == "a cycle has taken more than 600 s")
-    assert not router.is_healthy
-    with pytest.raises(UnavailableError, match="a cycle"):
-        router.submit(PROMPT, GREEDY)
-    router.close()  # does not wait for the thread that hangs
-    cycle.end(router._thread._threads._threads["engine"])  # nobody hears of it any more
-
-
-def test_a_router_closes_though_its_target_hangs_and_tells_who_waits(
-    small_config: Settings, faults: Faults, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cycle = StuckCycle(monkeypatch)
-    router = open_router(small_config, max_requests=1)
-    running, waiting = cycle.catch(router, faults)
-    router.close(patience_s=0.2)
-    assert_told(running, waiting, "did not stop")
-    cycle.end(router._thread._threads._threads["engine"])
-
-
 # Who is served, and until when
 
 
@@ -630,39 +430,6 @@ def test_a_model_that_fails_in_several_groups_rests_as_if_it_had_failed_once(
     assert faults.forwards["small"] == 3 * len(rests)
 
 
-def test_a_hung_drafter_is_given_back_to_the_pool(small_config: Settings, faults: Faults) -> None:
-    with open_router(small_config) as router:
-        expected = alone(router, PROMPT)
-        router.generate([PROMPT], GREEDY, CHAIN)
-        faults.hanging = {"small"}
-        assert router.generate([PROMPT], GREEDY, CHAIN)[0].token_ids == expected
-        assert faults.hangs.is_set()
-        assert router.pool.evict("small"), "it still counts as used"
-        faults.hanging = set()
-        faults.released.set()
-        assert router.generate([PROMPT], LONG, CHAIN)[0].token_ids[:12] == expected
-        assert_whole(router)
-
-
-def test_a_drafter_that_hangs_while_it_is_timed_is_given_up(
-    small_config: Settings, faults: Faults, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def profile(model: PackedModel) -> Any:
-        faults.hanging = {"small"}
-        return profile_model(model)
-
-    monkeypatch.setenv("SPECROUTER_CACHE", str(tmp_path))  # where no times were kept
-    with open_router(small_config, preload=False) as router:
-        expected = alone(router, PROMPT)
-        monkeypatch.setattr("specrouter.execution.model_times.profile_model", profile)
-        pair = Speculation(chain=("small", "target"))
-        assert router.generate([PROMPT], GREEDY, pair)[0].token_ids == expected
-        assert faults.hangs.is_set()
-        faults.hanging = set()
-        faults.released.set()
-        assert_whole(router)
-
-
 def test_a_drafter_that_cannot_be_timed_is_timed_later(
     small_config: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -680,29 +447,6 @@ def test_a_drafter_that_cannot_be_timed_is_timed_later(
         assert router.instruments.statistics().forwards["small"] > 0
         assert "small" in router.instruments.performance().times
         assert_whole(router)
-
-
-def test_an_error_while_a_hung_thread_is_replaced_is_a_crash_like_any_other(
-    small_config: Settings, faults: Faults, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(engine: Engine, hung: str) -> None:
-        raise OSError(f"{hung} cannot be left")
-
-    monkeypatch.setattr(Engine, "take_over", broken)
-    with open_router(small_config, max_requests=1) as router:
-        expected = alone(router, PROMPT)
-        router.generate([PROMPT], GREEDY, CHAIN)
-        faults.hanging = {"small"}
-        running = router.submit(PROMPT, LONG, CHAIN)
-        waiting = router.submit(PROMPT, GREEDY, "off")
-        output = running.result(PATIENCE_S)
-        assert output.finish_reason == "error"
-        assert "OSError: small cannot be left" in (output.error or "")
-        assert waiting.result(PATIENCE_S).token_ids == expected
-        faults.hanging = set()
-        faults.released.set()
-        assert router.generate([PROMPT], GREEDY, CHAIN)[0].token_ids == expected
-        assert router.instruments.restarts == 1
 
 
 @pytest.mark.parametrize("engine", [{"max_requests": 1}, {"kv_budget_tokens": 70}], ids=str)

@@ -30,9 +30,6 @@ class Promises:
     kept: float = 0.0
     broken: float = 0.0
 
-    def inherit(self, before: "Promises") -> None:
-        self.pace_margin, self.kept, self.broken = before.pace_margin, before.kept, before.broken
-
     @property
     def error(self) -> float:
         """The broken ones' share, as if one more were broken; `NOT_BELIEVED` without any."""

@@ -89,7 +89,7 @@ def test_generate_hands_every_option_on(
     assert (params, speculation, *router.slos) == asked
 
 
-@pytest.mark.parametrize("ends", ["length", "unserved"])
+@pytest.mark.parametrize("ends", ["length", "engine_dead"])
 def test_failed_generation_ends_with_the_cause_and_code_1(
     ends: FinishReason, install: Install, capsys: pytest.CaptureFixture[str]
 ) -> None:

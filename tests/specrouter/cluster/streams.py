@@ -163,7 +163,7 @@ def lost(found: Came) -> int:
 
     def is_whole(deltas: Sequence[Delta]) -> bool:
         output = deltas[-1].output
-        if output is None or output.finish_reason in ("error", "cancelled", "timeout", "unserved"):
+        if output is None or output.finish_reason not in ("eos", "stop", "length"):
             return False
         return output.token_ids == [token for one in deltas for token in one.token_ids]
 

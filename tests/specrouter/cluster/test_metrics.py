@@ -1,6 +1,5 @@
 """Sums over replicas are field by field."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -52,7 +51,7 @@ def test_mappings_tuples_and_figures_in_them_add_up() -> None:
     assert (cycles.cycles, cycles.model_ms) == (5, {"a": 1.0})
 
 
-def report(cycles: int, restarts: int = 0) -> ReplicaReport:
+def report(cycles: int) -> ReplicaReport:
     """Everything is counted as often as there were cycles."""
     counts = DecodeCounts()
     counts.record_prompt(cycles)
@@ -65,12 +64,11 @@ def report(cycles: int, restarts: int = 0) -> ReplicaReport:
         admissions=(),
         prefixes=(),
         admission_counts={"fast": AdmissionCounts(cycles)},
-        restarts=restarts,
     )
 
 
 def test_sums_do_not_fall_where_a_replica_begins_anew() -> None:
-    """Its process is replaced twice; the second one has replaced its engine once."""
+    """Its process is replaced twice."""
     links: list[Any] = [SimpleNamespace(name=name) for name in ("a", "b")]
     fleet = Fleet(links, CONFIG)
     told = ClusterInstruments(fleet, cast(Any, None), cast(Any, None))
@@ -78,23 +76,10 @@ def test_sums_do_not_fall_where_a_replica_begins_anew() -> None:
     fleet._hear(b, Feed(states.state(), report(100)))
     expected = {9: 109, 2: 111, 3: 112, 1: 113}
     for cycles, sums in expected.items():
-        fleet._hear(a, Feed(states.state(), report(cycles, restarts=int(cycles == 3))))
+        fleet._hear(a, Feed(states.state(), report(cycles)))
         counted = told.statistics().cycles, told.decoded().prompt_tokens
         admitted = told.slo_accounts.admissions()["fast"].admitted
         assert (*counted, admitted, told.engine_state().quarantines["a"]) == (sums,) * 4
-    assert told.restarts == 1
     a.standing = "lost"
     assert told.engine_state().running == 1, "of those that serve"
     assert told.engine_state().quarantines["a"] == 113
-
-
-def test_what_an_engine_inherits_from_one_that_failed_is_counted_once() -> None:
-    links: list[Any] = [SimpleNamespace(name="a")]
-    fleet = Fleet(links, CONFIG)
-    told = ClusterInstruments(fleet, cast(Any, None), cast(Any, None))
-    fleet._hear(fleet.members["a"], Feed(states.state(), report(9)))
-    inherited = {"fast": AdmissionCounts(11)}
-    begun_anew = replace(report(2, restarts=1), admission_counts=inherited)
-    fleet._hear(fleet.members["a"], Feed(states.state(), begun_anew))
-    assert told.statistics().cycles == 11
-    assert told.slo_accounts.admissions() == inherited

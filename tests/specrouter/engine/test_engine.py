@@ -289,27 +289,6 @@ def test_a_wait_that_cannot_be_told_is_the_shortest(
             assert bench.engine.seconds_until_admitted(5) == 1.0
 
 
-def test_a_successor_has_the_policy_the_accounts_and_the_requests_that_wait(
-    small_config: dict[str, Any],
-) -> None:
-    bench = EngineBench(small_config, max_requests=1)
-    running, waiting = (
-        bench.submit(PROMPTS[0]),
-        bench.submit(PROMPTS[1], SamplingParams(max_new_tokens=6)),
-    )
-    bench.engine.step()
-    before = bench.engine
-    before.abandon_running("it has failed")
-    assert running.result(0).error == "it has failed"
-    bench.engine = before.successor()
-    bench.engine.warm_up()
-    [output] = bench.finish([waiting])
-    assert output.finish_reason in ("length", "eos")
-    assert bench.engine.book.slo_accounts is before.book.slo_accounts
-    assert bench.engine.book.slo_accounts.report().total.requests == 2
-    assert PAIR in bench.chains()
-
-
 def test_requests_that_ask_for_more_than_is_left_wait_for_memory(
     small_config: dict[str, Any], texts: list[list[int]]
 ) -> None:

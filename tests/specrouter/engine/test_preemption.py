@@ -11,7 +11,14 @@ import pytest
 from checks.exact.comparison import assert_whole
 from checks.exact.preemption import preempting_router
 from checks.exact.seeded import seeded_params
-from specrouter import ChainRouter, RequestOutput, SamplingParams, Speculation, Structure
+from specrouter import (
+    ChainRouter,
+    EngineDeadError,
+    RequestOutput,
+    SamplingParams,
+    Speculation,
+    Structure,
+)
 from specrouter.config.policies import ADMISSION_POLICIES
 from specrouter.engine.engine import Engine
 from specrouter.engine.slo_accounts import AdmissionCounts
@@ -207,26 +214,16 @@ def test_who_leaves_while_it_waits_ends_with_its_tokens(
     bench.engine.check_integrity()
 
 
-def test_a_successor_goes_on_with_its_text(bench: EngineBench, script: Scripted) -> None:
-    [plain] = bench.finish([bench.submit(PROMPTS[0])])
-    handle = preempted(bench, script)
-    bench.engine.abandon_running("a row was lost")
-    assert not handle.is_done, "it ran no more"
-    bench.engine = bench.engine.successor()
-    bench.engine.warm_up()
-    [output] = bench.finish([handle])
-    assert output.token_ids == plain.token_ids == told(handle)
-
-
-def test_after_the_last_engine_who_has_tokens_failed_and_who_has_none_was_not_served(
+def test_when_the_engine_fails_it_ends_with_the_tokens_it_had(
     bench: EngineBench, script: Scripted
 ) -> None:
     handle, other = preempted(bench, script), bench.submit(PROMPTS[1])
     bench.engine.abandon("no memory")
-    ends = [one.result(timeout=0) for one in (handle, other)]
-    assert [one.finish_reason for one in ends] == ["error", "unserved"]
-    assert ends[0].token_ids == told(handle) != []
-    assert {one.error for one in ends} == {"no memory"}
+    for one in (handle, other):
+        with pytest.raises(EngineDeadError, match="no memory") as caught:
+            one.result(timeout=0)
+        assert caught.value.output is not None
+        assert caught.value.output.token_ids == told(one)
 
 
 def test_its_row_and_its_memory_are_others(bench: EngineBench, script: Scripted) -> None:

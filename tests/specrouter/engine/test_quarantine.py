@@ -53,13 +53,3 @@ def test_several_failures_of_a_cycle_are_one_rest() -> None:
     assert rests(quarantine, 3) == {"small", "middle"}
     assert rests(quarantine, 4) == set()
     assert quarantine.counts == {"small": 1, "middle": 1}
-
-
-def test_a_model_that_hangs_again_and_again_is_not_used_again() -> None:
-    quarantine = Quarantine()
-    for cycle in (0, 100):
-        quarantine.add_hang(failure("small"), cycle)
-    assert rests(quarantine, 200) == set()
-    quarantine.add_hang(failure("small"), 200)
-    assert rests(quarantine, 10**9) == {"small"}
-    assert quarantine.counts == {"small": 3}

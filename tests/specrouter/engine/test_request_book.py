@@ -174,44 +174,12 @@ def test_of_thousands_that_wait_it_is_looked_now_and_then_who_leaves() -> None:
     assert len(book.waiting) == 998
 
 
-def test_an_engine_that_failed_tells_each_once_and_hands_over_who_waits() -> None:
-    before, (running, waiting) = book_of("ab")
-    before.admit(1, [running])
-    before.is_abandoned = True
-    before.tell(before.running.values(), "error", "it crashed")
-    before.tell(before.running.values(), "error", "again")
-    assert running.ends == [("error", "it crashed")]
-    after, _ = book_of("")
-    after.inherit(before)
-    assert list(after.waiting) == [waiting]
-    assert after.slo_accounts is before.slo_accounts
-    assert after.admissions is before.admissions
-
-
-def test_an_engine_that_failed_hands_over_what_its_promises_taught() -> None:
-    """To the account that the new engine's views look at already."""
-    before, _ = book_of("")
-    before.promises.note(kept=False, kept_pace=False)
-    before.promises.note(kept=True, kept_pace=True)
-    after, _ = book_of("")
-    seen = after.promises
-    after.inherit(before)
-    assert after.promises is seen
-    assert seen == before.promises
-    seen.note(kept=True, kept_pace=True)
-    assert seen != before.promises, "an abandoned engine keeps its own"
-
-
-def test_an_engine_that_failed_hands_over_how_long_outputs_usually_are() -> None:
-    before, _ = book_of("")
-    for _ in range(20):
-        before.lengths.record("chat", 30)
-    after, _ = book_of("")
-    after.inherit(before)
-    assert after.lengths.quantiles() == {"chat": 30.0}
-    for _ in range(20):
-        after.lengths.record("code", 5)
-    assert before.lengths.quantiles() == {"chat": 30.0}, "an abandoned engine keeps its own"
+def test_an_engine_that_failed_tells_each_once_whether_it_ran_or_waited() -> None:
+    book, (running, waiting) = book_of("ab")
+    book.admit(1, [running])
+    book.abandon("it crashed", [])
+    book.abandon("again", [waiting])
+    assert running.ends == waiting.ends == [("engine_dead", "it crashed")]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from specrouter.execution.fault_guard import FaultGuard, RowGuard
-from specrouter.execution.hang_guard import Abandoned
 
 
 def test_a_failure_is_counted_under_its_part_and_goes_no_further() -> None:
@@ -33,7 +32,7 @@ def test_the_log_has_one_line_a_minute_for_each_part(caplog: pytest.LogCaptureFi
     assert "4 times" in lines[1]
 
 
-@pytest.mark.parametrize("error", [Abandoned("small"), KeyboardInterrupt(), SystemExit(1)])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1)])
 def test_what_ends_a_thread_is_not_kept(error: BaseException) -> None:
     guard = FaultGuard()
     with pytest.raises(type(error)), guard.part("accounts"):

@@ -18,7 +18,7 @@ from processors.pack import PackPlan, run_pack
 from specrouter.cycle import Ints
 from specrouter.execution.fault_guard import FaultGuard
 from specrouter.execution.forward_clock import ForwardClock
-from specrouter.execution.hang_guard import Abandoned, HangGuard
+from specrouter.execution.hang_guard import HangGuard
 from specrouter.execution.model_states import ModelStates, StageError
 from specrouter.execution.model_times import ModelTimes
 from statemgr import StateManager
@@ -61,12 +61,6 @@ def draft(states: ModelStates, name: str) -> None:
     plan = PackPlan(ROWS, np.array([1, 1]), np.array([True, True]))
     with states.stage(name, ROWS) as active, torch.inference_mode():
         states.touch(active.state, ROWS, run_pack(active, plan, tree).fed)
-
-
-def give_up(states: ModelStates, name: str) -> None:
-    """A forward hangs, another thread takes over, and then it returns."""
-    states.abandon(name)
-    raise Abandoned
 
 
 def lengths(manager: StateManager, name: str) -> list[int]:
@@ -169,31 +163,6 @@ def test_a_model_that_was_loaded_anew_begins_with_an_empty_cache(
     assert pool.evict("small")
     with states.stage("small", ROWS) as active:
         assert active.state.lengths(ROWS).tolist() == [0, 0]
-
-
-@pytest.mark.parametrize("is_in_stage", [True, False])
-def test_a_model_that_is_abandoned_loses_its_cache_and_no_other_does(
-    is_in_stage: bool, states: ModelStates, manager: StateManager, pool: ModelPool
-) -> None:
-    read(states, "small")
-    read(states, "middle")
-    if is_in_stage:
-        with pytest.raises(Abandoned), states.stage("small", ROWS):
-            give_up(states, "small")
-    else:
-        pool.get("small")  # as who measures has it, who holds nothing
-        states.abandon("small")
-    assert manager.state("small") is None
-    assert lengths(manager, "middle") == [4, 1]
-
-
-def test_whoever_takes_over_releases_what_the_hanging_thread_holds(
-    states: ModelStates, manager: StateManager, pool: ModelPool
-) -> None:
-    with pytest.raises(Abandoned), states.stage("middle", ROWS), states.stage("small", ROWS):
-        give_up(states, "small")
-    assert pool.evict("small")
-    assert pool.evict("middle")
 
 
 @pytest.mark.parametrize("is_settled", [True, False])

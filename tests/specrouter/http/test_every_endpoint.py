@@ -113,7 +113,7 @@ FAILURES: dict[str, tuple[dict[str, Any], int, str | None]] = {
     "generation_failed": ({"error": "it broke"}, 500, "false"),
     "timeout": ({"ends": "timeout"}, 408, "false"),
     "shutting_down": ({"ends": "cancelled"}, 503, None),
-    "engine_stopped": ({"ends": "unserved"}, 503, None),
+    "engine_dead": ({"ends": "engine_dead", "error": "it broke"}, 503, "false"),
 }
 
 
