@@ -18,7 +18,7 @@ from research.studies.cluster_runs import (
     retries,
     within_2,
 )
-from specrouter.cluster.metrics import state_ages
+from specrouter.cluster.dispatcher import state_ages
 from tests.specrouter.cluster.links import Cluster
 
 OUTPUT: Any = None  # of no account here

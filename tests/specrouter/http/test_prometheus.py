@@ -124,7 +124,7 @@ COUNTED: dict[str, dict[tuple[str, ...], float]] = {
     # Nothing runs, waits or holds memory when all have ended.
     **{
         f"specrouter_{what}": {}
-        for what in ("requests_running", "requests_waiting", "kv_reserved_tokens", "restarts_total")
+        for what in ("requests_running", "requests_waiting", "kv_reserved_tokens")
     },
     "specrouter_request_rows": {(): 8},
     "specrouter_kv_capacity_tokens": {(): 8 * (256 + 96)},
