@@ -2,13 +2,12 @@
 
 A failure comes before the forward, after it (keys and values are written by then), or after the
 first layer's keys and values were written as NaN, which attention must never see. Or nothing is
-raised: the logits are NaN, or the forward hangs for longer than the router allows a drafter.
+raised: the logits are NaN.
 """
 
 import contextlib
 import dataclasses
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -34,8 +33,6 @@ class InjectedFault(RuntimeError):
     """What a forward or a function raises that is made to fail."""
 
 
-HANG_TIMEOUT_S = 0.05  # what the router under test should allow
-_HANG_S = 0.15
 _KINDS = ("before", "after", "poison", "nan", "nan row", "memory")
 
 
@@ -46,8 +43,6 @@ class FaultInjection:
         self.rates: dict[str, float] = {}
         self.raised: Counter[str] = Counter()
         self.kinds: Counter[str] = Counter()
-        self.target = "target"  # is never given up, so it does not hang
-        self.hang_share = 0.02
         self._rng = np.random.default_rng(seed)
         self._lock = threading.Lock()
 
@@ -64,8 +59,6 @@ class FaultInjection:
                 raise InjectedFault(f"{model.name} fails before its forward")
             if kind == "memory":
                 raise torch.OutOfMemoryError(f"{model.name} has no memory left")
-            if kind == "hang":
-                time.sleep(_HANG_S)
             if kind == "poison":
                 _write_nan(model, tokens.numel(), view)
                 raise InjectedFault(f"{model.name} fails in its first layer")
@@ -97,8 +90,7 @@ class FaultInjection:
         with self._lock:
             if self._rng.random() >= self.rates.get(name, 0.0):
                 return None
-            hangs = self._rng.random() < self.hang_share and name != self.target
-            kind = "hang" if hangs else str(self._rng.choice(_KINDS))
+            kind = str(self._rng.choice(_KINDS))
             self.raised[name] += 1
             self.kinds[kind] += 1
             return kind

@@ -2,7 +2,7 @@
 
 Families of all architectures in float64, with an n-gram drafter. Requests join at random times
 under chains and trees of their own, are cancelled, streamed, resumed; drafters raise,
-hang, run out of memory or give NaN at random cycles and are evicted; in some bursts the target
+run out of memory or give NaN at random cycles and are evicted; in some bursts the target
 fails. Every burst has one of the scheduler's policies and selections of nodes, which are
 switched on the router between; requests have objectives, some that nothing can attain.
 Every output must be the oracle's (its beginning, for requests that were cancelled or that the
@@ -25,7 +25,7 @@ from checks.exact.arguments import oracle_of
 from checks.exact.arrangement import SELECTIONS, chains
 from checks.exact.burst import draw_burst, draw_cases, draw_shape, play
 from checks.exact.comparison import Case, assert_whole
-from checks.exact.fault_injection import HANG_TIMEOUT_S, FaultInjection, restless_scheduler
+from checks.exact.fault_injection import FaultInjection, restless_scheduler
 from checks.exact.models import SAVERS, pool_settings, save_family
 from checks.exact.report import Progress, finish, make_parser, prepare
 from modelpool import ModelPool
@@ -60,7 +60,6 @@ class Family:
             "max_requests": max_requests,
             "max_model_len": 128,
             "prefill_chunk": prefill_chunk,
-            "hang_timeout_s": HANG_TIMEOUT_S,
             "preload": False,  # every router would time its drafters
         }
         return ChainRouter.from_config({"pool": pool, "engine": engine})

@@ -169,7 +169,7 @@ async def _until_inside(service: Service, count: int) -> None:
 
 
 async def faults(service: Service, report: Report, arguments: argparse.Namespace) -> dict[str, Any]:
-    """A drafter raises from a moment on, then another one hangs: no request is lost or changed."""
+    """A drafter raises from a moment on: no request is lost or changed."""
     async with new_client(service.url) as client:
         generator = random.Random(arguments.seed)
         plain = [_asked(generator, stream=bool(i % 2), tokens=64).body for i in range(12)]
@@ -182,28 +182,23 @@ async def faults(service: Service, report: Report, arguments: argparse.Namespace
             for chain in _CHAINS
         ]
         outcomes, phase = list[tuple[Outcome, Outcome]](), ""
-        for phase, number in (
-            ("well", 0),
-            ("failing", signal.SIGUSR1),
-            ("hanging", signal.SIGUSR2),
-        ):
+        for phase, number in (("well", 0), ("failing", signal.SIGUSR1)):
             if number:
                 loop = asyncio.get_running_loop()
                 loop.call_later(1.0, service.signal, number)  # in the midst of requests
             began_s = time.monotonic()
             outcomes += await _all_of(client, drafted)
             print(f"  {phase}: {len(drafted)} in {time.monotonic() - began_s:.1f} s", flush=True)
-    with report.check("no request is lost to a drafter that fails or hangs") as finding:
+    with report.check("no request is lost to a drafter that fails") as finding:
         finding.text = f"{len(outcomes)} requests"
         got = [outcome for outcome, _ in outcomes]
         assert counted(got) == {"complete": len(outcomes)}, broken(got)[:3]
     with report.check("texts are those without speculation"):
         changed = [pair for pair in outcomes if pair[0].texts != pair[1].texts]
         assert not changed, f"{len(changed)} of {len(outcomes)}, the first: {changed[0]}"
-    with report.check("both faults took place"):
+    with report.check("the fault took place"):
         log = service.log.read_text(errors="replace")
         assert "injected: this drafter has failed" in log
-        assert "tiny-3m hangs" in log
     with report.check("all rows are free after faults"):
         wait_until_idle(service.url)
     return {"requests": len(outcomes), "changed": len(changed)}

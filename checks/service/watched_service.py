@@ -3,8 +3,7 @@
     python -m checks.service.watched_service --config FILE --port 0
 
 Two things differ from `specrouter serve`. When it closes with no request inside, all state is
-checked, and the result printed. And from a signal on, a drafter fails: at SIGUSR1 each forward of
-`FAILING` raises, at SIGUSR2 each forward of `HANGING` hangs.
+checked, and the result printed. And from SIGUSR1 on, each forward of the drafter `FAILING` raises.
 """
 
 import argparse
@@ -12,8 +11,6 @@ import logging
 import signal
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -28,9 +25,7 @@ from specrouter.http.serve import serve
 from specrouter.logs import configure_logs
 
 FAILING = "tiny-1m"
-HANGING = "tiny-3m"
 WELL = "integrity: ok"
-_HANG_S = 10.0
 
 
 def main() -> int:
@@ -48,27 +43,16 @@ def main() -> int:
 
 
 def install_faults() -> None:
-    faults: dict[str, Callable[[], None]] = {}
+    fails = threading.Event()
     original = PackedModel.forward
 
     def forward(model: PackedModel, tokens: Tensor, *rest: Any) -> ForwardOutput:
-        fault = faults.get(model.name)
-        if fault is not None:
-            with model.watch(len(tokens), 0.0):  # a hang is noticed inside of a forward only
-                fault()
+        if model.name == FAILING and fails.is_set():
+            raise RuntimeError("injected: this drafter has failed")
         return original(model, tokens, *rest)
 
     mock.patch.object(PackedModel, "forward", forward).start()
-    signal.signal(signal.SIGUSR1, lambda *_: faults.update({FAILING: _fail}))
-    signal.signal(signal.SIGUSR2, lambda *_: faults.update({HANGING: _hang}))
-
-
-def _fail() -> None:
-    raise RuntimeError("injected: this drafter has failed")
-
-
-def _hang() -> None:
-    time.sleep(_HANG_S)
+    signal.signal(signal.SIGUSR1, lambda *_: fails.set())
 
 
 def install_integrity() -> None:
@@ -91,7 +75,7 @@ def _check(router: ChainRouter) -> None:
         print(f"integrity: unknown, {state.running} run and {state.waiting} wait", flush=True)
         return
     try:
-        router.instruments.run_idle(router.instruments.check_integrity)
+        router.instruments.check_integrity()
     except AssertionError as error:
         print(f"integrity: violated, {error}", flush=True)
     else:

@@ -218,12 +218,14 @@ def test_when_the_engine_fails_it_ends_with_the_tokens_it_had(
     bench: EngineBench, script: Scripted
 ) -> None:
     handle, other = preempted(bench, script), bench.submit(PROMPTS[1])
+    had = sum(one.produced_tokens for one in bench.engine.book.waiting)
+    assert had > 0
     bench.engine.abandon("no memory")
-    for one in (handle, other):
+    for one, tokens in ((handle, had), (other, 0)):
         with pytest.raises(EngineDeadError, match="no memory") as caught:
             one.result(timeout=0)
         assert caught.value.output is not None
-        assert caught.value.output.token_ids == told(one)
+        assert len(caught.value.output.token_ids) == tokens
 
 
 def test_its_row_and_its_memory_are_others(bench: EngineBench, script: Scripted) -> None:
