@@ -104,13 +104,13 @@ class Member(KnownReplica):
         return ReplicaFigures(
             is_up=self.standing == "ready",
             state_age_s=None if self.told is None else now_s - self.told_s,
-            running=state and state.running,
-            waiting=state and state.waiting,
-            rows=state and state.rows,
-            kv_share=state and state.kv_share,
+            running=None if state is None else state.running,
+            waiting=None if state is None else state.waiting,
+            rows=None if state is None else state.rows,
+            kv_share=None if state is None else state.kv_share,
             attempts=self.attempts,
             declined=self.declined,
-            moves=self.moves,
+            moves={**self.moves},
         )
 
     def evict(self, cause: Cause, reason: str) -> None:
