@@ -45,7 +45,6 @@ def test_every_key_has_a_meaning_and_every_meaning_a_key(model: type[BaseModel])
         "| `target` | text | required | the name of the model whose output is served. |",
         "| `depth` | whole number, 1 to 20 | none | levels of ",
         "| `policy` | `adaptive`, `static`, `smallest`, `target-only` or `package.module:NAME` | ",
-        "| `verification` | `shared-noise`, `rejection` | `shared-noise` | ",
         "| `request_timeout_s` | number, above 0 | `600.0` | ",
         "| `api_keys` | list of text | none | ",
         "| `pack_weights` | `true` or `false` | `true` | ",

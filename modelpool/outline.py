@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from modelpool.attention.backend import Feature
-from modelpool.attention.kv_view import AttentionLayer, KVView
+from modelpool.attention.kv_view import AttentionLayer, KVLayer, KVView
 from modelpool.attention.latent import use_latents
 from modelpool.attention.packed import ATTENTION_NAME, OpaqueView, run_packed
 from modelpool.checkpoint.architecture import ignored_window, refusal, undispatched
@@ -33,7 +33,7 @@ from modelpool.errors import UnsupportedAttention
 from modelpool.fast.experts import can_quantise
 from modelpool.mixers.registry import unserved_layer, use_mixers
 from modelpool.place_tracker import PlaceTracker
-from modelpool.probe import KVLayer, ProbeView
+from modelpool.probe import ProbeView
 from modelpool.recurrent import RecurrentKind, RecurrentLayer, StateKey, Tensors
 
 _TOKENS = 11  # a prime, which no dimension of a model is likely to be

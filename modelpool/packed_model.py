@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from modelpool.attention.kv_view import KVView
+from modelpool.attention.kv_view import KVLayer, KVView
 from modelpool.attention.packed import OpaqueView, run_packed
 from modelpool.checkpoint.architecture import ignored_window, max_positions, refusal
 from modelpool.config import KeptWeights
@@ -35,7 +35,6 @@ from modelpool.mixers.registry import moving_layer
 from modelpool.outline import use_packed_attention
 from modelpool.probe import (
     MOST_DIFFERENCE,
-    KVLayer,
     ProbeView,
     allowed_difference,
     check_parity,

@@ -5,7 +5,7 @@ way it learns the layers' shapes and sliding windows.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol, TypeVar, cast
 
 import numpy as np
@@ -14,9 +14,10 @@ from torch import Tensor
 
 from modelpool.attention.kv_view import (
     AttentionLayer,
-    Int32s,
     Ints,
+    KVLayer,
     KVView,
+    PackSlots,
     TreePaths,
 )
 from modelpool.errors import UnsupportedAttention, UnsupportedModelError
@@ -29,32 +30,6 @@ _PACKED = "packed attention"
 MOST_DIFFERENCE = 0.2  # of logits, of their spread, whatever the dtype
 
 
-@dataclass(frozen=True, kw_only=True)
-class KVLayer:
-    """Shape and place of one attention layer's keys and values.
-
-    Attributes:
-        head_dim, value_dim: width of a key and of a value.
-        is_latent: its value is the first part of its key.
-        source: the layer whose keys and values it reads instead of its own.
-    """
-
-    device: torch.device
-    dtype: torch.dtype
-    kv_heads: int
-    head_dim: int
-    value_dim: int
-    is_latent: bool = False
-    source: int | None = None
-
-    @property
-    def elements_per_token(self) -> int:
-        """That it keeps."""
-        if self.source is not None:
-            return 0
-        return self.kv_heads * (self.head_dim + (0 if self.is_latent else self.value_dim))
-
-
 class HasVocabulary(Protocol):
     @property
     def device(self) -> torch.device: ...
@@ -64,30 +39,6 @@ class HasVocabulary(Protocol):
 
     @property
     def kv_layers(self) -> Mapping[int, KVLayer]: ...
-
-
-@dataclass(frozen=True, eq=False)
-class _ProbeTree:
-    """Implements `TreePaths`."""
-
-    starts: Ints
-    paths: Tensor
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class _ProbePack:
-    """Implements `PackSlots`: outside a tree each slot of a row holds its own number as a
-    position."""
-
-    rows: Ints
-    counts: Ints
-    positions: Ints
-    slots: Ints
-    tables: Int32s
-    block_slots: int
-    lengths: Ints
-    devices: Sequence[torch.device]
-    tree: TreePaths | None = None
 
 
 def probed(
@@ -138,7 +89,7 @@ class ProbeView:
         self._counts: list[int] = []  # of each row's tokens in the pack
         self.windows: dict[int, int | None] = {}
         self._layouts: dict[object, object] = {}
-        self.pack: _ProbePack
+        self.pack: PackSlots
 
     def begin(self, start: int, stop: int) -> None:
         """A pack of the first request's tokens at these positions."""
@@ -151,7 +102,7 @@ class ProbeView:
         rows = np.array([row for row, (start, stop) in enumerate(spans) if stop > start])
         starts, stops = np.array(spans)[rows].T
         positions = np.concatenate([np.arange(*spans[row]) for row in rows.tolist()])
-        self.pack = _ProbePack(
+        self.pack = PackSlots(
             rows=rows,
             counts=stops - starts,
             positions=positions,
@@ -173,7 +124,7 @@ class ProbeView:
         filled = [path + path[-1:] * (depths.max() - len(path)) for path in paths]
         self.begin(start, start + len(paths))
         starts, positions = np.full(self._rows, start), start - 1 + depths
-        tree = _ProbeTree(starts, torch.tensor(filled, dtype=torch.int32))
+        tree = TreePaths(starts, torch.tensor(filled, dtype=torch.int32))
         self.pack = replace(self.pack, positions=positions, tree=tree)
         return positions
 

@@ -1,25 +1,20 @@
 """The data plane: stateless processors that prefill, draft, verify and roll back."""
 
-from processors.acceptance_rule import AcceptanceRule
-from processors.active_model import ActiveModel
 from processors.contexts import Contexts
 from processors.draft import DraftProcessor
 from processors.drafts import DraftRequest, DraftResult
 from processors.errors import NonFiniteLogits
 from processors.ngram import NgramDraftProcessor
-from processors.pack import FedTree
+from processors.pack import ActiveModel, FedTree
 from processors.prefill import PrefillProcessor, share_chunk
-from processors.rejection import RejectionSampling
 from processors.rollback import RollbackProcessor
 from processors.sampler import Sampler
 from processors.sampling_row import SamplingSettings
-from processors.shared_noise import SharedNoise
 from processors.token_tree import TokenTree, join
 from processors.verify import PrefillChunks, VerifyProcessor, VerifyRequest
 from processors.verify_result import VerifyResult
 
 __all__ = [
-    "AcceptanceRule",
     "ActiveModel",
     "Contexts",
     "DraftProcessor",
@@ -30,11 +25,9 @@ __all__ = [
     "NonFiniteLogits",
     "PrefillChunks",
     "PrefillProcessor",
-    "RejectionSampling",
     "RollbackProcessor",
     "Sampler",
     "SamplingSettings",
-    "SharedNoise",
     "TokenTree",
     "VerifyProcessor",
     "VerifyRequest",

@@ -3,10 +3,11 @@
 import numpy as np
 from torch import Tensor
 
+from modelpool.attention.kv_view import TreePaths
 from processors.beam import Beam
 from processors.pack import NO_SLOT, FedTree
 from processors.token_tree import Ints, TokenTree
-from statemgr import ForwardView, ModelState, TokenOrder, TreePaths
+from statemgr import ForwardView, ModelState, TokenOrder
 
 
 class BeamSlots:

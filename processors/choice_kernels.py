@@ -1,7 +1,7 @@
 """Noise and choice in Triton, for CUDA: the scores of a pack are made, looked at and forgotten.
 
 Contract: the noise is `processors.noise.gumbel`'s: Philox 4x64-10 keyed by (seed, stream), counter
-(1 + id // 4, position, 0, draw), word id % 4. Its integers are numpy's; the logarithms of two
+(1 + id // 4, position, 0, 0), word id % 4. Its integers are numpy's; the logarithms of two
 libraries may differ in the last bit, 1e-15. A score is `logits / temperature + noise` in float64,
 at temperature 0 the logits. `block_best` finds the best few of a block of ids, `joined_best` the
 best of all blocks, `scores_at` the scores of single ids. Ties go to the lowest id; a row that holds
@@ -26,7 +26,7 @@ _NO_ID = tl.constexpr(2**30)
 class NoiseKeys:
     """Of n places, on the device."""
 
-    numbers: Tensor  # [4, n] int64: the bits of seed, stream, position and draw
+    numbers: Tensor  # [3, n] int64: the bits of seed, stream and position
     temperatures: Tensor  # [n] float64; 0: no noise
 
 
@@ -195,12 +195,11 @@ def _words(numbers, row, is_row, count, quads):
     """Four words each for ids 4 * quads and behind: Philox 4x64-10, keys and counters as numpy."""
     seed, stream = _number(numbers, 0, row, is_row, count), _number(numbers, 1, row, is_row, count)
     position = _number(numbers, 2, row, is_row, count)
-    draw = _number(numbers, 3, row, is_row, count)
     c0 = (quads + 1).to(tl.uint64)
     if len(quads.shape) == 1:
         c0 = c0[None, :]
     zero = seed[:, None] * 0 + c0 * 0
-    c0, c1, c2, c3 = c0 + zero, position[:, None] + zero, zero, draw[:, None] + zero
+    c0, c1, c2, c3 = c0 + zero, position[:, None] + zero, zero, zero
     k0, k1 = seed[:, None] + zero, stream[:, None] + zero
     m0, m1 = _constant(0xD2E7470EE14C6C93) + zero, _constant(0xCA5A826395121157) + zero
     w0, w1 = _constant(0x9E3779B97F4A7C15), _constant(0xBB67AE8584CAA73B)

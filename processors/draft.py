@@ -11,22 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from processors.acceptance_rule import AcceptanceRule
-from processors.active_model import ActiveModel
 from processors.beam import Beam
 from processors.beam_slots import BeamSlots
 from processors.contexts import Contexts
 from processors.drafts import DraftRequest, DraftResult
 from processors.errors import NonFiniteLogits
-from processors.pack import PackPlan, run_pack
+from processors.pack import ActiveModel, PackPlan, run_pack
 from processors.sampler import Sampler
 from processors.token_tree import Ints, TokenTree
 
 
 class DraftProcessor:
-    def __init__(self, sampler: Sampler, rule: AcceptanceRule) -> None:
+    def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
-        self._purpose = rule.noise_purpose(0)
 
     def draft(self, active: ActiveModel, request: DraftRequest) -> DraftResult:
         """Drafts trees of at least one level. What the rows' state lacks is fed first.
@@ -37,13 +34,13 @@ class DraftProcessor:
             NonFiniteLogits: the model is of no use for these rows.
         """
         model, rows, depths = active.model, request.rows, request.depths
-        rank, width, purpose = self._sampler.rank, request.width, self._purpose
+        rank, width = self._sampler.rank, request.width
         plan = PackPlan(rows, active.lag(rows) + 1, np.ones(len(rows), dtype=np.bool_))
         first = run_pack(active, plan, TokenTree.empty(rows)).logits
         beam, logits = Beam(rows, depths, width, request.branching), [first]
         no_paths = torch.zeros((len(rows), 0), dtype=torch.int64, device=first.device)
         everyone = np.arange(len(rows))
-        beam.begin(*rank(first, _contexts(request, everyone, 0, no_paths), width, purpose))
+        beam.begin(*rank(first, _contexts(request, everyone, 0, no_paths), width))
         slots = BeamSlots(active.state, rows, active.manager.counts[rows], depths, width)
         try:
             for step in range(1, int(depths.max())):
@@ -57,7 +54,7 @@ class DraftProcessor:
                 logits.append(read.logits)
                 paths = beam.paths(going_on)
                 contexts = _contexts(request, np.repeat(which, width), step, paths)
-                beam.grow(going_on, *rank(logits[-1], contexts, width, purpose))
+                beam.grow(going_on, *rank(logits[-1], contexts, width))
             tree = beam.tree()
         except BaseException:
             slots.scrub()

@@ -50,7 +50,6 @@ class DraftResult:
     logits: Tensor  # [n, V]
     places: Ints  # [B, 1 + W'] where the logits after the root and after each node stand, or -1
     fed: FedTree  # what the drafter's own state holds
-    is_masked: bool = False  # its tokens were chosen under grammars, as verifiers choose
 
     @classmethod
     def without_logits(cls, tree: TokenTree) -> "DraftResult":

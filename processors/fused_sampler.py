@@ -17,8 +17,7 @@ from torch import Tensor
 from processors.choice_kernels import Best, NoiseKeys, best_of, scores_of
 from processors.contexts import Contexts
 from processors.logits import on_device
-from processors.row_noise import draws_of, stream_of
-from processors.sampler import Held, Sampler
+from processors.sampler import Sampler
 from processors.token_tree import Ints
 
 Choice = tuple[Tensor, ...]  # of n places each
@@ -31,29 +30,27 @@ class FusedSampler(Sampler):
         super().__init__(vocab_size, window)
         self._device_type = device_type
 
-    def _held(self, row: int, noise: Held | None) -> Held | None:
+    def _holds_noise(self, row: int, device: torch.device | None) -> torch.device | None:
         is_plain = self._plain[row] and row not in self.grammars
-        is_drawn = noise is not None and noise[0].type == self._device_type and is_plain
-        return None if is_drawn else noise
+        is_drawn = device is not None and device.type == self._device_type and is_plain
+        return None if is_drawn else device
 
     def choose(self, logits: Tensor, contexts: Contexts) -> tuple[Tensor, Tensor]:
         def fused(logits: Tensor, contexts: Contexts) -> Choice:
-            best = self._best(logits, contexts, 1, 0)
+            best = self._best(logits, contexts, 1)
             return best.ids[:, 0], best.scores[:, 0]
 
         ids, scores = self._by_kind(logits, contexts, fused, super().choose)
         return ids, scores
 
-    def rank(
-        self, logits: Tensor, contexts: Contexts, width: int, purpose: int = 0
-    ) -> tuple[Tensor, Tensor]:
+    def rank(self, logits: Tensor, contexts: Contexts, width: int) -> tuple[Tensor, Tensor]:
         def fused(logits: Tensor, contexts: Contexts) -> Choice:
-            best = self._best(logits, contexts, min(width, logits.shape[-1]), purpose)
+            best = self._best(logits, contexts, min(width, logits.shape[-1]))
             shares = (best.scores - _known(best.totals)[:, None]).clamp_(max=0.0)
             return best.ids, shares
 
         def other(logits: Tensor, contexts: Contexts) -> Choice:
-            return super(FusedSampler, self).rank(logits, contexts, width, purpose)
+            return super(FusedSampler, self).rank(logits, contexts, width)
 
         ids, log_probs = self._by_kind(logits, contexts, fused, other)
         return ids, log_probs
@@ -79,10 +76,10 @@ class FusedSampler(Sampler):
     def _rescore_fused(
         self, logits: Tensor, contexts: Contexts, parents: Ints, tokens: Ints
     ) -> Choice:
-        best = self._best(logits, contexts, 1, 0)
+        best = self._best(logits, contexts, 1)
         totals, device = _known(best.totals), logits.device
         places = on_device(parents, device)
-        keys = self._keys(contexts, 0, device)
+        keys = self._keys(contexts, device)
         scores = scores_of(logits, keys, places, on_device(tokens, device))
         shares = (best.scores[:, 0] - totals).clamp_(max=0.0)
         asked = (scores - totals.index_select(0, places)).clamp_(max=0.0)
@@ -116,20 +113,19 @@ class FusedSampler(Sampler):
             plain &= ~np.isin(rows, list(self.grammars))
         return plain
 
-    def _best(self, logits: Tensor, contexts: Contexts, width: int, purpose: int) -> Best:
-        return best_of(logits, self._keys(contexts, purpose, logits.device), width)
+    def _best(self, logits: Tensor, contexts: Contexts, width: int) -> Best:
+        return best_of(logits, self._keys(contexts, logits.device), width)
 
-    def _keys(self, contexts: Contexts, purpose: int, device: torch.device) -> NoiseKeys:
-        """In one copy: five numbers of each place."""
+    def _keys(self, contexts: Contexts, device: torch.device) -> NoiseKeys:
+        """In one copy: four numbers of each place."""
         settings = [self._rows[row].settings for row in contexts.rows.tolist()]
-        numbers = np.zeros((5, len(settings)), dtype=np.uint64)
+        numbers = np.zeros((4, len(settings)), dtype=np.uint64)
         numbers[0] = [one.seed for one in settings]
-        numbers[1] = [stream_of(one, purpose) for one in settings]
+        numbers[1] = [one.stream for one in settings]
         numbers[2] = contexts.positions
-        numbers[3] = draws_of(contexts) if purpose else 0
-        numbers[4] = self._temperatures[contexts.rows].view(np.uint64)
+        numbers[3] = self._temperatures[contexts.rows].view(np.uint64)
         there = on_device(numbers.view(np.int64), device)
-        return NoiseKeys(there[:4], there[4].view(torch.float64))
+        return NoiseKeys(there[:3], there[3].view(torch.float64))
 
 
 def _rows(logits: Tensor, index: Ints) -> Tensor:

@@ -3,7 +3,6 @@
 Contract: Philox 4x64 keyed by (seed, stream), counter (id, position). Neither the vocabulary's
 size, nor who asks, nor the order of asking changes a value. Every model of a chain perturbs its
 logits with the same values, so a drafter with its verifier's logits drafts what that will choose.
-`uniform` draws from the same generator with another word of the counter set.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,7 +28,6 @@ def gumbel(
     position: int,
     vocab_size: int,
     stream: int = 0,
-    draw: int = 0,
     out: NDArray[np.float64] | None = None,
 ) -> NDArray[np.float64]:
     """Standard Gumbel noise of one output position, [vocab_size].
@@ -38,21 +36,24 @@ def gumbel(
         seed: 0 .. 2**64 - 1.
         position: of the output token, from 0.
         stream: distinguishes samples of one request that share a seed.
-        draw: distinguishes several draws for one position, which rejection sampling makes.
         out: [vocab_size] where it is written, instead of new memory.
     """
-    return _from_uniforms(_generator(seed, position, stream, draw=draw).random(vocab_size, out=out))
+    bits = np.random.Philox(
+        key=np.array([seed, stream], dtype=np.uint64),
+        counter=np.array([0, position, 0, 0], dtype=np.uint64),
+    )
+    return _from_uniforms(np.random.Generator(bits).random(vocab_size, out=out))
 
 
 def gumbel_at(
-    seeds: Words, streams: Words | Ints, positions: Ints, draws: Ints, ids: Ints
+    seeds: Words, streams: Words | Ints, positions: Ints, ids: Ints
 ) -> NDArray[np.float64]:
     """[m] what `gumbel` of `seeds[i]` and so on has at `ids[i]`, without the rest of it.
 
     It takes 0.2 ms, and 0.1 ms more for 1,000 values; all 152,000 ids of one position take 1.0 ms.
     """
     keys = np.stack((seeds, streams.astype(np.uint64)))
-    bits = word_at(keys, positions, draws, ids)
+    bits = word_at(keys, positions, ids)
     return _from_uniforms((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
 
@@ -65,22 +66,7 @@ def _from_uniforms(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return values
 
 
-def uniform(seed: int, position: int, stream: int = 0, draw: int = 0) -> float:
-    """One number in [0, 1), independent of the Gumbel noise of the same arguments."""
-    return float(_generator(seed, position, stream, word=1, draw=draw).random())
-
-
-def _generator(
-    seed: int, position: int, stream: int, word: int = 0, draw: int = 0
-) -> np.random.Generator:
-    bits = np.random.Philox(
-        key=np.array([seed, stream], dtype=np.uint64),
-        counter=np.array([0, position, word, draw], dtype=np.uint64),
-    )
-    return np.random.Generator(bits)
-
-
-_Missed = tuple[int, int, tuple[int, int]]  # row, place, and the place's new position and draw
+_Missed = tuple[int, int, int]  # row, place, and the place's new position
 
 
 class NoiseBank:
@@ -114,7 +100,7 @@ class NoiseBank:
         self._blocks[row] = block
         self._keys[row] = (seed, stream)
         for rings in self._rings.values():
-            rings.tags[block * self._window : (block + 1) * self._window] = -1
+            rings.positions[block * self._window : (block + 1) * self._window] = -1
 
     def __contains__(self, row: int) -> bool:
         return row in self._keys
@@ -140,14 +126,13 @@ class NoiseBank:
         device: torch.device,
         rows: Sequence[int] | Ints,
         positions: Sequence[int] | Ints,
-        draws: Sequence[int] | Ints | None = None,
         dtype: torch.dtype = torch.float64,
     ) -> Tensor:
-        """[n, vocab_size] copies, the noise of `positions[i]` of `rows[i]` for `draws[i]`, or 0.
+        """[n, vocab_size] copies, the noise of `positions[i]` of `rows[i]`.
 
-        A row's position is asked for one draw at a time. `dtype`: float64, or float32, rounded.
+        `dtype`: float64, or float32, rounded.
         """
-        places = self._find(device, np.asarray(rows), np.asarray(positions), draws)
+        places = self._find(device, np.asarray(rows), np.asarray(positions))
         return self._rings[device].copied(places, dtype)
 
     def recall(
@@ -162,7 +147,7 @@ class NoiseBank:
         values = np.empty((len(rows), self._vocab_size))
         places = self._blocks[rows] * self._window + positions % self._window
         rings = self.hold_on(device)
-        is_kept = (rings.tags[places, 0] == positions) & (rings.tags[places, 1] == 0)
+        is_kept = rings.positions[places] == positions
         kept = rings.copied(places[is_kept], torch.float64) if is_kept.any() else None
         for index in np.flatnonzero(~is_kept).tolist():
             seed, stream = self._keys[int(rows[index])]
@@ -175,29 +160,23 @@ class NoiseBank:
 
     def peek(self, row: int, position: int) -> NDArray[np.float64]:
         """[vocab_size] of one place on the host, not copied."""
-        place = self._find(_HOST, np.array([row]), np.array([position]), None)
+        place = self._find(_HOST, np.array([row]), np.array([position]))
         noise: NDArray[np.float64] = self._rings[_HOST].values[int(place[0])].numpy()
         return noise
 
-    def _find(
-        self, device: torch.device, rows: Ints, positions: Ints, draws: Sequence[int] | Ints | None
-    ) -> Ints:
+    def _find(self, device: torch.device, rows: Ints, positions: Ints) -> Ints:
         """[n] places that hold what is asked for, on a device."""
         self.hold_on(device)
         blocks = self._blocks[rows]
         assert (blocks != _NO_BLOCK).all(), "a row has no noise"
         places: Ints = blocks * self._window + positions % self._window
-        wanted = np.zeros((len(places), 2), dtype=np.int64)
-        wanted[:, 0] = positions
-        if draws is not None:
-            wanted[:, 1] = draws
-        missing = (self._rings[device].tags[places] != wanted).any(axis=1)
+        missing = self._rings[device].positions[places] != positions
         if missing.any():
             new = dict.fromkeys(  # once, however often it is asked for
                 zip(
                     np.asarray(rows)[missing].tolist(),
                     places[missing].tolist(),
-                    map(tuple, wanted[missing].tolist()),
+                    positions[missing].tolist(),
                     strict=True,
                 )
             )
@@ -211,17 +190,17 @@ class NoiseBank:
         host = self._rings.get(_HOST)
 
         def drawn(one: _Missed) -> NDArray[np.float64]:
-            row, place, (position, draw) = one
+            row, place, position = one
             seed, stream = self._keys[row]
             out = None if host is None else host.values[place].numpy()
-            return gumbel(seed, position, self._vocab_size, stream, draw, out)
+            return gumbel(seed, position, self._vocab_size, stream, out)
 
         noises: Iterable[NDArray[np.float64]] = map(drawn, missed)
         if len(missed) > 1 and self._vocab_size >= _MANY:
             noises = self._workers.map(drawn, missed)
-        for (_, place, tag), noise in zip(missed, noises, strict=True):
+        for (_, place, position), noise in zip(missed, noises, strict=True):
             for rings in self._rings.values():
-                rings.put(place, tag, None if rings is host else torch.from_numpy(noise))
+                rings.put(place, position, None if rings is host else torch.from_numpy(noise))
 
     @cached_property
     def _workers(self) -> ThreadPoolExecutor:
@@ -246,13 +225,13 @@ class _Rings:
     def __init__(self, places: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._device = device
-        self.tags = np.full((places, 2), -1, dtype=np.int64)  # position and draw in each place
+        self.positions = np.full(places, -1, dtype=np.int64)  # in each place
         self.values = self._empty(places, torch.float64)  # [places, vocab_size]
         self._rounded: Tensor | None = None  # [places, vocab_size] float32
 
     def grow(self, places: int) -> None:
         """What is there stays where it is."""
-        old = len(self.tags)
+        old = len(self.positions)
         if places <= old:
             return
         values = self._empty(places, torch.float64)
@@ -262,15 +241,15 @@ class _Rings:
             rounded[:old] = self._rounded
             self._rounded = rounded
         self.values = values
-        self.tags = np.pad(self.tags, ((0, places - old), (0, 0)), constant_values=-1)
+        self.positions = np.pad(self.positions, (0, places - old), constant_values=-1)
 
-    def put(self, place: int, tag: tuple[int, int], noise: Tensor | None) -> None:
+    def put(self, place: int, position: int, noise: Tensor | None) -> None:
         """`noise`: [vocab_size] on the host; None: it stands there already."""
         if noise is not None:
             self.values[place].copy_(noise, non_blocking=True)
         if self._rounded is not None:
             self._rounded[place].copy_(self.values[place])
-        self.tags[place] = tag
+        self.positions[place] = position
 
     def copied(self, places: Ints, dtype: torch.dtype) -> Tensor:
         """[n, vocab_size] float64, or float32, rounded."""
@@ -280,7 +259,7 @@ class _Rings:
         if self._device.type != "cpu":  # where to round costs less than the memory
             return self.values.index_select(0, index).to(dtype)
         if self._rounded is None:
-            self._rounded = self._empty(len(self.tags), torch.float32)
+            self._rounded = self._empty(len(self.positions), torch.float32)
             self._rounded.copy_(self.values)
         return self._rounded.index_select(0, index)
 

@@ -12,14 +12,31 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from processors.active_model import ActiveModel
+from modelpool.attention.kv_view import TreePaths
+from modelpool.forward import HiddenLayers
+from modelpool.packed_model import PackedModel
 from processors.contexts import Contexts
 from processors.logits import on_device
 from processors.sampler import Sampler
 from processors.token_tree import ROOT, Ints, TokenTree
-from statemgr import TokenOrder, TreePaths
+from statemgr import ModelState, StateManager, TokenOrder
 
 NO_SLOT = np.int64(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class ActiveModel:
+    """What every forward of a cycle needs, while the model is held."""
+
+    model: PackedModel
+    state: ModelState
+    manager: StateManager
+    hidden: HiddenLayers = ()  # that drafters read of it
+
+    def lag(self, rows: Ints) -> Ints:
+        """[R] committed tokens that the state lacks, the last one not counted."""
+        missing: Ints = self.manager.counts[rows] - 1 - self.state.lengths(rows)
+        return missing
 
 
 @dataclass(frozen=True, eq=False)

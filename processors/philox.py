@@ -31,13 +31,12 @@ def philox(keys: Words, counters: Words) -> Words:
     return np.stack((c0, c1, c2, c3))
 
 
-def word_at(keys: Words, position: Any, draw: Any, index: NDArray[np.int64]) -> Words:
+def word_at(keys: Words, position: Any, index: NDArray[np.int64]) -> Words:
     """[m] the word `index[i]` of numpy's stream for keys [2, m] and the counter (0, position, 0,
-    draw), which numpy increments before the first block."""
+    0), which numpy increments before the first block."""
     counters = np.zeros((4, len(index)), dtype=np.uint64)
     counters[0] = index // 4 + 1
     counters[1] = position
-    counters[3] = draw
     words: Words = np.take_along_axis(philox(keys, counters), index[None] % 4, axis=0)[0]
     return words
 

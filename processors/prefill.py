@@ -7,8 +7,7 @@ every other model. Stateless. Not here: how much is read in which cycle.
 import numpy as np
 from torch import Tensor
 
-from processors.active_model import ActiveModel
-from processors.pack import PackPlan, run_pack
+from processors.pack import ActiveModel, PackPlan, run_pack
 from processors.token_tree import Ints, TokenTree
 
 

@@ -21,12 +21,10 @@ from processors.contexts import Contexts
 from processors.grammar import Bits, TokenGrammar
 from processors.grammar_masks import GrammarMasks
 from processors.logits import best, column, log_shares, log_total, on_device, parts, top
-from processors.row_noise import RowNoise, uniforms
+from processors.row_noise import RowNoise
 from processors.sampling_row import SamplingRow, SamplingSettings
 from processors.score_edits import edit, warp
 from processors.token_tree import Ints
-
-Held = tuple[torch.device, int]  # see `Sampler.open`
 
 
 class Sampler:
@@ -53,12 +51,12 @@ class Sampler:
         settings: SamplingSettings,
         prompt: Sequence[int] = (),
         output: Sequence[int] = (),
-        noise: Held | None = None,
+        device: torch.device | None = None,
     ) -> None:
         """Args:
         prompt, output: the committed text so far.
-        noise: device and purpose of what a sampled row will need in any case. Without memory for
-            it this raises, which concerns the row alone; later that may be in a pack of many.
+        device: on which a sampled row will need noise in any case. Without memory for it this
+            raises, which concerns the row alone; later that may be in a pack of many.
         """
         self._errors.pop(row, None)
         self._rows[row] = opened = SamplingRow(settings, prompt, output, self._vocab_size)
@@ -68,11 +66,11 @@ class Sampler:
         self._temperatures[row] = settings.temperature
         self._plain[row] = not (opened.edits or opened.warps)
         self._masks.open(row, opened, list(output))
-        self._noise.open(row, settings, self._held(row, noise))
+        self._noise.open(row, settings, self._holds_noise(row, device))
 
-    def _held(self, row: int, noise: Held | None) -> Held | None:
-        """What of `noise` a row takes memory for at once."""
-        return noise
+    def _holds_noise(self, row: int, device: torch.device | None) -> torch.device | None:
+        """Return the device on which a row takes memory for noise at once."""
+        return device
 
     def extend(self, row: int, tokens: Sequence[int]) -> None:
         """Output tokens were committed."""
@@ -122,16 +120,13 @@ class Sampler:
         """What grammars allow at n places; see `GrammarMasks.at`."""
         return self._masks.at(rows, positions, depths, paths, of_target)
 
-    def scores(self, logits: Tensor, contexts: Contexts, purpose: int = 0) -> Tensor:
+    def scores(self, logits: Tensor, contexts: Contexts) -> Tensor:
         """What the choice is the argmax of, [n, V] float64; plain greedy: `logits` itself.
 
-        Args:
-            logits: [n, V] in any precision; left as they are.
-            purpose: of the noise. 0 is that which all models share; others are independent of it.
-
+        `logits`: [n, V] in any precision; left as they are.
         Waits for the device only if a row has processors of its own.
         """
-        return self._scores(logits, contexts, purpose, torch.float64)
+        return self._scores(logits, contexts, torch.float64)
 
     def choose(self, logits: Tensor, contexts: Contexts) -> tuple[Tensor, Tensor]:
         """Choices [n] int64, and their scores [n]: NaN where logits hold NaN."""
@@ -141,29 +136,23 @@ class Sampler:
         )
         return ids.squeeze(1), values.squeeze(1)
 
-    def rank(
-        self, logits: Tensor, contexts: Contexts, width: int, purpose: int = 0
-    ) -> tuple[Tensor, Tensor]:
+    def rank(self, logits: Tensor, contexts: Contexts, width: int) -> tuple[Tensor, Tensor]:
         """The `width` best ids [n, width], best first, and their log-softmax of the scores.
 
         The first is the choice, up to rounding: drafts need not be exact, and their scores are
-        float32 unless logits are float64, a row's are edited, or the noise is not the shared one.
+        float32 unless logits are float64 or a row's are edited.
         Log-probabilities are float64, at most 0, NaN where logits hold NaN. Ties behind the first
         place are in no order.
         """
         pieces = parts(len(logits), logits)
         ids, log_probs = _joined(
-            [self._rank(logits[part], contexts.take(part), width, purpose) for part in pieces]
+            [self._rank(logits[part], contexts.take(part), width) for part in pieces]
         )
         return ids, log_probs
 
-    def _rank(
-        self, logits: Tensor, contexts: Contexts, width: int, purpose: int
-    ) -> tuple[Tensor, Tensor]:
-        # Draws by another noise than the shared one have a distribution to keep.
-        exact = purpose > 0 or logits.dtype == torch.float64
-        precision = torch.float64 if exact else torch.float32
-        scores = self._scores(logits, contexts, purpose, precision)
+    def _rank(self, logits: Tensor, contexts: Contexts, width: int) -> tuple[Tensor, Tensor]:
+        precision = torch.float64 if logits.dtype == torch.float64 else torch.float32
+        scores = self._scores(logits, contexts, precision)
         values, ids = top(scores, width)
         return ids, log_shares(scores, values, ids)
 
@@ -201,60 +190,23 @@ class Sampler:
         where = on_device(parents, logits.device), on_device(tokens, logits.device)
         return ids, values, own, _log_probabilities(scores, total, *where)
 
-    def distribution(self, logits: Tensor, contexts: Contexts) -> Tensor:
-        """Probabilities [n, V] float64 before noise; all on the choice at temperature 0.
-
-        NaN among them where no choice can be made.
-        """
-        rows = self._rows_of(contexts)
-        scores = self._processed(logits, rows, contexts, torch.float64)
-        greedy = [index for index, row in enumerate(rows) if row.settings.temperature == 0]
-        if len(greedy) == len(rows):
-            return _one_hot(scores)
-        probabilities = scores.softmax(dim=-1)
-        if greedy:
-            where = on_device(np.array(greedy, dtype=np.int64), scores.device)
-            probabilities.index_copy_(0, where, _one_hot(scores.index_select(0, where)))
-        return probabilities
-
-    def noise(self, contexts: Contexts, purpose: int, like: Tensor) -> Tensor:
-        """Gumbel noise [n, V] float64 of each place, 0 at temperature 0.
-
-        `like`: [..., V], whose vocabulary and device it takes.
-        """
-        rows = self._rows_of(contexts)
-        sampled = [index for index, row in enumerate(rows) if row.settings.temperature > 0]
-        shape = (len(rows), like.shape[-1])
-        noise = torch.zeros(shape, dtype=torch.float64, device=like.device)
-        if sampled:
-            where = on_device(np.array(sampled, dtype=np.int64), like.device)
-            noise.index_copy_(0, where, self._noise.of(like, contexts, purpose, sampled))
-        return noise
-
     def noise_at(self, row: int, position: int, ids: Ints) -> NDArray[np.float64]:
         """The shared noise of a row's output position at some ids, on the host."""
         return self._noise.at(row, position, ids)
-
-    def uniforms(self, contexts: Contexts, purpose: int) -> NDArray[np.float64]:
-        """A number in [0, 1) of each place, [n], independent of all Gumbel noise."""
-        settings = [row.settings for row in self._rows_of(contexts)]
-        return uniforms(settings, contexts, purpose)
 
     def _rows_of(self, contexts: Contexts) -> list[SamplingRow]:
         return [self._rows[row] for row in contexts.rows.tolist()]
 
     # Processing
 
-    def _scores(
-        self, logits: Tensor, contexts: Contexts, purpose: int, precision: torch.dtype
-    ) -> Tensor:
+    def _scores(self, logits: Tensor, contexts: Contexts, precision: torch.dtype) -> Tensor:
         """See `scores`. `precision`: float64, or float32 for rows that are not edited."""
         temperatures = self._temperatures[contexts.rows]
         plain = contexts.masks is None and bool(self._plain[contexts.rows].all())
         if plain and not temperatures.any():
             return logits
         if plain and temperatures.all() and not self._noise.is_sparse(logits, contexts.rows):
-            noise = self._noise.of(logits, contexts, purpose, dtype=precision)  # scores go in here
+            noise = self._noise.of(logits, contexts, dtype=precision)  # scores go in here
             if (temperatures == 1.0).all():
                 return noise.add_(logits)
             return noise.add_(logits.to(precision) / column(temperatures, logits.device, precision))
@@ -264,7 +216,7 @@ class Sampler:
         scores = self._processed(logits, rows, contexts, precision)
         sampled = [index for index, row in enumerate(rows) if row.settings.temperature > 0]
         if sampled:
-            self._noise.add_to(scores, contexts, purpose, sampled)
+            self._noise.add_to(scores, contexts, sampled)
         return scores
 
     def _processed(
@@ -294,14 +246,3 @@ def _log_probabilities(scores: Tensor, total: Tensor, places: Tensor, tokens: Te
     known = (tokens >= 0) & (tokens < size)
     values = scores[places, tokens.clamp(0, size - 1)].double() - total.squeeze(1)[places]
     return values.clamp_(max=0.0).masked_fill_(~known, -math.inf)
-
-
-def _one_hot(scores: Tensor) -> Tensor:
-    """[n, V] float64, all on each row's argmax; NaN there if the largest score is no number.
-
-    That is where a softmax has NaN, too: scores that hold NaN or +inf, or no id that is left.
-    """
-    values, ids = scores.max(dim=-1, keepdim=True)
-    mass = torch.ones(ids.shape, dtype=torch.float64, device=ids.device)
-    mass.masked_fill_(~values.isfinite(), math.nan)
-    return mass.new_zeros(scores.shape).scatter_(1, ids, mass)

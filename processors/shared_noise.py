@@ -1,66 +1,35 @@
-"""SharedNoise: every model of a chain chooses with the same noise, so drafts can be compared.
+"""Acceptance by shared noise: every model of a chain chooses with the same noise.
 
 The choice at an output position is the argmax of the processed logits plus Gumbel noise of (seed,
 position), plain argmax at temperature 0. It depends on the verifier's logits and the noise alone. A
 drafted token is accepted if it equals the verifier's choice: walk down from the root, follow the
-child that is the choice there, stop where there is none, and emit that choice.
+child that is the choice there, stop where there is none, and emit that choice. So whatever was
+drafted, by however many levels, a seed gives one text, and its tokens follow the target's
+distribution.
 Source: Daliri, Musco, Suresh, arXiv 2408.07978 (shared noise as a coupling).
 """
-
-from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from processors.drafts import DraftRequest, DraftResult
-from processors.grammar import TokenGrammar, prune
-from processors.ngram import NoiseLookup
 from processors.sampler import Sampler
-from processors.token_tree import Floats, TokenTree
+from processors.token_tree import Floats
 from processors.verify_result import VerifierForward, VerifyResult
 
 
-class SharedNoise:
-    """Implements `AcceptanceRule`."""
+def accept(sampler: Sampler, forward: VerifierForward, rescore: bool) -> VerifyResult:
+    """Decide what a verifier accepts of the trees that it has read. Waits for the device once.
 
-    shares_noise = True
-    verifies_whole_drafts = False
-
-    def noise_purpose(self, level: int) -> int:
-        return 0
-
-    def shaped(self, request: DraftRequest) -> DraftRequest:
-        return request
-
-    def noise_lookup(self, sampler: Sampler) -> NoiseLookup:
-        return sampler.noise_at
-
-    def legal(self, tree: TokenTree, grammars: Mapping[int, TokenGrammar]) -> TokenTree:
-        """Without the nodes that no verifier could choose."""
-        return prune(tree, grammars) if grammars else tree
-
-    def accept(
-        self,
-        sampler: Sampler,
-        forward: VerifierForward,
-        drafts: Sequence[DraftResult],
-        level: int,
-        rescore: bool,
-    ) -> VerifyResult:
-        """Waits for the device once."""
-        if rescore:
-            found = _rescored(sampler, forward)
-        else:
-            found = sampler.choose(forward.logits, forward.contexts)
-        together = torch.cat([part.double() for part in found])
-        values = together.cpu().numpy()  # the one wait; ids are exact in float64
-        return _result(forward, values, rescore)
-
-    def next_draft(
-        self, result: VerifyResult, *, hard_rejection: bool, is_path: bool
-    ) -> DraftResult:
-        return result.draft(hard_rejection, is_path)
+    `rescore`: also find log-probabilities of nodes and choices, for the next level.
+    """
+    if rescore:
+        found = _rescored(sampler, forward)
+    else:
+        found = sampler.choose(forward.logits, forward.contexts)
+    together = torch.cat([part.double() for part in found])
+    values = together.cpu().numpy()  # the one wait; ids are exact in float64
+    return _result(forward, values, rescore)
 
 
 def _rescored(sampler: Sampler, forward: VerifierForward) -> tuple[Tensor, ...]:

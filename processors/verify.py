@@ -1,24 +1,21 @@
-"""VerifyProcessor: a model reads token trees, and a rule says what it accepts of them.
+"""VerifyProcessor: a model reads token trees, and accepts what it would choose itself.
 
 One forward over all trees, with the target's prefill chunks in the same pack. The target's walk is
-committed; an intermediate's result is the next level's draft (`AcceptanceRule.next_draft`).
+committed; an intermediate's result is the next level's draft (`VerifyResult.draft`).
 A row's grammar masks every verifier, at every place of its tree (`processors.grammar`).
 """
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from processors.acceptance_rule import AcceptanceRule
-from processors.active_model import ActiveModel
-from processors.drafts import DraftResult
 from processors.errors import RowFault
-from processors.pack import PackPlan, PackResult, run_pack, tree_contexts
+from processors.pack import ActiveModel, PackPlan, PackResult, run_pack, tree_contexts
 from processors.sampler import Sampler
+from processors.shared_noise import accept
 from processors.token_tree import Ints, TokenTree
 from processors.verify_result import VerifierForward, VerifyResult, joined
 
@@ -36,12 +33,10 @@ class PrefillChunks:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class VerifyRequest:
-    """Trees to verify, of B rows; see `AcceptanceRule.accept` for what has no comment."""
+    """Trees to verify, of B rows. `rescore`: see `accept`."""
 
     tree: TokenTree
     output_positions: Ints  # [B] of the token after each root
-    drafts: Sequence[DraftResult] = ()
-    level: int = 1
     rescore: bool = False
     earlier: Ints | None = None  # [B] tokens before each root whose logits are wanted, if fed
     chunks: PrefillChunks | None = None
@@ -50,9 +45,8 @@ class VerifyRequest:
 class VerifyProcessor:
     """Stateless."""
 
-    def __init__(self, sampler: Sampler, rule: AcceptanceRule) -> None:
+    def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
-        self._rule = rule
 
     def verify(self, active: ActiveModel, request: VerifyRequest) -> VerifyResult:
         """One forward over the trees' rows and prefill chunks.
@@ -82,10 +76,7 @@ class VerifyProcessor:
         is_target = not request.rescore
         contexts = tree_contexts(self._sampler, tree, positions, device, is_target)
         forward = VerifierForward(tree, _places(tree), contexts, pack, earlier)
-        drafts = request.drafts
-        if tree is not request.tree:
-            drafts = [own for one in drafts if len((own := one.of_rows(tree.rows)).tree.rows)]
-        return self._rule.accept(self._sampler, forward, drafts, request.level, request.rescore)
+        return accept(self._sampler, forward, request.rescore)
 
     def _accept_alone(
         self, request: VerifyRequest, index: int, pack: PackResult, earlier: dict[int, Tensor]

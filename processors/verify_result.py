@@ -1,6 +1,6 @@
 """VerifyResult: what a verifier accepts of token trees, and what it would choose itself.
 
-`VerifierForward` is what an acceptance rule decides by, `VerifyResult` what it decides.
+`VerifierForward` is what is decided by, `VerifyResult` what is decided.
 """
 
 from collections.abc import Mapping, Sequence
@@ -87,33 +87,30 @@ class VerifyResult(VerifierForward):
         last = walk[-1] if len(walk) else ROOT
         return np.append(self.tree.tokens[index, walk], self.choices[index, last + 1])
 
-    def draft(self, hard_rejection: bool, is_path: bool) -> DraftResult:
-        """What the next level is to verify: the accepted path, the walk, or the whole tree
-        re-scored with the verifier's own choices as further children."""
-        if hard_rejection or is_path:
-            paths = [self.path(index) for index in range(len(self.tree.rows))]
-            tree = self._walks([path[:-1] for path in paths] if hard_rejection else paths)
-        else:
-            tree = self._extended()
+    def draft(self, is_path: bool) -> DraftResult:
+        """What the next level is to verify: the accepted path and the choice at its end, or the
+        whole tree re-scored with the verifier's own choices as further children."""
+        tree = self._walks() if is_path else self._extended()
         nowhere = np.full((len(tree.rows), 1), -1)  # the logits after the verifier's own choices
         places = np.concatenate((self.places, nowhere), axis=1)
-        return DraftResult(tree, self.logits, places, self.fed, is_masked=True)
+        return DraftResult(tree, self.logits, places, self.fed)
 
-    def _walks(self, paths: list[Ints]) -> TokenTree:
-        """The tree of the walks, as far as they go on; later nodes are the verifier's own."""
-        tree, width = self.tree, max(map(len, paths), default=0)
+    def _walks(self) -> TokenTree:
+        """The tree of the rows' paths; the last node of each is the verifier's own."""
+        tree = self.tree
+        paths = [self.path(index) for index in range(len(tree.rows))]
+        width = max(map(len, paths), default=0)
         tokens = np.zeros((len(paths), width), dtype=np.int64)
         origins = np.zeros_like(tokens)
         log_probs = np.zeros(tokens.shape)
         for index, path in enumerate(paths):
             tokens[index, : len(path)] = path
             walk = self.walk(index)
-            nodes = walk[: len(path)]
-            origins[index, : len(nodes)] = nodes
-            origins[index, len(nodes) : len(path)] = tree.tokens.shape[1]
-            log_probs[index, : len(nodes)] = self.node_log_probs[index, nodes]
+            origins[index, : len(walk)] = walk
+            origins[index, len(walk)] = tree.tokens.shape[1]
+            log_probs[index, : len(walk)] = self.node_log_probs[index, walk]
             last = walk[-1] if len(walk) else ROOT
-            log_probs[index, len(nodes) : len(path)] = self.choice_log_probs[index, last + 1]
+            log_probs[index, len(walk)] = self.choice_log_probs[index, last + 1]
         made = TokenTree.path(tree.rows, tokens, np.array([len(path) for path in paths]))
         total = np.where(made.real, np.cumsum(log_probs, axis=1), -np.inf)
         return replace(made, origins=origins, log_probs=total)

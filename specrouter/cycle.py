@@ -139,7 +139,6 @@ class ChainGroup:
     chain: Chain
     shape: DraftShape
     rows: Ints  # ascending
-    hard_rejection: bool = False
     whole: bool = True
     branching: tuple[int, ...] | None = None
     predicted: Option | None = None  # whose outcome the cycle tells; a time of 0.0 is not told
@@ -148,7 +147,7 @@ class ChainGroup:
     @property
     def leaves_choice(self) -> bool:
         """A selector may pick among its nodes."""
-        return not (self.whole or self.hard_rejection)
+        return not self.whole
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,6 @@ class ChainDecision:
 
     chain: Chain
     shape: DraftShape
-    hard_rejection: bool = False
     reason: str = "configured"
     predicted: Option | None = None
     alternatives: tuple[Option, ...] = ()

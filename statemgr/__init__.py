@@ -1,13 +1,12 @@
 """State: KV memory, cache masks, rows and slots. Knows neither requests nor acceptance."""
 
 from statemgr.blocks import BLOCK_SLOTS, NoFreeBlocksError
-from statemgr.forward_view import ForwardView, TreePaths
-from statemgr.kv_store import KVStore, LayerShape
-from statemgr.layer_state import KEPT_STATES
+from statemgr.forward_view import ForwardView
+from statemgr.kv_store import KVStore
 from statemgr.model_state import ModelState
 from statemgr.output_store import OutputStore
 from statemgr.prefix_cache import CacheCounts, CacheUse, TokenChain
-from statemgr.recurrent_store import TokenOrder
+from statemgr.recurrent_store import KEPT_STATES, TokenOrder
 from statemgr.row_kv import KVFormat, KVMismatchError, RowKV, check_kv, export_row, import_row
 from statemgr.state_manager import GROWTH_TOKENS, StateManager, row_slots, row_tokens
 from statemgr.suffix_table import SuffixTable
@@ -22,7 +21,6 @@ __all__ = [
     "KVFormat",
     "KVMismatchError",
     "KVStore",
-    "LayerShape",
     "ModelState",
     "NoFreeBlocksError",
     "OutputStore",
@@ -31,7 +29,6 @@ __all__ = [
     "SuffixTable",
     "TokenChain",
     "TokenOrder",
-    "TreePaths",
     "check_kv",
     "export_row",
     "import_row",

@@ -1,52 +1,17 @@
-"""What one forward pass sees of a model's state: where its tokens go, and what its rows hold.
+"""What one forward pass sees of a model's state: where its tokens go, and what its rows hold."""
 
-Contract: implements `modelpool.attention.kv_view`, which says what the parts mean.
-"""
+from collections.abc import Callable
+from typing import TypeVar, cast
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeVar, cast
-
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from statemgr.arrays import Ints
-from statemgr.blocks import BLOCK_SLOTS
+from modelpool.attention.kv_view import AttentionLayer, PackSlots
+from modelpool.recurrent import RecurrentKind, Tensors
 from statemgr.kv_store import KVStore
-from statemgr.layer_state import RecurrentKind, Tensors
 from statemgr.recurrent_store import RecurrentPass
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, eq=False)
-class TreePaths:
-    """Implements the protocol of this name."""
-
-    starts: Ints  # [rows of the store]
-    paths: Tensor  # [T, P] int32, on the host or on the device
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class PackSlots:
-    """Implements the protocol of this name."""
-
-    rows: Ints  # [R]
-    counts: Ints  # [R]
-    positions: Ints  # [T]
-    slots: Ints  # [T]
-    tables: NDArray[np.int32]  # [R, N]
-    lengths: Ints  # [R]
-    devices: Sequence[torch.device]
-    tree: TreePaths | None
-    block_slots: int = BLOCK_SLOTS
-
-
-class NumberedLayer(Protocol):
-    @property
-    def number(self) -> int: ...
 
 
 class ForwardView:
@@ -74,7 +39,7 @@ class ForwardView:
         if layer not in self._store.latent:
             values.index_copy_(0, slots, value.to(values.dtype))
 
-    def arena(self, layer: NumberedLayer) -> tuple[Tensor, Tensor]:
+    def arena(self, layer: AttentionLayer) -> tuple[Tensor, Tensor]:
         return self._store.layer(layer.number)
 
     def layout(self, build: Callable[["ForwardView"], T]) -> T:

@@ -7,40 +7,21 @@ operation for all of them. A layer that reads another one's keys and values keep
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from modelpool.attention.kv_view import KVLayer
 from statemgr.arrays import Ints
 
 _CHECKED_SLOTS = 1024  # at once: they are copied for it
 
 
-class LayerShape(Protocol):
-    """What the store must know of an attention layer."""
-
-    @property
-    def device(self) -> torch.device: ...
-    @property
-    def dtype(self) -> torch.dtype: ...
-    @property
-    def kv_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...  # of a key
-    @property
-    def value_dim(self) -> int: ...
-    @property
-    def is_latent(self) -> bool: ...  # the value is the first part of the key
-    @property
-    def source(self) -> int | None: ...  # the layer whose keys and values it reads
-
-
 class KVStore:
     """Args: `layers`: those that attend, by their indices in the model."""
 
-    def __init__(self, layers: Mapping[int, LayerShape], slots: int) -> None:
+    def __init__(self, layers: Mapping[int, KVLayer], slots: int) -> None:
         self.slots = slots
         groups: dict[tuple[torch.device, torch.dtype, int, int, int, bool], list[int]] = {}
         for number, layer in layers.items():

@@ -9,6 +9,8 @@ Bookkeeping is in host arrays by row and slot, keys and values in the `KVStore` 
 device, where the `BlockTables` say. Slots are known by their numbers, `row * slots + slot`.
 Of each block `filled` tells how many of its first slots hold what others may take over: committed,
 and numbers. They are not written again while anybody else has the block.
+Any beginning of a row can be gone on from in the `KVStore`; in the `RecurrentStore` only where the
+row ends, and where a copy of its state was kept.
 Source: SpecRouter, section 4.4 (cache mask, logical rollback).
 """
 
@@ -16,6 +18,8 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
+from modelpool.attention.kv_view import KVLayer, PackSlots, TreePaths
+from modelpool.recurrent import RecurrentLayer, StateKey
 from statemgr.arrays import Bools, Ints
 from statemgr.blocks import (
     BLOCK_SLOTS,
@@ -24,21 +28,20 @@ from statemgr.blocks import (
     blocks_of,
     whole_blocks,
 )
-from statemgr.forward_view import ForwardView, PackSlots, TreePaths
+from statemgr.forward_view import ForwardView
 from statemgr.hidden_states import HiddenStates
-from statemgr.kv_store import KVStore, LayerShape
-from statemgr.layer_state import KeptState, KeptStates, RecurrentShape, StateKey
-from statemgr.recurrent_store import RecurrentStore, TokenOrder
+from statemgr.kv_store import KVStore
+from statemgr.recurrent_store import KeptState, KeptStates, RecurrentStore, TokenOrder
 
 
 class ModelState:
     def __init__(
         self,
-        layers: Mapping[int, LayerShape],
+        layers: Mapping[int, KVLayer],
         rows: int,
         slots: int,
         tables: BlockTables | None = None,
-        recurrent: Mapping[StateKey, RecurrentShape] | None = None,
+        recurrent: Mapping[StateKey, RecurrentLayer] | None = None,
         wanted: Mapping[int, Collection[int]] | None = None,
     ) -> None:
         """`tables`: by default all rows may have all `slots`; `recurrent`: layers of that form;
@@ -136,6 +139,7 @@ class ModelState:
             positions=positions,
             slots=self.tables.flat(flat_slots),
             tables=self.tables.table[rows, :used],
+            block_slots=BLOCK_SLOTS,
             lengths=self._lengths[rows],
             devices=self.store.devices,
             tree=tree,

@@ -20,7 +20,7 @@ import numpy as np
 
 from statemgr.arrays import Bools, Ints
 from statemgr.blocks import BLOCK_SLOTS, BlockTables
-from statemgr.layer_state import KeptState, KeptStates
+from statemgr.recurrent_store import KeptState, KeptStates
 
 NO_BLOCK = -1
 

@@ -15,7 +15,6 @@ import numpy as np
 
 from statemgr.arrays import Bools, Ints
 from statemgr.blocks import BLOCK_SLOTS, BlockTables, NoFreeBlocksError
-from statemgr.layer_state import KEPT_STATES, KeptState, KeptStates
 from statemgr.model_state import ModelState
 from statemgr.prefix_cache import (
     CachedBlock,
@@ -26,6 +25,7 @@ from statemgr.prefix_cache import (
     deepest,
     states_on,
 )
+from statemgr.recurrent_store import KEPT_STATES, KeptState, KeptStates
 
 logger = logging.getLogger(__name__)
 

@@ -20,16 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from modelpool.recurrent import RecurrentKind, RecurrentLayer, StateKey, Tensors
 from statemgr.arrays import Ints
-from statemgr.layer_state import (
-    KEPT_STATES,
-    KeptState,
-    KeptStates,
-    RecurrentKind,
-    RecurrentShape,
-    StateKey,
-    Tensors,
-)
+
+KeptState = Mapping[StateKey, Tensors]  # nobody writes to it
+KeptStates = Mapping[int, KeptState]  # by number of tokens
+KEPT_STATES = 4  # that a row which begins takes over, or keeps of its prompt on its way, at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +94,7 @@ class RecurrentStore:
 
     def __init__(
         self,
-        layers: Mapping[StateKey, RecurrentShape],
+        layers: Mapping[StateKey, RecurrentLayer],
         rows: int,
         width: int,
         wanted: Mapping[int, Collection[int]],
@@ -353,7 +349,7 @@ class _Below:
         return self._states[entry]
 
 
-def _zeros(layer: RecurrentShape, rows: int) -> list[Tensor]:
+def _zeros(layer: RecurrentLayer, rows: int) -> list[Tensor]:
     return [
         torch.zeros((rows, *part.shape), dtype=part.dtype or layer.dtype, device=layer.device)
         for part in layer.kind.parts

@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from modelpool.attention.kv_view import KVLayer
+from modelpool.recurrent import RecurrentLayer, StateKey
 from statemgr.arrays import Bools, Ints
 from statemgr.blocks import BLOCK_SLOTS, BlockTables, whole_blocks
-from statemgr.kv_store import LayerShape
-from statemgr.layer_state import RecurrentShape, StateKey
 from statemgr.model_state import ModelState
 from statemgr.prefix_cache import CacheCounts, CacheUse, TokenChain
 from statemgr.prefix_sharing import PrefixSharing
@@ -197,8 +197,8 @@ class StateManager:
     def open_state(
         self,
         name: str,
-        layers: Mapping[int, LayerShape],
-        recurrent: Mapping[StateKey, RecurrentShape] | None = None,
+        layers: Mapping[int, KVLayer],
+        recurrent: Mapping[StateKey, RecurrentLayer] | None = None,
         is_target: bool = False,
     ) -> ModelState:
         """A model's state, created on first use. `is_target`: what it need not read decides what

@@ -2,7 +2,7 @@
 
 import torch
 
-from modelpool.probe import KVLayer
+from modelpool.attention.kv_view import KVLayer
 
 
 def kv_layer(

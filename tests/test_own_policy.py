@@ -21,7 +21,7 @@ from specrouter.bench.named_policies import NamedPolicy
 from specrouter.bench.replay import replay
 from specrouter.cluster.policy import RoutingSettings, rank
 from specrouter.cluster.state import RoutedRequest
-from specrouter.config import RoutingConfig, TreesConfig
+from specrouter.config import TreesConfig
 from specrouter.config.policies import (
     ADMISSION_POLICIES,
     CHAIN_POLICIES,
@@ -187,7 +187,7 @@ def test_the_shortest_prompt_is_given_a_row_first() -> None:
 
 def test_the_replica_with_most_free_rows_is_first() -> None:
     views = [view("a", state(3)), view("b", state(1)), view("c", state(0), sent=2)]
-    settings = RoutingSettings.of(RoutingConfig(policy="my_policies:MOST_ROOM"), 16)
+    settings = RoutingSettings(16)
     found = rank(
         "my_policies:MOST_ROOM",
         RoutedRequest(number=0, prompt_tokens=10, remaining=5),

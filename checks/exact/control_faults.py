@@ -103,7 +103,7 @@ TERMINAL = (
     "specrouter.execution.target_stage.TargetStage._positions",
     "specrouter.execution.target_stage.TargetStage._verified",
     "specrouter.execution.target_stage.TargetStage.verify",
-    "processors.active_model",
+    "processors.pack",
     "processors.pack",
     "processors.token_tree.TokenTree.routes",
     "processors.token_tree.TokenTree.empty",
@@ -175,11 +175,7 @@ ROW = (
     "processors.verify",
 )
 # What no router here uses, and what is the caller's own.
-_LEFT_OUT = (
-    "processors.rejection",
-    "processors.leviathan",
-    "specrouter.request.handle.RequestHandle.result",
-)
+_LEFT_OUT = ("specrouter.request.handle.RequestHandle.result",)
 
 TEXTS = "texts"  # the member that drafts from texts, without weights
 # What takes time on a `MachineClock`: forwards, and a look at it. Drafts pay clearly: where the

@@ -3,15 +3,11 @@
 Given a forced prefix, the token at each output position follows the processed softmax, the next
 one follows it given the first, and neither knows the tokens of neighbouring seeds or positions.
 All requests are drafted for by a chain of two smaller models. The noise itself is tested too.
-
-With `--verification rejection` so do whole texts of a few tokens, drafted for by every kind of
-chain; the first of their tokens is the target's own, the others are proposed, and one more may be.
 """
 
 import dataclasses
 import sys
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,10 +24,9 @@ from checks.exact.noise import noise_p_values
 from checks.exact.oracle import Oracle
 from checks.exact.report import Progress, finish, make_parser, prepare
 from specrouter import ChainRouter, SamplingParams, Speculation
-from specrouter.request.params import Chain
 
 LEAST_P = 0.001
-SEEDS = {"shared-noise": 20_000, "rejection": 2_000}
+SEEDS = 20_000
 SETTINGS = (
     SamplingParams(temperature=1.0),
     SamplingParams(temperature=0.7, top_k=40, top_p=0.9),
@@ -41,24 +36,6 @@ PROMPT = (17, 230, 41, 99, 5, 301, 64)
 FORCED = 88  # the output token that the longer prefix holds
 BATCH = 32
 _NEW = 4  # tokens that a request generates after its prefix, so that drafts have room
-REJECTION_CHAINS: tuple[Chain, ...] = (
-    ("small", "target"),
-    NAMES,
-    ("ngram", "target"),
-    ("ngram", "middle", "target"),
-)
-REJECTION_SETTINGS = (  # of which no token has more than three successors
-    SamplingParams(temperature=1.0, top_k=3),
-    # A text of three words, which repeats itself.
-    SamplingParams(
-        temperature=1.5,
-        top_k=3,
-        logit_bias={17: 50.0, 230: 50.0, 41: 50.0},
-        presence_penalty=0.5,
-        frequency_penalty=0.2,
-    ),
-)
-_TEXT = 5  # tokens of a text: the target's, a draft of three, and one more
 
 
 @dataclass(frozen=True)
@@ -72,18 +49,14 @@ class Stream:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = make_parser(__doc__)
-    parser.add_argument("--verification", choices=tuple(SEEDS), default="shared-noise")
-    parser.add_argument("--seeds", type=int, help=f"by default {SEEDS}")
+    parser.add_argument("--seeds", type=int, default=SEEDS)
     options = parser.parse_args(arguments)
     prepare(options.threads)
     started = time.monotonic()
-    seeds = options.seeds or SEEDS[options.verification]
-    check = rejection_p_values if options.verification == "rejection" else shared_noise_p_values
     with TemporaryDirectory() as directory:
-        p_values, accepted = check(Path(directory), seeds)
+        p_values, accepted = shared_noise_p_values(Path(directory), options.seeds)
     figures = {
-        "verification": options.verification,
-        "seeds": seeds,
+        "seeds": options.seeds,
         "least_p_of_distributions": min(p for t, p in p_values.items() if _is_distribution(t)),
         "least_p_of_others": min(p for t, p in p_values.items() if not _is_distribution(t)),
         "acceptance_length": accepted,
@@ -109,65 +82,6 @@ def shared_noise_p_values(directory: Path, seeds: int) -> tuple[dict[str, float]
     return p_values, accepted
 
 
-def rejection_p_values(directory: Path, seeds: int) -> tuple[dict[str, float], dict[str, float]]:
-    """`shared_noise_p_values` of the other rule: of whole texts, and of what precedes what."""
-    p_values, accepted = dict[str, float](), dict[str, float]()
-    settings = (*REJECTION_SETTINGS, SETTINGS[0])
-    progress = Progress("rejection", len(REJECTION_CHAINS) * len(settings) * seeds)
-    with open_small_router(directory, verification="rejection", ngram=True) as router:
-        oracle = open_oracle(router, "float64")
-        for params in settings:
-            prompt = own_prompt(oracle, params)
-            is_narrow = params in REJECTION_SETTINGS
-            new = _TEXT if is_narrow else _NEW
-            law = text_probabilities(oracle, prompt, params, new) if is_narrow else {}
-            first, second = _expected(oracle, params, prompt)
-            for chain in REJECTION_CHAINS:
-                label = f"{'>'.join(chain)} t {params.temperature} k {params.top_k}"
-                tokens, length = serve_seeds(
-                    router, prompt, params, seeds, chain, new=new, progress=progress
-                )
-                accepted[label] = round(length, 3)
-                found = _own_p_values(Stream(tokens, first, second))
-                if is_narrow:
-                    found["texts, distribution"] = text_p_value(tokens, law)
-                p_values |= {f"{label}: {test}": p for test, p in found.items()}
-        assert_whole(router)
-    return p_values, accepted
-
-
-def own_prompt(oracle: Oracle, params: SamplingParams) -> Tokens:
-    """What the target says itself, so that the text drafts as well as it can."""
-    params = dataclasses.replace(params, max_new_tokens=64, seed=0, ignore_eos=True)
-    return (*PROMPT, *oracle.tokens(PROMPT, params))
-
-
-def text_probabilities(
-    oracle: Oracle, prompt: Tokens, params: SamplingParams, count: int
-) -> dict[Tokens, float]:
-    """Each possible text of `count` tokens after the prompt, and how probable it is."""
-    texts: dict[Tokens, float] = {(): 1.0}
-    params = dataclasses.replace(params, ignore_eos=True)
-    for _ in range(count):
-        contexts = torch.tensor([[*prompt, *text] for text in texts])
-        nexts = oracle.processed_logits(contexts, params, len(prompt)).softmax(-1)
-        texts = {
-            (*text, token): p * float(row[token])
-            for (text, p), row in zip(texts.items(), nexts, strict=True)
-            for token in row.nonzero()[:, 0].tolist()
-        }
-    return texts
-
-
-def text_p_value(tokens: Ints, law: Mapping[Tokens, float]) -> float:
-    """Whether whole texts [N, count] follow their probabilities; 0 if one of them has none."""
-    seen = Counter(tuple(text) for text in tokens.tolist())
-    if not seen.keys() <= law.keys():
-        return 0.0
-    counts = np.array([seen[text] for text in law])
-    return fit_p_value(counts, np.array(list(law.values())))
-
-
 def failed_tests(p_values: Mapping[str, float]) -> dict[str, float]:
     """The tests of distributions are held to `LEAST_P` each, the many others together.
 
@@ -185,19 +99,10 @@ def _is_distribution(test: str) -> bool:
     return test.endswith("distribution")
 
 
-def open_small_router(
-    directory: Path, verification: str = "shared-noise", ngram: bool = False
-) -> ChainRouter:
+def open_small_router(directory: Path) -> ChainRouter:
     """A family of three small random models in float64."""
     pool = pool_settings(save_family(directory, noise=0.05))
-    if ngram:
-        pool["models"].append({"name": "ngram", "source": "ngram"})
-    engine = {
-        "max_requests": BATCH,
-        "max_model_len": 128,
-        "verification": verification,
-        "preload": False,
-    }
+    engine = {"max_requests": BATCH, "max_model_len": 128, "preload": False}
     return ChainRouter.from_config({"pool": pool, "engine": engine})
 
 
@@ -256,34 +161,16 @@ def _serve(
     prefix: Tokens,
     progress: Progress,
 ) -> tuple[Stream, float]:
-    tokens, length = serve_seeds(
-        router, PROMPT, params, seeds, NAMES, prefix=prefix, progress=progress
-    )
-    first, second = _expected(oracle, params, (*PROMPT, *prefix))
-    return Stream(tokens, first, second), length
-
-
-def serve_seeds(
-    router: ChainRouter,
-    prompt: Tokens,
-    params: SamplingParams,
-    seeds: int,
-    chain: Chain,
-    *,
-    new: int = _NEW,
-    prefix: Tokens = (),
-    progress: Progress,
-) -> tuple[Ints, float]:
-    """What `seeds` requests say after the prefix, [N, new], and the mean acceptance length."""
+    """What `seeds` requests say after the prefix, and the mean acceptance length."""
     rows = list[Sequence[int]]()
     lengths = list[float]()
-    limit = len(prefix) + new
+    limit = len(prefix) + _NEW
     for start in range(0, seeds, BATCH):
         handles = [
             router.submit(
-                prompt,
+                PROMPT,
                 dataclasses.replace(params, seed=seed, max_new_tokens=limit, ignore_eos=True),
-                speculation=Speculation(chain=chain, depth=3),
+                speculation=Speculation(chain=NAMES, depth=3),
                 generated=prefix,
             )
             for seed in range(start, min(start + BATCH, seeds))
@@ -293,7 +180,8 @@ def serve_seeds(
             rows.append(output.token_ids[len(prefix) :])
             lengths.append(output.metrics.acceptance_length)
             progress()
-    return np.asarray(rows, dtype=np.int64), float(np.mean(lengths))
+    first, second = _expected(oracle, params, (*PROMPT, *prefix))
+    return Stream(np.asarray(rows, dtype=np.int64), first, second), float(np.mean(lengths))
 
 
 def _expected(oracle: Oracle, params: SamplingParams, text: Tokens) -> tuple[Floats, Floats]:

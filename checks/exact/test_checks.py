@@ -50,10 +50,6 @@ def test_seeded_tokens_follow_the_processed_distribution() -> None:
     assert distribution.main(["--seeds", "5000"]) == 0
 
 
-def test_rejection_follows_the_processed_distribution() -> None:
-    assert distribution.main(["--verification", "rejection", "--seeds", "1000"]) == 0
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_rounding_seldom_parts_from_target_only_decoding(dtype: str, prompts: list[str]) -> None:
     if not computes_in(dtype):

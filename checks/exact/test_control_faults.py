@@ -34,7 +34,7 @@ SAMPLE = {
     "specrouter.engine.view_builder.ViewBuilder.build": "always",
     "specrouter.execution.drafter_prefill.DrafterPrefill.begin": "always",
     "specrouter.execution.drafter_prefill.DrafterPrefill.read": "once",
-    "specrouter.execution.cached_prefixes.CachedPrefixes.use": "always",
+    "specrouter.execution.executor.CachedPrefixes.use": "always",
     "specrouter.execution.executor.Executor.run": "once",
     "specrouter.execution.group_draft.leave_selected": "always",
     "specrouter.profile.acceptance.AcceptanceEstimator.worth": "nan",

@@ -50,7 +50,6 @@ class Decider:
                 about["parameters"],
                 about["target"],
                 each["only_paths"],
-                each["rejection"],
                 each["whole_trees"],
             )
             for each in schedulers

@@ -23,7 +23,8 @@ Int32s = NDArray[np.int32]
 T = TypeVar("T")
 
 
-class TreePaths(Protocol):
+@dataclass(frozen=True, eq=False)
+class TreePaths:
     """Who descends from whom among the speculative slots of a pack's rows.
 
     Row r's tree begins at slot `starts[r]` of the row, beyond all slots where it has none. The path
@@ -31,37 +32,53 @@ class TreePaths(Protocol):
     to its own, which the rest repeats. With a token of no tree stand zeros.
     """
 
-    @property
-    def starts(self) -> Ints: ...  # by row of the store
-    @property
-    def paths(self) -> Tensor: ...  # [T, P] int32, on the host or on the device
+    starts: Ints  # by row of the store
+    paths: Tensor  # [T, P] int32, on the host or on the device
 
 
-class PackSlots(Protocol):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PackSlots:
     """The R rows of a pack and its T tokens, `counts[i]` consecutive ones of `rows[i]`.
 
     On the host. Slot s of a row lies in block `s // block_slots` of the row's table: it is slot
     `tables[i, s // block_slots] * block_slots + s % block_slots` of the arena.
     """
 
+    rows: Ints  # [R] ascending
+    counts: Ints  # [R]
+    positions: Ints  # [T]
+    slots: Ints  # [T] of the arena, where the tokens' keys and values go
+    tables: Int32s  # [R, N] blocks; behind a row's own ones any valid numbers
+    block_slots: int
+    lengths: Ints  # [R] slots of each row that are valid
+    devices: Sequence[torch.device]  # of the layers
+    tree: TreePaths | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVLayer:
+    """Shape and place of one attention layer's keys and values.
+
+    Attributes:
+        head_dim, value_dim: width of a key and of a value.
+        is_latent: its value is the first part of its key.
+        source: the layer whose keys and values it reads instead of its own.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    is_latent: bool = False
+    source: int | None = None
+
     @property
-    def rows(self) -> Ints: ...  # [R] ascending
-    @property
-    def counts(self) -> Ints: ...  # [R]
-    @property
-    def positions(self) -> Ints: ...  # [T]
-    @property
-    def slots(self) -> Ints: ...  # [T] of the arena, where the tokens' keys and values go
-    @property
-    def tables(self) -> Int32s: ...  # [R, N] blocks; behind a row's own ones any valid numbers
-    @property
-    def block_slots(self) -> int: ...
-    @property
-    def lengths(self) -> Ints: ...  # [R] slots of each row that are valid
-    @property
-    def devices(self) -> Sequence[torch.device]: ...  # of the layers
-    @property
-    def tree(self) -> TreePaths | None: ...
+    def elements_per_token(self) -> int:
+        """That it keeps."""
+        if self.source is not None:
+            return 0
+        return self.kv_heads * (self.head_dim + (0 if self.is_latent else self.value_dim))
 
 
 @dataclass(frozen=True, slots=True)

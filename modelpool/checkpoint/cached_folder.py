@@ -6,6 +6,7 @@ each time: a folder that is damaged is made anew, with a warning. What a killed 
 behind goes after an hour.
 """
 
+import json
 import logging
 import os
 import shutil
@@ -14,11 +15,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from modelpool.checkpoint.cache_dir import make_folder, remove_left
-from modelpool.checkpoint.checksums import damage, write_checksums
+from modelpool.checkpoint.cache_dir import checksum, is_regular, make_folder, remove_left
 
 logger = logging.getLogger(__name__)
 
+CHECKSUMS = "checksums.json"
 _UNFINISHED = ".unfinished-"
 
 
@@ -60,3 +61,41 @@ def _write(folder: Path, write: Callable[[Path], None]) -> None:
             raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def write_checksums(folder: Path) -> None:
+    """Of all files in the folder. Raises `OSError`."""
+    found = {file.name: checksum(file) for file in sorted(_files(folder))}
+    (folder / CHECKSUMS).write_text(json.dumps(found, indent=1))
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with a folder that `write_checksums` has seen. Reads it all."""
+    try:
+        known = json.loads(_read(folder / CHECKSUMS))
+        if not isinstance(known, dict) or not known:
+            return f"{CHECKSUMS} names no files"
+        for file in _files(folder):
+            if file.name not in known:
+                return f"{file.name} does not belong there"
+        for name, facts in known.items():
+            file = folder / name
+            if not is_regular(file) or file.stat().st_size != facts[0]:
+                return f"{name} has another size"
+            if list(checksum(file)) != facts:
+                return f"{name} has another checksum"
+    except FileNotFoundError as error:
+        return f"there is no {Path(error.filename).name}"
+    except Exception as error:  # any content of the file that names them
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _files(folder: Path) -> list[Path]:
+    return [file for file in folder.iterdir() if file.name != CHECKSUMS and file.name[0] != "."]
+
+
+def _read(file: Path) -> str:
+    if not is_regular(file):
+        raise ValueError(f"{file.name} is no file")
+    return file.read_text(encoding="utf-8")

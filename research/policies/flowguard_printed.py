@@ -17,7 +17,7 @@ def _flowguard_printed(request: RoutedRequest, views: Views, settings: RoutingSe
         )
         for view in views
     ]
-    return guarded(views, workers, settings)
+    return guarded(views, workers)
 
 
 FLOWGUARD_PRINTED = ReplicaPolicy(_flowguard_printed)

@@ -1,8 +1,9 @@
 """The policy `paper`: SpecRouter's chains as they were published.
 
 Every level costs W times the model's time, which is one moving average; the acceptance rate is a
-function of the similarity alone; intermediates pass on only what they accepted; the chain is chosen
-in every cycle. Source: SpecRouter, section 4.2, Equation 7, Algorithm 1; section 4.3.
+function of the similarity alone; the chain is chosen in every cycle. Intermediates pass on their
+own next token, too; in section 4.3 they pass on only what they accepted.
+Source: SpecRouter, section 4.2, Equation 7, Algorithm 1.
 """
 
 from itertools import pairwise
@@ -16,7 +17,7 @@ from specrouter.view import ChainDecision
 
 
 class Paper(ChainPolicy):
-    learns = hard_rejection = decides_every_cycle = True
+    learns = decides_every_cycle = True
 
     def choose(self, pool: Candidates, now: Situation) -> ChainDecision:
         shape = self.shape(now.limits)
@@ -28,7 +29,6 @@ class Paper(ChainPolicy):
         return ChainDecision(
             chain=best,
             shape=shape,
-            hard_rejection=True,
             predicted_ms=predicted,
             reason="least by Equation 7",
         )

@@ -8,16 +8,14 @@ from typing import Any
 import numpy as np
 
 from specrouter.bench.replay import Answer, LoadRequest
-from specrouter.config.slo_class import ImpliedTTFTConfig
 from specrouter.request.attainment import RUN_TOKENS
 from specrouter.request.detokenizer import Detokenizer
-from specrouter.request.handed_kv import HandedKV
 from specrouter.request.handle import RequestHandle
-from specrouter.request.objective import Objective
+from specrouter.request.objective import Objective, with_implied_ttft
 from specrouter.request.output import Delta, RequestMetrics
 from specrouter.request.params import SamplingParams
 from specrouter.request.running import RunningRequest
-from specrouter.request.spec import RequestSpec
+from specrouter.request.spec import HandedKV, RequestSpec
 
 Commits = tuple[float, int]  # when tokens came, and how many
 
@@ -95,7 +93,7 @@ class SimulatedRequest(RunningRequest):
             ),
             speculation=request.speculation,
             seed=request.seed,
-            objective=asked and ImpliedTTFTConfig().of(asked, prompt_ms),
+            objective=asked and with_implied_ttft(asked, prompt_ms),
             arrivals=tuple((came_s - sent_s, count) for came_s, count in commits),
             kv=_SimulatedKV(kv_tokens) if kv_tokens else None,
         )

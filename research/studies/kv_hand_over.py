@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from modelpool.probe import KVLayer
+from modelpool.attention.kv_view import KVLayer
 from specrouter.cluster.kv_transfer import KVTransfer
 from specrouter.config import EngineConfig
 from statemgr import ModelState, export_row, import_row

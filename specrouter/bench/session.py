@@ -101,7 +101,7 @@ class Session:
         if not wanted:
             return {}
         # Elsewhere the engine drafts a single path, whatever width is asked for.
-        has_trees = engine.exact == "fast" and engine.verification == "shared-noise"
+        has_trees = engine.exact == "fast"
         widths = self._options.widths if has_trees else (1,)
         shapes = tuning.grid(self._options.depths, widths)
         self._progress.expect(len(wanted) * (1 + tuning.measurements(len(shapes))))

@@ -1,10 +1,11 @@
-"""`specrouter check`: prints the report of `specrouter.cli.check`."""
+"""`specrouter check` and `pairs`: print what `specrouter.cli.check` finds."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import logging
+from pathlib import Path
 
 from specrouter.cli.arguments import Commands
 from specrouter.cli.target import add_target, read_asked
@@ -22,6 +23,21 @@ def add_check(commands: Commands) -> None:
     add_target(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.set_defaults(run=_check, log_level=logging.ERROR)
+
+
+def add_pairs(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "pairs",
+        help="list models on this machine that may draft for a target, and what --draft auto takes",
+        description="Looks through the hub's local cache, the folders beside a target that is one, "
+        "and those that are given. Reads no weights and downloads nothing.",
+    )
+    parser.add_argument("target", metavar="TARGET", help="as serve has it, a model")
+    parser.add_argument(
+        "--folder", nargs="+", type=Path, default=[], metavar="DIR",
+        help="checkpoints, or folders with checkpoints in them",
+    )  # fmt: skip
+    parser.set_defaults(run=_pairs, log_level=logging.ERROR)
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -44,3 +60,15 @@ def _check(arguments: argparse.Namespace) -> int:
         raise
     print(json.dumps(report.to_json(), indent=2) if arguments.json else report.to_text())
     return 0 if report.fits else _DOES_NOT_FIT
+
+
+def _pairs(arguments: argparse.Namespace) -> int:
+    from modelpool.drafters import candidates, find_target
+    from modelpool.fast.memory_speed import read_bytes_per_s
+    from specrouter.cli.check import shown_pairs
+    from specrouter.target import source_of
+
+    target = find_target(source_of(arguments.target, "TARGET"), "TARGET")
+    found = candidates(target, arguments.folder)
+    print(shown_pairs(target, found, read_bytes_per_s()))
+    return 0

@@ -12,11 +12,10 @@ import sys
 from collections.abc import Sequence
 
 from specrouter.cli.arguments import BAD_INPUT, Parser, complain
-from specrouter.cli.check_command import add_check
+from specrouter.cli.check_command import add_check, add_pairs
 from specrouter.cli.checkpoint_files import add_export_gguf, add_inflate
 from specrouter.cli.cluster import add_cluster
 from specrouter.cli.generate import add_generate
-from specrouter.cli.pairs import add_pairs
 from specrouter.cli.serve import add_serve
 from specrouter.logs import configure_logs
 from specrouter.version import __version__

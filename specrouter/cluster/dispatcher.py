@@ -52,7 +52,7 @@ class Dispatcher:
         self._fleet, self._clock = fleet, clock
         self._caches_prefixes = caches_prefixes
         self._config = config
-        self._settings = RoutingSettings.of(config, longest_queue)
+        self._settings = RoutingSettings(longest_queue)
         self._numbers = itertools.count()
         self._prefixes = PrefixIndex()
         fleet.when_lost(self._prefixes.forget)

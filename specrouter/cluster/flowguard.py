@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 from specrouter.cluster.state import ReplicaState
 
-Weights = tuple[float, float, float, float]
+# As published: of cache hits, free memory, an empty queue and idle rows.
+WEIGHTS = (0.4, 0.1, 0.3, 0.2)
+OVERLOAD = 0.85  # from which a worker is left out, as published
 
 
 @dataclass(frozen=True)
@@ -36,9 +38,9 @@ def metrics_of(
     )
 
 
-def score(worker: WorkerMetrics, weights: Weights) -> float:
+def score(worker: WorkerMetrics) -> float:
     """Equation 1."""
-    cache, memory, queue, load = weights
+    cache, memory, queue, load = WEIGHTS
     return (
         cache * worker.cache
         + memory * (1.0 - worker.memory)
@@ -52,10 +54,10 @@ def overload(worker: WorkerMetrics) -> float:
     return worker.memory + 2.0 * worker.queue
 
 
-def ranked(workers: Sequence[WorkerMetrics], weights: Weights, bound: float) -> list[int]:
+def ranked(workers: Sequence[WorkerMetrics]) -> list[int]:
     """Algorithm 2: places of the workers, best first, without those that are overloaded; where all
     are, all of them, the shortest queue first. Ties: the lowest place."""
-    sound = [place for place, worker in enumerate(workers) if overload(worker) <= bound]
+    sound = [place for place, worker in enumerate(workers) if overload(worker) <= OVERLOAD]
     if sound:
-        return sorted(sound, key=lambda place: -score(workers[place], weights))
+        return sorted(sound, key=lambda place: -score(workers[place]))
     return sorted(range(len(workers)), key=lambda place: workers[place].queue)

@@ -15,7 +15,6 @@ from specrouter.cluster import flowguard
 from specrouter.cluster.admission import Attainability, at_view
 from specrouter.cluster.flowguard import WorkerMetrics
 from specrouter.cluster.state import Ranking, ReplicaView, RoutedRequest
-from specrouter.config import RoutingConfig
 from specrouter.config.policies import REPLICA_POLICIES
 
 logger = logging.getLogger(__name__)
@@ -30,13 +29,7 @@ Terms = Mapping[str, Mapping[str, float]]
 class RoutingSettings:
     """`longest_queue`: of requests that may wait, which queues are shares of."""
 
-    weights: flowguard.Weights
-    overload: float
     longest_queue: int
-
-    @classmethod
-    def of(cls, config: RoutingConfig, longest_queue: int) -> "RoutingSettings":
-        return cls(config.weights, config.overload, longest_queue)
 
 
 @dataclass(frozen=True)
@@ -94,26 +87,26 @@ def _flowguard(request: RoutedRequest, views: Views, settings: RoutingSettings) 
         )
         for view in views
     ]
-    return guarded(views, workers, settings)
+    return guarded(views, workers)
 
 
-def guarded(views: Views, workers: Sequence[WorkerMetrics], settings: RoutingSettings) -> Ranking:
-    places = flowguard.ranked(workers, settings.weights, settings.overload)
+def guarded(views: Views, workers: Sequence[WorkerMetrics]) -> Ranking:
+    places = flowguard.ranked(workers)
     terms = {
         view.name: {
             "C": worker.cache,
             "M": worker.memory,
             "Q": worker.queue,
             "L": worker.load,
-            "S": flowguard.score(worker, settings.weights),
+            "S": flowguard.score(worker),
             "omega": flowguard.overload(worker),
         }
         for view, worker in zip(views, workers, strict=True)
     }
     order = tuple(views[place].name for place in places)
-    all_over = min(map(flowguard.overload, workers)) > settings.overload
+    all_over = min(map(flowguard.overload, workers)) > flowguard.OVERLOAD
     excluded = {
-        view.name: f"overloaded: {terms[view.name]['omega']:.2f} > {settings.overload:g}"
+        view.name: f"overloaded: {terms[view.name]['omega']:.2f} > {flowguard.OVERLOAD:g}"
         for view in views
         if view.name not in order
     }

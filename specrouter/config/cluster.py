@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from modelpool.errors import ConfigError
 from specrouter.config.policies import ReplicaPolicyName
@@ -79,9 +79,6 @@ class RoutingConfig(Strict):
         policy: `slo`: a replica that can attain the objective, by its own measured times;
             `flowguard`: StreamServe's score, from states and what was sent since;
             `round-robin`; `join-shortest`: the fewest requests; `p2c`: the better of two at random.
-        weights: weights of FlowGuard's score: cache hits, free memory, empty queue, idle rows.
-        overload: share of held memory plus twice the queue's share of `server.max_waiting` from
-            which FlowGuard leaves a replica out.
         metrics_s: seconds between the states that replicas report.
         stale_s: seconds without news after which a replica is not chosen.
         hops: hand-overs of a request that is declined, before it is served without a promise, or
@@ -89,20 +86,9 @@ class RoutingConfig(Strict):
     """
 
     policy: ReplicaPolicyName = "slo"
-    weights: tuple[float, float, float, float] = (0.4, 0.1, 0.3, 0.2)
-    overload: float = Field(default=0.85, gt=0, allow_inf_nan=False)
     metrics_s: float = Field(default=0.5, ge=0.02, le=60, allow_inf_nan=False)
     stale_s: float = Field(default=1.5, gt=0, allow_inf_nan=False)
     hops: int = Field(default=3, ge=0)
-
-    @field_validator("weights")
-    @classmethod
-    def _weights_are_shares(
-        cls, weights: tuple[float, float, float, float]
-    ) -> tuple[float, float, float, float]:
-        if min(weights) < 0 or not 0.999 < sum(weights) < 1.001:
-            raise ConfigError("", "must be four numbers from 0 on, with the sum 1")
-        return weights
 
 
 class ResumeConfig(Strict):

@@ -47,9 +47,6 @@ class EngineConfig(Strict):
         admission: `fcfs`: first come, first served, moved by priority; `slo`: requests whose
             objectives can be attained come first, and take rows from those without; without
             objectives the same as `fcfs`.
-        verification: `shared-noise`: a seed gives one text whatever drafts; `rejection`:
-            Leviathan's rule, exact in distribution, but a seed's text depends on the chains, and
-            trees have width 1.
         exact: `strict` keeps trees at width 1, which can matter where `system_fingerprint` ends in
             `_varies`, and on GPUs without kernels for the model.
         preload: loads and times drafters before the first request, while there is room; otherwise
@@ -69,7 +66,6 @@ class EngineConfig(Strict):
     prefix_cache: bool = True
     output_store_tokens: int = Field(default=131_072, ge=0)
     admission: AdmissionPolicyName = "slo"
-    verification: Literal["shared-noise", "rejection"] = "shared-noise"
     exact: Literal["fast", "strict"] = "fast"
     preload: bool = True
     fresh_times: bool = False

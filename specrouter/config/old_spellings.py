@@ -19,6 +19,10 @@ _WITHOUT_EFFECT: Mapping[tuple[str, ...], str] = {
     **{("trees", key): _ADASERVE for key in _TREE_KEYS},
     ("cluster", "resume", "endangered"): "only replicas that are lost or emptied are left",
     ("engine", "overlap_drafting"): "drafters draft before the target verifies, on any devices",
+    ("engine", "verification"): "shared noise follows the target's distribution, for every chain",
+    ("slo",): "the implied TTFT is fixed; give a request or its class a ttft_ms for another one",
+    ("cluster", "routing", "weights"): "FlowGuard scores by the published weights",
+    ("cluster", "routing", "overload"): "FlowGuard leaves replicas out by the published bound",
     ("engine", "output_store_file"): "earlier outputs are quoted until the service ends",
     ("cluster", "transport"): "keys and values of a pair move through Ray's object store",
 }
@@ -55,7 +59,7 @@ def in_new_spelling(settings: Mapping[Any, Any]) -> tuple[dict[Any, Any], tuple[
         section = _value_at(result, path[:-1])
         if isinstance(section, Mapping) and path[-1] in section:
             left = {name: value for name, value in section.items() if name != path[-1]}
-            result = _with_value(result, path[:-1], left)
+            result = _with_value(result, path[:-1], left) if path[:-1] else left
             lines.append(f"{'.'.join(path)} has no effect any more, remove it: {instead}")
     for path, names in _RENAMED_VALUES.items():
         old = _value_at(result, path)

@@ -13,7 +13,7 @@ from specrouter.config.engine import EngineConfig
 from specrouter.config.old_spellings import in_new_spelling
 from specrouter.config.scheduler import SchedulerConfig, TreesConfig
 from specrouter.config.server import ServerConfig
-from specrouter.config.slo_class import ObjectivesConfig, SloConfig
+from specrouter.config.slo_class import SloConfig
 from specrouter.config.strict import Strict
 from specrouter.config.yaml_file import read_mapping
 from specrouter.request.objective import BY_VALUE, NO_OBJECTIVE
@@ -21,7 +21,7 @@ from specrouter.request.params import RequestError, Speculation
 from specrouter.scenarios import find_scenario
 
 # Of `engine`, what texts depend on, or what requests are routed by.
-_OF_ALL_REPLICAS = ("verification", "exact", "generation_defaults", "prefix_cache")
+_OF_ALL_REPLICAS = ("exact", "generation_defaults", "prefix_cache")
 
 
 class RouterConfig(Strict):
@@ -33,7 +33,6 @@ class RouterConfig(Strict):
         trees: how large drafts are, and which draft tokens are verified.
         engine: limits of what runs together.
         server: the HTTP service.
-        slo: what holds for the objectives of all requests.
         slo_classes: named objectives, for requests to ask for.
         cluster: replicas in processes of their own; without it, one engine in this process.
     """
@@ -43,7 +42,6 @@ class RouterConfig(Strict):
     trees: TreesConfig = Field(default_factory=TreesConfig)
     engine: EngineConfig = Field(default_factory=EngineConfig)
     server: ServerConfig = ServerConfig()
-    slo: ObjectivesConfig = ObjectivesConfig()
     slo_classes: dict[str, SloConfig] = Field(default_factory=dict)  # by the name to ask for
 
     cluster: ClusterConfig | None = None

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from pydantic import Field, StrictInt, StrictStr, model_validator
 
@@ -13,7 +12,6 @@ from specrouter.config.strict import Strict
 from specrouter.request.objective import (
     QUANTITIES,
     SLO,
-    Objective,
     OnUnattainable,
     TokenIdOf,
     check_vocabulary,
@@ -79,40 +77,6 @@ class SloConfig(Strict):
             stages=stages_of(stages, token_id_of),
             on_unattainable=self.on_unattainable,
         )
-
-
-class ImpliedTTFTConfig(Strict):
-    """What a request with a TPOT and no TTFT is taken to ask of its first token.
-
-    Attributes:
-        multiple: of the time that its prompt takes alone.
-        floor_ms: at least, in milliseconds.
-    """
-
-    multiple: float = Field(default=5.0, gt=0, allow_inf_nan=False)
-    floor_ms: float = Field(default=2000.0, gt=0, allow_inf_nan=False)
-
-    def of(self, objective: Objective, prompt_ms: float) -> Objective:
-        """With it, where a TPOT alone is asked for. `prompt_ms`: of reading the prompt alone."""
-        if objective.ttft_ms is not None or objective.e2e_ms is not None:
-            return objective
-        return replace(objective, implied_ttft_ms=max(self.floor_ms, self.multiple * prompt_ms))
-
-
-class ObjectivesConfig(Strict):
-    """What holds for the objectives of all requests.
-
-    Attributes:
-        implied_ttft: of requests with a TPOT and without a TTFT or end-to-end objective: admission
-            schedules their first tokens for it, and nothing is judged by it. `none`: they may wait
-            about ten seconds.
-    """
-
-    implied_ttft: ImpliedTTFTConfig | Literal["none"] = ImpliedTTFTConfig()
-
-    @property
-    def implied(self) -> ImpliedTTFTConfig | None:
-        return None if self.implied_ttft == "none" else self.implied_ttft
 
 
 def slos_by_class(

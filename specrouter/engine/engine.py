@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from modelpool import ModelPool
-from processors import RejectionSampling, SharedNoise
 from specrouter.config import (
     TREE_SLOTS,
     RouterConfig,
@@ -291,7 +290,6 @@ def _execution_settings(
     return ExecutionSettings(
         prefill_chunk=engine.prefill_chunk,
         window=deepest + len(pool.names) + 2,
-        rule=RejectionSampling() if engine.verification == "rejection" else SharedNoise(),
         guard=guard,
         fresh_times=engine.fresh_times,
         prefix_cache=engine.prefix_cache,

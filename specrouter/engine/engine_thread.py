@@ -12,16 +12,17 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from specrouter.engine.call_queue import CallQueue
+from modelpool.errors import ConfigError
 from specrouter.engine.engine import Engine
 from specrouter.engine.engine_state import EngineState
-from specrouter.engine.start_failure import config_error
+from specrouter.execution.model_states import StageError
 from specrouter.request.errors import EngineDeadError, OverloadedError, UnavailableError
 from specrouter.request.running import RunningRequest
 
@@ -43,7 +44,7 @@ class EngineThread:
         self._step_timeout_s = step_timeout_s
         self._wakeup = threading.Condition()
         self._arrived: deque[RunningRequest] = deque()
-        self._calls = CallQueue()  # that are run between steps
+        self._calls = _CallQueue()  # that are run between steps
         self._closing = False
         self._finishing = False
         self._hangs = False  # the engine's thread, when all was ended
@@ -161,7 +162,7 @@ class EngineThread:
             self.engine.warm_up()
         except BaseException as error:
             self._ended.set()
-            self._ready.set_exception(config_error(error) or error)
+            self._ready.set_exception(_config_error(error) or error)
             return
         self._watch.start()
         try:
@@ -235,3 +236,64 @@ class EngineThread:
         if self.failure is None:
             return UnavailableError("the router is closed")
         return EngineDeadError(self.failure)
+
+
+class _CallQueue:
+    """What others have run in the engine's thread, between its steps: every call is answered once,
+    with what it returns or raises, or that the engine has ended."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._running: Future[Any] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, function: Callable[[], Any]) -> "Future[Any]":
+        result: Future[Any] = Future()
+        self._waiting.append((function, result))
+        return result
+
+    def run_next(self) -> None:
+        function, result = self._waiting.popleft()
+        self._running = result
+        with suppress(InvalidStateError):  # it has hung, and `close` has told the caller
+            try:
+                value = function()
+            except BaseException as error:  # the caller's affair, `SystemExit` too
+                result.set_exception(error)
+            else:
+                result.set_result(value)
+
+    def close(self, error: Exception) -> None:
+        """Nothing is run any more, and the call that runs has no result."""
+        left = [result for _, result in self._waiting]
+        self._waiting.clear()
+        for result in (self._running, *left):
+            with suppress(InvalidStateError):
+                if result is not None:
+                    result.set_exception(error)
+
+
+def _config_error(error: BaseException) -> ConfigError | None:
+    """Where the target is loaded, and memory has run out for its state, or drafters ask of it what
+    it does not have; else None."""
+    cause = error.__cause__
+    if isinstance(error, StageError) and isinstance(cause, ConfigError):
+        return cause
+    if not isinstance(error, StageError) or not _is_out_of_memory(cause):
+        return None
+    reason = (
+        "no memory for the target's keys and values, or to run it: fewer requests, or a shorter "
+        f"engine.max_model_len, need less ({cause})"
+    )
+    found = ConfigError("engine.max_requests", reason)
+    found.__cause__ = error
+    return found
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    """On a CPU torch has no exception of its own for it."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)

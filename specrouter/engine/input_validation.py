@@ -29,6 +29,7 @@ from specrouter.request.objective import (
     check_positive,
     check_vocabulary,
     resolve,
+    with_implied_ttft,
 )
 from specrouter.request.params import (
     SAMPLING,
@@ -67,7 +68,6 @@ class InputValidation:
 
     def __init__(self, config: RouterConfig, pool: ModelPool, engine: Callable[[], Limits]) -> None:
         self.slo_classes: Mapping[str, SLO] = slos_by_class(config.slo_classes, pool.tokenizer)
-        self._implied_ttft = config.slo.implied
         self.context = _context_limit(config.engine, pool, engine)
         self.sampling_defaults: Mapping[str, Any] = _generation_defaults(config, pool)
         self._pool = pool
@@ -149,9 +149,7 @@ class InputValidation:
         if objective is None:
             return None
         check_vocabulary(objective.stages, self._pool.vocab_size)
-        if self._implied_ttft is None:
-            return objective
-        return self._implied_ttft.of(objective, prompt_tokens * engine.predicted_prefill_ms())
+        return with_implied_ttft(objective, prompt_tokens * engine.predicted_prefill_ms())
 
     def _speculation(
         self, asked: SpeculationOverride

@@ -71,14 +71,12 @@ def planner_of(
     if shapes.branching is not None:  # trees of one size
         depth = len(shapes.branching)
         config = config.model_copy(update={"depth": depth, "width": prod(shapes.branching)})
-    # Rejection sampling has no trees, and only a path's slots are laid out as without one.
     scheduler = ModelChainScheduler(
         config,
         models.names,
         parameters,
         models.target,
         only_paths=strict,
-        rejection=engine.verification == "rejection",
         whole_trees=shapes.selection.takes_whole_trees,
         fit_together=models.fit_together,
     )

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from operator import length_hint
 from typing import Any
 
-from specrouter.request.handed_kv import HandedKV
 from specrouter.request.lanes import Lane, lane_of
 from specrouter.request.objective import SLO, SloLike
 from specrouter.request.params import RequestError, SamplingParams, Speculation
-from specrouter.request.spec import SpeculationOverride
+from specrouter.request.spec import HandedKV, SpeculationOverride
 
 PromptLike = str | Sequence[int]
 

@@ -19,7 +19,6 @@ class AcceptanceFeedback:
     def __init__(self, runtime: Runtime, comparison: ModelComparison) -> None:
         self._target = runtime.pool.target
         self._drafters = runtime.drafters
-        self._shares_noise = runtime.rule.shares_noise
         self._profiler = runtime.profiler
         self._comparison = comparison
 
@@ -35,7 +34,7 @@ class AcceptanceFeedback:
             accepted = np.zeros(tree.tokens.shape, dtype=np.bool_)
             accepted[draft.selected] = on_walk[left.tree.real]
             seen, sound = draft.selected, result.sound[index]
-            if self._drafters[used[0]].first_is_judged and self._shares_noise:
+            if self._drafters[used[0]].first_is_judged:
                 first = tree.real & (tree.depths == 1)
                 seen = seen | first
                 accepted |= first & (tree.tokens == result.choices[index, :1])

@@ -23,13 +23,14 @@ from processors import (
     VerifyRequest,
     VerifyResult,
 )
+from processors.grammar import prune
 from processors.pack import NO_SLOT
 from specrouter.cycle import ChainGroup, CyclePlan, CycleResult, ModelFailure
 from specrouter.execution.acceptance_feedback import AcceptanceFeedback
+from specrouter.execution.drafter import EvictedError, check_read
 from specrouter.execution.drafter_prefill import DrafterPrefill
 from specrouter.execution.group_draft import GroupDraft, leave_selected
 from specrouter.execution.model_comparison import ModelComparison
-from specrouter.execution.model_drafter import EvictedError, check_read
 from specrouter.execution.model_states import StageError, put_down_to
 from specrouter.execution.quotations import Quotations
 from specrouter.execution.runtime import Runtime
@@ -47,11 +48,10 @@ class ChainDrafter:
         self._states = runtime.states
         self._rows = runtime.rows
         self._sampler = runtime.sampler
-        self._rule = runtime.rule
         self._faults = runtime.faults
         self._feedback = feedback
         self._prefill = DrafterPrefill(runtime, comparison)
-        self._verify = VerifyProcessor(runtime.sampler, runtime.rule)
+        self._verify = VerifyProcessor(runtime.sampler)
         self._quotations = Quotations(runtime, feedback.accept_prob)
 
     def offered(self, plan: CyclePlan, result: CycleResult) -> list[GroupDraft]:
@@ -81,9 +81,8 @@ class ChainDrafter:
         self, plan: CyclePlan, drafts: list[GroupDraft], result: CycleResult
     ) -> list[GroupDraft]:
         """Where the selector fails, the groups that it was for decode with the target alone."""
-        selector = None if self._rule.verifies_whole_drafts else plan.selector
         try:
-            leave_selected(drafts, selector, self._feedback.accept_prob)
+            leave_selected(drafts, plan.selector, self._feedback.accept_prob)
         except Exception as error:
             self._faults.note("selection", error)
             result.selection_failed, result.is_regular = True, False
@@ -142,7 +141,7 @@ class ChainDrafter:
         sampled = self._rows.sampled(rows)
         draft = GroupDraft(
             group=group,
-            request=self._rule.shaped(request),
+            request=request,
             sampled=sampled,
             cut_rows=cut,
             behind_rows=behind,
@@ -166,8 +165,6 @@ class ChainDrafter:
         request = VerifyRequest(
             tree=before.tree,
             output_positions=draft.request.output_positions,
-            drafts=[before],
-            level=len(draft.used),
             rescore=True,
         )
         with self._states.stage(name, rows) as active:
@@ -180,14 +177,13 @@ class ChainDrafter:
             self._states.touch(active.state, rows, _scrubbed(active, result))
         self._feedback.learn_from_intermediate(draft, before, name, result)
         draft.given.append(before.tree)
-        is_hard, is_path = group.hard_rejection, group.shape.width == 1
-        after = self._rule.next_draft(result, hard_rejection=is_hard, is_path=is_path)
+        after = result.draft(is_path=group.shape.width == 1)
         nodes = np.minimum(self._manager.room(rows), _most_nodes(group))
         tree = after.tree.select(nodes, self._rows.remaining(rows) - 1)
         self._hand_on(draft, replace(after, tree=tree))
 
     def _hand_on(self, draft: GroupDraft, result: DraftResult) -> None:
-        tree = self._rule.legal(result.tree, self._sampler.grammars)
+        tree = prune(result.tree, self._sampler.grammars)  # no verifier could choose the others
         draft.result = result if tree is result.tree else replace(result, tree=tree)
 
 

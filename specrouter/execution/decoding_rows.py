@@ -49,10 +49,8 @@ class DecodingRows:
         self._eos_token_ids = eos_token_ids
         self._facts: dict[int, _RowFacts] = {}
 
-    def open(
-        self, row: int, request: RequestSpec, noise: tuple[torch.device, int] | None = None
-    ) -> None:
-        """`noise`: see `Sampler.open`."""
+    def open(self, row: int, request: RequestSpec, device: torch.device | None = None) -> None:
+        """`device`: see `Sampler.open`."""
         params = request.params
         self._facts[row] = _RowFacts(
             prompt_tokens=len(request.token_ids),
@@ -62,7 +60,7 @@ class DecodingRows:
             sampled=params.temperature > 0,
         )
         settings = sampling_settings(request, self._eos_token_ids)
-        self.sampler.open(row, settings, request.token_ids, request.generated, noise)
+        self.sampler.open(row, settings, request.token_ids, request.generated, device)
         self.prompt_logprobs.open(row, request.token_ids, params.prompt_logprobs)
 
     def close(self, row: int) -> None:

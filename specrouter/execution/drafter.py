@@ -8,7 +8,9 @@ its own drafts it forgets by itself. All is called by the engine's thread, betwe
 Not here: verification by intermediates (`ChainDrafter`), and when a drafter is used (policies).
 """
 
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 
 import numpy as np
@@ -17,8 +19,8 @@ from torch import Tensor
 from modelpool import ConfigError
 from modelpool.config import NGRAM, SUFFIX
 from modelpool.forward import HiddenLayers
-from processors import DraftRequest, DraftResult, TokenTree
-from specrouter.cycle import Ints
+from processors import ActiveModel, DraftProcessor, DraftRequest, DraftResult, TokenTree
+from specrouter.cycle import CATCH_UP_TOKENS, Ints
 from specrouter.execution.group_draft import GroupDraft
 from specrouter.execution.runtime_parts import RuntimeParts
 from specrouter.request.spec import RequestSpec
@@ -29,7 +31,7 @@ KINDS: Mapping[str, str] = {
     NGRAM: "specrouter.execution.text_drafter:TextDrafter",
     SUFFIX: "specrouter.execution.text_drafter:SuffixDrafter",
 }
-_MODEL = "specrouter.execution.model_drafter:ModelDrafter"
+_MODEL = "specrouter.execution.drafter:ModelDrafter"
 
 
 class Drafter:
@@ -117,3 +119,47 @@ def _kind(address: str, field: str) -> type[Drafter]:
     except Exception as error:  # what an import runs may fail in any way
         raise ConfigError(field, f"{type(error).__name__}: {error}") from error
     return kind
+
+
+class EvictedError(Exception):
+    """A model was evicted in the midst of the cycle. That is no fault of its own."""
+
+
+class ModelDrafter(Drafter):
+    """A model of the pool drafts, the target's quantised twin among them."""
+
+    def __init__(self, name: str, runtime: RuntimeParts) -> None:
+        super().__init__(name, runtime)
+        self._states = runtime.states
+        self._draft = DraftProcessor(runtime.sampler)
+
+    @property
+    def is_open(self) -> bool:
+        return self._states.is_open(self.name)
+
+    def prepare(self) -> None:
+        self._states.prepare(self.name)
+
+    def lag(self, rows: Ints) -> Ints:
+        return self._states.lag(self.name, rows)
+
+    def draft(self, draft: GroupDraft) -> DraftResult:
+        request = draft.request
+        with self._states.stage(self.name, request.rows) as active:
+            check_read(active, draft)
+            started = time.perf_counter()
+            result = self._draft.draft(active, request)
+            places, steps = len(request.rows) * request.width, int(request.depths.max())
+            self._runtime.record_stage("draft", places, started, times=steps)
+            self._states.touch(active.state, request.rows, result.fed)
+        # Places of the beam that hold no token are no nodes.
+        tree = result.tree.select(request.depths * request.width, request.depths)
+        return replace(result, tree=tree)
+
+
+def check_read(active: ActiveModel, draft: GroupDraft) -> None:
+    """The last tokens are read with the draft. Raises `EvictedError` where there are more."""
+    behind = int(active.lag(draft.rows).max(initial=0))
+    if behind > CATCH_UP_TOKENS:
+        raise EvictedError
+    draft.caught_up |= behind > 2

@@ -12,7 +12,7 @@ state (`ModelStates`).
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -28,7 +28,6 @@ from specrouter.cycle import (
     TargetError,
 )
 from specrouter.execution.acceptance_feedback import AcceptanceFeedback
-from specrouter.execution.cached_prefixes import CachedPrefixes
 from specrouter.execution.chain_drafter import ChainDrafter
 from specrouter.execution.commit_stage import CommitStage
 from specrouter.execution.group_draft import GroupDraft
@@ -39,7 +38,7 @@ from specrouter.execution.runtime import Runtime
 from specrouter.execution.shadow_evaluator import ShadowEvaluator
 from specrouter.execution.target_stage import TargetStage
 from specrouter.request.spec import RequestSpec
-from statemgr import CacheUse, NoFreeBlocksError
+from statemgr import CacheUse, NoFreeBlocksError, TokenChain
 
 
 class Executor:
@@ -49,7 +48,6 @@ class Executor:
         self._target = runtime.pool.target
         self._manager = runtime.manager
         self.rows = runtime.manager.rows  # that requests may have
-        self._rule = runtime.rule
         self._decoding = runtime.rows
         self._faults = runtime.faults
         self._drafters = runtime.drafters
@@ -60,7 +58,7 @@ class Executor:
         self._feedback = AcceptanceFeedback(runtime, self._comparison)
         self._drafting = ChainDrafter(runtime, self._feedback, self._comparison)
         self._evaluator = ShadowEvaluator(runtime)
-        self._stage = TargetStage(runtime, self._comparison)
+        self._stage = TargetStage(runtime)
         self._commits = CommitStage(runtime)
         self.prefixes = CachedPrefixes(runtime)
         fingerprint = runtime.settings.fingerprint
@@ -90,8 +88,7 @@ class Executor:
 
     def open(self, row: int, request: RequestSpec) -> None:
         """Prepares a row that the state manager has allocated for a request."""
-        purpose = self._rule.noise_purpose(1)
-        self._decoding.open(row, request, (self._pool.get(self._target).device, purpose))
+        self._decoding.open(row, request, self._pool.get(self._target).device)
 
     def prepare(self, row: int, request: RequestSpec) -> None:
         """What only the speed of an open row depends on: keys and values that came with its
@@ -125,9 +122,8 @@ class Executor:
         with torch.inference_mode(), self.states.cycle():
             result = CycleResult()
             drafts, started_s = self._offered(plan, result), time.perf_counter()
-            level = max([1, *(len(group.chain) - 1 for group in plan.groups)])
             try:
-                verified = self._stage.verify(plan, drafts, level, result)
+                verified = self._stage.verify(plan, drafts, result)
             except StageError as stage:
                 error = stage.failure.error
                 reason = f"{self._target} failed: {type(error).__name__}: {error}"
@@ -207,3 +203,49 @@ class Executor:
         except Exception as error:  # nothing was learned: it must not be tried all the time
             self._faults.note("evaluation", error)
             result.failures.append(ModelFailure(evaluation.model, error))
+
+
+class CachedPrefixes:
+    """What requests need not read, since others have read it, or read it now."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._manager = runtime.manager
+        self._target = runtime.pool.target
+        self._is_on = runtime.settings.prefix_cache
+
+    @property
+    def are_kept(self) -> bool:
+        """Whether anything is cached that nobody runs with."""
+        return self._manager.cached_slots > 0
+
+    def use(self, request: RequestSpec) -> CacheUse:
+        """Who wants the log-probabilities of a prompt reads all of it."""
+        params = request.params
+        if not (self._is_on and params.prefix_cache):
+            return CacheUse()
+        return CacheUse(params.cache_salt or "", reads=params.prompt_logprobs is None)
+
+    def cached(self, request: RequestSpec, text: TokenChain) -> dict[str, int]:
+        """By model: tokens of a request that waits that it would not have to read."""
+        return self._manager.cached(text, self.use(request))
+
+    def inherited(self, row: int) -> int:
+        """Tokens of a row that the target did not read for it."""
+        return self._manager.inherited(row, self._target)
+
+    def follow(self) -> list[int]:
+        """Rows take over what others have read since. Returns those that did."""
+        return self._manager.follow()
+
+    def waits(self, left: Mapping[int, int]) -> dict[int, int]:
+        """By row: another one that is to read, by itself, at least half of what the row has left.
+
+        `left`: by row, tokens before its last one that the target has not read.
+        """
+        found = {}
+        for row, (leader, expected) in self._manager.leaders().items():
+            unread = left.get(row, 0)
+            gain = expected - (int(self._manager.counts[row]) - 1 - unread)
+            if left.get(leader, 0) and unread and 2 * gain >= unread:
+                found[row] = leader
+        return found

@@ -20,7 +20,7 @@ from specrouter.execution.runtime import Runtime
 from specrouter.profile.snapshot import Pair
 
 _NODES = 4  # of a verified tree, whose distributions are compared
-_PROMPT_POSITIONS = 3  # of the end of a prompt, for the same
+PROMPT_POSITIONS = 3  # of the end of a prompt, for the same
 _EVERY = 4  # a pair is compared in one of so many cycles: distributions cost time
 
 
@@ -38,16 +38,14 @@ class ModelComparison:
         self._manager = runtime.manager
         self._drafters = runtime.drafters
         self._profiler = runtime.profiler
-        # Of the end of a prompt; rejection sampling does without.
-        self.prompt_positions = _PROMPT_POSITIONS if runtime.rule.shares_noise else 0
         self._cycles: Counter[Pair] = Counter()
         self._prompt_ends: dict[int, _PromptEnd] = {}
 
     def keep_prompt_ends(self, result: VerifyResult) -> None:
         """The target has read prompts to their ends: what drafters are compared with later."""
-        for row in result.tree.rows.tolist() if self.prompt_positions else ():
+        for row in result.tree.rows.tolist():
             if row in result.earlier:
-                logits = result.earlier[row][-self.prompt_positions :].clone()
+                logits = result.earlier[row][-PROMPT_POSITIONS:].clone()
                 length = int(self._manager.counts[row]) - 1
                 self._prompt_ends[row] = _PromptEnd(logits, length)
 

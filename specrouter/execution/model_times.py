@@ -7,12 +7,14 @@ an hour in which the machine had other work.
 
 import logging
 import time
+from pathlib import Path
+from typing import Any
 
 from modelpool import ModelPool
 from modelpool.checkpoint.cache_dir import cache_dir
+from modelpool.checkpoint.json_cache import JsonCache
 from modelpool.fast.model_key import key_of
 from modelpool.packed_model import PackedModel
-from specrouter.execution.time_cache import TimeCache
 from specrouter.execution.time_profile import is_too_slow, profile_model
 from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.profile.time_regression import TimeRegression
@@ -48,3 +50,24 @@ class ModelTimes:
             logger.info("timed %s in %.1f s", name, time.perf_counter() - started)
         self._profiler.learn_curve(name, times, model.sizes)
         self._keys[name] = key
+
+
+class TimeCache:
+    """One file per key in a folder, which need not exist. A file of no use costs a profile."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._kept = JsonCache(folder, "times")
+
+    def load(self, key: str) -> TimeRegression | None:
+        """None where nothing of use is kept; the warning says why, if there is a file."""
+        return self._kept.load(key, _times)
+
+    def store(self, key: str, times: TimeRegression) -> None:
+        self._kept.store(key, times.to_json())
+
+
+def _times(kept: Any) -> TimeRegression:
+    times = TimeRegression.from_json(kept)
+    times.curve()  # of what can be read and makes no sense
+    return times

@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from processors import DraftRequest, DraftResult, TokenTree
+from processors.grammar import prune
 from specrouter.cycle import ChainGroup, DraftShape, Floats, Ints
 from specrouter.execution.group_draft import GroupDraft
 from specrouter.execution.runtime import Runtime
@@ -84,7 +85,7 @@ class Quotations:
             depths=np.ones_like(rows),
             reach=reach,
         )
-        tree = runtime.rule.legal(runtime.drafters[name].quote(request), runtime.sampler.grammars)
+        tree = prune(runtime.drafters[name].quote(request), runtime.sampler.grammars)
         draft = GroupDraft(
             group=group,
             request=request,

@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass, field
 
 from modelpool import ModelPool
-from processors import AcceptanceRule, Sampler, SharedNoise
+from processors import Sampler
 from specrouter.execution.decoding_rows import DecodingRows
 from specrouter.execution.fault_guard import FaultGuard
 from specrouter.execution.forward_clock import ForwardClock
@@ -21,7 +21,6 @@ class ExecutionSettings:
     Attributes:
         prefill_chunk: the most tokens that one forward of a drafter reads.
         window: the most output positions of a row that a cycle may look at.
-        rule: how drafts are chosen and accepted.
         guard: told of every forward of a model other than the target.
         prefix_cache: what requests have read is kept for others.
         fresh_times: models are timed anew, whatever an earlier process has kept.
@@ -33,7 +32,6 @@ class ExecutionSettings:
     prefill_chunk: int
     window: int
     guard: HangGuard
-    rule: AcceptanceRule = field(default_factory=SharedNoise)
     fresh_times: bool = False
     prefix_cache: bool = True
     faults: FaultGuard = field(default_factory=FaultGuard)
@@ -50,10 +48,6 @@ class RuntimeParts:
     clock: ForwardClock
     rows: DecodingRows
     states: ModelStates  # of the models that have run here
-
-    @property
-    def rule(self) -> AcceptanceRule:
-        return self.settings.rule
 
     @property
     def faults(self) -> FaultGuard:

@@ -21,8 +21,6 @@ _WIDTH = 3  # best tokens of each place that calibration learns of
 
 
 class ShadowEvaluator:
-    """Where noise is not shared nobody can be evaluated: the outputs owe nothing to it."""
-
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._target = runtime.pool.target
@@ -30,7 +28,6 @@ class ShadowEvaluator:
         self._states = runtime.states
         self._rows = runtime.rows
         self._profiler = runtime.profiler
-        self._is_possible = runtime.rule.shares_noise
         self._prefill = PrefillProcessor(runtime.settings.prefill_chunk)
 
     def evaluable(self, model: str, rows: Ints) -> Ints:
@@ -43,8 +40,6 @@ class ShadowEvaluator:
 
     def repeatable(self, rows: Ints) -> Ints:
         """[R] output tokens whose choice could be made again."""
-        if not self._is_possible:
-            return np.zeros_like(rows)
         able = self._rows.sampler.can_look_back(rows)
         return np.where(able, self._rows.output_positions(rows), 0)
 

@@ -21,28 +21,23 @@ from processors import (
 from specrouter.cycle import CyclePlan, CycleResult, Ints
 from specrouter.execution.fault_guard import RowGuard
 from specrouter.execution.group_draft import GroupDraft
-from specrouter.execution.model_comparison import ModelComparison
+from specrouter.execution.model_comparison import PROMPT_POSITIONS
 from specrouter.execution.runtime import Runtime
 
 
 class TargetStage:
-    def __init__(self, runtime: Runtime, comparison: ModelComparison) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._target = runtime.pool.target
         self._rows = runtime.rows
         self._faults = runtime.faults
         self._states = runtime.states
-        self._comparison = comparison
-        self._verify = VerifyProcessor(runtime.sampler, runtime.rule)
+        self._verify = VerifyProcessor(runtime.sampler)
 
     def verify(
-        self, plan: CyclePlan, drafts: Sequence[GroupDraft], level: int, result: CycleResult
+        self, plan: CyclePlan, drafts: Sequence[GroupDraft], result: CycleResult
     ) -> VerifyResult | None:
-        """What the target says of a plan's rows; None where there are none.
-
-        Args:
-            level: of the target among the models of its cycle; see `AcceptanceRule.accept`.
-        """
+        """What the target says of a plan's rows; None where there are none."""
         rows, positions = self._positions(plan, result)
         if not len(rows) and not len(plan.prefill_rows):
             return None
@@ -53,9 +48,7 @@ class TargetStage:
         undrafted = TokenTree.empty(np.setdiff1d(rows, np.concatenate(drafted)))
         tree = join([*(one.tree for one in offered), undrafted])
         chunks = PrefillChunks(plan.prefill_rows, plan.prefill_counts)
-        request = VerifyRequest(
-            tree=tree, output_positions=positions, drafts=offered, level=level, chunks=chunks
-        )
+        request = VerifyRequest(tree=tree, output_positions=positions, chunks=chunks)
         with self._faults.part("rows"):  # a request whose log-probabilities are forgotten ends
             request = self._with_earlier(request, chunks)
         return self._verified(request)
@@ -104,4 +97,4 @@ class TargetStage:
             behind: [B] tokens that are read before each root.
             asked: [B] whether the log-probabilities of the row's prompt are wanted.
         """
-        return np.where(asked, behind, np.minimum(behind, self._comparison.prompt_positions))
+        return np.where(asked, behind, np.minimum(behind, PROMPT_POSITIONS))

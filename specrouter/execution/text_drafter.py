@@ -50,7 +50,7 @@ class TextDrafter(Drafter):
         """Beside a chain its time is the cycle's: what it takes hangs on what is found, so it would
         hide how slow the machine is just now."""
         runtime = self._runtime
-        noise = runtime.rule.noise_lookup(runtime.sampler)
+        noise = runtime.sampler.noise_at
         return self._draft.draft(self._texts, runtime.manager, noise, request)
 
     def logits(self, row: int, path: Sequence[int]) -> Tensor | None:

@@ -3,7 +3,7 @@
 Contract: `profile_model` runs forwards of several sizes on a state of its own, and touches no
 other. What it needs beside the model is freed when it returns.
 
-Not here: where profiles are kept (`time_cache`), what is learned while serving (`time_regression`).
+Not here: where profiles are kept (`model_times`), what serving learns (`time_regression`).
 """
 
 import math

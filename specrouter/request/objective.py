@@ -30,6 +30,8 @@ BY_VALUE = "default"  # class of an objective that was given by its values alone
 NO_OBJECTIVE = "none"  # class of requests without one
 _MOST_TOKENS = 2**31 - 1  # that a stage may name, as over HTTP
 _SHOWN = 40  # characters of a text, in a refusal
+# A TTFT of five times the prompt's own time leaves room for others; short prompts get two seconds.
+_IMPLIED_MULTIPLE, _IMPLIED_FLOOR_MS = 5.0, 2000.0
 
 # Of the field that gave the text of a token, and the text. Raises `RequestError` for that field.
 TokenIdOf = Callable[[str, str], int]
@@ -111,7 +113,7 @@ class Objective:
     """What a request is judged by, in milliseconds; None where nothing was asked.
 
     `slo_class` is the class by whose name it was asked for, None if by value. With `stages` there
-    is no `tpot_ms`. `implied_ttft_ms` (`ImpliedTTFTConfig`) is scheduled for, and not judged.
+    is no `tpot_ms`. `implied_ttft_ms` (`with_implied_ttft`) is scheduled for, and not judged.
     """
 
     tpot_ms: float | None
@@ -138,6 +140,17 @@ class Objective:
         total_ms = None if ttft_ms is None else ttft_ms + decode_ms
         long = self.e2e_ms is not None and (total_ms is None or total_ms > self.e2e_ms)
         return not (late or slow or long)
+
+
+def with_implied_ttft(objective: Objective, prompt_ms: float) -> Objective:
+    """The objective with a TTFT to schedule for, where a TPOT alone is asked for.
+
+    `prompt_ms`: of reading the prompt alone.
+    """
+    if objective.ttft_ms is not None or objective.e2e_ms is not None:
+        return objective
+    implied_ms = max(_IMPLIED_FLOOR_MS, _IMPLIED_MULTIPLE * prompt_ms)
+    return replace(objective, implied_ttft_ms=implied_ms)
 
 
 def resolve(

@@ -1,10 +1,10 @@
 """RequestSpec: a request as it was accepted, checked and complete. Nothing in it changes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from specrouter.request.grammar import CompiledGrammar
-from specrouter.request.handed_kv import HandedKV
 from specrouter.request.objective import Objective
 from specrouter.request.params import SamplingParams, Speculation
 from specrouter.request.recorded_text import RecordedText
@@ -12,6 +12,30 @@ from specrouter.request.recorded_text import RecordedText
 MAX_PRIORITY = 1000
 
 SpeculationOverride = Speculation | Literal["off"] | None
+
+
+class HandedKV:
+    """Keys and values that were read elsewhere, for the row that goes on from them.
+
+    They are taken once: they are large, and must not be kept for as long as their request.
+
+    Attributes:
+        is_checked: what does not fit the request has been left out.
+    """
+
+    def __init__(self, parts: "Sequence[RowKV]") -> None:
+        """`parts`: in the order of their positions."""
+        self.parts = list(parts)
+        self.is_checked = False
+
+    @property
+    def tokens(self) -> int:
+        """That they are of, at most; 0 where they have been taken."""
+        return max((part.stop for part in self.parts), default=0)
+
+    def take(self) -> "list[RowKV]":
+        parts, self.parts = self.parts, []
+        return parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,3 +96,7 @@ class RequestSpec:
     def total_tokens(self) -> int:
         """Of prompt and output, at most."""
         return len(self.token_ids) + self.most_tokens
+
+
+if TYPE_CHECKING:  # PyTorch takes seconds to import
+    from statemgr import RowKV

@@ -110,7 +110,6 @@ class ChainPolicy(ABC):
     """Attributes:
     takes_chain, needs_chain: whether `scheduler.chain` may, or must, be given.
     drafts_paths: trees have width 1.
-    hard_rejection: an intermediate passes on only what it accepted (SpecRouter, section 4.3).
     decides_every_cycle: nothing is kept from one cycle to the next.
     learns: it decides by what was measured.
     evaluates: drafters that are not in use are evaluated beside a cycle from time to time, so that
@@ -122,7 +121,6 @@ class ChainPolicy(ABC):
     takes_chain: bool = False
     needs_chain: bool = False
     drafts_paths: bool = False
-    hard_rejection: bool = False
     decides_every_cycle: bool = False
     learns: bool = False
     evaluates: bool = False

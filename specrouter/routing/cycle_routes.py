@@ -76,7 +76,7 @@ class CycleRoutes:
 
     def _whole_nodes(self, route: Route) -> int:
         """Of a request's tree, if all of it is verified: each intermediate may lengthen a path."""
-        if len(route.chain) == 1 or not (route.whole or self.scheduler.verifies_whole):
+        if len(route.chain) == 1 or not route.whole:
             return 0
         return nodes_of(route) + len(route.chain) - 2
 
@@ -123,12 +123,11 @@ class CycleRoutes:
             return Route((self.scheduler.target,))
         limits = self.scheduler.limits((override.depth, override.width))
         depth = limits.depth or DEFAULT_DEPTH
-        hard = self.scheduler.policy.hard_rejection
         # Who names a chain gets its trees whole, unless a selection was configured.
         is_open = self.trees.config.selection is None and self.scheduler.config.nodes is None
-        whole = is_open or self._is_whole(chain, hard)
+        whole = is_open or self._is_whole(chain)
         shape = DraftShape(depth, fitting_width(depth, limits.width or 1))
-        return Route(chain, shape, hard, whole)
+        return Route(chain, shape, whole)
 
     def _route_scheduled(
         self, key: Override, requests: Mapping[int, RequestView], held: frozenset[str]
@@ -194,8 +193,7 @@ class CycleRoutes:
         return Route(
             option.chain,
             drafted,
-            decision.hard_rejection,
-            quotes is None and self._is_whole(option.chain, decision.hard_rejection),
+            quotes is None and self._is_whole(option.chain),
             self._form(drafted) if len(option.chain) > 1 and key == SCHEDULED else None,
             quotes,
         )
@@ -207,8 +205,8 @@ class CycleRoutes:
         fits = form is not None and (len(form), prod(form)) == (shape.depth, shape.width)
         return form if fits else None
 
-    def _is_whole(self, chain: Chain, hard_rejection: bool) -> bool:
-        return len(chain) == 1 or hard_rejection or self.trees.selection.takes_whole_trees
+    def _is_whole(self, chain: Chain) -> bool:
+        return len(chain) == 1 or self.trees.selection.takes_whole_trees
 
     def _spare_chain(self, decision: ChainDecision, models: Models) -> Chain | None:
         """The best chain that could draft at once for requests in need: their cycle is no time to
@@ -268,7 +266,7 @@ class CycleRoutes:
     def _foresee(self) -> None:
         """Adds predictions of the routes that have none, so that their outcomes teach too."""
         for route, rows in self.members.items():
-            if route in self.predicted or route.hard_rejection:
+            if route in self.predicted:
                 continue
             others = len(self.requests) - len(rows)
             key = route, len(rows), others  # outcomes count for the requests that there are

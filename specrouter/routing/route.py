@@ -34,7 +34,6 @@ class Route(NamedTuple):
 
     chain: Chain
     shape: DraftShape = DraftShape(1)
-    hard_rejection: bool = False
     whole: bool = True
     branching: tuple[int, ...] | None = None
     quotes: str | None = None
@@ -44,7 +43,6 @@ class Route(NamedTuple):
             chain=self.chain,
             shape=self.shape,
             rows=np.array(sorted(rows), dtype=np.int64),
-            hard_rejection=self.hard_rejection,
             whole=self.whole,
             branching=self.branching,
             predicted=predicted,

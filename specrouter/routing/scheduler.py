@@ -56,8 +56,6 @@ class ModelChainScheduler:
 
     Args:
         only_paths: trees of width 1 (`engine.exact: strict`).
-        rejection: whole drafts of width 1, without selection: what rejection
-            sampling draws must not depend on what was drawn.
         whole_trees: the target verifies all that was drafted.
         fit_together: whether models can be in memory at once. Chains of which not all members can
             would have one evicted for another in every cycle.
@@ -74,7 +72,6 @@ class ModelChainScheduler:
         parameters: Mapping[str, int],
         target: str,
         only_paths: bool = False,
-        rejection: bool = False,
         whole_trees: bool = False,
         fit_together: Callable[[Collection[str]], bool] = lambda names: True,
     ) -> None:
@@ -92,9 +89,8 @@ class ModelChainScheduler:
         chains = tuple(chain for chain in chains if len(chain) < 3 or parameters[chain[0]])
         self.candidates = tuple(chain for chain in chains if self.fit(chain))
         self._parameters = parameters
-        self._only_paths = only_paths or rejection
-        self.verifies_whole = rejection  # no selector is asked
-        self._whole_trees = whole_trees or rejection
+        self._only_paths = only_paths
+        self._whole_trees = whole_trees
 
     def choose(
         self,
@@ -129,7 +125,7 @@ class ModelChainScheduler:
         return Limits(
             depth or config.depth,
             1 if self._only_paths else width or config.width,
-            None if self.verifies_whole else config.nodes,
+            config.nodes,
             whole_trees=self._whole_trees,
         )
 
@@ -165,9 +161,9 @@ class ModelChainScheduler:
     ) -> str | None:
         """The member without weights that may draft beside a decision's chain, or is all of its
         drafters, as deep as it finds something. Not where somebody has said how deep, nor without
-        predictions, nor where all that is drafted is verified."""
+        predictions."""
         is_open = decision.predicted is not None and self.limits(asked).depth is None
-        if not is_open or decision.hard_rejection or self.verifies_whole:
+        if not is_open:
             return None
         name = next((name for name, size in self._parameters.items() if not size), None)
         is_beside = name not in chain or len(chain) == 2

@@ -22,10 +22,10 @@ from transformers import (
     Qwen3Config,
 )
 
+from modelpool.attention.kv_view import TreePaths
 from modelpool.forward import Forward, ForwardOutput, HiddenLayers
 from modelpool.packed_model import PackedModel
 from statemgr import ModelState
-from statemgr.forward_view import TreePaths
 
 VOCAB = 90  # of 96: the rest is padding
 SLOTS = 128

@@ -22,12 +22,11 @@ VOCAB = 41  # more than a block of the tests, and no multiple of it
 
 
 def random_keys(count: int, seed: int = 0) -> NDArray[np.uint64]:
-    """[4, count]: seed, stream, position, draw; the largest and the smallest among them."""
+    """[3, count]: seed, stream, position; the largest and the smallest among them."""
     random = np.random.default_rng(seed)
-    keys = random.integers(0, 2**64 - 1, (4, count), dtype=np.uint64, endpoint=True)
+    keys = random.integers(0, 2**64 - 1, (3, count), dtype=np.uint64, endpoint=True)
     keys[1] >>= np.uint64(20)
     keys[2] >>= np.uint64(44)
-    keys[3] >>= np.uint64(60)
     keys[:, 0], keys[:2, 1] = 0, np.uint64(2**64 - 1)
     return keys
 
@@ -64,7 +63,7 @@ def test_the_best_few_and_the_total_are_those_of_all_scores(width: int, dtype: t
     keys = random_keys(count)
     temperatures = torch.where(torch.arange(count) % 3 == 0, 0.0, 0.8).double()
     logits = hostile_logits(count, dtype)
-    noise = [gumbel(int(s), int(p), VOCAB, int(t), int(d)) for s, t, p, d in keys.T]
+    noise = [gumbel(int(s), int(p), VOCAB, int(t)) for s, t, p in keys.T]
     warm = temperatures[:, None] > 0
     divided = logits.double() / torch.where(warm, temperatures[:, None], 1.0)
     scores = torch.where(warm, divided + torch.from_numpy(np.stack(noise)), logits.double())
@@ -101,9 +100,9 @@ def test_scores_of_single_ids_are_those_among_all() -> None:
     unknown = (tokens < 0) | (tokens >= VOCAB)
     assert got[unknown].isneginf().all()
     for score, place, token in zip(got[~unknown], places[~unknown], tokens[~unknown], strict=True):
-        seed, stream, position, draw = map(int, keys[:, place])
+        seed, stream, position = map(int, keys[:, place])
         wanted = float(logits[place, token])
         if temperatures[place]:
-            noise = gumbel(seed, position, VOCAB, stream, draw)[token]
+            noise = gumbel(seed, position, VOCAB, stream)[token]
             wanted = wanted / float(temperatures[place]) + float(noise)
         assert float(score) == pytest.approx(wanted, abs=1e-14)

@@ -39,7 +39,7 @@ def both(settings: Sequence[SamplingSettings]) -> tuple[Sampler, Sampler]:
     found = Sampler(VOCAB, window=16), FusedSampler(VOCAB, 16, DEVICE.type)
     for sampler in found:
         for row, one in enumerate(settings):
-            sampler.open(row, one, prompt=(3, 4), noise=(DEVICE, 0))
+            sampler.open(row, one, prompt=(3, 4), device=DEVICE)
     return found
 
 
@@ -64,13 +64,12 @@ def test_choices_ranks_and_scores_are_the_samplers(settings: list[SamplingSettin
         own.choose(logits, contexts), fused.choose(logits, contexts), strict=True
     ):
         torch.testing.assert_close(mine, theirs, check_dtype=False, rtol=0, atol=1e-12)
-    for purpose in (0, 2):
-        (ids, shares), (fused_ids, fused_shares) = (
-            one.rank(logits, contexts, 4, purpose) for one in (own, fused)
-        )
-        possible = ~shares.isneginf()
-        assert torch.equal(ids[possible], fused_ids[possible])
-        torch.testing.assert_close(shares, fused_shares, rtol=0, atol=1e-12)
+    (ids, shares), (fused_ids, fused_shares) = (
+        one.rank(logits, contexts, 4) for one in (own, fused)
+    )
+    possible = ~shares.isneginf()
+    assert torch.equal(ids[possible], fused_ids[possible])
+    torch.testing.assert_close(shares, fused_shares, rtol=0, atol=1e-12)
     parents = np.array([8, 0, 3, 3, 5, 1])
     tokens = np.array([4, 1, VOCAB - 1, 7, 0, VOCAB])
     for mine, theirs in zip(
@@ -85,16 +84,16 @@ def test_a_plain_row_takes_no_memory_for_noise_where_kernels_draw_it() -> None:
     from processors.fused_sampler import FusedSampler
 
     logits, fused = random_logits(len(ROWS)).to(DEVICE), FusedSampler(VOCAB, 16, DEVICE.type)
-    fused.open(len(PLAIN), LIMITED, noise=(DEVICE, 0))  # of whose memory plain rows take none
+    fused.open(len(PLAIN), LIMITED, device=DEVICE)  # of whose memory plain rows take none
     with mock.patch.object(NoiseBank, "hold_on", side_effect=MemoryError):
         for row, one in enumerate(PLAIN):
-            fused.open(row, one, noise=(DEVICE, 0))
+            fused.open(row, one, device=DEVICE)
         fused.choose(logits, places(PLAIN))
         ids = np.array([5, 2])
         assert np.allclose(fused.noise_at(1, 4, ids), gumbel(3, 4, VOCAB)[ids], rtol=0, atol=1e-15)
-        assert [*fused._noise._banks[0]._keys] == [len(PLAIN)]
+        assert [*fused._noise._bank._keys] == [len(PLAIN)]
         with pytest.raises(MemoryError):
-            fused.open(0, LIMITED, noise=(DEVICE, 0))
+            fused.open(0, LIMITED, device=DEVICE)
 
 
 def test_a_row_is_opened_once() -> None:
@@ -104,7 +103,7 @@ def test_a_row_is_opened_once() -> None:
     for _ in range(20):
         grammar = HashGrammar(VOCAB)
         limited = dataclasses.replace(LIMITED, grammar=grammar)
-        fused.open(0, limited, output=(1, 2), noise=(DEVICE, 0))
+        fused.open(0, limited, output=(1, 2), device=DEVICE)
         assert grammar.text == (1, 2)
         fused.close(0)
-    assert fused._noise._banks[0]._size == 1
+    assert fused._noise._bank._size == 1

@@ -16,7 +16,6 @@ from processors.contexts import Contexts
 from processors.grammar import Bits, GrammarError, Path, allows, exclude_others, prune
 from processors.sampler import Sampler
 from processors.sampling_row import SamplingSettings
-from processors.shared_noise import SharedNoise
 from processors.token_tree import TokenTree
 from processors.verify import VerifyProcessor, VerifyRequest
 from tests.modelpool.factories import VOCAB_SIZE
@@ -225,7 +224,7 @@ def test_a_verdict_walks_along_what_is_best_of_the_allowed(settings: SamplingSet
         request = VerifyRequest(
             tree=tree, output_positions=bench.output_positions(tree.rows), rescore=True
         )
-        result = VerifyProcessor(bench.sampler, SharedNoise()).verify(bench.active, request)
+        result = VerifyProcessor(bench.sampler).verify(bench.active, request)
         for row, nodes in trees.items():
             wanted = walk(nodes, partial(says, row))
             assert tuple(result.path(row).tolist()) == wanted

@@ -16,12 +16,11 @@ from modelpool.fast.layer_reference import Arena, PackInputs
 from modelpool.fast.pack_layout import Pack
 from modelpool.fast.pack_sender import PackSender
 from modelpool.forward import ForwardOutput, HiddenLayers
-from processors.active_model import ActiveModel
 from processors.draft import DraftProcessor
 from processors.drafts import DraftRequest
+from processors.pack import ActiveModel
 from processors.sampler import Sampler
 from processors.sampling_row import SamplingSettings
-from processors.shared_noise import SharedNoise
 from statemgr import StateManager
 from tests.fake_cuda import CUDA, HostWait, fake_cuda
 from tests.kv_layers import kv_layer
@@ -104,7 +103,7 @@ def test_the_first_wait_of_a_draft_is_for_the_whole_tree(
     with fake_cuda(), mock.patch("processors.beam.Beam.tree", side_effect=TreeIsAskedFor):
         active, sampler = opened(model, settings)
         with pytest.raises(TreeIsAskedFor):
-            DraftProcessor(sampler, SharedNoise()).draft(active, request)
+            DraftProcessor(sampler).draft(active, request)
     assert model.forwards == DEPTH
     assert model.memory.copies == DEPTH
     assert model.memory.waits == 0
@@ -126,7 +125,7 @@ def test_a_pass_is_one_copy_and_nothing_else_is_copied(width: int) -> None:
 
         active, sampler = opened(model, [SamplingSettings()] * 3)
         copies.append(device.copies)
-        drafter = DraftProcessor(sampler, SharedNoise())
+        drafter = DraftProcessor(sampler)
         with mock.patch("processors.beam.Beam.tree", ask), pytest.raises(TreeIsAskedFor):
             drafter.draft(active, request)
     assert model.memory.copies == DEPTH

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from processors.contexts import Contexts
-from processors.noise import NoiseBank, _from_uniforms, _Rings, gumbel, uniform
+from processors.noise import NoiseBank, _from_uniforms, _Rings, gumbel
 from processors.row_noise import _FAR
 from processors.sampler import Sampler
 from processors.sampling_row import SamplingSettings
+from processors.score_edits import warp
 
 VOCAB = 40
 
@@ -50,33 +51,6 @@ def test_noise_has_the_mean_and_the_spread_of_a_gumbel() -> None:
     assert noise.var() == pytest.approx(np.pi**2 / 6, abs=0.05)
 
 
-def test_a_uniform_is_a_function_of_seed_stream_and_position() -> None:
-    assert uniform(3, 5) == uniform(3, 5)
-    assert len({uniform(3, 5), uniform(4, 5), uniform(3, 6), uniform(3, 5, stream=1)}) == 4
-
-
-def test_uniforms_fill_the_unit_interval_evenly() -> None:
-    values = np.array([uniform(seed, seed % 7) for seed in range(20_000)])
-    assert 0.0 <= values.min() < 0.001
-    assert 0.999 < values.max() < 1.0
-    assert values.mean() == pytest.approx(0.5, abs=0.01)
-    assert values.var() == pytest.approx(1 / 12, abs=0.005)
-
-
-def test_a_uniform_knows_nothing_of_the_gumbel_noise_of_its_key() -> None:
-    noise = np.array([gumbel(seed, 0, 8) for seed in range(5_000)])
-    values = np.array([uniform(seed, 0) for seed in range(5_000)])
-    as_uniform = np.exp(-np.exp(-noise))
-    assert np.abs(as_uniform - values[:, None]).min() > 0.0
-    for token in range(8):
-        assert abs(np.corrcoef(as_uniform[:, token], values)[0, 1]) < 0.06
-
-
-def test_every_draw_for_a_position_has_noise_of_its_own() -> None:
-    assert not np.array_equal(gumbel(3, 5, VOCAB), gumbel(3, 5, VOCAB, draw=1))
-    assert uniform(3, 5) != uniform(3, 5, draw=1)
-
-
 def test_a_row_without_noise_is_refused() -> None:
     bank = make_bank()
     bank.open(1, seed=5)
@@ -96,13 +70,10 @@ def test_a_bank_recalls_positions_that_its_ring_has_lost(dtype: torch.dtype) -> 
     expected = [gumbel(5, position, VOCAB, stream=2) for position in positions.tolist()]
     assert torch.equal(found, torch.from_numpy(np.stack(expected)).to(dtype))
     assert torch.equal(bank.take(HOST, [1] * 4, [6, 7, 8, 9]), ahead)
-    bank.take(HOST, [1], [3], draws=[2])  # of which it knows nothing
-    again = bank.recall(HOST, np.array([1]), np.array([3]), dtype)[0]
-    assert torch.equal(again, found[2])
 
 
-asked_once = st.dictionaries(  # draws, by row and place in its ring
-    st.tuples(st.integers(0, 2), st.integers(0, 3)), st.integers(0, 2), min_size=1, max_size=4
+asked_once = st.sets(  # rows, and places in their rings
+    st.tuples(st.integers(0, 2), st.integers(0, 3)), min_size=1, max_size=4
 )
 asked_of_a_bank = st.tuples(
     st.sampled_from([HOST, OTHER]),
@@ -113,8 +84,8 @@ asked_of_a_bank = st.tuples(
 
 
 @given(st.lists(st.one_of(st.integers(0, 2), asked_of_a_bank), max_size=12))
-def test_whatever_was_asked_before_noise_is_of_seed_stream_position_and_draw(
-    steps: list[int | tuple[torch.device, int, dict[tuple[int, int], int], torch.dtype]],
+def test_whatever_was_asked_before_noise_is_of_seed_stream_and_position(
+    steps: list[int | tuple[torch.device, int, set[tuple[int, int]], torch.dtype]],
 ) -> None:
     """Rings are written anew as positions move on; a number: that row is opened again."""
     bank, keys = make_bank(window=4), dict[int, tuple[int, int]]()
@@ -124,12 +95,12 @@ def test_whatever_was_asked_before_noise_is_of_seed_stream_position_and_draw(
             keys[step] = 100 + number, 2**32 * number
             bank.open(step, *keys[step])
             continue
-        device, first, draws, dtype = step
-        rows, positions = [row for row, _ in draws], [first + place for _, place in draws]
-        taken = bank.take(device, rows, positions, [*draws.values()], dtype)
-        for noise, row, position, draw in zip(taken, rows, positions, draws.values(), strict=True):
+        device, first, asked, dtype = step
+        rows, positions = [row for row, _ in asked], [first + place for _, place in asked]
+        taken = bank.take(device, rows, positions, dtype)
+        for noise, row, position in zip(taken, rows, positions, strict=True):
             seed, stream = keys[row]
-            wanted = torch.from_numpy(gumbel(seed, position, VOCAB, stream, draw)).to(dtype)
+            wanted = torch.from_numpy(gumbel(seed, position, VOCAB, stream)).to(dtype)
             assert torch.equal(noise, wanted)
         taken.zero_()  # it is a copy
 
@@ -195,10 +166,9 @@ def test_a_bank_that_could_not_grow_on_one_device_grows_when_it_can(
 MANY = 2**15  # ids, from which on limited rows get noise for what is left alone
 
 
-@pytest.mark.parametrize("purpose", [0, 3])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_ids_that_limits_leave_have_the_noise_of_a_row_without_limits(
-    purpose: int, dtype: torch.dtype
+    dtype: torch.dtype,
 ) -> None:
     limits: list[dict[str, Any]] = [
         {"top_k": 9},
@@ -215,8 +185,9 @@ def test_ids_that_limits_leave_have_the_noise_of_a_row_without_limits(
     logits = (2 * torch.randn(6, MANY, generator=random)).to(dtype)
     logits[1, :3] += 9
     contexts = Contexts(rows=rows, positions=positions, depths=np.zeros_like(rows))
-    got = sampler.scores(logits, contexts, purpose)
-    drawn = sampler.noise(contexts, purpose, logits)
+    got = sampler.scores(logits, contexts)
+    each = zip(rows.tolist(), positions.tolist(), strict=True)
+    drawn = torch.from_numpy(np.stack([gumbel(row, at, MANY, stream=row) for row, at in each]))
     kept = ~got.isneginf()
     assert [int(count) for count in kept.sum(dim=1)][::5] == [9, 9]
     wanted = logits.double() / 0.8 + drawn
@@ -235,22 +206,22 @@ def test_noise_is_within_the_bounds_that_exclude_ids() -> None:
     scale=st.sampled_from([0.1, 1.0, 3.0, 10.0]),
     temperature=st.sampled_from([0.02, 0.1, 0.3, 0.5, 1.0]),
     limits=st.sampled_from([{}, {"top_k": 40}, {"top_p": 0.9}, {"min_p": 0.01}]),
-    purpose=st.sampled_from([0, 2]),
 )
 def test_the_choice_is_that_by_noise_of_all_ids(
-    seed: int, scale: float, temperature: float, limits: dict[str, Any], purpose: int
+    seed: int, scale: float, temperature: float, limits: dict[str, Any]
 ) -> None:
     sampler = Sampler(MANY, window=8)
-    for row in range(2):
-        sampler.open(row, SamplingSettings(temperature=temperature, seed=seed + row, **limits))
+    rows = [SamplingSettings(temperature=temperature, seed=seed + row, **limits) for row in (0, 1)]
+    for row, one in enumerate(rows):
+        sampler.open(row, one)
     random = torch.Generator().manual_seed(seed % 2**32)
     logits = (scale * torch.randn(2, MANY, generator=random)).round(decimals=1)  # ties
     places = Contexts(
         rows=np.arange(2), positions=np.array([3, 7]), depths=np.zeros(2, dtype=np.int64)
     )
-    drawn = sampler.noise(places, purpose, logits)
-    got = sampler.scores(logits, places, purpose)
-    wanted = sampler.distribution(logits, places).log() + drawn  # but for one number a row
+    drawn = torch.from_numpy(np.stack((gumbel(seed, 3, MANY), gumbel(seed + 1, 7, MANY))))
+    got = sampler.scores(logits, places)
+    wanted = warp(logits, rows, torch.float64) + drawn
     assert torch.equal(got.argmax(dim=1), wanted.argmax(dim=1))
     best = got.argmax(dim=1, keepdim=True)
     noise = drawn.gather(1, best)

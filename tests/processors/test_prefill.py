@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from processors.active_model import ActiveModel
+from processors.pack import ActiveModel
 from processors.prefill import PrefillProcessor, share_chunk
 from processors.token_tree import Ints
 from tests.processors.tiny import Bench, FailingModel

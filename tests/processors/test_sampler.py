@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from processors.noise import NoiseBank, gumbel, uniform
+from processors.noise import NoiseBank, gumbel
 from processors.sampler import Sampler
 from processors.sampling_row import SamplingSettings
 from tests.processors.sampling import (
@@ -47,7 +47,6 @@ def test_processing_leaves_the_logits_as_they_are() -> None:
     for contexts in (contexts_at([0, 1], [0, 0]), contexts_at([0, 0], [0, 0])):
         sampler.scores(logits, contexts)
         sampler.rank(logits, contexts, 3)
-        sampler.distribution(logits, contexts)
     assert torch.equal(logits, before)
 
 
@@ -121,16 +120,16 @@ def test_logits_may_be_fewer_than_the_noise() -> None:
 def test_a_row_without_memory_for_its_noise_is_refused_when_it_is_opened(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    one, noise = SamplingSettings(temperature=1.0, seed=3), (torch.device("cpu"), 0)
+    one, cpu = SamplingSettings(temperature=1.0, seed=3), torch.device("cpu")
     sampler, logits = Sampler(VOCAB, window=16), random_logits(1)
     with monkeypatch.context() as patch:
         patch.setattr(NoiseBank, "_grow", _no_memory)
-        sampler.open(0, GREEDY, noise=noise)
+        sampler.open(0, GREEDY, device=cpu)
         with pytest.raises(MemoryError):
-            sampler.open(1, one, noise=noise)
+            sampler.open(1, one, device=cpu)
         sampler.close(1)
         greedy = choose(sampler, logits, [0], [1])
-    sampler.open(1, one, noise=noise)
+    sampler.open(1, one, device=cpu)
     expected = choose(open_rows(GREEDY, one), logits, [1], [1])
     monkeypatch.setattr(NoiseBank, "_grow", _no_memory)  # nothing is missing any more
     assert choose(sampler, logits, [1], [1]) == expected
@@ -276,20 +275,19 @@ def test_rows_that_look_at_their_text_need_paths() -> None:
     assert all(sampler.needs_paths(np.array([0, row])) for row in range(1, len(reading) + 1))
 
 
-# Log-probabilities and distributions
+# Scores and log-probabilities
 
 
 @pytest.mark.parametrize("one", [GREEDY, SamplingSettings(temperature=0.8, seed=1), FULL])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("width", [1, 2, VOCAB])
-@pytest.mark.parametrize("purpose", [0, 1])
 def test_the_best_are_ranked_with_their_log_probabilities(
-    one: SamplingSettings, dtype: torch.dtype, width: int, purpose: int
+    one: SamplingSettings, dtype: torch.dtype, width: int
 ) -> None:
     sampler, logits = open_rows(one, GREEDY, prompt=PROMPT), random_logits(2, dtype=dtype)
     contexts = contexts_at([0, 1], [2, 2])
-    wanted = sampler.scores(logits, contexts, purpose).double().log_softmax(-1)
-    ids, ranked = sampler.rank(logits, contexts, width, purpose)
+    wanted = sampler.scores(logits, contexts).double().log_softmax(-1)
+    ids, ranked = sampler.rank(logits, contexts, width)
     assert all(len(set(line)) == width for line in ids.tolist())
     assert ranked.dtype == torch.float64
     torch.testing.assert_close(ranked, wanted.gather(1, ids), rtol=1e-5, atol=1e-5)
@@ -312,24 +310,22 @@ def test_judging_is_choosing_and_looking_up() -> None:
     assert others[4] == -math.inf
 
 
-def test_the_distribution_is_that_of_the_processed_logits() -> None:
+def test_scores_are_the_processed_logits_and_the_noise() -> None:
+    one = dataclasses.replace(FULL, stream=2)
     greedy = dataclasses.replace(FULL, temperature=0.0)
-    sampler, logits = open_rows(FULL, greedy, GREEDY, prompt=PROMPT), random_logits(3)
-    contexts = contexts_at([0, 1, 2], [0, 0, 0])
-    got = sampler.distribution(logits, contexts)
+    sampler, logits = open_rows(one, greedy, GREEDY, prompt=PROMPT), random_logits(3)
+    got = sampler.scores(logits, contexts_at([0, 1, 2], [4, 4, 4]))
     assert got.dtype == torch.float64
-    wanted = warped(edited(logits[:1], FULL, PROMPT, []), FULL)[0].softmax(-1)
-    torch.testing.assert_close(got[0], wanted)
-    for index in (1, 2):
-        best = sampler.scores(logits, contexts)[index].argmax()
-        assert torch.equal(got[index], torch.eye(VOCAB, dtype=torch.float64)[best])
-    alone = sampler.distribution(logits[1:], contexts_at([1, 2], [0, 0]))
-    assert torch.equal(alone, got[1:])
+    processed = [edited(logits[row : row + 1], FULL, PROMPT, [])[0] for row in (0, 1)]
+    noise = torch.from_numpy(gumbel(one.seed, 4, VOCAB, one.stream))
+    torch.testing.assert_close(got[0], warped(processed[0][None], one)[0] + noise)
+    torch.testing.assert_close(got[1], processed[1])
+    assert torch.equal(got[2], logits[2])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("scores", [[-math.inf] * VOCAB, [math.inf] + [0.0] * (VOCAB - 1)])
-def test_where_no_choice_can_be_made_there_is_no_distribution(
+def test_where_no_choice_can_be_made_its_score_is_not_finite(
     temperature: float, scores: list[float]
 ) -> None:
     sampler, contexts = (
@@ -338,8 +334,6 @@ def test_where_no_choice_can_be_made_there_is_no_distribution(
     )
     logits = torch.stack((torch.tensor(scores, dtype=torch.float64), random_logits(1)[0]))
     assert sampler.choose(logits, contexts)[1].isfinite().tolist() == [False, True]
-    got = sampler.distribution(logits, contexts)
-    assert got.isfinite().all(dim=1).tolist() == [False, True]
 
 
 @pytest.mark.parametrize("one", [GREEDY, SamplingSettings(temperature=0.8, seed=1), FULL])
@@ -353,42 +347,9 @@ def test_nan_comes_through(one: SamplingSettings) -> None:
         sampler.rank(logits, contexts, 1)[1].sum(1),
         sampler.rank(logits, contexts, 3)[1].sum(1),
         *sampler.rescore(logits, contexts, np.arange(3), np.full(3, 5))[2:],
-        sampler.distribution(logits, contexts).sum(1),
     ]
     for values in found:
         assert values.isnan().tolist() == [True, True, False]
-
-
-# Noise
-
-
-def test_each_purpose_has_noise_of_its_own() -> None:
-    one = SamplingSettings(temperature=1.0, seed=5, stream=3)
-    sampler, logits = open_rows(GREEDY, one), torch.zeros(1, VOCAB, dtype=torch.float64)
-    for purpose in (2, 0, 1):
-        # Beside the shared noise, a cycle that begins elsewhere draws anew.
-        wanted = gumbel(5, 6, VOCAB, stream=3 + purpose * 2**32, draw=7 if purpose else 0)
-        scores = sampler.scores(logits, contexts_at([1], [6]), purpose)
-        assert np.array_equal(scores[0].numpy(), wanted)
-        both = sampler.noise(contexts_at([0, 1], [6, 6]), purpose, like=logits)
-        assert np.array_equal(both.numpy(), [np.zeros(VOCAB), wanted])
-        narrow = sampler.noise(contexts_at([1], [6]), purpose, like=logits[:, :30])
-        assert np.array_equal(narrow[0].numpy(), wanted[:30])
-    sampler.close(1)
-    sampler.open(1, dataclasses.replace(one, stream=0))
-    scores = sampler.scores(logits, contexts_at([1], [6]), 2)
-    assert np.array_equal(scores[0].numpy(), gumbel(5, 6, VOCAB, stream=2 * 2**32, draw=7))
-
-
-def test_uniforms_are_those_of_seed_position_stream_and_purpose() -> None:
-    sampler = open_rows(SamplingSettings(temperature=1.0, seed=5, stream=3), GREEDY)
-    got = sampler.uniforms(contexts_at([0, 1, 0], [4, 4, 5], [[], [], [1]]), purpose=2)
-    stream = 3 + 2 * 2**32
-    assert got.tolist() == [
-        uniform(5, 4, stream, draw=5),
-        uniform(0, 4, 2 * 2**32, draw=5),
-        uniform(5, 5, stream, draw=5),
-    ]
 
 
 # Many contexts, large vocabularies, drafts
@@ -408,15 +369,3 @@ def test_drafts_are_ranked_as_the_choice_is_up_to_float32(
     exact_ids, exact = sampler.rank(logits.double(), contexts, 3)
     assert torch.equal(ids, exact_ids)
     torch.testing.assert_close(ranked, exact, rtol=1e-5, atol=1e-5)
-
-
-def test_draws_of_a_purpose_of_their_own_keep_float64() -> None:
-    sampler = open_rows(SamplingSettings(temperature=0.8, seed=1))
-    logits = random_logits(1, dtype=torch.float32)
-    contexts = contexts_at([0], [2])
-    for got, wanted in zip(
-        sampler.rank(logits, contexts, 1, purpose=1),
-        sampler.rank(logits.double(), contexts, 1, purpose=1),
-        strict=True,
-    ):
-        assert torch.equal(got, wanted)

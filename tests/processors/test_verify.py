@@ -54,17 +54,11 @@ def test_where_only_prompts_are_read_there_is_no_choice_that_could_fail(
     assert verify_path(bench, {0: []}).path(0).tolist() == bench.continuation(0, 1)
 
 
-def test_the_next_level_verifies_the_choice_unless_rejection_is_hard() -> None:
+def test_the_next_level_verifies_the_choice_too() -> None:
     bench = Bench([6, 4])
     says = [bench.continuation(row, 3) for row in range(2)]
     result = verify_path(bench, {0: says[0][:1], 1: [(says[1][0] + 1) % 320]})
-    soft = result.draft(hard_rejection=False, is_path=True)
-    for is_path in (False, True):
-        hard = result.draft(hard_rejection=True, is_path=is_path)
-        assert {row: list(by_path(n)) for row, n in nodes_of(hard.tree).items()} == {
-            0: [(says[0][0],)],
-            1: [],
-        }
+    soft = result.draft(is_path=True)
     walks = nodes_of(soft.tree)
     assert [node.token for node in walks[0]] == says[0][:2]
     assert [node.token for node in walks[1]] == says[1][:1]
@@ -121,7 +115,7 @@ def test_the_next_level_gets_the_tree_as_the_verifier_judges_it(
     bench = Bench([12, 9, 1], settings)
     rows = random_trees(bench, {0: 10, 1: 0, 2: 5 * seed}, seed)
     result = verify(bench, build(rows, spare=seed % 2), rescore=True)
-    drafted = result.draft(hard_rejection=False, is_path=False)
+    drafted = result.draft(is_path=False)
     extended = nodes_of(drafted.tree)  # which asserts that no siblings are equal
     for index, (row, nodes) in enumerate(rows.items()):
         own = by_path(nodes)

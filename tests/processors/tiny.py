@@ -14,9 +14,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from modelpool.attention.kv_view import KVView
 from modelpool.forward import ForwardOutput, HiddenLayers
 from modelpool.packed_model import PackedModel
-from processors.active_model import ActiveModel
 from processors.contexts import Contexts
-from processors.pack import PackPlan, run_pack
+from processors.pack import ActiveModel, PackPlan, run_pack
 from processors.sampler import Sampler
 from processors.sampling_row import SamplingSettings
 from processors.token_tree import Ints, TokenTree

@@ -1,15 +1,12 @@
-"""Verification of trees by a tiny model, by either rule."""
+"""Verification of trees by a tiny model."""
 
 import numpy as np
 import torch
 
-from processors.acceptance_rule import AcceptanceRule
 from processors.draft import DraftProcessor
 from processors.drafts import DraftRequest, DraftResult
 from processors.pack import FedTree
-from processors.rejection import RejectionSampling
 from processors.rollback import RollbackProcessor
-from processors.shared_noise import SharedNoise
 from processors.token_tree import Ints, TokenTree
 from processors.verify import PrefillChunks, VerifyProcessor, VerifyRequest
 from processors.verify_result import VerifyResult
@@ -34,7 +31,7 @@ def verify(
     request = VerifyRequest(
         tree=tree, output_positions=positions, rescore=rescore, chunks=chunks_of(prefill)
     )
-    return VerifyProcessor(bench.sampler, SharedNoise()).verify(bench.active, request)
+    return VerifyProcessor(bench.sampler).verify(bench.active, request)
 
 
 def verify_path(
@@ -51,22 +48,11 @@ def forget(bench: Bench, rows: list[int], bases: Ints, fed: FedTree | None = Non
     bench.manager.check_integrity()
 
 
-def verify_by_rejection(
-    bench: Bench, tree: TokenTree, drafts: list[DraftResult], prefill: dict[int, int] | None = None
-) -> VerifyResult:
-    positions = bench.output_positions(tree.rows)
-    request = VerifyRequest(
-        tree=tree, output_positions=positions, drafts=drafts, level=1, chunks=chunks_of(prefill)
-    )
-    return VerifyProcessor(bench.sampler, RejectionSampling()).verify(bench.active, request)
-
-
 def draft(
     bench: Bench,
     depths: dict[int, int],
     width: int = 1,
     branching: tuple[int, ...] | None = None,
-    rule: AcceptanceRule | None = None,
 ) -> DraftResult:
     rows, deep = np.array([*depths]), np.array([*depths.values()])
     request = DraftRequest(
@@ -76,7 +62,7 @@ def draft(
         width=width,
         branching=branching,
     )
-    return DraftProcessor(bench.sampler, rule or SharedNoise()).draft(bench.active, request)
+    return DraftProcessor(bench.sampler).draft(bench.active, request)
 
 
 def assert_logits(bench: Bench, result: VerifyResult) -> None:

@@ -26,12 +26,8 @@ class Paths(First):
     drafts_paths = True
 
 
-class HardlyRejecting(First):
-    hard_rejection = decides_every_cycle = True
-
-    def choose(self, pool: Candidates, now: Situation) -> ChainDecision:
-        found = super().choose(pool, now)
-        return ChainDecision(chain=found.chain, shape=found.shape, hard_rejection=True)
+class Deciding(First):
+    decides_every_cycle = True
 
 
 class Eager(First):
@@ -46,4 +42,4 @@ class Eager(First):
 
 
 FIRST, TAKES_CHAIN, NEEDS_CHAIN, PATHS = First(), TakesChain(), NeedsChain(), Paths()
-HARDLY_REJECTING, EAGER = HardlyRejecting(), Eager()
+DECIDING, EAGER = Deciding(), Eager()

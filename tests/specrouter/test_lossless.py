@@ -27,12 +27,7 @@ from checks.exact.arrangement import (
 from checks.exact.array_check import make_cases, turns_of
 from checks.exact.comparison import Case, all_divergences, assert_whole, compare, resume
 from checks.exact.covering_array import covering_array
-from checks.exact.distribution import (
-    failed_tests,
-    open_small_router,
-    rejection_p_values,
-    stream_p_values,
-)
+from checks.exact.distribution import failed_tests, open_small_router, stream_p_values
 from checks.exact.faults import Family, FaultCheck
 from checks.exact.greedy import greedy_params
 from checks.exact.models import NAMES, SAVERS, pool_settings, save_family
@@ -253,14 +248,6 @@ def test_tokens_follow_the_processed_distribution(tmp_path: Path) -> None:
         p_values, accepted = stream_p_values(router, oracle, params, 1000, progress)
     assert not failed_tests(p_values)
     assert accepted > 1.1, "the tests mean little where no draft is accepted"
-
-
-@pytest.mark.exact
-def test_texts_under_rejection_follow_the_processed_distribution(tmp_path: Path) -> None:
-    p_values, accepted = rejection_p_values(tmp_path, 60)
-    assert not failed_tests(p_values)
-    assert all(length > 1.05 for label, length in accepted.items() if "ngram>target" not in label)
-    assert max(length for label, length in accepted.items() if "ngram>target" in label) > 1.1
 
 
 @pytest.mark.parametrize("architecture", ["llama", HYBRID])

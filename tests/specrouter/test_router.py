@@ -217,15 +217,14 @@ def test_a_request_may_fill_the_models_length_and_no_more(router: ChainRouter) -
         router.submit([*PROMPT, 1], params)
 
 
-@pytest.mark.parametrize("verification", ["shared-noise", "rejection"])
 def test_a_sampled_request_without_memory_for_its_noise_is_nobody_elses_affair(
-    small_config: Settings, faults: Faults, monkeypatch: pytest.MonkeyPatch, verification: str
+    small_config: Settings, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_memory(bank: NoiseBank) -> None:
         raise MemoryError("full")
 
     sampled = SamplingParams(max_new_tokens=12, temperature=1.0, seed=3)
-    with open_router(small_config, verification=verification) as router:
+    with open_router(small_config) as router:
         expected = router.generate([PROMPT], LONG, "off")[0].token_ids
         with monkeypatch.context() as patch, faults.holding() as hold:
             running = begun(router)
@@ -531,7 +530,7 @@ def test_closing_the_router_cancels_what_runs_and_what_waits(
     assert running.result(0).token_ids
     assert waiting.result(0).finish_reason == "cancelled"
     assert not router.is_healthy
-    router.instruments.check_integrity()
+    router.instruments.engine.check_integrity()
     with pytest.raises(RuntimeError, match="closed"):
         router.submit(PROMPT, GREEDY)
     router.close()  # nothing happens

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from statemgr import ModelState, TreePaths
+from modelpool.attention.kv_view import TreePaths
+from statemgr import ModelState
 from statemgr.arrays import Ints
 
 

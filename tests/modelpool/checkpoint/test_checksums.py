@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from checks.cache_damage import OF_FILE, OF_FOLDER, OF_NUMBERS
-from modelpool.checkpoint.checksums import NAME, damage, write_checksums
+from modelpool.checkpoint.cached_folder import CHECKSUMS, damage, write_checksums
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def test_what_is_as_it_was_is_not_damaged(folder: Path) -> None:
     assert damage(folder) is None
 
 
-@pytest.mark.parametrize("file", ["weights", "config.json", NAME])
+@pytest.mark.parametrize("file", ["weights", "config.json", CHECKSUMS])
 @pytest.mark.parametrize("name", OF_FILE)
 def test_a_damaged_file_is_found(name: str, file: str, folder: Path) -> None:
     OF_FILE[name](folder / file)
@@ -41,5 +41,5 @@ def test_a_damaged_folder_is_found(name: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("name", OF_NUMBERS)
 def test_other_checksums_are_found(name: str, folder: Path) -> None:
-    OF_NUMBERS[name](folder / NAME)
+    OF_NUMBERS[name](folder / CHECKSUMS)
     assert damage(folder) is not None

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 import modelpool.inflate.inflated
 from checks.cache_damage import OF_FILE, OF_FOLDER, Damage
 from modelpool import ConfigError, ModelPool
-from modelpool.checkpoint.checksums import damage
+from modelpool.checkpoint.cached_folder import damage
 from modelpool.inflate.inflate import inflate
 from modelpool.inflate.inflated import inflated_source
 from modelpool.inflate.llama_sizes import Growth

@@ -18,8 +18,7 @@ from modelpool.errors import ConfigError
 from modelpool.progress import LoadProgress
 from specrouter import ChainRouter, SamplingParams, Speculation
 from specrouter.cli.arguments import default_config
-from specrouter.cli.check import check_config
-from specrouter.cli.check_report import CheckReport
+from specrouter.cli.check import CheckReport, check_config
 from specrouter.cli.main import main
 from specrouter.config import RouterConfig
 from tests.modelpool.hub_headers import repository_headers

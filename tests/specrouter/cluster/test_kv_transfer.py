@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from specrouter.cluster import kv_transfer
+from specrouter.cluster.kv_mailbox import KVMailbox
 from specrouter.cluster.kv_transfer import (
-    KVMailbox,
     KVTransfer,
     KVTransport,
     News,

@@ -10,12 +10,11 @@ import research.policies  # noqa: F401 (registers the published one)
 from specrouter.cluster.correction import Correction
 from specrouter.cluster.policy import RoutingSettings, rank
 from specrouter.cluster.state import Ranking, ReplicaView, RoutedRequest
-from specrouter.config import RoutingConfig
 from specrouter.config.policies import REPLICA_POLICIES
 from specrouter.request.objective import Objective
 from tests.specrouter.cluster.states import state, view
 
-SETTINGS = RoutingSettings.of(RoutingConfig(), longest_queue=16)
+SETTINGS = RoutingSettings(longest_queue=16)
 POLICIES = REPLICA_POLICIES.names
 LOADS = st.lists(
     st.tuples(st.integers(0, 4), st.integers(0, 20), st.integers(0, 3), st.integers(0, 1000)),

@@ -87,10 +87,6 @@ def test_the_halves_of_a_pair_are_processes_with_names_and_settings_of_their_own
             "cluster.routing.policy",
             {"replicas": [{"name": "a"}], "routing": {"policy": "fastest"}},
         ),
-        (
-            "cluster.routing.weights",
-            {"replicas": [{"name": "a"}], "routing": {"weights": [1, 1, 1, 1]}},
-        ),
         ("cluster.resume.silence_s", {"replicas": [{"name": "a"}], "resume": {"silence_s": 0}}),
         (
             "cluster.resume.silence_s",
@@ -111,7 +107,6 @@ def test_what_is_wrong_is_named(field: str, cluster: Any) -> None:
 @pytest.mark.parametrize(
     ("key", "usual", "other"),
     [
-        ("verification", "shared-noise", "rejection"),
         ("exact", "fast", "strict"),
         ("generation_defaults", "neutral", "model"),
         ("prefix_cache", True, False),

@@ -31,7 +31,6 @@ def test_a_pool_is_all_that_must_be_configured() -> None:
     assert config.scheduler.chain is None
     assert (config.engine.max_requests, config.engine.max_model_len) == (32, None)
     assert (config.engine.prefill_chunk, config.engine.kv_budget_tokens) == (256, None)
-    assert config.engine.verification == "shared-noise"
     assert config.engine.hang_timeout_s > 0
     assert (config.trees.selection, config.trees.budget_tokens) == (None, None)
     assert (config.server.host, config.server.port) == ("127.0.0.1", 8000)
@@ -48,7 +47,6 @@ BAD_VALUES: dict[str, list[Any]] = {
     "engine.prefill_chunk": [0],
     "engine.kv_budget_tokens": [1],
     "engine.kv_budget": [100],
-    "engine.verification": ["typical", None],
     "engine.hang_timeout_s": [0, -1.5],
     "scheduler.width": [0, MAX_WIDTH + 1],
     "scheduler.nodes": [0, MAX_TREE_TOKENS + 1],

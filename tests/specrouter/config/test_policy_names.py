@@ -31,7 +31,7 @@ def settings(field: str, name: Any, **more: Any) -> Settings:
         value = {key: value}
     if section == "cluster":
         value |= {"replicas": [{"name": "a"}]}
-    return {"pool": POOL, section: value | more}
+    return {"pool": POOL, section: value | more if inner else value}
 
 
 def named(config: RouterConfig, field: str) -> Any:

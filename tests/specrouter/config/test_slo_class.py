@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from specrouter import RouterConfig
-from specrouter.config.slo_class import ImpliedTTFTConfig
 from specrouter.request.objective import SLO, Stage
 from tests.specrouter.config.test_config import POOL, Settings, refused
 
@@ -77,20 +76,3 @@ def test_an_unknown_objective_of_a_class_is_answered_with_the_nearest(key: str) 
     error = refused({"pool": POOL, "slo_classes": {"chat": {key: 50}}})
     assert error.field == f"slo_classes.chat.{key}"
     assert f"did you mean '{key[:4]}_ms'?" in error.reason
-
-
-def test_what_is_implied_of_a_first_token_can_be_set_and_switched_off() -> None:
-    def implied(**section: Any) -> ImpliedTTFTConfig | None:
-        return RouterConfig.load({"pool": POOL, **section}).slo.implied
-
-    assert implied() == ImpliedTTFTConfig(multiple=5.0, floor_ms=2000.0)
-    assert implied(slo={"implied_ttft": {"floor_ms": 500}}) == ImpliedTTFTConfig(floor_ms=500.0)
-    assert implied(slo={"implied_ttft": "none"}) is None
-
-
-@pytest.mark.parametrize("value", [0, -1.0, math.inf, math.nan])
-@pytest.mark.parametrize("key", ["multiple", "floor_ms"])
-def test_an_implied_ttft_that_is_no_time_is_refused_by_its_key(key: str, value: float) -> None:
-    error = refused({"pool": POOL, "slo": {"implied_ttft": {key: value}}})
-    assert error.field.startswith("slo.implied_ttft")
-    assert key in error.field

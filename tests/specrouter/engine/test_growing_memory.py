@@ -176,7 +176,7 @@ def test_memory_is_whole_after_failures_and_cancellations(
                 break
             bench.engine.step()
             bench.engine.check_integrity()
-            if step % 40 == 20:
+            if step % 40 == 20 and (gave_way or fails == "target"):
                 handles[int(draws.integers(len(handles)))].cancel()
     assert all(handle.is_done for handle in handles)
     assert gave_way or fails == "target"

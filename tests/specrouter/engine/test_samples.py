@@ -1,4 +1,4 @@
-"""Several samples of one prompt, callers' own processors, and rejection, through the router."""
+"""Several samples of one prompt, and callers' own processors, through the router."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,22 +22,9 @@ OVERRIDES: list[SpeculationOverride] = [
 ]
 
 
-def open_router(small_config: dict[str, Any], verification: str) -> ChainRouter:
-    return ChainRouter.from_config(changed(small_config, "ngram", verification=verification))
-
-
 @pytest.fixture(scope="module")
 def router(small_config: dict[str, Any]) -> Iterator[ChainRouter]:
-    with open_router(small_config, "shared-noise") as router:
-        yield router
-        assert_whole(router)
-
-
-@pytest.fixture(scope="module")
-def rejecting(small_config: dict[str, Any]) -> Iterator[ChainRouter]:
-    with open_router(small_config, "rejection") as router:
-        for speculation in OVERRIDES:  # texts depend on when a drafter is there; now all are
-            router.generate([PROMPT], SAMPLED, speculation)
+    with ChainRouter.from_config(changed(small_config, "ngram")) as router:
         yield router
         assert_whole(router)
 
@@ -96,27 +83,25 @@ def test_a_processor_that_raises_ends_its_own_request_only(router: ChainRouter) 
     ("processor", "reason"),
     [(moody, "LookupError: no more words"), (silent, "leave no token to choose")],
 )
-def test_a_greedy_text_ends_where_no_token_is_left_however_it_is_verified(
+def test_a_greedy_text_ends_where_no_token_is_left(
     router: ChainRouter,
-    rejecting: ChainRouter,
     speculation: SpeculationOverride,
     processor: Any,
     reason: str,
 ) -> None:
     greedy = replace(SAMPLED, temperature=0.0, seed=None)
     expected = router.generate([PROMPT], greedy, "off")[0].token_ids
-    for one in (router, rejecting):
-        params = [greedy, replace(greedy, logits_processors=(processor,))]
-        other, failed = one.generate([PROMPT] * 2, params, speculation)
-        assert (other.token_ids, other.error) == (expected, None)
-        assert (failed.token_ids, failed.finish_reason) == (expected[:4], "error")
-        assert reason in (failed.error or "")
-        assert_whole(one)
+    params = [greedy, replace(greedy, logits_processors=(processor,))]
+    other, failed = router.generate([PROMPT] * 2, params, speculation)
+    assert (other.token_ids, other.error) == (expected, None)
+    assert (failed.token_ids, failed.finish_reason) == (expected[:4], "error")
+    assert reason in (failed.error or "")
+    assert_whole(router)
 
 
 @pytest.mark.parametrize("speculation", OVERRIDES[-2:], ids=str)
-def test_a_rejected_text_says_only_what_a_processor_allows(
-    rejecting: ChainRouter, speculation: SpeculationOverride
+def test_a_text_says_only_what_a_processor_allows(
+    router: ChainRouter, speculation: SpeculationOverride
 ) -> None:
     """Ids below 40; after 31 or more, none at all."""
 
@@ -127,7 +112,7 @@ def test_a_rejected_text_says_only_what_a_processor_allows(
 
     sampled = replace(SAMPLED, logits_processors=(narrow,))
     params = [sampled, replace(sampled, temperature=0.0)]
-    for output in rejecting.generate([PROMPT] * 2, params, speculation):
+    for output in router.generate([PROMPT] * 2, params, speculation):
         *others, last = output.token_ids
         assert all(token <= 30 for token in others)
         assert (output.finish_reason == "error") == (30 < last < 40)
@@ -141,29 +126,6 @@ def test_what_fails_behind_the_end_of_a_text_does_not_concern_it(router: ChainRo
         [output] = router.generate([PROMPT], params, speculation)
         assert (output.finish_reason, output.token_ids) == ("stop", text[: end + 1])
         assert_whole(router)
-
-
-# Rejection
-
-
-@pytest.mark.parametrize("speculation", OVERRIDES, ids=str)
-def test_greedy_text_under_rejection_is_the_same(
-    router: ChainRouter, rejecting: ChainRouter, speculation: SpeculationOverride
-) -> None:
-    greedy = replace(SAMPLED, temperature=0.0, seed=None)
-    alone = tokens(router.generate([PROMPT], greedy, "off"))
-    assert tokens(rejecting.generate([PROMPT], greedy, speculation)) == alone
-
-
-@pytest.mark.parametrize("speculation", OVERRIDES[1:], ids=str)
-def test_a_fixed_chain_reproduces_a_seeds_text_under_rejection(
-    rejecting: ChainRouter, speculation: SpeculationOverride
-) -> None:
-    params = [replace(SAMPLED, seed=seed) for seed in range(6)]
-    together = tokens(rejecting.generate([PROMPT] * 6, params, speculation))
-    assert tokens(rejecting.generate([PROMPT] * 6, params, speculation)) == together
-    assert rejecting.generate([PROMPT], params[2], speculation)[0].token_ids == together[2]
-    assert len({tuple(text) for text in together}) == 6
 
 
 @pytest.mark.parametrize("strict", [True, False], ids=["raises", "excludes all"])

@@ -24,7 +24,6 @@ class DraftingBench(Bench):
     def __init__(
         self,
         pool: ModelPool,
-        rejection: bool = False,
         left: tuple[int, ...] = (9, 9, 9),
         prompts: Sequence[list[int]] = PROMPTS,
     ) -> None:
@@ -32,9 +31,7 @@ class DraftingBench(Bench):
             SamplingParams(max_new_tokens=new, ignore_eos=True, temperature=0.7 * (row != 1))
             for row, new in enumerate(left)
         ]
-        super().__init__(
-            pool, prompts=prompts, params=params, rejection=rejection, deepest=MAX_TREE_TOKENS
-        )
+        super().__init__(pool, prompts=prompts, params=params, deepest=MAX_TREE_TOKENS)
         comparison = ModelComparison(self.runtime)
         feedback = AcceptanceFeedback(self.runtime, comparison)
         self._drafter = ChainDrafter(self.runtime, feedback, comparison)
@@ -81,30 +78,11 @@ def test_an_intermediate_adds_its_own_choice_to_every_path_that_it_follows(
         assert after[:-1] == () or after[:-1] in drafted
 
 
-def test_under_hard_rejection_only_what_was_accepted_is_handed_on(pool: ModelPool) -> None:
-    before, after = (
-        DraftingBench(pool).draft(PAIR),
-        DraftingBench(pool).draft(TRIPLE, hard_rejection=True),
-    )
-    for row, kept in paths(after).items():
-        assert set(kept) <= set(paths(before)[row])
-
-
-@pytest.mark.parametrize("rejection", [False, True])
-def test_a_chain_of_any_rule_drafts_within_what_a_row_may_gain(
-    rejection: bool, pool: ModelPool
-) -> None:
-    draft = DraftingBench(pool, rejection, left=(9, 1, 3)).draft(TRIPLE, depth=4)
+def test_a_chain_drafts_within_what_a_row_may_gain(pool: ModelPool) -> None:
+    draft = DraftingBench(pool, left=(9, 1, 3)).draft(TRIPLE, depth=4)
     assert draft.rows.tolist() == [0, 2]  # a row's last token is the target's own
     assert draft.cut_rows.tolist() == [1, 2]
     assert all(len(text) <= 2 for text in paths(draft)[2])
-
-
-def test_rejection_sampling_drafts_paths_whatever_the_groups_width(pool: ModelPool) -> None:
-    draft = DraftingBench(pool, rejection=True).draft(PAIR, depth=3, width=3)
-    assert draft.result is not None
-    assert draft.result.tree.is_path
-    assert draft.result.tree.sizes.tolist() == [3] * 3
 
 
 @pytest.mark.parametrize(("broken", "used"), [("small", ["middle"]), ("middle", ["small"])])

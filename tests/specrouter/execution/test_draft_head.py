@@ -99,8 +99,7 @@ class ToyHead(Drafter):
             paths=paths,
         )
         logits = self._output(states)[:, : runtime.pool.vocab_size]
-        purpose = runtime.rule.noise_purpose(0)
-        return runtime.sampler.rank(logits, contexts, request.width, purpose)
+        return runtime.sampler.rank(logits, contexts, request.width)
 
 
 def settings_of(paths: dict[str, Path], source: str = f"drafter:{__name__}:ToyHead") -> Any:

@@ -15,9 +15,7 @@ from modelpool.attention.backend import TRITON
 from modelpool.packed_model import PackedModel
 from processors import (
     ActiveModel,
-    RejectionSampling,
     Sampler,
-    SharedNoise,
     VerifyProcessor,
     VerifyRequest,
     VerifyResult,
@@ -81,7 +79,6 @@ class Bench:
         max_new_tokens: int = 30,
         prompts: Sequence[list[int]] = PROMPTS,
         params: SamplingParams | Sequence[SamplingParams] = (),
-        rejection: bool = False,
         chunk: int = 32,
         deepest: int = MAX_DEPTH,
     ) -> None:
@@ -89,10 +86,7 @@ class Bench:
         self.manager = StateManager(len(prompts), 256, MAX_TREE_TOKENS + 16)
         self.profiler = PerformanceProfiler(parameters=dict.fromkeys(pool.names, 1))
         window = deepest + len(pool.names) + 2  # as the engine has it
-        rule = RejectionSampling() if rejection else SharedNoise()
-        settings = ExecutionSettings(
-            prefill_chunk=chunk, window=window, guard=HangGuard(60.0), rule=rule
-        )
+        settings = ExecutionSettings(prefill_chunk=chunk, window=window, guard=HangGuard(60.0))
         self.runtime = Runtime.create(pool, self.manager, self.profiler, settings)
         self.executor = Executor(self.runtime)
         self.prompts = prompts
@@ -221,7 +215,7 @@ def test_what_drafters_met_in_a_row_is_forgotten_before_the_target_chooses(bench
     for row in (0, 1):
         sampler.refuse(row, ValueError("a draft"))
     with executor.states.cycle():
-        executor._stage.verify(plan_of([group(("target",), [0])]), [], 1, CycleResult())
+        executor._stage.verify(plan_of([group(("target",), [0])]), [], CycleResult())
     assert list(sampler.take_errors()) == [1]
 
 
@@ -468,7 +462,6 @@ def test_a_selector_sees_the_groups_with_a_choice_and_how_much_the_others_verify
         ([group(PAIR, [0, 1])], True),
         ([group(PAIR, [0, 1], whole=True)], False),
         ([group(("target",), [0, 1])], False),
-        ([group(PAIR, [0, 1], hard_rejection=True)], False),
         ([group(("target",), [0]), group(PAIR, [1])], True),
     ],
 )
@@ -495,13 +488,6 @@ def test_a_group_with_a_choice_is_verified_whole_where_nobody_selects(
 ) -> None:
     bench.run([group(PAIR, [0, 2], depth=3)])
     assert verified == [{0: 9, 2: 9}]
-
-
-def test_rejection_sampling_selects_nothing(pool: ModelPool) -> None:
-    bench = Bench(pool, params=SAMPLED, rejection=True)
-    selector = Noting(nothing)
-    bench.run([group(PAIR, [0, 1, 2], width=1)], selector)
-    assert not selector.asked
 
 
 def test_a_failed_drafter_leaves_a_selector_what_the_others_drafted(

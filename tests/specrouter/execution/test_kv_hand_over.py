@@ -18,8 +18,8 @@ from specrouter import ChainRouter, RequestOutput, SamplingParams
 from specrouter.engine.request import Request
 from specrouter.engine.serving import streamed
 from specrouter.execution.executor import Executor
-from specrouter.request.handed_kv import HandedKV
 from specrouter.request.output import Delta
+from specrouter.request.spec import HandedKV
 from statemgr import RowKV
 from tests.modelpool.factories import HYBRIDS
 

@@ -205,21 +205,3 @@ def test_a_prompts_logprobs_end_where_an_earlier_attempt_began(
     assert resumed.token_ids == whole.token_ids
     assert resumed.prompt_logprobs is not None
     assert len(resumed.prompt_logprobs) == 12
-
-
-def test_rejection_sampling_gives_a_prompts_logprobs_too(
-    small_config: dict[str, Any], router: ChainRouter
-) -> None:
-    asked = SamplingParams(
-        max_new_tokens=4, prompt_logprobs=0, ignore_eos=True, temperature=1.0, seed=1
-    )
-    with opened(small_config, verification="rejection") as rejection:
-        [rejecting] = rejection.generate([LONG[:20]], asked)
-    [sharing] = router.generate([LONG[:20]], asked)
-    assert rejecting.prompt_logprobs is not None
-    assert sharing.prompt_logprobs is not None
-    assert len(rejecting.prompt_logprobs) == 20
-    for one, other in zip(rejecting.prompt_logprobs[1:], sharing.prompt_logprobs[1:], strict=True):
-        assert one is not None
-        assert other is not None
-        assert one.logprob == pytest.approx(other.logprob, abs=TOLERANCE)

@@ -29,11 +29,9 @@ def drafter(small_family: dict[str, Path]) -> Any:
     return AutoModelForCausalLM.from_pretrained(str(small_family["small"]))
 
 
-def with_text(
-    pool: ModelPool, params: SamplingParams = GREEDY, tokens: int = 20, rejection: bool = False
-) -> Bench:
+def with_text(pool: ModelPool, params: SamplingParams = GREEDY, tokens: int = 20) -> Bench:
     """Rows with so many output tokens that nobody has drafted; `small` has run before."""
-    bench = Bench(pool, params=params, rejection=rejection, chunk=128)
+    bench = Bench(pool, params=params, chunk=128)
     bench.executor.states.prepare("small")
     for _ in range(tokens):
         bench.cycle(("target",))
@@ -93,7 +91,6 @@ def test_a_drafter_is_evaluated_on_what_it_has_not_read(pool: ModelPool) -> None
 def test_nobody_is_evaluated_whose_choices_cannot_be_made_again(pool: ModelPool) -> None:
     reading = dataclasses.replace(SAMPLED, frequency_penalty=0.5)
     assert evaluable(with_text(pool, reading)) == [0, 0, 0]
-    assert evaluable(with_text(pool, SAMPLED, rejection=True)) == [0, 0, 0]
     assert evaluable(with_text(pool, SAMPLED), "middle") == [0, 0, 0]  # it would have to be loaded
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from checks.cache_damage import OF_FILE, OF_NUMBERS
-from specrouter.execution.time_cache import TimeCache
+from specrouter.execution.model_times import TimeCache
 from specrouter.profile.time_curve import TimeCurve
 from specrouter.profile.time_regression import TimeRegression, TimeSample
 

@@ -126,9 +126,11 @@ def test_a_text_that_did_not_come_to_its_end_is_an_error(code: str, path: str) -
         post(FakeRouter(**how), {**BODIES[path], "n": 2}, path),
         post(silent, {**BODIES[path], "stream": True}, path),  # it fails before its first token
     ]
-    for response in responses:
+    # Without a token of it, an engine did not die of this request.
+    retries = retry, None if code == "engine_dead" else retry
+    for response, expected in zip(responses, retries, strict=True):
         assert (response.status_code, response.json()["error"]["code"]) == (status, code)
-        assert response.headers.get("x-should-retry") == retry
+        assert response.headers.get("x-should-retry") == expected
     assert silent.open_requests == 0
     *_, last = stream_of(FakeRouter(**how), BODIES[path], path)
     assert last["error"]["code"] == code

@@ -10,9 +10,15 @@ from typing import Any
 import pytest
 
 from specrouter import SLO, RequestError
-from specrouter.config.slo_class import ImpliedTTFTConfig
 from specrouter.request.attainment import tpot_of_runs
-from specrouter.request.objective import Objective, SloLike, Stage, joined, resolve
+from specrouter.request.objective import (
+    Objective,
+    SloLike,
+    Stage,
+    joined,
+    resolve,
+    with_implied_ttft,
+)
 
 CLASSES = {"interactive": SLO(tpot_ms=50, ttft_ms=1000), "coding": SLO(tpot_ratio=1.2)}
 SPELLING = {"tpot_ms": "--tpot", "ttft_ms": "--ttft", "e2e_ms": "--e2e"}
@@ -231,6 +237,6 @@ def test_tokens_that_come_with_the_first_one_take_no_time() -> None:
 def test_a_tpot_alone_implies_a_ttft(
     asked: Objective, prompt_ms: float, implied_ms: float | None
 ) -> None:
-    found = ImpliedTTFTConfig().of(asked, prompt_ms)
+    found = with_implied_ttft(asked, prompt_ms)
     assert found.implied_ttft_ms == implied_ms
     assert found.is_attained(1e9, 40.0, 1) == asked.is_attained(1e9, 40.0, 1), "it is not judged"

@@ -354,7 +354,7 @@ def test_an_objective_is_judged_by_the_decoding_and_by_the_first_token(
     assert running.request.objective == objective
 
 
-@pytest.mark.parametrize("reason", ["cancelled", "error", "timeout", "engine_dead"])
+@pytest.mark.parametrize("reason", ["cancelled", "error", "timeout"])
 @pytest.mark.parametrize("commits", [[], [(0.0, 1)], [(0.0, 1), (0.001, 2)]])
 def test_what_was_cut_off_has_not_attained_its_objective(
     start: Start, clock: Clock, reason: FinishReason, commits: list[tuple[float, int]]

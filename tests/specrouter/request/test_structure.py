@@ -407,18 +407,13 @@ def test_equal_structures_are_compiled_once(compiler: GrammarCompiler) -> None:
 # Drafts by models alike are often refused for their form; those of others for what they say.
 @pytest.mark.exact
 @pytest.mark.parametrize(("temperature", "noise"), [(0.0, 0.05), (1.0, 0.05), (1.0, 0.7)])
-def test_texts_under_rejection_follow_the_masked_distribution(
+def test_texts_follow_the_masked_distribution(
     temperature: float, noise: float, tmp_path: Folder, tokens: LLTokenizer
 ) -> None:
     structure = Structure("choice", json.dumps(["the fox", "then", "thing", "a", "ab", "fox"]))
     pool = pool_settings(save_family(tmp_path, noise=noise))
     pool["models"].append({"name": "ngram", "source": "ngram"})
-    engine = {
-        "max_requests": 16,
-        "max_model_len": 64,
-        "verification": "rejection",
-        "preload": False,
-    }
+    engine = {"max_requests": 16, "max_model_len": 64, "preload": False}
     count = 200 if temperature else 4
     with ChainRouter.from_config({"pool": pool, "engine": engine}) as router:
         params = SamplingParams(max_new_tokens=20, temperature=temperature, structure=structure)

@@ -94,7 +94,7 @@ def test_a_shadow_evaluation_makes_it_due() -> None:
 
 
 def test_a_policy_may_decide_every_cycle() -> None:
-    decided = Decided("tests.specrouter.own_policies:HARDLY_REJECTING").settled()
+    decided = Decided("tests.specrouter.own_policies:DECIDING").settled()
     in_use = decided.standing.in_use[SCHEDULED]
     decided.at(LATE + 1, GOOD)
     assert decided.standing.in_use[SCHEDULED].cycle == in_use.cycle + 1

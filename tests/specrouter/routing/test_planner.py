@@ -313,12 +313,7 @@ def test_requests_are_grouped_by_what_they_ask_for() -> None:
     groups = {tuple(group.rows.tolist()): group for group in plan.groups()}
     assert set(groups) == {(0, 3), (1,), (2, 4)}
     free = groups[0, 3]
-    assert (free.chain, free.whole, free.hard_rejection, free.branching) == (
-        PAIR,
-        False,
-        False,
-        None,
-    )
+    assert (free.chain, free.whole, free.branching) == (PAIR, False, None)
     assert groups[1,].chain == ALONE
     assert plan.selector is not None, "one group with a choice is enough"
     asked = groups[2, 4]
@@ -934,14 +929,3 @@ def test_admission_and_configuration_may_allow_fewer_levels_than_a_policy_asks_f
         plan.view(), Admission(admitted=(), chunks={}, depths={request.id: 2})
     ).groups
     assert group.shape.depth == 2
-
-
-def test_a_policy_that_rejects_hard_verifies_whole_trees_whatever_is_selected() -> None:
-    for selection in (None, GLOBAL_GREEDY):
-        policy = "tests.specrouter.own_policies:HARDLY_REJECTING"
-        plan = pairs(Request(), policy=policy, depth=2, selection=selection)
-        [group] = plan.groups()
-        assert (group.chain, group.hard_rejection, group.whole) == (PAIR, True, True)
-        assert plan.selector is None
-        [named] = pairs(Request(override=Speculation(chain=PAIR)), policy=policy).groups()
-        assert named.hard_rejection

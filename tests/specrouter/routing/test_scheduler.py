@@ -327,16 +327,6 @@ def test_strict_trees_have_width_1() -> None:
     assert scheduler(width=3).choose(known, ONE, Models(ALL)).shape.width == 3
 
 
-def test_rejection_verifies_whole_paths() -> None:
-    config = SchedulerConfig(nodes=2, depth=6)
-    reject = ModelChainScheduler(config, NAMES, PARAMETERS, "big", rejection=True)
-    limits = reject.limits((None, 3))
-    assert limits.whole_trees
-    assert (limits.width, limits.nodes) == (1, None)
-    decision = reject.choose(snapshot({"big": flat(100.0)}), ONE, Models(frozenset({"small"})))
-    assert decision.route == (PAIR, DraftShape(6, 1, 6))
-
-
 def test_whole_trees_are_chosen_by_what_all_their_nodes_cost() -> None:
     known = snapshot({"small": flat(0.5), "big": rising(50.0)}, {PAIR: 0.5})
     mine, config = frozenset({"small"}), SchedulerConfig()
@@ -409,9 +399,7 @@ def test_a_drafter_without_weights_quotes_beside_any_chain_that_was_predicted() 
     assert quoter(("suffix", "middle", "big")) is None, "an intermediate verifies what it drafts"
     assert quoter(PAIR, without=frozenset({"suffix"})) is None
     assert quoter(PAIR, asked=(3, None)) is None, "somebody has said how deep"
-    assert quoter(PAIR, rejection=True) is None
     assert quoter(PAIR, replace(found, predicted=None)) is None
-    assert quoter(PAIR, replace(found, hard_rejection=True)) is None
     assert scheduler().quoter(PAIR, found, SCHEDULED, ALL) is None, "there is none"
 
 
