@@ -1,54 +1,41 @@
-"""LiteLLM against the service.
-
-Runs in an environment that has `litellm`. With LITELLM_LOCAL_MODEL_COST_MAP set it fetches nothing.
-"""
+"""LiteLLM against the service. With LITELLM_LOCAL_MODEL_COST_MAP set it fetches nothing."""
 
 import asyncio
 import json
+from functools import partial
 from typing import Any
 
 import litellm
 
-from checks.service.report import Report, run_client
+from checks.service.client import MODEL, Checks
 
 _MESSAGES = [{"role": "user", "content": "Write a short function."}]
 
 
-def main(report: Report, url: str, key: str) -> None:
+def litellm_checks(url: str, key: str) -> Checks:
     for provider in ("openai", "hosted_vllm"):
         asked: dict[str, Any] = {
-            "model": f"{provider}/tiny-8m", "api_base": f"{url}/v1", "api_key": key,
+            "model": f"{provider}/{MODEL}", "api_base": f"{url}/v1", "api_key": key,
             "messages": _MESSAGES, "max_tokens": 24, "temperature": 0, "num_retries": 0,
         }  # fmt: skip
-        with report.check(f"{provider} completion"):
-            whole = check_completion(asked)
-        with report.check(f"{provider} streaming"):
-            check_stream(asked, whole)
-        with report.check(f"{provider} asynchronous"):
-            answer = asyncio.run(litellm.acompletion(**asked))
-            assert answer.choices[0].message.content == whole
-    with report.check("tools"):
-        check_tools(asked)
-    with report.check("text completion"):
-        check_text(url, key)
-    with report.check("errors keep their kinds"):
-        check_errors(asked)
+        yield f"{provider}: whole, streamed and asynchronous", partial(check_completion, asked)
+    yield "tools", partial(check_tools, asked)
+    yield "text completion", partial(check_text, url, key)
+    yield "errors keep their kinds", partial(check_errors, asked)
 
 
-def check_completion(asked: dict[str, Any]) -> str:
+def check_completion(asked: dict[str, Any]) -> None:
     answer = litellm.completion(**asked)
     text = answer.choices[0].message.content
     assert isinstance(text, str)
     assert text
     assert answer.usage.completion_tokens <= 24
-    return text
-
-
-def check_stream(asked: dict[str, Any], whole: str) -> None:
     chunks = list(litellm.completion(**asked, stream=True, stream_options={"include_usage": True}))
     choices = [choice for chunk in chunks for choice in chunk.choices]
-    assert "".join(choice.delta.content or "" for choice in choices) == whole
+    assert "".join(choice.delta.content or "" for choice in choices) == text
     assert len([choice for choice in choices if choice.finish_reason]) == 1
+    later = asyncio.run(litellm.acompletion(**asked))
+    assert later.choices[0].message.content == text
 
 
 def check_tools(asked: dict[str, Any]) -> None:
@@ -71,7 +58,7 @@ def check_tools(asked: dict[str, Any]) -> None:
 
 def check_text(url: str, key: str) -> None:
     asked: dict[str, Any] = {
-        "model": "text-completion-openai/tiny-8m", "prompt": "def f(", "api_base": f"{url}/v1",
+        "model": f"text-completion-openai/{MODEL}", "prompt": "def f(", "api_base": f"{url}/v1",
         "api_key": key, "max_tokens": 16, "temperature": 0,
     }  # fmt: skip
     whole = litellm.text_completion(**asked).choices[0].text
@@ -90,7 +77,3 @@ def check_errors(asked: dict[str, Any]) -> None:
         except kind:
             continue
         raise AssertionError(f"{changes} is accepted")
-
-
-if __name__ == "__main__":
-    run_client("litellm", main)

@@ -1,11 +1,8 @@
-"""The official OpenAI client against the service.
-
-Runs in an environment that has `openai`; the service has the API key and serves greedily the same
-text however it is asked.
-"""
+"""The official OpenAI client against the service: texts, chats, tools and predicted outputs."""
 
 import asyncio
 import json
+from functools import partial
 from typing import Any
 
 import jsonschema
@@ -13,14 +10,14 @@ import openai
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel
 
-from checks.service.report import Report, run_client
+from checks.service.client import MODEL, Checks
+from checks.service.client_frameworks import QUESTION, Person
 
 _PROMPT = "def fibonacci(n):\n"
-_MODEL = "tiny-8m"
-_ASKED: dict[str, Any] = {"model": _MODEL, "prompt": _PROMPT, "max_tokens": 32, "temperature": 0}
+_ASKED: dict[str, Any] = {"model": MODEL, "prompt": _PROMPT, "max_tokens": 32, "temperature": 0}
 _MESSAGES: list[Any] = [{"role": "user", "content": "Write a short function."}]
 _CHAT: dict[str, Any] = {
-    "model": _MODEL, "messages": _MESSAGES, "max_completion_tokens": 24, "temperature": 0,
+    "model": MODEL, "messages": _MESSAGES, "max_completion_tokens": 24, "temperature": 0,
 }  # fmt: skip
 _SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -34,29 +31,49 @@ _SCHEMA: dict[str, Any] = {
 }
 
 
+_ARGUMENTS: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"enum": ["Oslo", "Bergen"]},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+        "note": {"type": "string", "maxLength": 10},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+_NAMED = {"type": "function", "function": {"name": "weather"}}
+_TOOLS: dict[str, Any] = {
+    "model": MODEL, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 300,
+    "tools": [
+        {"type": "function", "function": {"name": "weather", "parameters": _ARGUMENTS}},
+        {"type": "function", "function": {"name": "nothing"}},
+    ],
+}  # fmt: skip
+
+
 class Answer(BaseModel):
     agrees: bool
     digit: int
 
 
-def main(report: Report, url: str, key: str) -> None:
+def openai_checks(url: str, key: str) -> Checks:
     client = OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=120)
     for check in (
         check_models, check_completion, check_completion_stream, check_logprobs, check_echo,
         check_samples, check_stop, check_chat, check_chat_stream, check_chat_logprobs,
-        check_json_schema, check_parse, check_errors,
+        check_json_schema, check_parse, check_errors, check_named_tool, check_required_tools,
+        check_tool_stream, check_tools_left_to_the_model, check_tool_results,
+        check_tool_stream_helper, check_parsed_tools, check_cut_tool, check_prediction,
     ):  # fmt: skip
-        with report.check(check.__name__.removeprefix("check_").replace("_", " ")):
-            check(client)
-    with report.check("async, eight at once"):
-        asyncio.run(check_async(url, key))
-    with report.check("AuthenticationError for a wrong key"):
-        check_wrong_key(url)
+        name = check.__name__.removeprefix("check_").replace("_", " ")
+        yield name, partial(check, client)
+    yield "async, eight at once", lambda: asyncio.run(check_async(url, key))
+    yield "AuthenticationError for a wrong key", partial(check_wrong_key, url)
 
 
 def check_models(client: OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == [_MODEL]
-    assert client.models.retrieve(_MODEL).id == _MODEL
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).id == MODEL
 
 
 def check_completion(client: OpenAI) -> None:
@@ -174,9 +191,91 @@ def check_json_schema(client: OpenAI) -> None:
 def check_parse(client: OpenAI) -> None:
     """The client makes the schema from a pydantic model, and the model from the answer."""
     chat = client.chat.completions.parse(
-        model=_MODEL, messages=_MESSAGES, max_completion_tokens=200, response_format=Answer
+        model=MODEL, messages=_MESSAGES, max_completion_tokens=200, response_format=Answer
     )
     assert isinstance(chat.choices[0].message.parsed, Answer)
+
+
+def check_named_tool(client: OpenAI) -> None:
+    answer = client.chat.completions.create(tool_choice=_NAMED, n=4, seed=1, **_TOOLS)
+    for choice in answer.choices:
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content is None
+        [call] = choice.message.tool_calls
+        assert (call.type, call.function.name) == ("function", "weather")
+        jsonschema.validate(json.loads(call.function.arguments), _ARGUMENTS)
+    ids = [choice.message.tool_calls[0].id for choice in answer.choices]
+    assert len(set(ids)) == len(ids)
+
+
+def check_required_tools(client: OpenAI) -> None:
+    for parallel in (True, False):
+        answer = client.chat.completions.create(
+            tool_choice="required", parallel_tool_calls=parallel, n=4, seed=2, **_TOOLS
+        )
+        for choice in answer.choices:
+            calls = choice.message.tool_calls
+            assert {call.function.name for call in calls} <= {"weather", "nothing"}
+            assert parallel or len(calls) == 1
+            assert parallel or choice.finish_reason == "tool_calls"
+
+
+def check_tool_stream(client: OpenAI) -> None:
+    asked = {**_TOOLS, "tool_choice": _NAMED, "seed": 3}
+    whole = client.chat.completions.create(**asked).choices[0].message.tool_calls[0].function
+    chunks = list(client.chat.completions.create(stream=True, **asked))
+    told = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
+    assert (told[0].index, told[0].type, told[0].function.name) == (0, "function", "weather")
+    assert told[0].id
+    assert all(call.id is None and call.function.name is None for call in told[1:])
+    assert "".join(call.function.arguments or "" for call in told) == whole.arguments
+    assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "tool_calls"
+
+
+def check_tools_left_to_the_model(client: OpenAI) -> None:
+    for choice in ("auto", "none"):
+        asked = {**_TOOLS, "tool_choice": choice, "max_tokens": 16, "temperature": 0}
+        answer = client.chat.completions.create(**asked)
+        assert isinstance(answer.choices[0].message.content, str)
+
+
+def check_tool_results(client: OpenAI) -> None:
+    """A turn after a call: the message as it came, and what the function said."""
+    message = client.chat.completions.create(tool_choice=_NAMED, **_TOOLS).choices[0].message
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "Rain."}
+    asked = {**_TOOLS, "messages": [*_TOOLS["messages"], message, result], "max_tokens": 8}
+    assert isinstance(client.chat.completions.create(**asked).choices[0].message.content, str)
+
+
+def check_tool_stream_helper(client: OpenAI) -> None:
+    asked = {**_TOOLS, "tools": [openai.pydantic_function_tool(Person)], "tool_choice": "required"}
+    with client.chat.completions.stream(parallel_tool_calls=False, **asked) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_completion()
+    assert "tool_calls.function.arguments.delta" in kinds
+    assert "tool_calls.function.arguments.done" in kinds
+    assert isinstance(final.choices[0].message.tool_calls[0].function.parsed_arguments, Person)
+
+
+def check_parsed_tools(client: OpenAI) -> None:
+    asked = {**_TOOLS, "tools": [openai.pydantic_function_tool(Person)], "tool_choice": "required"}
+    answer = client.chat.completions.parse(parallel_tool_calls=False, **asked)
+    [call] = answer.choices[0].message.tool_calls
+    assert isinstance(call.function.parsed_arguments, Person)
+
+
+def check_cut_tool(client: OpenAI) -> None:
+    asked = {**_TOOLS, "tool_choice": _NAMED, "max_tokens": 14}
+    assert client.chat.completions.create(**asked).choices[0].finish_reason == "length"
+
+
+def check_prediction(client: OpenAI) -> None:
+    asked = {"model": MODEL, "messages": _TOOLS["messages"], "max_tokens": 32, "temperature": 0}
+    plain = client.chat.completions.create(**asked).choices[0].message.content
+    prediction: Any = {"type": "content", "content": plain}
+    answer = client.chat.completions.create(prediction=prediction, **asked)
+    assert answer.choices[0].message.content == plain
+    assert answer.usage.completion_tokens_details.accepted_prediction_tokens >= 0
 
 
 def check_errors(client: OpenAI) -> None:
@@ -214,7 +313,3 @@ def _refusal(client: OpenAI, kind: type[Any], changes: dict[str, Any]) -> Any:
     except kind as error:
         return error
     raise AssertionError(f"{changes} is accepted")
-
-
-if __name__ == "__main__":
-    run_client("openai", main)

@@ -12,40 +12,16 @@ import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from checks.service.client import CLIENTS
 from checks.service.environment import environment, extra, run_checks
 from checks.service.report import Report
 from checks.service.service import Service, running, tiny_pool, wait_until_idle
 
-
-@dataclass(frozen=True)
-class Group:
-    """Clients of one environment. `constrained`: by our versions, where they have a say."""
-
-    packages: tuple[str, ...]
-    clients: tuple[str, ...]
-    constrained: bool = True
-
-
-# Frameworks ask for different versions of `openai`, AIPerf for others of what the service uses.
-GROUPS: Mapping[str, Group] = {
-    "benchmarks": Group(
-        ("torch", "openai", "litellm", "guidellm", "lm-eval[api]"),
-        ("openai", "litellm", "guidellm", "lm_eval"),
-    ),
-    "openai_tools": Group(("openai", "jsonschema"), ("openai_tools",)),
-    "instructor": Group(("instructor",), ("instructor",)),
-    "pydantic_ai": Group(("pydantic-ai-slim[openai]",), ("pydantic_ai",)),
-    "langchain": Group(("langchain-openai",), ("langchain",)),
-    "llama_index": Group(("llama-index-llms-openai-like",), ("llama_index",)),
-    "aiperf": Group(("aiperf",), ("aiperf",), constrained=False),
-}
-_CLIENTS = [client for group in GROUPS.values() for client in group.clients]
 _KEY = "a-key-of-this-check"
 _CLUSTERS: Mapping[str, Mapping[str, Any]] = {
     "replicas": {"replicas": [{"name": "r", "count": 2}]},
@@ -56,7 +32,7 @@ _CLUSTERS: Mapping[str, Mapping[str, Any]] = {
 def main() -> int:
     parser = argparse.ArgumentParser(prog="checks.service.clients", description=__doc__)
     parser.add_argument("--venv", type=Path, metavar="DIR", help="keeps the environments there")
-    parser.add_argument("--only", nargs="+", choices=_CLIENTS, default=_CLIENTS)
+    parser.add_argument("--only", nargs="+", choices=CLIENTS, default=list(CLIENTS))
     parser.add_argument("--cluster", choices=_CLUSTERS, help="who serves; else one engine")
     arguments = parser.parse_args()
     report = Report("clients")
@@ -66,12 +42,14 @@ def main() -> int:
         tempfile.TemporaryDirectory(prefix="reports-") as folder,
         _service(arguments.cluster, arguments.venv) as service,
     ):
-        for name, group in GROUPS.items():
-            asked = [client for client in group.clients if client in arguments.only]
-            if asked:
-                kept = arguments.venv and arguments.venv / name
-                with environment(group.packages, kept, group.constrained) as python:
-                    check_clients(asked, python, report, Path(folder), service.url)
+        for name in arguments.only:
+            print(f"\n{name}", flush=True)
+            client, kept = CLIENTS[name], arguments.venv and arguments.venv / name
+            needs = client.needs or (client.package,)
+            saved = Path(folder) / f"{name}.json"
+            with environment(needs, kept, client.constrained) as python:
+                asked = (name, service.url, _KEY, str(saved))
+                run_checks(python, "checks.service.client", report, saved, *asked)
         with report.check("all rows are free"):
             wait_until_idle(service.url)
         with report.check("the service stops with 0"):
@@ -95,15 +73,6 @@ def _service(cluster: str | None, kept: Path | None) -> Iterator[Service]:
         running(config, python=python) as service,
     ):
         yield service
-
-
-def check_clients(
-    clients: Sequence[str], python: Path, report: Report, folder: Path, url: str
-) -> None:
-    """Those of one environment."""
-    for client in clients:
-        print(f"\n{client}", flush=True)
-        run_checks(python, f"checks.service.client_{client}", report, folder, url, _KEY)
 
 
 if __name__ == "__main__":

@@ -82,10 +82,9 @@ def run_in_cluster(module: str, arguments: argparse.Namespace) -> int | None:
         return run_module(python, module, _INSIDE, *sys.argv[1:])
 
 
-def run_checks(python: Path, module: str, report: Report, folder: Path, *arguments: str) -> None:
-    """Runs a module that saves a report where its last argument says, and includes that report."""
-    saved = folder / f"{module.rpartition('.')[2]}.json"
-    code = run_module(python, module, *arguments, str(saved))
+def run_checks(python: Path, module: str, report: Report, saved: Path, *arguments: str) -> None:
+    """Runs a module that saves its report to `saved`, and includes that report."""
+    code = run_module(python, module, *arguments)
     report.include(saved)
-    with report.check(f"{module} ends with 0"):
+    with report.check(f"{saved.stem} ends with 0"):
         assert code == 0 or not all(check.passed for check in report.checks), f"ended with {code}"

@@ -5,13 +5,11 @@ are also written in environments of other packages.
 """
 
 import json
-import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 
 
@@ -77,15 +75,3 @@ class Report:
     def _add(self, check: Check) -> None:
         self.checks.append(check)
         print(f"{'ok  ' if check.passed else 'FAIL'} {check.name}  {check.detail}", flush=True)
-
-
-def run_client(package: str, check: Callable[[Report, str, str], None], subject: str = "") -> None:
-    """`python -m checks.service.client_NAME URL KEY OUT`, which saves its report to OUT.
-
-    `subject`: of the report, where it is not the package.
-    """
-    url, key, saved = sys.argv[1:]
-    report = Report(f"{subject or package} {version(package)}")
-    check(report, url, key)
-    report.save(Path(saved))
-    sys.exit(0 if report.passed else 1)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import httpx
 import yaml
@@ -43,7 +43,9 @@ class Service:
     log: Path
 
     def rss_mb(self) -> float:
-        return rss_mb(self.process.pid)
+        """Resident memory in MiB."""
+        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
     @property
     def is_running(self) -> bool:
@@ -59,12 +61,6 @@ class Service:
 
     def log_tail(self) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-40:])
-
-
-def rss_mb(process: int | Literal["self"]) -> float:
-    """Resident memory in MiB."""
-    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 @contextmanager

@@ -9,24 +9,114 @@ loop; names, states and reports may be read from any thread.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 from modelpool.errors import ConfigError
 from specrouter.cluster.correction import Expected, measured_ms
-from specrouter.cluster.link import Feed, ReplicaLink
-from specrouter.cluster.member import InFlight, Member
-from specrouter.cluster.metrics import counted_before
-from specrouter.cluster.roster import Roster, Standing
+from specrouter.cluster.link import Attempt, Feed, ReplicaLink, Reply
+from specrouter.cluster.reports import ReplicaReport, counted_before
+from specrouter.cluster.roster import KnownReplica, Roster, Standing
 from specrouter.cluster.state import ReplicaState, ReplicaView
 from specrouter.config import ClusterConfig
+from specrouter.engine.serving import ReplicaFigures
 from specrouter.request.errors import OverloadedError
 
 logger = logging.getLogger(__name__)
 
+Cause = Literal["error", "silence", "drain", "lost"]
+
 _LOST = ("lost", "draining", "failed")  # a silent replica may still have its caches
 _WATCH_S = 0.1  # how often silence is looked for
 _AGAIN_S = 0.2  # before a replica that was lost is listened to anew
+
+
+class Moved(Exception):
+    """A request has to go on at another replica."""
+
+    def __init__(self, cause: Cause, reason: str) -> None:
+        super().__init__(reason)
+        self.cause = cause
+
+
+@dataclass(eq=False)
+class InFlight:
+    """An attempt at a replica, since `began_s`.
+
+    Attributes:
+        inbox: of its messages; `Moved` among them ends it.
+        is_counted: in the replica's last state.
+        came: when tokens came, and how many.
+    """
+
+    inbox: "asyncio.Queue[Reply | Moved]"
+    prompt_tokens: int
+    began_s: float
+    is_counted: bool = False
+    came: list[tuple[float, int]] = field(default_factory=list)
+
+    def note(self, tokens: int) -> None:
+        if tokens:
+            self.came.append((time.monotonic(), tokens))
+
+    async def pump(self, link: ReplicaLink, attempt: Attempt) -> None:
+        """Brings all replies to the inbox, and at last why there are no more."""
+        moved = Moved("error", f"{link.name} ended the stream early")
+        try:
+            async with aclosing(link.stream(attempt)) as replies:
+                async for reply in replies:
+                    self.inbox.put_nowait(reply)
+        except Exception as error:
+            moved = Moved("error", f"{link.name}: {type(error).__name__}: {error}")
+        self.inbox.put_nowait(moved)
+
+
+@dataclass(eq=False, kw_only=True)
+class Member(KnownReplica):
+    """A replica that runs.
+
+    Attributes:
+        past: what it had counted before it began anew.
+        moves: requests that had to leave it, by cause; `attempts`, `declined`: that came.
+    """
+
+    link: ReplicaLink
+    report: ReplicaReport | None = None
+    past: ReplicaReport | None = None
+    in_flight: set[InFlight] = field(default_factory=set)
+    attempts: int = 0
+    declined: int = 0
+    moves: dict[Cause, int] = field(default_factory=lambda: dict.fromkeys(get_args(Cause), 0))
+
+    @property
+    def on_their_way(self) -> Collection[InFlight]:
+        return self.in_flight
+
+    @property
+    def is_over(self) -> bool:
+        """It will not come back."""
+        return self.standing == "failed" and not self.link.is_replaced
+
+    def figures(self, now_s: float) -> ReplicaFigures:
+        state = self.state if self.standing == "ready" else None
+        return ReplicaFigures(
+            is_up=self.standing == "ready",
+            state_age_s=None if self.told is None else now_s - self.told_s,
+            running=None if state is None else state.running,
+            waiting=None if state is None else state.waiting,
+            rows=None if state is None else state.rows,
+            kv_share=None if state is None else state.kv_share,
+            attempts=self.attempts,
+            declined=self.declined,
+            moves={**self.moves},
+        )
+
+    def evict(self, cause: Cause, reason: str) -> None:
+        """Tells every attempt that is there to go on elsewhere."""
+        for one in list(self.in_flight):
+            one.inbox.put_nowait(Moved(cause, reason))
 
 
 class Fleet(Roster[Member]):

@@ -16,10 +16,9 @@ from typing import Literal
 from transformers import PreTrainedTokenizerBase
 
 from specrouter.cluster.dispatcher import Dispatcher, feasible
-from specrouter.cluster.fleet import Fleet
+from specrouter.cluster.fleet import Fleet, InFlight, Moved
+from specrouter.cluster.instruments import ClusterAccounts
 from specrouter.cluster.link import Attempt, Reply
-from specrouter.cluster.member import InFlight, Moved
-from specrouter.cluster.metrics import ClusterAccounts
 from specrouter.cluster.pairs import StreamPair, reading
 from specrouter.cluster.resume import Progress
 from specrouter.cluster.state import Ranking, RoutedRequest

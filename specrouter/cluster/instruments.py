@@ -1,6 +1,11 @@
-"""ClusterInstruments: what is measured of all replicas together, as old as they last told."""
+"""ClusterInstruments: what is measured of all replicas together, as old as they last told.
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+Contract: a request that two replicas served is one request here, with the times that its caller
+saw.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any, TypeVar
@@ -9,20 +14,41 @@ from prometheus_client.metrics_core import Metric
 
 from specrouter.cluster.dispatcher import Dispatcher
 from specrouter.cluster.fleet import Fleet
-from specrouter.cluster.link import ReplicaReport
-from specrouter.cluster.metrics import ClusterAccounts, replica_metrics, total, total_state
+from specrouter.cluster.reports import ReplicaReport, total, total_state
 from specrouter.engine.admission_log import AdmissionRecord
 from specrouter.engine.cycle_log import CycleTimes
 from specrouter.engine.decode_counts import DecodeFigures
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.prefix_record import PrefixRecord
 from specrouter.engine.request_meter import RequestMeter, without_created
+from specrouter.engine.serving import ReplicaFigures
+from specrouter.engine.slo_accounts import AdmissionCounts, SloAccounts
 from specrouter.profile.profiler import EngineStatistics
 from specrouter.profile.snapshot import PerformanceSnapshot
+from specrouter.request.output import RequestOutput
 from specrouter.routing.decision_record import DecisionRecord
 from specrouter.view import SCHEDULED, ChainDecision
 
 Record = TypeVar("Record", DecisionRecord, AdmissionRecord, PrefixRecord)
+
+
+class ClusterAccounts(SloAccounts):
+    """Args: `reports`: of the replicas, which count what their admission decides."""
+
+    def __init__(self, reports: Callable[[], Sequence[ReplicaReport]], meter: RequestMeter) -> None:
+        super().__init__()
+        self._reports = reports
+        self._meter = meter
+
+    def ended(self, output: RequestOutput, elapsed_s: float) -> None:
+        """A sample has ended, so long after it was submitted."""
+        now_s = time.monotonic()
+        self.record(output.metrics, output.metrics.output_tokens, now_s - elapsed_s, now_s)
+        self._meter.record(output, elapsed_s)
+
+    def admissions(self) -> dict[str, AdmissionCounts]:
+        every = [report.admission_counts for report in self._reports()]
+        return dict(total(every)) if every else {}
 
 
 class ClusterInstruments:
@@ -59,11 +85,12 @@ class ClusterInstruments:
         )
 
     def ended_requests(self) -> Iterator[Metric]:
-        return self._meter.collect()
-
-    def replica_metrics(self) -> Iterator[Metric]:
-        yield from replica_metrics(self._fleet.members.values())
+        yield from self._meter.collect()
         yield from map(without_created, self._dispatcher.ages.collect())
+
+    def replicas(self) -> Mapping[str, ReplicaFigures]:
+        now_s = time.monotonic()
+        return {one.name: one.figures(now_s) for one in self._fleet.members.values()}
 
     def decision(self) -> ChainDecision | None:
         """The last switch of any replica."""

@@ -5,40 +5,19 @@ an exception. One that hangs does neither: the listener needs a timeout. Closing
 stream cancels its request without waiting for the replica.
 """
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from specrouter.cluster.correction import AS_TOLD, Correction
+from specrouter.cluster.reports import ReplicaReport
 from specrouter.cluster.state import ReplicaState, RoutedRequest
-from specrouter.engine.admission_log import AdmissionRecord
-from specrouter.engine.decode_counts import DecodeFigures
-from specrouter.engine.engine_state import EngineState
-from specrouter.engine.prefix_record import PrefixRecord
 from specrouter.engine.request import Request
-from specrouter.engine.slo_accounts import AdmissionCounts
-from specrouter.profile.profiler import EngineStatistics
-from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.output import Delta
-from specrouter.routing.decision_record import DecisionRecord
 
 
 class ReplicaLostError(RuntimeError):
     """There is no replica at the other end, for now."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReplicaReport:
-    """What is shown of a replica's engine; see `ChainRouter` for each."""
-
-    engine: EngineState
-    statistics: EngineStatistics
-    decoded: DecodeFigures
-    performance: PerformanceSnapshot
-    decisions: tuple[DecisionRecord, ...]
-    admissions: tuple[AdmissionRecord, ...]
-    prefixes: tuple[PrefixRecord, ...]
-    admission_counts: Mapping[str, AdmissionCounts]
 
 
 @dataclass(frozen=True)

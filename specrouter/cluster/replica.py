@@ -13,7 +13,8 @@ from typing import Any, Protocol, TypeVar
 
 from specrouter.cluster.admission import attainability
 from specrouter.cluster.kv_transfer import KVTransfer, KVTransport
-from specrouter.cluster.link import Attempt, Feed, ReplicaReport, Reply
+from specrouter.cluster.link import Attempt, Feed, Reply
+from specrouter.cluster.reports import ReplicaReport
 from specrouter.cluster.state import ReplicaState
 from specrouter.engine.instruments import EngineInstruments
 from specrouter.engine.serving import ServingRouter, streamed

@@ -8,13 +8,15 @@ no weights are loaded here.
 Not here: how messages travel (`ReplicaLink`), and which replica is chosen (`policy`).
 """
 
+import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
+from typing import Any, TypeVar
 
 from modelpool import ModelPool
 from modelpool.config import PoolConfig
@@ -25,7 +27,6 @@ from specrouter.cluster.fleet import Fleet, FleetLimits, overload_of
 from specrouter.cluster.forwarder import ForwardingContext, RequestForwarder
 from specrouter.cluster.instruments import ClusterInstruments
 from specrouter.cluster.link import ReplicaHost
-from specrouter.cluster.loop_thread import LoopThread
 from specrouter.cluster.pairs import pairs_of
 from specrouter.cluster.resume import Progress
 from specrouter.config import RouterConfig
@@ -43,6 +44,7 @@ from specrouter.request.structure import Structure
 logger = logging.getLogger(__name__)
 
 Start = Callable[[], ReplicaHost]
+Result = TypeVar("Result")
 
 _FIRST_NEWS_S = 600.0  # of a replica that is being started: large models take minutes
 _ROOMY = 2**60  # bytes
@@ -189,6 +191,45 @@ class ClusterRouter:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class LoopThread:
+    """An event loop in a thread of its own. Close it from outside of its loop."""
+
+    def __init__(self, name: str) -> None:
+        self._loop, self._is_over = asyncio.new_event_loop(), asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def start(self, work: Coroutine[Any, Any, Result]) -> "Future[Result]":
+        """From any thread; cancelling what it returns cancels the work."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Waits for it. Raises what it raises."""
+        done = self.start(work)
+        try:
+            return done.result()
+        except BaseException:
+            done.cancel()
+            raise
+
+    def call(self, function: Callable[[], Result]) -> Result:
+        """In the loop, between what runs there."""
+
+        async def work() -> Result:
+            return function()
+
+        return self.run(work())
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """What still runs there is cancelled; what does not end in time is left behind."""
+        self._loop.call_soon_threadsafe(self._is_over.set)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._is_over.wait())
 
 
 def _unplaced(config: PoolConfig, progress: LoadProgress | None) -> ModelPool:

@@ -4,8 +4,10 @@ Contract: Ray Serve starts the processes, restarts those that die, and carries m
 it routes nothing. A replica is spoken to through its own handle only. A dead one is replaced by
 Serve; until then calls to it wait, so only the feed may call one that does not feed.
 
-With `object_store`, which it imports, the only module that imports Ray. Import it where a
-configuration has a cluster, and nowhere else.
+Keys and values go through Ray's object store: written there once, and read in place by processes of
+the same machine. What a process has written is lost with it.
+
+The only module that imports Ray. Import it where a configuration has a cluster, and nowhere else.
 """
 
 import asyncio
@@ -34,17 +36,20 @@ import ray
 from ray import serve
 
 from modelpool.progress import LoadProgress
+from specrouter.cluster.kv_mailbox import KVMailbox
+from specrouter.cluster.kv_transfer import KVLostError
 from specrouter.cluster.link import Attempt, Feed, ReplicaLostError, Reply
 from specrouter.cluster.multiplex import Order, Pieces, ReplyReceiver, ReplySender
-from specrouter.cluster.object_store import ObjectStoreTransport, start_mailbox
 from specrouter.cluster.replica import ReplicaEngine, ReplicaServer
 from specrouter.config import RouterConfig
 from specrouter.logs import configure_logs
+from statemgr import RowKV
 
 logger = logging.getLogger(__name__)
 
 MakeRouter = Callable[[RouterConfig], ReplicaEngine]
 
+_MAILBOX = {"name": "specrouter-kv-mailbox", "namespace": "specrouter"}
 _PREFIX = "specrouter-"  # of the applications' names
 # Of Ray's object store, which carries nothing of ours, or what the halves of pairs hand over: some
 # prompts at once. What does not fit goes to the disk.
@@ -244,3 +249,36 @@ class ServeLink:
         if self._handle is None:
             self._handle = serve.get_app_handle(_PREFIX + self.name)
         return self._handle
+
+
+def start_mailbox() -> Any:
+    """Returns what keeps it; the mailbox of a Ray that has one. Ray drops what has no reference, so
+    a mailbox in a process of its own keeps references until they are taken."""
+    options = {**_MAILBOX, "get_if_exists": True, "num_cpus": 0, "max_restarts": -1}
+    return ray.remote(KVMailbox).options(**options).remote()
+
+
+class ObjectStoreTransport:
+    """Keys and values through Ray's object store, where a mailbox has been started."""
+
+    def __init__(self) -> None:
+        self._mailbox: Any = None
+
+    async def give(self, kv: RowKV) -> str:
+        ticket, mailbox = uuid.uuid4().hex, await self._found()
+        reference = await asyncio.to_thread(ray.put, kv)
+        await mailbox.leave.remote(ticket, [reference])  # in a list: else it would be fetched there
+        return ticket
+
+    async def take(self, ticket: str) -> RowKV:
+        mailbox = await self._found()
+        left = await mailbox.take.remote(ticket)
+        if left is None:
+            raise KVLostError("nothing is there")
+        kv: RowKV = await left[0]
+        return kv
+
+    async def _found(self) -> Any:
+        if self._mailbox is None:
+            self._mailbox = await asyncio.to_thread(ray.get_actor, **_MAILBOX)
+        return self._mailbox

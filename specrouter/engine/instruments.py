@@ -16,6 +16,7 @@ from specrouter.engine.engine import Engine
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.engine_thread import EngineThread
 from specrouter.engine.prefix_record import PrefixRecord
+from specrouter.engine.serving import ReplicaFigures
 from specrouter.engine.slo_accounts import SloAccounts
 from specrouter.profile.profiler import EngineStatistics
 from specrouter.profile.snapshot import PerformanceSnapshot
@@ -56,8 +57,8 @@ class EngineInstruments:
         """Of the requests that have ended, in Prometheus' form."""
         return self.engine.book.meter.collect()
 
-    def replica_metrics(self) -> Iterator[Metric]:
-        return iter(())
+    def replicas(self) -> Mapping[str, ReplicaFigures]:
+        return {}
 
     def routings(self) -> Sequence[Mapping[str, Any]]:
         return ()

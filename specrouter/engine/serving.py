@@ -44,6 +44,27 @@ class Health:
     replicas: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReplicaFigures:
+    """What a cluster counts of one replica.
+
+    Attributes:
+        state_age_s: None: it has told nothing. Of its state: None where it takes no requests.
+        attempts: samples that were sent there; of them, those that it `declined`, and those that
+            went on elsewhere (`moves`, by cause).
+    """
+
+    is_up: bool
+    state_age_s: float | None
+    running: int | None
+    waiting: int | None
+    rows: int | None
+    kv_share: float | None
+    attempts: int
+    declined: int
+    moves: Mapping[str, int]
+
+
 class Instruments(Protocol):
     """What is measured of a router; see `EngineInstruments`."""
 
@@ -58,10 +79,12 @@ class Instruments(Protocol):
 
     def engine_state(self) -> EngineState: ...
 
-    def ended_requests(self) -> Iterator[Metric]: ...
+    def ended_requests(self) -> Iterator[Metric]:
+        """What is counted as requests end, and as they are routed."""
+        ...
 
-    def replica_metrics(self) -> Iterator[Metric]:
-        """Of each replica; none where there is one engine only."""
+    def replicas(self) -> Mapping[str, ReplicaFigures]:
+        """By name; none where there is one engine only."""
         ...
 
     def decision(self) -> ChainDecision | None:

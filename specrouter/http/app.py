@@ -9,7 +9,6 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from specrouter.engine.serving import ServingRouter
-from specrouter.http.bodies import BodyRoute
 from specrouter.http.chat import add_chat
 from specrouter.http.completions import add_completions
 from specrouter.http.drain import Drain
@@ -18,7 +17,7 @@ from specrouter.http.generate import add_generate
 from specrouter.http.live_feed import add_live_feed
 from specrouter.http.live_page import add_docs_page, add_live_page
 from specrouter.http.models import add_models
-from specrouter.http.openapi import TAGS
+from specrouter.http.openapi import TAGS, with_shared_parts
 from specrouter.http.prometheus import add_metrics
 from specrouter.http.router_pages import add_health, add_replica_pages, add_router_pages
 from specrouter.http.service import Service
@@ -51,7 +50,6 @@ def create_app(router: ServingRouter, drain: Drain | None = None) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,  # it would lead to whatever host the client has named
     )
-    app.router.route_class = BodyRoute
     service, drain = Service(router), drain or Drain()  # by default one that never begins
     add_error_handlers(app, frozenset(field_names()))
     add_completions(app, service)
@@ -67,4 +65,6 @@ def create_app(router: ServingRouter, drain: Drain | None = None) -> FastAPI:
     if router.config.server.page:
         add_live_page(app)
         add_live_feed(app, router, drain)
+    described = app.openapi
+    app.openapi = lambda: with_shared_parts(described())  # type: ignore[method-assign]
     return app

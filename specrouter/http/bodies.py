@@ -1,81 +1,50 @@
-"""Unread: a request's body as it has arrived; whoever needs it reads it, in a thread.
+"""Request bodies: taken as bytes in the event loop, read in a thread by whoever needs them.
 
 Contract: nothing of a body is parsed in the event loop, so that streams and `/health` go on
 meanwhile. Whatever is no JSON for Python is told as such (`invalid_json`): bytes that are no UTF-8,
 nesting that is too deep, numbers with too many digits. What does not fit the declared fields is
-refused as FastAPI refuses it.
+refused with the place of each mistake, as FastAPI refuses it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Coroutine
-from typing import Any, Generic, TypeVar, get_args
+from email.message import Message
+from typing import Any, TypeVar
 
-from fastapi import Request, Response
+from fastapi import Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
-from pydantic import GetCoreSchemaHandler, TypeAdapter, ValidationError
-from pydantic_core import CoreSchema, core_schema
+from pydantic import TypeAdapter, ValidationError
 
 Body = TypeVar("Body")
 
-
-class _Arrived(bytes):
-    """A body that says of itself that it is JSON."""
+_NO_JSON = {"type": "missing", "loc": ("body",), "msg": "is no JSON"}
 
 
-class Unread(Generic[Body]):
-    """A body that is to be a `Body`, by whose schema the API's describes it."""
-
-    def __init__(self, data: bytes, kind: TypeAdapter[Body]) -> None:
-        self.data = data
-        self._kind = kind
-
-    def read(self) -> Body:
-        """Raises `RequestValidationError`."""
-        try:
-            return self._kind.validate_python(loaded(self.data))
-        except json.JSONDecodeError as error:  # as FastAPI tells of it
-            place, reason = ("body", error.pos), {"error": error.msg}
-            told = {"type": "json_invalid", "loc": place, "ctx": reason}
-            raise RequestValidationError([told]) from error
-        except ValidationError as error:
-            errors = error.errors(include_url=False)
-            told_all = [{**one, "loc": ("body", *one["loc"])} for one in errors]
-            raise RequestValidationError(told_all) from error
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        [body] = get_args(source)
-        kind: TypeAdapter[Body] = TypeAdapter(body)
-
-        def arrived(value: object) -> Unread[Body]:
-            if not isinstance(value, _Arrived):
-                raise ValueError("is no JSON")
-            return cls(value, kind)
-
-        schema = handler.generate_schema(body)
-        return core_schema.no_info_plain_validator_function(
-            arrived, json_schema_input_schema=schema
-        )
+async def json_data(request: Request) -> bytes:
+    """The body of a request that says that it is JSON. Raises `RequestValidationError`."""
+    told = Message()
+    told["content-type"] = request.headers.get("content-type", "")
+    main, sub = told.get_content_maintype(), told.get_content_subtype()
+    data = await request.body()
+    if not data or main != "application" or not (sub == "json" or sub.endswith("+json")):
+        raise RequestValidationError([_NO_JSON])
+    return data
 
 
-class BodyRoute(APIRoute):
-    """FastAPI asks for a body's JSON, and is given what has arrived."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-
-        async def handle_unread(request: Request) -> Response:
-            return await handle(_UnreadRequest(request.scope, request.receive))
-
-        return handle_unread
-
-
-class _UnreadRequest(Request):
-    async def json(self) -> Any:
-        return _Arrived(await self.body())
+def read_body(data: bytes, kind: TypeAdapter[Body]) -> Body:
+    """Raises `RequestValidationError`."""
+    try:
+        return kind.validate_python(loaded(data))
+    except json.JSONDecodeError as error:
+        place, reason = ("body", error.pos), {"error": error.msg}
+        told = {"type": "json_invalid", "loc": place, "ctx": reason}
+        raise RequestValidationError([told]) from error
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+        raise RequestValidationError(
+            [{**one, "loc": ("body", *one["loc"])} for one in errors]
+        ) from error
 
 
 def loaded(body: bytes) -> Any:

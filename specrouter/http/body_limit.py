@@ -15,8 +15,8 @@ from fastapi import Response
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from specrouter.http.answers import error_response, overloaded, shutting_down
 from specrouter.http.drain import Drain
-from specrouter.http.error_answer import error_response, overloaded, shutting_down
 from specrouter.http.prometheus import Refusal
 
 SMALL_BYTES = 2**16  # of a body that counts for nothing: there are only so many connections

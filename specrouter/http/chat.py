@@ -12,15 +12,21 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import Body, FastAPI
+from fastapi import FastAPI
 from fastapi import Request as HttpRequest
 from fastapi.responses import Response
+from pydantic import TypeAdapter
 
-from specrouter.http.answer_schemas import OpenAIObject
-from specrouter.http.bodies import Unread
-from specrouter.http.openai_answer import OpenAIAnswer, Prompt, ending, finite, output_of
+from specrouter.http.openai_answer import (
+    OpenAIAnswer,
+    OpenAIObject,
+    Prompt,
+    ending,
+    finite,
+    output_of,
+)
 from specrouter.http.openai_fields import ChatRequest
 from specrouter.http.openapi import generation
 from specrouter.http.reasoning.answer_reader import AnswerReader, Reader
@@ -37,6 +43,7 @@ from specrouter.request.structure import Structure
 
 _PROMPT_END = 64  # tokens that may hold the beginning of the answer
 _ENDS_BY_ITSELF = ("eos", "stop")
+_BODY = TypeAdapter(ChatRequest)
 
 
 def add_chat(app: FastAPI, service: Service) -> None:
@@ -45,14 +52,13 @@ def add_chat(app: FastAPI, service: Service) -> None:
         **generation(
             "An answer to a conversation",
             OpenAIObject,
+            _BODY,
             messages=[{"role": "user", "content": "Add 2 and 3."}],
             max_tokens=32,
         ),
     )
-    async def chat_completions(
-        body: Annotated[Unread[ChatRequest], Body()], request: HttpRequest
-    ) -> Response:
-        return await service.respond(request, body, partial(_asked, service))
+    async def chat_completions(request: HttpRequest) -> Response:
+        return await service.respond(request, _BODY, partial(_asked, service))
 
 
 def _asked(service: Service, body: ChatRequest, request: HttpRequest) -> Asked:

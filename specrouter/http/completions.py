@@ -11,16 +11,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import Body, FastAPI
+from fastapi import FastAPI
 from fastapi import Request as HttpRequest
 from fastapi.responses import Response
+from pydantic import TypeAdapter
 from transformers import PreTrainedTokenizerBase
 
-from specrouter.http.answer_schemas import OpenAIObject
-from specrouter.http.bodies import Unread
-from specrouter.http.openai_answer import OpenAIAnswer, Prompt, ending, finite, output_of
+from specrouter.http.openai_answer import (
+    OpenAIAnswer,
+    OpenAIObject,
+    Prompt,
+    ending,
+    finite,
+    output_of,
+)
 from specrouter.http.openai_fields import CompletionRequest
 from specrouter.http.openapi import generation
 from specrouter.http.service import Asked, Service
@@ -30,6 +36,7 @@ from specrouter.request.output import Delta, RequestOutput, TokenLogprobs
 from specrouter.request.params import SamplingParams
 
 _DEFAULT_TOKENS = 16  # OpenAI's
+_BODY = TypeAdapter(CompletionRequest)
 
 
 def add_completions(app: FastAPI, service: Service) -> None:
@@ -38,15 +45,14 @@ def add_completions(app: FastAPI, service: Service) -> None:
         **generation(
             "The continuation of one or several prompts",
             OpenAIObject,
+            _BODY,
             prompt="def fib(n):",
             max_tokens=32,
             temperature=0,
         ),
     )
-    async def completions(
-        body: Annotated[Unread[CompletionRequest], Body()], request: HttpRequest
-    ) -> Response:
-        return await service.respond(request, body, partial(_asked, service))
+    async def completions(request: HttpRequest) -> Response:
+        return await service.respond(request, _BODY, partial(_asked, service))
 
 
 def _asked(service: Service, body: CompletionRequest, request: HttpRequest) -> Asked:

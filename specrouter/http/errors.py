@@ -21,7 +21,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from specrouter.engine.context_limit import ContextLengthError
-from specrouter.http.error_answer import error_payload, error_response
+from specrouter.http.answers import error_payload, error_response
 from specrouter.http.objective_fields import SloRequest, StageRequest
 from specrouter.http.prometheus import Refusal, count_refusal
 from specrouter.http.request_fields import GenerateRequest, SpeculationRequest

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import Body, FastAPI
+from fastapi import FastAPI
 from fastapi import Request as HttpRequest
 from fastapi.responses import Response
+from pydantic import TypeAdapter
 
-from specrouter.http.answer_schemas import GenerateAnswerObject
-from specrouter.http.bodies import Unread
+from specrouter.http.answers import Loose
 from specrouter.http.openai_answer import finite
 from specrouter.http.openapi import generation
 from specrouter.http.request_fields import GenerateRequest
@@ -20,6 +20,28 @@ from specrouter.http.streams import Answer, Outputs
 from specrouter.http.token_texts import TokenTexts
 from specrouter.request.output import CycleDraft, Delta, RequestOutput, TokenLogprobs
 
+_BODY = TypeAdapter(GenerateRequest)
+
+
+class GenerateAnswerObject(Loose):
+    """With `n` above 1, texts are in `choices`."""
+
+    seed: int
+    """The same request with this seed gives the same tokens."""
+    text: str | None = None
+    """The output."""
+    token_ids: list[int] | None = None
+    """Its tokens."""
+    finish_reason: str | None = None
+    """`eos`, `stop` or `length`."""
+    metrics: dict[str, Any] | None = None
+    """Times in milliseconds, acceptance length, and the cycles of each chain."""
+    drafts: list[dict[str, Any]] | None = None
+    """With `return_drafts`: by cycle, who proposed its tokens and what was drafted; in a stream
+    `draft`, of the event's cycle."""
+    choices: list[dict[str, Any]] | None = None
+    """The samples, by `index`, each with the fields above but `seed`."""
+
 
 def add_generate(app: FastAPI, service: Service) -> None:
     @app.post(
@@ -27,14 +49,13 @@ def add_generate(app: FastAPI, service: Service) -> None:
         **generation(
             "The continuation of a prompt, with metrics of how it was made",
             GenerateAnswerObject,
+            _BODY,
             prompt="def fib(n):",
             max_new_tokens=32,
         ),
     )
-    async def generate(
-        body: Annotated[Unread[GenerateRequest], Body()], request: HttpRequest
-    ) -> Response:
-        return await service.respond(request, body, partial(_asked, service))
+    async def generate(request: HttpRequest) -> Response:
+        return await service.respond(request, _BODY, partial(_asked, service))
 
 
 def _asked(service: Service, body: GenerateRequest, request: HttpRequest) -> Asked:

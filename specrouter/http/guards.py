@@ -29,9 +29,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from specrouter.config import ServerConfig
+from specrouter.http.answers import error_response, overloaded, shutting_down
 from specrouter.http.body_limit import BodyLimit, Count
 from specrouter.http.drain import Drain
-from specrouter.http.error_answer import error_response, overloaded, shutting_down
 from specrouter.http.errors import SHOULD_RETRY_HEADER
 from specrouter.http.keys import api_keys, is_loopback
 from specrouter.http.live_feed import FEED_PATH

@@ -19,8 +19,8 @@ from fastapi.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from specrouter.engine.serving import ServingRouter
+from specrouter.http.answers import error_payload, overloaded
 from specrouter.http.drain import Drain
-from specrouter.http.error_answer import error_payload, overloaded
 from specrouter.http.live_snapshot import live_snapshot
 from specrouter.http.streams import ClosedStream, encoded, framed
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from specrouter.http.answers import Loose
 from specrouter.http.openai_fields import OpenAIRequest
 from specrouter.http.streams import Answer, Outputs
 from specrouter.http.token_texts import TokenTexts
@@ -19,6 +20,23 @@ from specrouter.request.output import Delta, RequestMetrics, RequestOutput, Toke
 
 LEAST_LOGPROB = -9999.0  # JSON has no infinity; this is what vLLM's clients know
 _FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
+
+
+class OpenAIObject(Loose):
+    id: str
+    """Of this answer; it contains the request's id."""
+    object: str
+    """What the answer is, such as `chat.completion`."""
+    created: int
+    """In seconds since 1970."""
+    model: str
+    """The target."""
+    system_fingerprint: str
+    """Changes where the same seed may give another text: another target, dtype or version."""
+    choices: list[dict[str, Any]]
+    """The outputs, with `index`, the text or the message, and `finish_reason`."""
+    usage: dict[str, Any]
+    """Tokens of the prompt and the output, and of the latter those that were drafted."""
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,13 @@
-"""What the API's schema says of endpoints beside their fields: groups, answers, errors."""
+"""What the API's schema says of endpoints beside their fields: groups, bodies, answers, errors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
-from specrouter.http.answer_schemas import ErrorAnswer
+from specrouter.http.answers import ErrorAnswer
 from specrouter.http.objective_fields import SLO_HEADERS
 
 GENERATION, TOKENS, MODELS = "Generation", "Tokens", "Models"
@@ -48,6 +48,7 @@ def described(
     tag: str,
     summary: str,
     answer: type[BaseModel],
+    body: TypeAdapter[Any] | None = None,
     refusals: Iterable[int] = (401,),
     example: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -59,16 +60,31 @@ def described(
         "default": {"model": ErrorAnswer, "description": "Any other error"},
     }
     found = {"tags": [tag], "summary": summary, "responses": responses}
-    if example is None:
+    if body is None:
         return found
-    body = {"content": {"application/json": {"example": example}}}
-    return {**found, "openapi_extra": {"requestBody": body}}
+    schemas, parts = TypeAdapter.json_schemas(
+        [("body", "validation", body)], ref_template="#/components/schemas/{model}"
+    )
+    content = {"schema": {**schemas["body", "validation"], **parts}, "example": example}
+    asked = {"required": True, "content": {"application/json": content}}
+    return {**found, "openapi_extra": {"requestBody": asked}}
 
 
-def generation(summary: str, answer: type[BaseModel], **example: Any) -> dict[str, Any]:
+def generation(
+    summary: str, answer: type[BaseModel], body: TypeAdapter[Any], **example: Any
+) -> dict[str, Any]:
     """The same for a text, whole or as a stream, with the headers of objectives."""
     refusals = (*BODY_REFUSALS, 404, 408, 500, 503)
-    found = described(GENERATION, summary, answer, refusals, example)
+    found = described(GENERATION, summary, answer, body, refusals, example)
     found["responses"][200]["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
     found["openapi_extra"]["parameters"] = _SLO_PARAMETERS
     return found
+
+
+def with_shared_parts(schema: dict[str, Any]) -> dict[str, Any]:
+    """The API's schema, with the objects of which bodies are made beside those of answers."""
+    for operations in schema["paths"].values():
+        for operation in operations.values():
+            for content in operation.get("requestBody", {}).get("content", {}).values():
+                schema["components"]["schemas"] |= content["schema"].pop("$defs", {})
+    return schema

@@ -13,19 +13,10 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel
 
 from specrouter.engine.serving import ServingRouter
-from specrouter.http.answer_schemas import (
-    CalibrationAnswer,
-    DecisionsAnswer,
-    HealthAnswer,
-    RestartAnswer,
-    SloAnswer,
-    StatisticsAnswer,
-)
+from specrouter.http.answers import Described, Loose, error_payload, error_response
 from specrouter.http.drain import Drain
-from specrouter.http.error_answer import error_payload, error_response
 from specrouter.http.openapi import OPERATION, ROUTER, described
 
 logger = logging.getLogger(__name__)
@@ -33,8 +24,67 @@ logger = logging.getLogger(__name__)
 _Page = Callable[[], Awaitable[Response]]
 
 
+class HealthAnswer(Loose):
+    status: str
+    """`ok`, or `degraded`: fewer replicas serve than there should be."""
+    replicas: dict[str, str] | None = None
+    """What each replica is doing, where there are any."""
+
+
+class RestartAnswer(Described):
+    status: str
+    """`restarting`; `/health` says which replicas are ready."""
+
+
+class DecisionsAnswer(Described):
+    decisions: list[dict[str, Any]]
+    """Oldest first; each with chain, tree, reason, prediction, and those of the alternatives."""
+    admissions: list[dict[str, Any]]
+    """Oldest first; what was decided about which request's objective, and why."""
+    prefixes: list[dict[str, Any]]
+    """Oldest first; how much of its prompt each of the last requests found cached."""
+    routings: list[dict[str, Any]]
+    """Oldest first; to which replica a request went, with the terms of each and the reason."""
+
+
+class StatisticsAnswer(Loose):
+    cycles: int
+    """Decoding cycles."""
+    cycle_ms: float
+    """Their time."""
+    model_ms: dict[str, float]
+    """Of it, in each model's forward passes."""
+    logits_ms: float
+    """Of it, in the work on logits and drafts."""
+    control_ms: float
+    """Of it, in the control plane."""
+    forwards: dict[str, int]
+    """Forward passes of each model."""
+    committed_tokens: int
+    """Output tokens of all requests."""
+    switches: int
+    """Changes of chain or tree."""
+
+
+class CalibrationAnswer(Described):
+    calibration: list[dict[str, Any]]
+    """By chain of proposers and verifier: how far predicted acceptance is from what was seen."""
+
+
+class SloAnswer(Described):
+    duration_s: float
+    """From the first submission to the latest end."""
+    total: dict[str, Any]
+    """Of all requests: how many attained their objectives, goodput, percentiles."""
+    classes: dict[str, dict[str, Any]]
+    """The same by class; `default` are objectives by value, `none` requests without one."""
+
+
 def add_health(app: FastAPI, router: ServingRouter, drain: Drain) -> None:
-    @app.get("/health", **described(OPERATION, "Whether requests are taken", HealthAnswer, (503,)))
+    @app.get(
+        "/health",
+        **described(OPERATION, "Whether requests are taken", HealthAnswer, refusals=(503,)),
+    )
     async def health() -> Response:
         health = router.health()
         replicas = {"replicas": dict(health.replicas)} if health.replicas else {}
@@ -50,7 +100,7 @@ def add_health(app: FastAPI, router: ServingRouter, drain: Drain) -> None:
 
 
 def add_router_pages(app: FastAPI, router: ServingRouter) -> None:
-    def page(name: str, summary: str, answer: type[BaseModel]) -> Callable[[_Page], _Page]:
+    def page(name: str, summary: str, answer: type[Described]) -> Callable[[_Page], _Page]:
         return app.get(f"/router/{name}", **described(ROUTER, summary, answer))
 
     @page(

@@ -17,11 +17,12 @@ from typing import Any, TypeVar
 
 from fastapi import Request as HttpRequest
 from fastapi.responses import Response
+from pydantic import TypeAdapter
 
 from specrouter.config.server import ToolParser
 from specrouter.engine.request import PromptLike, Request
 from specrouter.engine.serving import ServingRouter
-from specrouter.http.bodies import Unread
+from specrouter.http.bodies import json_data, read_body
 from specrouter.http.errors import UnknownModelError, field_names
 from specrouter.http.keys import api_keys, cache_salt
 from specrouter.http.objective_fields import asked_objective
@@ -99,14 +100,15 @@ class Service:
         self.router.check_room(self.config.max_waiting)
 
     async def respond(
-        self, request: HttpRequest, unread: Unread[Body], prepare: _Prepare[Body]
+        self, request: HttpRequest, kind: TypeAdapter[Body], prepare: _Prepare[Body]
     ) -> Response:
-        """Raises what the request is refused with."""
+        """`kind`: of the body. Raises what the request is refused with."""
         request.state.began_s = time.perf_counter()
+        data = await json_data(request)
         lanes, stream = self.router.lanes, self.router.streams.open()
         queue = partial(self._queue, request, prepare, stream)
         try:
-            found = await lanes.run(lane_of(len(unread.data)), self._read, unread, queue)
+            found = await lanes.run(lane_of(len(data)), self._read, data, kind, queue)
             if not isinstance(found, tuple):
                 found = await lanes.run("structures", found)
         except BaseException:
@@ -115,10 +117,10 @@ class Service:
         return await respond(request, stream, *found)
 
     def _read(
-        self, unread: Unread[Body], queue: Callable[[Body], _Accepted]
+        self, data: bytes, kind: TypeAdapter[Body], queue: Callable[[Body], _Accepted]
     ) -> _Accepted | Callable[[], _Accepted]:
         """What is left to do where a grammar is to be compiled."""
-        body = unread.read()
+        body = read_body(data, kind)
         self.check_model(body.model)
         with field_names(body.field_names):
             body.check()

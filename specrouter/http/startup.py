@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from modelpool.progress import LoadProgress
-from specrouter.http.error_answer import error_payload, error_response
+from specrouter.http.answers import error_payload, error_response
 from specrouter.http.live_page import PAGE_FILES
 
 _RETRY_AFTER = {"Retry-After": "5"}

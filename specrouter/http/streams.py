@@ -20,7 +20,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from specrouter.http.error_answer import error_payload
+from specrouter.http.answers import error_payload
 from specrouter.http.errors import Failure, failure_of
 from specrouter.request.delta_stream import DeltaStream
 from specrouter.request.output import Delta, RequestOutput

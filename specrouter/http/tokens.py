@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
-from fastapi import Body, FastAPI
+from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import Discriminator, Tag
+from pydantic import Discriminator, Tag, TypeAdapter
 
-from specrouter.http.answer_schemas import DetokenizeAnswer, TokenizeAnswer
-from specrouter.http.bodies import Unread
+from specrouter.http.answers import Described
+from specrouter.http.bodies import json_data, read_body
 from specrouter.http.openapi import BODY_REFUSALS, TOKENS, described
 from specrouter.http.service import Service
 from specrouter.http.streams import PartsResponse
@@ -62,6 +62,24 @@ class DetokenizeRequest(Fields):
 
 
 _Fields = TypeVar("_Fields", TokenizeText | TokenizeChat, DetokenizeRequest)
+_TOKENIZE: TypeAdapter[TokenizeText | TokenizeChat] = TypeAdapter(TokenizeRequest)
+_DETOKENIZE = TypeAdapter(DetokenizeRequest)
+
+
+class TokenizeAnswer(Described):
+    count: int
+    """Number of tokens."""
+    max_model_len: int
+    """Tokens of a request, prompt and output, at most."""
+    tokens: list[int]
+    """Token ids."""
+    token_strs: list[str] | None
+    """The tokens' texts, where they were asked for."""
+
+
+class DetokenizeAnswer(Described):
+    prompt: str
+    """The text."""
 
 
 def add_tokens(app: FastAPI, service: Service) -> None:
@@ -71,12 +89,13 @@ def add_tokens(app: FastAPI, service: Service) -> None:
             TOKENS,
             "The tokens of a text or a conversation",
             TokenizeAnswer,
+            _TOKENIZE,
             (*BODY_REFUSALS, 404),
             example={"prompt": "def fib(n):"},
         ),
     )
-    async def tokenize(body: Annotated[Unread[TokenizeRequest], Body()]) -> Response:
-        return await _run(service, _tokenized, body)
+    async def tokenize(request: Request) -> Response:
+        return await _run(service, request, _TOKENIZE, _tokenized)
 
     @app.post(
         "/detokenize",
@@ -84,19 +103,25 @@ def add_tokens(app: FastAPI, service: Service) -> None:
             TOKENS,
             "The text of tokens",
             DetokenizeAnswer,
+            _DETOKENIZE,
             (*BODY_REFUSALS, 404),
             example={"tokens": [5, 6, 7]},
         ),
     )
-    async def detokenize(body: Annotated[Unread[DetokenizeRequest], Body()]) -> Response:
-        return await _run(service, _detokenized, body)
+    async def detokenize(request: Request) -> Response:
+        return await _run(service, request, _DETOKENIZE, _detokenized)
 
 
 async def _run(
-    service: Service, answer: Callable[[Service, _Fields], Response], unread: Unread[_Fields]
+    service: Service,
+    request: Request,
+    kind: TypeAdapter[_Fields],
+    answer: Callable[[Service, _Fields], Response],
 ) -> Response:
+    data = await json_data(request)
+
     def job() -> Response:
-        body = unread.read()
+        body = read_body(data, kind)
         service.check_model(body.model)
         return answer(service, body)
 

@@ -12,7 +12,10 @@ A request that offers to upgrade, as Java's clients and `curl --http2` do to HTT
 HTTP/1.1, since a server may ignore the offer (RFC 9110, section 7.8). The parser stops at such a
 header; a new one is given the request again, without it.
 
-A subclass of uvicorn's protocol, since uvicorn with httptools has no such limits.
+A subclass of uvicorn's protocol, since uvicorn has no setting for the time of a header, nor one for
+connections that spares probes, and with httptools none for a header's size. With h11 it has the
+last, but a streamed chunk costs twice as much. Its tests run with the oldest and newest releases:
+`python -m checks.service.web_versions`.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from specrouter.config import ServerConfig
-from specrouter.http.error_answer import error_payload
+from specrouter.http.answers import error_payload
 
 logger = logging.getLogger(__name__)
 

@@ -60,8 +60,9 @@ def checked(home: Path, browser: str, axe: Path, venv: Path | None, kept: Path |
         running(tiny_pool("float32"), _SERVE, seen) as plain,
         running(keyed, _SERVE, seen) as locked,
     ):
-        asked = (browser, plain.url, locked.url, KEY, str(axe), str(pictures))
-        run_checks(python, "checks.service.page.browser", report, home, *asked)
+        saved = home / "browser.json"
+        asked = (browser, plain.url, locked.url, KEY, str(axe), str(pictures), str(saved))
+        run_checks(python, "checks.service.page.browser", report, saved, *asked)
         for service in (plain, locked):
             with report.check("a service that a page watched stops with 0"):
                 _check_stopped(service)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from checks.cache_damage import OF_FILE, OF_FOLDER, OF_NUMBERS
 from modelpool.checkpoint.cached_folder import CHECKSUMS, damage, write_checksums
-from tests.cache_damage import OF_FILE, OF_FOLDER, OF_NUMBERS
 
 
 @pytest.fixture

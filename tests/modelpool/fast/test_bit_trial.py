@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from checks.cache_damage import OF_FILE
 from modelpool.checkpoint.cache_dir import cache_dir
 from modelpool.config import ModelConfig
 from modelpool.device_manager import Placement
@@ -18,7 +19,6 @@ from modelpool.fast.tuning import Tuning
 from modelpool.forward import ForwardOutput
 from modelpool.loader import load_model
 from modelpool.packed_model import PackedModel
-from tests.cache_damage import OF_FILE
 from tests.modelpool.llama_models import LLAMA_SHAPED, VOCAB, make_model, shaped
 
 CONFIG = LLAMA_SHAPED["llama3"]()

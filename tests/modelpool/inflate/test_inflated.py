@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load_file
 
 import modelpool.inflate.inflated
+from checks.cache_damage import OF_FILE, OF_FOLDER, Damage
 from modelpool import ConfigError, ModelPool
 from modelpool.checkpoint.cached_folder import damage
 from modelpool.inflate.inflate import inflate
 from modelpool.inflate.inflated import inflated_source
 from modelpool.inflate.llama_sizes import Growth
-from tests.cache_damage import OF_FILE, OF_FOLDER, Damage
 from tests.modelpool.factories import VOCAB_SIZE, edit_config, save_gpt2, save_llama
 from tests.modelpool.refused import refused
 

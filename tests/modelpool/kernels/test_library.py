@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from checks.cache_damage import OF_FILE
 from modelpool.kernels import library
 from modelpool.kernels.library import (
     c_library,
@@ -15,7 +16,6 @@ from modelpool.kernels.library import (
     linear_kernels,
     opened,
 )
-from tests.cache_damage import OF_FILE
 
 needs_compiler = pytest.mark.skipif(
     shutil.which("cc") is None and shutil.which("gcc") is None, reason="no C compiler"

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
+from checks.service.streams import PROMPT, output_of
 from specrouter import SLO, SamplingParams
 from specrouter.cluster.link import Attempt, Reply
 from specrouter.engine.request import Request
 from tests.specrouter.cluster.links import Cluster, FaultyLink
-from tests.specrouter.cluster.streams import PROMPT, output_of
 from tests.specrouter.faults import PATIENCE_S, wait_until
 
 PARAMS = SamplingParams(max_new_tokens=8, ignore_eos=True)

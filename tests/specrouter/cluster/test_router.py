@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from checks.service.streams import KINDS, PROMPT, Load, output_of, served
 from modelpool.device_manager import DeviceInfo
 from modelpool.errors import ConfigError
 from specrouter import (
@@ -25,14 +26,13 @@ from specrouter import (
     SamplingParams,
     UnavailableError,
 )
+from specrouter.cluster.fleet import Member
 from specrouter.cluster.link import Attempt, Feed, Reply
-from specrouter.cluster.member import Member
 from specrouter.cluster.router import ClusterRouter
 from specrouter.engine.request import Request
 from specrouter.engine.serving import streamed
 from tests.specrouter.cluster.links import NEWS, QUIET, Cluster, FaultyLink, Telling
 from tests.specrouter.cluster.states import state
-from tests.specrouter.cluster.streams import KINDS, PROMPT, Load, output_of, served
 from tests.specrouter.faults import PATIENCE_S, wait_until
 
 Settings = dict[str, Any]
@@ -327,9 +327,11 @@ def test_figures_are_those_of_all_replicas(cluster: Cluster) -> None:
     wait_until(told)  # each replica tells now and then
     assert router.instruments.engine_state().rows == 16
     assert router.instruments.statistics().cycles > 0
-    told_of = {family.name: family for family in router.instruments.replica_metrics()}
-    assert {"specrouter_replica_up", "specrouter_replica_moves"} <= set(told_of)
-    *_, count, _ = told_of["specrouter_replica_state_age_at_use_seconds"].samples
+    replicas = router.instruments.replicas()
+    assert sum(one.attempts for one in replicas.values()) > 0
+    assert {one.is_up and one.rows for one in replicas.values()} == {8}
+    [ages] = [one for one in router.instruments.ended_requests() if "state_age" in one.name]
+    *_, count, _ = ages.samples
     assert (count.name[-6:], count.value > 0) == ("_count", True)
     assert router.instruments.routings()[-1]["policy"] == "round-robin"
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from checks.service.streams import KINDS, LONG_PROMPT, Load, output_of
 from specrouter import SLO, RequestOutput
 from statemgr import RowKV
 from tests.specrouter.cluster.links import NEWS, QUIET, Cluster, LocalTransport
-from tests.specrouter.cluster.streams import KINDS, LONG_PROMPT, Load, output_of
 
 Settings = dict[str, Any]
 

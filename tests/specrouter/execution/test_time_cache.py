@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from checks.cache_damage import OF_FILE, OF_NUMBERS
 from specrouter.execution.model_times import TimeCache
 from specrouter.profile.time_curve import TimeCurve
 from specrouter.profile.time_regression import TimeRegression, TimeSample
-from tests.cache_damage import OF_FILE, OF_NUMBERS
 
 DAMAGES = {**OF_FILE, **OF_NUMBERS}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -235,7 +236,7 @@ def free_port() -> int:
 
 def serve(act: Callable[[str], None], waits: bool = True) -> int:
     """The exit code of `specrouter serve`, while a thread calls `act` with its address: once it is
-    ready, or at once."""
+    ready, or at once. One that leaves its threads behind does not end this process."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
 
@@ -246,8 +247,14 @@ def serve(act: Callable[[str], None], waits: bool = True) -> int:
 
     visitor = threading.Thread(target=visit, daemon=True)
     visitor.start()
-    code = main(["serve", "--port", str(port)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("specrouter.cli.serve.os._exit", sys.exit)
+        try:
+            code: Any = main(["serve", "--port", str(port)])
+        except SystemExit as left:
+            code = left.code
     visitor.join()
+    assert isinstance(code, int)
     return code
 
 

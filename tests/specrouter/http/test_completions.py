@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from specrouter import Delta, RequestOutput, SamplingParams, Structure, TokenLogprobs
-from specrouter.http import streams
-from specrouter.http.completions import CompletionAnswer
-from specrouter.http.openai_answer import OpenAIAnswer
+from specrouter import Delta, SamplingParams, Structure, TokenLogprobs
 from specrouter.http.request_log import RequestLog
-from specrouter.request.output import CycleDraft
 from tests.specrouter.fake_router import (
     METRICS,
     TOKEN_TEXTS,
@@ -29,7 +23,6 @@ from tests.specrouter.http.client import (
     answer_of,
     app_of,
     cases,
-    noted,
     post,
     refusal,
     send,
@@ -284,41 +277,6 @@ def test_prompt_logprobs_are_by_id_as_vllm_has_them() -> None:
     assert choice["logprobs"] is None
 
 
-def test_prompt_logprobs_are_made_once_for_all_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = noted(monkeypatch, OpenAIAnswer, "_by_id")
-    found = choices(prompt=[[5, 6], [5, 7]], n=3, prompt_logprobs=1)
-    assert [call.arguments[1].token_id for call in made] == [6, 7]
-    ids = [list(choice["prompt_logprobs"][1]) for choice in found]
-    assert ids == [["6", "5"]] * 3 + [["7", "5"]] * 3
-
-
-def test_answers_with_logprobs_are_made_beside_the_event_loop(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made = noted(monkeypatch, CompletionAnswer, "whole")
-    encoded = noted(monkeypatch, streams, "encoded")
-    for fields in ({"logprobs": 0}, {"prompt": [5, 6], "prompt_logprobs": 0}):
-        choices(**fields)
-    assert (len(made), bool(encoded)) == (2, True)
-    assert not any(call.in_loop for call in made + encoded)
-
-
-def test_answers_with_drafts_are_made_beside_the_event_loop() -> None:
-    threads = list[bool]()
-
-    class Noted(CompletionAnswer):
-        def __init__(self) -> None: ...
-
-        def whole(self, outputs: streams.Outputs) -> dict[str, Any]:
-            threads.append(threading.current_thread() is threading.main_thread())
-            return {}
-
-    plain = RequestOutput(text="", token_ids=[], finish_reason="length", metrics=METRICS, seed=7)
-    for output in (plain, replace(plain, drafts=[CycleDraft(chain=("big",))])):
-        asyncio.run(streams._answer_of([(0, output)], Noted()))
-    assert threads == [True, False]
-
-
 # Streams
 
 
@@ -369,57 +327,6 @@ def test_usage_comes_in_a_last_chunk_without_choices() -> None:
 @pytest.mark.parametrize("fields", [{"n": 2}, {"best_of": 2}, {"prompt": ["a", "b"]}])
 def test_acceptance_is_of_a_single_text(fields: dict[str, Any]) -> None:
     assert "metrics" not in complete(**fields)
-
-
-def test_a_chunk_with_the_prompts_logprobs_is_made_beside_the_event_loop(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made = noted(monkeypatch, CompletionAnswer, "chunk")
-    asked: list[dict[str, Any]] = [{"prompt_logprobs": 0}, {"echo": True, "logprobs": 0}]
-    for fields in asked:
-        made.clear()
-        streamed(prompt=[5, 6], **fields)
-        assert [call.in_loop for call in made] == [False, True, True]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_long_lists_are_encoded_one_entry_at_a_time(
-    stream: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """json lets no other thread run meanwhile."""
-    fields: dict[str, Any] = {"echo": True, "logprobs": 1}
-    fields |= {"prompt": [5, 6] * 500, "prompt_logprobs": 1}
-    encoded = noted(monkeypatch, streams, "encoded")
-    [choice] = streamed(**fields)[0]["choices"] if stream else choices(**fields)
-    assert len(choice["prompt_logprobs"]) == 1000
-    assert len(choice["logprobs"]["top_logprobs"]) == (1001 if stream else 1004)
-    lengths = [len(call.result) for call in encoded]
-    # Lists of plain values are encoded whole.
-    assert max(lengths) < 10_000 < sum(lengths) / 5
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        {},
-        {"a": None, "b": [{"é": 1}] * 100, "c": []},
-        [[None, {"a": [{}, {"b": "\u2028"}] * 70}], "c", {"d": [[1]] * 65}],
-        {"a": list(range(20_000)), "b": ["é,]"] * (2 * streams._SLICE), "c": [[]] * 9000},
-    ],
-)
-def test_what_is_encoded_in_parts_is_the_same(value: Any) -> None:
-    assert streams._in_parts(value) == streams.encoded(value)
-
-
-def test_no_character_ends_the_line_of_an_event() -> None:
-    """httpx's clients take more characters for the end of a line than the format does."""
-    text = "a\x85b\u2028c\u2029d\x0be\x1cf\n"
-    router = FakeRouter(runs=[(text, [5])] * 3)
-    fields: dict[str, Any] = {"prompt": [5, 6], "echo": True, "logprobs": 0}
-    content = post(router, {**fields, "stream": True}, PATH).content.decode()
-    assert all(line.startswith("data: ") for line in content.splitlines() if line)
-    texts = [chunk["choices"][0]["text"] for chunk in streamed(router, **fields)]
-    assert texts == [f" ab{text}", text, text]
 
 
 # Refusals

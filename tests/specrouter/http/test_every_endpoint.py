@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from specrouter import OverloadedError, SamplingParams, UnavailableError
-from specrouter.http.answer_schemas import ErrorAnswer
+from specrouter.http.answers import ErrorAnswer
 from specrouter.http.openai_answer import Usage
 from specrouter.http.openai_fields import ChatRequest, CompletionRequest
 from specrouter.http.request_fields import GenerateRequest, RequestFields

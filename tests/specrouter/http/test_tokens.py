@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from specrouter.http import streams
 from tests.specrouter.fake_router import FakeRouter, FakeTokenizer
-from tests.specrouter.http.client import noted, post, refusal, request
+from tests.specrouter.http.client import post, refusal, request
 
 IDS = FakeTokenizer()("ab")["input_ids"]
 
@@ -26,17 +25,6 @@ def test_a_text_is_tokenized_as_a_prompt_would_be(
 ) -> None:
     expected = {"count": len(tokens), "max_model_len": 64, "tokens": tokens, "token_strs": pieces}
     assert post(FakeRouter(), body, "/tokenize").json() == expected
-
-
-def test_a_long_text_is_told_in_tokens_beside_the_event_loop(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    encoded = noted(monkeypatch, streams, "encoded")  # json lets no other thread run meanwhile
-    body = {"prompt": "ab" * 50_000, "return_token_strs": True}
-    assert post(FakeRouter(), body, "/tokenize").json()["count"] == 100_001
-    assert not any(call.in_loop for call in encoded)
-    lengths = [len(call.result) for call in encoded]
-    assert max(lengths) < sum(lengths) / 10
 
 
 def test_a_chat_is_tokenized_with_its_template() -> None:

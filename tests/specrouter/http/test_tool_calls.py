@@ -71,13 +71,24 @@ def joined(chunks: Iterable[dict[str, Any]]) -> tuple[str, list[tuple[str, str]]
 
 
 @pytest.mark.parametrize(
-    ("text", "content"), [(TEXT, "Let me see."), (TEXT.partition("\n")[2], None)]
+    ("text", "content", "calls", "reason"),
+    [
+        (TEXT, "Let me see.", CALLS, "tool_calls"),
+        (TEXT.partition("\n")[2], None, CALLS, "tool_calls"),
+        (" A <b> c.\n", " A <b> c.\n", [], "stop"),
+    ],
 )
-def test_calls_are_read_out_of_what_the_family_writes(text: str, content: str | None) -> None:
+def test_calls_are_read_out_of_what_the_family_writes_whole_and_streamed(
+    text: str, content: str | None, calls: list[tuple[str, str]], reason: str
+) -> None:
     choice = choice_of(router_of(text))
     assert choice["message"]["content"] == content
-    assert calls_of(choice["message"]) == CALLS
-    assert choice["finish_reason"] == "tool_calls"
+    assert (calls_of(choice["message"]) if calls else []) == calls
+    assert ("tool_calls" in choice["message"], choice["finish_reason"]) == (bool(calls), reason)
+    chunks = stream_of(router_of(text, 3), CHAT, PATH)
+    assert joined(chunks) == (content or "", calls, reason)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert ["role" in delta for delta in deltas] == [True] + [False] * (len(deltas) - 1)
 
 
 @pytest.mark.parametrize(
@@ -99,20 +110,6 @@ def test_tags_that_are_special_tokens_are_looked_for_in_the_text(
     for choice, shown in (("auto", (0,)), ("required", (0,)), ("none", shown_without_calls)):
         choice_of(router, tool_choice=choice)
         assert router.calls[-1][1].shown_special_token_ids == shown
-
-
-def test_a_stream_says_the_same() -> None:
-    chunks = stream_of(router_of(TEXT, 3), CHAT, PATH)
-    assert joined(chunks) == ("Let me see.", CALLS, "tool_calls")
-    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-    assert ["role" in delta for delta in deltas] == [True] + [False] * (len(deltas) - 1)
-
-
-def test_text_without_calls_is_content() -> None:
-    choice = choice_of(router_of(" A <b> c.\n"))
-    assert choice["message"] == {"role": "assistant", "content": " A <b> c.\n", "refusal": None}
-    assert choice["finish_reason"] == "stop"
-    assert joined(stream_of(router_of(" A <b> c.\n"), CHAT, PATH)) == (" A <b> c.\n", [], "stop")
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,7 @@ from research.bench.traces import Arrival, read_trace
 from research.sim.roofline import RooflineTime
 from research.sim.scenarios import SCENARIOS, scenario_requests
 from specrouter import SLO, SamplingParams
-from specrouter.cluster.dispatcher import Dispatcher
-from specrouter.cluster.metrics import state_ages
+from specrouter.cluster.dispatcher import Dispatcher, state_ages
 from specrouter.cluster.router import ClusterRouter
 from specrouter.engine.request import Request
 from specrouter.engine.serving import streamed

@@ -1,6 +1,6 @@
 """Replicas of a cluster under load: what routing is worth, and overload.
 
-    python -m checks.service.cluster_load [--only routing overload] [--loads 1.8 1.2] [--venv DIR]
+    python -m research.studies.cluster_load [--only routing overload] [--loads 1.8 1.2]
 
 Two replicas on Ray, one of which waits after each forward as long as it computed; lengths of
 Azure's conversations (`--traces`, else drawn) cut to 700 + 256.
@@ -16,8 +16,8 @@ Loads are times what the two would serve one request at a time, and objectives a
 fast one's times for a request alone (5, as those of SLOs-Serve's ChatBot). Both are measured at
 each start, since the machine's speed drifts.
 
-Runs in an environment of its own, beside the one of this process; wants a quiet machine. The last
-line is JSON: medians over rounds of what is compared within a round.
+Runs where `specrouter[cluster]` is installed; wants a quiet machine. The last line is JSON: medians
+over rounds of what is compared within a round.
 """
 
 import argparse
@@ -31,14 +31,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from checks.service.cluster_runs import Alone, Asked, Run, alone, load, requests_of
-from checks.service.environment import add_cluster_options, run_in_cluster
-from checks.service.service import tiny_pool
 from modelpool.packed_model import PackedModel
+from research.studies.cluster_runs import Alone, Asked, Run, alone, load, requests_of
 from specrouter import ChainRouter, RouterConfig
 from specrouter.cluster.router import ClusterRouter
 
 PARTS = ("routing", "overload")
+_MODELS = ("tiny-1m", "tiny-1m-code", "tiny-1m-math", "tiny-3m", "tiny-8m")
 POLICIES = ("round-robin", "flowguard", "slo")
 _LEAST, _WARM_UP, _ALONE = 40, 24, 8  # requests
 _SETTLES = 20  # of each run that counts, not judged
@@ -77,7 +76,7 @@ class Site:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="checks.service.cluster_load", description=__doc__)
+    parser = argparse.ArgumentParser(prog="research.studies.cluster_load", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--requests", type=int, default=200, help="of each policy and round")
     parser.add_argument("--rounds", type=int, default=3)
@@ -87,12 +86,8 @@ def main() -> int:
     )
     parser.add_argument("--traces", type=Path, help="folder with azure_2023_conv.csv")
     parser.add_argument("--seed", type=int, default=0)
-    add_cluster_options(parser)
-    arguments = parser.parse_args()
-    code = run_in_cluster("checks.service.cluster_load", arguments)
-    if code is None:
-        print(json.dumps(measure(arguments)))
-    return code or 0
+    print(json.dumps(measure(parser.parse_args())))
+    return 0
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -131,7 +126,10 @@ def _unequal() -> ClusterRouter:
 
     replicas = [{"name": "fast"}, {"name": "slow", "engine": {"fresh_times": True}}]
     section = {"replicas": replicas, "routing": {"policy": "round-robin"}}
-    config = RouterConfig.load(tiny_pool(cluster=section, engine={"max_requests": 8}))
+    models = [{"name": name, "source": f"bundled:{name}"} for name in _MODELS]
+    pool = {"target": _MODELS[-1], "models": models}
+    engine = {"max_requests": 8, "max_model_len": 1024}
+    config = RouterConfig.load({"pool": pool, "engine": engine, "cluster": section})
     return ClusterRouter(config, lambda: ServeHost(config, make_replica))
 
 

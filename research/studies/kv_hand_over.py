@@ -1,12 +1,12 @@
 """What it takes to hand keys and values over between two processes, by Ray's object store.
 
-    python -m checks.service.kv_transfer [--mib 50] [--rounds 30] [--venv DIR]
+    python -m research.studies.kv_hand_over [--mib 50] [--rounds 30]
 
 One process exports a row and gives it to the transport, another one takes it and imports it into a
 row of its own: all that stands between the halves of a pair but their engines. All in one piece,
 and in pieces as prompts are read, where a text waits for the last of them only. Beside it `ray.put`
-of as many bytes, alone, and whether all bits are equal, in each of three dtypes. Runs in an
-environment of its own, beside the one of this process. The last line is JSON.
+of as many bytes, alone, and whether all bits are equal, in each of three dtypes. Runs where
+`specrouter[cluster]` is installed. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from checks.service.environment import add_cluster_options, run_in_cluster
 from modelpool.attention.kv_view import KVLayer
 from specrouter.cluster.kv_transfer import KVTransfer
 from specrouter.config import EngineConfig
@@ -100,15 +99,12 @@ class Half:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="checks.service.kv_transfer", description=__doc__)
+    parser = argparse.ArgumentParser(prog="research.studies.kv_hand_over", description=__doc__)
     parser.add_argument("--mib", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=30)
-    add_cluster_options(parser)
     arguments = parser.parse_args()
-    code = run_in_cluster("checks.service.kv_transfer", arguments)
-    if code is None:
-        print(json.dumps(_measured(arguments.mib, arguments.rounds)))
-    return code or 0
+    print(json.dumps(_measured(arguments.mib, arguments.rounds)))
+    return 0
 
 
 def _measured(mib: int, rounds: int) -> dict[str, Any]:

@@ -1,6 +1,8 @@
-"""The shape of all errors, which is OpenAI's: `{"error": {message, type, param, code}}`.
+"""What answers are made of: the bases of their objects, and the shape of all errors.
 
-Contract: imports nothing that takes long, so that errors can be told while models are loaded.
+Contract: imports nothing that takes long, so that errors can be told while models are loaded. They
+have OpenAI's shape, `{"error": {message, type, param, code}}`. The text below a field is its
+description in the API's schema.
 """
 
 from __future__ import annotations
@@ -8,7 +10,43 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
 from starlette.responses import JSONResponse, Response
+
+
+class Described(BaseModel):
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+class Loose(Described):
+    """More fields may come with what is asked for."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class FeasibleObjective(Described):
+    ttft_ms: float | None
+    """Time to the first token, in milliseconds; null: not known."""
+    tpot_ms: float | None
+    """Mean time of an output token after the first, in milliseconds; null: not known."""
+
+
+class ErrorDetails(Described):
+    message: str
+    """What is wrong, in words."""
+    type: str
+    """`invalid_request_error` for 4xx, `server_error` for 5xx."""
+    param: str | None
+    """The field that is wrong, as a path such as `messages[0].content`."""
+    code: str | None
+    """A word for programs, such as `context_length_exceeded`."""
+    feasible: FeasibleObjective | None = None
+    """With `slo_unattainable`: the earliest objective that could have been attained."""
+
+
+class ErrorAnswer(Described):
+    error: ErrorDetails
+    """Why there is no other answer."""
 
 
 def error_payload(
@@ -22,8 +60,8 @@ def error_payload(
     kind = "invalid_request_error" if status < 500 else "server_error"
     # A field's name may hold half a surrogate pair, which UTF-8 cannot.
     message, param = _encodable(message), None if param is None else _encodable(param)
-    error = {"message": message, "type": kind, "param": param, "code": code}
-    return {"error": {**error, **(details or {})}}
+    told = ErrorDetails(message=message, type=kind, param=param, code=code, **(details or {}))
+    return ErrorAnswer(error=told).model_dump(exclude_unset=True)
 
 
 def error_response(

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from checks.service import cluster_runs
-from checks.service.cluster_load import Site
-from checks.service.cluster_runs import (
+from research.studies import cluster_runs
+from research.studies.cluster_load import Site
+from research.studies.cluster_runs import (
     Alone,
     Asked,
     Run,
@@ -18,7 +18,7 @@ from checks.service.cluster_runs import (
     retries,
     within_2,
 )
-from specrouter.cluster.metrics import state_ages
+from specrouter.cluster.dispatcher import state_ages
 from tests.specrouter.cluster.links import Cluster
 
 OUTPUT: Any = None  # of no account here

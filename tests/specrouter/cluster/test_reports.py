@@ -5,8 +5,8 @@ from typing import Any, cast
 
 from specrouter.cluster.fleet import Fleet
 from specrouter.cluster.instruments import ClusterInstruments
-from specrouter.cluster.link import Feed, ReplicaReport
-from specrouter.cluster.metrics import total, total_state
+from specrouter.cluster.link import Feed
+from specrouter.cluster.reports import ReplicaReport, total, total_state
 from specrouter.engine.decode_counts import DecodeCounts
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.slo_accounts import AdmissionCounts

@@ -1,0 +1,83 @@
+"""ReplicaReport: what is shown of a replica's engine, and how reports of several add up."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import reduce
+from itertools import zip_longest
+from typing import Any, TypeVar
+
+from specrouter.engine.admission_log import AdmissionRecord
+from specrouter.engine.decode_counts import DecodeFigures
+from specrouter.engine.engine_state import EngineState
+from specrouter.engine.prefix_record import PrefixRecord
+from specrouter.engine.slo_accounts import AdmissionCounts
+from specrouter.profile.profiler import EngineStatistics
+from specrouter.profile.snapshot import PerformanceSnapshot
+from specrouter.routing.decision_record import DecisionRecord
+
+Figures = TypeVar("Figures")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaReport:
+    """What is shown of a replica's engine; see `ChainRouter` for each."""
+
+    engine: EngineState
+    statistics: EngineStatistics
+    decoded: DecodeFigures
+    performance: PerformanceSnapshot
+    decisions: tuple[DecisionRecord, ...]
+    admissions: tuple[AdmissionRecord, ...]
+    prefixes: tuple[PrefixRecord, ...]
+    admission_counts: Mapping[str, AdmissionCounts]
+
+
+def total(every: Iterable[Figures]) -> Figures:
+    """The sum of at least one: field by field of dataclasses, entry by entry of mappings and
+    tuples, the union of sets."""
+    return reduce(_added, every)
+
+
+def counted_before(
+    past: ReplicaReport | None, last: ReplicaReport, now: ReplicaReport
+) -> ReplicaReport | None:
+    """What a replica had counted before it began anew, `past` included: sums must not fall."""
+    if now.statistics.cycles >= last.statistics.cycles:
+        return past
+    ended = replace(
+        last,
+        engine=replace(last.engine, tightest_tpot_ms=0.0),
+        decisions=(),
+        admissions=(),
+        prefixes=(),
+    )
+    if past is None:
+        return ended
+    names = ("engine", "statistics", "decoded", "admission_counts")
+    sums = {name: total([getattr(past, name), getattr(ended, name)]) for name in names}
+    return replace(ended, **sums)
+
+
+def total_state(every: Iterable[EngineState]) -> EngineState:
+    """A sum, but for the tightest objective and the widest margin."""
+    states = list(every)
+    tightest = [one.tightest_tpot_ms for one in states if one.tightest_tpot_ms is not None]
+    summed = total(replace(one, tightest_tpot_ms=0.0) for one in states)
+    widest = max(one.pace_margin for one in states)
+    return replace(summed, tightest_tpot_ms=min(tightest, default=None), pace_margin=widest)
+
+
+def _added(one: Any, other: Any) -> Any:
+    if is_dataclass(one) and not isinstance(one, type):
+        names = [field.name for field in fields(one)]
+        return type(one)(
+            **{name: _added(getattr(one, name), getattr(other, name)) for name in names}
+        )
+    if isinstance(one, Mapping):
+        shared = {key: _added(one[key], other[key]) for key in one if key in other}
+        return {**one, **other, **shared}
+    if isinstance(one, frozenset):
+        return one | other
+    if isinstance(one, tuple):
+        return tuple(_added(a, b) for a, b in zip_longest(one, other, fillvalue=0))
+    return one + other
