@@ -110,7 +110,7 @@ class Member(KnownReplica):
             kv_share=None if state is None else state.kv_share,
             attempts=self.attempts,
             declined=self.declined,
-            moves={**self.moves},
+            moves={str(cause): count for cause, count in self.moves.items()},
         )
 
     def evict(self, cause: Cause, reason: str) -> None:
