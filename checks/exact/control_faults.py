@@ -92,7 +92,6 @@ TERMINAL = (
     "specrouter.engine.step.DecodingStep._note_room",
     "specrouter.engine.step.DecodingStep._run",
     "specrouter.engine.step.DecodingStep.run",
-    "specrouter.engine.step_lock",
     "specrouter.execution.fault_guard.FaultGuard",
     "specrouter.execution.executor.Executor.unread",
     # The target's stage: its pack, its verification, and what is committed of it.

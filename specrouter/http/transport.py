@@ -15,7 +15,7 @@ header; a new one is given the request again, without it.
 A subclass of uvicorn's protocol, since uvicorn has no setting for the time of a header, nor one for
 connections that spares probes, and with httptools none for a header's size. With h11 it has the
 last, but a streamed chunk costs twice as much. Its tests run with the oldest and newest releases:
-`python -m checks.service.web_versions`.
+`python -m checks.versions`.
 """
 
 from __future__ import annotations

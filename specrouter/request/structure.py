@@ -3,9 +3,10 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
-from processors.grammar import TokenGrammar
+if TYPE_CHECKING:  # PyTorch takes seconds to import
+    from processors.grammar import TokenGrammar
 
 StructureKind = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
 
@@ -14,7 +15,7 @@ StructureKind = Literal["json_object", "json_schema", "regex", "choice", "gramma
 class TextForm(Protocol):
     """What a text goes by, token by token: a compiled structure, or a form of one's own."""
 
-    def start(self) -> TokenGrammar:
+    def start(self) -> "TokenGrammar":
         """For one row."""
 
     def check(self, generated: Sequence[int]) -> None:
