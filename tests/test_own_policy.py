@@ -32,8 +32,8 @@ from specrouter.cycle import Candidates
 from specrouter.http.request_fields import GenerateRequest
 from specrouter.profile.time_curve import TimeCurve
 from specrouter.routing.chain_policy import Models
+from test_support.factories import make_tokenizer
 from tests.load_requests import load_request
-from tests.modelpool.factories import make_tokenizer
 from tests.pages import ROOT, fences
 from tests.specrouter.cluster.states import state, view
 from tests.specrouter.fake_router import router_without_models

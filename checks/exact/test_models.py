@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from checks.exact.models import NAMES, SAVERS, pool_settings, save_family
 from checks.exact.oracle import Oracle
 from specrouter import ChainRouter, SamplingParams, Speculation
-from tests.modelpool.factories import SLIDING_WINDOW, VOCAB_SIZE
+from test_support.factories import SLIDING_WINDOW, VOCAB_SIZE
+from test_support.families import NAMES, SAVERS, pool_settings, save_family
 
 PADDED = [  # tied, capped, untied, with a biased output
     "llama",

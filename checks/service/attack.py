@@ -30,7 +30,7 @@ from checks.service.probe import Waits, probing
 from checks.service.report import Report
 from checks.service.service import Service, running, tiny_pool, wait_until_idle
 from specrouter.request.lanes import LONG_CHARACTERS
-from tests.cache_damage import OF_FILE, OF_FOLDER, OF_NUMBERS
+from test_support.cache_damage import OF_FILE, OF_FOLDER, OF_NUMBERS
 
 _WAIT_S = 1.0  # for those who do no harm
 _GROWN = 1.15  # of memory, after

@@ -22,14 +22,14 @@ from transformers import (
 from modelpool.checkpoint.architecture import ignored_window
 from modelpool.errors import UnsupportedModelError
 from modelpool.packed_model import PackedModel
-from tests.modelpool.factories import (
+from test_support.factories import (
     HYBRID,
     HYBRIDS,
     SAVERS,
     SLIDING_WINDOW,
     VOCAB_SIZE,
 )
-from tests.modelpool.llama_models import SHAPE, Feeder, make_model, texts
+from test_support.llama_models import SHAPE, Feeder, make_model, texts
 
 WINDOWED = ("mistral", "gemma2", "gemma3")
 _SHAPE = SHAPE | {"vocab_size": VOCAB_SIZE, "num_hidden_layers": 2}

@@ -17,8 +17,7 @@ from modelpool.fast.lean_forward import LeanForward
 from modelpool.fast.linear import PackedLinear
 from modelpool.fast.quantised import QuantisedLinear
 from modelpool.packed_model import PackedModel
-from tests.modelpool.compressed import compress, declare, held_bytes, logits, needs_int8
-from tests.modelpool.factories import (
+from test_support.factories import (
     VOCAB_SIZE,
     edit_weights,
     make_tokenizer,
@@ -27,6 +26,7 @@ from tests.modelpool.factories import (
     save_llama,
     save_qwen3,
 )
+from tests.modelpool.compressed import compress, declare, held_bytes, logits, needs_int8
 from tests.modelpool.refused import refused
 
 GIB = 2**30

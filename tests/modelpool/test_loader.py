@@ -20,7 +20,7 @@ from modelpool.fast.linear import PackedLinear, can_pack, parameter_count
 from modelpool.fast.tuning import PLAIN, Tuning
 from modelpool.loader import load_model
 from modelpool.packed_model import PackedModel
-from tests.modelpool.factories import VOCAB_SIZE, edit_weights, save_llama
+from test_support.factories import VOCAB_SIZE, edit_weights, save_llama
 from tests.modelpool.refused import refused
 
 FIELD = "pool.models[0]"

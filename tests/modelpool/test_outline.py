@@ -52,7 +52,7 @@ from modelpool.outline import UnservedModel, outline_of
 from modelpool.packed_model import PackedModel
 from modelpool.pool import ModelPool
 from statemgr import KVStore, ModelState
-from tests.modelpool.factories import (
+from test_support.factories import (
     HYBRIDS,
     SAVERS,
     VOCAB_SIZE,
@@ -60,8 +60,8 @@ from tests.modelpool.factories import (
     make_tokenizer,
     save_llama,
 )
+from test_support.toy_hybrid import AverageOfPacks, ToyHybridConfig
 from tests.modelpool.refused import refused
-from tests.modelpool.toy_hybrid import AverageOfPacks, ToyHybridConfig
 
 # What the reason must name: the layer, where it is one that cannot be served.
 REFUSED: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {

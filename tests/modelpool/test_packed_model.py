@@ -15,7 +15,7 @@ from modelpool.errors import UnsupportedAttention
 from modelpool.fast.tuning import Tuning
 from modelpool.packed_model import PackedModel
 from statemgr import ModelState
-from tests.modelpool.llama_models import LLAMA_SHAPED, SHAPE, make_model
+from test_support.llama_models import LLAMA_SHAPED, SHAPE, make_model
 
 VOCAB = SHAPE["vocab_size"]
 LLAMA = LLAMA_SHAPED["llama"]

@@ -20,7 +20,7 @@ from modelpool.device_manager import DeviceInfo, Placement
 from modelpool.fast.linear import PackedWeight, can_pack
 from modelpool.fast.tuning import Tuning
 from modelpool.packed_model import PackedModel
-from tests.modelpool.factories import VOCAB_SIZE, edit_config, make_tokenizer, save_gpt2, save_llama
+from test_support.factories import VOCAB_SIZE, edit_config, make_tokenizer, save_gpt2, save_llama
 from tests.modelpool.refused import refused
 
 

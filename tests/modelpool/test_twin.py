@@ -14,8 +14,8 @@ from modelpool.device_manager import DeviceInfo
 from modelpool.fast.lean_forward import LeanForward
 from modelpool.packed_model import PackedModel
 from modelpool.twin import share_weights
+from test_support.factories import pool_of, save_llama
 from tests.modelpool.compressed import compress, logits, needs_int8
-from tests.modelpool.factories import pool_of, save_llama
 from tests.modelpool.refused import refused
 
 GIB = 2**30

@@ -12,9 +12,9 @@ from processors.contexts import Contexts
 from processors.noise import NoiseBank, gumbel
 from processors.sampler import Sampler
 from processors.sampling_row import SamplingSettings
+from test_support.triton_interpreter import DEVICE, needs_triton
 from tests.processors.sampling import FULL, VOCAB, random_logits
 from tests.processors.test_grammar import HashGrammar
-from tests.triton_interpreter import DEVICE, needs_triton
 
 pytestmark = [
     pytest.mark.long,

@@ -19,7 +19,7 @@ from processors.sampling_row import SamplingSettings
 from processors.shared_noise import SharedNoise
 from processors.token_tree import TokenTree
 from processors.verify import VerifyProcessor, VerifyRequest
-from tests.modelpool.factories import VOCAB_SIZE
+from test_support.factories import VOCAB_SIZE
 from tests.processors.tiny import GREEDY, WARM, Bench
 from tests.processors.trees import Nodes, build, by_path, forests, grown, nodes_of, walk
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from checks.exact.chi_square import fit_p_value
 from processors.leviathan import accepted_lengths, emit
 from processors.token_tree import Floats, Ints
+from test_support.chi_square import fit_p_value
 
 VOCAB = 6
 DEPTH = 3

@@ -17,7 +17,7 @@ from processors.sampler import Sampler
 from processors.sampling_row import SamplingSettings
 from processors.token_tree import TokenTree, join
 from processors.verify_result import VerifyResult
-from tests.modelpool.factories import VOCAB_SIZE
+from test_support.factories import VOCAB_SIZE
 from tests.processors.tiny import GREEDY, PENALIZED, WARM, Bench, FailingModel, SpeechlessModel
 from tests.processors.verification import (
     assert_logits,

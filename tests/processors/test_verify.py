@@ -7,7 +7,7 @@ import torch
 from processors.sampler import Sampler
 from processors.sampling_row import SamplingSettings
 from processors.token_tree import ROOT, TokenTree
-from tests.modelpool.factories import VOCAB_SIZE
+from test_support.factories import VOCAB_SIZE
 from tests.processors.tiny import GREEDY, PENALIZED, WARM, Bench, FailingModel, SpeechlessModel
 from tests.processors.trees import (
     Node,

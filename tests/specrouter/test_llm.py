@@ -31,7 +31,7 @@ from specrouter.cli.target import read_asked
 from specrouter.llm import _asked
 from specrouter.notebook import Comparison, Text
 from specrouter.request.output import CycleDraft, RequestMetrics
-from tests.modelpool.factories import save_llama
+from test_support.factories import save_llama
 
 ROOT = Path(__file__).resolve().parents[2]
 VALUES = {

@@ -19,7 +19,6 @@ from unittest import mock
 
 import pytest
 
-from checks.exact.comparison import assert_whole
 from modelpool.errors import ConfigError
 from modelpool.packed_model import PackedModel
 from processors.noise import NoiseBank
@@ -46,6 +45,7 @@ from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.request.objective import SloLike
 from specrouter.request.running import RunningRequest
 from specrouter.request.spec import RequestSpec
+from test_support.routers import assert_whole
 from tests.specrouter.engine.engines import changed
 from tests.specrouter.faults import PATIENCE_S, Faults, wait_until
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from checks.real.arrangements import ARRANGEMENTS, REFERENCE, Arrangement, Asked, serve
 from specrouter import ChainRouter, SamplingParams
+from test_support.arrangements import ARRANGEMENTS, REFERENCE, Arrangement, Asked, serve
 from tests.modelpool.compressed import needs_quantised
 from tests.modelpool.gguf.files import save, write
 from tests.modelpool.outliers import plant

@@ -17,8 +17,8 @@ from statemgr import (
     export_row,
     import_row,
 )
+from test_support.toy_hybrid import RunningAverage
 from tests.kv_layers import kv_layer
-from tests.modelpool.toy_hybrid import RunningAverage
 
 KIND = RunningAverage(1)
 LAYERS = {

@@ -16,10 +16,10 @@ from modelpool.fast.cuda_forward import CudaForward, cuda_forward_of
 from modelpool.packed_model import PackedModel
 from processors import Sampler
 from specrouter import ChainRouter, SamplingParams, Speculation
+from test_support.llama_models import reference_kernels
+from test_support.triton_interpreter import needs_triton
 from tests.modelpool.attention.fake_flashinfer import FakeWrapper
-from tests.modelpool.fast.passes import reference_kernels
 from tests.modelpool.fast.test_graph_runner import FakeGraphs
-from tests.triton_interpreter import needs_triton
 
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9]]
 
@@ -53,7 +53,7 @@ def test_trees_by_flashinfer_give_the_texts_of_masks(
     architecture: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Drafts, re-scoring and verification of trees, in float64; drafters' states are in order."""
-    from checks.exact.models import pool_settings, save_family
+    from test_support.families import pool_settings, save_family
 
     family = save_family(tmp_path, architecture)
     engine = {"max_requests": 4, "max_model_len": 128, "prefill_chunk": 3, "preload": False}
@@ -99,7 +99,7 @@ def test_trees_over_graphs_give_the_texts_of_the_target_alone(
 
 @pytest.mark.parametrize("architecture", ["llama", pytest.param("gemma2", marks=pytest.mark.exact)])
 def test_a_configured_reference_gives_the_texts_of_masks(architecture: str, tmp_path: Any) -> None:
-    from checks.exact.models import pool_settings, save_family
+    from test_support.families import pool_settings, save_family
 
     engine = {"max_requests": 4, "max_model_len": 128, "prefill_chunk": 3, "preload": False}
     pool = pool_settings(save_family(tmp_path, architecture))

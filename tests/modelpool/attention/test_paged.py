@@ -1,7 +1,6 @@
 """Attention through FlashInfer's wrapper is path attention; a stand-in runs its plans on a CPU."""
 
 import sys
-from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -13,52 +12,16 @@ from torch import Tensor
 from modelpool.attention.backend import FLASHINFER
 from modelpool.attention.kv_view import AttentionLayer
 from modelpool.attention.paged import PagedAttention, flashinfer_attention
-from modelpool.attention.pages import PackRows
-from modelpool.attention.path import KeyPaths, PathLayout, reference
+from modelpool.attention.path import reference
 from modelpool.errors import UnsupportedAttention
 from modelpool.in_flight import InFlight, Mark, Reached
-from tests.modelpool.attention.fake_flashinfer import FakeWrapper
-from tests.modelpool.attention.packs import (
+from test_support.packs import (
     Row,
-    pack_rows_of,
+    View,
     packs,
-    paths_of,
-    size_of,
-    tables_of,
     windows,
 )
-
-HEADS, KV_HEADS, DIM = 6, 2, 8
-
-
-@dataclass
-class View:
-    """What paged attention asks of a view."""
-
-    pack_rows: PackRows
-    paths: KeyPaths
-    keys: Tensor
-    values: Tensor
-
-    @classmethod
-    def of(cls, rows: list[Row], seed: int = 0) -> "View":
-        random = torch.Generator().manual_seed(seed)
-        shape, tables = (2, size_of(rows), KV_HEADS, DIM), tables_of(rows, seed)
-        keys, values = torch.randn(shape, generator=random, dtype=torch.float64)
-        return cls(pack_rows_of(rows, tables), paths_of(rows, tables), keys, values)
-
-    def arena(self, layer: AttentionLayer) -> tuple[Tensor, Tensor]:
-        return self.keys, self.values
-
-    def layout(self, build: object) -> object:
-        """What would be built of it."""
-        paths = SimpleNamespace(on=lambda device: self.paths)
-        return paths if build is PathLayout else self.pack_rows
-
-    def query(self) -> Tensor:
-        random = torch.Generator().manual_seed(1)
-        tokens = int(self.pack_rows.counts.sum())
-        return torch.randn((HEADS, tokens, DIM), generator=random, dtype=torch.float64)
+from tests.modelpool.attention.fake_flashinfer import FakeWrapper
 
 
 def attend(attention: PagedAttention, view: View, layer: AttentionLayer) -> Tensor:

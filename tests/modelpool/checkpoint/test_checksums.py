@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from modelpool.checkpoint.checksums import NAME, damage, write_checksums
-from tests.cache_damage import OF_FILE, OF_FOLDER, OF_NUMBERS
+from test_support.cache_damage import OF_FILE, OF_FOLDER, OF_NUMBERS
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from modelpool.checkpoint.footprint import ModelFootprint, read_checkpoint
 from modelpool.errors import ConfigError
-from tests.modelpool.factories import MAX_POSITIONS, VOCAB_SIZE, save_gpt2, save_llama, save_qwen3
+from test_support.factories import MAX_POSITIONS, VOCAB_SIZE, save_gpt2, save_llama, save_qwen3
 from tests.modelpool.refused import refused
 
 FIELD = "pool.models[0]"

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelpool.checkpoint.int4_values import GROUP, Int4Values
-from tests.modelpool.llama_models import draw
+from test_support.llama_models import draw
 
 
 @given(

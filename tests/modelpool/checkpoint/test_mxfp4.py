@@ -9,9 +9,9 @@ from torch import Tensor
 from transformers import GptOssConfig
 
 from modelpool.checkpoint.footprint import read_checkpoint
+from test_support.factories import pool_of, save_model
 from tests.modelpool.checkpoint.packers import check_same
 from tests.modelpool.compressed import declare
-from tests.modelpool.factories import pool_of, save_model
 
 FIELD = "pool.models[0]"
 # What four bits stand for, the lowest of a byte first: sign, two bits of exponent, one of mantissa.

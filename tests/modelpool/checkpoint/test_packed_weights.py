@@ -23,9 +23,9 @@ from modelpool.fast.experts import QuantisedExperts
 from modelpool.fast.int4 import BlockWeight
 from modelpool.fast.quantised import QuantisedLinear
 from specrouter import LLM
+from test_support.factories import edit_weights, pool_of
 from tests.modelpool.checkpoint.packers import FORMATS, check_same, checkpoints, same_weights
 from tests.modelpool.compressed import held_bytes, logits, needs_quantised
-from tests.modelpool.factories import edit_weights, pool_of
 from tests.modelpool.refused import refused
 
 FIELD = "pool.models[0]"

@@ -9,7 +9,7 @@ import pytest
 
 from modelpool.checkpoint.tokenizers import files_fingerprint, load_tokenizer, tokenizer_difference
 from modelpool.errors import ConfigError
-from tests.modelpool.factories import make_tokenizer
+from test_support.factories import make_tokenizer
 
 FIELD = "pool.models[0]"
 

@@ -20,7 +20,7 @@ from modelpool.export.gguf_file import Type, export_gguf
 from modelpool.export.llama_tensors import frequency_factors, rotated_pairs, sources
 from modelpool.inflate.llama_sizes import shape_of
 from specrouter.cli.main import main
-from tests.modelpool.factories import edit_config, save_llama, save_qwen2
+from test_support.factories import edit_config, save_llama, save_qwen2
 
 BUNDLED = Path(gguf_file.__file__).parent.parent / "bundled" / "tiny-1m"
 

@@ -18,8 +18,8 @@ from modelpool.fast.tuning import Tuning
 from modelpool.forward import ForwardOutput
 from modelpool.loader import load_model
 from modelpool.packed_model import PackedModel
-from tests.cache_damage import OF_FILE
-from tests.modelpool.llama_models import LLAMA_SHAPED, VOCAB, make_model, shaped
+from test_support.cache_damage import OF_FILE
+from test_support.llama_models import LLAMA_SHAPED, VOCAB, make_model, shaped
 
 CONFIG = LLAMA_SHAPED["llama3"]()
 NEEDS_PACKING = pytest.mark.skipif(not can_pack(torch.float32), reason="no packed layers")

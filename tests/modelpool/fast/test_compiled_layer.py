@@ -17,7 +17,7 @@ from modelpool.fast.lean_forward import LeanForward, lean_forward_of
 from modelpool.fast.rotation import Table
 from modelpool.packed_model import PackedModel
 from research.studies.token_profile import PartTimes, watched
-from tests.modelpool.llama_models import (
+from test_support.llama_models import (
     LLAMA_SHAPED,
     PACKS,
     SHAPE,

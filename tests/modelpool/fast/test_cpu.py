@@ -15,8 +15,8 @@ from modelpool.fast.joined import keeps_bits
 from modelpool.fast.sum_order import one_row_sums_alike
 from modelpool.fast.tuning import Tuning
 from modelpool.packed_model import PackedModel
-from tests.modelpool.factories import save_llama
-from tests.modelpool.llama_models import LLAMA_SHAPED, VOCAB, make_model
+from test_support.factories import save_llama
+from test_support.llama_models import LLAMA_SHAPED, VOCAB, make_model
 
 _TASKS = Path("/proc/self/task")
 

@@ -11,8 +11,8 @@ from modelpool.attention.kv_view import Attend
 from modelpool.fast.direct_forward import DirectForward, direct_forward_of
 from modelpool.fast.model_shape import ModelShape, shape_of
 from modelpool.forward import ForwardOutput
+from test_support.llama_models import Feeder
 from tests.modelpool.fast.test_forwards import WAYS
-from tests.modelpool.llama_models import Feeder
 
 DIRECT = WAYS["direct"]
 

@@ -16,9 +16,9 @@ from modelpool.fast.lean_forward import LeanForward
 from modelpool.fast.linear import PackedLinear, parameter_count
 from modelpool.fast.quantised import QuantisedLinear
 from modelpool.packed_model import PackedModel
+from test_support.factories import VOCAB_SIZE, make_tokenizer, pool_of
+from test_support.llama_models import make_model, shaped
 from tests.modelpool.compressed import held_bytes, needs_quantised
-from tests.modelpool.factories import VOCAB_SIZE, make_tokenizer, pool_of
-from tests.modelpool.llama_models import make_model, shaped
 
 pytestmark = needs_quantised
 FAMILIES = ("qwen3_moe", "mixtral", "gpt_oss")

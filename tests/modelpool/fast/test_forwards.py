@@ -18,8 +18,7 @@ from modelpool.fast.model_shape import LayerShape, ModelShape, shape_of
 from modelpool.fast.tuning import PLAIN, Tuning
 from modelpool.forward import Forward
 from modelpool.packed_model import PackedModel
-from tests.modelpool.fast.passes import reference_kernels
-from tests.modelpool.llama_models import (
+from test_support.llama_models import (
     CHANGES,
     LLAMA_SHAPED,
     OTHERS,
@@ -29,6 +28,7 @@ from tests.modelpool.llama_models import (
     Feeder,
     feed_tree,
     make_model,
+    reference_kernels,
     shaped,
 )
 

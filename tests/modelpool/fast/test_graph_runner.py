@@ -15,8 +15,15 @@ from modelpool.fast.pack_sender import HostMemory, PackSender
 from modelpool.forward import ForwardOutput, HiddenLayers
 from modelpool.in_flight import Mark
 from modelpool.packed_model import PackedModel
-from tests.modelpool.fast.passes import BLOCK, SlowMemory, pack_of, reference_kernels
-from tests.modelpool.llama_models import LLAMA_SHAPED, VOCAB, Feeder, feed_tree, make_model
+from test_support.llama_models import (
+    LLAMA_SHAPED,
+    VOCAB,
+    Feeder,
+    feed_tree,
+    make_model,
+    reference_kernels,
+)
+from tests.modelpool.fast.passes import BLOCK, SlowMemory, pack_of
 
 
 class FakeGraphs:

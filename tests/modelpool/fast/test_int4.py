@@ -27,7 +27,7 @@ from modelpool.fast.int4 import (
 from modelpool.fast.int8 import Int8Weight, quantise_rows
 from modelpool.fast.quantised import QuantisedLinear, quantise_linears
 from modelpool.kernels.library import LinearKernels, linear_kernels
-from tests.modelpool.llama_models import draw
+from test_support.llama_models import draw
 
 KERNELS = linear_kernels()
 needs_kernels = pytest.mark.skipif(KERNELS is None, reason="no kernels: no compiler, or no AVX2")

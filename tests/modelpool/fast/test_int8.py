@@ -24,7 +24,7 @@ from modelpool.fast.lean_forward import is_quantised, lean_forward_of
 from modelpool.fast.linear import parameter_count
 from modelpool.fast.quantised import QuantisedLinear, quantise_linears
 from modelpool.packed_model import PackedModel
-from tests.modelpool.llama_models import (
+from test_support.llama_models import (
     LLAMA_SHAPED,
     OTHERS,
     SHAPED,

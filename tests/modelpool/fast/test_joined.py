@@ -15,7 +15,7 @@ from modelpool.fast.joined import join_packed, joined, keeps_bits
 from modelpool.fast.linear import PackedLinear, PackedWeight, can_pack, parameter_count
 from modelpool.fast.tuning import Tuning
 from modelpool.packed_model import PackedModel
-from tests.modelpool.llama_models import LLAMA_SHAPED, VOCAB, Feeder, draw, make_model
+from test_support.llama_models import LLAMA_SHAPED, VOCAB, Feeder, draw, make_model
 
 DTYPES = [dtype for dtype in (torch.bfloat16, torch.float32) if can_pack(dtype)]
 pytestmark = pytest.mark.skipif(not DTYPES, reason="torch without oneDNN")

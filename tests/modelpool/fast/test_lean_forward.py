@@ -14,9 +14,9 @@ from modelpool.fast.linear import can_pack
 from modelpool.fast.model_shape import ModelShape, shape_of
 from modelpool.fast.tuning import Tuning
 from modelpool.packed_model import PackedModel
+from test_support.llama_models import LLAMA_SHAPED, SHAPE, VOCAB, Feeder, make_model, shaped
 from tests.modelpool.compressed import needs_quantised
 from tests.modelpool.fast.test_direct_forward import with_other_windows
-from tests.modelpool.llama_models import LLAMA_SHAPED, SHAPE, VOCAB, Feeder, make_model, shaped
 
 
 def wrap(

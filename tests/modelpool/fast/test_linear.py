@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from modelpool import ModelPool
 from modelpool.fast.cpu import has_amx
 from modelpool.fast.linear import PackedLinear, can_pack, pack_linears, parameter_count
-from tests.modelpool.factories import VOCAB_SIZE, pool_of, save_llama
+from test_support.factories import VOCAB_SIZE, pool_of, save_llama
 
 pytestmark = pytest.mark.skipif(not can_pack(torch.float32), reason="torch without oneDNN")
 DTYPES = [dtype for dtype in ("bfloat16", "float32") if can_pack(getattr(torch, dtype))]

@@ -13,8 +13,8 @@ from modelpool.fast import quantised
 from modelpool.fast.experts import QuantisedExperts
 from modelpool.fast.int8 import Int8Weight
 from modelpool.fast.quantised import QuantisedLinear, SmoothedWeight, column_factors
+from test_support.factories import pool_of, save_llama, save_model
 from tests.modelpool.compressed import logits, needs_int8
-from tests.modelpool.factories import pool_of, save_llama, save_model
 from tests.modelpool.outliers import plant
 
 

@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from checks.exact.models import pool_settings, save_family
 from modelpool.fast.linear import can_pack
 from modelpool.fast.thread_choice import OtherPrograms, ThreadChoice
 from specrouter import ChainRouter, RouterConfig, SamplingParams
+from test_support.families import pool_settings, save_family
 
 
 class Machine:

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, GemmaConfig, MixtralConfig, Qwen3
 
 from modelpool.export.gguf_tokenizer import GgufTokenizer, read_tokenizer
 from modelpool.export.llama_tensors import rotated_pairs
-from tests.modelpool.factories import SAVERS, edit_config, save_model
+from test_support.factories import SAVERS, edit_config, save_model
 
 # Mixtral's files are of the family llama.
 _ARCHITECTURES = {"mixtral": "llama"}

@@ -18,7 +18,7 @@ from modelpool.export.llama_tensors import frequency_factors
 from modelpool.gguf import description
 from specrouter import ChainRouter, SamplingParams, Speculation
 from specrouter.cli.main import main
-from tests.modelpool.factories import edit_config, pool_of
+from test_support.factories import edit_config, pool_of
 from tests.modelpool.gguf.files import save, write
 from tests.modelpool.refused import refused
 

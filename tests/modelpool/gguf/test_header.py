@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from modelpool.gguf.header import read_header
-from tests.modelpool.factories import pool_of
+from test_support.factories import pool_of
 from tests.modelpool.gguf.files import save, write
 from tests.modelpool.refused import refused
 

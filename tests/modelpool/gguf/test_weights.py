@@ -16,8 +16,8 @@ from modelpool.fast.experts import QuantisedExperts
 from modelpool.fast.int4 import BlockWeight
 from modelpool.fast.quantised import QuantisedLinear
 from modelpool.packed_model import PackedModel
+from test_support.factories import pool_of
 from tests.modelpool.compressed import held_bytes, logits, needs_quantised
-from tests.modelpool.factories import pool_of
 from tests.modelpool.gguf.files import (
     FAMILIES,
     K_TYPES,

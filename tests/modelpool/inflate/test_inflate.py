@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from modelpool.inflate.inflate import inflate, inflate_to
 from modelpool.inflate.llama_sizes import Growth, realistic_growth
-from tests.modelpool.factories import MAX_POSITIONS, VOCAB_SIZE, edit_config, save_llama
+from test_support.factories import MAX_POSITIONS, VOCAB_SIZE, edit_config, save_llama
 from tests.modelpool.refused import refused
 
 

@@ -19,8 +19,8 @@ from modelpool.checkpoint.checksums import damage
 from modelpool.inflate.inflate import inflate
 from modelpool.inflate.inflated import inflated_source
 from modelpool.inflate.llama_sizes import Growth
-from tests.cache_damage import OF_FILE, OF_FOLDER, Damage
-from tests.modelpool.factories import VOCAB_SIZE, edit_config, save_gpt2, save_llama
+from test_support.cache_damage import OF_FILE, OF_FOLDER, Damage
+from test_support.factories import VOCAB_SIZE, edit_config, save_gpt2, save_llama
 from tests.modelpool.refused import refused
 
 FIELD = "pool.models[0]"

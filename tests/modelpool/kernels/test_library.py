@@ -15,7 +15,7 @@ from modelpool.kernels.library import (
     linear_kernels,
     opened,
 )
-from tests.cache_damage import OF_FILE
+from test_support.cache_damage import OF_FILE
 
 needs_compiler = pytest.mark.skipif(
     shutil.which("cc") is None and shutil.which("gcc") is None, reason="no C compiler"

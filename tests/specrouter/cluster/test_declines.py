@@ -19,8 +19,8 @@ import pytest
 from specrouter import SLO, SamplingParams
 from specrouter.cluster.link import Attempt, Reply
 from specrouter.engine.request import Request
+from test_support.cluster_streams import PROMPT, output_of
 from tests.specrouter.cluster.links import Cluster, FaultyLink
-from tests.specrouter.cluster.streams import PROMPT, output_of
 from tests.specrouter.faults import PATIENCE_S, wait_until
 
 PARAMS = SamplingParams(max_new_tokens=8, ignore_eos=True)

@@ -16,9 +16,9 @@ import pytest
 from specrouter.cluster.kv_transfer import KVLostError
 from specrouter.cluster.link import ReplicaLostError
 from statemgr import RowKV
+from test_support.cluster_moments import MOMENTS, Moment, WatchedLink
+from test_support.cluster_streams import KINDS, LONG_PROMPT, Load, output_of
 from tests.specrouter.cluster.links import Cluster, LocalTransport
-from tests.specrouter.cluster.moments import MOMENTS, Moment, WatchedLink
-from tests.specrouter.cluster.streams import KINDS, LONG_PROMPT, Load, output_of
 from tests.specrouter.cluster.test_router_pairs import PAIR
 from tests.specrouter.faults import wait_until
 

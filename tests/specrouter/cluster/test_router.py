@@ -30,9 +30,9 @@ from specrouter.cluster.member import Member
 from specrouter.cluster.router import ClusterRouter
 from specrouter.engine.request import Request
 from specrouter.engine.serving import streamed
+from test_support.cluster_streams import KINDS, PROMPT, Load, output_of, served
 from tests.specrouter.cluster.links import NEWS, QUIET, Cluster, FaultyLink, Telling
 from tests.specrouter.cluster.states import state
-from tests.specrouter.cluster.streams import KINDS, PROMPT, Load, output_of, served
 from tests.specrouter.faults import PATIENCE_S, wait_until
 
 Settings = dict[str, Any]

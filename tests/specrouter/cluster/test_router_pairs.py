@@ -14,8 +14,8 @@ import pytest
 
 from specrouter import SLO, RequestOutput
 from statemgr import RowKV
+from test_support.cluster_streams import KINDS, LONG_PROMPT, Load, output_of
 from tests.specrouter.cluster.links import NEWS, QUIET, Cluster, LocalTransport
-from tests.specrouter.cluster.streams import KINDS, LONG_PROMPT, Load, output_of
 
 Settings = dict[str, Any]
 

@@ -22,7 +22,7 @@ if importlib.util.find_spec("ray") is None:  # not imported here: it reads setti
 from specrouter import ChainRouter, RouterConfig
 from specrouter.cluster.router import ClusterRouter
 from specrouter.cluster.serve_link import ServeHost, ServeLink
-from tests.specrouter.cluster.streams import LONG_KINDS, PATIENCE_S, Came, Load, wait_until
+from test_support.cluster_streams import LONG_KINDS, PATIENCE_S, Came, Load, wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -46,8 +46,8 @@ from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS, Chain, Samplin
 from specrouter.request.spec import RequestSpec
 from specrouter.slo.tree_selection import global_greedy
 from statemgr import StateManager
+from test_support.triton_interpreter import needs_triton
 from tests.processors.trees import nodes_of
-from tests.triton_interpreter import needs_triton
 
 PROMPTS = [[5, 17, 300, 42, 9], [3, 4], [250, 1, 99]]
 BROKEN = RuntimeError("broken")

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from checks.exact.comparison import assert_whole
-from checks.exact.models import pool_settings
 from modelpool.forward import ForwardOutput
 from research.studies.bare_forward import time_forward
 from specrouter import ChainRouter, SamplingParams, Speculation
 from specrouter.engine import watchdog
 from specrouter.execution.hang_guard import Abandoned, HangGuard
+from test_support.families import pool_settings
+from test_support.routers import assert_whole
 from tests.specrouter.faults import PATIENCE_S, Faults, seem_endless, wait_until
 
 ENGINE = {"max_requests": 4, "max_model_len": 128, "preload": False}

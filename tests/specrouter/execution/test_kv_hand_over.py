@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from checks.exact.models import pool_settings, save_family
 from specrouter import ChainRouter, RequestOutput, SamplingParams
 from specrouter.engine.request import Request
 from specrouter.engine.serving import streamed
@@ -21,7 +20,8 @@ from specrouter.execution.executor import Executor
 from specrouter.request.handed_kv import HandedKV
 from specrouter.request.output import Delta
 from statemgr import RowKV
-from tests.modelpool.factories import HYBRIDS
+from test_support.factories import HYBRIDS
+from test_support.families import pool_settings, save_family
 
 PROMPT = tuple(5 + 7 * at % 300 for at in range(75))  # three chunks of 32
 KINDS = {

@@ -11,7 +11,7 @@ import pytest
 from specrouter.execution.time_cache import TimeCache
 from specrouter.profile.time_curve import TimeCurve
 from specrouter.profile.time_regression import TimeRegression, TimeSample
-from tests.cache_damage import OF_FILE, OF_NUMBERS
+from test_support.cache_damage import OF_FILE, OF_NUMBERS
 
 DAMAGES = {**OF_FILE, **OF_NUMBERS}
 

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from specrouter.request.detokenizer import Detokenizer
-from tests.modelpool.factories import make_tokenizer
+from test_support.factories import make_tokenizer
 from tests.pure import few
 
 ALPHABET = st.one_of(

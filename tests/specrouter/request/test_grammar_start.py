@@ -11,7 +11,7 @@ from specrouter.request import grammar_start
 from specrouter.request.grammar import GrammarCompiler
 from specrouter.request.params import RequestError
 from specrouter.request.structure import Structure
-from tests.modelpool.factories import make_tokenizer
+from test_support.factories import make_tokenizer
 
 
 @pytest.fixture(scope="module")

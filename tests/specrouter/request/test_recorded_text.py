@@ -6,7 +6,6 @@ import random
 
 import pytest
 
-from checks.exact.models import NAMES
 from processors.grammar import Path, allows
 from specrouter import (
     ChainRouter,
@@ -17,6 +16,7 @@ from specrouter import (
     Structure,
 )
 from specrouter.request.recorded_text import RecordedText
+from test_support.families import NAMES
 
 SIZE = 300  # ids
 PROMPT = [17, 230, 41]

@@ -20,7 +20,7 @@ from specrouter.request.output import Delta, FinishReason, RequestOutput, TokenL
 from specrouter.request.params import RequestError, SamplingParams
 from specrouter.request.running import RunningRequest
 from specrouter.request.spec import RequestSpec
-from tests.modelpool.factories import make_tokenizer
+from test_support.factories import make_tokenizer
 from tests.specrouter.fake_router import FakeEngine, router_without_models
 from tests.specrouter.faults import wait_until
 from tests.specrouter.request.test_detokenizer import byte_fallback, ids_of

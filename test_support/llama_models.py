@@ -22,6 +22,8 @@ from transformers import (
     Qwen3Config,
 )
 
+from modelpool.attention.path import reference
+from modelpool.fast.layer_reference import LayerKernels, gated, rotate_and_write
 from modelpool.forward import Forward, ForwardOutput, HiddenLayers
 from modelpool.packed_model import PackedModel
 from statemgr import ModelState
@@ -267,3 +269,8 @@ CHANGES: list[Callable[[Any], None]] = [
     _replace_linear,
     _spread,
 ]  # after which a model has no shape that is known
+
+
+def reference_kernels() -> LayerKernels:
+    """In plain torch."""
+    return LayerKernels(rotate_and_write, reference, gated)

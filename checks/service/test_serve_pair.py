@@ -23,7 +23,7 @@ if importlib.util.find_spec("ray") is None:  # not imported here: it reads setti
 from checks.service.replicas import marked
 from checks.service.service import running
 from specrouter import ChainRouter, RouterConfig, SamplingParams
-from tests.specrouter.cluster.streams import PATIENCE_S, PROMPT, wait_until
+from test_support.cluster_streams import PATIENCE_S, PROMPT, wait_until
 
 pytestmark = pytest.mark.slow
 
