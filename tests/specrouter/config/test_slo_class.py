@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from specrouter import RouterConfig
-from specrouter.config.slo_class import ImpliedTTFTConfig
 from specrouter.request.objective import SLO, Stage
 from tests.specrouter.config.test_config import POOL, Settings, refused
 
@@ -43,13 +42,6 @@ def test_classes_of_objectives_have_names() -> None:
     }
 
 
-@pytest.mark.parametrize("key", ["tpot_ms", "ttft_ms", "e2e_ms", "tpot_ratio"])
-def test_a_bad_objective_of_a_class_names_itself(key: str) -> None:
-    for value in (0, math.nan, True, "50", [50], 10**400):
-        error = refused({"pool": POOL, "slo_classes": {**CLASSES, "chat": {key: value}}})
-        assert error.field == f"slo_classes.chat.{key}"
-
-
 @pytest.mark.parametrize(
     ("classes", "field"),
     [
@@ -70,22 +62,6 @@ def test_a_bad_objective_of_a_class_names_itself(key: str) -> None:
 )
 def test_a_class_that_cannot_be_asked_for_names_itself(classes: Any, field: str) -> None:
     assert refused({"pool": POOL, "slo_classes": classes}).field == field
-
-
-@pytest.mark.parametrize("key", ["tpot", "tpot_m", "ttft"])
-def test_an_unknown_objective_of_a_class_is_answered_with_the_nearest(key: str) -> None:
-    error = refused({"pool": POOL, "slo_classes": {"chat": {key: 50}}})
-    assert error.field == f"slo_classes.chat.{key}"
-    assert f"did you mean '{key[:4]}_ms'?" in error.reason
-
-
-def test_what_is_implied_of_a_first_token_can_be_set_and_switched_off() -> None:
-    def implied(**section: Any) -> ImpliedTTFTConfig | None:
-        return RouterConfig.load({"pool": POOL, **section}).slo.implied
-
-    assert implied() == ImpliedTTFTConfig(multiple=5.0, floor_ms=2000.0)
-    assert implied(slo={"implied_ttft": {"floor_ms": 500}}) == ImpliedTTFTConfig(floor_ms=500.0)
-    assert implied(slo={"implied_ttft": "none"}) is None
 
 
 @pytest.mark.parametrize("value", [0, -1.0, math.inf, math.nan])

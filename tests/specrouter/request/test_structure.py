@@ -1,7 +1,6 @@
 """Structured texts: what a grammar allows, exactly as the target chooses, whoever drafts."""
 
 import copy
-import dataclasses
 import json
 import re
 import sys
@@ -14,7 +13,7 @@ import pytest
 from llguidance import LLTokenizer
 from llguidance.hf import from_tokenizer
 
-from processors.grammar import Bits, GrammarError, Path
+from processors.grammar import Bits, Path
 from specrouter import ChainRouter, RequestError, SamplingParams, Speculation, Structure
 from specrouter.request.grammar import GrammarCompiler, RowGrammar, without_own_formats
 from test_support.families import NAMES
@@ -85,19 +84,6 @@ def test_masks_of_trees_are_those_of_each_text_read_from_its_beginning(
             one.advance(text[-1:])
 
 
-def test_log_probabilities_know_neither_structure_nor_speculation(router: ChainRouter) -> None:
-    params = SamplingParams(max_new_tokens=14, seed=3, temperature=1.0, logprobs=2)
-    params = dataclasses.replace(params, structure=STRUCTURES[1])
-    chain = Speculation(NAMES, depth=4, width=2)
-    alone, drafted = router.generate([PROMPTS[0]] * 2, params, ["off", chain])
-    assert alone.token_ids == drafted.token_ids
-    assert alone.logprobs is not None
-    assert drafted.logprobs is not None
-    for one, other in zip(alone.logprobs, drafted.logprobs, strict=True):
-        assert one.token_id == other.token_id
-        assert one.logprob == pytest.approx(other.logprob, abs=1e-9)
-
-
 def test_drafts_of_structured_texts_are_accepted(router: ChainRouter) -> None:
     params = SamplingParams(max_new_tokens=40, structure=Structure("regex", "[a-z]{40,}"))
     output = router.generate(PROMPTS[0], params, Speculation(NAMES, depth=4, width=2))[0]
@@ -129,18 +115,6 @@ def test_a_choice_is_one_of_the_texts_whatever_min_tokens_and_ignore_eos_say(
     assert {output.finish_reason for output in outputs} == {"eos"}
 
 
-def test_min_tokens_holds_a_structured_text_open_where_it_may_go_on(router: ChainRouter) -> None:
-    structure = Structure("regex", "[a-z]*")
-    params = [
-        SamplingParams(
-            max_new_tokens=30, temperature=1.0, seed=seed, min_tokens=9, structure=structure
-        )
-        for seed in range(8)
-    ]
-    for output in router.generate([PROMPTS[0]] * 8, params):
-        assert len(output.token_ids) > 9
-
-
 def test_what_excludes_all_that_a_structure_allows_ends_the_request_with_an_error(
     router: ChainRouter,
 ) -> None:
@@ -170,22 +144,6 @@ def test_a_grammar_without_a_way_on_ends_its_own_request_alone(
     assert bad.error_field == "structure"
     assert good.token_ids == wanted.token_ids
     assert_whole(router)
-
-
-def test_a_matcher_that_fails_ends_its_own_request_alone(
-    router: ChainRouter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(row: RowGrammar, path: Path) -> Bits | None:
-        raise GrammarError("too many states")
-
-    monkeypatch.setattr(RowGrammar, "_find", fail)
-    params = [
-        SamplingParams(max_new_tokens=8, structure=STRUCTURES[0]),
-        SamplingParams(max_new_tokens=8, ignore_eos=True),
-    ]
-    bad, good = router.generate([PROMPTS[0]] * 2, params, Speculation(NAMES, depth=3))
-    assert bad.error == "the structure cannot go on: too many states"
-    assert good.finish_reason == "length"
 
 
 class PanicException(BaseException):
@@ -305,11 +263,6 @@ def test_generated_tokens_that_the_structure_does_not_allow_are_refused(
     with pytest.raises(RequestError) as caught:
         router.submit(PROMPTS[0], params, generated=[*digits, 300, 300])
     assert caught.value.field == "generated"
-
-
-def test_equal_structures_are_compiled_once(compiler: GrammarCompiler) -> None:
-    first = compiler.compile(Structure("regex", "a+b"))
-    assert compiler.compile(Structure("regex", "a+b")) is first
 
 
 def test_a_list_or_a_mapping_is_kept_as_json() -> None:
