@@ -41,12 +41,6 @@ def attend(mask: Tensor | None = None, **asked: Any) -> None:
     packed_attention_forward(_Attention(), part, part, part, mask, **asked)
 
 
-@pytest.mark.parametrize("asked", ["alibi", "position_bias", "head_mask"])
-def test_an_unknown_argument_of_attention_is_refused_by_name(asked: str) -> None:
-    with pytest.raises(UnsupportedAttention, match=asked):
-        attend(**{asked: torch.zeros(1)})
-
-
 def test_masks_dropout_and_forwards_outside_the_engine_are_refused() -> None:
     model = PackedModel.wrap("llama", make_model(LLAMA()), VOCAB)
     state, one, zero = ModelState(model.kv_layers, 1, 128), np.array([1]), np.array([0])
@@ -80,18 +74,6 @@ def test_a_forward_has_its_own_number_of_threads(
         packed.forward(unused, unused, view, unused)
     assert seen == [3]
     assert torch.get_num_threads() == before
-
-
-def test_a_tuned_model_says_what_it_said() -> None:
-    tuning = Tuning(pack_weights=True, lean=True)
-    packed = PackedModel.wrap("m", make_model(LLAMA(), torch.float32), VOCAB, tuning)
-    ordinary = make_model(LLAMA(), torch.float32)
-    assert type(packed.model.model.norm).__name__ == "LeanRMSNorm"
-    tokens = torch.arange(20).unsqueeze(0)
-    with torch.inference_mode():
-        packed.model.set_attn_implementation("sdpa")
-        difference = (packed.model(tokens).logits - ordinary(tokens).logits).abs().max()
-    assert difference < 1e-3
 
 
 def test_out_of_memory_is_no_reason_to_refuse_a_model(monkeypatch: pytest.MonkeyPatch) -> None:

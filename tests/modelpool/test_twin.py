@@ -59,13 +59,6 @@ def test_a_twin_is_the_same_checkpoint_in_fewer_bits(
 
 
 @needs_int8
-def test_a_twin_may_have_a_dtype_of_its_own(tmp_path: Path) -> None:
-    save_llama(tmp_path, dtype="bfloat16")
-    pool = ModelPool.from_config(twins(tmp_path, dtype="float32"))
-    assert (pool.plan("t").dtype, pool.plan("m").dtype) == ("float32", "bfloat16")
-
-
-@needs_int8
 @pytest.mark.parametrize("tied", [True, False])
 def test_what_is_not_quantised_is_in_memory_once(tied: bool, tmp_path: Path) -> None:
     save_llama(tmp_path, dtype="bfloat16", tied=tied)
@@ -128,16 +121,6 @@ def test_a_checkpoint_that_is_quantised_has_no_twin(tmp_path: Path) -> None:
     save_llama(tmp_path, dtype="bfloat16")
     compress(tmp_path)
     with refused(f"{FIELD}.source", "is quantised already: 'm' can have no twin"):
-        ModelPool.from_config(twins(tmp_path))
-
-
-def test_a_cpu_that_cannot_sum_int8_has_no_twins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save_llama(tmp_path, dtype="bfloat16")
-    for place in ("member", "placed_members"):
-        monkeypatch.setattr(f"modelpool.{place}.quantised_refusal", lambda: "no VNNI")
-    with refused(f"{FIELD}.source", "no VNNI: 'm' can have no twin"):
         ModelPool.from_config(twins(tmp_path))
 
 

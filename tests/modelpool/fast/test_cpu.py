@@ -58,10 +58,3 @@ def _workers_started(make: Callable[[], object], threads: int) -> int:
         torch.set_num_threads(kept)
     (count,) = started
     return max(0, count)  # another test's thread may have ended meanwhile
-
-
-def test_the_trial_of_int8_leaves_the_number_of_threads() -> None:
-    threads = torch.get_num_threads()
-    int8_refusal.cache_clear()
-    int8_refusal()
-    assert torch.get_num_threads() == threads

@@ -39,12 +39,6 @@ def test_a_forward_with_one_other_bit_is_not_used(monkeypatch: pytest.MonkeyPatc
     assert direct_forward_of(packed) is None
 
 
-def test_windows_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    packed, _ = DIRECT.through("mistral", torch.float32)
-    monkeypatch.setattr("modelpool.fast.direct_forward.shape_of", with_other_windows)
-    assert direct_forward_of(packed) is None
-
-
 @pytest.mark.parametrize("dtype", DIRECT.tolerance, ids=str)
 def test_norms_in_one_call_have_the_bits_of_those_spelled_out(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
