@@ -248,11 +248,6 @@ def test_the_names_of_policies_are_those_that_are_registered() -> None:
     assert set().union(*(one.names for one in registries)) >= POLICY_NAMES
 
 
-def test_of_specrouter_only_the_cluster_knows_ray() -> None:
-    knowing = [path for path in sources("specrouter") if "ray" in set(map(top, imports(path)))]
-    assert {own_room(path) for path in knowing} == {"cluster"}
-
-
 def test_core_imports_without_optional_or_web_dependencies() -> None:
     absent = ["flashinfer", "ray", *sorted(WEB)]
     script = (

@@ -1,7 +1,7 @@
 """OpenVINO GenAI behind OpenAI's completions, so that `specrouter bench chains --peer` measures it.
 
     python -m venv OV && OV/bin/pip install openvino-genai
-    OV/bin/python checks/measures/openvino_server.py TARGET.gguf [--draft DRAFT.gguf] [--port 8090]
+    OV/bin/python research/studies/openvino_server.py TARGET.gguf [--draft DRAFT.gguf] [--port 8090]
     specrouter bench chains --config FILE --peer http://127.0.0.1:8090
 
 It needs nothing of SpecRouter. The files are those of `specrouter export-gguf` or of llama.cpp's
