@@ -1,5 +1,6 @@
 """What tests of several packages share: few threads, a cache of their own, a family of models."""
 
+import functools
 import gc
 import os
 import random
@@ -34,13 +35,15 @@ def pytest_configure(config: pytest.Config) -> None:
 def _prepare_models() -> None:
     """Not where workers are started, which wait meanwhile: it takes seconds to import."""
     import torch
+    import transformers
 
-    from checks.exact.report import prepare
-    from tests import triton_interpreter  # noqa: F401 (before anything imports Triton)
+    from test_support import triton_interpreter  # noqa: F401 (before anything imports Triton)
 
     # OMP_NUM_THREADS=1 is obeyed. Threads beyond the cores would only wait for each other.
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    prepare(threads=max(1, min(2, torch.get_num_threads() // workers)))
+    torch.set_num_threads(max(1, min(2, torch.get_num_threads() // workers)))
+    progress_bars: Any = transformers.utils.logging
+    progress_bars.disable_progress_bar()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -99,10 +102,22 @@ def logging_as_before() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def briefly_timed() -> Iterator[None]:
+    """Models are timed within a tenth of a second, not three: no text depends on how well."""
+    from specrouter.execution import model_times
+    from specrouter.execution.time_profile import profile_model
+
+    with pytest.MonkeyPatch.context() as patch:
+        briefly = functools.partial(profile_model, budget_s=0.1)
+        patch.setattr(model_times, "profile_model", briefly)
+        yield
+
+
 @pytest.fixture(scope="session")
 def small_family(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Checkpoints of three Llamas that resemble one another, weakest first, in float64."""
-    from checks.exact.models import save_family
+    from test_support.families import save_family
 
     return save_family(tmp_path_factory.mktemp("family"))
 
@@ -113,7 +128,7 @@ def small_config(small_family: dict[str, Path]) -> dict[str, Any]:
 
     Drafters are loaded when they are used, which spares most tests most of them.
     """
-    from checks.exact.models import pool_settings
+    from test_support.families import pool_settings
 
     engine = {"max_requests": 8, "max_model_len": 256, "prefill_chunk": 32, "preload": False}
     return {"pool": pool_settings(small_family), "engine": engine}

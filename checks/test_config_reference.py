@@ -37,38 +37,3 @@ def test_the_page_leads_to_every_bundled_scenario(scenario: Path) -> None:
 @pytest.mark.parametrize("model", CLASSES)
 def test_every_key_has_a_meaning_and_every_meaning_a_key(model: type[BaseModel]) -> None:
     assert set(attribute_meanings(model)) == set(model.model_fields)
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        "| `target` | text | required | the name of the model whose output is served. |",
-        "| `depth` | whole number, 1 to 20 | none | levels of ",
-        "| `policy` | `adaptive`, `static`, `smallest`, `target-only` or `package.module:NAME` | ",
-        "| `request_timeout_s` | number, above 0 | `600.0` | ",
-        "| `api_keys` | list of text | none | ",
-        "| `pack_weights` | `true` or `false` | `true` | ",
-        "| `chat_template` | path | none | ",
-        "| `models` | [pool.models[]](#poolmodels) | required | ",
-        "| `slo_classes` | [slo_classes.NAME](#slo_classesname) | none | ",
-    ],
-)
-def test_a_row_has_type_range_default_and_meaning(row: str) -> None:
-    assert row in configuration_reference()
-
-
-def test_names_may_share_a_meaning_which_may_go_on_over_lines() -> None:
-    class Shape(BaseModel):
-        """A shape.
-
-        Attributes:
-            depth, width: of a tree,
-                in tokens.
-            name: free.
-        """
-
-    assert attribute_meanings(Shape) == {
-        "depth": "of a tree, in tokens.",
-        "width": "of a tree, in tokens.",
-        "name": "free.",
-    }

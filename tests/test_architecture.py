@@ -63,13 +63,16 @@ KNOW_POLICY_NAMES = {
     "bench/chains.py",  # contenders, which are called as the policies are
 }
 NO_ARGUMENT = ("ClassVar", "init=False")  # in a field of a dataclass
-OURS = {*MAY_IMPORT, "examples", "research", "tests", "checks", "conftest", "configs", "docs"}
+OURS = {
+    *MAY_IMPORT, "examples", "research", "test_support", "tests", "checks", "conftest", "configs",
+    "docs",
+}  # fmt: skip
 WEB = {"fastapi", "starlette", "uvicorn"}
 TOP_LEVEL = {
     ".ci", ".dockerignore", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "Dockerfile",
     "LICENSE", "Makefile", "README.md", "checks", "conftest.py",
     "configs", "constraints.txt", "docs", "examples", "modelpool", "processors", "pyproject.toml",
-    "research", "specrouter", "statemgr", "tests",
+    "research", "specrouter", "statemgr", "test_support", "tests",
 }  # fmt: skip
 
 
@@ -113,9 +116,20 @@ def test_packages_import_in_one_direction_and_only_specrouter_knows_http_and_ray
     assert wrong_imports(package, OURS - MAY_IMPORT[package] | elsewhere) == []
 
 
-def test_the_laboratory_imports_the_product_and_no_test() -> None:
-    """But for its own tests."""
-    wrong = wrong_imports("research", {"tests", "checks", "examples"})
+@pytest.mark.parametrize(
+    ("package", "forbidden"),
+    [
+        ("research", {"tests", "checks", "test_support", "examples"}),
+        ("test_support", {"tests", "checks", "examples", "research"}),
+        ("tests", {"checks"}),
+        ("checks", {"tests"}),
+    ],
+)
+def test_neither_the_laboratory_nor_tests_nor_checks_import_each_other(
+    package: str, forbidden: set[str]
+) -> None:
+    """But for the laboratory's own tests."""
+    wrong = wrong_imports(package, forbidden)
     assert [one for one in wrong if not one.startswith("research/tests/")] == []
 
 
@@ -231,30 +245,6 @@ def test_the_names_of_policies_are_those_that_are_registered() -> None:
     registries = [one for one in vars(policies).values() if isinstance(one, Registry)]
     assert len(registries) == 4
     assert set().union(*(one.names for one in registries)) >= POLICY_NAMES
-
-
-@pytest.mark.parametrize(
-    ("line", "is_found"),
-    [
-        ('if policy == "p2c": ...', True),
-        ('x = policy not in ("fcfs", "other")', True),
-        ('Name = Literal["smallest", "other"]', True),
-        ('def f(policy: "typing.Literal[\'x\']" = "x") -> typing.Literal["goodput"]: ...', True),
-        ('match policy:\n    case "static": ...', True),
-        ('policy: str = "adaptive"', False),
-        ('registry.find("fcfs")', False),
-        ('known = {"static": 1}', False),
-    ],
-)
-def test_a_comparison_with_a_name_is_found(line: str, is_found: bool, tmp_path: Path) -> None:
-    file = tmp_path / "a.py"
-    file.write_text(line)
-    assert bool(compared_strings(file).keys() & POLICY_NAMES) == is_found
-
-
-def test_of_specrouter_only_the_cluster_knows_ray() -> None:
-    knowing = [path for path in sources("specrouter") if "ray" in set(map(top, imports(path)))]
-    assert {own_room(path) for path in knowing} == {"cluster"}
 
 
 def test_core_imports_without_optional_or_web_dependencies() -> None:

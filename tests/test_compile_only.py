@@ -2,8 +2,8 @@
 
 import pytest
 
+from test_support.triton_interpreter import needs_triton
 from tests.compile_only import TARGETS, compiled_elsewhere
-from tests.triton_interpreter import needs_triton
 
 SHARED_BYTES = 99 * 1024  # of a block on the smallest chips of Ampere
 

@@ -64,10 +64,6 @@ RUN = [
 ]
 
 
-def test_there_are_commands_to_run() -> None:
-    assert len(RUN) > 5
-
-
 @pytest.fixture(scope="module")
 def router() -> Iterator[ChainRouter]:
     with ChainRouter.from_config(ROOT / "configs" / "tiny.yaml") as router:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,14 +12,12 @@ import nbclient
 import nbformat
 import pytest
 
-from examples import decision_plot, objectives, openai_client, structured_output
-from modelpool.fast.cpu import int8_refusal
+from examples import decision_plot, objectives, structured_output
 from specrouter.cycle import DraftShape, Option
 from specrouter.routing.decision_record import DecisionRecord
 from specrouter.view import ChainDecision
 
 ROOT = Path(__file__).resolve().parent.parent
-needs_int8 = pytest.mark.skipif(int8_refusal() is not None, reason=str(int8_refusal()))
 
 
 def test_two_classes_of_requests_are_judged_apart(capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,40 +35,6 @@ def test_structured_answers_are_of_the_schema(capsys: pytest.CaptureFixture[str]
     for line in lines:
         answer = json.loads(line.partition(": ")[2].rpartition("  (")[0])
         jsonschema.validate(answer, structured_output.SCHEMA)
-
-
-def test_the_openai_example_says_how_to_install_its_package(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "openai", None)
-    assert openai_client.main([]) == 1
-    assert "pip install openai" in capsys.readouterr().err
-
-
-class _Unreachable:
-    """The `openai` package where nobody listens."""
-
-    class APIConnectionError(Exception):
-        pass
-
-    class APIStatusError(Exception):
-        pass
-
-    def OpenAI(self, **_: Any) -> Any:
-        def refused() -> None:
-            raise self.APIConnectionError("connection refused")
-
-        return SimpleNamespace(models=SimpleNamespace(list=refused))
-
-
-def test_the_openai_example_says_in_one_line_that_no_service_listens(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "openai", _Unreachable())
-    assert openai_client.main(["--url", "http://127.0.0.1:9"]) == 1
-    said = capsys.readouterr()
-    assert said.err == "no service at http://127.0.0.1:9: start one with `make serve`\n"
-    assert said.out == ""
 
 
 def option(chain: tuple[str, ...], ms_per_token: float) -> Option:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,8 +31,8 @@ from specrouter.cycle import Candidates
 from specrouter.http.request_fields import GenerateRequest
 from specrouter.profile.time_curve import TimeCurve
 from specrouter.routing.chain_policy import Models
+from test_support.factories import make_tokenizer
 from tests.load_requests import load_request
-from tests.modelpool.factories import make_tokenizer
 from tests.pages import ROOT, fences
 from tests.specrouter.cluster.states import state, view
 from tests.specrouter.fake_router import router_without_models
@@ -100,22 +99,6 @@ def test_texts_are_the_targets_and_the_policys_chain_drafts(small_config: dict[s
         router.set_policy(BEST_PAIR, depth=2, **own)
         assert texts(router) == found
         assert router.instruments.decisions()[-1].decision.reason == "most accepted per ms"
-
-
-def test_all_four_can_be_configured_together(small_config: dict[str, Any]) -> None:
-    config = RouterConfig.load(
-        {
-            "pool": small_config["pool"],
-            "scheduler": {"policy": BEST_PAIR},
-            "trees": {"selection": "my_policies:LIKELY"},
-            "engine": {"admission": "my_policies:SHORTEST_FIRST"},
-            "cluster": {
-                "replicas": [{"name": "a"}],
-                "routing": {"policy": "my_policies:MOST_ROOM"},
-            },
-        }
-    )
-    assert config.warnings == ()
 
 
 def test_the_pair_with_most_accepted_tokens_for_a_millisecond_is_taken() -> None:
@@ -216,10 +199,3 @@ def test_requests_cannot_name_policies(tmp_path: Path, monkeypatch: pytest.Monke
         with pytest.raises(RequestError):
             router.generate(PROMPTS[:1], SamplingParams(max_new_tokens=4), asked)
     assert "my_policies" not in sys.modules, "nothing was imported for them"
-
-
-def test_a_short_name_is_given_in_python() -> None:
-    [call] = re.findall(r"`(specrouter\.\S+\.register\([^`]*\))`", PAGE.read_text("utf-8"))
-    policy = CHAIN_POLICIES.find(BEST_PAIR)
-    exec(f"import specrouter.config.policies\n{call}", {"BEST_PAIR": policy})
-    assert CHAIN_POLICIES.find("best-pair") is policy

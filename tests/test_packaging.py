@@ -42,31 +42,15 @@ def files(folder: str, pattern: str) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_every_module_is_installed(package: str, wheel: set[str]) -> None:
-    assert files(package, "*.py") <= wheel
-
-
-@pytest.mark.parametrize("package", PACKAGES)
-def test_types_are_installed(package: str, wheel: set[str]) -> None:
-    assert f"{package}/py.typed" in wheel
-
-
-def test_the_bundled_models_are_installed_whole(wheel: set[str]) -> None:
+def test_modules_types_models_scenarios_and_pages_are_installed(wheel: set[str]) -> None:
+    for package in PACKAGES:
+        assert files(package, "*.py") | {f"{package}/py.typed"} <= wheel
     bundled = files("modelpool/bundled", "*")
     assert len([name for name in bundled if name.endswith(".safetensors")]) == 5
-    assert bundled <= wheel
-
-
-def test_scenarios_are_installed_where_the_command_line_looks(wheel: set[str]) -> None:
-    scenarios = {str(Path(name).relative_to("configs")) for name in files("configs", "*.yaml")}
-    assert {f"specrouter/configs/{name}" for name in scenarios} <= wheel
-
-
-def test_the_pages_are_installed(wheel: set[str]) -> None:
-    page = files("specrouter/http/page", "*")
-    assert "specrouter/http/page/vendor/NOTICE" in page
-    assert files("specrouter/http", "*.html") | page <= wheel
+    scenarios = {f"specrouter/{name}" for name in files("configs", "*.yaml")}
+    pages = files("specrouter/http/page", "*") | files("specrouter/http", "*.html")
+    assert "specrouter/http/page/vendor/NOTICE" in pages
+    assert bundled | scenarios | pages <= wheel
 
 
 def test_nothing_else_is_installed(wheel: set[str]) -> None:

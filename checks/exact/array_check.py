@@ -1,5 +1,11 @@
 """One set of requests under every row of the covering array, per dtype.
 
+    python -m checks.exact.array_check greedy|seeded [OPTIONS]
+
+`greedy`: the references of plain requests come from `generate`; as many have penalties, biases,
+bans and least lengths, and theirs are decoded step by step. `seeded`: every request has other
+sampling parameters than its neighbours. A quarter of all have structures (`test_support.params`).
+
 Contract: in float64 no token may differ from the oracle. In float32 a difference is allowed only
 where the oracle itself hardly decides (margin below 1e-4), and at most once in 100,000 tokens. What
 a quantised target says is compared with what it says alone, and no token may differ: in bfloat16
@@ -7,27 +13,22 @@ neither, which such a target alone is checked in.
 """
 
 import itertools
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from checks.exact.arguments import Options, load_token_prompts, open_oracle, open_router
+from checks.exact.arguments import Options, load_token_prompts, open_oracle, open_router, parse
 from checks.exact.arrangement import Arrangement, modes_of, policies_of
-from checks.exact.comparison import (
-    Case,
-    Comparison,
-    Divergence,
-    all_divergences,
-    assert_whole,
-    compare,
-    own_case,
-)
+from checks.exact.comparison import Case, Comparison, Divergence, all_divergences, compare, own_case
 from checks.exact.covering_array import BATCHES, covering_array
 from checks.exact.oracle import Oracle
 from checks.exact.report import Progress, finish
 from modelpool.config import Weights
 from specrouter import ChainRouter, SamplingParams
+from test_support.params import greedy_params, seeded_params
+from test_support.routers import assert_whole
 
 DTYPES = ("float64", "float32")
 HONEST_MARGIN = 1e-4
@@ -37,8 +38,16 @@ _SHOWN = 5  # examples of differences in the report
 ParamsOf = Callable[[int], SamplingParams]  # of the request's index
 
 
-def run_array_check(check: str, options: Options, params_of: ParamsOf) -> int:
-    """Runs, prints the figures, returns the exit code."""
+def main(arguments: list[str] | None = None) -> int:
+    check, *others = sys.argv[1:] if arguments is None else arguments
+    if check not in ("greedy", "seeded"):
+        raise SystemExit(f"{check} is none of greedy, seeded")
+    options = parse(__doc__, others, DTYPES)
+    params = greedy_params if check == "greedy" else seeded_params
+
+    def params_of(index: int) -> SamplingParams:
+        return params(index, options.new_tokens)
+
     if "bfloat16" in options.dtypes and "auto" in options.weights:
         raise SystemExit("--dtypes bfloat16 goes with --weights int8 or int4: other sums round")
     started = time.monotonic()
@@ -177,3 +186,7 @@ def _describe(difference: Divergence, margin: float) -> dict[str, object]:
         "margin": margin,
         "params": str(difference.case.params),
     }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

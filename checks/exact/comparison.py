@@ -5,7 +5,6 @@ request is resumed from its reference, the differing token included ("teacher fo
 all positions are judged. Every position is compared exactly once.
 """
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -132,21 +131,6 @@ def _judge(router: ChainRouter, case: Case, arrangement: Arrangement, index: int
         if difference + 1 >= len(case.reference):
             break
     return _Judged(tokens, tuple(divergences), tuple(outputs))
-
-
-def assert_whole(router: ChainRouter, patience_s: float = 60.0) -> None:
-    """`check_integrity` of a router that is about to be idle.
-
-    The engine's thread may still be freeing the row of the output that was just received.
-    """
-    deadline = time.monotonic() + patience_s
-    while True:
-        try:
-            return router.instruments.check_integrity()
-        except AssertionError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.005)
 
 
 def resume(

@@ -17,13 +17,14 @@ import numpy as np
 import torch
 
 from checks.exact.arguments import open_oracle
-from checks.exact.chi_square import Floats, Ints, fit_p_value, independence_p_value
-from checks.exact.comparison import Tokens, assert_whole
-from checks.exact.models import NAMES, pool_settings, save_family
+from checks.exact.comparison import Tokens
 from checks.exact.noise import noise_p_values
 from checks.exact.oracle import Oracle
 from checks.exact.report import Progress, finish, make_parser, prepare
 from specrouter import ChainRouter, SamplingParams, Speculation
+from test_support.chi_square import Floats, Ints, fit_p_value, independence_p_value
+from test_support.families import NAMES, pool_settings, save_family
+from test_support.routers import assert_whole
 
 LEAST_P = 0.001
 SEEDS = 20_000

@@ -22,10 +22,8 @@ from unittest import mock
 
 import transformers
 
-from checks.exact.comparison import assert_whole, first_difference
-from checks.exact.models import pool_settings
+from checks.exact.comparison import first_difference
 from checks.exact.named_families import NAMED
-from checks.exact.preemption import preempting_router
 from checks.exact.report import Progress, finish, make_parser, prepare
 from checks.exact.small_configs import VOCAB_SIZE, WINDOW, Family, swept
 from checks.exact.small_models import (
@@ -33,7 +31,6 @@ from checks.exact.small_models import (
     forgetting,
     generated,
     load,
-    perturb,
     prompts_of,
     put_inside,
     random_model,
@@ -45,6 +42,9 @@ from specrouter import ChainRouter, RequestOutput, SamplingParams, Speculation
 from specrouter.execution import model_times
 from specrouter.execution.time_profile import profile_model
 from specrouter.request.spec import SpeculationOverride
+from test_support.families import perturb, pool_settings
+from test_support.preemption import preempting_router
+from test_support.routers import assert_whole
 
 LENGTHS, NEW_TOKENS, PREFILL_CHUNK = (5, 24, 47, 90), 24, 40
 NOISE = 0.03  # of the drafter, beside the target

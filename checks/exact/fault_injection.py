@@ -27,11 +27,7 @@ from specrouter.routing.scheduler import ModelChainScheduler
 from specrouter.slo.tree_planner import TreePlanner
 from specrouter.slo.tree_selection import Bools, Ints
 from specrouter.view import ChainDecision
-
-
-class InjectedFault(RuntimeError):
-    """What a forward or a function raises that is made to fail."""
-
+from test_support.function_faults import InjectedFault
 
 _KINDS = ("before", "after", "poison", "nan", "nan row", "memory")
 

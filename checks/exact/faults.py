@@ -24,13 +24,14 @@ import numpy as np
 from checks.exact.arguments import oracle_of
 from checks.exact.arrangement import SELECTIONS, chains
 from checks.exact.burst import draw_burst, draw_cases, draw_shape, play
-from checks.exact.comparison import Case, assert_whole
+from checks.exact.comparison import Case
 from checks.exact.fault_injection import FaultInjection, restless_scheduler
-from checks.exact.models import SAVERS, pool_settings, save_family
 from checks.exact.report import Progress, finish, make_parser, prepare
 from modelpool import ModelPool
 from specrouter import ChainRouter
 from specrouter.request.params import Chain
+from test_support.families import SAVERS, pool_settings, save_family
+from test_support.routers import assert_whole
 
 BURSTS = 20  # of one router's lifetime
 POLICIES = ("paper", "static", "smallest", "target-only")

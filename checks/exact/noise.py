@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from checks.exact.chi_square import Floats, correlation_p_value, uniform_p_value
 from processors.noise import gumbel
+from test_support.chi_square import Floats, correlation_p_value, uniform_p_value
 
 # (seed, position, token) steps from one value to the one that it must not resemble.
 STEPS = ((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (1, -1, 0), (1, 0, 1), (1, 0, -1), (0, 1, -1))

@@ -37,9 +37,9 @@ from transformers import (
 )
 
 from checks.exact.recurrences import by_recurrence
-from checks.exact.structures import Reference
 from processors.noise import gumbel
 from specrouter import SamplingParams, Structure
+from test_support.structures import Reference
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,13 @@ from typing import Any
 import numpy as np
 
 from checks.exact.arrangement import Arrangement, modes_of
-from checks.exact.greedy import greedy_params
 from checks.exact.losses import losing_models
-from checks.exact.models import SAVERS, pool_settings, save_family
-from checks.exact.preemption import preempting_router
 from checks.exact.report import Progress, finish, make_parser, prepare
-from checks.exact.seeded import seeded_params
 from specrouter import ChainRouter, RequestOutput, SamplingParams
 from specrouter.request.spec import SpeculationOverride
+from test_support.families import SAVERS, pool_settings, save_family
+from test_support.params import greedy_params, seeded_params
+from test_support.preemption import preempting_router
 
 MAX_MODEL_LEN, NEW_TOKENS, MOST_TURNS = 512, 12, 5
 ROWS, BLOCKS = 6, 14  # of 128 tokens: three or four of the longest requests

@@ -17,10 +17,11 @@ from typing import Any
 from checks.exact.arguments import Options, load_token_prompts, open_router, parse
 from checks.exact.arrangement import Arrangement, Mode
 from checks.exact.array_check import serve_all, turns_of
-from checks.exact.comparison import Case, Comparison, assert_whole, own_case
+from checks.exact.comparison import Case, Comparison, own_case
 from checks.exact.report import Progress, finish
 from modelpool.config import Weights
 from specrouter import ChainRouter, SamplingParams
+from test_support.routers import assert_whole
 
 BATCHES = (1, 16)
 DEPTH = 4

@@ -58,15 +58,6 @@ def random_model(config: PreTrainedConfig, kind: Any, seed: int = 0) -> PreTrain
     return model
 
 
-def perturb(model: PreTrainedModel, scale: float, seed: int) -> None:
-    """Moves all weights by `scale` of each tensor's spread."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for weight in model.parameters():
-            noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
-            weight.add_(scale * weight.std(correction=0) * noise)
-
-
 def save(model: PreTrainedModel, directory: Path) -> Path:
     model.save_pretrained(str(directory))
     return _with_tokenizer(directory)

@@ -10,22 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from checks.exact import breadth, distribution, faults, greedy, prefix, rounding, seeded
+from checks.exact import array_check, distribution, faults, prefix, rounding
 from checks.exact.array_check import DTYPES
-from checks.exact.families import BRIEFLY
 from modelpool.fast.cpu import computes_in
-from specrouter.execution import model_times
-from tests.modelpool.factories import HYBRID, HYBRIDS
+from test_support.factories import HYBRID, HYBRIDS
 
 pytestmark = pytest.mark.exact
 LONE = ("--lone-share", "4")  # a fourth of the requests in each arrangement, in turn
 NEW = ("--new-tokens", "24")
-
-
-@pytest.fixture(autouse=True)
-def brief_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models are timed briefly at load: what the scheduler makes of it may not change a token."""
-    monkeypatch.setattr(model_times, "profile_model", BRIEFLY)
 
 
 @pytest.fixture
@@ -35,15 +27,11 @@ def prompts() -> list[str]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_greedy_tokens_are_those_of_generate(dtype: str, prompts: list[str]) -> None:
-    assert greedy.main([*prompts, *NEW, "--dtypes", dtype]) == 0
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_seeded_tokens_do_not_depend_on_how_a_request_is_served(
-    dtype: str, prompts: list[str]
+@pytest.mark.parametrize("check", ["greedy", "seeded"])
+def test_tokens_are_the_oracles_under_the_covering_array(
+    check: str, dtype: str, prompts: list[str]
 ) -> None:
-    assert seeded.main([*prompts, *NEW, "--dtypes", dtype]) == 0
+    assert array_check.main([check, *prompts, *NEW, "--dtypes", dtype]) == 0
 
 
 def test_seeded_tokens_follow_the_processed_distribution() -> None:
@@ -55,10 +43,6 @@ def test_rounding_seldom_parts_from_target_only_decoding(dtype: str, prompts: li
     if not computes_in(dtype):
         pytest.skip(f"this CPU emulates {dtype}, in which bits depend on the pack")
     assert rounding.main([*prompts, "--new-tokens", "48", "--dtypes", dtype]) == 0
-
-
-def test_branches_bring_more_tokens_per_pass(prompts: list[str]) -> None:
-    assert breadth.main(prompts) == 0
 
 
 def test_no_text_differs_where_models_are_lost_while_prefixes_are_shared(tmp_path: Path) -> None:

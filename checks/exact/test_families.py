@@ -7,8 +7,7 @@ import pytest
 from checks.exact import families
 from checks.exact.families import Verdict, judge, quiet, run, table_of
 from checks.exact.named_families import NAMED
-from checks.exact.small_configs import LAYERS, SCALE_FROM, WINDOW, Family, swept
-from modelpool import ModelPool
+from checks.exact.small_configs import Family
 
 SMALL = Family("small", "gpt_bigcode")
 GPT_OSS = Family("gpt-oss", "gpt_oss")
@@ -72,51 +71,4 @@ def test_another_text_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "off, batch of 4: prompt of 5 tokens, token 0" in verdict.reason
 
 
-def test_a_traceback_is_a_fault_and_a_class_that_fails_is_not_built(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fail(*_: Any, **__: Any) -> Any:
-        raise LookupError("no such layer")
-
-    monkeypatch.setattr(ModelPool, "from_config", fail)
-    verdict = verdict_of(SMALL)
-    assert verdict.status == "FAULT"
-    assert verdict.reason.startswith("LookupError: no such layer (test_families.py:")
-    monkeypatch.setattr(families, "random_model", fail)
-    assert verdict_of(SMALL).status == "not built"
-
-
-@pytest.mark.parametrize(("status", "code"), [("exact", 0), ("refused", 1), ("WRONG", 1)])
-def test_the_command_fails_where_a_named_family_is_not_as_expected(
-    status: Any, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(
-        families, "judge", lambda family, _: Verdict(name=family.name, status=status)
-    )
-    assert families.main(["gpt-2"]) == code
-    assert f"1 {status}" in capsys.readouterr().out
-
-
-def test_unknown_names_are_refused() -> None:
-    with pytest.raises(SystemExit, match="no family nobody"):
-        families.families_of(["nobody"], "all")
-
-
 # Small configurations
-
-
-def test_a_small_configuration_does_early_what_it_does_at_a_length() -> None:
-    scaled = Family("scaled", "ministral3").config()
-    assert scaled.rope_parameters["original_max_position_embeddings"] == SCALE_FROM
-    tuned = Family("tuned", "llama4_text").config()
-    assert (tuned.floor_scale, tuned.attention_chunk_size) == (SCALE_FROM, WINDOW)
-    windowed = Family("windowed", "gemma3_text").config()
-    assert windowed.sliding_window == WINDOW
-    assert windowed.layer_types == ["sliding_attention", "full_attention"] * (LAYERS // 2)
-
-
-def test_what_other_layers_hide_is_swept_too() -> None:
-    names = {family.name for family in swept()}
-    assert {"llama4_text", "llama4_text, full attention", "qwen3_5_text, full attention"} <= names
-    assert "llama, full attention" not in names
-    assert len(names) > 280

@@ -3,16 +3,17 @@
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 
 from checks.exact.arguments import open_oracle
 from checks.exact.arrangement import Arrangement
 from checks.exact.array_check import make_cases
-from checks.exact.comparison import all_divergences, assert_whole, compare
-from checks.exact.preemption import preempting_router
-from checks.exact.seeded import seeded_params
+from checks.exact.comparison import all_divergences, compare
 from specrouter import ChainRouter
-from tests.specrouter.engine.test_preemption import prompt_of
+from test_support.params import seeded_params
+from test_support.preemption import preempting_router
+from test_support.routers import assert_whole
 
 NEW, REQUESTS, LEAST = 24, 48, 300
 CHAIN = ("small", "middle", "target")
@@ -33,7 +34,10 @@ def test_no_token_of_preempted_requests_differs_from_the_oracle(
     settings["engine"] |= {"max_requests": 4, "prefill_chunk": 16, "admission": "slo"}
     with ChainRouter.from_config(settings) as router:
         oracle = open_oracle(router, "float64")
-        prompts = [tuple(prompt_of(index)) for index in range(REQUESTS)]
+        draws = np.random.default_rng(1)
+        prompts = [
+            tuple(draws.integers(0, 300, draws.integers(1, 40)).tolist()) for _ in range(REQUESTS)
+        ]
         cases = make_cases(oracle, prompts, lambda index: seeded_params(index, NEW))
         with preempting_router(router, 0.15) as disturbed:
             comparisons = [compare(router, cases, row) for row in ROWS]

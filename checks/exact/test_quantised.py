@@ -7,16 +7,16 @@ import pytest
 
 from checks.exact.arguments import bundled_config, open_router
 from checks.exact.arrangement import Arrangement
-from checks.exact.comparison import all_divergences, assert_whole, compare, own_case
+from checks.exact.comparison import all_divergences, compare, own_case
 from checks.exact.families import build
-from checks.exact.greedy import greedy_params
-from checks.exact.models import NAMES, pool_settings, save_family
 from checks.exact.named_families import NAMED
 from checks.exact.prompts import encode, load_prompts
-from checks.exact.seeded import seeded_params
 from modelpool.config import Weights
 from modelpool.fast.int4 import quantised_refusal
 from specrouter import RouterConfig, SamplingParams
+from test_support.families import NAMES, pool_settings, save_family
+from test_support.params import greedy_params, seeded_params
+from test_support.routers import assert_whole
 
 pytestmark = [
     pytest.mark.exact,

@@ -26,7 +26,7 @@ from modelpool.fast.cuda_forward import CudaForward
 from modelpool.fast.graph_runner import CudaGraphs
 from modelpool.packed_model import PackedModel
 from statemgr import ModelState
-from tests.modelpool.fast.passes import reference_kernels
+from test_support.llama_models import reference_kernels
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")

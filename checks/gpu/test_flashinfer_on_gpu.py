@@ -11,10 +11,9 @@ from modelpool.attention.kv_view import AttentionLayer
 from modelpool.attention.path import reference
 from modelpool.fast.tuning import PLAIN, Tuning
 from modelpool.packed_model import PackedModel
-from tests.modelpool.attention.packs import Row, on, pack_rows_of, paths_of, size_of, tables_of
-from tests.modelpool.attention.test_paged import View
-from tests.modelpool.llama_models import LLAMA_SHAPED, VOCAB, Feeder, feed_tree, make_model
-from tests.triton_interpreter import DEVICE
+from test_support.llama_models import LLAMA_SHAPED, VOCAB, Feeder, feed_tree, make_model
+from test_support.packs import Row, View, on, pack_rows_of, paths_of, size_of, tables_of
+from test_support.triton_interpreter import DEVICE
 
 pytestmark = [
     pytest.mark.gpu,

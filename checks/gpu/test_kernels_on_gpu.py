@@ -11,8 +11,8 @@ from modelpool.fast.graph_runner import CudaGraphs
 from modelpool.packed_model import PackedModel
 from specrouter import ChainRouter, SamplingParams, Speculation
 from specrouter.cli.arguments import default_config
-from tests.modelpool.llama_models import LLAMA_SHAPED, VOCAB, Feeder, feed_tree, make_model
-from tests.triton_interpreter import DEVICE, needs_triton
+from test_support.llama_models import LLAMA_SHAPED, VOCAB, Feeder, feed_tree, make_model
+from test_support.triton_interpreter import DEVICE, needs_triton
 
 pytestmark = [
     pytest.mark.gpu,

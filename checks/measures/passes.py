@@ -26,7 +26,7 @@ from modelpool.fast.tuning import Tuning
 from modelpool.forward import Forward
 from modelpool.packed_model import PackedModel
 from modelpool.probe import ProbeView
-from tests.modelpool.llama_models import SHAPED, shaped
+from test_support.llama_models import SHAPED, shaped
 
 LAYERS, HIDDEN = 16, 512
 CONTEXT, END = 64, 88  # tokens before the first pass that is timed, and behind the last one

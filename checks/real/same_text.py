@@ -3,7 +3,7 @@
     python -m checks.real.same_text [FOLDER] --out DIR [--only MODEL,...] [--quick]
 
 Every model is served as `specrouter serve FILE --draft DRAFTER` would, greedy and by two seeds, in
-every arrangement of `checks.real.arrangements`; texts are compared with those of each request
+every arrangement of `test_support.arrangements`; texts are compared with those of each request
 alone, whole and without drafts. A result is a line of `DIR/results.jsonl`, and is not measured
 again while the code stays as it is. Fails if a text differs, or an arrangement did not come about.
 """
@@ -23,12 +23,12 @@ from typing import Any
 import torch
 
 from checks.exact.report import conditions
-from checks.real.arrangements import ARRANGEMENTS, REFERENCE, Arrangement, Asked, serve
 from checks.real.files import find
 from checks.real.prompts import chats
 from modelpool.config import TEXT_SOURCES
 from specrouter import LLM, ChainRouter, SamplingParams
 from specrouter.request.chat_template import ChatTemplate
+from test_support.arrangements import ARRANGEMENTS, REFERENCE, Arrangement, Asked, serve
 
 ROOT = Path(__file__).parents[2]
 _CODE = ("specrouter", "processors", "statemgr", "modelpool", "checks/real")

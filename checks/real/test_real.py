@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from checks.real import files
-from checks.real.arrangements import ARRANGEMENTS, REFERENCE, Arrangement, Served
 from checks.real.files import ReleasedFile
 from checks.real.prompts import chats
 from checks.real.same_text import Key, Result, Results
+from test_support.arrangements import ARRANGEMENTS, REFERENCE, Arrangement, Served
 
 KEY = Key(model="m", drafter="suffix", mode="greedy", arrangement="on", chats=2, build="build")
 RESULT = Result(key=KEY, differing=[], missing=[], signs={"accepted": 3}, seconds=0.5, texts=[])

@@ -23,7 +23,6 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from checks.cache_damage import OF_FILE, OF_FOLDER, OF_NUMBERS
 from checks.service.fuzz import check_log, greedy
 from checks.service.fuzz_answer import Sent, complaint, curl
 from checks.service.hostile import requests
@@ -31,6 +30,7 @@ from checks.service.probe import Waits, probing
 from checks.service.report import Report
 from checks.service.service import Service, running, tiny_pool, wait_until_idle
 from specrouter.request.lanes import LONG_CHARACTERS
+from test_support.cache_damage import OF_FILE, OF_FOLDER, OF_NUMBERS
 
 _WAIT_S = 1.0  # for those who do no harm
 _GROWN = 1.15  # of memory, after

@@ -23,12 +23,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from checks.exact.models import pool_settings, save_family
 from checks.service.environment import add_cluster_options, run_in_cluster
-from checks.service.moments import MOMENTS, Moment, WatchedLink
-from checks.service.streams import LONG_KINDS, LONG_PROMPT, PROMPT, Came, Load, lost
 from specrouter import ChainRouter, RouterConfig
 from specrouter.cluster.router import ClusterRouter
+from test_support.cluster_moments import MOMENTS, Moment, WatchedLink
+from test_support.cluster_streams import LONG_KINDS, LONG_PROMPT, PROMPT, Came, Load, lost
+from test_support.families import pool_settings, save_family
 
 _ROUNDS = 3  # of each kind of request: 18 streams
 _LATEST_S = 0.5  # of a kill, after the streams have begun

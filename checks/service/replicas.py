@@ -18,7 +18,7 @@ from checks.service.service import ROOT
 
 _TESTS = (
     "tests/specrouter/cluster/test_serve_link.py",
-    "tests/specrouter/cluster/test_serve_pair.py",
+    "checks/service/test_serve_pair.py",
 )
 _AIM_S = 120.0
 _END_S = 15.0  # for what Ray has started to end

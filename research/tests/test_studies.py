@@ -8,8 +8,8 @@ from modelpool.packed_model import PackedModel
 from research.studies.fidelity import Kept, kept, overrun, table
 from research.studies.token_profile import PartTimes, watched
 from specrouter.bench.replay import Answer, Outcome
+from test_support.llama_models import LLAMA_SHAPED, VOCAB, Feeder, make_model
 from tests.load_requests import load_request
-from tests.modelpool.llama_models import LLAMA_SHAPED, VOCAB, Feeder, make_model
 
 
 def _outcome(ttft_ms: float, tpot_ms: float, error: str | None = None) -> Outcome:

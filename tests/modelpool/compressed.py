@@ -13,7 +13,7 @@ from modelpool.fast.int4 import BlockWeight, Int4Weight, PanelWeight, quantised_
 from modelpool.fast.quantised import QuantisedLinear, QuantisedWeight
 from modelpool.packed_model import PackedModel
 from modelpool.probe import probed
-from tests.modelpool.factories import edit_config
+from test_support.factories import edit_config
 
 WEIGHTS: dict[str, Any] = {
     "num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from tests.modelpool.factories import edit_weights
+from test_support.factories import edit_weights
 
 _READERS = {
     "input_layernorm": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),

@@ -69,12 +69,3 @@ def test_the_limits_of_groups_above_hold_too(tmp_path: Path) -> None:
         **v2("/pod", 500, 300),
     }
     assert memory_limits(write(tmp_path, files)) == (MemoryLimit(900, 800), MemoryLimit(500, 200))
-
-
-def test_a_containers_total_is_its_limit(tmp_path: Path) -> None:
-    """The part of it that is kept free counts from there."""
-    assert _read_cpu(write(tmp_path, {**OWN_V2, **v2("", 500, 200)})).total_bytes == 500
-
-
-def test_elsewhere_there_are_no_limits(tmp_path: Path) -> None:
-    assert memory_limits(tmp_path) == ()

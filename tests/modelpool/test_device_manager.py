@@ -8,10 +8,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from modelpool.checkpoint.footprint import ModelFootprint
 from modelpool.device_manager import (
     DeviceInfo,
-    Placement,
     bytes_by_device,
     place,
-    read_devices,
 )
 from modelpool.errors import ConfigError
 from tests.modelpool.refused import refused
@@ -48,11 +46,6 @@ def devices_of(
     }
 
 
-def test_without_an_accelerator_all_models_are_on_the_cpu_and_nothing_is_warned_of() -> None:
-    placed = place([model("a", 1), model("t", 9)], [CPU], target="t", kv_tokens=0)
-    assert set(placed.values()) == {Placement("cpu")}
-
-
 def test_the_largest_goes_first_to_the_freest_device() -> None:
     models = [model("a", 10), model("b", 30), model("t", 60)]
     assert devices_of(models, [gpu(0, 70), gpu(1, 80), CPU]) == {
@@ -60,16 +53,6 @@ def test_the_largest_goes_first_to_the_freest_device() -> None:
         "b": "cuda:0",
         "a": "cuda:0",
     }
-
-
-def test_among_equally_free_devices_the_least_loaded_is_taken() -> None:
-    assert devices_of([model("t", 5)], [gpu(0, 50, load=2), gpu(1, 50), CPU]) == {"t": "cuda:1"}
-
-
-def test_kv_counts_as_well_as_weights() -> None:
-    models = [model("a", 10, kv=1), model("t", 10, kv=2)]
-    assert devices_of(models, [gpu(0, 60), CPU], kv_tokens=10) == {"t": "cuda:0", "a": "cuda:0"}
-    assert devices_of(models, [gpu(0, 60), CPU], kv_tokens=20) == {"t": "cuda:0", "a": "cpu"}
 
 
 def test_headroom_is_kept() -> None:
@@ -137,19 +120,6 @@ def test_accelerate_puts_no_more_on_a_device_than_its_weights_and_kv_have_room_f
         assert charged.get(device.name, 0) == pytest.approx(taken[index], abs=0.15 * need)
 
 
-def test_a_spread_model_fills_its_devices_in_turn() -> None:
-    spread = Placement("cuda:0", (("cuda:0", 60), ("cuda:1", 50), ("cuda:2", 40)))
-    taken = bytes_by_device(spread, model("t", 100, kv=1), kv_tokens=50)
-    assert taken == {"cuda:0": 90, "cuda:1": 60}
-    assert bytes_by_device(Placement("cpu"), model("t", 100, kv=1), kv_tokens=50) == {"cpu": 150}
-
-
-def test_what_a_spread_model_takes_is_charged_to_its_devices() -> None:
-    models = [model("a", 15), model("t", 90)]
-    assert devices_of(models, [gpu(0, 60), gpu(1, 40), CPU])["a"] == "cpu"
-    assert devices_of(models, [gpu(0, 80), gpu(1, 40), CPU])["a"] == "cuda:1"
-
-
 def test_a_device_that_is_asked_for_is_given_or_refused() -> None:
     devices = [gpu(0, 70), gpu(1, 90), CPU]
     assert devices_of([model("t", 5, device="cuda:0")], devices) == {"t": "cuda:0"}
@@ -157,9 +127,3 @@ def test_a_device_that_is_asked_for_is_given_or_refused() -> None:
     for absent, there in (("cuda:2", devices), ("cuda", [CPU])):
         with pytest.raises(ConfigError, match="not available"):
             place([model("t", 5, device=absent)], there, target="t", kv_tokens=0)
-
-
-def test_this_machine_has_a_cpu_with_memory() -> None:
-    cpu = read_devices()[-1]
-    assert cpu.name == "cpu"
-    assert 0 < cpu.free_bytes <= cpu.total_bytes

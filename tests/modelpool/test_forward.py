@@ -10,10 +10,7 @@ from transformers import PreTrainedModel
 from modelpool.fast.cuda_forward import CudaForward
 from modelpool.forward import HiddenLayers
 from modelpool.packed_model import PackedModel
-from tests.modelpool.fast.passes import reference_kernels
-from tests.modelpool.fast.test_forwards import WAYS, assert_says
-from tests.modelpool.fast.test_graph_runner import FakeGraphs
-from tests.modelpool.llama_models import (
+from test_support.llama_models import (
     LLAMA_SHAPED,
     OTHERS,
     PACKS,
@@ -22,7 +19,10 @@ from tests.modelpool.llama_models import (
     Feeder,
     make_model,
     read_tree,
+    reference_kernels,
 )
+from tests.modelpool.fast.test_forwards import WAYS, assert_says
+from tests.modelpool.fast.test_graph_runner import FakeGraphs
 
 WANTED: Sequence[HiddenLayers] = ((), (0,), (1, 2), (3,), (0, 1, 2, 3))  # of three layers
 FAMILIES = ["llama", "llama-tied", "llama-biased", "mistral", "qwen2-windows", "qwen3"]

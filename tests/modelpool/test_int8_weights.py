@@ -11,22 +11,18 @@ from transformers import AutoModelForCausalLM, Llama4TextConfig
 
 from modelpool.checkpoint.int8_values import read_int8
 from modelpool.device_manager import DeviceInfo
-from modelpool.fast.int4 import exact_kernels
 from modelpool.fast.int8 import Int8Weight
 from modelpool.fast.lean_forward import LeanForward
 from modelpool.fast.linear import PackedLinear
 from modelpool.fast.quantised import QuantisedLinear
 from modelpool.packed_model import PackedModel
-from tests.modelpool.compressed import compress, declare, held_bytes, logits, needs_int8
-from tests.modelpool.factories import (
+from test_support.factories import (
     VOCAB_SIZE,
-    edit_weights,
     make_tokenizer,
     pool_of,
-    save_gpt2,
     save_llama,
-    save_qwen3,
 )
+from tests.modelpool.compressed import compress, declare, held_bytes, logits, needs_int8
 from tests.modelpool.refused import refused
 
 GIB = 2**30
@@ -54,32 +50,6 @@ def test_all_linear_layers_are_quantised_at_load(dtype: str, tied: bool, tmp_pat
     difference = (logits(model) - logits(plain)).norm() / logits(plain).norm()
     assert 0 < difference < 0.1
     assert pool.plan("m").weights == "int8"
-
-
-@needs_int8
-@pytest.mark.parametrize(("weights", "error"), [("int8", 0.01), ("int4", 0.03)])
-@pytest.mark.parametrize("save", [save_llama, save_qwen3, save_gpt2])
-def test_bytes_are_those_of_the_loaded_model(
-    save: Any, weights: str, error: float, tmp_path: Path
-) -> None:
-    """The embedding stays; a head that was tied to it is a copy."""
-    save(tmp_path, dtype="bfloat16")
-    pool = pool_of(tmp_path, weights=weights)
-    plan = pool.plan("m")
-    assert plan.weights == weights
-    found = held_bytes(pool.get("m"))
-    assert plan.footprint.weight_bytes == pytest.approx(found, rel=error)
-    assert plan.int8_read_bytes is not None
-    assert plan.int4_read_bytes is not None
-    has_int4 = weights == "int8" or exact_kernels() is not None
-    assert (plan.int4_read_bytes < plan.int8_read_bytes) == has_int4
-    assert plan.read_bytes == {"int8": plan.int8_read_bytes, "int4": plan.int4_read_bytes}[weights]
-    assert plan.read_bytes is not None
-    assert plan.read_bytes < plan.footprint.weight_bytes
-    assert (
-        plan.footprint.kv_bytes_per_token
-        == pool_of(tmp_path).plan("m").footprint.kv_bytes_per_token
-    )
 
 
 @needs_int8
@@ -173,14 +143,6 @@ def test_a_compressed_checkpoint_is_served_with_its_own_levels(dtype: str, tmp_p
     assert plan.footprint.parameter_count == model.parameter_count
     every = pool_of(tmp_path, weights="int8").get("m")
     assert set(int8_layers(every)) == {*layers, "lm_head"}
-
-
-def test_weights_that_the_class_has_not_are_told_of_int8_too(tmp_path: Path) -> None:
-    compress(save_llama(tmp_path, dtype="bfloat16"))
-    bias = {"model.layers.0.self_attn.q_proj.bias": torch.ones(32)}
-    edit_weights(tmp_path, lambda weights: weights.update(bias))
-    with refused(f"{FIELD}.source", "LlamaForCausalLM has no .*q_proj.bias"):
-        pool_of(tmp_path).get("m")
 
 
 def test_what_transformers_quantises_is_not_quantised_again(tmp_path: Path) -> None:

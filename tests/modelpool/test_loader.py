@@ -20,7 +20,7 @@ from modelpool.fast.linear import PackedLinear, can_pack, parameter_count
 from modelpool.fast.tuning import PLAIN, Tuning
 from modelpool.loader import load_model
 from modelpool.packed_model import PackedModel
-from tests.modelpool.factories import VOCAB_SIZE, edit_weights, save_llama
+from test_support.factories import VOCAB_SIZE, edit_weights, save_llama
 from tests.modelpool.refused import refused
 
 FIELD = "pool.models[0]"
@@ -54,15 +54,6 @@ def test_weights_in_several_files_are_the_same_model(tmp_path: Path) -> None:
     found = divided.model.state_dict()
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-
-
-def test_nothing_is_printed_where_there_is_no_terminal(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    save_llama(tmp_path)
-    capfd.readouterr()
-    load(tmp_path)
-    assert capfd.readouterr() == ("", "")
 
 
 def test_weights_that_are_not_whole_name_the_source(tmp_path: Path) -> None:
@@ -105,12 +96,6 @@ def test_a_spread_model_that_its_devices_do_not_hold_has_no_memory(
     spread = Placement("cuda:0", (("cuda:0", 10), ("cuda:1", 10)))
     with pytest.raises(torch.OutOfMemoryError, match=r"2 parts .* lm_head"):
         load_model(config(), tmp_path, spread, VOCAB_SIZE, FIELD)
-
-
-def test_an_architecture_that_the_plug_in_refuses_names_the_source(tmp_path: Path) -> None:
-    save_llama(tmp_path)
-    with refused(f"{FIELD}.source"):  # more ids than the model has outputs
-        load_model(config(), tmp_path, Placement("cpu"), VOCAB_SIZE + 1, FIELD)
 
 
 DRAFTER = Tuning(pack_weights=True, lean=True)

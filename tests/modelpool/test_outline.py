@@ -1,7 +1,6 @@
 """What a model keeps, and why it cannot be served, is known before its weights are."""
 
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,7 +51,7 @@ from modelpool.outline import UnservedModel, outline_of
 from modelpool.packed_model import PackedModel
 from modelpool.pool import ModelPool
 from statemgr import KVStore, ModelState
-from tests.modelpool.factories import (
+from test_support.factories import (
     HYBRIDS,
     SAVERS,
     VOCAB_SIZE,
@@ -60,8 +59,8 @@ from tests.modelpool.factories import (
     make_tokenizer,
     save_llama,
 )
+from test_support.toy_hybrid import AverageOfPacks, ToyHybridConfig
 from tests.modelpool.refused import refused
-from tests.modelpool.toy_hybrid import AverageOfPacks, ToyHybridConfig
 
 # What the reason must name: the layer, where it is one that cannot be served.
 REFUSED: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
@@ -272,37 +271,6 @@ def test_a_mixer_that_applies_something_else_than_silu_is_refused(tmp_path: Path
     edit_config(SAVERS["granite-4-h"](tmp_path, layers=1), hidden_act="gelu")
     with pytest.raises(UnservedModel, match="MambaLayer applies gelu; only silu is known"):
         outline_of(AutoConfig.from_pretrained(tmp_path))
-
-
-def test_layers_that_share_keys_and_values_keep_none() -> None:
-    outline = outline_of(KEPT["gemma4-shared"]())
-    assert [one.source for one in outline.kv_layers.values()] == [None, None, 0, 1]
-    assert outline.kv_elements_per_token == 2 * (2 * 16 + 2 * 32)
-
-
-@pytest.mark.timing
-def test_a_model_of_70_billion_parameters_is_judged_in_three_seconds() -> None:
-    config = LlamaConfig(
-        vocab_size=128_256,
-        hidden_size=8192,
-        intermediate_size=28_672,
-        num_hidden_layers=80,
-        num_attention_heads=64,
-        num_key_value_heads=8,
-    )
-    started = time.perf_counter()
-    outline = outline_of(config)
-    assert time.perf_counter() - started < 3.0
-    assert outline.parameter_count > 70e9
-    assert outline.kv_elements_per_token == 80 * 2 * 8 * 128
-
-
-def test_what_a_models_code_raises_is_a_reason_in_one_line() -> None:
-    class Odd(LlamaConfig):  # type: ignore[no-untyped-call]
-        model_type = "odd"
-
-    with pytest.raises(UnservedModel, match="Odd has no causal language model"):
-        outline_of(Odd())
 
 
 # Drafters

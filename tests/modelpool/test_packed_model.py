@@ -15,7 +15,7 @@ from modelpool.errors import UnsupportedAttention
 from modelpool.fast.tuning import Tuning
 from modelpool.packed_model import PackedModel
 from statemgr import ModelState
-from tests.modelpool.llama_models import LLAMA_SHAPED, SHAPE, make_model
+from test_support.llama_models import LLAMA_SHAPED, SHAPE, make_model
 
 VOCAB = SHAPE["vocab_size"]
 LLAMA = LLAMA_SHAPED["llama"]
@@ -39,12 +39,6 @@ class _Attention(nn.Module):
 def attend(mask: Tensor | None = None, **asked: Any) -> None:
     part = torch.zeros(1, 1, 1, 4)
     packed_attention_forward(_Attention(), part, part, part, mask, **asked)
-
-
-@pytest.mark.parametrize("asked", ["alibi", "position_bias", "head_mask"])
-def test_an_unknown_argument_of_attention_is_refused_by_name(asked: str) -> None:
-    with pytest.raises(UnsupportedAttention, match=asked):
-        attend(**{asked: torch.zeros(1)})
 
 
 def test_masks_dropout_and_forwards_outside_the_engine_are_refused() -> None:
@@ -80,18 +74,6 @@ def test_a_forward_has_its_own_number_of_threads(
         packed.forward(unused, unused, view, unused)
     assert seen == [3]
     assert torch.get_num_threads() == before
-
-
-def test_a_tuned_model_says_what_it_said() -> None:
-    tuning = Tuning(pack_weights=True, lean=True)
-    packed = PackedModel.wrap("m", make_model(LLAMA(), torch.float32), VOCAB, tuning)
-    ordinary = make_model(LLAMA(), torch.float32)
-    assert type(packed.model.model.norm).__name__ == "LeanRMSNorm"
-    tokens = torch.arange(20).unsqueeze(0)
-    with torch.inference_mode():
-        packed.model.set_attn_implementation("sdpa")
-        difference = (packed.model(tokens).logits - ordinary(tokens).logits).abs().max()
-    assert difference < 1e-3
 
 
 def test_out_of_memory_is_no_reason_to_refuse_a_model(monkeypatch: pytest.MonkeyPatch) -> None:

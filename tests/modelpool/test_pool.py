@@ -2,8 +2,6 @@
 
 import gc
 import json
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -14,13 +12,11 @@ import pytest
 import torch
 
 from modelpool import ConfigError, ModelPool, PoolFullError
-from modelpool.attention.backend import AttentionBackend
 from modelpool.config import ModelConfig, PoolConfig
 from modelpool.device_manager import DeviceInfo, Placement
 from modelpool.fast.linear import PackedWeight, can_pack
 from modelpool.fast.tuning import Tuning
-from modelpool.packed_model import PackedModel
-from tests.modelpool.factories import VOCAB_SIZE, edit_config, make_tokenizer, save_gpt2, save_llama
+from test_support.factories import VOCAB_SIZE, make_tokenizer, save_gpt2, save_llama
 from tests.modelpool.refused import refused
 
 
@@ -107,29 +103,6 @@ def counted(raw: dict[str, Any], **options: Any) -> tuple[ModelPool, Loads]:
     return ModelPool(PoolConfig.model_validate(raw), loader=loads, **options), loads
 
 
-@pytest.mark.parametrize(("capability", "kernels"), [((7, 5), "path"), ((8, 0), "triton")])
-def test_gpus_before_ampere_keep_paths_in_torch(
-    capability: tuple[int, int], kernels: str, models: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pool, _ = counted(config(models, PAIR, "large"), devices=[CUDA, CPU])
-    monkeypatch.setattr(AttentionBackend, "refusal", lambda *_: None)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert pool.placement("large").device == "cuda:0"
-    assert pool.plan("large").attention.name == kernels
-
-
-def test_names_are_weakest_first_and_the_target_last(models: Path) -> None:
-    pool = ModelPool.from_config(config(models, ALL, "large"))
-    assert pool.names == ("small-too", "small", "middle", "large")
-    assert ModelPool.from_config(config(models, ALL, "small")).names[-1] == "small"
-    assert pool.parameter_count("small") < pool.parameter_count("middle")
-    assert (pool.target, pool.vocab_size) == ("large", VOCAB_SIZE)
-    assert pool.eos_token_ids == frozenset({0})
-    assert pool.path("middle") == (models / "middle").resolve()
-    assert pool.max_positions("large") == 512
-
-
 def test_an_added_token_of_images_is_none_of_texts(tmp_path: Path) -> None:
     """As of Gemma 3 1B, whose embedding has no row for it."""
     for name, rows in (("target", VOCAB_SIZE), ("whole", VOCAB_SIZE), ("less", VOCAB_SIZE - 1)):
@@ -149,18 +122,6 @@ def test_an_added_token_of_images_is_none_of_texts(tmp_path: Path) -> None:
     ):
         with refused(f"pool.models[{at}].source", f"the tokenizer of {target!r} has {needed}"):
             ModelPool.from_config(config(tmp_path, (drafter, target), target))
-
-
-def test_a_model_is_loaded_on_first_use_and_kept(models: Path) -> None:
-    pool = ModelPool.from_config(config(models, ALL, "large"))
-    assert not any(pool.is_loaded(name) for name in pool.names)
-    model = pool.get("small")
-    assert isinstance(model, PackedModel)
-    assert model.parameter_count == pool.parameter_count("small")
-    assert pool.is_loaded("small")
-    assert pool.get("small") is model
-    with pytest.raises(KeyError):
-        pool.get("absent")
 
 
 def test_threads_that_want_the_same_model_load_it_once(models: Path) -> None:
@@ -201,14 +162,6 @@ def test_pinned_models_the_target_and_models_in_use_are_never_evicted(models: Pa
     assert not pool.is_loaded("middle")
 
 
-def test_the_target_is_let_in_whatever_is_in_use(models: Path) -> None:
-    pool, _ = counted(config(models, ALL, "large", max_loaded_models=1))
-    pool.acquire("small")
-    pool.get("large")
-    assert pool.is_loaded("small")
-    assert pool.is_loaded("large")
-
-
 def test_a_memory_limit_counts_weights_and_kv(models: Path) -> None:
     raw = config(models, ALL, "large", memory_limit_mb=1)
     pool, _ = counted(raw)
@@ -231,26 +184,6 @@ def test_models_fit_together_beside_those_that_are_never_evicted(models: Path) -
     pinned, _ = counted(config(models, ALL, "large", max_loaded_models=2, pinned=("small",)))
     assert pinned.fit_together(("small", "large"))
     assert not pinned.fit_together(("middle", "large"))
-
-
-def test_models_fit_together_within_the_memory_limit(models: Path) -> None:
-    raw = with_ngram(config(models, ALL, "large", memory_limit_mb=1))
-    assert counted(raw)[0].fit_together(ALL)
-    full, _ = counted(raw, kv_tokens=lambda _: 2000)
-    assert full.fit_together(("large",))  # it is let in whatever it takes
-    assert full.fit_together(("quoter", "large"))
-    assert not full.fit_together(("small", "large"))
-
-
-def test_kv_is_counted_for_sequences_that_every_member_can_read(
-    models: Path, tmp_path: Path
-) -> None:
-    edit_config(save_llama(tmp_path), max_position_embeddings=300)
-    raw = with_ngram(config(models, PAIR, "large"))
-    raw["models"].append({"name": "short", "source": str(tmp_path)})
-    pool = ModelPool.from_config(raw, kv_tokens=lambda longest: 2 * longest)
-    assert pool.longest_sequence == 300
-    assert pool.kv_tokens == 600
 
 
 def test_out_of_memory_sends_a_drafter_to_the_cpu_and_fails_the_target(
@@ -278,43 +211,6 @@ def test_a_small_half_precision_drafter_runs_in_float32_and_is_accounted_so(
     assert pool.config.models[1].dtype == "auto"  # as it was declared
 
 
-def test_on_a_cpu_that_would_emulate_them_half_precisions_become_float32_where_there_is_room(
-    halves: Path, emulated: None, caplog: pytest.LogCaptureFixture
-) -> None:
-    raw = config(halves, PAIR, "large")
-    pool, _ = counted(raw, devices=[CPU])
-    assert [pool.plan(name).dtype for name in pool.names] == ["float32", "float32"]
-    assert "large" not in caplog.text
-    size = bytes_of(pool, "large")  # in float32
-    pool, _ = counted(raw, devices=[DeviceInfo("cpu", int(1.6 * size), 0)])  # one in each dtype
-    assert (pool.plan("large").dtype, pool.plan("small").dtype) == ("float32", "bfloat16")
-    assert "pool.models[1].dtype" in caplog.text
-    assert "more memory than there is" in caplog.text
-
-
-def test_a_half_precision_that_is_asked_for_is_used_and_warned_of_where_it_is_emulated(
-    models: Path, emulated: None, caplog: pytest.LogCaptureFixture
-) -> None:
-    raw = config(models, ("large",), "large")
-    raw["models"][0]["dtype"] = "bfloat16"
-    pool, _ = counted(raw)
-    assert pool.plan("large").dtype == "bfloat16"
-    assert "pool.models[0].dtype" in caplog.text
-    assert "leave dtype at auto" in caplog.text
-
-
-def test_a_drafter_on_an_accelerator_keeps_its_dtype_until_it_falls_back(
-    halves: Path, native: None
-) -> None:
-    pool, loads = counted(config(halves, PAIR, "large"), devices=[CUDA, CPU])
-    loads.out_of_memory_on = ("cuda:0",)
-    before = bytes_of(pool, "small")
-    pool.get("small")
-    assert loads.dtypes == ["auto", "float32"]
-    assert [tuning.lean for tuning in loads.tunings] == [False, True]
-    assert bytes_of(pool, "small") == 2 * before
-
-
 def test_a_drafter_that_fits_neither_its_device_nor_the_cpu_is_not_loaded(
     halves: Path, native: None
 ) -> None:
@@ -326,18 +222,6 @@ def test_a_drafter_that_fits_neither_its_device_nor_the_cpu_is_not_loaded(
             pool.get("small")
     assert loads.calls == [("small", "cuda:0")] * 2
     assert pool.placement("small").device == "cuda:0"
-
-
-def test_what_sent_a_drafter_to_the_cpu_is_told_though_it_changes_its_dtype_there(
-    models: Path, halves: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    raw = config(models, PAIR, "large")
-    raw["models"][1]["source"] = str(halves / "small")
-    alone = bytes_of(ModelPool.from_config(raw), "large")
-    pool, _ = counted(raw, devices=[DeviceInfo("cuda:0", alone, 0), CPU])
-    assert (pool.placement("small").device, pool.plan("small").dtype) == ("cpu", "float32")
-    assert "no room for 'small'" in str(pool.placement("small").warning)
-    assert "no room for 'small'" in caplog.text
 
 
 @pytest.mark.parametrize("most", [None, 2])
@@ -396,17 +280,6 @@ def test_a_member_without_a_model_has_no_model_to_get(models: Path) -> None:
             method("quoter")
     with pytest.raises(KeyError):
         pool.parameter_count("absent")
-
-
-def test_a_bad_configuration_waits_for_no_modelling_code() -> None:
-    program = (
-        "import sys; from modelpool import ConfigError, ModelPool\n"
-        "raw = {'target': 'one', 'models': [{'name': 'one', 'source': '/none'}]}\n"
-        "try: ModelPool.from_config(raw)\n"
-        "except ConfigError: pass\n"
-        "assert 'transformers.modeling_utils' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])
 
 
 def test_a_pool_of_headers_alone_plans_as_one_of_weights(
@@ -478,15 +351,3 @@ def test_a_drafter_whose_head_is_copied_on_the_cpu_stays_there(tmp_path: Path) -
     assert [pool.placement(name).device for name in pool.models] == ["cpu", "cuda:0", "cuda:0"]
     taken = [pool.plan(name).footprint.weight_bytes for name in pool.models]
     assert taken == [small + 2 * 320 * 128, middle, target]
-
-
-@pytest.mark.skipif(not can_pack(torch.bfloat16), reason="oneDNN without bfloat16")
-def test_copied_heads_are_counted_before_a_drafter_becomes_float32(
-    tmp_path: Path, native: None
-) -> None:
-    for name in ("large", "small", "middle"):
-        save_llama(tmp_path / name, hidden=128, layers=1, dtype="bfloat16", tied=True)
-    settings = config(tmp_path, ("small", "middle", "large"), "large")
-    room = DeviceInfo("cpu", 1_620_000, 0)
-    pool = ModelPool(PoolConfig.model_validate(settings), devices=[room])
-    assert {pool.plan(name).dtype for name in pool.models} == {"bfloat16"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from modelpool import ModelPool
 from modelpool.config import PoolConfig
-from modelpool.progress import LoadProgress, LoadStep
+from modelpool.progress import LoadProgress
 
 
 class Told(LoadProgress):
@@ -15,15 +15,6 @@ class Told(LoadProgress):
     def begin(self, stage: str, model: str) -> None:
         super().begin(stage, model)  # type: ignore[arg-type]
         self.steps.append((stage, model))
-
-
-def test_it_begins_with_no_model() -> None:
-    progress = LoadProgress()
-    assert (progress.step.stage, progress.step.model) == ("starting", None)
-    progress.begin("loading", "big")
-    assert isinstance(progress.step, LoadStep)
-    assert (progress.step.stage, progress.step.model) == ("loading", "big")
-    assert progress.elapsed_s >= 0
 
 
 def test_a_pool_tells_what_it_reads_and_loads() -> None:

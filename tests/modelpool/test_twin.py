@@ -14,8 +14,8 @@ from modelpool.device_manager import DeviceInfo
 from modelpool.fast.lean_forward import LeanForward
 from modelpool.packed_model import PackedModel
 from modelpool.twin import share_weights
+from test_support.factories import pool_of, save_llama
 from tests.modelpool.compressed import compress, logits, needs_int8
-from tests.modelpool.factories import pool_of, save_llama
 from tests.modelpool.refused import refused
 
 GIB = 2**30
@@ -56,13 +56,6 @@ def test_a_twin_is_the_same_checkpoint_in_fewer_bits(
     alone = pool_of(tmp_path, weights=weights).get("m")
     assert torch.equal(logits(twin), logits(alone))
     assert not torch.equal(logits(twin), logits(model))
-
-
-@needs_int8
-def test_a_twin_may_have_a_dtype_of_its_own(tmp_path: Path) -> None:
-    save_llama(tmp_path, dtype="bfloat16")
-    pool = ModelPool.from_config(twins(tmp_path, dtype="float32"))
-    assert (pool.plan("t").dtype, pool.plan("m").dtype) == ("float32", "bfloat16")
 
 
 @needs_int8
@@ -128,16 +121,6 @@ def test_a_checkpoint_that_is_quantised_has_no_twin(tmp_path: Path) -> None:
     save_llama(tmp_path, dtype="bfloat16")
     compress(tmp_path)
     with refused(f"{FIELD}.source", "is quantised already: 'm' can have no twin"):
-        ModelPool.from_config(twins(tmp_path))
-
-
-def test_a_cpu_that_cannot_sum_int8_has_no_twins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save_llama(tmp_path, dtype="bfloat16")
-    for place in ("member", "placed_members"):
-        monkeypatch.setattr(f"modelpool.{place}.quantised_refusal", lambda: "no VNNI")
-    with refused(f"{FIELD}.source", "no VNNI: 'm' can have no twin"):
         ModelPool.from_config(twins(tmp_path))
 
 

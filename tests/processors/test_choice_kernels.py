@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from processors.noise import gumbel
-from tests.triton_interpreter import DEVICE, ON_GPU, needs_triton
+from test_support.triton_interpreter import DEVICE, ON_GPU, needs_triton
 
 pytestmark = [
     needs_triton,

@@ -12,7 +12,6 @@ from processors.pack import NO_SLOT
 from processors.sampling_row import SamplingSettings
 from tests.processors.tiny import (
     GREEDY,
-    MAX_TOKENS,
     PENALIZED,
     WARM,
     Bench,
@@ -121,28 +120,6 @@ def test_a_tree_of_a_fixed_form_has_the_best_children_of_each_node(
         assert found == pytest.approx(naive_tree(bench, row, branching), abs=1e-9)
 
 
-def test_a_shallower_row_has_the_top_of_a_fixed_form() -> None:
-    bench = Bench([7, 12, 3, 5], WARM)
-    depths = {0: 1, 1: 3, 2: 8, 3: 5}
-    result = draft(bench, depths, 3, branching=SPECINFER)
-    found = possible(result)
-    assert [len(found[row]) for row in range(4)] == [1, 5, 20, 11]
-    for row, depth in depths.items():
-        assert found[row] == pytest.approx(naive_tree(bench, row, SPECINFER[:depth]), abs=1e-9)
-
-
-def test_what_was_committed_of_a_fixed_form_stays_cached() -> None:
-    bench = Bench([5, 9], WARM)
-    bases = bench.manager.counts.copy()
-    result = draft(bench, {0: 5, 1: 5}, 3, branching=SPECINFER)
-    for row, found in possible(result).items():
-        longest = [text for text in found if len(text) == 4]
-        bench.commit(row, [*longest[row], 319])  # of another branch for each
-    forget(bench, [0, 1], bases, result.fed)
-    assert bench.state.lengths(np.arange(2)).tolist() == (bases[:2] + 4).tolist()
-    assert_logits(bench, draft(bench, {0: 2, 1: 2}, 3))
-
-
 def test_a_fixed_forms_missing_places_are_not_taken_for_a_token() -> None:
     """Their token is 0, and so is what the model says here."""
     bench = Bench([5, 9], SamplingSettings(logit_bias=((0, 100.0),)))
@@ -154,14 +131,6 @@ def test_a_fixed_forms_missing_places_are_not_taken_for_a_token() -> None:
     forget(bench, [0, 1], bases, result.fed)
     assert bench.state.lengths(np.arange(2)).tolist() == (bases[:2] + np.array([2, 3])).tolist()
     assert_logits(bench, draft(bench, {0: 2, 1: 2}, 3))
-
-
-@pytest.mark.parametrize("width", [1, 3])
-def test_a_beam_begins_with_the_models_own_choice(width: int) -> None:
-    bench = Bench([7, 1, 20, 3], WARM)
-    result = draft(bench, {0: 3, 2: 2}, width)
-    for index, row in enumerate((0, 2)):
-        assert result.tree.tokens[index, 0] == bench.says(row)
 
 
 @pytest.mark.parametrize("width", [1, 3])
@@ -212,13 +181,6 @@ def test_a_failed_draft_leaves_the_state_as_before_once_it_is_rolled_back(
     bench.model = good
     again = draft(bench, {0: 4, 1: 4})
     assert again.tree.tokens.tolist() == [bench.continuation(row, 4) for row in range(2)]
-
-
-def test_a_draft_without_room_raises() -> None:
-    bench = Bench([MAX_TOKENS - 2])
-    with pytest.raises(ValueError, match="no free slots"):
-        draft(bench, {0: 4})
-    forget(bench, [0], bench.manager.counts.copy())
 
 
 @pytest.mark.parametrize("settings", [GREEDY, WARM], ids=["greedy", "sampled"])

@@ -1,6 +1,5 @@
 """A sampler that chooses by kernels says what the sampler says, row by row, whatever the rows."""
 
-import dataclasses
 from collections.abc import Sequence
 from unittest import mock
 
@@ -12,9 +11,8 @@ from processors.contexts import Contexts
 from processors.noise import NoiseBank, gumbel
 from processors.sampler import Sampler
 from processors.sampling_row import SamplingSettings
+from test_support.triton_interpreter import DEVICE, needs_triton
 from tests.processors.sampling import FULL, VOCAB, random_logits
-from tests.processors.test_grammar import HashGrammar
-from tests.triton_interpreter import DEVICE, needs_triton
 
 pytestmark = [
     pytest.mark.long,
@@ -94,16 +92,3 @@ def test_a_plain_row_takes_no_memory_for_noise_where_kernels_draw_it() -> None:
         assert [*fused._noise._bank._keys] == [len(PLAIN)]
         with pytest.raises(MemoryError):
             fused.open(0, LIMITED, device=DEVICE)
-
-
-def test_a_row_is_opened_once() -> None:
-    from processors.fused_sampler import FusedSampler
-
-    fused = FusedSampler(VOCAB, 16, DEVICE.type)
-    for _ in range(20):
-        grammar = HashGrammar(VOCAB)
-        limited = dataclasses.replace(LIMITED, grammar=grammar)
-        fused.open(0, limited, output=(1, 2), device=DEVICE)
-        assert grammar.text == (1, 2)
-        fused.close(0)
-    assert fused._noise._bank._size == 1

@@ -18,7 +18,7 @@ from processors.sampler import Sampler
 from processors.sampling_row import SamplingSettings
 from processors.token_tree import TokenTree
 from processors.verify import VerifyProcessor, VerifyRequest
-from tests.modelpool.factories import VOCAB_SIZE
+from test_support.factories import VOCAB_SIZE
 from tests.processors.tiny import GREEDY, WARM, Bench
 from tests.processors.trees import Nodes, build, by_path, forests, grown, nodes_of, walk
 
@@ -73,27 +73,6 @@ def test_pruning_leaves_exactly_the_nodes_whose_whole_path_is_allowed(
         if row in grammars:
             wanted = {path for path in wanted if grammars[row].is_legal(path)}
         assert set(by_path(left[row])) == wanted
-
-
-@given(forests)
-def test_a_tree_that_no_grammar_binds_is_left_alone(rows: dict[int, Nodes]) -> None:
-    tree = build(rows, 0)
-    assert prune(tree, {row: HashGrammar(3, binds_drafts=False) for row in rows}) is tree
-    assert prune(tree, {max(rows) + 1: HashGrammar(3)}) is tree
-
-
-def test_a_grammar_that_binds_no_drafts_masks_the_target_alone() -> None:
-    sampler = Sampler(VOCAB_SIZE, window=16)
-    grammar = HashGrammar(binds_drafts=False)
-    sampler.open(0, with_grammar(GREEDY, grammar))
-    sampler.open(1, with_grammar(GREEDY, HashGrammar()))
-    rows, depths, texts = np.array([0, 1]), np.array([0, 0]), np.zeros((2, 1), dtype=np.int64)
-    masks = [sampler.masks(rows, depths, depths, texts, is_target) for is_target in (True, False)]
-    assert masks[0] is not None
-    assert masks[1] is not None
-    assert (masks[0][0] == np.packbits(grammar.allowed(()), bitorder="little")).all()
-    assert (masks[1][0] == 255).all()
-    assert (masks[0][1] == masks[1][1]).all()
 
 
 def test_a_tree_ends_where_its_grammar_fails() -> None:

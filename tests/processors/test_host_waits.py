@@ -1,6 +1,6 @@
 """Drafting on an accelerator never waits for it before the tree is whole; each pass is one copy."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from unittest import mock
 
 import numpy as np
@@ -22,7 +22,7 @@ from processors.pack import ActiveModel
 from processors.sampler import Sampler
 from processors.sampling_row import SamplingSettings
 from statemgr import StateManager
-from tests.fake_cuda import CUDA, HostWait, fake_cuda
+from tests.fake_cuda import CUDA, fake_cuda
 from tests.kv_layers import kv_layer
 from tests.modelpool.fast.passes import SlowMemory
 
@@ -130,24 +130,3 @@ def test_a_pass_is_one_copy_and_nothing_else_is_copied(width: int) -> None:
             drafter.draft(active, request)
     assert model.memory.copies == DEPTH
     assert copies[0] == copies[1]
-
-
-def test_copies_are_counted() -> None:
-    with fake_cuda() as device:
-        torch.zeros(3).to(CUDA, non_blocking=True)
-        torch.zeros(3, device=CUDA).copy_(torch.zeros(3))
-        torch.zeros(3, device=CUDA).copy_(torch.zeros(3, device=CUDA))
-    assert device.copies == 2
-
-
-@pytest.mark.parametrize("look", ["item", "cpu", "to", "copy", "mask"])
-def test_what_waits_is_noticed(look: str) -> None:
-    waits: dict[str, Callable[[Tensor], object]] = {
-        "item": lambda there: there.sum().item(),
-        "cpu": lambda there: there.cpu(),
-        "to": lambda there: there.to("cpu", non_blocking=True),
-        "copy": lambda there: torch.zeros(3).copy_(there),
-        "mask": lambda there: there[there > 0],
-    }
-    with fake_cuda(), pytest.raises(HostWait):
-        waits[look](torch.zeros(3, device=CUDA))

@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,17 +9,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from processors.logits import (
-    add_entries,
     best,
     column,
     keep_top_k,
     keep_top_p,
-    log_total,
     parts,
     top,
 )
 
-VOCAB = 50
 HOST = torch.device("cpu")
 
 
@@ -82,27 +78,6 @@ def test_of_many_ids_top_k_and_top_p_keep_what_a_sort_of_all_keeps(
     wanted = sorted_top_p(limited, top_p)
     keep_top_p(limited, column([top_p] * 2, HOST))
     assert torch.equal(limited, wanted)
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_of_many_ids_a_row_without_probabilities_stays_as_it_is(value: float) -> None:
-    scores = torch.randn(2, MANY, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    scores[0, 5] = value
-    before = scores.clone()
-    keep_top_p(scores, column([0.5] * 2, HOST))
-    assert torch.equal(scores[0].nan_to_num(), before[0].nan_to_num())
-    assert torch.equal(scores[1:], sorted_top_p(before[1:], 0.5))
-
-
-def test_entries_add_up() -> None:
-    scores = torch.zeros(2, 3, dtype=torch.float64)
-    values = torch.tensor([1.0, 2.0, -math.inf, -math.inf, 5.0], dtype=torch.float64)
-    add_entries(scores, np.array([0, 0, 1, 1, 1]), np.array([1, 1, 0, 0, 0]), values)
-    assert scores.tolist() == [[0.0, 3.0, 0.0], [-math.inf, 0.0, 0.0]]
-
-
-def test_a_row_without_any_id_left_has_a_total() -> None:
-    assert log_total(torch.full((1, 3), -math.inf)).tolist() == [[0.0]]
 
 
 @pytest.mark.parametrize("size", [40, 512, 513, 640, 4096, 5001])

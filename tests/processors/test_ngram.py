@@ -70,26 +70,6 @@ def check(tree: TokenTree, depths: list[int], width: int) -> None:
             assert FLOOR <= node.log_prob <= above
 
 
-def test_a_quotation_is_continued_to_the_full_depth() -> None:
-    sentence = [3, 14, 15, 9, 2, 6, 5, 35, 8]
-    tree = draft([[*sentence, 20, 21, *sentence[:4]]], [4])
-    assert tree.tokens.tolist() == [sentence[4:8]]
-    assert tree.is_path
-    check(tree, [4], 1)
-
-
-def test_a_text_without_repetition_proposes_nothing() -> None:
-    tree = draft([[1, 2, 3], [1, 2, 3, 4, 1, 2, 3], [7]], [3, 3, 3])
-    assert tree.sizes.tolist() == [0, 3, 0]
-    check(tree, [3, 3, 3], 1)
-    assert draft([[1, 2, 3], [7]], [3, 3]).tokens.shape == (2, 0)
-
-
-def test_depth_zero_proposes_nothing() -> None:
-    tree = draft([[1, 2, 3, 1, 2, 3, 1, 2]] * 2, [0, 2])
-    assert tree.sizes.tolist() == [0, 2]
-
-
 def test_committed_output_is_read_before_drafting() -> None:
     table, manager = opened([[1, 2, 3, 4]])
     processor, one = NgramDraftProcessor(), np.array([0])
@@ -126,13 +106,6 @@ def test_log_probs_are_the_tables_where_a_row_is_greedy() -> None:
         assert math.exp(log_prob) == pytest.approx(expected)
 
 
-def test_a_context_distribution_reads_what_was_committed() -> None:
-    table, manager = opened([[1, 2, 3, 4, 1, 2]])
-    assert context_distribution(table, manager, 0, [], VOCAB).argmax() == 3
-    assert context_distribution(table, manager, 0, [3], VOCAB).argmax() == 4
-    assert context_distribution(table, manager, 0, [3], VOCAB).sum() == pytest.approx(1.0)
-
-
 def test_noise_shifts_the_choice_at_its_own_position() -> None:
     text = [1, 2, 3, 4, 9, 8, 1, 2, 3, 5, 9, 7, 1, 2, 3]
     asked = []
@@ -146,11 +119,6 @@ def test_noise_shifts_the_choice_at_its_own_position() -> None:
     assert tree.tokens.tolist() == [[4, 9]]
     assert asked == [5, 6]
     assert tree.log_probs[0, 0] > math.log(0.9)
-
-
-def test_noise_against_all_candidates_leaves_none() -> None:
-    text = [1, 2, 3, 4, 1, 2, 3]
-    assert draft([text], [2], noise=lambda row, position, ids: np.full(len(ids), -6.0)).sizes == [0]
 
 
 @given(

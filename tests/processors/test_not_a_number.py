@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 import torch
 
-from checks.exact.control_faults import Fault, Target, find_functions, without_numbers
 from processors.contexts import Contexts
 from processors.pack import NO_SLOT, FedTree, PackResult, tree_contexts
 from processors.sampler import Sampler
@@ -26,6 +25,7 @@ from processors.shared_noise import accept
 from processors.token_tree import TokenTree
 from processors.verify import _places
 from processors.verify_result import VerifierForward, VerifyResult
+from test_support.function_faults import Fault, Target, functions_in, without_numbers
 from tests.pairwise import pairwise
 from tests.processors.verification import path_tree
 
@@ -132,9 +132,8 @@ def having_floats() -> list[Target]:
             found.append(target)
         return value
 
-    every = [one for one in find_functions(left_out=()) if one.name.startswith("processors.")]
     with ExitStack() as stack:
-        for one in every:
+        for one in functions_in(["processors"]):
             stack.enter_context(Fault(one, "nan", spoil=partial(note, one)).armed())
         for case, many in itertools.product(map(Case.of, PACKS.values()), (False, True)):
             with many_ids(many):

@@ -10,7 +10,6 @@ from processors.pack import ActiveModel
 from processors.prefill import PrefillProcessor, share_chunk
 from processors.token_tree import Ints
 from tests.processors.tiny import Bench, FailingModel
-from tests.processors.verification import draft
 
 
 @pytest.mark.parametrize(
@@ -34,25 +33,6 @@ def read_all(bench: Bench, rows: Ints, chunk: int) -> None:
     while (behind := bench.active.lag(rows)).any():
         counts = share_chunk(behind, chunk)
         PrefillProcessor(chunk).feed(bench.active, rows, counts)
-
-
-@pytest.mark.parametrize("counts", [[19, 1, 4, 0], [3, 0, 2, 0], [7, 1, 0, 0]])
-def test_one_forward_reads_so_many_tokens_of_each_row(counts: list[int]) -> None:
-    bench = Bench([20, 2, 5, 1])
-    rows, fed = np.array([0, 1, 2, 3]), np.array(counts)
-    PrefillProcessor(1).feed(bench.active, rows, fed)
-    assert bench.state.lengths(rows).tolist() == counts
-    bench.manager.check_integrity()
-
-
-@pytest.mark.parametrize("chunk", [3, 50])
-def test_what_was_prefilled_in_chunks_drafts_like_what_was_not(chunk: int) -> None:
-    bench = Bench([23, 9, 40])
-    rows = np.array([0, 1, 2])
-    read_all(bench, rows, chunk)
-    result = draft(bench, dict.fromkeys(range(3), 3))
-    for row in range(3):
-        assert result.tree.tokens[row].tolist() == bench.continuation(row, 3)
 
 
 def test_the_last_logits_of_a_chunk_are_those_of_a_text_that_is_read_at_once() -> None:

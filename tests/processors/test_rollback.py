@@ -9,11 +9,10 @@ from processors.pack import NO_SLOT, FedTree
 from processors.rollback import RollbackProcessor
 from statemgr import ModelState, StateManager
 from tests.kv_layers import kv_layer
-from tests.processors.trees import Nodes, build, line, lineage, node_lists, path
+from tests.processors.trees import Nodes, build, lineage, node_lists, path
 from tests.pure import few
 
 LAYERS = {0: kv_layer(torch.device("cpu"), torch.float64, 1, 1)}
-UNKNOWN = -1  # a token that the device drafted
 
 
 class Cycle:
@@ -102,20 +101,3 @@ def test_rows_are_rolled_back_each_by_its_own_tokens(
     for number, (_, new, *_) in enumerate(rows):
         cycle.manager.extend(number, np.array(new, dtype=np.int64))
     assert cycle.finish(list(range(len(rows))), fed_trees) == wanted
-
-
-def test_a_tree_that_the_device_drafted_is_known_by_its_host_tokens() -> None:
-    cycle = Cycle(1)
-    cycle.open(0, [1, 2], 1)
-    fed = cycle.feed({0: line(3, 4)}, {0: {0, 1}})
-    cycle.state.set_tokens(fed.flat_slots[0, :2], np.array([UNKNOWN, UNKNOWN]))
-    cycle.manager.extend(0, np.array([9]))
-    assert cycle.finish([0], [fed]) == [2]
-
-
-def test_rows_that_are_not_named_stay() -> None:
-    cycle = Cycle(2)
-    for row in range(2):
-        cycle.open(row, [1, 2], 2)
-    RollbackProcessor().rollback(cycle.state, cycle.manager, np.array([1]), np.array([2]))
-    assert cycle.state.lengths(np.array([0, 1])).tolist() == [2, 1]

@@ -40,22 +40,6 @@ def choose(sampler: Sampler, logits: Tensor, rows: list[int], positions: list[in
 # Processing
 
 
-def test_processing_leaves_the_logits_as_they_are() -> None:
-    logits = random_logits(2)
-    before = logits.clone()
-    sampler = open_rows(FULL, GREEDY)
-    for contexts in (contexts_at([0, 1], [0, 0]), contexts_at([0, 0], [0, 0])):
-        sampler.scores(logits, contexts)
-        sampler.rank(logits, contexts, 3)
-    assert torch.equal(logits, before)
-
-
-def test_plain_greedy_rows_are_not_copied() -> None:
-    logits = random_logits(2, dtype=torch.bfloat16)
-    sampler = open_rows(GREEDY, SamplingSettings(seed=4, top_k=3, stream=2, end_token_ids=(1,)))
-    assert sampler.scores(logits, contexts_at([0, 1], [0, 0])) is logits
-
-
 def test_settings_that_are_no_numbers_are_refused() -> None:
     for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
         with pytest.raises(ValueError, match=name):
@@ -106,17 +90,6 @@ def test_a_sampled_token_is_the_largest_of_the_perturbed_logits() -> None:
         assert values.tolist() == [perturbed.max()]
 
 
-def test_logits_may_be_fewer_than_the_noise() -> None:
-    one = dataclasses.replace(FULL, end_token_ids=(40,), bad_words_ids=((45,), (7, 8, 46)))
-    logits = random_logits(1)
-    padded = logits.clone()
-    padded[:, 30:] = -math.inf
-    for row in (SamplingSettings(temperature=1.0, seed=2), one):
-        assert torch.equal(
-            scores_of(row, logits[:, :30], 3, [31, 8]), scores_of(row, padded, 3, [31, 8])[:30]
-        )
-
-
 def test_a_row_without_memory_for_its_noise_is_refused_when_it_is_opened(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -152,21 +125,6 @@ def test_a_closed_row_takes_its_settings_and_text_along() -> None:
     assert torch.equal(got, scores_of(FULL, random_logits(1), 1, prompt=(), output=()))
 
 
-def test_errors_of_some_rows_are_forgotten() -> None:
-    broken = SamplingSettings(logits_processors=(Broken(),))
-    sampler = open_rows(broken, GREEDY, broken)
-    choose(sampler, random_logits(2), [0, 2], [0, 0])
-    sampler.forget_errors(np.array([1, 2]))
-    assert list(sampler.take_errors()) == [0]
-
-
-def test_errors_end_with_their_row() -> None:
-    sampler = open_rows(SamplingSettings(logits_processors=(Broken(),)))
-    choose(sampler, random_logits(1), [0], [0])
-    sampler.close(0)
-    assert sampler.take_errors() == {}
-
-
 some_settings = st.builds(
     SamplingSettings,
     temperature=st.sampled_from([0.0, 0.7, 1.5]),
@@ -185,6 +143,21 @@ some_settings = st.builds(
     stream=st.integers(0, 3),
 )
 some_tokens = st.lists(st.integers(3, 12), max_size=5)
+
+
+def test_errors_of_some_rows_are_forgotten() -> None:
+    broken = SamplingSettings(logits_processors=(Broken(),))
+    sampler = open_rows(broken, GREEDY, broken)
+    choose(sampler, random_logits(2), [0, 2], [0, 0])
+    sampler.forget_errors(np.array([1, 2]))
+    assert list(sampler.take_errors()) == [0]
+
+
+def test_errors_end_with_their_row() -> None:
+    sampler = open_rows(SamplingSettings(logits_processors=(Broken(),)))
+    choose(sampler, random_logits(1), [0], [0])
+    sampler.close(0)
+    assert sampler.take_errors() == {}
 
 
 @settings(max_examples=60, deadline=None)
@@ -259,6 +232,9 @@ def test_a_path_counts_like_committed_tokens(
             assert torch.equal(sampler.scores(logits, contexts_at([0], [9], [ahead])), drafted)
 
 
+# Log-probabilities and distributions
+
+
 def test_rows_that_look_at_their_text_need_paths() -> None:
     reading = {
         "repetition_penalty": 1.1,
@@ -273,9 +249,6 @@ def test_rows_that_look_at_their_text_need_paths() -> None:
     sampler = open_rows(SamplingSettings(**blind), *settings)
     assert not sampler.needs_paths(np.array([0, 0]))
     assert all(sampler.needs_paths(np.array([0, row])) for row in range(1, len(reading) + 1))
-
-
-# Scores and log-probabilities
 
 
 @pytest.mark.parametrize("one", [GREEDY, SamplingSettings(temperature=0.8, seed=1), FULL])

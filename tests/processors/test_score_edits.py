@@ -4,12 +4,10 @@ import dataclasses
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from processors.contexts import Contexts
 from processors.noise import gumbel
 from processors.sampling_row import SamplingRow, SamplingSettings
 from tests.processors.sampling import (
@@ -146,17 +144,3 @@ def test_where_a_processor_fails_nothing_may_be_chosen_and_it_is_reported(broken
     assert list(errors) == [0]
     assert isinstance(errors[0], RuntimeError | ValueError)
     assert sampler.take_errors() == {}
-
-
-def test_nan_of_the_model_is_not_blamed_on_a_processor() -> None:
-    sampler = open_rows(SamplingSettings(logits_processors=(Shift(),)))
-    logits = torch.full((1, VOCAB), math.nan)
-    assert sampler.choose(logits, contexts_at([0], [0]))[1].isnan().all()
-    assert sampler.take_errors() == {}
-
-
-def test_paths_that_are_needed_must_be_known() -> None:
-    sampler = open_rows(SamplingSettings(repetition_penalty=1.1))
-    contexts = Contexts(rows=np.array([0]), positions=np.array([1]), depths=np.array([1]))
-    with pytest.raises(AssertionError):
-        sampler.scores(random_logits(1), contexts)

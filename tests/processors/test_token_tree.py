@@ -3,20 +3,16 @@
 from random import Random
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from processors.token_tree import ROOT, TokenTree, join
 from tests.processors.trees import (
-    Node,
     Nodes,
     Path,
     build,
     by_path,
     forests,
-    line,
     lineage,
     node_lists,
     nodes_of,
@@ -27,14 +23,6 @@ from tests.processors.trees import (
 from tests.pure import few
 
 many = settings(max_examples=few(150), deadline=None, database=None)
-
-
-def test_a_path_knows_its_tokens_and_nothing_of_its_padding() -> None:
-    tokens = np.array([[4, 5, 6], [99, 99, 99], [7, 99, 99]])
-    tree = TokenTree.path(np.array([1, 3, 4]), tokens, np.array([3, 0, 1]))
-    assert nodes_of(tree) == {1: line(4, 5, 6), 3: [], 4: line(7)}
-    assert tree.tokens.tolist() == [[4, 5, 6], [0, 0, 0], [7, 0, 0]]
-    assert tree.is_path
 
 
 @many
@@ -84,13 +72,6 @@ def test_selected_are_the_most_probable_nodes_and_they_are_a_tree(
         best = sorted((node.log_prob for node in possible.values()), reverse=True)
         assert sorted((node.log_prob for node in kept.values()), reverse=True) == best[: len(kept)]
         assert kept.keys() <= by_path(larger[row]).keys()
-
-
-def test_of_equally_probable_nodes_the_shallower_is_selected() -> None:
-    nodes = [Node(ROOT, 1, -1.0), Node(0, 2, -1.0), Node(ROOT, 3, -2.0), Node(1, 4, -1.0)]
-    for limit, wanted in enumerate([[], [1], [1, 2], [1, 2, 4], [1, 2, 3, 4]]):
-        tree = build({0: nodes}).select(np.array([limit]), np.array([9]))
-        assert [node.token for node in nodes_of(tree)[0]] == wanted
 
 
 @many
@@ -162,11 +143,6 @@ def test_what_can_be_kept_are_nodes_whose_parents_are_kept(tree: TokenTree, rand
     assert tree.holds_parents(kept) == wanted
 
 
-@pytest.mark.parametrize("kept", [np.ones((1, 2)), np.ones((2, 2), dtype=np.bool_)])
-def test_numbers_and_other_shapes_cannot_be_kept(kept: NDArray[np.bool_]) -> None:
-    assert not build({0: line(1, 2)}).holds_parents(kept)
-
-
 @many
 @given(trees, st.integers(0, 2**9))
 def test_trees_of_some_rows_are_as_they_were(tree: TokenTree, which: int) -> None:
@@ -182,14 +158,3 @@ def test_joined_trees_ascend_and_keep_their_nodes(rows: dict[int, Nodes], group:
     joined = join([build(part, spare) for spare, part in enumerate(parts)])
     assert joined.rows.tolist() == sorted(rows)
     assert nodes_of(joined) == rows
-
-
-def test_one_tree_joins_to_itself() -> None:
-    tree = build({1: line(4)})
-    assert join([tree]) is tree
-    assert join([TokenTree.empty(np.zeros(0, dtype=np.int64)), tree]) is tree
-
-
-def test_empty_trees_join_to_an_empty_tree() -> None:
-    joined = join([TokenTree.empty(np.array([4])), TokenTree.empty(np.array([1]))])
-    assert nodes_of(joined) == {1: [], 4: []}

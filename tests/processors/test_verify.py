@@ -4,15 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from processors.sampler import Sampler
 from processors.sampling_row import SamplingSettings
-from processors.token_tree import ROOT, TokenTree
-from tests.modelpool.factories import VOCAB_SIZE
+from processors.token_tree import ROOT
+from test_support.factories import VOCAB_SIZE
 from tests.processors.tiny import GREEDY, PENALIZED, WARM, Bench, FailingModel, SpeechlessModel
 from tests.processors.trees import (
     Node,
     Nodes,
-    Path,
     build,
     by_path,
     grown,
@@ -38,20 +36,6 @@ def random_trees(bench: Bench, sizes: dict[int, int], seed: int) -> dict[int, No
 
 def naive_path(bench: Bench, row: int, nodes: Nodes) -> list[int]:
     return list(walk(nodes, lambda text: bench.says(row, text)))
-
-
-@pytest.mark.parametrize("broken", ["needs_paths", "choose"])
-def test_where_only_prompts_are_read_there_is_no_choice_that_could_fail(
-    broken: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench = Bench([30, 6])
-    with monkeypatch.context() as patch:
-        patch.setattr(Sampler, broken, lambda *_: 1 / 0)
-        result = verify(bench, TokenTree.empty(np.zeros(0, dtype=np.int64)), prefill={0: 29})
-    assert result.choices.shape == (0, 1)
-    assert not result.poisoned.any()
-    assert bench.state.lengths(np.array([0])).tolist() == [29]
-    assert verify_path(bench, {0: []}).path(0).tolist() == bench.continuation(0, 1)
 
 
 def test_the_next_level_verifies_the_choice_too() -> None:
@@ -139,13 +123,6 @@ def test_the_next_level_gets_the_tree_as_the_verifier_judges_it(
                 assert (node.log_prob, node.origin) == (known[text].log_prob, known[text].origin)
 
 
-def test_without_rescoring_nothing_is_said_of_probabilities() -> None:
-    bench = Bench([12, 9])
-    result = verify(bench, build(random_trees(bench, {0: 5, 1: 3}, 0)))
-    assert not result.choice_log_probs.any()
-    assert not result.node_log_probs.any()
-
-
 @pytest.mark.parametrize("settings", [GREEDY, WARM], ids=["greedy", "sampled"])
 def test_logits_that_are_not_numbers_spoil_their_own_row_only(settings: SamplingSettings) -> None:
     bench, good = Bench([6, 4], settings), Bench([6, 4], settings)
@@ -155,21 +132,3 @@ def test_logits_that_are_not_numbers_spoil_their_own_row_only(settings: Sampling
     result = verify(bench, tree)
     assert result.sound.tolist() == [False, True]
     assert result.path(1).tolist() == wanted.path(1).tolist()
-
-
-@SETTINGS
-def test_trees_follow_one_another_as_if_each_were_the_first(settings: SamplingSettings) -> None:
-    bench = Bench([12, 5, 30, 1], settings)
-    random = np.random.default_rng(8)
-    everyone = [0, 1, 2, 3]
-    for cycle in range(4):
-        rows = random_trees(bench, {row: int(random.integers(0, 14)) for row in everyone}, cycle)
-        result = verify(bench, build(rows))
-        assert_logits(bench, result)
-        bases = bench.manager.counts.copy()
-        for row, nodes in rows.items():  # a random path, as if another had chosen
-            text: Path = path(nodes, int(random.integers(ROOT, len(nodes))))
-            bench.commit(row, [*text, int(random.integers(VOCAB_SIZE))])
-        forget(bench, everyone, bases, result.fed)
-        assert np.array_equal(bench.state.lengths(np.arange(4)), bench.manager.counts[:4] - 1)
-    assert_logits(bench, verify_path(bench, {row: [] for row in everyone}))

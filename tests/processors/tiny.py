@@ -20,7 +20,7 @@ from processors.sampler import Sampler
 from processors.sampling_row import SamplingSettings
 from processors.token_tree import Ints, TokenTree
 from statemgr import ModelState, StateManager
-from tests.modelpool.factories import VOCAB_SIZE, save_llama
+from test_support.factories import VOCAB_SIZE, save_llama
 
 GREEDY = SamplingSettings(temperature=0.0, top_k=0, top_p=1.0, seed=0)
 WARM = SamplingSettings(temperature=0.9, top_k=40, top_p=0.95, seed=12)

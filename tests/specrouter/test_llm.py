@@ -29,9 +29,9 @@ from specrouter import (
 from specrouter.cli.main import _parser
 from specrouter.cli.target import read_asked
 from specrouter.llm import _asked
-from specrouter.notebook import Comparison, Text
+from specrouter.notebook import Text
 from specrouter.request.output import CycleDraft, RequestMetrics
-from tests.modelpool.factories import save_llama
+from test_support.factories import save_llama
 
 ROOT = Path(__file__).resolve().parents[2]
 VALUES = {
@@ -199,13 +199,6 @@ def test_markup_in_a_text_or_a_name_stays_text(pieces: list[str], name: str) -> 
     tags = re.findall(r"<(/?\w+)(?: (?:style|title)=\"[^\"<>]*\")*>", shown)
     assert shown.count("<") == len(tags)
     assert {*tags} <= {"div", "/div", "span", "/span", "br"}
-
-
-def test_a_difference_is_told_by_its_place() -> None:
-    one, other = text_of(["a", "b", "c"]), text_of(["a", "b"])
-    found = Comparison(one, other)
-    assert (found.equal, found.first_difference) == (False, 2)
-    assert str(found).startswith("different from token 2 on")
 
 
 def test_the_next_one_closes_the_one_before_and_its_models_are_gone(

@@ -44,12 +44,6 @@ def test_a_name_is_checked_without_an_import_where_it_is_a_built_in_one() -> Non
             registry.check(name)
 
 
-def test_ones_own_policy_is_found_by_module_and_name() -> None:
-    registry = numbers()
-    assert registry.find(f"{__name__}:HALF") is HALF
-    assert registry.names == NAMES, "no short name comes of that"
-
-
 def test_a_built_in_policy_cannot_be_replaced() -> None:
     registry = numbers()
     with pytest.raises(ValueError, match="'third' is a kind of number that comes with SpecRouter"):
@@ -102,15 +96,6 @@ def module(folder: Path, patch: pytest.MonkeyPatch, text: str) -> str:
     patch.syspath_prepend(folder)
     patch.delitem(sys.modules, name, raising=False)
     return name
-
-
-def test_whatever_fails_in_an_import_is_told_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = module(tmp_path, monkeypatch, "raise RuntimeError('no luck\\n  today')")
-    with pytest.raises(ConfigError) as caught:
-        numbers().find(f"{name}:HALF")
-    assert str(caught.value) == f"kind of number '{name}:HALF': RuntimeError: no luck today"
 
 
 def test_a_policy_is_imported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

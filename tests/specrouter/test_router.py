@@ -4,20 +4,16 @@ On a family of small random models in float64, where nothing may differ from the
 """
 
 import asyncio
-import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
-from checks.exact.comparison import assert_whole
 from modelpool.errors import ConfigError
 from modelpool.packed_model import PackedModel
 from processors.noise import NoiseBank
@@ -32,15 +28,13 @@ from specrouter import (
     Speculation,
     UnavailableError,
 )
-from specrouter.engine.engine import Engine
 from specrouter.engine.request import Request
 from specrouter.engine.serving import streamed
 from specrouter.profile.cycle_times import Workload
 from specrouter.profile.prediction import target_only
-from specrouter.profile.profiler import PerformanceProfiler
 from specrouter.request.objective import SloLike
 from specrouter.request.running import RunningRequest
-from specrouter.request.spec import RequestSpec
+from test_support.routers import assert_whole
 from tests.specrouter.engine.engines import changed
 from tests.specrouter.faults import PATIENCE_S, Faults, wait_until
 
@@ -106,14 +100,6 @@ def is_idle(router: ChainRouter) -> bool:
     return state.running + state.waiting == 0
 
 
-MOST_METHODS = 20
-
-
-def test_the_router_is_for_callers() -> None:
-    public = [name for name in vars(ChainRouter) if not name.startswith("_")]
-    assert len(public) <= MOST_METHODS, public
-
-
 # Batching
 
 
@@ -125,20 +111,6 @@ def test_more_requests_than_rows_are_all_served_as_if_alone(router: ChainRouter)
     assert_whole(router)
     expected = [alone(router, p, q) for p, q in zip(several[:9], params, strict=False)]
     assert tokens(outputs)[:9] == expected
-
-
-def test_requests_join_and_leave_while_others_run(router: ChainRouter, faults: Faults) -> None:
-    expected = alone(router, PROMPT, LONG)
-    texts = [alone(router, prompt) for prompt in prompts(4)]
-    with faults.holding() as hold:
-        long = router.submit(PROMPT, LONG, CHAIN)
-        next(iter(long))
-        short = [router.submit(prompt, GREEDY, CHAIN) for prompt in prompts(4)]
-        hold.let_pass(1 + GREEDY.max_new_tokens)  # a token at least in each of their cycles
-        assert [handle.result(PATIENCE_S).token_ids for handle in short] == texts
-        assert not long.is_done
-    assert long.result(PATIENCE_S).token_ids == expected
-    assert_whole(router)
 
 
 def test_prompts_are_read_in_the_order_of_admission(small_config: Settings, faults: Faults) -> None:
@@ -155,16 +127,6 @@ def test_prompts_are_read_in_the_order_of_admission(small_config: Settings, faul
             assert patient.is_done
             assert not late.is_done
         assert late.result(PATIENCE_S).finish_reason == "length"
-
-
-def test_two_threads_may_submit_at_once(router: ChainRouter) -> None:
-    def client(_: int) -> list[list[int]]:
-        return [router.generate([prompt], GREEDY, CHAIN)[0].token_ids for prompt in prompts(5)]
-
-    with ThreadPoolExecutor(2) as clients:
-        results = list(clients.map(client, range(2)))
-    assert results == [[alone(router, prompt) for prompt in prompts(5)]] * 2
-    assert_whole(router)
 
 
 # Cancellation and streaming
@@ -238,9 +200,6 @@ def test_a_sampled_request_without_memory_for_its_noise_is_nobody_elses_affair(
         assert_whole(router)
 
 
-# Seeds and resumption
-
-
 def test_the_seed_returned_reproduces_the_text(router: ChainRouter) -> None:
     drawn = SamplingParams(max_new_tokens=12, temperature=1.0)
     one, other = router.generate([PROMPT] * 2, drawn, CHAIN)
@@ -259,26 +218,20 @@ def test_each_sample_can_be_asked_for_and_goes_on_from_wherever_it_was_left(
     whole = router.generate([PROMPT], params, CHAIN)
 
     async def rest(sample: int, made: int) -> RequestOutput:
-        earlier = tuple(whole[sample].token_ids[:made])
-        arrivals = ((0.5, 1), (0.75, made - 1)) if made > 1 else ((0.5, 1),) if made else ()
         asked = Request(
             prompt=PROMPT,
             params=params,
             speculation=CHAIN,
             slo=None,
-            priority=0,
-            timeout_s=None,
-            generated=earlier,
+            generated=tuple(whole[sample].token_ids[:made]),
             sample=sample,
             elapsed_s=1.0,
-            arrivals=arrivals,
+            arrivals=((0.5, made),) if made else (),
         )
         async with streamed(router, [asked]) as stream:
             deltas = [delta async for _, delta in stream]
-        assert {delta.index for delta in deltas} == {sample}
-        assert [token for delta in deltas for token in delta.token_ids] == list(
-            whole[sample].token_ids[made:]
-        )
+        tokens = [token for delta in deltas for token in delta.token_ids]
+        assert tokens == whole[sample].token_ids[made:]
         output = deltas[-1].output
         assert output is not None
         return output
@@ -286,11 +239,8 @@ def test_each_sample_can_be_asked_for_and_goes_on_from_wherever_it_was_left(
     for sample, made in ((0, 4), (1, 0), (2, 1), (2, len(whole[2].token_ids) - 1)):
         output = asyncio.run(rest(sample, made))
         assert (output.text, output.index) == (whole[sample].text, sample)
-        assert output.logprobs is not None
-        assert whole[sample].logprobs is not None
-        assert [one.token_id for one in output.logprobs] == whole[sample].token_ids[made:]
-        ttft_ms = output.metrics.ttft_ms
-        assert ttft_ms is not None
+        assert [one.token_id for one in output.logprobs or ()] == whole[sample].token_ids[made:]
+        ttft_ms = output.metrics.ttft_ms or 0.0
         assert ttft_ms == pytest.approx(500.0) if made else ttft_ms > 1000.0
 
 
@@ -315,13 +265,6 @@ def test_a_failing_drafter_costs_nothing_rests_and_is_used_again(
         assert tokens(again) == [expected] * 4
         assert ("small", "target") in again[0].metrics.chains
         assert_whole(router)
-
-
-def test_a_failing_intermediate_costs_nothing(router: ChainRouter, faults: Faults) -> None:
-    expected = alone(router, PROMPT)
-    faults.failing = {"middle"}
-    assert router.generate([PROMPT], GREEDY, CHAIN)[0].token_ids == expected
-    assert_whole(router)
 
 
 def test_a_failing_target_ends_the_affected_requests_and_no_other(
@@ -375,20 +318,6 @@ def test_the_lowest_priority_number_is_admitted_first(
     assert ttft_ms["sooner"] < ttft_ms["usual"] < ttft_ms["later"]
 
 
-def test_waiting_long_outweighs_priority() -> None:
-    def key(priority: int, submitted_s: float) -> float:
-        prompt = RequestSpec(
-            token_ids=(1,), generated=(), params=GREEDY, speculation=None, seed=0, priority=priority
-        )
-        handle = RequestHandle(1, lambda: None)
-        request = RunningRequest(prompt, handle, mock.Mock(), frozenset(), lambda: submitted_s)
-        return request.admission_key
-
-    assert key(priority=0, submitted_s=100.0) < key(priority=0, submitted_s=101.0)
-    assert key(priority=-1, submitted_s=105.0) < key(priority=0, submitted_s=100.0)
-    assert key(priority=0, submitted_s=100.0) < key(priority=-1, submitted_s=111.0)
-
-
 def test_a_request_ends_with_what_it_has_when_its_time_is_up(
     small_config: Settings, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -410,23 +339,6 @@ def test_a_request_ends_with_what_it_has_when_its_time_is_up(
         assert output.finish_reason == "timeout"
         assert output.token_ids == expected[:3]
         assert_whole(router)
-
-
-def test_a_model_that_fails_in_several_groups_rests_as_if_it_had_failed_once(
-    small_config: Settings, faults: Faults, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.WARNING, logger="specrouter.engine.engine")
-    overrides = [Speculation(("small", "target"), depth=depth) for depth in (2, 3, 4)]
-    # So much may be read in a cycle that all three groups try to.
-    with open_router(small_config, preload=False, prefill_chunk=1024) as router:
-        expected = alone(router, PROMPT, LONG)
-        faults.failing = {"small"}
-        outputs = router.generate([PROMPT] * 3, LONG, overrides)
-        assert tokens(outputs) == [expected] * 3
-        assert_whole(router)
-    rests = [int(text.split(" rests for ")[1].split()[0]) for text in caplog.messages]
-    assert rests[:4] == [4, 8, 16, 32]
-    assert faults.forwards["small"] == 3 * len(rests)
 
 
 def test_a_drafter_that_cannot_be_timed_is_timed_later(
@@ -477,12 +389,6 @@ def test_requests_that_free_rows_take_do_not_wait_and_are_streamed_side_by_side(
     with open_router(small_config, max_requests=4) as router:
         expected = [[alone(router, prompt)] for prompt in prompts(4)]
         assert asyncio.run(burst(router)) == expected
-
-
-def test_several_prompts_come_with_their_numbers(router: ChainRouter) -> None:
-    several: list[str | list[int]] = [PROMPT, PROMPT[:3], "the quick"]
-    expected = tokens(router.generate(several, GREEDY))
-    assert asyncio.run(collected(router, several)) == expected
 
 
 def test_a_stream_is_refused_before_it_begins(router: ChainRouter) -> None:
@@ -536,6 +442,9 @@ def test_closing_the_router_cancels_what_runs_and_what_waits(
     router.close()  # nothing happens
 
 
+# Objectives
+
+
 def test_a_call_that_is_never_run_is_told_so(small_config: Settings, faults: Faults) -> None:
     router = open_router(small_config)
     is_told = threading.Event()
@@ -553,9 +462,6 @@ def test_a_call_that_is_never_run_is_told_so(small_config: Settings, faults: Fau
         closes = closing(router)
     closes.join(PATIENCE_S)
     assert is_told.wait(PATIENCE_S)
-
-
-# Objectives
 
 
 @pytest.fixture
@@ -583,6 +489,9 @@ def test_each_request_is_judged_by_its_objective_and_gives_the_same_tokens(
     assert report.total.goodput_tokens_per_s == pytest.approx(len(expected) / report.duration_s)
 
 
+# The interface
+
+
 def test_a_ratio_is_times_the_time_of_one_request_alone(judging: ChainRouter) -> None:
     baseline_ms = target_only(
         judging.instruments.performance(), Workload(requests=1), "target"
@@ -591,45 +500,6 @@ def test_a_ratio_is_times_the_time_of_one_request_alone(judging: ChainRouter) ->
     output = judging.generate([PROMPT], GREEDY, slo=SLO(tpot_ratio=3))[0]
     assert output.metrics.objective is not None
     assert output.metrics.objective.tpot_ms == pytest.approx(3 * baseline_ms)
-
-
-# The interface
-
-
-def test_the_profiler_learns_as_requests_run(router: ChainRouter) -> None:
-    router.generate([PROMPT], GREEDY, CHAIN)
-    known = router.instruments.performance()
-    assert set(known.times) == {"small", "middle", "target"}
-    for pair in (("small", "middle"), ("middle", "target")):
-        assert 0.0 <= known.similarity[pair] <= 1.0
-        assert 0.0 <= known.promised_alpha[*pair, False] <= 1.0
-    first = known.trees[("small",), "middle", False]
-    assert first.trials > 0
-    assert 0.0 <= first.alpha <= 1.0
-    assert (("small", "middle"), "target", False) in known.trees
-    assert {"draft", "verify"} <= set(known.stages)
-
-
-def test_statistics_are_totals_of_all_that_ran(router: ChainRouter) -> None:
-    before = router.instruments.statistics()
-    output = router.generate([PROMPT], GREEDY, CHAIN)[0]
-    after = router.instruments.statistics()
-    assert after.committed_tokens - before.committed_tokens >= len(output.token_ids)
-    assert after.cycles - before.cycles >= output.metrics.cycles
-    for name in ("small", "middle", "target"):
-        assert after.forwards[name] > before.forwards.get(name, 0)
-        assert after.model_ms[name] > before.model_ms.get(name, 0.0)
-    assert sum(after.model_ms.values()) + after.logits_ms < 1.05 * after.cycle_ms
-
-
-def test_decisions_tell_why_and_what_else_there_was(small_config: Settings) -> None:
-    with open_router(small_config) as router:
-        assert router.instruments.decisions() == []
-        router.generate([PROMPT], LONG)
-        first, *_ = router.instruments.decisions()
-        assert first.decision.reason == "first decision"
-        assert first.decision.alternatives
-        assert router.instruments.statistics().switches >= len(router.instruments.decisions())
 
 
 def test_a_policy_may_be_changed_between_requests(small_config: Settings) -> None:
@@ -650,73 +520,6 @@ def test_a_policy_may_be_changed_between_requests(small_config: Settings) -> Non
             assert output.token_ids == expected
             assert set(output.metrics.chains) == chains
         assert_whole(router)
-
-
-@pytest.mark.parametrize(
-    "selections",
-    [
-        ("goodput", "global-greedy", "whole"),
-        ("research.policies:ADASERVE", "research.policies:EQUAL_GREEDY"),
-        ("research.policies:SPECINFER", "research.policies:ADASERVE_SLO_PHASE"),
-        tuple(f"tests.specrouter.own_selections:{name}" for name in ("FORMED", "RESHAPING")),
-    ],
-)
-def test_the_trees_of_a_policy_may_be_changed_between_requests(
-    selections: tuple[str, ...], small_config: Settings
-) -> None:
-    with open_router(small_config) as router:
-        expected = [alone(router, prompt) for prompt in prompts(3)]
-        asked = [SLO(tpot_ms=1e-3), SLO(tpot_ms=1e6), None]
-        for selection in selections:
-            trees = {"selection": selection, "budget_tokens": 24}
-            router.set_policy("static", trees, chain=["small", "target"])
-            outputs = router.generate(prompts(3), GREEDY, slo=asked)
-            assert tokens(outputs) == expected
-            assert ("small", "target") in outputs[1].metrics.chains
-        assert_whole(router)
-
-
-def test_a_cycle_of_64_requests_verifies_1024_tokens(
-    small_config: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    packed: list[int] = []
-    record_forward = PerformanceProfiler.record_forward
-
-    def noted(profiler: PerformanceProfiler, model: str, tokens: int, *rest: Any) -> None:
-        if model == "target":
-            packed.append(tokens)
-        record_forward(profiler, model, tokens, *rest)
-
-    monkeypatch.setattr(PerformanceProfiler, "record_forward", noted)
-    with open_router(small_config, max_requests=64, prefill_chunk=1024) as router:
-        texts, params = prompts(64), SamplingParams(max_new_tokens=24, temperature=1.0, seed=5)
-        expected = tokens(router.generate(texts, params, "off"))
-        packed.clear()
-        trees = {"selection": "global-greedy", "budget_tokens": 1024}
-        router.set_policy("static", trees, chain=["small", "target"], depth=6, width=4, nodes=15)
-        outputs = router.generate(texts, params)
-        assert tokens(outputs) == expected
-        assert max(packed) == 1024
-        assert_whole(router)
-
-
-def test_a_policy_without_trees_has_the_configured_ones(
-    small_config: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[str | None] = []
-    real = Engine.set_policy
-
-    def set_policy(engine: Engine, *arguments: Any) -> None:
-        seen.append(arguments[1].selection)
-        real(engine, *arguments)
-
-    monkeypatch.setattr(Engine, "set_policy", set_policy)
-    with ChainRouter.from_config({**small_config, "trees": {"selection": "whole"}}) as router:
-        router.set_policy("adaptive")
-        router.set_policy("adaptive", trees={"selection": "global-greedy"})
-        router.set_policy("adaptive", trees={})
-        router.set_policy("adaptive")
-    assert seen == ["whole", "global-greedy", None, "whole"]
 
 
 @pytest.mark.parametrize(
@@ -759,14 +562,3 @@ def test_a_row_that_is_nearly_full_does_not_cost_the_others_their_drafts(
         # The first token comes with the prompt, and a last one alone may need no draft.
         assert outputs[1].metrics.chains.get((router.pool.target,), 0) <= 2
         router.instruments.check_integrity()
-
-
-def test_a_conversation_is_answered_by_the_prompt_of_the_template(router: ChainRouter) -> None:
-    router.tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    try:
-        ids = router.tokenizer("abc", add_special_tokens=False)["input_ids"]
-        [expected] = router.generate(list(ids), GREEDY)
-        answer = router.chat([{"role": "user", "content": "abc"}], GREEDY)
-    finally:
-        router.tokenizer.chat_template = None
-    assert answer.token_ids == expected.token_ids

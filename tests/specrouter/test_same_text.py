@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from checks.real.arrangements import ARRANGEMENTS, REFERENCE, Arrangement, Asked, serve
 from specrouter import ChainRouter, SamplingParams
+from test_support.arrangements import ARRANGEMENTS, REFERENCE, Arrangement, Asked, serve
 from tests.modelpool.compressed import needs_quantised
 from tests.modelpool.gguf.files import save, write
 from tests.modelpool.outliers import plant
@@ -37,10 +37,8 @@ class Shape:
 SHAPES = (
     Shape("llama", 9, 3, 64),  # SmolLM2-135M
     Shape("qwen2", 14, 2, 64),  # Qwen2.5-0.5B
-    Shape("qwen2", 12, 2, 128),  # Qwen2.5-1.5B
     Shape("llama", 4, 4, 128),
     Shape("llama", 8, 1, 64),
-    Shape("qwen2", 4, 2, 64),
     Shape("gemma2", 4, 2, 64),  # windows, capped scores
 )
 
@@ -64,23 +62,22 @@ def router(
         yield router
 
 
-def requests(temperature: float) -> list[Asked]:
+def requests() -> list[Asked]:
+    """Greedy and sampled ones in turns."""
     draws = np.random.default_rng(0)
-    usual = SamplingParams(
-        max_new_tokens=NEW_TOKENS, temperature=temperature, ignore_eos=True, logprobs=0
-    )
+    usual = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True, logprobs=0)
     return [
-        Asked(tuple(draws.integers(0, 300, length).tolist()), replace(usual, seed=seed))
+        Asked(
+            tuple(draws.integers(0, 300, length).tolist()),
+            replace(usual, seed=seed, temperature=0.8 * (seed % 2)),
+        )
         for seed, length in enumerate(PROMPTS)
     ]
 
 
 @needs_quantised
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_drafts_caches_batches_chunks_and_preemptions_change_no_bit(
-    router: ChainRouter, temperature: float
-) -> None:
-    asked = requests(temperature)
+def test_drafts_caches_batches_chunks_and_preemptions_change_no_bit(router: ChainRouter) -> None:
+    asked = requests()
     alone = serve(router, asked, REFERENCE)
     assert len({token for text in alone.texts for token in text}) > NEW_TOKENS, "they vary"
     serve(router, asked, KEPT)

@@ -193,25 +193,6 @@ def test_random_trees_equal_naive(window: int | None, value_dim: int, is_latent:
         assert_equal(got, wanted)
 
 
-def test_softcapped_scores_equal_naive() -> None:
-    bench = Bench()
-    bench.forward({0: 4, 1: 2})
-    got, wanted, _ = bench.forward({0: 1, 1: 3}, softcap=0.5)
-    assert_equal(got, wanted)
-
-
-@pytest.mark.parametrize("softcap", [None, 0.5])
-def test_a_sink_takes_weight_from_what_is_seen(softcap: float | None) -> None:
-    sinks = torch.tensor([-40.0, 0.5, 2.0, -1.0], dtype=torch.float64)
-    bench = Bench()
-    parents = {1: [-1, 0, 0]}
-    bench.forward({0: 4, 1: 2})
-    for window in (None, 2):
-        packed = {0: 1, 1: 3, 2: 9}
-        got, wanted, _ = bench.forward(packed, window, softcap, parents, sinks)
-        assert_equal(got, wanted)
-
-
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (3, 1), (2, 2)])
 def test_random_packs_equal_naive(heads: int, kv_heads: int) -> None:
     """Past the first quantum of slots, too."""
@@ -241,18 +222,6 @@ def test_what_no_token_sees_may_be_no_numbers() -> None:
     bench.state.rollback(rows, np.array([3, 5]))
     got, wanted, _ = bench.forward({0: 1, 2: 2})
     assert_equal(got, wanted)
-
-
-@pytest.mark.parametrize("what", ["keys", "values"])
-def test_not_a_number_in_another_row_does_not_leak(what: str) -> None:
-    bench = Bench()
-    bench.forward({0: 3, 1: 5})
-    getattr(bench.pasts[1], what)[2][:] = torch.nan
-    keys, values = bench.state.store.layer(LAYER)
-    (keys if what == "keys" else values)[bench.state.slots_of(1, 3)[2]] = torch.nan
-    got, wanted, _ = bench.forward({0: 1, 1: 1})
-    assert got[1].isnan().all()
-    assert_equal(got[:1], wanted[:1])
 
 
 def test_a_row_has_the_same_bits_whatever_stands_beside_it() -> None:

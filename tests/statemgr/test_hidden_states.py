@@ -60,16 +60,6 @@ def test_what_is_rolled_back_is_not_told() -> None:
     assert told(state) == {0: [], 1: []}
 
 
-def test_of_a_pass_that_fails_nothing_is_told() -> None:
-    state = make_state()
-    read(state, [0, 1], [0, 1])
-    state.commit(ROWS, np.array([2, 2]), NOTHING)
-    state.scrub(read(state, [2, 3], [7, 8]).reshape(-1))
-    read(state, [2], [9])
-    state.commit(ROWS, np.array([3, 3]), NOTHING)
-    assert told(state)[0] == [(0, 0), (1, 1), (2, 9)]
-
-
 def test_they_go_with_their_row_and_do_not_come_with_keys_and_values() -> None:
     state = make_state()
     read(state, [0, 1, 2], [0, 1, 2])

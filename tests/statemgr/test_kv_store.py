@@ -55,13 +55,6 @@ def test_of_latents_there_is_one_tensor() -> None:
     assert torch.equal(values[[4, 5, 6]], before[[5, 6, 9], :, :4])
 
 
-def test_nothing_is_copied_to_where_it_stands(store: KVStore) -> None:
-    nothing, same = np.zeros(0, dtype=np.int64), np.array([3, 7])
-    with mock.patch.object(KVStore, "_on_devices", side_effect=AssertionError("copied")):
-        store.copy(nothing, nothing)
-        store.copy(same, same)
-
-
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_no_number_is_found(store: KVStore, bad: float) -> None:
     store.layer(1)[1][5, 1, 0] = bad
@@ -74,14 +67,6 @@ def test_finite_halves_are_numbers_though_their_sum_is_none() -> None:
     store = KVStore({0: layer}, slots=16)
     store.layer(0)[0][:] = 60000.0
     assert store.is_finite(np.arange(16))
-
-
-def test_many_slots_are_looked_at_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("statemgr.kv_store._CHECKED_SLOTS", 3)
-    store = KVStore({0: kv_layer(CPU, torch.float32, 1, 4)}, slots=16)
-    assert store.is_finite(np.arange(16))
-    store.layer(0)[0][15] = torch.nan
-    assert not store.is_finite(np.arange(16))
 
 
 def test_indices_go_to_a_device_once_and_the_host_does_not_wait(store: KVStore) -> None:

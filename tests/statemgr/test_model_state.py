@@ -62,15 +62,6 @@ def test_many_random_lives_of_rows_match_a_naive_account(
     run_state_machine_as_test(CacheMachine, settings=many)
 
 
-def test_an_accepted_path_is_moved_into_order() -> None:
-    state = make_state()
-    fill(state, 0, [*range(8), 8, 8, 9, 9])  # eight committed; two nodes at 8, two at 9
-    state.commit(ROWS, np.array([8]), np.array([9, 11]))
-    assert state.cache_mask[0].nonzero()[0].tolist() == [*range(10)]
-    assert stored(state, 0, 10) == [*range(1, 9), 10, 12]
-    state.check_integrity(0, np.array([*range(100, 108), 109, 111, 5]))
-
-
 @pytest.mark.parametrize("base", [4, 2])
 def test_what_was_given_back_is_not_committed(base: int) -> None:
     state = make_state()
@@ -114,16 +105,6 @@ def test_corruption_is_noticed(array: str, place: Any, value: int, complaint: st
     getattr(state, array)[place] = value
     with pytest.raises(AssertionError, match=complaint):
         state.check_integrity(0, committed)
-
-
-def test_a_free_row_with_slots_in_use_is_noticed() -> None:
-    state = make_state()
-    fill(state, 0, [0])
-    with pytest.raises(AssertionError, match="row 0 is not free"):
-        state.check_free(0)
-    state.ends[0] = state._lengths[0] = 0
-    with pytest.raises(AssertionError, match="valid slots"):
-        state.check_free(0)
 
 
 def test_a_row_lies_wherever_blocks_are_free() -> None:

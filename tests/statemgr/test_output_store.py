@@ -62,10 +62,3 @@ def test_two_tenants_never_find_each_others_outputs() -> None:
     assert not finds(store, "one", [7, 8, 9, 10])
     assert not finds(store, "two", [1, 2, 3, 4])
     assert store.of("three") is None
-
-
-def test_a_store_of_nothing_keeps_nothing() -> None:
-    store = OutputStore(0)
-    store.keep("", list(range(100)))
-    assert len(store) == 0
-    assert store.of("") is None

@@ -95,18 +95,6 @@ def test_what_a_lost_model_alone_had_read_is_given_up() -> None:
     assert manager.cached(TokenChain(text_of_both), USE) == {"draft": 199}
 
 
-def test_what_is_taken_over_again_after_a_loss_counts_once() -> None:
-    manager = manager_of(64, models=("target", "draft"))
-    for _ in range(2):
-        assert manager.allocate(text(1, 300), 300, USE) is not None
-    for _ in range(3):
-        read(manager, 0, "draft")
-        assert manager.follow() == [1]
-        assert manager.inherited(1) == manager.cache_counts.cached_tokens == 9 * B
-        manager.drop_state("draft")
-        manager.open_state("draft", LAYERS)
-
-
 @pytest.mark.exact
 def test_many_random_lives_share_what_a_naive_account_says(pytestconfig: pytest.Config) -> None:
     lives = pytestconfig.getoption("lives") // 5  # each takes five times as long
@@ -172,54 +160,6 @@ def test_a_block_that_rows_have_is_not_evicted() -> None:
     assert manager.cached(TokenChain(text(1, 200)), USE) == {"target": 6 * B}
 
 
-def test_a_text_that_goes_on_is_kept_once() -> None:
-    manager = manager_of(64)
-    for length in (200, 300, 400, 300, 400):
-        served(manager, text(1, length))
-    assert manager.cached_slots == 13 * B
-    assert [manager.allocate(text(1, 100), 100, USE) for _ in range(4)] == [0, 1, 2, 3]
-
-
-def test_what_two_rows_have_read_of_one_text_becomes_one() -> None:
-    manager = manager_of(64, models=("target", "draft"))
-    rows = [manager.allocate(text(1, 100), 100, CacheUse("salt", reads=False)) for _ in range(2)]
-    assert rows == [0, 1]
-    read(manager, 0)
-    read(manager, 1, "draft")
-    for row in (0, 1):
-        manager.free(row, keep=True)
-        manager.check_integrity()
-    assert manager.cached_slots == 4 * B
-    assert manager.cached(TokenChain(text(1, 100)), USE) == {"target": 99, "draft": 99}
-
-
-def test_what_is_cached_is_free_for_who_runs() -> None:
-    manager = manager_of(20, rows=5)
-    served(manager, text(1, 500))
-    assert manager.free_slots == 20 * B
-    rows = [manager.allocate(text(first, 128), 150, CacheUse()) for first in range(5)]
-    assert rows == [0, 1, 2, 3, None]
-    for row in range(4):
-        read(manager, row)
-    assert manager.cached_slots == 4 * B  # what is reserved is taken when it is needed
-
-
-def test_rows_by_need_fit_where_whole_rows_would_not() -> None:
-    """And the long one has its blocks though the short ones stand all over the memory."""
-    manager = StateManager(33, 8192, tree_tokens=80, kv_slots=(32 * 7 + 253) * B)
-    assert manager.kv_slots < 3 * manager.slots
-    manager.open_state("target", LAYERS)
-    short = [manager.allocate([1] * 100, 128) for _ in range(32)]
-    assert sorted(row for row in short if row is not None) == list(range(32))
-    for row in range(32):
-        read(manager, row)
-    long = manager.allocate([2] * 7000, 8000)
-    assert long is not None
-    read(manager, long)
-    assert manager.allocate([1], 2) is None
-    manager.check_integrity()
-
-
 def test_who_comes_together_reads_once() -> None:
     manager = manager_of(64, models=("target", "draft"))
     first, second = (manager.allocate(text(1, 300), 300, USE) for _ in range(2))
@@ -272,98 +212,6 @@ def test_whole_blocks_are_followed_and_the_rest_is_copied_once() -> None:
         assert own == ([99, 99] if start + 11 == 99 else [whole, whole])
         manager.check_integrity()
     assert blocks_of(manager, 1)[:3] == blocks_of(manager, 0)[:3] == blocks_of(manager, 2)[:3]
-
-
-def siblings(models: tuple[str, ...] = ("target", "draft")) -> StateManager:
-    """Three rows of one text that the target has read once, and no other model."""
-    manager = manager_of(64, models=models)
-    assert [manager.allocate(text(1, 100), 128, USE) for _ in range(3)] == [0, 1, 2]
-    read(manager, 0)
-    assert manager.follow() == [1, 2]
-    return manager
-
-
-def test_a_model_that_lags_reads_what_rows_share_once() -> None:
-    manager, rows = siblings(), np.arange(3)
-    draft, shared = state_of(manager, "draft"), blocks_of(manager, 0)[:3]
-    assert manager.waits("draft", rows).tolist() == [False, True, True]
-    assert manager.waits("target", rows).tolist() == [False] * 3
-    read(manager, 0, "draft")
-    assert manager.follow() == [1, 2]
-    assert draft.lengths(rows).tolist() == [99, 3 * B, 3 * B]
-    assert [blocks_of(manager, row)[:3] for row in range(3)] == [shared] * 3
-    assert manager.waits("draft", rows).tolist() == [False] * 3  # the rest is each row's own
-    manager.check_integrity()
-
-
-def test_rows_that_read_together_what_they_share_write_each_its_own_copy() -> None:
-    manager, rows = siblings(), np.arange(3)
-    draft = state_of(manager, "draft")
-    tokens, places = np.tile(manager.committed(0)[:40], 3), np.tile(np.arange(40), 3)
-    slots = draft.tables.flat(draft.append(rows, np.full(3, 40), tokens, places))
-    assert len(np.unique(slots)) == 120
-    assert len({tuple(blocks_of(manager, row)[:2]) for row in range(3)}) == 3
-    assert len({tuple(blocks_of(manager, row)[2:3]) for row in range(3)}) == 1
-    manager.check_integrity()
-
-
-def test_what_is_read_again_is_written_to_a_copy() -> None:
-    manager, target = siblings(("target",)), np.array([1])
-    state, shared = state_of(manager), blocks_of(manager, 0)[:3]
-    keys, _ = state.store.layer(0)
-    keys[torch.from_numpy(state.slots_of(0, 99))] = 7.0
-    state.rollback(target, np.array([40]))
-    read(manager, 1)
-    keys[torch.from_numpy(state.slots_of(1, 99)[40:])] = 8.0
-    assert keys[torch.from_numpy(state.slots_of(1, 99)), 0, 0].tolist() == [7.0] * 40 + [8.0] * 59
-    assert bool((keys[torch.from_numpy(state.slots_of(0, 99))] == 7.0).all())
-    assert [len(set(pair)) for pair in zip(blocks_of(manager, 1), shared, strict=False)] == [
-        1,
-        2,
-        2,
-    ]
-    manager.check_integrity()
-
-
-def test_what_another_row_has_filled_meanwhile_is_not_written_over() -> None:
-    manager = siblings()
-    draft = state_of(manager, "draft")
-    read(manager, 0, "draft")
-    before = draft.slots_of(0, 99)
-    read(manager, 1, "draft")
-    assert not np.isin(draft.slots_of(1, 99), before).any()
-    assert draft.slots_of(0, 99).tolist() == before.tolist()
-    manager.check_integrity()
-
-
-def test_what_is_cached_is_not_written_over() -> None:
-    manager = manager_of(64)
-    served(manager, text(1, 100))
-    assert manager.allocate(text(1, 100), 128, USE) == 0
-    state = state_of(manager)
-    cached = state.slots_of(0, 3 * B)
-    state.rollback(np.array([0]), np.array([40]))
-    read(manager, 0)
-    assert np.isin(state.slots_of(0, 99), cached).tolist() == [True] * B + [False] * (99 - B)
-    assert manager.cached(TokenChain(text(1, 100)), USE) == {"target": 99}
-    manager.check_integrity()
-
-
-def test_a_follower_keeps_what_only_it_has_read() -> None:
-    manager = manager_of(64, models=("target", "draft"))
-    assert [manager.allocate(text(1, 100), 128, USE) for _ in range(2)] == [0, 1]
-    read(manager, 1, "draft")
-    draft, target = state_of(manager, "draft"), state_of(manager)
-    draft.store.layer(0)[0][torch.from_numpy(draft.slots_of(1, 99))] = 7.0
-    read(manager, 0)
-    target.store.layer(0)[0][torch.from_numpy(target.slots_of(0, 99))] = 5.0
-    assert manager.follow() == [1]
-    for state, value in ((draft, 7.0), (target, 5.0)):
-        assert state.lengths(np.array([1])).tolist() == [99]
-        assert bool(
-            (state.store.layer(0)[0][torch.from_numpy(state.slots_of(1, 99))] == value).all()
-        )
-    manager.check_integrity()
 
 
 def test_what_nobody_but_the_cache_shares_is_the_rows_own_where_no_block_is_free() -> None:
@@ -437,12 +285,3 @@ def test_corruption_is_noticed(corrupt: Callable[[BlockTables], Any], complaint:
     corrupt(state_of(manager).tables)
     with pytest.raises(AssertionError, match=complaint):
         manager.check_integrity()
-
-
-def test_counts_tell_what_was_found() -> None:
-    manager = manager_of(64)
-    for tokens in (text(1, 300), text(1, 300), text(2, 100)):
-        served(manager, tokens)
-    counts = manager.cache_counts
-    assert (counts.lookups, counts.hits) == (3, 1)
-    assert (counts.lookup_tokens, counts.cached_tokens) == (299 + 299 + 99, 299)

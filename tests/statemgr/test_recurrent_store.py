@@ -17,8 +17,7 @@ from statemgr import (
     export_row,
     import_row,
 )
-from tests.kv_layers import kv_layer
-from tests.modelpool.toy_hybrid import RunningAverage
+from test_support.toy_hybrid import RunningAverage
 
 KIND = RunningAverage(1)
 LAYERS = {
@@ -98,28 +97,6 @@ def test_a_token_reads_its_own_path_whatever_else_is_in_the_pass() -> None:
     assert feed(state, 0, [7])[0] == average([3, 1, 4, 1, 5, 2, 5, 7])
 
 
-def test_levels_that_come_in_passes_of_their_own_follow_their_parents() -> None:
-    state = make_state()
-    feed(state, 0, [3, 1], certain=1)
-    assert feed(state, 0, [4, 1, 5])[-1] == average([3, 1, 4, 1, 5])
-    keep(state, 0, 2, [2])
-    assert feed(state, 0, [9])[0] == average([3, 1, 4, 9])
-
-
-def test_an_entry_holds_nothing_of_the_tokens_beside_it() -> None:
-    state = make_state()
-    feed(state, 0, [3] * 100, certain=98)
-    keep(state, 0, 100)
-    held = [
-        (part.untyped_storage().nbytes(), part.nbytes)
-        for entry in state.recurrent._rows[0].pending
-        for parts in entry.parts.values()
-        for part in parts
-    ]
-    assert held
-    assert all(whole <= 4 * own for whole, own in held)
-
-
 def test_what_is_not_committed_leaves_no_trace() -> None:
     state = make_state()
     feed(state, 0, [3, 1], certain=1)
@@ -197,20 +174,6 @@ def test_the_prefix_with_the_deepest_state_is_found_not_the_one_that_shares_the_
     assert manager.cached(TokenChain([*long[:290], 7]), CacheUse("a")) == {"hybrid": 100}
 
 
-def test_what_a_drafter_has_hides_no_state_of_the_target() -> None:
-    text, layers = [3, 1, 4, 1, 5, 9, 2, 6], {0: kv_layer(torch.device("cpu"), torch.float32, 1, 2)}
-    manager, state, row = manager_with(text, rows=4)
-    draft = manager.open_state("draft", layers)
-    draft.append(np.array([row]), np.array([7]), np.array(text[:7]), np.arange(7))
-    manager.free(row, keep=True)
-    row = manager.allocate([*text[:4], 8, 8], 128, CacheUse("a")) or 0
-    feed(state, row, [*text[:4], 8], certain=5)
-    third = manager.allocate([*text[:5], 7, 7], 128, CacheUse("a"))
-    assert third is not None
-    assert manager.inherited(third, "hybrid") == 4
-    manager.check_integrity()
-
-
 def test_a_follower_takes_over_where_it_parts_from_its_leader() -> None:
     text = [3, 1, 4, 1, 5, 9, 2, 6]
     manager = StateManager(rows=2, max_tokens=128)
@@ -249,16 +212,6 @@ def test_states_of_prefixes_that_were_used_last_are_kept_within_a_budget() -> No
         manager.check_integrity()
     assert manager.cached(TokenChain([29, 1, 2]), CacheUse("a")) == {"hybrid": 2}
     assert not any(manager.cached(TokenChain([1, 2, 3]), CacheUse("a")).values())
-
-
-def test_a_text_that_goes_on_and_on_takes_over_few_states() -> None:
-    text = [3, 1, 4, 1, 5, 9, 2, 6] * 3
-    manager = StateManager(rows=2, max_tokens=128)
-    state = manager.open_state("hybrid", {}, LAYERS, is_target=True)
-    for count in range(4, 20, 2):
-        serve(manager, text[:count])
-    row = manager.allocate(text, 128, CacheUse("a")) or 0
-    assert sorted(state.recurrent.passed(row)) == [11, 13, 15, 17]
 
 
 def test_a_row_goes_on_in_another_process_from_keys_and_values_and_a_state() -> None:

@@ -88,23 +88,6 @@ def test_bits_are_equal_after_an_import_in_any_pieces(
     target.check_integrity(rows[1], text)
 
 
-@given(tree=st.lists(st.booleans(), min_size=1, max_size=12), seed=st.integers(0, 99))
-@settings(max_examples=40, deadline=None)
-def test_tokens_of_an_accepted_path_come_by_position(tree: list[bool], seed: int) -> None:
-    source = make_state(torch.float32)
-    fill(source, 1, 20, seed)
-    ups = 20 + np.arange(len(tree))
-    nodes = source.append(np.array([1]), np.array([len(tree)]), TEXT[ups], ups)
-    kept = nodes[np.array(tree)]
-    source.positions.reshape(-1)[kept] = 20 + np.arange(len(kept))
-    source.cache_tokens.reshape(-1)[kept] = TEXT[20 : 20 + len(kept)]
-    source.commit(np.array([1]), np.array([20]), kept)
-    count = 20 + len(kept)
-    target = make_state(torch.float32)
-    import_row(target, 0, export_row(source, 1, 0, count, TEXT, "fp"), TEXT, "fp")
-    assert_equal_bits(source, target, (1, 0), count)
-
-
 def test_what_a_row_has_stays_and_only_the_rest_is_added() -> None:
     source, target = make_state(torch.float64), make_state(torch.float64)
     fill(source, 0, 9, seed=1)
@@ -116,13 +99,6 @@ def test_what_a_row_has_stays_and_only_the_rest_is_added() -> None:
     for ours, theirs in zip(bits(source, 0, 9), bits(target, 2, 9), strict=True):
         assert torch.equal(ours[5:], theirs[5:])
     assert import_row(target, 2, kv, TEXT, "fp") == 0, "there is nothing left to add"
-
-
-def test_memory_that_may_only_be_read_is_enough() -> None:
-    kv = exported()
-    kv.data.flags.writeable = False
-    target = make_state(torch.float32)
-    assert import_row(target, 0, kv, TEXT, "fp") == 9
 
 
 @pytest.mark.parametrize(
@@ -154,15 +130,6 @@ def test_what_does_not_follow_a_row_is_refused(change: dict[str, Any], reason: s
 
 def test_the_last_token_is_read_by_the_row_itself() -> None:
     refused(exported(), "of 9 tokens, where 9 are committed", TEXT[:9])
-
-
-def test_the_digest_is_of_the_whole_text_before() -> None:
-    target = make_state(torch.float32)
-    fill(target, 0, 4, seed=3)
-    changed = TEXT.copy()
-    changed[0] += 1
-    with pytest.raises(KVMismatchError, match="of another text"):
-        import_row(target, 0, exported(start=4), changed, "fp")
 
 
 def refused(kv: RowKV, reason: str, text: Ints = TEXT) -> None:

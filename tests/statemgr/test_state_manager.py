@@ -20,19 +20,10 @@ def cache(state: ModelState, row: int, tokens: list[int]) -> None:
     state.append(np.array([row]), count, np.array(tokens), np.arange(len(tokens)))
 
 
-def test_rows_are_whole_blocks_of_slots() -> None:
-    assert [row_slots(tokens) for tokens in (1, 32, 33)] == [32, 32, 64]
-    assert StateManager(rows=1, max_tokens=129).slots == row_slots(129)
-
-
 @pytest.mark.parametrize("slots", [32, 63, 64, 1000])
 def test_the_most_tokens_that_slots_are_enough_for_are_known(slots: int) -> None:
     most = row_tokens(slots, tree_tokens=9)
     assert row_slots(most, tree_tokens=9) <= slots < row_slots(most + 1, tree_tokens=9)
-
-
-def test_slots_for_less_than_a_tree_are_enough_for_no_token() -> None:
-    assert row_tokens(31) == row_tokens(128, tree_tokens=200) == 0
 
 
 _TAKES_MEMORY = """
@@ -70,16 +61,6 @@ def test_a_tree_has_slots_beside_the_tokens() -> None:
     assert manager.allocate([1, 2], most=120) == 0
     assert manager.held_slots == 0, "blocks are taken when they are needed"
     assert manager.open_state("draft", LAYERS).slots == 160
-
-
-def test_the_lowest_free_row_is_allocated() -> None:
-    manager = StateManager(rows=3, max_tokens=128)
-    assert [manager.allocate([1, 2], most=10) for _ in range(4)] == [0, 1, 2, None]
-    manager.free(1)
-    assert manager.free_rows == 1
-    assert manager.allocate([3], most=10) == 1
-    assert manager.committed(1).tolist() == [3]
-    manager.check_integrity()
 
 
 def test_a_row_begins_where_there_is_memory_for_its_prompt_and_a_margin() -> None:
@@ -139,35 +120,6 @@ def test_a_state_is_made_once_and_forgotten_when_dropped() -> None:
     assert manager.state("draft") is None
     assert manager.open_state("draft", LAYERS).lengths(np.array([0])).tolist() == [0]
     manager.drop_state("never opened")
-
-
-def test_freeing_a_row_frees_it_in_every_model() -> None:
-    manager = StateManager(rows=2, max_tokens=128)
-    manager.allocate([5, 6, 7], most=10)
-    states = [manager.open_state(name, LAYERS) for name in ("draft", "target")]
-    for state in states:
-        cache(state, 0, [5, 6])
-    manager.free(0)
-    for state in states:
-        state.check_free(0)
-        assert state.lengths(np.array([0])).tolist() == [0]
-    assert manager.free_rows == 2
-    manager.check_integrity()
-
-
-def test_a_cache_that_differs_from_the_tokens_is_noticed() -> None:
-    manager = StateManager(rows=1, max_tokens=128)
-    manager.allocate([5, 6, 7], most=10)
-    cache(manager.open_state("draft", LAYERS), 0, [5, 9])
-    with pytest.raises(AssertionError, match="other tokens"):
-        manager.check_integrity()
-
-
-def test_a_cache_of_a_free_row_is_noticed() -> None:
-    manager = StateManager(rows=1, max_tokens=128)
-    manager.open_state("draft", LAYERS).cache_mask[0, 0] = True
-    with pytest.raises(AssertionError, match="valid slots"):
-        manager.check_integrity()
 
 
 @pytest.mark.parametrize("models", [0, 1])

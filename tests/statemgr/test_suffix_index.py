@@ -3,12 +3,10 @@
 from array import array
 from itertools import pairwise
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from statemgr.suffix_index import MAX_MATCHES, SuffixIndex
-from tests.yardstick import timed
 
 ORDERS = (2, 4, 7)
 TOKENS = st.lists(st.integers(0, 2), max_size=40)  # few kinds: they repeat
@@ -98,23 +96,6 @@ def test_nothing_is_left_of_texts_that_were_dropped(
     assert index.matches(array("i", [0, 0, 0, 0, 0, 0, 0])) == []
 
 
-def test_a_match_is_as_long_as_it_is() -> None:
-    index = SuffixIndex()
-    quoted = list(range(300))
-    index.append([7, 7, *quoted, 999])
-    [match] = index.matches(array("i", [5, *quoted]))
-    assert match.length == 300
-    assert index.token(match.place) == 999
-
-
-def test_a_long_match_is_found_among_many_short_ones() -> None:
-    index, phrase = SuffixIndex(), list(range(20))
-    index.append([*phrase, 77])
-    for other in range(100, 200):
-        index.append([other, *phrase[-4:], other])
-    assert [index.token(match.place) for match in index.matches(array("i", phrase))] == [77]
-
-
 def test_the_end_of_a_text_predicts_nothing() -> None:
     index = SuffixIndex()
     index.append([1, 2, 3, 4])
@@ -123,26 +104,6 @@ def test_the_end_of_a_text_predicts_nothing() -> None:
     index.append([5])
     assert index.matches(array("i", [1, 2, 3, 4])) == []
     assert index.matches(array("i", [2, 3, 4, 5])) == []
-
-
-def test_the_text_that_goes_on_is_not_dropped() -> None:
-    with pytest.raises(AssertionError, match="goes on"):
-        SuffixIndex().drop_text()
-
-
-@pytest.mark.timing
-def test_reading_and_dropping_ten_thousand_tokens_takes_milliseconds() -> None:
-    text = list(range(10_000))
-
-    def turn_over(text: list[int]) -> None:
-        index = SuffixIndex()
-        for start in range(0, len(text), 100):
-            index.append(text[start : start + 100])
-            index.end_text()
-            if start >= 1000:
-                index.drop_text()
-
-    assert timed(turn_over, [text]).yardsticks < 40.0
 
 
 @given(HISTORIES, TOKENS, TOKENS)

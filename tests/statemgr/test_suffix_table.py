@@ -63,20 +63,6 @@ def test_a_path_is_followed_and_left_for_another() -> None:
     assert list(predicted(text, [7])) == []
 
 
-def test_of_successors_seen_equally_often_the_last_one_wins() -> None:
-    assert list(predicted([1, 2, 1, 3, 1, 4, 1])) == [4, 3, 2]
-    assert list(predicted([1, 4, 1, 2, 1, 3, 1])) == [3, 2, 4]
-
-
-def test_more_sightings_beat_the_most_recent_one() -> None:
-    assert next(iter(predicted([1, 2, 5, 1, 2, 6, 1, 3, 7, 1]))) == 2
-
-
-def test_nothing_new_predicts_nothing() -> None:
-    assert predicted([1, 2, 3]) == {}
-    assert predicted([]) == {}
-
-
 def test_what_is_expected_follows_the_prompt_and_outweighs_what_was_seen_once() -> None:
     assert next(iter(predicted([1, 2, 3], expected=[4, 5, 6]))) == 4
     assert list(predicted([1, 2, 3], [4, 5], expected=[4, 5, 6])) == [6]

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from checks.exact.models import NAMES
 from processors.grammar import Path, allows
 from research.bench.recorded_text import RecordedText
 from specrouter import (
@@ -19,6 +18,7 @@ from specrouter import (
     SamplingParams,
     Speculation,
 )
+from test_support.families import NAMES
 
 SIZE = 300  # ids
 PROMPT = [17, 230, 41]

@@ -21,7 +21,7 @@ from modelpool.inflate.llama_sizes import shape_of
 from research.__main__ import main
 from research.export_gguf.gguf_file import Type, export_gguf
 from research.export_gguf.llama_tensors import rotated_pairs, sources
-from tests.modelpool.factories import edit_config, save_llama, save_qwen2
+from test_support.factories import edit_config, save_llama, save_qwen2
 
 BUNDLED = bundled_root() / "tiny-1m"
 

@@ -1,19 +1,15 @@
 """Which kernels a member attends with, and why not those that were asked for."""
 
 from dataclasses import replace
-from typing import get_args
 
 import pytest
 
 from modelpool.attention.backend import (
-    BACKENDS,
     FLASHINFER,
     PATH,
     TRITON,
     AttentionBackend,
-    AttentionName,
     AttentionPlace,
-    BackendName,
     Feature,
     backend_for,
     refusal_of,
@@ -28,14 +24,6 @@ SINKS: frozenset[Feature] = frozenset({"attention sinks"})
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("modelpool.attention.backend.find_spec", lambda name: object())
-
-
-@pytest.mark.parametrize(
-    "place", [CUDA, CPU, replace(CUDA, dtype="float64", head_dims=frozenset({80}))]
-)
-def test_path_runs_everywhere(place: AttentionPlace) -> None:
-    assert refusal_of("path", place) is None
-    assert backend_for("path", place) is PATH
 
 
 @pytest.mark.parametrize(
@@ -102,12 +90,3 @@ def test_what_is_not_installed_is_refused(
     assert "not installed" in said
     assert refusal_of(backend.name, CUDA) == said
     assert backend_for("auto", CUDA) is PATH
-
-
-@pytest.mark.parametrize("asked", ["triton", "flashinfer"])
-def test_a_member_that_had_to_go_to_the_cpu_has_path(asked: AttentionName) -> None:
-    assert backend_for(asked, CPU) is PATH
-
-
-def test_backends_are_known_by_all_the_names_of_the_configuration() -> None:
-    assert set(BACKENDS) == set(get_args(BackendName))

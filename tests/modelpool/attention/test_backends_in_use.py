@@ -1,8 +1,6 @@
 """A model on another backend says what it said: here the reference of path attention, on a CPU."""
 
 import copy
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -16,10 +14,9 @@ from modelpool.fast.cuda_forward import CudaForward, cuda_forward_of
 from modelpool.packed_model import PackedModel
 from processors import Sampler
 from specrouter import ChainRouter, SamplingParams, Speculation
+from test_support.llama_models import reference_kernels
 from tests.modelpool.attention.fake_flashinfer import FakeWrapper
-from tests.modelpool.fast.passes import reference_kernels
 from tests.modelpool.fast.test_graph_runner import FakeGraphs
-from tests.triton_interpreter import needs_triton
 
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9]]
 
@@ -53,7 +50,7 @@ def test_trees_by_flashinfer_give_the_texts_of_masks(
     architecture: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Drafts, re-scoring and verification of trees, in float64; drafters' states are in order."""
-    from checks.exact.models import pool_settings, save_family
+    from test_support.families import pool_settings, save_family
 
     family = save_family(tmp_path, architecture)
     engine = {"max_requests": 4, "max_model_len": 128, "prefill_chunk": 3, "preload": False}
@@ -99,7 +96,7 @@ def test_trees_over_graphs_give_the_texts_of_the_target_alone(
 
 @pytest.mark.parametrize("architecture", ["llama", pytest.param("gemma2", marks=pytest.mark.exact)])
 def test_a_configured_reference_gives_the_texts_of_masks(architecture: str, tmp_path: Any) -> None:
-    from checks.exact.models import pool_settings, save_family
+    from test_support.families import pool_settings, save_family
 
     engine = {"max_requests": 4, "max_model_len": 128, "prefill_chunk": 3, "preload": False}
     pool = pool_settings(save_family(tmp_path, architecture))
@@ -110,33 +107,3 @@ def test_a_configured_reference_gives_the_texts_of_masks(architecture: str, tmp_
     with ChainRouter.from_config(config) as router:
         assert {router.pool.get(name).attention for name in names} == {PATH}
     assert texts(config, Speculation(names, depth=4, width=3)) == wanted
-
-
-@needs_triton
-@pytest.mark.long
-def test_triton_is_imported_by_nobody_until_it_is_chosen() -> None:
-    """But by torch's compiler, which transformers imports: that is blocked here."""
-    script = (
-        "import sys\n"
-        "from importlib.machinery import PathFinder\n"
-        "class Counted:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        frames, frame = [], sys._getframe(1)\n"
-        "        while name == 'triton' and frame:\n"
-        "            frames.append(frame.f_globals.get('__name__', ''))\n"
-        "            frame = frame.f_back\n"
-        "        outer = [one for one in frames if 'importlib' not in one]\n"
-        "        assert not outer or not outer[0].startswith(OURS), outer\n"
-        "OURS = ('specrouter', 'processors', 'statemgr', 'modelpool')\n"
-        "sys.meta_path.insert(0, Counted())\n"
-        "import specrouter.router, specrouter.cli.main, modelpool.loader\n"
-        "from modelpool.attention.backend import PATH, TRITON\n"
-        "PATH.load()\n"
-        "assert 'modelpool.attention.path_kernels' not in sys.modules\n"
-        "TRITON.load()\n"
-        "assert 'modelpool.attention.path_kernels' in sys.modules\n"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False
-    )
-    assert ran.returncode == 0, ran.stderr

@@ -1,8 +1,7 @@
 """Attention through FlashInfer's wrapper is path attention; a stand-in runs its plans on a CPU."""
 
 import sys
-from dataclasses import dataclass
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 import torch
@@ -13,52 +12,16 @@ from torch import Tensor
 from modelpool.attention.backend import FLASHINFER
 from modelpool.attention.kv_view import AttentionLayer
 from modelpool.attention.paged import PagedAttention, flashinfer_attention
-from modelpool.attention.pages import PackRows
-from modelpool.attention.path import KeyPaths, PathLayout, reference
+from modelpool.attention.path import reference
 from modelpool.errors import UnsupportedAttention
 from modelpool.in_flight import InFlight, Mark, Reached
-from tests.modelpool.attention.fake_flashinfer import FakeWrapper
-from tests.modelpool.attention.packs import (
+from test_support.packs import (
     Row,
-    pack_rows_of,
+    View,
     packs,
-    paths_of,
-    size_of,
-    tables_of,
     windows,
 )
-
-HEADS, KV_HEADS, DIM = 6, 2, 8
-
-
-@dataclass
-class View:
-    """What paged attention asks of a view."""
-
-    pack_rows: PackRows
-    paths: KeyPaths
-    keys: Tensor
-    values: Tensor
-
-    @classmethod
-    def of(cls, rows: list[Row], seed: int = 0) -> "View":
-        random = torch.Generator().manual_seed(seed)
-        shape, tables = (2, size_of(rows), KV_HEADS, DIM), tables_of(rows, seed)
-        keys, values = torch.randn(shape, generator=random, dtype=torch.float64)
-        return cls(pack_rows_of(rows, tables), paths_of(rows, tables), keys, values)
-
-    def arena(self, layer: AttentionLayer) -> tuple[Tensor, Tensor]:
-        return self.keys, self.values
-
-    def layout(self, build: object) -> object:
-        """What would be built of it."""
-        paths = SimpleNamespace(on=lambda device: self.paths)
-        return paths if build is PathLayout else self.pack_rows
-
-    def query(self) -> Tensor:
-        random = torch.Generator().manual_seed(1)
-        tokens = int(self.pack_rows.counts.sum())
-        return torch.randn((HEADS, tokens, DIM), generator=random, dtype=torch.float64)
+from tests.modelpool.attention.fake_flashinfer import FakeWrapper
 
 
 def attend(attention: PagedAttention, view: View, layer: AttentionLayer) -> Tensor:
@@ -142,17 +105,6 @@ def test_all_that_are_taken_and_not_given_back_are_a_mistake() -> None:
         things.take()
 
 
-def test_a_plan_that_fails_gives_its_wrapper_back() -> None:
-    class Failing(FakeWrapper):
-        def plan(self, *arrays: Tensor, **settings: object) -> None:  # type: ignore[override]
-            raise RuntimeError("no kernel was built")
-
-    attention = PagedAttention(lambda device: Failing())
-    for _ in range(20):
-        with pytest.raises(RuntimeError, match="no kernel was built"):
-            attend(attention, View.of(TEXTS), AttentionLayer(0, 0.3))
-
-
 def test_a_version_that_keeps_its_masks_otherwise_is_refused() -> None:
     class Other:
         def plan(self, *arrays: Tensor, **settings: object) -> None:
@@ -189,18 +141,3 @@ def test_a_package_that_cannot_be_imported_is_named(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "flashinfer", None)
     with pytest.raises(UnsupportedAttention, match="attention: flashinfer cannot be imported"):
         FLASHINFER.load()
-
-
-def test_the_stand_in_has_the_mistake_that_is_made_good() -> None:
-    """Else the tests above would pass without it."""
-    wrapper = FakeWrapper()
-    arrays = SimpleNamespace(
-        queries=torch.tensor([0, 2, 4]), pages=torch.tensor([0, 3, 6]), last=torch.ones(2)
-    )
-    wrapper.plan(
-        arrays.queries.int(), arrays.pages.int(), torch.arange(6).int(), arrays.last.int(),
-        num_qo_heads=1, num_kv_heads=1, head_dim_qk=1, page_size=1,
-        packed_custom_mask=torch.zeros(2, dtype=torch.uint8),
-    )  # fmt: skip
-    assert wrapper._mask_indptr_buf is not None
-    assert wrapper._mask_indptr_buf.tolist() == [0, 6, 12]

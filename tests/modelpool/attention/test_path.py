@@ -6,7 +6,7 @@ from torch import Tensor
 
 from modelpool.attention.kv_view import AttentionLayer
 from modelpool.attention.path import reference
-from tests.modelpool.attention.packs import Pack
+from test_support.packs import Pack
 
 PACK = Pack(prefixes=(5, 0, 9), nodes=(6, 4, 1))
 

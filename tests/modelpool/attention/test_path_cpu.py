@@ -15,7 +15,7 @@ from modelpool.attention.path import NO_TAIL, KeyPaths, reference
 from modelpool.attention.path_cpu import PLAIN, attend, available_sets, best_set
 from modelpool.fast.cpu import cpu_threads
 from modelpool.kernels.library import c_library
-from tests.modelpool.attention.packs import BLOCK, Row, changed, paths_of, size_of, tables_of
+from test_support.packs import BLOCK, Row, changed, paths_of, size_of, tables_of
 
 pytestmark = pytest.mark.skipif(c_library() is None, reason="no C library")
 

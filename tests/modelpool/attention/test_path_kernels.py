@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from modelpool.attention.kv_view import AttentionLayer
 from modelpool.attention.path import KeyPaths, reference
-from tests.modelpool.attention.packs import Pack, changed, on
+from test_support.packs import Pack, changed, on
+from test_support.triton_interpreter import DEVICE, needs_triton
 from tests.pairwise import pairwise
-from tests.triton_interpreter import DEVICE, needs_triton
 
 pytestmark = [needs_triton, pytest.mark.long]
 

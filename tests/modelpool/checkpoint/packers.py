@@ -17,8 +17,8 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from modelpool import ModelPool
+from test_support.factories import pool_of, save_model
 from tests.modelpool.compressed import WEIGHTS, declare, scheme
-from tests.modelpool.factories import pool_of, save_model
 
 Packed = tuple[dict[str, Tensor], Tensor]  # by endings of names; and the weight [out, in] float64
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from modelpool.checkpoint.cache_dir import cache_dir, checksum, make_folder, remove
+from modelpool.checkpoint.cache_dir import cache_dir, make_folder, remove
 
 
 def test_the_first_of_three_places_that_is_known(
@@ -51,10 +51,3 @@ def test_what_is_removed_may_be_anything_but_not_what_it_points_to(tmp_path: Pat
         remove(path)
     assert list(tmp_path.iterdir()) == [kept]
     assert (kept / "inside").is_dir()
-
-
-def test_a_checksum_is_of_the_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("modelpool.checkpoint.cache_dir._CHUNK", 4)
-    file = tmp_path / "file"
-    file.write_bytes(b"123456789")
-    assert checksum(file) == (9, 0xCBF43926)  # CRC-32's check value

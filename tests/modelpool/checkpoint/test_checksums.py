@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from checks.cache_damage import OF_FILE, OF_FOLDER, OF_NUMBERS
 from modelpool.checkpoint.cached_folder import CHECKSUMS, damage, write_checksums
+from test_support.cache_damage import OF_FILE, OF_NUMBERS
 
 
 @pytest.fixture
@@ -31,12 +31,6 @@ def test_a_damaged_file_is_found(name: str, file: str, folder: Path) -> None:
     reason = damage(folder)
     assert reason is not None
     assert "\n" not in reason
-
-
-@pytest.mark.parametrize("name", OF_FOLDER)
-def test_a_damaged_folder_is_found(name: str, folder: Path) -> None:
-    OF_FOLDER[name](folder)
-    assert damage(folder) is not None
 
 
 @pytest.mark.parametrize("name", OF_NUMBERS)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.modelpool.factories import edit_config, edit_weights, pool_of, save_llama
+from test_support.factories import edit_config, edit_weights, pool_of, save_llama
 from tests.modelpool.refused import refused
 
 UP = "model.layers.1.mlp.up_proj.weight"

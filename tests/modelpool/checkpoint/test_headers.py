@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 
 from modelpool.checkpoint.footprint import Kept, read_checkpoint
 from modelpool.checkpoint.headers import StoredParameter, weight_bytes
-from tests.modelpool.factories import save_llama
+from test_support.factories import save_llama
 
 FIELD = "pool.models[0]"
 

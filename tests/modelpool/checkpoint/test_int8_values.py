@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import save_file
 
 from modelpool.checkpoint.int8_values import Int8Values, read_int8
+from test_support.factories import pool_of, save_llama
 from tests.modelpool.compressed import compress
-from tests.modelpool.factories import pool_of, save_llama
 from tests.modelpool.refused import refused
 
 FIELD = "pool.models[0]"

@@ -8,12 +8,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import GptOssConfig
 
-from modelpool.checkpoint.footprint import read_checkpoint
+from test_support.factories import save_model
 from tests.modelpool.checkpoint.packers import check_same
 from tests.modelpool.compressed import declare
-from tests.modelpool.factories import pool_of, save_model
 
-FIELD = "pool.models[0]"
 # What four bits stand for, the lowest of a byte first: sign, two bits of exponent, one of mantissa.
 VALUES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
@@ -45,11 +43,3 @@ def test_its_weights_are_those_of_the_plain_checkpoint_and_are_counted_so(
     dtype: str, tmp_path: Path
 ) -> None:
     check_same(*checkpoints(tmp_path), dtype)
-
-
-def test_its_linear_layers_may_be_quantised_as_of_a_plain_checkpoint(tmp_path: Path) -> None:
-    stored, plain = checkpoints(tmp_path)
-    facts = [read_checkpoint(path, field=FIELD) for path in (stored, plain)]
-    assert facts[0].stored == "mxfp4"
-    assert facts[0].int8_read_bytes == facts[1].int8_read_bytes
-    assert pool_of(stored, dtype="bfloat16", weights="int8").plan("m").weights == "int8"

@@ -19,13 +19,12 @@ from modelpool.checkpoint.cache_dir import cache_dir
 from modelpool.checkpoint.footprint import read_checkpoint, read_config
 from modelpool.checkpoint.headers import header_of
 from modelpool.checkpoint.quantization import packing_of
-from modelpool.fast.experts import QuantisedExperts
 from modelpool.fast.int4 import BlockWeight
 from modelpool.fast.quantised import QuantisedLinear
 from specrouter import LLM
+from test_support.factories import edit_weights, pool_of
 from tests.modelpool.checkpoint.packers import FORMATS, check_same, checkpoints, same_weights
 from tests.modelpool.compressed import held_bytes, logits, needs_quantised
-from tests.modelpool.factories import edit_weights, pool_of
 from tests.modelpool.refused import refused
 
 FIELD = "pool.models[0]"
@@ -48,33 +47,10 @@ def test_the_weights_are_those_of_the_format_s_own_formula(
     assert not list((cache_dir() / "unpacked").iterdir())
 
 
-def test_half_precision_is_kept_in_bfloat16_unless_another_is_asked(tmp_path: Path) -> None:
-    stored, plain = checkpoints(FORMATS["awq"], tmp_path)
-    assert read_checkpoint(stored, field=FIELD).dtype == "bfloat16"
-    for dtype in ("float16", "float64"):
-        found = loaded_alike(stored, plain, dtype)
-        assert {one.dtype for one in found.values()} == {getattr(torch, dtype)}
-
-
 @pytest.mark.parametrize("name", ["awq", "gptq", "packed", "fp8"])
 def test_experts_are_read_one_by_one(name: str, tmp_path: Path) -> None:
     stored, plain = checkpoints(FORMATS[name], tmp_path, Qwen3MoeConfig)
     assert any(one.dim() == 3 for one in loaded_alike(stored, plain).values())
-
-
-@needs_quantised
-@pytest.mark.parametrize("asked", ["int8", "int4"])
-@pytest.mark.parametrize("kind", [None, Qwen3MoeConfig])
-def test_they_may_be_rounded_again(asked: Any, kind: Any, tmp_path: Path) -> None:
-    stored, plain = checkpoints(FORMATS["awq"], tmp_path, *[kind] * (kind is not None))
-    facts = [read_checkpoint(path, field=FIELD, dtype="bfloat16") for path in (stored, plain)]
-    assert facts[0].int4_read_bytes == facts[1].int4_read_bytes
-    pools = [pool_of(path, dtype="bfloat16", weights=asked) for path in (stored, plain)]
-    assert f"weights are rounded again, to {asked}" in str(pools[0].plan("m").warning)
-    found, wanted = (logits(pool.get("m")) for pool in pools)
-    assert torch.equal(found, wanted)
-    kinds = (QuantisedLinear, QuantisedExperts)
-    assert any(isinstance(one, kinds) for one in pools[0].get("m").model.modules())
 
 
 @needs_quantised
@@ -159,20 +135,6 @@ def test_texts_are_those_of_the_plain_model(tmp_path: Path) -> None:
     assert found.token_ids == wanted[0, len(prompt) :].tolist()
 
 
-def test_parts_may_lie_in_several_files(tmp_path: Path) -> None:
-    stored, plain = checkpoints(FORMATS["awq"], tmp_path)
-    tensors = load_file(stored / "model.safetensors")
-    (stored / "model.safetensors").unlink()
-    files = {name: f"model-0000{number % 2 + 1}-of-00002.safetensors"
-             for number, name in enumerate(sorted(tensors))}  # fmt: skip
-    for file in set(files.values()):
-        own = {name: one for name, one in tensors.items() if files[name] == file}
-        save_file(own, stored / file, {"format": "pt"})
-    index = {"metadata": {}, "weight_map": files}
-    (stored / "model.safetensors.index.json").write_text(json.dumps(index))
-    loaded_alike(stored, plain)
-
-
 def test_biases_of_zeros_that_the_model_does_not_have_are_left_out(tmp_path: Path) -> None:
     """Old ones of AutoGPTQ have one in each layer."""
     stored, plain = checkpoints(FORMATS["gptq"], tmp_path)
@@ -181,18 +143,6 @@ def test_biases_of_zeros_that_the_model_does_not_have_are_left_out(tmp_path: Pat
     edit_weights(stored, lambda all_: all_.update({f"{LAYER}.bias": torch.ones(128).half()}))
     with refused(f"{FIELD}.source", f"has no {LAYER}.bias"):
         pool_of(stored).get("m")
-
-
-@pytest.mark.parametrize(
-    ("name", "bias"), [("gptq", "model.norm"), ("awq", LAYER), ("plain", "model.norm")]
-)
-def test_other_biases_of_zeros_are_refused(name: str, bias: str, tmp_path: Path) -> None:
-    """A norm that has one subtracts the mean, too."""
-    stored, plain = checkpoints(FORMATS["gptq" if name == "plain" else name], tmp_path)
-    path = plain if name == "plain" else stored
-    edit_weights(path, lambda all_: all_.update({f"{bias}.bias": torch.zeros(64).half()}))
-    with refused(f"{FIELD}.source", f"has no {bias}.bias"):
-        pool_of(path).get("m")
 
 
 @pytest.mark.parametrize(

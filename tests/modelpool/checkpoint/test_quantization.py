@@ -8,9 +8,9 @@ import pytest
 
 from modelpool.checkpoint.footprint import read_checkpoint
 from modelpool.checkpoint.quantization import stored_as
+from test_support.factories import save_llama
 from tests.modelpool.checkpoint.packers import FORMATS
 from tests.modelpool.compressed import declare, scheme
-from tests.modelpool.factories import save_llama
 from tests.modelpool.refused import refused
 
 FIELD = "pool.models[0]"

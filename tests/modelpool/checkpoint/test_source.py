@@ -70,6 +70,13 @@ def test_a_source_without_a_scheme_is_answered_with_what_was_meant(
         assert "hub:ORG/NAME" in reason, "the known schemes are told"
 
 
+# A repository of the hub
+
+
+TENSORS = {"a.weight": ("BF16", [2, 3]), "b.weight": ("F32", [])}
+HEADERS = [{name: {"dtype": dtype, "shape": shape} for name, (dtype, shape) in TENSORS.items()}]
+
+
 def test_bundled_names_are_listed(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("source", "bundled"):
         place = f"modelpool.checkpoint.{name}.bundled_root"
@@ -78,13 +85,6 @@ def test_bundled_names_are_listed(checkpoint: Path, monkeypatch: pytest.MonkeyPa
     assert resolve_source("bundled:model", field=FIELD) == checkpoint
     assert "available: model" in reason_of("bundled:other")
     assert "available: model" in reason_of("bundled:../model")
-
-
-# A repository of the hub
-
-
-TENSORS = {"a.weight": ("BF16", [2, 3]), "b.weight": ("F32", [])}
-HEADERS = [{name: {"dtype": dtype, "shape": shape} for name, (dtype, shape) in TENSORS.items()}]
 
 
 class Hub:
@@ -153,13 +153,6 @@ def test_weights_in_the_local_cache_are_read_there(hub: Hub) -> None:
     assert resolve_headers("hub:org/name", field=FIELD) == (hub.cached, HEADERS)
     (hub.cached / "model-2.safetensors").touch()
     assert resolve_headers("hub:org/name", field=FIELD) == (hub.cached, None)
-
-
-def test_other_sources_have_their_weights_at_hand(checkpoint: Path) -> None:
-    assert resolve_headers(str(checkpoint), field=FIELD) == (checkpoint.resolve(), None)
-    (checkpoint / "model.safetensors").unlink()
-    with pytest.raises(ConfigError, match="safetensors"):
-        resolve_headers(str(checkpoint), field=FIELD)
 
 
 @pytest.mark.parametrize(

@@ -7,22 +7,12 @@ from transformers import (
     Gemma3Config,
     Llama4Config,
     Llama4TextConfig,
-    LlamaConfig,
     Mistral3Config,
     Qwen3Config,
     Qwen3VLConfig,
 )
 
 from modelpool.checkpoint.text_part import text_part
-
-
-def test_a_model_of_text_is_served_whole() -> None:
-    config = LlamaConfig()
-    part = text_part(config)
-    assert part.config is config
-    assert not part.is_composite
-    assert part.has("model.visual.weight")
-    assert part.rename("model.layers.0.weight") == "model.layers.0.weight"
 
 
 @pytest.mark.parametrize("kind", [Gemma3Config, Mistral3Config])
@@ -81,11 +71,6 @@ def test_weights_are_found_under_the_composites_names(stored: str, name: str) ->
     part = text_part(Gemma3Config())
     assert part.has(stored)
     assert part.rename(stored) == name
-
-
-def test_layers_are_found_there_without_those_of_other_parts() -> None:
-    stored = {"language_model.lm_head": 1, "model.visual.head": 2, "language_model.model.a.b": 3}
-    assert text_part(Gemma3Config()).layers(stored) == {"lm_head": 1, "model.a.b": 3}
 
 
 @pytest.mark.parametrize(

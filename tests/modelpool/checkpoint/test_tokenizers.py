@@ -9,7 +9,7 @@ import pytest
 
 from modelpool.checkpoint.tokenizers import files_fingerprint, load_tokenizer, tokenizer_difference
 from modelpool.errors import ConfigError
-from tests.modelpool.factories import make_tokenizer
+from test_support.factories import make_tokenizer
 
 FIELD = "pool.models[0]"
 
@@ -47,15 +47,6 @@ def reverse_merges(content: dict[str, Any]) -> None:
     content["model"]["merges"] = content["model"]["merges"][::-1]
 
 
-def pad_prompts(content: dict[str, Any]) -> None:
-    content["truncation"] = {
-        "direction": "Right",
-        "max_length": 7,
-        "strategy": "LongestFirst",
-        "stride": 0,
-    }
-
-
 @pytest.mark.parametrize(
     ("change", "word"),
     [
@@ -69,16 +60,6 @@ def test_a_change_of_meaning_is_told(change: Any, word: str, tmp_path: Path) -> 
     told = difference(tmp_path, change)
     assert told is not None
     assert word in told
-
-
-def test_truncation_is_no_difference(tmp_path: Path) -> None:
-    assert difference(tmp_path, pad_prompts) is None
-
-
-def test_equal_files_have_equal_fingerprints(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        make_tokenizer(tmp_path / name)
-    assert files_fingerprint(tmp_path / "one") == files_fingerprint(tmp_path / "two")
 
 
 def test_a_missing_tokenizer_names_the_source(tmp_path: Path) -> None:

@@ -9,17 +9,12 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from modelpool.attention.path import NO_TAIL, PackPlaces, reference
-from modelpool.fast.layer_reference import LayerKernels, gated, rotate_and_write
+from modelpool.attention.path import NO_TAIL, PackPlaces
 from modelpool.fast.pack_layout import Pack
 from modelpool.fast.pack_sender import HostMemory
 from modelpool.in_flight import Mark
 
 BLOCK = 16  # slots
-
-
-def reference_kernels() -> LayerKernels:
-    return LayerKernels(rotate_and_write, reference, gated)
 
 
 def pack_of(

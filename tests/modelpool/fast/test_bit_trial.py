@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from checks.cache_damage import OF_FILE
 from modelpool.checkpoint.cache_dir import cache_dir
 from modelpool.config import ModelConfig
 from modelpool.device_manager import Placement
@@ -19,7 +18,8 @@ from modelpool.fast.tuning import Tuning
 from modelpool.forward import ForwardOutput
 from modelpool.loader import load_model
 from modelpool.packed_model import PackedModel
-from tests.modelpool.llama_models import LLAMA_SHAPED, VOCAB, make_model, shaped
+from test_support.cache_damage import OF_FILE
+from test_support.llama_models import LLAMA_SHAPED, VOCAB, make_model, shaped
 
 CONFIG = LLAMA_SHAPED["llama3"]()
 NEEDS_PACKING = pytest.mark.skipif(not can_pack(torch.float32), reason="no packed layers")
@@ -120,35 +120,20 @@ def test_layers_are_packed_where_that_keeps_bits(
 
 
 @NEEDS_PACKING
-def test_another_file_or_dtype_is_tried_again(tmp_path: Path, trials: list[PackedModel]) -> None:
-    weights = tmp_path / "model.safetensors"
-    for content in ("one", "other"):
-        weights.write_text(content)
-        settle_bits(packed_model(), tmp_path, may_pack=False)
-    settle_bits(packed_model(torch.bfloat16, every=False), tmp_path, may_pack=False)
-    assert len(trials) == 3
-
-
-@NEEDS_PACKING
-@pytest.mark.parametrize("name", sorted({*OF_FILE} - {"gone", "a link to nothing"}))
 def test_a_damaged_verdict_is_told_in_one_line_and_replaced(
-    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bit_trial, "bits_depend_on", lambda _: None)
     packed = packed_model()
     settle_bits(packed, tmp_path, may_pack=False)
     (file,) = (cache_dir() / "bits").glob("*.json")
-    OF_FILE[name](file)
-    for lines in (1, 1):
-        assert settle_bits(packed, tmp_path, may_pack=False) is None
-        assert len(caplog.messages) == lines
-    assert "ignored the verdict" in caplog.text
-
-
-def test_in_float64_nothing_is_tried(tmp_path: Path, trials: list[PackedModel]) -> None:
-    packed = packed_model(torch.float64, every=False)
-    assert settle_bits(packed, tmp_path, may_pack=True) == THREADS
-    assert not trials
+    for name in sorted({*OF_FILE} - {"gone", "a link to nothing"}):
+        OF_FILE[name](file)
+        for lines in (1, 1):
+            assert settle_bits(packed, tmp_path, may_pack=False) is None
+            assert len(caplog.messages) == lines, name
+        assert "ignored the verdict" in caplog.text
+        caplog.clear()
 
 
 def test_a_model_of_few_positions_always_has_its_threads(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from modelpool.fast import compiled_layer, lean_forward, quantised
-from modelpool.fast.compiled_layer import CompiledLayer, layer_arithmetic
+from modelpool.fast import lean_forward
+from modelpool.fast.compiled_layer import CompiledLayer
 from modelpool.fast.cpu import cpu_threads
 from modelpool.fast.direct_forward import direct_forward_of
 from modelpool.fast.forward_parts import ShortLayer
@@ -16,14 +16,10 @@ from modelpool.fast.int4 import exact_kernels
 from modelpool.fast.lean_forward import LeanForward, lean_forward_of
 from modelpool.fast.rotation import Table
 from modelpool.packed_model import PackedModel
-from research.studies.token_profile import PartTimes, watched
-from tests.modelpool.llama_models import (
+from test_support.llama_models import (
     LLAMA_SHAPED,
-    PACKS,
     SHAPE,
     VOCAB,
-    Feeder,
-    feed_tree,
     make_model,
     shaped,
 )
@@ -54,14 +50,6 @@ def both(
     assert compiled is not None
     assert plain is not None
     return packed, compiled, plain
-
-
-def test_a_model_in_float32_opens_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would be compiled for nothing."""
-    monkeypatch.setattr(compiled_layer, "exact_kernels", lambda: pytest.fail("it was opened"))
-    packed = PackedModel.wrap("m", make_model(LLAMA_SHAPED["llama"](), torch.float32), VOCAB)
-    direct_forward_of(packed)
-    assert lean_forward_of(packed) is not None
 
 
 def inputs(forward: LeanForward, rows: int) -> tuple[Tensor, Table, Tensor]:
@@ -139,18 +127,6 @@ def test_a_token_has_its_bits_in_all_company_and_on_all_threads(
         assert all(torch.equal(one, of_all[rows]) for one, of_all in zip(got, whole, strict=True))
 
 
-@pytest.mark.parametrize("name", ["llama-biased", "qwen3"])
-def test_a_model_says_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    packed, compiled, plain = both(name, monkeypatch, torch.float32)
-    got, wanted = (Feeder(one, packed).feed_all(PACKS) for one in (compiled, plain))
-    for row, logits in wanted.items():
-        assert differ(got[row], logits) < 0.02
-    assert differ(feed_tree(compiled, packed), feed_tree(plain, packed)) < 0.02
-    clocked = watched(compiled, PartTimes())
-    assert torch.equal(Feeder(clocked, packed).feed({0: 5}), Feeder(compiled, packed).feed({0: 5}))
-    assert Feeder(compiled, packed).feed({0: 6}, []).shape == (0, VOCAB)
-
-
 @torch.inference_mode()
 def test_what_is_no_number_fails_its_row_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     _, compiled, plain = both("llama", monkeypatch)
@@ -176,13 +152,3 @@ def test_other_shapes_are_left_to_operators(name: str) -> None:
     lean = lean_forward_of(packed)
     assert lean is not None
     assert {type(layer) for layer in lean._layers} == {ShortLayer}
-
-
-def test_machines_tell_what_they_compute_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantised, "int8_refusal", lambda: None)
-    monkeypatch.setattr(quantised, "has_amx", lambda: True)
-    assert layer_arithmetic("int4") == "torch, C library"
-    for module in (quantised, compiled_layer):
-        monkeypatch.setattr(module, "exact_kernels", lambda: None)
-    assert layer_arithmetic("int4") == "torch, torch"
-    assert layer_arithmetic("int8") == "torch"

@@ -15,8 +15,8 @@ from modelpool.fast.joined import keeps_bits
 from modelpool.fast.sum_order import one_row_sums_alike
 from modelpool.fast.tuning import Tuning
 from modelpool.packed_model import PackedModel
-from tests.modelpool.factories import save_llama
-from tests.modelpool.llama_models import LLAMA_SHAPED, VOCAB, make_model
+from test_support.factories import save_llama
+from test_support.llama_models import LLAMA_SHAPED, VOCAB, make_model
 
 _TASKS = Path("/proc/self/task")
 
@@ -58,10 +58,3 @@ def _workers_started(make: Callable[[], object], threads: int) -> int:
         torch.set_num_threads(kept)
     (count,) = started
     return max(0, count)  # another test's thread may have ended meanwhile
-
-
-def test_the_trial_of_int8_leaves_the_number_of_threads() -> None:
-    threads = torch.get_num_threads()
-    int8_refusal.cache_clear()
-    int8_refusal()
-    assert torch.get_num_threads() == threads

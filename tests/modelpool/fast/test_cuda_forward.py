@@ -7,10 +7,16 @@ import torch
 
 from modelpool.fast.cuda_forward import cuda_forward_of
 from modelpool.packed_model import PackedModel
-from tests.modelpool.fast.passes import reference_kernels
+from test_support.llama_models import (
+    LLAMA_SHAPED,
+    VOCAB,
+    Feeder,
+    feed_tree,
+    make_model,
+    reference_kernels,
+)
+from test_support.triton_interpreter import DEVICE, needs_triton
 from tests.modelpool.fast.test_forwards import WAYS
-from tests.modelpool.llama_models import LLAMA_SHAPED, VOCAB, Feeder, feed_tree, make_model
-from tests.triton_interpreter import DEVICE, needs_triton
 
 CLOSE = WAYS["cuda"].tolerance[torch.float32]
 

@@ -11,8 +11,8 @@ from modelpool.attention.kv_view import Attend
 from modelpool.fast.direct_forward import DirectForward, direct_forward_of
 from modelpool.fast.model_shape import ModelShape, shape_of
 from modelpool.forward import ForwardOutput
+from test_support.llama_models import Feeder
 from tests.modelpool.fast.test_forwards import WAYS
-from tests.modelpool.llama_models import Feeder
 
 DIRECT = WAYS["direct"]
 
@@ -36,12 +36,6 @@ def test_a_forward_with_one_other_bit_is_not_used(monkeypatch: pytest.MonkeyPatc
         return output
 
     monkeypatch.setattr(DirectForward, "__call__", nearly)
-    assert direct_forward_of(packed) is None
-
-
-def test_windows_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    packed, _ = DIRECT.through("mistral", torch.float32)
-    monkeypatch.setattr("modelpool.fast.direct_forward.shape_of", with_other_windows)
     assert direct_forward_of(packed) is None
 
 

@@ -6,19 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from transformers import CONFIG_MAPPING
 
 from modelpool import ModelPool
 from modelpool.config import KeptWeights
-from modelpool.fast.experts import QuantisedExperts, are_experts, quantise_experts
+from modelpool.fast.experts import QuantisedExperts, quantise_experts
 from modelpool.fast.lean_forward import LeanForward
-from modelpool.fast.linear import PackedLinear, parameter_count
-from modelpool.fast.quantised import QuantisedLinear
+from modelpool.fast.linear import parameter_count
 from modelpool.packed_model import PackedModel
+from test_support.factories import VOCAB_SIZE, make_tokenizer, pool_of
+from test_support.llama_models import make_model, shaped
 from tests.modelpool.compressed import held_bytes, needs_quantised
-from tests.modelpool.factories import VOCAB_SIZE, make_tokenizer, pool_of
-from tests.modelpool.llama_models import make_model, shaped
 
 pytestmark = needs_quantised
 FAMILIES = ("qwen3_moe", "mixtral", "gpt_oss")
@@ -69,13 +66,6 @@ def test_a_number_beyond_the_experts_is_of_none() -> None:
     assert torch.equal(one, mixture.experts(x, torch.tensor([[1]]), weights[:, :1]))
 
 
-def test_experts_with_hooks_stay() -> None:
-    mixture = experts_of("mixtral")
-    mixture.experts.register_forward_hook(lambda *_: None)
-    assert not are_experts(mixture.experts)
-    assert quantise_experts(mixture, in_int4=False) == 0
-
-
 def loaded(config: Any, path: Path, weights: KeptWeights) -> tuple[ModelPool, PackedModel]:
     make_model(config, torch.bfloat16).save_pretrained(str(path))
     make_tokenizer(path)
@@ -96,26 +86,3 @@ def test_a_pool_counts_what_they_take(name: str, weights: KeptWeights, tmp_path:
     found = held_bytes(packed)
     assert pool.plan("m").footprint.weight_bytes == pytest.approx(found, rel=0.03)
     assert pool.parameter_count("m") == packed.parameter_count
-
-
-@pytest.mark.parametrize("weights", ["int8", "int4"])
-@pytest.mark.parametrize("family", ["qwen2_moe", "hunyuan_v1_moe"])
-def test_routers_and_gates_of_one_number_stay_plain(
-    family: str, weights: KeptWeights, tmp_path: Path
-) -> None:
-    """Of Hunyuan the router reads its own weight's dtype."""
-    sizes = {"hidden_size": 128, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
-    counts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_topk": 2, "head_dim": 32}
-    sizes |= {"intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    more = {"num_key_value_heads": 2, "vocab_size": VOCAB_SIZE, "eos_token_id": 0}
-    kind: Any = CONFIG_MAPPING[family]
-    config = kind(**sizes, **counts, **more, pad_token_id=None)
-    pool, packed = loaded(config, tmp_path, weights)
-    named = dict(packed.model.named_modules())
-    plain = [name for name in named if name.endswith(("gate.wg", "shared_expert_gate"))]
-    assert len(plain) == config.num_hidden_layers
-    assert all(type(named[name]) in (nn.Linear, PackedLinear) for name in plain)
-    assert any(isinstance(each, QuantisedLinear) for each in named.values())
-    routers = [one for one in named.values() if isinstance(one, PackedLinear)]
-    taken = held_bytes(packed) + sum(2 * one.in_features * one.out_features for one in routers)
-    assert pool.plan("m").footprint.weight_bytes == pytest.approx(taken, rel=0.03)

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from transformers import LlamaForCausalLM
-from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 from modelpool.fast.cuda_forward import cuda_forward_of
 from modelpool.fast.direct_forward import direct_forward_of
@@ -18,9 +17,7 @@ from modelpool.fast.model_shape import LayerShape, ModelShape, shape_of
 from modelpool.fast.tuning import PLAIN, Tuning
 from modelpool.forward import Forward
 from modelpool.packed_model import PackedModel
-from tests.modelpool.fast.passes import reference_kernels
-from tests.modelpool.llama_models import (
-    CHANGES,
+from test_support.llama_models import (
     LLAMA_SHAPED,
     OTHERS,
     PACKS,
@@ -29,6 +26,7 @@ from tests.modelpool.llama_models import (
     Feeder,
     feed_tree,
     make_model,
+    reference_kernels,
     shaped,
 )
 
@@ -101,16 +99,6 @@ def test_the_packed_forward_gives_the_logits_of_the_ordinary_one(name: str) -> N
         torch.testing.assert_close(got, wanted[row, : len(got)], atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("wanted", [[], [7], [9, 2]])
-@pytest.mark.parametrize("way", WAYS)
-def test_only_the_wanted_logits_are_computed(way: str, wanted: list[int]) -> None:
-    packed, forward = WAYS[way].through("llama-tied", torch.float64)
-    expected, got = (
-        Feeder(one, packed).feed({0: 6, 2: 6}, wanted) for one in (packed.forward, forward)
-    )
-    assert_says(got, expected, WAYS[way].tolerance[torch.float64])
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", SHAPED)
 def test_other_shapes_have_a_direct_forward_to_the_bit_and_a_lean_one(
@@ -145,29 +133,6 @@ def shape(packed: PackedModel) -> ModelShape | None:
     return shape_of(packed.model, packed.attend)
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_changed_modules_have_no_known_shape(change: Callable[[Any], None]) -> None:
-    packed = PackedModel.wrap("m", make_model(LLAMA_SHAPED["llama"]()), VOCAB)
-    known = shape(packed)
-    assert known is not None
-    assert known.is_llama
-    change(packed.model)
-    assert shape(packed) is None
-
-
-def test_a_model_that_treats_positions_far_away_otherwise_has_no_known_shape(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def later(positions: Tensor, *_: float) -> Tensor:
-        return (1.0 + 0.5 * (positions > 100))[:, None, :, None]
-
-    packed = PackedModel.wrap("m", make_model(shaped("ministral3")), VOCAB)
-    assert shape(packed) is not None
-    module = "transformers.models.ministral3.modeling_ministral3"
-    monkeypatch.setattr(f"{module}.get_llama_4_attn_scale", later)
-    assert shape(packed) is None
-
-
 @pytest.mark.parametrize("way", ["direct", "lean"])
 @pytest.mark.parametrize("name", ["olmo", "olmoe"])
 def test_clipping_that_no_short_text_reaches_has_no_known_shape(name: str, way: str) -> None:
@@ -175,38 +140,6 @@ def test_clipping_that_no_short_text_reaches_has_no_known_shape(name: str, way: 
     assert shape(packed) is not None
     packed = PackedModel.wrap("m", make_model(shaped(name, clip_qkv=40.0)), VOCAB)
     assert WAYS[way].find(packed) is None
-
-
-def test_an_mlp_that_clips_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    def clipping(self: Any, x: Tensor) -> Tensor:
-        gate = self.act_fn(self.gate_proj(x)).clamp(max=self.limit)
-        y: Tensor = self.down_proj(gate * self.up_proj(x))
-        return y
-
-    monkeypatch.setattr(LlamaMLP, "forward", clipping)
-    monkeypatch.setattr(LlamaMLP, "limit", float("inf"), raising=False)
-    model: Any = make_model(LLAMA_SHAPED["llama"]())
-    packed = PackedModel.wrap("m", model, VOCAB)
-    assert [bool(one.gated) for one in layers(packed)] == [True, True, True]
-    model.model.layers[1].mlp.limit = 100.0
-    assert [bool(one.gated) for one in layers(packed)] == [True, False, True]
-    assert direct_forward_of(packed) is not None
-
-
-def test_an_mlp_without_an_activation_of_its_own_runs_as_it_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def spelled(self: Any, x: Tensor) -> Tensor:
-        y: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-        return y
-
-    monkeypatch.setattr(LlamaMLP, "forward", spelled)
-    model: Any = make_model(LLAMA_SHAPED["llama"]())
-    for layer in model.model.layers:
-        del layer.mlp.act_fn
-    packed = PackedModel.wrap("m", model, VOCAB)
-    assert not any(one.gated for one in layers(packed))
-    assert direct_forward_of(packed) is not None
 
 
 @pytest.mark.parametrize("part", ["logits", "output of attention"])

@@ -6,17 +6,22 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from torch import Tensor
 
 from modelpool.fast.cuda_forward import CudaForward
 from modelpool.fast.graph_runner import SIZES, Compute, GraphRunner, size_of
 from modelpool.fast.layer_reference import Arena, PackInputs
 from modelpool.fast.pack_sender import HostMemory, PackSender
 from modelpool.forward import ForwardOutput, HiddenLayers
-from modelpool.in_flight import Mark
 from modelpool.packed_model import PackedModel
-from tests.modelpool.fast.passes import BLOCK, SlowMemory, pack_of, reference_kernels
-from tests.modelpool.llama_models import LLAMA_SHAPED, VOCAB, Feeder, feed_tree, make_model
+from test_support.llama_models import (
+    LLAMA_SHAPED,
+    VOCAB,
+    Feeder,
+    feed_tree,
+    make_model,
+    reference_kernels,
+)
+from tests.modelpool.fast.passes import BLOCK, pack_of
 
 
 class FakeGraphs:
@@ -88,18 +93,6 @@ def test_packs_of_one_size_share_a_graph_and_do_not_overwrite_results() -> None:
     assert second[:, 0].tolist() == list(range(105, 112))
 
 
-def test_sizes_paths_and_lengths_have_graphs_of_their_own() -> None:
-    echo, graphs = Echo(), FakeGraphs()
-    run = runner(echo, graphs)
-    for asked in (
-        pack_of(8), pack_of(9), pack_of(8, path=32), pack_of(8, path=33), pack_of(8, path=64),
-        pack_of(8, longest=1024), pack_of(8, longest=1025), pack_of(8, longest=2048),
-        pack_of(8, logits=5),
-    ):  # fmt: skip
-        run(asked, echo.arenas)
-    assert graphs.captured == 4
-
-
 def test_prompts_and_large_packs_run_eagerly() -> None:
     echo, graphs = Echo(), FakeGraphs()
     run = runner(echo, graphs)
@@ -107,24 +100,6 @@ def test_prompts_and_large_packs_run_eagerly() -> None:
         assert size_of(asked) is None
         assert len(run(asked, echo.arenas).logits) == len(asked.logit_index)
     assert graphs.captured == 0
-
-
-class FastMemory(SlowMemory):
-    """Copies end at once."""
-
-    def copy(self, here: Tensor, there: Tensor) -> Mark:
-        mark = super().copy(here, there)
-        self.end_all()
-        return mark
-
-
-def test_every_pass_is_one_copy_with_graphs_and_without() -> None:
-    for graphs in (FakeGraphs(), None):
-        echo, memory = Echo(), FastMemory()
-        run = GraphRunner(echo, PackSender(memory), graphs)
-        for count, asked in enumerate((pack_of(6), pack_of(7), pack_of(64, logits=1)), start=1):
-            run(asked, echo.arenas)
-            assert (memory.copies, memory.waits) == (count, 0)
 
 
 def test_sizes_are_told_as_long_as_packs_are_filled_up() -> None:
@@ -163,15 +138,6 @@ def test_what_most_packs_need_is_captured_before_there_are_any() -> None:
         assert found.hidden is not None
         assert found.hidden[:, 0].tolist() == list(range(105, 105 + tokens))
     assert graphs.captured == captured
-
-
-def test_nothing_is_captured_beforehand_where_it_cannot_be() -> None:
-    echo = Echo()
-    runner(echo, None).prepare(echo.arenas, BLOCK, ())
-    run = runner(echo, FakeGraphs(fails=True))
-    run.prepare(echo.arenas, BLOCK, ())
-    assert echo.sizes == [256] * 3  # two warm-ups, and eagerly
-    assert not run.sizes
 
 
 def test_where_capture_fails_packs_run_eagerly_with_one_warning(

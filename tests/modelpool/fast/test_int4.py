@@ -1,7 +1,6 @@
 """A layer in int4 has the bits of its expansion to int8, whatever computes it; one in blocks those
 of whole numbers in each group."""
 
-import copy
 import itertools
 from dataclasses import replace
 
@@ -27,7 +26,7 @@ from modelpool.fast.int4 import (
 from modelpool.fast.int8 import Int8Weight, quantise_rows
 from modelpool.fast.quantised import QuantisedLinear, quantise_linears
 from modelpool.kernels.library import LinearKernels, linear_kernels
-from tests.modelpool.llama_models import draw
+from test_support.llama_models import draw
 
 KERNELS = linear_kernels()
 needs_kernels = pytest.mark.skipif(KERNELS is None, reason="no kernels: no compiler, or no AVX2")
@@ -117,24 +116,6 @@ def test_every_kernel_adds_the_groups_of_blocks_in_their_order(
 
 
 @needs_kernels
-@pytest.mark.parametrize("rows", [1, 21])
-def test_weights_of_different_kinds_stand_side_by_side(rows: int) -> None:
-    kinds: list[tuple[type[PanelWeight], object]] = [
-        (BlockWeight, some_blocks(70, 8, 8, scaled=True)),
-        (Int8PanelWeight, Int4Values.of(draw(33, 256)).expanded()),
-        (Int4Weight, Int4Values.of(draw(1, 256))),
-        (BlockWeight, some_blocks(40, 8, 1, scaled=False)),
-    ]
-    x, bias = draw(rows, 256), draw(70)
-    apart = [kind([one], bias if place == 0 else None, kernels())  # type: ignore[call-arg, arg-type]
-             for place, (kind, one) in enumerate(kinds)]  # fmt: skip
-    wanted = torch.cat([one.multiply(x) for one in apart], dim=1)
-    joined = apart[0].followed_by(apart[1:])
-    assert joined.out_features == 144
-    assert torch.equal(joined.multiply(x), wanted)
-
-
-@needs_kernels
 @pytest.mark.skipif(int8_refusal() is not None, reason=str(int8_refusal()))
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
@@ -176,31 +157,10 @@ def layers() -> nn.Sequential:
     return model.requires_grad_(False)
 
 
-@pytest.fixture(params=["kernels", "expanded"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "expanded":
-        monkeypatch.setattr(quantised, "exact_kernels", lambda: None)
-        if int8_refusal() is not None:
-            pytest.skip("no int8")
-    elif KERNELS is None:
-        pytest.skip("no kernels")
-    return str(request.param)
-
-
 def shared_kinds(model: nn.Sequential) -> list[type]:
     found = [layer for layer in model if isinstance(layer, QuantisedLinear)]
     assert len(found) == len(model)
     return [type(layer.shared) for layer in found]
-
-
-def test_layers_are_in_int4_or_expanded(way: str) -> None:
-    model = layers()
-    plain = copy.deepcopy(model)
-    assert quantise_linears(model, weights="int4") == []
-    assert set(shared_kinds(model)) == {Int4Weight if way == "kernels" else Int8Weight}
-    x = draw(5, 96)
-    error = (model(x) - plain(x)).norm() / plain(x).norm()
-    assert 0.01 < error < 0.2
 
 
 @needs_kernels
@@ -213,30 +173,6 @@ def test_a_layer_that_four_bits_hold_badly_is_in_int8() -> None:
     small, wide = shared_kinds(model)
     assert small is Int4Weight
     assert wide in (Int8Weight, Int8PanelWeight)
-
-
-@needs_kernels
-def test_the_head_is_in_int8() -> None:
-    class WithHead(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.lm_head = nn.Linear(64, 64), nn.Linear(64, 96)
-
-        def get_output_embeddings(self) -> nn.Module:
-            return self.lm_head
-
-    model = WithHead().requires_grad_(False)
-    quantise_linears(model, weights="int4")
-    assert isinstance(model.inner.shared, Int4Weight)
-    assert isinstance(model.lm_head.shared, Int8Weight | Int8PanelWeight)
-
-
-@needs_kernels
-def test_where_onednn_does_not_sum_exactly_the_kernels_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantised, "int8_refusal", lambda: "no VNNI")
-    model = layers()
-    assert quantise_linears(model) == []
-    assert set(shared_kinds(model)) == {Int8PanelWeight}
 
 
 @needs_kernels

@@ -4,27 +4,25 @@ import copy
 import gc
 import math
 import weakref
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
 from modelpool.checkpoint.int8_values import Int8Values
 from modelpool.config import KeptWeights
-from modelpool.fast import cpu
 from modelpool.fast.cpu import cpu_threads, int8_refusal
 from modelpool.fast.direct_forward import direct_forward_of
 from modelpool.fast.int8 import Int8Weight, quantise_rows
 from modelpool.fast.joined import joined
-from modelpool.fast.lean_forward import is_quantised, lean_forward_of
+from modelpool.fast.lean_forward import lean_forward_of
 from modelpool.fast.linear import parameter_count
 from modelpool.fast.quantised import QuantisedLinear, quantise_linears
 from modelpool.packed_model import PackedModel
-from tests.modelpool.llama_models import (
+from test_support.llama_models import (
     LLAMA_SHAPED,
     OTHERS,
     SHAPED,
@@ -57,14 +55,6 @@ def test_products_are_whole_numbers_times_both_scales() -> None:
     sums = (levels.long() - 128) @ values.levels.long().t()
     expected = sums.float() * (values.scales / 127) * largest
     assert torch.equal(Int8Weight([values], None).multiply(x), expected)
-
-
-def test_levels_are_the_nearest_and_reach_both_ends() -> None:
-    levels, largest = quantise_rows(torch.tensor([[127.0, -127.0, 0.0, 3.4, -3.6, 63.5]]))
-    assert levels.tolist() == [[255, 1, 128, 131, 124, 192]]
-    assert largest.tolist() == [[127.0]]
-    values = Int8Values.of(torch.tensor([[2.0, -2.0, 0.51, 0.0]]))
-    assert values.levels.tolist() == [[127, -127, 32, 0]]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -132,14 +122,6 @@ def test_the_largest_sums_are_exact() -> None:
     assert torch.equal(got, torch.full((2, 3), 127.0 * 127 * inputs))
 
 
-@pytest.mark.parametrize("leading", [(), (0,), (1, 0), (3,), (2, 3, 4)])
-def test_any_leading_shape_is_accepted(leading: tuple[int, ...]) -> None:
-    layer = quantised(nn.Linear(32, 48))
-    y = layer(draw(*leading, 32))
-    assert y.shape == (*leading, 48)
-    assert layer(draw(7, 64)[:, ::2]).shape == (7, 48)
-
-
 def test_layers_that_read_the_same_input_are_computed_together_to_the_same_bits() -> None:
     class Attention(nn.Module):
         def __init__(self) -> None:
@@ -156,33 +138,6 @@ def test_layers_that_read_the_same_input_are_computed_together_to_the_same_bits(
     for together, single, one in zip(joined(*layers[:3])(x), layers, alone, strict=False):
         assert torch.equal(together, one(x))
         assert torch.equal(single(x), one(x))
-
-
-def test_a_layer_in_two_places_stays_one_layer() -> None:
-    shared = nn.Linear(8, 8).requires_grad_(False)
-    model = nn.Sequential(shared, nn.Sequential(shared))
-    assert quantise_linears(model) == []
-    assert sum(isinstance(module, QuantisedLinear) for module in model.modules()) == 1
-
-
-def test_layers_of_gpt2_are_quantised_along_their_outputs() -> None:
-    plain: nn.Module = cast(Any, Conv1D)(48, 32).requires_grad_(False)
-    x = draw(4, 32)
-    expected = plain(x)
-    got = quantised(plain)(x)
-    assert (got - expected).norm() / expected.norm() < 0.02
-
-
-class _Louder(nn.Linear):
-    """Another class, which may do anything."""
-
-
-def test_what_is_no_plain_layer_stays_and_is_named() -> None:
-    hooked = nn.Linear(8, 8)
-    hooked.register_forward_hook(lambda module, inputs, output: output + 1)
-    model = nn.Sequential(nn.Linear(8, 8), hooked, _Louder(8, 8)).requires_grad_(False)
-    assert quantise_linears(model) == ["1", "2"]
-    assert [type(layer) for layer in model] == [QuantisedLinear, nn.Linear, _Louder]
 
 
 @pytest.mark.parametrize("tied", ["llama", "llama-tied"])
@@ -238,49 +193,3 @@ def test_the_direct_forward_has_the_bits_of_the_model_and_the_lean_one_nearly_it
         assert Feeder(forward, packed).feed({0: 6}, []).shape == (0, VOCAB)
         wanted = Feeder(forward, packed).feed({0: 6}, [4, 2])
         assert torch.equal(wanted, Feeder(forward, packed).feed({0: 6})[[4, 2]])
-
-
-@pytest.mark.parametrize(
-    ("name", "weights"),
-    [
-        *((name, "int8") for name in ("llama", "llama-biased", "qwen2-windows", "qwen3", *SHAPED)),
-        *((name, "int8") for name in OTHERS),
-        *((name, "int4") for name in ("llama", "cohere2", "gemma3_text", "glm4", "olmo2", "phi3")),
-    ],
-)
-def test_a_row_alone_has_the_logits_that_it_has_among_others(
-    name: str, weights: KeptWeights
-) -> None:
-    """In float64, where attention's own rounding moves no level."""
-    packed = wrap(name, torch.float64, weights)
-    forwards = [packed.forward, lean_forward_of(packed)]
-    assert (forwards[1] is None) == (name in OTHERS)
-    for forward in filter(None, forwards):
-        beside = Feeder(forward, packed).feed(dict.fromkeys(range(4), 9))
-        alone = Feeder(forward, packed).feed({0: 9})
-        one_by_one = Feeder(forward, packed)
-        steps = torch.cat([one_by_one.feed({0: 1}) for _ in range(9)])
-        torch.testing.assert_close(alone, beside[:9], atol=1e-9, rtol=1e-9)
-        torch.testing.assert_close(steps, beside[:9], atol=1e-9, rtol=1e-9)
-
-
-def test_only_layers_in_int8_are_run_lean() -> None:
-    packed = PackedModel.wrap("m", make_model(LLAMA_SHAPED["llama"](), torch.bfloat16), VOCAB)
-    assert not is_quantised(packed.model)
-    name = "model.layers.1.mlp.down_proj"
-    layers = {path: each for path, each in packed.model.named_modules() if type(each) is nn.Linear}
-    values = {path: Int8Values.of(each.weight) for path, each in layers.items()}
-    quantise_linears(packed.model, {name: values[name]}, only_stored=True)
-    assert not is_quantised(packed.model)
-    quantise_linears(packed.model, values, only_stored=True)
-    assert is_quantised(packed.model)
-
-
-def test_a_cpu_that_saturates_is_told_by_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    for wrong in (32767.0 * 128, float("nan")):
-        int8_refusal.cache_clear()
-        monkeypatch.setattr(cpu, "_int8_sum", lambda rows, wrong=wrong: wrong)
-        assert "no VNNI" in (int8_refusal() or "")
-    int8_refusal.cache_clear()
-    monkeypatch.undo()
-    assert int8_refusal() is None

@@ -1,8 +1,6 @@
 """Joined layers have the bits that they have alone, or stay apart."""
 
 import copy
-import gc
-import weakref
 from typing import Any
 
 import pytest
@@ -15,7 +13,7 @@ from modelpool.fast.joined import join_packed, joined, keeps_bits
 from modelpool.fast.linear import PackedLinear, PackedWeight, can_pack, parameter_count
 from modelpool.fast.tuning import Tuning
 from modelpool.packed_model import PackedModel
-from tests.modelpool.llama_models import LLAMA_SHAPED, VOCAB, Feeder, draw, make_model
+from test_support.llama_models import LLAMA_SHAPED, VOCAB, Feeder, draw, make_model
 
 DTYPES = [dtype for dtype in (torch.bfloat16, torch.float32) if can_pack(dtype)]
 pytestmark = pytest.mark.skipif(not DTYPES, reason="torch without oneDNN")
@@ -51,28 +49,6 @@ def test_joined_layers_have_the_bits_that_they_had_alone(
     assert all(map(torch.equal, (mlp.gate_proj.weight, mlp.up_proj.weight), kept))
     assert parameter_count(mlp) == parameter_count(apart)
     assert join_packed([mlp]) == 0
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_weights_of_their_own_are_let_go_and_copies_are_independent(dtype: torch.dtype) -> None:
-    mlp = packed_mlp(64, dtype)
-    own = [weakref.ref(layer.shared) for layer in (mlp.gate_proj, mlp.up_proj)]
-    join_packed([mlp])
-    gc.collect()
-    assert [weight() for weight in own] == [None, None]
-    copied, x = copy.deepcopy(mlp), draw(3, 64, dtype=dtype)
-    assert copied.up_proj.shared is not mlp.up_proj.shared
-    assert torch.equal(copied.up_proj(x), mlp.up_proj(x))
-
-
-def test_layers_of_other_inputs_or_biased_otherwise_stay_apart() -> None:
-    wide, biased = packed_mlp(64, DTYPES[0]), packed_mlp(64, DTYPES[0])
-    wide.up_proj = packed_mlp(96, DTYPES[0]).up_proj
-    biased.up_proj = packed_mlp(64, DTYPES[0], bias=True).up_proj
-    one_layer = packed_mlp(64, DTYPES[0])
-    one_layer.up_proj = one_layer.gate_proj
-    for mlp in (wide, biased, one_layer):
-        assert join_packed([mlp]) == 0
 
 
 def test_what_sums_in_another_order_stays_apart(monkeypatch: pytest.MonkeyPatch) -> None:

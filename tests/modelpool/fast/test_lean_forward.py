@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from modelpool.attention.kv_view import Attend
 from modelpool.fast.direct_forward import direct_forward_of
@@ -14,9 +14,9 @@ from modelpool.fast.linear import can_pack
 from modelpool.fast.model_shape import ModelShape, shape_of
 from modelpool.fast.tuning import Tuning
 from modelpool.packed_model import PackedModel
+from test_support.llama_models import LLAMA_SHAPED, VOCAB, Feeder, make_model, shaped
 from tests.modelpool.compressed import needs_quantised
 from tests.modelpool.fast.test_direct_forward import with_other_windows
-from tests.modelpool.llama_models import LLAMA_SHAPED, SHAPE, VOCAB, Feeder, make_model, shaped
 
 
 def wrap(
@@ -62,16 +62,6 @@ def test_quantised_layers_run_lean_only_by_a_shape_whose_bits_were_the_models(
     assert lean_forward_of(loaded()) is None
 
 
-def test_plain_weights_are_shared_with_the_model() -> None:
-    packed, lean = wrap(LLAMA_SHAPED["llama"]())
-    attention: Any = packed.model.model.layers[0].self_attn
-    whole = attention.q_proj.weight.untyped_storage().data_ptr()
-    assert attention.k_proj.weight.untyped_storage().data_ptr() == whole
-    lean.release()
-    got, wanted = (Feeder(forward, packed).feed({0: 6}) for forward in (lean, packed.forward))
-    torch.testing.assert_close(got, wanted, atol=1e-4, rtol=0.0)
-
-
 @pytest.mark.skipif(not can_pack(torch.bfloat16), reason="oneDNN without bfloat16")
 @pytest.mark.parametrize("first", [False, True], ids=["plain", "packed before"])
 @pytest.mark.parametrize("name", ["llama-tied", "qwen2"])
@@ -84,24 +74,3 @@ def test_bfloat16_is_packed_and_its_plain_weights_can_be_freed(name: str, first:
     got = Feeder(lean, packed).feed({0: 6, 1: 6}).double()
     assert (got - wanted).abs().mean() < 0.1 * wanted.std()
     assert Feeder(lean, packed).feed({0: 6}, []).shape == (0, VOCAB)
-
-
-@pytest.mark.skipif(not can_pack(torch.float32), reason="torch without oneDNN")
-def test_large_float32_weights_are_packed() -> None:
-    shape = {**SHAPE, "hidden_size": 256, "intermediate_size": 512}
-    packed, lean = wrap(LlamaConfig(**shape), torch.float32, Tuning(lean=True))
-    wanted = Feeder(packed.forward, packed).feed({0: 12})
-    lean.release()
-    down: Any = packed.model.model.layers[0].mlp.down_proj
-    assert down.weight.is_meta
-    got = Feeder(lean, packed).feed({0: 12})
-    assert (got - wanted).abs().mean() < 1e-4 * wanted.std()
-
-
-@pytest.mark.parametrize("name", ["qwen3_moe", "phi3"])
-def test_a_model_that_is_loaded_in_the_middle_of_a_step_has_a_lean_forward(name: str) -> None:
-    """Then its weights are tensors of inference, of which not all may be changed elsewhere."""
-    with torch.inference_mode():
-        packed, lean = wrap(shaped(name), torch.float64)
-        got, wanted = (Feeder(forward, packed).feed({0: 6}) for forward in (lean, packed.forward))
-    torch.testing.assert_close(got, wanted, atol=1e-3, rtol=0.0)

@@ -63,23 +63,6 @@ def test_the_host_goes_on_while_copies_are_in_flight_and_buffers_are_used_again(
     assert (memory.waits, memory.made) == (0, 20)
 
 
-def test_where_all_buffers_are_in_flight_the_host_waits_for_the_oldest() -> None:
-    memory = SlowMemory()
-    sender = PackSender(memory)
-    inputs = [send(sender, numbered(4, number)) for number in range(33)]
-    assert (memory.waits, memory.made, len(memory.pending)) == (1, 32, 32)
-    assert inputs[0].tokens.tolist() == [0, 1, 2, 3]
-
-
-def test_a_buffer_grows_with_what_is_asked_for() -> None:
-    memory = SlowMemory()
-    sender = PackSender(memory)
-    for tokens in (1, 600, 3, 600, 601):
-        send(sender, numbered(tokens, 5))
-        memory.end_one()
-    assert memory.made == 2  # for packs of 1 token, and of 600
-
-
 def test_what_fails_on_the_way_leaves_the_buffer_to_others() -> None:
     memory = SlowMemory()
     sender = PackSender(memory)
@@ -90,14 +73,6 @@ def test_what_fails_on_the_way_leaves_the_buffer_to_others() -> None:
             send(sender, broken)
     send(sender, pack_of(3))
     assert (memory.waits, memory.made, memory.copies) == (0, 1, 1)
-
-
-def test_on_a_cpu_memory_is_plain_and_copies_have_ended() -> None:
-    memory = HostMemory(CPU)
-    here, there = memory.empty(3).fill_(7), torch.zeros(3, dtype=torch.int32)
-    assert not here.is_pinned()
-    assert memory.copy(here, there).query()
-    assert there.tolist() == [7, 7, 7]
 
 
 @pytest.mark.gpu

@@ -25,11 +25,6 @@ def test_a_size_holds_the_rows_with_less_than_a_sixteenth_to_spare(rows: int) ->
     assert size <= row_size(rows + 1)
 
 
-def test_there_are_few_sizes_and_small_ones_are_exact() -> None:
-    assert len({row_size(rows) for rows in range(1, 513)}) == 32 + 4 * 16
-    assert all(row_size(rows) == rows for rows in range(33))
-
-
 @given(st.integers(1, 200))
 def test_what_is_filled_begins_with_the_rows_and_ends_in_zeros(rows: int) -> None:
     x = torch.arange(1, rows + 1)[:, None].expand(rows, 3)

@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from checks.exact.models import pool_settings, save_family
 from modelpool.fast.linear import can_pack
 from modelpool.fast.thread_choice import OtherPrograms, ThreadChoice
 from specrouter import ChainRouter, RouterConfig, SamplingParams
+from test_support.families import pool_settings, save_family
 
 
 class Machine:
@@ -46,10 +46,6 @@ def choice(machine: Machine) -> ThreadChoice:
     return ThreadChoice("m", 2, others, cores=2, most_tokens=32, clock=machine.clock)
 
 
-def test_alone_a_model_has_all_its_threads(machine: Machine, choice: ThreadChoice) -> None:
-    assert {machine.run(choice) for _ in range(200)} == {2}
-
-
 def test_beside_a_busy_program_it_has_one_and_all_of_them_when_that_ends(
     machine: Machine, choice: ThreadChoice
 ) -> None:
@@ -62,42 +58,12 @@ def test_beside_a_busy_program_it_has_one_and_all_of_them_when_that_ends(
     assert {machine.run(choice) for _ in range(20)} == {2}
 
 
-def test_it_keeps_all_threads_where_one_is_no_faster(
-    machine: Machine, choice: ThreadChoice
-) -> None:
-    machine.others = 0.45  # two threads still take 6 ms
-    used = [machine.run(choice) for _ in range(100)]
-    assert used.count(2) >= 50
-    assert used[-2:] != [1, 1]
-
-
 def test_it_compares_again(machine: Machine, choice: ThreadChoice) -> None:
     machine.others = 1.0
     for _ in range(60):
         machine.run(choice)
     machine.pass_s(60.0)
     assert 2 in [machine.run(choice) for _ in range(4)]
-
-
-def test_packs_that_were_not_tried_have_all_threads(machine: Machine, choice: ThreadChoice) -> None:
-    machine.others = 1.0
-    for _ in range(60):
-        machine.run(choice)
-    assert machine.run(choice, tokens=33) == 2
-    assert machine.run(choice, tokens=32) == 1
-
-
-def test_cores_that_a_model_leaves_over_are_for_others(machine: Machine) -> None:
-    others = OtherPrograms(machine.usage, machine.clock)
-    choice = ThreadChoice("m", 2, others, cores=4, clock=machine.clock)
-    machine.others = 2.0
-    assert {machine.run(choice) for _ in range(100)} == {2}
-
-
-def test_without_an_account_nothing_changes(machine: Machine) -> None:
-    choice = ThreadChoice("m", 2, OtherPrograms(lambda: None, machine.clock), clock=machine.clock)
-    machine.others = 2.0
-    assert {machine.run(choice) for _ in range(50)} == {2}
 
 
 HAS_BFLOAT16 = pytest.mark.skipif(not can_pack(torch.bfloat16), reason="no kernels of bfloat16")

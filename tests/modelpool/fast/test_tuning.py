@@ -25,17 +25,8 @@ def every(dtype: str) -> bool:
     return True
 
 
-def no_halves(dtype: str) -> bool:
-    """A CPU with AVX2 alone."""
-    return dtype in ("float32", "float64")
-
-
 def config(**options: Any) -> ModelConfig:
     return ModelConfig.model_validate({"name": "m", "source": "bundled:m", **options})
-
-
-def test_a_small_half_precision_drafter_on_the_cpu_runs_in_float32() -> None:
-    assert dtype_for(config(), SMALL, False, every) == "float32"
 
 
 @pytest.mark.parametrize(
@@ -52,19 +43,6 @@ def test_any_other_member_keeps_the_dtype_of_its_checkpoint(
     facts: CheckpointFacts, is_target: bool
 ) -> None:
     assert dtype_for(config(), facts, is_target, every) == "auto"
-
-
-@pytest.mark.parametrize("is_target", [False, True])
-@pytest.mark.parametrize("facts", [SMALL, LARGE, replace(LARGE, dtype="float16")])
-def test_where_the_cpu_would_emulate_a_half_precision_every_member_runs_in_float32(
-    facts: CheckpointFacts, is_target: bool
-) -> None:
-    assert dtype_for(config(), facts, is_target, no_halves) == "float32"
-    for dtype in ("float32", "float64"):
-        wide = replace(facts, dtype=dtype)
-        assert dtype_for(config(), wide, is_target, no_halves) == "auto"
-    assert dtype_for(config(), replace(facts, stored="other"), is_target, no_halves) == "auto"
-    assert dtype_for(config(dtype="bfloat16"), facts, is_target, no_halves) == "bfloat16"
 
 
 @pytest.mark.parametrize("has_kernels", [False, True])

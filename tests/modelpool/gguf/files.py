@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GemmaConfig, MixtralConfig, Qwen3MoeConfig
 
-from tests.modelpool.factories import SAVERS, edit_config, save_model
+from test_support.factories import SAVERS, edit_config, save_model
 
 # Mixtral's files are of the family llama.
 _ARCHITECTURES = {"mixtral": "llama"}

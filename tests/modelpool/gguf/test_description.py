@@ -11,19 +11,16 @@ import pytest
 from transformers import AutoConfig, AutoTokenizer
 
 from modelpool.checkpoint.bundled import bundled_root
-from modelpool.checkpoint.tokenizers import tokenizer_difference
-from modelpool.gguf import description
 from modelpool.gguf.description import frequency_factors
 from specrouter import ChainRouter, SamplingParams, Speculation
 from specrouter.cli.main import main
-from tests.modelpool.factories import edit_config, pool_of
+from test_support.factories import edit_config, pool_of
 from tests.modelpool.gguf.files import save, tokens_of, write
 from tests.modelpool.refused import refused
 
 FIELD = "pool.models[0].source"
 BUNDLED = bundled_root() / "tiny-1m"
 TEXT = "The 12 quick  brown foxes, don't they\n\n jump over 3456 dogs?"
-TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
 
 
 @pytest.fixture(scope="module")
@@ -45,19 +42,6 @@ def test_an_exported_checkpoint_comes_back(exported: Path) -> None:
     for name in ("hidden_size", "num_hidden_layers", "rms_norm_eps", "rope_parameters",
                  "tie_word_embeddings", "max_position_embeddings", "vocab_size"):  # fmt: skip
         assert getattr(found, name) == pytest.approx(getattr(wanted, name)), name
-
-
-def test_the_template_and_the_ends_of_a_text_are_the_files(tmp_path: Path) -> None:
-    save("qwen2", tmp_path / "m")
-    facts = {"tokenizer.chat_template": TEMPLATE, "tokenizer.ggml.eot_token_id": 7,
-             "tokenizer.ggml.bos_token_id": 5, "tokenizer.ggml.add_bos_token": True}  # fmt: skip
-    pool = pool_of(write("qwen2", tmp_path / "m", tmp_path / "m.gguf", facts=facts))
-    assert pool.eos_token_ids == {0, 7}
-    asked = [{"role": "user", "content": "hello"}]
-    assert pool.tokenizer.apply_chat_template(asked, tokenize=False) == "<user>hello"
-    assert pool.tokenizer.encode("a")[0] == 5
-    again = AutoTokenizer.from_pretrained(str(pool.path("m")))
-    assert tokenizer_difference(pool.tokenizer, again) is None
 
 
 @pytest.mark.parametrize("named", [False, True])
@@ -156,12 +140,6 @@ def test_rotations_are_scaled_as_llama_cpp_scales_them(
     found = AutoConfig.from_pretrained(str(pool_of(file).path("m"))).rope_parameters
     kind = "default" if factor is None else "linear"
     assert (found["rope_type"], found.get("factor")) == (kind, factor)
-
-
-def test_a_file_is_described_once(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = pool_of(exported).path("m")
-    monkeypatch.setattr(description, "_write", lambda *_: pytest.fail("described again"))
-    assert pool_of(f"gguf:{exported}").path("m") == folder
 
 
 def test_a_file_that_has_changed_since_is_not_loaded(exported: Path, tmp_path: Path) -> None:

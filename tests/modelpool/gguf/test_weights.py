@@ -16,8 +16,8 @@ from modelpool.fast.experts import QuantisedExperts
 from modelpool.fast.int4 import BlockWeight
 from modelpool.fast.quantised import QuantisedLinear
 from modelpool.packed_model import PackedModel
+from test_support.factories import pool_of
 from tests.modelpool.compressed import held_bytes, logits, needs_quantised
-from tests.modelpool.factories import pool_of
 from tests.modelpool.gguf.files import (
     FAMILIES,
     K_TYPES,
@@ -59,16 +59,6 @@ def test_in_float32_the_logits_are_those_of_the_file(
     packed = pool_of(file, dtype="float32").get("m")
     assert not forms(packed)
     assert difference(packed, reference(family, tmp_path / "m", file)) < 1e-5
-
-
-def test_what_is_joined_is_kept_as_the_finest_part(tmp_path: Path) -> None:
-    save("qwen3moe", tmp_path / "m")
-    file = write(
-        "qwen3moe", tmp_path / "m", tmp_path / "m.gguf",
-        lambda name: "BF16" if "gate_exps" in name else "F32",
-    )  # fmt: skip
-    packed = pool_of(file, dtype="float32").get("m")
-    assert difference(packed, reference("qwen3moe", tmp_path / "m", file)) < 1e-5
 
 
 @pytest.mark.parametrize("kind", BLOCK_BYTES)
@@ -155,16 +145,6 @@ def test_layers_of_more_bits_stay_in_int8_beside_those_in_four(
     assert any("rounded to int8, mean relative error 0.00" in one for one in said)
 
 
-def test_weights_and_dtype_of_the_configuration_come_first(tmp_path: Path) -> None:
-    save("llama", tmp_path / "m")
-    file = write("llama", tmp_path / "m", tmp_path / "m.gguf", "Q8_0")
-    assert pool_of(file, dtype="bfloat16").plan("m").weights == "plain"
-    assert pool_of(file, weights="int8", dtype="bfloat16").plan("m").weights == "int8"
-    assert pool_of(file, weights="int4").plan("m").weights == "int4"
-    plain = write("llama", tmp_path / "m", tmp_path / "plain.gguf", "F16")
-    assert pool_of(plain).plan("m").weights == "plain"
-
-
 def test_a_split_file_is_one_model(tmp_path: Path) -> None:
     save("qwen2", tmp_path / "m")
     write("qwen2", tmp_path / "m", tmp_path / "m.gguf", "Q8_0", split=10)
@@ -174,14 +154,6 @@ def test_a_split_file_is_one_model(tmp_path: Path) -> None:
         part.symlink_to(part.rename(tmp_path / f"blob{number}"))
     packed = pool_of(parts[0], dtype="float32").get("m")
     assert difference(packed, reference("qwen2", tmp_path / "m", *parts)) < 1e-5
-
-
-def test_nothing_is_left_of_what_was_written_to_load(tmp_path: Path) -> None:
-    save("llama", tmp_path / "m")
-    pool = pool_of(write("llama", tmp_path / "m", tmp_path / "m.gguf", "Q8_0"))
-    pool.get("m")
-    assert not list(pool.path("m").parent.glob(".*"))
-    assert not list(pool.path("m").glob("*.safetensors"))
 
 
 @needs_quantised

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from modelpool.inflate.inflate import inflate, inflate_to
 from modelpool.inflate.llama_sizes import Growth, realistic_growth
-from tests.modelpool.factories import MAX_POSITIONS, VOCAB_SIZE, edit_config, save_llama
+from test_support.factories import VOCAB_SIZE, edit_config, save_llama
 from tests.modelpool.refused import refused
 
 
@@ -57,33 +57,6 @@ def test_the_function_is_unchanged(shape: dict[str, Any], tied: bool, tmp_path: 
         assert torch.equal(
             before.generate(tokens[:, :9], **options), after.generate(tokens[:, :9], **options)
         )
-
-
-def test_what_is_new_is_random_where_it_may_be(tmp_path: Path) -> None:
-    source = save_llama(tmp_path / "source", dtype="bfloat16")
-    shape = SHAPES["all of it"]
-    inflate(source, tmp_path / "out", Growth(**shape))
-    weights = load_file(tmp_path / "out" / "model.safetensors")
-    assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
-    for name, tensor in weights.items():
-        if any(part in name for part in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")):
-            assert (tensor == 0).float().mean() < 0.01, name
-    assert weights["model.layers.3.self_attn.o_proj.weight"].eq(0).all()
-    assert weights["model.layers.3.mlp.down_proj.weight"].eq(0).all()
-    old = load_file(source / "model.safetensors")["model.norm.weight"]
-    assert torch.equal(weights["model.norm.weight"][:32], old / 2)  # exact in bfloat16
-
-
-def test_the_result_is_marked_and_has_its_tokenizer(tmp_path: Path) -> None:
-    source = save_llama(tmp_path / "source", dtype="bfloat16")
-    inflate(source, tmp_path / "out", Growth(width_exponent=1, layers=2, mlp=64))
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert config["specrouter_inflated"] is True
-    assert config["specrouter_inflated_from"] == "source"
-    loaded = load(tmp_path / "out")
-    assert loaded.config.specrouter_inflated is True
-    assert (loaded.dtype, loaded.config.max_position_embeddings) == (torch.bfloat16, MAX_POSITIONS)
-    assert len(AutoTokenizer.from_pretrained(tmp_path / "out")) == VOCAB_SIZE
 
 
 def test_inflate_to_reaches_what_was_asked_for_and_little_more(tmp_path: Path) -> None:

@@ -1,26 +1,23 @@
 """An inflated member is written once, whole or not at all, and computes what its source does."""
 
 import logging
-import os
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import modelpool.inflate.inflated
-from checks.cache_damage import OF_FILE, OF_FOLDER, Damage
 from modelpool import ConfigError, ModelPool
 from modelpool.checkpoint.cached_folder import damage
 from modelpool.inflate.inflate import inflate
 from modelpool.inflate.inflated import inflated_source
 from modelpool.inflate.llama_sizes import Growth
-from tests.modelpool.factories import VOCAB_SIZE, edit_config, save_gpt2, save_llama
+from test_support.cache_damage import OF_FILE, OF_FOLDER, Damage
+from test_support.factories import VOCAB_SIZE, edit_config, save_gpt2, save_llama
 from tests.modelpool.refused import refused
 
 FIELD = "pool.models[0]"
@@ -75,19 +72,6 @@ def test_a_pool_inflates_its_member_in_another_process_once(
         assert torch.allclose(plain(tokens).logits, large(tokens).logits, atol=1e-3)
 
 
-@pytest.mark.usefixtures("cache")
-def test_what_the_content_depends_on_is_in_the_name(quick: list[Path], tmp_path: Path) -> None:
-    source = save_llama(tmp_path / "source", dtype="float32")
-    first = inflated(source)
-    assert load_file(first / "model.safetensors")["model.norm.weight"].dtype == torch.float32
-    assert inflated(source) == inflated(source, "float32") == first
-    half = inflated(source, "bfloat16")
-    assert load_file(half / "model.safetensors")["model.norm.weight"].dtype == torch.bfloat16
-    larger = inflated(source, parameters=2 * PARAMETERS)
-    save_llama(source, dtype="float32", seed=1)
-    assert len({first, half, larger, inflated(source)}) == len(quick) == 4
-
-
 def test_threads_that_inflate_the_same_all_find_a_whole_folder(
     cache: Path, quick: list[Path], tmp_path: Path
 ) -> None:
@@ -106,15 +90,6 @@ def test_a_failure_leaves_nothing_behind_and_names_the_field(
     with refused(f"{FIELD}.inflate_to", "no space left"):
         inflated(source)
     assert list(cache.iterdir()) == []
-
-
-def test_a_cache_that_cannot_be_written_names_the_field(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("SPECROUTER_CACHE", str(tmp_path / "file"))
-    with refused(f"{FIELD}.inflate_to"):
-        inflated(save_llama(tmp_path / "source"))
 
 
 @pytest.mark.usefixtures("cache", "quick")
@@ -153,20 +128,6 @@ def test_a_damaged_folder_is_made_anew(
     assert "is made anew" in warning.getMessage()
     inflated(source)
     assert len(quick) == 2
-
-
-def test_what_a_killed_process_left_goes_after_an_hour(
-    cache: Path, quick: list[Path], tmp_path: Path
-) -> None:
-    old, busy = cache / ".unfinished-old", cache / ".unfinished-busy"
-    for folder in (old, busy):
-        folder.mkdir(parents=True)
-        (folder / "model.safetensors").write_text("half")
-        os.utime(folder, (time.time() - 7200,) * 2)
-    os.utime(old / "model.safetensors", (time.time() - 3700,) * 2)
-    found = inflated(save_llama(tmp_path / "source"))
-    assert quick
-    assert set(cache.iterdir()) == {busy, found}
 
 
 @pytest.mark.usefixtures("cache")

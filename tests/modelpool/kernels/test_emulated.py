@@ -13,8 +13,8 @@ from modelpool.checkpoint.int4_values import Int4Values
 from modelpool.fast.int4 import BlockWeight, Int4Weight, Int8PanelWeight, PanelWeight, is_exact
 from modelpool.kernels import library
 from modelpool.kernels.library import KERNELS, LinearKernels, linear_kernels, opened
+from test_support.llama_models import draw
 from tests.modelpool.fast.test_int4 import some_blocks
-from tests.modelpool.llama_models import draw
 
 _EMULATION = Path(__file__).parent / "emulation"
 _NAMES = [name for name in KERNELS if name != "neon"]

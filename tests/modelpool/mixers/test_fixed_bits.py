@@ -220,32 +220,6 @@ def test_a_text_may_be_cut_anywhere(layer: Layer) -> None:
 
 
 @few
-def test_rows_that_stand_beside_change_nothing(layer: Layer) -> None:
-    texts = {row: layer.tokens(20 + row, seed=row) for row in range(8)}
-    together = Rows(layer, rows=8).read(texts, certain=True)
-    for row, tokens in texts.items():
-        assert torch.equal(together[row], layer.whole(tokens))
-
-
-@few
-def test_a_path_of_a_tree_is_a_text(layer: Layer) -> None:
-    tokens, other = layer.tokens(30), layer.tokens(30, seed=1)
-    wanted, rows = layer.whole(tokens), Rows(layer)
-    rows.read({1: cut(tokens, 10), 2: cut(other, 3)}, certain=True)
-    # The path 0-2-4-5 goes on with the text, the other nodes with something else.
-    right, parents = {0: 10, 2: 11, 4: 12, 5: 13}, (-1, 0, 0, 1, 2, 4, 3)
-    nodes = [
-        torch.stack([source[0][right[at]] if at in right else source[1][at] for at in range(7)])
-        for source in zip(tokens, other, strict=True)
-    ]
-    out = rows.read({1: nodes, 2: cut(other, 3, 5)}, parents={1: parents})[1]
-    assert torch.equal(out[list(right)], wanted[10:14])
-    rows.commit(1, 10, list(right))
-    rows.commit(2, 3, [])
-    assert torch.equal(rows.read({1: cut(tokens, 14, 20)})[1], wanted[14:20])
-
-
-@few
 @pytest.mark.parametrize("seed", range(2))
 def test_random_trees_and_acceptance_leave_the_bits_of_the_text(
     by_either: Layer, seed: int
@@ -289,33 +263,6 @@ def test_what_is_rejected_leaves_no_trace_though_it_is_no_number(layer: Layer) -
         assert torch.equal(out[:1], wanted[5:6])
         rows.commit(0, 5, [])
     assert torch.equal(rows.read({0: cut(tokens, 5, 12)})[0], wanted[5:])
-
-
-@few
-def test_a_row_goes_on_from_any_state_that_was_kept(layer: Layer) -> None:
-    tokens, counts = layer.tokens(140), (127, 128, 129)
-    wanted, rows = layer.whole(tokens), Rows(layer, wanted=counts)
-    rows.read({0: cut(tokens, 126)}, certain=True)
-    rows.read({0: cut(tokens, 126, 132)})
-    rows.commit(0, 126, range(4))  # the rest is rolled back
-    rows.read({0: cut(tokens, 130, 131)})
-    for count in counts:
-        rows.state.inherit(1, np.arange(count), rows.state.passed(0))
-        assert torch.equal(rows.read({1: cut(tokens, count, 140)})[1], wanted[count:])
-        rows.state.free(1)
-
-
-@few
-def test_a_preempted_row_goes_on_after_a_prompts_part_and_after_drafts(layer: Layer) -> None:
-    tokens = layer.tokens(20)
-    wanted = layer.whole(tokens)
-    for is_drafted in (False, True):
-        rows = Rows(layer)
-        rows.read({0: cut(tokens, 7)}, certain=not is_drafted)
-        rows.commit(0, 0 if is_drafted else 7, range(7 if is_drafted else 0))
-        rows.state.inherit(2, np.arange(7), rows.state.kept(0))
-        rows.state.free(0)
-        assert torch.equal(rows.read({2: cut(tokens, 7, 20)})[2], wanted[7:])
 
 
 @few

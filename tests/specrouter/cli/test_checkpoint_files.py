@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save
 
 from specrouter.cli.main import main
-from tests.modelpool.factories import save_llama
+from test_support.factories import save_llama
 
 
 def with_file(name: str, content: bytes) -> Callable[[Path, Path], object]:

@@ -16,7 +16,7 @@ from modelpool.member import Member
 from specrouter import LLM, Speculation
 from specrouter.cli.main import main
 from specrouter.target import Given, asked_of
-from tests.modelpool.factories import save_llama
+from test_support.factories import save_llama
 
 TARGET = "Qwen/Qwen3-4B"
 TABLE = """\

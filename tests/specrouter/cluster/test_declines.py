@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from checks.service.streams import PROMPT, output_of
 from specrouter import SLO, SamplingParams
 from specrouter.cluster.link import Attempt, Reply
 from specrouter.engine.request import Request
+from test_support.cluster_streams import PROMPT, output_of
 from tests.specrouter.cluster.links import Cluster, FaultyLink
 from tests.specrouter.faults import PATIENCE_S, wait_until
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from checks.service.moments import MOMENTS, Moment, WatchedLink
-from checks.service.streams import KINDS, LONG_PROMPT, Load, output_of
 from specrouter.cluster.kv_transfer import KVLostError
 from specrouter.cluster.link import ReplicaLostError
 from statemgr import RowKV
+from test_support.cluster_moments import MOMENTS, Moment, WatchedLink
+from test_support.cluster_streams import KINDS, LONG_PROMPT, Load, output_of
 from tests.specrouter.cluster.links import Cluster, LocalTransport
 from tests.specrouter.cluster.test_router_pairs import PAIR
 from tests.specrouter.faults import wait_until

@@ -14,7 +14,7 @@ from specrouter.engine.request import Request
 from specrouter.request.objective import Objective, Stage
 from specrouter.request.output import Delta, FinishReason, TokenLogprobs
 from specrouter.request.spec import RequestSpec
-from tests.modelpool.factories import make_tokenizer
+from test_support.factories import make_tokenizer
 from tests.request_outputs import request_output
 
 PROMPT = (7, 8, 9)

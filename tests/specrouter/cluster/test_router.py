@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from checks.service.streams import KINDS, PROMPT, Load, output_of, served
 from modelpool.device_manager import DeviceInfo
 from modelpool.errors import ConfigError
 from specrouter import (
@@ -31,6 +30,7 @@ from specrouter.cluster.link import Attempt, Feed, Reply
 from specrouter.cluster.router import ClusterRouter
 from specrouter.engine.request import Request
 from specrouter.engine.serving import streamed
+from test_support.cluster_streams import KINDS, PROMPT, Load, output_of, served
 from tests.specrouter.cluster.links import NEWS, QUIET, Cluster, FaultyLink, Telling
 from tests.specrouter.cluster.states import state
 from tests.specrouter.faults import PATIENCE_S, wait_until

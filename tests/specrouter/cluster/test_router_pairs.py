@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from checks.service.streams import KINDS, LONG_PROMPT, Load, output_of
 from specrouter import SLO, RequestOutput
 from statemgr import RowKV
+from test_support.cluster_streams import KINDS, LONG_PROMPT, Load, output_of
 from tests.specrouter.cluster.links import NEWS, QUIET, Cluster, LocalTransport
 
 Settings = dict[str, Any]

@@ -19,10 +19,10 @@ import pytest
 if importlib.util.find_spec("ray") is None:  # not imported here: it reads settings as it is
     pytest.skip("needs Ray: make cluster-test", allow_module_level=True)
 
-from checks.service.streams import LONG_KINDS, PATIENCE_S, Came, Load, wait_until
 from specrouter import ChainRouter, RouterConfig
 from specrouter.cluster.router import ClusterRouter
 from specrouter.cluster.serve_link import ServeHost, ServeLink
+from test_support.cluster_streams import LONG_KINDS, PATIENCE_S, Came, Load, wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from transformers import BloomConfig, BloomForCausalLM
 from modelpool.errors import ConfigError
 from specrouter import ChainRouter
 from specrouter.bench.conditions import conditions
-from tests.modelpool.factories import VOCAB_SIZE, make_tokenizer
+from test_support.factories import VOCAB_SIZE, make_tokenizer
 
 Settings = dict[str, Any]
 

@@ -72,21 +72,6 @@ def test_a_bad_setting_names_itself(field: str, value: Any) -> None:
     assert str(error) == f"{error.field}: {error.reason}"
 
 
-def test_an_unknown_section_names_itself_and_the_nearest_known_one() -> None:
-    error = refused({"pool": POOL, "schedular": {}})
-    assert error.field == "schedular"
-    assert "'scheduler'" in error.reason
-
-
-@pytest.mark.parametrize(
-    "field", ["scheduler", "trees", "engine", "server", "slo_classes", "slo_classes.chat"]
-)
-def test_an_empty_section_is_told_as_such(field: str) -> None:
-    section, _, name = field.partition(".")
-    error = refused({"pool": POOL, section: {name: None} if name else None})
-    assert (error.field, error.reason) == (field, "is empty; fill it in, or remove it")
-
-
 @pytest.mark.parametrize(
     ("given", "field"), [({}, "pool"), ({"pool": {}}, "pool.target"), ({"pool": None}, "pool")]
 )
@@ -108,18 +93,6 @@ def test_a_static_chain_leads_through_the_pool_to_the_target(chain: list[str]) -
     assert refused(settings).field == "scheduler.chain"
 
 
-def test_a_yaml_file_is_read(tmp_path: Path) -> None:
-    file = tmp_path / "a.yaml"
-    file.write_text(
-        "pool:\n  target: big\n  models:\n    - {name: big, source: b}\n"
-        "scheduler: {policy: static, chain: [big], depth: 2}\n",
-        encoding="utf-8",
-    )
-    config = RouterConfig.load(file)
-    assert config.scheduler.chain == ("big",)
-    assert RouterConfig.load(str(file)) == config
-
-
 @pytest.mark.parametrize(
     "content", [b"pool: [", b"- a\n", b"", b"just text\n", b"a: b: c", b"\xff\xfe\x00"]
 )
@@ -132,12 +105,6 @@ def test_a_file_that_is_no_mapping_names_itself(content: bytes, tmp_path: Path) 
 def test_a_file_that_cannot_be_read_names_itself(tmp_path: Path) -> None:
     assert "absent.yaml" in refused(tmp_path / "absent.yaml").reason
     refused(tmp_path)  # a directory
-
-
-def test_origins_are_any_or_what_a_browser_sends() -> None:
-    origins = ("*", "https://page.example", "http://[::1]:3000")
-    config = RouterConfig.load({"pool": POOL, "server": {"cors_origins": origins}})
-    assert config.server.cors_origins == origins
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from specrouter.config import RouterConfig, SchedulerConfig
+from specrouter.config import RouterConfig
 from specrouter.config.policies import (
     ADMISSION_POLICIES,
     CHAIN_POLICIES,
@@ -67,34 +67,6 @@ def test_what_is_unknown_of_another_kind_or_no_name_is_refused(field: str) -> No
         assert repr(name) in error.reason
     for value in ("", 3, ["adaptive"]):
         assert refused(settings(field, value)).field == field
-
-
-@pytest.mark.parametrize("field", [field for field in KEYS if field != "scheduler.policy"])
-def test_names_that_come_with_specrouter_import_nothing(
-    field: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It takes seconds, which an error elsewhere in the configuration should not wait for."""
-    registry, _ = KEYS[field]
-    monkeypatch.setattr(registry, "_imported", {})
-    monkeypatch.setattr(registry, "_built_in", dict.fromkeys(registry._built_in, "none.such:NONE"))
-    for name in registry._built_in:
-        assert named(RouterConfig.load(settings(field, name)), field) == name
-
-
-def test_what_is_not_checked_of_the_default_policy_is_so() -> None:
-    policy = CHAIN_POLICIES.find(SchedulerConfig().policy)
-    assert (policy.needs_chain, policy.drafts_paths) == (False, False)
-
-
-def test_a_replicas_own_admission_is_checked_too() -> None:
-    def replicas(admission: str) -> Settings:
-        return {"replicas": [{"name": "a"}, {"name": "b", "engine": {"admission": admission}}]}
-
-    own = KEYS["engine.admission"][1]
-    found = RouterConfig.load({"pool": POOL, "cluster": replicas(own)}).replicas()
-    assert [one.engine.admission for one in found.values()] == ["slo", own]
-    error = refused({"pool": POOL, "cluster": replicas("clever")})
-    assert error.field == "cluster.replicas[1].engine.admission"
 
 
 # What a chain policy takes

@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from modelpool.errors import ConfigError
-from specrouter.config import RouterConfig
 from specrouter.config.yaml_file import read_mapping
 
 TEXTS = st.text("a1-:#<'\" \n", max_size=6) | st.sampled_from(["<<", "2024-11-01", "yes", "é"])
@@ -20,7 +19,6 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
     max_leaves=5,
 )
-POOL = "pool: {target: big, models: [{name: big, source: b}]}\n"
 
 
 @pytest.fixture
@@ -50,12 +48,6 @@ def test_what_is_written_is_read(file: Path, data: dict[str, Any]) -> None:
     assert read(file, yaml.safe_dump(data)) == data
 
 
-def test_a_section_that_is_there_twice_is_refused_with_both_lines(file: Path) -> None:
-    file.write_text(f"server: {{api_keys: [secret]}}\n{POOL}server: {{port: 1}}\n")
-    with pytest.raises(ConfigError, match="line 3 has the key 'server', and so has line 1"):
-        RouterConfig.load(file)
-
-
 @pytest.mark.parametrize("text", ["a: {b: 1, b: 1}", "a:\n- {b: 1, 'b': 2}", "{1: 2, 1: 3}"])
 def test_a_key_that_is_there_twice_is_refused_at_any_depth(text: str, file: Path) -> None:
     assert "has the key" in refused(file, text)
@@ -66,11 +58,6 @@ def test_merges_bring_what_a_mapping_does_not_say_itself(file: Path) -> None:
     found = read(file, text)
     assert found["b"] == {"x": 3, "y": 2}
     assert found["c"] == {"x": 3, "y": 4, "z": 6}
-
-
-@pytest.mark.parametrize("text", ["2024-11-01", "2024-13-01", "2024-11-01 10:00:00"])
-def test_a_date_is_text(text: str, file: Path) -> None:
-    assert read(file, f"revision: {text}") == {"revision": text}
 
 
 @pytest.mark.parametrize("text", ["0x_", "9" * 5000, "!!int ''", "!!bool maybe", "!!timestamp 0"])

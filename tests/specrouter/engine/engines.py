@@ -15,7 +15,7 @@ from specrouter.request.handle import RequestHandle
 from specrouter.request.objective import Objective
 from specrouter.request.running import RunningRequest
 from specrouter.request.spec import RequestSpec, SpeculationOverride
-from tests.modelpool.factories import save_llama
+from test_support.factories import save_llama
 
 PAIR = ("small", "target")
 GREEDY = SamplingParams(max_new_tokens=16, ignore_eos=True)

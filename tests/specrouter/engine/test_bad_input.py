@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from checks.exact.comparison import assert_whole
 from specrouter import SLO, ChainRouter, RequestError, SamplingParams
 from specrouter.engine.context_limit import ContextLengthError
+from test_support.routers import assert_whole
 from tests.specrouter.engine.engines import changed
 
 Settings = dict[str, Any]

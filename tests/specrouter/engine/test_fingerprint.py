@@ -7,8 +7,8 @@ import pytest
 from modelpool import ModelPool
 from modelpool.config import PoolConfig
 from specrouter.engine import fingerprint
+from test_support.factories import SAVERS
 from tests.modelpool.compressed import needs_int8
-from tests.modelpool.factories import SAVERS
 
 
 @pytest.mark.parametrize(("family", "is_another"), [("qwen3.5", True), ("llama", False)])

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from checks.exact.models import NAMES
 from specrouter import ChainRouter, ConfigError, SamplingParams
 from specrouter.http.service import Service
+from test_support.families import NAMES
 from tests.specrouter.engine.engines import changed
 from tests.specrouter.http.client import post
 

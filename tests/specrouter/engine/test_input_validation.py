@@ -20,7 +20,7 @@ from specrouter.engine.request import PromptLike, Request, args_of_each
 from specrouter.request.objective import Objective, Stage
 from specrouter.request.spec import MAX_PRIORITY, RequestSpec
 from specrouter.request.structure import Structure
-from tests.modelpool.factories import VOCAB_SIZE, make_tokenizer
+from test_support.factories import VOCAB_SIZE, make_tokenizer
 from tests.specrouter.fake_router import BASELINE_TPOT_MS, FakeEngine
 
 EOS = 0

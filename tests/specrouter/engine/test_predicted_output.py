@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from checks.exact.models import NAMES
 from specrouter import ChainRouter, Speculation
+from test_support.families import NAMES
 from tests.specrouter.engine.engines import changed
 from tests.specrouter.engine.test_suffix import NEW, output_of
 

@@ -8,9 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from checks.exact.comparison import assert_whole
-from checks.exact.preemption import preempting_router
-from checks.exact.seeded import seeded_params
 from specrouter import (
     ChainRouter,
     EngineDeadError,
@@ -27,6 +24,9 @@ from specrouter.request.objective import Objective
 from specrouter.request.output import Feasible
 from specrouter.slo.admission import Admission, Admit, fcfs
 from specrouter.view import EngineView
+from test_support.params import seeded_params
+from test_support.preemption import preempting_router
+from test_support.routers import assert_whole
 from tests.specrouter.engine.engines import GREEDY, PROMPTS, EngineBench, changed
 
 NEW = 20

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from checks.exact.comparison import assert_whole
 from modelpool import ModelPool
 from modelpool.errors import ConfigError
 from specrouter import ChainRouter, RequestError, SamplingParams, Speculation, Structure
 from specrouter.config import RouterConfig
+from test_support.routers import assert_whole
 from tests.specrouter.engine.engines import changed
 
 NEW = 12

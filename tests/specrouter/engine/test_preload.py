@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from checks.exact.comparison import assert_whole
 from specrouter import ChainRouter, EngineDeadError, RequestError, SamplingParams, Speculation
 from specrouter.engine.engine import Engine
+from test_support.routers import assert_whole
 from tests.specrouter.engine.engines import changed
 from tests.specrouter.faults import Faults
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from checks.exact.comparison import assert_whole
 from specrouter import ChainRouter, RequestOutput, SamplingParams, Speculation
 from specrouter.request.spec import SpeculationOverride
+from test_support.routers import assert_whole
 from tests.specrouter.engine.engines import changed
 
 PROMPT = [5, 17, 300, 42, 9, 5, 17, 300]

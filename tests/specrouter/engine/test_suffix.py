@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from checks.exact.control_faults import even_machine
-from checks.exact.models import NAMES
 from specrouter import ChainRouter, RequestOutput, SamplingParams, Speculation
 from specrouter.request.spec import SpeculationOverride
+from test_support.even_machine import even_machine
+from test_support.families import NAMES
 from tests.specrouter.engine.engines import changed
 
 PROMPT = [17, 230, 41, 5, 88, 131]

@@ -15,7 +15,7 @@ from specrouter.execution.group_draft import GroupDraft
 from specrouter.execution.model_comparison import ModelComparison
 from specrouter.request.params import MAX_TREE_TOKENS, Chain, SamplingParams
 from tests.processors.trees import nodes_of, path
-from tests.specrouter.execution.test_executor import PAIR, PROMPTS, TRIPLE, Bench, fail, plan_of
+from tests.specrouter.execution.test_executor import PAIR, PROMPTS, TRIPLE, Bench, plan_of
 
 
 class DraftingBench(Bench):
@@ -83,24 +83,3 @@ def test_a_chain_drafts_within_what_a_row_may_gain(pool: ModelPool) -> None:
     assert draft.rows.tolist() == [0, 2]  # a row's last token is the target's own
     assert draft.cut_rows.tolist() == [1, 2]
     assert all(len(text) <= 2 for text in paths(draft)[2])
-
-
-@pytest.mark.parametrize(("broken", "used"), [("small", ["middle"]), ("middle", ["small"])])
-def test_a_member_that_fails_is_passed_over(
-    broken: str, used: list[str], pool: ModelPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fail(monkeypatch, broken)
-    draft = DraftingBench(pool).draft(TRIPLE)
-    assert draft.used == used
-    assert [failure.model for failure in draft.failures] == [broken]
-    assert not draft.is_regular
-    assert draft.result is not None
-    assert (draft.result.tree.sizes > 0).all()
-
-
-def test_what_is_drafted_is_a_function_of_the_row_alone(pool: ModelPool) -> None:
-    """Not of who drafted before, or of what else is in the pack."""
-    bench = DraftingBench(pool)
-    first = paths(bench.draft(PAIR))
-    bench.draft(TRIPLE, width=2)
-    assert paths(bench.draft(PAIR)) == first

@@ -1,6 +1,5 @@
 """What rows gain of a verification; what fails for one of them is its own affair."""
 
-import itertools
 from typing import Any
 
 import pytest
@@ -9,9 +8,8 @@ from modelpool import ModelPool
 from processors import VerifyResult
 from processors.sampling_row import SamplingRow
 from processors.score_edits import edit
-from specrouter.execution import commit_stage
 from specrouter.execution.decoding_rows import DecodingRows
-from specrouter.execution.logprobs import PromptLogprobs, token_logprobs
+from specrouter.execution.logprobs import PromptLogprobs
 from specrouter.request.params import SamplingParams
 from tests.specrouter.execution.test_executor import Bench
 
@@ -107,24 +105,6 @@ def test_what_fails_for_a_row_ends_it_alone(
     assert_alone(pool, params, bench)
 
 
-def test_log_probabilities_of_one_row(pool: ModelPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are asked for together, and then one by one."""
-    params, target_calls = PARAMS["log-probabilities"], []
-
-    def changed(logits: Any, asked: Any) -> Any:
-        target_calls.append(len(asked))
-        if len(asked) > 1 or len(target_calls) == 3:
-            raise ZeroDivisionError("odd")
-        return token_logprobs(logits, asked)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(commit_stage, "token_logprobs", changed)
-        bench, errors = run(pool, params)
-    assert target_calls[:4] == [3, 1, 1, 1]
-    assert errors == {_ROW: "its log-probabilities failed: ZeroDivisionError: odd"}
-    assert_alone(pool, params, bench)
-
-
 def test_a_row_that_no_token_can_be_chosen_for(
     pool: ModelPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,19 +142,3 @@ def test_a_row_whose_place_in_its_text_is_not_known(
     for row, (made, wanted) in enumerate(zip(bench.made(), expected.made(), strict=True)):
         assert made == wanted[: len(made)]
         assert row == _ROW or len(made) >= 4, "a token in each cycle"
-
-
-@pytest.mark.parametrize("call", [1, 2, 3, 4])
-def test_places_that_cannot_be_told_once_cost_a_draft_at_most(
-    pool: ModelPool, monkeypatch: pytest.MonkeyPatch, call: int
-) -> None:
-    """Some of the calls are for the drafts, and some for the target's pass."""
-    params, calls = PARAMS["plain"], itertools.count(1)
-    expected, _ = run(pool, params)
-    with monkeypatch.context() as patch:
-        spoil(patch, DecodingRows, "output_positions", lambda *_: next(calls) == call)
-        bench, errors = run(pool, params)
-    assert errors == {}
-    for made, wanted in zip(bench.made(), expected.made(), strict=True):
-        assert made == wanted[: len(made)]
-        assert len(made) >= 4, "a token in each cycle"

@@ -59,13 +59,6 @@ def test_no_row_is_committed_more_than_its_request_may_have(
     assert manager.committed(1).tolist() == [4, 5, 6]
 
 
-def test_a_closed_row_is_forgotten(rows: DecodingRows) -> None:
-    rows.close(0)
-    with pytest.raises(KeyError):
-        rows.remaining(np.array([0]))
-    assert rows.remaining(np.array([1])).tolist() == [4]
-
-
 @pytest.mark.parametrize(
     ("params", "ends"),
     [

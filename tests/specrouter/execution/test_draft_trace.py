@@ -1,6 +1,5 @@
 """A request that asks is told who proposed its tokens, as the models themselves would have it."""
 
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
@@ -56,11 +55,6 @@ def test_cycles_add_up_to_the_output(
         assert {name for draft in drafts for name in draft.proposed_by} == {"target"}
 
 
-def test_tokens_whose_trace_was_lost_are_the_targets() -> None:
-    lost = CycleDraft(chain=("target",), texts=("a", "b", "c"))
-    assert lost.proposed_by == ("target",) * 3
-
-
 def test_a_token_is_put_down_to_the_first_model_that_would_choose_it(router: ChainRouter) -> None:
     """Greedy, width 1: whoever proposed a token finds it the likeliest, and nobody before does."""
     models = {
@@ -85,16 +79,6 @@ def test_a_token_is_put_down_to_the_first_model_that_would_choose_it(router: Cha
         proposed += draft.proposed_by
         text += output.token_ids[len(text) - len(PROMPT) :][: len(draft.texts)]
     assert set(proposed) == set(NAMES), "each proposed something that was accepted"
-
-
-def test_who_does_not_ask_is_told_nothing_and_gets_the_same_tokens(router: ChainRouter) -> None:
-    plain = SamplingParams(max_new_tokens=40, ignore_eos=True)
-    outputs = [
-        router.generate([PROMPT], params, Speculation(chain, depth=3))[0]
-        for params, chain in itertools.product((plain, PARAMS), (NAMES, ("target",)))
-    ]
-    assert [output.drafts is None for output in outputs] == [True, True, False, False]
-    assert len({tuple(output.token_ids) for output in outputs}) == 1
 
 
 def test_of_other_requests_outputs_only_what_was_accepted_is_told(

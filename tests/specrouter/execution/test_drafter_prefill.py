@@ -13,11 +13,11 @@ from torch import Tensor
 
 from modelpool import ModelPool
 from processors import ActiveModel, PrefillProcessor
-from specrouter.cycle import CATCH_UP_TOKENS, LEAST_CHUNK, ChainGroup, CycleResult, DraftShape
+from specrouter.cycle import LEAST_CHUNK, ChainGroup, CycleResult, DraftShape
 from specrouter.execution.model_comparison import ModelComparison
 from specrouter.execution.model_states import ModelStates
 from specrouter.request.params import Chain, SamplingParams
-from tests.specrouter.execution.test_executor import PAIR, TRIPLE, Bench, fail
+from tests.specrouter.execution.test_executor import PAIR, TRIPLE, Bench
 
 ALONE: Chain = ("target",)
 LONG = [(7 * place) % 310 + 3 for place in range(81)]
@@ -106,45 +106,6 @@ def test_others_draft_in_each_cycle_while_a_prompt_of_20_chunks_is_read(
     assert all(cycle[name] <= 4 for cycle in read for name in chain)
     # The text grows by one token a cycle meanwhile; the last few are read in passing.
     assert len(LONG) // 4 < cycles < len(LONG) // 3 + 3
-    bench.assert_alone()
-
-
-def test_a_lag_of_a_few_tokens_is_read_in_passing(
-    pool: ModelPool, read: list[Counter[str]]
-) -> None:
-    bench = Bench(pool, prompts=SHORT, params=SAMPLED, chunk=2)
-    for _ in range(CATCH_UP_TOKENS - 2):
-        bench.cycle(ALONE)
-    read.clear()
-    assert drafters(bench.cycle(PAIR)) == {0, 1, 2}
-    assert sum(cycle["small"] for cycle in read) <= 2
-
-
-def test_nothing_is_read_for_a_rows_last_token(pool: ModelPool, read: list[Counter[str]]) -> None:
-    params = SamplingParams(max_new_tokens=2, ignore_eos=True)
-    bench = Bench(pool, prompts=[LONG[:20]], params=params)
-    read_prompts(bench)
-    result = bench.cycle(PAIR)
-    assert not read[-1]
-    assert not result.behind_rows
-    assert len(bench.made()[0]) == 2
-
-
-def test_a_model_that_fails_while_it_catches_up_is_passed_over(
-    pool: ModelPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench = Bench(pool, prompts=[LONG, *SHORT], params=SAMPLED, chunk=16)
-    bench.cycle(TRIPLE)
-    fail(monkeypatch, "small")
-    result = bench.cycle(TRIPLE)
-    assert [failure.model for failure in result.failures] == ["small"]
-    assert len(result.commits) == 4
-    # The intermediate drafts for those that it has read.
-    assert {commit.chain for commit in result.commits if commit.row} == {("middle", "target")}
-    assert result.behind_rows == {0}
-    monkeypatch.undo()
-    while bench.cycle(TRIPLE, depth=1).behind_rows:
-        pass
     bench.assert_alone()
 
 

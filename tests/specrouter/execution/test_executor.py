@@ -33,10 +33,8 @@ from specrouter.cycle import (
     TargetError,
     TreeSelector,
 )
-from specrouter.execution.decoding_rows import DecodingRows
 from specrouter.execution.executor import Executor
 from specrouter.execution.hang_guard import HangGuard
-from specrouter.execution.model_comparison import ModelComparison
 from specrouter.execution.runtime import Runtime, sampler_for
 from specrouter.execution.runtime_parts import ExecutionSettings
 from specrouter.profile.profiler import PerformanceProfiler
@@ -44,8 +42,8 @@ from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS, Chain, Samplin
 from specrouter.request.spec import RequestSpec
 from specrouter.slo.tree_selection import global_greedy
 from statemgr import StateManager
+from test_support.triton_interpreter import needs_triton
 from tests.processors.trees import nodes_of
-from tests.triton_interpreter import needs_triton
 
 PROMPTS = [[5, 17, 300, 42, 9], [3, 4], [250, 1, 99]]
 BROKEN = RuntimeError("broken")
@@ -210,32 +208,6 @@ def test_rows_that_decode_and_prompts_are_read_in_one_pass(
     assert not bench.executor.states.lag("target", np.arange(3)).any()
 
 
-def test_what_drafters_met_in_a_row_is_forgotten_before_the_target_chooses(bench: Bench) -> None:
-    sampler, executor = bench.runtime.sampler, bench.executor
-    for row in (0, 1):
-        sampler.refuse(row, ValueError("a draft"))
-    with executor.states.cycle():
-        executor._stage.verify(plan_of([group(("target",), [0])]), [], CycleResult())
-    assert list(sampler.take_errors()) == [1]
-
-
-def test_rows_that_are_not_planned_stay_as_they_are(bench: Bench) -> None:
-    before = bench.manager.counts.copy()
-    bench.cycle(PAIR, rows=[1])
-    assert bench.manager.counts[[0, 2]].tolist() == before[[0, 2]].tolist()
-    assert bench.manager.counts[1] > before[1]
-
-
-def test_no_row_gains_more_than_it_may(pool: ModelPool) -> None:
-    bench = Bench(pool, max_new_tokens=2)
-    gained = [0, 0, 0]
-    while min(gained) < 2:
-        rows = [row for row in range(3) if gained[row] < 2]
-        for commit in bench.cycle(TRIPLE, rows, depth=8).commits:
-            gained[commit.row] += len(commit.tokens)
-    assert gained == [2, 2, 2]
-
-
 def test_a_failed_target_commits_nothing_and_the_next_cycle_works(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,19 +220,6 @@ def test_a_failed_target_commits_nothing_and_the_next_cycle_works(
     assert bench.manager.counts.tolist() == before.tolist()
     monkeypatch.undo()
     assert len(bench.cycle(PAIR).commits) == 3
-
-
-def test_what_fails_around_the_reading_of_prompts_is_not_put_down_to_the_target(
-    pool: ModelPool, target: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench = Bench(pool, prompts=[[*range(5, 45)]])
-    with monkeypatch.context() as patch:
-        patch.setattr(Sampler, "needs_paths", lambda *_: 1 / 0)
-        result = bench.run([], reads={0: 32})
-    assert not result.errors
-    bench.cycle(("target",))
-    assert bench.made()[0] == continuation(target, bench.prompts[0], 1)
-    bench.executor.close(0)
 
 
 @pytest.mark.parametrize("name", ["small", "middle"])
@@ -312,42 +271,6 @@ def test_odd_logits_off_an_intermediates_walk_are_no_failure(
 
 FOUR = [*PROMPTS, [12, 12, 40, 7, 301, 8, 8]]
 SAMPLED = SamplingParams(max_new_tokens=24, ignore_eos=True, temperature=0.9, top_k=40)
-
-
-def test_the_longest_drafts_stay_within_what_a_cycle_may_look_at(pool: ModelPool) -> None:
-    bench = Bench(pool, 60)
-    for width in (1, 4):
-        bench.cycle(TRIPLE, depth=MAX_DEPTH, width=width)
-    bench.assert_alone()
-
-
-@pytest.mark.parametrize(("near", "is_regular"), [(0, True), (1, True), (2, False)])
-def test_few_rows_near_their_ends_leave_a_cycle_regular(
-    near: int, is_regular: bool, pool: ModelPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench = Bench(pool, prompts=[[5, 9, 11 + index] for index in range(8)])
-    bench.cycle(PAIR, depth=4)  # the drafter reads the prompts
-    monkeypatch.setattr(DecodingRows, "remaining", lambda _, rows: np.where(rows < near, 3, 9))
-    result = bench.cycle(PAIR, depth=4)
-    assert result.cut_rows == set(range(near))
-    assert result.is_regular == is_regular
-
-
-def test_distributions_of_all_rows_are_compared_in_turn(
-    pool: ModelPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench = Bench(pool, prompts=[[5, 9, 11 + index] for index in range(8)])
-    compared: list[int] = []
-    real = ModelComparison._drafted
-
-    def noting(own: ModelComparison, draft: Any, drafter: str, index: int, *rest: Any) -> Any:
-        compared.append(index)
-        return real(own, draft, drafter, index, *rest)
-
-    monkeypatch.setattr(ModelComparison, "_drafted", noting)
-    for _ in range(8):
-        bench.cycle(PAIR, depth=2)
-    assert set(compared) == set(range(8))
 
 
 # Selection
@@ -425,37 +348,6 @@ def test_whatever_is_selected_the_targets_choice_is_committed(
     assert_target_alone(bench, target)
 
 
-def test_requests_with_likelier_drafts_get_more_of_the_targets_nodes(
-    bench: Bench, verified: list[dict[int, int]]
-) -> None:
-    for _ in range(3):
-        bench.cycle(PAIR, depth=4, width=3, nodes=5)
-    assert all(sum(each.values()) == 15 for each in verified)
-    assert any(len(set(each.values())) > 1 for each in verified)
-
-
-def test_a_selector_sees_the_groups_with_a_choice_and_how_much_the_others_verify(
-    bench: Bench, target: Any, verified: list[dict[int, int]]
-) -> None:
-    selector = Noting(lambda candidates: global_greedy(candidates, 7))
-    groups = [
-        group(PAIR, [2], depth=2, width=2),
-        group(TRIPLE, [0], depth=3),
-        group(("middle", "target"), [1], whole=True, depth=5, width=2),
-    ]
-    bench.run(groups, selector)
-    [candidates], [seen] = selector.asked, selector.rows
-    assert seen == [2, 0]  # group by group
-    assert selector.aside == [5 * 2]
-    assert candidates.worth.shape[0] == 2
-    assert candidates.counts[0] == 2 * 2
-    assert candidates.counts[1] > candidates.counts[0]
-    [sizes] = verified
-    assert sizes[1] == 5 * 2
-    assert sizes[0] + sizes[2] == 7
-    assert_target_alone(bench, target)
-
-
 @pytest.mark.parametrize(
     ("groups", "is_asked"),
     [
@@ -481,28 +373,6 @@ def test_only_drafts_that_leave_a_choice_are_selected_from(
     assert sum(verified[0].values()) == (
         0 if is_asked or groups[0].chain == ("target",) else 2 * 4 * 3
     )
-
-
-def test_a_group_with_a_choice_is_verified_whole_where_nobody_selects(
-    bench: Bench, verified: list[dict[int, int]]
-) -> None:
-    bench.run([group(PAIR, [0, 2], depth=3)])
-    assert verified == [{0: 9, 2: 9}]
-
-
-def test_a_failed_drafter_leaves_a_selector_what_the_others_drafted(
-    bench: Bench, target: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    groups = [group(PAIR, [0, 2]), group(("middle", "target"), [1])]
-    bench.run(groups, Noting(AtRandom(0)))
-    fail(monkeypatch, "small", after=1)
-    selector = Noting(AtRandom(1))
-    result = bench.run(groups, selector)
-    monkeypatch.undo()
-    assert [failure.model for failure in result.failures] == ["small"]
-    assert selector.rows == [[1]]
-    assert sorted(commit.row for commit in result.commits) == [0, 1, 2]
-    assert_target_alone(bench, target)
 
 
 def test_groups_whose_nodes_are_worth_no_number_decode_with_the_target_alone(
@@ -561,14 +431,6 @@ def test_a_static_tree_commits_the_targets_choice(
     if len(chain) == 2:
         assert verified[:3] == [dict.fromkeys(range(3), 20)] * 3
     assert_target_alone(bench, target)
-
-
-def test_a_row_with_little_room_drafts_the_top_of_a_static_tree(
-    pool: ModelPool, verified: list[dict[int, int]]
-) -> None:
-    bench = Bench(pool, max_new_tokens=4)
-    bench.run([static(PAIR)])
-    assert verified == [dict.fromkeys(range(3), 1 + 1 + 3)]
 
 
 # What verdicts teach

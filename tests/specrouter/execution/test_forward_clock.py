@@ -76,13 +76,6 @@ def test_a_stages_own_time_is_what_is_left_beside_its_forwards(
     assert clock.take_ms() == pytest.approx(30.0)
 
 
-def test_a_forward_that_raises_is_not_timed(clock: ForwardClock, told: Told) -> None:
-    with pytest.raises(RuntimeError, match="broken"), clock.watch("big", CPU)(1, 0.0):
-        raise RuntimeError("broken")
-    assert clock.take_ms() == 0.0
-    assert not told
-
-
 class Event:
     """As the accelerator's, which are over from the first ones on; nobody waits for them."""
 

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from checks.exact.models import pool_settings, save_family
 from specrouter import ChainRouter, RequestOutput, SamplingParams
 from specrouter.engine.request import Request
 from specrouter.engine.serving import streamed
@@ -21,7 +20,8 @@ from specrouter.execution.executor import Executor
 from specrouter.request.output import Delta
 from specrouter.request.spec import HandedKV
 from statemgr import RowKV
-from tests.modelpool.factories import HYBRIDS
+from test_support.factories import HYBRIDS
+from test_support.families import pool_settings, save_family
 
 PROMPT = tuple(5 + 7 * at % 300 for at in range(75))  # three chunks of 32
 KINDS = {
@@ -128,17 +128,6 @@ def test_recurrent_states_go_on_with_the_last_keys_and_values(
         decodes.instruments.check_integrity()
 
 
-def test_a_part_that_is_lost_is_read_again_with_what_follows(routers: Routers) -> None:
-    (reads, decodes), params = routers, KINDS["sampled"]
-    [whole] = reads.generate([list(PROMPT)], params)
-    for lost, saved in ((0, 0), (1, 32), (2, 64)):
-        parts, end = read(reads, params)
-        del parts[lost]
-        before = imported(decodes)
-        assert gone_on(decodes, params, end, parts).token_ids == whole.token_ids
-        assert imported(decodes) - before == saved
-
-
 def test_what_is_of_another_model_or_text_is_read_again(
     routers: Routers, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -156,29 +145,3 @@ def test_what_is_of_another_model_or_text_is_read_again(
     assert imported(decodes) == before
     assert "handed over of the model fp_other, not fp_" in caplog.text
     assert sum(decodes.instruments.engine_state().control_faults.values()) == 0
-
-
-def test_a_text_that_ends_with_its_first_token_does_not_go_on(routers: Routers) -> None:
-    reads, params = routers[0], KINDS["greedy"]
-    [whole] = reads.generate([list(PROMPT)], params)
-    for ends in (
-        replace(params, max_new_tokens=1),
-        replace(params, stop_token_ids=(whole.token_ids[0],)),
-    ):
-        _, end = read(reads, ends)
-        assert not end.goes_on
-        assert end.output is not None
-        assert end.output.token_ids == whole.token_ids[:1]
-
-
-def test_a_request_that_is_resumed_is_read_for_another_one_as_well(routers: Routers) -> None:
-    """Prompt and tokens of earlier attempts."""
-    (reads, decodes), params = routers, KINDS["penalties"]
-    [whole] = reads.generate([list(PROMPT)], params)
-    *parts, end = news(reads, params, prefill_only=True, generated=whole.token_ids[:5])
-    kv = [part.kv for part in parts if part.kv is not None]
-    assert kv[-1].stop == len(PROMPT) + 5
-    assert end.token_ids == whole.token_ids[5:6]
-    last = news(decodes, params, generated=whole.token_ids[:6], kv=HandedKV(kv))[-1]
-    assert last.output is not None
-    assert last.output.token_ids == whole.token_ids

@@ -6,15 +6,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from specrouter import ChainRouter, SamplingParams, Speculation
-from specrouter.execution.logprobs import AskedLogprobs, _shares, token_logprobs
+from specrouter.execution.logprobs import _shares
 from specrouter.request.output import TokenLogprobs
 from specrouter.request.spec import SpeculationOverride
 
@@ -60,35 +57,6 @@ def router(small_config: dict[str, Any]) -> Iterator[ChainRouter]:
 @pytest.fixture(scope="module")
 def target(small_family: dict[str, Path]) -> Any:
     return AutoModelForCausalLM.from_pretrained(str(small_family["target"]), dtype=torch.float32)
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.lists(st.tuples(st.integers(0, 8), st.integers(0, 29)), max_size=5),
-            st.integers(0, 40),
-        ),
-        min_size=1,
-        max_size=5,
-    ),
-    st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
-)
-def test_logprobs_of_many_requests_are_those_of_each_alone(
-    asked: list[tuple[list[tuple[int, int]], int]], dtype: torch.dtype
-) -> None:
-    logits = torch.randn(9, 30, generator=torch.Generator().manual_seed(1)).to(dtype)
-    many = []
-    for found, count in asked:
-        places, tokens = (np.array([one[part] for one in found], dtype=np.int64) for part in (0, 1))
-        many.append(AskedLogprobs(places, tokens, count))
-    with mock.patch("processors.logits._CPU_PART", 60):
-        entries = token_logprobs(logits, many)
-    for (found, count), own in zip(asked, entries, strict=True):
-        for (place, token), entry in zip(found, own, strict=True):
-            one = logits[place].to(torch.promote_types(dtype, torch.float32)).log_softmax(-1)
-            best, ids = one.topk(min(count, 30))
-            top = tuple(zip(ids.tolist(), best.tolist(), strict=True))
-            assert entry == TokenLogprobs(token, float(one[token]), top)
 
 
 def assert_of(entries: list[TokenLogprobs], logits: torch.Tensor) -> None:
@@ -147,18 +115,6 @@ def test_logprobs_that_are_no_numbers_end_their_request_alone(
     assert len(good.token_ids) == 4
 
 
-def test_no_logprobs_come_unasked_and_none_but_the_tokens_own_with_zero(
-    router: ChainRouter,
-) -> None:
-    none, own = router.generate(
-        [PROMPT] * 2,
-        [SamplingParams(max_new_tokens=4, ignore_eos=True, logprobs=count) for count in (None, 0)],
-    )
-    assert none.logprobs is None
-    assert own.logprobs is not None
-    assert [entry.top for entry in own.logprobs] == [()] * 4
-
-
 LONG = [(7 * i) % 300 + 3 for i in range(50)]
 
 
@@ -194,14 +150,3 @@ def test_a_prompts_logprobs_come_with_the_first_tokens_and_nobody_elses(
         assert all(delta.prompt_logprobs is None for delta in others)
     [plain] = router.generate([LONG[:20]], SamplingParams(max_new_tokens=4))
     assert plain.prompt_logprobs is None
-
-
-def test_a_prompts_logprobs_end_where_an_earlier_attempt_began(
-    router: ChainRouter,
-) -> None:
-    asked = SamplingParams(max_new_tokens=8, prompt_logprobs=0, ignore_eos=True)
-    whole = router.submit(LONG[:12], asked).result()
-    resumed = router.submit(LONG[:12], asked, generated=whole.token_ids[:3]).result()
-    assert resumed.token_ids == whole.token_ids
-    assert resumed.prompt_logprobs is not None
-    assert len(resumed.prompt_logprobs) == 12

@@ -13,9 +13,8 @@ import torch
 
 from modelpool import ModelPool
 from modelpool.packed_model import PackedModel
-from processors import NonFiniteLogits, PrefillProcessor, TokenTree
+from processors import PrefillProcessor, TokenTree
 from processors.pack import PackPlan, run_pack
-from specrouter.cycle import Ints
 from specrouter.execution.fault_guard import FaultGuard
 from specrouter.execution.forward_clock import ForwardClock
 from specrouter.execution.hang_guard import HangGuard
@@ -111,58 +110,6 @@ def test_what_cannot_be_compared_with_the_committed_text_is_read_anew(
         patch.setattr(TokenTree, "on_text", lambda *_: 1 / 0)
         states.settle()
     assert_read_anew(states, manager)
-
-
-def test_what_a_model_drafts_after_it_failed_is_read_anew(
-    states: ModelStates, manager: StateManager
-) -> None:
-    read(states, "small")
-    states.settle()
-    states.begin()
-    with pytest.raises(StageError), states.stage("small", ROWS):  # an audition
-        raise BROKEN
-    draft(states, "small")
-    for row in ROWS.tolist():
-        manager.extend(row, np.array([7, 8, 9]))
-    states.settle()
-    assert_read_anew(states, manager)
-
-
-def draft_nothing(states: ModelStates, rows: Ints) -> None:
-    """Of a token of each row, the first row's logits are no numbers."""
-    with states.stage("small", rows) as active:
-        state = active.state
-        state.append(rows, np.ones_like(rows), np.full_like(rows, -1), state.lengths(rows))
-        raise NonFiniteLogits("small", rows[:1])
-
-
-@pytest.mark.parametrize("staged", [ROWS, ROWS[:1]])
-def test_a_model_whose_logits_are_no_numbers_reads_the_rows_anew_where_they_are_none(
-    states: ModelStates, manager: StateManager, staged: Ints
-) -> None:
-    read(states, "small")
-    with pytest.raises(StageError):
-        draft_nothing(states, staged)
-    states.settle()
-    assert lengths(manager, "small") == [0, 1]
-    manager.check_integrity()
-
-
-def test_a_model_lags_by_what_it_has_not_read(states: ModelStates, manager: StateManager) -> None:
-    assert states.lag("target", ROWS).tolist() == [4, 1]
-    assert states.lag("small", ROWS).tolist() == [4, 1]
-    read(states, "small")
-    assert (states.lag("small", ROWS) <= 1).all()
-    assert states.lag("target", ROWS).tolist() == [4, 1]
-
-
-def test_a_model_that_was_loaded_anew_begins_with_an_empty_cache(
-    states: ModelStates, manager: StateManager, pool: ModelPool
-) -> None:
-    read(states, "small")
-    assert pool.evict("small")
-    with states.stage("small", ROWS) as active:
-        assert active.state.lengths(ROWS).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("is_settled", [True, False])

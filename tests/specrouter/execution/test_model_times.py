@@ -69,12 +69,6 @@ def learn(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], float]:
     return load
 
 
-def test_a_model_that_is_loaded_elsewhere_is_timed_anew(learn: Callable[[str], float]) -> None:
-    for device in ("gpu", "cpu", "gpu", "cpu"):
-        assert learn(device) == pytest.approx(MS[device], rel=0.01)
-        assert learn(device) == pytest.approx(MS[device], rel=0.01)
-
-
 def test_a_model_that_is_loaded_again_keeps_what_serving_taught(
     learn: Callable[[str], float], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ import pytest
 from modelpool import ModelPool
 from specrouter.cycle import Option
 from tests.specrouter.execution.test_chain_drafter import DraftingBench, paths
-from tests.specrouter.execution.test_executor import PAIR, fail
+from tests.specrouter.execution.test_executor import PAIR
 
 PHRASE = list(range(20, 60))
 QUOTING = [*PHRASE, 7, *PHRASE[:20]]
@@ -34,16 +34,6 @@ def test_a_row_that_quotes_drafts_by_itself_and_the_others_by_the_chain(pool: Mo
     assert bench.runtime.states.lag("small", rest.rows).max() <= 2
 
 
-def test_where_all_rows_quote_no_model_runs(
-    pool: ModelPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fail(monkeypatch, "small")
-    bench = DraftingBench(pool, left=LEFT, prompts=[QUOTING] * 3)
-    [quoted] = bench.drafts(PAIR, whole=False, quotes="suffix", predicted=PLANNED)
-    assert quoted.rows.tolist() == [0, 1, 2]
-    assert not quoted.failures
-
-
 @pytest.mark.parametrize(
     "given",
     [
@@ -66,21 +56,6 @@ def test_only_as_a_chains_own_drafter_is_a_look_up_a_forward(pool: ModelPool) ->
     assert "suffix" not in forwards().forwards
     bench.draft(("suffix", "target"), quotes="suffix")
     assert forwards().forwards["suffix"] > 0
-
-
-def test_a_quotation_ends_before_the_last_token_that_a_row_may_gain(pool: ModelPool) -> None:
-    bench = DraftingBench(pool, left=(9, 1, 21), prompts=[QUOTING] * 3)
-    [quoted, rest] = bench.drafts(PAIR, whole=False, quotes="suffix", predicted=PLANNED)
-    assert {row: max(map(len, found)) for row, found in paths(quoted).items()} == {0: 8, 2: 20}
-    assert rest.cut_rows.tolist() == [1]
-
-
-def test_a_pair_of_quotations_goes_on_as_far_as_it_may(pool: ModelPool) -> None:
-    bench = DraftingBench(pool, left=LEFT, prompts=PROMPTS)
-    pair = ("suffix", "target")
-    assert bench.draft(pair).result is not None
-    assert max(map(len, paths(bench.draft(pair))[0])) == 3
-    assert max(map(len, paths(bench.draft(pair, quotes="suffix"))[0])) == 20
 
 
 def test_a_look_up_that_fails_costs_nothing_but_itself(

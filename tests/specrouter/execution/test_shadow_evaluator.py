@@ -79,30 +79,10 @@ def test_a_drafter_is_accepted_where_it_would_have_chosen_the_text(
     assert evaluated(bench, tokens=tokens) == (agreed, tokens)
 
 
-def test_a_drafter_is_evaluated_on_what_it_has_not_read(pool: ModelPool) -> None:
-    bench = with_text(pool, SAMPLED, tokens=18)
-    assert evaluable(bench) == [18, 18, 18]
-    assert evaluated(bench, tokens=30)[1] == 18
-    assert evaluable(bench) == [18, 0, 18]
-    bench.cycle(("target",))
-    assert evaluable(bench) == [19, 1, 19]
-
-
 def test_nobody_is_evaluated_whose_choices_cannot_be_made_again(pool: ModelPool) -> None:
     reading = dataclasses.replace(SAMPLED, frequency_penalty=0.5)
     assert evaluable(with_text(pool, reading)) == [0, 0, 0]
     assert evaluable(with_text(pool, SAMPLED), "middle") == [0, 0, 0]  # it would have to be loaded
-
-
-def test_the_cycle_of_an_evaluation_goes_on_as_ever(pool: ModelPool) -> None:
-    plain, bench = with_text(pool, SAMPLED), with_text(pool, SAMPLED)
-    groups = [ChainGroup(chain=("small", "target"), shape=DraftShape(3), rows=ALL_ROWS)]
-    bench.run(groups, evaluation=ShadowEvaluation("small", 2, 8))
-    plain.cycle(("small", "target"), depth=3)
-    assert bench.made() == plain.made()
-    totals = bench.profiler.statistics()
-    assert totals.shadow_evaluations == 1
-    assert totals.exploration_ms > 0.0
 
 
 def test_a_drafter_that_fails_in_its_evaluation_costs_nobody_a_token(

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from checks.cache_damage import OF_FILE, OF_NUMBERS
 from specrouter.execution.model_times import TimeCache
 from specrouter.profile.time_curve import TimeCurve
 from specrouter.profile.time_regression import TimeRegression, TimeSample
+from test_support.cache_damage import OF_FILE, OF_NUMBERS
 
 DAMAGES = {**OF_FILE, **OF_NUMBERS}
 
@@ -56,16 +56,6 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(
     assert [path.name for path in tmp_path.iterdir()] == ["key.json"]
 
 
-def test_a_folder_that_cannot_be_written_costs_a_warning(
-    tmp_path: Path, times: TimeRegression, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "file").write_text("not a folder")
-    cache = TimeCache(tmp_path / "file" / "times")
-    cache.store("key", times)
-    assert "cannot keep times" in caplog.text
-    assert cache.load("key") is None
-
-
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_damaged_file_is_told_in_one_line_and_replaced(
     name: str, tmp_path: Path, times: TimeRegression, caplog: pytest.LogCaptureFixture
@@ -92,11 +82,3 @@ def test_what_a_killed_process_left_goes_after_an_hour(
     TimeCache(tmp_path).store("key", times)
     assert not old.exists()
     assert new.exists()
-
-
-def test_a_file_in_the_folders_place_gives_way(tmp_path: Path, times: TimeRegression) -> None:
-    (tmp_path / "times").write_text("")
-    cache = TimeCache(tmp_path / "times")
-    assert cache.load("key") is None
-    cache.store("key", times)
-    assert cache.load("key") is not None

@@ -18,7 +18,7 @@ from specrouter.http.app import create_app
 from specrouter.http.openai_fields import ChatRequest, CompletionRequest
 from specrouter.http.request_fields import GenerateRequest
 from specrouter.http.tokens import DetokenizeRequest, TokenizeChat, TokenizeText
-from tests.modelpool.factories import make_tokenizer
+from test_support.factories import make_tokenizer
 from tests.pure import few
 from tests.specrouter.fake_router import router_without_models
 from tests.specrouter.http.client import send

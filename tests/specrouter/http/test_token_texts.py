@@ -8,7 +8,7 @@ from typing import Any, cast
 from transformers import PreTrainedTokenizerBase
 
 from specrouter.http.token_texts import TokenTexts
-from tests.modelpool.factories import make_tokenizer
+from test_support.factories import make_tokenizer
 
 
 def test_the_bytes_of_tokens_are_those_of_the_text_they_cut(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from specrouter.profile.acceptance import (
     SHAPES,
     AcceptanceEstimator,
     JudgedTrees,
-    TreeAcceptance,
     path_rates,
     tree_rates,
 )
@@ -81,13 +80,6 @@ def test_overconfident_probabilities_count_for_what_they_were_worth() -> None:
     stated = np.log(np.sqrt([[0.8], [0.35]]))
     worth = estimator.worth(np.full((2, 1), ROOT), np.ones((2, 1), dtype=np.int64), stated)
     assert worth[:, 0] == pytest.approx([0.8, 0.35], abs=0.1)
-
-
-def test_without_evidence_a_probability_counts_as_it_is() -> None:
-    parents, depths = np.array([[ROOT, ROOT, 0, ROOT]]), np.array([[1, 1, 2, 0]])
-    log_probs = np.array([[np.log(0.5), np.log(0.3), np.log(0.1), -np.inf]])
-    worth = AcceptanceEstimator().worth(parents, depths, log_probs)
-    assert worth == pytest.approx(np.array([[0.5, 0.3, 0.1, 0.0]]))
 
 
 def test_a_modest_first_choice_is_worth_more_than_it_says_and_the_others_are_not() -> None:
@@ -166,15 +158,6 @@ def test_evidence_counts_half_after_its_half_life_without_news() -> None:
     assert later.alpha == now.alpha
 
 
-def test_evidence_that_was_forgotten_does_not_come_back_with_news() -> None:
-    estimator = taught(2, 1)
-    assert estimator.snapshot(299).alpha > 0.5
-    estimator.record_choices(np.full((4, 1), 0.9), np.zeros((4, 1), dtype=np.bool_), 20_000)
-    seen = estimator.snapshot(20_000)
-    assert seen.trials == pytest.approx(4.0, abs=0.01)
-    assert seen.alpha == pytest.approx(0.0, abs=0.01)
-
-
 @pytest.mark.parametrize("alpha", [0.3, 0.7, 0.95])
 @pytest.mark.parametrize(("depth", "width"), [(4, 1), (3, 3), (2, 4)])
 def test_the_prior_is_sequoias_greedy_choice_among_all_products(
@@ -192,13 +175,6 @@ def test_the_prior_is_sequoias_greedy_choice_among_all_products(
     assert not rates[depth * width :].any()
 
 
-@given(st.floats(0.0, 1.0))
-def test_the_prior_never_rises_with_the_rank(alpha: float) -> None:
-    rates = tree_rates(alpha)
-    assert (np.diff(rates, axis=1) <= 1e-12).all()
-    assert ((rates >= 0.0) & (rates <= 1.0)).all()
-
-
 def test_a_path_is_a_geometric_series_up_to_its_mean_length() -> None:
     lengths = np.full(len(SHAPES), 2.5)
     rates = path_rates(0.5, lengths)
@@ -212,18 +188,6 @@ def choices(accepted: int, count: int, width: int = 2) -> tuple[Floats, NDArray[
     said = np.zeros((count, width), dtype=np.bool_)
     said[:accepted, 0] = True
     return stated, said
-
-
-def test_choices_along_a_text_teach_what_trees_would() -> None:
-    estimator = AcceptanceEstimator()
-    estimator.record_choices(*choices(30, 40), cycle=0)
-    seen = estimator.snapshot(0)
-    assert (seen.alpha, seen.trials) == (0.75, 40.0)
-    worth = estimator.worth(
-        np.array([[ROOT, ROOT]]), np.ones((1, 2), dtype=np.int64), np.log([[0.6, 0.2]])
-    )
-    assert worth[0, 0] > 0.65
-    assert worth[0, 1] < 0.1
 
 
 def test_what_was_seen_just_now_tells_of_the_text_of_now() -> None:
@@ -240,13 +204,6 @@ def test_what_was_seen_just_now_tells_of_the_text_of_now() -> None:
     assert estimator.snapshot(229 + 240).alpha_now == pytest.approx(turned.alpha, abs=0.01)
 
 
-def test_little_evidence_of_the_text_of_now_changes_little() -> None:
-    usual = TreeAcceptance(0.6, 400.0)
-    assert usual.alpha_now == 0.6
-    assert 0.44 < replace(usual, recent_accepted=0.0, recent_trials=4.0).alpha_now < 0.6
-    assert replace(usual, recent_accepted=0.0, recent_trials=400.0).alpha_now < 0.1
-
-
 def test_first_choices_that_a_selection_left_say_nothing_of_the_text_of_now() -> None:
     rng, estimator = np.random.default_rng(3), AcceptanceEstimator()
     trees = judged(rng, 2, 2, 4)
@@ -260,23 +217,6 @@ def test_first_choices_that_a_selection_left_say_nothing_of_the_text_of_now() ->
     assert estimator.snapshot(0).trials > before
 
 
-def test_rows_of_which_nothing_was_drafted_do_not_hide_the_others() -> None:
-    rng, estimator = np.random.default_rng(3), AcceptanceEstimator()
-    trees = judged(rng, 1, 1, 4)
-    empty = np.array([[False], [False], [True], [False]])
-    few = replace(
-        trees,
-        log_probs=np.where(empty, -np.inf, trees.log_probs),
-        judged=trees.judged & ~empty,
-        accepted=trees.accepted & ~empty,
-    )
-    estimator.record(few, 0)
-    assert estimator.snapshot(0).recent_trials == 4, "who drafts nothing is right about nothing"
-    none = np.full_like(trees.log_probs, -np.inf)
-    estimator.record(replace(few, log_probs=none), 0)
-    assert estimator.snapshot(0).recent_trials == 8
-
-
 def test_deeper_choices_that_a_selection_left_do_not_flatter_the_text_of_now() -> None:
     """A selection by worth leaves the better of the deeper nodes: the roots alone are fair."""
     rng, estimator = np.random.default_rng(5), AcceptanceEstimator()
@@ -288,16 +228,6 @@ def test_deeper_choices_that_a_selection_left_do_not_flatter_the_text_of_now() -
         estimator.record(replace(trees, judged=seen), cycle)
     found, usual = estimator.snapshot(400), (EASY[0] + HARD[0]) / 2
     assert found.recent_accepted / found.recent_trials == pytest.approx(usual, abs=0.06)
-
-
-def test_a_drafter_that_has_nothing_to_draft_has_failed_once() -> None:
-    estimator, none = AcceptanceEstimator(), np.zeros((3, 0))
-    ints, bools = none.astype(np.int64), none.astype(np.bool_)
-    estimator.record(
-        JudgedTrees(parents=ints, depths=ints, log_probs=none, judged=bools, accepted=bools), 0
-    )
-    seen = estimator.snapshot(0)
-    assert (seen.alpha, seen.trials, seen.recent_trials) == (0.0, 3.0, 3.0)
 
 
 def test_drafts_that_were_picked_teach_what_they_are_worth_and_nothing_of_others() -> None:

@@ -5,22 +5,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from research.sim.roofline import RooflineTime
-from specrouter.profile.batch_time import MOST_TOKENS, BatchTime, CurveTime, Reserved
-from specrouter.profile.time_curve import TimeCurve
+from specrouter.profile.batch_time import MOST_TOKENS, BatchTime, CurveTime
 from tests.specrouter.predictions import flat, rising
 from tests.specrouter.slo_machines import OPT_7B, OPT_13B, OPT_30B
 
 coefficients = st.floats(0.0, 100.0)
 rooflines = st.lists(st.tuples(coefficients, coefficients, coefficients), min_size=1, max_size=3)
-
-
-@st.composite
-def curves(draw: st.DrawFn) -> CurveTime:
-    tokens = sorted(draw(st.sets(st.integers(1, 2000), min_size=1, max_size=5)))
-    ms = sorted(draw(st.lists(st.floats(0.1, 500.0), min_size=len(tokens), max_size=len(tokens))))
-    curve = TimeCurve(tuple(zip(map(float, tokens), ms, strict=True)), draw(st.floats(0.0, 5.0)))
-    small = st.floats(0.0, 20.0)
-    return CurveTime(curve, draw(small), draw(small), draw(st.floats(0.0, 4096.0)))
 
 
 def is_inverse(times: BatchTime, ms: float, steps: int) -> bool:
@@ -37,24 +27,12 @@ def test_no_batch_within_a_time_is_larger(times: RooflineTime, ms: float, steps:
     assert is_inverse(times, ms, steps)
 
 
-@given(curves(), st.floats(0.0, 1e4), st.integers(0, 16))
-def test_so_it_is_over_measured_curves(times: CurveTime, ms: float, steps: int) -> None:
-    assert is_inverse(times, ms, steps)
-
-
 def test_a_prompt_of_any_length_takes_as_many_full_batches_as_it_needs() -> None:
     times = CurveTime(rising(10.0), around_ms=2.0, most=36)
     full = times.ms(36)
     for tokens in (1, 36, 37, 72, 100, 1_000_000):
         batches, rest = divmod(tokens - 1, 36)
         assert times.ms(tokens) == pytest.approx(batches * full + times.ms(rest + 1))
-
-
-@given(st.integers(1, 5000), st.integers(0, 10), st.sampled_from([OPT_7B, OPT_13B, OPT_30B]))
-def test_what_a_batch_takes_leads_back_to_it(tokens: int, steps: int, times: RooflineTime) -> None:
-    back = times.tokens_within(times.ms(tokens, steps), steps)
-    assert back >= tokens
-    assert times.ms(back, steps) == pytest.approx(times.ms(tokens, steps))
 
 
 @pytest.mark.parametrize(
@@ -66,19 +44,6 @@ def test_published_machines_read_as_many_tokens_as_their_coefficients_say(
 ) -> None:
     assert times.tokens_within(50.0, steps) == within_50
     assert times.tokens_within(100.0, steps) == within_100
-
-
-def test_a_term_that_takes_too_long_by_itself_leaves_no_token() -> None:
-    assert OPT_13B.tokens_within(40.0, steps=14) == 0
-    assert RooflineTime(((0.0, 1.0, 5.0),)).tokens_within(6.0, 1) == MOST_TOKENS
-    assert RooflineTime(((0.0, 1.0, 5.0),)).tokens_within(5.9, 1) == 0
-
-
-def test_what_is_reserved_of_every_batch_is_not_left() -> None:
-    times = Reserved(OPT_7B, 66)
-    assert times.tokens_within(50.0) == 300
-    assert times.tokens_within(26.0) == 0
-    assert times.ms(300) == OPT_7B.ms(366)
 
 
 def test_a_curve_adds_drafting_steps_and_the_work_around() -> None:

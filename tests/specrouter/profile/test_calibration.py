@@ -19,10 +19,6 @@ def said(known: Calibration, stated: float, place: int) -> float:
     return float(known.probability(np.array([stated]), np.array([place]))[0])
 
 
-def test_an_untaught_calibration_believes_what_is_stated() -> None:
-    assert said(Calibration(), 0.3, 0) == pytest.approx(0.3)
-
-
 @pytest.mark.parametrize(("stated", "truth"), [(0.3, 0.6), (0.7, 0.35), (0.02, 0.2)])
 def test_a_stated_probability_becomes_the_observed_share(stated: float, truth: float) -> None:
     assert said(taught(stated, truth), stated, 0) == pytest.approx(truth, abs=0.03)
@@ -33,16 +29,6 @@ def test_places_among_siblings_are_told_apart() -> None:
     assert said(known, 0.3, 1) > 0.5
     assert said(known, 0.3, 0) == pytest.approx(0.3)
     assert said(known, 0.3, 5) == said(known, 0.3, 2)  # all later ones are alike
-
-
-def test_a_few_nodes_move_little() -> None:
-    known = Calibration()
-    known.record(np.full(2, 0.3), np.zeros(2, np.int64), np.ones(2, np.bool_))
-    assert 0.3 < said(known, 0.3, 0) < 0.5
-
-
-def test_nothing_is_certain() -> None:
-    assert said(taught(0.97, 1.0), 0.97, 0) < 1.0
 
 
 def test_figures_are_of_predictions_made_before_their_outcomes() -> None:

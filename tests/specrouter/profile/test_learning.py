@@ -61,13 +61,6 @@ def test_a_regular_cycle_tells_its_time_and_the_tokens_beyond_the_targets_own() 
     assert seen.outcomes == [(PAIR, 2, 28.0, 32.0, 2.0, 3.0, True)]
 
 
-def test_a_cycle_in_which_nobody_drafts_is_of_another_stage() -> None:
-    alone = group(0, chain=("big",), predicted=None)
-    seen = learned(CycleResult(commits=commits(1)), alone)
-    assert (seen.cycles, seen.outcomes) == ([(32.0, 1, 1, "cycle")], [])
-    assert learned(CycleResult()).cycles == [(32.0, 0, 0, None)], "only prompts"
-
-
 FAILED = [ModelFailure("small", RuntimeError())]
 
 

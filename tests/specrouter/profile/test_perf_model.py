@@ -81,17 +81,6 @@ def test_a_lasting_change_of_one_model_is_followed(changed: str, factor: float) 
     assert known.slowdown == pytest.approx(1.0, abs=0.05)
 
 
-def test_a_lasting_change_of_large_packs_alone_is_followed() -> None:
-    known, quiet = machine(), jitter(0.0)
-    for _ in range(200):
-        serve(known, 1, lambda _, tokens: 1.5 if tokens == VERIFIED else 1.0, quiet)
-        known.record("target", 1, 128.0, TARGET.at(1, 128.0))
-        known.end_cycle()
-    curve = known.models()["target"]
-    assert curve.at(VERIFIED, 1280.0) == pytest.approx(1.5 * TARGET.at(VERIFIED, 1280.0), rel=0.08)
-    assert curve.at(1, 128.0) == pytest.approx(TARGET.at(1, 128.0), rel=0.01)
-
-
 def test_a_burst_while_nobody_drafts_changes_the_ratio_little_and_not_for_long() -> None:
     known = machine()
     serve(known, 60, alike, jitter(0.0))
@@ -103,18 +92,6 @@ def test_a_burst_while_nobody_drafts_changes_the_ratio_little_and_not_for_long()
     assert ratio(known) == pytest.approx(before, rel=0.02)
 
 
-def test_a_machine_that_is_faster_for_good_keeps_its_ratios() -> None:
-    known, quiet = machine(), jitter(0.0)
-    serve(known, 40, alike, quiet)
-    before = ratio(known)
-    serve(known, 200, lambda *_: 0.5, quiet)
-    assert ratio(known) == pytest.approx(before, rel=0.01)
-    expected = 0.5 * TARGET.at(VERIFIED)
-    assert known.slowdown * known.models()["target"].at(VERIFIED) == pytest.approx(
-        expected, rel=0.02
-    )
-
-
 def test_work_around_forwards_says_nothing_of_the_machine_but_is_as_slow() -> None:
     known, quiet = machine(), jitter(0.0)
     for factor in (1.0, 2.0):
@@ -124,15 +101,6 @@ def test_work_around_forwards_says_nothing_of_the_machine_but_is_as_slow() -> No
     assert known.slowdown > 1.8  # and the rest is usual by now
     assert known.slowdown * known.stages()["verify"].at(10) == pytest.approx(6.0, rel=0.05)
     assert "verify" not in known.models()
-
-
-def test_a_cycle_that_teaches_nothing_leaves_everything_as_it_was() -> None:
-    known = machine()
-    before = dict(known.models())
-    known.record("target", 1, 0.0, 1e3)
-    known.end_cycle(learns=False)
-    known.end_cycle()
-    assert (dict(known.models()), known.slowdown) == (before, 1.0)
 
 
 def test_curves_do_not_drift_in_noise() -> None:

@@ -8,12 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specrouter.cycle import DraftShape, Option
-from specrouter.profile.acceptance import UNTRIED_ALPHA, TreeAcceptance
-from specrouter.profile.cycle_times import Workload, curve_of, verification_ms
+from specrouter.profile.acceptance import TreeAcceptance
+from specrouter.profile.cycle_times import Workload, curve_of
 from specrouter.profile.prediction import Limits, OptionGrid, acceptance_rate, target_only
 from specrouter.profile.snapshot import Outcome, PerformanceSnapshot, TreeKey
-from specrouter.profile.time_curve import TimeCurve
-from specrouter.request.params import MAX_TREE_TOKENS, Chain
+from specrouter.request.params import Chain
 from tests.specrouter.predictions import PAIR, TRIPLE, flat, geometric, rising, snapshot
 
 ONE = Workload(requests=1)
@@ -37,28 +36,6 @@ def test_steps_without_a_model_rank_no_vocabulary() -> None:
     assert best(PAIR, ngram, workload=three).levels_ms == pytest.approx(4 * 0.3)
 
 
-def test_the_target_alone_costs_its_curve_at_the_number_of_requests() -> None:
-    known = snapshot({"big": rising(10.0)})
-    assert target_only(known, Workload(requests=1), "big").ms_per_token == 10.0
-    assert target_only(known, Workload(requests=8), "big").ms_per_token == 17.0
-
-
-def test_the_engines_own_time_is_part_of_a_cycle() -> None:
-    stages = {"verify": rising(0.5, 0.1), "cycle": flat(0.25), "draft": flat(100.0)}
-    known = snapshot({"big": flat(10.0)}, stages=stages)
-    assert target_only(known, Workload(requests=3), "big").cycle_ms == pytest.approx(
-        10 + 0.7 + 0.25
-    )
-
-
-def test_attention_costs_by_the_slots_that_it_reads() -> None:
-    known = snapshot({"big": TimeCurve(((1, 10.0), (64, 10.0)), slope_ms_per_million=1e4)})
-    # 3 queries over 200 slots each, 10 us a pair; reading each row is worth 1.6 queries.
-    assert target_only(known, Workload(requests=3, slots=200), "big").cycle_ms == pytest.approx(
-        25.6
-    )
-
-
 def test_a_pair_costs_its_drafts_and_one_verification() -> None:
     known = snapshot({"small": flat(1.0), "big": rising(10.0)}, {PAIR: 0.5})
     option = best(PAIR, known)
@@ -67,14 +44,6 @@ def test_a_pair_costs_its_drafts_and_one_verification() -> None:
     assert option.levels_ms == pytest.approx(4)
     assert option.cycle_ms == pytest.approx(4 + 14)
     assert option.ms_per_token == pytest.approx((4 + 14) / HALVES)
-
-
-def test_a_pair_costs_more_the_more_requests_share_the_pack() -> None:
-    known = snapshot({"small": rising(1.0, 0.5), "big": rising(10.0)}, {PAIR: 0.5})
-    option = best(PAIR, known, workload=Workload(requests=3))
-    # First the two tokens that the drafter never saw, of 3 requests, then 3 steps of 3 tokens.
-    assert option.levels_ms == pytest.approx(3.5 + 3 * 2.0)
-    assert option.cycle_ms == pytest.approx(9.5 + 24.0)  # the target reads 15 tokens
 
 
 def test_requests_beside_those_that_draft_wait_for_the_drafts_and_gain_a_token_each() -> None:
@@ -97,14 +66,6 @@ def test_a_wide_tree_costs_its_width_in_drafting_and_its_selected_nodes_in_verif
     assert option.cycle_ms == pytest.approx(6 + 14)
     second = 1.0 - 0.5 ** (2**0.64) - 0.5  # chance of a second choice, by the law
     assert option.tokens == pytest.approx(1 + 0.5 + 0.25 + second + 0.125)
-
-
-def test_each_draft_step_and_verified_place_costs_the_engine_time() -> None:
-    stages = {"draft": flat(0.1), "verify": rising(1.0, 0.1), "cycle": flat(0.2)}
-    known = snapshot({"small": flat(1.0), "big": flat(10.0)}, {PAIR: 0.5}, stages=stages)
-    option = best(PAIR, known)
-    assert option.levels_ms == pytest.approx(4 + 4 * 0.1)
-    assert option.cycle_ms == pytest.approx(4.4 + 10 + 1.4 + 0.2)
 
 
 @pytest.mark.parametrize("chain", [PAIR, TRIPLE])
@@ -163,13 +124,6 @@ def test_what_was_seen_of_a_whole_chain_outweighs_what_its_parts_promise() -> No
     assert option.tokens == pytest.approx(1 + 0.5 + 0.75 * 0.5**2)
 
 
-@pytest.mark.parametrize("depth", [16, 7, 5, 4])
-def test_chains_with_an_intermediate_are_drafted_as_deep_as_others(depth: int) -> None:
-    grid = OptionGrid(TRIPLE, triple(), ONE, Limits(depth=depth))
-    assert depth <= grid.best().shape.depth <= depth + 1  # the shape that stands for it
-    assert np.isfinite(grid.best().ms_per_token)
-
-
 def test_catching_up_is_spread_over_the_tokens_that_are_left() -> None:
     known = snapshot({"small": rising(1.0, 0.1), "big": rising(10.0)}, {PAIR: 0.5})
     behind = Workload(requests=1, remaining=20.0, lags={"small": 21.0, "middle": 500.0})
@@ -197,17 +151,6 @@ def test_earlier_outcomes_correct_a_prediction() -> None:
     assert (option.cycle_ms, option.tokens) == (option.plain_ms, option.plain_tokens)
     assert not option.sampled
     assert target_only(known, greedy, "big").ms_per_token == pytest.approx(10.0)
-
-
-@pytest.mark.parametrize("requests", [1, 20, 64, 300])
-def test_a_cycle_may_have_as_many_nodes_as_its_trees_where_they_cost_nothing(requests: int) -> None:
-    known = snapshot({"small": flat(1e-3), "big": flat(50.0)}, {PAIR: 0.9})
-    workload = replace(ONE, requests=requests)
-    assert OptionGrid(PAIR, known, workload, Limits()).best().shape.nodes == MAX_TREE_TOKENS
-    steep = snapshot({"small": flat(1e-3), "big": rising(1.0, 1.0)}, {PAIR: 0.9})
-    grid = OptionGrid(PAIR, steep, workload, Limits())
-    dearest_ms = grid.cycle_ms[grid.allowed].max() - grid.levels_ms.max()
-    assert dearest_ms == pytest.approx(requests * (1 + MAX_TREE_TOKENS), rel=1e-6)
 
 
 @pytest.mark.parametrize("chain", [PAIR, TRIPLE])
@@ -242,27 +185,6 @@ def test_expected_tokens_rise_with_the_nodes_and_stay_within_bounds(
     assert (grid.tokens >= 1.0).all()
     assert (grid.tokens <= 1.0 + grid.nodes + 1e-9).all()
     assert (grid.ms_per_token > 0.0).all()
-
-
-def test_a_verification_reads_judged_places_and_prompts_but_judges_only_the_places() -> None:
-    stages = {"verify": rising(1.0, 0.1), "cycle": rising(0.5, 0.5)}
-    known = snapshot({"big": rising(10.0)}, stages=stages)
-    found = verification_ms(known, Workload(requests=3), "big", np.array([3, 9]), 20)
-    assert found == pytest.approx([32.0 + 1.2 + 1.5, 38.0 + 1.8 + 1.5])
-    none = verification_ms(known, Workload(requests=3), "big", np.array([3]))
-    assert none[0] == pytest.approx(target_only(known, Workload(requests=3), "big").cycle_ms)
-
-
-def test_rows_beside_those_that_are_predicted_are_paid_for_too() -> None:
-    stages = {"verify": rising(1.0, 0.1), "cycle": rising(0.5, 0.5)}
-    known = snapshot({"big": rising(10.0)}, stages=stages)
-    batch = np.array([[3], [5]])
-    found = verification_ms(known, Workload(requests=3), "big", batch + np.array([0, 6]), 20, batch)
-    assert found.shape == (2, 2)
-    for row, requests in enumerate((3, 5)):
-        alike = np.array([requests, requests + 6])
-        alone = verification_ms(known, Workload(requests=requests), "big", alike, 20)
-        assert found[row] == pytest.approx(alone)
 
 
 DOMINANCE_TOKENS = 0.01  # that an option on the menu may be worse than one that is not
@@ -320,10 +242,6 @@ def test_an_untried_model_is_assumed_to_cost_its_share_of_the_targets_time() -> 
     known = snapshot({"big": flat(10.0)})
     assert curve_of(known, "middle", "big").at(1) == pytest.approx(1.0)
     assert curve_of(known, "small", "big").at(1) == pytest.approx(0.2)  # 1% counts as 2%
-
-
-def test_an_untried_pair_is_assumed_to_be_good() -> None:
-    assert acceptance_rate(PAIR[:1], PAIR[1], snapshot({})) == UNTRIED_ALPHA
 
 
 def test_observed_acceptance_weighs_by_its_evidence() -> None:

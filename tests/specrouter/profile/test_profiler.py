@@ -2,14 +2,12 @@
 
 import math
 import threading
-from typing import Any
 
 import numpy as np
 import pytest
 
 from specrouter.profile.acceptance import JudgedTrees
 from specrouter.profile.cycle_times import Workload
-from specrouter.profile.evidence import MOST_ERROR
 from specrouter.profile.prediction import Limits, OptionGrid, target_only
 from specrouter.profile.profiler import EngineStatistics, PerformanceProfiler
 from specrouter.profile.snapshot import Outcome, TreeKey
@@ -80,20 +78,6 @@ def test_a_profiler_that_does_not_learn_keeps_totals_only(profiler: PerformanceP
     assert profiler.statistics().model_ms == {"big": 160.0}
 
 
-def test_the_control_planes_time_is_a_stage_of_cycles_like_others(
-    profiler: PerformanceProfiler,
-) -> None:
-    for _ in range(20):
-        for stage, control_ms in (("cycle", 1.5), ("drafting", 4.0), (None, 900.0)):
-            profiler.record_forward("big", 1, 0.0, 10.0)
-            profiler.record_stage("verify", 3, 0.5)
-            profiler.record_cycle(10.5 + control_ms, 3, 3, stage)
-    stages = profiler.snapshot().stages
-    assert set(stages) == {"verify", "cycle", "drafting"}
-    assert stages["cycle"].at(3) == pytest.approx(1.5)
-    assert stages["drafting"].at(3) == pytest.approx(4.0)
-
-
 def test_a_prediction_with_the_control_planes_time_has_no_factor_for_it(
     profiler: PerformanceProfiler,
 ) -> None:
@@ -113,13 +97,6 @@ def test_a_prediction_with_the_control_planes_time_has_no_factor_for_it(
     assert (alone.plain_ms, pair.plain_ms) == pytest.approx((12.0, 17.0), rel=0.02)
     outcomes = profiler.snapshot().outcomes
     assert [outcome.time for outcome in outcomes.values()] == pytest.approx([1.0] * 2, abs=0.02)
-
-
-def test_a_stage_that_ran_several_times_counts_each(profiler: PerformanceProfiler) -> None:
-    for _ in range(20):
-        profiler.record_stage("draft", 3, 8.0, times=4)
-        profiler.record_cycle(8.0, 1, 1)
-    assert profiler.snapshot().stages["draft"].at(3) == pytest.approx(2.0)
 
 
 def test_a_model_is_idle_since_it_taught_or_was_loaded_and_without_weights_from_the_start() -> None:
@@ -175,39 +152,6 @@ def test_statistics_are_the_totals_of_what_was_recorded_before_they_were_taken(
     )
 
 
-def test_what_shadow_evaluations_cost_is_a_share_of_the_time(profiler: PerformanceProfiler) -> None:
-    profiler.record_cycle(90.0, 1, 1)
-    profiler.record_cycle(10.0, 1, 1)
-    profiler.record_shadow_evaluation(2.0)
-    profiler.record_shadow_evaluation(1.0)
-    assert profiler.snapshot().explored_share == pytest.approx(0.03, rel=0.01)
-    totals = profiler.statistics()
-    assert (totals.shadow_evaluations, totals.exploration_ms) == (2, 3.0)
-
-
-@pytest.mark.parametrize("spent_ms", [0.0, 5000.0])
-def test_what_may_be_explored_fades_within_minutes(
-    spent_ms: float, profiler: PerformanceProfiler
-) -> None:
-    profiler.record_shadow_evaluation(spent_ms)
-    for _ in range(10):
-        profiler.record_cycle(100.0, 1, 1)
-    early = profiler.snapshot().exploration_ms(0.01)
-    assert early == pytest.approx(0.0 if spent_ms else 10.0, rel=0.01)
-    for _ in range(4000):  # a few minutes
-        profiler.record_cycle(100.0, 1, 1)
-    late = profiler.snapshot().exploration_ms(0.01)
-    assert 800.0 < late < 1200.0  # as if nothing had been spent, and never more than a second
-    assert profiler.statistics().exploration_ms == spent_ms
-
-
-def test_nothing_is_explored_while_nothing_is_learned(profiler: PerformanceProfiler) -> None:
-    profiler.record_cycle(1e4, 1, 1)
-    assert profiler.snapshot().exploration_ms(0.01) > 0.0
-    profiler.is_learning = False
-    assert profiler.snapshot().exploration_ms(0.01) == 0.0
-
-
 def test_a_cycle_that_was_shorter_than_its_forwards_owes_the_control_plane_nothing(
     profiler: PerformanceProfiler,
 ) -> None:
@@ -217,39 +161,12 @@ def test_a_cycle_that_was_shorter_than_its_forwards_owes_the_control_plane_nothi
     assert profiler.statistics().control_ms == 4.0
 
 
-@pytest.mark.parametrize("variation", [math.nan, math.inf, -math.inf])
-def test_a_variation_that_is_no_number_is_ignored(
-    variation: float, profiler: PerformanceProfiler
-) -> None:
-    profiler.record_similarity(PAIR, variation)
-    assert not profiler.snapshot().similarity
-    profiler.record_similarity(PAIR, 0.2)
-    profiler.record_similarity(PAIR, variation)
-    assert profiler.snapshot().similarity[PAIR] == pytest.approx(0.8)
-    profiler.record_similarity(PAIR, 0.6)
-    assert profiler.snapshot().similarity[PAIR] == pytest.approx(0.8 - 0.05 * 0.4), "it moves"
-
-
 def test_similarity_promises_what_shared_noise_guarantees(profiler: PerformanceProfiler) -> None:
     profiler.record_similarity(PAIR, 0.2)
     for _ in range(2):
         promised = profiler.snapshot().promised_alpha
         assert promised[*PAIR, True] == promised[*PAIR, False] == pytest.approx(0.8 / 1.2)
         profiler.record_trees(KEY, trees(True, 8))  # which is known beside it
-
-
-def test_a_snapshot_does_not_change(profiler: PerformanceProfiler) -> None:
-    profiler.record_trees(KEY, trees(True))
-    before = profiler.snapshot()
-    for _ in range(50):
-        profiler.record_trees(KEY, trees(False))
-        profiler.begin_cycle()
-        profiler.record_similarity(PAIR, 0.5)
-    assert before.trees[KEY].alpha == 1.0
-    assert not before.similarity
-    frozen: Any = before.trees
-    with pytest.raises(TypeError):
-        frozen[KEY] = None
 
 
 def test_snapshots_may_be_taken_while_others_record(profiler: PerformanceProfiler) -> None:
@@ -292,25 +209,6 @@ def test_cycles_that_are_slower_or_bring_less_correct_predictions_of_their_mode(
     assert outcome(profiler).tokens == pytest.approx(0.75, abs=0.04)
     greedy = profiler.snapshot().outcomes[PAIR, 1, False]
     assert (greedy.time, greedy.tokens) == pytest.approx((1.0, 1.0)), "as predicted"
-
-
-def test_one_hiccup_hardly_counts_and_no_correction_is_absurd(
-    profiler: PerformanceProfiler,
-) -> None:
-    for _ in range(50):
-        profiler.record_outcome(PAIR, 1, 10.0, 10.0, 1.0, 1.0)
-    profiler.record_outcome(PAIR, 1, 10.0, 1e5, 1.0, 1.0)
-    assert outcome(profiler).time < 1.03
-    for _ in range(500):
-        profiler.record_outcome(PAIR, 1, 10.0, 1e5, 100.0, 0.0)
-    assert outcome(profiler).time == pytest.approx(math.exp(MOST_ERROR))
-    assert outcome(profiler).tokens == pytest.approx(math.exp(-MOST_ERROR))
-
-
-def test_a_cycle_that_others_shared_tells_of_tokens_only(profiler: PerformanceProfiler) -> None:
-    profiler.record_outcome(PAIR, 1, 0.0, 99.0, 60.0, 0.0)
-    assert outcome(profiler).time == 1.0
-    assert outcome(profiler).tokens < 1.0
 
 
 def test_outcomes_of_what_is_not_in_use_are_forgotten_and_do_not_come_back(

@@ -46,23 +46,10 @@ def test_the_most_tokens_within_a_time_are_the_most(
     assert stairs.at(most + 1, attended + slots * (most + 1)) > ms * (1 - 1e-12)
 
 
-def test_the_most_tokens_end_where_a_size_does() -> None:
-    stairs = Staircase(CURVE, SIZES)
-    for ms in np.linspace(4.0, 11.9, 30):
-        assert stairs.tokens_within(float(ms)) in SIZES
-    assert stairs.tokens_within(3.9) == 0
-
-
 def test_another_speed_keeps_the_sizes() -> None:
     twice = Staircase(CURVE, SIZES).scaled(2.0)
     assert twice == Staircase(CURVE.scaled(2.0), SIZES)
     assert twice.at(9, 1e6) == 2.0 * CURVE.at(16, 1e6)
-
-
-def test_a_model_without_sizes_has_its_plain_curve() -> None:
-    known = PerfModel()
-    known.learn("big", profiled(TARGET))
-    assert isinstance(known.models()["big"], TimeCurve)
 
 
 def test_forwards_count_for_the_size_that_they_were_filled_up_to() -> None:

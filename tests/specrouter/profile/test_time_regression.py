@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specrouter.profile.time_curve import TimeCurve
-from specrouter.profile.time_regression import TimeRegression, TimeSample, bucket_of, isotonic
+from specrouter.profile.time_regression import TimeRegression, TimeSample, isotonic
 from tests.specrouter.forward_times import SIZES, TARGET, TIMES_MS, jitter, profiled
 
 FORWARDS = st.lists(st.tuples(st.integers(1, 3000), st.floats(0, 1e6), TIMES_MS), max_size=60)
@@ -25,11 +25,6 @@ def curve_of(times: TimeRegression) -> TimeCurve:
 def serve(times: TimeRegression, count: int, tokens: int, ms: float, attended: float = 0.0) -> None:
     for _ in range(count):
         times.record(tokens, attended, ms)
-
-
-def test_sizes_are_put_to_the_nearest_bucket_in_proportion() -> None:
-    sizes = {n: bucket_of(n) for n in (0, 1, 2, 3, 4, 5, 7, 9, 10, 14, 27, 28, 200, 230, 1000)}
-    assert list(sizes.values()) == [1, 1, 2, 3, 4, 6, 8, 8, 12, 16, 24, 32, 192, 256, 1024]
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 1e3), st.floats(0.1, 10)), min_size=1, max_size=12))
@@ -81,29 +76,6 @@ def test_a_models_first_two_forwards_of_a_size_do_not_make_its_curve() -> None:
     assert curve_of(times).at(1) == pytest.approx(2.0)
 
 
-@pytest.mark.parametrize("slow", range(6))
-def test_a_pause_in_one_of_the_first_forwards_is_forgotten_at_once(slow: int) -> None:
-    times = TimeRegression()
-    for place in range(6):
-        times.record(4, 0.0, 160.0 if place == slow else 3.0)
-    assert curve_of(times).at(4) < 3.0 * 1.5
-
-
-@pytest.mark.parametrize("tokens", [3, 8, 24, 100, 256, 1024])
-def test_a_size_that_was_slow_at_first_is_not_condemned(tokens: int) -> None:
-    times, before = profiled(TARGET), curve_of(profiled(TARGET))
-    serve(times, 2, tokens, 1e4)  # kernels were compiled
-    assert curve_of(times) == before
-    serve(times, 1, tokens, 1e4)
-    assert curve_of(times).at(tokens) < 2.2 * before.at(tokens)
-
-
-def test_a_size_that_is_faster_than_thought_is_so_at_once() -> None:
-    times = profiled(TARGET)
-    serve(times, 1, 1024, 0.5 * TARGET.at(1024))
-    assert curve_of(times).at(1024) < 0.7 * TARGET.at(1024)
-
-
 def test_a_size_that_is_truly_slow_is_known_to_be_after_some_forwards() -> None:
     times = profiled(TARGET)
     serve(times, 150, 256, 160.0)  # four times that of half as many
@@ -121,12 +93,6 @@ def test_a_profile_tells_attentions_slope() -> None:
     curve = curve_of(profiled(TARGET))
     assert curve.slope_ms_per_million == pytest.approx(50.0)
     assert [curve.at(n) for n in SIZES] == pytest.approx([TARGET.at(n) for n in SIZES])
-
-
-def test_no_size_of_a_profile_takes_longer_than_a_larger_one() -> None:
-    samples = [TimeSample(n, 0.0, ms) for n, ms in ((1, 2.0), (4, 9.0), (16, 3.0), (64, 7.0))]
-    curve = curve_of(TimeRegression.profiled(samples))
-    assert [curve.at(n) for n in (1, 4, 16, 64)] == pytest.approx([2.0, 3.0, 3.0, 7.0])
 
 
 @pytest.mark.parametrize("slope", [0.0, 20.0, 200.0])
@@ -154,15 +120,6 @@ def test_sizes_that_are_not_visited_follow_near_ones_that_are() -> None:
     serve(times, 200, 8, 2.0 * TARGET.at(8))
     risen = [curve_of(times).at(n) / before.at(n) for n in SIZES]
     assert all(1.5 < each < 2.1 for each in risen)
-
-
-def test_sizes_that_are_visited_do_not_follow_others() -> None:
-    times = profiled(TARGET)
-    for _ in range(200):
-        serve(times, 1, 2, TARGET.at(2))
-        serve(times, 1, 64, 2.0 * TARGET.at(64))
-    assert curve_of(times).at(2) == pytest.approx(TARGET.at(2), rel=0.02)
-    assert curve_of(times).at(64) == pytest.approx(2 * TARGET.at(64), rel=0.05)
 
 
 @pytest.mark.parametrize(

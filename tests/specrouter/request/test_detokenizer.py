@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from specrouter.request.detokenizer import Detokenizer
-from tests.modelpool.factories import make_tokenizer
+from test_support.factories import make_tokenizer
 from tests.pure import few
 
 ALPHABET = st.one_of(
@@ -171,53 +171,6 @@ def test_the_text_goes_on_after_the_prompt(text: str, border: int) -> None:
         assert before + continued(tokenizer, prompt, rest) == text
 
 
-@given(TEXTS, st.integers(0, 60))
-@settings(max_examples=few(100), deadline=None)
-def test_a_prompt_changes_nothing_where_the_decoder_drops_no_space(text: str, border: int) -> None:
-    tokenizer = byte_level()
-    ids = ids_of(tokenizer, text)
-    prompt, rest = ids[:border], ids[border:]
-    assert continued(tokenizer, prompt, rest) == decoded(tokenizer, rest)
-
-
-@pytest.mark.parametrize("character", ["中", "😀"])
-@pytest.mark.parametrize("byte", [1, 2])
-def test_the_rest_of_the_prompts_last_character_stays_broken(character: str, byte: int) -> None:
-    """Nothing of what comes after it is lost, and nothing of the prompt comes again."""
-    data = character.encode()
-    pieces = cast(PreTrainedTokenizerBase, Pieces([b"x", data[:byte], data[byte:], b" y"]))
-    text = continued(pieces, (1, 2), (3, 4))
-    assert text == data[byte:].decode(errors="replace") + " y"
-
-
-def test_a_word_after_the_prompt_keeps_its_space() -> None:
-    tokenizer = byte_fallback()
-    bos, eos = id_of(tokenizer, "<s>"), id_of(tokenizer, "</s>")
-    prompt, answer = ids_of(tokenizer, "France"), ids_of(tokenizer, "is Paris.")
-    assert continued(tokenizer, (), answer) == "is Paris."
-    assert continued(tokenizer, (bos,), answer) == "is Paris."
-    for before in (prompt, prompt[-1:], [bos, *prompt], [*prompt, eos, bos]):
-        assert continued(tokenizer, before, answer) == " is Paris."
-    assert continued(tokenizer, prompt, [eos, *answer[:1], eos, *answer[1:]]) == " is Paris."
-
-
-def test_bytes_that_are_no_character_do_not_spoil_those_before() -> None:
-    tokenizer = byte_fallback()
-    emoji, bad = ids_of(tokenizer, "😀")[1:], id_of(tokenizer, "<0xFF>")
-    end = ids_of(tokenizer, "a")
-    assert continued(tokenizer, (), [*emoji, bad, *end]) == "😀\ufffd a"
-    assert continued(tokenizer, (), [*emoji, *[bad] * 9, *end]) == "😀" + "\ufffd" * 9 + " a"
-
-
-def test_ids_without_text_are_not_kept() -> None:
-    """A text that goes on after its end-of-text ids is decoded no slower for each of them."""
-    tokenizer = byte_fallback()
-    detok = Detokenizer(tokenizer, (), prompt=ids_of(tokenizer, "France"))
-    for _ in range(50):
-        assert detok.push(cast(int, tokenizer.eos_token_id)) == ""
-    assert len(detok._context) < 10
-
-
 @pytest.mark.parametrize(
     ("pieces", "stop", "shown"),
     [
@@ -243,17 +196,6 @@ def test_text_is_shown_as_soon_as_it_is_certain(
     assert stream(pieces, stop)[0] == shown
 
 
-def test_bytes_that_never_become_a_character_do_not_hold_the_text_back_for_ever() -> None:
-    shown, _ = stream([b"\xff"] * 20)
-    assert "".join(shown[:-1])
-    assert "".join(shown) == "\ufffd" * 20
-
-
-@pytest.mark.parametrize("stop", [["cd", "b"], ["b", "cd"]])
-def test_the_stop_text_that_begins_first_wins(stop: list[str]) -> None:
-    assert stream([b"abcd"], stop)[1].text == "a"
-
-
 @pytest.mark.parametrize(("keep", "text"), [(False, "one "), (True, "one END")])
 def test_a_stop_text_is_kept_where_asked_and_named(keep: bool, text: str) -> None:
     pieces = cast(PreTrainedTokenizerBase, Pieces([b"one E", b"N", b"D two"]))
@@ -277,12 +219,3 @@ def test_special_tokens_are_text_where_asked() -> None:
     special = tokenizer.eos_token_id
     for skip, text in ((True, ""), (False, tokenizer.eos_token)):
         assert Detokenizer(tokenizer, (), skip_special_tokens=skip).push(special) == text
-
-
-def test_bytes_that_are_no_characters_are_not_read_again_for_ever() -> None:
-    detok = Detokenizer(cast(PreTrainedTokenizerBase, Pieces([b"\x80"])), ())
-    shown = ""
-    for _ in range(1000):
-        shown += detok.push(1)
-        assert len(detok._pending) <= 256
-    assert shown + detok.finish() == "\ufffd" * 1000

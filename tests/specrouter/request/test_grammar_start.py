@@ -11,7 +11,7 @@ from specrouter.request import grammar_start
 from specrouter.request.grammar import GrammarCompiler
 from specrouter.request.params import RequestError
 from specrouter.request.structure import Structure
-from tests.modelpool.factories import make_tokenizer
+from test_support.factories import make_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -72,12 +72,3 @@ def test_what_fails_a_few_tokens_later_is_refused_before(
     with pytest.raises(RequestError) as caught:
         compiler.compile(TOO_LARGE[name])
     assert caught.value.field == "structure"
-
-
-def test_to_try_changes_nothing(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = compiler.compile(Structure("regex", "ab*c")).start().mask(())
-    monkeypatch.setattr(grammar_start, "_TRIED_TEXTS", 0)
-    untried = compiler.compile(Structure("regex", "ab*c|d{0}ab*c")).start().mask(())
-    assert tried is not None
-    assert untried is not None
-    assert (tried == untried).all()

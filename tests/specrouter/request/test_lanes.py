@@ -68,14 +68,6 @@ def test_as_many_wait_as_may_and_who_leaves_makes_room() -> None:
     using(test)
 
 
-def test_what_a_job_raises_is_told() -> None:
-    async def test(lanes: Lanes) -> None:
-        with pytest.raises(ZeroDivisionError):
-            await lanes.run("large", divmod, 1, 0)
-
-    using(test)
-
-
 def test_what_has_not_begun_when_lanes_are_closed_is_told_so() -> None:
     end = threading.Event()
 

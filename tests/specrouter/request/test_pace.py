@@ -14,23 +14,6 @@ END = 7
 THINKING, ANSWER = Stage(20.0, until_token=END), Stage(50.0)
 
 
-def test_an_output_without_stages_counts_from_its_first_token() -> None:
-    pace = Pace(())
-    assert (pace.stages, pace.decoded, pace.decode_ms(9.0)) == ((), 0, 0.0)
-    pace.take([1], 10.0)
-    pace.take([1, 2, 3], 11.0)
-    assert (pace.decoded, pace.decode_ms(12.0)) == (2, 2000.0)
-
-
-def test_a_stage_ends_with_its_token_and_the_next_one_counts_from_there() -> None:
-    pace = Pace((THINKING, ANSWER))
-    pace.take([1, 2], 1.0)
-    assert (pace.stages, pace.decoded) == ((THINKING, ANSWER), 1)
-    pace.take([1, 2, END, 4], 2.0)
-    assert (pace.stages, pace.ends) == ((ANSWER,), (3,))
-    assert (pace.decoded, pace.decode_ms(2.5)) == (1, 500.0)
-
-
 def test_stages_of_an_earlier_attempt_are_over() -> None:
     pace = Pace((THINKING, Stage(30.0, until_tokens=3), ANSWER), before=[1, END, 3])
     assert (pace.stages_before, len(pace.stages), pace.ends) == (1, 2, ())

@@ -21,14 +21,6 @@ from specrouter.request.params import (
 NAMES = ("ngram", "small", "middle", "big")
 
 
-def test_the_defaults_are_greedy_and_bounded() -> None:
-    params = SamplingParams()
-    assert (params.temperature, params.max_new_tokens, params.n) == (0.0, 128, 1)
-    neutral = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "min_tokens": 0}
-    assert {name: getattr(params, name) for name in neutral} == neutral
-    assert (params.seed, params.logprobs) == (None, None)
-
-
 BAD_VALUES: dict[str, list[Any]] = {
     "max_new_tokens": [0, 1.5, "8", True, None],
     "temperature": [-0.1, math.nan, math.inf, "hot", None],
@@ -82,36 +74,6 @@ def test_a_bad_value_names_its_field(field: str, value: Any) -> None:
     assert str(caught.value) == f"{field}: {caught.value.reason}"
 
 
-BOUNDS: dict[str, list[Any]] = {
-    "max_new_tokens": [1],
-    "temperature": [0, 2.5],
-    "top_p": [1, 1e-9],
-    "seed": [0, 2**64 - 1],
-    "min_p": [0, 1.0],
-    "repetition_penalty": [0.5],
-    "presence_penalty": [-2.0],
-    "frequency_penalty": [2],
-    "min_tokens": [128],
-    "n": [1, MAX_SAMPLES],
-    "logprobs": [0, MAX_LOGPROBS],
-}
-
-
-@pytest.mark.parametrize("field", BOUNDS)
-def test_the_bounds_themselves_are_allowed(field: str) -> None:
-    for value in BOUNDS[field]:
-        assert getattr(SamplingParams(**{field: value}), field) == value
-
-
-def test_lists_become_tuples_and_one_stop_text_stands_for_itself() -> None:
-    several: dict[str, Any] = {"stop": ["a", "b"], "stop_token_ids": [1, 2], "bad_words": "bad"}
-    params = SamplingParams(**several, bad_words_ids=[[1, 2], (3,)])  # type: ignore[arg-type]
-    assert (params.stop, params.stop_token_ids) == (("a", "b"), (1, 2))
-    assert (params.bad_words, params.bad_words_ids) == (("bad",), ((1, 2), (3,)))
-    one: Any = "end"
-    assert SamplingParams(stop=one).stop == ("end",)
-
-
 @pytest.mark.parametrize(
     "given",
     [{7: -100, 2: 1.5}, {"7": -100, "2": 1.5}, [(7, -100), ("2", 1.5)], [[7, -100.0], [2, 1.5]]],
@@ -126,19 +88,6 @@ def test_min_tokens_may_not_exceed_what_is_asked_for() -> None:
     with pytest.raises(RequestError, match="max_new_tokens, which is 4") as caught:
         SamplingParams(max_new_tokens=4, min_tokens=5)
     assert caught.value.field == "min_tokens"
-
-
-def test_parameters_can_be_hashed_whatever_their_processors_are() -> None:
-    class Unhashable:
-        __hash__ = None  # type: ignore[assignment]
-
-        def __call__(self, input_ids: Any, scores: Any) -> Any:
-            return scores
-
-    processors: Any = [Unhashable()]
-    params = SamplingParams(logits_processors=processors, logit_bias={1: 2.0})
-    assert params.logits_processors == tuple(processors)
-    assert hash(params) == hash(SamplingParams(logit_bias={1: 2.0}))
 
 
 BAD_OVERRIDES: dict[str, list[Any]] = {
@@ -179,13 +128,6 @@ def test_a_chain_that_is_none_of_the_pool_is_refused(chain: tuple[str, ...], rea
     with pytest.raises(RequestError, match=reason) as caught:
         Speculation(chain=chain).check_members(NAMES, "big", {"ngram"})
     assert caught.value.field == "speculation.chain"
-
-
-@pytest.mark.parametrize("chain", [None, ("big",), ("small", "big"), NAMES])
-def test_a_chain_of_the_pool_is_accepted(chain: tuple[str, ...] | None) -> None:
-    asked = Speculation(chain=chain)
-    asked.check_members(NAMES, "big", {"ngram"})
-    assert asked.chain == chain
 
 
 def test_max_tokens_is_another_name_of_max_new_tokens() -> None:

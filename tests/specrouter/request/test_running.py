@@ -20,10 +20,10 @@ from specrouter.request.output import Delta, FinishReason, RequestOutput, TokenL
 from specrouter.request.params import RequestError, SamplingParams
 from specrouter.request.running import RunningRequest
 from specrouter.request.spec import RequestSpec
-from tests.modelpool.factories import make_tokenizer
+from test_support.factories import make_tokenizer
 from tests.specrouter.fake_router import FakeEngine, router_without_models
 from tests.specrouter.faults import wait_until
-from tests.specrouter.request.test_detokenizer import byte_fallback, ids_of
+from tests.specrouter.request.test_detokenizer import ids_of
 
 PROMPT = (7, 8, 9)
 EOS = 0
@@ -121,16 +121,6 @@ def test_tokens_come_as_deltas_and_the_last_has_the_output(
     assert running.output.finish_reason == "length"
 
 
-@pytest.mark.parametrize("earlier", [0, 1])
-def test_the_text_goes_on_after_the_prompt_whoever_generated_its_beginning(earlier: int) -> None:
-    """A decoder that drops the space before a text's first word drops none before the answer."""
-    tokenizer = byte_fallback()
-    prompt, answer = ids_of(tokenizer, "France"), ids_of(tokenizer, "is Paris")
-    running = Running(tokenizer, answer[:earlier], prompt, max_new_tokens=len(answer))
-    running.accept(answer[earlier:], ALONE)
-    assert running.output.text == " is Paris"
-
-
 @pytest.mark.parametrize(
     ("params", "kept", "reason", "said"),
     [
@@ -160,22 +150,6 @@ def test_the_token_that_ends_the_output_is_part_of_it_and_what_follows_is_droppe
     assert (running.output.token_ids, running.output.finish_reason) == (kept, reason)
     assert running.output.text == tokenizer.decode(said)
     assert running.output.logprobs == running.deltas[-1].logprobs == logprobs_of(kept)
-
-
-def test_a_stop_text_is_not_part_of_the_text_and_its_tokens_are(
-    start: Start, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    ids = ids_of(tokenizer, "one END two")
-    running = start(stop=("END",))
-    for token in ids:
-        if not running.request.finished:
-            running.accept([token], ALONE)
-    assert running.output.text == "one "
-    assert running.output.finish_reason == "stop"
-    kept = running.output.token_ids
-    assert kept == ids[: len(kept)]
-    assert "END" in tokenizer.decode(kept)
-    assert "".join(delta.text for delta in running.deltas) == "one "
 
 
 def test_generated_tokens_count_as_output_and_are_not_delivered_again(
@@ -229,23 +203,6 @@ def test_acceptance_is_told_in_vllms_names_and_by_chain(start: Start) -> None:
         assert seen[name] == sum(each[name] for each in by_chain.values())
 
 
-def test_without_drafts_the_acceptance_is_that_of_no_step(start: Start) -> None:
-    running = start(max_new_tokens=1)
-    running.accept([11], ALONE)
-    seen = running.output.metrics.speculative_decoding
-    assert (seen["mean_acceptance_length"], seen["draft_acceptance_rate"]) == (1.0, 0.0)
-    assert (seen["acceptance_histogram"], seen["num_spec_steps"], seen["chains"]) == ([0], 0, {})
-
-
-def test_a_request_that_ends_before_its_first_token_has_no_times(start: Start) -> None:
-    running = start()
-    running.finish("error", "no memory")
-    assert (running.output.finish_reason, running.output.error) == ("error", "no memory")
-    assert (running.output.text, running.output.token_ids) == ("", [])
-    metrics = running.output.metrics
-    assert (metrics.ttft_ms, metrics.tpot_ms, metrics.cycles) == (None, None, 0)
-
-
 def test_of_two_threads_that_end_a_request_one_is_heard(start: Start) -> None:
     heard: list[Delta] = []
 
@@ -277,14 +234,14 @@ def test_cancelling_wakes_the_engine_and_may_be_repeated() -> None:
     assert len(woken) == 2
 
 
+# Objectives
+
+
 def test_a_handle_iterates_to_the_last_delta(start: Start) -> None:
     handle, request = RequestHandle(1, lambda: None), start(max_new_tokens=2).request
     handle.deliver(request.accept([11], ALONE))
     handle.deliver(request.accept([12], ALONE))
     assert [delta.token_ids for delta in handle] == [[11], [12]]
-
-
-# Objectives
 
 
 class Clock:
@@ -305,32 +262,6 @@ def serve_slowly(running: Running, clock: Clock, times_s: Sequence[tuple[float, 
     for after_s, count in times_s:
         clock.now_s += after_s
         running.accept([11] * count, ALONE)
-
-
-def test_the_clock_of_decoding_starts_at_the_first_token(start: Start, clock: Clock) -> None:
-    running = start(max_new_tokens=9)
-    clock.now_s += 7.0
-    assert (running.request.decode_ms(clock.now_s), running.request.decoded_tokens) == (0.0, 0)
-    running.accept([11], ALONE)
-    assert (running.request.decode_ms(clock.now_s), running.request.decoded_tokens) == (0.0, 0)
-    clock.now_s += 0.25
-    assert running.request.decode_ms(clock.now_s) == 250.0
-    running.accept([11, 12, 13], PAIR)
-    assert running.request.decoded_tokens == 3
-    assert running.request.decode_ms(clock.now_s + 0.5) == 750.0
-
-
-def test_tokens_of_an_earlier_attempt_are_not_decoded_in_this_one(
-    start: Start, clock: Clock
-) -> None:
-    objective = Objective(tpot_ms=100.0, ttft_ms=None)
-    running = start(generated=[11, 12, 13], spec={"objective": objective})
-    assert running.request.decoded_tokens == 0
-    serve_slowly(running, clock, [(9.0, 1), (0.25, 2)])
-    assert (running.request.produced_tokens, running.request.decoded_tokens) == (3, 2)
-    running.accept([EOS], ALONE)
-    assert running.output.metrics.attained
-    assert running.output.metrics.tpot_ms == pytest.approx(250 / 3)
 
 
 @pytest.mark.parametrize(
@@ -354,17 +285,6 @@ def test_an_objective_is_judged_by_the_decoding_and_by_the_first_token(
     assert running.request.objective == objective
 
 
-@pytest.mark.parametrize("reason", ["cancelled", "error", "timeout"])
-@pytest.mark.parametrize("commits", [[], [(0.0, 1)], [(0.0, 1), (0.001, 2)]])
-def test_what_was_cut_off_has_not_attained_its_objective(
-    start: Start, clock: Clock, reason: FinishReason, commits: list[tuple[float, int]]
-) -> None:
-    running = start(spec={"objective": Objective(tpot_ms=50.0, ttft_ms=None)})
-    serve_slowly(running, clock, commits)
-    running.finish(reason)
-    assert running.output.metrics.attained is False
-
-
 def test_times_of_every_10_tokens_end_with_the_text(start: Start, clock: Clock) -> None:
     running = start(max_new_tokens=21)
     # The last commit brings five tokens, of which the text takes two: they share its time.
@@ -376,16 +296,6 @@ def test_times_of_every_10_tokens_end_with_the_text(start: Start, clock: Clock) 
     assert metrics.to_json()["tpot_ms_every_10"] == list(metrics.tpot_ms_every_10)
 
 
-def test_the_metrics_carry_the_objective_into_json(start: Start) -> None:
-    asked: dict[str, Any] = {"tpot_ms": 1e-9, "ttft_ms": 2e9, "slo_class": "chat", "e2e_ms": 3e9}
-    running = start(spec={"objective": Objective(**asked)}, max_new_tokens=1)
-    running.accept([11], ALONE)  # one token has no TPOT
-    written = running.output.metrics.to_json()
-    asked |= {"stages": (), "on_unattainable": "best_effort", "implied_ttft_ms": None}
-    assert written["objective"] == asked
-    assert written["attained"] is True
-
-
 # Log-probabilities
 
 
@@ -395,14 +305,6 @@ def test_logprobs_end_at_a_stop_text(start: Start, tokenizer: PreTrainedTokenize
     assert running.output.finish_reason == "stop"
     assert running.output.logprobs == logprobs_of(running.output.token_ids)
     assert running.deltas[-1].logprobs == running.output.logprobs
-
-
-def test_logprobs_outlive_an_end_from_outside(start: Start) -> None:
-    running = start(logprobs=0)
-    running.accept([11], PAIR)
-    running.finish("cancelled")
-    assert running.deltas[-1].logprobs == []
-    assert running.output.logprobs == logprobs_of([11])
 
 
 # Samples
@@ -434,24 +336,6 @@ def test_a_sample_says_which_it_is_and_logprobs_that_nobody_asked_for_are_droppe
     running.accept([12], PAIR)
     assert [(delta.index, delta.logprobs) for delta in running.deltas] == [(2, None)] * 2
     assert (running.output.index, running.output.logprobs) == (2, None)
-
-
-def test_generate_gives_the_samples_of_each_prompt_in_turn(served: Served) -> None:
-    router, engine = served
-    other = SamplingParams(max_new_tokens=1)
-    outputs = router.generate([[1, 2], [3], [4]], [THREE, other, THREE])
-    assert_samples(outputs[:3])
-    assert (outputs[3].index, outputs[3].token_ids) == (0, [FIRST])
-    assert_samples(outputs[4:])
-    seeds = [output.seed for output in outputs]
-    assert len(set(seeds[:3])) == len(set(seeds[4:])) == 1
-    assert [request.spec.sample for request in engine.seen] == [0, 1, 2, 0, 0, 1, 2]
-
-
-def test_submit_all_gives_a_handle_for_each_sample(served: Served) -> None:
-    handles = served[0].submit_all([1, 2], THREE)
-    assert_samples([handle.result(60.0) for handle in handles])
-    assert len({handle.request_id for handle in handles}) == 3
 
 
 def test_submit_serves_one_sample_and_a_refused_prompt_leaves_none_queued(served: Served) -> None:

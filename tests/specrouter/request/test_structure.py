@@ -1,37 +1,27 @@
 """Structured texts: what a grammar allows, exactly as the target chooses, whoever drafts."""
 
 import copy
-import dataclasses
-import itertools
 import json
 import re
 import sys
 import threading
-from collections import Counter
-from pathlib import Path as Folder
 from typing import Any
 
 import jsonschema
 import numpy as np
 import pytest
-import torch
 from llguidance import LLTokenizer
 from llguidance.hf import from_tokenizer
 
-from checks.exact.arguments import open_oracle
-from checks.exact.arrangement import SELECTIONS, Arrangement, Mode, Routed, modes_of, policies_of
-from checks.exact.chi_square import fit_p_value
-from checks.exact.comparison import Case, all_divergences, assert_whole, compare
-from checks.exact.models import NAMES, pool_settings, save_family
-from checks.exact.oracle import Oracle
-from checks.exact.structures import SCHEMA, STRUCTURES, Reference
-from processors.grammar import Bits, GrammarError, Path
+from processors.grammar import Bits, Path
 from specrouter import ChainRouter, RequestError, SamplingParams, Speculation, Structure
 from specrouter.request.grammar import GrammarCompiler, RowGrammar, without_own_formats
+from test_support.families import NAMES
+from test_support.routers import assert_whole
+from test_support.structures import SCHEMA, STRUCTURES, Reference
 
 KINDS = pytest.mark.parametrize("structure", STRUCTURES, ids=lambda one: one.kind)
 PROMPTS = ((17, 230, 41), (5, 301, 64, 99, 12), (250, 1))
-NEW = 14
 
 
 @pytest.fixture(scope="module")
@@ -94,106 +84,10 @@ def test_masks_of_trees_are_those_of_each_text_read_from_its_beginning(
             one.advance(text[-1:])
 
 
-def ways_of(router: ChainRouter) -> list[Arrangement]:
-    """Every kind of chain, and what may be changed about its trees."""
-    rows = [
-        Arrangement(mode=mode, batch=8)
-        if isinstance(mode, str)
-        else Arrangement(mode=mode, batch=8, depth=5, width=1 + 2 * (index % 2))
-        for index, mode in enumerate(modes_of(router))
-    ]
-    shallow = (Arrangement(mode=NAMES, batch=8, depth=2, width=width) for width in (1, 2))
-    policies: list[Mode] = [mode for mode in policies_of(router) if isinstance(mode, Routed)]
-    chosen = [
-        Arrangement(
-            mode=Routed("static", NAMES),
-            batch=8,
-            depth=4,
-            width=3,
-            urgent=True,
-            trees=(("selection", selection), ("budget_tokens", 40)),
-        )
-        for selection in SELECTIONS
-    ]
-    shaped = [
-        Arrangement(
-            mode=Routed("static", NAMES), batch=8, depth=3, width=2, trees=(("selection", name),)
-        )
-        for name in ("whole", "adaserve", "specinfer", "greedy-of-a-form")
-    ]
-    return [
-        *rows,
-        *shallow,
-        *(Arrangement(mode=mode, batch=8) for mode in policies),
-        *chosen,
-        *shaped,
-    ]
-
-
-def settings_of(index: int, structure: Structure) -> SamplingParams:
-    several: list[dict[str, Any]] = [
-        {},
-        {"temperature": 1.0},
-        {"temperature": 1.3, "top_k": 20, "repetition_penalty": 1.2},
-        {"temperature": 0.8, "top_p": 0.9, "logit_bias": {40: 3.0}, "bad_words_ids": ((44,),)},
-    ]
-    changed = several[index % len(several)]
-    return SamplingParams(max_new_tokens=NEW, seed=index, structure=structure, **changed)
-
-
-@pytest.fixture(scope="module")
-def cases(router: ChainRouter) -> list[Case]:
-    """Each structure greedy and sampled in some way, and neighbours without a structure."""
-    oracle, found = open_oracle(router, "float64"), list[Case]()
-    for index, (structure, sampled) in enumerate(itertools.product(STRUCTURES, (False, True))):
-        setting = 1 + index // 2 % 3 if sampled else 0
-        prompt, params = PROMPTS[index % len(PROMPTS)], settings_of(setting, structure)
-        found.append(Case(prompt, params, oracle.tokens(prompt, params)))
-        if index < 4:
-            plain = dataclasses.replace(params, structure=None)
-            found.append(Case(prompt, plain, oracle.tokens(prompt, plain)))
-    return found
-
-
-@pytest.mark.exact
-def test_tokens_are_those_of_transformers_and_llguidance_under_every_arrangement(
-    router: ChainRouter, cases: list[Case]
-) -> None:
-    speculated = 0
-    for row in ways_of(router):
-        result = compare(router, cases, row)
-        assert not all_divergences([result]), row
-        speculated += result.speculated
-    assert speculated > 100
-    assert_whole(router)
-
-
-def test_log_probabilities_know_neither_structure_nor_speculation(router: ChainRouter) -> None:
-    params = SamplingParams(max_new_tokens=NEW, seed=3, temperature=1.0, logprobs=2)
-    params = dataclasses.replace(params, structure=STRUCTURES[1])
-    chain = Speculation(NAMES, depth=4, width=2)
-    alone, drafted = router.generate([PROMPTS[0]] * 2, params, ["off", chain])
-    assert alone.token_ids == drafted.token_ids
-    assert alone.logprobs is not None
-    assert drafted.logprobs is not None
-    for one, other in zip(alone.logprobs, drafted.logprobs, strict=True):
-        assert one.token_id == other.token_id
-        assert one.logprob == pytest.approx(other.logprob, abs=1e-9)
-
-
 def test_drafts_of_structured_texts_are_accepted(router: ChainRouter) -> None:
     params = SamplingParams(max_new_tokens=40, structure=Structure("regex", "[a-z]{40,}"))
     output = router.generate(PROMPTS[0], params, Speculation(NAMES, depth=4, width=2))[0]
     assert output.metrics.acceptance_length > 1.2
-
-
-def test_a_request_resumed_after_any_token_ends_alike(
-    router: ChainRouter, cases: list[Case]
-) -> None:
-    case = max((case for case in cases if case.params.structure), key=lambda c: len(c.reference))
-    for position in range(len(case.reference)):
-        handle = router.submit(case.prompt, case.params, generated=case.reference[:position])
-        assert tuple(handle.result(60).token_ids) == case.reference
 
 
 def test_every_sampled_text_fits_its_schema(router: ChainRouter) -> None:
@@ -219,18 +113,6 @@ def test_a_choice_is_one_of_the_texts_whatever_min_tokens_and_ignore_eos_say(
     assert {output.text for output in outputs} <= set(texts)
     assert len({output.text for output in outputs}) > 1
     assert {output.finish_reason for output in outputs} == {"eos"}
-
-
-def test_min_tokens_holds_a_structured_text_open_where_it_may_go_on(router: ChainRouter) -> None:
-    structure = Structure("regex", "[a-z]*")
-    params = [
-        SamplingParams(
-            max_new_tokens=30, temperature=1.0, seed=seed, min_tokens=9, structure=structure
-        )
-        for seed in range(8)
-    ]
-    for output in router.generate([PROMPTS[0]] * 8, params):
-        assert len(output.token_ids) > 9
 
 
 def test_what_excludes_all_that_a_structure_allows_ends_the_request_with_an_error(
@@ -262,22 +144,6 @@ def test_a_grammar_without_a_way_on_ends_its_own_request_alone(
     assert bad.error_field == "structure"
     assert good.token_ids == wanted.token_ids
     assert_whole(router)
-
-
-def test_a_matcher_that_fails_ends_its_own_request_alone(
-    router: ChainRouter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(row: RowGrammar, path: Path) -> Bits | None:
-        raise GrammarError("too many states")
-
-    monkeypatch.setattr(RowGrammar, "_find", fail)
-    params = [
-        SamplingParams(max_new_tokens=8, structure=STRUCTURES[0]),
-        SamplingParams(max_new_tokens=8, ignore_eos=True),
-    ]
-    bad, good = router.generate([PROMPTS[0]] * 2, params, Speculation(NAMES, depth=3))
-    assert bad.error == "the structure cannot go on: too many states"
-    assert good.finish_reason == "length"
 
 
 class PanicException(BaseException):
@@ -397,57 +263,6 @@ def test_generated_tokens_that_the_structure_does_not_allow_are_refused(
     with pytest.raises(RequestError) as caught:
         router.submit(PROMPTS[0], params, generated=[*digits, 300, 300])
     assert caught.value.field == "generated"
-
-
-def test_equal_structures_are_compiled_once(compiler: GrammarCompiler) -> None:
-    first = compiler.compile(Structure("regex", "a+b"))
-    assert compiler.compile(Structure("regex", "a+b")) is first
-
-
-# Drafts by models alike are often refused for their form; those of others for what they say.
-@pytest.mark.exact
-@pytest.mark.parametrize(("temperature", "noise"), [(0.0, 0.05), (1.0, 0.05), (1.0, 0.7)])
-def test_texts_follow_the_masked_distribution(
-    temperature: float, noise: float, tmp_path: Folder, tokens: LLTokenizer
-) -> None:
-    structure = Structure("choice", json.dumps(["the fox", "then", "thing", "a", "ab", "fox"]))
-    pool = pool_settings(save_family(tmp_path, noise=noise))
-    pool["models"].append({"name": "ngram", "source": "ngram"})
-    engine = {"max_requests": 16, "max_model_len": 64, "preload": False}
-    count = 200 if temperature else 4
-    with ChainRouter.from_config({"pool": pool, "engine": engine}) as router:
-        params = SamplingParams(max_new_tokens=20, temperature=temperature, structure=structure)
-        law = text_law(open_oracle(router, "float64"), params, tokens)
-        for number, chain in enumerate((("small", "target"), NAMES, ("ngram", *NAMES[1:]))):
-            each = [dataclasses.replace(params, seed=number * count + i) for i in range(count)]
-            outputs = router.generate([PROMPTS[1]] * count, each, Speculation(chain=chain, depth=3))
-            seen = Counter(tuple(output.token_ids) for output in outputs)
-            assert seen.keys() <= law.keys()
-            counts = np.array([seen[text] for text in law])
-            assert fit_p_value(counts, np.array(list(law.values()))) > 1e-4, chain
-        assert_whole(router)
-
-
-def text_law(oracle: Oracle, params: SamplingParams, tokens: LLTokenizer) -> dict[Path, float]:
-    """Each text that the structure allows, end included, and how probable it is."""
-    assert isinstance(params.structure, Structure)
-    prompt, whole = PROMPTS[1], dict[Path, float]()
-    reference = Reference(params.structure, tokens, len(prompt))
-    asked = dataclasses.replace(params, structure=None, logits_processors=(reference,))
-    open_texts: list[tuple[Path, float]] = [((), 1.0)]
-    while open_texts:
-        text, chance = open_texts.pop()
-        scores = oracle.processed_logits(torch.tensor([[*prompt, *text]]), asked, len(prompt))[0]
-        law = scores.softmax(-1)
-        if params.temperature == 0:
-            law = torch.zeros_like(law).index_fill_(0, scores.argmax(), 1.0)
-        for token in law.nonzero()[:, 0].tolist():
-            longer, p = (*text, token), chance * float(law[token])
-            if token in tokens.eos_tokens:
-                whole[longer] = p
-            else:
-                open_texts.append((longer, p))
-    return whole
 
 
 def test_a_list_or_a_mapping_is_kept_as_json() -> None:

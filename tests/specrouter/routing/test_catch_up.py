@@ -98,13 +98,6 @@ def test_a_text_that_is_asked_for_is_read_whatever_it_costs() -> None:
     assert not cycle(Reader(300 * CHUNK)).drafting(PAIR, running(1)).reads, "its last token"
 
 
-@pytest.mark.parametrize("gain_ms", [0.0, -5.0])
-def test_nothing_is_read_for_drafts_that_gain_nothing(gain_ms: float) -> None:
-    found = cycle(Reader(0, 20)).drafting(PAIR, running(500, 500), gain_ms)
-    assert found.able == {0}
-    assert not found.reads
-
-
 def test_all_requests_wait_for_what_is_read_for_one() -> None:
     def is_read(requests: int) -> bool:
         return bool(cycle(Reader(90), requests).drafting(PAIR, running(10), GAIN_MS).reads)
@@ -157,12 +150,6 @@ def test_rows_share_the_forwards_that_read_for_them() -> None:
     assert read(50, 50, 200) == pytest.approx([0.5 * whole, 0.5 * whole, 2 * whole])
 
 
-def test_many_short_lags_are_not_each_charged_a_forward() -> None:
-    lags = [9] * 128
-    found = cycle(Reader(*lags), 128).drafting(PAIR, running(*[30] * 128), GAIN_MS)
-    assert len(found.reads) == 128
-
-
 def test_a_long_text_that_ends_soon_does_not_count_against_a_chain() -> None:
     both = cycle(Reader(2, 40, 1_000_000), 5)
     lags = {"small": float(1 + 39 + 999_999)}
@@ -176,18 +163,6 @@ def test_a_long_text_that_ends_soon_does_not_count_against_a_chain() -> None:
     assert (found.requests, found.others) == (5, 0), "for another drafter it is read"
 
 
-def test_where_every_text_is_too_long_all_of_them_count() -> None:
-    lags = {"small": 999_999.0}
-    found = cycle(Reader(1_000_000)).payable(Workload(requests=1, lags=lags), "big", running(10))
-    assert (found.lags, found.requests, found.others) == (lags, 1, 0)
-
-
-def test_what_nobody_lacks_is_not_looked_at() -> None:
-    blind: Any = SimpleNamespace(slots_of=pytest.fail, missed=pytest.fail)
-    work = Workload(requests=2, lags={"small": 0.0})
-    assert cycle(blind, 2).payable(work, "big", running(9, 9)) is work
-
-
 def test_what_is_only_considered_is_neither_read_nor_left_out() -> None:
     both = cycle(Reader(0, 10 * CHUNK))
     found = both.drafting(PAIR, running(500, 500))
@@ -197,20 +172,9 @@ def test_what_is_only_considered_is_neither_read_nor_left_out() -> None:
     assert both.leaves_out
 
 
-def test_rows_that_are_never_read_for_are_not_left_out() -> None:
-    both = cycle(Reader(0, 1000 * CHUNK))
-    both.note(both.drafting(PAIR, running(500, 5), GAIN_MS))
-    assert not both.leaves_out
-
-
 def test_nothing_is_read_for_who_would_draft_at_once_where_nobody_drafts() -> None:
     both = cycle(Reader(25, 300))
     found = both.drafting(PAIR, running(500, 500))
     assert found.able_share == pytest.approx(0.25)
     both.note(found, drafts=False)
     assert both.ms == pytest.approx(0.75 * found.ms)
-
-
-def test_the_smallest_chunk_still_catches_up() -> None:
-    found = cycle(Reader(12), chunk=1).drafting(PAIR, running(500))
-    assert found.tokens == {"small": 2}, "while the text grows by one"

@@ -135,15 +135,6 @@ def test_where_nothing_may_be_verified_the_target_decodes_alone(how: str) -> Non
             assert {one.chain for one in plan.groups} == {ALONE}
 
 
-def test_trees_are_as_deep_as_the_time_allows() -> None:
-    depths = []
-    for ms in (52.0, 56.0, 60.0, 64.0, 90.0):
-        plan = within(planned("spec-8", 1), None, ms)
-        depths.append(max(one.shape.depth if len(one.chain) > 1 else 0 for one in plan.groups))
-    assert depths == sorted(depths)
-    assert len(set(depths)) >= 4
-
-
 def test_a_fixed_form_that_is_cut_is_a_tree_of_fewer_levels() -> None:
     form = Route(PAIR, DraftShape(8, 3), branching=SPECINFER_TREE)
     assert nodes_of(form) == 20

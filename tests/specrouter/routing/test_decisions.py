@@ -81,23 +81,10 @@ def test_and_at_once_when_the_load_is_another(before: int, after: int) -> None:
     assert chain == (TWIN if is_other else PAIR)
 
 
-def test_prompts_that_will_decode_are_part_of_the_load() -> None:
-    decided = Decided().settled()
-    assert decided.at(LATE + 1, TURNED, requests=4, reading=0) == PAIR
-    assert decided.at(LATE + 2, TURNED, requests=4, reading=4) == TWIN
-
-
 def test_a_shadow_evaluation_makes_it_due() -> None:
     decided = Decided().settled()
     decided.standing = replace(decided.standing, evaluated_at=LATE)
     assert decided.at(LATE + 1, TURNED) == TWIN
-
-
-def test_a_policy_may_decide_every_cycle() -> None:
-    decided = Decided("tests.specrouter.own_policies:DECIDING").settled()
-    in_use = decided.standing.in_use[SCHEDULED]
-    decided.at(LATE + 1, GOOD)
-    assert decided.standing.in_use[SCHEDULED].cycle == in_use.cycle + 1
 
 
 def test_only_a_switch_leaves_a_record() -> None:

@@ -13,19 +13,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from specrouter.config import SchedulerConfig, TreesConfig
-from specrouter.cycle import Candidates, ChainGroup, DraftShape, ShadowEvaluation, TreeSelector
-from specrouter.profile.cycle_times import Workload
+from specrouter.cycle import Candidates, ChainGroup, ShadowEvaluation, TreeSelector
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.profile.staircase import Staircase
-from specrouter.request.params import MAX_TREE_TOKENS, Chain, Speculation
+from specrouter.request.params import Chain, Speculation
 from specrouter.request.spec import SpeculationOverride
 from specrouter.routing.decision_record import DecisionRecord
-from specrouter.routing.decisions import INTERVAL
 from specrouter.routing.planner import Plan, Planner, progress_of
 from specrouter.routing.scheduler import ModelChainScheduler
 from specrouter.slo.admission import Admission
 from specrouter.slo.cycle_shape import LONGEST_WAIT
-from specrouter.slo.node_selection import GLOBAL_GREEDY, NodeSelection
+from specrouter.slo.node_selection import NodeSelection
 from specrouter.slo.tree_planner import TreePlanner, selection_of
 from specrouter.view import SCHEDULED, EngineView, InUse, RequestView, Standing
 from tests.specrouter.own_selections import FORMED
@@ -221,23 +219,6 @@ def test_decisions_are_less_and_less_frequent() -> None:
     assert sum(cycle < 48 for cycle in made) <= 11
 
 
-def test_decisions_are_kept_while_somebody_asks_and_always_for_what_is_left_open() -> None:
-    plan = Planned(Request())
-    plan.groups()
-    for depth, width in itertools.product(range(1, 17), range(1, 5)):
-        plan.requests[1] = Request(override=Speculation(None, depth, width))
-        plan.groups()
-    kept = plan.standing.in_use
-    assert len(kept) <= INTERVAL + 2
-    assert SCHEDULED in kept
-    assert (16, 4) in kept
-    plan.requests[1] = Request(override=Speculation(None, 1, 5))
-    plan.groups()
-    kept = plan.standing.in_use
-    assert len(kept) <= INTERVAL + 2
-    assert (1, 1) not in kept
-
-
 @pytest.mark.parametrize("beside", ["off", Speculation(chain=("twin", "big"), depth=1)])
 def test_requests_that_go_another_way_count_in_a_decision(beside: SpeculationOverride) -> None:
     times = {"small": flat(4.0), "twin": flat(4.0), "big": rising(50.0, 0.1)}
@@ -328,17 +309,6 @@ def test_a_named_chain_goes_without_the_models_that_rest() -> None:
     assert (group.chain, group.shape.depth, group.shape.width) == (PAIR, 4, 1)
 
 
-def test_what_a_request_asks_for_never_exceeds_the_largest_tree_and_path() -> None:
-    plan = Planned(
-        Request(override=Speculation(chain=PAIR, width=8)),
-        Request(override=Speculation(chain=TRIPLE)),
-        depth=16,
-    )
-    wide, long = plan.groups()
-    assert (wide.shape.depth, wide.shape.width) == (16, 4)
-    assert long.shape.depth == 16
-
-
 def test_a_request_may_ask_for_a_depth_and_leave_the_chain_to_the_scheduler() -> None:
     plan = Planned(
         Request(override=Speculation(depth=3, width=1)),
@@ -350,29 +320,6 @@ def test_a_request_may_ask_for_a_depth_and_leave_the_chain_to_the_scheduler() ->
     assert depths[1].chain == PAIR
     assert depths[1].shape.depth == 7  # between the shapes that are predicted
     assert len(plan.records) == 3
-
-
-@pytest.mark.parametrize("limits", [{"depth": 7}, {"depth": 13}, {"depth": 3, "width": 5}])
-def test_what_is_configured_is_not_exceeded_either(limits: dict[str, Any]) -> None:
-    [group] = Planned(Request(), **limits).groups()
-    assert group.chain == PAIR
-    assert group.shape.depth == limits["depth"]
-    assert group.shape.width <= limits.get("width", 8)
-
-
-@pytest.mark.parametrize("depth", range(14, 21))
-@pytest.mark.parametrize("is_asked", [False, True])
-def test_no_tree_is_larger_than_the_largest_whatever_depth_is_asked(
-    depth: int, is_asked: bool
-) -> None:
-    """Beyond the deepest shape that is predicted, too: it ended every plan of the cycle."""
-    known = snapshot({**TIMES, "big": flat(50.0)}, {PAIR: 0.98})  # wide trees cost nothing
-    plan = Planned(Request(override=Speculation(depth=depth)), known=known)
-    if not is_asked:
-        plan = Planned(Request(), known=known, depth=depth)
-    [group] = plan.groups()
-    assert group.shape.depth == depth
-    assert group.shape.depth * group.shape.width <= MAX_TREE_TOKENS
 
 
 # Shadow evaluations
@@ -397,13 +344,6 @@ def listening(*requests: Request, **settings: Any) -> Planned:
     return plan
 
 
-def test_an_idle_drafter_is_evaluated_in_one_cycle_of_four() -> None:
-    plan = listening(Request(override=Speculation(chain=PAIR)), Request())
-    assert evaluated(plan) == [4, 8]
-    plan.groups(12)
-    assert plan.last.shadow_evaluation == ShadowEvaluation("twin", 1, 30), "routed by the scheduler"
-
-
 @pytest.mark.parametrize(("greedy", "evaluated_row"), [(1, 1), (2, 0)])
 def test_who_is_evaluated_is_so_in_the_mode_that_is_decided_for(
     greedy: int, evaluated_row: int
@@ -422,16 +362,6 @@ def test_nobody_is_evaluated_who_rests_or_drafts_for_another_request() -> None:
     plan.groups(LATE + 4)
     assert plan.last.shadow_evaluation is None
     assert not evaluated(listening(Request(), Request(override=Speculation(chain=TWIN))))
-
-
-def test_nobody_is_evaluated_beside_prompts_or_where_nobody_chooses() -> None:
-    plan = listening(Request())
-    plan.prefill = Prefill(tokens=5)
-    assert not evaluated(plan)
-    assert not evaluated(listening(Request(), policy="static", chain=PAIR))
-    assert not evaluated(listening(Request(override=Speculation(chain=PAIR))))
-    assert not evaluated(listening(Request(override="off")))
-    assert not evaluated(Planned(Request(), known=QUIET))
 
 
 # Predictions whose outcomes a cycle tells
@@ -458,34 +388,6 @@ def test_groups_that_share_a_cycle_tell_of_their_tokens_only() -> None:
         Request(), Request(override=Speculation(chain=TWIN, depth=2)), Request(override="off")
     )
     assert predicted_ms(plan) == {PAIR: 0.0, TWIN: 0.0, ALONE: 0.0}
-
-
-def test_the_only_group_that_drafts_tells_of_the_time_of_all_that_decode_beside_it() -> None:
-    for named in (None, Speculation(chain=PAIR, depth=2)):
-        plan = Planned(Request(override=named), *(Request(override="off") for _ in range(3)))
-        found = predicted_ms(plan)
-        [group] = [group for group in plan.last.groups if group.chain == PAIR]
-        nodes = drafted(group) if named else plan.records[0].decision.shape.nodes
-        assert found[PAIR] == pytest.approx(group.shape.depth * 1.0 + 50.0 + (3 + nodes))
-        assert found[ALONE] == 0.0
-
-
-def test_prompts_that_end_beside_a_group_leave_its_time_untold() -> None:
-    plan = Planned(Request())
-    plan.prefill = Prefill(tokens=1000, requests=1)
-    plan.groups()
-    assert predicted_ms(plan) == {PAIR: 0.0, ALONE: None}
-
-
-def test_a_chain_that_a_request_names_is_predicted_too() -> None:
-    plan = Planned(Request(override=Speculation(chain=TWIN, depth=2)))
-    assert predicted_ms(plan) == {TWIN: pytest.approx(2 + 52)}
-    foreseen = plan.standing.foreseen
-    plan.groups()
-    assert plan.standing.foreseen == foreseen, "not anew in every cycle"
-    plan.requests |= {row: Request(override=Speculation(TWIN, 2)) for row in range(1, 4)}
-    # But for another number of requests, of whom the target reads 12 tokens.
-    assert predicted_ms(plan) == {TWIN: pytest.approx(2 + 50 + 3 * 4 - 1)}
 
 
 # What has room in memory at once
@@ -560,7 +462,6 @@ def test_all_models_of_a_cycle_have_room_at_once(
 
 MINE = frozenset({"small"})
 CHEAP = snapshot({"small": flat(0.5), "big": rising(50.0)}, {PAIR: 0.8})
-SHORT = snapshot({"small": flat(0.1), "big": rising(10.0)}, {PAIR: 0.8})
 # Sixteen requests decode faster alone; a node is accepted too rarely to be worth its millisecond.
 DEAR = snapshot({"small": flat(0.1), "big": rising(10.0)}, {PAIR: 0.5})
 URGENT_MS, LAX_MS = 24.0, 1e4  # per token, where a cycle of sixteen takes 25 ms
@@ -618,21 +519,6 @@ def test_progress_is_by_row_and_without_an_objective_nothing_is_needed() -> None
     assert progress.at(np.array([7, 2])).tolist() == [2, 0]
 
 
-def test_nodes_of_little_worth_do_not_keep_a_prompt_waiting() -> None:
-    plan = pairs(*(Request() for _ in range(4)), known=SHORT)
-    plan.prefill = Prefill(tokens=200)
-    plan.groups()
-    # Without the prompt's tokens, a millisecond of this cycle would be worth little.
-    worth = np.tile([0.9, *[0.1] * 7], (4, 1))
-    assert plan.selected(worth, np.arange(4)) == [1] * 4
-
-
-def test_prompts_that_are_being_read_count_as_requests_to_come() -> None:
-    few, many = pairs(Request()), pairs(Request())
-    many.prefill = Prefill(tokens=0, requests=31)
-    assert drafted(many.groups()[0]) < drafted(few.groups()[0])
-
-
 def test_urgent_requests_make_a_target_that_decodes_alone_use_the_best_chain() -> None:
     [alone] = crowd(None).groups()
     [lax] = crowd(LAX_MS).groups()
@@ -657,50 +543,6 @@ def test_urgent_requests_are_not_helped_by_a_drafter_that_fails_or_must_be_loade
     assert PAIR in plan.chains().values()
     plan.rows.unloaded = {"small"}
     assert set(plan.chains().values()) == {ALONE}
-
-
-def test_the_best_of_those_helps_urgent_requests_that_can() -> None:
-    times = {**DEAR.times, "twin": flat(0.1)}
-    plan = crowd(URGENT_MS, known=snapshot(times, {PAIR: 0.5, TWIN: 0.48}))
-    plan.available = frozenset({"small", "twin"})
-    plan.settle()
-    assert PAIR in plan.chains().values()
-    plan.available = frozenset({"twin"})
-    assert TWIN in plan.chains().values()
-
-
-def test_the_rows_of_those_that_go_another_way_make_requests_urgent() -> None:
-    known = snapshot({"small": flat(0.1), "big": rising(10.0, 2.0)}, {PAIR: 0.5})
-    plan = pairs(*(Request(tpot_ms=45.0) for _ in range(4)), known=known)
-    assert set(plan.chains().values()) == {ALONE}
-    plan.requests |= {row: Request(override="off") for row in range(4, 16)}
-    chains = plan.chains()
-    assert [chains[row] for row in range(16)] == [PAIR] * 4 + [ALONE] * 12
-
-
-@pytest.mark.parametrize("beside", ["off", Speculation(chain=PAIR, depth=2)])
-def test_urgent_requests_are_helped_beside_requests_that_go_another_way(
-    beside: SpeculationOverride,
-) -> None:
-    plan = crowd(URGENT_MS)
-    plan.requests[16] = Request(override=beside)
-    helped, other = sorted(plan.groups(), key=lambda group: len(group.rows), reverse=True)
-    assert helped.chain == PAIR
-    assert set(helped.rows.tolist()) >= {0, 1, 2, 3}
-    assert other.rows.tolist() == [16]
-
-
-def test_a_cycle_made_for_its_urgent_requests_says_nothing_of_the_prediction() -> None:
-    assert predicted_ms(crowd(URGENT_MS)) == {PAIR: None}
-
-
-def test_a_fixed_form_is_that_of_whoever_drafts() -> None:
-    fixed: dict[str, Any] = {"selection": FORMED, "policy": "static", "chain": PAIR, "depth": 2}
-    plan = pairs(Request(), Request(override="off"), **fixed, width=2)
-    branching = {group.chain: group.branching for group in plan.groups()}
-    assert branching == {PAIR: (2, 1), ALONE: None}
-    [path] = pairs(Request(), **fixed, width=1).groups()
-    assert path.branching is None, "where only paths are drafted"
 
 
 @pytest.mark.parametrize(
@@ -736,44 +578,11 @@ def taking_part(plan: Planned) -> list[int]:
 FEW, EVERYONE = list(range(4)), list(range(16))
 
 
-def test_rows_that_sit_out_are_in_no_group_and_a_cycle_without_them_is_not_predicted() -> None:
-    [group] = queue().groups()
-    assert group.rows.tolist() == FEW
-    assert (group.chain, group.predicted) == (ALONE, None)
-
-
 def test_who_sat_out_the_longest_wait_takes_part_once_and_waits_anew() -> None:
     plan = queue()
     for _ in range(3):
         assert [taking_part(plan) for _ in range(LONGEST_WAIT)] == [FEW] * LONGEST_WAIT
         assert taking_part(plan) == EVERYONE
-
-
-def test_who_takes_part_in_between_waits_anew() -> None:
-    plan = queue()
-    for _ in range(LONGEST_WAIT - 1):
-        assert taking_part(plan) == FEW
-    plan.requests = {row: plan.requests[row] for row in range(4, 16)}  # nobody to wait for
-    assert taking_part(plan) == EVERYONE[4:]
-    plan.requests |= {row: Request(tpot_ms=FEW_MS) for row in FEW}
-    assert [taking_part(plan) for _ in range(LONGEST_WAIT)] == [FEW] * LONGEST_WAIT
-    assert taking_part(plan) == EVERYONE
-
-
-def test_a_new_request_has_not_waited_what_the_one_before_did_in_its_row() -> None:
-    plan = queue()
-    for _ in range(LONGEST_WAIT):
-        plan.groups()
-    plan.requests |= {row: Request(tpot_ms=LOST_MS) for row in range(4, 16)}
-    assert taking_part(plan) == FEW
-
-
-def test_requests_that_go_another_way_never_sit_out() -> None:
-    plan = queue()
-    plan.requests[16] = Request(override="off", tpot_ms=LOST_MS)
-    plan.requests[17] = Request(override=Speculation(chain=PAIR, depth=2), tpot_ms=LOST_MS)
-    for _ in range(LONGEST_WAIT):
-        assert taking_part(plan) == [*FEW, 16, 17]
 
 
 # Who picks the nodes
@@ -797,16 +606,6 @@ def test_whole_trees_need_no_selector(
     assert plan.selector is None
 
 
-@pytest.mark.parametrize("settings", [{"nodes": 3}, {"trees": {"selection": "global-greedy"}}])
-def test_who_names_a_chain_has_its_nodes_selected_where_that_was_configured(
-    settings: dict[str, Any],
-) -> None:
-    plan = pairs(Request(override=Speculation(chain=PAIR, depth=4)), **settings)
-    [group] = plan.groups()
-    assert not group.whole
-    assert plan.selector is not None
-
-
 def test_a_budget_of_tokens_counts_roots_and_prompts() -> None:
     trees = {"budget_tokens": 23, "selection": "global-greedy"}
     # However much more would fill the pass, a budget that is configured stays as it is.
@@ -825,19 +624,6 @@ def test_a_budget_of_tokens_counts_roots_and_prompts() -> None:
     plan.prefill = Prefill(tokens=100)
     plan.groups()
     assert sum(plan.selected(paths(3), np.arange(3))) == 0
-
-
-def test_a_fixed_chain_has_its_budget_by_prediction() -> None:
-    fixed: dict[str, Any] = {"policy": "static", "chain": PAIR, "depth": 8}
-    plan = pairs(*(Request() for _ in range(4)), selection=GLOBAL_GREEDY, **fixed)
-    [group] = plan.groups()
-    assert (group.shape.depth, group.shape.width, group.whole) == (8, 1, False)
-    # A place costs 1 ms of the about 60 that a cycle takes; only the first few nodes are worth it.
-    best = plan.scheduler.predict(
-        CHEAP, Workload(requests=4), PAIR, DraftShape(8), whole=False
-    ).shape.nodes
-    assert 1 < best < 8
-    assert sum(plan.selected(paths(4), np.arange(4))) == 4 * best
 
 
 def test_configured_nodes_are_the_budget_in_the_mean() -> None:
@@ -861,14 +647,6 @@ def test_all_groups_with_a_choice_share_the_budget() -> None:
     assert len(plan.groups()) == 2
     worth = paths(4) * np.array([[1.0], [0.1], [1.0], [0.1]])
     assert plan.selected(worth, np.array([0, 1, 2, 3])) == [5, 0, 5, 0]
-
-
-def test_every_running_request_is_planned_for_once() -> None:
-    plan = Planned(*(Request() for _ in range(5)))
-    plan.prefill = Prefill(tokens=30, requests=3)
-    found = plan.plan()
-    assert sorted(found.rows) == [0, 1, 2, 3, 4, 101]
-    assert found.prefill_counts.tolist() == [30]
 
 
 def test_the_last_chunk_of_a_prompt_brings_the_first_token() -> None:
@@ -908,15 +686,6 @@ def test_a_policy_may_set_each_requests_depth_and_is_told_what_it_remembers() ->
     groups = {group.shape.depth: group.rows.tolist() for group in plan.groups()}
     assert groups == {2: [0], 1: [1]}
     assert sorted(plan.standing.memories.values()) == [1, 2], "of those that run"
-
-
-def test_who_may_not_draft_together_takes_turns() -> None:
-    requests = [Request() for _ in range(5)]
-    plan = Planned(*requests, policy=EAGER)
-    for _ in range(10):
-        [group] = plan.groups()
-        assert len(group.rows) == 2
-        assert max(plan.standing.waited.values()) <= 2, "of 5 requests"
 
 
 def test_admission_and_configuration_may_allow_fewer_levels_than_a_policy_asks_for() -> None:

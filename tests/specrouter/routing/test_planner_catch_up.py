@@ -72,12 +72,6 @@ def test_where_nobody_is_to_draft_what_would_be_read_counts_against_drafts(
     assert told[-1] == (1, 0.0, 7.0), "the other's text cannot be read in this cycle"
 
 
-def test_a_cycle_that_does_not_read_all_that_its_rows_lack_is_not_the_predicted_one() -> None:
-    [group] = lagging(Request(), ending(5000), behind={1: LONG}).groups()
-    assert group.predicted is not None
-    assert group.predicted.plain_ms == 0.0
-
-
 def test_what_a_helper_would_have_to_read_keeps_nobody_from_learning_the_targets_time() -> None:
     known = snapshot({"small": flat(7.0), "big": rising(20.0)}, {PAIR: 0.1})
     [group] = lagging(*[Request()] * 4, behind=dict.fromkeys(range(4), LONG), known=known).groups()

@@ -11,8 +11,8 @@ from specrouter.config import SchedulerConfig
 from specrouter.cycle import DraftShape
 from specrouter.profile.cycle_times import Workload, curve_of
 from specrouter.profile.snapshot import Pair, PerformanceSnapshot
-from specrouter.request.params import MAX_TREE_TOKENS, Chain
-from specrouter.routing.chain_policy import Models, fitting_width
+from specrouter.request.params import Chain
+from specrouter.routing.chain_policy import Models
 from specrouter.routing.scheduler import ModelChainScheduler, candidate_chains
 from specrouter.view import SCHEDULED, ChainDecision, Override
 from tests.specrouter.predictions import (
@@ -113,12 +113,6 @@ def test_the_chain_in_use_is_looked_at_however_little_its_parts_promise() -> Non
     assert chain in many.choose(known, ONE, Models(frozenset(MANY)), current).predicted_ms
 
 
-def test_of_few_drafters_every_chain_is_looked_at() -> None:
-    many, known = of_many()
-    few = frozenset(MANY[:4])
-    assert len(many.choose(known, ONE, Models(few)).predicted_ms) == 1 + 4 + 6
-
-
 def test_the_fastest_prediction_is_chosen_and_the_others_are_its_alternatives() -> None:
     decision = choose(two_pairs(0.7))
     assert decision.chain == TWIN
@@ -151,22 +145,6 @@ def test_a_model_that_never_ran_is_loaded_for_a_clear_gain_only() -> None:
 def test_the_target_decodes_alone_where_drafting_costs_too_much() -> None:
     times = dict.fromkeys(NAMES, rising(10.0))  # a draft costs as much as a token
     assert choose(snapshot(times, alpha=all_pairs(0.3))).chain == ALONE
-
-
-def test_the_target_decodes_alone_where_drafts_are_random() -> None:
-    times = {name: flat(PARAMETERS[name] / 100) for name in NAMES}
-    chains = dict.fromkeys(scheduler().candidates, 1e-3)
-    decision = choose(snapshot(times, chains, all_pairs(1e-3)))
-    assert decision.chain == ALONE
-    assert decision.shape.nodes == 0
-
-
-def test_more_requests_make_smaller_trees() -> None:
-    known, mine = snapshot({"small": flat(0.5), "big": rising(50.0)}, {PAIR: 0.8}), {"small"}
-    found = [
-        choose(known, workload=Workload(requests=n), available=frozenset(mine)) for n in (1, 8, 32)
-    ]
-    assert found[0].shape.nodes > found[1].shape.nodes > found[2].shape.nodes
 
 
 def test_a_drafter_that_lags_far_behind_a_short_text_is_not_worth_it() -> None:
@@ -227,29 +205,11 @@ def test_what_is_in_use_is_kept_while_nothing_is_faster_by_four_percent() -> Non
     assert "small>big" in left.reason
 
 
-def test_the_target_alone_is_kept_too() -> None:
-    alone = ChainDecision(chain=ALONE, shape=DraftShape(1))
-    times = {"small": flat(1.0), "big": rising(10.0)}
-    mine = frozenset({"small"})
-    for alpha in (0.1, 0.15, 0.2, 0.25, 0.3):
-        known = snapshot(times, {PAIR: alpha})
-        free = choose(known, available=mine)
-        gain = free.predicted_ms[ALONE] / min(free.predicted_ms.values())
-        assert (choose(known, current=alone, available=mine).chain == ALONE) == (gain < 1 / 0.96)
-
-
 def test_what_is_in_use_is_left_when_one_of_its_models_is_quarantined() -> None:
     current = choose(two_pairs(0.0))
     decision = choose(two_pairs(0.61), current=current, available=ALL - {"small"})
     assert decision.chain == TWIN
     assert "small>big is not available" in decision.reason
-
-
-def test_the_static_policy_uses_its_chain_without_the_models_that_failed() -> None:
-    known = snapshot({})
-    static: dict[str, Any] = {"policy": "static", "chain": TRIPLE}
-    assert choose(known, **static).route == (TRIPLE, DraftShape(4, 1, 0))
-    assert choose(known, available=ALL - {"small"}, **static).chain == ("middle", "big")
 
 
 def test_the_smallest_drafter_has_weights_and_target_only_has_none() -> None:
@@ -268,33 +228,6 @@ def test_the_smallest_drafter_has_weights_and_target_only_has_none() -> None:
     assert choose(snapshot({}), "target-only").chain == ALONE
 
 
-@pytest.mark.parametrize(
-    ("policy", "drafters"),
-    [
-        ("adaptive", ("small", "middle", "twin")),
-        ("smallest", ("small",)),
-        ("target-only", ()),
-        ("tests.specrouter.own_policies:FIRST", ("small", "middle", "twin")),
-    ],
-)
-def test_drafters_are_those_that_the_policy_may_choose(
-    policy: str, drafters: tuple[str, ...]
-) -> None:
-    assert set(scheduler(policy).drafters) == set(drafters)
-    assert scheduler("static", chain=TRIPLE).drafters == ("small", "middle")
-
-
-def test_a_policy_of_ones_own_chooses_of_what_can_be_reached() -> None:
-    own = "tests.specrouter.own_policies:FIRST"
-    known = snapshot({})
-    decision = choose(known, own)
-    assert (decision.chain, decision.shape) == (PAIR, DraftShape(4, 1))
-    assert choose(known, own, available=frozenset({"middle"})).chain == ("middle", "big")
-    assert limited(1, own).choose(known, ONE, Models(ALL)).chain == ALONE
-    deep = choose(known, "tests.specrouter.own_policies:EAGER", nodes=3)
-    assert deep.shape == DraftShape(6, 1, 3), "its default depth"
-
-
 @pytest.mark.parametrize("policy", ["adaptive", "static", "smallest"])
 def test_an_override_of_depth_or_width_replaces_the_configured_one(policy: str) -> None:
     known = snapshot({"small": flat(1.0), "big": flat(100.0)}, {PAIR: 0.8})
@@ -309,14 +242,6 @@ def test_an_override_of_depth_or_width_replaces_the_configured_one(policy: str) 
     assert shape((6, None)) == (6, 2)
     assert shape((None, 3)) == (4, 3)
     assert shape((16, 8)) == (16, 4)  # as wide as a tree of that depth may be
-
-
-def test_configured_nodes_are_verified() -> None:
-    known = snapshot({"small": flat(1.0), "big": flat(100.0)}, {PAIR: 0.8})
-    mine = frozenset({"small"})
-    assert choose(known, available=mine, nodes=5).shape.nodes == 5
-    assert choose(known, "static", chain=PAIR, nodes=5).shape.nodes == 5
-    assert choose(known, "static", chain=PAIR).shape.nodes == 0
 
 
 def test_strict_trees_have_width_1() -> None:
@@ -339,14 +264,6 @@ def test_whole_trees_are_chosen_by_what_all_their_nodes_cost() -> None:
     assert decision.predicted_ms[PAIR] >= free.predicted_ms[PAIR]
 
 
-@pytest.mark.parametrize(
-    ("depth", "width", "fitting"), [(4, 1, 1), (8, 8, 8), (9, 8, 7), (16, 8, 4), (16, 3, 3)]
-)
-def test_a_tree_stays_within_the_most_tokens(depth: int, width: int, fitting: int) -> None:
-    assert fitting_width(depth, width) == fitting
-    assert depth * fitting <= MAX_TREE_TOKENS
-
-
 def test_a_route_that_somebody_asked_for_is_predicted() -> None:
     known = snapshot({"small": flat(1.0), "big": rising(10.0)}, {PAIR: 0.5})
     assert scheduler().predict(known, ONE, ALONE, DraftShape(1)).ms_per_token == 10.0
@@ -359,23 +276,6 @@ def test_a_route_that_somebody_asked_for_is_predicted() -> None:
     deep = scheduler().predict(known, ONE, TRIPLE, DraftShape(16))
     assert (deep.chain, deep.shape.depth) == (TRIPLE, 16)
     assert deep.ms_per_token < 1e6
-
-
-def test_a_route_without_a_number_of_nodes_has_as_many_as_promise_most() -> None:
-    known = snapshot({"small": flat(0.1), "big": rising(10.0)}, {PAIR: 0.5})
-    found = scheduler().predict(known, ONE, PAIR, DraftShape(8), whole=False)
-    each = [scheduler().predict(known, ONE, PAIR, DraftShape(8, 1, nodes)) for nodes in range(1, 9)]
-    assert found == min(each, key=lambda option: option.ms_per_token)
-    assert 1 < found.shape.nodes < 8
-    assert scheduler().predict(known, ONE, PAIR, DraftShape(8)).shape.nodes == 8
-
-
-@pytest.mark.parametrize(("depth", "width"), [(16, 4), (12, 5), (9, 7), (7, 8), (5, 5)])
-def test_every_tree_that_may_be_configured_is_used(depth: int, width: int) -> None:
-    known = snapshot({"small": flat(0.1), "big": flat(100.0)}, {PAIR: 0.8})
-    decision = choose(known, available=frozenset({"small"}), depth=depth, width=width)
-    assert decision.chain == PAIR
-    assert decision.shape.depth >= depth
 
 
 def test_a_drafter_without_weights_quotes_beside_any_chain_that_was_predicted() -> None:

@@ -6,14 +6,13 @@ from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 
 from specrouter.cycle import DraftShape, Option, ShadowEvaluation
 from specrouter.profile.cycle_times import Workload
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.params import Chain
-from specrouter.routing.shadow_policy import MOST_TOKENS, is_surprised, next_shadow_evaluation
+from specrouter.routing.shadow_policy import MOST_TOKENS, next_shadow_evaluation
 from specrouter.view import ChainDecision, EngineView
 from tests.specrouter.predictions import ALL, PAIR, TRIPLE, flat, geometric, rising, snapshot
 
@@ -79,10 +78,6 @@ def test_models_that_rest_or_draft_in_another_group_are_not_evaluated() -> None:
     assert choice(idle=frozenset()) is None
 
 
-def test_a_drafter_that_never_ran_is_not_evaluated() -> None:
-    assert choice(replace(USUAL, idle_cycles={"small": 0})) is None
-
-
 def test_the_text_that_takes_least_to_read_is_taken() -> None:
     assert choice(lags={2: 300, 5: 20}) == ShadowEvaluation("middle", 5, MOST_TOKENS)
 
@@ -112,10 +107,6 @@ def test_no_shadow_evaluation_takes_longer_than_eight_cycles() -> None:
     assert choice(one, lags={**long, 5: 40_000}) == ShadowEvaluation("twin", 5, MOST_TOKENS)
 
 
-def test_nobody_is_evaluated_while_nothing_is_learned() -> None:
-    assert choice(replace(USUAL, is_learning=False)) is None
-
-
 def test_a_drafter_in_use_that_does_worse_than_usual_doubles_their_share() -> None:
     spent = replace(USUAL, explored_share=0.006)
     assert choice(spent) is None
@@ -130,17 +121,3 @@ def test_who_promises_little_is_evaluated_when_the_text_turns_or_after_long() ->
     assert choice(text_has_turned(USUAL), worse) is not None
     late = replace(USUAL, idle_cycles={**IDLE, "twin": 64})
     assert choice(late, worse) == ShadowEvaluation("twin", 2, MOST_TOKENS)
-
-
-def test_a_slow_machine_makes_shadow_evaluations_dear() -> None:
-    tight = replace(USUAL, explored_share=0.0047, idle_cycles={"middle": 20})
-    assert choice(tight) is not None
-    assert choice(replace(tight, machine=3.0)) is None
-
-
-@pytest.mark.parametrize(("accepted", "expected"), [(60.0, False), (56.0, False), (45.0, True)])
-def test_a_surprise_is_more_than_chance(accepted: float, expected: bool) -> None:
-    known = text_has_turned(USUAL, accepted)
-    assert is_surprised(known, PAIR, True) == expected
-    assert not is_surprised(known, PAIR, False)
-    assert not is_surprised(known, ("big",), True)

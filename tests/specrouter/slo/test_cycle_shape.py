@@ -74,19 +74,8 @@ def test_who_cannot_attain_the_objective_any_more_yields_to_those_who_can() -> N
     assert found.active.tolist() == [True] * 6 + [False] * 6
 
 
-def test_where_a_row_costs_next_to_nothing_nobody_yields() -> None:
-    assert choose(target_of(0.5, each_ms=0.01), [0.05] * 6 + [LOST] * 6).active.all()
-
-
 def test_where_nobody_can_be_saved_all_are_served() -> None:
     assert choose(target_of(0.8, each_ms=0.1), [LOST] * 6).active.all()
-
-
-def test_a_prompt_that_is_read_beside_does_not_change_what_pays() -> None:
-    rates = [0.05] * 4 + [FREE] * 2
-    plain, busy = choose(target_of(0.6), rates), choose(target_of(0.6), rates, None, Beside(300))
-    assert busy.option == plain.option
-    assert busy.active.tolist() == plain.active.tolist()
 
 
 def test_drafts_that_texts_must_be_read_for_cost_that_time() -> None:

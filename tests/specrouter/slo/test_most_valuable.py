@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from specrouter.cycle import Candidates
-from specrouter.slo.tree_selection import CycleCost, global_greedy, most_valuable
+from specrouter.slo.tree_selection import CycleCost, most_valuable
 from specrouter.slo.value import value
 from tests.pure import few
 from tests.specrouter.optimal_trees import ROOT, Forest, random_forest
@@ -89,17 +88,6 @@ def test_who_has_no_objective_does_not_pay_for_the_others(seed: int, each_ms: fl
         assert speed >= 1.0 / costs.plain_ms - 1e-9
 
 
-def test_without_objectives_the_most_tokens_per_ms_are_taken() -> None:
-    drafts = paths(0.9, 0.5, 0.7, nodes=6)
-    chosen = most_valuable(drafts, np.zeros(3), cost())
-    speeds = [
-        (3.0 + (drafts.worth * global_greedy(drafts, nodes)).sum()) / cost().ms[nodes]
-        for nodes in range(19)
-    ]
-    assert chosen.sum() == int(np.argmax(speeds))
-    assert np.array_equal(chosen, global_greedy(drafts, int(chosen.sum())))
-
-
 def counts(rates: Sequence[float], costs: CycleCost, *alphas: float) -> list[int]:
     chosen = most_valuable(paths(*alphas), np.array(rates), costs)
     return [int(count) for count in chosen.sum(axis=1)]
@@ -108,18 +96,6 @@ def counts(rates: Sequence[float], costs: CycleCost, *alphas: float) -> list[int
 def test_who_needs_more_gets_more() -> None:
     hurried, easy = counts([0.1, 0.01], cost(each_ms=1.5), 0.7, 0.7)
     assert hurried > easy
-
-
-def test_who_cannot_be_saved_is_served_by_worth_only() -> None:
-    saved, lost = counts([0.1, np.inf], cost(each_ms=1.5), 0.7, 0.7)
-    assert saved > lost
-
-
-@pytest.mark.parametrize("each_ms", [0.0, 0.001])
-def test_no_constant_bounds_what_costs_next_to_nothing(each_ms: float) -> None:
-    drafts = paths(*[0.95] * 64, nodes=48)
-    chosen = most_valuable(drafts, np.full(64, 0.1), cost(64 * 48, each_ms=each_ms))
-    assert chosen.sum() >= 1024
 
 
 @settings(max_examples=few(100))
@@ -134,14 +110,6 @@ def test_where_passes_are_filled_up_nodes_fill_one_or_are_all_or_none(
     drafts = paths(*rng.uniform(0.3, 0.95, roots))
     nodes = int(most_valuable(drafts, rng.choice(RATES, roots), costs).sum())
     assert nodes in (0, 8 * roots) or roots + aside + nodes in STEPS
-
-
-def test_a_pass_has_room_for_the_nodes_that_fill_it_up() -> None:
-    costs = CycleCost(np.ones(7), filled=np.array([1, 1, 5, 5, 5, 5, 13]))
-    assert [costs.filling(nodes) for nodes in (0, 1, 2, 5, 6, 20)] == [1, 1, 5, 5, 13, 20]
-    assert costs.beside(2).filled is not None
-    assert [costs.beside(2).filling(nodes) for nodes in (0, 3, 4)] == [3, 3, 11]
-    assert cost().filling(7) == 7
 
 
 def test_prompts_and_nodes_that_are_given_are_no_part_of_what_pays() -> None:

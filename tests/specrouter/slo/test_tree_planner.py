@@ -9,15 +9,14 @@ from numpy.typing import NDArray
 
 from specrouter.config import SchedulerConfig, TreesConfig
 from specrouter.cycle import Candidates, DraftShape, Option
-from specrouter.profile.cycle_times import Workload, verification_ms
+from specrouter.profile.cycle_times import Workload
 from specrouter.profile.prediction import Limits, OptionGrid
-from specrouter.profile.snapshot import Outcome
 from specrouter.profile.staircase import Staircase
 from specrouter.request.params import MAX_TREE_TOKENS
 from specrouter.slo.cycle_shape import LONGEST_WAIT, Beside, CycleChoice, choose_cycle
 from specrouter.slo.node_selection import GLOBAL_GREEDY, GOODPUT, WHOLE, NodeSelection, Progress
 from specrouter.slo.tree_planner import TreePlanner, cycle_cost, selection_of
-from specrouter.slo.tree_selection import CycleCost, global_greedy, most_valuable, whole
+from specrouter.slo.tree_selection import CycleCost, global_greedy, whole
 from tests.specrouter.own_selections import FORMED, RESHAPING, UNPLANNED
 from tests.specrouter.predictions import PAIR, flat, rising, snapshot
 
@@ -61,6 +60,16 @@ def grid(requests: int = 4, **limits: Any) -> OptionGrid:
     return OptionGrid(PAIR, KNOWN, Workload(requests=requests), Limits(**limits))
 
 
+CHOSEN = Option(chain=PAIR, shape=DraftShape(5, 2, 4), cycle_ms=60.0, tokens=3.0, plain_ms=58.0)
+ALONE = Option(chain=("big",), cycle_ms=25.0)
+# All selections but goodput, the only one that plans cycles.
+OTHERS = (GLOBAL_GREEDY, WHOLE, UNPLANNED, FORMED, RESHAPING)
+# Sixteen requests, for all of which drafts do not pay, and four that would be late without.
+DEAR = snapshot({"small": flat(0.1), "big": rising(10.0)}, {PAIR: 0.5})
+SLOW = OptionGrid(PAIR, DEAR, Workload(requests=16), Limits())
+HURRY = [1.1 / 25.0] * 4 + [0.001] * 12
+
+
 def test_progress_of_some_requests_is_theirs() -> None:
     rates = [0.0, 0.1, 0.2, 0.3]
     tpot_ms = [NAN, 10.0, 20.0, 30.0]
@@ -72,16 +81,6 @@ def test_progress_of_some_requests_is_theirs() -> None:
     assert part.waited.tolist() == [5, 7]
     assert (len(part.decode_ms), len(part.decoded)) == (2, 2)
     assert part.at(np.array([9, 3])).tolist() == [1, 0]
-
-
-CHOSEN = Option(chain=PAIR, shape=DraftShape(5, 2, 4), cycle_ms=60.0, tokens=3.0, plain_ms=58.0)
-ALONE = Option(chain=("big",), cycle_ms=25.0)
-# All selections but goodput, the only one that plans cycles.
-OTHERS = (GLOBAL_GREEDY, WHOLE, UNPLANNED, FORMED, RESHAPING)
-# Sixteen requests, for all of which drafts do not pay, and four that would be late without.
-DEAR = snapshot({"small": flat(0.1), "big": rising(10.0)}, {PAIR: 0.5})
-SLOW = OptionGrid(PAIR, DEAR, Workload(requests=16), Limits())
-HURRY = [1.1 / 25.0] * 4 + [0.001] * 12
 
 
 def same(first: CycleChoice, second: CycleChoice) -> bool:
@@ -108,15 +107,6 @@ def test_a_target_alone_without_objectives_has_no_trees_to_shape(selection: Node
         assert choice.active.all()
 
 
-def test_what_nobody_predicted_or_is_in_need_of_is_done_as_it_was_decided() -> None:
-    late, free = progress([0.03, np.inf, 0.0, 0.0]), progress([0.0] * 4)
-    for predicted, at in ((None, late), (grid(), free)):
-        choice = planner().choose(KNOWN, CHOSEN, predicted, at, Beside(300))
-        assert choice.option is CHOSEN
-        assert choice.active.all()
-    assert planner().choose(KNOWN, ALONE, None, late, Beside(300)).option is None
-
-
 @pytest.mark.parametrize("others", [0, 7])
 @pytest.mark.parametrize(
     ("rates", "prompt_tokens"), [(HURRY, 0), (HURRY, 40), ([0.01] * 16, 0), ([np.inf] * 16, 0)]
@@ -129,17 +119,6 @@ def test_goodput_takes_the_best_cycle(rates: list[float], prompt_tokens: int, ot
     assert same(found, best)
     # The chain that was not decided on is looked at too.
     assert same(planner().choose(DEAR, ALONE, SLOW, at, Beside(prompt_tokens, others)), best)
-
-
-@pytest.mark.parametrize("selection", OTHERS)
-def test_only_goodput_speculates_for_objectives_and_lets_requests_wait(
-    selection: NodeSelection,
-) -> None:
-    lost = progress([*HURRY[:4], *[np.inf] * 12])
-    for at in (progress(HURRY), lost):
-        choice = planner(selection).choose(DEAR, ALONE, SLOW, at, Beside(0))
-        assert choice.option is None
-        assert choice.active.all()
 
 
 def test_a_selection_that_reshapes_says_how_large_drafts_are() -> None:
@@ -215,13 +194,6 @@ def test_a_budget_is_shared_by_worth_with_what_is_given(budget: int, aside: int)
     assert np.array_equal(best, global_greedy(DRAFTS, max(0, budget - aside)))
 
 
-@pytest.mark.parametrize("aside", [0, 3, 500])
-def test_goodput_is_given_rates_and_what_further_nodes_cost(aside: int) -> None:
-    at = progress([0.16, 0.16, np.inf])
-    found = picked(GOODPUT, DRAFTS, at, aside=aside)
-    assert np.array_equal(found, most_valuable(DRAFTS, at.rates, COST.beside(aside)))
-
-
 def test_a_selector_knows_requests_by_their_rows() -> None:
     at = progress([0.001, 0.12, 0.001, 0.001], rows=[2, 3, 7, 9], tpot_ms=[NAN, 20.0, NAN, NAN])
     drafts = paths(0.5, 0.5)  # of two of them, which are alike but for their objectives
@@ -232,13 +204,6 @@ def test_a_selector_knows_requests_by_their_rows() -> None:
     assert first == turned[::-1]
     assert first[0] == 0
     assert first[1] > 0
-
-
-@pytest.mark.parametrize("selection", [GOODPUT, GLOBAL_GREEDY, WHOLE])
-def test_selectors_take_drafts_without_a_node(selection: NodeSelection) -> None:
-    none = np.zeros((3, 0))
-    empty = Candidates(none, none.astype(np.int64))
-    assert picked(selection, empty, FREE).shape == (3, 0)
 
 
 @pytest.mark.parametrize(
@@ -259,18 +224,3 @@ def test_policies_that_fix_their_trees_verify_them(
     assert selection_of(TreesConfig(), scheduler) is selection
     assert selection_of(TreesConfig(selection="goodput"), scheduler) is GOODPUT
     assert selection_of(TreesConfig(selection="whole"), scheduler) is WHOLE
-
-
-def test_a_cycles_cost_is_that_of_its_prediction() -> None:
-    """The same pass at the same size costs the grid and the selector the same."""
-    known = snapshot(
-        {"small": flat(1.0), "big": rising(10.0)},
-        {PAIR: 0.5},
-        outcomes={(PAIR, 2, True): Outcome(time=1.2)},
-    )
-    option = OptionGrid(PAIR, known, Workload(requests=2), Limits(depth=4, width=1, nodes=4)).best()
-    factor = option.cycle_ms / option.plain_ms
-    cost = cycle_cost(known, Workload(requests=2), "big", option.levels_ms, 0, factor)
-    assert cost.ms[2 * option.shape.nodes] == pytest.approx(option.cycle_ms)
-    places = np.array([2 + 2 * option.shape.nodes])
-    assert verification_ms(known, Workload(requests=2), "big", places)[0] == pytest.approx(19.0)

@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
-import pytest
 
 from specrouter.cycle import Candidates
 from specrouter.request.params import MAX_TREE_TOKENS
 from specrouter.slo.tree_selection import CycleCost, global_greedy, most_valuable, whole
 from tests.pure import few
-from tests.specrouter.optimal_trees import Forest, Node, expected_tokens, nodes_of, random_forest
+from tests.specrouter.optimal_trees import Forest, Node, nodes_of, random_forest
 
 
 def cases(seed: int, count: int) -> Iterator[Forest]:
@@ -63,12 +62,3 @@ def test_ties_go_to_the_shallower_then_to_the_lower_row_and_index() -> None:
     taken = [nodes_of(global_greedy(candidates, budget)) for budget in range(6)]
     added = [next(iter(more - less)) for less, more in pairwise(taken)]
     assert added == [(0, 1), (0, 2), (1, 0), (0, 0), (1, 1)]
-
-
-@pytest.mark.parametrize("shape", [(0, 0), (0, 4), (3, 0), (2, 4)])
-def test_without_nodes_nothing_is_chosen(shape: tuple[int, int]) -> None:
-    candidates = Candidates(np.zeros(shape), np.zeros(shape, dtype=np.int64))
-    for chosen in (global_greedy(candidates, 5), whole(candidates)):
-        assert chosen.shape == shape
-        assert not chosen.any()
-        assert expected_tokens(candidates, chosen).tolist() == [1.0] * shape[0]

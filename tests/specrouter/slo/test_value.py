@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specrouter.slo.value import SPARE_TOKEN, attainable, needed_rates, value
+from specrouter.slo.value import attainable, needed_rates, value
 
 RATES = st.floats(0.001, 1.0)
 TOKENS = st.floats(1.0, 16.0)
@@ -46,11 +46,6 @@ def test_who_needs_too_much_or_nobody_knows_what_of_is_not_helped() -> None:
             value(np.array([1.0]), found, np.array([20.0]))
 
 
-@given(tokens=TOKENS, ms=MS)
-def test_without_a_need_value_is_throughput(tokens: float, ms: float) -> None:
-    assert worth(tokens, 0.0, ms) == pytest.approx(SPARE_TOKEN * tokens / ms)
-
-
 @given(tokens=TOKENS, more=st.floats(0.0, 8.0), needed=RATES, ms=MS)
 def test_more_tokens_are_never_worth_less(
     tokens: float, more: float, needed: float, ms: float
@@ -63,16 +58,3 @@ def test_a_longer_cycle_is_never_worth_more(
     tokens: float, more: float, needed: float, ms: float
 ) -> None:
     assert worth(tokens, needed, ms + more) <= worth(tokens, needed, ms) + 1e-12
-
-
-def test_a_need_counts_half_where_it_is_just_met_and_nothing_where_it_is_out_of_reach() -> None:
-    spare = SPARE_TOKEN * 2.0 / 20.0
-    assert worth(2.0, 0.1, 20.0) - spare == pytest.approx(0.1 / 2)
-    assert worth(2.0, 1.0, 20.0) - spare < 1e-4
-
-
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize(("tpot_ms", "expected"), [(1.7e308, 0.0), (5e-324, np.inf)])
-def test_a_tpot_of_any_size_has_a_rate(tpot_ms: float, expected: float) -> None:
-    assert rate(5.0, 3, 9, tpot_ms) == expected
-    assert rate(0.0, 0, 9, tpot_ms) == expected

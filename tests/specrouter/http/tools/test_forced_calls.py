@@ -9,12 +9,12 @@ from typing import Any
 import jsonschema
 import pytest
 
-from checks.exact.models import NAMES
 from specrouter import ChainRouter
 from specrouter.http.tools.forced_calls import forced_calls
 from specrouter.http.tools.formats import FORMATS
 from specrouter.http.tools.tool_use import asked_tools
 from specrouter.request.structure import Structure
+from test_support.families import NAMES
 from tests.specrouter.http.client import answer_of, configured, post, refusal
 
 PATH = "/v1/chat/completions"

@@ -128,27 +128,6 @@ def test_urgent_prompts_leave_a_promoted_one_its_part_of_a_cycle() -> None:
     assert sum(chunks.get(each.id, 0) for each in soon) >= chunk // 4
 
 
-def test_a_row_that_a_promoted_request_was_given_is_given_to_nobody_else() -> None:
-    idle = request(1, 5.0, left=0, row=0, decoded=5, kv_tokens=100)
-    old = replace(request(2, left=20, kv_tokens=100), arrived_s=-100.0)
-    new = request(3, left=20, kv_tokens=100, **URGENT)
-    seen = view([old, new], [replace(idle, arrived_s=-1.0)], free_rows=0, free_tokens=0)
-    found = by_objectives(lambda view: PLAIN, 256)(seen)
-    assert (found.preempted, found.admitted) == ((1,), (2,))
-    assert found.chunks.keys() == {2}
-
-
-def test_who_reads_a_prompt_with_a_tpot_only_is_not_overtaken_for_ever() -> None:
-    """After `patience_ms` it is promoted: others' first tokens come first until then."""
-    late = request(1, left=12_000, row=0, awaits_first=True, tpot_ms=100.0)
-    asked = {"tpot_ms": 100.0, "ttft_ms": 900.0, "awaits_first": True}
-    soon = [request(10 + n, left=1400, row=1 + n, **asked) for n in range(2)]
-    seen = view([], [late, *(replace(each, arrived_s=59.9) for each in soon)])
-    policy = by_objectives(lambda view: PLAIN, 256)
-    share = OPT_7B.tokens_within(100.0) // 8
-    assert policy(replace(seen, now_s=60.0)).chunks[1] >= share
-
-
 def test_who_has_lost_its_tpot_before_it_was_preempted_comes_back_without_it() -> None:
     """It would take rows from others for an objective that it misses whatever is done."""
     lost = request(1, left=40, tpot_ms=50.0)

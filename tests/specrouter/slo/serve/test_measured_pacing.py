@@ -11,7 +11,7 @@ from specrouter.profile.cycle_times import Workload, verification_ms
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.params import Chain
 from specrouter.slo.serve.measured_pacing import batch_times, measured_pacing
-from specrouter.view import LEAST_PACE_MARGIN, SCHEDULED, ChainDecision, EngineView, InUse, Standing
+from specrouter.view import SCHEDULED, ChainDecision, EngineView, InUse, Standing
 from tests.specrouter.predictions import ALL, PAIR, TRIPLE, flat, rising, snapshot
 from tests.specrouter.slo.test_admission import request
 from tests.specrouter.views import engine_view
@@ -50,11 +50,6 @@ def test_what_is_planned_is_what_the_scheduler_predicts_of_the_targets_pass() ->
     work = Workload(requests=8, slots=256)
     [expected] = verification_ms(known, work, "big", np.array([8]))
     assert batch_times(known, ALONE, work, 96).ms(8) == pytest.approx(float(expected))
-
-
-def test_a_slow_machine_is_slow_for_admission_too() -> None:
-    slow = snapshot(TIMES, machine=1.5)
-    assert measured_pacing("big", 64, 96)(view(4, None, slow)).times.ms(1) == 75.0
 
 
 @pytest.mark.parametrize(("chain", "alpha", "step_ms"), [(PAIR, 0.6, 1.0), (TRIPLE, 0.8, 10.0)])
@@ -110,15 +105,3 @@ def test_no_batch_has_more_tokens_than_a_cycle_reads() -> None:
     assert times.tokens_within(1e6) == 96
     assert times.ms(96 * 2 + 10) == 2 * times.ms(96) + times.ms(10), "they are read in several"
     assert times.tokens_within(times.ms(20)) == 20
-
-
-def test_it_is_made_once_for_a_snapshot_and_a_load() -> None:
-    pacing_of = measured_pacing("big", 64, 96)
-    first = pacing_of(view(3))
-    assert pacing_of(view(4)) is first
-    assert pacing_of(view(5)) is not first
-    other = pacing_of(view(4, performance=snapshot(TIMES)))
-    assert other is not first
-    assert other == first
-    wide = pacing_of(replace(view(4), pace_margin=0.3))
-    assert (first.margin, wide.margin) == (LEAST_PACE_MARGIN, 0.3)

@@ -94,18 +94,6 @@ def test_nobody_who_is_admitted_misses_a_stage(make: MakePolicy, per_s: float) -
     assert 0.5 < attained(jobs) <= 1.0
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("make", [published, ours])
-@pytest.mark.parametrize("per_s", [5.0, 9.0, 13.0])
-def test_of_thousands_of_requests_nobody_who_is_admitted_misses_a_stage(
-    make: MakePolicy, per_s: float
-) -> None:
-    jobs = arrivals(4_000, per_s, seed=2, staged=0.3)
-    run(make(PLAIN), jobs, kv_tokens=120_000, rows=256)
-    assert late(jobs) == []
-    assert sum(job.was_admitted for job in jobs) > 2000
-
-
 @pytest.mark.parametrize("make", [published, ours])
 def test_memory_binds_and_best_effort_requests_give_theirs_up(make: MakePolicy) -> None:
     jobs = arrivals(200, 10.0, seed=3)
@@ -117,16 +105,6 @@ def test_memory_binds_and_best_effort_requests_give_theirs_up(make: MakePolicy) 
     preempted = [job for job in jobs if job.preemptions]
     assert any(len(job.came_ms) == job.output for job in preempted), "and keep their tokens"
     assert not any(job.was_admitted and job.preemptions and job.ttft_ms for job in jobs[1::3])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("tpots", [(40.0, 70.0), (30.0, 55.0, 90.0), (50.0,)])
-def test_tpots_need_not_be_multiples_of_each_other(tpots: tuple[float, ...]) -> None:
-    jobs = arrivals(200, 8.0, seed=4)
-    for place, job in enumerate(jobs):
-        job.tpot_ms = tpots[place % len(tpots)]
-    run(ours(PLAIN), jobs, knows_windows=False)
-    assert late(jobs) == []
 
 
 def test_objectives_of_one_kind_only_decide_too() -> None:
@@ -228,12 +206,6 @@ def test_who_cannot_be_on_time_any_more_is_declined() -> None:
     once, again = published(PLAIN)(view(many, [])), ours(PLAIN)(view(many, []))
     assert len(once.declined) == 3
     assert again.declined == (), "ours asks again"
-
-
-@pytest.mark.parametrize("make", [ours, published])
-def test_a_tpot_beyond_the_machine_is_declined_and_served_at_once(make: MakePolicy) -> None:
-    decided = make(PLAIN)(view([request(1, left=20, tpot_ms=1e-3)], []))
-    assert (decided.declined, decided.admitted) == ((1,), (1,))
 
 
 def test_who_asks_for_a_tpot_does_not_wait_for_ever() -> None:

@@ -35,13 +35,6 @@ def test_who_keeps_all_promises_keeps_back_little_and_who_breaks_many_keeps_back
     assert margin_after(0.2) == pytest.approx(MOST, abs=0.05)
 
 
-def test_it_rests_where_one_of_twenty_one_misses() -> None:
-    margin = Promises(0.2)
-    for kept in (*[True] * 20, False):
-        margin.note(kept=kept, kept_pace=kept)
-    assert margin.pace_margin == pytest.approx(0.2)
-
-
 def test_where_a_larger_margin_brings_fewer_misses_it_finds_the_one_where_few_miss() -> None:
     """Misses fall from 40% at a margin of 0.1 to none at 0.22."""
     margin, draws = Promises(), np.random.default_rng(1)
@@ -77,20 +70,6 @@ def test_who_asks_for_more_than_the_machine_can_do_says_nothing_of_the_margin() 
     asked = request(1, left=20, tpot_ms=0.9 * pacing_of(view(0)).fastest_ms, output_tokens=20)
     found = by_objectives(pacing_of, 64)(replace(view(0), waiting=(asked,)))
     assert (found.declined, found.held_back) == ((1,), 0)
-
-
-@pytest.mark.parametrize("rejects", [False, True])
-def test_as_they_came_a_tpot_that_nobody_is_promised_is_tried(rejects: bool) -> None:
-    """What was measured may be wrong, or of a machine that others use; rejected, none is served."""
-    pacing_of = amortized(KNOWN_TIMES, 20.0, 0.7, 64)
-    tpot_ms, late = 0.9 * pacing_of(view(0)).fastest_ms, 1e-3
-    asked = request(1, left=20, tpot_ms=tpot_ms, output_tokens=20, rejects=rejects)
-    overdue = request(2, left=20, ttft_ms=late, output_tokens=20)
-    found = by_objectives(pacing_of, 64, never_behind=True)(
-        replace(view(0), waiting=(asked, overdue), free_rows=4)
-    )
-    assert set(found.declined) == ({1, 2} if rejects else {2})
-    assert (1 in found.admitted) is not rejects
 
 
 def test_nothing_is_believed_before_it_was_kept_and_little_after_it_was_broken() -> None:

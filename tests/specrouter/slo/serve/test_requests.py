@@ -94,14 +94,6 @@ def test_a_stage_is_made_good_within_itself() -> None:
     assert due == tpot == [pytest.approx((12 * 50.0 - 280.0) / 8)]
 
 
-def test_the_last_stage_is_made_good_by_the_tokens_that_are_left_of_the_output() -> None:
-    """In it 10 of 190 tokens came: nine of 200 are left behind the next one."""
-    staged = {"stages": (Stage(50.0),), "decoded": 10, "decode_ms": 600.0, "output_tokens": 200}
-    due, tpot, left = paces(**staged, max_new_tokens=1000, remaining=810)
-    assert left == [10.0]
-    assert due == tpot == [pytest.approx(50.0 + (10 * 50.0 - 600.0) / 10)]
-
-
 def test_a_first_token_that_has_come_is_asked_for_no_more() -> None:
     """Be it that its request has lost its row since, or that the first token came late."""
     done = replace(request(1, left=99, ttft_ms=20_000.0), decoded=9, decode_ms=90.0)
@@ -124,15 +116,6 @@ def test_a_promise_of_a_first_token_that_came_is_not_lost_and_one_of_a_pace_may_
     assert sorted_requests(view([], [slow]), PACING).lost == (1,)
     untold = replace(slow, promised=False)
     assert sorted_requests(view([], [untold]), PACING).lost == ()
-
-
-def test_nothing_is_implied_of_a_first_token_that_has_come() -> None:
-    back = replace(
-        request(1, left=99, tpot_ms=50.0),
-        implied_ttft_ms=2_000.0, decoded=9, decode_ms=90.0, output_tokens=100,
-    )  # fmt: skip
-    (prompt,) = sorted_requests(replace(view([back], []), now_s=5.0), PACING).new
-    assert (prompt.can_wait, prompt.deadline_ms) == (True, 5_000.0)
 
 
 def test_an_implied_ttft_is_a_deadline_that_nobody_is_too_late_for() -> None:

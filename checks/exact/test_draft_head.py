@@ -14,11 +14,8 @@ from transformers import AutoModelForCausalLM
 from checks.exact.arguments import open_oracle
 from checks.exact.arrangement import Arrangement, modes_of
 from checks.exact.array_check import make_cases
-from checks.exact.comparison import Case, all_divergences, assert_whole, compare
+from checks.exact.comparison import Case, all_divergences, compare
 from checks.exact.covering_array import covering_array
-from checks.exact.greedy import greedy_params
-from checks.exact.models import pool_settings, save_family
-from checks.exact.seeded import seeded_params
 from modelpool import ConfigError
 from processors import Contexts, DraftResult
 from processors.beam import Beam
@@ -27,6 +24,9 @@ from specrouter.cycle import Ints
 from specrouter.execution.drafter import Drafter
 from specrouter.execution.group_draft import GroupDraft
 from specrouter.request.spec import RequestSpec
+from test_support.families import pool_settings, save_family
+from test_support.params import greedy_params, seeded_params
+from test_support.routers import assert_whole
 
 NEW_TOKENS, REQUESTS = 12, 16
 PAIR, OTHERS = ("head", "target"), ("small", "target")

@@ -5,6 +5,7 @@ The blocks of all rows stand in the arena in any order, and between them blocks 
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -12,10 +13,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
+from modelpool.attention.kv_view import AttentionLayer
 from modelpool.attention.pages import PackRows
-from modelpool.attention.path import NO_TAIL, KeyPaths
+from modelpool.attention.path import NO_TAIL, KeyPaths, PathLayout
 
 BLOCK = 8  # slots
+HEADS, KV_HEADS, DIM = 6, 2, 8  # of a `View`
 NOT_LOOKED_AT = 10**6  # in the paths of a tree
 Int32s = NDArray[np.int32]
 
@@ -172,3 +175,33 @@ def a_row(draw: st.DrawFn) -> Row:
 
 packs = st.lists(a_row(), min_size=1, max_size=5)
 windows = st.none() | st.integers(1, 15)
+
+
+@dataclass
+class View:
+    """What paged attention asks of a view."""
+
+    pack_rows: PackRows
+    paths: KeyPaths
+    keys: Tensor
+    values: Tensor
+
+    @classmethod
+    def of(cls, rows: list[Row], seed: int = 0) -> "View":
+        random = torch.Generator().manual_seed(seed)
+        shape, tables = (2, size_of(rows), KV_HEADS, DIM), tables_of(rows, seed)
+        keys, values = torch.randn(shape, generator=random, dtype=torch.float64)
+        return cls(pack_rows_of(rows, tables), paths_of(rows, tables), keys, values)
+
+    def arena(self, layer: AttentionLayer) -> tuple[Tensor, Tensor]:
+        return self.keys, self.values
+
+    def layout(self, build: object) -> object:
+        """What would be built of it."""
+        paths = SimpleNamespace(on=lambda device: self.paths)
+        return paths if build is PathLayout else self.pack_rows
+
+    def query(self) -> Tensor:
+        random = torch.Generator().manual_seed(1)
+        tokens = int(self.pack_rows.counts.sum())
+        return torch.randn((HEADS, tokens, DIM), generator=random, dtype=torch.float64)

@@ -22,8 +22,8 @@ if importlib.util.find_spec("ray") is None:  # not imported here: it reads setti
 
 from checks.service.replicas import marked
 from checks.service.service import running
-from checks.service.streams import PATIENCE_S, PROMPT, wait_until
 from specrouter import ChainRouter, RouterConfig, SamplingParams
+from test_support.cluster_streams import PATIENCE_S, PROMPT, wait_until
 
 pytestmark = pytest.mark.slow
 

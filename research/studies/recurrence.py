@@ -1,6 +1,6 @@
 """What the recurrence of a hybrid model costs in a whole pass, commit included.
 
-`python -m checks.measures.recurrence`: passes of one token, of a tree of 16 nodes, and of a prompt
+`python -m research.studies.recurrence`: passes of one token, of a tree of 16 nodes, and of a prompt
 of 512 tokens through the shapes of Qwen3.5-0.8B, in turn with the same passes whose recurrent
 states are neither read nor moved.
 """

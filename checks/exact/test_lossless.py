@@ -25,19 +25,18 @@ from checks.exact.arrangement import (
     policies_of,
 )
 from checks.exact.array_check import make_cases, turns_of
-from checks.exact.comparison import Case, all_divergences, assert_whole, compare, resume
+from checks.exact.comparison import Case, all_divergences, compare, resume
 from checks.exact.covering_array import covering_array
 from checks.exact.distribution import failed_tests, open_small_router, stream_p_values
 from checks.exact.faults import Family, FaultCheck
-from checks.exact.greedy import greedy_params
-from checks.exact.models import NAMES, SAVERS, pool_settings, save_family
 from checks.exact.oracle import Oracle
 from checks.exact.report import Progress
-from checks.exact.seeded import seeded_params
-from checks.exact.settings import COUNT
 from specrouter import ChainRouter, SamplingParams
 from statemgr.recurrent_store import RecurrentPass
-from tests.modelpool.factories import HYBRID, HYBRIDS
+from test_support.factories import HYBRID, HYBRIDS
+from test_support.families import NAMES, SAVERS, pool_settings, save_family
+from test_support.params import COUNT, greedy_params, seeded_params
+from test_support.routers import assert_whole
 
 NEW_TOKENS = 12
 REQUESTS = COUNT + 6  # each sampled setting once, the others greedy

@@ -44,7 +44,7 @@ from transformers import (
 from modelpool import ModelPool
 from modelpool.config import PoolConfig, validate_config
 from modelpool.device_manager import DeviceInfo
-from tests.modelpool.toy_hybrid import RECURRENT, ToyHybridConfig, layer_types
+from test_support.toy_hybrid import RECURRENT, ToyHybridConfig, layer_types
 
 VOCAB_SIZE = 320  # 256 bytes, one special id, the rest merges
 EOS_TOKEN = "<|endoftext|>"

@@ -10,11 +10,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from checks.exact.preemption import preempting_router
 from specrouter import ChainRouter, RequestOutput, SamplingParams, Speculation
 from specrouter.request.spec import SpeculationOverride
 from specrouter.slo.admission import Admission, Admit, fcfs
 from specrouter.view import EngineView
+from test_support.preemption import preempting_router
 
 Prompt = tuple[int, ...]
 Texts = tuple[tuple[int, ...], ...]

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from checks.exact.structures import STRUCTURES
-from specrouter import Structure
+from specrouter import SamplingParams, Structure
+from test_support.structures import STRUCTURES
 
 TEMPERATURES = (0.7, 1.0, 1.3)
 _ROWS = 6
@@ -30,6 +30,30 @@ def discourage_repeats(input_ids: Tensor, scores: Tensor) -> Tensor:
     penalties = scores.new_tensor(range(1, recent.shape[1] + 1)).expand_as(recent)
     lowered = scores.scatter_add(1, recent, -penalties)
     return lowered.scatter_add(1, (recent + 1) % scores.shape[1], -0.5 * penalties)
+
+
+def greedy_params(index: int, new_tokens: int) -> SamplingParams:
+    """The parameters of the request with this index: plain ones, and all edits in turn."""
+    form, (turn, is_edited) = structure(index), divmod(number_among_plain(index), 2)
+    return SamplingParams(
+        max_new_tokens=new_tokens,
+        ignore_eos=turn % 2 == 1,
+        structure=form,
+        **(edits(turn, new_tokens) if is_edited and form is None else {}),
+    )
+
+
+def seeded_params(index: int, new_tokens: int) -> SamplingParams:
+    """The parameters of the request with this index: all settings in turn, each its own seed."""
+    form, turn = structure(index), number_among_plain(index)
+    return SamplingParams(
+        max_new_tokens=new_tokens,
+        seed=1000 + index,
+        ignore_eos=turn // COUNT % 2 == 1,
+        structure=form,
+        **warpers(turn),
+        **(edits(turn, new_tokens) if form is None else {}),
+    )
 
 
 def warpers(index: int) -> dict[str, Any]:

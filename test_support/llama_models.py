@@ -23,6 +23,8 @@ from transformers import (
 )
 
 from modelpool.attention.kv_view import TreePaths
+from modelpool.attention.path import reference
+from modelpool.fast.layer_reference import LayerKernels, gated, rotate_and_write
 from modelpool.forward import Forward, ForwardOutput, HiddenLayers
 from modelpool.packed_model import PackedModel
 from statemgr import ModelState
@@ -241,29 +243,6 @@ def read_tree(forward: Forward, packed: PackedModel, hidden: HiddenLayers = ()) 
         return forward(tokens, torch.from_numpy(positions), view, torch.arange(len(tokens)), hidden)
 
 
-def _hook(model: Any) -> None:
-    model.model.layers[1].mlp.register_forward_hook(lambda *_: None)
-
-
-def _replace_forward(model: Any) -> None:  # as accelerate does
-    linear = model.model.layers[0].self_attn.q_proj
-    linear.forward = linear.forward
-
-
-def _replace_linear(model: Any) -> None:  # as quantisation does
-    class Quantised(nn.Linear):
-        pass
-
-    model.model.layers[2].mlp.up_proj = Quantised(32, 48, bias=False, dtype=torch.float64)
-
-
-def _spread(model: Any) -> None:
-    model.model.layers[2].to("meta")
-
-
-CHANGES: list[Callable[[Any], None]] = [
-    _hook,
-    _replace_forward,
-    _replace_linear,
-    _spread,
-]  # after which a model has no shape that is known
+def reference_kernels() -> LayerKernels:
+    """In plain torch."""
+    return LayerKernels(rotate_and_write, reference, gated)

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from checks.exact.small_models import perturb
-from tests.modelpool import factories
-from tests.modelpool.factories import GEMMAS, is_post_norm, make_tokenizer
+from test_support import factories
+from test_support.factories import GEMMAS, is_post_norm, make_tokenizer
 
 SAVERS = factories.SAVERS
 NAMES = ("small", "middle", "target")
@@ -32,6 +31,15 @@ _OUTPUTS = (
     "output_linear.",
 )
 _LOUDNESS = 0.3  # of a grown layer, beside its original
+
+
+def perturb(model: PreTrainedModel, scale: float, seed: int) -> None:
+    """Moves all weights by `scale` of each tensor's spread."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+            weight.add_(scale * weight.std(correction=0) * noise)
 
 
 def noisy_copy(source: Path, directory: Path, scale: float, seed: int) -> Path:
