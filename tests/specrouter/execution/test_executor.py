@@ -208,6 +208,16 @@ def test_rows_that_decode_and_prompts_are_read_in_one_pass(
     assert not bench.executor.states.lag("target", np.arange(3)).any()
 
 
+def test_no_row_gains_more_than_it_may(pool: ModelPool) -> None:
+    bench = Bench(pool, max_new_tokens=2)
+    gained = [0, 0, 0]
+    for _ in range(2):  # each brings a token at least
+        if rows := [row for row in range(3) if gained[row] < 2]:
+            for commit in bench.cycle(TRIPLE, rows, depth=8).commits:
+                gained[commit.row] += len(commit.tokens)
+    assert gained == [2, 2, 2]
+
+
 def test_a_failed_target_commits_nothing_and_the_next_cycle_works(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
