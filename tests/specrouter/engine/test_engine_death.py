@@ -151,13 +151,10 @@ def test_a_cycle_that_does_not_end_ends_every_request_and_close_does_not_wait_fo
     made: Callable[..., ChainRouter], faults: Faults, cycles: Cycles
 ) -> None:
     router = made()
-    with faults.holding():
-        running, waiting = begun(router), router.submit(PROMPT, LONG, "off")
-        cycles.sticks.set()
-    assert cycles.is_stuck.wait(PATIENCE_S)
+    handles = caught(router, faults, cycles)
     assert router.is_healthy
     router.instruments.engine._began_s = -math.inf
-    for handle in (running, waiting):
+    for handle in handles:
         dead(handle, "a cycle has taken more than 600 s")
     wait_until(lambda: not router.is_healthy)
     router.close()
@@ -168,14 +165,20 @@ def test_a_router_closes_though_its_target_hangs_and_tells_who_waits(
     made: Callable[..., ChainRouter], faults: Faults, cycles: Cycles
 ) -> None:
     router = made()
-    with faults.holding():
-        running, waiting = begun(router), router.submit(PROMPT, LONG, "off")
-        cycles.sticks.set()
-    assert cycles.is_stuck.wait(PATIENCE_S)
+    handles = caught(router, faults, cycles)
     router.close(patience_s=0.2)
-    for handle in (running, waiting):
+    for handle in handles:
         dead(handle, "did not stop")
     ends_unheard(router, cycles)
+
+
+def caught(router: ChainRouter, faults: Faults, cycles: Cycles) -> list[RequestHandle]:
+    """A request that has a token when its next cycle never ends, and one that waits."""
+    with faults.holding():
+        handles = [begun(router), router.submit(PROMPT, LONG, "off")]
+        cycles.sticks.set()
+    assert cycles.is_stuck.wait(PATIENCE_S)
+    return handles
 
 
 def ends_unheard(router: ChainRouter, cycles: Cycles) -> None:
