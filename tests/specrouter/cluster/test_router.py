@@ -105,6 +105,27 @@ def test_a_stream_that_breaks_alone_goes_on(cluster: Cluster, load: Load, after:
     assert cluster.links[0].fails_at is None, "it has broken"
 
 
+@pytest.mark.parametrize("after", [0, 5])
+def test_streams_of_an_engine_that_fails_go_on_elsewhere(
+    small_config: Settings, load: Load, after: int
+) -> None:
+    with Cluster(small_config, resume=QUIET, routing={**NEWS, "policy": "round-robin"}) as cluster:
+        cluster.wait_until_ready()
+        dying: Any = cluster.links[0]._engine
+        steps = dying.instruments.engine.steps
+        run, last = steps.run, steps.cycle + after
+
+        def failing() -> None:
+            run()
+            if steps.cycle > last:
+                raise RuntimeError("the device is gone")
+
+        steps.run = failing
+        load.check(cluster.router)
+        assert dying.failure == "RuntimeError: the device is gone"
+        wait_until(lambda: cluster.status == "degraded")
+
+
 def test_a_replica_that_falls_silent_is_left_and_nothing_comes_twice(
     small_config: Settings, load: Load
 ) -> None:
