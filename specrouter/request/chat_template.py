@@ -100,8 +100,9 @@ class ChatTemplate:
                 if turn["role"] == "developer" and not self._knows_developers:
                     turn["role"] = "system"  # its name before
                 reasons = turn.get("reasoning_content") or turn.get("reasoning")
-                if reasons and turn.get("tool_calls") and turn.get("content"):
-                    turn |= {"reasoning_content": reasons, "thinking": ""}  # gpt-oss's takes one
+                if reasons:  # newer transformers fill in these names, too, which templates know
+                    takes_one = turn.get("tool_calls") and turn.get("content")  # gpt-oss's
+                    turn |= {"reasoning_content": reasons, "thinking": "" if takes_one else reasons}
             try:
                 return self._rendered(turns, variables)
             except RequestError as error:
