@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from typing import Any
 
 import httptools
@@ -78,7 +79,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._waits_since_s = self.loop.time()
+        self._waits_since_s = time.monotonic()  # uvloop's own time is in milliseconds
         self._start_clock()
         self._make_room()
 
@@ -158,7 +159,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        self._waits_since_s = self.loop.time()
+        self._waits_since_s = time.monotonic()
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
