@@ -1,22 +1,22 @@
 """A benchmark of chains on one router: batch size after batch size, tuning first, then rounds."""
 
+import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from statistics import fmean
 from typing import Any, Protocol
 
 from research.bench import tuning
 from research.bench.lineup import ADAPTIVE, BEST, SMALLEST, Lineup
 from research.bench.llama_server import LLAMA_SERVER
-from research.bench.options import LineupOptions
 from research.bench.recorded import RecordedContender
 from research.bench.tuning import Shape, Tuned
 from specrouter.bench import figures
 from specrouter.bench.chains import chain_name
-from specrouter.bench.contenders import Contender, OwnContender
+from specrouter.bench.contenders import Contender, MeasurementError, OwnContender, measure
+from specrouter.bench.figures import Spread
 from specrouter.bench.prompts import BenchPrompt, Work, deal
-from specrouter.bench.rounds import measure
-from specrouter.bench.sample import MeasurementError
 from specrouter.progress import Progress
 from specrouter.request.params import Chain
 from specrouter.router import ChainRouter
@@ -36,7 +36,7 @@ class Session:
 
     def __init__(
         self,
-        options: LineupOptions,
+        options: argparse.Namespace,
         router: ChainRouter,
         who: Lineup,
         prompts: Mapping[str, Sequence[BenchPrompt]],
@@ -163,5 +163,17 @@ class Session:
         )
         bases = [base for base in possible if base in known]
         categories = [work.category for work in self._deal(batch)(0)]
-        by_category = self._options.by_category
-        return {name: figures.row(known, name, bases, categories, by_category) for name in samples}
+        rows = {name: figures.row(known, name, bases, categories) for name in samples}
+        for row in rows.values() if self._options.by_category else ():
+            found = row["over_by_category"].values()
+            row["over"] = {base: mean_spread([one[base] for one in found]) for base in bases}
+        return rows
+
+
+def mean_spread(found: Sequence[Spread]) -> Spread:
+    """The mean over categories of their medians, and of their quartiles."""
+    return Spread(
+        median=fmean(one["median"] for one in found),
+        low=fmean(one["low"] for one in found),
+        high=fmean(one["high"] for one in found),
+    )

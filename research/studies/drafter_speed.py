@@ -22,9 +22,10 @@ from typing import Any
 
 from modelpool import ModelPool
 from research.bench.recorded import agent_workload, tokenize_trajectories
+from research.bench.session import mean_spread
 from research.studies.engines import Served, engine
 from specrouter.bench.conditions import cpu_name, request_limit
-from specrouter.bench.figures import Spread, mean_spread, spread
+from specrouter.bench.figures import Spread, spread
 from specrouter.bench.prompts import BenchPrompt, deal, load_prompts, tokenize
 from specrouter.cli.arguments import default_config
 from specrouter.config import RouterConfig

@@ -87,7 +87,7 @@ def deal(
     batch: int,
     new_tokens: int,
     temperature: float,
-    by_category: bool,
+    by_category: bool = False,
 ) -> list[Work]:
     """The work of one round: as many batches as it takes to have each category.
 

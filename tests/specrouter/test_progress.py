@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 from itertools import count
 
+from specrouter.bench.contenders import measure
+from specrouter.bench.figures import Sample
 from specrouter.bench.prompts import Work
-from specrouter.bench.rounds import measure
-from specrouter.bench.sample import Sample
 from specrouter.progress import Progress, ShownLoad
 from tests.specrouter.faults import wait_until
 

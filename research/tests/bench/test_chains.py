@@ -9,6 +9,8 @@ import pytest
 import yaml
 
 from research.__main__ import main
+from research.bench.session import mean_spread
+from specrouter.bench.figures import Spread
 
 POOL = {
     "target": "tiny-3m",
@@ -43,6 +45,7 @@ def test_chains_are_tuned_and_go_by_their_names(
     assert bench(small, *options, *files) == 0
     out, err = capsys.readouterr()
     assert "{" not in out
+    assert "over smallest          over tuned" in out
     document = json.loads((tmp_path / "figures.json").read_text())
     assert document["conditions"]["prompts"] == {"code": 1}
     assert list(document["batches"]) == ["1", "2"]
@@ -77,3 +80,8 @@ def test_recorded_outputs_are_replayed_part_by_part_in_batches_that_there_are_ro
     assert {batch: list(one["contenders"]) for batch, one in document["batches"].items()} == {
         "1": ["off"]
     }
+
+
+def test_headline_by_category_is_the_mean_over_categories() -> None:
+    one, other = (Spread(median=x, low=x - 1, high=x + 2) for x in (2.0, 4.0))
+    assert mean_spread([one, other]) == {"median": 3.0, "low": 2.0, "high": 5.0}

@@ -13,8 +13,8 @@ from modelpool.checkpoint.tokenizers import load_tokenizer
 from modelpool.errors import ConfigError
 from research.__main__ import main
 from research.bench.llama_server import Answer, LlamaServerContender, read_answer, sample
+from specrouter.bench.contenders import MeasurementError
 from specrouter.bench.prompts import BenchPrompt, Work
-from specrouter.bench.sample import MeasurementError
 from specrouter.cli.arguments import default_config
 from specrouter.http_client import events
 from tests.json_server import JsonHandler, serving

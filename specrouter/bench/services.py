@@ -9,11 +9,11 @@ import time
 import urllib.error
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from modelpool.errors import ConfigError
+from specrouter.bench.contenders import MeasurementError
 from specrouter.bench.replay import Answer, LoadRequest, Pending
-from specrouter.bench.sample import MeasurementError
 from specrouter.http_client import FAILURES, Server, events
 from specrouter.request.handle import RequestHandle
 from specrouter.request.objective import SLO
@@ -46,47 +46,39 @@ class OwnService:
         try:
             handle = self._router.submit(request.token_ids, params, request.speculation, slo=slo)
         except (RequestError, RuntimeError) as error:  # RuntimeError: the engine has failed
-            return _Refused(str(error))
+            return _OwnPending(None, str(error))
         return _OwnPending(handle)
 
 
 @dataclass(frozen=True)
-class _Refused:
-    reason: str
-    is_done: Literal[True] = True
-
-    def cancel(self) -> None:
-        pass
-
-    def answer(self) -> Answer:
-        return Answer(error=self.reason)
-
-
-@dataclass(frozen=True)
 class _OwnPending:
-    handle: RequestHandle
+    """`handle`: None where the request was refused, for the reason `refusal`."""
+
+    handle: RequestHandle | None
+    refusal: str = ""
 
     @property
     def is_done(self) -> bool:
-        return self.handle.is_done
+        return self.handle is None or self.handle.is_done
 
     def cancel(self) -> None:
-        self.handle.cancel()
+        if self.handle is not None:
+            self.handle.cancel()
 
     def answer(self) -> Answer:
+        if self.handle is None:
+            return Answer(error=self.refusal)
         try:
             output = self.handle.result(_END_S)
         except TimeoutError as error:
             return Answer(error=str(error))
-        metrics = output.metrics
+        metrics, reason = output.metrics, output.finish_reason
         return Answer(
             ttft_ms=metrics.ttft_ms,
             tpot_ms=metrics.tpot_ms,
             tokens=metrics.output_tokens,
             acceptance_length=metrics.acceptance_length,
-            error=None
-            if output.finish_reason == "length"
-            else output.error or output.finish_reason,
+            error=None if reason == "length" else output.error or reason,
         )
 
 
