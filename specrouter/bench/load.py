@@ -29,7 +29,7 @@ from specrouter.bench.prompts import Texts, Tokenize, load_prompts
 from specrouter.bench.replay import LoadRequest, Outcome, Service, figures, medians, replay
 from specrouter.bench.services import OwnService, ServerService
 from specrouter.config import RouterConfig
-from specrouter.http_client import SERVICE_VARIABLE, check_url, read_api_key
+from specrouter.http_client import API_KEY_VARIABLE, check_url, read_api_key
 from specrouter.progress import Progress, ShownLoad
 from specrouter.router import ChainRouter
 
@@ -62,7 +62,7 @@ def bench_load(options: argparse.Namespace, progress: Progress) -> dict[str, Any
             raise ConfigError("--config", "is the server's own: not with --server")
     texts = load_prompts(options.prompts)
     if options.server is not None:
-        server = ServerService(options.server, read_api_key(SERVICE_VARIABLE))
+        server = ServerService(options.server, read_api_key(API_KEY_VARIABLE))
         requests = load_requests(options, texts, server.tokenize, server.max_request_tokens)
         measured = _measure(server, requests, options, progress)
         where = {"server": options.server, "target": server.model, "cpu": cpu_name()}

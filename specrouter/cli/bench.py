@@ -17,9 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specrouter.cli.arguments import Parser, add_config, complain, default_config
+from specrouter.cli.arguments import Commands, add_config, complain, default_config
 from specrouter.cli.target import add_fresh_times
-from specrouter.request.params import LEAST_TEMPERATURE
 
 if TYPE_CHECKING:
     from specrouter.progress import Progress
@@ -32,7 +31,8 @@ _PROMPTS = (
 )
 
 
-def add_bench(parser: Parser) -> None:
+def add_bench(commands: Commands) -> None:
+    parser = commands.add_parser("bench", help="measure speed")
     what = parser.add_subparsers(metavar="WHAT", required=True)
     chains = what.add_parser(
         "chains",
@@ -170,6 +170,8 @@ def positive(text: str) -> float:
 
 
 def _temperature(text: str) -> float:
+    from specrouter.request.params import LEAST_TEMPERATURE
+
     value = float(text)
     if value != 0.0 and not LEAST_TEMPERATURE <= value <= 100.0:
         reason = f"must be 0, or from {LEAST_TEMPERATURE:g} to 100, not {text}"
@@ -227,7 +229,7 @@ def measured(
         with Progress() as progress:
             document = measure(progress)
     except MeasurementError as error:
-        print(f"specrouter: the measurement failed: {error}", file=sys.stderr)
+        complain(f"the measurement failed: {error}")
         return 1
     try:
         print(table(document), flush=True)
@@ -245,7 +247,7 @@ def _write(line: str, path: Path) -> bool:
         path.write_text(f"{line}\n", encoding="utf-8")
     except OSError as error:
         print(line, flush=True)  # what was measured may have taken hours
-        complain(RuntimeError(f"cannot write {path}: {error.strerror or error}"))
+        complain(f"cannot write {path}: {error.strerror or error}")
         return False
     print(f"wrote {path}", file=sys.stderr)
     return True

@@ -18,11 +18,10 @@ from modelpool.errors import ConfigError
 from modelpool.fast.cpu import int8_refusal
 from research.bench import reference
 from research.bench.lineup import lineup
-from research.bench.peer import PeerContender
+from research.bench.peer import OPENAI_VARIABLE, PeerContender
 from research.bench.recorded import RecordedContender, RecordedPrompt
 from research.bench.reference import Checkpoint
 from specrouter.bench.prompts import BenchPrompt, Work
-from specrouter.http_client import OPENAI_VARIABLE
 from tests.json_server import JsonHandler, serving
 from tests.specrouter.bench.test_contenders import CountingRouter
 

@@ -15,8 +15,7 @@ from specrouter.bench.load import load_requests
 from specrouter.bench.services import ServerService
 from specrouter.cli.arguments import default_config
 from specrouter.cli.main import _parser, main
-from specrouter.http import keys
-from specrouter.http_client import SERVICE_VARIABLE
+from specrouter.http_client import API_KEY_VARIABLE
 from tests.json_server import JsonHandler, serving
 from tests.load_requests import load_request
 
@@ -141,7 +140,7 @@ KEY = "the-key"
 def test_key_goes_to_the_server_and_nowhere_else(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv(SERVICE_VARIABLE, KEY)
+    monkeypatch.setenv(API_KEY_VARIABLE, KEY)
     file = tmp_path / "load.json"
     options = ["--poisson=100", "--requests=2", "--output-tokens=6", "--input-tokens=3"]
     # The second request has an odd seed, and is refused: that is reported, with its cause.
@@ -192,15 +191,11 @@ def test_a_server_that_does_not_tokenize_fails_the_measurement(
         service.tokenize("abc")
 
 
-def test_the_variable_is_the_service_s_own() -> None:
-    assert SERVICE_VARIABLE == keys.API_KEY_VARIABLE
-
-
 def test_a_key_that_cannot_be_sent_is_refused_without_telling_it(
     server: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv(SERVICE_VARIABLE, "its secret")
+    monkeypatch.setenv(API_KEY_VARIABLE, "its secret")
     assert bench_server(server, "--poisson", "1") == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"specrouter: {SERVICE_VARIABLE}: must be printable")
+    assert error.startswith(f"specrouter: {API_KEY_VARIABLE}: must be printable")
     assert "secret" not in error
