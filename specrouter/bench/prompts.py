@@ -141,21 +141,16 @@ def read_entries(file: Path) -> list[tuple[str, Any]]:
         raise ConfigError("--prompts", f"cannot read {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError("--prompts", f"{file} is not UTF-8 text") from error
-    found = [
-        _entry(f"line {number} of {file}", line)
-        for number, line in enumerate(lines, 1)
-        if line.strip()
-    ]
+    found = []
+    for number, line in enumerate(lines, 1):
+        where = f"line {number} of {file}"
+        try:
+            found += [(where, json.loads(line))] if line.strip() else []
+        except ValueError as error:
+            raise ConfigError("--prompts", f"{where} is not JSON") from error
     if not found:
         raise ConfigError("--prompts", f"{file} holds no prompts")
     return found
-
-
-def _entry(where: str, line: str) -> tuple[str, Any]:
-    try:
-        return where, json.loads(line)
-    except ValueError as error:
-        raise ConfigError("--prompts", f"{where} is not JSON") from error
 
 
 def text_of(where: str, entry: Any) -> str:

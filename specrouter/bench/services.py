@@ -163,18 +163,23 @@ class _ServerPending:
         return self._answer or Answer(error="the server does not end its answer")
 
     def _run(self) -> None:
-        came: list[tuple[float, int]] = []  # when tokens came, and how many
-        last: Mapping[str, Any] = {"error": "the answer has no end"}
+        """Times are the client's."""
+        first_s = last_s = 0.0
+        tokens = 0
+        end: Mapping[str, Any] = {"error": "the answer has no end"}
         failure: str | None = None
         try:
             with self._send() as response:
                 for event in events(response):
                     if event.get("token_ids"):
-                        came.append((time.perf_counter(), len(event["token_ids"])))
+                        last_s = time.perf_counter()
+                        first_s = first_s or last_s
+                        tokens += len(event["token_ids"])
                     if "error" in event or "finish_reason" in event:
-                        last = event
+                        end = event
                     if self._is_cancelled:
                         raise TimeoutError("cancelled")
+            failure = _cause(end)
         except urllib.error.HTTPError as error:
             failure = f"{error} {error.read(300).decode(errors='replace')}"
         except FAILURES as error:
@@ -183,30 +188,19 @@ class _ServerPending:
             failure = repr(error)
             raise
         finally:
-            self._answer = _answer(self._started_s, came, last, failure)
+            self._answer = Answer(
+                ttft_ms=(first_s - self._started_s) * 1000 if tokens else None,
+                tpot_ms=(last_s - first_s) * 1000 / (tokens - 1) if tokens > 1 else None,
+                tokens=tokens,
+                acceptance_length=(end.get("metrics") or {}).get("acceptance_length"),
+                error=failure,
+            )
 
 
-def _answer(
-    started_s: float,
-    came: Sequence[tuple[float, int]],
-    last: Mapping[str, Any],
-    failure: str | None,
-) -> Answer:
-    """By the client's clock. `last`: the event that ended it."""
-    ttft_ms = tpot_ms = None
-    tokens = sum(count for _, count in came)
-    if came:
-        (first_s, _), (last_s, _) = came[0], came[-1]
-        ttft_ms = (first_s - started_s) * 1000
-        tpot_ms = (last_s - first_s) * 1000 / (tokens - 1) if tokens > 1 else None
-    error = last.get("error")
+def _cause(end: Mapping[str, Any]) -> str | None:
+    """Why an answer is not what was asked for, by the event that ended it."""
+    error = end.get("error")
     if isinstance(error, Mapping):
         error = error.get("message")
-    reason = error or last.get("finish_reason")
-    return Answer(
-        ttft_ms=ttft_ms,
-        tpot_ms=tpot_ms,
-        tokens=tokens,
-        acceptance_length=(last.get("metrics") or {}).get("acceptance_length"),
-        error=failure or (None if reason == "length" else str(reason)),
-    )
+    reason = error or end.get("finish_reason")
+    return None if reason == "length" else str(reason)
