@@ -152,7 +152,7 @@ class Bench:
         self.verdict = ""
 
     def works(self, temperature: float, batch: int, number: int) -> list[Work]:
-        return deal(self._prompts, number, batch, self.new_tokens, temperature, False)
+        return deal(self._prompts, number, batch, self.new_tokens, temperature)
 
     def run(self, temperature: float, batch: int) -> dict[str, Any]:
         """All arrangements in turn, round after round; a round is left out of the figures."""

@@ -59,7 +59,6 @@ def _row(
         batch=batch,
         new_tokens=options.new_tokens,
         temperature=options.temperature,
-        by_category=False,
     )
     with Progress() as progress:
         samples = measure(contenders, dealt, options.rounds, f"batch {batch}", progress)

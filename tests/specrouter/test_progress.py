@@ -69,7 +69,7 @@ def test_a_contender_that_takes_long_is_named_with_what_is_left() -> None:
             return Sample(tokens=1, seconds=1.0)
 
     with Progress(stream=stream, every_s=0.01) as progress:
-        measure([Slow()], lambda number: [Work((), (0,), 1, 0.0, None)], 2, "batch 4", progress)
+        measure([Slow()], lambda number: [Work((), (0,), 1, 0.0)], 2, "batch 4", progress)
 
 
 def test_on_a_terminal_one_line_changes_and_is_cleared_in_the_end() -> None:

@@ -20,7 +20,7 @@ from specrouter.http_client import events
 from tests.json_server import JsonHandler, serving
 
 PROMPTS = (BenchPrompt("x", "ab", (97, 98)), BenchPrompt("x", "c", (99,)))
-WORK = Work(PROMPTS, (3, 2**32 + 4), 8, 0.7, "x")
+WORK = Work(PROMPTS, (3, 2**32 + 4), 8, 0.7)
 
 
 class Server(JsonHandler):

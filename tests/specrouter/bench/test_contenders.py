@@ -17,9 +17,7 @@ from specrouter.profile.profiler import EngineStatistics
 from specrouter.progress import Progress
 from tests.request_outputs import request_output
 
-WORK = Work(
-    (BenchPrompt("x", "ab", (5, 6)), BenchPrompt("x", "c", (7,))), (3, 4), 8, 1.0, "x"
-)  # fmt: skip
+WORK = Work((BenchPrompt("x", "ab", (5, 6)), BenchPrompt("x", "c", (7,))), (3, 4), 8, 1.0)
 
 
 class CountingRouter:
@@ -135,7 +133,7 @@ class Counting:
 
 
 def deal(number: int) -> list[Work]:
-    return [Work((), (seed,), 1, 0.0, None) for seed in (10 * number, 10 * number + 1)]
+    return [Work((), (seed,), 1, 0.0) for seed in (10 * number, 10 * number + 1)]
 
 
 def quiet() -> Progress:
