@@ -59,7 +59,7 @@ class Text(RequestOutput):
 
     @property
     def figures(self) -> str:
-        return figures(self)
+        return figures(self) if self.error is None else f"{figures(self)} | {self.error}"
 
     def _repr_html_(self) -> str:
         tokens = list(self.tokens)
