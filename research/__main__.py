@@ -10,9 +10,17 @@ from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
-from research.bench.options import RECORDED_TOKENS, LineupOptions, LoadOptions
+from research.bench.options import (
+    DEFAULT_POLICIES,
+    LoadOptions,
+    add_lineup,
+    add_load,
+    check_lineup,
+    options_from,
+)
+from research.policies.named import LIVE
 from specrouter.cli.arguments import Commands, Parser, default_config
-from specrouter.cli.bench import CONFIG, add_fields, add_options, measured, options_from
+from specrouter.cli.bench import CONFIG, measured
 from specrouter.cli.main import run
 from specrouter.cli.serve import add_serve, serve_asked
 
@@ -82,21 +90,16 @@ def _add_chains(commands: Commands) -> None:
         help="`specrouter bench chains` beside transformers and other servers, on recorded texts",
         description="Static chains are measured at their best depth and width.",
     )
-    add_options(parser, LineupOptions)
+    add_lineup(parser)
     parser.set_defaults(run=_chains, log_level=logging.WARNING)
 
 
 def _chains(arguments: argparse.Namespace) -> int:
     # Imports all of transformers' generation, which no other command waits for.
-    from research.bench.chains import bench_chains
-    from specrouter.bench.chains import write
+    from research.bench.chains import bench_chains, table
 
-    given = options_from(LineupOptions, arguments)
-    if "workload" in given:
-        recorded = {"new_tokens": RECORDED_TOKENS, "temperature": 0.0, "by_category": True}
-        given = {**recorded, **given}
-    options = LineupOptions(**given)
-    return measured(partial(bench_chains, options), partial(write, options=options))
+    check_lineup(arguments)
+    return measured(partial(bench_chains, arguments), table, arguments.json)
 
 
 def _add_load(commands: Commands) -> None:
@@ -106,23 +109,20 @@ def _add_load(commands: Commands) -> None:
         description="Policies take turns on the same requests. Prints a table for each point of "
         "a sweep.",
     )
-    _add_load_options(parser)
-    add_fields(parser, LoadOptions, ["policy"])
+    add_load(parser)
+    parser.add_argument(
+        "--policy", nargs="+", metavar="NAME",
+        help=f"{', '.join(LIVE)} (default: {' '.join(DEFAULT_POLICIES)})",
+    )  # fmt: skip
     parser.set_defaults(run=_load, log_level=logging.WARNING)
 
 
-def _add_load_options(parser: argparse.ArgumentParser) -> None:
-    """All but the policies."""
-    arrivals = ("trace", "poisson")
-    add_fields(parser.add_mutually_exclusive_group(required=True), LoadOptions, arrivals)
-    add_options(parser, LoadOptions, but=(*arrivals, "policy"))
-
-
 def _load(arguments: argparse.Namespace) -> int:
-    from research.bench.load import bench_load, write_load
+    from research.bench.load import bench_load
+    from research.bench.load_table import load_table
 
     options = LoadOptions(**options_from(LoadOptions, arguments))
-    return measured(partial(bench_load, options), partial(write_load, options=options))
+    return measured(partial(bench_load, options), load_table, options.json)
 
 
 def _add_simulate(commands: Commands) -> None:
@@ -145,18 +145,18 @@ def _add_simulate(commands: Commands) -> None:
         "--policy", nargs="+", metavar="NAME",
         help="a named policy of research/policies/named.py",
     )  # fmt: skip
-    _add_load_options(parser)
+    add_load(parser)
     parser.set_defaults(config=None, run=_simulate, log_level=logging.WARNING)
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
-    from research.bench.load import write_load
+    from research.bench.load_table import load_table
     from research.simulate import SimulateOptions, simulate
 
     if arguments.config is None and arguments.machine is None:
         arguments.config = default_config(CONFIG)
     options = SimulateOptions(**options_from(SimulateOptions, arguments))
-    return measured(partial(simulate, options), partial(write_load, options=options))
+    return measured(partial(simulate, options), load_table, options.json)
 
 
 def _add_export_gguf(commands: Commands) -> None:

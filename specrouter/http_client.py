@@ -13,9 +13,7 @@ from typing import Any
 from modelpool.errors import ConfigError
 from specrouter.config import is_api_key
 
-# The service's own: `specrouter.http.guards` has it too, and imports a web framework.
-SERVICE_VARIABLE = "SPECROUTER_API_KEY"
-OPENAI_VARIABLE = "OPENAI_API_KEY"
+API_KEY_VARIABLE = "SPECROUTER_API_KEY"  # the service's own
 # What a call raises where the server is to blame, or the way to it.
 FAILURES = (OSError, ValueError, LookupError, TypeError, http.client.HTTPException)
 

@@ -17,6 +17,28 @@ _TEXT = "white-space:pre-wrap;font-family:monospace;line-height:1.6"
 _NOTE = "color:gray;font-size:smaller"
 
 
+def tokens_per_s(output: RequestOutput) -> float | None:
+    """From the submission to the last token."""
+    took_ms = output.metrics.e2e_ms
+    return output.metrics.output_tokens / took_ms * 1000 if took_ms else None
+
+
+def figures(output: RequestOutput) -> str:
+    """One line: `64 tokens (length) | 310.2 tokens/s | ttft 41 ms | acceptance length 2.78 | ...`,
+    the most used chain first."""
+    metrics, rate = output.metrics, tokens_per_s(output)
+    parts = [f"{metrics.output_tokens} tokens ({output.finish_reason})"]
+    if rate is not None:
+        parts += [f"{rate:.1f} tokens/s", f"ttft {metrics.ttft_ms:.0f} ms"]
+    if metrics.cycles:
+        chains = Counter(metrics.chains).most_common()
+        shares = (f"{'>'.join(chain)} {count / metrics.cycles:.0%}" for chain, count in chains)
+        parts += [f"acceptance length {metrics.acceptance_length:.2f}", ", ".join(shares)]
+    if metrics.attained is not None:
+        parts.append("objective attained" if metrics.attained else "objective missed")
+    return " | ".join([*parts, f"seed {output.seed}"])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Text(RequestOutput):
     """An output that a notebook shows: see `RequestOutput`. It was asked for with its `drafts`."""
@@ -26,9 +48,7 @@ class Text(RequestOutput):
 
     @property
     def tokens_per_s(self) -> float | None:
-        """From the submission to the last token."""
-        took_ms = self.metrics.e2e_ms
-        return self.metrics.output_tokens / took_ms * 1000 if took_ms else None
+        return tokens_per_s(self)
 
     @property
     def tokens(self) -> Iterator[tuple[str, str, int]]:
@@ -39,16 +59,7 @@ class Text(RequestOutput):
 
     @property
     def figures(self) -> str:
-        """`64 tokens (length) | 310.2 tokens/s | 2.78 tokens a pass of the target | ...`"""
-        metrics = self.metrics
-        parts = [f"{metrics.output_tokens} tokens ({self.finish_reason})"]
-        if self.tokens_per_s is not None:
-            parts.append(f"{self.tokens_per_s:.1f} tokens/s")
-        if metrics.cycles:
-            parts.append(f"{metrics.acceptance_length:.2f} tokens a pass of the target")
-        chains = Counter(metrics.chains).most_common()
-        parts += [f"{'>'.join(chain)} {count / metrics.cycles:.0%}" for chain, count in chains]
-        return " | ".join([*parts, *([self.error] if self.error else [])])
+        return figures(self) if self.error is None else f"{figures(self)} | {self.error}"
 
     def _repr_html_(self) -> str:
         tokens = list(self.tokens)

@@ -13,7 +13,7 @@ import yaml
 
 from specrouter.cli.main import _parser
 from specrouter.cli.target import read_asked
-from specrouter.http.keys import API_KEY_VARIABLE
+from specrouter.http_client import API_KEY_VARIABLE
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

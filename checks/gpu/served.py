@@ -29,7 +29,7 @@ from modelpool.inflate.llama_sizes import Growth
 from modelpool.inflate.tensors import InflatedTensors
 from specrouter import ChainRouter, SamplingParams
 from specrouter.bench.prompts import BUILT_IN, Work, deal, tokenize
-from specrouter.bench.sample import spent
+from specrouter.profile.profiler import EngineStatistics
 
 CONFIG = Path(__file__).parents[2] / "configs" / "bench-gpu.yaml"
 WIDE = Growth(width_exponent=2, layers=32, mlp=14336)  # of tiny-8m: 7.0B, 4,096 wide
@@ -152,7 +152,7 @@ class Bench:
         self.verdict = ""
 
     def works(self, temperature: float, batch: int, number: int) -> list[Work]:
-        return deal(self._prompts, number, batch, self.new_tokens, temperature, False)
+        return deal(self._prompts, number, batch, self.new_tokens, temperature)
 
     def run(self, temperature: float, batch: int) -> dict[str, Any]:
         """All arrangements in turn, round after round; a round is left out of the figures."""
@@ -186,7 +186,7 @@ class Bench:
         router.set_policy(**self.arrangements[name])
         instruments.set_learning(name == "adaptive")
         self._passes.taken()
-        before, started = instruments.statistics(), time.perf_counter()
+        before, started = totals(instruments.statistics()), time.perf_counter()
         override = "off" if name == "off" else None
         outputs = router.generate(
             [prompt.token_ids for prompt in work.prompts],
@@ -196,13 +196,9 @@ class Bench:
         seconds = time.perf_counter() - started
         if failed := next((one.error for one in outputs if one.error is not None), None):
             raise RuntimeError(f"{name}: {failed}")
-        engine = spent(before, instruments.statistics())
-        counts = {
-            "cycles": engine.cycles, "cycle ms": engine.cycle_ms, "control ms": engine.control_ms,
-            "model ms": sum(engine.model_ms.values()), "logits ms": engine.logits_ms,
-            "forwards": sum(engine.forwards.values()), "switches": engine.switches,
-            "shadow evaluations": engine.shadow_evaluations, **self._passes.taken(),
-        }  # fmt: skip
+        after = totals(instruments.statistics())
+        spent = {name: value - before[name] for name, value in after.items()}
+        counts = {**spent, **self._passes.taken()}
         return Run(tuple(tuple(one.token_ids) for one in outputs), seconds, counts)
 
     def _row(self, found: Mapping[str, Sequence[Sequence[Run]]], name: str) -> dict[str, Any]:
@@ -226,6 +222,15 @@ class Bench:
             f" [{key}: off {table['off']['tokens/s']}/s, {best} {ratios[best]},"
             f" adaptive {adaptive}, {equal}]"
         )
+
+
+def totals(engine: EngineStatistics) -> dict[str, float]:
+    return {
+        "cycles": engine.cycles, "cycle ms": engine.cycle_ms, "control ms": engine.control_ms,
+        "model ms": sum(engine.model_ms.values()), "logits ms": engine.logits_ms,
+        "forwards": sum(engine.forwards.values()), "switches": engine.switches,
+        "shadow evaluations": engine.shadow_evaluations,
+    }  # fmt: skip
 
 
 def seconds_of(runs: Sequence[Run]) -> float:

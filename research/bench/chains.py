@@ -7,7 +7,8 @@ and a server elsewhere. Nothing else should run meanwhile.
 Contract: a bad argument raises `ConfigError` before anything is loaded.
 """
 
-from collections.abc import Mapping, Sequence
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from typing import Any
@@ -18,7 +19,6 @@ from modelpool import ModelPool
 from modelpool.errors import ConfigError
 from research.bench.lineup import Lineup, lineup
 from research.bench.llama_server import LLAMA_SERVER, LlamaServerContender
-from research.bench.options import LineupOptions
 from research.bench.peer import PeerContender
 from research.bench.recorded import (
     agent_workload,
@@ -28,8 +28,8 @@ from research.bench.recorded import (
 )
 from research.bench.reference import Checkpoint, ReferenceContender, reference_process
 from research.bench.session import Outside, Session
-from specrouter.bench.chains import asked
-from specrouter.bench.conditions import conditions, request_limit
+from specrouter.bench.chains import asked, batch_sizes, category_rows, chain_rows
+from specrouter.bench.conditions import conditions, model_sizes, request_limit
 from specrouter.bench.prompts import BenchPrompt, load_prompts, tokenize
 from specrouter.config import RouterConfig
 from specrouter.progress import Progress, ShownLoad
@@ -38,12 +38,12 @@ from specrouter.router import ChainRouter
 _SMALL_ASSISTANT = 100_000_000  # parameters; up to here float32 suits a CPU better
 
 
-def bench_chains(options: LineupOptions, progress: Progress) -> dict[str, Any]:
+def bench_chains(options: argparse.Namespace, progress: Progress) -> dict[str, Any]:
     """Measures, and returns the JSON document. Raises `ConfigError`, `MeasurementError`."""
     config = RouterConfig.load(options.config)
     if options.fresh_times:
         config = config.with_fresh_times()
-    sizes = options.batches(config.engine.max_requests)
+    sizes = batch_sizes(options.batch, config.engine.max_requests)
     loading = ShownLoad(progress)
     pool = ModelPool.from_config(config.pool, progress=loading)  # reads no weights
     who = lineup(pool, options.only, options.peer is not None, options.workload is not None)
@@ -62,12 +62,34 @@ def bench_chains(options: LineupOptions, progress: Progress) -> dict[str, Any]:
             str(batch): session.run(batch, f"batch {batch} ({number} of {len(sizes)})")
             for number, batch in enumerate(sizes, 1)
         }
-        told = {"workload": options.workload, "recorded": recorded, **asked(options, prompts)}
+        told = {
+            "workload": options.workload,
+            "recorded": recorded,
+            "by_category": options.by_category,
+            **asked(options, prompts),
+        }
         return {"conditions": {**conditions(router), **told}, "batches": batches}
 
 
+def table(document: Mapping[str, Any]) -> str:
+    """That of `specrouter bench chains`, with the speed over each base."""
+    lines = [model_sizes(document["conditions"])]
+    for batch, result in document["batches"].items():
+        rows = result["contenders"]
+        lines += ["", f"batch {batch}", *result["notes"], *_rows(rows), *category_rows(rows)]
+    return "\n".join(lines)
+
+
+def _rows(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    bases = [base for base in next(iter(rows.values()))["over"] if base != "off"]
+    head, *lines = chain_rows(rows)
+    yield head + "".join(f"{f'over {base}':>20}" for base in bases)
+    for line, row in zip(lines, rows.values(), strict=True):
+        yield line + "".join(f"{row['over'][base]['median']:20.2f}" for base in bases)
+
+
 def _workload(
-    options: LineupOptions, config: RouterConfig, pool: ModelPool
+    options: argparse.Namespace, config: RouterConfig, pool: ModelPool
 ) -> tuple[Mapping[str, Sequence[BenchPrompt]], dict[str, Any] | None]:
     """Prompts by category; and of recorded outputs, what their figures are comparable by."""
     limit = request_limit(config, pool)
@@ -82,7 +104,7 @@ def _workload(
 
 
 def _peer(
-    options: LineupOptions,
+    options: argparse.Namespace,
     pool: ModelPool,
     prompts: Mapping[str, Sequence[BenchPrompt]],
     sizes: Sequence[int],

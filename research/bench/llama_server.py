@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from modelpool.errors import ConfigError
-from research.bench.peer import FIRST_TIMEOUT_S, all_at_once
+from research.bench.peer import FIRST_TIMEOUT_S, OPENAI_VARIABLE, all_at_once
+from specrouter.bench.contenders import MeasurementError
+from specrouter.bench.figures import Sample, distinct_share, mean_of_known
 from specrouter.bench.prompts import BenchPrompt, Work
-from specrouter.bench.sample import MeasurementError, Sample, distinct_share, mean_of_known
 from specrouter.http_client import (
     FAILURES,
-    OPENAI_VARIABLE,
     Server,
     check_url,
     events,

@@ -6,7 +6,6 @@ Contract: a bad argument raises `ConfigError` before anything is loaded. Attainm
 here, by the times that a request got, not by what the service says of it.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,9 @@ from modelpool import ModelPool
 from modelpool.errors import ConfigError
 from research.bench.load_bench import LoadBench
 from research.bench.load_requests import load_labelled, read_arrivals, sweep
-from research.bench.load_table import load_table
 from research.bench.options import LoadOptions
 from research.bench.policy_service import PolicyService
 from specrouter.bench.conditions import conditions, request_limit
-from specrouter.bench.output_file import write_outputs
 from specrouter.config import RouterConfig
 from specrouter.progress import Progress, ShownLoad
 from specrouter.router import ChainRouter
@@ -46,11 +43,6 @@ def bench_load(options: LoadOptions, progress: Progress) -> dict[str, Any]:
         measured = bench.run(points)
         rows = {"rows": config.engine.max_requests}
         return {"conditions": {**conditions(router), **rows, **asked(options, bench)}, **measured}
-
-
-def write_load(document: Mapping[str, Any], options: LoadOptions) -> None:
-    """The table, and the files that are asked for. Raises `FileNotWrittenError`."""
-    write_outputs(document, load_table(document), options.json)
 
 
 def with_rows(config: RouterConfig, rows: int | None) -> RouterConfig:

@@ -16,11 +16,19 @@ from research.bench.load_requests import Alone, Point, RequestSource
 from research.bench.load_table import describe
 from research.bench.options import LoadOptions
 from research.policies.named import BASELINES, LIVE
+from specrouter.bench.contenders import MeasurementError
 from specrouter.bench.load import WallClock
-from specrouter.bench.load_figures import figures
 from specrouter.bench.prompts import Texts, Tokenize
-from specrouter.bench.replay import Answer, Clock, LoadRequest, Outcome, Service, Watch, replay
-from specrouter.bench.sample import MeasurementError
+from specrouter.bench.replay import (
+    Answer,
+    Clock,
+    LoadRequest,
+    Outcome,
+    Service,
+    Watch,
+    figures,
+    replay,
+)
 from specrouter.progress import Progress
 
 _BASELINE_RUNS = 5

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from specrouter.bench.load_figures import medians
+from specrouter.bench.replay import medians
 
 
 def over_rounds(

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from specrouter.bench.tables import load_rows, model_sizes, number, percent
+from specrouter.bench.conditions import model_sizes, number, percent
+from specrouter.bench.load import load_rows
 
 
 def load_table(document: Mapping[str, Any]) -> str:
@@ -11,9 +12,18 @@ def load_table(document: Mapping[str, Any]) -> str:
     mean TPOT over the policy's."""
     lines = [_load_title(document["conditions"])]
     for point in document["points"]:
-        lines += ["", describe(point), *load_rows(point["policies"])]
+        lines += ["", describe(point), *_rows(point["policies"])]
         lines += _attained_by_category(point["policies"])
     return "\n".join(lines)
+
+
+def _rows(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """With the ratios of each policy."""
+    ratios = list(next(iter(rows.values()))["over"])
+    head, *lines = load_rows(rows)
+    yield head + "".join(f"{f'{name} x':>13}" for name in ratios)
+    for line, row in zip(lines, rows.values(), strict=True):
+        yield line + "".join(f"{number(row['over'][name]):>13}" for name in ratios)
 
 
 def describe(point: Mapping[str, Any]) -> str:

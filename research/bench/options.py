@@ -1,73 +1,83 @@
-"""What `python -m research chains`, `load` and `simulate` are asked for.
-
-Contract: that of `specrouter.bench.options`.
-"""
+"""What `python -m research chains`, `load` and `simulate` are asked for."""
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar
 
+from modelpool.errors import ConfigError
 from research.bench import tuning
 from research.policies.named import LIVE
-from specrouter.bench.options import (
-    BUILT_IN_PROMPTS,
-    JSON,
-    POSITIVE,
-    ChainsOptions,
-    check,
-    count,
-    option,
-    refusal,
+from specrouter.cli.bench import (
+    add_chains,
+    add_common,
+    add_count,
+    add_seed,
+    add_temperature,
+    positive,
+    whole,
 )
 from specrouter.request.params import MAX_DEPTH, MAX_WIDTH
 
 DEFAULT_POLICIES = ("target-only", "spec-4", "global-greedy", "goodput", "slo")
-RECORDED_TOKENS = 256  # of a recorded output at most, unless the command line says otherwise
+# What is not given: of the prompts' own texts, and of recorded ones.
+_ORDINARY = {"new_tokens": 64, "temperature": 1.0, "by_category": False}
+_RECORDED = {"new_tokens": 256, "temperature": 0.0, "by_category": True}
 
 
-@dataclass(frozen=True, kw_only=True)
-class LineupOptions(ChainsOptions):
-    """`only`: None takes all."""
-
-    workload: Literal["agent"] | None = option(
-        None, "",
-        "recorded outputs are replayed, part by part, greedy: code edits, tool-call echoes, JSON, "
-        "turns; or those of --prompts, lines with prompt and output",
+def add_lineup(parser: argparse.ArgumentParser) -> None:
+    add_chains(parser)
+    parser.set_defaults(**dict.fromkeys(_ORDINARY))
+    parser.add_argument(
+        "--by-category", action="store_true", default=None,
+        help="batches of one category each; ratios are means over categories",
     )  # fmt: skip
-    only: tuple[str, ...] | None = option(
-        None, "NAME",
-        "transformers, assisted, assisted:DRAFTER, static, A>B>C, smallest, tuned, adaptive, or a "
-        "chain policy of one's own (package.module:NAME); the target alone (off) always takes part",
+    parser.add_argument(
+        "--workload", choices=["agent"],
+        help="recorded outputs are replayed, part by part, greedy: code edits, tool-call echoes, "
+        "JSON, turns; or those of --prompts, lines with prompt and output",
     )  # fmt: skip
-    depths: tuple[int, ...] = option(
-        tuning.DEPTHS, "N", "among which a static chain's best is found", (1, MAX_DEPTH)
-    )
-    widths: tuple[int, ...] = option(
-        tuning.WIDTHS, "N", "among which a static chain's best is found", (1, MAX_WIDTH)
-    )
-    peer: str | None = option(
-        None, "URL",
-        "a server with OpenAI's completions, as a contender; llama-server=URL: llama.cpp's, on "
-        "exported weights, asked for the same work as the engine",
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME",
+        help="transformers, assisted, assisted:DRAFTER, static, A>B>C, smallest, tuned, adaptive, "
+        "or a chain policy of one's own (package.module:NAME); the target alone (off) always "
+        "takes part",
     )  # fmt: skip
-    api_key: str | None = option(
-        None, "KEY", "of that server (default: OPENAI_API_KEY)", is_secret=True
-    )
+    for flag, default, most in (
+        ("--depths", tuning.DEPTHS, MAX_DEPTH),
+        ("--widths", tuning.WIDTHS, MAX_WIDTH),
+    ):
+        parser.add_argument(
+            flag, type=whole(1, most), nargs="+", default=default, metavar="N",
+            help="among which a static chain's best is found "
+            f"(default: {' '.join(map(str, default))})",
+        )  # fmt: skip
+    parser.add_argument(
+        "--peer", metavar="URL",
+        help="a server with OpenAI's completions, as a contender; llama-server=URL: llama.cpp's, "
+        "on exported weights, asked for the same work as the engine",
+    )  # fmt: skip
+    parser.add_argument("--api-key", metavar="KEY", help="of that server (default: OPENAI_API_KEY)")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not tuning.grid(self.depths, self.widths):
-            raise refusal("--widths", "no depth times width is small enough for a tree")
-        if self.api_key is not None and self.peer is None:
-            raise refusal("--api-key", "goes with --peer")
-        if self.workload is not None and self.temperature > 0:
-            # Shared noise would have drafters draw by chance what the target does not choose by it.
-            raise refusal("--temperature", "must be 0: --workload agent is recorded text")
-        if self.workload is not None and self.peer is not None:
-            raise refusal("--peer", "cannot replay the recorded text of --workload agent")
+
+def check_lineup(options: argparse.Namespace) -> None:
+    """Complete the options. Raises `ConfigError` for those that do not go together."""
+    for name, value in (_ORDINARY if options.workload is None else _RECORDED).items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    if not tuning.grid(options.depths, options.widths):
+        raise ConfigError("--widths", "no depth times width is small enough for a tree")
+    if options.api_key is not None and options.peer is None:
+        raise ConfigError("--api-key", "goes with --peer")
+    if options.workload is not None and options.temperature > 0:
+        # Shared noise would have drafters draw by chance what the target does not choose by it.
+        raise ConfigError("--temperature", "must be 0: --workload agent is recorded text")
+    if options.workload is not None and options.peer is not None:
+        raise ConfigError("--peer", "cannot replay the recorded text of --workload agent")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,54 +92,31 @@ class LoadOptions:
     known_policies: ClassVar[Collection[str]] = LIVE
 
     config: Path | None
-    trace: Path | None = option(None, "FILE", "a CSV file of AdaServe's or of Azure's format")
-    poisson: float | None = option(None, "RATE", "requests per second, at random times", POSITIVE)
-    scale: tuple[float, ...] = option(
-        (1.0,), "X",
-        "times the gaps between requests: 2 halves the rate; several are a sweep", POSITIVE,
-    )  # fmt: skip
-    requests: int = count(200)
-    skip: int = count(0, "of the trace, from its start", least=0)
-    e2e_ms: float | None = option(
-        None, "MS",
-        "objective: time to the last token of every request, in addition to the trace's objectives",
-        POSITIVE,
-    )  # fmt: skip
-    ttft_slowdown: float | None = option(
-        None, "F",
-        "objective: time to the first token of every request, as so many times that of a prompt "
-        "of its length alone", POSITIVE,
-    )  # fmt: skip
-    trace_baseline_ms: float = option(
-        30.0, "MS", "baseline latency behind the trace's objectives in milliseconds", POSITIVE
-    )
-    output_tokens: int | None = count(  # one has no time per token
-        None, "of each request (default: the trace's, times the length scale)", least=2
-    )
-    length_scale: float = option(0.25, "F", "times the trace's lengths", POSITIVE)
-    prompts: tuple[Path, ...] = option(
-        (), "FILE",
-        "JSON lines; chosen by the trace's categories, cut or repeated to its lengths "
-        + BUILT_IN_PROMPTS,
-    )  # fmt: skip
-    rounds: int = count(1)
-    temperature: float = option(1.0, "T", "0 is greedy", (0, 100))
-    seed: int = option(0, "S", bounds=(0, 2**63))  # rounds count up from it
-    rows: int | None = count(None, "requests together (default: the config's)")
-    policy: tuple[str, ...] | None = option(
-        None, "NAME",
-        f"{', '.join(LIVE)} (default: {' '.join(DEFAULT_POLICIES)})",
-    )  # fmt: skip
-    json: Path | None = option(None, "FILE", JSON)
+    trace: Path | None = None
+    poisson: float | None = None
+    scale: tuple[float, ...] = (1.0,)
+    requests: int = 200
+    skip: int = 0
+    e2e_ms: float | None = None
+    ttft_slowdown: float | None = None
+    trace_baseline_ms: float = 30.0
+    output_tokens: int | None = None
+    length_scale: float = 0.25
+    prompts: tuple[Path, ...] = ()
+    rounds: int = 1
+    temperature: float = 1.0
+    seed: int = 0  # rounds count up from it
+    rows: int | None = None
+    policy: tuple[str, ...] | None = None
+    json: Path | None = None
     fresh_times: bool = False
 
     def __post_init__(self) -> None:
         if (self.trace is None) == (self.poisson is None):
-            raise refusal("--trace", "give either --trace or --poisson")
+            raise ConfigError("--trace", "give either --trace or --poisson")
         if self.poisson is not None and self.skip:
-            raise refusal("--skip", "goes with --trace")
+            raise ConfigError("--skip", "goes with --trace")
         self._check_policies()
-        check(self)
 
     @property
     def policies(self) -> tuple[str, ...]:
@@ -140,6 +127,66 @@ class LoadOptions:
         for name in self.policy or ():
             if name not in self.known_policies:
                 known = ", ".join(self.known_policies)
-                raise refusal("--policy", f"{name!r} is none of {known}")
+                raise ConfigError("--policy", f"{name!r} is none of {known}")
         if self.policy is not None and len(set(self.policy)) < len(self.policy):
-            raise refusal("--policy", "names one twice")
+            raise ConfigError("--policy", "names one twice")
+
+
+def add_load(parser: argparse.ArgumentParser) -> None:
+    """`LoadOptions`, all but the policies."""
+    add_common(parser)
+    arrivals = parser.add_mutually_exclusive_group(required=True)
+    arrivals.add_argument(
+        "--trace", type=Path, metavar="FILE", help="a CSV file of AdaServe's or of Azure's format"
+    )
+    arrivals.add_argument(
+        "--poisson", type=positive, metavar="RATE", help="requests per second, at random times"
+    )
+    parser.add_argument(
+        "--scale", type=positive, nargs="+", default=LoadOptions.scale, metavar="X",
+        help="times the gaps between requests: 2 halves the rate; several are a sweep (default: 1)",
+    )  # fmt: skip
+    add_count(parser, "--requests", LoadOptions.requests)
+    add_count(parser, "--skip", LoadOptions.skip, "of the trace, from its start", least=0)
+    parser.add_argument(
+        "--e2e-ms", type=positive, metavar="MS",
+        help="objective: time to the last token of every request, in addition to the trace's "
+        "objectives",
+    )  # fmt: skip
+    parser.add_argument(
+        "--ttft-slowdown", type=positive, metavar="F",
+        help="objective: time to the first token of every request, as so many times that of a "
+        "prompt of its length alone",
+    )  # fmt: skip
+    parser.add_argument(
+        "--trace-baseline-ms", type=positive, default=LoadOptions.trace_baseline_ms, metavar="MS",
+        help="baseline latency behind the trace's objectives in milliseconds (default: 30)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--output-tokens", type=whole(2), metavar="N",  # one has no time per token
+        help="of each request (default: the trace's, times the length scale)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--length-scale", type=positive, default=LoadOptions.length_scale, metavar="F",
+        help="times the trace's lengths (default: 0.25)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--prompts", type=Path, nargs="+", default=(), metavar="FILE",
+        help="JSON lines; chosen by the trace's categories, cut or repeated to its lengths "
+        "(default: a dozen built-in prompts)",
+    )  # fmt: skip
+    add_count(parser, "--rounds", LoadOptions.rounds)
+    add_temperature(parser)
+    add_seed(parser)
+    parser.add_argument(
+        "--rows", type=whole(), metavar="N", help="requests together (default: the config's)"
+    )
+
+
+def options_from(options: type, arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the command line says of a dataclass's fields."""
+    names = {field.name for field in dataclasses.fields(options)}
+    given = {name: value for name, value in vars(arguments).items() if name in names}
+    given["fresh_times"] = bool(given["fresh_times"])
+    lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+    return {**given, **lists}

@@ -10,12 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from modelpool.errors import ConfigError
+from specrouter.bench.contenders import MeasurementError
+from specrouter.bench.figures import Sample, distinct_share
 from specrouter.bench.prompts import BenchPrompt, Tokenize, Work
-from specrouter.bench.sample import MeasurementError, Sample, distinct_share
-from specrouter.http_client import FAILURES, OPENAI_VARIABLE, Server, check_url, read_api_key
+from specrouter.http_client import FAILURES, Server, check_url, read_api_key
 
 Reply = TypeVar("Reply")
 
+OPENAI_VARIABLE = "OPENAI_API_KEY"
 TIMEOUT_S = 600.0
 FIRST_TIMEOUT_S = 60.0
 

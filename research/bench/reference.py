@@ -15,8 +15,9 @@ from typing import Any
 import torch
 import transformers
 
+from specrouter.bench.contenders import MeasurementError
+from specrouter.bench.figures import Sample, distinct_share
 from specrouter.bench.prompts import Work
-from specrouter.bench.sample import MeasurementError, Sample, distinct_share
 
 
 @dataclass(frozen=True)

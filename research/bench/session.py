@@ -1,22 +1,23 @@
 """A benchmark of chains on one router: batch size after batch size, tuning first, then rounds."""
 
+import argparse
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
+from statistics import fmean
 from typing import Any, Protocol
 
 from research.bench import tuning
 from research.bench.lineup import ADAPTIVE, BEST, SMALLEST, Lineup
 from research.bench.llama_server import LLAMA_SERVER
-from research.bench.options import LineupOptions
 from research.bench.recorded import RecordedContender
 from research.bench.tuning import Shape, Tuned
 from specrouter.bench import figures
 from specrouter.bench.chains import chain_name
-from specrouter.bench.contenders import Contender, OwnContender
+from specrouter.bench.contenders import Contender, MeasurementError, OwnContender, measure
+from specrouter.bench.figures import Spread
 from specrouter.bench.prompts import BenchPrompt, Work, deal
-from specrouter.bench.rounds import measure
-from specrouter.bench.sample import MeasurementError
 from specrouter.progress import Progress
 from specrouter.request.params import Chain
 from specrouter.router import ChainRouter
@@ -36,7 +37,7 @@ class Session:
 
     def __init__(
         self,
-        options: LineupOptions,
+        options: argparse.Namespace,
         router: ChainRouter,
         who: Lineup,
         prompts: Mapping[str, Sequence[BenchPrompt]],
@@ -77,15 +78,14 @@ class Session:
             ],
         }
 
-    def _deal(self, batch: int) -> Callable[[int], Sequence[Work]]:
+    def _deal(self, batch: int, new_tokens: int = 0) -> Callable[[int], Sequence[Work]]:
         options = self._options
         return partial(
-            deal,
+            deal_by_category if options.by_category else deal,
             self._prompts,
             batch=batch,
-            new_tokens=options.new_tokens,
+            new_tokens=new_tokens or options.new_tokens,
             temperature=options.temperature,
-            by_category=options.by_category,
         )
 
     def _tune(self, batch: int, label: str) -> dict[Chain, Tuned]:
@@ -117,7 +117,7 @@ class Session:
         options = self._options
         self._progress.show(f"{label}, tuning {chain_name(chain)}: {shape}")
         tokens = min(_TUNING_TOKENS << rung, options.new_tokens)
-        works = deal(self._prompts, rung, batch, tokens, options.temperature, options.by_category)
+        works = self._deal(batch, tokens)(rung)
         contender = self._static(chain, shape)
         turn = rung * _TUNING_BATCHES  # so that every category has its turn
         chosen = [works[(turn + i) % len(works)] for i in range(min(_TUNING_BATCHES, len(works)))]
@@ -163,5 +163,27 @@ class Session:
         )
         bases = [base for base in possible if base in known]
         categories = [work.category for work in self._deal(batch)(0)]
-        by_category = self._options.by_category
-        return {name: figures.row(known, name, bases, categories, by_category) for name in samples}
+        rows = {name: figures.row(known, name, bases, categories) for name in samples}
+        for row in rows.values() if self._options.by_category else ():
+            found = row["over_by_category"].values()
+            row["over"] = {base: mean_spread([one[base] for one in found]) for base in bases}
+        return rows
+
+
+def deal_by_category(
+    prompts: Mapping[str, Sequence[BenchPrompt]], round_number: int, batch: int, **asked: Any
+) -> list[Work]:
+    """As `deal`, a batch of each category."""
+    each = [{category: found} for category, found in prompts.items()]
+    works = [work for own in each for work in deal(own, round_number, batch, **asked)]
+    seeds = itertools.count(10_000 * round_number)
+    return [replace(work, seeds=tuple(itertools.islice(seeds, batch))) for work in works]
+
+
+def mean_spread(found: Sequence[Spread]) -> Spread:
+    """The mean over categories of their medians, and of their quartiles."""
+    return Spread(
+        median=fmean(one["median"] for one in found),
+        low=fmean(one["low"] for one in found),
+        high=fmean(one["high"] for one in found),
+    )

@@ -21,8 +21,7 @@ from research.sim.machine import MACHINES, Machine, load_machine
 from research.sim.replicas import Replicas
 from research.sim.scenarios import SCENARIOS, scenario_requests
 from research.sim.service import SimulatedService
-from specrouter.bench.load_figures import figures
-from specrouter.bench.replay import LoadRequest, Outcome, replay
+from specrouter.bench.replay import LoadRequest, Outcome, figures, replay
 from specrouter.config import TreesConfig
 
 _OVERLOAD = 4.0  # times the capacity

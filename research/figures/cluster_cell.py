@@ -13,8 +13,7 @@ from research.sim.cluster.pair import SimulatedPair
 from research.sim.cluster.refusals import told_and_true
 from research.sim.cluster.replica import SimulatedReplica
 from research.sim.service import SimulatedService
-from specrouter.bench.load_figures import figures
-from specrouter.bench.replay import Outcome
+from specrouter.bench.replay import Outcome, figures
 from specrouter.config import RoutingConfig
 
 _REFUSALS = ("refused", "no replica is ready")  # 503

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,6 @@ from research.figures.catalog import FIGURES
 from research.figures.cell import Cell
 from research.figures.figure import Figure, Results, Scope, draw, rows_of, table
 from research.figures.sweep import run_sweep
-from specrouter.bench.output_file import check_writable
 
 CELLS = "cells.jsonl"
 
@@ -82,7 +82,8 @@ def draw_figures(options: FigureOptions) -> None:
         raise ConfigError("--out", f"cannot make {options.out}: {error.strerror}") from error
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("figures", "need matplotlib: pip install specrouter[bench]")
-    check_writable("--out", options.out / "figure.png")
+    if not os.access(options.out, os.W_OK):
+        raise ConfigError("--out", f"{options.out} cannot be written")
     cells = {figure.name: options.cells(figure) for figure in options.figures}
     wanted = [cell for each in cells.values() for cell in each]
     results = run_sweep(wanted, options.out / CELLS, options.processes)

@@ -11,8 +11,7 @@ from research.policies.adaserve import AdaServe, EqualGreedy
 from research.replay.stretches import Arrival
 from research.sim.machine import Machine
 from research.sim.service import SimulatedService
-from specrouter.bench.load_figures import figures
-from specrouter.bench.replay import LoadRequest, replay
+from specrouter.bench.replay import LoadRequest, figures, replay
 from specrouter.config import TreesConfig
 from specrouter.profile.time_curve import TimeCurve
 

@@ -14,7 +14,7 @@ import argparse
 import json
 import statistics
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -24,9 +24,7 @@ from typing import Any
 from modelpool.config import validate_config
 from research.studies.bare_forward import BareForwards
 from specrouter import ChainRouter, SamplingParams
-from specrouter.bench.figures import mean_pack
 from specrouter.bench.prompts import load_prompts, tokenize
-from specrouter.bench.sample import spent
 from specrouter.cli.arguments import default_config
 from specrouter.config import RouterConfig
 from specrouter.profile.profiler import EngineStatistics
@@ -125,9 +123,10 @@ def _round(
         tokens = time_.committed_tokens / time_.target_passes
         pass_ms = bare.ms(chain[-1], batch + way.nodes, batch, context)
         drafts_ms = sum(
-            time_.forwards[name] / time_.cycles * bare.ms(name, pack, batch, context)
+            forwards / time_.cycles * bare.ms(name, pack, batch, context)
             for name in chain[:-1]
-            for pack in (mean_pack(time_, name),)
+            for forwards in (time_.forwards[name],)
+            for pack in (time_.pack_tokens[name] / forwards,)
         )
         free, drafted = (tokens * alone_ms / ms for ms in (pass_ms, pass_ms + drafts_ms))
         gains.append(Gain(way, tokens, free, drafted))
@@ -176,7 +175,13 @@ def _spent(
     begin = router.instruments.statistics().cycles + options.warm_up  # drafters read the texts
     before = _statistics(router, begin)
     after = _statistics(router, before.cycles + options.cycles)
-    return spent(before, after)
+    return EngineStatistics(
+        cycles=after.cycles - before.cycles,
+        committed_tokens=after.committed_tokens - before.committed_tokens,
+        target_passes=after.target_passes - before.target_passes,
+        forwards=Counter(after.forwards) - Counter(before.forwards),
+        pack_tokens=Counter(after.pack_tokens) - Counter(before.pack_tokens),
+    )
 
 
 def _statistics(router: ChainRouter, cycles: int) -> Any:

@@ -39,8 +39,7 @@ from research.sim.tape import (
 )
 from research.simulate import simulated_machine
 from research.studies.fidelity import LoggedService, Round, load_options, load_parser
-from specrouter.bench.load_figures import figures
-from specrouter.bench.replay import LoadRequest, Outcome, Pending, replay
+from specrouter.bench.replay import LoadRequest, Outcome, Pending, figures, replay
 from specrouter.config import RouterConfig, TreesConfig
 from specrouter.progress import Progress
 from specrouter.router import ChainRouter

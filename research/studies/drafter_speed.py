@@ -22,10 +22,11 @@ from typing import Any
 
 from modelpool import ModelPool
 from research.bench.recorded import agent_workload, tokenize_trajectories
+from research.bench.session import deal_by_category, mean_spread
 from research.studies.engines import Served, engine
 from specrouter.bench.conditions import cpu_name, request_limit
-from specrouter.bench.figures import Spread, mean_spread, spread
-from specrouter.bench.prompts import BenchPrompt, deal, load_prompts, tokenize
+from specrouter.bench.figures import Spread, spread
+from specrouter.bench.prompts import BenchPrompt, load_prompts, tokenize
 from specrouter.cli.arguments import default_config
 from specrouter.config import RouterConfig
 
@@ -78,13 +79,12 @@ def _measured(options: argparse.Namespace) -> Iterator[_Speeds]:
         for number in range(-1, options.rounds):
             found: dict[str, dict[str, float]] = {one.name: {} for one in contenders}
             round_number = options.first_round + number % options.rounds
-            for work in deal(
+            for work in deal_by_category(
                 prompts,
                 round_number,
                 options.batch,
-                options.new_tokens,
-                options.temperature,
-                by_category=True,
+                new_tokens=options.new_tokens,
+                temperature=options.temperature,
             ):
                 for one in contenders:
                     sample = one.run(work)

@@ -12,8 +12,8 @@ from typing import Any
 from modelpool.config import Weights
 from research.bench.recorded import RecordedContender
 from specrouter import ChainRouter
+from specrouter.bench.figures import Sample
 from specrouter.bench.prompts import Work
-from specrouter.bench.sample import Sample
 from specrouter.config import RouterConfig
 
 

@@ -33,8 +33,7 @@ from research.sim.service import SimulatedService
 from research.sim.text import LEAST, MOST
 from research.simulate import simulated_machine
 from specrouter.bench.conditions import request_limit
-from specrouter.bench.load_figures import figures
-from specrouter.bench.replay import LoadRequest, Outcome, Pending
+from specrouter.bench.replay import LoadRequest, Outcome, Pending, figures
 from specrouter.config import RouterConfig
 from specrouter.profile.acceptance import blended_alpha
 from specrouter.progress import Progress

@@ -22,9 +22,9 @@ from modelpool import ModelPool
 from modelpool.config import Weights
 from research.studies.engines import Served, engine, target_settings
 from specrouter.bench.conditions import cpu_name
+from specrouter.bench.contenders import measure
+from specrouter.bench.figures import Sample
 from specrouter.bench.prompts import BenchPrompt, deal, load_prompts, tokenize
-from specrouter.bench.rounds import measure
-from specrouter.bench.sample import Sample
 from specrouter.cli.arguments import default_config
 from specrouter.progress import Progress
 
@@ -59,7 +59,6 @@ def _row(
         batch=batch,
         new_tokens=options.new_tokens,
         temperature=options.temperature,
-        by_category=False,
     )
     with Progress() as progress:
         samples = measure(contenders, dealt, options.rounds, f"batch {batch}", progress)

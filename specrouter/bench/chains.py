@@ -6,20 +6,17 @@ static chain, the policies. Nothing else should run meanwhile.
 Contract: a bad argument raises `ConfigError` before anything is loaded.
 """
 
-from collections.abc import Mapping, Sequence
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from modelpool import ModelPool
 from modelpool.errors import ConfigError
 from specrouter.bench import figures
-from specrouter.bench.conditions import conditions, request_limit
-from specrouter.bench.contenders import Contender, OwnContender
-from specrouter.bench.options import ChainsOptions
-from specrouter.bench.output_file import write_outputs
+from specrouter.bench.conditions import conditions, model_sizes, number, percent, request_limit
+from specrouter.bench.contenders import Contender, OwnContender, measure
 from specrouter.bench.prompts import deal, load_prompts, tokenize
-from specrouter.bench.rounds import measure
-from specrouter.bench.tables import chains_table
 from specrouter.config import RouterConfig
 from specrouter.config.policies import CHAIN_POLICIES
 from specrouter.progress import Progress, ShownLoad
@@ -27,16 +24,21 @@ from specrouter.request.params import Chain
 from specrouter.router import ChainRouter
 from specrouter.routing.scheduler import candidate_chains
 
+_DEFAULT_BATCHES = (1, 4, 8, 16)
 _ALL_CHAINS_UP_TO = 5  # models; a larger pool's chains of four models and more are left out
 _ADAPTIVE, STATIC = "adaptive", "static"
+_HEAD = (
+    f"{'':44}{'tokens/s':>9}{'req/s':>7}{'over off':>10}{'quartiles':>14}{'TPOT ms':>9}"
+    f"{'accepted':>10}{'distinct':>10}{'control':>9}"
+)
 
 
-def bench_chains(options: ChainsOptions, progress: Progress) -> dict[str, Any]:
+def bench_chains(options: argparse.Namespace, progress: Progress) -> dict[str, Any]:
     """Measure, and return the JSON document. Raises `ConfigError`, `MeasurementError`."""
     config = RouterConfig.load(options.config)
     if options.fresh_times:
         config = config.with_fresh_times()
-    sizes = options.batches(config.engine.max_requests)
+    sizes = batch_sizes(options.batch, config.engine.max_requests)
     loading = ShownLoad(progress)
     pool = ModelPool.from_config(config.pool, progress=loading)  # reads no weights
     chains, policies = chosen(pool, options.only)
@@ -52,28 +54,29 @@ def bench_chains(options: ChainsOptions, progress: Progress) -> dict[str, Any]:
             *(OwnContender(policy, router, policy) for policy in policies),
         ]
         batches = {}
-        for number, batch in enumerate(sizes, 1):
+        for at, batch in enumerate(sizes, 1):
             dealt = partial(
                 deal, prompts, batch=batch, new_tokens=options.new_tokens,
-                temperature=options.temperature, by_category=options.by_category,
+                temperature=options.temperature,
             )  # fmt: skip
-            label = f"batch {batch} ({number} of {len(sizes)})"
+            label = f"batch {batch} ({at} of {len(sizes)})"
             samples = measure(contenders, dealt, options.rounds, label, progress)
             categories = [work.category for work in dealt(0)]
-            rows = {
-                name: figures.row(samples, name, ["off"], categories, options.by_category)
-                for name in samples
-            }
+            rows = {name: figures.row(samples, name, ["off"], categories) for name in samples}
             batches[str(batch)] = {"contenders": rows}
         return {"conditions": {**conditions(router), **asked(options, prompts)}, "batches": batches}
 
 
-def write(document: Mapping[str, Any], options: ChainsOptions) -> None:
-    """Print the table, and write the file that is asked for. Raises `FileNotWrittenError`."""
-    write_outputs(document, chains_table(document), options.json)
+def batch_sizes(asked: Sequence[int] | None, max_requests: int) -> Sequence[int]:
+    """Those to measure on `max_requests` rows. Raises `ConfigError` for one that is larger."""
+    for batch in asked or ():
+        if batch > max_requests:
+            reason = f"{batch} is above engine.max_requests, which is {max_requests}"
+            raise ConfigError("--batch", reason)
+    return asked or [batch for batch in _DEFAULT_BATCHES if batch <= max_requests]
 
 
-def asked(options: ChainsOptions, prompts: Mapping[str, Sequence[object]]) -> dict[str, Any]:
+def asked(options: argparse.Namespace, prompts: Mapping[str, Sequence[object]]) -> dict[str, Any]:
     """What of the options a figure is comparable by."""
     return {
         "config": options.config.name,
@@ -81,7 +84,6 @@ def asked(options: ChainsOptions, prompts: Mapping[str, Sequence[object]]) -> di
         "rounds": options.rounds,
         "new_tokens": options.new_tokens,
         "temperature": options.temperature,
-        "by_category": options.by_category,
     }
 
 
@@ -121,3 +123,40 @@ def own_policies(names: Sequence[str], known: Sequence[str]) -> Sequence[str]:
             reason = f"{name!r} is none of {', '.join(known)}: {error}"
             raise ConfigError("--only", reason) from error
     return names
+
+
+def chains_table(document: Mapping[str, Any]) -> str:
+    """One block per batch size, then the ratios by category."""
+    lines = [model_sizes(document["conditions"])]
+    for batch, result in document["batches"].items():
+        rows = result["contenders"]
+        lines += ["", f"batch {batch}", *chain_rows(rows), *category_rows(rows)]
+    return "\n".join(lines)
+
+
+def chain_rows(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    yield _HEAD
+    for name, row in rows.items():
+        off, tpot = row["over"]["off"], row["tpot_ms"]
+        quartiles = f"{off['low']:.2f}-{off['high']:.2f}"
+        yield (
+            f"{name:44}{row['tokens_per_s']['median']:9.1f}{row['requests_per_s']['median']:7.2f}"
+            f"{off['median']:10.2f}{quartiles:>14}{number(tpot and tpot['median']):>9}"
+            f"{number(row['acceptance_length']):>10}{percent(row['distinct_4grams']):>10}"
+            f"{percent(row.get('control_share')):>9}"
+        )
+
+
+def category_rows(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    categories = next(iter(rows.values()))["over_by_category"]
+    if len(categories) < 2:
+        return
+    names = "".join(f"{name:>14.13}" for name in categories)
+    yield f"{'tokens/s, by category':44}" + names
+    for name, row in rows.items():
+        by = row["tokens_per_s_by_category"]
+        yield f"{name:44}" + "".join(f"{by[one]['median']:14.1f}" for one in categories)
+    yield f"{'over off, by category':44}" + names
+    for name, row in rows.items():
+        over = row["over_by_category"]
+        yield f"{name:44}" + "".join(f"{over[one]['off']['median']:14.2f}" for one in categories)

@@ -1,7 +1,8 @@
-"""What a figure was measured under: machine, models, versions."""
+"""What a figure was measured under: machine, models, versions; and how tables show figures."""
 
 import json
 import platform
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -59,3 +60,22 @@ def request_limit(config: RouterConfig, pool: ModelPool) -> int:
     if config.engine.kv_memory is not None:
         longest = min(longest, row_tokens(pool.kv_tokens, TREE_SLOTS))
     return min(longest, config.engine.kv_budget_tokens or longest)
+
+
+def model_sizes(conditions: Mapping[str, Any]) -> str:
+    """`small 1.1M, big 201.9M int8 (inflated)`."""
+    parts = []
+    for name, model in conditions["models"].items():
+        size = f" {model['parameters'] / 1e6:.1f}M" if model["parameters"] else ""
+        weights = model.get("weights")
+        kept = "" if weights in (None, "plain") else f" {weights}"
+        parts.append(f"{name}{size}{kept}{' (inflated)' if model['is_inflated'] else ''}")
+    return ", ".join(parts)
+
+
+def number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"

@@ -1,23 +1,28 @@
-"""Contenders that are this service itself: one router, asked to decode in different ways.
+"""Contenders that take turns on the same work, and those that are this service itself.
 
-One router for all of them, since every router loads the target and has an engine thread with
-OpenMP workers of its own. So the policies know what the other contenders' runs taught the profiler,
-as those of a service that has been up for a while do.
+The latter are one router, asked to decode in different ways, since every router loads the target
+and has an engine thread with OpenMP workers of its own. So the policies know what the other
+contenders' runs taught the profiler, as those of a service that has been up for a while do.
 """
 
 import secrets
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from statistics import fmean
 from typing import Any, Literal, Protocol
 
+from specrouter.bench.figures import Sample, distinct_share, mean_of_known, speeds
 from specrouter.bench.prompts import BenchPrompt, Work
-from specrouter.bench.sample import MeasurementError, Sample, distinct_share, mean_of_known, spent
 from specrouter.config.policies import CHAIN_POLICIES
-from specrouter.profile.profiler import EngineStatistics
-from specrouter.request.output import RequestOutput
+from specrouter.progress import Progress
 from specrouter.request.params import SamplingParams
 from specrouter.router import ChainRouter
+
+
+class MeasurementError(RuntimeError):
+    """A contender failed."""
 
 
 class Contender(Protocol):
@@ -43,19 +48,36 @@ class OwnContender:
         self._speculation = speculation
 
     def run(self, work: Work) -> Sample:
-        asked = zip(work.prompts, work.seeds, strict=True)
-        tenant = secrets.token_hex(8)
-        params = [self.params(work, prompt, seed, tenant) for prompt, seed in asked]
+        tenant, engine = secrets.token_hex(8), self.router.instruments
+        params = [
+            self.params(work, prompt, seed, tenant)
+            for prompt, seed in zip(work.prompts, work.seeds, strict=True)
+        ]
         prompts = [prompt.token_ids for prompt in work.prompts]
         self.router.set_policy(self._policy, **self._settings)
         # What other contenders do would teach the adaptive one for nothing.
         learns = self._speculation is None and CHAIN_POLICIES.find(self._policy).learns
-        self.router.instruments.set_learning(learns)
-        before = self.router.instruments.statistics()
-        started = time.perf_counter()
+        engine.set_learning(learns)
+        before, started = engine.statistics(), time.perf_counter()
         outputs = self.router.generate(prompts, params, self._speculation)
-        seconds = time.perf_counter() - started
-        return self._sample(outputs, seconds, spent(before, self.router.instruments.statistics()))
+        seconds, after = time.perf_counter() - started, engine.statistics()
+        failed = next((output.error for output in outputs if output.error is not None), None)
+        if failed is not None:
+            raise MeasurementError(f"{self.name}: {failed}")
+        chains: Counter[str] = Counter()
+        for output in outputs:
+            chains.update({">".join(c): count for c, count in output.metrics.chains.items()})
+        return Sample(
+            tokens=sum(len(output.token_ids) for output in outputs),
+            seconds=seconds,
+            distinct=tuple(distinct_share(output.token_ids) for output in outputs),
+            acceptance_length=fmean(output.metrics.acceptance_length for output in outputs),
+            cycle_ms=after.cycle_ms - before.cycle_ms,
+            control_ms=after.control_ms - before.control_ms,
+            chains=chains,
+            requests=len(outputs),
+            tpot_ms=mean_of_known(output.metrics.tpot_ms for output in outputs),
+        )
 
     def params(self, work: Work, prompt: BenchPrompt, seed: int, tenant: str) -> SamplingParams:
         """What a prompt is asked with.
@@ -73,23 +95,35 @@ class OwnContender:
             cache_salt=tenant,
         )
 
-    def _sample(
-        self, outputs: Sequence[RequestOutput], seconds: float, engine: EngineStatistics
-    ) -> Sample:
-        failed = next((o for o in outputs if o.error is not None), None)
-        if failed is not None:
-            raise MeasurementError(f"{self.name}: {failed.error}")
-        chains: Counter[str] = Counter()
-        for output in outputs:
-            chains.update({">".join(c): count for c, count in output.metrics.chains.items()})
-        return Sample(
-            tokens=sum(len(output.token_ids) for output in outputs),
-            seconds=seconds,
-            distinct=tuple(distinct_share(output.token_ids) for output in outputs),
-            acceptance_length=sum(output.metrics.acceptance_length for output in outputs)
-            / len(outputs),
-            engine=engine,
-            chains=dict(chains),
-            requests=len(outputs),
-            tpot_ms=mean_of_known(output.metrics.tpot_ms for output in outputs),
-        )
+
+def measure(
+    contenders: Sequence[Contender],
+    deal: Callable[[int], Sequence[Work]],
+    rounds: int,
+    label: str,
+    progress: Progress,
+) -> dict[str, list[list[Sample]]]:
+    """Samples by contender, [round][batch of the round]. A round before the first one warms up.
+
+    Args:
+        deal: the work of a round, by its number.
+
+    Raises:
+        MeasurementError: a contender failed.
+    """
+    samples: dict[str, list[list[Sample]]] = {one.name: [] for one in contenders}
+    dealt = [deal(number % rounds) for number in range(-1, rounds)]
+    progress.expect(sum(map(len, dealt)) * len(contenders))
+    for number, works in enumerate(dealt, -1):
+        where = f"{label}, round {number + 1}/{rounds}" if number >= 0 else f"{label}, warm-up"
+        of_round: dict[str, list[Sample]] = {name: [] for name in samples}
+        for work, contender in product(works, contenders):
+            progress.show(f"{where}: {contender.name}")
+            of_round[contender.name].append(contender.run(work))
+            progress.step()
+        if number >= 0:
+            for name, found in of_round.items():
+                samples[name].append(found)
+        told = (f"{name} {speeds([found])[0]:.1f}" for name, found in of_round.items())
+        progress.note(f"{where}: {', '.join(told)} tokens/s")
+    return samples

@@ -1,4 +1,4 @@
-"""What the samples say: medians over rounds of ratios within a round. Pure functions.
+"""Samples, and what they say: medians over rounds of ratios within a round. Pure functions.
 
 A machine that other work shares drifts from minute to minute. Contenders that take turns within a
 round drift together, so their ratio is steady where their speeds are not.
@@ -7,10 +7,38 @@ round drift together, so their ratio is steady where their speeds are not.
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
-from specrouter.bench.sample import Sample, mean_of_known, summed
-from specrouter.profile.profiler import EngineStatistics
+_NGRAM = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One batch of one contender.
+
+    Attributes:
+        tokens: of all outputs.
+        seconds: from the first request's start to the last one's end.
+        distinct: of each output, the share of its 4-grams that are distinct.
+        acceptance_length: tokens per target pass, the mean over outputs; None where unknown.
+        cycle_ms: of an engine of our own, of which `control_ms` are neither a model's nor spent on
+            logits; 0 of others.
+        chains: request cycles by chain.
+        requests: how many the batch had.
+        tpot_ms: mean time of a token after the first, the mean over outputs; None where unknown.
+    """
+
+    tokens: int
+    seconds: float
+    distinct: tuple[float, ...] = ()
+    acceptance_length: float | None = None
+    cycle_ms: float = 0.0
+    control_ms: float = 0.0
+    chains: Mapping[str, int] = field(default_factory=dict)
+    requests: int = 1
+    tpot_ms: float | None = None
+
 
 Rounds = Sequence[Sequence[Sample]]  # [round][batch of the round]
 
@@ -21,21 +49,24 @@ class Spread(TypedDict):
     high: float  # third quartile
 
 
+def mean_of_known(values: Iterable[float | None]) -> float | None:
+    """None where nothing is known."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def distinct_share(token_ids: Sequence[int]) -> float:
+    """Distinct 4-grams over all of them; 1 for an output that is too short to have two."""
+    grams = [tuple(token_ids[i : i + _NGRAM]) for i in range(len(token_ids) - _NGRAM + 1)]
+    return len(set(grams)) / len(grams) if grams else 1.0
+
+
 def spread(values: Sequence[float]) -> Spread:
     """Median and quartiles; of one value, that value."""
     if len(values) < 2:
         return Spread(median=values[0], low=values[0], high=values[0])
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
     return Spread(median=middle, low=low, high=high)
-
-
-def mean_spread(found: Sequence[Spread]) -> Spread:
-    """The mean over categories of their medians, and of their quartiles."""
-    return Spread(
-        median=statistics.fmean(one["median"] for one in found),
-        low=statistics.fmean(one["low"] for one in found),
-        high=statistics.fmean(one["high"] for one in found),
-    )
 
 
 def speeds(rounds: Rounds) -> list[float]:
@@ -53,31 +84,13 @@ def request_rates(rounds: Rounds) -> list[float]:
     return [sum(s.requests for s in one) / sum(s.seconds for s in one) for one in rounds]
 
 
-def tpots(rounds: Rounds) -> list[float | None]:
-    """Mean TPOT of each round's requests, in ms; None where it is not known of all its batches."""
-    found: list[float | None] = []
-    for samples in rounds:
-        known = [(s.tpot_ms, s.requests) for s in samples if s.tpot_ms is not None]
-        total = sum(ms * requests for ms, requests in known)
-        complete = known and len(known) == len(samples)
-        found.append(total / sum(requests for _, requests in known) if complete else None)
-    return found
-
-
-def eaf(ours: Rounds, alone: Rounds) -> list[float]:
-    """The target's own TPOT over a contender's, round by round. Source: SpecRouter, section 6."""
-    pairs = zip(tpots(alone), tpots(ours), strict=True)
-    return [a / b for a, b in pairs if a is not None and b is not None and b > 0]
-
-
-def control_share(time: EngineStatistics) -> float:
-    """Of the cycles' time, what is neither a model's nor spent on logits."""
-    return 1 - (sum(time.model_ms.values()) + time.logits_ms) / time.cycle_ms
-
-
-def mean_pack(time: EngineStatistics, model: str) -> float:
-    """Tokens of this model's forwards, on average."""
-    return time.pack_tokens[model] / time.forwards[model]
+def tpots(rounds: Rounds) -> list[float]:
+    """Mean TPOT of a round's requests, in ms, of each round whose batches all say theirs."""
+    return [
+        sum((s.tpot_ms or 0.0) * s.requests for s in samples) / sum(s.requests for s in samples)
+        for samples in rounds
+        if all(s.tpot_ms is not None for s in samples)
+    ]
 
 
 def row(
@@ -85,7 +98,6 @@ def row(
     name: str,
     bases: Sequence[str],
     categories: Sequence[str | None],
-    by_category: bool = False,
 ) -> dict[str, Any]:
     """All figures of one contender at one batch size, as JSON has them.
 
@@ -93,77 +105,41 @@ def row(
         samples: of every contender, over the same rounds and batches.
         bases: contenders that its speed is divided by.
         categories: of the batches of a round, in their order; None where they are mixed.
-        by_category: the headline ratios are means over categories.
     """
+
+    def of(category: str, contender: str) -> Rounds:
+        return [
+            [sample for sample, own in zip(batches, categories, strict=True) if own == category]
+            for batches in samples[contender]
+        ]
+
     ours = samples[name]
-    flat = [sample for samples_of_round in ours for sample in samples_of_round]
-    over = {base: spread(ratios(ours, samples[base])) for base in bases}
-    parts = _by_category(samples, categories)
-    by = {
-        category: {base: spread(ratios(part[name], part[base])) for base in bases}
-        for category, part in parts.items()
-    }
-    if by_category and by:
-        over = {base: mean_spread([found[base] for found in by.values()]) for base in bases}
+    flat = [sample for batches in ours for sample in batches]
+    known = [category for category in dict.fromkeys(categories) if category is not None]
+    tpot_ms = tpots(ours)
     return {
         "tokens_per_s": spread(speeds(ours)),
-        "over": over,
-        "over_by_category": by,
-        "tokens_per_s_by_category": {
-            category: spread(speeds(part[name])) for category, part in parts.items()
+        "over": {base: spread(ratios(ours, samples[base])) for base in bases},
+        "over_by_category": {
+            one: {base: spread(ratios(of(one, name), of(one, base))) for base in bases}
+            for one in known
         },
+        "tokens_per_s_by_category": {one: spread(speeds(of(one, name))) for one in known},
         "requests_per_s": spread(request_rates(ours)),
-        **_tpot_figures(samples, name),
+        "tpot_ms": spread(tpot_ms) if tpot_ms else None,
         "acceptance_length": mean_of_known(s.acceptance_length for s in flat),
         "distinct_4grams": mean_of_known(share for sample in flat for share in sample.distinct),
         **_engine_figures(flat),
     }
 
 
-def _by_category(
-    samples: Mapping[str, Rounds], categories: Sequence[str | None]
-) -> dict[str, dict[str, Rounds]]:
-    """The samples of each category, by contender."""
-
-    def of(rounds: Rounds, category: str) -> Rounds:
-        return [
-            [sample for sample, own in zip(samples, categories, strict=True) if own == category]
-            for samples in rounds
-        ]
-
-    return {
-        category: {name: of(rounds, category) for name, rounds in samples.items()}
-        for category in categories
-        if category is not None
-    }
-
-
-def _tpot_figures(samples: Mapping[str, Rounds], name: str) -> dict[str, Any]:
-    """`tpot_ms`, and `eaf_tpot` over the target alone, "off"; None where they are not known."""
-    known_ms = [ms for ms in tpots(samples[name]) if ms is not None]
-    gains = eaf(samples[name], samples["off"]) if "off" in samples else []
-    return {
-        "tpot_ms": spread(known_ms) if known_ms else None,
-        "eaf_tpot": spread(gains) if gains else None,
-    }
-
-
-def _engine_figures(samples: Iterable[Sample]) -> dict[str, Any]:
-    """Where a contender of our own spent its time, and on which chains."""
-    found = list(samples)
-    parts = [sample.engine for sample in found if sample.engine is not None]
-    if not parts:
+def _engine_figures(samples: Sequence[Sample]) -> dict[str, Any]:
+    """Of a contender of our own: where its time went that no model had, and its chains."""
+    cycle_ms = sum(sample.cycle_ms for sample in samples)
+    if not cycle_ms:
         return {}
-    time = summed(parts)
-    chains: Counter[str] = Counter()
-    for sample in found:
-        chains.update(sample.chains)
-    cycles = chains.total()
+    chains = sum((Counter(sample.chains) for sample in samples), Counter[str]())
     return {
-        "model_share": {name: ms / time.cycle_ms for name, ms in time.model_ms.items() if ms},
-        "logits_share": time.logits_ms / time.cycle_ms,
-        "control_share": control_share(time),
-        "cycle_ms": time.cycle_ms / time.cycles,
-        "mean_pack_tokens": {name: mean_pack(time, name) for name, n in time.forwards.items() if n},
-        "chains": {chain: count / cycles for chain, count in chains.most_common()},
+        "control_share": sum(sample.control_ms for sample in samples) / cycle_ms,
+        "chains": {chain: count / chains.total() for chain, count in chains.most_common()},
     }

@@ -6,32 +6,41 @@ Contract: a bad argument raises `ConfigError` before anything is loaded. Attainm
 here, by the times that a request got, not by what the service says of it.
 """
 
+import argparse
 import itertools
 import random
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 from modelpool import ModelPool
 from modelpool.errors import ConfigError
-from specrouter.bench.conditions import conditions, cpu_name, request_limit
-from specrouter.bench.load_figures import figures, medians
-from specrouter.bench.load_services import OwnService, ServerService
-from specrouter.bench.options import LoadOptions
-from specrouter.bench.output_file import write_outputs
+from specrouter.bench.conditions import (
+    conditions,
+    cpu_name,
+    model_sizes,
+    number,
+    percent,
+    request_limit,
+)
 from specrouter.bench.prompts import Texts, Tokenize, load_prompts
-from specrouter.bench.replay import LoadRequest, Outcome, Service, replay
-from specrouter.bench.tables import load_rows, model_sizes
+from specrouter.bench.replay import LoadRequest, Outcome, Service, figures, medians, replay
+from specrouter.bench.services import OwnService, ServerService
 from specrouter.config import RouterConfig
-from specrouter.http_client import SERVICE_VARIABLE, read_api_key
+from specrouter.http_client import API_KEY_VARIABLE, check_url, read_api_key
 from specrouter.progress import Progress, ShownLoad
 from specrouter.router import ChainRouter
 
 _WAYS = ("off", "on")  # speculation
 _WARM_UP_REQUESTS = 10
 _SEEDS_OF_A_ROUND = 100_000
+_HEAD = (
+    f"{'':16}{'attained':>9}{'violated':>9}{'goodput':>9}{'tokens/s':>9}{'req/s':>7}"
+    f"{'TTFT ms p50/p95/p99':>21}{'TPOT ms p50/p95/p99':>21}{'e2e s p50/p95/p99':>21}"
+    f"{'running':>9}{'accepted':>9}{'errors':>7}"
+)
 
 
 class WallClock:
@@ -42,16 +51,22 @@ class WallClock:
         time.sleep(duration_s)
 
 
-def bench_load(options: LoadOptions, progress: Progress) -> dict[str, Any]:
-    """Measure, and return the JSON document. Raises `ConfigError`, `MeasurementError`."""
+def bench_load(options: argparse.Namespace, progress: Progress) -> dict[str, Any]:
+    """Measure, and return the JSON document. Raises `ConfigError`, `MeasurementError`.
+
+    Where `options` have a `server`, that has a configuration of its own.
+    """
+    if options.server is not None:
+        check_url("--server", options.server)
+        if options.config is not None:
+            raise ConfigError("--config", "is the server's own: not with --server")
     texts = load_prompts(options.prompts)
     if options.server is not None:
-        server = ServerService(options.server, read_api_key(SERVICE_VARIABLE, options.api_key))
+        server = ServerService(options.server, read_api_key(API_KEY_VARIABLE))
         requests = load_requests(options, texts, server.tokenize, server.max_request_tokens)
         measured = _measure(server, requests, options, progress)
         where = {"server": options.server, "target": server.model, "cpu": cpu_name()}
         return {"conditions": {**where, **_asked(options)}, "ways": measured}
-    assert options.config is not None, "the options have one of both"
     config = RouterConfig.load(options.config)
     if options.fresh_times:
         config = config.with_fresh_times()
@@ -69,16 +84,8 @@ def bench_load(options: LoadOptions, progress: Progress) -> dict[str, Any]:
         return {"conditions": {**conditions(router), **_asked(options)}, "ways": measured}
 
 
-def write_load(document: Mapping[str, Any], options: LoadOptions) -> None:
-    """Print the table, and write the file that is asked for. Raises `FileNotWrittenError`."""
-    told = document["conditions"]
-    where = model_sizes(told) if "models" in told else told["server"]
-    rows = {f"speculation {way}": row for way, row in document["ways"].items()}
-    write_outputs(document, "\n".join([where, *load_rows(rows)]), options.json)
-
-
 def load_requests(
-    options: LoadOptions, texts: Texts, tokenize: Tokenize, limit: int
+    options: argparse.Namespace, texts: Texts, tokenize: Tokenize, limit: int
 ) -> list[LoadRequest]:
     """Requests at random times, with prompts drawn from `texts`; the same for the same options.
 
@@ -118,7 +125,10 @@ def load_requests(
 
 
 def _measure(
-    service: Service, requests: Sequence[LoadRequest], options: LoadOptions, progress: Progress
+    service: Service,
+    requests: Sequence[LoadRequest],
+    options: argparse.Namespace,
+    progress: Progress,
 ) -> dict[str, Any]:
     """Medians over rounds of the figures, with speculation and without, which take turns."""
     first = [replace(one, at_s=0.0) for one in requests[:_WARM_UP_REQUESTS]]
@@ -127,10 +137,10 @@ def _measure(
         _run(service, first, way)
     progress.expect(options.rounds * len(_WAYS))
     found: dict[str, list[dict[str, Any]]] = {way: [] for way in _WAYS}
-    for number in range(options.rounds):
-        seeded = [replace(one, seed=one.seed + number * _SEEDS_OF_A_ROUND) for one in requests]
-        for way in _WAYS[:: 1 - 2 * (number % 2)]:
-            label = f"round {number + 1}/{options.rounds}, speculation {way}"
+    for turn in range(options.rounds):
+        seeded = [replace(one, seed=one.seed + turn * _SEEDS_OF_A_ROUND) for one in requests]
+        for way in _WAYS[:: 1 - 2 * (turn % 2)]:
+            label = f"round {turn + 1}/{options.rounds}, speculation {way}"
             progress.show(label)
             outcomes = _run(service, seeded, way)
             progress.step()
@@ -149,7 +159,7 @@ def _run(service: Service, requests: Sequence[LoadRequest], way: str) -> list[Ou
     return replay(own, service, WallClock())
 
 
-def _asked(options: LoadOptions) -> dict[str, Any]:
+def _asked(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "config": None if options.config is None else options.config.name,
         "poisson_per_s": options.poisson,
@@ -164,3 +174,28 @@ def _asked(options: LoadOptions) -> dict[str, Any]:
         "temperature": options.temperature,
         "seed": options.seed,
     }
+
+
+def load_table(document: Mapping[str, Any]) -> str:
+    told = document["conditions"]
+    where = model_sizes(told) if "models" in told else told["server"]
+    rows = {f"speculation {way}": row for way, row in document["ways"].items()}
+    return "\n".join([where, *load_rows(rows)])
+
+
+def load_rows(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """The figures of runs on the same requests, by name."""
+    yield _HEAD
+    for name, row in rows.items():
+        e2e_s = {p: None if ms is None else ms / 1000 for p, ms in row["e2e_ms"].items()}
+        yield (
+            f"{name:16}{percent(row['attainment']):>9}{row['violations']:>9g}"
+            f"{row['goodput_tokens_per_s']:9.1f}{row['tokens_per_s']:9.1f}"
+            f"{row['requests_per_s']:7.2f}{_percentiles(row['ttft_ms']):>21}"
+            f"{_percentiles(row['tpot_ms']):>21}{_percentiles(e2e_s, 1):>21}"
+            f"{row['mean_running']:9.1f}{number(row['acceptance_length']):>9}{row['errors']:>7g}"
+        )
+
+
+def _percentiles(values: Mapping[str, float | None], digits: int = 0) -> str:
+    return "/".join("-" if value is None else f"{value:.{digits}f}" for value in values.values())

@@ -4,7 +4,6 @@ Contract: a category is a file (or a kind of built-in prompt). Every round has e
 all contenders of a round get the same prompts and seeds.
 """
 
-import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -54,13 +53,18 @@ class BenchPrompt:
 
 @dataclass(frozen=True)
 class Work:
-    """Prompts that are served together, `new_tokens` each; `category` where they share one."""
+    """Prompts that are served together, `new_tokens` each."""
 
     prompts: tuple[BenchPrompt, ...]
     seeds: tuple[int, ...]
     new_tokens: int
     temperature: float
-    category: str | None
+
+    @property
+    def category(self) -> str | None:
+        """That all prompts share; None where they do not."""
+        known = {prompt.category for prompt in self.prompts}
+        return known.pop() if len(known) == 1 else None
 
 
 def load_prompts(files: Sequence[Path]) -> Texts:
@@ -87,41 +91,21 @@ def deal(
     batch: int,
     new_tokens: int,
     temperature: float,
-    by_category: bool,
 ) -> list[Work]:
     """The work of one round: as many batches as it takes to have each category.
 
-    Batches are of one category each where `by_category` asks for it, and with a batch of 1.
+    The categories take turns, and each goes round in its own prompts.
     """
-    if by_category or batch == 1:
-        chosen = [
-            (category, [found[(round_number * batch + i) % len(found)] for i in range(batch)])
-            for category, found in prompts.items()
-        ]
-    else:
-        count = -(-len(prompts) // batch)
-        mixed = _mixed(prompts, round_number * count * batch, count * batch)
-        chosen = [("", mixed[i * batch : (i + 1) * batch]) for i in range(count)]
-    seeds = itertools.count(10_000 * round_number)
-    return [
-        Work(
-            tuple(members),
-            tuple(itertools.islice(seeds, batch)),
-            new_tokens,
-            temperature,
-            category or None,
-        )
-        for category, members in chosen
-    ]
-
-
-def _mixed(
-    prompts: Mapping[str, Sequence[BenchPrompt]], start: int, count: int
-) -> list[BenchPrompt]:
-    """The categories take turns, and each goes round in its own prompts."""
     categories = list(prompts.values())
-    turns = (divmod(index, len(categories)) for index in range(start, start + count))
-    return [categories[which][turn % len(categories[which])] for turn, which in turns]
+    count = -(-len(categories) // batch) * batch
+    seeds = range(10_000 * round_number, 10_000 * round_number + count)
+    first = round_number * count
+    places = (divmod(index, len(categories)) for index in range(first, first + count))
+    chosen = [categories[which][turn % len(categories[which])] for turn, which in places]
+    return [
+        Work(tuple(chosen[at : at + batch]), tuple(seeds[at : at + batch]), new_tokens, temperature)
+        for at in range(0, count, batch)
+    ]
 
 
 def _tokenized(category: str, text: str, tokenizer: Tokenizer, limit: int) -> BenchPrompt:
@@ -141,21 +125,16 @@ def read_entries(file: Path) -> list[tuple[str, Any]]:
         raise ConfigError("--prompts", f"cannot read {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError("--prompts", f"{file} is not UTF-8 text") from error
-    found = [
-        _entry(f"line {number} of {file}", line)
-        for number, line in enumerate(lines, 1)
-        if line.strip()
-    ]
+    found = []
+    for number, line in enumerate(lines, 1):
+        where = f"line {number} of {file}"
+        try:
+            found += [(where, json.loads(line))] if line.strip() else []
+        except ValueError as error:
+            raise ConfigError("--prompts", f"{where} is not JSON") from error
     if not found:
         raise ConfigError("--prompts", f"{file} holds no prompts")
     return found
-
-
-def _entry(where: str, line: str) -> tuple[str, Any]:
-    try:
-        return where, json.loads(line)
-    except ValueError as error:
-        raise ConfigError("--prompts", f"{where} is not JSON") from error
 
 
 def text_of(where: str, entry: Any) -> str:

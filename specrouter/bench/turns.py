@@ -4,62 +4,70 @@ Every turn is asked twice, with what is cached and read whole, in alternating or
 come one after the other, each under a salt of its own.
 """
 
+import argparse
 import itertools
-import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import numpy as np
 
 from modelpool.errors import ConfigError
-from specrouter.bench.conditions import conditions
-from specrouter.bench.options import TurnsOptions
-from specrouter.bench.output_file import write_outputs
+from specrouter.bench.conditions import conditions, model_sizes
+from specrouter.bench.contenders import MeasurementError
 from specrouter.bench.prompts import BUILT_IN
-from specrouter.bench.sample import MeasurementError
-from specrouter.bench.tables import model_sizes
 from specrouter.config import RouterConfig
 from specrouter.progress import Progress, ShownLoad
+from specrouter.request.output import RequestOutput
 from specrouter.request.params import SamplingParams
 from specrouter.router import ChainRouter
 
 WARM, COLD = "cached", "read whole"
+_ROWS = 4  # of KV memory, for one request at a time and what earlier ones left in the cache
 
 
 @dataclass(frozen=True)
 class Turn:
     """A turn, asked twice: milliseconds to the first token, by way."""
 
-    number: int
     prompt_tokens: int
     cached_tokens: int
     ttft_ms: Mapping[str, float]
 
 
-def bench_turns(options: TurnsOptions, progress: Progress) -> dict[str, Any]:
+def bench_turns(options: argparse.Namespace, progress: Progress) -> dict[str, Any]:
     """Raises `MeasurementError` where a request fails, `ConfigError` for what does not fit."""
-    config = _config(options)
+    said_before = (options.turns - 1) * options.new_tokens + (options.turns - 2) * options.said
+    if options.history <= said_before:
+        reason = f"must be at least {said_before + 1}: so much is said before"
+        raise ConfigError("--history", reason)
+    longest = options.history + options.said + options.new_tokens
+    config = RouterConfig.load(options.config)
+    length = max(config.engine.max_model_len or 0, longest)
+    changes = {"max_model_len": length, "max_requests": _ROWS, "prefix_cache": True}
+    config = config.model_copy(update={"engine": config.engine.model_copy(update=changes)})
+    if options.fresh_times:
+        config = config.with_fresh_times()
     progress.note(f"loading {config.pool.target}")
     with ChainRouter.from_config(config, ShownLoad(progress)) as router:
-        if router.limits.max_tokens < options.longest:
+        if router.limits.max_tokens < longest:
             most = router.limits.max_tokens
-            reason = f"turns of {options.longest} tokens do not fit the models' {most}"
+            reason = f"turns of {longest} tokens do not fit the models' {most}"
             raise ConfigError("--history", reason)
-        turns: list[Turn] = []
         progress.expect((1 + options.chats) * options.turns)
-        for chat in range(-1, options.chats):  # the first one warms up
-            found = _chat(router, options, chat, progress)
-            turns += found if chat >= 0 else []
-        return {"conditions": conditions(router), **_figures(options, turns)}
+        first = options.history - said_before
+        chats = [_chat(router, options, first, at, progress) for at in range(-1, options.chats)]
+        turns = zip(*chats[1:], strict=True)  # the first one warms up
+        return {
+            "conditions": conditions(router),
+            "chats": options.chats,
+            "new_tokens": options.new_tokens,
+            "turns": [{"turn": number, **_medians(own)} for number, own in enumerate(turns, 1)],
+        }
 
 
-def write(document: Mapping[str, Any], options: TurnsOptions) -> None:
-    """The table, and the file that is asked for. Raises `FileNotWrittenError`."""
-    write_outputs(document, table(document), options.json)
-
-
-def table(document: Mapping[str, Any]) -> str:
+def turns_table(document: Mapping[str, Any]) -> str:
     lines = [
         model_sizes(document["conditions"]),
         f"{document['chats']} chats, one at a time; medians",
@@ -74,72 +82,44 @@ def table(document: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _config(options: TurnsOptions) -> RouterConfig:
-    config = RouterConfig.load(options.config)
-    longest = max(config.engine.max_model_len or 0, options.longest)
-    changes = {"max_model_len": longest, "max_requests": options.rows, "prefix_cache": True}
-    engine = config.engine.model_copy(update=changes)
-    config = config.model_copy(update={"engine": engine})
-    return config.with_fresh_times() if options.fresh_times else config
-
-
-def _chat(router: ChainRouter, options: TurnsOptions, chat: int, progress: Progress) -> list[Turn]:
+def _chat(
+    router: ChainRouter, options: argparse.Namespace, first: int, chat: int, progress: Progress
+) -> list[Turn]:
+    """`first`: tokens of the first turn's prompt."""
     draws = np.random.default_rng([7, chat + 1])
     texts = itertools.chain.from_iterable(BUILT_IN.values())
     known = np.unique([token for text in texts for token in router.tokenizer(text)["input_ids"]])
-    text = draws.choice(known, options.first).tolist()
-    turns = []
-    for number in range(1, options.turns + 1):
-        progress.show(f"chat {chat + 1}/{options.chats}, turn {number}")
-        turn, answer = _turn(router, options, text, (chat, number))
-        progress.step()
-        turns.append(turn)
-        text = [*text, *answer, *draws.choice(known, options.said).tolist()]
-    return turns
-
-
-def _turn(
-    router: ChainRouter, options: TurnsOptions, text: list[int], place: tuple[int, int]
-) -> tuple[Turn, list[int]]:
-    """The turn, and the answer that the conversation goes on with."""
-    chat, number = place
+    prompt = draws.choice(known, first).tolist()
     ways: dict[str, dict[str, Any]] = {
         WARM: {"cache_salt": f"chat {chat}"},
         COLD: {"prefix_cache": False},
     }
-    ttft_ms, cached, answer = dict[str, float](), 0, list[int]()
-    for way in sorted(ways, reverse=chat % 2 == 1):
-        params = SamplingParams(
-            max_new_tokens=options.new_tokens,
-            temperature=options.temperature,
-            seed=number,
-            ignore_eos=True,
-            **ways[way],
-        )
-        [output] = router.generate(text, params)
-        if output.error is not None or output.metrics.ttft_ms is None:
-            raise MeasurementError(f"a turn failed: {output.error}")
-        ttft_ms[way] = output.metrics.ttft_ms
-        if way == WARM:
-            cached, answer = output.metrics.cached_tokens, output.token_ids
-    return Turn(number, len(text), cached, ttft_ms), answer
-
-
-def _figures(options: TurnsOptions, turns: list[Turn]) -> dict[str, Any]:
-    """Medians by turn; `ratio` is that of the ratios within a turn."""
-    rows = []
+    turns = []
     for number in range(1, options.turns + 1):
-        own = [turn for turn in turns if turn.number == number]
-        rows.append(
-            {
-                "turn": number,
-                "prompt_tokens": statistics.median(turn.prompt_tokens for turn in own),
-                "cached_tokens": statistics.median(turn.cached_tokens for turn in own),
-                "ttft_ms": {
-                    way: statistics.median(turn.ttft_ms[way] for turn in own)
-                    for way in (WARM, COLD)
-                },
-                "ratio": statistics.median(turn.ttft_ms[WARM] / turn.ttft_ms[COLD] for turn in own),
-            }
-        )
-    return {"chats": options.chats, "new_tokens": options.new_tokens, "turns": rows}
+        progress.show(f"chat {chat + 1}/{options.chats}, turn {number}")
+        outputs = dict[str, RequestOutput]()
+        for way in sorted(ways, reverse=chat % 2 == 1):
+            params = SamplingParams(max_new_tokens=options.new_tokens, ignore_eos=True, **ways[way])
+            [outputs[way]] = router.generate(prompt, params)
+        ttft_ms = {way: _ttft_ms(output) for way, output in outputs.items()}
+        warm = outputs[WARM]
+        turns.append(Turn(len(prompt), warm.metrics.cached_tokens, ttft_ms))
+        prompt = [*prompt, *warm.token_ids, *draws.choice(known, options.said).tolist()]
+        progress.step()
+    return turns
+
+
+def _ttft_ms(output: RequestOutput) -> float:
+    if output.error is not None or output.metrics.ttft_ms is None:
+        raise MeasurementError(f"a turn failed: {output.error}")
+    return output.metrics.ttft_ms
+
+
+def _medians(turns: Sequence[Turn]) -> dict[str, Any]:
+    """Of one turn of all chats; `ratio` is that of the ratios within a turn."""
+    return {
+        "prompt_tokens": median(turn.prompt_tokens for turn in turns),
+        "cached_tokens": median(turn.cached_tokens for turn in turns),
+        "ttft_ms": {way: median(turn.ttft_ms[way] for turn in turns) for way in (WARM, COLD)},
+        "ratio": median(turn.ttft_ms[WARM] / turn.ttft_ms[COLD] for turn in turns),
+    }

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import NoReturn, TypeAlias
 
 from specrouter.scenarios import scenario_folder
 
@@ -20,24 +19,13 @@ Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with one line for an error instead of the usage and a line.
-
-    Attributes:
-        fill: adds arguments that take long to declare, once their command is asked for.
-    """
-
-    fill: Callable[[Parser], None] | None = None
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        if self.fill is not None:
-            self.fill(self)
-        return super().parse_known_args(args, namespace)
+    """argparse, with one line for an error instead of the usage and a line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(BAD_INPUT, f"{self.prog}: {message}\n")
 
 
-def complain(error: Exception) -> None:
+def complain(error: object) -> None:
     """One line, whatever a library's message looks like."""
     print(f"specrouter: {' '.join(str(error).split())}", file=sys.stderr)
 

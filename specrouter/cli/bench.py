@@ -1,26 +1,38 @@
-"""`specrouter bench chains`, `load` and `turns`: their arguments, and how their errors are told."""
+"""`specrouter bench chains`, `load` and `turns`: their arguments, and how their results are told.
+
+Contract: what could not be written is refused before anything is measured. A file that cannot be
+written all the same ends the command with 1, after the result was printed.
+"""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import json
 import logging
+import math
+import os
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from specrouter.bench.options import ChainsOptions, LoadOptions, TurnsOptions, flag
-from specrouter.cli.arguments import Parser, add_config, complain, default_config
+from specrouter.cli.arguments import Commands, add_config, complain, default_config
 from specrouter.cli.target import add_fresh_times
 
 if TYPE_CHECKING:
     from specrouter.progress import Progress
 
 CONFIG = "bench-cpu.yaml"
+_STDOUT = Path("-")
+_PROMPTS = (
+    "JSON lines with prompt, question, text or turns; each file is a category (default: a dozen "
+    "built-in prompts)"
+)
 
 
-def add_bench(parser: Parser) -> None:
+def add_bench(commands: Commands) -> None:
+    parser = commands.add_parser("bench", help="measure speed")
     what = parser.add_subparsers(metavar="WHAT", required=True)
     chains = what.add_parser(
         "chains",
@@ -28,115 +40,214 @@ def add_bench(parser: Parser) -> None:
         description="Contenders take turns; figures are medians of ratios within a round. "
         "Prints a table.",
     )
-    add_options(chains, ChainsOptions)
+    add_chains(chains)
+    chains.add_argument(
+        "--only", nargs="+", metavar="NAME",
+        help="adaptive, static (all chains), A>B>C, or a chain policy of one's own "
+        "(package.module:NAME); the target alone (off) always takes part",
+    )  # fmt: skip
     load = what.add_parser(
         "load",
         help="which requests get their tokens in time, with speculation and without",
         description="Requests are sent at random times whatever the state of the service, the "
         "same ones with speculation and without, in turns. Prints a table.",
     )
-    add_options(load, LoadOptions)
-    load.set_defaults(config=None)  # to tell whether it is given
+    _add_load(load)
     turns = what.add_parser(
         "turns",
         help="the time to the first token in conversations, with the prefix cache and without",
         description="Every turn is asked twice, with what is cached and read whole, in alternating "
         "order. Prints a table of medians.",
     )
-    add_options(turns, TurnsOptions)
-    for parser, run in ((chains, _bench_chains), (load, _bench_load), (turns, _bench_turns)):
-        parser.set_defaults(run=run, log_level=logging.WARNING)
+    _add_turns(turns)
+    for each, run in ((chains, _bench_chains), (load, _bench_load), (turns, _bench_turns)):
+        each.set_defaults(run=run, log_level=logging.WARNING)
 
 
-def add_options(parser: argparse.ArgumentParser, options: type, but: Collection[str] = ()) -> None:
-    """Add an argument for each field that is an option, and what all benchmarks have."""
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """What all benchmarks have."""
     add_config(parser, CONFIG, "the bundled pool with an inflated target")
-    told = [one.name for one in dataclasses.fields(options) if "help" in one.metadata]
-    add_fields(parser, options, [name for name in told if name not in but])
     add_fresh_times(parser)
+    parser.add_argument(
+        "--json", type=_writable, metavar="FILE",
+        help="write all figures and the conditions; - prints them as the last line",
+    )  # fmt: skip
 
 
-def add_fields(parser: argparse._ActionsContainer, options: type, names: Collection[str]) -> None:
-    """Add fields of these names. The namespace has what is given: fields have defaults."""
-    hints = get_type_hints(options)
-    for field in dataclasses.fields(options):
-        if field.name in names:
-            given = _argument(hints[field.name], field)
-            parser.add_argument(flag(field.name), default=argparse.SUPPRESS, **given)
+def add_chains(parser: argparse.ArgumentParser) -> None:
+    """All but who takes part."""
+    add_common(parser)
+    parser.add_argument(
+        "--prompts", type=Path, nargs="+", default=[], metavar="FILE", help=_PROMPTS
+    )
+    parser.add_argument(
+        "--batch", type=whole(), nargs="+", metavar="B",
+        help="requests together (default: 1 4 8 16, up to the config's engine.max_requests)",
+    )  # fmt: skip
+    add_count(parser, "--rounds", 5)
+    add_count(parser, "--new-tokens", 64, "of each output")
+    add_temperature(parser)
 
 
-def _argument(hint: Any, field: dataclasses.Field[Any]) -> dict[str, Any]:
-    """How argparse is told of a field. Its help tells a default that is a number."""
-    text, default = field.metadata["help"], field.default
-    shown = default if isinstance(default, tuple) else (default,)
-    if any(type(one) in (int, float) for one in shown):
-        told = f"default: {' '.join(f'{one:g}' for one in shown)}"
-        text = f"{text} ({told})" if text else told
-    if hint is bool:
-        return {"action": "store_true", "help": text}
-    given = {"required": True} if default is dataclasses.MISSING else {}
-    [kind] = [one for one in get_args(hint) if one is not type(None)] if _is_union(hint) else [hint]
-    if get_origin(kind) is Literal:
-        return {"choices": get_args(kind), "help": text, **given}
-    given |= {"metavar": field.metadata["metavar"], "help": text}
-    if get_origin(kind) is tuple:
-        return {"type": get_args(kind)[0], "nargs": "+", **given}
-    return {"type": kind, **given}
+def _add_load(parser: argparse.ArgumentParser) -> None:
+    add_common(parser)
+    parser.add_argument(
+        "--poisson", type=positive, required=True, metavar="RATE",
+        help="requests per second, at random times",
+    )  # fmt: skip
+    add_count(parser, "--requests", 200)
+    parser.add_argument(
+        "--prompts", type=Path, nargs="+", default=[], metavar="FILE", help=_PROMPTS
+    )
+    parser.add_argument(
+        "--input-tokens", type=whole(), metavar="N",
+        help="of each prompt, cut or repeated to it (default: the prompts' own)",
+    )  # fmt: skip
+    add_count(parser, "--output-tokens", 64, "of each request", least=2)  # one has no TPOT
+    for name, which in (
+        ("--tpot-ms", "mean time of a token after the first"),
+        ("--ttft-ms", "time to the first token"),
+        ("--e2e-ms", "time to the last token"),
+    ):
+        parser.add_argument(name, type=positive, metavar="MS", help=f"objective: {which}")
+    add_count(parser, "--rounds", 1, "of the same requests, with speculation and without")
+    add_temperature(parser)
+    add_seed(parser)
+    parser.add_argument(
+        "--server", metavar="URL",
+        help="a running specrouter server, under its own configuration, instead of a router here; "
+        "it is sent the key in SPECROUTER_API_KEY",
+    )  # fmt: skip
+    parser.set_defaults(config=None)  # to tell whether it is given
 
 
-def _is_union(hint: Any) -> bool:
-    return type(None) in get_args(hint)
+def _add_turns(parser: argparse.ArgumentParser) -> None:
+    add_common(parser)
+    add_count(parser, "--chats", 12, "conversations")
+    add_count(parser, "--turns", 5, "of each", least=2)
+    add_count(parser, "--history", 1500, "tokens that the last turn repeats")
+    add_count(parser, "--said", 48, "new tokens of a turn, before its answer")
+    add_count(parser, "--new-tokens", 16, "of an answer")
+
+
+def add_count(
+    parser: argparse.ArgumentParser, flag: str, default: int, text: str = "", least: int = 1
+) -> None:
+    told = f"{text} (default: {default})".lstrip()
+    parser.add_argument(flag, type=whole(least), default=default, metavar="N", help=told)
+
+
+def add_temperature(parser: argparse.ArgumentParser) -> None:
+    told = "0 is greedy (default: 1)"
+    parser.add_argument("--temperature", type=_temperature, default=1.0, metavar="T", help=told)
+
+
+def add_seed(parser: argparse.ArgumentParser) -> None:
+    """Rounds count up from it."""
+    told = "default: 0"
+    parser.add_argument("--seed", type=whole(0, 2**63), default=0, metavar="S", help=told)
+
+
+def whole(least: int = 1, most: float = math.inf) -> Callable[[str], int]:
+    """How argparse reads a whole number."""
+
+    def number(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"must be at least {least}, not {text}")
+        if value > most:
+            raise argparse.ArgumentTypeError(f"must be at most {most}, not {text}")
+        return value
+
+    return number
+
+
+def positive(text: str) -> float:
+    value = float(text)
+    if not 0.0 < value < math.inf:  # NaN is not
+        raise argparse.ArgumentTypeError(f"must be above 0, not {text}")
+    return value
+
+
+def _temperature(text: str) -> float:
+    from specrouter.request.params import LEAST_TEMPERATURE
+
+    value = float(text)
+    if value != 0.0 and not LEAST_TEMPERATURE <= value <= 100.0:
+        reason = f"must be 0, or from {LEAST_TEMPERATURE:g} to 100, not {text}"
+        raise argparse.ArgumentTypeError(reason)
+    return value
+
+
+def _writable(text: str) -> Path:
+    path = Path(text)
+    if path == _STDOUT:
+        return path
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{path} is a folder: name a file in it")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{path} cannot be written")
+    return path
 
 
 def _bench_chains(arguments: argparse.Namespace) -> int:
-    from specrouter.bench.chains import bench_chains, write
+    from specrouter.bench.chains import bench_chains, chains_table
 
-    options = ChainsOptions(**options_from(ChainsOptions, arguments))
-    return measured(partial(bench_chains, options), partial(write, options=options))
+    return measured(partial(bench_chains, arguments), chains_table, arguments.json)
 
 
 def _bench_load(arguments: argparse.Namespace) -> int:
-    from specrouter.bench.load import bench_load, write_load
+    from specrouter.bench.load import bench_load, load_table
 
-    given = options_from(LoadOptions, arguments)
-    if given["config"] is None and "server" not in given:
-        given["config"] = default_config(CONFIG)
-    options = LoadOptions(**given)
-    return measured(partial(bench_load, options), partial(write_load, options=options))
+    if arguments.config is None and arguments.server is None:
+        arguments.config = default_config(CONFIG)
+    return measured(partial(bench_load, arguments), load_table, arguments.json)
 
 
 def _bench_turns(arguments: argparse.Namespace) -> int:
-    from specrouter.bench.turns import bench_turns, write
+    from specrouter.bench.turns import bench_turns, turns_table
 
-    options = TurnsOptions(**options_from(TurnsOptions, arguments))
-    return measured(partial(bench_turns, options), partial(write, options=options))
+    return measured(partial(bench_turns, arguments), turns_table, arguments.json)
 
 
 def measured(
-    measure: Callable[[Progress], Mapping[str, Any]], write: Callable[[Mapping[str, Any]], None]
+    measure: Callable[[Progress], Mapping[str, Any]],
+    table: Callable[[Mapping[str, Any]], str],
+    path: Path | None,
 ) -> int:
-    """Measure, show what that is at, and write the document. Returns the exit code."""
-    from specrouter.bench.output_file import FileNotWrittenError
-    from specrouter.bench.sample import MeasurementError
+    """Measure, show what that is at, and print the table. Returns the exit code.
+
+    Args:
+        path: where the JSON document is written; `-`: the last line of stdout.
+    """
+    from specrouter.bench.contenders import MeasurementError
     from specrouter.progress import Progress
 
     try:
         with Progress() as progress:
             document = measure(progress)
-        write(document)
     except MeasurementError as error:
-        print(f"specrouter: the measurement failed: {error}", file=sys.stderr)
+        complain(f"the measurement failed: {error}")
         return 1
-    except FileNotWrittenError as error:
-        complain(error)
-        return 1
-    return 0
+    try:
+        print(table(document), flush=True)
+    finally:  # also where stdout was closed early
+        is_written = path is None or _write(json.dumps(document), path)
+    return 0 if is_written else 1
 
 
-def options_from(options: type, arguments: argparse.Namespace) -> dict[str, Any]:
-    """What the command line says of a dataclass's fields."""
-    names = {field.name for field in dataclasses.fields(options)}
-    given = {name: value for name, value in vars(arguments).items() if name in names}
-    given["fresh_times"] = bool(given["fresh_times"])
-    lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
-    return {**given, **lists}
+def _write(line: str, path: Path) -> bool:
+    """Whether it is where it was wanted; where not, it is printed."""
+    if path == _STDOUT:
+        print(line, flush=True)
+        return True
+    try:
+        path.write_text(f"{line}\n", encoding="utf-8")
+    except OSError as error:
+        print(line, flush=True)  # what was measured may have taken hours
+        complain(f"cannot write {path}: {error.strerror or error}")
+        return False
+    print(f"wrote {path}", file=sys.stderr)
+    return True

@@ -9,10 +9,10 @@ store, which is taken as a whole.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
-from itertools import starmap
 from typing import Any, Literal
 
 from modelpool import ModelPool
@@ -149,22 +149,11 @@ def _lines(report: CheckReport) -> Iterator[str]:
     )
     yield ""
     for name, objectives in report.slo_classes.items():
-        yield f"class {name}: {', '.join(starmap(_shown_objective, objectives.items()))}"
+        yield f"class {name}: {json.dumps(objectives)}"
     yield from (f"warning: {warning}" for warning in report.warnings)
     yield from (f"does not fit: {problem}" for problem in report.problems)
     if report.fits:
         yield "The configuration is valid, and its models fit."
-
-
-def _shown_objective(key: str, value: Any) -> str:
-    if key == "stages":
-        return f"stages of {' and '.join(map(_shown_stage, value))}"
-    return f"{key} {value:g}" if isinstance(value, int | float) else f"{key} {value}"
-
-
-def _shown_stage(stage: Mapping[str, Any]) -> str:
-    end = "".join(f" {key} {value!r}" for key, value in stage.items() if key != "tpot_ms")
-    return f"tpot_ms {stage['tpot_ms']:g}{end}"
 
 
 def _member_cells(member: MemberReport) -> list[str]:
@@ -233,7 +222,12 @@ def check_config(
     pool, too_large = _pool(config, found, progress)
     slos_by_class(config.slo_classes, pool.tokenizer)  # the ends of their stages
     ChatTemplate(pool.tokenizer, config.server.chat_template)  # tried out
-    members = _members(config, pool, read_speed)
+    speed = None if read_speed is None else cache(read_speed)  # for each number of threads once
+    members = tuple(
+        _member(model, pool, speed)
+        for model in config.pool.models
+        if model.name in pool.names and model.has_model
+    )
     reports = tuple(_device(device, members) for device in found)
     return CheckReport(
         target=pool.target,
@@ -319,20 +313,17 @@ def _drafters_without_room(config: RouterConfig, pool: ModelPool) -> tuple[str, 
     return tuple(name for name in scheduler().drafters if name not in left)
 
 
-def _members(
-    config: RouterConfig, pool: ModelPool, read_speed: ReadSpeed | None
-) -> tuple[MemberReport, ...]:
-    """Memory is measured once for each number of threads."""
-    speed = None if read_speed is None else cache(read_speed)
-    models = [model for model in config.pool.models if model.name in pool.names]
-    models = [model for model in models if model.has_model]
-    return tuple(_member(model, pool, speed) for model in models)
-
-
 def _member(model: ModelConfig, pool: ModelPool, read_speed: ReadSpeed | None) -> MemberReport:
     plan = pool.plan(model.name)
     footprint, kv_tokens = plan.footprint, pool.kv_tokens
     taken = bytes_by_device(plan.placement, footprint, kv_tokens)
+    speed = None
+    if plan.threads is not None and read_speed is not None:
+        speed = read_speed(plan.threads)
+
+    def reads(count: int | None) -> WeightReads | None:
+        return None if count is None else WeightReads(count, speed and speed / count)
+
     return MemberReport(
         name=model.name,
         role="target" if model.name == pool.target else "draft",
@@ -346,21 +337,10 @@ def _member(model: ModelConfig, pool: ModelPool, read_speed: ReadSpeed | None) -
         kv_bytes_per_token=footprint.kv_bytes_per_token,
         bytes_by_device=taken,
         weights=plan.weights,
-        reads=_reads(plan.read_bytes, plan.threads, read_speed),
-        reads_in_int8=_reads(plan.int8_read_bytes, plan.threads, read_speed),
-        reads_in_int4=_reads(plan.int4_read_bytes, plan.threads, read_speed),
+        reads=reads(plan.read_bytes),
+        reads_in_int8=reads(plan.int8_read_bytes),
+        reads_in_int4=reads(plan.int4_read_bytes),
     )
-
-
-def _reads(
-    count: int | None, threads: int | None, read_speed: ReadSpeed | None
-) -> WeightReads | None:
-    """`threads`: of the CPU; None elsewhere."""
-    if count is None:
-        return None
-    if threads is None or read_speed is None:
-        return WeightReads(count, None)
-    return WeightReads(count, read_speed(threads) / count)
 
 
 def _device(device: DeviceInfo, members: Iterable[MemberReport]) -> DeviceReport:

@@ -51,9 +51,9 @@ def _asked(url: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, di
     """Status and JSON object of an answer, whatever its status; 0 where there is none."""
     from urllib.error import HTTPError
 
-    from specrouter.http_client import FAILURES, SERVICE_VARIABLE, Server, read_api_key
+    from specrouter.http_client import API_KEY_VARIABLE, FAILURES, Server, read_api_key
 
-    server = Server(url.rstrip("/"), read_api_key(SERVICE_VARIABLE))
+    server = Server(url.rstrip("/"), read_api_key(API_KEY_VARIABLE))
     try:
         with server.open(path, body, _TIMEOUT_S) as answer:
             code, text = answer.status, answer.read()
@@ -75,5 +75,5 @@ def _cause(answer: Mapping[str, Any]) -> str | None:
 
 
 def _failed(message: str) -> int:
-    complain(RuntimeError(message))
+    complain(message)
     return _FAILED

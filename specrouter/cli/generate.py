@@ -1,12 +1,22 @@
-"""`specrouter generate`: continues one prompt on the terminal."""
+"""`specrouter generate`: continues one prompt on the terminal, and says how fast."""
 
 from __future__ import annotations
 
 import argparse
 import logging
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal
 
 from specrouter.cli.arguments import Commands, add_config
 from specrouter.cli.target import add_fresh_times
+
+if TYPE_CHECKING:
+    from specrouter import SamplingParams, Speculation
+    from specrouter.config import RouterConfig
+
+_SHAPE = ("depth", "width")  # arguments that go with a chain
+_SLO_OPTIONS = {"tpot_ms": "--slo-tpot-ms", "ttft_ms": "--slo-ttft-ms", "e2e_ms": "--slo-e2e-ms"}
 
 
 def add_generate(commands: Commands) -> None:
@@ -28,28 +38,85 @@ def add_generate(commands: Commands) -> None:
     chain.add_argument("--no-speculation", action="store_true", help="decode with the target only")
     parser.add_argument("--depth", type=int, metavar="D", help="tokens drafted per cycle")
     parser.add_argument("--width", type=int, metavar="W", help="branches of the token tree")
-    _add_slo(parser)
+    times = ("of a token after the first", "to the first token", "to the last token")
+    for (name, option), which in zip(_SLO_OPTIONS.items(), times, strict=True):
+        told = f"objective: time {which}"
+        parser.add_argument(option, dest=name, type=float, metavar="MS", help=told)
+    parser.add_argument("--slo-class", metavar="NAME", help="objectives of the config's class")
     add_fresh_times(parser)
     parser.set_defaults(run=_generate, log_level=logging.WARNING)
 
 
-def _add_slo(parser: argparse.ArgumentParser) -> None:
-    times = {
-        "tpot": "of a token after the first",
-        "ttft": "to the first token",
-        "e2e": "to the last token",
-    }
-    for name, which in times.items():
-        told = f"objective: time {which}"
-        parser.add_argument(f"--slo-{name}-ms", type=float, metavar="MS", help=told)
-    parser.add_argument("--slo-class", metavar="NAME", help="objectives of the config's class")
+def _chain(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(","))
 
 
 def _generate(arguments: argparse.Namespace) -> int:
-    from specrouter.cli.generate_text import generate_text
+    """Returns the exit code. Raises `ConfigError`, `RequestError`."""
+    import specrouter
+    from specrouter.config import RouterConfig
+    from specrouter.notebook import figures
+    from specrouter.progress import Progress, ShownLoad
+    from specrouter.request.objective import check_positive, joined
 
-    return generate_text(arguments)
+    # All that is wrong with the arguments, before PyTorch is imported and models are loaded.
+    params, speculation = _sampling_params(arguments), _speculation(arguments)
+    times_ms = _given(arguments, _SLO_OPTIONS)
+    for name, value in times_ms.items():
+        check_positive(_SLO_OPTIONS[name], value)
+    output: specrouter.RequestOutput | None = None
+    config = _for_one_request(RouterConfig.load(arguments.config), arguments)
+    if arguments.fresh_times:
+        config = config.with_fresh_times()
+    with Progress() as progress:
+        started = specrouter.ChainRouter.from_config(config, ShownLoad(progress))
+    with started as router:
+        slo = joined(arguments.slo_class, times_ms, router.slo_classes, _SLO_OPTIONS)
+        for delta in router.stream(arguments.prompt, params, speculation, slo):
+            print(delta.text, end="", flush=True)
+            output = delta.output
+    print(flush=True)
+    assert output is not None, "the last delta has it"
+    print(figures(output), file=sys.stderr)
+    if output.error is not None:
+        print(f"specrouter: generation failed: {output.error}", file=sys.stderr)
+        return 1
+    return 0
 
 
-def _chain(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(","))
+def _for_one_request(config: RouterConfig, arguments: argparse.Namespace) -> RouterConfig:
+    """What the request will not use is not loaded before it."""
+    names = {model.name for model in config.pool.models}
+    if arguments.no_speculation:
+        change: dict[str, Any] = {"policy": "target-only", "chain": None}
+    elif arguments.chain is not None and names.issuperset(arguments.chain):
+        change = {"policy": "static", "chain": arguments.chain}
+    else:  # also for a chain of unknown models, which the router refuses
+        return config
+    scheduler = config.scheduler.model_copy(update=change)
+    return config.model_copy(update={"scheduler": scheduler})
+
+
+def _given(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    values = {name: getattr(arguments, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _sampling_params(arguments: argparse.Namespace) -> SamplingParams:
+    from specrouter import SamplingParams
+
+    names = ("max_new_tokens", "temperature", "top_k", "top_p", "seed")
+    return SamplingParams(stop=tuple(arguments.stop), **_given(arguments, names))
+
+
+def _speculation(arguments: argparse.Namespace) -> Speculation | Literal["off"] | None:
+    from specrouter import RequestError, Speculation
+
+    shape = _given(arguments, _SHAPE)
+    if arguments.no_speculation:
+        for name in shape:
+            raise RequestError(f"--{name}", "means nothing with --no-speculation")
+        return "off"
+    if arguments.chain is None and not shape:
+        return None
+    return Speculation(chain=arguments.chain, **shape)

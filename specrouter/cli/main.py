@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from specrouter.cli.arguments import BAD_INPUT, Parser, complain
+from specrouter.cli.bench import add_bench
 from specrouter.cli.check_command import add_check, add_pairs
 from specrouter.cli.cluster import add_cluster
 from specrouter.cli.generate import add_generate
@@ -61,11 +62,5 @@ def _parser() -> Parser:
     add_cluster(commands)
     add_generate(commands)
     add_inflate(commands)
-    commands.add_parser("bench", help="measure speed").fill = _add_bench
+    add_bench(commands)
     return parser
-
-
-def _add_bench(parser: Parser) -> None:
-    from specrouter.cli.bench import add_bench
-
-    add_bench(parser)

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 
 from modelpool.errors import ConfigError
 from specrouter.config import ServerConfig, is_api_key
+from specrouter.http_client import API_KEY_VARIABLE
 
 if TYPE_CHECKING:
     from fastapi import Request
-
-API_KEY_VARIABLE = "SPECROUTER_API_KEY"
 
 
 def api_keys(config: ServerConfig) -> tuple[str, ...]:

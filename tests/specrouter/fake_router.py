@@ -58,6 +58,7 @@ METRICS = RequestMetrics(
     acceptance_length=1.5,
     cycles=4,
     chains={("small", "big"): 3, ("big",): 1},
+    e2e_ms=50.0,
     prompt_tokens=2,
     output_tokens=4,
     drafted_tokens=5,

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +192,13 @@ def text_of(pieces: list[str], model: str = "small", target: str = "big") -> Tex
         text="".join(pieces), token_ids=list(range(len(pieces))), finish_reason="length",
         metrics=metrics, seed=0, drafts=[draft],
     )  # fmt: skip
+
+
+def test_a_failure_is_told_with_the_figures() -> None:
+    line = replace(text_of(["a"]), error="no memory").figures
+    assert line == (
+        "1 tokens (length) | acceptance length 1.00 | small>big 100% | seed 0 | no memory"
+    )
 
 
 @given(st.lists(st.text(alphabet="<>&\"'a\n é"), max_size=4), st.text("<\"'&b", min_size=1))

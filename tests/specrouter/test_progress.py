@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 from itertools import count
 
+from specrouter.bench.contenders import measure
+from specrouter.bench.figures import Sample
 from specrouter.bench.prompts import Work
-from specrouter.bench.rounds import measure
-from specrouter.bench.sample import Sample
 from specrouter.progress import Progress, ShownLoad
 from tests.specrouter.faults import wait_until
 
@@ -69,7 +69,7 @@ def test_a_contender_that_takes_long_is_named_with_what_is_left() -> None:
             return Sample(tokens=1, seconds=1.0)
 
     with Progress(stream=stream, every_s=0.01) as progress:
-        measure([Slow()], lambda number: [Work((), (0,), 1, 0.0, None)], 2, "batch 4", progress)
+        measure([Slow()], lambda number: [Work((), (0,), 1, 0.0)], 2, "batch 4", progress)
 
 
 def test_on_a_terminal_one_line_changes_and_is_cleared_in_the_end() -> None:

@@ -9,6 +9,9 @@ import pytest
 import yaml
 
 from research.__main__ import main
+from research.bench.session import deal_by_category, mean_spread
+from specrouter.bench.figures import Spread
+from specrouter.bench.prompts import BenchPrompt
 
 POOL = {
     "target": "tiny-3m",
@@ -43,6 +46,7 @@ def test_chains_are_tuned_and_go_by_their_names(
     assert bench(small, *options, *files) == 0
     out, err = capsys.readouterr()
     assert "{" not in out
+    assert "over smallest          over tuned" in out
     document = json.loads((tmp_path / "figures.json").read_text())
     assert document["conditions"]["prompts"] == {"code": 1}
     assert list(document["batches"]) == ["1", "2"]
@@ -77,3 +81,16 @@ def test_recorded_outputs_are_replayed_part_by_part_in_batches_that_there_are_ro
     assert {batch: list(one["contenders"]) for batch, one in document["batches"].items()} == {
         "1": ["off"]
     }
+
+
+def test_by_category_each_batch_is_of_one_and_the_headline_is_the_mean() -> None:
+    prompts = {
+        name: [BenchPrompt(name, f"{name}{at}", (at,)) for at in range(count)]
+        for name, count in (("a", 2), ("b", 5))
+    }
+    works = deal_by_category(prompts, 1, 4, new_tokens=8, temperature=0.0)
+    assert [work.category for work in works] == ["a", "b"]
+    assert [one.text for one in works[1].prompts] == ["b4", "b0", "b1", "b2"]
+    assert [work.seeds[0] for work in works] == [10_000, 10_004]
+    one, other = (Spread(median=x, low=x - 1, high=x + 2) for x in (2.0, 4.0))
+    assert mean_spread([one, other]) == {"median": 3.0, "low": 2.0, "high": 5.0}

@@ -18,17 +18,14 @@ from modelpool.errors import ConfigError
 from modelpool.fast.cpu import int8_refusal
 from research.bench import reference
 from research.bench.lineup import lineup
-from research.bench.peer import PeerContender
+from research.bench.peer import OPENAI_VARIABLE, PeerContender
 from research.bench.recorded import RecordedContender, RecordedPrompt
 from research.bench.reference import Checkpoint
 from specrouter.bench.prompts import BenchPrompt, Work
-from specrouter.http_client import OPENAI_VARIABLE
 from tests.json_server import JsonHandler, serving
 from tests.specrouter.bench.test_contenders import CountingRouter
 
-WORK = Work(
-    (BenchPrompt("x", "ab", (5, 6)), BenchPrompt("x", "c", (7,))), (3, 4), 8, 1.0, "x"
-)  # fmt: skip
+WORK = Work((BenchPrompt("x", "ab", (5, 6)), BenchPrompt("x", "c", (7,))), (3, 4), 8, 1.0)
 
 
 # recorded texts
@@ -39,7 +36,7 @@ def test_own_contender_says_what_is_recorded_up_to_the_work_s_tokens() -> None:
     router.pool = SimpleNamespace(vocab_size=40)
     short, long = tuple(range(3)), (9,) * 40
     prompts = (RecordedPrompt("x", "a", (5,), short), RecordedPrompt("x", "b", (6,), long))
-    RecordedContender("off", router).run(Work(prompts, (1, 2), 8, 0.0, "x"))
+    RecordedContender("off", router).run(Work(prompts, (1, 2), 8, 0.0))
     params = router.calls[-1][1]
     assert [one.max_new_tokens for one in params] == [3, 8]
     forms = [one.structure for one in params]
@@ -62,7 +59,7 @@ def test_reference_ignores_what_a_checkpoint_would_add_to_sampling(
     shutil.copytree(plain, tmp_path, dirs_exist_ok=True)
     own = {"eos_token_id": 0, "repetition_penalty": 9.0, "no_repeat_ngram_size": 1, "min_p": 0.9}
     (tmp_path / "generation_config.json").write_text(json.dumps(own))
-    work = Work(WORK.prompts, WORK.seeds, 12, temperature, None)
+    work = Work(WORK.prompts, WORK.seeds, 12, temperature)
     found = reference._generate(Checkpoint(str(tmp_path), "float32", "cpu"), None, work)
     assert found.token_ids == reference._generate(checkpoints[-1], None, work).token_ids
     assert [len(ids) for ids in found.token_ids] == [12, 12]
@@ -72,13 +69,13 @@ def test_reference_ignores_what_a_checkpoint_would_add_to_sampling(
 
 def test_padding_does_not_change_a_greedy_output(checkpoints: list[Checkpoint]) -> None:
     target = checkpoints[-1]
-    both = reference._generate(target, None, Work(WORK.prompts, (0, 0), 6, 0.0, None))
-    alone = reference._generate(target, None, Work(WORK.prompts[1:], (0,), 6, 0.0, None))
+    both = reference._generate(target, None, Work(WORK.prompts, (0, 0), 6, 0.0))
+    alone = reference._generate(target, None, Work(WORK.prompts[1:], (0,), 6, 0.0))
     assert both.token_ids[1] == alone.token_ids[0]
 
 
 def test_assistant_leaves_a_greedy_output_as_it_is(checkpoints: list[Checkpoint]) -> None:
-    work = Work(WORK.prompts[:1], (0,), 12, 0.0, None)
+    work = Work(WORK.prompts[:1], (0,), 12, 0.0)
     alone = reference._generate(checkpoints[-1], None, work)
     assisted = reference._generate(checkpoints[-1], checkpoints[-2], work)
     assert assisted.token_ids == alone.token_ids

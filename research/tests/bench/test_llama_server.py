@@ -13,14 +13,14 @@ from modelpool.checkpoint.tokenizers import load_tokenizer
 from modelpool.errors import ConfigError
 from research.__main__ import main
 from research.bench.llama_server import Answer, LlamaServerContender, read_answer, sample
+from specrouter.bench.contenders import MeasurementError
 from specrouter.bench.prompts import BenchPrompt, Work
-from specrouter.bench.sample import MeasurementError
 from specrouter.cli.arguments import default_config
 from specrouter.http_client import events
 from tests.json_server import JsonHandler, serving
 
 PROMPTS = (BenchPrompt("x", "ab", (97, 98)), BenchPrompt("x", "c", (99,)))
-WORK = Work(PROMPTS, (3, 2**32 + 4), 8, 0.7, "x")
+WORK = Work(PROMPTS, (3, 2**32 + 4), 8, 0.7)
 
 
 class Server(JsonHandler):

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from research.__main__ import main
-from research.bench.load import write_load
 from research.bench.load_bench import LoadBench
 from research.bench.load_requests import Point, sweep
 from research.bench.load_table import load_table
@@ -21,7 +20,7 @@ from research.bench.traces import Arrival
 from research.policies.named import LIVE, POLICIES, NamedPolicy
 from research.tests.bench.test_traces import ADASERVE, letters
 from specrouter import RequestError, RequestOutput
-from specrouter.bench.sample import MeasurementError
+from specrouter.bench.contenders import MeasurementError
 from specrouter.cli.arguments import default_config
 from specrouter.config import RouterConfig, SchedulerConfig, TreesConfig
 from specrouter.config.policies import ADMISSION_POLICIES, NODE_SELECTIONS
@@ -243,22 +242,21 @@ def document() -> dict[str, Any]:
     return {"conditions": conditions, **found}
 
 
-def test_the_document_is_written_where_it_is_asked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found, file = document(), tmp_path / "load.json"
-    write_load(found, LoadOptions(config=Path("x"), poisson=1.0, json=file))
-    out, err = capsys.readouterr()
-    assert "{" not in out
-    assert err == f"wrote {file}\n"
-    whole = json.loads(file.read_text())
-    write_load(found, LoadOptions(config=Path("x"), poisson=1.0, json=Path("-")))
-    out, err = capsys.readouterr()
-    assert json.loads(out.splitlines()[-1]) == whole
-    assert err == ""
-    lines = load_table(found).splitlines()
+def test_the_table_has_every_policy_at_every_scale() -> None:
+    lines = load_table(document()).splitlines()
     [row] = [line.split() for line in lines if line.startswith("goodput")][:1]
     assert row[1:3] == ["100%", "0"]
+    assert lines[4].split()[-8:] == [
+        "violations",
+        "x",
+        "goodput",
+        "x",
+        "ttft_p99",
+        "x",
+        "eaf_tpot",
+        "x",
+    ]
+    assert row[-1] == "3.00"
     assert "scale 2: 1000.00 requests/s" in lines
     assert lines[1] == "baseline latency 20.00 ms"
 

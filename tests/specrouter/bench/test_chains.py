@@ -12,8 +12,7 @@ import yaml
 from modelpool import ModelPool
 from modelpool.config import PoolConfig
 from modelpool.errors import ConfigError
-from specrouter.bench.chains import chosen
-from specrouter.bench.options import ChainsOptions
+from specrouter.bench.chains import batch_sizes, chains_table, chosen
 from specrouter.cli.arguments import default_config
 from specrouter.cli.main import main
 
@@ -118,4 +117,64 @@ def test_result_is_printed_where_its_file_cannot_be_written(
 def test_default_batches_are_those_that_the_configuration_has_rows_for(
     rows: int, sizes: tuple[int, ...]
 ) -> None:
-    assert ChainsOptions(config=Path(TINY)).batches(rows) == sizes
+    assert tuple(batch_sizes(None, rows)) == sizes
+
+
+# the table, from a made-up document
+
+
+def ratio(value: float) -> dict[str, float]:
+    return {"median": value, "low": 0.9 * value, "high": 1.1 * value}
+
+
+def row(speed: float, **more: Any) -> dict[str, Any]:
+    return {
+        "tokens_per_s": ratio(10 * speed),
+        "requests_per_s": ratio(speed),
+        "tpot_ms": ratio(20 / speed),
+        "over": {"off": ratio(speed)},
+        "tokens_per_s_by_category": {"code": ratio(10 * speed), "prose": ratio(10 * speed - 5)},
+        "over_by_category": {"code": {"off": ratio(speed)}, "prose": {"off": ratio(speed - 0.5)}},
+        "acceptance_length": None,
+        "distinct_4grams": 0.9,
+        **more,
+    }
+
+
+def batch(*chains: str) -> dict[str, Any]:
+    rows = {name: row(2.0, control_share=0.125) for name in chains}
+    return {"contenders": {"off": row(1.0), **rows, "adaptive": row(2.5)}}
+
+
+DOCUMENT = {
+    "conditions": {
+        "cpu": "A processor",
+        "gpu": None,
+        "threads": 2,
+        "dtype": "bfloat16",
+        "temperature": 1.0,
+        "models": {
+            "small": {"parameters": 1_100_000, "is_inflated": False},
+            "twin": {"parameters": 201_900_000, "is_inflated": True, "weights": "int8"},
+            "big": {"parameters": 201_900_000, "is_inflated": True, "weights": "plain"},
+        },
+    },
+    "batches": {"1": batch("a>big", "b>big"), "4": batch("b>big")},
+}
+
+
+def test_table_has_every_contender_of_every_batch() -> None:
+    text = chains_table(DOCUMENT)
+    assert "small 1.1M, twin 201.9M int8 (inflated), big 201.9M (inflated)" in text
+    lines = text.splitlines()
+    assert [line for line in lines if line.startswith("batch")] == ["batch 1", "batch 4"]
+    adaptive = next(line for line in lines if line.startswith("adaptive"))
+    assert adaptive.split()[1:6] == ["25.0", "2.50", "2.50", "2.25-2.75", "8.00"]
+    pair = next(line for line in lines if line.startswith("a>big"))
+    assert pair.split()[-2:] == ["90%", "12%"]
+    for heading, row in (("tokens/s", ["25.0", "20.0"]), ("over off", ["2.50", "2.00"])):
+        start = next(
+            i for i, line in enumerate(lines) if line.startswith(f"{heading}, by category")
+        )
+        adaptive = next(line for line in lines[start:] if line.startswith("adaptive"))
+        assert adaptive.split() == ["adaptive", *row]

@@ -1,7 +1,8 @@
-"""Contenders that are a router here."""
+"""Contenders that are a router here, and rounds in which any take turns."""
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -9,15 +10,14 @@ from typing import Any, Literal
 import pytest
 
 from specrouter import SamplingParams
-from specrouter.bench.contenders import OwnContender
+from specrouter.bench.contenders import MeasurementError, OwnContender, measure
+from specrouter.bench.figures import Sample
 from specrouter.bench.prompts import BenchPrompt, Work
-from specrouter.bench.sample import MeasurementError
 from specrouter.profile.profiler import EngineStatistics
+from specrouter.progress import Progress
 from tests.request_outputs import request_output
 
-WORK = Work(
-    (BenchPrompt("x", "ab", (5, 6)), BenchPrompt("x", "c", (7,))), (3, 4), 8, 1.0, "x"
-)  # fmt: skip
+WORK = Work((BenchPrompt("x", "ab", (5, 6)), BenchPrompt("x", "c", (7,))), (3, 4), 8, 1.0)
 
 
 class CountingRouter:
@@ -40,7 +40,7 @@ class CountingRouter:
         self.calls.append((policy, settings))
 
     def statistics(self) -> EngineStatistics:
-        return EngineStatistics(cycles=self._cycles, cycle_ms=10.0 * self._cycles)
+        return EngineStatistics(cycle_ms=10.0 * self._cycles, control_ms=2.0 * self._cycles)
 
     def generate(self, prompts: Any, params: Any = None, speculation: Any = None) -> list[Any]:
         self.calls.append((prompts, params, speculation))
@@ -66,7 +66,7 @@ def test_every_run_is_a_tenant_of_its_own_and_its_sample_has_only_its_own_time()
     router = CountingRouter()
     for name in ("off", "adaptive"):
         sample = own(name, router).run(WORK)
-        assert sample.engine == EngineStatistics(cycles=3, cycle_ms=30.0)
+        assert (sample.cycle_ms, sample.control_ms) == (30.0, 6.0)
     salts = [[one.cache_salt for one in params] for _, params, _ in router.calls[1::2]]
     assert len({salt for run in salts for salt in run}) == 2
     assert all(len(set(run)) == 1 for run in salts)
@@ -111,3 +111,56 @@ def test_only_a_policy_that_decides_by_measurements_is_taught_by_its_runs(
 def test_failed_request_ends_the_measurement_with_its_cause() -> None:
     with pytest.raises(MeasurementError, match="off: out of memory"):
         own("off", CountingRouter(error="out of memory")).run(WORK)
+
+
+# rounds, on contenders that only count
+
+LOG: list[tuple[str, int]] = []
+
+
+class Counting:
+    """`fails`: from which of its runs on, counted from 0."""
+
+    def __init__(self, name: str, fails: int | None = None) -> None:
+        self.name, self._fails, self._runs = name, fails, 0
+
+    def run(self, work: Work) -> Sample:
+        self._runs += 1
+        if self._fails is not None and self._runs > self._fails:
+            raise MeasurementError(f"{self.name}: broken")
+        LOG.append((self.name, work.seeds[0]))
+        return Sample(tokens=1, seconds=1.0)
+
+
+def deal(number: int) -> list[Work]:
+    return [Work((), (seed,), 1, 0.0) for seed in (10 * number, 10 * number + 1)]
+
+
+def quiet() -> Progress:
+    return Progress(stream=io.StringIO())
+
+
+def test_contenders_take_turns_on_each_batch() -> None:
+    LOG.clear()
+    samples = measure([Counting("a"), Counting("b")], deal, 2, "batch 1", quiet())
+    warm_up, counted = LOG[:4], LOG[4:]
+    assert counted == [(name, seed) for seed in (0, 1, 10, 11) for name in ("a", "b")]
+    assert len(warm_up) == 4
+    lengths = {name: [len(found) for found in rounds] for name, rounds in samples.items()}
+    assert lengths == {"a": [2, 2], "b": [2, 2]}
+
+
+@pytest.mark.parametrize("fails", [0, 3])
+def test_a_failure_ends_the_measurement(fails: int) -> None:
+    with pytest.raises(MeasurementError, match="b: broken"):
+        measure([Counting("b", fails=fails)], deal, 3, "", quiet())
+
+
+def test_progress_away_from_a_terminal_is_a_line_per_round() -> None:
+    stream = io.StringIO()
+    measure([Counting("a")], deal, 2, "batch 4", Progress(stream=stream))
+    assert stream.getvalue().splitlines() == [
+        "batch 4, warm-up: a 1.0 tokens/s",
+        "batch 4, round 1/2: a 1.0 tokens/s",
+        "batch 4, round 2/2: a 1.0 tokens/s",
+    ]

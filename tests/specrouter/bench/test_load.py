@@ -10,14 +10,12 @@ from typing import Any, ClassVar
 import pytest
 
 from modelpool.errors import ConfigError
+from specrouter.bench.contenders import MeasurementError
 from specrouter.bench.load import load_requests
-from specrouter.bench.load_services import ServerService
-from specrouter.bench.options import LoadOptions
-from specrouter.bench.sample import MeasurementError
+from specrouter.bench.services import ServerService
 from specrouter.cli.arguments import default_config
-from specrouter.cli.main import main
-from specrouter.http import keys
-from specrouter.http_client import SERVICE_VARIABLE
+from specrouter.cli.main import _parser, main
+from specrouter.http_client import API_KEY_VARIABLE
 from tests.json_server import JsonHandler, serving
 from tests.load_requests import load_request
 
@@ -33,7 +31,8 @@ def letters(text: str) -> list[int]:
 
 
 def test_requests_come_at_the_rate_with_their_objectives_and_are_the_same_again() -> None:
-    options = LoadOptions(config=Path("x"), poisson=4.0, requests=400, tpot_ms=9.0, e2e_ms=800.0)
+    asked = "bench load --poisson=4 --requests=400 --tpot-ms=9 --e2e-ms=800"
+    options = _parser().parse_args(asked.split())
     texts = {"code": ["abcdef"], "prose": ["xy"]}
     found = load_requests(options, texts, letters, limit=68)
     assert found[-1].at_s == pytest.approx(100.0, rel=0.15)
@@ -138,20 +137,14 @@ def test_server_is_asked_with_headers_and_judged_by_the_clients_clock(server: st
 KEY = "the-key"
 
 
-@pytest.mark.parametrize("given", [True, False])
 def test_key_goes_to_the_server_and_nowhere_else(
-    given: bool,
-    server: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv(SERVICE_VARIABLE, "the-other" if given else KEY)
+    monkeypatch.setenv(API_KEY_VARIABLE, KEY)
     file = tmp_path / "load.json"
     options = ["--poisson=100", "--requests=2", "--output-tokens=6", "--input-tokens=3"]
-    key = [f"--api-key={KEY}"] if given else []
     # The second request has an odd seed, and is refused: that is reported, with its cause.
-    assert bench_server(server, *options, *key, f"--json={file}") == 0
+    assert bench_server(server, *options, f"--json={file}") == 0
     assert set(Answers.authorized) == {f"Bearer {KEY}"}
     out, err = capsys.readouterr()
     assert "seed: is odd" in err
@@ -198,16 +191,11 @@ def test_a_server_that_does_not_tokenize_fails_the_measurement(
         service.tokenize("abc")
 
 
-def test_the_variable_is_the_service_s_own() -> None:
-    assert SERVICE_VARIABLE == keys.API_KEY_VARIABLE
-
-
 def test_a_key_that_cannot_be_sent_is_refused_without_telling_it(
     server: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv(SERVICE_VARIABLE, "its secret")
-    for options, named in (([], SERVICE_VARIABLE), (["--api-key", "my secret"], "--api-key")):
-        assert bench_server(server, "--poisson", "1", *options) == 2
-        error = capsys.readouterr().err
-        assert error.startswith(f"specrouter: {named}: must be printable")
-        assert "secret" not in error
+    monkeypatch.setenv(API_KEY_VARIABLE, "its secret")
+    assert bench_server(server, "--poisson", "1") == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"specrouter: {API_KEY_VARIABLE}: must be printable")
+    assert "secret" not in error

@@ -31,7 +31,6 @@ BAD = {
         f"--seed {2**64}",
         "--json /none/load.json",
         "--server localhost",
-        "--api-key key",
         f"--config {TINY} --server http://x",
         "--server http://127.0.0.1:9",
     ],
@@ -40,7 +39,6 @@ BAD = {
         "--turns 1",
         "--new-tokens 0",
         "--history 16 --said 9 --new-tokens 4 --turns 3",
-        "--temperature -1.0",
     ],
 }
 CASES = [(f"{command} {case}", case.split()[0]) for command in BAD for case in BAD[command]]

@@ -78,14 +78,14 @@ def test_long_prompt_is_cut_from_the_left() -> None:
 
 def test_batch_of_one_has_a_run_for_each_category_in_every_round() -> None:
     for number in range(3):
-        works = deal(prompts(a=2, b=3), number, 1, 8, 0.0, by_category=False)
+        works = deal(prompts(a=2, b=3), number, 1, 8, 0.0)
         assert [work.category for work in works] == ["a", "b"]
         assert [work.prompts[0].text for work in works] == [f"a{number % 2}", f"b{number % 3}"]
 
 
 @pytest.mark.parametrize("batch", [2, 3, 4, 16])
 def test_round_of_mixed_batches_has_every_category(batch: int) -> None:
-    works = deal(prompts(a=2, b=5, c=1), 1, batch, 8, 0.0, by_category=False)
+    works = deal(prompts(a=2, b=5, c=1), 1, batch, 8, 0.0)
     assert all(len(work.prompts) == batch and work.category is None for work in works)
     found = Counter(prompt.category for work in works for prompt in work.prompts)
     assert set(found) == {"a", "b", "c"}
@@ -93,17 +93,12 @@ def test_round_of_mixed_batches_has_every_category(batch: int) -> None:
 
 
 def test_rounds_rotate_through_the_prompts() -> None:
-    first, second = (deal(prompts(a=4, b=4), n, 4, 8, 0.0, False)[0].prompts for n in (0, 1))
+    first, second = (deal(prompts(a=4, b=4), n, 4, 8, 0.0)[0].prompts for n in (0, 1))
     assert not set(first) & set(second)
 
 
-def test_by_category_each_batch_is_of_one() -> None:
-    works = deal(prompts(a=2, b=5), 0, 4, 8, 0.0, by_category=True)
-    assert [{p.category for p in work.prompts} for work in works] == [{"a"}, {"b"}]
-
-
 def test_seeds_differ_within_a_round_and_between_rounds() -> None:
-    rounds = [deal(prompts(a=2, b=2, c=2), n, 2, 8, 1.0, False) for n in (0, 1)]
+    rounds = [deal(prompts(a=2, b=2, c=2), n, 2, 8, 1.0) for n in (0, 1)]
     seeds = [seed for works in rounds for work in works for seed in work.seeds]
     assert len(set(seeds)) == len(seeds)
-    assert rounds[0] == deal(prompts(a=2, b=2, c=2), 0, 2, 8, 1.0, False)
+    assert rounds[0] == deal(prompts(a=2, b=2, c=2), 0, 2, 8, 1.0)

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from specrouter.bench.load_figures import figures, medians
-from specrouter.bench.replay import Answer, LoadRequest, Outcome, replay
+from specrouter.bench.replay import Answer, LoadRequest, Outcome, figures, medians, replay
 from tests.load_requests import load_request
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from specrouter import ChainRouter
-from specrouter.http.keys import API_KEY_VARIABLE
+from specrouter.http_client import API_KEY_VARIABLE
 
 
 @pytest.fixture(autouse=True)

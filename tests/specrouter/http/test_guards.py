@@ -18,7 +18,7 @@ from specrouter import OverloadedError, UnavailableError
 from specrouter.config import ServerConfig
 from specrouter.http.drain import Drain
 from specrouter.http.guards import OPEN_PATHS, PROBE_PATHS, add_guards
-from specrouter.http.keys import API_KEY_VARIABLE
+from specrouter.http_client import API_KEY_VARIABLE
 from tests.specrouter.fake_router import FakeRouter
 from tests.specrouter.http import client
 from tests.specrouter.http.client import Headers, Page, connected, send

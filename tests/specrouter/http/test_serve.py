@@ -23,8 +23,8 @@ from specrouter import ChainRouter
 from specrouter.cli.main import main
 from specrouter.config import ServerConfig
 from specrouter.http.drain import Drain
-from specrouter.http.keys import API_KEY_VARIABLE
 from specrouter.http.serve import check_server
+from specrouter.http_client import API_KEY_VARIABLE
 from tests.specrouter.fake_router import FakeRouter
 from tests.specrouter.faults import PATIENCE_S, wait_until
 from tests.specrouter.http.client import serve, status

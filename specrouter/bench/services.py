@@ -9,11 +9,11 @@ import time
 import urllib.error
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from modelpool.errors import ConfigError
+from specrouter.bench.contenders import MeasurementError
 from specrouter.bench.replay import Answer, LoadRequest, Pending
-from specrouter.bench.sample import MeasurementError
 from specrouter.http_client import FAILURES, Server, events
 from specrouter.request.handle import RequestHandle
 from specrouter.request.objective import SLO
@@ -46,47 +46,39 @@ class OwnService:
         try:
             handle = self._router.submit(request.token_ids, params, request.speculation, slo=slo)
         except (RequestError, RuntimeError) as error:  # RuntimeError: the engine has failed
-            return _Refused(str(error))
+            return _OwnPending(None, str(error))
         return _OwnPending(handle)
 
 
 @dataclass(frozen=True)
-class _Refused:
-    reason: str
-    is_done: Literal[True] = True
-
-    def cancel(self) -> None:
-        pass
-
-    def answer(self) -> Answer:
-        return Answer(error=self.reason)
-
-
-@dataclass(frozen=True)
 class _OwnPending:
-    handle: RequestHandle
+    """`handle`: None where the request was refused, for the reason `refusal`."""
+
+    handle: RequestHandle | None
+    refusal: str = ""
 
     @property
     def is_done(self) -> bool:
-        return self.handle.is_done
+        return self.handle is None or self.handle.is_done
 
     def cancel(self) -> None:
-        self.handle.cancel()
+        if self.handle is not None:
+            self.handle.cancel()
 
     def answer(self) -> Answer:
+        if self.handle is None:
+            return Answer(error=self.refusal)
         try:
             output = self.handle.result(_END_S)
         except TimeoutError as error:
             return Answer(error=str(error))
-        metrics = output.metrics
+        metrics, reason = output.metrics, output.finish_reason
         return Answer(
             ttft_ms=metrics.ttft_ms,
             tpot_ms=metrics.tpot_ms,
             tokens=metrics.output_tokens,
             acceptance_length=metrics.acceptance_length,
-            error=None
-            if output.finish_reason == "length"
-            else output.error or output.finish_reason,
+            error=None if reason == "length" else output.error or reason,
         )
 
 
@@ -171,18 +163,23 @@ class _ServerPending:
         return self._answer or Answer(error="the server does not end its answer")
 
     def _run(self) -> None:
-        came: list[tuple[float, int]] = []  # when tokens came, and how many
-        last: Mapping[str, Any] = {"error": "the answer has no end"}
+        """Times are the client's."""
+        first_s = last_s = 0.0
+        tokens = 0
+        end: Mapping[str, Any] = {"error": "the answer has no end"}
         failure: str | None = None
         try:
             with self._send() as response:
                 for event in events(response):
                     if event.get("token_ids"):
-                        came.append((time.perf_counter(), len(event["token_ids"])))
+                        last_s = time.perf_counter()
+                        first_s = first_s or last_s
+                        tokens += len(event["token_ids"])
                     if "error" in event or "finish_reason" in event:
-                        last = event
+                        end = event
                     if self._is_cancelled:
                         raise TimeoutError("cancelled")
+            failure = _cause(end)
         except urllib.error.HTTPError as error:
             failure = f"{error} {error.read(300).decode(errors='replace')}"
         except FAILURES as error:
@@ -191,30 +188,19 @@ class _ServerPending:
             failure = repr(error)
             raise
         finally:
-            self._answer = _answer(self._started_s, came, last, failure)
+            self._answer = Answer(
+                ttft_ms=(first_s - self._started_s) * 1000 if tokens else None,
+                tpot_ms=(last_s - first_s) * 1000 / (tokens - 1) if tokens > 1 else None,
+                tokens=tokens,
+                acceptance_length=(end.get("metrics") or {}).get("acceptance_length"),
+                error=failure,
+            )
 
 
-def _answer(
-    started_s: float,
-    came: Sequence[tuple[float, int]],
-    last: Mapping[str, Any],
-    failure: str | None,
-) -> Answer:
-    """By the client's clock. `last`: the event that ended it."""
-    ttft_ms = tpot_ms = None
-    tokens = sum(count for _, count in came)
-    if came:
-        (first_s, _), (last_s, _) = came[0], came[-1]
-        ttft_ms = (first_s - started_s) * 1000
-        tpot_ms = (last_s - first_s) * 1000 / (tokens - 1) if tokens > 1 else None
-    error = last.get("error")
+def _cause(end: Mapping[str, Any]) -> str | None:
+    """Why an answer is not what was asked for, by the event that ended it."""
+    error = end.get("error")
     if isinstance(error, Mapping):
         error = error.get("message")
-    reason = error or last.get("finish_reason")
-    return Answer(
-        ttft_ms=ttft_ms,
-        tpot_ms=tpot_ms,
-        tokens=tokens,
-        acceptance_length=(last.get("metrics") or {}).get("acceptance_length"),
-        error=failure or (None if reason == "length" else str(reason)),
-    )
+    reason = error or end.get("finish_reason")
+    return None if reason == "length" else str(reason)
