@@ -9,7 +9,7 @@ loop; names, states and reports may be read from any thread.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -17,6 +17,7 @@ from typing import Literal, get_args
 from modelpool.errors import ConfigError
 from specrouter.cluster.correction import Expected, measured_ms
 from specrouter.cluster.link import Attempt, Feed, ReplicaLink, Reply
+from specrouter.cluster.prefix_index import SentPrompts
 from specrouter.cluster.reports import ReplicaReport, counted_before
 from specrouter.cluster.roster import KnownReplica, Roster, Standing
 from specrouter.cluster.state import ReplicaState, ReplicaView
@@ -47,14 +48,11 @@ class InFlight:
 
     Attributes:
         inbox: of its messages; `Moved` among them ends it.
-        is_counted: in the replica's last state.
         came: when tokens came, and how many.
     """
 
     inbox: "asyncio.Queue[Reply | Moved]"
-    prompt_tokens: int
     began_s: float
-    is_counted: bool = False
     came: list[tuple[float, int]] = field(default_factory=list)
 
     def note(self, tokens: int) -> None:
@@ -91,10 +89,6 @@ class Member(KnownReplica):
     moves: dict[Cause, int] = field(default_factory=lambda: dict.fromkeys(get_args(Cause), 0))
 
     @property
-    def on_their_way(self) -> Collection[InFlight]:
-        return self.in_flight
-
-    @property
     def is_over(self) -> bool:
         """It will not come back."""
         return self.standing == "failed" and not self.link.is_replaced
@@ -123,9 +117,7 @@ class Fleet(Roster[Member]):
     """Args: `links`: at least one."""
 
     def __init__(self, links: Sequence[ReplicaLink], config: ClusterConfig) -> None:
-        super().__init__(
-            (Member(name=link.name, link=link) for link in links), config.routing.stale_s
-        )
+        super().__init__(Member(name=link.name, link=link) for link in links)
         self._config = config
         self.fingerprint: str | None = None  # of all, once all have told theirs
         self._changed = asyncio.Event()
@@ -171,6 +163,27 @@ class Fleet(Roster[Member]):
         """No replica is left, nor will be."""
         return all(member.is_over for member in self.members.values())
 
+    @property
+    def max_request_tokens(self) -> int:
+        """Of a request, so that every replica can serve it, since it may have to move to any of
+        them; by the last states of all, those that are lost included, as are the next ones."""
+        return min(state.max_request_tokens for state in self._states())
+
+    def can_ever_fit(self, tokens: int) -> bool:
+        return tokens <= self.max_request_tokens
+
+    def baseline_tpot_ms(self) -> float:
+        """The fastest replica's: an objective relative to it means the same wherever it runs."""
+        return min(state.baseline_tpot_ms for state in self._states())
+
+    def predicted_prefill_ms(self) -> float:
+        """The slowest replica's: what is implied of a first token can be kept anywhere."""
+        return max(state.prefill_ms for state in self._states())
+
+    def _states(self) -> list[ReplicaState]:
+        states = [member.state for member in self.members.values()]
+        return [state for state in states if state is not None]
+
     async def wait_for_change(self, timeout_s: float) -> None:
         """Until some replica comes or goes, or the time is up."""
         self._changed.clear()
@@ -189,13 +202,15 @@ class Fleet(Roster[Member]):
         """Within it, an attempt is at a replica, and told when it has to leave. What comes of it is
         compared with what was expected."""
         member = self.members[name]
-        attempt = InFlight(asyncio.Queue(), prompt_tokens, time.monotonic())
+        attempt = InFlight(asyncio.Queue(), time.monotonic())
         member.attempts += 1
         member.in_flight.add(attempt)
+        member.uncounted[attempt] = prompt_tokens
         try:
             yield attempt
         finally:
             member.in_flight.discard(attempt)
+            member.uncounted.pop(attempt, None)
             times_ms = measured_ms(attempt.began_s, attempt.came)
             member.experience = member.experience.after(expected, *times_ms)
 
@@ -277,8 +292,8 @@ class Fleet(Roster[Member]):
         if member.standing != standing:
             level = logging.INFO if standing in ("ready", "draining") else logging.WARNING
             logger.log(level, "replica %s is %s%s", member.name, standing, why and f": {why}")
-            for listener in self._when_lost if standing in _LOST else ():
-                listener(member.name)
+            if standing in _LOST:
+                member.prompts = SentPrompts()
         member.standing, member.why = standing, why
         self._changed.set()
 
@@ -287,33 +302,6 @@ def _is_cancelled() -> bool:
     """Whether the running task is being cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-class FleetLimits:
-    """What a request may be, so that every replica can serve it, since it may have to move to any
-    of them. By the last states of all, those that are lost included."""
-
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
-
-    @property
-    def max_request_tokens(self) -> int:
-        return min(state.max_request_tokens for state in self._states())
-
-    def can_ever_fit(self, tokens: int) -> bool:
-        return tokens <= self.max_request_tokens
-
-    def baseline_tpot_ms(self) -> float:
-        """The fastest replica's: an objective relative to it means the same wherever it runs."""
-        return min(state.baseline_tpot_ms for state in self._states())
-
-    def predicted_prefill_ms(self) -> float:
-        """The slowest replica's: what is implied of a first token can be kept anywhere."""
-        return max(state.prefill_ms for state in self._states())
-
-    def _states(self) -> list[ReplicaState]:
-        states = [member.state for member in self._fleet.members.values()]
-        return [state for state in states if state is not None]
 
 
 def overload_of(views: Sequence[ReplicaView], max_waiting: int | None) -> OverloadedError | None:

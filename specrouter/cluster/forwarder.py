@@ -247,7 +247,7 @@ class RequestForwarder:
                 raise reply
             if reply.state is not None:
                 member.note(reply.state, time.monotonic())
-                in_flight.is_counted = True
+                member.uncounted.pop(in_flight, None)
             if reply.declined is not None:
                 if reply.state is not None and reply.state.status == "failed":
                     raise Moved("error", f"{name}: {reply.declined}")

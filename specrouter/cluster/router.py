@@ -23,7 +23,7 @@ from modelpool.config import PoolConfig
 from modelpool.device_manager import DeviceInfo, read_devices
 from modelpool.progress import LoadProgress
 from specrouter.cluster.dispatcher import Dispatcher
-from specrouter.cluster.fleet import Fleet, FleetLimits, overload_of
+from specrouter.cluster.fleet import Fleet, overload_of
 from specrouter.cluster.forwarder import ForwardingContext, RequestForwarder
 from specrouter.cluster.instruments import ClusterInstruments
 from specrouter.cluster.link import ReplicaHost
@@ -68,7 +68,7 @@ class ClusterRouter:
         self.pool = _unplaced(next(iter(config.replicas().values())).pool, progress)
         engine = config.engine.model_copy(update={"kv_memory": None, "kv_budget_tokens": None})
         judged_by = config.model_copy(update={"engine": engine})  # what fits is what replicas say
-        self._validation = InputValidation(judged_by, self.pool, lambda: FleetLimits(self._fleet))
+        self._validation = InputValidation(judged_by, self.pool, lambda: self._fleet)
         self.slo_classes = self._validation.slo_classes
         self.sampling_defaults = self._validation.sampling_defaults
         self.lanes = Lanes()

@@ -80,15 +80,10 @@ class RoutingConfig(Strict):
             `flowguard`: StreamServe's score, from states and what was sent since;
             `round-robin`; `join-shortest`: the fewest requests; `p2c`: the better of two at random.
         metrics_s: seconds between the states that replicas report.
-        stale_s: seconds without news after which a replica is not chosen.
-        hops: hand-overs of a request that is declined, before it is served without a promise, or
-            rejected.
     """
 
     policy: ReplicaPolicyName = "slo"
     metrics_s: float = Field(default=0.5, ge=0.02, le=60, allow_inf_nan=False)
-    stale_s: float = Field(default=1.5, gt=0, allow_inf_nan=False)
-    hops: int = Field(default=3, ge=0)
 
 
 class ResumeConfig(Strict):
@@ -96,8 +91,8 @@ class ResumeConfig(Strict):
 
     Attributes:
         limit: failures of replicas that a request survives.
-        silence_s: seconds without news after which a replica is taken for dead and its requests
-            move.
+        silence_s: seconds without news after which a replica is taken for dead: it is not chosen,
+            and its requests move.
     """
 
     limit: int = Field(default=3, ge=0)
@@ -141,14 +136,12 @@ class ClusterConfig(Strict):
 
     @model_validator(mode="after")
     def _states_come_in_time(self) -> "ClusterConfig":
-        silence_s, stale_s = self.resume.silence_s, self.routing.stale_s
         period_s = self.routing.metrics_s
-        for field, limit_s in {"resume.silence_s": silence_s, "routing.stale_s": stale_s}.items():
-            if limit_s <= period_s:
-                reason = (
-                    f"must be above cluster.routing.metrics_s, {period_s:g}: states come that often"
-                )
-                raise ConfigError(field, reason)
+        if self.resume.silence_s <= period_s:
+            reason = (
+                f"must be above cluster.routing.metrics_s, {period_s:g}: states come that often"
+            )
+            raise ConfigError("resume.silence_s", reason)
         return self
 
     @property

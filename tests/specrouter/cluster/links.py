@@ -22,7 +22,7 @@ from tests.specrouter.faults import wait_until
 Message = TypeVar("Message")
 
 QUIET = {"silence_s": 30.0}
-NEWS = {"stale_s": 30.0, "metrics_s": 0.1}
+NEWS = {"metrics_s": 0.1}
 
 
 class LocalTransport:
