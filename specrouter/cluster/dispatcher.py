@@ -16,15 +16,13 @@ from typing import Any
 from prometheus_client import Histogram
 
 from specrouter.cluster.admission import expected_at
-from specrouter.cluster.correction import NOTHING, Expected
+from specrouter.cluster.correction import Expected
 from specrouter.cluster.pairs import StreamPair, arranged
 from specrouter.cluster.policy import RoutingSettings, rank, unread
-from specrouter.cluster.resume import Progress, draw
 from specrouter.cluster.roster import Roster
 from specrouter.cluster.state import Ranking, RoutedRequest
 from specrouter.config import RoutingConfig
 from specrouter.request.output import Feasible
-from specrouter.request.spec import RequestSpec
 
 _RECORDS = 256
 _ASKED = 4  # replicas, in turn: each that declines costs the first token a round trip
@@ -53,7 +51,7 @@ class Dispatcher:
         self._caches_prefixes = caches_prefixes
         self._config = config
         self._settings = RoutingSettings(longest_queue)
-        self._numbers = itertools.count()
+        self.numbers = itertools.count()  # of decisions
         self.ages = state_ages()
         self._records: deque[Mapping[str, Any]] = deque(maxlen=_RECORDS)
 
@@ -61,10 +59,6 @@ class Dispatcher:
     def records(self) -> list[Mapping[str, Any]]:
         """Oldest first."""
         return list(self._records)
-
-    def routed(self, progress: Progress, spec: RequestSpec) -> RoutedRequest:
-        dice = draw(spec.seed, spec.sample, progress.attempts)
-        return progress.routed(next(self._numbers), dice)
 
     def may_decline(self, ranking: Ranking, request: RoutedRequest) -> Sequence[str]:
         """Replicas that are asked whether they attain the request's objective, before one has to
@@ -104,7 +98,7 @@ class Dispatcher:
         views = self._fleet.ready(self._clock(), keys)
         view = next((view for view in views if view.name == replica), None)
         if view is None:
-            return request, NOTHING
+            return request, Expected()
         left = unread(request, view)
         return left, expected_at(view, left)
 

@@ -25,7 +25,6 @@ from specrouter.cluster.state import Ranking, RoutedRequest
 from specrouter.config import ResumeConfig
 from specrouter.logs import REQUEST_ID
 from specrouter.request.output import UNATTAINABLE, Delta, FinishReason
-from specrouter.request.spec import RequestSpec
 
 logger = logging.getLogger(__name__)
 
@@ -48,24 +47,6 @@ class ForwardingContext:
     pumps: set["asyncio.Task[None]"] = field(default_factory=set)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Stage:
-    """A part of a sample's way, at one replica.
-
-    Attributes:
-        why: it goes there, where that is not the ranking's reason.
-        reads_only: up to its next token; then the other half of a pair goes on.
-        kv: tickets of what that other half has read.
-    """
-
-    replica: str
-    routed: RoutedRequest
-    may_decline: bool
-    why: str | None = None
-    reads_only: bool = False
-    kv: tuple[str, ...] = ()
-
-
 class RequestForwarder:
     """Args: `listener`: is told all news, in the fleet's loop."""
 
@@ -73,12 +54,10 @@ class RequestForwarder:
         self,
         context: ForwardingContext,
         progress: Progress,
-        spec: RequestSpec,
         listener: Callable[[Delta], None],
     ) -> None:
         self._context = context
         self._progress = progress
-        self._spec = spec
         self._request_id = REQUEST_ID.get()
         self._listener = listener
         self._has_ended = False
@@ -92,9 +71,8 @@ class RequestForwarder:
         """To the end; cancelling it cancels the request."""
         try:
             while True:
-                routed = self._context.dispatcher.routed(self._progress, self._spec)
-                keys = self._progress.keys
-                ranking = self._context.dispatcher.rank(routed, keys, self._avoided)
+                routed = self._routed()
+                ranking = self._ranked(routed)
                 if ranking is not None:
                     if await self._tried(ranking, routed):
                         return
@@ -128,28 +106,29 @@ class RequestForwarder:
     async def _tried(self, ranking: Ranking, routed: RoutedRequest) -> bool:
         """Asks the replicas in turn; False where the request has to be ranked anew."""
         asked = self._context.dispatcher.may_decline(ranking, routed)
-        for name in asked:
+        rejects = bool(asked) and self._progress.rejects
+        offers = [(name, True) for name in asked]
+        if not rejects:
+            offers += [(name, False) for name in ranking.order]
+        for name, may_decline in offers:
             if not self._is_there(name):
                 return False
-            outcome = await self._attempt(name, ranking, routed, True)
+            outcome = await self._attempt(name, ranking, routed, may_decline)
             if outcome != "declined":
                 return outcome == "done"
-        if asked and self._progress.rejects:
-            self._reject(self._ranked(routed) or ranking)
+        if rejects:
+            # By what replicas have told with their answers since, and by the time that has gone.
+            now = self._progress.routed(routed.number)
+            self._reject(self._ranked(now) or ranking)
             return True
-        why = f"best effort, since {self._declined}" if self._declined else None
-        for name in ranking.order:
-            if not self._is_there(name):
-                return False
-            outcome = await self._attempt(name, ranking, routed, False, why)
-            if outcome != "declined":
-                return outcome == "done"
         return self._failed(self._decliner, self._declined or "no replica takes it") == "done"
 
+    def _routed(self) -> RoutedRequest:
+        """As it stands now."""
+        return self._progress.routed(next(self._context.dispatcher.numbers))
+
     def _ranked(self, routed: RoutedRequest) -> Ranking | None:
-        """By what replicas have told with their answers since, and by the time that has gone."""
-        now = self._progress.routed(routed.number, routed.dice)
-        return self._context.dispatcher.rank(now, self._progress.keys, self._avoided)
+        return self._context.dispatcher.rank(routed, self._progress.keys, self._avoided)
 
     def _is_there(self, name: str) -> bool:
         """One that was lost since the ranking is not to be asked: calls to it would wait."""
@@ -159,77 +138,75 @@ class RequestForwarder:
         return all(members[half].standing == "ready" for half in halves)
 
     async def _attempt(
-        self,
-        name: str,
-        ranking: Ranking,
-        routed: RoutedRequest,
-        may_decline: bool,
-        why: str | None = None,
+        self, name: str, ranking: Ranking, routed: RoutedRequest, may_decline: bool
     ) -> Outcome:
-        if self._declined and why is None and may_decline:
-            why = f"next in order, since {self._declined}"
+        asks = "next in order" if may_decline else "best effort"
+        why = f"{asks}, since {self._declined}" if self._declined else None
         pair = self._context.dispatcher.pairs.get(name)
         if pair is None:
-            stage = _Stage(replica=name, routed=routed, may_decline=may_decline, why=why)
-            return await self._serve(ranking, stage)
+            return await self._serve(name, ranking, routed, may_decline, why)
         slack = ranking.terms.get(name, {}).get("slack", 0.0)
         if may_decline and slack < 0.0:  # its first half is asked for a first token only
             return self._decline(pair.decode, f"{name} would be late by {-slack:.0%}")
         self._tickets = []
-        first = _Stage(
-            replica=pair.prefill,
-            routed=reading(routed),
-            may_decline=may_decline,
-            why=why,
-            reads_only=True,
-        )
-        outcome = await self._serve(ranking, first)
+        first = reading(routed)
+        outcome = await self._serve(pair.prefill, ranking, first, may_decline, why, reads_only=True)
         return await self._gone_on(pair, ranking) if outcome == "handed over" else outcome
 
     async def _gone_on(self, pair: StreamPair, ranking: Ranking) -> Outcome:
         """At the half that decodes, from what the other one has read."""
         if not self._is_there(pair.decode):
             return "moved"
-        routed = self._context.dispatcher.routed(self._progress, self._spec)
-        if self._tickets:
+        routed, kv = self._routed(), tuple(self._tickets)
+        if kv:
             routed = replace(routed, prompt_tokens=1)
-        then = _Stage(
-            replica=pair.decode,
-            routed=routed,
-            may_decline=False,
-            why=f"goes on from what {pair.prefill} has read",
-            kv=tuple(self._tickets),
-        )
-        outcome = await self._serve(ranking, then)
+        why = f"goes on from what {pair.prefill} has read"
+        outcome = await self._serve(pair.decode, ranking, routed, False, why, kv=kv)
         if outcome != "declined":
             return outcome
         return self._failed(pair.decode, self._declined or f"{pair.decode} declined")
 
-    async def _serve(self, ranking: Ranking, stage: _Stage) -> Outcome:
-        context, progress, name = self._context, self._progress, stage.replica
+    async def _serve(
+        self,
+        name: str,
+        ranking: Ranking,
+        asked: RoutedRequest,
+        may_decline: bool,
+        why: str | None,
+        reads_only: bool = False,
+        kv: tuple[str, ...] = (),
+    ) -> Outcome:
+        """A part of the sample's way, at one replica.
+
+        Args:
+            why: it goes there, where that is not the ranking's reason.
+            reads_only: up to its next token; then the other half of a pair goes on.
+            kv: tickets of what that other half has read.
+        """
+        context, progress = self._context, self._progress
         progress.attempts += 1
-        number, args = progress.attempts, replace(progress.args(), prefill_only=stage.reads_only)
-        routed, expected = context.dispatcher.expected(name, stage.routed, progress.keys)
-        if stage.kv:  # nothing is read there
-            expected = expected.without_first_token()
+        number, args = progress.attempts, replace(progress.args(), prefill_only=reads_only)
+        routed, expected = context.dispatcher.expected(name, asked, progress.keys)
+        if kv:  # nothing is read there, and nothing learned of a first token's time
+            expected = replace(expected, first_ms=0.0)
         attempt = Attempt(
             args=args,
             routed=routed,
             number=number,
             request_id=self._request_id,
-            may_decline=stage.may_decline,
-            kv=stage.kv,
+            may_decline=may_decline,
+            kv=kv,
             correction=expected.correction,
         )
         named = {"request_id": self._request_id, "sample": progress.sample, "attempt": number}
-        context.dispatcher.keep(ranking, name, stage.routed, named, stage.why)
+        context.dispatcher.keep(ranking, name, asked, named, why)
         with context.fleet.attempt(name, routed.prompt_tokens, expected) as in_flight:
             link = context.fleet.members[name].link
             pump = asyncio.create_task(in_flight.pump(link, attempt))
             context.pumps.add(pump)
             pump.add_done_callback(context.pumps.discard)
             try:
-                return await self._listen(name, in_flight, stage.may_decline)
+                return await self._listen(name, in_flight, may_decline)
             except Moved as moved:
                 return self._moved(name, moved)
             finally:

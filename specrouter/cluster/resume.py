@@ -66,7 +66,7 @@ class Progress:
         limit_s = self._spec.timeout_s
         return None if limit_s is None else max(0.0, limit_s - self.elapsed_s())
 
-    def routed(self, number: int, dice: tuple[float, float]) -> RoutedRequest:
+    def routed(self, number: int) -> RoutedRequest:
         spec = self._spec
         return RoutedRequest(
             number=number,
@@ -75,7 +75,7 @@ class Progress:
             objective=spec.objective,
             elapsed_ms=self.elapsed_s() * 1000,
             has_begun=self.has_begun,
-            dice=dice,
+            dice=draw(spec.seed, spec.sample, self.attempts),
         )
 
     def args(self) -> Request:

@@ -114,7 +114,7 @@ class ClusterRouter:
     def _send(
         self, asked: Request, spec: RequestSpec, listener: Callable[[Delta], None]
     ) -> "Future[None]":
-        job = RequestForwarder(self._context, Progress(asked, spec), spec, listener)
+        job = RequestForwarder(self._context, Progress(asked, spec), listener)
         running = self._loop.start(job.run())
         self._jobs[running] = job
         running.add_done_callback(lambda done: self._jobs.pop(done, None))

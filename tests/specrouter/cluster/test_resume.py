@@ -96,7 +96,7 @@ def test_what_was_received_counts_as_output_of_the_next_attempt() -> None:
     assert [count for _, count in args.arrivals] == [1, 2]
     (first_s, _), (second_s, _) = args.arrivals
     assert 0 <= first_s < second_s <= args.elapsed_s
-    routed = one.routed(4, (0.1, 0.2))
+    routed = one.routed(4)
     assert (routed.prompt_tokens, routed.remaining, routed.has_begun) == (6, 3, True)
 
 
