@@ -120,7 +120,7 @@ def _parts(
     request: RoutedRequest, ttft_ms: float, tpot_ms: float, total_ms: float
 ) -> list[tuple[str, float, float]]:
     """What the objective asks: its name, what is predicted, and what is asked."""
-    objective = request.objective or Objective(tpot_ms=None, ttft_ms=None)
+    objective = request.objective or Objective()
     parts = []
     if objective.ttft_ms is not None and not request.has_begun:
         parts.append(("a TTFT", ttft_ms, objective.ttft_ms))

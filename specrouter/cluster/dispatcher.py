@@ -17,7 +17,7 @@ from prometheus_client import Histogram
 
 from specrouter.cluster.admission import expected_at
 from specrouter.cluster.correction import Expected
-from specrouter.cluster.pairs import StreamPair, arranged
+from specrouter.cluster.pairs import Halves, arranged
 from specrouter.cluster.policy import RoutingSettings, rank, unread
 from specrouter.cluster.roster import Roster
 from specrouter.cluster.state import Ranking, RoutedRequest
@@ -43,7 +43,7 @@ class Dispatcher:
         config: RoutingConfig,
         longest_queue: int,
         caches_prefixes: bool,
-        pairs: Mapping[str, StreamPair],
+        pairs: Mapping[str, Halves],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pairs = pairs

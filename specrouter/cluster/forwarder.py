@@ -19,7 +19,7 @@ from specrouter.cluster.dispatcher import Dispatcher, feasible
 from specrouter.cluster.fleet import Fleet, InFlight, Moved
 from specrouter.cluster.instruments import ClusterAccounts
 from specrouter.cluster.link import Attempt, Reply
-from specrouter.cluster.pairs import StreamPair, reading
+from specrouter.cluster.pairs import Halves, reading
 from specrouter.cluster.resume import Progress
 from specrouter.cluster.state import Ranking, RoutedRequest
 from specrouter.config import ResumeConfig
@@ -132,9 +132,8 @@ class RequestForwarder:
 
     def _is_there(self, name: str) -> bool:
         """One that was lost since the ranking is not to be asked: calls to it would wait."""
-        pair = self._context.dispatcher.pairs.get(name)
         members = self._context.fleet.members
-        halves = pair.halves if pair else (name,)
+        halves = self._context.dispatcher.pairs.get(name, (name,))
         return all(members[half].standing == "ready" for half in halves)
 
     async def _attempt(
@@ -147,24 +146,25 @@ class RequestForwarder:
             return await self._serve(name, ranking, routed, may_decline, why)
         slack = ranking.terms.get(name, {}).get("slack", 0.0)
         if may_decline and slack < 0.0:  # its first half is asked for a first token only
-            return self._decline(pair.decode, f"{name} would be late by {-slack:.0%}")
+            return self._decline(pair[1], f"{name} would be late by {-slack:.0%}")
         self._tickets = []
         first = reading(routed)
-        outcome = await self._serve(pair.prefill, ranking, first, may_decline, why, reads_only=True)
+        outcome = await self._serve(pair[0], ranking, first, may_decline, why, reads_only=True)
         return await self._gone_on(pair, ranking) if outcome == "handed over" else outcome
 
-    async def _gone_on(self, pair: StreamPair, ranking: Ranking) -> Outcome:
+    async def _gone_on(self, pair: Halves, ranking: Ranking) -> Outcome:
         """At the half that decodes, from what the other one has read."""
-        if not self._is_there(pair.decode):
+        prefill, decode = pair
+        if not self._is_there(decode):
             return "moved"
         routed, kv = self._routed(), tuple(self._tickets)
         if kv:
             routed = replace(routed, prompt_tokens=1)
-        why = f"goes on from what {pair.prefill} has read"
-        outcome = await self._serve(pair.decode, ranking, routed, False, why, kv=kv)
+        why = f"goes on from what {prefill} has read"
+        outcome = await self._serve(decode, ranking, routed, False, why, kv=kv)
         if outcome != "declined":
             return outcome
-        return self._failed(pair.decode, self._declined or f"{pair.decode} declined")
+        return self._failed(decode, self._declined or f"{decode} declined")
 
     async def _serve(
         self,

@@ -17,7 +17,6 @@ from specrouter.cluster.state import RoutedRequest
 from specrouter.engine.request import Request
 from specrouter.request.detokenizer import Detokenizer
 from specrouter.request.handle import RequestHandle
-from specrouter.request.objective import SLO
 from specrouter.request.output import CycleDraft, Delta, FinishReason, RequestOutput, TokenLogprobs
 from specrouter.request.running import RunningRequest, last_delta
 from specrouter.request.spec import RequestSpec
@@ -89,7 +88,7 @@ class Progress:
             prompt=spec.token_ids,
             is_tokenized=True,
             params=params,
-            slo=_as_asked(spec),
+            slo=spec.objective,  # in milliseconds: a ratio means the same at every replica
             generated=tuple(self._tokens),
             sample=spec.sample,
             elapsed_s=self.elapsed_s(),
@@ -142,21 +141,6 @@ class Progress:
         return replace(
             output, logprobs=logprobs, prompt_logprobs=told, metrics=metrics, drafts=drafts
         )
-
-
-def _as_asked(spec: RequestSpec) -> SLO | None:
-    """The objective in milliseconds: a ratio means the same at every replica."""
-    objective = spec.objective
-    if objective is None:
-        return None
-    return SLO(
-        tpot_ms=objective.tpot_ms,
-        ttft_ms=objective.ttft_ms,
-        slo_class=objective.slo_class,
-        e2e_ms=objective.e2e_ms,
-        stages=objective.stages,
-        on_unattainable=objective.on_unattainable,
-    )
 
 
 def draw(seed: int, sample: int, attempt: int) -> tuple[float, float]:

@@ -27,7 +27,6 @@ from specrouter.cluster.fleet import Fleet, overload_of
 from specrouter.cluster.forwarder import ForwardingContext, RequestForwarder
 from specrouter.cluster.instruments import ClusterInstruments
 from specrouter.cluster.link import ReplicaHost
-from specrouter.cluster.pairs import pairs_of
 from specrouter.cluster.resume import Progress
 from specrouter.config import RouterConfig
 from specrouter.engine.input_validation import InputValidation
@@ -76,7 +75,8 @@ class ClusterRouter:
         self._fleet = Fleet(self._host.links, config.cluster)
         meter = RequestMeter(self.pool.target, self.slo_classes)
         routing, waiting = config.cluster.routing, config.server.max_waiting
-        pairs, caches = pairs_of(config.cluster), config.engine.prefix_cache
+        pairs = {pair.name: pair.halves for pair in config.cluster.pairs}
+        caches = config.engine.prefix_cache
         dispatcher = Dispatcher(self._fleet, routing, waiting, caches, pairs)
         self.limits = self._validation.context
         self.instruments = ClusterInstruments(self._fleet, dispatcher, meter)

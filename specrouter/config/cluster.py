@@ -64,12 +64,9 @@ class PairConfig(Strict):
     decode: HalfConfig = HalfConfig()
 
     @property
-    def halves(self) -> tuple[ReplicaConfig, ReplicaConfig]:
-        """Prefill and decode, by the names that they are known by."""
-        return (
-            ReplicaConfig(name=f"{self.name}-prefill", **self.prefill.model_dump()),
-            ReplicaConfig(name=f"{self.name}-decode", **self.decode.model_dump()),
-        )
+    def halves(self) -> tuple[str, str]:
+        """The names that prefill and decode are known by."""
+        return f"{self.name}-prefill", f"{self.name}-decode"
 
 
 class RoutingConfig(Strict):
@@ -149,7 +146,8 @@ class ClusterConfig(Strict):
         """Replicas and halves of pairs, each with its key in this section."""
         found = [(f"replicas[{number}]", one) for number, one in enumerate(self.replicas)]
         for number, pair in enumerate(self.pairs):
-            for half, one in zip(("prefill", "decode"), pair.halves, strict=True):
+            for half, name in zip(("prefill", "decode"), pair.halves, strict=True):
+                one = ReplicaConfig(name=name, **getattr(pair, half).model_dump())
                 found.append((f"pairs[{number}].{half}", one))
         return found
 

@@ -116,8 +116,8 @@ class Objective:
     is no `tpot_ms`. `implied_ttft_ms` (`with_implied_ttft`) is scheduled for, and not judged.
     """
 
-    tpot_ms: float | None
-    ttft_ms: float | None
+    tpot_ms: float | None = None
+    ttft_ms: float | None = None
     slo_class: str | None = None
     e2e_ms: float | None = None
     stages: tuple[Stage, ...] = ()
@@ -154,13 +154,16 @@ def with_implied_ttft(objective: Objective, prompt_ms: float) -> Objective:
 
 
 def resolve(
-    slo: SloLike, classes: Mapping[str, SLO], baseline_tpot_ms: Callable[[], float]
+    slo: SloLike | Objective, classes: Mapping[str, SLO], baseline_tpot_ms: Callable[[], float]
 ) -> Objective | None:
-    """What `slo` means now; the baseline latency is asked for only where it matters.
+    """What `slo` means now; the baseline latency is asked for only where it matters. An objective
+    means itself: what was resolved once goes on elsewhere.
 
     Raises:
         RequestError: an unknown class, or a ratio that the baseline makes 0 or infinite.
     """
+    if isinstance(slo, Objective):
+        return slo
     asked = _asked(slo, classes)
     if asked is None:
         return None

@@ -10,8 +10,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from specrouter import ChainRouter, RouterConfig
-from specrouter.cluster.kv_mailbox import KVMailbox
-from specrouter.cluster.kv_transfer import KVLostError, KVTransport
+from specrouter.cluster.kv_transfer import KVLostError, KVMailbox, KVTransport
 from specrouter.cluster.link import Attempt, Feed, ReplicaLostError, Reply
 from specrouter.cluster.replica import ReplicaEngine, ReplicaServer
 from specrouter.cluster.router import ClusterRouter
