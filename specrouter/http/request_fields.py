@@ -17,7 +17,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from specrouter.http.objective_fields import SloRequest
 from specrouter.http.structure_fields import StructureFields
 from specrouter.request.fields import (
     MOST,
@@ -45,6 +44,7 @@ from specrouter.request.params import (
     SamplingParams,
     Speculation,
 )
+from specrouter.request.slo_fields import SloFields
 from specrouter.request.spec import MAX_PRIORITY
 
 MAX_STOPS = 64  # texts: each is looked for after every token
@@ -135,7 +135,7 @@ class RequestFields(StructureFields):
     """The request ends with 408 after so many seconds, waiting included."""
     speculation: Literal["off"] | SpeculationRequest | None = None
     """`off`: the target alone. An object: chain, depth, width. Null: the router decides."""
-    slo: Text | SloRequest | None = None  # a class of the configuration, or values
+    slo: Text | SloFields | None = None  # a class of the configuration, or values
     """Latency objectives: the name of a class of the configuration, or values."""
     stream: bool | None = None
     """Answer with server-sent events; an event may hold several tokens."""
