@@ -12,8 +12,6 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specrouter.request.params import LEAST_TEMPERATURE
-
 if TYPE_CHECKING:
     from modelpool.errors import ConfigError
 
@@ -177,6 +175,7 @@ def flag(name: str) -> str:
 def check(options: Any) -> None:
     """Check bounds, and the file for the figures. Raises `ConfigError`."""
     from specrouter.bench.output_file import STDOUT, check_writable
+    from specrouter.request.params import LEAST_TEMPERATURE
 
     for one in fields(options):
         bounds, given = one.metadata.get("bounds"), getattr(options, one.name)
