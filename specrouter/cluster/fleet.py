@@ -9,14 +9,14 @@ loop; names, states and reports may be read from any thread.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from modelpool.errors import ConfigError
 from specrouter.cluster.correction import Expected, measured_ms
-from specrouter.cluster.link import Attempt, Feed, ReplicaLink, Reply
+from specrouter.cluster.link import Feed, ReplicaLink
 from specrouter.cluster.prefix_index import SentPrompts
 from specrouter.cluster.reports import ReplicaReport, counted_before
 from specrouter.cluster.roster import KnownReplica, Roster, Standing
@@ -47,28 +47,23 @@ class InFlight:
     """An attempt at a replica, since `began_s`.
 
     Attributes:
-        inbox: of its messages; `Moved` among them ends it.
+        scope: which its listener is in; `moved`: why it has to leave that.
         came: when tokens came, and how many.
     """
 
-    inbox: "asyncio.Queue[Reply | Moved]"
+    scope: asyncio.Timeout
     began_s: float
+    moved: Moved | None = None
     came: list[tuple[float, int]] = field(default_factory=list)
 
     def note(self, tokens: int) -> None:
         if tokens:
             self.came.append((time.monotonic(), tokens))
 
-    async def pump(self, link: ReplicaLink, attempt: Attempt) -> None:
-        """Brings all replies to the inbox, and at last why there are no more."""
-        moved = Moved("error", f"{link.name} ended the stream early")
-        try:
-            async with aclosing(link.stream(attempt)) as replies:
-                async for reply in replies:
-                    self.inbox.put_nowait(reply)
-        except Exception as error:
-            moved = Moved("error", f"{link.name}: {type(error).__name__}: {error}")
-        self.inbox.put_nowait(moved)
+    def evict(self, cause: Cause, reason: str) -> None:
+        with suppress(RuntimeError):  # it is about to leave
+            self.scope.reschedule(0.0)
+            self.moved = Moved(cause, reason)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -110,7 +105,7 @@ class Member(KnownReplica):
     def evict(self, cause: Cause, reason: str) -> None:
         """Tells every attempt that is there to go on elsewhere."""
         for one in list(self.in_flight):
-            one.inbox.put_nowait(Moved(cause, reason))
+            one.evict(cause, reason)
 
 
 class Fleet(Roster[Member]):
@@ -197,22 +192,30 @@ class Fleet(Roster[Member]):
             while not condition():
                 await self.wait_for_change(_WATCH_S)
 
-    @contextmanager
-    def attempt(self, name: str, prompt_tokens: int, expected: Expected) -> Iterator[InFlight]:
-        """Within it, an attempt is at a replica, and told when it has to leave. What comes of it is
-        compared with what was expected."""
+    @asynccontextmanager
+    async def attempt(
+        self, name: str, prompt_tokens: int, expected: Expected, left_s: float | None
+    ) -> AsyncIterator[InFlight]:
+        """Within it, an attempt is at a replica. What comes of it is compared with what was
+        expected. Raises `Moved` as soon as it has to leave, `TimeoutError` after `left_s`."""
         member = self.members[name]
-        attempt = InFlight(asyncio.Queue(), time.monotonic())
         member.attempts += 1
-        member.in_flight.add(attempt)
-        member.uncounted[attempt] = prompt_tokens
         try:
-            yield attempt
-        finally:
-            member.in_flight.discard(attempt)
-            member.uncounted.pop(attempt, None)
-            times_ms = measured_ms(attempt.began_s, attempt.came)
-            member.experience = member.experience.after(expected, *times_ms)
+            async with asyncio.timeout(left_s) as scope:
+                attempt = InFlight(scope, time.monotonic())
+                member.in_flight.add(attempt)
+                member.uncounted[attempt] = prompt_tokens
+                try:
+                    yield attempt
+                finally:
+                    member.in_flight.discard(attempt)
+                    member.uncounted.pop(attempt, None)
+                    times_ms = measured_ms(attempt.began_s, attempt.came)
+                    member.experience = member.experience.after(expected, *times_ms)
+        except TimeoutError:
+            if attempt.moved is not None:
+                raise attempt.moved from None
+            raise
 
     async def restart(self, name: str, timeout_s: float) -> None:
         """Empties and replaces a replica once all others serve, but those that are over; returns

@@ -8,17 +8,17 @@ the loop of the fleet.
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
 from specrouter.cluster.dispatcher import Dispatcher, feasible
-from specrouter.cluster.fleet import Fleet, InFlight, Moved
+from specrouter.cluster.fleet import Fleet, InFlight, Member, Moved
 from specrouter.cluster.instruments import ClusterAccounts
-from specrouter.cluster.link import Attempt, Reply
+from specrouter.cluster.link import Attempt, ReplicaLink, Reply
 from specrouter.cluster.pairs import Halves, reading
 from specrouter.cluster.resume import Progress
 from specrouter.cluster.state import Ranking, RoutedRequest
@@ -44,7 +44,6 @@ class ForwardingContext:
     config: ResumeConfig
     tokenizer: PreTrainedTokenizerBase
     eos_token_ids: frozenset[int]
-    pumps: set["asyncio.Task[None]"] = field(default_factory=set)
 
 
 class RequestForwarder:
@@ -200,57 +199,54 @@ class RequestForwarder:
         )
         named = {"request_id": self._request_id, "sample": progress.sample, "attempt": number}
         context.dispatcher.keep(ranking, name, asked, named, why)
-        with context.fleet.attempt(name, routed.prompt_tokens, expected) as in_flight:
-            link = context.fleet.members[name].link
-            pump = asyncio.create_task(in_flight.pump(link, attempt))
-            context.pumps.add(pump)
-            pump.add_done_callback(context.pumps.discard)
-            try:
-                return await self._listen(name, in_flight, may_decline)
-            except Moved as moved:
-                return self._moved(name, moved)
-            finally:
-                pump.cancel()  # a replica that hangs is not waited for
+        left_s, tokens = progress.left_s(), routed.prompt_tokens
+        overdue_s = None if left_s is None else left_s + _OVERDUE_S
+        try:
+            async with context.fleet.attempt(name, tokens, expected, overdue_s) as in_flight:
+                return await self._listen(name, attempt, in_flight)
+        except Moved as moved:
+            return self._moved(name, moved)
+        except TimeoutError:
+            self._end("timeout", None)
+            return "done"
 
-    async def _listen(self, name: str, in_flight: InFlight, may_decline: bool) -> Outcome:
+    async def _listen(self, name: str, attempt: Attempt, in_flight: InFlight) -> Outcome:
         """Raises `Moved` where the request has to go on elsewhere."""
         member = self._context.fleet.members[name]
-        while True:
-            reply = await self._reply(in_flight)
-            if reply is None:
-                self._end("timeout", None)
-                return "done"
-            if isinstance(reply, Moved):
-                raise reply
-            if reply.state is not None:
-                member.note(reply.state, time.monotonic())
-                member.uncounted.pop(in_flight, None)
-            if reply.declined is not None:
-                if reply.state is not None and reply.state.status == "failed":
-                    raise Moved("error", f"{name}: {reply.declined}")
-                return self._decline(name, reply.declined)
-            if reply.state is not None:
-                self._context.dispatcher.note_sent(name, self._progress.keys)
-            self._tickets += reply.kv
-            for delta in reply.deltas:
-                if may_decline and delta.output and delta.output.error_field == "unattainable":
-                    return self._decline(name, delta.output.error or "")
-                failure = _failure_of_replica(delta)
-                if failure is not None:
-                    raise Moved("error", f"{name}: {failure}")
-                in_flight.note(len(delta.token_ids))
-                told = self._progress.take(delta)
-                if told.token_ids or not delta.goes_on:
-                    self._deliver(told)
-                if delta.finish_reason is not None:
-                    return "handed over" if delta.goes_on else "done"
+        async with aclosing(_replies(member.link, attempt)) as replies:
+            async for reply in replies:
+                outcome = self._heard(reply, member, in_flight, attempt.may_decline)
+                if outcome is not None:
+                    return outcome
+        raise Moved("error", f"{name} ended the stream early")
 
-    async def _reply(self, in_flight: InFlight) -> Reply | Moved | None:
-        """None: the time is up, and the replica does not say so; its engine may be stuck."""
-        left_s = self._progress.left_s()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(None if left_s is None else left_s + _OVERDUE_S):
-                return await in_flight.inbox.get()
+    def _heard(
+        self, reply: Reply, member: Member, in_flight: InFlight, may_decline: bool
+    ) -> Outcome | None:
+        """None: there is more to come. Raises `Moved`."""
+        name = member.name
+        if reply.state is not None:
+            member.note(reply.state, time.monotonic())
+            member.uncounted.pop(in_flight, None)
+        if reply.declined is not None:
+            if reply.state is not None and reply.state.status == "failed":
+                raise Moved("error", f"{name}: {reply.declined}")
+            return self._decline(name, reply.declined)
+        if reply.state is not None:
+            self._context.dispatcher.note_sent(name, self._progress.keys)
+        self._tickets += reply.kv
+        for delta in reply.deltas:
+            if may_decline and delta.output and delta.output.error_field == "unattainable":
+                return self._decline(name, delta.output.error or "")
+            failure = _failure_of_replica(delta)
+            if failure is not None:
+                raise Moved("error", f"{name}: {failure}")
+            in_flight.note(len(delta.token_ids))
+            told = self._progress.take(delta)
+            if told.token_ids or not delta.goes_on:
+                self._deliver(told)
+            if delta.finish_reason is not None:
+                return "handed over" if delta.goes_on else "done"
         return None
 
     def _decline(self, name: str, why: str) -> Outcome:
@@ -305,6 +301,16 @@ class RequestForwarder:
     def _last(self, reason: FinishReason, error: str | None) -> Delta:
         context = self._context
         return self._progress.ended(reason, error, context.tokenizer, context.eos_token_ids)
+
+
+async def _replies(link: ReplicaLink, attempt: Attempt) -> AsyncGenerator[Reply]:
+    """Raises `Moved` where the link raises anything."""
+    try:
+        async with aclosing(link.stream(attempt)) as replies:
+            async for reply in replies:
+                yield reply
+    except Exception as error:
+        raise Moved("error", f"{link.name}: {type(error).__name__}: {error}") from error
 
 
 def _failure_of_replica(delta: Delta) -> str | None:
