@@ -125,7 +125,8 @@ class Progress:
             elapsed_s=self.elapsed_s(),
             arrivals=tuple(self._arrivals),
         )
-        handle, text = RequestHandle(0, lambda: None), Detokenizer.of(spec, tokenizer)
+        text = Detokenizer(tokenizer, spec.params, spec.token_ids)
+        handle = RequestHandle(0, lambda: None)
         request = RunningRequest(spec, handle, text, eos_token_ids)
         delta = last_delta(request, reason, error)
         assert delta.output is not None, "it is the last"
