@@ -83,11 +83,6 @@ class Member(KnownReplica):
     declined: int = 0
     moves: dict[Cause, int] = field(default_factory=lambda: dict.fromkeys(get_args(Cause), 0))
 
-    @property
-    def is_over(self) -> bool:
-        """It will not come back."""
-        return self.standing == "failed" and not self.link.is_replaced
-
     def figures(self, now_s: float) -> ReplicaFigures:
         state = self.state if self.standing == "ready" else None
         return ReplicaFigures(
@@ -154,11 +149,6 @@ class Fleet(Roster[Member]):
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     @property
-    def is_over(self) -> bool:
-        """No replica is left, nor will be."""
-        return all(member.is_over for member in self.members.values())
-
-    @property
     def max_request_tokens(self) -> int:
         """Of a request, so that every replica can serve it, since it may have to move to any of
         them; by the last states of all, those that are lost included, as are the next ones."""
@@ -218,14 +208,12 @@ class Fleet(Roster[Member]):
             raise
 
     async def restart(self, name: str, timeout_s: float) -> None:
-        """Empties and replaces a replica once all others serve, but those that are over; returns
-        when it serves. Raises `TimeoutError`, where a step takes longer, and what went wrong; then
-        the old process, if it still speaks, serves again."""
+        """Empties and replaces a replica once all others serve; returns when it serves. Raises
+        `TimeoutError`, where a step takes longer, and what went wrong; then the old process, if it
+        still speaks, serves again."""
         own = self.members[name]
         others = [one for one in self.members.values() if one is not own]
-        await self.until(
-            lambda: all(one.standing == "ready" or one.is_over for one in others), timeout_s
-        )
+        await self.until(lambda: all(one.standing == "ready" for one in others), timeout_s)
         logger.info("replica %s is being restarted", name)
         self._set(own, "draining", "it is being restarted")
         own.evict("drain", f"{name} is emptied")

@@ -90,16 +90,14 @@ class RequestForwarder:
             self._end("cancelled", None)
 
     async def _waited(self) -> bool:
-        """For a replica to come; False where none will, or the time is up."""
-        left_s, fleet = self._progress.left_s(), self._context.fleet
-        if fleet.is_over:
-            cause = "no replica is left"
-            self._end("error" if self._progress.has_begun else "engine_dead", cause)
-            return False
+        """For a replica to come; False where the time is up."""
+        left_s = self._progress.left_s()
         if left_s == 0.0:
             self._end("timeout", None)
             return False
-        await fleet.wait_for_change(_LOOK_S if left_s is None else min(left_s, _LOOK_S))
+        await self._context.fleet.wait_for_change(
+            _LOOK_S if left_s is None else min(left_s, _LOOK_S)
+        )
         return True
 
     async def _tried(self, ranking: Ranking, routed: RoutedRequest) -> bool:

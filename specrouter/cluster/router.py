@@ -127,7 +127,7 @@ class ClusterRouter:
     def check_room(self, max_waiting: int | None = None) -> None:
         """See `ChainRouter`."""
         if not self.is_healthy:
-            raise UnavailableError(self.failure or "the router is closed")
+            raise UnavailableError("the router is closed")
         views = self._fleet.ready(time.monotonic())
         if not views:
             raise NoReplicaError
@@ -143,15 +143,12 @@ class ClusterRouter:
 
     @property
     def is_healthy(self) -> bool:
-        """As long as a replica serves or will again."""
-        return not self._is_closed and not self._fleet.is_over
+        """Also while no replica serves: one will again."""
+        return not self._is_closed
 
     @property
-    def failure(self) -> str | None:
-        if not self._fleet.is_over:
-            return None
-        causes = "; ".join(f"{one.name}: {one.why}" for one in self._fleet.members.values())
-        return f"all replicas have failed: {causes}"
+    def failure(self) -> None:
+        return None
 
     def health(self) -> Health:
         """Down only where no replica takes requests."""

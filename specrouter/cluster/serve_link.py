@@ -187,8 +187,6 @@ class ServedReplica:
 
 
 class ServeLink:
-    is_replaced = True
-
     def __init__(self, name: str) -> None:
         self.name = name
         self._handle: Any = None  # made in the loop that calls it

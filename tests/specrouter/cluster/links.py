@@ -50,8 +50,6 @@ class LocalLink:
         transport: that all replicas share.
     """
 
-    is_replaced = False
-
     def __init__(
         self, name: str, make: Callable[[], ReplicaEngine], metrics_s: float, transport: KVTransport
     ) -> None:
@@ -185,7 +183,6 @@ class Telling:
     """A host of one replica that has no engine, and tells its state."""
 
     name = "a"
-    is_replaced = False
 
     def __init__(self) -> None:
         self.links: list[Any] = [self]
