@@ -3,7 +3,8 @@
     python -m checks.config_reference > docs/configuration.md
 
 Contract: a section for each class that `RouterConfig` holds, a row for each of its keys: type and
-range as pydantic has them, the default, and the meaning from the class's docstring ("Attributes:").
+range as pydantic has them, the default, and the meaning from the docstring of the key, or of its
+class ("Attributes:").
 A key without a meaning is an error, so that none can be forgotten.
 """
 
@@ -86,9 +87,13 @@ def configuration_reference() -> str:
 
 
 def attribute_meanings(model: type[BaseModel]) -> dict[str, str]:
-    """What the docstring says of each attribute, on one line; names may share a meaning."""
+    """What docstrings say of each attribute, on one line; in that of a class names may share a
+    meaning."""
     _, _, listed = inspect.cleandoc(model.__doc__ or "").partition("Attributes:\n")
-    meanings: dict[str, str] = {}
+    told = {name: field.description or "" for name, field in model.model_fields.items()}
+    meanings = {
+        name: " ".join((text[0].lower() + text[1:]).split()) for name, text in told.items() if text
+    }
     names: list[str] = []
     for line in listed.splitlines():
         entry = _ATTRIBUTE.fullmatch(line)
@@ -139,8 +144,8 @@ def _first_with(held: type[BaseModel], model: type[BaseModel]) -> str:
 def _place(path: str, name: str, field: FieldInfo) -> str:
     """As errors write it, with NAME for a key of the user's own."""
     place = f"{path}.{name}" if path else name
-    origin = getattr(field.annotation, "__origin__", None)
-    return place + {tuple: "[]", dict: ".NAME"}.get(origin, "") if origin else place
+    kinds = {"list[": "[]", "tuple[": "[]", "dict[": ".NAME"}
+    return place + next((kinds[kind] for kind in kinds if kind in str(field.annotation)), "")
 
 
 def _held_model(annotation: Any) -> type[BaseModel] | None:

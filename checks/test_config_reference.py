@@ -15,12 +15,12 @@ from specrouter.config import (
     SloConfig,
     TreesConfig,
 )
-from specrouter.config.slo_class import StageConfig
+from specrouter.request.slo_fields import StageFields
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
 CLASSES = [
     RouterConfig, PoolConfig, ModelConfig, SchedulerConfig, TreesConfig, EngineConfig, ServerConfig,
-    SloConfig, StageConfig,
+    SloConfig, StageFields,
 ]  # fmt: skip
 
 

@@ -373,7 +373,7 @@ class ChainRouter:
             RunningRequest(
                 prompt,
                 RequestHandle(next(self._ids), self._thread.wake, listener),
-                Detokenizer.of(prompt, self.pool.tokenizer),
+                Detokenizer(self.pool.tokenizer, prompt.params, prompt.token_ids),
                 self.pool.eos_token_ids,
             )
             for prompt, listener in zip(prompts, each, strict=True)

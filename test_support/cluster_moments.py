@@ -38,10 +38,6 @@ class WatchedLink:
     def name(self) -> str:
         return self._link.name
 
-    @property
-    def is_replaced(self) -> bool:
-        return self._link.is_replaced
-
     def feed(self) -> AsyncGenerator[Feed]:
         return self._link.feed()
 

@@ -173,7 +173,7 @@ class Oracle:
         assert isinstance(params.structure, Structure)
         assert not params.min_tokens, "it is held back only where something else may follow"
         reference = Reference(params.structure, self._tokens, prompt_length)
-        processors = (*params.logits_processors, reference)
+        processors: tuple[Any, ...] = (*params.logits_processors, reference)
         return replace(params, structure=None, logits_processors=processors)
 
     @functools.cached_property

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from specrouter.bench.replay import Answer, LoadRequest
-from specrouter.request.attainment import RUN_TOKENS
 from specrouter.request.detokenizer import Detokenizer
 from specrouter.request.handle import RequestHandle
 from specrouter.request.objective import Objective, with_implied_ttft
 from specrouter.request.output import Delta, RequestMetrics
+from specrouter.request.pace import RUN_TOKENS
 from specrouter.request.params import SamplingParams
 from specrouter.request.running import RunningRequest
 from specrouter.request.spec import HandedKV, RequestSpec

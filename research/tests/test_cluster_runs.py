@@ -84,7 +84,7 @@ def test_figures_are_of_the_run_and_its_replicas(
     asked = [Asked(0.0, one.prompt, one.tokens, one.seed) for one in requests_of(None, run)]
     patient = {"silence_s": 30.0}
     rejects = Run(policy="slo", load=1.0, count=4, seed=0, rejects=True)
-    with Cluster(small_config, resume=patient, routing={"stale_s": 30.0}) as cluster:
+    with Cluster(small_config, resume=patient) as cluster:
         router = cluster.router
         found = asyncio.run(cluster_runs.alone(router, asked))
         easy = asyncio.run(load(router, asked, run, lambda _: (1e6, 1e6)))

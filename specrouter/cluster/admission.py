@@ -6,9 +6,9 @@ attainability.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from specrouter.cluster.correction import AS_TOLD, Correction, Expected, ToldTimes
+from specrouter.cluster.correction import AS_TOLD, Correction, Expected
 from specrouter.cluster.state import ReplicaState, ReplicaView, RoutedRequest
 from specrouter.request.objective import Objective
 
@@ -45,7 +45,7 @@ def attainability(
     correction: Correction = AS_TOLD,
 ) -> Attainability:
     """`sent`: requests that are on their way there, and the tokens of their prompts."""
-    told = told_times(state, request, sent, sent_tokens)
+    told = _expected(state, request, sent, sent_tokens)
     tpot_ms = told.tpot_ms * correction.tpot
     first_ms = told.wait_ms + told.first_ms * correction.ttft
     ttft_ms = request.elapsed_ms + first_ms
@@ -68,20 +68,20 @@ def at_view(view: ReplicaView, request: RoutedRequest) -> Attainability:
 
 def expected_at(view: ReplicaView, request: RoutedRequest) -> Expected:
     """What is expected of an attempt there."""
-    told = told_times(view.state, request, view.sent, view.sent_tokens)
-    return Expected(told, view.correction, at_view(view, request).attained)
+    told = _expected(view.state, request, view.sent, view.sent_tokens)
+    is_promised = at_view(view, request).attained
+    return replace(told, correction=view.correction, is_promised=is_promised)
 
 
-def told_times(
-    state: ReplicaState, request: RoutedRequest, sent: int = 0, sent_tokens: int = 0
-) -> ToldTimes:
+def _expected(state: ReplicaState, request: RoutedRequest, sent: int, sent_tokens: int) -> Expected:
+    """As told."""
     requests, unread = state.requests + sent, state.unread_tokens + sent_tokens
     tpot_ms = state.tpot_at(min(requests + 1, state.rows))
     wait_ms = 0.0 if requests < state.rows else _wait_ms(state, requests)
     wait_ms = max(wait_ms, _memory_wait_ms(state, request, sent, tpot_ms))
     # Prompts are read in turn, in the same cycles as decoding.
     first_ms = (unread + request.prompt_tokens) * state.prefill_ms + tpot_ms
-    return ToldTimes(wait_ms, first_ms, tpot_ms)
+    return Expected(wait_ms=wait_ms, first_ms=first_ms, tpot_ms=tpot_ms)
 
 
 def _wait_ms(state: ReplicaState, requests: int) -> float:
@@ -120,7 +120,7 @@ def _parts(
     request: RoutedRequest, ttft_ms: float, tpot_ms: float, total_ms: float
 ) -> list[tuple[str, float, float]]:
     """What the objective asks: its name, what is predicted, and what is asked."""
-    objective = request.objective or Objective(tpot_ms=None, ttft_ms=None)
+    objective = request.objective or Objective()
     parts = []
     if objective.ttft_ms is not None and not request.has_begun:
         parts.append(("a TTFT", ttft_ms, objective.ttft_ms))

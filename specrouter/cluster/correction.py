@@ -14,7 +14,7 @@ taken for slow for ever.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
 from typing import Self
@@ -35,33 +35,22 @@ class Correction:
 AS_TOLD = Correction()
 
 
-@dataclass(frozen=True)
-class ToldTimes:
-    """By what a replica tells, of one more request: `wait_ms` until it has row and memory,
-    `first_ms` from then to its first token."""
-
-    wait_ms: float
-    first_ms: float
-    tpot_ms: float
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Expected:
-    """Of an attempt, before it began: the reported times, and the `correction` that was applied.
+    """Of an attempt, before it began. By default nothing is, and nothing learned.
 
-    `is_promised`: it was found to attain its objective there.
+    Attributes:
+        wait_ms: by what the replica tells, until the request has row and memory; `first_ms`: from
+            then to its first token; `tpot_ms`: of its tokens.
+        correction: that was applied to these.
+        is_promised: it was found to attain its objective there.
     """
 
-    told: ToldTimes
+    wait_ms: float = 0.0
+    first_ms: float = 0.0
+    tpot_ms: float = 0.0
     correction: Correction = AS_TOLD
     is_promised: bool = False
-
-    def without_first_token(self) -> Self:
-        """So that nothing is learned of its time."""
-        return replace(self, told=replace(self.told, first_ms=0.0))
-
-
-NOTHING = Expected(ToldTimes(0.0, 0.0, 0.0))  # so that nothing is learned
 
 
 def measured_ms(
@@ -92,10 +81,10 @@ class Experience:
 
     def after(self, expected: Expected, ttft_ms: float | None, tpot_ms: float | None) -> Self:
         """An attempt, as measured. TTFTs of requests that waited for a row are left out."""
-        told, is_promised = expected.told, expected.is_promised
-        usual_tpot, usual_ttft = self.factors
-        tpot = _ratio(tpot_ms, told.tpot_ms, is_promised, usual_tpot)
-        ttft = _ratio(None if told.wait_ms else ttft_ms, told.first_ms, is_promised, usual_ttft)
+        is_promised, (usual_tpot, usual_ttft) = expected.is_promised, self.factors
+        first_ms = 0.0 if expected.wait_ms else expected.first_ms
+        tpot = _ratio(tpot_ms, expected.tpot_ms, is_promised, usual_tpot)
+        ttft = _ratio(ttft_ms, first_ms, is_promised, usual_ttft)
         return type(self)((*self.tpot, *tpot)[-_WINDOW:], (*self.ttft, *ttft)[-_WINDOW:])
 
 

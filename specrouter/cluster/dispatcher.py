@@ -16,19 +16,17 @@ from typing import Any
 from prometheus_client import Histogram
 
 from specrouter.cluster.admission import expected_at
-from specrouter.cluster.correction import NOTHING, Expected
-from specrouter.cluster.pairs import StreamPair, arranged
+from specrouter.cluster.correction import Expected
+from specrouter.cluster.pairs import Halves, arranged
 from specrouter.cluster.policy import RoutingSettings, rank, unread
-from specrouter.cluster.prefix_index import PrefixIndex
-from specrouter.cluster.resume import Progress, draw
 from specrouter.cluster.roster import Roster
-from specrouter.cluster.state import Ranking, ReplicaView, RoutedRequest
+from specrouter.cluster.state import Ranking, RoutedRequest
 from specrouter.config import RoutingConfig
 from specrouter.request.output import Feasible
-from specrouter.request.spec import RequestSpec
 
 _RECORDS = 256
-# Among them `metrics_s` and `stale_s` by default, and the aim for 99%: 0.6.
+_ASKED = 4  # replicas, in turn: each that declines costs the first token a round trip
+# Among them `metrics_s` and `silence_s` by default, and the aim for 99%: 0.6.
 _AGE_BOUNDS_S = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.5)
 
 
@@ -45,7 +43,7 @@ class Dispatcher:
         config: RoutingConfig,
         longest_queue: int,
         caches_prefixes: bool,
-        pairs: Mapping[str, StreamPair],
+        pairs: Mapping[str, Halves],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pairs = pairs
@@ -53,9 +51,7 @@ class Dispatcher:
         self._caches_prefixes = caches_prefixes
         self._config = config
         self._settings = RoutingSettings(longest_queue)
-        self._numbers = itertools.count()
-        self._prefixes = PrefixIndex()
-        fleet.when_lost(self._prefixes.forget)
+        self.numbers = itertools.count()  # of decisions
         self.ages = state_ages()
         self._records: deque[Mapping[str, Any]] = deque(maxlen=_RECORDS)
 
@@ -64,16 +60,12 @@ class Dispatcher:
         """Oldest first."""
         return list(self._records)
 
-    def routed(self, progress: Progress, spec: RequestSpec) -> RoutedRequest:
-        dice = draw(spec.seed, spec.sample, progress.attempts)
-        return progress.routed(next(self._numbers), dice)
-
     def may_decline(self, ranking: Ranking, request: RoutedRequest) -> Sequence[str]:
         """Replicas that are asked whether they attain the request's objective, before one has to
         take it."""
         if request.objective is None or not ranking.asks:
             return ()
-        return ranking.order[: self._config.hops + 1]
+        return ranking.order[:_ASKED]
 
     def rank(
         self, request: RoutedRequest, keys: Sequence[bytes], avoided: Mapping[str, float]
@@ -82,10 +74,10 @@ class Dispatcher:
         only where there is no other, and once they have told something since: one that has died
         fails whatever is sent there before that is known. None: no replica can be chosen now."""
         now_s = self._clock()
-        views = self._views(now_s, keys)
+        views = self._fleet.ready(now_s, keys)
         for view in views:
             self.ages.observe(view.age_s)
-        excluded = self._fleet.excluded(now_s)
+        excluded = self._fleet.excluded(views)
         fresh = [view for view in views if view.name not in avoided]
         told_s = {name: member.told_s for name, member in self._fleet.members.items()}
         again = [view for view in views if told_s[view.name] > avoided.get(view.name, -math.inf)]
@@ -103,10 +95,10 @@ class Dispatcher:
         self, replica: str, request: RoutedRequest, keys: Sequence[bytes]
     ) -> tuple[RoutedRequest, Expected]:
         """Of an attempt at a replica: what it has to read there, and the times that this takes."""
-        views = self._views(self._clock(), keys)
+        views = self._fleet.ready(self._clock(), keys)
         view = next((view for view in views if view.name == replica), None)
         if view is None:
-            return request, NOTHING
+            return request, Expected()
         left = unread(request, view)
         return left, expected_at(view, left)
 
@@ -114,13 +106,7 @@ class Dispatcher:
         """A prompt was taken there. Who hears of it after the replica was lost is too late."""
         member = self._fleet.members[replica]
         if self._caches_prefixes and member.state is not None and member.standing == "ready":
-            self._prefixes.note(replica, keys, member.state.kv_capacity_tokens)
-
-    def _views(self, now_s: float, keys: Sequence[bytes]) -> list[ReplicaView]:
-        return [
-            replace(view, matched_tokens=self._prefixes.matched_tokens(view.name, keys))
-            for view in self._fleet.ready(now_s)
-        ]
+            member.prompts.note(keys, member.state.kv_capacity_tokens)
 
     def keep(
         self,

@@ -9,14 +9,15 @@ loop; names, states and reports may be read from any thread.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from modelpool.errors import ConfigError
 from specrouter.cluster.correction import Expected, measured_ms
-from specrouter.cluster.link import Attempt, Feed, ReplicaLink, Reply
+from specrouter.cluster.link import Feed, ReplicaLink
+from specrouter.cluster.prefix_index import SentPrompts
 from specrouter.cluster.reports import ReplicaReport, counted_before
 from specrouter.cluster.roster import KnownReplica, Roster, Standing
 from specrouter.cluster.state import ReplicaState, ReplicaView
@@ -46,31 +47,23 @@ class InFlight:
     """An attempt at a replica, since `began_s`.
 
     Attributes:
-        inbox: of its messages; `Moved` among them ends it.
-        is_counted: in the replica's last state.
+        scope: which its listener is in; `moved`: why it has to leave that.
         came: when tokens came, and how many.
     """
 
-    inbox: "asyncio.Queue[Reply | Moved]"
-    prompt_tokens: int
+    scope: asyncio.Timeout
     began_s: float
-    is_counted: bool = False
+    moved: Moved | None = None
     came: list[tuple[float, int]] = field(default_factory=list)
 
     def note(self, tokens: int) -> None:
         if tokens:
             self.came.append((time.monotonic(), tokens))
 
-    async def pump(self, link: ReplicaLink, attempt: Attempt) -> None:
-        """Brings all replies to the inbox, and at last why there are no more."""
-        moved = Moved("error", f"{link.name} ended the stream early")
-        try:
-            async with aclosing(link.stream(attempt)) as replies:
-                async for reply in replies:
-                    self.inbox.put_nowait(reply)
-        except Exception as error:
-            moved = Moved("error", f"{link.name}: {type(error).__name__}: {error}")
-        self.inbox.put_nowait(moved)
+    def evict(self, cause: Cause, reason: str) -> None:
+        with suppress(RuntimeError):  # it is about to leave
+            self.scope.reschedule(0.0)
+            self.moved = Moved(cause, reason)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -90,15 +83,6 @@ class Member(KnownReplica):
     declined: int = 0
     moves: dict[Cause, int] = field(default_factory=lambda: dict.fromkeys(get_args(Cause), 0))
 
-    @property
-    def on_their_way(self) -> Collection[InFlight]:
-        return self.in_flight
-
-    @property
-    def is_over(self) -> bool:
-        """It will not come back."""
-        return self.standing == "failed" and not self.link.is_replaced
-
     def figures(self, now_s: float) -> ReplicaFigures:
         state = self.state if self.standing == "ready" else None
         return ReplicaFigures(
@@ -116,16 +100,14 @@ class Member(KnownReplica):
     def evict(self, cause: Cause, reason: str) -> None:
         """Tells every attempt that is there to go on elsewhere."""
         for one in list(self.in_flight):
-            one.inbox.put_nowait(Moved(cause, reason))
+            one.evict(cause, reason)
 
 
 class Fleet(Roster[Member]):
     """Args: `links`: at least one."""
 
     def __init__(self, links: Sequence[ReplicaLink], config: ClusterConfig) -> None:
-        super().__init__(
-            (Member(name=link.name, link=link) for link in links), config.routing.stale_s
-        )
+        super().__init__(Member(name=link.name, link=link) for link in links)
         self._config = config
         self.fingerprint: str | None = None  # of all, once all have told theirs
         self._changed = asyncio.Event()
@@ -167,9 +149,25 @@ class Fleet(Roster[Member]):
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     @property
-    def is_over(self) -> bool:
-        """No replica is left, nor will be."""
-        return all(member.is_over for member in self.members.values())
+    def max_request_tokens(self) -> int:
+        """Of a request, so that every replica can serve it, since it may have to move to any of
+        them; by the last states of all, those that are lost included, as are the next ones."""
+        return min(state.max_request_tokens for state in self._states())
+
+    def can_ever_fit(self, tokens: int) -> bool:
+        return tokens <= self.max_request_tokens
+
+    def baseline_tpot_ms(self) -> float:
+        """The fastest replica's: an objective relative to it means the same wherever it runs."""
+        return min(state.baseline_tpot_ms for state in self._states())
+
+    def predicted_prefill_ms(self) -> float:
+        """The slowest replica's: what is implied of a first token can be kept anywhere."""
+        return max(state.prefill_ms for state in self._states())
+
+    def _states(self) -> list[ReplicaState]:
+        states = [member.state for member in self.members.values()]
+        return [state for state in states if state is not None]
 
     async def wait_for_change(self, timeout_s: float) -> None:
         """Until some replica comes or goes, or the time is up."""
@@ -184,30 +182,38 @@ class Fleet(Roster[Member]):
             while not condition():
                 await self.wait_for_change(_WATCH_S)
 
-    @contextmanager
-    def attempt(self, name: str, prompt_tokens: int, expected: Expected) -> Iterator[InFlight]:
-        """Within it, an attempt is at a replica, and told when it has to leave. What comes of it is
-        compared with what was expected."""
+    @asynccontextmanager
+    async def attempt(
+        self, name: str, prompt_tokens: int, expected: Expected, left_s: float | None
+    ) -> AsyncIterator[InFlight]:
+        """Within it, an attempt is at a replica. What comes of it is compared with what was
+        expected. Raises `Moved` as soon as it has to leave, `TimeoutError` after `left_s`."""
         member = self.members[name]
-        attempt = InFlight(asyncio.Queue(), prompt_tokens, time.monotonic())
         member.attempts += 1
-        member.in_flight.add(attempt)
         try:
-            yield attempt
-        finally:
-            member.in_flight.discard(attempt)
-            times_ms = measured_ms(attempt.began_s, attempt.came)
-            member.experience = member.experience.after(expected, *times_ms)
+            async with asyncio.timeout(left_s) as scope:
+                attempt = InFlight(scope, time.monotonic())
+                member.in_flight.add(attempt)
+                member.uncounted[attempt] = prompt_tokens
+                try:
+                    yield attempt
+                finally:
+                    member.in_flight.discard(attempt)
+                    member.uncounted.pop(attempt, None)
+                    times_ms = measured_ms(attempt.began_s, attempt.came)
+                    member.experience = member.experience.after(expected, *times_ms)
+        except TimeoutError:
+            if attempt.moved is not None:
+                raise attempt.moved from None
+            raise
 
     async def restart(self, name: str, timeout_s: float) -> None:
-        """Empties and replaces a replica once all others serve, but those that are over; returns
-        when it serves. Raises `TimeoutError`, where a step takes longer, and what went wrong; then
-        the old process, if it still speaks, serves again."""
+        """Empties and replaces a replica once all others serve; returns when it serves. Raises
+        `TimeoutError`, where a step takes longer, and what went wrong; then the old process, if it
+        still speaks, serves again."""
         own = self.members[name]
         others = [one for one in self.members.values() if one is not own]
-        await self.until(
-            lambda: all(one.standing == "ready" or one.is_over for one in others), timeout_s
-        )
+        await self.until(lambda: all(one.standing == "ready" for one in others), timeout_s)
         logger.info("replica %s is being restarted", name)
         self._set(own, "draining", "it is being restarted")
         own.evict("drain", f"{name} is emptied")
@@ -277,8 +283,8 @@ class Fleet(Roster[Member]):
         if member.standing != standing:
             level = logging.INFO if standing in ("ready", "draining") else logging.WARNING
             logger.log(level, "replica %s is %s%s", member.name, standing, why and f": {why}")
-            for listener in self._when_lost if standing in _LOST else ():
-                listener(member.name)
+            if standing in _LOST:
+                member.prompts = SentPrompts()
         member.standing, member.why = standing, why
         self._changed.set()
 
@@ -287,33 +293,6 @@ def _is_cancelled() -> bool:
     """Whether the running task is being cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-class FleetLimits:
-    """What a request may be, so that every replica can serve it, since it may have to move to any
-    of them. By the last states of all, those that are lost included."""
-
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
-
-    @property
-    def max_request_tokens(self) -> int:
-        return min(state.max_request_tokens for state in self._states())
-
-    def can_ever_fit(self, tokens: int) -> bool:
-        return tokens <= self.max_request_tokens
-
-    def baseline_tpot_ms(self) -> float:
-        """The fastest replica's: an objective relative to it means the same wherever it runs."""
-        return min(state.baseline_tpot_ms for state in self._states())
-
-    def predicted_prefill_ms(self) -> float:
-        """The slowest replica's: what is implied of a first token can be kept anywhere."""
-        return max(state.prefill_ms for state in self._states())
-
-    def _states(self) -> list[ReplicaState]:
-        states = [member.state for member in self._fleet.members.values()]
-        return [state for state in states if state is not None]
 
 
 def overload_of(views: Sequence[ReplicaView], max_waiting: int | None) -> OverloadedError | None:

@@ -8,24 +8,23 @@ the loop of the fleet.
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
 from specrouter.cluster.dispatcher import Dispatcher, feasible
-from specrouter.cluster.fleet import Fleet, InFlight, Moved
+from specrouter.cluster.fleet import Fleet, InFlight, Member, Moved
 from specrouter.cluster.instruments import ClusterAccounts
-from specrouter.cluster.link import Attempt, Reply
-from specrouter.cluster.pairs import StreamPair, reading
+from specrouter.cluster.link import Attempt, ReplicaLink, Reply
+from specrouter.cluster.pairs import Halves, reading
 from specrouter.cluster.resume import Progress
 from specrouter.cluster.state import Ranking, RoutedRequest
 from specrouter.config import ResumeConfig
 from specrouter.logs import REQUEST_ID
 from specrouter.request.output import UNATTAINABLE, Delta, FinishReason
-from specrouter.request.spec import RequestSpec
 
 logger = logging.getLogger(__name__)
 
@@ -45,25 +44,6 @@ class ForwardingContext:
     config: ResumeConfig
     tokenizer: PreTrainedTokenizerBase
     eos_token_ids: frozenset[int]
-    pumps: set["asyncio.Task[None]"] = field(default_factory=set)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Stage:
-    """A part of a sample's way, at one replica.
-
-    Attributes:
-        why: it goes there, where that is not the ranking's reason.
-        reads_only: up to its next token; then the other half of a pair goes on.
-        kv: tickets of what that other half has read.
-    """
-
-    replica: str
-    routed: RoutedRequest
-    may_decline: bool
-    why: str | None = None
-    reads_only: bool = False
-    kv: tuple[str, ...] = ()
 
 
 class RequestForwarder:
@@ -73,12 +53,10 @@ class RequestForwarder:
         self,
         context: ForwardingContext,
         progress: Progress,
-        spec: RequestSpec,
         listener: Callable[[Delta], None],
     ) -> None:
         self._context = context
         self._progress = progress
-        self._spec = spec
         self._request_id = REQUEST_ID.get()
         self._listener = listener
         self._has_ended = False
@@ -92,9 +70,8 @@ class RequestForwarder:
         """To the end; cancelling it cancels the request."""
         try:
             while True:
-                routed = self._context.dispatcher.routed(self._progress, self._spec)
-                keys = self._progress.keys
-                ranking = self._context.dispatcher.rank(routed, keys, self._avoided)
+                routed = self._routed()
+                ranking = self._ranked(routed)
                 if ranking is not None:
                     if await self._tried(ranking, routed):
                         return
@@ -113,167 +90,161 @@ class RequestForwarder:
             self._end("cancelled", None)
 
     async def _waited(self) -> bool:
-        """For a replica to come; False where none will, or the time is up."""
-        left_s, fleet = self._progress.left_s(), self._context.fleet
-        if fleet.is_over:
-            cause = "no replica is left"
-            self._end("error" if self._progress.has_begun else "engine_dead", cause)
-            return False
+        """For a replica to come; False where the time is up."""
+        left_s = self._progress.left_s()
         if left_s == 0.0:
             self._end("timeout", None)
             return False
-        await fleet.wait_for_change(_LOOK_S if left_s is None else min(left_s, _LOOK_S))
+        await self._context.fleet.wait_for_change(
+            _LOOK_S if left_s is None else min(left_s, _LOOK_S)
+        )
         return True
 
     async def _tried(self, ranking: Ranking, routed: RoutedRequest) -> bool:
         """Asks the replicas in turn; False where the request has to be ranked anew."""
         asked = self._context.dispatcher.may_decline(ranking, routed)
-        for name in asked:
+        rejects = bool(asked) and self._progress.rejects
+        offers = [(name, True) for name in asked]
+        if not rejects:
+            offers += [(name, False) for name in ranking.order]
+        for name, may_decline in offers:
             if not self._is_there(name):
                 return False
-            outcome = await self._attempt(name, ranking, routed, True)
+            outcome = await self._attempt(name, ranking, routed, may_decline)
             if outcome != "declined":
                 return outcome == "done"
-        if asked and self._progress.rejects:
-            self._reject(self._ranked(routed) or ranking)
+        if rejects:
+            # By what replicas have told with their answers since, and by the time that has gone.
+            now = self._progress.routed(routed.number)
+            self._reject(self._ranked(now) or ranking)
             return True
-        why = f"best effort, since {self._declined}" if self._declined else None
-        for name in ranking.order:
-            if not self._is_there(name):
-                return False
-            outcome = await self._attempt(name, ranking, routed, False, why)
-            if outcome != "declined":
-                return outcome == "done"
         return self._failed(self._decliner, self._declined or "no replica takes it") == "done"
 
+    def _routed(self) -> RoutedRequest:
+        """As it stands now."""
+        return self._progress.routed(next(self._context.dispatcher.numbers))
+
     def _ranked(self, routed: RoutedRequest) -> Ranking | None:
-        """By what replicas have told with their answers since, and by the time that has gone."""
-        now = self._progress.routed(routed.number, routed.dice)
-        return self._context.dispatcher.rank(now, self._progress.keys, self._avoided)
+        return self._context.dispatcher.rank(routed, self._progress.keys, self._avoided)
 
     def _is_there(self, name: str) -> bool:
         """One that was lost since the ranking is not to be asked: calls to it would wait."""
-        pair = self._context.dispatcher.pairs.get(name)
         members = self._context.fleet.members
-        halves = pair.halves if pair else (name,)
+        halves = self._context.dispatcher.pairs.get(name, (name,))
         return all(members[half].standing == "ready" for half in halves)
 
     async def _attempt(
+        self, name: str, ranking: Ranking, routed: RoutedRequest, may_decline: bool
+    ) -> Outcome:
+        asks = "next in order" if may_decline else "best effort"
+        why = f"{asks}, since {self._declined}" if self._declined else None
+        pair = self._context.dispatcher.pairs.get(name)
+        if pair is None:
+            return await self._serve(name, ranking, routed, may_decline, why)
+        slack = ranking.terms.get(name, {}).get("slack", 0.0)
+        if may_decline and slack < 0.0:  # its first half is asked for a first token only
+            return self._decline(pair[1], f"{name} would be late by {-slack:.0%}")
+        self._tickets = []
+        first = reading(routed)
+        outcome = await self._serve(pair[0], ranking, first, may_decline, why, reads_only=True)
+        return await self._gone_on(pair, ranking) if outcome == "handed over" else outcome
+
+    async def _gone_on(self, pair: Halves, ranking: Ranking) -> Outcome:
+        """At the half that decodes, from what the other one has read."""
+        prefill, decode = pair
+        if not self._is_there(decode):
+            return "moved"
+        routed, kv = self._routed(), tuple(self._tickets)
+        if kv:
+            routed = replace(routed, prompt_tokens=1)
+        why = f"goes on from what {prefill} has read"
+        outcome = await self._serve(decode, ranking, routed, False, why, kv=kv)
+        if outcome != "declined":
+            return outcome
+        return self._failed(decode, self._declined or f"{decode} declined")
+
+    async def _serve(
         self,
         name: str,
         ranking: Ranking,
-        routed: RoutedRequest,
+        asked: RoutedRequest,
         may_decline: bool,
-        why: str | None = None,
+        why: str | None,
+        reads_only: bool = False,
+        kv: tuple[str, ...] = (),
     ) -> Outcome:
-        if self._declined and why is None and may_decline:
-            why = f"next in order, since {self._declined}"
-        pair = self._context.dispatcher.pairs.get(name)
-        if pair is None:
-            stage = _Stage(replica=name, routed=routed, may_decline=may_decline, why=why)
-            return await self._serve(ranking, stage)
-        slack = ranking.terms.get(name, {}).get("slack", 0.0)
-        if may_decline and slack < 0.0:  # its first half is asked for a first token only
-            return self._decline(pair.decode, f"{name} would be late by {-slack:.0%}")
-        self._tickets = []
-        first = _Stage(
-            replica=pair.prefill,
-            routed=reading(routed),
-            may_decline=may_decline,
-            why=why,
-            reads_only=True,
-        )
-        outcome = await self._serve(ranking, first)
-        return await self._gone_on(pair, ranking) if outcome == "handed over" else outcome
+        """A part of the sample's way, at one replica.
 
-    async def _gone_on(self, pair: StreamPair, ranking: Ranking) -> Outcome:
-        """At the half that decodes, from what the other one has read."""
-        if not self._is_there(pair.decode):
-            return "moved"
-        routed = self._context.dispatcher.routed(self._progress, self._spec)
-        if self._tickets:
-            routed = replace(routed, prompt_tokens=1)
-        then = _Stage(
-            replica=pair.decode,
-            routed=routed,
-            may_decline=False,
-            why=f"goes on from what {pair.prefill} has read",
-            kv=tuple(self._tickets),
-        )
-        outcome = await self._serve(ranking, then)
-        if outcome != "declined":
-            return outcome
-        return self._failed(pair.decode, self._declined or f"{pair.decode} declined")
-
-    async def _serve(self, ranking: Ranking, stage: _Stage) -> Outcome:
-        context, progress, name = self._context, self._progress, stage.replica
+        Args:
+            why: it goes there, where that is not the ranking's reason.
+            reads_only: up to its next token; then the other half of a pair goes on.
+            kv: tickets of what that other half has read.
+        """
+        context, progress = self._context, self._progress
         progress.attempts += 1
-        number, args = progress.attempts, replace(progress.args(), prefill_only=stage.reads_only)
-        routed, expected = context.dispatcher.expected(name, stage.routed, progress.keys)
-        if stage.kv:  # nothing is read there
-            expected = expected.without_first_token()
+        number, args = progress.attempts, replace(progress.args(), prefill_only=reads_only)
+        routed, expected = context.dispatcher.expected(name, asked, progress.keys)
+        if kv:  # nothing is read there, and nothing learned of a first token's time
+            expected = replace(expected, first_ms=0.0)
         attempt = Attempt(
             args=args,
             routed=routed,
             number=number,
             request_id=self._request_id,
-            may_decline=stage.may_decline,
-            kv=stage.kv,
+            may_decline=may_decline,
+            kv=kv,
             correction=expected.correction,
         )
         named = {"request_id": self._request_id, "sample": progress.sample, "attempt": number}
-        context.dispatcher.keep(ranking, name, stage.routed, named, stage.why)
-        with context.fleet.attempt(name, routed.prompt_tokens, expected) as in_flight:
-            link = context.fleet.members[name].link
-            pump = asyncio.create_task(in_flight.pump(link, attempt))
-            context.pumps.add(pump)
-            pump.add_done_callback(context.pumps.discard)
-            try:
-                return await self._listen(name, in_flight, stage.may_decline)
-            except Moved as moved:
-                return self._moved(name, moved)
-            finally:
-                pump.cancel()  # a replica that hangs is not waited for
+        context.dispatcher.keep(ranking, name, asked, named, why)
+        left_s, tokens = progress.left_s(), routed.prompt_tokens
+        overdue_s = None if left_s is None else left_s + _OVERDUE_S
+        try:
+            async with context.fleet.attempt(name, tokens, expected, overdue_s) as in_flight:
+                return await self._listen(name, attempt, in_flight)
+        except Moved as moved:
+            return self._moved(name, moved)
+        except TimeoutError:
+            self._end("timeout", None)
+            return "done"
 
-    async def _listen(self, name: str, in_flight: InFlight, may_decline: bool) -> Outcome:
+    async def _listen(self, name: str, attempt: Attempt, in_flight: InFlight) -> Outcome:
         """Raises `Moved` where the request has to go on elsewhere."""
         member = self._context.fleet.members[name]
-        while True:
-            reply = await self._reply(in_flight)
-            if reply is None:
-                self._end("timeout", None)
-                return "done"
-            if isinstance(reply, Moved):
-                raise reply
-            if reply.state is not None:
-                member.note(reply.state, time.monotonic())
-                in_flight.is_counted = True
-            if reply.declined is not None:
-                if reply.state is not None and reply.state.status == "failed":
-                    raise Moved("error", f"{name}: {reply.declined}")
-                return self._decline(name, reply.declined)
-            if reply.state is not None:
-                self._context.dispatcher.note_sent(name, self._progress.keys)
-            self._tickets += reply.kv
-            for delta in reply.deltas:
-                if may_decline and delta.output and delta.output.error_field == "unattainable":
-                    return self._decline(name, delta.output.error or "")
-                failure = _failure_of_replica(delta)
-                if failure is not None:
-                    raise Moved("error", f"{name}: {failure}")
-                in_flight.note(len(delta.token_ids))
-                told = self._progress.take(delta)
-                if told.token_ids or not delta.goes_on:
-                    self._deliver(told)
-                if delta.finish_reason is not None:
-                    return "handed over" if delta.goes_on else "done"
+        async with aclosing(_replies(member.link, attempt)) as replies:
+            async for reply in replies:
+                outcome = self._heard(reply, member, in_flight, attempt.may_decline)
+                if outcome is not None:
+                    return outcome
+        raise Moved("error", f"{name} ended the stream early")
 
-    async def _reply(self, in_flight: InFlight) -> Reply | Moved | None:
-        """None: the time is up, and the replica does not say so; its engine may be stuck."""
-        left_s = self._progress.left_s()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(None if left_s is None else left_s + _OVERDUE_S):
-                return await in_flight.inbox.get()
+    def _heard(
+        self, reply: Reply, member: Member, in_flight: InFlight, may_decline: bool
+    ) -> Outcome | None:
+        """None: there is more to come. Raises `Moved`."""
+        name = member.name
+        if reply.state is not None:
+            member.note(reply.state, time.monotonic())
+            member.uncounted.pop(in_flight, None)
+        if reply.declined is not None:
+            if reply.state is not None and reply.state.status == "failed":
+                raise Moved("error", f"{name}: {reply.declined}")
+            return self._decline(name, reply.declined)
+        if reply.state is not None:
+            self._context.dispatcher.note_sent(name, self._progress.keys)
+        self._tickets += reply.kv
+        for delta in reply.deltas:
+            if may_decline and delta.output and delta.output.error_field == "unattainable":
+                return self._decline(name, delta.output.error or "")
+            failure = _failure_of_replica(delta)
+            if failure is not None:
+                raise Moved("error", f"{name}: {failure}")
+            in_flight.note(len(delta.token_ids))
+            told = self._progress.take(delta)
+            if told.token_ids or not delta.goes_on:
+                self._deliver(told)
+            if delta.finish_reason is not None:
+                return "handed over" if delta.goes_on else "done"
         return None
 
     def _decline(self, name: str, why: str) -> Outcome:
@@ -328,6 +299,16 @@ class RequestForwarder:
     def _last(self, reason: FinishReason, error: str | None) -> Delta:
         context = self._context
         return self._progress.ended(reason, error, context.tokenizer, context.eos_token_ids)
+
+
+async def _replies(link: ReplicaLink, attempt: Attempt) -> AsyncGenerator[Reply]:
+    """Raises `Moved` where the link raises anything."""
+    try:
+        async with aclosing(link.stream(attempt)) as replies:
+            async for reply in replies:
+                yield reply
+    except Exception as error:
+        raise Moved("error", f"{link.name}: {type(error).__name__}: {error}") from error
 
 
 def _failure_of_replica(delta: Delta) -> str | None:

@@ -2,24 +2,30 @@
 
 Contract: what is given to a transport is known by a ticket, a text that any message can carry, and
 is taken once. What cannot be carried is lost and logged. That costs time and changes no text: a
-replica that gets nothing for a ticket reads the prompt itself.
+replica that gets nothing for a ticket reads the prompt itself. Imports nothing of weight, so that
+the mailbox can be a process.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from specrouter.request.output import Delta
 from specrouter.request.spec import HandedKV
-from statemgr import RowKV
+
+if TYPE_CHECKING:  # PyTorch takes seconds to import
+    from statemgr import RowKV
 
 logger = logging.getLogger(__name__)
 
 _PATIENCE_S = 1.5  # as long as a replica may be silent; then the prompt is read again
+_KEPT_S = 30.0  # a hand-over takes milliseconds, and seconds where a row has to be waited for
 
 News = tuple[Delta, ...]
+Left = TypeVar("Left")
 
 
 class KVLostError(RuntimeError):
@@ -27,10 +33,10 @@ class KVLostError(RuntimeError):
 
 
 class KVTransport(Protocol):
-    async def give(self, kv: RowKV) -> str:
+    async def give(self, kv: "RowKV") -> str:
         """Returns a ticket for it. Raises whatever went wrong."""
 
-    async def take(self, ticket: str) -> RowKV:
+    async def take(self, ticket: str) -> "RowKV":
         """Raises `KVLostError` where it is not there, else whatever went wrong."""
 
 
@@ -77,7 +83,7 @@ class KVTransfer:
         ends = (_without_news(delta) for delta in plain if delta.goes_on)
         yield tuple(ends), await self._tickets(parts)
 
-    async def _tickets(self, parts: Sequence[RowKV]) -> tuple[str, ...]:
+    async def _tickets(self, parts: "Sequence[RowKV]") -> tuple[str, ...]:
         """As many from the beginning as could be given."""
         tickets: list[str] = []
         try:
@@ -87,6 +93,31 @@ class KVTransfer:
         except Exception as error:
             logger.warning("what was read for another replica is lost: %s", _why(error))
         return tuple(tickets)
+
+
+class KVMailbox(Generic[Left]):
+    """Where keys and values of a prompt wait until another process takes them, once.
+
+    What is not taken for 30 s, because its request has ended or went on elsewhere, is dropped when
+    the next is left: until then it stays in memory. Args: `clock`: monotonic, in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._left: dict[str, tuple[float, Left]] = {}  # the oldest first
+
+    def leave(self, key: str, left: Left) -> None:
+        now_s = self._clock()
+        for old, (left_s, _) in list(self._left.items()):
+            if now_s - left_s < _KEPT_S:
+                break
+            del self._left[old]
+        self._left[key] = (now_s, left)
+
+    def take(self, key: str) -> Left | None:
+        """None: it is not there, or not any more."""
+        _, left = self._left.pop(key, (0.0, None))
+        return left
 
 
 def _without_news(delta: Delta) -> Delta:

@@ -63,12 +63,10 @@ class Reply:
 
 
 class ReplicaLink(Protocol):
-    @property
-    def name(self) -> str: ...
+    """Another replica takes the place of one that is lost, sooner or later."""
 
     @property
-    def is_replaced(self) -> bool:
-        """Does another replica take its place where it is lost?"""
+    def name(self) -> str: ...
 
     def feed(self) -> AsyncGenerator[Feed]:
         """From now on, every so often."""

@@ -1,4 +1,4 @@
-"""StreamPair: two replicas, of which one reads prompts and the other one goes on from there.
+"""Stream pairs: two replicas, of which one reads prompts and the other one goes on from there.
 
 Contract: pure. A pair is one choice of the routing policy. Each half can serve whole requests, and
 does where the other one cannot be chosen, or has no row left while it has: no half is idle while
@@ -8,55 +8,31 @@ against a fixed division of the work.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from specrouter.cluster.correction import Correction
 from specrouter.cluster.state import ReplicaState, ReplicaView, RoutedRequest
-from specrouter.config import ClusterConfig
 
-
-@dataclass(frozen=True)
-class StreamPair:
-    """`prefill`, `decode`: names of its halves."""
-
-    name: str
-    prefill: str
-    decode: str
-
-    @property
-    def halves(self) -> tuple[str, str]:
-        return self.prefill, self.decode
-
-
-def pairs_of(config: ClusterConfig) -> dict[str, StreamPair]:
-    """By name."""
-    found = {}
-    for pair in config.pairs:
-        prefill, decode = pair.halves
-        found[pair.name] = StreamPair(pair.name, prefill.name, decode.name)
-    return found
+Halves = tuple[str, str]  # names of prefill and decode
 
 
 def arranged(
-    views: Sequence[ReplicaView], pairs: Mapping[str, StreamPair]
+    views: Sequence[ReplicaView], pairs: Mapping[str, Halves]
 ) -> tuple[list[ReplicaView], dict[str, str]]:
     """What a request may be sent to, of replicas that may be chosen: replicas, pairs as one each,
     and halves that serve it whole. Then what is left out for that, and why."""
     by_name = {view.name: view for view in views}
     found, left_out = [], dict[str, str]()
-    halves = {name: pair for pair in pairs.values() for name in (pair.prefill, pair.decode)}
+    pair_of = {prefill: name for name, (prefill, _) in pairs.items()}
+    others = {one: other for pair in pairs.values() for one, other in (pair, pair[::-1])}
     for view in views:
-        pair = halves.get(view.name)
-        if pair is None:
-            found.append(view)
-            continue
-        other = by_name.get(pair.decode if view.name == pair.prefill else pair.prefill)
+        other = by_name.get(others.get(view.name, ""))
         if other is None or (_is_full(other) and not _is_full(view)):
             found.append(view)
         elif _is_full(view) and not _is_full(other):
             left_out[view.name] = f"has no row left, while {other.name} has"
-        elif view.name == pair.prefill:
-            found.append(joined(pair.name, view, other))
+        elif view.name in pair_of:
+            found.append(joined(pair_of[view.name], view, other))
     return found, left_out
 
 

@@ -1,8 +1,8 @@
-"""PrefixIndex: what prompts each replica has been sent, to guess what its prefix cache holds.
+"""SentPrompts: which prompts a replica has been sent, to guess what its prefix cache holds.
 
 Contract: a guess, by what this router has sent; the replica's cache may have forgotten more, or
 know prompts from elsewhere. Prompts count in whole blocks, as caches keep them, and only for
-requests of the same salt. Bounded: as many blocks of each replica as its KV memory has, the least
+requests of the same salt. Bounded: as many blocks as the replica's KV memory has, the least
 recently sent ones are forgotten. Belongs to one event loop.
 """
 
@@ -24,25 +24,19 @@ def block_keys(tokens: Sequence[int], salt: str | None) -> tuple[bytes, ...]:
     return tuple(keys)
 
 
-class PrefixIndex:
+class SentPrompts:
     def __init__(self) -> None:
-        self._sent: dict[str, OrderedDict[bytes, None]] = {}
+        self._sent = OrderedDict[bytes, None]()
 
-    def matched_tokens(self, replica: str, keys: Sequence[bytes]) -> int:
+    def matched_tokens(self, keys: Sequence[bytes]) -> int:
         """Of a prompt's beginning that was sent there."""
-        sent = self._sent.get(replica, OrderedDict())
-        known = next((at for at, key in enumerate(keys) if key not in sent), len(keys))
+        known = next((at for at, key in enumerate(keys) if key not in self._sent), len(keys))
         return known * BLOCK_TOKENS
 
-    def note(self, replica: str, keys: Sequence[bytes], capacity_tokens: int) -> None:
+    def note(self, keys: Sequence[bytes], capacity_tokens: int) -> None:
         """A prompt was sent; `capacity_tokens`: of the replica's KV memory."""
-        sent = self._sent.setdefault(replica, OrderedDict())
         for key in keys:
-            sent[key] = None
-            sent.move_to_end(key)
-        while len(sent) > capacity_tokens // BLOCK_TOKENS:
-            sent.popitem(last=False)
-
-    def forget(self, replica: str) -> None:
-        """It has begun anew."""
-        self._sent.pop(replica, None)
+            self._sent[key] = None
+            self._sent.move_to_end(key)
+        while len(self._sent) > capacity_tokens // BLOCK_TOKENS:
+            self._sent.popitem(last=False)

@@ -34,7 +34,7 @@ class ReplicaReport:
 
 def total(every: Iterable[Figures]) -> Figures:
     """The sum of at least one: field by field of dataclasses, entry by entry of mappings and
-    tuples, the union of sets."""
+    tuples, the union of sets. What is None adds nothing."""
     return reduce(_added, every)
 
 
@@ -44,17 +44,9 @@ def counted_before(
     """What a replica had counted before it began anew, `past` included: sums must not fall."""
     if now.statistics.cycles >= last.statistics.cycles:
         return past
-    ended = replace(
-        last,
-        engine=replace(last.engine, tightest_tpot_ms=0.0),
-        decisions=(),
-        admissions=(),
-        prefixes=(),
-    )
-    if past is None:
-        return ended
+    ended = replace(last, decisions=(), admissions=(), prefixes=())
     names = ("engine", "statistics", "decoded", "admission_counts")
-    sums = {name: total([getattr(past, name), getattr(ended, name)]) for name in names}
+    sums = {name: _added(getattr(past, name, None), getattr(last, name)) for name in names}
     return replace(ended, **sums)
 
 
@@ -62,12 +54,13 @@ def total_state(every: Iterable[EngineState]) -> EngineState:
     """A sum, but for the tightest objective and the widest margin."""
     states = list(every)
     tightest = [one.tightest_tpot_ms for one in states if one.tightest_tpot_ms is not None]
-    summed = total(replace(one, tightest_tpot_ms=0.0) for one in states)
     widest = max(one.pace_margin for one in states)
-    return replace(summed, tightest_tpot_ms=min(tightest, default=None), pace_margin=widest)
+    return replace(total(states), tightest_tpot_ms=min(tightest, default=None), pace_margin=widest)
 
 
 def _added(one: Any, other: Any) -> Any:
+    if one is None or other is None:
+        return other if one is None else one
     if is_dataclass(one) and not isinstance(one, type):
         names = [field.name for field in fields(one)]
         return type(one)(

@@ -17,7 +17,6 @@ from specrouter.cluster.state import RoutedRequest
 from specrouter.engine.request import Request
 from specrouter.request.detokenizer import Detokenizer
 from specrouter.request.handle import RequestHandle
-from specrouter.request.objective import SLO
 from specrouter.request.output import CycleDraft, Delta, FinishReason, RequestOutput, TokenLogprobs
 from specrouter.request.running import RunningRequest, last_delta
 from specrouter.request.spec import RequestSpec
@@ -66,7 +65,7 @@ class Progress:
         limit_s = self._spec.timeout_s
         return None if limit_s is None else max(0.0, limit_s - self.elapsed_s())
 
-    def routed(self, number: int, dice: tuple[float, float]) -> RoutedRequest:
+    def routed(self, number: int) -> RoutedRequest:
         spec = self._spec
         return RoutedRequest(
             number=number,
@@ -75,7 +74,7 @@ class Progress:
             objective=spec.objective,
             elapsed_ms=self.elapsed_s() * 1000,
             has_begun=self.has_begun,
-            dice=dice,
+            dice=draw(spec.seed, spec.sample, self.attempts),
         )
 
     def args(self) -> Request:
@@ -89,7 +88,7 @@ class Progress:
             prompt=spec.token_ids,
             is_tokenized=True,
             params=params,
-            slo=_as_asked(spec),
+            slo=spec.objective,  # in milliseconds: a ratio means the same at every replica
             generated=tuple(self._tokens),
             sample=spec.sample,
             elapsed_s=self.elapsed_s(),
@@ -126,7 +125,8 @@ class Progress:
             elapsed_s=self.elapsed_s(),
             arrivals=tuple(self._arrivals),
         )
-        handle, text = RequestHandle(0, lambda: None), Detokenizer.of(spec, tokenizer)
+        text = Detokenizer(tokenizer, spec.params, spec.token_ids)
+        handle = RequestHandle(0, lambda: None)
         request = RunningRequest(spec, handle, text, eos_token_ids)
         delta = last_delta(request, reason, error)
         assert delta.output is not None, "it is the last"
@@ -142,21 +142,6 @@ class Progress:
         return replace(
             output, logprobs=logprobs, prompt_logprobs=told, metrics=metrics, drafts=drafts
         )
-
-
-def _as_asked(spec: RequestSpec) -> SLO | None:
-    """The objective in milliseconds: a ratio means the same at every replica."""
-    objective = spec.objective
-    if objective is None:
-        return None
-    return SLO(
-        tpot_ms=objective.tpot_ms,
-        ttft_ms=objective.ttft_ms,
-        slo_class=objective.slo_class,
-        e2e_ms=objective.e2e_ms,
-        stages=objective.stages,
-        on_unattainable=objective.on_unattainable,
-    )
 
 
 def draw(seed: int, sample: int, attempt: int) -> tuple[float, float]:

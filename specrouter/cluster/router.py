@@ -23,11 +23,10 @@ from modelpool.config import PoolConfig
 from modelpool.device_manager import DeviceInfo, read_devices
 from modelpool.progress import LoadProgress
 from specrouter.cluster.dispatcher import Dispatcher
-from specrouter.cluster.fleet import Fleet, FleetLimits, overload_of
+from specrouter.cluster.fleet import Fleet, overload_of
 from specrouter.cluster.forwarder import ForwardingContext, RequestForwarder
 from specrouter.cluster.instruments import ClusterInstruments
 from specrouter.cluster.link import ReplicaHost
-from specrouter.cluster.pairs import pairs_of
 from specrouter.cluster.resume import Progress
 from specrouter.config import RouterConfig
 from specrouter.engine.input_validation import InputValidation
@@ -68,7 +67,7 @@ class ClusterRouter:
         self.pool = _unplaced(next(iter(config.replicas().values())).pool, progress)
         engine = config.engine.model_copy(update={"kv_memory": None, "kv_budget_tokens": None})
         judged_by = config.model_copy(update={"engine": engine})  # what fits is what replicas say
-        self._validation = InputValidation(judged_by, self.pool, lambda: FleetLimits(self._fleet))
+        self._validation = InputValidation(judged_by, self.pool, lambda: self._fleet)
         self.slo_classes = self._validation.slo_classes
         self.sampling_defaults = self._validation.sampling_defaults
         self.lanes = Lanes()
@@ -76,7 +75,8 @@ class ClusterRouter:
         self._fleet = Fleet(self._host.links, config.cluster)
         meter = RequestMeter(self.pool.target, self.slo_classes)
         routing, waiting = config.cluster.routing, config.server.max_waiting
-        pairs, caches = pairs_of(config.cluster), config.engine.prefix_cache
+        pairs = {pair.name: pair.halves for pair in config.cluster.pairs}
+        caches = config.engine.prefix_cache
         dispatcher = Dispatcher(self._fleet, routing, waiting, caches, pairs)
         self.limits = self._validation.context
         self.instruments = ClusterInstruments(self._fleet, dispatcher, meter)
@@ -114,7 +114,7 @@ class ClusterRouter:
     def _send(
         self, asked: Request, spec: RequestSpec, listener: Callable[[Delta], None]
     ) -> "Future[None]":
-        job = RequestForwarder(self._context, Progress(asked, spec), spec, listener)
+        job = RequestForwarder(self._context, Progress(asked, spec), listener)
         running = self._loop.start(job.run())
         self._jobs[running] = job
         running.add_done_callback(lambda done: self._jobs.pop(done, None))
@@ -127,7 +127,7 @@ class ClusterRouter:
     def check_room(self, max_waiting: int | None = None) -> None:
         """See `ChainRouter`."""
         if not self.is_healthy:
-            raise UnavailableError(self.failure or "the router is closed")
+            raise UnavailableError("the router is closed")
         views = self._fleet.ready(time.monotonic())
         if not views:
             raise NoReplicaError
@@ -143,15 +143,12 @@ class ClusterRouter:
 
     @property
     def is_healthy(self) -> bool:
-        """As long as a replica serves or will again."""
-        return not self._is_closed and not self._fleet.is_over
+        """Also while no replica serves: one will again."""
+        return not self._is_closed
 
     @property
-    def failure(self) -> str | None:
-        if not self._fleet.is_over:
-            return None
-        causes = "; ".join(f"{one.name}: {one.why}" for one in self._fleet.members.values())
-        return f"all replicas have failed: {causes}"
+    def failure(self) -> None:
+        return None
 
     def health(self) -> Health:
         """Down only where no replica takes requests."""

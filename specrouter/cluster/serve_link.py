@@ -36,8 +36,7 @@ import ray
 from ray import serve
 
 from modelpool.progress import LoadProgress
-from specrouter.cluster.kv_mailbox import KVMailbox
-from specrouter.cluster.kv_transfer import KVLostError
+from specrouter.cluster.kv_transfer import KVLostError, KVMailbox
 from specrouter.cluster.link import Attempt, Feed, ReplicaLostError, Reply
 from specrouter.cluster.multiplex import Order, Pieces, ReplyReceiver, ReplySender
 from specrouter.cluster.replica import ReplicaEngine, ReplicaServer
@@ -188,8 +187,6 @@ class ServedReplica:
 
 
 class ServeLink:
-    is_replaced = True
-
     def __init__(self, name: str) -> None:
         self.name = name
         self._handle: Any = None  # made in the loop that calls it

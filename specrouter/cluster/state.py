@@ -6,8 +6,9 @@ notes the time. Policies see views, and nothing else.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal
+
+import numpy as np
 
 from specrouter.cluster.correction import AS_TOLD, Correction
 from specrouter.request.objective import Objective
@@ -60,13 +61,8 @@ class ReplicaState:
 
     def tpot_at(self, requests: int) -> float:
         """Milliseconds a token, where so many decode together; linear between what is known."""
-        known = self.tpot_ms
-        if requests <= known[0][0]:
-            return known[0][1]
-        for (few, few_ms), (many, many_ms) in pairwise(known):
-            if requests <= many:
-                return few_ms + (many_ms - few_ms) * (requests - few) / (many - few)
-        return known[-1][1]
+        sizes, times_ms = zip(*self.tpot_ms, strict=True)
+        return float(np.interp(requests, sizes, times_ms))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,12 +64,9 @@ class PairConfig(Strict):
     decode: HalfConfig = HalfConfig()
 
     @property
-    def halves(self) -> tuple[ReplicaConfig, ReplicaConfig]:
-        """Prefill and decode, by the names that they are known by."""
-        return (
-            ReplicaConfig(name=f"{self.name}-prefill", **self.prefill.model_dump()),
-            ReplicaConfig(name=f"{self.name}-decode", **self.decode.model_dump()),
-        )
+    def halves(self) -> tuple[str, str]:
+        """The names that prefill and decode are known by."""
+        return f"{self.name}-prefill", f"{self.name}-decode"
 
 
 class RoutingConfig(Strict):
@@ -80,15 +77,10 @@ class RoutingConfig(Strict):
             `flowguard`: StreamServe's score, from states and what was sent since;
             `round-robin`; `join-shortest`: the fewest requests; `p2c`: the better of two at random.
         metrics_s: seconds between the states that replicas report.
-        stale_s: seconds without news after which a replica is not chosen.
-        hops: hand-overs of a request that is declined, before it is served without a promise, or
-            rejected.
     """
 
     policy: ReplicaPolicyName = "slo"
     metrics_s: float = Field(default=0.5, ge=0.02, le=60, allow_inf_nan=False)
-    stale_s: float = Field(default=1.5, gt=0, allow_inf_nan=False)
-    hops: int = Field(default=3, ge=0)
 
 
 class ResumeConfig(Strict):
@@ -96,8 +88,8 @@ class ResumeConfig(Strict):
 
     Attributes:
         limit: failures of replicas that a request survives.
-        silence_s: seconds without news after which a replica is taken for dead and its requests
-            move.
+        silence_s: seconds without news after which a replica is taken for dead: it is not chosen,
+            and its requests move.
     """
 
     limit: int = Field(default=3, ge=0)
@@ -141,14 +133,12 @@ class ClusterConfig(Strict):
 
     @model_validator(mode="after")
     def _states_come_in_time(self) -> "ClusterConfig":
-        silence_s, stale_s = self.resume.silence_s, self.routing.stale_s
         period_s = self.routing.metrics_s
-        for field, limit_s in {"resume.silence_s": silence_s, "routing.stale_s": stale_s}.items():
-            if limit_s <= period_s:
-                reason = (
-                    f"must be above cluster.routing.metrics_s, {period_s:g}: states come that often"
-                )
-                raise ConfigError(field, reason)
+        if self.resume.silence_s <= period_s:
+            reason = (
+                f"must be above cluster.routing.metrics_s, {period_s:g}: states come that often"
+            )
+            raise ConfigError("resume.silence_s", reason)
         return self
 
     @property
@@ -156,7 +146,8 @@ class ClusterConfig(Strict):
         """Replicas and halves of pairs, each with its key in this section."""
         found = [(f"replicas[{number}]", one) for number, one in enumerate(self.replicas)]
         for number, pair in enumerate(self.pairs):
-            for half, one in zip(("prefill", "decode"), pair.halves, strict=True):
+            for half, name in zip(("prefill", "decode"), pair.halves, strict=True):
+                one = ReplicaConfig(name=name, **getattr(pair, half).model_dump())
                 found.append((f"pairs[{number}].{half}", one))
         return found
 

@@ -23,6 +23,8 @@ _WITHOUT_EFFECT: Mapping[tuple[str, ...], str] = {
     ("slo",): "the implied TTFT is fixed; give a request or its class a ttft_ms for another one",
     ("cluster", "routing", "weights"): "FlowGuard scores by the published weights",
     ("cluster", "routing", "overload"): "FlowGuard leaves replicas out by the published bound",
+    ("cluster", "routing", "stale_s"): "replicas are not chosen after cluster.resume.silence_s",
+    ("cluster", "routing", "hops"): "four replicas are asked whether they attain an objective",
     ("engine", "output_store_file"): "earlier outputs are quoted until the service ends",
     ("cluster", "transport"): "keys and values of a pair move through Ray's object store",
 }

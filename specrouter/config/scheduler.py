@@ -5,7 +5,7 @@ from pydantic import Field, model_validator
 from modelpool.errors import ConfigError
 from specrouter.config.policies import CHAIN_POLICIES, ChainPolicyName, NodeSelectionName
 from specrouter.config.strict import Strict
-from specrouter.request.params import MAX_DEPTH, MAX_TREE_TOKENS, MAX_WIDTH
+from specrouter.request.params import MAX_TREE_TOKENS, Depth, Width
 
 
 class SchedulerConfig(Strict):
@@ -23,8 +23,8 @@ class SchedulerConfig(Strict):
     """
 
     policy: ChainPolicyName = "adaptive"
-    depth: int | None = Field(default=None, ge=1, le=MAX_DEPTH)
-    width: int | None = Field(default=None, ge=1, le=MAX_WIDTH)
+    depth: Depth | None = None
+    width: Width | None = None
     nodes: int | None = Field(default=None, ge=1, le=MAX_TREE_TOKENS)
     chain: tuple[str, ...] | None = None
 

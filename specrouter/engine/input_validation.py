@@ -143,7 +143,7 @@ class InputValidation:
             kv=asked.kv,
         )
 
-    def _objective(self, slo: SloLike, prompt_tokens: int) -> Objective | None:
+    def _objective(self, slo: SloLike | Objective, prompt_tokens: int) -> Objective | None:
         engine = self._engine()
         objective = resolve(slo, self.slo_classes, engine.baseline_tpot_ms)
         if objective is None:

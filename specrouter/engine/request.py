@@ -6,7 +6,7 @@ from operator import length_hint
 from typing import Any
 
 from specrouter.request.lanes import Lane, lane_of
-from specrouter.request.objective import SLO, SloLike
+from specrouter.request.objective import SLO, Objective, SloLike
 from specrouter.request.params import RequestError, SamplingParams, Speculation
 from specrouter.request.spec import HandedKV, SpeculationOverride
 
@@ -29,7 +29,7 @@ class Request:
     prompt: PromptLike
     params: SamplingParams | None
     speculation: SpeculationOverride
-    slo: SloLike
+    slo: SloLike | Objective
     priority: int = 0
     timeout_s: float | None = None
     generated: Sequence[int] = ()

@@ -22,7 +22,6 @@ from starlette.exceptions import HTTPException
 
 from specrouter.engine.context_limit import ContextLengthError
 from specrouter.http.answers import error_payload, error_response
-from specrouter.http.objective_fields import SloRequest, StageRequest
 from specrouter.http.prometheus import Refusal, count_refusal
 from specrouter.http.request_fields import GenerateRequest, SpeculationRequest
 from specrouter.request.errors import (
@@ -33,6 +32,7 @@ from specrouter.request.errors import (
 )
 from specrouter.request.output import Feasible, RequestOutput
 from specrouter.request.params import RequestError
+from specrouter.request.slo_fields import SloFields, StageFields
 
 SHOULD_RETRY_HEADER = "x-should-retry"  # OpenAI's clients obey it
 _LONGEST_PATH = 80  # characters that are told
@@ -42,9 +42,9 @@ _LONGEST_PATH = 80  # characters that are told
 _KNOWN = {
     name: ", ".join(body.model_fields)
     for name, body in (
-        (SloRequest.__name__, SloRequest),
+        (SloFields.__name__, SloFields),
         (SpeculationRequest.__name__, SpeculationRequest),
-        ("stages", StageRequest),
+        ("stages", StageFields),
     )
 }
 
@@ -255,7 +255,7 @@ def _reason(error: Mapping[str, Any]) -> str:
     place = next((part for part in reversed(path) if isinstance(part, str)), "")
     if place in _KNOWN:
         return f"unknown; known are {_KNOWN[place]}"
-    if name in SloRequest.model_fields:
+    if name in SloFields.model_fields:
         return f'belongs in slo: {{"slo": {{"{name}": ...}}}}'
     near = difflib.get_close_matches(str(name)[:80], GenerateRequest.model_fields, 1)
     return f"unknown; did you mean {near[0]}?" if near else "unknown; see /docs"

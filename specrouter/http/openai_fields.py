@@ -14,18 +14,8 @@ from pydantic import Discriminator, Field, Tag
 from specrouter.http.request_fields import RequestFields
 from specrouter.http.tools.tool_use import ToolUse, asked_tools
 from specrouter.request.conversation import ContentPart, Conversation, part_text
-from specrouter.request.fields import (
-    Count,
-    Fields,
-    LogprobCount,
-    Refused,
-    Samples,
-    Text,
-    TokenIds,
-    Tokens,
-    refused,
-)
-from specrouter.request.params import RequestError, Speculation
+from specrouter.request.fields import Count, Fields, Refused, Text, TokenIds, Tokens, refused
+from specrouter.request.params import LogprobCount, RequestError, Samples, Speculation
 
 
 def _prompt_kind(prompt: Any) -> str | None:

@@ -17,19 +17,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from specrouter.http.objective_fields import SloRequest
 from specrouter.http.structure_fields import StructureFields
 from specrouter.request.fields import (
     MOST,
-    Bias,
     Count,
-    LogprobCount,
     OwnFields,
-    Penalty,
     Positive,
     Refused,
-    RepetitionPenalty,
-    Samples,
     Text,
     TokenIds,
     Tokens,
@@ -38,13 +32,22 @@ from specrouter.request.fields import (
 )
 from specrouter.request.params import (
     LEAST_TEMPERATURE,
-    MAX_DEPTH,
     MAX_SALT_CHARACTERS,
-    MAX_WIDTH,
+    Bias,
+    Depth,
+    LogprobCount,
+    MinP,
+    Penalty,
+    RepetitionPenalty,
     RequestError,
+    Samples,
     SamplingParams,
     Speculation,
+    Temperature,
+    TopP,
+    Width,
 )
+from specrouter.request.slo_fields import SloFields
 from specrouter.request.spec import MAX_PRIORITY
 
 MAX_STOPS = 64  # texts: each is looked for after every token
@@ -73,9 +76,9 @@ class SpeculationRequest(OwnFields):
 
     chain: list[Text] | None = None
     """Names of models, weakest first, the target last."""
-    depth: Annotated[int, Field(ge=1, le=MAX_DEPTH)] | None = None
+    depth: Depth | None = None
     """Tokens drafted one after another in a decoding cycle."""
-    width: Annotated[int, Field(ge=1, le=MAX_WIDTH)] | None = None
+    width: Width | None = None
     """Branches of the token tree on each level; depth times width is at most 64."""
     reuse_outputs: bool | None = None
     """False: no earlier output is quoted in drafts for it, and its own is not kept for later
@@ -87,13 +90,13 @@ class RequestFields(StructureFields):
 
     model: Text | None = None
     """The target's name; left out or empty, it is the target."""
-    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    temperature: Temperature | None = None
     """0 is greedy. By default 1 at OpenAI's endpoints and 0 at `/generate`."""
     top_k: Annotated[int, Field(ge=-1, le=MOST)] | None = None  # 0 and -1 are off
     """Sample among the k most probable tokens; 0 and -1 are off."""
-    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    top_p: TopP | None = None
     """Sample among the most probable tokens that together have this probability."""
-    min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
+    min_p: MinP | None = None
     """Leave out tokens below this share of the most probable token's probability."""
     repetition_penalty: RepetitionPenalty | None = None
     """For tokens of the prompt and the output; above 1 discourages them."""
@@ -135,7 +138,7 @@ class RequestFields(StructureFields):
     """The request ends with 408 after so many seconds, waiting included."""
     speculation: Literal["off"] | SpeculationRequest | None = None
     """`off`: the target alone. An object: chain, depth, width. Null: the router decides."""
-    slo: Text | SloRequest | None = None  # a class of the configuration, or values
+    slo: Text | SloFields | None = None  # a class of the configuration, or values
     """Latency objectives: the name of a class of the configuration, or values."""
     stream: bool | None = None
     """Answer with server-sent events; an event may hold several tokens."""

@@ -35,9 +35,9 @@ from specrouter.http.tools.formats import FORMATS, ToolFormat, added_tags, forma
 from specrouter.request.chat_template import ChatTemplate
 from specrouter.request.delta_stream import DeltaStream, Read
 from specrouter.request.lanes import lane_of
-from specrouter.request.objective import single_token
 from specrouter.request.output import Delta
 from specrouter.request.params import RequestError, SamplingParams
+from specrouter.request.slo_fields import single_token
 
 Body = TypeVar("Body", bound=RequestFields)
 

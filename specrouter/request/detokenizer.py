@@ -4,11 +4,11 @@ Contract: what was returned is the beginning of what all ids together decode to,
 that are no characters stand: some tokenizers then make a whole run of bytes unreadable.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-from specrouter.request.spec import RequestSpec
+from specrouter.request.params import SamplingParams
 
 _BROKEN = "\ufffd"  # what half a character decodes to
 _BROKEN_BYTES = 3  # of half a character: byte fallback makes each of them a broken one
@@ -20,28 +20,25 @@ class Detokenizer:
     """Of one request. `push` returns the text that became certain with a token.
 
     Text that could be the beginning of a stop text is held back until that is decided. The stop
-    text that ended the text, `stopped_by`, is part of it only if `keep_stop`. The text goes on
-    after `prompt`: SentencePiece's tokenizers drop the space at a text's beginning, and only there.
+    text that ended the text, `stopped_by`, is part of it only where the parameters say so. The text
+    goes on after `prompt`: SentencePiece's tokenizers drop the space at a text's beginning, and
+    only there.
     """
 
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,
-        stop: Sequence[str],
-        keep_stop: bool = False,
-        skip_special_tokens: bool = True,
+        params: SamplingParams,
         prompt: Sequence[int] = (),
-        shown_special_ids: Collection[int] = (),
     ) -> None:
-        """`shown_special_ids`: special tokens that are not skipped."""
         self._tokenizer = tokenizer
-        self._stop = tuple(stop)
-        self._keep_stop = keep_stop
-        self._skip_special_tokens = skip_special_tokens
+        self._stop, self._keep_stop = params.stop, params.include_stop_str_in_output
+        self._skip_special_tokens = params.skip_special_tokens
         self._hidden: set[int] | None = None  # None: the tokenizer skips them itself
-        if shown_special_ids and skip_special_tokens:
+        shown = params.shown_special_token_ids
+        if shown and params.skip_special_tokens:
             added = tokenizer.added_tokens_decoder.items()
-            self._hidden = {one for one, token in added if token.special} - {*shown_special_ids}
+            self._hidden = {one for one, token in added if token.special} - {*shown}
         self._prompt = list(prompt[-_SEEN:])  # its end, until the first token comes
         self._context: list[int] = []  # the next ids' text hangs on these
         self._known = ""  # their text
@@ -50,19 +47,6 @@ class Detokenizer:
         self._held = ""  # released, but maybe the beginning of a stop text
         self.text = ""  # all that was returned
         self.stopped_by: str | None = None
-
-    @classmethod
-    def of(cls, spec: RequestSpec, tokenizer: PreTrainedTokenizerBase) -> "Detokenizer":
-        """For a request's output."""
-        params = spec.params
-        return cls(
-            tokenizer,
-            params.stop,
-            params.include_stop_str_in_output,
-            params.skip_special_tokens,
-            spec.token_ids,
-            params.shown_special_token_ids,
-        )
 
     @property
     def stopped(self) -> bool:

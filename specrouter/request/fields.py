@@ -13,14 +13,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
 
-from specrouter.request.params import (
-    LARGEST_BIAS,
-    MAX_LOGPROBS,
-    MAX_SAMPLES,
-    PENALTIES,
-    REPETITION_PENALTIES,
-    RequestError,
-)
+from specrouter.request.params import RequestError
 
 
 class Fields(BaseModel):
@@ -67,12 +60,7 @@ Count = Annotated[int, Field(ge=0, le=MOST)]
 Tokens = Annotated[int, Field(ge=1, le=MOST)]
 TokenId = Annotated[int, Field(ge=0, le=MOST)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
-Samples = Annotated[int, Field(ge=1, le=MAX_SAMPLES)]
-LogprobCount = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
-Penalty = Annotated[float, Field(ge=PENALTIES[0], le=PENALTIES[1], allow_inf_nan=False)]
-RepetitionPenalty = Annotated[float, Field(ge=REPETITION_PENALTIES[0], le=REPETITION_PENALTIES[1])]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Bias = Annotated[float, Field(ge=-LARGEST_BIAS, le=LARGEST_BIAS, allow_inf_nan=False)]
 
 
 def refused(reason: str, neutral: Any = None) -> Any:

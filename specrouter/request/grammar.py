@@ -1,8 +1,10 @@
 """Structures as grammars over token ids, by llguidance.
 
 Contract: a structure is compiled in the caller's thread, before its request is queued, and what
-cannot be compiled, allows no text, or is too large is refused with `RequestError`
-(`grammar_start`). A compiled grammar is shared and never changed; each row goes through a copy of
+cannot be compiled, allows no text, or is too large is refused with `RequestError`, as far as that
+can be found: a grammar may compile and still take more than it may, or have no way on, a few tokens
+later. So some texts are tried, each a few tokens of those that are allowed, by chance but the same
+each time. A compiled grammar is shared and never changed; each row goes through a copy of
 its own. llguidance's limits bound the time of every step, so a hostile grammar ends its own request
 with `GrammarError`.
 
@@ -14,21 +16,26 @@ Source: https://github.com/guidance-ai/llguidance
 
 import functools
 import json
-from collections.abc import Collection, Mapping, Sequence
+import random
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.hf import from_tokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from transformers import PreTrainedTokenizerBase
 
 from processors.grammar import Bits, GrammarError, Path, allows
-from specrouter.request.grammar_start import started
 from specrouter.request.params import RequestError, check_unicode
 from specrouter.request.structure import Structure, StructureKind, TextForm
+
+Result = TypeVar("Result")
 
 _KEPT = 64  # compiled grammars
 _LONGEST_SOURCE = 2**16  # characters
@@ -41,6 +48,22 @@ _FORMATS = frozenset((
     "ipv4", "ipv6", "uri", "uri-reference", "iri", "iri-reference", "uuid", "uri-template",
     "json-pointer", "relative-json-pointer", "regex",
 ))  # fmt: skip
+# llguidance follows references by recursion: 3,000 of them overflow the usual 8 MiB.
+_STACK_BYTES = 2**28
+_STACK_SIZE = threading.Lock()  # the stack size is one of the whole process
+# What a grammar is tried with before its request is queued: texts, tokens of each, time of all.
+_TRIED_TEXTS, _TRIED_TOKENS = 3, 8
+_TRIED_S = 0.25
+# Of the worst grammars that were found: under a second to compile, a tenth of one for a step.
+_LIMITS = LLParserLimits(
+    max_items_in_row=20_000,
+    initial_lexer_fuel=500_000,
+    step_lexer_fuel=50_000,
+    step_max_items=50_000,
+    max_lexer_states=50_000,
+    max_grammar_size=200_000,
+    verbose_errors=False,
+)
 WHITE_SPACE = r"( |\n {0,16})?"
 
 
@@ -94,7 +117,7 @@ class GrammarCompiler:
 
     def _compile(self, structure: Structure) -> CompiledGrammar:
         definition, tokens = _whole_definition(structure), self._tokens
-        matcher = started(tokens, definition, self._end_token_ids)
+        matcher = _started(tokens, definition, self._end_token_ids)
         if matcher.is_error():
             raise RequestError("structure", _reason(matcher))
         return CompiledGrammar(matcher, tokens.vocab_size, self._vocab_size, self._end_token_ids)
@@ -205,6 +228,66 @@ class RowGrammar:
 
     def _is_end(self, token: int) -> bool:
         return token in self._compiled.end_token_ids
+
+
+def _started(tokens: LLTokenizer, definition: str, ends: Collection[int]) -> LLMatcher:
+    """A matcher at the grammar's beginning, or one that has failed.
+
+    Args:
+        ends: ids that end a text.
+    """
+    return _on_deep_stack(lambda: _begun(tokens, definition, ends))
+
+
+def _begun(tokens: LLTokenizer, definition: str, ends: Collection[int]) -> LLMatcher:
+    matcher = LLMatcher(tokens, definition, log_level=0, limits=_LIMITS)
+    if matcher.is_error():
+        return matcher
+    generator, until_s = random.Random(0), time.monotonic() + _TRIED_S
+    for _ in range(_TRIED_TEXTS):
+        tried = _tried(matcher.deep_copy(), tokens.vocab_size, ends, generator, until_s)
+        if tried.is_error():
+            return tried
+    return matcher
+
+
+def _tried(
+    matcher: LLMatcher,
+    vocab_size: int,
+    ends: Collection[int],
+    generator: random.Random,
+    until_s: float,
+) -> LLMatcher:
+    """The matcher behind some tokens of any text: what it cannot do shows within a few masks."""
+    words = allocate_token_bitmask(1, vocab_size)
+    for _ in range(_TRIED_TOKENS):
+        fill_next_token_bitmask(matcher, words)
+        if matcher.is_error() or time.monotonic() > until_s:
+            break
+        bits = np.unpackbits(words[0].view(np.uint8), bitorder="little")[:vocab_size]
+        bits[[end for end in ends if end < vocab_size]] = 0
+        allowed = np.flatnonzero(bits)
+        if not len(allowed) or not matcher.consume_token(int(generator.choice(allowed))):
+            break
+    return matcher
+
+
+def _on_deep_stack(call: Callable[[], Result]) -> Result:
+    result: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(call())
+        except BaseException as error:
+            result.set_exception(error)
+
+    with _STACK_SIZE:
+        usual = threading.stack_size(_STACK_BYTES)  # of all that begin before it is set back
+        try:
+            threading.Thread(target=run, name="specrouter-grammar", daemon=True).start()
+        finally:
+            threading.stack_size(usual)
+    return result.result()
 
 
 def _check(structure: Structure) -> None:

@@ -13,14 +13,11 @@ stages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from specrouter.request.params import RequestError, check_int, is_finite
-
-if TYPE_CHECKING:  # configurations are checked before what takes seconds to import
-    from transformers import PreTrainedTokenizerBase
 
 QUANTITIES = ("tpot_ms", "ttft_ms", "e2e_ms", "tpot_ratio")
 # What becomes of a request whose objective will not be attained.
@@ -29,12 +26,8 @@ STAGE_ENDS = ("until_tokens", "until_token")
 BY_VALUE = "default"  # class of an objective that was given by its values alone
 NO_OBJECTIVE = "none"  # class of requests without one
 _MOST_TOKENS = 2**31 - 1  # that a stage may name, as over HTTP
-_SHOWN = 40  # characters of a text, in a refusal
 # A TTFT of five times the prompt's own time leaves room for others; short prompts get two seconds.
 _IMPLIED_MULTIPLE, _IMPLIED_FLOOR_MS = 5.0, 2000.0
-
-# Of the field that gave the text of a token, and the text. Raises `RequestError` for that field.
-TokenIdOf = Callable[[str, str], int]
 
 
 @dataclass(frozen=True)
@@ -116,8 +109,8 @@ class Objective:
     is no `tpot_ms`. `implied_ttft_ms` (`with_implied_ttft`) is scheduled for, and not judged.
     """
 
-    tpot_ms: float | None
-    ttft_ms: float | None
+    tpot_ms: float | None = None
+    ttft_ms: float | None = None
     slo_class: str | None = None
     e2e_ms: float | None = None
     stages: tuple[Stage, ...] = ()
@@ -154,13 +147,16 @@ def with_implied_ttft(objective: Objective, prompt_ms: float) -> Objective:
 
 
 def resolve(
-    slo: SloLike, classes: Mapping[str, SLO], baseline_tpot_ms: Callable[[], float]
+    slo: SloLike | Objective, classes: Mapping[str, SLO], baseline_tpot_ms: Callable[[], float]
 ) -> Objective | None:
-    """What `slo` means now; the baseline latency is asked for only where it matters.
+    """What `slo` means now; the baseline latency is asked for only where it matters. An objective
+    means itself: what was resolved once goes on elsewhere.
 
     Raises:
         RequestError: an unknown class, or a ratio that the baseline makes 0 or infinite.
     """
+    if isinstance(slo, Objective):
+        return slo
     asked = _asked(slo, classes)
     if asked is None:
         return None
@@ -261,43 +257,9 @@ def _float(value: float | None) -> float | None:
     return None if value is None else float(value)
 
 
-def stages_of(
-    given: Iterable[tuple[float, int | None, int | str | None]], token_id_of: TokenIdOf
-) -> tuple[Stage, ...]:
-    """Of the fields of each `Stage`, whose `until_token` may be a text such as `</think>`.
-
-    Raises `RequestError`: names the `until_token` that is no single token.
-    """
-    stages = []
-    for place, (tpot_ms, until_tokens, until) in enumerate(given):
-        if isinstance(until, str):
-            until = token_id_of(f"slo.stages[{place}].until_token", until)
-        stages.append(Stage(tpot_ms, until_tokens, until))
-    return tuple(stages)
-
-
 def check_vocabulary(stages: Sequence[Stage], vocabulary: int) -> None:
     """Raises `RequestError` for an end that is none of so many token ids."""
     for place, stage in enumerate(stages):
         if stage.until_token is not None and stage.until_token >= vocabulary:
             field = f"slo.stages[{place}].until_token"
             raise RequestError(field, f"must be below {vocabulary}, not {stage.until_token}")
-
-
-def single_token(tokenizer: PreTrainedTokenizerBase) -> TokenIdOf:
-    """What reads a text that must be one token of the vocabulary."""
-
-    def token_id_of(field: str, text: str) -> int:
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        shown = repr(text[:_SHOWN])
-        if len(ids) != 1:
-            raise RequestError(field, f"{shown} is {len(ids)} tokens, and must be a single one")
-        token = int(ids[0])
-        # A tokenizer has one id for all that it does not know. Some drop the space of a word.
-        known = tokenizer.decode([token], clean_up_tokenization_spaces=False)
-        assert isinstance(known, str)  # a list only for several sequences
-        if known.strip() != text.strip():
-            raise RequestError(field, f"the tokenizer does not know {shown}")
-        return token
-
-    return token_id_of

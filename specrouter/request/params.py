@@ -1,9 +1,21 @@
 """What a caller asks for: sampling parameters, an override of speculation, and their refusals."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
-from typing import Any, Self
+from typing import Annotated, Any, Self, get_type_hints
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetPydanticSchema,
+    SkipValidation,
+    ValidationError,
+    create_model,
+)
 
 from specrouter.request.structure import Structure, TextForm
 
@@ -24,9 +36,6 @@ class RequestError(ValueError):
 Chain = tuple[str, ...]  # names of models, the drafter first, the target last
 
 LEAST_TEMPERATURE = 1e-6  # below it, quotients overflow and the text is greedy anyway
-REPETITION_PENALTIES = (1e-6, 1e6)  # outside of it, penalised logits overflow
-PENALTIES = (-2.0, 2.0)
-LARGEST_BIAS = 100.0
 MAX_DEPTH = 20  # draft tokens; beyond it the chance that all are accepted is negligible
 MAX_WIDTH = 8  # branches of a token tree
 MAX_TREE_TOKENS = 64  # a tree's draft tokens: what one verification reads beside the last token
@@ -35,11 +44,64 @@ MAX_LOGPROBS = 20
 MAX_SALT_CHARACTERS = 1024
 # How a token is chosen among the likely ones: what a checkpoint may recommend.
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-_TOKEN_IDS = ("stop_token_ids", "shown_special_token_ids")
-_SWITCHES = (
-    *("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "prefix_cache"),
-    "return_drafts",
-)
+_SHOWN = 40  # characters of a value, in a refusal
+
+
+def _tuple(value: Any) -> tuple[object, ...]:
+    if isinstance(value, str):
+        return (value,)
+    try:
+        return tuple(value)
+    except TypeError:
+        raise ValueError(f"must be a list, not {type(value).__name__}") from None
+
+
+def _biases(value: Any) -> tuple[tuple[object, object], ...]:
+    try:
+        pairs = value.items() if isinstance(value, Mapping) else value
+        return tuple((_token_id(token), bias) for token, bias in pairs)
+    except (TypeError, ValueError):
+        raise ValueError("must map token ids to numbers") from None
+
+
+def _token_id(key: Any) -> Any:
+    """JSON has ids as decimal strings."""
+    if not isinstance(key, str):
+        return key
+    if not (key.isascii() and key.isdigit() and len(key) < 20):
+        raise ValueError
+    return int(key)
+
+
+def _by_rising_id(pairs: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
+    by_id = dict(pairs)
+    if len(by_id) < len(pairs):
+        raise ValueError("has a token twice")
+    return tuple(sorted(by_id.items()))
+
+
+# What is chosen from and how, of any request, whichever way it comes. Outside of the ranges of
+# penalties, penalised logits overflow.
+Natural = Annotated[int, Field(ge=0)]
+Temperature = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+TopP = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+MinP = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+RepetitionPenalty = Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)]
+Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
+Samples = Annotated[int, Field(ge=1, le=MAX_SAMPLES)]
+LogprobCount = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+Depth = Annotated[int, Field(ge=1, le=MAX_DEPTH)]
+Width = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
+_List = BeforeValidator(_tuple)
+_Texts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], _List]
+_TokenIds = Annotated[tuple[Natural, ...], _List]
+_Bans = Annotated[tuple[Annotated[_TokenIds, Field(min_length=1)], ...], _List]
+_Salt = Annotated[str, Field(min_length=1, max_length=2 * MAX_SALT_CHARACTERS)]
+_Biases = Annotated[
+    tuple[tuple[Natural, Bias], ...], BeforeValidator(_biases), AfterValidator(_by_rising_id)
+]
+_AS_BIASES = GetPydanticSchema(lambda _, handler: handler.generate_schema(_Biases))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,32 +146,35 @@ class SamplingParams:
         return_drafts: tells of every cycle what was drafted, by whom, and what the target took.
     """
 
-    max_new_tokens: int = 128
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    max_new_tokens: Annotated[int, Field(ge=1)] = 128
+    temperature: Temperature = 0.0
+    top_k: Natural = 0
+    top_p: TopP = 1.0
+    seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
+    stop: _Texts = ()
+    stop_token_ids: _TokenIds = ()
     ignore_eos: bool = False
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Any = ()  # a mapping comes in, pairs are kept: no type says both
-    min_tokens: int = 0
-    bad_words: tuple[str, ...] = ()
-    bad_words_ids: tuple[tuple[int, ...], ...] = ()
-    n: int = 1
-    logprobs: int | None = None
-    logits_processors: tuple[Any, ...] = field(default=(), hash=False)  # some cannot be hashed
-    prompt_logprobs: int | None = None
+    min_p: MinP = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    logit_bias: Annotated[Any, _AS_BIASES] = ()  # a mapping comes in: no type says both
+    min_tokens: Natural = 0
+    bad_words: _Texts = ()
+    bad_words_ids: _Bans = ()
+    n: Samples = 1
+    logprobs: LogprobCount | None = None
+    logits_processors: Annotated[tuple[Callable[..., Any], ...], _List] = field(
+        default=(),
+        hash=False,  # some cannot be hashed
+    )
+    prompt_logprobs: LogprobCount | None = None
     structure: Structure | TextForm | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    shown_special_token_ids: tuple[int, ...] = ()
+    shown_special_token_ids: _TokenIds = ()
     prefix_cache: bool = True
-    cache_salt: str | None = None
+    cache_salt: _Salt | None = None
     return_drafts: bool = False
     max_tokens: InitVar[int | None] = None
 
@@ -119,22 +184,12 @@ class SamplingParams:
                 raise RequestError("max_tokens", "is max_new_tokens, and both are given")
             check_int("max_tokens", max_tokens, least=1)
             object.__setattr__(self, "max_new_tokens", max_tokens)
-        for name in ("stop", *_TOKEN_IDS, "bad_words", "logits_processors"):
-            object.__setattr__(self, name, _tuple(name, getattr(self, name)))
-        object.__setattr__(self, "logit_bias", _biases("logit_bias", self.logit_bias))
-        object.__setattr__(self, "bad_words_ids", _sequences("bad_words_ids", self.bad_words_ids))
-        self._check_choice()
-        self._check_ending()
-        self._check_bans()
-        self._check_cache()
-        check_int("n", self.n, least=1, most=MAX_SAMPLES)
-        for name in ("logprobs", "prompt_logprobs"):
-            if getattr(self, name) is not None:
-                check_int(name, getattr(self, name), least=0, most=MAX_LOGPROBS)
-        if not isinstance(self.structure, Structure | TextForm | None):
-            raise RequestError("structure", "must be a Structure")
-        if not all(callable(processor) for processor in self.logits_processors):
-            raise RequestError("logits_processors", "must hold callables (input_ids, scores)")
+        _check(self, _SAMPLING_PARAMS)
+        if 0.0 < self.temperature < LEAST_TEMPERATURE:
+            raise RequestError("temperature", f"must be 0 or at least {LEAST_TEMPERATURE:g}")
+        if self.min_tokens > self.max_new_tokens:
+            reason = f"must be at most max_new_tokens, which is {self.max_new_tokens}"
+            raise RequestError("min_tokens", reason)
 
     @property
     def sampling(self) -> dict[str, float]:
@@ -145,55 +200,6 @@ class SamplingParams:
     def goes_on_after_eos(self) -> bool:
         """Whether the end-of-text id is a token like any other."""
         return self.ignore_eos and self.structure is None
-
-    def _check_choice(self) -> None:
-        _check_number("temperature", self.temperature, least=0.0)
-        if 0.0 < self.temperature < LEAST_TEMPERATURE:
-            raise RequestError("temperature", f"must be 0 or at least {LEAST_TEMPERATURE:g}")
-        check_int("top_k", self.top_k, least=0)
-        _check_number("top_p", self.top_p, least=0.0)
-        if not 0.0 < self.top_p <= 1.0:
-            raise RequestError("top_p", f"must be above 0 and at most 1, not {self.top_p}")
-        _check_number("min_p", self.min_p, least=0.0, most=1.0)
-        least, most = REPETITION_PENALTIES
-        _check_number("repetition_penalty", self.repetition_penalty, least, most)
-        _check_number("presence_penalty", self.presence_penalty, *PENALTIES)
-        _check_number("frequency_penalty", self.frequency_penalty, *PENALTIES)
-        if self.seed is not None:
-            check_int("seed", self.seed, least=0)
-            if self.seed >= 2**64:
-                raise RequestError("seed", "must be below 2**64")
-
-    def _check_ending(self) -> None:
-        check_int("max_new_tokens", self.max_new_tokens, least=1)
-        check_int("min_tokens", self.min_tokens, least=0)
-        if self.min_tokens > self.max_new_tokens:
-            reason = f"must be at most max_new_tokens, which is {self.max_new_tokens}"
-            raise RequestError("min_tokens", reason)
-        if not all(isinstance(text, str) and text for text in self.stop):
-            raise RequestError("stop", "must hold texts that are not empty")
-        for name in _TOKEN_IDS:
-            for token in getattr(self, name):
-                check_int(name, token, least=0)
-        for name in _SWITCHES:
-            if not isinstance(getattr(self, name), bool):
-                raise RequestError(name, "must be true or false")
-
-    def _check_cache(self) -> None:
-        salt, most = self.cache_salt, 2 * MAX_SALT_CHARACTERS
-        if salt is not None and not (isinstance(salt, str) and 0 < len(salt) <= most):
-            raise RequestError("cache_salt", f"must be a text of 1 to {most} characters")
-
-    def _check_bans(self) -> None:
-        for word in self.bad_words:
-            if not isinstance(word, str) or not word:
-                raise RequestError("bad_words", "must hold texts that are not empty")
-            check_unicode("bad_words", word)
-        for ids in self.bad_words_ids:
-            if not ids:
-                raise RequestError("bad_words_ids", "must hold sequences that are not empty")
-            for token in ids:
-                check_int("bad_words_ids", token, least=0)
 
 
 @dataclass(frozen=True)
@@ -209,29 +215,22 @@ class Speculation:
         reuse_outputs: it may quote its tenant's earlier outputs, and later ones its own.
     """
 
-    chain: tuple[str, ...] | None = None
-    depth: int | None = None
-    width: int | None = None
-    prediction: str | Sequence[int] | None = None
+    chain: Annotated[tuple[str, ...], Field(min_length=1), _List] | None = None
+    depth: Depth | None = None
+    width: Width | None = None
+    prediction: Annotated[str | Sequence[int] | None, SkipValidation] = None
     reuse_outputs: bool = True
 
     def __post_init__(self) -> None:
-        if self.chain is not None:
-            chain = _tuple("speculation.chain", self.chain)
-            object.__setattr__(self, "chain", chain)
-            if not chain or not all(isinstance(name, str) for name in chain):
-                raise RequestError("speculation.chain", "must name the models of a chain")
-        if self.depth is not None:
-            check_int("speculation.depth", self.depth, least=1, most=MAX_DEPTH)
-        if not isinstance(self.reuse_outputs, bool):
-            raise RequestError("speculation.reuse_outputs", "must be true or false")
-        if self.width is not None:
-            check_int("speculation.width", self.width, least=1, most=MAX_WIDTH)
-            if self.depth is not None and self.depth * self.width > MAX_TREE_TOKENS:
-                reason = f"times the depth must be at most {MAX_TREE_TOKENS}"
-                raise RequestError("speculation.width", reason)
-        if self.prediction is not None and not isinstance(self.prediction, str):
-            object.__setattr__(self, "prediction", _tuple("prediction", self.prediction))
+        _check(self, _SPECULATION, "speculation.")
+        if self.depth and self.width and self.depth * self.width > MAX_TREE_TOKENS:
+            reason = f"times the depth must be at most {MAX_TREE_TOKENS}"
+            raise RequestError("speculation.width", reason)
+        if not isinstance(self.prediction, str | None):
+            try:
+                object.__setattr__(self, "prediction", _tuple(self.prediction))
+            except ValueError as error:
+                raise RequestError("prediction", str(error)) from None
 
     def check_members(
         self, names: tuple[str, ...], target: str, draft_only: Collection[str] = ()
@@ -251,41 +250,28 @@ class Speculation:
                 raise RequestError(field, f"{name!r} has no model: it can only stand first")
 
 
-def _tuple(field: str, value: object) -> tuple[object, ...]:
-    if isinstance(value, str):
-        return (value,)
+def _fields_of(kind: type) -> type[BaseModel]:
+    """What its fields may be, as it says itself."""
+    hints = get_type_hints(kind, include_extras=True)
+    hints.pop("max_tokens", None)
+    settings = ConfigDict(strict=True, arbitrary_types_allowed=True)
+    fields: dict[str, Any] = {name: (hint, ...) for name, hint in hints.items()}
+    return create_model(kind.__name__, __config__=settings, **fields)
+
+
+def _check(asked: object, fields: type[BaseModel], prefix: str = "") -> None:
+    """Takes what they make of each. Raises `RequestError`."""
     try:
-        return tuple(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise RequestError(field, f"must be a list, not {type(value).__name__}") from None
+        made = fields.model_validate(vars(asked))
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        reason = fault["msg"].removeprefix("Value error, ").replace("Input should", "must")
+        shown = repr(fault["input"])[:_SHOWN]
+        raise RequestError(f"{prefix}{fault['loc'][0]}", f"{reason}, not {shown}") from None
+    vars(asked).update(vars(made))
 
 
-def _sequences(field: str, value: object) -> tuple[tuple[object, ...], ...]:
-    return tuple(_tuple(field, ids) for ids in _tuple(field, value))
-
-
-def _biases(field: str, value: object) -> tuple[tuple[int, float], ...]:
-    pairs = _tuple(field, value.items() if isinstance(value, Mapping) else value)
-    biases: dict[int, float] = {}
-    for pair in pairs:
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise RequestError(field, "must map token ids to numbers")
-        token, bias = _token_id(field, pair[0]), pair[1]
-        if token in biases:
-            raise RequestError(field, f"has token {token} twice")
-        _check_number(field, bias, least=-LARGEST_BIAS, most=LARGEST_BIAS)
-        biases[token] = float(bias)
-    return tuple(sorted(biases.items()))
-
-
-def _token_id(field: str, key: object) -> int:
-    if isinstance(key, str):
-        if not (key.isascii() and key.isdigit() and len(key) < 20):
-            raise RequestError(field, f"must have token ids as keys, not {key[:20]!r}")
-        return int(key)
-    check_int(field, key, least=0)
-    assert isinstance(key, int)
-    return key
+_SAMPLING_PARAMS, _SPECULATION = _fields_of(SamplingParams), _fields_of(Speculation)
 
 
 def check_unicode(field: str, text: str) -> None:
@@ -309,14 +295,3 @@ def check_int(field: str, value: object, least: int, most: int | None = None) ->
         raise RequestError(field, f"must be at least {least}, not {value}")
     if most is not None and value > most:
         raise RequestError(field, f"must be at most {most}, not {value}")
-
-
-def _check_number(field: str, value: object, least: float, most: float | None = None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise RequestError(field, f"must be a number, not {value!r}")
-    if not is_finite(value):
-        raise RequestError(field, f"must be finite, not {value}")
-    if value < least:
-        raise RequestError(field, f"must be at least {least:g}, not {value}")
-    if most is not None and value > most:
-        raise RequestError(field, f"must be at most {most:g}, not {value}")

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from specrouter.request.attainment import attained_stages, tpot_of_runs
 from specrouter.request.detokenizer import Detokenizer
 from specrouter.request.handle import RequestHandle
 from specrouter.request.objective import Objective
@@ -26,7 +25,7 @@ from specrouter.request.output import (
     RequestOutput,
     TokenLogprobs,
 )
-from specrouter.request.pace import Pace
+from specrouter.request.pace import Pace, attained_stages, tpot_of_runs
 from specrouter.request.params import Chain, RequestError
 from specrouter.request.spec import RequestSpec
 

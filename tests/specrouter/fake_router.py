@@ -277,7 +277,7 @@ class FakeRouter:
         self.lanes = Lanes()
         self.is_healthy = True
         self.calls: list[tuple[Any, Any, Any]] = []
-        self.slos: list[SloLike] = []  # of the calls
+        self.slos: list[SloLike | Objective] = []  # of the calls
         self.terms: list[tuple[int, float | None, int | None]] = []  # priority, timeout, waiting
         self.elapsed_s: list[float] = []  # before requests were submitted
         self._objective: Objective | None = None  # of the last call
@@ -381,7 +381,7 @@ class FakeRouter:
         return SimpleNamespace(report=lambda: SLO_REPORT)
 
     def _accept(
-        self, prompt: str | Sequence[int], params: Any, speculation: Any, slo: SloLike
+        self, prompt: str | Sequence[int], params: Any, speculation: Any, slo: SloLike | Objective
     ) -> None:
         for name in getattr(speculation, "chain", None) or ():
             if name not in self.pool.names:

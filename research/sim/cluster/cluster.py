@@ -53,7 +53,7 @@ class SimulatedCluster:
 
     def __init__(self, makes: Mapping[str, MakeReplica], settings: ClusterSettings) -> None:
         self._settings, routing = settings, settings.routing
-        self.fleet = SimulatedFleet(tuple(makes), routing.stale_s)
+        self.fleet = SimulatedFleet(tuple(makes))
         self.jobs: list[ClusterJob] = []
         self.refusals: list[Refusal] = []
         self._taken: list[tuple[float, int]] = []  # with a promise: when, and the prompt's tokens

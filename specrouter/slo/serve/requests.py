@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specrouter.request.attainment import RUN_TOKENS
+from specrouter.request.pace import RUN_TOKENS
 from specrouter.slo.serve.load import EPS_MS, Load, Prompt, by_deadline
 from specrouter.slo.serve.pacing import Pacing
 from specrouter.view import EngineView, RequestView

@@ -10,8 +10,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from specrouter import ChainRouter, RouterConfig
-from specrouter.cluster.kv_mailbox import KVMailbox
-from specrouter.cluster.kv_transfer import KVLostError, KVTransport
+from specrouter.cluster.kv_transfer import KVLostError, KVMailbox, KVTransport
 from specrouter.cluster.link import Attempt, Feed, ReplicaLostError, Reply
 from specrouter.cluster.replica import ReplicaEngine, ReplicaServer
 from specrouter.cluster.router import ClusterRouter
@@ -22,7 +21,7 @@ from tests.specrouter.faults import wait_until
 Message = TypeVar("Message")
 
 QUIET = {"silence_s": 30.0}
-NEWS = {"stale_s": 30.0, "metrics_s": 0.1}
+NEWS = {"metrics_s": 0.1}
 
 
 class LocalTransport:
@@ -50,8 +49,6 @@ class LocalLink:
         make: the router of the replica, which takes as long as loading its models.
         transport: that all replicas share.
     """
-
-    is_replaced = False
 
     def __init__(
         self, name: str, make: Callable[[], ReplicaEngine], metrics_s: float, transport: KVTransport
@@ -186,7 +183,6 @@ class Telling:
     """A host of one replica that has no engine, and tells its state."""
 
     name = "a"
-    is_replaced = False
 
     def __init__(self) -> None:
         self.links: list[Any] = [self]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,11 +15,9 @@ from specrouter import SLO, ChainRouter, RouterConfig, SamplingParams
 from specrouter.cluster.admission import attainability, expected_at
 from specrouter.cluster.correction import (
     AS_TOLD,
-    NOTHING,
     Correction,
     Expected,
     Experience,
-    ToldTimes,
     corrections,
     measured_ms,
 )
@@ -30,17 +29,17 @@ from tests.specrouter.cluster.states import state, view
 from tests.specrouter.cluster.test_admission import request
 from tests.specrouter.faults import wait_until
 
-TOLD = ToldTimes(0.0, 100.0, 10.0)
+TOLD = Expected(first_ms=100.0, tpot_ms=10.0)
 EASY = SLO(tpot_ms=60_000.0)
 TURNS = {"policy": "round-robin"}
 RATIOS = st.lists(st.floats(0.1, 20.0), max_size=40)
 
 
-def after(*ratios: float, is_promised: bool = True, told: ToldTimes = TOLD) -> Experience:
+def after(*ratios: float, **given: Any) -> Experience:
     """So many times as long as was told, both."""
-    found = Experience()
+    found, expected = Experience(), replace(TOLD, **{"is_promised": True, **given})
     for ratio in ratios:
-        found = found.after(Expected(told, AS_TOLD, is_promised), 100.0 * ratio, 10.0 * ratio)
+        found = found.after(expected, 100.0 * ratio, 10.0 * ratio)
     return found
 
 
@@ -87,16 +86,16 @@ def test_of_requests_without_a_promise_only_good_news_count() -> None:
     assert after(*[3.0] * 8, is_promised=False) == Experience()
     found = after(*[3.0] * 8)
     for ratio in (5.0, 1.5, 7.0, 1.4, 1.3):
-        found = found.after(Expected(TOLD), 100.0 * ratio, 10.0 * ratio)
+        found = found.after(TOLD, 100.0 * ratio, 10.0 * ratio)
     assert found.tpot == pytest.approx((*[3.0] * 8, 1.5, 1.4, 1.3))
 
 
 def test_who_waited_for_a_row_says_nothing_of_the_first_token() -> None:
-    assert after(*[4.0] * 8, told=ToldTimes(50.0, 100.0, 10.0)).factors == (4.0, 1.0)
+    assert after(*[4.0] * 8, wait_ms=50.0).factors == (4.0, 1.0)
 
 
 def test_nothing_is_learned_where_nothing_was_expected() -> None:
-    assert Experience().after(NOTHING, 100.0, 10.0) == Experience()
+    assert Experience().after(Expected(), 100.0, 10.0) == Experience()
 
 
 def test_times_are_taken_from_when_tokens_came() -> None:
@@ -132,8 +131,8 @@ def test_what_is_expected_is_what_the_view_says() -> None:
     asked = request(Objective(tpot_ms=25.0, ttft_ms=40.0))
     one = view("a", state(1, unread_tokens=50), sent=1, correction=Correction(2.0, 1.2))
     found = expected_at(one, asked)
-    told = found.told
-    assert (told.wait_ms, told.first_ms, told.tpot_ms) == pytest.approx((0.0, 150 * 0.1 + 12, 12.0))
+    times_ms = found.wait_ms, found.first_ms, found.tpot_ms
+    assert times_ms == pytest.approx((0.0, 150 * 0.1 + 12, 12.0))
     assert found.correction == one.correction
     assert found.is_promised
     assert not expected_at(view("b", correction=Correction(9.0)), asked).is_promised

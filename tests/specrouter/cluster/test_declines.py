@@ -25,7 +25,7 @@ from tests.specrouter.faults import PATIENCE_S, wait_until
 
 PARAMS = SamplingParams(max_new_tokens=8, ignore_eos=True)
 ONCE: dict[str, Any] = {
-    "routing": {"metrics_s": 60.0, "stale_s": 600.0},
+    "routing": {"metrics_s": 60.0},
     "resume": {"silence_s": 600.0},
 }
 

@@ -9,12 +9,7 @@ import numpy as np
 import pytest
 
 from specrouter.cluster import kv_transfer
-from specrouter.cluster.kv_mailbox import KVMailbox
-from specrouter.cluster.kv_transfer import (
-    KVTransfer,
-    KVTransport,
-    News,
-)
+from specrouter.cluster.kv_transfer import KVMailbox, KVTransfer, KVTransport, News
 from specrouter.request.output import Delta
 from statemgr import KVFormat, RowKV
 from tests.specrouter.cluster.links import LocalTransport

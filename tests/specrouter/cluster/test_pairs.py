@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from specrouter import RouterConfig
 from specrouter.cluster.flowguard import metrics_of
-from specrouter.cluster.pairs import StreamPair, arranged, joined, pairs_of, reading
+from specrouter.cluster.pairs import arranged, joined, reading
 from specrouter.cluster.state import ReplicaView, RoutedRequest
 from specrouter.request.objective import Objective
 from tests.specrouter.cluster.states import state, view
 
-PAIRS = {"p": StreamPair("p", "p-prefill", "p-decode"), "q": StreamPair("q", "q-r", "q-d")}
+PAIRS = {"p": ("p-prefill", "p-decode"), "q": ("q-r", "q-d")}
 FULL = state(running=4)
 
 
@@ -27,7 +27,7 @@ def test_pairs_are_those_of_the_configuration() -> None:
     pool = {"target": "t", "models": [{"name": "t", "source": "path:/none"}]}
     config = RouterConfig.load({"pool": pool, "cluster": {"pairs": [{"name": "p"}]}})
     assert config.cluster is not None
-    assert pairs_of(config.cluster) == {"p": PAIRS["p"]}
+    assert [pair.halves for pair in config.cluster.pairs] == [PAIRS["p"]]
     assert list(config.replicas()) == ["p-prefill", "p-decode"]
 
 
@@ -62,10 +62,9 @@ _views = st.lists(
 def test_whoever_can_be_chosen_has_a_way_to_requests(of: list[str], busy: set[str]) -> None:
     """But a half without a row, where the other one has one."""
     found, left_out = arranged([view(one, FULL if one in busy else None) for one in of], PAIRS)
-    reached = []
+    reached = list[str]()
     for one in found:
-        pair = PAIRS.get(one.name)
-        reached += [one.name] if pair is None else [pair.prefill, pair.decode]
+        reached += PAIRS.get(one.name, (one.name,))
     assert len(reached) == len(set(reached))
     assert set(reached) | set(left_out) == set(of)
     assert set(left_out) <= busy

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specrouter.cluster.prefix_index import BLOCK_TOKENS, PrefixIndex, block_keys
+from specrouter.cluster.prefix_index import BLOCK_TOKENS, SentPrompts, block_keys
 
 MANY = 10**6
 
@@ -20,29 +20,26 @@ def test_a_prompt_has_a_key_for_each_whole_block() -> None:
 
 
 def test_the_beginning_counts_as_far_as_it_was_sent_there() -> None:
-    index = PrefixIndex()
-    index.note("a", block_keys(prompt(3), None), MANY)
-    assert index.matched_tokens("a", block_keys(prompt(3), None)) == 3 * BLOCK_TOKENS
-    assert index.matched_tokens("a", block_keys(prompt(3, last=9), None)) == 2 * BLOCK_TOKENS
-    assert index.matched_tokens("a", block_keys(prompt(3), "other")) == 0
-    assert index.matched_tokens("b", block_keys(prompt(3), None)) == 0
-    index.forget("a")
-    assert index.matched_tokens("a", block_keys(prompt(3), None)) == 0
+    sent = SentPrompts()
+    sent.note(block_keys(prompt(3), None), MANY)
+    assert sent.matched_tokens(block_keys(prompt(3), None)) == 3 * BLOCK_TOKENS
+    assert sent.matched_tokens(block_keys(prompt(3, last=9), None)) == 2 * BLOCK_TOKENS
+    assert sent.matched_tokens(block_keys(prompt(3), "other")) == 0
 
 
 def test_what_was_sent_longest_ago_is_forgotten() -> None:
-    index = PrefixIndex()
+    sent = SentPrompts()
     old, new = block_keys(prompt(2), "old"), block_keys(prompt(2), "new")
-    index.note("a", old, 3 * BLOCK_TOKENS)
-    index.note("a", new, 3 * BLOCK_TOKENS)
-    assert index.matched_tokens("a", new) == 2 * BLOCK_TOKENS
-    assert index.matched_tokens("a", old) == 0, "its first block has gone"
+    sent.note(old, 3 * BLOCK_TOKENS)
+    sent.note(new, 3 * BLOCK_TOKENS)
+    assert sent.matched_tokens(new) == 2 * BLOCK_TOKENS
+    assert sent.matched_tokens(old) == 0, "its first block has gone"
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=3 * BLOCK_TOKENS), st.integers(0, 400))
 def test_no_more_is_matched_than_is_alike(tokens: list[int], cut: int) -> None:
-    index = PrefixIndex()
-    index.note("a", block_keys(tokens, None), MANY)
+    sent = SentPrompts()
+    sent.note(block_keys(tokens, None), MANY)
     other = [*tokens[:cut], 7, *tokens[cut:]]
     alike = min(cut, len(tokens))
-    assert index.matched_tokens("a", block_keys(other, None)) <= alike
+    assert sent.matched_tokens(block_keys(other, None)) <= alike

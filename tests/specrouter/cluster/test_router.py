@@ -39,7 +39,7 @@ Settings = dict[str, Any]
 
 GREEDY = Request(prompt=PROMPT, params=KINDS["greedy"], speculation=None, slo=None)
 SOON_SILENT: Settings = {
-    "routing": {"stale_s": 1.5, "metrics_s": 0.1, "policy": "round-robin"},
+    "routing": {"metrics_s": 0.1, "policy": "round-robin"},
     "resume": {"silence_s": 1.0},
 }
 
@@ -201,8 +201,7 @@ def test_times_count_from_the_first_submission(small_config: Settings) -> None:
 def test_the_time_of_a_request_is_up_where_no_replica_is_left_to_say_so(
     small_config: Settings,
 ) -> None:
-    routing = {"stale_s": 0.5, "metrics_s": 0.1}
-    with Cluster(small_config, resume={"silence_s": 0.5}, routing=routing) as cluster:
+    with Cluster(small_config, resume={"silence_s": 0.5}, routing=NEWS) as cluster:
         for link in cluster.links:
             link.hangs_at = link.replies
         params = SamplingParams(max_new_tokens=30, logprobs=0)

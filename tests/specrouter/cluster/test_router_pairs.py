@@ -106,7 +106,7 @@ def test_a_stream_of_a_half_that_breaks_alone_goes_on(
 def test_a_half_that_falls_silent_is_left_and_nothing_comes_twice(
     small_config: Settings, load: Load, half: int
 ) -> None:
-    section = {**PAIR, "routing": {"stale_s": 1.5, "metrics_s": 0.1}, "resume": {"silence_s": 1.0}}
+    section = {**PAIR, "routing": {"metrics_s": 0.1}, "resume": {"silence_s": 1.0}}
     with Cluster(small_config, **section) as cluster:
         hanging = cluster.links[half]
         cluster.wait_until_ready()

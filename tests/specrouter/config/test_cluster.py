@@ -88,14 +88,7 @@ def test_the_halves_of_a_pair_are_processes_with_names_and_settings_of_their_own
             {"replicas": [{"name": "a"}], "routing": {"policy": "fastest"}},
         ),
         ("cluster.resume.silence_s", {"replicas": [{"name": "a"}], "resume": {"silence_s": 0}}),
-        (
-            "cluster.resume.silence_s",
-            {"replicas": [{"name": "a"}], "routing": {"metrics_s": 2.0, "stale_s": 9.0}},
-        ),
-        (
-            "cluster.routing.stale_s",
-            {"replicas": [{"name": "a"}], "routing": {"metrics_s": 1.0, "stale_s": 1.0}},
-        ),
+        ("cluster.resume.silence_s", {"replicas": [{"name": "a"}], "routing": {"metrics_s": 1.5}}),
     ],
 )
 def test_what_is_wrong_is_named(field: str, cluster: Any) -> None:

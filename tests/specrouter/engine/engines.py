@@ -72,7 +72,7 @@ class EngineBench:
             objective=objective,
         )
         handle = RequestHandle(next(self._ids), lambda: None)
-        text = Detokenizer.of(spec, self.pool.tokenizer)
+        text = Detokenizer(self.pool.tokenizer, spec.params, spec.token_ids)
         request = RunningRequest(spec, handle, text, self.pool.eos_token_ids)
         self.engine.enqueue(request)
         return handle

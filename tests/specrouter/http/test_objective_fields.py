@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from specrouter import SLO
-from specrouter.http.objective_fields import MAX_STAGES, MAX_TOKEN_CHARACTERS
 from specrouter.request.objective import SloLike, Stage
+from specrouter.request.slo_fields import MAX_STAGES, MAX_TOKEN_CHARACTERS
 from tests.specrouter.fake_router import FakeRouter, FakeTokenizer
 from tests.specrouter.http.client import BODIES, UNASKED, Headers, cases, post, refusal
 

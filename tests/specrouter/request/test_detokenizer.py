@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from specrouter.request.detokenizer import Detokenizer
+from specrouter.request.params import SamplingParams
 from test_support.factories import make_tokenizer
 from tests.pure import few
 
@@ -38,7 +39,9 @@ class Pieces:
 
 def stream(pieces: Sequence[bytes], stop: Sequence[str] = ()) -> tuple[list[str], Detokenizer]:
     """What each token brought, the end's rest last; nothing follows a stop text."""
-    detok = Detokenizer(cast(PreTrainedTokenizerBase, Pieces(pieces)), stop)
+    detok = Detokenizer(
+        cast(PreTrainedTokenizerBase, Pieces(pieces)), SamplingParams(stop=tuple(stop))
+    )
     shown: list[str] = []
     for token in range(1, len(pieces) + 1):
         shown.append(detok.push(token))
@@ -105,7 +108,7 @@ def decoded(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
 
 
 def continued(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], ids: Sequence[int]) -> str:
-    detok = Detokenizer(tokenizer, (), prompt=prompt)
+    detok = Detokenizer(tokenizer, SamplingParams(), prompt)
     shown = [detok.push(token) for token in ids] + [detok.finish()]
     assert "".join(shown) == detok.text
     return detok.text
@@ -124,7 +127,7 @@ def test_any_cut_streams_to_the_whole_text(text: str, borders: list[int]) -> Non
 def test_a_real_tokenizers_ids_stream_to_their_decoding(text: str) -> None:
     tokenizer = byte_level()
     ids = tokenizer(text)["input_ids"]
-    detok = Detokenizer(tokenizer, ())
+    detok = Detokenizer(tokenizer, SamplingParams())
     shown = [detok.push(token) for token in ids] + [detok.finish()]
     assert "".join(shown) == text
     assert not any("\ufffd" in part for part in shown)
@@ -199,7 +202,7 @@ def test_text_is_shown_as_soon_as_it_is_certain(
 @pytest.mark.parametrize(("keep", "text"), [(False, "one "), (True, "one END")])
 def test_a_stop_text_is_kept_where_asked_and_named(keep: bool, text: str) -> None:
     pieces = cast(PreTrainedTokenizerBase, Pieces([b"one E", b"N", b"D two"]))
-    detok = Detokenizer(pieces, ["x", "END"], keep_stop=keep)
+    detok = Detokenizer(pieces, SamplingParams(stop=("x", "END"), include_stop_str_in_output=keep))
     assert "".join(map(detok.push, (1, 2, 3))) == detok.text == text
     assert detok.stopped_by == "END"
 
@@ -210,7 +213,7 @@ def test_some_special_tokens_are_text_where_others_are_skipped() -> None:
     shown = id_of(tokenizer, "<tool_call>")
     ids = [*ids_of(tokenizer, "one "), shown, tokenizer.eos_token_id, *ids_of(tokenizer, "two")]
     for ids_shown, text in (((shown,), "one <tool_call>two"), ((), "one two")):
-        detok = Detokenizer(tokenizer, (), shown_special_ids=ids_shown)
+        detok = Detokenizer(tokenizer, SamplingParams(shown_special_token_ids=ids_shown))
         assert "".join([*map(detok.push, ids), detok.finish()]) == text
 
 
@@ -218,4 +221,6 @@ def test_special_tokens_are_text_where_asked() -> None:
     tokenizer = byte_level()
     special = tokenizer.eos_token_id
     for skip, text in ((True, ""), (False, tokenizer.eos_token)):
-        assert Detokenizer(tokenizer, (), skip_special_tokens=skip).push(special) == text
+        assert (
+            Detokenizer(tokenizer, SamplingParams(skip_special_tokens=skip)).push(special) == text
+        )

@@ -57,7 +57,7 @@ class Running:
             seed=5,
             **spec,
         )
-        text = Detokenizer.of(asked, tokenizer)
+        text = Detokenizer(tokenizer, asked.params, asked.token_ids)
         self.request = RunningRequest(
             asked, self.handle, text, frozenset({EOS}), lambda: time.perf_counter()
         )

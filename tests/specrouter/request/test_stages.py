@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from specrouter import SLO, RequestError
-from specrouter.request.attainment import attained_stages
 from specrouter.request.objective import Objective, Stage, joined, resolve
+from specrouter.request.pace import attained_stages
 
 END_OF_THINKING = 7
 THINKING = Stage(20.0, until_token=END_OF_THINKING)

@@ -131,7 +131,7 @@ def test_what_excludes_all_that_a_structure_allows_ends_the_request_with_an_erro
 def test_a_grammar_without_a_way_on_ends_its_own_request_alone(
     chain: tuple[str, ...], router: ChainRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specrouter.request.grammar_start._TRIED_TEXTS", 0)
+    monkeypatch.setattr("specrouter.request.grammar._TRIED_TEXTS", 0)
     dead_end = Structure("grammar", 'start: "ab" rest\nrest: rest "c"')
     params = [
         SamplingParams(max_new_tokens=8, structure=dead_end),

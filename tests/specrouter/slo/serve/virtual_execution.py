@@ -15,8 +15,8 @@ import numpy as np
 
 from specrouter.engine.admission_queue import AdmissionQueue
 from specrouter.profile.batch_time import BatchTime
-from specrouter.request.attainment import tpot_of_runs
 from specrouter.request.objective import Stage
+from specrouter.request.pace import tpot_of_runs
 from specrouter.slo.admission import Admission, Admit
 from specrouter.view import EngineView, RequestView
 from tests.specrouter.predictions import ALL

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specrouter.request import grammar_start
+from specrouter.request import grammar
 from specrouter.request.grammar import GrammarCompiler
 from specrouter.request.params import RequestError
 from specrouter.request.structure import Structure
@@ -68,7 +68,7 @@ def test_large_structures_are_served(name: str, compiler: GrammarCompiler) -> No
 def test_what_fails_a_few_tokens_later_is_refused_before(
     name: str, compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammar_start, "_TRIED_S", 600.0)
+    monkeypatch.setattr(grammar, "_TRIED_S", 600.0)
     with pytest.raises(RequestError) as caught:
         compiler.compile(TOO_LARGE[name])
     assert caught.value.field == "structure"
