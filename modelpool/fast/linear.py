@@ -7,14 +7,14 @@ on the number of rows, they may differ from it in the last.
 oneDNN re-orders a plain bfloat16 weight at every call; without that a forward of 200M parameters
 takes 0.65 of its time for 4 tokens and 0.87 for 64 (one thread, AVX-512). In float32 its products
 take 0.37 of the time for 2 tokens, 0.36 for 4 and 0.6 for 16 (two threads, AVX2), and small layers
-would lose 10 microseconds each. A row alone oneDNN sums in another order beyond 1,024 inputs (torch
-2.13, bfloat16, AVX-512): a text would depend on whether its request stood alone, so such a row is
-computed twice, unless a trial shows that it need not be (`sum_order`: with AMX, in bfloat16). With
-AMX it sums more than 32 rows in other orders beyond some 512 inputs, so rows are multiplied 32 at a
-time there: as fast up to 32, 1.6 times the time for 64 rows and some 2.5 times for more (one
-thread), and still a fraction of what it takes without AMX. Everything else stays as it was: other
-dtypes and devices, subclasses of `nn.Linear`, and layers with hooks, such as those that
-`accelerate` has spread.
+would lose 10 microseconds each. Few rows oneDNN sums in another order in some shapes (a row alone
+beyond 1,024 inputs, torch 2.13, bfloat16, AVX-512; up to 15 rows of 160 inputs, torch 2.11,
+float32): a text would depend on whether its request stood alone, so rows of zeros are computed
+beside them where a trial shows that they need to be (`sum_order`). With AMX it sums more than 32
+rows in other orders beyond some 512 inputs, so rows are multiplied 32 at a time there: as fast up
+to 32, 1.6 times the time for 64 rows and some 2.5 times for more (one thread), and still a fraction
+of what it takes without AMX. Everything else stays as it was: other dtypes and devices, subclasses
+of `nn.Linear`, and layers with hooks, such as those that `accelerate` has spread.
 """
 
 from collections.abc import Iterable
@@ -22,12 +22,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from modelpool.fast.cpu import computes_in, has_amx
 from modelpool.fast.row_sizes import filled, row_size
-from modelpool.fast.sum_order import one_row_sums_alike, pack, product
+from modelpool.fast.sum_order import least_rows, pack, product
 
-_SAFE_INPUTS = 1024  # up to here one row is summed as several are
 _AMX_ROWS, _AMX_INPUTS = 32, 256  # up to here AMX sums all rows alike, whatever the other is
 TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # read the same input
 _LARGE = 2**17  # elements of a float32 weight from which on a call costs less than it gains
@@ -50,17 +50,16 @@ class PackedWeight:
 
     def multiply(self, x: Tensor) -> Tensor:
         """[..., in] to [..., out], for any leading shape."""
-        is_alone = x.numel() == self.in_features
-        if is_alone and self.in_features > _SAFE_INPUTS and not self._sums_alike():
-            rows = x.reshape(1, -1).expand(2, -1)
-            return self._product(rows)[0].view(*x.shape[:-1], self.out_features)
+        count, least = x.numel() // self.in_features, self._least_rows()
+        if 0 < count < least:
+            rows = F.pad(x.reshape(count, -1), (0, 0, 0, least - count))
+            return self._product(rows)[:count].view(*x.shape[:-1], self.out_features)
         most = self._most_rows
         if most is not None and x.numel() > most * self.in_features:
             rows = x.reshape(-1, self.in_features)
             starts = range(0, len(rows), most)
             y = torch.cat([self._product(rows[start : start + most]) for start in starts])
             return y.view(*x.shape[:-1], self.out_features)
-        count = x.numel() // self.in_features
         if row_size(count) != count:
             y = self._product(filled(x.reshape(-1, self.in_features)))[:count]
             return y.view(*x.shape[:-1], self.out_features)
@@ -69,9 +68,9 @@ class PackedWeight:
     def _product(self, x: Tensor) -> Tensor:
         return product(x, self._packed, self.bias)
 
-    def _sums_alike(self) -> bool:
+    def _least_rows(self) -> int:
         threads = torch.get_num_threads()
-        return one_row_sums_alike(self.in_features, self.out_features, self.dtype, threads)
+        return least_rows(self.in_features, self.out_features, self.dtype, threads)
 
 
 class PackedLinear(nn.Module):

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 _ROWS_HINT = 16  # for how many rows oneDNN chooses the layout; it serves any number
-_AMONG = (2, 3, 16, 32)  # rows beside which a row alone is tried
-_ALONE = 4  # of them that are tried alone
+_COUNTS = (1, 2, 3, 4, 5, 8, 15, 16, 17, 24, 32)  # of rows that are tried
+_LEAST = (1, 2, 4, 8, 16)  # of rows from which on a row may have the same bits
 _KINDS = 64  # of weight rows in a trial, repeated
 
 
@@ -44,14 +44,15 @@ def cancelling(rows: int, inputs: int, outputs: int, dtype: torch.dtype) -> tupl
 
 
 @cache
-def one_row_sums_alike(inputs: int, outputs: int, dtype: torch.dtype, threads: int) -> bool:
-    """Is a row alone summed as it is among others?
+def least_rows(inputs: int, outputs: int, dtype: torch.dtype, threads: int) -> int:
+    """From how many rows on each is summed in one order.
 
     Args:
         threads: those that torch is set to now.
     """
-    x, weight = cancelling(max(_AMONG), inputs, outputs, dtype)
+    x, weight = cancelling(max(_COUNTS) + 1, inputs, outputs, dtype)
     with torch.inference_mode():
         packed = pack(weight)
-        alone = torch.cat([product(x[row : row + 1], packed) for row in range(_ALONE)])
-        return all(torch.equal(product(x[:rows], packed)[:_ALONE], alone[:rows]) for rows in _AMONG)
+        together = product(x, packed)
+        others = [n for n in _COUNTS if not torch.equal(product(x[:n], packed), together[:n])]
+    return next((least for least in _LEAST if all(n < least for n in others)), _LEAST[-1])

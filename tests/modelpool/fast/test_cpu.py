@@ -12,7 +12,7 @@ from modelpool import ModelPool
 from modelpool.fast.cpu import int8_refusal
 from modelpool.fast.direct_forward import direct_forward_of
 from modelpool.fast.joined import keeps_bits
-from modelpool.fast.sum_order import one_row_sums_alike
+from modelpool.fast.sum_order import least_rows
 from modelpool.fast.tuning import Tuning
 from modelpool.packed_model import PackedModel
 from test_support.factories import save_llama
@@ -35,7 +35,7 @@ def test_trials_of_sums_start_no_workers_but_those_of_the_model() -> None:
     model = make_model(LLAMA_SHAPED["llama"](), torch.bfloat16)
     packed = PackedModel.wrap("m", model, VOCAB, Tuning(threads=1, pack_weights=True))
     keeps_bits.cache_clear()
-    one_row_sums_alike.cache_clear()
+    least_rows.cache_clear()
     assert _workers_started(lambda: direct_forward_of(packed), threads=2) == 0
 
 

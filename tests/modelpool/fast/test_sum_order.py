@@ -3,10 +3,11 @@
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from modelpool.fast import linear, sum_order
 from modelpool.fast.linear import PackedWeight, can_pack
-from modelpool.fast.sum_order import cancelling, one_row_sums_alike
+from modelpool.fast.sum_order import cancelling, least_rows
 
 DTYPES = [dtype for dtype in (torch.bfloat16, torch.float32) if can_pack(dtype)]
 pytestmark = pytest.mark.skipif(not DTYPES, reason="torch without oneDNN")
@@ -27,26 +28,25 @@ def test_a_row_alone_has_the_bits_of_any_other(
             assert torch.equal(packed.multiply(row), expected)
 
 
-@pytest.mark.parametrize("alike", [True, False])
-def test_a_row_alone_is_computed_twice_only_where_it_is_summed_otherwise(
-    alike: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("least", [1, 2, 8])
+def test_few_rows_are_filled_up_only_where_they_are_summed_otherwise(
+    least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = list[int]()
     plain = sum_order.product
 
     def by_count(x: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
-        """A row alone has another last bit, or not."""
-        counts.append(x.numel() // x.shape[-1])
-        y = plain(x.reshape(1, -1).expand(2, -1), packed, bias)[:1] if len(x) == 1 else None
-        if y is None:
-            return plain(x, packed, bias)
-        return y if alike else torch.nextafter(y, y + 1)
+        """Fewer than `least` rows have another last bit."""
+        counts.append(len(x))
+        y = plain(F.pad(x, (0, 0, 0, 40 - len(x))), packed, bias)[: len(x)]
+        return y if len(x) >= least else torch.nextafter(y, y + 1)
 
     for module in (sum_order, linear):
         monkeypatch.setattr(module, "product", by_count)
-    monkeypatch.setattr(linear, "one_row_sums_alike", one_row_sums_alike.__wrapped__)
-    x, weight = cancelling(1, 1152, 64, torch.float32)
+    monkeypatch.setattr(linear, "least_rows", least_rows.__wrapped__)
+    x, weight = cancelling(3, 1152, 64, torch.float32)
     packed = PackedWeight(weight, None)
-    together = plain(x.expand(2, -1), sum_order.pack(weight))
-    assert torch.equal(packed.multiply(x), together[:1])
-    assert counts[-1] == (1 if alike else 2)
+    together = by_count(F.pad(x, (0, 0, 0, 37)), sum_order.pack(weight))
+    for rows in (1, 3):
+        assert torch.equal(packed.multiply(x[:rows]), together[:rows])
+        assert counts[-1] == max(rows, least)
