@@ -254,7 +254,7 @@ function Form({ form, change, chains, run, stop, isRunning }) {
   </form>`;
 }
 
-export function Try({ marks, chains, dtype, refused, keys }) {
+export function Try({ marks, chains, dtype, refused }) {
   const [form, change] = useState(FIRST);
   const [routed, showRouted] = useState(EMPTY);
   const [alone, showAlone] = useState(EMPTY);
@@ -308,6 +308,5 @@ export function Try({ marks, chains, dtype, refused, keys }) {
       <${Detail} token=${token} place=${place} />
       ${draft && html`<${Tree} draft=${draft} own=${draft.texts[draft.tree.accepted.length]} cycles=${routed.cycles.length}
         ...${{ cycle, go, marks }} />`}`}
-    ${keys}
   </section>`;
 }
