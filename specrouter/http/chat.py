@@ -130,6 +130,7 @@ class ChatAnswer(OpenAIAnswer):
     but for the ids of its calls, which are drawn."""
 
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
+    body: ChatRequest
 
     def __init__(
         self,
@@ -141,8 +142,6 @@ class ChatAnswer(OpenAIAnswer):
     ) -> None:
         """`reader`: of each choice; without it, the text is content."""
         super().__init__(body, envelope, [prompt], texts)
-        self._top_count = body.top_logprobs or 0
-        self._reasons = body.include_reasoning is not False
         self._readers = defaultdict[int, AnswerReader](reader) if reader else None  # by choice
 
     def whole(self, outputs: Outputs) -> dict[str, Any]:
@@ -202,7 +201,9 @@ class ChatAnswer(OpenAIAnswer):
     def _reasoning(self, news: News) -> dict[str, str]:
         """Under DeepSeek's name and vLLM's."""
         said = news.reasoning
-        return {"reasoning_content": said, "reasoning": said} if said and self._reasons else {}
+        if not said or self.body.include_reasoning is False:
+            return {}
+        return {"reasoning_content": said, "reasoning": said}
 
     def _rest(self, part: RequestOutput | Delta, reader: AnswerReader | None) -> dict[str, Any]:
         output = output_of(part)
@@ -219,7 +220,9 @@ class ChatAnswer(OpenAIAnswer):
         content = [
             {
                 **self._candidate(one.token_id, one.logprob),
-                "top_logprobs": [self._candidate(*other) for other in one.top[: self._top_count]],
+                "top_logprobs": [
+                    self._candidate(*other) for other in one.top[: self.body.top_logprobs or 0]
+                ],
             }
             for one in positions
         ]

@@ -7,9 +7,10 @@ reads the prompt only: the router makes one token, which nobody sees.
 from __future__ import annotations
 
 import codecs
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import groupby
 from typing import Any
 
@@ -111,18 +112,10 @@ def _without_tokens(delta: Delta) -> Delta | None:
     if output is None or output.finish_reason not in ("eos", "stop", "length"):
         return None if output is None else delta
     logprobs: list[TokenLogprobs] | None = None if output.logprobs is None else []
-    bare = replace(
-        output, text="", token_ids=[], finish_reason="length", logprobs=logprobs, stop_reason=None
-    )
-    return replace(
-        delta,
-        text="",
-        token_ids=[],
-        finish_reason="length",
-        logprobs=logprobs,
-        prompt_logprobs=output.prompt_logprobs,
-        output=bare,
-    )
+    bare: dict[str, Any] = {"text": "", "token_ids": [], "logprobs": logprobs}
+    bare["finish_reason"] = "length"
+    output = replace(output, **bare, stop_reason=None)
+    return replace(delta, **bare, prompt_logprobs=output.prompt_logprobs, output=output)
 
 
 class CompletionAnswer(OpenAIAnswer):
@@ -130,27 +123,22 @@ class CompletionAnswer(OpenAIAnswer):
 
     kind = chunk_kind = "text_completion"
 
-    def __init__(
-        self,
-        body: CompletionRequest,
-        envelope: dict[str, Any],
-        prompts: Sequence[Prompt],
-        texts: TokenTexts,
-    ) -> None:
-        super().__init__(body, envelope, prompts, texts)
-        self._echo = bool(body.echo)
-        self._count = body.logprobs
-        self._logprobs: dict[int, _LogprobLists] = {}  # by choice
-        self._kept = body.n or 1
+    body: CompletionRequest
+
+    @cached_property
+    def _logprobs(self) -> defaultdict[int, _LogprobLists]:
+        """By choice."""
+        return defaultdict(partial(_LogprobLists, self.texts, self.body.logprobs or 0))
 
     def chosen(self, outputs: Outputs) -> Outputs:
         """Of `best_of` samples the likeliest, by mean log-probability."""
-        if all(output.index < self._kept for _, output in outputs):
+        kept = self.body.n or 1
+        if all(output.index < kept for _, output in outputs):
             return outputs
         return [
             one
             for _, samples in groupby(outputs, key=lambda one: one[0])
-            for one in sorted(samples, key=lambda one: -_mean_logprob(one[1]))[: self._kept]
+            for one in sorted(samples, key=lambda one: -_mean_logprob(one[1]))[:kept]
         ]
 
     def says_something(self, choice: Mapping[str, Any]) -> bool:
@@ -159,7 +147,7 @@ class CompletionAnswer(OpenAIAnswer):
     def choice(
         self, prompt: int, index: int, part: RequestOutput | Delta, is_first: bool
     ) -> dict[str, Any]:
-        echoed = is_first and self._echo
+        echoed = is_first and bool(self.body.echo)
         choice = {
             "index": index,
             "text": self._prompt_text(prompt) + part.text if echoed else part.text,
@@ -181,14 +169,12 @@ class CompletionAnswer(OpenAIAnswer):
     def _of_choice(
         self, prompt: int, index: int, part: RequestOutput | Delta, echoed: bool
     ) -> dict[str, Any] | None:
-        if self._count is None:
+        if self.body.logprobs is None:
             return None
         tokens, positions = list(part.token_ids), list[TokenLogprobs | None](part.logprobs or ())
         if echoed:
             tokens = [*self.prompts[prompt].token_ids, *tokens]
             positions = [*(part.prompt_logprobs or ()), *positions]
-        if index not in self._logprobs:
-            self._logprobs[index] = _LogprobLists(self.texts, self._count)
         return self._logprobs[index].to_json(tokens, positions)
 
 
