@@ -10,11 +10,13 @@ from pydantic import Field, StrictInt, StrictStr, model_validator
 from modelpool.errors import ConfigError
 from specrouter.config.strict import Strict
 from specrouter.request.objective import (
+    QUANTITIES,
     SLO,
     OnUnattainable,
+    TokenIdOf,
     check_vocabulary,
     single_token,
-    slo_of,
+    stages_of,
 )
 from specrouter.request.params import RequestError
 
@@ -62,20 +64,29 @@ class SloConfig(Strict):
     @model_validator(mode="after")
     def _is_an_slo(self) -> SloConfig:
         try:
-            slo_of(self, _any_token)
+            self.slo(_any_token)
         except RequestError as error:
             raise ConfigError(_place(error), error.reason) from None
         return self
+
+    def slo(self, token_id_of: TokenIdOf) -> SLO:
+        """Raises `RequestError`."""
+        stages = [(one.tpot_ms, one.until_tokens, one.until_token) for one in self.stages]
+        return SLO(
+            **{name: getattr(self, name) for name in QUANTITIES},
+            stages=stages_of(stages, token_id_of),
+            on_unattainable=self.on_unattainable,
+        )
 
 
 def slos_by_class(
     classes: Mapping[str, SloConfig], tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, SLO]:
     """Raises `ConfigError` where a stage's end is no token of the tokenizer."""
-    token_id_of, slos = single_token(tokenizer), dict[str, SLO]()
+    token_id_of, slos = single_token(tokenizer), {}
     for name, one in classes.items():
         try:
-            slos[name] = slo_of(one, token_id_of)
+            slos[name] = one.slo(token_id_of)
             check_vocabulary(slos[name].stages, len(tokenizer))
         except RequestError as error:
             raise ConfigError(f"slo_classes.{name}.{_place(error)}", error.reason) from None

@@ -23,7 +23,7 @@ from specrouter.request.objective import (
     SloLike,
     TokenIdOf,
     joined,
-    slo_of,
+    stages_of,
 )
 from specrouter.request.params import RequestError
 
@@ -65,6 +65,15 @@ class SloRequest(OwnFields):
         """Whether it says at most what becomes of an objective that comes another way."""
         return all(getattr(self, name) is None for name in (*QUANTITIES, "stages"))
 
+    def slo(self, token_id_of: TokenIdOf) -> SLO:
+        """Raises `RequestError`."""
+        stages = [(one.tpot_ms, one.until_tokens, one.until_token) for one in self.stages or ()]
+        return SLO(
+            **{name: getattr(self, name) for name in QUANTITIES},
+            stages=stages_of(stages, token_id_of),
+            on_unattainable=self.on_unattainable or "best_effort",
+        )
+
 
 def asked_objective(
     asked: str | SloRequest | None,
@@ -89,7 +98,7 @@ def asked_objective(
         slo = joined(None, added, classes, SLO_HEADERS)
         assert isinstance(slo, SLO), "headers give values"
         return replace(slo, on_unattainable=asked.on_unattainable or "best_effort")
-    slo = slo_of(asked, token_id_of) if isinstance(asked, SloRequest) else asked
+    slo = asked.slo(token_id_of) if isinstance(asked, SloRequest) else asked
     return joined(slo, added, classes, SLO_HEADERS)
 
 

@@ -13,7 +13,7 @@ stages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -261,22 +261,19 @@ def _float(value: float | None) -> float | None:
     return None if value is None else float(value)
 
 
-def slo_of(given: Any, token_id_of: TokenIdOf) -> SLO:
-    """Of the fields of an `SLO`, where a stage may end with a text such as `</think>`.
+def stages_of(
+    given: Iterable[tuple[float, int | None, int | str | None]], token_id_of: TokenIdOf
+) -> tuple[Stage, ...]:
+    """Of the fields of each `Stage`, whose `until_token` may be a text such as `</think>`.
 
     Raises `RequestError`: names the `until_token` that is no single token.
     """
     stages = []
-    for place, one in enumerate(given.stages or ()):
-        until = one.until_token
+    for place, (tpot_ms, until_tokens, until) in enumerate(given):
         if isinstance(until, str):
             until = token_id_of(f"slo.stages[{place}].until_token", until)
-        stages.append(Stage(one.tpot_ms, one.until_tokens, until))
-    return SLO(
-        **{name: getattr(given, name) for name in QUANTITIES},
-        stages=tuple(stages),
-        on_unattainable=given.on_unattainable or "best_effort",
-    )
+        stages.append(Stage(tpot_ms, until_tokens, until))
+    return tuple(stages)
 
 
 def check_vocabulary(stages: Sequence[Stage], vocabulary: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specrouter import RouterConfig
-from specrouter.request.objective import SLO, Stage, slo_of
+from specrouter.request.objective import SLO, Stage
 from tests.specrouter.config.test_config import POOL, Settings, refused
 
 CLASSES: Settings = {
@@ -30,7 +30,7 @@ def end_of_thinking(field: str, text: str) -> int:
 
 def test_classes_of_objectives_have_names() -> None:
     config = RouterConfig.load({"pool": POOL, "slo_classes": CLASSES})
-    slos = {name: slo_of(one, end_of_thinking) for name, one in config.slo_classes.items()}
+    slos = {name: one.slo(end_of_thinking) for name, one in config.slo_classes.items()}
     assert slos == {
         "interactive": SLO(tpot_ms=50, ttft_ms=1000),
         "coding": SLO(tpot_ratio=1.2),
