@@ -18,7 +18,6 @@ from fastapi import FastAPI
 from fastapi import Request as HttpRequest
 from fastapi.responses import Response
 from pydantic import TypeAdapter
-from transformers import PreTrainedTokenizerBase
 
 from specrouter.http.openai_answer import (
     OpenAIAnswer,
@@ -62,14 +61,10 @@ def _asked(service: Service, body: CompletionRequest, request: HttpRequest) -> A
     salt = service.cache_salt(request, body)
     params = sampling_params(body, salt, service.openai_defaults)
     service.check_room()
-    for field, text in body.texts():
-        service.router.limits.check_text(field, text)
-    prompts = _prompts(service.tokenizer, body)
+    prompts = [_prompt(service, body, place, one) for place, one in enumerate(body.prompts)]
     answer = CompletionAnswer(body, service.envelope(request, "cmpl"), prompts, service.texts)
-    ids, are_tokenized = (
-        [one.token_ids for one in prompts],
-        [one.text is not None for one in prompts],
-    )
+    ids = [one.token_ids for one in prompts]
+    are_tokenized = [one.text is not None for one in prompts]
     requests = service.requests(request, body, params, ids, are_tokenized)
     return Asked(requests, answer, _without_tokens if body.asked_tokens == 0 else None)
 
@@ -96,14 +91,15 @@ def sampling_params(
     )
 
 
-def _prompts(tokenizer: PreTrainedTokenizerBase, body: CompletionRequest) -> list[Prompt]:
+def _prompt(
+    service: Service, body: CompletionRequest, place: int, given: str | list[int]
+) -> Prompt:
+    if not isinstance(given, str):
+        return Prompt(given)
+    field = f"prompt[{place}]" if isinstance(body.prompt, list) else "prompt"
+    service.router.limits.check_text(field, given)
     special = body.add_special_tokens is not False
-    return [
-        Prompt(tokenizer(one, add_special_tokens=special)["input_ids"], one)
-        if isinstance(one, str)
-        else Prompt(one)
-        for one in body.prompts
-    ]
+    return Prompt(service.tokenizer(given, add_special_tokens=special)["input_ids"], given)
 
 
 def _without_tokens(delta: Delta) -> Delta | None:

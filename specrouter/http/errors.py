@@ -136,13 +136,8 @@ def _retry_after(delay_s: float) -> int:
     return max(1, math.ceil(delay_s))
 
 
-class UnknownModelError(Exception):
+class UnknownModelError(RequestError):
     """A request for a model that is not served."""
-
-    field = "model"
-
-    def __init__(self, asked: str, served: str) -> None:
-        super().__init__(f"there is no model {asked[:80]!r}; {served!r} is served")
 
 
 @contextmanager

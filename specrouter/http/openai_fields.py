@@ -119,15 +119,6 @@ class CompletionRequest(OpenAIRequest):
             return [self.prompt]
         return list(self.prompt)
 
-    def texts(self) -> list[tuple[str, str]]:
-        """The prompts that are texts, each behind its place in the body."""
-        several = isinstance(self.prompt, list)
-        return [
-            (f"prompt[{number}]" if several else "prompt", one)
-            for number, one in enumerate(self.prompts)
-            if isinstance(one, str)
-        ]
-
     def field_names(self) -> dict[str, str]:
         samples = "n" if self.best_of is None else "best_of"
         return {**super().field_names(), "input_ids": "prompt", "n": samples}

@@ -8,6 +8,7 @@ whose grammar is to be compiled goes on in another.
 
 from __future__ import annotations
 
+import hashlib
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from specrouter.engine.request import PromptLike, Request
 from specrouter.engine.serving import ServingRouter
 from specrouter.http.bodies import json_data, read_body
 from specrouter.http.errors import UnknownModelError, field_names
-from specrouter.http.keys import api_keys, cache_salt
+from specrouter.http.keys import api_keys
 from specrouter.http.objective_fields import asked_objective
 from specrouter.http.reasoning.formats import ReasoningFormat, reasoning_of
 from specrouter.http.reasoning.harmony import Harmony
@@ -81,7 +82,8 @@ class Service:
     def check_model(self, asked: str | None) -> None:
         """None and an empty name ask for what is served. Raises `UnknownModelError`."""
         if asked and asked != self.model:
-            raise UnknownModelError(asked, self.model)
+            reason = f"there is no model {asked[:80]!r}; {self.model!r} is served"
+            raise UnknownModelError("model", reason)
 
     def check_choices(self, prompts: int, samples: int) -> None:
         """Raises `RequestError` for more texts than one request may ask for, of "prompt" or "n"."""
@@ -150,8 +152,14 @@ class Service:
         }
 
     def cache_salt(self, request: HttpRequest, body: RequestFields) -> str | None:
-        """Among whose requests it shares what was read."""
-        return cache_salt(request, body.cache_salt, self._has_keys)
+        """Under which it shares prefixes: what it asks for, or else its own key's, which nobody can
+        ask for."""
+        if body.cache_salt is not None:
+            return f"salt {body.cache_salt}"
+        if not self._has_keys:
+            return None
+        key = request.headers.get("authorization", "").partition(" ")[2].strip()
+        return f"key {hashlib.sha256(key.encode()).hexdigest()}"
 
     def requests(
         self,
