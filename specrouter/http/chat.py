@@ -29,7 +29,7 @@ from specrouter.http.openai_answer import (
 )
 from specrouter.http.openai_fields import ChatRequest
 from specrouter.http.openapi import generation
-from specrouter.http.reasoning.answer_reader import AnswerReader, CallNews, News
+from specrouter.http.reasoning.answer_reader import AnswerReader, CallNews
 from specrouter.http.service import Asked, Service
 from specrouter.http.streams import Outputs
 from specrouter.http.token_texts import TokenTexts
@@ -167,52 +167,32 @@ class ChatAnswer(OpenAIAnswer):
         if reader is not None:
             tokens = map(self.texts.text, part.token_ids)
             self._usage.reasoning_tokens += sum(map(reader.is_reasoning, tokens))
-        if isinstance(part, Delta):
-            return self._choice_delta(index, part, is_first, reader)
-        message: dict[str, Any] = {"role": "assistant", "content": part.text, "refusal": None}
-        if reader is not None:
-            news = reader.read(part.text, ends=True)
-            is_elsewhere = reader.calls or reader.forced or news.reasoning
-            message["content"] = news.content or (None if is_elsewhere else "")
-            message |= self._reasoning(news)
-            if news.calls:
-                message["tool_calls"] = [_call(call) for call in news.calls]
-        return {"index": index, "message": message, **self._rest(part, reader)}
-
-    def _choice_delta(
-        self, index: int, delta: Delta, is_first: bool, reader: AnswerReader | None
-    ) -> dict[str, Any]:
-        news: dict[str, Any] = {"role": "assistant"} if is_first else {}
+        is_delta, output = isinstance(part, Delta), output_of(part)
+        said: dict[str, Any] = {"role": "assistant"} if is_first else {}
+        if not is_delta:
+            said["refusal"] = None
         if reader is None:
-            news["content"] = delta.text
+            said["content"] = part.text
         else:
-            found = reader.read(delta.text, ends=delta.output is not None)
-            if found.content or is_first:
-                news["content"] = found.content or None
-            news |= self._reasoning(found)
-            if found.calls:
-                news["tool_calls"] = [{"index": call.index, **_call(call)} for call in found.calls]
-        return {"index": index, "delta": news, **self._rest(delta, reader)}
-
-    def says_something(self, choice: Mapping[str, Any]) -> bool:
-        news = choice["delta"]
-        return any(news.get(field) for field in ("content", "tool_calls", "reasoning"))
-
-    def _reasoning(self, news: News) -> dict[str, str]:
-        """Under DeepSeek's name and vLLM's."""
-        said = news.reasoning
-        if not said or self.body.include_reasoning is False:
-            return {}
-        return {"reasoning_content": said, "reasoning": said}
-
-    def _rest(self, part: RequestOutput | Delta, reader: AnswerReader | None) -> dict[str, Any]:
-        output = output_of(part)
+            news = reader.read(part.text, ends=output is not None)
+            is_elsewhere = is_delta or reader.calls or reader.forced or news.reasoning
+            if news.content or is_first:
+                said["content"] = news.content or (None if is_elsewhere else "")
+            if news.reasoning and self.body.include_reasoning is not False:
+                # Under DeepSeek's name and vLLM's.
+                said |= {"reasoning_content": news.reasoning, "reasoning": news.reasoning}
+            if news.calls:
+                said["tool_calls"] = [_call(call, is_delta) for call in news.calls]
         rest = {"logprobs": self._logprobs(part.logprobs), **ending(output)}
         if output is not None and output.finish_reason in _ENDS_BY_ITSELF and _has_called(reader):
             rest["finish_reason"] = "tool_calls"
         if self.body.return_token_ids:
             rest["token_ids"] = list(part.token_ids)
-        return rest
+        return {"index": index, "delta" if is_delta else "message": said, **rest}
+
+    def says_something(self, choice: Mapping[str, Any]) -> bool:
+        news = choice["delta"]
+        return any(news.get(field) for field in ("content", "tool_calls", "reasoning"))
 
     def _logprobs(self, positions: Sequence[TokenLogprobs] | None) -> dict[str, Any] | None:
         if positions is None:
@@ -241,9 +221,15 @@ def _has_called(reader: AnswerReader | None) -> bool:
     return reader is not None and reader.calls > 0 and not reader.is_within_call
 
 
-def _call(news: CallNews) -> dict[str, Any]:
+def _call(news: CallNews, is_delta: bool) -> dict[str, Any]:
     """A call, or more of one."""
+    place = {"index": news.index} if is_delta else {}
     if news.name is None:
-        return {"function": {"arguments": news.arguments}}
+        return {**place, "function": {"arguments": news.arguments}}
     function = {"name": news.name, "arguments": news.arguments}
-    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+    return {
+        **place,
+        "id": f"call_{uuid.uuid4().hex[:24]}",
+        "type": "function",
+        "function": function,
+    }

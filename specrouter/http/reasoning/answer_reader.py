@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from specrouter.http.reasoning.formats import Channels
 from specrouter.http.reasoning.tags import Piece
-from specrouter.http.tools.call_object import JsonScanner
+from specrouter.http.tools.call_object import object_of
 from specrouter.http.tools.call_reader import CallReader
 
 
@@ -62,7 +62,7 @@ class AnswerReader:
         if self._reader is not None and self._reader.is_within_call:
             return True
         is_open = self._channels is not None and self._channels.field == "arguments"
-        return is_open and not _is_object("".join(self._arguments))
+        return is_open and object_of("".join(self._arguments)) is None
 
     def read(self, text: str, ends: bool = False) -> News:
         """`ends`: nothing follows."""
@@ -105,8 +105,3 @@ class AnswerReader:
                 yield field, piece
         if ends and reader is not None:
             yield from reader.pieces("", ends)
-
-
-def _is_object(text: str) -> bool:
-    scanner, text = JsonScanner(), text.strip()
-    return text.startswith("{") and all(map(scanner.step, text)) and scanner.depth == 0
