@@ -24,15 +24,18 @@ from specrouter.request.fields import (
     Bias,
     Count,
     LogprobCount,
+    MinP,
     OwnFields,
     Penalty,
     Positive,
     Refused,
     RepetitionPenalty,
     Samples,
+    Temperature,
     Text,
     TokenIds,
     Tokens,
+    TopP,
     check_refused,
     refused,
 )
@@ -87,13 +90,13 @@ class RequestFields(StructureFields):
 
     model: Text | None = None
     """The target's name; left out or empty, it is the target."""
-    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    temperature: Temperature | None = None
     """0 is greedy. By default 1 at OpenAI's endpoints and 0 at `/generate`."""
     top_k: Annotated[int, Field(ge=-1, le=MOST)] | None = None  # 0 and -1 are off
     """Sample among the k most probable tokens; 0 and -1 are off."""
-    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    top_p: TopP | None = None
     """Sample among the most probable tokens that together have this probability."""
-    min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
+    min_p: MinP | None = None
     """Leave out tokens below this share of the most probable token's probability."""
     repetition_penalty: RepetitionPenalty | None = None
     """For tokens of the prompt and the output; above 1 discourages them."""

@@ -1,4 +1,5 @@
-"""What request bodies are made of: the bases of their objects, and the types of their values.
+"""What requests are made of: the bases of objects in bodies, the types and ranges of values, which
+`SamplingParams` has too, and the refusal of one.
 
 Contract: values are not converted (a number is not read from text). The text below a field is its
 description in the API's schema.
@@ -8,19 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
 
-from specrouter.request.params import (
-    LARGEST_BIAS,
-    MAX_LOGPROBS,
-    MAX_SAMPLES,
-    PENALTIES,
-    REPETITION_PENALTIES,
-    RequestError,
-)
+
+class RequestError(ValueError):
+    """A request that cannot be served as it stands. Raised before anything is queued."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"{field}: {reason}")
+        self.field = field
+        self.reason = reason
+
+    def at(self, field: str, reason: str) -> Self:
+        """The same refusal, told otherwise."""
+        return type(self)(field, reason)
 
 
 class Fields(BaseModel):
@@ -60,6 +65,8 @@ def _encodable(text: str) -> str:
 
 
 MOST = 2**31 - 1  # of a whole number: beyond any model's length and vocabulary
+MAX_SAMPLES = 128
+MAX_LOGPROBS = 20
 
 Text = Annotated[str, AfterValidator(_encodable)]
 Refused = SkipJsonSchema[Any]  # the type of a field that is `refused`
@@ -69,10 +76,14 @@ TokenId = Annotated[int, Field(ge=0, le=MOST)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 Samples = Annotated[int, Field(ge=1, le=MAX_SAMPLES)]
 LogprobCount = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
-Penalty = Annotated[float, Field(ge=PENALTIES[0], le=PENALTIES[1], allow_inf_nan=False)]
-RepetitionPenalty = Annotated[float, Field(ge=REPETITION_PENALTIES[0], le=REPETITION_PENALTIES[1])]
+Temperature = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+TopP = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+MinP = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+# Outside of it, penalised logits overflow.
+RepetitionPenalty = Annotated[float, Field(ge=1e-6, le=1e6)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Bias = Annotated[float, Field(ge=-LARGEST_BIAS, le=LARGEST_BIAS, allow_inf_nan=False)]
+Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 
 
 def refused(reason: str, neutral: Any = None) -> Any:

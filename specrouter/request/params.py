@@ -1,45 +1,42 @@
 """What a caller asks for: sampling parameters, an override of speculation, and their refusals."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
-from typing import Any, Self
+from typing import Annotated, Any, get_type_hints
 
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
+
+from specrouter.request.fields import (
+    Bias,
+    Count,
+    LogprobCount,
+    MinP,
+    Penalty,
+    RepetitionPenalty,
+    Samples,
+    Temperature,
+    Text,
+    TokenId,
+    Tokens,
+    TopP,
+)
+from specrouter.request.fields import RequestError as RequestError
 from specrouter.request.structure import Structure, TextForm
-
-
-class RequestError(ValueError):
-    """A request that cannot be served as it stands. Raised before anything is queued."""
-
-    def __init__(self, field: str, reason: str) -> None:
-        super().__init__(f"{field}: {reason}")
-        self.field = field
-        self.reason = reason
-
-    def at(self, field: str, reason: str) -> Self:
-        """The same refusal, told otherwise."""
-        return type(self)(field, reason)
-
 
 Chain = tuple[str, ...]  # names of models, the drafter first, the target last
 
 LEAST_TEMPERATURE = 1e-6  # below it, quotients overflow and the text is greedy anyway
-REPETITION_PENALTIES = (1e-6, 1e6)  # outside of it, penalised logits overflow
-PENALTIES = (-2.0, 2.0)
-LARGEST_BIAS = 100.0
 MAX_DEPTH = 20  # draft tokens; beyond it the chance that all are accepted is negligible
 MAX_WIDTH = 8  # branches of a token tree
 MAX_TREE_TOKENS = 64  # a tree's draft tokens: what one verification reads beside the last token
-MAX_SAMPLES = 128
-MAX_LOGPROBS = 20
 MAX_SALT_CHARACTERS = 1024
 # How a token is chosen among the likely ones: what a checkpoint may recommend.
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-_TOKEN_IDS = ("stop_token_ids", "shown_special_token_ids")
-_SWITCHES = (
-    *("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "prefix_cache"),
-    "return_drafts",
-)
+_LISTS = ("stop", "stop_token_ids", "shown_special_token_ids", "bad_words", "logits_processors")
+
+_Word = Annotated[Text, Field(min_length=1)]
+_Salt = Annotated[str, Field(min_length=1, max_length=2 * MAX_SALT_CHARACTERS)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,32 +81,35 @@ class SamplingParams:
         return_drafts: tells of every cycle what was drafted, by whom, and what the target took.
     """
 
-    max_new_tokens: int = 128
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    max_new_tokens: Tokens = 128
+    temperature: Temperature = 0.0
+    top_k: Count = 0
+    top_p: TopP = 1.0
+    seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
+    stop: tuple[_Word, ...] = ()
+    stop_token_ids: tuple[TokenId, ...] = ()
     ignore_eos: bool = False
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    min_p: MinP = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
     logit_bias: Any = ()  # a mapping comes in, pairs are kept: no type says both
-    min_tokens: int = 0
-    bad_words: tuple[str, ...] = ()
-    bad_words_ids: tuple[tuple[int, ...], ...] = ()
-    n: int = 1
-    logprobs: int | None = None
-    logits_processors: tuple[Any, ...] = field(default=(), hash=False)  # some cannot be hashed
-    prompt_logprobs: int | None = None
+    min_tokens: Count = 0
+    bad_words: tuple[_Word, ...] = ()
+    bad_words_ids: tuple[Annotated[tuple[TokenId, ...], Field(min_length=1)], ...] = ()
+    n: Samples = 1
+    logprobs: LogprobCount | None = None
+    # Some cannot be hashed.
+    logits_processors: tuple[Callable[..., Any], ...] = field(default=(), hash=False)
+    prompt_logprobs: LogprobCount | None = None
     structure: Structure | TextForm | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    shown_special_token_ids: tuple[int, ...] = ()
+    shown_special_token_ids: tuple[TokenId, ...] = ()
     prefix_cache: bool = True
-    cache_salt: str | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=2 * MAX_SALT_CHARACTERS)] | None = (
+        None
+    )
     return_drafts: bool = False
     max_tokens: InitVar[int | None] = None
 
@@ -119,22 +119,18 @@ class SamplingParams:
                 raise RequestError("max_tokens", "is max_new_tokens, and both are given")
             check_int("max_tokens", max_tokens, least=1)
             object.__setattr__(self, "max_new_tokens", max_tokens)
-        for name in ("stop", *_TOKEN_IDS, "bad_words", "logits_processors"):
+        for name in _LISTS:
             object.__setattr__(self, name, _tuple(name, getattr(self, name)))
         object.__setattr__(self, "logit_bias", _biases("logit_bias", self.logit_bias))
         object.__setattr__(self, "bad_words_ids", _sequences("bad_words_ids", self.bad_words_ids))
-        self._check_choice()
-        self._check_ending()
-        self._check_bans()
-        self._check_cache()
-        check_int("n", self.n, least=1, most=MAX_SAMPLES)
-        for name in ("logprobs", "prompt_logprobs"):
-            if getattr(self, name) is not None:
-                check_int(name, getattr(self, name), least=0, most=MAX_LOGPROBS)
+        _check(_SAMPLING_PARAMS, self)
+        if 0.0 < self.temperature < LEAST_TEMPERATURE:
+            raise RequestError("temperature", f"must be 0 or at least {LEAST_TEMPERATURE:g}")
+        if self.min_tokens > self.max_new_tokens:
+            reason = f"must be at most max_new_tokens, which is {self.max_new_tokens}"
+            raise RequestError("min_tokens", reason)
         if not isinstance(self.structure, Structure | TextForm | None):
             raise RequestError("structure", "must be a Structure")
-        if not all(callable(processor) for processor in self.logits_processors):
-            raise RequestError("logits_processors", "must hold callables (input_ids, scores)")
 
     @property
     def sampling(self) -> dict[str, float]:
@@ -145,55 +141,6 @@ class SamplingParams:
     def goes_on_after_eos(self) -> bool:
         """Whether the end-of-text id is a token like any other."""
         return self.ignore_eos and self.structure is None
-
-    def _check_choice(self) -> None:
-        _check_number("temperature", self.temperature, least=0.0)
-        if 0.0 < self.temperature < LEAST_TEMPERATURE:
-            raise RequestError("temperature", f"must be 0 or at least {LEAST_TEMPERATURE:g}")
-        check_int("top_k", self.top_k, least=0)
-        _check_number("top_p", self.top_p, least=0.0)
-        if not 0.0 < self.top_p <= 1.0:
-            raise RequestError("top_p", f"must be above 0 and at most 1, not {self.top_p}")
-        _check_number("min_p", self.min_p, least=0.0, most=1.0)
-        least, most = REPETITION_PENALTIES
-        _check_number("repetition_penalty", self.repetition_penalty, least, most)
-        _check_number("presence_penalty", self.presence_penalty, *PENALTIES)
-        _check_number("frequency_penalty", self.frequency_penalty, *PENALTIES)
-        if self.seed is not None:
-            check_int("seed", self.seed, least=0)
-            if self.seed >= 2**64:
-                raise RequestError("seed", "must be below 2**64")
-
-    def _check_ending(self) -> None:
-        check_int("max_new_tokens", self.max_new_tokens, least=1)
-        check_int("min_tokens", self.min_tokens, least=0)
-        if self.min_tokens > self.max_new_tokens:
-            reason = f"must be at most max_new_tokens, which is {self.max_new_tokens}"
-            raise RequestError("min_tokens", reason)
-        if not all(isinstance(text, str) and text for text in self.stop):
-            raise RequestError("stop", "must hold texts that are not empty")
-        for name in _TOKEN_IDS:
-            for token in getattr(self, name):
-                check_int(name, token, least=0)
-        for name in _SWITCHES:
-            if not isinstance(getattr(self, name), bool):
-                raise RequestError(name, "must be true or false")
-
-    def _check_cache(self) -> None:
-        salt, most = self.cache_salt, 2 * MAX_SALT_CHARACTERS
-        if salt is not None and not (isinstance(salt, str) and 0 < len(salt) <= most):
-            raise RequestError("cache_salt", f"must be a text of 1 to {most} characters")
-
-    def _check_bans(self) -> None:
-        for word in self.bad_words:
-            if not isinstance(word, str) or not word:
-                raise RequestError("bad_words", "must hold texts that are not empty")
-            check_unicode("bad_words", word)
-        for ids in self.bad_words_ids:
-            if not ids:
-                raise RequestError("bad_words_ids", "must hold sequences that are not empty")
-            for token in ids:
-                check_int("bad_words_ids", token, least=0)
 
 
 @dataclass(frozen=True)
@@ -209,27 +156,19 @@ class Speculation:
         reuse_outputs: it may quote its tenant's earlier outputs, and later ones its own.
     """
 
-    chain: tuple[str, ...] | None = None
-    depth: int | None = None
-    width: int | None = None
+    chain: Annotated[Chain, Field(min_length=1)] | None = None
+    depth: Annotated[int, Field(ge=1, le=MAX_DEPTH)] | None = None
+    width: Annotated[int, Field(ge=1, le=MAX_WIDTH)] | None = None
     prediction: str | Sequence[int] | None = None
     reuse_outputs: bool = True
 
     def __post_init__(self) -> None:
         if self.chain is not None:
-            chain = _tuple("speculation.chain", self.chain)
-            object.__setattr__(self, "chain", chain)
-            if not chain or not all(isinstance(name, str) for name in chain):
-                raise RequestError("speculation.chain", "must name the models of a chain")
-        if self.depth is not None:
-            check_int("speculation.depth", self.depth, least=1, most=MAX_DEPTH)
-        if not isinstance(self.reuse_outputs, bool):
-            raise RequestError("speculation.reuse_outputs", "must be true or false")
-        if self.width is not None:
-            check_int("speculation.width", self.width, least=1, most=MAX_WIDTH)
-            if self.depth is not None and self.depth * self.width > MAX_TREE_TOKENS:
-                reason = f"times the depth must be at most {MAX_TREE_TOKENS}"
-                raise RequestError("speculation.width", reason)
+            object.__setattr__(self, "chain", _tuple("speculation.chain", self.chain))
+        _check(_SPECULATION, self, "speculation.")
+        if (self.depth or 1) * (self.width or 1) > MAX_TREE_TOKENS:
+            reason = f"times the depth must be at most {MAX_TREE_TOKENS}"
+            raise RequestError("speculation.width", reason)
         if self.prediction is not None and not isinstance(self.prediction, str):
             object.__setattr__(self, "prediction", _tuple("prediction", self.prediction))
 
@@ -251,6 +190,25 @@ class Speculation:
                 raise RequestError(field, f"{name!r} has no model: it can only stand first")
 
 
+def _checking(kind: type, *unchecked: str) -> type[BaseModel]:
+    """What checks the fields of a dataclass by their types."""
+    hints = get_type_hints(kind, include_extras=True)
+    fields: Any = {name: (hint, ...) for name, hint in hints.items() if name not in unchecked}
+    return create_model(kind.__name__, __config__=ConfigDict(strict=True), **fields)
+
+
+_SAMPLING_PARAMS = _checking(SamplingParams, "structure", "logit_bias", "max_tokens")
+_SPECULATION = _checking(Speculation, "prediction")
+
+
+def _check(checking: type[BaseModel], asked: object, prefix: str = "") -> None:
+    try:
+        checking(**vars(asked))
+    except ValidationError as error:
+        [first, *_] = error.errors(include_url=False)
+        raise RequestError(f"{prefix}{first['loc'][0]}", first["msg"]) from None
+
+
 def _tuple(field: str, value: object) -> tuple[object, ...]:
     if isinstance(value, str):
         return (value,)
@@ -264,6 +222,9 @@ def _sequences(field: str, value: object) -> tuple[tuple[object, ...], ...]:
     return tuple(_tuple(field, ids) for ids in _tuple(field, value))
 
 
+_BIAS: TypeAdapter[float] = TypeAdapter(Bias)
+
+
 def _biases(field: str, value: object) -> tuple[tuple[int, float], ...]:
     pairs = _tuple(field, value.items() if isinstance(value, Mapping) else value)
     biases: dict[int, float] = {}
@@ -273,8 +234,10 @@ def _biases(field: str, value: object) -> tuple[tuple[int, float], ...]:
         token, bias = _token_id(field, pair[0]), pair[1]
         if token in biases:
             raise RequestError(field, f"has token {token} twice")
-        _check_number(field, bias, least=-LARGEST_BIAS, most=LARGEST_BIAS)
-        biases[token] = float(bias)
+        try:
+            biases[token] = float(_BIAS.validate_python(bias, strict=True))
+        except ValidationError as error:
+            raise RequestError(field, error.errors(include_url=False)[0]["msg"]) from None
     return tuple(sorted(biases.items()))
 
 
@@ -309,14 +272,3 @@ def check_int(field: str, value: object, least: int, most: int | None = None) ->
         raise RequestError(field, f"must be at least {least}, not {value}")
     if most is not None and value > most:
         raise RequestError(field, f"must be at most {most}, not {value}")
-
-
-def _check_number(field: str, value: object, least: float, most: float | None = None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise RequestError(field, f"must be a number, not {value!r}")
-    if not is_finite(value):
-        raise RequestError(field, f"must be finite, not {value}")
-    if value < least:
-        raise RequestError(field, f"must be at least {least:g}, not {value}")
-    if most is not None and value > most:
-        raise RequestError(field, f"must be at most {most:g}, not {value}")

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
+from specrouter.request.fields import MAX_LOGPROBS, MAX_SAMPLES
 from specrouter.request.params import (
     MAX_DEPTH,
-    MAX_LOGPROBS,
-    MAX_SAMPLES,
     MAX_TREE_TOKENS,
     MAX_WIDTH,
     RequestError,
