@@ -145,20 +145,12 @@ class ChatAnswer(OpenAIAnswer):
         self._readers = defaultdict[int, AnswerReader](reader) if reader else None  # by choice
 
     def whole(self, outputs: Outputs) -> dict[str, Any]:
-        return {**super().whole(outputs), **self._of_prompt(outputs[0][1])}
+        return {**super().whole(outputs), **self.of_prompt(0, outputs[0][1])}
 
     def chunk(self, prompt: int, delta: Delta) -> dict[str, Any] | None:
         is_first = not self._begun
         chunk = super().chunk(prompt, delta)
-        return chunk if chunk is None or not is_first else {**chunk, **self._of_prompt(delta)}
-
-    def _of_prompt(self, part: RequestOutput | Delta) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        if self.body.prompt_logprobs is not None:
-            found["prompt_logprobs"] = self.prompt_logprobs(0, part.prompt_logprobs)
-        if self.body.return_token_ids:
-            found["prompt_token_ids"] = list(self.prompts[0].token_ids)
-        return found
+        return chunk if chunk is None or not is_first else {**chunk, **self.of_prompt(0, delta)}
 
     def choice(
         self, prompt: int, index: int, part: RequestOutput | Delta, is_first: bool

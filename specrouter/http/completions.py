@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI
 from fastapi import Request as HttpRequest
@@ -37,6 +37,7 @@ from specrouter.request.params import SamplingParams
 
 _DEFAULT_TOKENS = 16  # OpenAI's
 _BODY = TypeAdapter(CompletionRequest)
+_Part = TypeVar("_Part", RequestOutput, Delta)
 
 
 def add_completions(app: FastAPI, service: Service) -> None:
@@ -66,7 +67,7 @@ def _asked(service: Service, body: CompletionRequest, request: HttpRequest) -> A
     ids = [one.token_ids for one in prompts]
     are_tokenized = [one.text is not None for one in prompts]
     requests = service.requests(request, body, params, ids, are_tokenized)
-    return Asked(requests, answer, _without_tokens if body.asked_tokens == 0 else None)
+    return Asked(requests, answer)
 
 
 def sampling_params(
@@ -102,16 +103,13 @@ def _prompt(
     return Prompt(service.tokenizer(given, add_special_tokens=special)["input_ids"], given)
 
 
-def _without_tokens(delta: Delta) -> Delta | None:
-    """Only what is known of the prompts: a last delta without tokens, unless it failed."""
-    output = delta.output
-    if output is None or output.finish_reason not in ("eos", "stop", "length"):
-        return None if output is None else delta
-    logprobs: list[TokenLogprobs] | None = None if output.logprobs is None else []
-    bare: dict[str, Any] = {"text": "", "token_ids": [], "logprobs": logprobs}
-    bare["finish_reason"] = "length"
-    output = replace(output, **bare, stop_reason=None)
-    return replace(delta, **bare, prompt_logprobs=output.prompt_logprobs, output=output)
+def _without_tokens(part: _Part) -> _Part:
+    logprobs: list[TokenLogprobs] | None = None if part.logprobs is None else []
+    return replace(part, text="", token_ids=[], finish_reason="length", logprobs=logprobs)
+
+
+def _unseen(output: RequestOutput) -> RequestOutput:
+    return replace(_without_tokens(output), stop_reason=None)
 
 
 class CompletionAnswer(OpenAIAnswer):
@@ -125,6 +123,20 @@ class CompletionAnswer(OpenAIAnswer):
     def _logprobs(self) -> defaultdict[int, _LogprobLists]:
         """By choice."""
         return defaultdict(partial(_LogprobLists, self.texts, self.body.logprobs or 0))
+
+    def whole(self, outputs: Outputs) -> dict[str, Any]:
+        if self.body.asked_tokens == 0:
+            outputs = [(at, _unseen(output)) for at, output in outputs]
+        return super().whole(outputs)
+
+    def chunk(self, prompt: int, delta: Delta) -> dict[str, Any] | None:
+        if self.body.asked_tokens == 0:  # only what is known of the prompts
+            if delta.output is None:
+                return None
+            output = _unseen(delta.output)
+            shown = output.prompt_logprobs
+            delta = replace(_without_tokens(delta), output=output, prompt_logprobs=shown)
+        return super().chunk(prompt, delta)
 
     def chosen(self, outputs: Outputs) -> Outputs:
         """Of `best_of` samples the likeliest, by mean log-probability."""
@@ -150,13 +162,9 @@ class CompletionAnswer(OpenAIAnswer):
             "logprobs": self._of_choice(prompt, index, part, echoed),
             **ending(output_of(part)),
         }
-        if self.body.prompt_logprobs is not None and is_first:
-            choice["prompt_logprobs"] = self.prompt_logprobs(prompt, part.prompt_logprobs)
         if self.body.return_token_ids:
             choice["token_ids"] = list(part.token_ids)
-            if is_first:
-                choice["prompt_token_ids"] = list(self.prompts[prompt].token_ids)
-        return choice
+        return {**choice, **self.of_prompt(prompt, part)} if is_first else choice
 
     def _prompt_text(self, at: int) -> str:
         prompt = self.prompts[at]

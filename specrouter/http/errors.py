@@ -88,12 +88,13 @@ _FAILURES: Mapping[str, tuple[int, str, str, bool]] = {
 }
 
 
-def failure_of(output: RequestOutput) -> Failure | None:
-    """None for a text that ended as texts do."""
+def failure_of(output: RequestOutput, structure_field: str) -> Failure | None:
+    """None for a text that ended as texts do. `structure_field`: the client's."""
     reason, field = output.finish_reason, output.error_field
     if field == "unattainable":
         return _rejection(output)
     if reason == "error" and field is not None:
+        field = structure_field if field == "structure" else field
         message = f"{field}: {output.error}"
         return Failure(
             status=400, code="invalid_value", message=message, is_final=True, param=field

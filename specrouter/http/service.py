@@ -12,7 +12,7 @@ import hashlib
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -34,10 +34,9 @@ from specrouter.http.streams import Answer, respond
 from specrouter.http.token_texts import TokenTexts
 from specrouter.http.tools.formats import FORMATS, ToolFormat, added_tags, format_of
 from specrouter.request.chat_template import ChatTemplate
-from specrouter.request.delta_stream import DeltaStream, Read
+from specrouter.request.delta_stream import DeltaStream
 from specrouter.request.lanes import lane_of
 from specrouter.request.objective import single_token
-from specrouter.request.output import Delta
 from specrouter.request.params import RequestError, SamplingParams
 
 Body = TypeVar("Body", bound=RequestFields)
@@ -45,11 +44,10 @@ Body = TypeVar("Body", bound=RequestFields)
 
 @dataclass(frozen=True)
 class Asked:
-    """What an endpoint makes of a body. `read`: see `DeltaStream`."""
+    """What an endpoint makes of a body."""
 
     requests: Sequence[Request]
     answer: Answer
-    read: Read | None = None
 
 
 _Prepare = Callable[[Body, HttpRequest], Asked]
@@ -134,9 +132,8 @@ class Service:
     ) -> _Accepted:
         with field_names(body.field_names):
             asked = prepare(body, request)
-            stream.read = asked.read
             if body.has_structure:
-                stream.read = _blaming(body.structure_field(), asked.read)
+                asked.answer.structure_field = body.structure_field()
             self.router.submit_each(asked.requests, stream, self.config.max_waiting)
         return asked.answer, bool(body.stream)
 
@@ -187,18 +184,6 @@ class Service:
             )
             for prompt, is_tokenized in zip(prompts, are_tokenized, strict=True)
         ]
-
-
-def _blaming(field: str, read: Read | None) -> Read:
-    """The same; a request whose structure has failed blames the client's `field`."""
-
-    def blamed(delta: Delta) -> Delta | None:
-        output = delta.output
-        if output is not None and output.error_field == "structure":
-            delta = replace(delta, output=replace(output, error_field=field))
-        return delta if read is None else read(delta)
-
-    return blamed
 
 
 def _tool_format(

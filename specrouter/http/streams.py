@@ -38,7 +38,12 @@ Outputs = Sequence[tuple[int, RequestOutput]]
 
 
 class Answer(ABC):
-    """How one request's outputs look in JSON. Plain dicts: a chunk is made for every delta."""
+    """How one request's outputs look in JSON. Plain dicts: a chunk is made for every delta.
+
+    `structure_field`: the client's, which is to blame where a structure fails.
+    """
+
+    structure_field = "structure"
 
     @abstractmethod
     def whole(self, outputs: Outputs) -> dict[str, Any]:
@@ -84,7 +89,7 @@ async def _answer_of(outputs: Outputs, answer: Answer) -> Response:
 
 def _answered(outputs: Outputs, answer: Answer) -> Response:
     for _, output in outputs:
-        failure = failure_of(output)
+        failure = failure_of(output, answer.structure_field)
         if failure is not None:
             content = {**answer.partial(outputs), **failure.payload()}
             return PartsResponse(content, status_code=failure.status, headers=failure.headers)
@@ -166,7 +171,7 @@ async def _event_of(answer: Answer, prompt: int, delta: Delta) -> bytes:
 
 
 def _event_now(answer: Answer, prompt: int, delta: Delta) -> bytes:
-    failure = _failure(delta)
+    failure = _failure(delta, answer.structure_field)
     if failure is not None:
         return _event({**answer.place(delta), **failure.payload()})
     chunk = answer.chunk(prompt, delta)
@@ -175,8 +180,8 @@ def _event_now(answer: Answer, prompt: int, delta: Delta) -> bytes:
     return framed(_in_parts(chunk)) if delta.prompt_logprobs else _event(chunk)
 
 
-def _failure(delta: Delta) -> Failure | None:
-    return None if delta.output is None else failure_of(delta.output)
+def _failure(delta: Delta, structure_field: str = "") -> Failure | None:
+    return None if delta.output is None else failure_of(delta.output, structure_field)
 
 
 def _event(payload: dict[str, Any]) -> bytes:
