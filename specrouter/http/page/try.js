@@ -161,19 +161,14 @@ function placed(tree) {
   const spots = [];
   let row = 0;
   const visit = (node, depth) => {
-    spots[node] = { x: depth, y: row };
+    if (node >= 0) spots[node] = { x: depth, y: row };
     const below = [...(children.get(node) ?? [])].sort((a, b) => accepted.has(b) - accepted.has(a));
     below.forEach((child, index) => {
       if (index) row += 1;
       visit(child, depth + 1);
     });
   };
-  (children.get(-1) ?? [])
-    .sort((a, b) => accepted.has(b) - accepted.has(a))
-    .forEach((node, index) => {
-      if (index) row += 1;
-      visit(node, 1);
-    });
+  visit(-1, 0);
   const columns = 1 + Math.max(0, ...spots.map((spot) => spot.x));
   return { spots, accepted, columns, rows: row + 1 };
 }
