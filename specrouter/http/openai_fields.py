@@ -181,6 +181,8 @@ class ChatRequest(OpenAIRequest, Conversation):
 
     def field_names(self) -> dict[str, str]:
         names = {"logprobs": "top_logprobs", "input_ids": "messages", "prompt": "messages"}
+        if self.tool_use is not None and self.tool_use.forced:
+            names["structure"] = "tools"
         return {**super().field_names(), **names}
 
     def speculation_override(self) -> Literal["off"] | Speculation | None:
@@ -200,10 +202,6 @@ class ChatRequest(OpenAIRequest, Conversation):
     def has_structure(self) -> bool:
         use = self.tool_use
         return (use is not None and use.forced) or super().has_structure
-
-    def structure_field(self) -> str:
-        use = self.tool_use
-        return "tools" if use is not None and use.forced else super().structure_field()
 
     def check(self) -> None:
         super().check()

@@ -133,7 +133,7 @@ class Service:
         with field_names(body.field_names):
             asked = prepare(body, request)
             if body.has_structure:
-                asked.answer.structure_field = body.structure_field()
+                asked.answer.structure_field = body.field_names()["structure"]
             self.router.submit_each(asked.requests, stream, self.config.max_waiting)
         return asked.answer, bool(body.stream)
 

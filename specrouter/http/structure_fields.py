@@ -88,10 +88,6 @@ class StructureFields(Fields):
         field, structure = asked[0]
         return structure, field
 
-    def structure_field(self) -> str:
-        """The field that the structure is of. Raises `RequestError`: see `asked_structure`."""
-        return self.asked_structure[1]
-
     def _of_response_format(self) -> Iterator[tuple[str, Structure]]:
         form = self.response_format
         if form is None or form.type == "text":
