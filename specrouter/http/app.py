@@ -19,7 +19,7 @@ from specrouter.http.live_page import add_docs_page, add_live_page
 from specrouter.http.models import add_models
 from specrouter.http.openapi import TAGS, with_shared_parts
 from specrouter.http.prometheus import add_metrics
-from specrouter.http.router_pages import add_health, add_replica_pages, add_router_pages
+from specrouter.http.router_pages import add_router_pages
 from specrouter.http.service import Service
 from specrouter.http.tokens import add_tokens
 from specrouter.request.fields import field_names
@@ -57,9 +57,7 @@ def create_app(router: ServingRouter, drain: Drain | None = None) -> FastAPI:
     add_tokens(app, service)
     add_models(app, service)
     add_generate(app, service)
-    add_health(app, router, drain)
-    add_router_pages(app, router)
-    add_replica_pages(app, router)
+    add_router_pages(app, router, drain)
     add_metrics(app, router)
     add_docs_page(app)
     if router.config.server.page:

@@ -1,29 +1,28 @@
-"""BodyLimit: a request's body is read whole before anything else looks at it, within bounds.
+"""BodyLimit: a request's body is read whole before anything else looks at it, within bounds, and
+while the service takes requests.
 
 Contract: a body of more than `max_bytes` is refused with 413, one that does not come in time with
 408, and one for which all bodies together would be too large with 503. A refused body is read to
-its end where that is near, and thrown away: a client that still sends would miss the answer.
+its end where that is near, and thrown away: a client that still sends would miss the answer. A POST
+is in flight from then on; once the service drains it is refused with 503.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Literal
 
-from fastapi import Response
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specrouter.http.answers import error_response, overloaded, shutting_down
 from specrouter.http.drain import Drain
-from specrouter.http.prometheus import Refusal
+from specrouter.http.prometheus import count_refusal
 
 SMALL_BYTES = 2**16  # of a body that counts for nothing: there are only so many connections
 _DISCARDED_BYTES = 64 * 2**20  # read and thrown away before a body is refused, at most
 _BODY_S = 60.0  # for a body to arrive
 _Missing = Literal["too large", "no room", "gone", "late"]
-Count = Callable[[Refusal], None]  # told why a request was refused
 
 
 class BodyLimit:
@@ -32,14 +31,11 @@ class BodyLimit:
     `room`: bytes that may still be taken for bodies that are read or wait for an answer.
     """
 
-    def __init__(
-        self, app: ASGIApp, max_bytes: int, max_inflight_bytes: int, drain: Drain, count: Count
-    ) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int, max_inflight_bytes: int, drain: Drain) -> None:
         self._app = app
         self.max_bytes = max_bytes
         self.room = max_inflight_bytes
         self._drain = drain
-        self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -53,32 +49,33 @@ class BodyLimit:
 
     async def _serve(self, arriving: _Arriving, scope: Scope, receive: Receive, send: Send) -> None:
         body: bytes | _Missing = "late"
+        is_request = scope["method"] == "POST"
         with suppress(TimeoutError):
             async with self._drain.arrival(_BODY_S):
                 body = await arriving.read(scope, receive)
-        if isinstance(body, bytes):
+        if self._drain.is_draining and (body == "late" or (is_request and isinstance(body, bytes))):
+            count_refusal(scope["app"], "unavailable")
+            await shutting_down()(scope, receive, send)
+        elif isinstance(body, bytes):
             answer = arriving.released_by(send) if arriving.held else send
-            await self._app(scope, _replay(body, receive), answer)
-        elif body != "gone":
-            await self._refusal(body)(scope, receive, send)
-
-    def _refusal(self, reason: _Missing) -> Response:
-        if reason == "no room":
-            self._count("overloaded")
-            return overloaded(
+            with self._drain.flight() if is_request else nullcontext():
+                await self._app(scope, _replay(body, receive), answer)
+        elif body == "no room":
+            message = (
                 "the bodies of all requests together are too large now "
                 "(server.max_inflight_body_bytes)"
             )
-        if reason == "late" and self._drain.is_draining:
-            self._count("unavailable")
-            return shutting_down()
-        self._count("bad_request")
-        closes = {"Connection": "close"}
-        if reason == "late":
-            message = f"the body did not arrive within {_BODY_S:g} s"
-            return error_response(408, message, code="body_timeout", headers=closes)
-        message = f"the body has more than {self.max_bytes} bytes (server.max_body_bytes)"
-        return error_response(413, message, code="request_too_large", headers=closes)
+            count_refusal(scope["app"], "overloaded")
+            await overloaded(message)(scope, receive, send)
+        elif body != "gone":
+            status, code = 413, "request_too_large"
+            message = f"the body has more than {self.max_bytes} bytes (server.max_body_bytes)"
+            if body == "late":
+                status, code = 408, "body_timeout"
+                message = f"the body did not arrive within {_BODY_S:g} s"
+            count_refusal(scope["app"], "bad_request")
+            refusal = error_response(status, message, code=code, headers={"Connection": "close"})
+            await refusal(scope, receive, send)
 
 
 class _Arriving:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -29,21 +29,20 @@ from specrouter.http.openai_answer import (
 )
 from specrouter.http.openai_fields import ChatRequest
 from specrouter.http.openapi import generation
-from specrouter.http.reasoning.answer_reader import AnswerReader, Reader
-from specrouter.http.reasoning.formats import Channels
+from specrouter.http.reasoning.answer_reader import AnswerReader, CallNews
 from specrouter.http.service import Asked, Service
 from specrouter.http.streams import Outputs
 from specrouter.http.token_texts import TokenTexts
-from specrouter.http.tools.call_reader import CallNews, CallReader, News
+from specrouter.http.tools.call_reader import CallReader
 from specrouter.http.tools.forced_calls import forced_calls
 from specrouter.http.tools.formats import HERMES, ToolFormat, has_single_calls
-from specrouter.http.tools.tool_use import ToolUse
 from specrouter.request.output import Delta, RequestOutput, TokenLogprobs
 from specrouter.request.structure import Structure
 
 _PROMPT_END = 64  # tokens that may hold the beginning of the answer
 _ENDS_BY_ITSELF = ("eos", "stop")
 _BODY = TypeAdapter(ChatRequest)
+_MakeReader = Callable[[], AnswerReader]
 
 
 def add_chat(app: FastAPI, service: Service) -> None:
@@ -67,7 +66,7 @@ def _asked(service: Service, body: ChatRequest, request: HttpRequest) -> Asked:
     service.check_room()
     check = partial(service.router.limits.check_text, "messages")
     ids = service.template.token_ids(body, body.tool_choice != "none", check)
-    structure, reading = _form(service, body, ids)
+    structure, reader = _form(service, body, ids)
     room = max(1, service.router.limits.max_tokens - len(ids))  # none: the router refuses it
     unasked = min(room, service.router.config.engine.unasked_tokens or room)
     params = body.sampling_params(
@@ -77,17 +76,17 @@ def _asked(service: Service, body: ChatRequest, request: HttpRequest) -> Asked:
         structure=structure,
         cache_salt=service.cache_salt(request, body),
         # Readers look for the tags in the text.
-        shown_special_token_ids=None if reading is None else service.special_tag_ids,
+        shown_special_token_ids=None if reader is None else service.special_tag_ids,
     )
     answer = ChatAnswer(
-        body, service.envelope(request, "chatcmpl"), Prompt(ids), service.texts, reading
+        body, service.envelope(request, "chatcmpl"), Prompt(ids), service.texts, reader
     )
     return Asked(service.requests(request, body, params, [ids], [True]), answer)
 
 
 def _form(
     service: Service, body: ChatRequest, ids: Sequence[int]
-) -> tuple[Structure | None, Reading | None]:
+) -> tuple[Structure | None, _MakeReader | None]:
     """What the text must look like, and what reads reasoning and calls out of it.
 
     Raises `RequestError`.
@@ -107,24 +106,16 @@ def _form(
         structure, use = Structure(structure.kind, structure.source, around), None
     elif service.tool_format is None:
         use = None
-    calls = None
-    if use is not None and isinstance(form, ToolFormat):
-        calls = partial(CallReader, form, use.names, use.forced, use.max_calls)
-    if thinks is None:
-        return structure, None if calls is None else Reading(calls)
-    channels = partial(thinks.channels, opening, () if use is None else use.names)
-    return structure, Reading(partial(_reader, channels, calls, use), channels)
+    if thinks is None and use is None:
+        return structure, None
+    names, limits = (use.names, (use.forced, use.max_calls)) if use else ((), ())
+    channels = partial(thinks.channels, opening, names) if thinks else None
 
+    def reader() -> AnswerReader:
+        calls = CallReader(form, names) if use and isinstance(form, ToolFormat) else None
+        return AnswerReader(channels, calls, *limits)
 
-def _reader(
-    channels: Callable[[], Channels], calls: Callable[[], CallReader] | None, use: ToolUse | None
-) -> AnswerReader:
-    return AnswerReader(
-        channels(),
-        calls and calls(),
-        forced=use is not None and use.forced,
-        max_calls=None if use is None else use.max_calls,
-    )
+    return structure, reader
 
 
 def _answer_begins(service: Service, body: ChatRequest, ids: Sequence[int]) -> tuple[str, bool]:
@@ -134,19 +125,12 @@ def _answer_begins(service: Service, body: ChatRequest, ids: Sequence[int]) -> t
     return str(body.turns()[-1].get("content") or ""), True
 
 
-@dataclass(frozen=True)
-class Reading:
-    """What reads an output; `channels`, where it may hold reasoning, to count its tokens."""
-
-    reader: Callable[[], Reader]
-    channels: Callable[[], Channels] | None = None
-
-
 class ChatAnswer(OpenAIAnswer):
     """A stream's deltas, joined as OpenAI's clients join them, are the message of the whole answer,
     but for the ids of its calls, which are drawn."""
 
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
+    body: ChatRequest
 
     def __init__(
         self,
@@ -154,94 +138,53 @@ class ChatAnswer(OpenAIAnswer):
         envelope: dict[str, Any],
         prompt: Prompt,
         texts: TokenTexts,
-        reading: Reading | None = None,
+        reader: _MakeReader | None = None,
     ) -> None:
-        """`reading`: of each choice; without it, the text is content."""
+        """`reader`: of each choice; without it, the text is content."""
         super().__init__(body, envelope, [prompt], texts)
-        self._top_count = body.top_logprobs or 0
-        self._reasons = body.include_reasoning is not False
-        channels = reading.channels if reading else None
-        # By choice.
-        self._readers = defaultdict[int, Reader](reading.reader) if reading else None
-        self._counted = defaultdict[int, Channels](channels) if channels else None
+        self._readers = defaultdict[int, AnswerReader](reader) if reader else None  # by choice
 
     def whole(self, outputs: Outputs) -> dict[str, Any]:
-        return {**super().whole(outputs), **self._of_prompt(outputs[0][1])}
+        return {**super().whole(outputs), **self.of_prompt(0, outputs[0][1])}
 
     def chunk(self, prompt: int, delta: Delta) -> dict[str, Any] | None:
         is_first = not self._begun
         chunk = super().chunk(prompt, delta)
-        return chunk if chunk is None or not is_first else {**chunk, **self._of_prompt(delta)}
-
-    def _of_prompt(self, part: RequestOutput | Delta) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        if self.body.prompt_logprobs is not None:
-            found["prompt_logprobs"] = self.prompt_logprobs(0, part.prompt_logprobs)
-        if self.body.return_token_ids:
-            found["prompt_token_ids"] = list(self.prompts[0].token_ids)
-        return found
+        return chunk if chunk is None or not is_first else {**chunk, **self.of_prompt(0, delta)}
 
     def choice(
         self, prompt: int, index: int, part: RequestOutput | Delta, is_first: bool
     ) -> dict[str, Any]:
-        self._count_reasoning(index, part.token_ids)
-        if isinstance(part, Delta):
-            return self._choice_delta(index, part, is_first)
-        message: dict[str, Any] = {"role": "assistant", "content": part.text, "refusal": None}
-        reader = self._reader(index)
+        reader = None if self._readers is None else self._readers[index]
         if reader is not None:
-            news = reader.read(part.text, ends=True)
-            is_elsewhere = reader.calls or reader.forced or news.reasoning
-            message["content"] = news.content or (None if is_elsewhere else "")
-            message |= self._reasoning(news)
-            if news.calls:
-                message["tool_calls"] = [_call(call) for call in news.calls]
-        return {"index": index, "message": message, **self._rest(part, reader)}
-
-    def _choice_delta(self, index: int, delta: Delta, is_first: bool) -> dict[str, Any]:
-        news: dict[str, Any] = {"role": "assistant"} if is_first else {}
-        reader = self._reader(index)
+            tokens = map(self.texts.text, part.token_ids)
+            self._usage.reasoning_tokens += sum(map(reader.is_reasoning, tokens))
+        is_delta, output = isinstance(part, Delta), output_of(part)
+        said: dict[str, Any] = {"role": "assistant"} if is_first else {}
+        if not is_delta:
+            said["refusal"] = None
         if reader is None:
-            news["content"] = delta.text
+            said["content"] = part.text
         else:
-            found = reader.read(delta.text, ends=delta.output is not None)
-            if found.content or is_first:
-                news["content"] = found.content or None
-            news |= self._reasoning(found)
-            if found.calls:
-                news["tool_calls"] = [{"index": call.index, **_call(call)} for call in found.calls]
-        return {"index": index, "delta": news, **self._rest(delta, reader)}
-
-    def says_something(self, choice: Mapping[str, Any]) -> bool:
-        news = choice["delta"]
-        return any(news.get(field) for field in ("content", "tool_calls", "reasoning"))
-
-    def _reasoning(self, news: News) -> dict[str, str]:
-        """Under DeepSeek's name and vLLM's."""
-        said = news.reasoning
-        return {"reasoning_content": said, "reasoning": said} if said and self._reasons else {}
-
-    def _reader(self, index: int) -> Reader | None:
-        return None if self._readers is None else self._readers[index]
-
-    def _count_reasoning(self, index: int, tokens: Sequence[int]) -> None:
-        """Those within it: neither tags nor headers."""
-        if self._counted is None:
-            return
-        channels = self._counted[index]
-        for token in tokens:
-            was_within = channels.field == "reasoning"
-            list(channels.pieces(self.texts.text(token)))
-            self._usage.reasoning_tokens += was_within and channels.field == "reasoning"
-
-    def _rest(self, part: RequestOutput | Delta, reader: Reader | None) -> dict[str, Any]:
-        output = output_of(part)
+            news = reader.read(part.text, ends=output is not None)
+            is_elsewhere = is_delta or reader.calls or reader.forced or news.reasoning
+            if news.content or is_first:
+                said["content"] = news.content or (None if is_elsewhere else "")
+            if news.reasoning and self.body.include_reasoning is not False:
+                # Under DeepSeek's name and vLLM's.
+                said |= {"reasoning_content": news.reasoning, "reasoning": news.reasoning}
+            if news.calls:
+                said["tool_calls"] = [_call(call, is_delta) for call in news.calls]
         rest = {"logprobs": self._logprobs(part.logprobs), **ending(output)}
         if output is not None and output.finish_reason in _ENDS_BY_ITSELF and _has_called(reader):
             rest["finish_reason"] = "tool_calls"
         if self.body.return_token_ids:
             rest["token_ids"] = list(part.token_ids)
-        return rest
+        return {"index": index, "delta" if is_delta else "message": said, **rest}
+
+    def says_something(self, choice: Mapping[str, Any]) -> bool:
+        news = choice["delta"]
+        return any(news.get(field) for field in ("content", "tool_calls", "reasoning"))
 
     def _logprobs(self, positions: Sequence[TokenLogprobs] | None) -> dict[str, Any] | None:
         if positions is None:
@@ -249,7 +192,9 @@ class ChatAnswer(OpenAIAnswer):
         content = [
             {
                 **self._candidate(one.token_id, one.logprob),
-                "top_logprobs": [self._candidate(*other) for other in one.top[: self._top_count]],
+                "top_logprobs": [
+                    self._candidate(*other) for other in one.top[: self.body.top_logprobs or 0]
+                ],
             }
             for one in positions
         ]
@@ -263,14 +208,20 @@ class ChatAnswer(OpenAIAnswer):
         }
 
 
-def _has_called(reader: Reader | None) -> bool:
+def _has_called(reader: AnswerReader | None) -> bool:
     """What a stop text cut in two is no call."""
     return reader is not None and reader.calls > 0 and not reader.is_within_call
 
 
-def _call(news: CallNews) -> dict[str, Any]:
+def _call(news: CallNews, is_delta: bool) -> dict[str, Any]:
     """A call, or more of one."""
+    place = {"index": news.index} if is_delta else {}
     if news.name is None:
-        return {"function": {"arguments": news.arguments}}
+        return {**place, "function": {"arguments": news.arguments}}
     function = {"name": news.name, "arguments": news.arguments}
-    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+    return {
+        **place,
+        "id": f"call_{uuid.uuid4().hex[:24]}",
+        "type": "function",
+        "function": function,
+    }

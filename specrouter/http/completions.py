@@ -7,17 +7,17 @@ reads the prompt only: the router makes one token, which nobody sees.
 from __future__ import annotations
 
 import codecs
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI
 from fastapi import Request as HttpRequest
 from fastapi.responses import Response
 from pydantic import TypeAdapter
-from transformers import PreTrainedTokenizerBase
 
 from specrouter.http.openai_answer import (
     OpenAIAnswer,
@@ -37,6 +37,7 @@ from specrouter.request.params import SamplingParams
 
 _DEFAULT_TOKENS = 16  # OpenAI's
 _BODY = TypeAdapter(CompletionRequest)
+_Part = TypeVar("_Part", RequestOutput, Delta)
 
 
 def add_completions(app: FastAPI, service: Service) -> None:
@@ -61,16 +62,12 @@ def _asked(service: Service, body: CompletionRequest, request: HttpRequest) -> A
     salt = service.cache_salt(request, body)
     params = sampling_params(body, salt, service.openai_defaults)
     service.check_room()
-    for field, text in body.texts():
-        service.router.limits.check_text(field, text)
-    prompts = _prompts(service.tokenizer, body)
+    prompts = [_prompt(service, body, place, one) for place, one in enumerate(body.prompts)]
     answer = CompletionAnswer(body, service.envelope(request, "cmpl"), prompts, service.texts)
-    ids, are_tokenized = (
-        [one.token_ids for one in prompts],
-        [one.text is not None for one in prompts],
-    )
+    ids = [one.token_ids for one in prompts]
+    are_tokenized = [one.text is not None for one in prompts]
     requests = service.requests(request, body, params, ids, are_tokenized)
-    return Asked(requests, answer, _without_tokens if body.asked_tokens == 0 else None)
+    return Asked(requests, answer)
 
 
 def sampling_params(
@@ -95,34 +92,24 @@ def sampling_params(
     )
 
 
-def _prompts(tokenizer: PreTrainedTokenizerBase, body: CompletionRequest) -> list[Prompt]:
+def _prompt(
+    service: Service, body: CompletionRequest, place: int, given: str | list[int]
+) -> Prompt:
+    if not isinstance(given, str):
+        return Prompt(given)
+    field = f"prompt[{place}]" if isinstance(body.prompt, list) else "prompt"
+    service.router.limits.check_text(field, given)
     special = body.add_special_tokens is not False
-    return [
-        Prompt(tokenizer(one, add_special_tokens=special)["input_ids"], one)
-        if isinstance(one, str)
-        else Prompt(one)
-        for one in body.prompts
-    ]
+    return Prompt(service.tokenizer(given, add_special_tokens=special)["input_ids"], given)
 
 
-def _without_tokens(delta: Delta) -> Delta | None:
-    """Only what is known of the prompts: a last delta without tokens, unless it failed."""
-    output = delta.output
-    if output is None or output.finish_reason not in ("eos", "stop", "length"):
-        return None if output is None else delta
-    logprobs: list[TokenLogprobs] | None = None if output.logprobs is None else []
-    bare = replace(
-        output, text="", token_ids=[], finish_reason="length", logprobs=logprobs, stop_reason=None
-    )
-    return replace(
-        delta,
-        text="",
-        token_ids=[],
-        finish_reason="length",
-        logprobs=logprobs,
-        prompt_logprobs=output.prompt_logprobs,
-        output=bare,
-    )
+def _without_tokens(part: _Part) -> _Part:
+    logprobs: list[TokenLogprobs] | None = None if part.logprobs is None else []
+    return replace(part, text="", token_ids=[], finish_reason="length", logprobs=logprobs)
+
+
+def _unseen(output: RequestOutput) -> RequestOutput:
+    return replace(_without_tokens(output), stop_reason=None)
 
 
 class CompletionAnswer(OpenAIAnswer):
@@ -130,27 +117,36 @@ class CompletionAnswer(OpenAIAnswer):
 
     kind = chunk_kind = "text_completion"
 
-    def __init__(
-        self,
-        body: CompletionRequest,
-        envelope: dict[str, Any],
-        prompts: Sequence[Prompt],
-        texts: TokenTexts,
-    ) -> None:
-        super().__init__(body, envelope, prompts, texts)
-        self._echo = bool(body.echo)
-        self._count = body.logprobs
-        self._logprobs: dict[int, _LogprobLists] = {}  # by choice
-        self._kept = body.n or 1
+    body: CompletionRequest
+
+    @cached_property
+    def _logprobs(self) -> defaultdict[int, _LogprobLists]:
+        """By choice."""
+        return defaultdict(partial(_LogprobLists, self.texts, self.body.logprobs or 0))
+
+    def whole(self, outputs: Outputs) -> dict[str, Any]:
+        if self.body.asked_tokens == 0:
+            outputs = [(at, _unseen(output)) for at, output in outputs]
+        return super().whole(outputs)
+
+    def chunk(self, prompt: int, delta: Delta) -> dict[str, Any] | None:
+        if self.body.asked_tokens == 0:  # only what is known of the prompts
+            if delta.output is None:
+                return None
+            output = _unseen(delta.output)
+            shown = output.prompt_logprobs
+            delta = replace(_without_tokens(delta), output=output, prompt_logprobs=shown)
+        return super().chunk(prompt, delta)
 
     def chosen(self, outputs: Outputs) -> Outputs:
         """Of `best_of` samples the likeliest, by mean log-probability."""
-        if all(output.index < self._kept for _, output in outputs):
+        kept = self.body.n or 1
+        if all(output.index < kept for _, output in outputs):
             return outputs
         return [
             one
             for _, samples in groupby(outputs, key=lambda one: one[0])
-            for one in sorted(samples, key=lambda one: -_mean_logprob(one[1]))[: self._kept]
+            for one in sorted(samples, key=lambda one: -_mean_logprob(one[1]))[:kept]
         ]
 
     def says_something(self, choice: Mapping[str, Any]) -> bool:
@@ -159,20 +155,16 @@ class CompletionAnswer(OpenAIAnswer):
     def choice(
         self, prompt: int, index: int, part: RequestOutput | Delta, is_first: bool
     ) -> dict[str, Any]:
-        echoed = is_first and self._echo
+        echoed = is_first and bool(self.body.echo)
         choice = {
             "index": index,
             "text": self._prompt_text(prompt) + part.text if echoed else part.text,
             "logprobs": self._of_choice(prompt, index, part, echoed),
             **ending(output_of(part)),
         }
-        if self.body.prompt_logprobs is not None and is_first:
-            choice["prompt_logprobs"] = self.prompt_logprobs(prompt, part.prompt_logprobs)
         if self.body.return_token_ids:
             choice["token_ids"] = list(part.token_ids)
-            if is_first:
-                choice["prompt_token_ids"] = list(self.prompts[prompt].token_ids)
-        return choice
+        return {**choice, **self.of_prompt(prompt, part)} if is_first else choice
 
     def _prompt_text(self, at: int) -> str:
         prompt = self.prompts[at]
@@ -181,14 +173,12 @@ class CompletionAnswer(OpenAIAnswer):
     def _of_choice(
         self, prompt: int, index: int, part: RequestOutput | Delta, echoed: bool
     ) -> dict[str, Any] | None:
-        if self._count is None:
+        if self.body.logprobs is None:
             return None
         tokens, positions = list(part.token_ids), list[TokenLogprobs | None](part.logprobs or ())
         if echoed:
             tokens = [*self.prompts[prompt].token_ids, *tokens]
             positions = [*(part.prompt_logprobs or ()), *positions]
-        if index not in self._logprobs:
-            self._logprobs[index] = _LogprobLists(self.texts, self._count)
         return self._logprobs[index].to_json(tokens, positions)
 
 

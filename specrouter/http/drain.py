@@ -28,7 +28,8 @@ class Drain:
         self.is_draining = True
         for limit in self._arrivals:
             if not limit.expired():
-                limit.reschedule(self._deadline(limit.when()))
+                last_s = asyncio.get_running_loop().time() + _LAST_ARRIVAL_S
+                limit.reschedule(min(last_s, limit.when() or last_s))
 
     @asynccontextmanager
     async def arrival(self, timeout_s: float) -> AsyncIterator[None]:
@@ -36,20 +37,13 @@ class Drain:
 
         Raises `TimeoutError` after `timeout_s`, or shortly after the drain has begun.
         """
-        now = asyncio.get_running_loop().time()
-        async with asyncio.timeout_at(self._deadline(now + timeout_s)) as limit:
+        patience_s = min(timeout_s, _LAST_ARRIVAL_S) if self.is_draining else timeout_s
+        async with asyncio.timeout(patience_s) as limit:
             self._arrivals.add(limit)
             try:
                 yield
             finally:
                 self._arrivals.discard(limit)
-
-    def _deadline(self, otherwise_s: float | None) -> float | None:
-        """In the event loop's time."""
-        if not self.is_draining:
-            return otherwise_s
-        last_s = asyncio.get_running_loop().time() + _LAST_ARRIVAL_S
-        return last_s if otherwise_s is None else min(last_s, otherwise_s)
 
     @contextmanager
     def flight(self) -> Iterator[None]:

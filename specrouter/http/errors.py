@@ -88,12 +88,13 @@ _FAILURES: Mapping[str, tuple[int, str, str, bool]] = {
 }
 
 
-def failure_of(output: RequestOutput) -> Failure | None:
-    """None for a text that ended as texts do."""
+def failure_of(output: RequestOutput, structure_field: str) -> Failure | None:
+    """None for a text that ended as texts do. `structure_field`: the client's."""
     reason, field = output.finish_reason, output.error_field
     if field == "unattainable":
         return _rejection(output)
     if reason == "error" and field is not None:
+        field = structure_field if field == "structure" else field
         message = f"{field}: {output.error}"
         return Failure(
             status=400, code="invalid_value", message=message, is_final=True, param=field
@@ -101,17 +102,14 @@ def failure_of(output: RequestOutput) -> Failure | None:
     if reason == "engine_dead":
         # Without a token, it is as if it had come later. With some, it may be what the engine died
         # of: no client should send it again by itself.
-        return _dead_engine(output.error, is_final=bool(output.token_ids))
+        cause, is_final = output.error, bool(output.token_ids)
+        message = f"the engine has failed: {cause}; send the request again once GET /health is 200"
+        return Failure(status=503, code="engine_dead", message=message, is_final=is_final)
     if reason not in _FAILURES:
         return None
     status, code, usual, is_final = _FAILURES[reason]
     message = output.error or usual.format(len(output.token_ids))
     return Failure(status=status, code=code, message=message, is_final=is_final)
-
-
-def _dead_engine(cause: str | None, is_final: bool) -> Failure:
-    message = f"the engine has failed: {cause}; send the request again once GET /health is 200"
-    return Failure(status=503, code="engine_dead", message=message, is_final=is_final)
 
 
 def _rejection(output: RequestOutput) -> Failure:
@@ -136,13 +134,8 @@ def _retry_after(delay_s: float) -> int:
     return max(1, math.ceil(delay_s))
 
 
-class UnknownModelError(Exception):
+class UnknownModelError(RequestError):
     """A request for a model that is not served."""
-
-    field = "model"
-
-    def __init__(self, asked: str, served: str) -> None:
-        super().__init__(f"there is no model {asked[:80]!r}; {served!r} is served")
 
 
 @contextmanager
@@ -186,7 +179,25 @@ def add_error_handlers(app: FastAPI, fields: Collection[str]) -> None:
 
     for kind, told in _REFUSALS.items():
         app.add_exception_handler(kind, partial(_refused, *told))
-    _add_other_errors(app)
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        if error.status_code < 500:  # no such path or method, or a body that cannot be read
+            count_refusal(request.app, "bad_request")
+        asked = f"no {request.method} {request.url.path[:_LONGEST_PATH]} here"
+        allowed = (error.headers or {}).get("Allow")
+        message = error.detail
+        if error.status_code == 404:
+            at = "chats are at /v1/chat/completions, completions at /v1/completions"
+            message = f"{asked}; {at}; see /docs"
+        elif error.status_code == 405:
+            message = f"{asked}; {f'it takes {allowed}; ' if allowed else ''}see /docs"
+        return error_response(error.status_code, message, headers=error.headers)
+
+    @app.exception_handler(Exception)
+    async def failed(_: Request, error: Exception) -> Response:
+        # Starlette raises it again after this answer, so the server logs the traceback.
+        return error_response(500, f"internal error: {type(error).__name__}", code="internal")
 
 
 async def _refused(
@@ -196,29 +207,6 @@ async def _refused(
     field, delay_s = getattr(error, "field", None), getattr(error, "retry_after_s", None)
     headers = {} if delay_s is None else {"Retry-After": str(_retry_after(delay_s))}
     return error_response(status, str(error), param=field, code=code, headers=headers)
-
-
-def _add_other_errors(app: FastAPI) -> None:
-    @app.exception_handler(HTTPException)
-    async def http_error(request: Request, error: HTTPException) -> Response:
-        if error.status_code < 500:  # no such path or method, or a body that cannot be read
-            count_refusal(request.app, "bad_request")
-        message = error.detail
-        asked = f"no {request.method} {request.url.path[:_LONGEST_PATH]} here"
-        if error.status_code == 404:
-            at = "chats are at /v1/chat/completions, completions at /v1/completions"
-            message = f"{asked}; {at}; see /docs"
-        elif error.status_code == 405:
-            allowed = (error.headers or {}).get("Allow")
-            message = (
-                f"{asked}; it takes {allowed}; see /docs" if allowed else f"{asked}; see /docs"
-            )
-        return error_response(error.status_code, message, headers=error.headers)
-
-    @app.exception_handler(Exception)
-    async def failed(_: Request, error: Exception) -> Response:
-        # Starlette raises it again after this answer, so the server logs the traceback.
-        return error_response(500, f"internal error: {type(error).__name__}", code="internal")
 
 
 def _invalid_body_response(

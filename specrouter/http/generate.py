@@ -69,7 +69,7 @@ def _asked(service: Service, body: GenerateRequest, request: HttpRequest) -> Ask
     return Asked(service.requests(request, body, params, [prompt]), answer)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class GenerateAnswer(Answer):
     """`numbered` where the prompt has several samples."""
 

@@ -8,8 +8,8 @@ are counted. Layers, outermost first:
     page        403 on the page's paths for what another page's script may have asked; on a service
                 for this machine alone without keys, on all but `PROBE_PATHS`
     keys        401, except on `OPEN_PATHS`
-    body limit  413, 408 and 503; a body is read before anything else (`body_limit`)
-    drain       503 for a new generation request (POST) once the service is stopping
+    body limit  413, 408 and 503; a body is read before anything else, and a new generation request
+                (POST) refused once the service is stopping (`body_limit`)
 
 Pure ASGI, since streams pass through: each layer costs a call per request, and nothing per token.
 """
@@ -20,7 +20,6 @@ import hmac
 import ipaddress
 import socket
 from collections.abc import Collection, Sequence
-from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -29,8 +28,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from specrouter.config import ServerConfig
-from specrouter.http.answers import error_response, overloaded, shutting_down
-from specrouter.http.body_limit import BodyLimit, Count
+from specrouter.http.answers import error_response, overloaded
+from specrouter.http.body_limit import BodyLimit
 from specrouter.http.drain import Drain
 from specrouter.http.errors import SHOULD_RETRY_HEADER
 from specrouter.http.keys import api_keys, is_loopback
@@ -46,25 +45,21 @@ OPEN_PATHS = PROBE_PATHS | PAGE_PATHS | {"/docs", "/openapi.json"}
 
 def add_guards(app: FastAPI, config: ServerConfig, drain: Drain | None = None) -> None:
     """Puts the layers around `app`. Raises `ConfigError` for a key that cannot be one."""
-    count = partial(count_refusal, app)
-    drain = drain or Drain()  # one that never begins
-    app.add_middleware(drain_gate, drain=drain, count=count)
     app.add_middleware(
         BodyLimit,
         max_bytes=config.max_body_bytes,
         max_inflight_bytes=config.max_inflight_body_bytes,
-        drain=drain,
-        count=count,
+        drain=drain or Drain(),  # one that never begins
     )
     keys = api_keys(config)
     is_open = not keys and is_loopback(config.host)
     if keys:
-        app.add_middleware(api_keys_guard, keys=keys, count=count)
+        app.add_middleware(api_keys_guard, keys=keys)
         _declare_keys(app)
     hosts = {config.host, socket.gethostname(), "localhost", *config.page_hosts}
     names = frozenset(map(str.lower, hosts))
-    app.add_middleware(page_guard, hosts=names, is_open=is_open, count=count)
-    app.add_middleware(concurrency_limit, most=config.limit_concurrency, count=count)
+    app.add_middleware(page_guard, hosts=names, is_open=is_open)
+    app.add_middleware(concurrency_limit, most=config.limit_concurrency)
     if config.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -92,7 +87,7 @@ def _declare_keys(app: FastAPI) -> None:
     app.openapi = declared  # type: ignore[method-assign]  # as FastAPI's documentation has it
 
 
-def api_keys_guard(app: ASGIApp, keys: Sequence[str], count: Count) -> ASGIApp:
+def api_keys_guard(app: ASGIApp, keys: Sequence[str]) -> ASGIApp:
     """401 without `Authorization: Bearer KEY`, one of `keys`."""
     known = [key.encode() for key in keys]
 
@@ -107,7 +102,7 @@ def api_keys_guard(app: ASGIApp, keys: Sequence[str], count: Count) -> ASGIApp:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS or is_known(scope):
             await app(scope, receive, send)
             return
-        count("unauthorized")
+        count_refusal(scope["app"], "unauthorized")
         refusal = error_response(
             401,
             # OpenAI's words: LiteLLM knows a refused key by them, and by nothing else.
@@ -120,7 +115,7 @@ def api_keys_guard(app: ASGIApp, keys: Sequence[str], count: Count) -> ASGIApp:
     return guarded
 
 
-def page_guard(app: ASGIApp, hosts: Collection[str], is_open: bool, count: Count) -> ASGIApp:
+def page_guard(app: ASGIApp, hosts: Collection[str], is_open: bool) -> ASGIApp:
     """403 on the page's paths where the browser shows another page: one whose own name leads to
     this address (DNS rebinding), or one that asks from its own origin.
 
@@ -152,7 +147,7 @@ def page_guard(app: ASGIApp, hosts: Collection[str], is_open: bool, count: Count
         if path is not None and (is_page(path) or (is_open and path not in PROBE_PATHS)):
             reason = refusal(path, Headers(scope=scope))
             if reason is not None:
-                count("unauthorized")
+                count_refusal(scope["app"], "unauthorized")
                 await error_response(403, reason, code="not_this_page")(scope, receive, send)
                 return
         await app(scope, receive, send)
@@ -172,7 +167,7 @@ def _is_own(host: str, names: Collection[str]) -> bool:
     return True
 
 
-def concurrency_limit(app: ASGIApp, most: int, count: Count) -> ASGIApp:
+def concurrency_limit(app: ASGIApp, most: int) -> ASGIApp:
     """503 for a request beyond `most` that are being answered; probes and scrapers pass."""
     running = 0
 
@@ -181,7 +176,7 @@ def concurrency_limit(app: ASGIApp, most: int, count: Count) -> ASGIApp:
         if scope["type"] != "http" or scope["path"] in PROBE_PATHS:
             await app(scope, receive, send)
         elif running >= most:
-            count("overloaded")
+            count_refusal(scope["app"], "overloaded")
             message = f"{most} requests are being answered already (server.limit_concurrency)"
             await overloaded(message, Connection="close")(scope, receive, send)
         else:
@@ -192,19 +187,3 @@ def concurrency_limit(app: ASGIApp, most: int, count: Count) -> ASGIApp:
                 running -= 1
 
     return limited
-
-
-def drain_gate(app: ASGIApp, drain: Drain, count: Count) -> ASGIApp:
-    """Counts POSTs while they are in flight; 503 for new ones once the service drains."""
-
-    async def gated(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST":
-            await app(scope, receive, send)
-        elif drain.is_draining:
-            count("unavailable")
-            await shutting_down()(scope, receive, send)
-        else:
-            with drain.flight():
-                await app(scope, receive, send)
-
-    return gated

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import ipaddress
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from modelpool.errors import ConfigError
 from specrouter.config import ServerConfig, is_api_key
 from specrouter.http_client import API_KEY_VARIABLE
-
-if TYPE_CHECKING:
-    from fastapi import Request
 
 
 def api_keys(config: ServerConfig) -> tuple[str, ...]:
@@ -27,17 +22,6 @@ def api_keys(config: ServerConfig) -> tuple[str, ...]:
     if not is_api_key(own):
         raise ConfigError(API_KEY_VARIABLE, "must be printable ASCII without spaces, or unset")
     return (*config.api_keys, own)
-
-
-def cache_salt(request: Request, asked: str | None, has_keys: bool) -> str | None:
-    """Under which a request shares prefixes: what it asks for, or else its own key's, which nobody
-    can ask for."""
-    if asked is not None:
-        return f"salt {asked}"
-    if not has_keys:
-        return None
-    key = request.headers.get("authorization", "").partition(" ")[2].strip()
-    return f"key {hashlib.sha256(key.encode()).hexdigest()}"
 
 
 def network_warnings(server: ServerConfig) -> Iterator[str]:

@@ -51,45 +51,41 @@ class LiveFeed:
         self._drain = drain
         self._interval_s = interval_s
         self.viewers = 0
-        self._next: asyncio.Future[bytes] | None = None  # the event that is being made
-        self._making: asyncio.Task[None] | None = None
+        self._event: asyncio.Task[bytes] | None = None  # the last one, which may not be made yet
+        self._began_s = 0.0
 
     async def events(self) -> AsyncGenerator[bytes]:
         """Of one viewer."""
         while not self._drain.is_draining:
-            yield await self._event()
-
-    async def _event(self) -> bytes:
-        if self._next is None:
-            self._next = asyncio.get_running_loop().create_future()
-        if self._making is None or self._making.done():
-            self._making = asyncio.create_task(self._make())
-        return await asyncio.shield(self._next)
-
-    async def _make(self) -> None:
-        """Event after event, as long as somebody waits for the next."""
-        while self._next is not None:
-            event = await asyncio.to_thread(self._encoded)
-            told, self._next = self._next, None
-            told.set_result(event)
+            yield await asyncio.shield(self._newest())
             await asyncio.sleep(self._interval_s)
+
+    def _newest(self) -> asyncio.Task[bytes]:
+        now_s = asyncio.get_running_loop().time()
+        event = self._event
+        if event is None or (event.done() and now_s - self._began_s >= self._interval_s):
+            event = self._event = asyncio.create_task(asyncio.to_thread(self._encoded))
+            self._began_s = now_s
+        return event
 
     def _encoded(self) -> bytes:
         try:
-            return framed(encoded(_finite(live_snapshot(self._router))))
+            return framed(encoded(_short(live_snapshot(self._router))))
         except Exception:  # viewers are told that it is so, and the next may be well
             logger.exception("the page's snapshot failed")
             reason = "the snapshot failed; the service's log says why"
             return framed(encoded(error_payload(500, reason, code="snapshot_failed")))
 
 
-def _finite(value: Any) -> Any:
-    """With null for the numbers that JSON has not."""
+def _short(value: Any) -> Any:
+    """With three places of each number, and null for those that JSON has not."""
     if isinstance(value, Mapping):
-        return {key: _finite(one) for key, one in value.items()}
+        return {key: _short(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return [_short(one) for one in value]
+    if not isinstance(value, float):
+        return value
+    return round(value, 3) if math.isfinite(value) else None
 
 
 class _Watched(ClosedStream):

@@ -10,10 +10,8 @@ relative: behind a proxy they may stand under a prefix. Who may ask: see `specro
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from importlib import resources
-from importlib.resources.abc import Traversable
-from pathlib import PurePosixPath
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
@@ -48,41 +46,38 @@ _DOCS_POLICY = (
 )
 
 
-def _files(folder: Traversable, path: str) -> Iterator[tuple[str, bytes]]:
-    for one in folder.iterdir():
-        if one.is_dir():
-            yield from _files(one, f"{path}{one.name}/")
-        else:
-            yield f"{path}{one.name}", one.read_bytes()
+_FOLDER = Path(__file__).parent
+_Answer = Callable[[Request], Awaitable[Response]]
 
 
-_FILES = dict(_files(resources.files("specrouter.http").joinpath("page"), "/page/"))
-_FILES["/"] = _FILES.pop("/page/index.html")
+def _answering(file: Path) -> _Answer:
+    content, media_type = file.read_bytes(), _TYPES[file.suffix]
+    headers = {**_HEADERS, "ETag": f'"{hashlib.sha256(content).hexdigest()[:16]}"'}
+
+    async def answer(request: Request) -> Response:
+        if request.headers.get("if-none-match") == headers["ETag"]:
+            return Response(status_code=304, headers=headers)
+        return Response(content, media_type=media_type, headers=headers)
+
+    return answer
 
 
-class _File:
-    def __init__(self, path: str, content: bytes) -> None:
-        self._content = content
-        self._type = _TYPES[PurePosixPath(path).suffix if path != "/" else ".html"]
-        self._headers = {**_HEADERS, "ETag": f'"{hashlib.sha256(content).hexdigest()[:16]}"'}
-
-    async def answer(self, request: Request) -> Response:
-        if request.headers.get("if-none-match") == self._headers["ETag"]:
-            return Response(status_code=304, headers=self._headers)
-        return Response(self._content, media_type=self._type, headers=self._headers)
-
-
-PAGE_FILES = {path: _File(path, content) for path, content in _FILES.items()}
+PAGE_FILES = {
+    f"/{file.relative_to(_FOLDER).as_posix()}": _answering(file)
+    for file in (_FOLDER / "page").rglob("*")
+    if file.is_file()
+}
+PAGE_FILES["/"] = PAGE_FILES.pop("/page/index.html")
 PAGE_PATHS = frozenset(PAGE_FILES)
 
 
 def add_live_page(app: FastAPI) -> None:
-    for path, file in PAGE_FILES.items():
-        app.get(path, include_in_schema=False)(file.answer)
+    for path, answer in PAGE_FILES.items():
+        app.get(path, include_in_schema=False)(answer)
 
 
 def add_docs_page(app: FastAPI) -> None:
-    text = resources.files("specrouter.http").joinpath("docs_page.html").read_text("utf-8")
+    text = (_FOLDER / "docs_page.html").read_text("utf-8")
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:

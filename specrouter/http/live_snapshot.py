@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from typing import Any
 
-from specrouter.engine.cycle_log import CycleTimes
-from specrouter.engine.decode_counts import DecodeFigures
 from specrouter.engine.engine_state import EngineState
 from specrouter.engine.serving import Instruments, ServingRouter
+from specrouter.http.prometheus import PREDICTED_TOKENS
 from specrouter.profile.snapshot import PerformanceSnapshot
 from specrouter.request.params import Chain
 from specrouter.routing.decision_record import DecisionRecord
 from specrouter.view import SCHEDULED, ChainDecision
 
-PREDICTED_TOKENS = (1, 2, 4, 8, 16, 32, 64)  # n of the T(n) that are shown
 _SWITCHES = 24  # the last ones that are shown
 
 
@@ -30,24 +28,22 @@ def live_snapshot(router: ServingRouter) -> dict[str, Any]:
     known, config = told.performance(), router.config
     cluster = config.cluster
     return {
-        "unix_s": round(time.time(), 3),
+        "unix_s": time.time(),
         "target": router.pool.target,
-        "bits_depend_on": router.pool.bits_depend_on,
-        "policy": {"scheduler": config.scheduler.policy, "admission": config.engine.admission},
+        "policy": {"scheduler": config.scheduler.policy},
         "requests": {"running": state.running, "waiting": state.waiting, "rows": state.rows},
         "totals": {
             "produced_tokens": decoded.produced_tokens,
             "drafted_tokens": decoded.drafted_tokens,
             "accepted_tokens": decoded.accepted_tokens,
         },
-        "chains": _chains(decoded),
+        "chains": [{"chain": chain, **asdict(one)} for chain, one in decoded.chains.items()],
         "decision": _decision(told.decision(), known.machine),
         "switches": _switches(told.decisions()),
-        "cycles": [_cycle(one) for one in told.cycles()],
+        "cycles": [astuple(one) for one in told.cycles()],  # by place, since there are many
         "models": [_model(router, name, state, known) for name in router.pool.names],
         "objectives": {
-            name: [one.attained, one.judged, one.requests]
-            for name, one in told.slo_accounts.counts().items()
+            name: [one.attained, one.judged] for name, one in told.slo_accounts.counts().items()
         },
         "cache": {
             **asdict(state.cache),
@@ -58,16 +54,6 @@ def live_snapshot(router: ServingRouter) -> dict[str, Any]:
         "replicas": dict(router.health().replicas),
         "pairs": [one.name for one in cluster.pairs] if cluster else [],
     }
-
-
-def _chains(decoded: DecodeFigures) -> list[dict[str, Any]]:
-    return [{"chain": chain, **_rounded(asdict(one))} for chain, one in decoded.chains.items()]
-
-
-def _cycle(one: CycleTimes) -> list[Any]:
-    """By place, since there are many."""
-    parts_ms = (one.elapsed_ms, one.draft_ms, one.rescore_ms, one.verify_ms)
-    return [one.chain, *(round(each, 2) for each in parts_ms), one.requests, one.tokens]
 
 
 def _decision(decision: ChainDecision | None, machine: float) -> dict[str, Any] | None:
@@ -83,7 +69,7 @@ def _decision(decision: ChainDecision | None, machine: float) -> dict[str, Any] 
         "chain": decision.chain,
         **asdict(decision.shape),
         "reason": decision.reason,
-        "predicted": [[chain, round(ms * machine, 3)] for chain, ms in ranked],
+        "predicted": [[chain, ms * machine] for chain, ms in ranked],
     }
 
 
@@ -91,7 +77,7 @@ def _switches(records: Sequence[DecisionRecord]) -> list[dict[str, Any]]:
     scheduled = [one for one in records if one.asked == SCHEDULED]
     return [
         {
-            "unix_s": round(one.unix_s, 3),
+            "unix_s": one.unix_s,
             "requests": one.requests,
             "chain": one.decision.chain,
             **asdict(one.decision.shape),
@@ -104,29 +90,19 @@ def _switches(records: Sequence[DecisionRecord]) -> list[dict[str, Any]]:
 def _model(
     router: ServingRouter, name: str, state: EngineState, known: PerformanceSnapshot
 ) -> dict[str, Any]:
-    loaded = "loaded" if name in state.weight_bytes else "not loaded"
+    if name in state.quarantined:
+        doing = "resting after a failure"
+    else:
+        doing = "loaded" if name in state.weight_bytes else "not loaded"
     curve = known.times.get(name)
-    shown = {
+    plan = None if name in router.pool.draft_only else router.pool.plan(name)
+    return {
         "name": name,
-        "state": "resting after a failure" if name in state.quarantined else loaded,
+        "state": doing,
         "weight_bytes": state.weight_bytes.get(name, 0),
         "kv_bytes": state.kv_bytes.get(name, 0),
-        "times": []
-        if curve is None
-        else [[n, round(known.machine * curve.at(n), 3)] for n in PREDICTED_TOKENS],
-    }
-    if name in router.pool.draft_only:
-        return {**shown, "device": None, "dtype": None, "weights": None}
-    plan = router.pool.plan(name)
-    return {
-        **shown,
-        "device": ", ".join(plan.placement.devices),
-        "dtype": plan.dtype,
-        "weights": plan.weights,
-    }
-
-
-def _rounded(figures: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: round(each, 3) if isinstance(each, float) else each for name, each in figures.items()
+        "times": [[n, known.machine * curve.at(n)] for n in PREDICTED_TOKENS] if curve else [],
+        "device": plan and ", ".join(plan.placement.devices),
+        "dtype": plan and plan.dtype,
+        "weights": plan and plan.weights,
     }

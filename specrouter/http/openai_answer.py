@@ -171,21 +171,20 @@ class OpenAIAnswer(Answer):
     def says_something(self, choice: Mapping[str, Any]) -> bool:
         """Whether there is more of the text in it."""
 
-    def prompt_logprobs(
-        self, prompt: int, positions: Sequence[TokenLogprobs | None] | None
-    ) -> list[Any] | None:
-        """As vLLM has them: by id, the most likely and the prompt's own.
-
-        Made once for each prompt: its samples share them.
-        """
-        count = self.body.prompt_logprobs
-        if count is None or positions is None:
-            return None
-        if prompt not in self._prompt_logprobs:
-            self._prompt_logprobs[prompt] = [
-                None if one is None else self._by_id(one, count) for one in positions
-            ]
-        return self._prompt_logprobs[prompt]
+    def of_prompt(self, prompt: int, part: RequestOutput | Delta) -> dict[str, Any]:
+        """What is asked of the prompt: ids, and log-probabilities as vLLM has them, by id, the most
+        likely and the prompt's own. These are made once for each prompt: its samples share them."""
+        found: dict[str, Any] = {}
+        count, positions = self.body.prompt_logprobs, part.prompt_logprobs
+        if count is not None:
+            if prompt not in self._prompt_logprobs and positions is not None:
+                self._prompt_logprobs[prompt] = [
+                    None if one is None else self._by_id(one, count) for one in positions
+                ]
+            found["prompt_logprobs"] = positions and self._prompt_logprobs[prompt]
+        if self.body.return_token_ids:
+            found["prompt_token_ids"] = list(self.prompts[prompt].token_ids)
+        return found
 
     def _by_id(self, position: TokenLogprobs, count: int) -> dict[str, Any]:
         own = (position.token_id, position.logprob)

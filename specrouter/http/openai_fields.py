@@ -109,15 +109,6 @@ class CompletionRequest(OpenAIRequest):
             return [self.prompt]
         return list(self.prompt)
 
-    def texts(self) -> list[tuple[str, str]]:
-        """The prompts that are texts, each behind its place in the body."""
-        several = isinstance(self.prompt, list)
-        return [
-            (f"prompt[{number}]" if several else "prompt", one)
-            for number, one in enumerate(self.prompts)
-            if isinstance(one, str)
-        ]
-
     def field_names(self) -> dict[str, str]:
         samples = "n" if self.best_of is None else "best_of"
         return {**super().field_names(), "input_ids": "prompt", "n": samples}
@@ -180,6 +171,8 @@ class ChatRequest(OpenAIRequest, Conversation):
 
     def field_names(self) -> dict[str, str]:
         names = {"logprobs": "top_logprobs", "input_ids": "messages", "prompt": "messages"}
+        if self.tool_use is not None and self.tool_use.forced:
+            names["structure"] = "tools"
         return {**super().field_names(), **names}
 
     def speculation_override(self) -> Literal["off"] | Speculation | None:
@@ -199,10 +192,6 @@ class ChatRequest(OpenAIRequest, Conversation):
     def has_structure(self) -> bool:
         use = self.tool_use
         return (use is not None and use.forced) or super().has_structure
-
-    def structure_field(self) -> str:
-        use = self.tool_use
-        return "tools" if use is not None and use.forced else super().structure_field()
 
     def check(self) -> None:
         super().check()

@@ -47,7 +47,7 @@ _SLO_PARAMETERS = [
 def described(
     tag: str,
     summary: str,
-    answer: type[BaseModel],
+    answer: type,
     body: TypeAdapter[Any] | None = None,
     refusals: Iterable[int] = (401,),
     example: dict[str, Any] | None = None,

@@ -57,6 +57,8 @@ gauge specrouter_kv_reserved_tokens = state.kv_reserved_tokens: KV cache tokens 
     requests.
 gauge specrouter_kv_capacity_tokens = state.kv_capacity_tokens: KV cache tokens that all requests
     may hold together.
+counter specrouter_requests_refused{reason} = refusals: Requests that were refused before they were
+    queued.
 counter specrouter_slo_admitted_requests{slo_class} = admissions.admitted: Requests admitted with
     an objective.
 counter specrouter_slo_best_effort_requests{slo_class} = admissions.best_effort: Requests admitted
@@ -198,10 +200,9 @@ histogram vllm:time_per_output_token_seconds{model_name} = decoded.between_token
 
 def add_metrics(app: FastAPI, router: ServingRouter) -> None:
     """Mounts the page, and gives the application the counter for `count_refusal`."""
+    app.state.refusals = dict.fromkeys(get_args(Refusal), 0)  # all are there from the start
     registry = CollectorRegistry()
-    refusals = app.state.refusals = _Refusals()
-    registry.register(refusals)
-    registry.register(RouterCollector(router))
+    registry.register(RouterCollector(router, app.state.refusals))
 
     @app.get(
         "/metrics",
@@ -225,30 +226,18 @@ def _encoder(accepted: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
 
 def count_refusal(app: FastAPI, reason: Refusal) -> None:
     """A request was refused before it was queued; nothing happens without `add_metrics`."""
-    refusals: _Refusals | None = getattr(app.state, "refusals", None)
-    if refusals is not None:
-        refusals.counts[reason] += 1
-
-
-class _Refusals(Collector):
-    def __init__(self) -> None:
-        self.counts = dict.fromkeys(get_args(Refusal), 0)  # all are there from the start
-
-    def collect(self) -> list[Metric]:
-        text = "Requests that were refused before they were queued."
-        family = CounterMetricFamily("specrouter_requests_refused", text, labels=["reason"])
-        for reason, count in self.counts.items():
-            family.add_metric([reason], count)
-        return [family]
+    if hasattr(app.state, "refusals"):
+        app.state.refusals[reason] += 1
 
 
 class RouterCollector(Collector):
-    def __init__(self, router: ServingRouter) -> None:
-        self._router = router
+    def __init__(self, router: ServingRouter, refusals: Mapping[str, int]) -> None:
+        self._router, self._refusals = router, refusals
 
     def collect(self) -> Iterator[Metric]:
         yield from self._router.instruments.ended_requests()
-        yield from families(sources(self._router), self._router.pool.target)
+        found = {"refusals": self._refusals, **sources(self._router)}
+        yield from families(found, self._router.pool.target)
 
 
 def families(sources: Mapping[str, Any], target: str) -> Iterator[Metric]:

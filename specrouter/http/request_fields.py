@@ -204,8 +204,6 @@ class RequestFields(StructureFields):
             given["seed"] = self.seed % 2**64
         if 0.0 < given.get("temperature", 0.0) < LEAST_TEMPERATURE:
             given["temperature"] = 0.0
-        if "stop" in given:
-            given["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         if given.get("top_k") == -1:
             given["top_k"] = 0
         return SamplingParams(**given)

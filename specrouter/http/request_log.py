@@ -13,6 +13,7 @@ import logging
 import re
 import time
 import uuid
+from typing import Any
 from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -45,63 +46,47 @@ class RequestLog:
         scope.setdefault("state", {})["request_id"] = request_id
         # Not reset: the server, too, logs what goes wrong, after this. A request has its own task.
         REQUEST_ID.set(request_id)
-        exchange = _Exchange(scope, receive, send, request_id)
+        seen = {"status": _CLIENT_CLOSED_REQUEST, "bytes": 0, "client_left": False}
+        is_complete, started_s = False, time.perf_counter()
+
+        async def received() -> Message:
+            message = await receive()
+            if message["type"] == "http.disconnect" and not is_complete:
+                seen["client_left"] = True
+            return message
+
+        async def answer(message: Message) -> None:
+            nonlocal is_complete
+            if message["type"] == "http.response.start":
+                seen["status"] = message["status"]
+                MutableHeaders(scope=message)[HEADER] = request_id
+            elif message["type"] == "http.response.body":
+                seen["bytes"] += len(message.get("body", b""))
+                is_complete = not message.get("more_body", False)
+            await send(message)
+
         try:
-            await self._app(scope, exchange.receive, exchange.send)
+            await self._app(scope, received, answer)
         except BaseException:
-            exchange.status = exchange.status or _FAILED
+            if seen["status"] == _CLIENT_CLOSED_REQUEST:
+                seen["status"] = _FAILED
             raise
         finally:
-            exchange.log()
+            duration_ms = round((time.perf_counter() - started_s) * 1000, 1)
+            _log(scope, {"request_id": request_id, "duration_ms": duration_ms, **seen})
 
 
-class _Exchange:
-    """What is seen of one request and its response."""
-
-    def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
-        self.status: int | None = None
-        self._scope, self._receive, self._send = scope, receive, send
-        self._request_id = request_id
-        self._started_s = time.perf_counter()
-        self._bytes = 0
-        self._is_complete = False
-        self._client_left = False
-
-    async def receive(self) -> Message:
-        message = await self._receive()
-        if message["type"] == "http.disconnect" and not self._is_complete:
-            self._client_left = True
-        return message
-
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            MutableHeaders(scope=message)[HEADER] = self._request_id
-        elif message["type"] == "http.response.body":
-            self._bytes += len(message.get("body", b""))
-            self._is_complete = not message.get("more_body", False)
-        await self._send(message)
-
-    def log(self) -> None:
-        client = self._scope.get("client")
-        seen = {
-            "request_id": self._request_id,
-            "client": f"{client[0]}:{client[1]}" if client else None,
-            "method": self._scope["method"],
-            "path": quote(self._scope["path"]),  # it may hold line feeds
-            "status": self.status or _CLIENT_CLOSED_REQUEST,
-            "duration_ms": round((time.perf_counter() - self._started_s) * 1000, 1),
-            "bytes": self._bytes,
-            "client_left": self._client_left,
-        }
-        logger.log(
-            logging.DEBUG if seen["path"] in _PROBED else logging.INFO,
-            '%s "%s %s" %d, %.1f ms, %d bytes%s',
-            *(seen[name] for name in ("client", "method", "path", "status", "duration_ms")),
-            self._bytes,
-            ", the client left" if self._client_left else "",
-            extra=seen,
-        )
+def _log(scope: Scope, seen: dict[str, Any]) -> None:
+    client = scope.get("client")
+    seen["client"] = f"{client[0]}:{client[1]}" if client else None
+    seen["method"], seen["path"] = scope["method"], quote(scope["path"])  # it may hold line feeds
+    logger.log(
+        logging.DEBUG if seen["path"] in _PROBED else logging.INFO,
+        '%s "%s %s" %d, %.1f ms, %d bytes%s',
+        *(seen[name] for name in ("client", "method", "path", "status", "duration_ms", "bytes")),
+        ", the client left" if seen["client_left"] else "",
+        extra=seen,
+    )
 
 
 def _request_id(sent: str | None) -> str:

@@ -18,6 +18,7 @@ from specrouter.engine.serving import ServingRouter
 from specrouter.http.answers import Described, Loose, error_payload, error_response
 from specrouter.http.drain import Drain
 from specrouter.http.openapi import OPERATION, ROUTER, described
+from specrouter.profile.profiler import EngineStatistics
 
 logger = logging.getLogger(__name__)
 
@@ -47,25 +48,6 @@ class DecisionsAnswer(Described):
     """Oldest first; to which replica a request went, with the terms of each and the reason."""
 
 
-class StatisticsAnswer(Loose):
-    cycles: int
-    """Decoding cycles."""
-    cycle_ms: float
-    """Their time."""
-    model_ms: dict[str, float]
-    """Of it, in each model's forward passes."""
-    logits_ms: float
-    """Of it, in the work on logits and drafts."""
-    control_ms: float
-    """Of it, in the control plane."""
-    forwards: dict[str, int]
-    """Forward passes of each model."""
-    committed_tokens: int
-    """Output tokens of all requests."""
-    switches: int
-    """Changes of chain or tree."""
-
-
 class CalibrationAnswer(Described):
     calibration: list[dict[str, Any]]
     """By chain of proposers and verifier: how far predicted acceptance is from what was seen."""
@@ -80,7 +62,12 @@ class SloAnswer(Described):
     """The same by class; `default` are objectives by value, `none` requests without one."""
 
 
-def add_health(app: FastAPI, router: ServingRouter, drain: Drain) -> None:
+def add_router_pages(app: FastAPI, router: ServingRouter, drain: Drain) -> None:
+    under_way = threading.Lock()
+
+    def page(name: str, summary: str, answer: type) -> Callable[[_Page], _Page]:
+        return app.get(f"/router/{name}", **described(ROUTER, summary, answer))
+
     @app.get(
         "/health",
         **described(OPERATION, "Whether requests are taken", HealthAnswer, refusals=(503,)),
@@ -98,11 +85,6 @@ def add_health(app: FastAPI, router: ServingRouter, drain: Drain) -> None:
             return JSONResponse({"status": "draining", **error}, status_code=503)
         return JSONResponse({"status": health.status, **replicas})
 
-
-def add_router_pages(app: FastAPI, router: ServingRouter) -> None:
-    def page(name: str, summary: str, answer: type[Described]) -> Callable[[_Page], _Page]:
-        return app.get(f"/router/{name}", **described(ROUTER, summary, answer))
-
     @page(
         "decisions",
         "The last changes of chain or tree, and of admission; cached prefixes",
@@ -117,7 +99,7 @@ def add_router_pages(app: FastAPI, router: ServingRouter) -> None:
         found = {name: [one.to_json() for one in each] for name, each in records.items()}
         return JSONResponse({**found, "routings": list(router.instruments.routings())})
 
-    @page("statistics", "Totals since the start", StatisticsAnswer)
+    @page("statistics", "Totals since the start", EngineStatistics)
     async def statistics() -> Response:
         return JSONResponse(asdict(router.instruments.statistics()))
 
@@ -128,10 +110,6 @@ def add_router_pages(app: FastAPI, router: ServingRouter) -> None:
     @page("slo", "Attainment of objectives, by class", SloAnswer)
     async def slo_report() -> Response:
         return JSONResponse(asdict(router.instruments.slo_accounts.report()))
-
-
-def add_replica_pages(app: FastAPI, router: ServingRouter) -> None:
-    under_way = threading.Lock()
 
     @app.post(
         "/router/restart",

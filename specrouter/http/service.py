@@ -8,10 +8,11 @@ whose grammar is to be compiled goes on in another.
 
 from __future__ import annotations
 
+import hashlib
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -24,7 +25,7 @@ from specrouter.engine.request import PromptLike, Request
 from specrouter.engine.serving import ServingRouter
 from specrouter.http.bodies import json_data, read_body
 from specrouter.http.errors import UnknownModelError, field_names
-from specrouter.http.keys import api_keys, cache_salt
+from specrouter.http.keys import api_keys
 from specrouter.http.objective_fields import asked_objective
 from specrouter.http.reasoning.formats import ReasoningFormat, reasoning_of
 from specrouter.http.reasoning.harmony import Harmony
@@ -33,9 +34,8 @@ from specrouter.http.streams import Answer, respond
 from specrouter.http.token_texts import TokenTexts
 from specrouter.http.tools.formats import FORMATS, ToolFormat, added_tags, format_of
 from specrouter.request.chat_template import ChatTemplate
-from specrouter.request.delta_stream import DeltaStream, Read
+from specrouter.request.delta_stream import DeltaStream
 from specrouter.request.lanes import lane_of
-from specrouter.request.output import Delta
 from specrouter.request.params import RequestError, SamplingParams
 from specrouter.request.slo_fields import single_token
 
@@ -44,11 +44,10 @@ Body = TypeVar("Body", bound=RequestFields)
 
 @dataclass(frozen=True)
 class Asked:
-    """What an endpoint makes of a body. `read`: see `DeltaStream`."""
+    """What an endpoint makes of a body."""
 
     requests: Sequence[Request]
     answer: Answer
-    read: Read | None = None
 
 
 _Prepare = Callable[[Body, HttpRequest], Asked]
@@ -81,7 +80,8 @@ class Service:
     def check_model(self, asked: str | None) -> None:
         """None and an empty name ask for what is served. Raises `UnknownModelError`."""
         if asked and asked != self.model:
-            raise UnknownModelError(asked, self.model)
+            reason = f"there is no model {asked[:80]!r}; {self.model!r} is served"
+            raise UnknownModelError("model", reason)
 
     def check_choices(self, prompts: int, samples: int) -> None:
         """Raises `RequestError` for more texts than one request may ask for, of "prompt" or "n"."""
@@ -132,9 +132,8 @@ class Service:
     ) -> _Accepted:
         with field_names(body.field_names):
             asked = prepare(body, request)
-            stream.read = asked.read
             if body.has_structure:
-                stream.read = _blaming(body.structure_field(), asked.read)
+                asked.answer.structure_field = body.field_names()["structure"]
             self.router.submit_each(asked.requests, stream, self.config.max_waiting)
         return asked.answer, bool(body.stream)
 
@@ -150,8 +149,14 @@ class Service:
         }
 
     def cache_salt(self, request: HttpRequest, body: RequestFields) -> str | None:
-        """Among whose requests it shares what was read."""
-        return cache_salt(request, body.cache_salt, self._has_keys)
+        """Under which it shares prefixes: what it asks for, or else its own key's, which nobody can
+        ask for."""
+        if body.cache_salt is not None:
+            return f"salt {body.cache_salt}"
+        if not self._has_keys:
+            return None
+        key = request.headers.get("authorization", "").partition(" ")[2].strip()
+        return f"key {hashlib.sha256(key.encode()).hexdigest()}"
 
     def requests(
         self,
@@ -179,18 +184,6 @@ class Service:
             )
             for prompt, is_tokenized in zip(prompts, are_tokenized, strict=True)
         ]
-
-
-def _blaming(field: str, read: Read | None) -> Read:
-    """The same; a request whose structure has failed blames the client's `field`."""
-
-    def blamed(delta: Delta) -> Delta | None:
-        output = delta.output
-        if output is not None and output.error_field == "structure":
-            delta = replace(delta, output=replace(output, error_field=field))
-        return delta if read is None else read(delta)
-
-    return blamed
 
 
 def _tool_format(

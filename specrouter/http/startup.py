@@ -40,7 +40,7 @@ class Startup:
     async def _answer(self, request: Request) -> Response:
         path = request.url.path
         if request.method == "GET" and path in self._files:
-            return await self._files[path].answer(request)
+            return await self._files[path](request)
         return self._health() if path == "/health" else self._refusal()
 
     def _health(self) -> Response:

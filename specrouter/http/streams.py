@@ -30,8 +30,7 @@ logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 _CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody is left to read it
 _DONE = b"data: [DONE]\n\n"
-_LONG = 64  # entries of a list that is encoded one by one
-_SLICE = 8192  # numbers or texts that are encoded at once
+_SLICE = 64  # entries of a list that are encoded at once
 # JSON may hold them as they are, and httpx's clients take them for the end of a line.
 _LINE_ENDS = tuple((end.encode(), f"\\u{ord(end):04x}".encode()) for end in "\x85\u2028\u2029")
 
@@ -39,7 +38,12 @@ Outputs = Sequence[tuple[int, RequestOutput]]
 
 
 class Answer(ABC):
-    """How one request's outputs look in JSON. Plain dicts: a chunk is made for every delta."""
+    """How one request's outputs look in JSON. Plain dicts: a chunk is made for every delta.
+
+    `structure_field`: the client's, which is to blame where a structure fails.
+    """
+
+    structure_field = "structure"
 
     @abstractmethod
     def whole(self, outputs: Outputs) -> dict[str, Any]:
@@ -85,7 +89,7 @@ async def _answer_of(outputs: Outputs, answer: Answer) -> Response:
 
 def _answered(outputs: Outputs, answer: Answer) -> Response:
     for _, output in outputs:
-        failure = failure_of(output)
+        failure = failure_of(output, answer.structure_field)
         if failure is not None:
             content = {**answer.partial(outputs), **failure.payload()}
             return PartsResponse(content, status_code=failure.status, headers=failure.headers)
@@ -145,14 +149,10 @@ async def _events(
     begun: Sequence[tuple[int, Delta]], rest: DeltaStream, answer: Answer
 ) -> AsyncGenerator[bytes]:
     try:
-        for prompt, delta in begun:
-            event = await _event_of(answer, prompt, delta)
-            if event is not None:
-                yield event
-        async for prompt, delta in rest:
-            event = await _event_of(answer, prompt, delta)
-            if event is not None:
-                yield event
+        for one in begun:
+            yield await _event_of(answer, *one)
+        async for one in rest:
+            yield await _event_of(answer, *one)
         last = answer.last_chunk()
         if last is not None:
             yield _event(last)
@@ -163,25 +163,25 @@ async def _events(
     yield _DONE
 
 
-async def _event_of(answer: Answer, prompt: int, delta: Delta) -> bytes | None:
-    """None where there is nothing to say yet."""
+async def _event_of(answer: Answer, prompt: int, delta: Delta) -> bytes:
+    """Nothing where there is nothing to say yet."""
     if delta.prompt_logprobs:  # as in `_answer_of`
         return await asyncio.to_thread(_event_now, answer, prompt, delta)
     return _event_now(answer, prompt, delta)
 
 
-def _event_now(answer: Answer, prompt: int, delta: Delta) -> bytes | None:
-    failure = _failure(delta)
+def _event_now(answer: Answer, prompt: int, delta: Delta) -> bytes:
+    failure = _failure(delta, answer.structure_field)
     if failure is not None:
         return _event({**answer.place(delta), **failure.payload()})
     chunk = answer.chunk(prompt, delta)
     if chunk is None:
-        return None
+        return b""
     return framed(_in_parts(chunk)) if delta.prompt_logprobs else _event(chunk)
 
 
-def _failure(delta: Delta) -> Failure | None:
-    return None if delta.output is None else failure_of(delta.output)
+def _failure(delta: Delta, structure_field: str = "") -> Failure | None:
+    return None if delta.output is None else failure_of(delta.output, structure_field)
 
 
 def _event(payload: dict[str, Any]) -> bytes:
@@ -194,29 +194,18 @@ def framed(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
-def _in_parts(value: Any) -> bytes:
-    """JSON, long lists entry by entry: json lets no other thread run while it encodes a value,
-    however large."""
-    if not _holds_long_list(value):
-        return encoded(value)
+def _in_parts(value: Any, name: str = "") -> bytes:
+    """JSON, long lists by slices: json lets no other thread run while it encodes a value, however
+    large. Of lists, those of choices alone hold long ones."""
     if isinstance(value, dict):
-        members = (encoded(key) + b":" + _in_parts(member) for key, member in value.items())
+        members = (encoded(key) + b":" + _in_parts(one, key) for key, one in value.items())
         return b"{" + b",".join(members) + b"}"
-    if len(value) <= _SLICE:
+    if not isinstance(value, list):
+        return encoded(value)
+    if name == "choices":
         return b"[" + b",".join(map(_in_parts, value)) + b"]"
     slices = (value[at : at + _SLICE] for at in range(0, len(value), _SLICE))
-    return b"[" + b",".join(_in_parts(part)[1:-1] for part in slices) + b"]"
-
-
-def _holds_long_list(value: Any) -> bool:
-    """Of objects or lists, or a very long one: plain numbers and texts take little time each."""
-    if isinstance(value, dict):
-        return any(map(_holds_long_list, value.values()))
-    if not isinstance(value, list) or not value:
-        return False
-    if len(value) > _SLICE or not isinstance(value[-1], dict | list):
-        return len(value) > _SLICE
-    return len(value) > _LONG or any(map(_holds_long_list, value))
+    return b"[" + b",".join(encoded(part)[1:-1] for part in slices) + b"]"
 
 
 def encoded(value: Any) -> bytes:

@@ -7,15 +7,15 @@ the router's grammars; what is no JSON at all is refused here, by the name of it
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field
 
 from specrouter.request.fields import Fields, Text
 from specrouter.request.params import RequestError
-from specrouter.request.structure import Structure
+from specrouter.request.structure import Structure, StructureKind
 
 JsonSchema = dict[str, Any] | Text  # as an object, or as JSON text
 Choices = Annotated[list[Annotated[Text, Field(min_length=1)]], Field(min_length=1)]
@@ -52,6 +52,7 @@ class StructuredOutputs(Fields):
     """True: any JSON object."""
 
 
+_GUIDED = ("json", "regex", "choice", "grammar")
 _FORMS = ", ".join(field.alias or name for name, field in StructuredOutputs.model_fields.items())
 
 
@@ -77,21 +78,15 @@ class StructureFields(Fields):
             RequestError: names the field: a second one, one that holds no JSON, or
                 `structured_outputs` without a form.
         """
-        guided = (self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
-        if all(one is None for one in (*guided, self.response_format, self.structured_outputs)):
-            return None, "response_format"
+        guided = {kind: getattr(self, f"guided_{kind}") for kind in _GUIDED}
         asked = [*self._of_response_format(), *self._of_structured_outputs()]
-        asked += _given("guided_", *guided)
+        asked += _given("guided_", guided.items())
         if not asked:
             return None, "response_format"
         if len(asked) > 1:
             raise RequestError(asked[1][0], f"give either it or {asked[0][0]}, not both")
         field, structure = asked[0]
         return structure, field
-
-    def structure_field(self) -> str:
-        """The field that the structure is of. Raises `RequestError`: see `asked_structure`."""
-        return self.asked_structure[1]
 
     def _of_response_format(self) -> Iterator[tuple[str, Structure]]:
         form = self.response_format
@@ -109,30 +104,23 @@ class StructureFields(Fields):
         asked = self.structured_outputs
         if asked is None:
             return
-        prefix = "structured_outputs."
-        forms = list(_given(prefix, asked.json_, asked.regex, asked.choice, asked.grammar))
-        if asked.json_object:
-            forms.append((f"{prefix}json_object", Structure("json_object")))
+        forms = list(_given("structured_outputs.", asked))
         if not forms:  # one that is unknown here, or misspelt: not to be answered with free text
             raise RequestError("structured_outputs", f"holds none of the forms {_FORMS}")
         yield from forms
 
 
-def _given(
-    prefix: str,
-    schema: JsonSchema | None,
-    regex: str | None,
-    choice: list[str] | None,
-    grammar: str | None,
-) -> Iterator[tuple[str, Structure]]:
-    if schema is not None:
-        yield f"{prefix}json", _of_schema(f"{prefix}json", schema)
-    if regex is not None:
-        yield f"{prefix}regex", Structure("regex", regex)
-    if choice is not None:
-        yield f"{prefix}choice", Structure("choice", json.dumps(choice))
-    if grammar is not None:
-        yield f"{prefix}grammar", Structure("grammar", grammar)
+def _given(prefix: str, forms: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Structure]]:
+    """Those that were: by the names of `StructuredOutputs`."""
+    for name, form in forms:
+        kind = name.rstrip("_")
+        field = prefix + kind
+        if kind == "json_object":
+            if form:
+                yield field, Structure("json_object")
+        elif form is not None:
+            other = cast(StructureKind, kind)
+            yield field, _of_schema(field, form) if kind == "json" else Structure(other, form)
 
 
 def _of_schema(field: str, schema: JsonSchema) -> Structure:

@@ -39,7 +39,6 @@ HEADER_S = 15.0  # for a header to arrive, from the connection's or the header's
 _SLICE = 2**16  # bytes that are parsed at once: httptools joins a header's pieces anew at each
 _LINGER_S = 2.0  # a client that still sends would miss the answer if the connection were closed
 _OFFERS = (b"connection", b"upgrade", b"http2-settings")  # headers of another protocol
-_TWO_HOSTS = "the request has more than one Host header"
 _OTHER_FILES = 128  # that the process may have open beside connections
 
 
@@ -63,10 +62,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._waits_since_s = 0.0
         self._is_in_header = False
         self._is_refused = False
-        self._field_bytes = 0  # of the header, as far as it was parsed
-        self._hosts = 0  # fields of the header that name one
-        self._steps = 0  # that the parser has told of
-        self._quiet_bytes = 0  # parsed since the last step
+        self._header_bytes = 0  # of the header or the trailers, behind the piece that began them
         self._is_offer_gone = False  # of the request that is read
 
     @property
@@ -92,10 +88,9 @@ class BoundedProtocol(HttpToolsProtocol):
             if self._is_refused or self.transport.is_closing():
                 return
             piece = data[start : start + _SLICE]
-            steps = self._steps
+            self._header_bytes += len(piece)
             self._feed(piece)
-            self._quiet_bytes = self._quiet_bytes + len(piece) if steps == self._steps else 0
-            if self._quiet_bytes > MAX_HEADER_BYTES and not self._is_refused:
+            if self._header_bytes > MAX_HEADER_BYTES and not self._is_refused:
                 self._refuse_header()
         if not self._is_refused and (self._is_in_header or self._is_answered()):
             self._start_clock()
@@ -105,7 +100,8 @@ class BoundedProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserError:
-            self.send_400_response("Invalid HTTP request received.")
+            if not self._is_refused:
+                self._refuse(400, "invalid_http", "Invalid HTTP request received.")
         except httptools.HttpParserUpgrade as upgrade:
             if self._offers():
                 self._feed_without_offer(data[upgrade.args[0] :])
@@ -124,32 +120,25 @@ class BoundedProtocol(HttpToolsProtocol):
         self._feed(b"\r\n".join([*lines, b"", rest]))
 
     def on_message_begin(self) -> None:
-        self._steps += 1
-        self._is_in_header, self._field_bytes, self._hosts = True, 0, 0
+        self._is_in_header, self._header_bytes = True, 0
         super().on_message_begin()
 
-    def on_url(self, url: bytes) -> None:
-        self._count(len(url))
-        super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._count(len(name) + len(value) + 4)
-        if name.lower() == b"host":
-            self._hosts += 1
-            if self._hosts > 1:
-                raise ValueError(_TWO_HOSTS)  # as where it is too large
-        super().on_header(name, value)
-
     def on_headers_complete(self) -> None:
-        self._steps += 1
         if self._offers():
             return
-        self._is_in_header = False
+        self._is_in_header, self._header_bytes = False, 0
         self._stop_clock()
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > MAX_HEADER_BYTES:
+            self._refuse_header()
+        elif sum(name == b"host" for name, _ in self.headers) > 1:
+            self._refuse(400, "invalid_http", "the request has more than one Host header")
+        if self._is_refused:
+            raise ValueError("refused")  # the parser stops
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        self._steps += 1
+        self._header_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -161,18 +150,6 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self._waits_since_s = time.monotonic()
         super().on_response_complete()
-
-    def send_400_response(self, msg: str) -> None:
-        """For what the parser refuses, and what `_count` does."""
-        if self._field_bytes > MAX_HEADER_BYTES:
-            self._refuse_header()
-        else:
-            self._refuse(400, "invalid_http", _TWO_HOSTS if self._hosts > 1 else msg)
-
-    def _count(self, size: int) -> None:
-        self._field_bytes += size
-        if self._field_bytes > MAX_HEADER_BYTES:
-            raise ValueError("the header is too large")  # the parser stops, and tells uvicorn
 
     def _refuse_header(self) -> None:
         message = f"the header has more than {MAX_HEADER_BYTES} bytes"

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from pydantic import ConfigDict
+
 from specrouter.profile.acceptance import (
     AcceptanceEstimator,
     Bools,
@@ -34,31 +36,34 @@ _LEARN_EVERY = 3  # cycles, in which times are learned of sizes that are known: 
 
 @dataclass(kw_only=True)
 class EngineStatistics:
-    """Totals since the start.
+    """Totals since the start."""
 
-    Attributes:
-        cycles: in which anything ran.
-        cycle_ms: their time; of it `model_ms` in each model's forwards, and `logits_ms` in the work
-            on logits and drafts around them. The rest is the control plane's: `control_ms`.
-        forwards, pack_tokens: of each model, and the tokens that they read.
-        committed_tokens: of all requests.
-        target_passes: cycles in which a request was verified, summed over requests.
-        switches: times that another chain or another shape of trees came into use.
-        shadow_evaluations: of idle drafters; `exploration_ms` is what they cost.
-    """
+    __pydantic_config__ = ConfigDict(use_attribute_docstrings=True)  # for the API's schema
 
     cycles: int = 0
+    """Decoding cycles in which anything ran."""
     cycle_ms: float = 0.0
+    """Their time."""
     model_ms: Mapping[str, float] = field(default_factory=dict)
+    """Of it, in each model's forward passes."""
     logits_ms: float = 0.0
+    """Of it, in the work on logits and drafts around them."""
     forwards: Mapping[str, int] = field(default_factory=dict)
+    """Forward passes of each model."""
     pack_tokens: Mapping[str, int] = field(default_factory=dict)
+    """Tokens that they read."""
     committed_tokens: int = 0
+    """Output tokens of all requests."""
     target_passes: int = 0
+    """Cycles in which a request was verified, summed over requests."""
     switches: int = 0
+    """Times that another chain or another shape of trees came into use."""
     shadow_evaluations: int = 0
+    """Of idle drafters."""
     exploration_ms: float = 0.0
+    """What they cost."""
     control_ms: float = 0.0
+    """Of the cycles' time, the rest: the control plane's."""
 
 
 @dataclass(kw_only=True)

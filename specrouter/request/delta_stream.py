@@ -13,7 +13,6 @@ from typing import Protocol, Self
 
 from specrouter.request.output import Delta
 
-Read = Callable[[Delta], Delta | None]
 Delivery = Callable[[], object]  # runs in the loop; must not raise
 
 
@@ -64,7 +63,6 @@ class DeltaStream:
         self._running: Sequence[Running] = ()
         self._left = 0
         self._is_closed = False
-        self.read: Read | None = None  # changes each delta, or leaves it out
 
     def begin(self, running: Sequence[Running]) -> None:
         """These tell it one last delta each."""
@@ -79,16 +77,14 @@ class DeltaStream:
         return self
 
     async def __anext__(self) -> tuple[int, Delta]:
-        while self._left:
-            number, delta = await self._deltas.get()
-            self._left -= delta.finish_reason is not None
-            shown = delta if self.read is None else self.read(delta)
-            if shown is not None:
-                return number, shown
-        raise StopAsyncIteration
+        if not self._left:
+            raise StopAsyncIteration
+        number, delta = await self._deltas.get()
+        self._left -= delta.finish_reason is not None
+        return number, delta
 
     async def together(self) -> AsyncGenerator[tuple[Delta, ...]]:
-        """All that have come each time, of a stream that is not `read`."""
+        """All that have come each time."""
         async for _, first in self:
             found = [first]
             while not self._deltas.empty():

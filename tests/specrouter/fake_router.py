@@ -39,7 +39,6 @@ from specrouter.engine.slo_accounts import Percentiles, SloAccounts, SloFigures,
 from specrouter.execution.hang_guard import HangGuard
 from specrouter.profile.calibration import CalibrationFigures
 from specrouter.profile.profiler import EngineStatistics
-from specrouter.request.delta_stream import Read
 from specrouter.request.lanes import Lanes
 from specrouter.request.objective import Objective, SloLike, resolve
 from specrouter.request.output import DecodeStep, Feasible, FinishReason
@@ -203,23 +202,19 @@ class FakeStream:
     def __init__(self, router: FakeRouter) -> None:
         self._router, self._told = router, 0
         self.waiting: deque[tuple[int, Delta]] | None = None  # None: nothing was submitted
-        self.read: Read | None = None
 
     def __aiter__(self) -> FakeStream:
         return self
 
     async def __anext__(self) -> tuple[int, Delta]:
-        while self.waiting:
-            if self._told == self._router.hold_after:
-                await asyncio.Event().wait()
-            if self._router.crash and self._told == 1:
-                raise RuntimeError("the engine broke")
-            self._told += 1
-            at, delta = self.waiting.popleft()
-            shown = delta if self.read is None else self.read(delta)
-            if shown is not None:
-                return at, shown
-        raise StopAsyncIteration
+        if not self.waiting:
+            raise StopAsyncIteration
+        if self._told == self._router.hold_after:
+            await asyncio.Event().wait()
+        if self._router.crash and self._told == 1:
+            raise RuntimeError("the engine broke")
+        self._told += 1
+        return self.waiting.popleft()
 
     async def aclose(self) -> None:
         if self.waiting is not None:

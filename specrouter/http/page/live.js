@@ -2,8 +2,6 @@
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact-standalone.js";
 import { bytes, chainText, clock, ms, percent, whole } from "./words.js";
 
-
-
 const same = (a, b) => a.join(">") === b.join(">");
 
 /** Of a chain: what its tokens took of late, or since the start; tokens per pass likewise. */

@@ -161,19 +161,14 @@ function placed(tree) {
   const spots = [];
   let row = 0;
   const visit = (node, depth) => {
-    spots[node] = { x: depth, y: row };
+    if (node >= 0) spots[node] = { x: depth, y: row };
     const below = [...(children.get(node) ?? [])].sort((a, b) => accepted.has(b) - accepted.has(a));
     below.forEach((child, index) => {
       if (index) row += 1;
       visit(child, depth + 1);
     });
   };
-  (children.get(-1) ?? [])
-    .sort((a, b) => accepted.has(b) - accepted.has(a))
-    .forEach((node, index) => {
-      if (index) row += 1;
-      visit(node, 1);
-    });
+  visit(-1, 0);
   const columns = 1 + Math.max(0, ...spots.map((spot) => spot.x));
   return { spots, accepted, columns, rows: row + 1 };
 }
@@ -254,7 +249,7 @@ function Form({ form, change, chains, run, stop, isRunning }) {
   </form>`;
 }
 
-export function Try({ marks, chains, dtype, refused, keys }) {
+export function Try({ marks, chains, dtype, refused }) {
   const [form, change] = useState(FIRST);
   const [routed, showRouted] = useState(EMPTY);
   const [alone, showAlone] = useState(EMPTY);
@@ -308,6 +303,5 @@ export function Try({ marks, chains, dtype, refused, keys }) {
       <${Detail} token=${token} place=${place} />
       ${draft && html`<${Tree} draft=${draft} own=${draft.texts[draft.tree.accepted.length]} cycles=${routed.cycles.length}
         ...${{ cycle, go, marks }} />`}`}
-    ${keys}
   </section>`;
 }

@@ -2,70 +2,106 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
 from specrouter.http.reasoning.formats import Channels
-from specrouter.http.tools.call_object import JsonScanner
-from specrouter.http.tools.call_reader import CallNews, CallReader, News
+from specrouter.http.reasoning.tags import Piece
+from specrouter.http.tools.call_object import object_of
+from specrouter.http.tools.call_reader import CallReader
+
+
+@dataclass(frozen=True)
+class CallNews:
+    """Of the call `index`: its name where it begins, and more of its arguments."""
+
+    index: int
+    name: str | None
+    arguments: str
+
+
+@dataclass(frozen=True)
+class News:
+    """What a piece of text brought; calls by rising index, each once."""
+
+    content: str
+    calls: tuple[CallNews, ...] = ()
+    reasoning: str = ""
 
 
 class AnswerReader:
     """
     Args:
-        calls: of those within the content.
+        channels: makes those of the output; None: all of it is content.
+        reader: of calls within the content.
         forced: the output is nothing but reasoning and calls.
-        max_calls: of the channels; further ones are left out; None for none.
+        max_calls: further ones are left out; None for none.
 
-    Attributes: see `CallReader`.
+    Attributes:
+        calls: begun so far.
     """
 
     def __init__(
         self,
-        channels: Channels,
-        calls: CallReader | None = None,
+        channels: Callable[[], Channels] | None = None,
+        reader: CallReader | None = None,
         forced: bool = False,
         max_calls: int | None = None,
     ) -> None:
         self.forced = forced
-        self._channels, self._calls, self._max_calls = channels, calls, max_calls
-        self._own_calls = 0
-        self._arguments: list[str] = []  # of the last of them
-
-    @property
-    def calls(self) -> int:
-        return self._own_calls + (self._calls.calls if self._calls else 0)
+        self.calls = 0
+        self._reader, self._max_calls = reader, max_calls
+        self._channels = None if channels is None else channels()
+        self._of_tokens = None if channels is None else channels()
+        self._arguments: list[str] = []  # of the last call
 
     @property
     def is_within_call(self) -> bool:
-        """A whole object of arguments ends a call, too: its end tag may be cut off."""
-        if self._calls is not None and self._calls.is_within_call:
+        """The last one is not complete. A whole object of arguments ends a channel's call, too: its
+        end tag may be cut off."""
+        if self._reader is not None and self._reader.is_within_call:
             return True
-        return self._channels.field == "arguments" and not _is_object("".join(self._arguments))
+        is_open = self._channels is not None and self._channels.field == "arguments"
+        return is_open and object_of("".join(self._arguments)) is None
 
     def read(self, text: str, ends: bool = False) -> News:
-        said = {"reasoning": "", "content": ""}
-        calls: dict[int, CallNews] = {}
-        for field, piece in self._channels.pieces(text, ends):
+        """`ends`: nothing follows."""
+        reasoning, content = list[str](), list[str]()
+        calls: dict[int, tuple[str | None, list[str]]] = {}
+        for field, piece in self._pieces(text, ends):
             if field == "name":
-                calls[self._own_calls] = CallNews(self._own_calls, piece, "")
-                self._own_calls += 1
                 self._arguments = []
+                calls[self.calls] = piece, []
+                self.calls += 1
             elif field == "arguments":
                 self._arguments.append(piece)
-                index = self._own_calls - 1
-                known = calls.get(index, CallNews(index, None, ""))
-                calls[index] = CallNews(index, known.name, known.arguments + piece)
+                calls.setdefault(self.calls - 1, (None, []))[1].append(piece)
             else:
-                said[field] += piece
-        most = self._own_calls if self._max_calls is None else self._max_calls
-        news = tuple(call for call in calls.values() if call.index < most)
-        if self._calls is None:
-            return News("" if self.forced else said["content"], news, said["reasoning"])
-        within = self._calls.read(said["content"], ends)
-        return News(within.content, (*news, *within.calls), said["reasoning"])
+                (reasoning if field == "reasoning" else content).append(piece)
+        most = self.calls if self._max_calls is None else self._max_calls
+        told = tuple(
+            CallNews(index, name, "".join(arguments))
+            for index, (name, arguments) in calls.items()
+            if index < most
+        )
+        return News("" if self.forced else "".join(content), told, "".join(reasoning))
 
+    def is_reasoning(self, token: str) -> bool:
+        """Whether the output's next token is within the reasoning: neither tag nor header."""
+        channels = self._of_tokens
+        if channels is None:
+            return False
+        was_within = channels.field == "reasoning"
+        list(channels.pieces(token))
+        return was_within and channels.field == "reasoning"
 
-def _is_object(text: str) -> bool:
-    scanner, text = JsonScanner(), text.strip()
-    return text.startswith("{") and all(map(scanner.step, text)) and scanner.depth == 0
-
-
-Reader = AnswerReader | CallReader
+    def _pieces(self, text: str, ends: bool) -> Iterator[Piece]:
+        channels, reader = self._channels, self._reader
+        pieces: Iterable[Piece] = [("content", text)]
+        for field, piece in pieces if channels is None else channels.pieces(text, ends):
+            if field == "content" and reader is not None:
+                yield from reader.pieces(piece)
+            else:
+                yield field, piece
+        if ends and reader is not None:
+            yield from reader.pieces("", ends)

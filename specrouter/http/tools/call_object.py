@@ -88,7 +88,7 @@ def call_of(text: str, needs_arguments: bool) -> tuple[str, str] | None:
     name = _checked_name(found.get("name", found.get("function")))
     if name is None or (needs_arguments and not {"arguments", "parameters"} & found.keys()):
         return None
-    arguments = _object_of(found.get("arguments", found.get("parameters")))
+    arguments = object_of(found.get("arguments", found.get("parameters")))
     return None if arguments is None else (name, json.dumps(arguments))
 
 
@@ -99,8 +99,8 @@ def _checked_name(name: Any) -> str | None:
     return name
 
 
-def _object_of(given: Any) -> dict[str, Any] | None:
-    """Some models write the arguments as a text that holds JSON."""
+def object_of(given: Any) -> dict[str, Any] | None:
+    """Some models write the arguments as a text that holds JSON. None: they are no object."""
     if isinstance(given, str):
         try:
             given = json.loads(given)

@@ -57,7 +57,6 @@ def test_before_the_first_request_there_are_predictions_and_models(
     assert (target["device"], target["dtype"], target["state"]) == ("cpu", "float32", "loaded")
     assert all(time_ms > 0 for _, time_ms in target["times"])
     assert (seen["cycles"], seen["switches"]) == ([], [])
-    assert seen["bits_depend_on"] is None  # small layers are packed
 
 
 def test_cycles_chains_and_times_are_those_of_requests_and_no_text_is_told(

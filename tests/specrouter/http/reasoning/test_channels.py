@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -100,7 +101,7 @@ def read(
 ) -> Said:
     in_content = calls and not isinstance(form, Harmony)
     reader = AnswerReader(
-        form.channels(opening, ["f"] if calls else []),
+        partial(form.channels, opening, ["f"] if calls else []),
         CallReader(HERMES, ["f"]) if in_content else None,
     )
     places = [0, *sorted(cuts), len(text)]

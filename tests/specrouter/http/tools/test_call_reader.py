@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from specrouter.http.tools.call_reader import CallReader, News
+from specrouter.http.reasoning.answer_reader import AnswerReader, News
+from specrouter.http.tools.call_reader import CallReader
 from specrouter.http.tools.formats import HERMES, LLAMA3_JSON, ToolFormat
 
 NAMES = ("f", "get_weather")
@@ -32,7 +33,7 @@ def joined(news: Sequence[News]) -> Read:
 
 
 def read(form: ToolFormat, text: str, cuts: Sequence[int] = (), **options: Any) -> Read:
-    reader = CallReader(form, NAMES, **options)
+    reader = AnswerReader(None, CallReader(form, NAMES), **options)
     places = [0, *sorted(cuts), len(text)]
     pieces = [text[a:b] for a, b in itertools.pairwise(places)]
     return joined([*(reader.read(piece) for piece in pieces), reader.read("", ends=True)])
@@ -141,7 +142,7 @@ def test_the_same_is_told_of_any_text_however_it_is_cut() -> None:
 
 
 def test_arguments_are_told_as_they_come() -> None:
-    reader = CallReader(HERMES, NAMES)
+    reader = AnswerReader(None, CallReader(HERMES, NAMES))
     assert reader.read('<tool_call>\n{"name": "f", "arg').calls == ()
     [begun] = reader.read('uments": {"x"').calls
     assert (begun.index, begun.name, begun.arguments) == (0, "f", '{"x"')
@@ -176,7 +177,7 @@ def test_a_call_that_is_cut_off_within_a_string_behind_its_arguments_is_not_whol
     key = "arguments" if form.is_tagged else "parameters"
     begun = f"{form.tag if form.is_tagged else ''}{call('f', '{}', key)[:-1]}"
     for cut, is_within in ((', "id": "<', True), (', "id": "</tool', True), ("}<", False)):
-        reader = CallReader(form, NAMES)
+        reader = AnswerReader(None, CallReader(form, NAMES))
         news = reader.read(begun + cut, ends=True)
         assert reader.is_within_call == is_within, cut
         assert [one.name for one in news.calls] == ["f"]
