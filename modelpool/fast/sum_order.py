@@ -50,7 +50,7 @@ def least_rows(inputs: int, outputs: int, dtype: torch.dtype, threads: int) -> i
     Args:
         threads: those that torch is set to now.
     """
-    x, weight = cancelling(max(_COUNTS) + 1, inputs, outputs, dtype)
+    x, weight = cancelling(max(_COUNTS), inputs, outputs, dtype)
     with torch.inference_mode():
         packed = pack(weight)
         together = product(x, packed)

@@ -89,7 +89,7 @@ def test_end_to_end_latencies_are_reported_by_class() -> None:
     accounts = SloAccounts()
     for e2e_ms in (100.0, 200.0, 300.0):
         accounts.record(replace(metrics(CHAT, True), e2e_ms=e2e_ms), 8, 0.0, 1.0)
-    accounts.record(metrics(None, None), 8, 0.0, 1.0)
+    accounts.record(replace(metrics(None, None), e2e_ms=None), 8, 0.0, 1.0)
     report = accounts.report()
     found = report.classes["chat"].e2e_ms
     assert found is not None
