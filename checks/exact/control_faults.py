@@ -124,6 +124,11 @@ class Service:
     def close(self) -> None:
         self.router.close(1.0)
 
+    def renew(self) -> None:
+        """Forgets what was learned so far."""
+        self.close()
+        self.router = self._open()
+
     def runs(self) -> list[tuple[Target, Mode]]:
         """The functions that a burst calls at all, in each mode that changes anything: of "nan"
         those whose results have numbers."""
@@ -158,8 +163,7 @@ class Service:
         with fault.armed():
             endings, _ = self._serve()
         if not self.router.is_healthy:
-            self.close()
-            self.router = self._open()
+            self.renew()
         if fault.fired:
             self._recover()
         return fault, endings

@@ -241,11 +241,16 @@ class RequestBook:
             request.row = None
 
     def abandon(self, cause: str, others: Iterable[RunningRequest]) -> None:
-        """Tells all requests, and `others`, that the engine has failed. Its rows are beyond use."""
+        """Tells all requests, and `others`, that the engine has failed. Its rows are beyond use; so
+        may be what usually tells them."""
         self.is_abandoned = True
         for request in (*self, *others):
-            if not request.handle.is_done:
-                self._tell(request, last_delta(request, "engine_dead", cause))
+            delta = last_delta(request, "engine_dead", cause)
+            try:
+                self._tell(request, delta)
+            except Exception:
+                logger.exception("request %d is told otherwise", request.handle.request_id)
+                request.handle.give_up(delta)
 
     def _tell(self, request: RunningRequest, delta: Delta) -> bool:
         """Whether it is the first time that its caller is told; the accounts are first."""

@@ -72,6 +72,14 @@ class RequestHandle:
             self._hand_over(delta)
             return True
 
+    def give_up(self, delta: Delta) -> None:
+        """Ends it with its last delta where `deliver` fails; once, too."""
+        with self._delivering:
+            if not self._done.is_set():
+                self._output = delta.output
+                (self._listener or self._deltas.put)(delta)
+                self._done.set()
+
     def _hand_over(self, delta: Delta) -> None:
         if self._listener is None:
             self._deltas.put(delta)

@@ -1,8 +1,11 @@
 """What a caller asks for: sampling parameters, an override of speculation, and their refusals."""
 
 import math
+import reprlib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import InitVar, dataclass, field
+from numbers import Real
 from typing import Annotated, Any, Self, get_type_hints
 
 from pydantic import (
@@ -44,7 +47,6 @@ MAX_LOGPROBS = 20
 MAX_SALT_CHARACTERS = 1024
 # How a token is chosen among the likely ones: what a checkpoint may recommend.
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-_SHOWN = 40  # characters of a value, in a refusal
 
 
 def _tuple(value: Any) -> tuple[object, ...]:
@@ -62,6 +64,13 @@ def _biases(value: Any) -> tuple[tuple[object, object], ...]:
         return tuple((_token_id(token), bias) for token, bias in pairs)
     except (TypeError, ValueError):
         raise ValueError("must map token ids to numbers") from None
+
+
+def _number(value: Any) -> Any:
+    """A boolean of numpy would be read as 0 or 1."""
+    if not isinstance(value, Real):
+        raise ValueError("must be a number")
+    return value
 
 
 def _token_id(key: Any) -> Any:
@@ -83,12 +92,13 @@ def _by_rising_id(pairs: tuple[tuple[int, float], ...]) -> tuple[tuple[int, floa
 # What is chosen from and how, of any request, whichever way it comes. Outside of the ranges of
 # penalties, penalised logits overflow.
 Natural = Annotated[int, Field(ge=0)]
-Temperature = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-TopP = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
-MinP = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
-RepetitionPenalty = Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)]
-Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
+_Number = Annotated[float, BeforeValidator(_number)]
+Temperature = Annotated[_Number, Field(ge=0, allow_inf_nan=False)]
+TopP = Annotated[_Number, Field(gt=0, le=1, allow_inf_nan=False)]
+MinP = Annotated[_Number, Field(ge=0, le=1, allow_inf_nan=False)]
+Penalty = Annotated[_Number, Field(ge=-2, le=2, allow_inf_nan=False)]
+RepetitionPenalty = Annotated[_Number, Field(ge=1e-6, le=1e6, allow_inf_nan=False)]
+Bias = Annotated[_Number, Field(ge=-100, le=100, allow_inf_nan=False)]
 Samples = Annotated[int, Field(ge=1, le=MAX_SAMPLES)]
 LogprobCount = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 Depth = Annotated[int, Field(ge=1, le=MAX_DEPTH)]
@@ -266,8 +276,9 @@ def _check(asked: object, fields: type[BaseModel], prefix: str = "") -> None:
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         reason = fault["msg"].removeprefix("Value error, ").replace("Input should", "must")
-        shown = repr(fault["input"])[:_SHOWN]
-        raise RequestError(f"{prefix}{fault['loc'][0]}", f"{reason}, not {shown}") from None
+        with suppress(ValueError):  # of a number that is too long to be shown
+            reason = f"{reason}, not {reprlib.repr(fault['input'])}"
+        raise RequestError(f"{prefix}{fault['loc'][0]}", reason) from None
     vars(asked).update(vars(made))
 
 

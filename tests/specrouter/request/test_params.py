@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from specrouter.request.params import (
@@ -138,3 +139,17 @@ def test_max_tokens_is_another_name_of_max_new_tokens() -> None:
         with pytest.raises(RequestError) as refused:
             SamplingParams(**given)
         assert refused.value.field == "max_tokens"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", np.True_), ("logit_bias", {5: np.True_}), ("seed", 10**5000),
+        ("stop", [10**5000]),
+    ],
+    ids=["number", "bias", "too long", "too long in a list"],
+)  # fmt: skip
+def test_what_numbers_of_python_can_be_is_refused_by_its_field(field: str, value: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(**{field: value})
+    assert caught.value.field == field
