@@ -245,12 +245,12 @@ class RequestBook:
         may be what usually tells them."""
         self.is_abandoned = True
         for request in (*self, *others):
-            delta = last_delta(request, "engine_dead", cause)
             try:
-                self._tell(request, delta)
+                if not request.handle.is_done:
+                    self._tell(request, last_delta(request, "engine_dead", cause))
             except Exception:
                 logger.exception("request %d is told otherwise", request.handle.request_id)
-                request.handle.give_up(delta)
+                request.handle.give_up(last_delta(request, "engine_dead", cause))
 
     def _tell(self, request: RunningRequest, delta: Delta) -> bool:
         """Whether it is the first time that its caller is told; the accounts are first."""

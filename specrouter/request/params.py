@@ -92,13 +92,13 @@ def _by_rising_id(pairs: tuple[tuple[int, float], ...]) -> tuple[tuple[int, floa
 # What is chosen from and how, of any request, whichever way it comes. Outside of the ranges of
 # penalties, penalised logits overflow.
 Natural = Annotated[int, Field(ge=0)]
-_Number = Annotated[float, BeforeValidator(_number)]
-Temperature = Annotated[_Number, Field(ge=0, allow_inf_nan=False)]
-TopP = Annotated[_Number, Field(gt=0, le=1, allow_inf_nan=False)]
-MinP = Annotated[_Number, Field(ge=0, le=1, allow_inf_nan=False)]
-Penalty = Annotated[_Number, Field(ge=-2, le=2, allow_inf_nan=False)]
-RepetitionPenalty = Annotated[_Number, Field(ge=1e-6, le=1e6, allow_inf_nan=False)]
-Bias = Annotated[_Number, Field(ge=-100, le=100, allow_inf_nan=False)]
+_NUMBER = BeforeValidator(_number)
+Temperature = Annotated[float, Field(ge=0, allow_inf_nan=False), _NUMBER]
+TopP = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False), _NUMBER]
+MinP = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), _NUMBER]
+Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False), _NUMBER]
+RepetitionPenalty = Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False), _NUMBER]
+Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False), _NUMBER]
 Samples = Annotated[int, Field(ge=1, le=MAX_SAMPLES)]
 LogprobCount = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 Depth = Annotated[int, Field(ge=1, le=MAX_DEPTH)]
