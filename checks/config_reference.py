@@ -64,7 +64,7 @@ SpecRouter's paper). The bundled family: [tiny](../configs/tiny.yaml),
 | `SPECROUTER_CACHE` | folder for measured times, inflated models and compiled kernels; by default \
 `$XDG_CACHE_HOME/specrouter`, else `~/.cache/specrouter` |
 | `SPECROUTER_KERNEL` | the CPU's kernels: `off` (PyTorch alone), \
-`amx`, `avx512-vnni`, `avx-vnni`, `avx2`, `neon` |
+`avx512-vnni`, `avx-vnni`, `avx2`, `neon`, `plain` |
 | `CC` | the C compiler of the CPU's kernels; by default `cc` |
 | `HF_HOME`, `HF_HUB_OFFLINE`, `HF_TOKEN` | the hub's: its cache folder; 1 for downloaded models \
 only; the token for gated models |

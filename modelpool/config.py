@@ -89,10 +89,9 @@ class ModelConfig(BaseModel):
         weights: of the linear layers. `auto` is the checkpoint's (also compressed-tensors W8A8;
             AWQ, GPTQ and W4A16 become plain; a GGUF file's, on the CPU where dtype is auto,
             `exact`, else plain); `int8` and `int4` (groups of 32, the head in int8) quantise at
-            load, which changes the text; `exact` keeps 4 bits as the checkpoint has them (q4_0,
-            q4_1 and q4_K of a GGUF file, groups of AWQ, GPTQ and W4A16) and rounds the rest to int4
-            or int8. CPU only; one that has no kernels for them
-            keeps plain weights, with a warning.
+            load, which changes the text; `exact` keeps them as the checkpoint has them (blocks of a
+            GGUF file, groups of AWQ, GPTQ and W4A16) and rounds the rest (q2_K and q3_K to int4).
+            CPU only; one that has no kernels for them keeps plain weights, with a warning.
         device: `auto` (by free memory, the target first, then the largest), `cpu`, `cuda` or
             `cuda:N`.
         threads: CPU threads of its forwards. By default 1 for a drafter of fewer than 4M

@@ -29,8 +29,8 @@ from modelpool.checkpoint.tokenizers import (
 )
 from modelpool.config import ModelConfig, Weights
 from modelpool.errors import ConfigError
-from modelpool.fast.int4 import exact_kernels, quantised_refusal
 from modelpool.fast.linear import gains_on_cpu
+from modelpool.fast.panels import exact_kernels, quantised_refusal
 from modelpool.gguf.description import describe, is_gguf
 from modelpool.inflate.inflated import inflated_source
 
@@ -112,15 +112,15 @@ def _read_facts(
         headers=headers,
     )
     if config.weights == "exact" and not found.has_blocks:
-        reason = "exact keeps blocks of 4 bits, and the checkpoint has none: set int8, int4 or auto"
+        reason = "exact keeps blocks, and the checkpoint has none: set int8, int4 or auto"
         raise ConfigError(f"{field}.weights", reason)
     return found
 
 
 def _kept(weights: Weights) -> Kept:
-    """The library is compiled, or opened, only for whoever asks for int4."""
-    has_int4 = weights in ("int4", "exact") and exact_kernels() is not None
-    return Kept(weights, has_int8=quantised_refusal() is None, has_int4=has_int4)
+    """The library is compiled, or opened, only for whoever asks for quantised weights."""
+    has_kernels = weights != "auto" and exact_kernels() is not None
+    return Kept(weights, has_int8=quantised_refusal() is None, has_kernels=has_kernels)
 
 
 def weakest_first(members: Mapping[str, Member], target: str) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from modelpool.config import KeptWeights, PoolConfig
 from modelpool.device_manager import DeviceInfo, Placement, is_cpu, place
 from modelpool.errors import ConfigError, PoolFullError
 from modelpool.fast.cpu import computes_in
-from modelpool.fast.int4 import quantised_refusal
+from modelpool.fast.panels import quantised_refusal
 from modelpool.fast.thread_choice import OtherPrograms
 from modelpool.fast.tuning import Tuning, dtype_for, is_lean, tuning_for
 from modelpool.kv_memory import KVMemory

@@ -12,7 +12,7 @@ from checks.exact.prompts import encode, load_prompts
 from checks.exact.report import few_threads, make_parser, prepare
 from modelpool import ModelPool
 from modelpool.config import TEXT_SOURCES, Weights
-from modelpool.fast.int4 import quantised_refusal
+from modelpool.fast.panels import quantised_refusal
 from specrouter import ChainRouter, RouterConfig
 
 MAX_MODEL_LEN = 1024

@@ -12,7 +12,7 @@ from checks.exact.families import build
 from checks.exact.named_families import NAMED
 from checks.exact.prompts import encode, load_prompts
 from modelpool.config import Weights
-from modelpool.fast.int4 import quantised_refusal
+from modelpool.fast.panels import quantised_refusal
 from specrouter import RouterConfig, SamplingParams
 from test_support.families import NAMES, pool_settings, save_family
 from test_support.params import greedy_params, seeded_params

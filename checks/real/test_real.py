@@ -1,6 +1,7 @@
 """What of the checks of released models needs none of them."""
 
 import json
+import math
 import subprocess
 import sys
 import zipfile
@@ -8,10 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from checks.real import files
+from checks.real import files, quality
 from checks.real.files import ReleasedFile
 from checks.real.prompts import chats
+from checks.real.quality import Compared
 from checks.real.same_text import Key, Result, Results
 from test_support.arrangements import ARRANGEMENTS, REFERENCE, Arrangement, Served
 
@@ -80,3 +83,23 @@ def test_a_file_of_the_folder_is_taken_and_others_are_joined_and_checked(
     with pytest.raises(ValueError, match=r"two\.gguf: its sha256 is"):
         files.find("two")
     assert not list((tmp_path / "cache" / "real").iterdir())
+
+
+def test_a_distribution_lies_at_no_distance_from_itself_and_farther_the_more_it_differs() -> None:
+    exact = torch.log_softmax(torch.randn(50, generator=torch.Generator().manual_seed(0)), 0)
+    likeliest = {int(token): float(exact[token]) for token in exact.topk(20).indices}
+    assert quality._divergence(exact, likeliest) == pytest.approx(0, abs=1e-6)
+    first, second, *_ = likeliest
+    distances = []
+    for share in (0.1, 0.2):
+        moved = dict(likeliest)
+        moved[first] = math.log(math.exp(moved[first]) * (1 - share))
+        moved[second] = math.log(math.exp(moved[second]) + math.exp(likeliest[first]) * share)
+        distances.append(quality._divergence(exact, moved))
+    assert 0 < distances[0] < distances[1]
+
+
+def test_the_ratio_of_two_that_are_alike_is_one() -> None:
+    places = [Compared(float(one), True) for one in range(1, 200)]
+    found = quality._ratio(places, places)
+    assert found["of means"] == found["low"] == found["high"] == 1.0

@@ -30,7 +30,7 @@ ARITHMETIC = 1  # raised when the same keys and values give other bits
 PLAIN = 0
 # Instruction sets by their numbers in attend.c, the best first.
 INSTRUCTION_SETS: Mapping[int, str] = {2: "AVX-512", 1: "AVX2", 3: "NEON", PLAIN: "plain C"}
-_AVX2_KERNELS = KERNELS["avx2"] | KERNELS["avx-vnni"] | KERNELS["avx512-vnni-256"]
+_AVX2_KERNELS = KERNELS["avx2"] | KERNELS["avx-vnni"]
 _KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
 
 

@@ -23,6 +23,7 @@ from modelpool.checkpoint.dtypes import NAMED_DTYPES, WIDTHS
 from modelpool.checkpoint.headers import (
     Header,
     StoredParameter,
+    WeightBytes,
     headers_of,
     parameters_of,
     weight_bytes,
@@ -92,28 +93,34 @@ class ModelFootprint:
 class Kept:
     """What is asked of the linear layers' weights, and what the CPU can have of it.
 
-    `has_int4`: there are kernels for 4 bits; else these are expanded to int8, with the same bits.
+    `has_kernels`: for blocks of 4 and 8 bits; else weights are rounded to int8.
     """
 
     asked: Weights = "auto"
     has_int8: bool = True
-    has_int4: bool = True
+    has_kernels: bool = True
 
-    def weights(self, stored: Stored) -> KeptWeights:
-        """How they are kept, of a checkpoint that stores them so."""
+    def weights(self, stored: Stored, parameters: Iterable[StoredParameter]) -> KeptWeights:
+        """How they are kept, of a checkpoint that stores these so."""
+        if not (self.has_kernels or self.has_int8):
+            return "plain"
         if self.asked in ("int4", "exact") and stored in KEPT_PLAIN:
-            return "int4" if self.has_int4 or self.has_int8 else "plain"
-        return "int8" if self.has_int8 and "int8" in (self.asked, stored) else "plain"
+            return "int4" if self.asked == "int4" or _has_small(parameters) else "int8"
+        return "int8" if "int8" in (self.asked, stored) else "plain"
 
     def quantised_bytes(
-        self, stored: Stored, experts: int | None = None, has_plain_experts: bool = False
+        self,
+        stored: Stored,
+        parameters: Iterable[StoredParameter],
+        experts: int | None = None,
+        has_plain_experts: bool = False,
     ) -> Callable[[StoredParameter], int | None]:
         """What a weight takes that is quantised; None for another one. `experts`: of a mixture."""
-        weights = self.weights(stored)
+        weights, has_small = self.weights(stored, parameters), _has_small(parameters)
         if weights == "plain":
             return lambda _: None
         every = self.asked != "auto"
-        in_int4 = weights == "int4" and self.has_int4
+        in_int4 = weights == "int4"
 
         def taken(one: StoredParameter) -> int | None:
             if one.stays_plain or (one.dtype != "I8" and not (every and one.is_linear)):
@@ -123,12 +130,18 @@ class Kept:
             layer = one.name.removesuffix(".weight")
             if one.dtype != "I8" and chooses(layer, one.shape[0], experts) and not one.is_expert:
                 return None
-            if self.asked == "exact" and one.is_in_blocks and self.has_int4:
+            if one.dtype == "I8" or not self.has_kernels:
+                return one.int8_bytes
+            if self.asked == "exact" and one.is_in_blocks:
                 return one.block_bytes
-            is_int4 = in_int4 and not one.is_head and one.dtype != "I8"
-            return one.int4_bytes if is_int4 else one.int8_bytes
+            is_wide = one.is_head or (has_small and one.is_in_blocks and not one.is_small)
+            return one.int4_bytes if in_int4 and not is_wide else one.rounded_bytes
 
         return taken
+
+
+def _has_small(parameters: Iterable[StoredParameter]) -> bool:
+    return any(one.is_small for one in parameters)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,13 +295,17 @@ def _read(
     bytes_of = partial(
         weight_bytes, parameters, width, tied_rows=int(text.vocab_size) if is_tied else None
     )
-    mixture = stored, expert_count(text), outline.has_plain_experts
-    taken = bytes_of(quantised_bytes=kept.quantised_bytes(*mixture))
-    read_bytes = {}
-    for asked in QUANTISED_WEIGHTS:  # what is not asked for is told as if the CPU could have it
-        would = kept if asked == kept.asked else Kept(asked)
-        read_bytes[asked] = bytes_of(quantised_bytes=would.quantised_bytes(*mixture)).read
-    weights = kept.weights(stored)
+
+    def taken_by(kept: Kept) -> WeightBytes:
+        experts = expert_count(text), outline.has_plain_experts
+        return bytes_of(quantised_bytes=kept.quantised_bytes(stored, parameters, *experts))
+
+    taken = taken_by(kept)
+    read_bytes = {  # what is not asked for is told as if the CPU could have it
+        asked: taken_by(kept if asked == kept.asked else Kept(asked)).read
+        for asked in QUANTISED_WEIGHTS
+    }
+    weights = kept.weights(stored, parameters)
     stored_kv = kv_dtype_of(kv_dtype, weights, loaded)
     return CheckpointFacts(
         parameter_count=count,

@@ -40,9 +40,16 @@ _LFS_POINTER = b"version https://git-lfs"  # how the text begins that stands for
 _MOST_HEADER, _MOST_BYTES = 100_000_000, 2**63  # as safetensors has it; of any file
 _SCALE_BYTES = 4  # of a channel whose weights are int8
 _INT4_GROUP = 32  # inputs
-# Of a weight in blocks: of a GGUF file's types, and of groups of so many inputs.
-_BLOCK_BITS = {"Q4_0": 5.0, "Q4_1": 5.0, "Q4_K": 4.625}
-_GROUPED, _GROUP_BITS = "GROUP", 4.5
+# Of a weight in blocks, as it is kept: of a GGUF file's types, and of groups of so many inputs.
+_SMALL_BITS = {"Q4_0": 4.5, "Q4_1": 5.0, "Q4_K": 4.625}
+_WIDE_BITS = {
+    "Q5_0": 5.5, "Q5_1": 6.0, "Q8_0": 8.5, "Q5_K": 5.625, "Q6_K": 6.5625, "IQ4_NL": 8.5,
+    "IQ4_XS": 8.3125, "MXFP4": 8.5,
+}  # fmt: skip
+_BLOCK_BITS = _SMALL_BITS | _WIDE_BITS
+_ROUNDED_SMALL = ("Q2_K", "Q3_K")  # are kept in 4 bits, and no blocks
+_GROUPED, _GROUP_BITS = "GROUP", 4.25
+ROUNDED = "Q8_0"  # the form of weights that are rounded to 8 bits
 
 Header = Mapping[str, Mapping[str, Any]]  # of a file of weights: by tensor its dtype and shape
 
@@ -106,7 +113,17 @@ class StoredParameter:
 
     @property
     def is_in_blocks(self) -> bool:
-        return self.dtype in _BLOCK_BITS or self.dtype.startswith(_GROUPED)
+        return self.is_in_small_blocks or self.dtype in _WIDE_BITS
+
+    @property
+    def is_in_small_blocks(self) -> bool:
+        """In 4 bits."""
+        return self.dtype in _SMALL_BITS or self.dtype.startswith(_GROUPED)
+
+    @property
+    def is_small(self) -> bool:
+        """The checkpoint has it in 4 bits or fewer."""
+        return self.is_in_small_blocks or self.dtype in _ROUNDED_SMALL
 
     @property
     def block_bytes(self) -> int:
@@ -117,9 +134,14 @@ class StoredParameter:
         return round(self.count * bits / 8) + _SCALE_BYTES * self._outputs
 
     @property
+    def rounded_bytes(self) -> int:
+        """In blocks of 8 bits."""
+        return round(self.count * _BLOCK_BITS[ROUNDED] / 8) + _SCALE_BYTES * self._outputs
+
+    @property
     def int4_bytes(self) -> int:
-        """In int4, with a scale and a centre for each group, and two numbers for each output."""
-        return self.count // 2 + 2 * self.count // _INT4_GROUP + 2 * _SCALE_BYTES * self._outputs
+        """In int4, with a scale and a centre for each group, and a number for each output."""
+        return self.count // 2 + 2 * self.count // _INT4_GROUP + _SCALE_BYTES * self._outputs
 
 
 def grouped(inputs: int) -> str:

@@ -1,20 +1,16 @@
-"""Weights in 4 bits, as a compressed form of weights in int8.
+"""Weights that are rounded to 4 bits.
 
 Contract: a level is `nibble * scale - centre`, where scale and centre are small integers of an
-output and `GROUP` inputs, and fits int8; a weight is its level times one float of the output. So a
-sum of products with levels is exact in int32 however it is computed, and int8 kernels give the bits
-that 4-bit kernels give: `expanded` has the same levels.
+output and `GROUP` inputs, and fits int8; a weight is its level times one float of the output.
 """
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from modelpool.checkpoint.int8_values import INT8_LEVELS, Int8Values
+from modelpool.checkpoint.block_values import GROUP, BlockValues
+from modelpool.checkpoint.int8_values import INT8_LEVELS
 
-GROUP = 32  # inputs that share a scale and a centre
 _NIBBLES = 15  # the largest
 _MOST_SCALE = 17  # 15 * 17 is the largest byte
 _MOST_LEVEL = 120  # of the largest weight, so that rounding stays within int8
@@ -22,48 +18,14 @@ _TINY = 1e-30  # the least unit: an output of zeros stays one
 _ROWS = 256  # outputs that are quantised at once, which bounds the memory that it takes
 
 
-@dataclass(frozen=True, eq=False)
-class Int4Values:
-    """A quantised weight.
-
-    Attributes:
-        nibbles: [out, in] uint8 from 0 to 15.
-        scales, centres: [out, groups] uint8, from 1 to 17 and from 0 to 255; the last group may be
-            cut short.
-        units: [out] float32, a level's worth.
-    """
-
-    nibbles: Tensor
-    scales: Tensor
-    centres: Tensor
-    units: Tensor
-
-    @classmethod
-    def of(cls, weight: Tensor) -> "Int4Values":
-        """Of `weight` [out, in]: of all scales the one with the least squared error in its group,
-        the range of the group centred."""
-        parts = [_quantised(each.float()) for each in torch.split(weight.detach(), _ROWS)]
-        return cls(*(torch.cat(each) for each in zip(*parts, strict=True)))
-
-    @property
-    def in_features(self) -> int:
-        return self.nibbles.shape[1]
-
-    @property
-    def out_features(self) -> int:
-        return len(self.nibbles)
-
-    def expanded(self) -> Int8Values:
-        """The same weight in int8."""
-        inputs = self.in_features
-        scales = self.scales.repeat_interleave(GROUP, dim=1)[:, :inputs].to(torch.int16)
-        centres = self.centres.repeat_interleave(GROUP, dim=1)[:, :inputs].to(torch.int16)
-        levels = self.nibbles.to(torch.int16).mul_(scales).sub_(centres)
-        return Int8Values(levels.to(torch.int8), self.units)
-
-    def relative_error(self, weight: Tensor) -> float:
-        """See `Int8Values.relative_error`."""
-        return self.expanded().relative_error(weight)
+def in_4_bits(weight: Tensor) -> BlockValues:
+    """Of `weight` [out, in]: of all scales the one with the least squared error in its group, the
+    range of the group centred."""
+    parts = [_quantised(each.float()) for each in torch.split(weight.detach(), _ROWS)]
+    numbers, scales, centres, units = (torch.cat(each) for each in zip(*parts, strict=True))
+    return BlockValues(
+        numbers=numbers, bits=4, scales=scales.to(torch.int8), centres=centres, units=units
+    )
 
 
 def _quantised(weight: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

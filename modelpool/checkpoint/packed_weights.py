@@ -90,7 +90,7 @@ class PackedWeight:
         least = 2 ** (self.packing.bits - 1) if signed else 0
         centres = (centres + least).to(torch.uint8).repeat_interleave(self.group // GROUP, 1)
         nibbles = (numbers + least).to(torch.uint8)
-        return BlockValues(nibbles, steps, steps, torch.ones_like(centres), centres)
+        return BlockValues(numbers=nibbles, bits=4, steps=steps, bases=steps, centres=centres)
 
     def _scales(self, parts: Mapping[str, Tensor]) -> Tensor:
         """[out, groups] float32."""

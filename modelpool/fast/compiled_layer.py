@@ -15,12 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from modelpool.config import KeptWeights
 from modelpool.fast.forward_parts import ShortLayer, unchanged
-from modelpool.fast.int4 import PanelWeight, exact_kernels
 from modelpool.fast.lean_linear import Quantised
 from modelpool.fast.lean_norm import rms_scale
 from modelpool.fast.model_shape import LayerShape
+from modelpool.fast.panels import PanelWeight, exact_kernels
 from modelpool.fast.quantised import int8_kernels
 from modelpool.fast.rotation import Table
 from modelpool.kernels.library import KERNELS, LinearKernels
@@ -118,7 +117,7 @@ def _check(failed: int) -> None:
         raise MemoryError("no memory for the rows of a layer")
 
 
-def layer_arithmetic(weights: KeptWeights) -> str:
-    """Which one layers have here whose weights are in int8, and in int4 if these are."""
-    found = [int8_kernels(), *([exact_kernels()] if weights == "int4" else [])]
+def layer_arithmetic() -> str:
+    """Which one quantised layers have here: those of W8A8 checkpoints, and others."""
+    found = (int8_kernels(), exact_kernels())
     return ", ".join("torch" if kernels is None else "C library" for kernels in found)

@@ -14,7 +14,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from modelpool.checkpoint.block_values import GROUP
 from modelpool.checkpoint.int8_values import INT8_LEVELS, Int8Values
 from modelpool.fast.row_sizes import filled
 
@@ -30,6 +32,14 @@ def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     # Truncation rounds down: the half makes it the nearest level, between 1 and 255.
     levels = torch.add(_HALF, plain / largest, alpha=INT8_LEVELS)
     return levels.to(torch.uint8).contiguous(), largest
+
+
+def quantise_groups(x: Tensor) -> tuple[Tensor, Tensor]:
+    """[T, in] to levels [T, in] int8, and the largest magnitude of each group [T, groups]."""
+    padded = F.pad(x.float(), (0, -x.shape[1] % GROUP)).view(-1, GROUP)
+    levels, largest = quantise_rows(padded)
+    signed = (levels ^ _ZERO).view(torch.int8).view(len(x), -1)[:, : x.shape[1]]
+    return signed, largest.view(len(x), -1)
 
 
 class Int8Weight:

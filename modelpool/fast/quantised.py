@@ -7,11 +7,10 @@ computes all and keeps its part.
 With `int4` a layer whose weights 4 bits hold badly is in int8, and so is the head, whose error no
 later layer makes good. Blocks of a GGUF file are kept as they are where there are kernels for them.
 Routers and gates of one number stay plain, unless the checkpoint has them in so few bits.
-Columns that are far smaller than the others are scaled (`SmoothedWeight`).
 """
 
 import ctypes
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 import torch
@@ -20,44 +19,21 @@ from transformers.pytorch_utils import Conv1D
 
 from modelpool.checkpoint.architecture import chooses, expert_count
 from modelpool.checkpoint.block_values import BlockValues, StoredBlocks
-from modelpool.checkpoint.int4_values import Int4Values
+from modelpool.checkpoint.int4_values import in_4_bits
 from modelpool.checkpoint.int8_values import Int8Values
 from modelpool.config import KeptWeights
 from modelpool.fast.cpu import has_amx, int8_refusal
-from modelpool.fast.int4 import (
-    BlockWeight,
-    Int4Weight,
-    Int8PanelWeight,
-    PanelWeight,
-    exact_kernels,
-)
 from modelpool.fast.int8 import Int8Weight
 from modelpool.fast.linear import TOGETHER, is_hooked, let_go_of_file
+from modelpool.fast.panels import BlockWeight, Int8PanelWeight, PanelWeight, exact_kernels
 from modelpool.kernels.library import LinearKernels
 
-ARITHMETIC = 6  # raised when the same weights give other texts
-_RARE = 16  # times smaller than the median: a column that outliers of activations go with
-
-
-class SmoothedWeight:
-    """A weight whose smallest columns were multiplied by powers of two, and their activations are
-    divided by these: outliers, which would take most levels from the rest of their row."""
-
-    def __init__(self, weight: "QuantisedWeight", factors: Tensor) -> None:
-        """`factors` [in], of the columns."""
-        self.in_features: int = weight.in_features
-        self.out_features: int = weight.out_features
-        self._weight, self._parts = weight, 1 / factors
-
-    def multiply(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """As `Int8Weight.multiply`."""
-        return self._weight.multiply(x.float().mul(self._parts), dtype or x.dtype)
+ARITHMETIC = 7  # raised when the same weights give other texts
 
 
 Values = Int8Values | BlockValues  # what a checkpoint has of a weight
 Stored = Int8Values | StoredBlocks  # the same, before it is read
-_Kept = Int8Values | Int4Values | BlockValues
-QuantisedWeight = Int8Weight | PanelWeight | SmoothedWeight
+QuantisedWeight = Int8Weight | PanelWeight
 
 # Of weights in int4: of normally distributed ones 0.08, of those with heavy tails more.
 _MOST_ERROR = 0.1
@@ -218,26 +194,10 @@ def weight_of(
         values: what the checkpoint has of them.
         bias: of all their outputs.
     """
-    factors = None if any(values) else column_factors(plain)
-    plain = plain if factors is None else [one * factors.to(one.dtype) for one in plain]
     kernels = exact_kernels()
     parts = [_kept(*each, kernels is not None) for each in zip(plain, values, in_int4, strict=True)]
     found = _side_by_side([kept for kept, _ in parts], bias, kernels)
-    roundings = [rounding for _, rounding in parts]
-    return (found if factors is None else SmoothedWeight(found, factors)), roundings
-
-
-def column_factors(weights: Sequence[Tensor]) -> Tensor | None:
-    """[in] powers of two that make small columns of weights [out, in], which read the same input,
-    about as large as the median one. None: no column is a sixteenth of it or less."""
-    largest = torch.stack([one.abs().amax(dim=0).float() for one in weights]).amax(dim=0)
-    there = largest > 0
-    ratios = largest[there].median() / largest if bool(there.any()) else largest
-    is_rare = there & (ratios >= _RARE)
-    if not bool(is_rare.any()):
-        return None
-    steps = torch.where(is_rare, ratios.clamp(min=1.0, max=2.0**10), 1.0).log2().floor()
-    return torch.ldexp(torch.ones_like(steps), steps.int())
+    return found, [rounding for _, rounding in parts]
 
 
 def _read(stored: Stored | None) -> Values | None:
@@ -246,53 +206,52 @@ def _read(stored: Stored | None) -> Values | None:
 
 def _kept(
     plain: Tensor, value: Values | None, in_int4: bool, has_kernels: bool
-) -> tuple[_Kept, tuple[KeptWeights, float] | None]:
+) -> tuple[Values, tuple[KeptWeights, float] | None]:
     """A weight, and what rounding it changed."""
     if value is not None and (has_kernels or isinstance(value, Int8Values)):
         return value, None
-    if in_int4 and value is None:
-        small = Int4Values.of(plain)
+    if in_int4 and has_kernels:
+        small = in_4_bits(plain)
         error = small.relative_error(plain)
         if error <= _MOST_ERROR:
             return small, ("int4", error)
-    wide = Int8Values.of(plain)
+    wide = BlockValues.rounded(plain) if has_kernels else Int8Values.of(plain)
     return wide, ("int8", wide.relative_error(plain))
 
 
 def _side_by_side(
-    parts: Sequence[_Kept], bias: Tensor | None, kernels: LinearKernels | None
+    parts: Sequence[Values], bias: Tensor | None, kernels: LinearKernels | None
 ) -> QuantisedWeight:
-    """Without kernels int4 is expanded to int8, with the same bits."""
-    are_wide = all(isinstance(one, Int8Values) for one in parts)
-    if kernels is None or (are_wide and int8_kernels() is None):
-        wide = [one.expanded() if isinstance(one, Int4Values) else one for one in parts]
-        return Int8Weight([one for one in wide if isinstance(one, Int8Values)], bias)
+    whole_rows = [one for one in parts if isinstance(one, Int8Values)]
+    if len(whole_rows) == len(parts) and (kernels is None or int8_kernels() is None):
+        return Int8Weight(whole_rows, bias)
+    assert kernels is not None, "there are blocks only with kernels"
     found, start = list[PanelWeight](), 0
     for _, each in groupby(parts, key=_form):
         alike = list(each)
         end = start + sum(one.out_features for one in alike)
-        found.append(_panels(alike, None if bias is None else bias[start:end], kernels))
+        own = None if bias is None else bias[start:end]
+        blocks = [one for one in alike if isinstance(one, BlockValues)]
+        rows = [one for one in alike if isinstance(one, Int8Values)]
+        panels = BlockWeight(blocks, own, kernels) if blocks else None
+        found.append(panels or Int8PanelWeight(rows, own, kernels))
         start = end
     return found[0].followed_by(found[1:])
 
 
-def _form(part: _Kept) -> tuple[type[_Kept], int]:
+def _form(part: Values) -> Hashable:
     """Parts of the same stand in panels together."""
-    return type(part), part.groups_of_block if isinstance(part, BlockValues) else 0
-
-
-def _panels(parts: Sequence[_Kept], bias: Tensor | None, kernels: LinearKernels) -> PanelWeight:
-    if blocks := [one for one in parts if isinstance(one, BlockValues)]:
-        return BlockWeight(blocks, bias, kernels)
-    if small := [one for one in parts if isinstance(one, Int4Values)]:
-        return Int4Weight(small, bias, kernels)
-    return Int8PanelWeight([one for one in parts if isinstance(one, Int8Values)], bias, kernels)
+    if isinstance(part, Int8Values):
+        return None
+    there = tuple(
+        getattr(part, name) is not None for name in ("steps", "bases", "scales", "centres")
+    )
+    return part.bits, part.zero, part.groups_of_block, part.parts, there
 
 
 def int8_kernels() -> LinearKernels | None:
-    """None: int8 is computed by oneDNN, which sums exactly and is as fast. With AVX-512 and without
-    AMX the kernels take a third to three quarters of its time for 1 to 16 rows, as long for 64, and
-    1.2 times as long for 512."""
+    """For W8A8 checkpoints. None: oneDNN, which sums exactly and is as fast. With AVX-512 and
+    without AMX the kernels take less time."""
     kernels = exact_kernels()
     is_faster = kernels is not None and kernels.name == "avx512-vnni" and not has_amx()
     return kernels if is_faster or int8_refusal() is not None else None

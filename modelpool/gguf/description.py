@@ -25,7 +25,7 @@ from modelpool.checkpoint.block_values import BLOCK_BYTES
 from modelpool.checkpoint.cache_dir import cache_dir, expanded
 from modelpool.checkpoint.cached_folder import cached_folder
 from modelpool.checkpoint.footprint import check_served
-from modelpool.checkpoint.headers import Header, StoredParameter
+from modelpool.checkpoint.headers import ROUNDED, Header, StoredParameter
 from modelpool.config import Weights
 from modelpool.errors import ConfigError
 from modelpool.gguf.header import GgufHeader, GgufTensor, read_header
@@ -57,7 +57,7 @@ _TEXT_ENDS = frozenset((
 ))  # fmt: skip
 _DTYPES = {"F32": "float32", "F16": "float16"}  # of the rest: bfloat16
 PLAIN = ("F32", "F16", "BF16")
-_INT4_TYPES = (*BLOCK_BYTES, "Q3_K", "Q2_K")
+_INT4_TYPES = ("Q4_0", "Q4_1", "Q4_K", "IQ4_NL", "IQ4_XS", "MXFP4", "Q3_K", "Q2_K")
 
 
 @dataclass(frozen=True)
@@ -186,11 +186,13 @@ def _header(header: GgufHeader, placed: Mapping[str, Placed]) -> Header:
     in_int8, in_blocks = int8_weights(header, placed), weights_in_blocks(header, placed)
 
     def dtype(name: str, one: Placed) -> str:
-        if name in in_int8:
-            return "I8"
         types = {each.type for each in one.tensors(header)}
         if name in in_blocks:
-            return min(types)
+            return max(types & BLOCK_BYTES.keys())  # the one of more bits, as they are named
+        if name in in_int8:
+            return ROUNDED
+        if _is_linear(name, one, header) and types <= set(_INT4_TYPES):
+            return max(types)
         kept = {each if each in PLAIN else "BF16" for each in types}
         return kept.pop() if len(kept) == 1 else "F32"  # has the values of any two
 

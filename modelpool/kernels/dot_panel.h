@@ -1,302 +1,200 @@
-/* Products of one panel of 32 outputs, for CPUs that sum four products of bytes at once (VNNI on
- * x86-64, dot products on Arm).
+/* Products of one panel of 32 outputs with vectors.
  *
- * Included once for each width of vectors, with these macros: NAME(x), TARGET, V (vector of
- * integers), VF (of floats), LANES (outputs of a vector), VECTORS (of a panel), and what VNNI and
- * the instructions around it are called. Arm brings its own SCALES, CENTRES, LOW_NIBBLES,
- * HIGH_NIBBLES, LOW_LEVELS, HIGH_LEVELS and CENTRED.
+ * Included once for each set of instructions, with these macros: NAME(x), TARGET, V (vector of
+ * integers), VF (of floats), LANES (outputs of a vector), VECTORS (of a panel), and
+ * what the instructions are called. START begins sums of products, ENDED adds them to what there was;
+ * DOT adds those of four numbers of each output, at most 15, with four activations; SMALL and WIDE
+ * add two such steps, of numbers up to 63 and of bytes. BYTES_ZERO is what WIDE leaves to be taken
+ * from a byte: 128, or 0 where it takes that itself. WITH_BITS adds a number where a bit is set.
  */
 
 #define INLINE TARGET __attribute__((always_inline)) static inline
 
-#ifdef MUL16 /* x86-64 cannot multiply bytes one by one */
-/* Of the groups' scales and centres: each output's scale in both 16-bit halves of its lane, and its
- * centre in all four bytes. */
-INLINE V NAME(each_twice)(const uint8_t *of_outputs) {
-  V wide = WIDEN(of_outputs);
-  return OR(wide, SHIFT_LEFT(wide, 16));
-}
-
-INLINE V NAME(each_four_times)(const uint8_t *of_outputs) {
-  V twice = NAME(each_twice)(of_outputs);
-  return OR(twice, SHIFT_LEFT(twice, 8));
-}
-
-/* Four inputs of a vector as bytes: nibble * scale - centre. A scale is at most 17, so the products
- * of both bytes of a 16-bit lane fit it at once: 15 * 17 = 255. */
-#define SCALES NAME(each_twice)
-#define CENTRES NAME(each_four_times)
-#define LOW_LEVELS(bytes, scale, centre) SUB8(MUL16(LOW_NIBBLES(bytes), scale), centre)
-#define HIGH_LEVELS(bytes, scale, centre) SUB8(MUL16(HIGH_NIBBLES(bytes), scale), centre)
-#define LOW_NIBBLES(bytes) AND(bytes, SET8(15))
-#define HIGH_NIBBLES(bytes) AND(SHIFT_RIGHT16(bytes, 4), SET8(15))
-/* Activations lie around 128 here, but beside blocks. */
-#define CENTRED(sum, offsets) SUB32(sum, LOADU(offsets))
-#endif
-
-/* Where vector `i` of a panel begins in a group's 512 bytes of nibbles, or in a step's bytes. */
+/* Where vector `i` of a panel begins in a group's 512 bytes of nibbles. */
 #define PLACE(i) (((i) * LANES / 16) * 256 + ((i) * LANES % 16) * 4)
 
-/* Adds the products of `count` rows with vectors `first` and `first` + 1, straight from nibbles. */
-INLINE void NAME(rows_of_nibbles)(const int count, const Weight *w, int64_t panel, int first,
-                                  const uint8_t *levels, int64_t stride, V sums[][2]) {
-  const int64_t groups = w->inputs / GROUP;
-  const uint8_t *nibbles = w->nibbles + panel * groups * 512;
-  const uint8_t *scales = w->scales + panel * groups * 32 + first * LANES;
-  const uint8_t *centres = w->centres + panel * groups * 32 + first * LANES;
-  for (int64_t g = 0; g < groups; g++, nibbles += 512, scales += 32, centres += 32) {
-    V scale[2], centre[2];
+#define LEVELS(m, k) SET32(four_bytes(levels + (m) * stride + (k)))
+
+/* Adds the products of a part of a group, `steps` times eight inputs from byte `j0` on, of `count`
+ * rows with the outputs of vectors `first` and `first` + 1. */
+INLINE void NAME(nibbles)(const int count, const int form, const int j0, const int steps,
+                          const Panel *p, int64_t g, int first, const int8_t *levels,
+                          int64_t stride, V found[][2]) {
+  V sums[ROWS_AT_ONCE][2];
+  for (int m = 0; m < count; m++)
+    for (int i = 0; i < 2; i++) sums[m][i] = form == NIBBLES ? START(found[m][i]) : found[m][i];
+#pragma GCC unroll 4
+  for (int j = j0; j < j0 + steps; j++) {
+    V numbers[2][2]; /* of each vector: the earlier four of eight inputs, and the later ones */
+#pragma GCC unroll 2
     for (int i = 0; i < 2; i++) {
-      scale[i] = SCALES(scales + i * LANES);
-      centre[i] = CENTRES(centres + i * LANES);
+      const int64_t place = g * 512 + PLACE(first + i) + j * 64, bits = place / 64 * 16 + place % 64 / 8;
+      __builtin_prefetch(p->nibbles + place + AHEAD);
+      const V bytes = LOAD(p->nibbles + place);
+      numbers[i][0] = LOW_NIBBLES(bytes);
+      numbers[i][1] = HIGH_NIBBLES(bytes);
+#pragma GCC unroll 2
+      for (int late = 0; late < 2; late++) {
+        if (form != NIBBLES) numbers[i][late] = WITH_BITS(numbers[i][late], p->fifths + bits + late * 8, 16);
+        if (form == SIX_BITS) numbers[i][late] = WITH_BITS(numbers[i][late], p->sixths + bits + late * 8, 32);
+      }
     }
 #pragma GCC unroll 4
-    for (int j = 0; j < 4; j++) {
-      const uint8_t *a = nibbles + PLACE(first) + j * 64, *b = nibbles + PLACE(first + 1) + j * 64;
-      __builtin_prefetch(a + AHEAD);
-      __builtin_prefetch(b + AHEAD);
-      V of_a = LOAD(a), of_b = LOAD(b);
-      V a0 = LOW_LEVELS(of_a, scale[0], centre[0]), a1 = HIGH_LEVELS(of_a, scale[0], centre[0]);
-      V b0 = LOW_LEVELS(of_b, scale[1], centre[1]), b1 = HIGH_LEVELS(of_b, scale[1], centre[1]);
-#pragma GCC unroll 8
-      for (int m = 0; m < count; m++) {
-        const uint8_t *x = levels + m * stride + g * GROUP + j * 8;
-        V x0 = SET32(four_bytes(x)), x1 = SET32(four_bytes(x + 4));
-        sums[m][0] = DOT(sums[m][0], x0, a0);
-        sums[m][1] = DOT(sums[m][1], x0, b0);
-        sums[m][0] = DOT(sums[m][0], x1, a1);
-        sums[m][1] = DOT(sums[m][1], x1, b1);
+    for (int m = 0; m < count; m++) {
+      const V x0 = LEVELS(m, (j - j0) * 8), x1 = LEVELS(m, (j - j0) * 8 + 4);
+#pragma GCC unroll 2
+      for (int i = 0; i < 2; i++) {
+        sums[m][i] = form == NIBBLES ? DOT(DOT(sums[m][i], numbers[i][0], x0), numbers[i][1], x1)
+                                     : SMALL(sums[m][i], numbers[i][0], x0, numbers[i][1], x1);
+        IN_ORDER(sums[m][i]);
       }
     }
   }
+  for (int m = 0; m < count; m++)
+    for (int i = 0; i < 2; i++)
+      found[m][i] = form == NIBBLES ? ENDED(found[m][i], sums[m][i]) : sums[m][i];
 }
 
-/* The same with `steps` times four inputs in bytes, [2][steps][64], `half` bytes apart. */
-INLINE void NAME(rows_of_bytes)(const int count, const int8_t *bytes, int64_t half, int64_t steps,
-                                int first, const uint8_t *levels, int64_t stride, V sums[][2]) {
-  const int8_t *a = bytes + (first * LANES / 16) * half + first * LANES % 16 * 4;
-  const int8_t *b = bytes + ((first + 1) * LANES / 16) * half + (first + 1) * LANES % 16 * 4;
-  for (int64_t k = 0; k < steps; k++, a += 64, b += 64) {
+/* Adds the products of 32 inputs in bytes, of which `a` and `b` are the vectors'. */
+INLINE void NAME(bytes)(const int count, const uint8_t *a, const uint8_t *b, const int8_t *levels,
+                        int64_t stride, V found[][2]) {
+#pragma GCC unroll 4
+  for (int k = 0; k < 4; k++, a += 128, b += 128) {
     __builtin_prefetch(a + AHEAD);
     __builtin_prefetch(b + AHEAD);
-    V of_a = LOAD(a), of_b = LOAD(b);
-#pragma GCC unroll 12
+    const V a0 = LOAD(a), a1 = LOAD(a + 64), b0 = LOAD(b), b1 = LOAD(b + 64);
+#pragma GCC unroll 4
     for (int m = 0; m < count; m++) {
-      V x = SET32(four_bytes(levels + m * stride + k * 4));
-      sums[m][0] = DOT(sums[m][0], x, of_a);
-      sums[m][1] = DOT(sums[m][1], x, of_b);
+      const V x0 = LEVELS(m, k * 8), x1 = LEVELS(m, k * 8 + 4);
+      found[m][0] = WIDE(found[m][0], a0, x0, a1, x1);
+      found[m][1] = WIDE(found[m][1], b0, x0, b1, x1);
+      IN_ORDER(found[m][0]);
+      IN_ORDER(found[m][1]);
     }
   }
 }
 
-/* Groups `g0` to `g1` of a panel as bytes, [2][8 (g1 - g0)][64]. */
-TARGET static void NAME(unpack)(const Weight *w, int64_t panel, int64_t g0, int64_t g1,
-                                int8_t *bytes) {
-  const int64_t groups = w->inputs / GROUP, half = (g1 - g0) * 512;
-  for (int64_t g = g0; g < g1; g++) {
-    const uint8_t *nibbles = w->nibbles + (panel * groups + g) * 512;
-    for (int i = 0; i < VECTORS; i++) {
-      V scale = SCALES(w->scales + (panel * groups + g) * 32 + i * LANES);
-      V centre = CENTRES(w->centres + (panel * groups + g) * 32 + i * LANES);
-      int8_t *to = bytes + (i * LANES / 16) * half + (g - g0) * 512 + i * LANES % 16 * 4;
-      for (int j = 0; j < 4; j++) {
-        __builtin_prefetch(nibbles + PLACE(i) + j * 64 + AHEAD);
-        V packed = LOAD(nibbles + PLACE(i) + j * 64);
-        STORE(to + j * 128, LOW_LEVELS(packed, scale, centre));
-        STORE(to + j * 128 + 64, HIGH_LEVELS(packed, scale, centre));
-      }
-    }
-  }
-}
-
-/* Sums of whole numbers, for `finish`. */
-INLINE VF NAME(counted)(const Weight *w, V sum, int64_t output) {
-  return TO_FLOAT(CENTRED(sum, w->offsets + output));
-}
-
-/* LANES outputs of a row from their sums. */
-INLINE void NAME(finish)(const Weight *w, VF sum, int64_t output, float largest, void *y,
-                         int is_bf16) {
-  VF found = MULF(MULF(sum, LOADF(w->units + output)), SETF(largest));
+/* LANES outputs of a row from their sums. Once in the code: it would be in dozens of places. */
+TARGET __attribute__((noinline)) static void NAME(finish)(const Job *job, VF sum, int64_t output, int64_t row) {
+  const Weight *w = job->weight;
+  VF found = MULF(sum, LOADF(w->units + output));
+  if (w->is_by_row) found = MULF(found, SETF(job->largest[row * job->groups]));
   if (w->bias) found = ADDF(found, LOADF(w->bias + output));
   float outputs[LANES];
   STOREF(outputs, found);
-  store_outputs(w, outputs, LANES, output, y, is_bf16);
+  store_outputs(w, outputs, LANES, output, row_of(job, row), job->y_is_bf16);
 }
 
-/* Blocks: the sums of `count` rows from `m0` on with vectors `first` and `first` + 1. */
-INLINE void NAME(rows_of_blocks)(const int count, const Job *job, int64_t panel, int first,
-                                 int64_t m0, VF sums[][2]) {
+/* Of a group: the sums of `count` rows; those of parts times their scales. */
+INLINE void NAME(group)(const int count, const int form, const Job *job, const Panel *p, int64_t g,
+                        int first, int64_t m0, VF of_group[][2]) {
   const Weight *w = job->weight;
-  const int64_t groups = w->inputs / GROUP, at = panel * groups * 32 + first * LANES;
-  const uint8_t *nibbles = w->nibbles + panel * groups * 512;
-  const uint16_t *halves = w->halves + panel * blocks_of(w) * 64 + first * LANES;
-  int64_t left = w->block; /* groups of the block */
-  for (int64_t g = 0; g < groups; g++, nibbles += 512) {
-    V found[4][2];
-    for (int m = 0; m < count; m++) found[m][0] = found[m][1] = ZERO();
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; j++) {
-      const uint8_t *a = nibbles + PLACE(first) + j * 64, *b = nibbles + PLACE(first + 1) + j * 64;
-      __builtin_prefetch(a + AHEAD);
-      __builtin_prefetch(b + AHEAD);
-      V of_a = LOAD(a), of_b = LOAD(b);
-      V a0 = LOW_NIBBLES(of_a), a1 = HIGH_NIBBLES(of_a);
-      V b0 = LOW_NIBBLES(of_b), b1 = HIGH_NIBBLES(of_b);
-#pragma GCC unroll 4
-      for (int m = 0; m < count; m++) {
-        const uint8_t *x = job->levels + (m0 + m) * job->stride + g * GROUP + j * 8;
-        V x0 = SET32(four_bytes(x)), x1 = SET32(four_bytes(x + 4));
-        found[m][0] = DOT(found[m][0], a0, x0);
-        found[m][1] = DOT(found[m][1], b0, x0);
-        found[m][0] = DOT(found[m][0], a1, x1);
-        found[m][1] = DOT(found[m][1], b1, x1);
-      }
-    }
+  const int64_t at = first * LANES, stride = job->stride;
+  const int parts = form == SIX_BITS ? 2 : 1;
+  const int8_t *levels = job->levels + m0 * stride + g * GROUP;
+  const uint8_t *a = p->bytes + (at / 16) * w->inputs * 16 + at % 16 * 4 + g * 512;
+  const uint8_t *b = p->bytes + ((at + LANES) / 16) * w->inputs * 16 + (at + LANES) % 16 * 4 + g * 512;
+#pragma GCC unroll 2
+  for (int part = 0; part < parts; part++, levels += 16) {
+    V found[ROWS_AT_ONCE][2];
+    for (int m = 0; m < count; m++)
+      found[m][0] = found[m][1] =
+          SET32(job->taken[((m0 + m) * job->groups + g) * parts + part]);
+    if (form == BYTES) NAME(bytes)(count, a, b, levels, stride, found);
+    else NAME(nibbles)(count, form, part * 2, 4 / parts, p, g, first, levels, stride, found);
 #pragma GCC unroll 2
     for (int i = 0; i < 2; i++) {
-      VF scale = HALVES(halves + i * LANES), centre = HALVES(halves + 32 + i * LANES);
-      if (w->scales) {
-        scale = MULF(scale, TO_FLOAT(WIDEN(w->scales + at + g * 32 + i * LANES)));
-        centre = MULF(centre, TO_FLOAT(WIDEN(w->centres + at + g * 32 + i * LANES)));
-      }
+      const VF scale = parts == 2 ? SCALES(p->scales + (g * 2 + part) * 32 + at + i * LANES) : SETF(1);
 #pragma GCC unroll 4
       for (int m = 0; m < count; m++) {
-        VF total = SETF(job->totals[(m0 + m) * groups + g]);
-        VF of_group = SUBF(MULF(TO_FLOAT(found[m][i]), scale), MULF(total, centre));
-        sums[m][i] = ADDF(sums[m][i], of_group);
+        const VF one = TO_FLOAT(found[m][i]);
+        /* Exact: whole numbers below 2^24. */
+        of_group[m][i] = parts == 1 ? one : part ? FMA(one, scale, of_group[m][i]) : MULF(one, scale);
       }
     }
-    if (--left == 0) left = w->block, halves += 64;
   }
 }
 
-#define NIBBLES_OF_ROWS(count)                                                                   \
-  case count:                                                                                    \
-    NAME(rows_of_nibbles)(count, w, panel, first, job->levels + m0 * job->stride, job->stride,   \
-                          sums);                                                                 \
-    break
-
-#define BLOCKS_OF_ROWS(count)                                                                    \
-  case count:                                                                                    \
-    NAME(rows_of_blocks)(count, job, panel, first, m0, found);                                   \
-    break
-
-/* Straight from nibbles, up to `MOST_FEW` rows at a time, as many each time; blocks of a file up to
- * `MOST_OF_BLOCKS`. */
-TARGET static void NAME(few)(const Job *job, int64_t panel) {
+/* Of `count` rows from `m0` on with the outputs of vectors `first` and `first` + 1. */
+INLINE void NAME(rows)(const int count, const int form, const Job *job, int64_t panel, int first,
+                       int64_t m0) {
   const Weight *w = job->weight;
-  const int64_t most = w->halves ? MOST_OF_BLOCKS : MOST_FEW;
-  const int64_t blocks = (job->rows + most - 1) / most;
-  for (int64_t b = 0; b < blocks; b++) {
-    const int64_t m0 = job->rows * b / blocks;
-    const int count = job->rows * (b + 1) / blocks - m0;
-    for (int first = 0; first < VECTORS; first += 2) {
-      VF found[8][2];
-      if (w->halves) {
-        for (int m = 0; m < count; m++) found[m][0] = found[m][1] = SETF(0);
-        switch (count) {
-          BLOCKS_OF_ROWS(1); BLOCKS_OF_ROWS(2);
-#if MOST_OF_BLOCKS > 2
-          BLOCKS_OF_ROWS(3); BLOCKS_OF_ROWS(4);
-#endif
-        }
-      } else {
-        V sums[8][2];
-        for (int m = 0; m < 8; m++) sums[m][0] = sums[m][1] = ZERO();
-        switch (count) {
-          NIBBLES_OF_ROWS(1); NIBBLES_OF_ROWS(2); NIBBLES_OF_ROWS(3); NIBBLES_OF_ROWS(4);
-#if MOST_FEW > 4
-          NIBBLES_OF_ROWS(5); NIBBLES_OF_ROWS(6); NIBBLES_OF_ROWS(7); NIBBLES_OF_ROWS(8);
-#endif
-        }
-        for (int m = 0; m < count; m++)
-          for (int i = 0; i < 2; i++)
-            found[m][i] = NAME(counted)(w, sums[m][i], panel * 32 + (first + i) * LANES);
+  const int64_t at = first * LANES;
+  const int takes = w->centres || w->bases;
+  Panel p = panel_of(w, panel);
+  VF sums[ROWS_AT_ONCE][2];
+  for (int m = 0; m < count; m++) sums[m][0] = sums[m][1] = SETF(0);
+  int64_t left = w->block; /* groups of the block */
+  for (int64_t g = 0; g < job->groups; g++) {
+    VF of_group[ROWS_AT_ONCE][2];
+    NAME(group)(count, form, job, &p, g, first, m0, of_group);
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+      VF step = p.steps ? HALVES(p.steps + at + i * LANES) : SETF(1);
+      VF base = p.bases ? HALVES(p.bases + at + i * LANES) : SETF(1);
+      if (p.scales && form != SIX_BITS)
+        step = MULF(step, SCALES(p.scales + g * 32 + at + i * LANES));
+      if (p.centres) base = MULF(base, CENTRES(p.centres + g * 32 + at + i * LANES));
+#pragma GCC unroll 4
+      for (int m = 0; m < count; m++) {
+        const int64_t place = (m0 + m) * job->groups + g;
+        sums[m][i] = FMA(MULF(of_group[m][i], step), SETF(job->largest[place]), sums[m][i]);
+        if (takes) sums[m][i] = FMA(SETF(-job->lowered[place]), base, sums[m][i]);
       }
-      for (int m = 0; m < count; m++)
-        for (int i = 0; i < 2; i++)
-          NAME(finish)(w, found[m][i], panel * 32 + (first + i) * LANES, job->largest[m0 + m],
-                       row_of(job, m0 + m), job->y_is_bf16);
     }
+    if (--left == 0) {
+      left = w->block;
+      if (p.steps) p.steps += 32;
+      if (p.bases) p.bases += 32;
+    }
+  }
+  for (int m = 0; m < count; m++)
+    for (int i = 0; i < 2; i++)
+      NAME(finish)(job, sums[m][i], panel * 32 + at + i * LANES, m0 + m);
+}
+
+/* The same with one scale a row. */
+INLINE void NAME(whole_rows)(const int count, const Job *job, int64_t panel, int first, int64_t m0) {
+  const Weight *w = job->weight;
+  const int64_t at = first * LANES;
+  const uint8_t *bytes = panel_of(w, panel).bytes;
+  const uint8_t *a = bytes + (at / 16) * w->inputs * 16 + at % 16 * 4;
+  const uint8_t *b = bytes + ((at + LANES) / 16) * w->inputs * 16 + (at + LANES) % 16 * 4;
+  const int8_t *levels = job->levels + m0 * job->stride;
+  V found[ROWS_AT_ONCE][2];
+  for (int m = 0; m < count; m++) found[m][0] = found[m][1] = ZERO();
+  for (int64_t k = 0; k < w->inputs; k += GROUP, a += 512, b += 512, levels += GROUP)
+    NAME(bytes)(count, a, b, levels, job->stride, found);
+  for (int m = 0; m < count; m++) {
+    const V taken = SET32(BYTES_ZERO * job->totals[(m0 + m) * job->groups * 2]);
+    for (int i = 0; i < 2; i++)
+      NAME(finish)(job, TO_FLOAT(SUB32(found[m][i], taken)), panel * 32 + at + i * LANES, m0 + m);
   }
 }
 
-#define BLOCK_OF_ROWS(count)                                                                     \
+#define ROWS(count)                                                                              \
   case count:                                                                                    \
-    NAME(rows_of_bytes)(count, bytes, half, steps, first, levels, stride, sums);                 \
+    if (w->is_by_row) NAME(whole_rows)(count, job, panel, first, m0);                            \
+    else if (w->bytes) NAME(rows)(count, BYTES, job, panel, first, m0);                          \
+    else if (w->sixths) NAME(rows)(count, SIX_BITS, job, panel, first, m0);                      \
+    else if (w->fifths) NAME(rows)(count, FIVE_BITS, job, panel, first, m0);                     \
+    else NAME(rows)(count, NIBBLES, job, panel, first, m0);                                      \
     break
 
-/* Adds a block of rows' products to their sums in memory, [rows][32]. */
-TARGET static void NAME(block)(int count, const int8_t *bytes, int64_t half, int64_t steps,
-                               const uint8_t *levels, int64_t stride, int32_t *kept) {
-  for (int first = 0; first < VECTORS; first += 2) {
-    V sums[12][2];
-#pragma GCC unroll 12
-    for (int m = 0; m < 12; m++)
-      for (int i = 0; i < 2; i++)
-        sums[m][i] = m < count ? LOADU(kept + m * 32 + (first + i) * LANES) : ZERO();
-    switch (count) {
-      BLOCK_OF_ROWS(1); BLOCK_OF_ROWS(2); BLOCK_OF_ROWS(3); BLOCK_OF_ROWS(4);
-#if MOST_ROWS > 4
-      BLOCK_OF_ROWS(5); BLOCK_OF_ROWS(6); BLOCK_OF_ROWS(7); BLOCK_OF_ROWS(8);
-      BLOCK_OF_ROWS(9); BLOCK_OF_ROWS(10); BLOCK_OF_ROWS(11); BLOCK_OF_ROWS(12);
-#endif
-    }
-#pragma GCC unroll 12
-    for (int m = 0; m < 12; m++)
-      for (int i = 0; i < 2; i++)
-        if (m < count) STORE(kept + m * 32 + (first + i) * LANES, sums[m][i]);
-  }
-}
-
-/* Any number of rows: CHUNK inputs of the panel stay in the first cache for all of them. `block` is
- * called for at most `most` at once, which but for the last are a multiple of `unit`. */
-INLINE void NAME(many_by)(const Job *job, int64_t panel, char *scratch, int64_t most, int64_t unit,
-                          void (*block)(int, const int8_t *, int64_t, int64_t, const uint8_t *,
-                                        int64_t, int32_t *)) {
+/* Up to ROWS_AT_ONCE rows at a time, as many each time. */
+TARGET static void NAME(panel)(const Job *job, int64_t panel) {
   const Weight *w = job->weight;
-  int8_t *unpacked = (int8_t *)scratch;
-  int32_t *kept = (int32_t *)(scratch + CHUNK * 32);
-  memset(kept, 0, job->rows * 32 * sizeof *kept);
-  const int64_t blocks = (job->rows + most - 1) / most;
-  for (int64_t k0 = 0; k0 < w->inputs; k0 += CHUNK) {
-    const int64_t k1 = least(k0 + CHUNK, w->inputs), steps = (k1 - k0) / 4;
-    const int8_t *bytes = w->levels + panel * w->inputs * 32 + k0 * 16;
-    int64_t half = w->inputs * 16;
-    if (w->nibbles) {
-      NAME(unpack)(w, panel, k0 / GROUP, k1 / GROUP, unpacked);
-      bytes = unpacked;
-      half = (k1 - k0) * 16;
-    }
-    for (int64_t b = 0; b < blocks; b++) {
-      const int64_t m = multiple(job->rows * b / blocks, unit);
-      const int64_t end = least(multiple(job->rows * (b + 1) / blocks, unit), job->rows);
-      block(end - m, bytes, half, steps, job->levels + m * job->stride + k0, job->stride,
-            kept + m * 32);
-    }
+  const int64_t times = (job->rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
+  for (int64_t t = 0; t < times; t++) {
+    const int64_t m0 = job->rows * t / times;
+    for (int first = 0; first < VECTORS; first += 2)
+      switch (job->rows * (t + 1) / times - m0) {
+        ROWS(1); ROWS(2); ROWS(3); ROWS(4);
+      }
   }
-  for (int64_t m = 0; m < job->rows; m++)
-    for (int i = 0; i < VECTORS; i++) {
-      const int64_t output = panel * 32 + i * LANES;
-      NAME(finish)(w, NAME(counted)(w, LOADU(kept + m * 32 + i * LANES), output), output,
-                   job->largest[m], row_of(job, m), job->y_is_bf16);
-    }
-}
-
-TARGET static void NAME(many)(const Job *job, int64_t panel, char *scratch) {
-  NAME(many_by)(job, panel, scratch, MOST_ROWS, 1, NAME(block));
 }
 
 #undef INLINE
 #undef PLACE
-#undef SCALES
-#undef CENTRES
-#undef LOW_NIBBLES
-#undef HIGH_NIBBLES
-#undef LOW_LEVELS
-#undef HIGH_LEVELS
-#undef CENTRED
-#undef NIBBLES_OF_ROWS
-#undef BLOCKS_OF_ROWS
-#undef BLOCK_OF_ROWS
+#undef LEVELS
+#undef ROWS

@@ -33,7 +33,7 @@ from modelpool.checkpoint.cached_folder import cached_folder
 logger = logging.getLogger(__name__)
 
 KERNELS: Mapping[str, int] = {
-    "amx": 32, "avx512-vnni": 4, "avx-vnni": 2, "avx2": 1, "avx512-vnni-256": 8, "neon": 16
+    "avx512-vnni": 4, "avx-vnni": 2, "avx2": 1, "neon": 8, "plain": 16
 }  # fmt: skip
 _FOLDER, _NAME = Path(__file__).parent, "linear.so"
 _ATTENDS = ("avx2", "avx512", "neon", "plain")  # by instruction set
@@ -59,9 +59,13 @@ class LayerWeight(ctypes.Structure):
     """`Weight` of linear.c."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("nibbles", "scales", "centres", "levels")),
-        *((name, ctypes.c_void_p) for name in ("halves", "offsets", "units", "bias", "next")),
+        *((name, ctypes.c_void_p) for name in ("nibbles", "fifths", "sixths", "bytes")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("scales", "centres", "steps", "bases", "units", "bias", "next")
+        ),
         *((name, ctypes.c_int64) for name in ("inputs", "given", "outputs", "block")),
+        *((name, ctypes.c_int64) for name in ("parts", "zero", "is_by_row")),
     )
 
 

@@ -1,14 +1,13 @@
-/* Linear layers with weights of 4 or 8 bits and activations of 8, for CPUs of x86-64 and 64-bit Arm.
+/* Linear layers with weights of 4 to 8 bits and activations of 8.
  *
- * A weight of 8 bits is a level from -128 to 127 times one float of its output. One of 4 bits is a
- * nibble from which such a level follows: nibble * scale - centre, both small integers of the output
- * and 32 inputs. A row of activations is quantised to bytes by its largest magnitude. Every sum is
- * exact in 32 bits, so that neither rows, threads nor the kernel can change a bit; what follows is
- * done element by element in float32, in one order. The results are those of oneDNN's int8 products
- * on the same levels, to the bit.
- *
- * Blocks of a GGUF file's 4-bit types are computed as they are: each group of 32 inputs is summed in
- * whole numbers, which fit float32, and groups are added in float32 in the order of the inputs.
+ * Activations are quantised to levels from -127 to 127, each group of 32 inputs by its largest
+ * magnitude; for W8A8 checkpoints, which were made so, each row by its own. A weight is a whole
+ * number of 4, 5, 6 or 8 bits, from which `zero` is taken, times small whole numbers and float16 of its output and group,
+ * minus a least value of the group. Sums within a group are exact whole numbers; what follows is done
+ * in float32 in one order, group by group in the order of the inputs, where the last product is fused
+ * to the sum (`fma`: one rounding, on every CPU). So neither rows, threads nor the kernel can change
+ * a bit. With one scale a row all of a row is
+ * summed in whole numbers, as oneDNN's int8 products do, to the bit.
  *
  * No kernel is chosen by the compiler's flags: each function says which instructions it needs, and
  * the caller asks what there is. Compile with -ffp-contract=off.
@@ -22,24 +21,30 @@
 #include "linear.h"
 #include "threads.h"
 
-enum { GROUP = 32, CHUNK = 512, AHEAD = 4096 };
-enum { AVX2 = 1, AVX_VNNI = 2, AVX512_VNNI = 4, AVX512_VNNI_256 = 8, NEON = 16, AMX = 32 };
-enum { TILE_ROWS = 16 }; /* which tiles of AMX read, whether they count or not */
+enum { GROUP = 32, AHEAD = 4096, ROWS_AT_ONCE = 4 };
+enum { AVX2 = 1, AVX_VNNI = 2, AVX512_VNNI = 4, NEON = 8, PLAIN = 16 };
+enum { NIBBLES, FIVE_BITS, SIX_BITS, BYTES }; /* forms of a weight; of six bits in two parts */
 
+/* Panels of 32 outputs; in a half panel, 16 outputs, four inputs of each lie side by side. */
 struct Weight {
-  const uint8_t *nibbles;  /* [panels][groups][2][4][64]; NULL: `levels` are stored */
-  const uint8_t *scales;   /* [panels][groups][32], from 1 to 17, of blocks to 63 or NULL: all 1 */
-  const uint8_t *centres;  /* [panels][groups][32], of blocks also NULL: all 1 */
-  const int8_t *levels;    /* [panels][2][inputs / 4][64]; NULL: `nibbles` are */
-  const uint16_t *halves;  /* [panels][blocks][2][32] float16 that scales and centres count; or NULL */
-  const int32_t *offsets;  /* [panels * 32] 128 times the sum of an output's levels, not of blocks */
-  const float *units;      /* [panels * 32] a level's worth over 127 */
+  const uint8_t *nibbles;  /* [panels][groups][2][4][64], eight inputs each; NULL: `bytes` */
+  const uint8_t *fifths;   /* [panels][groups][2][4][2][8] bits of what nibbles lack; or NULL */
+  const uint8_t *sixths;   /* the same; only with fifths and two parts */
+  const uint8_t *bytes;    /* [panels][2][inputs / 4][64] */
+  const int8_t *scales;    /* [panels][groups][parts][32], times the sum of a part; NULL: 1 */
+  const uint8_t *centres;  /* [panels][groups][32], times the sum of activations; NULL: see `bases` */
+  const uint16_t *steps;   /* [panels][blocks][32] float16, times the scales; NULL: 1 */
+  const uint16_t *bases;   /* the same, times the centres; NULL: 1 with centres, else nothing is taken */
+  const float *units;      /* [panels * 32] over 127 */
   const float *bias;       /* [panels * 32] or NULL */
   const Weight *next;      /* whose outputs follow in the same rows; or NULL */
   int64_t inputs;          /* with padding, a multiple of 64 */
   int64_t given;           /* of a row of activations */
   int64_t outputs;         /* a panel has 32, the last one perhaps fewer that count */
-  int64_t block;           /* groups that share `halves` */
+  int64_t block;           /* groups that share steps and bases */
+  int64_t parts;           /* of a group: 1, or 2 of 16 inputs each */
+  int64_t zero;            /* that a stored number has more; with bytes 128 */
+  int64_t is_by_row;       /* activations have one scale for each row; only with bytes and units */
 };
 
 typedef struct {
@@ -47,32 +52,18 @@ typedef struct {
   const char *x;
   char *y;
   int64_t rows, first, width; /* of a row of y: the weight's first output, and all of them */
-  int64_t stride; /* of a row of `levels` */
+  int64_t stride, groups; /* of a row of `levels`; and of the others */
   int x_is_bf16, y_is_bf16, threads, kernel, quantises;
-  uint8_t *levels;   /* [rows][stride], around `zero` */
-  uint8_t zero;      /* 128, or 0 where bytes have a sign: AVX2 and NEON */
-  int32_t *sums;     /* AVX2, nibbles: [rows][groups] of the levels, minus, in both halves */
-  float *totals;     /* blocks: [rows][groups] of the levels */
-  int16_t *wide;     /* AVX2, levels: [rows][stride], the same as `levels` */
-  float *largest;    /* [rows] */
-  char *scratch;
-  size_t scratch_bytes; /* of a thread */
+  int8_t *levels;  /* [rows][stride] */
+  int32_t *totals; /* [rows][groups][2] sums of 16 levels each; by row: [0][0] of all */
+  int32_t *taken;  /* [rows][groups][parts] the weight's zero times these sums, negative */
+  float *largest;  /* [rows][groups], by row the first */
+  float *lowered;  /* [rows][groups] this times the sum of the group */
 } Job;
 
-static inline int64_t multiple(int64_t size, int64_t of) { return (size + of - 1) / of * of; }
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-static inline int64_t blocks_of(const Weight *w) {
-  return (w->inputs / GROUP + w->block - 1) / w->block;
-}
-
-/* Not unpacked: up to `most` rows, since to unpack a panel twice or three times costs less than sums
- * that go through memory; and blocks, with any number. */
-static inline int is_direct(const Job *job, int64_t most) {
-  return job->weight->halves || (job->weight->nibbles && job->rows <= most);
-}
-
-static inline int32_t four_bytes(const uint8_t *bytes) {
+static inline int32_t four_bytes(const void *bytes) {
   int32_t found;
   memcpy(&found, bytes, sizeof found);
   return found;
@@ -91,6 +82,26 @@ static inline void store_outputs(const Weight *w, const float *outputs, int coun
     memcpy((float *)y + output, outputs, end * sizeof *outputs);
 }
 
+/* Where the parts of a panel begin. */
+typedef struct {
+  const uint8_t *nibbles, *fifths, *sixths, *bytes, *centres;
+  const int8_t *scales;
+  const uint16_t *steps, *bases;
+} Panel;
+
+static inline Panel panel_of(const Weight *w, int64_t panel) {
+  const int64_t groups = w->inputs / GROUP, blocks = (groups + w->block - 1) / w->block;
+  return (Panel){
+      .nibbles = w->nibbles ? w->nibbles + panel * groups * 512 : NULL,
+      .fifths = w->fifths ? w->fifths + panel * groups * 128 : NULL,
+      .sixths = w->sixths ? w->sixths + panel * groups * 128 : NULL,
+      .bytes = w->bytes ? w->bytes + panel * w->inputs * 32 : NULL,
+      .scales = w->scales ? w->scales + panel * groups * w->parts * 32 : NULL,
+      .centres = w->centres ? w->centres + panel * groups * 32 : NULL,
+      .steps = w->steps ? w->steps + panel * blocks * 32 : NULL,
+      .bases = w->bases ? w->bases + panel * blocks * 32 : NULL};
+}
+
 /* What is left of `largest` where there is a NaN or an infinity: such a row has no finite output. */
 static const float LEAST = 1e-30f;
 
@@ -101,10 +112,10 @@ VECTOR_INLINE float number(const void *x, int is_bf16, int64_t i) {
   return of_bits((uint32_t)((const uint16_t *)x)[i] << 16);
 }
 
-/* The nearest level of x / largest, as `quantise_rows` has it: 128.5 + 127 * share, cut off. The
- * largest magnitude is found among bits, where a NaN is more than an infinity. */
-VECTOR_INLINE float quantise_as(const int is_bf16, int64_t size, const void *x, uint8_t zero,
-                                uint8_t *restrict levels) {
+/* The nearest levels of x / largest: 128.5 + 127 * share, cut off, minus 128. The largest magnitude
+ * is found among bits, where a NaN is more than an infinity. */
+VECTOR_INLINE float quantise_as(const int is_bf16, int64_t size, const void *x,
+                                int8_t *restrict levels) {
   uint32_t most = bits_of(LEAST);
   for (int64_t i = 0; i < size; i++) {
     const uint32_t magnitude = bits_of(number(x, is_bf16, i)) & 0x7fffffff;
@@ -113,31 +124,113 @@ VECTOR_INLINE float quantise_as(const int is_bf16, int64_t size, const void *x, 
   const float largest = of_bits(most);
   for (int64_t i = 0; i < size; i++) {
     const float share = number(x, is_bf16, i) / largest;
-    levels[i] = (uint8_t)(int32_t)__builtin_fmaf(share, 127.0f, 128.5f) - 128 + zero;
+    levels[i] = (int8_t)((int32_t)__builtin_fmaf(share, 127.0f, 128.5f) - 128);
   }
   return largest;
 }
 
 VECTOR_TARGET static void quantise(const Job *job, int64_t row) {
   const Weight *w = job->weight;
-  const int64_t groups = w->inputs / GROUP;
-  const char *x = job->x + row * w->given * (job->x_is_bf16 ? 2 : 4);
-  uint8_t *levels = job->levels + row * job->stride;
-  job->largest[row] = job->x_is_bf16 ? quantise_as(1, w->given, x, job->zero, levels)
-                                     : quantise_as(0, w->given, x, job->zero, levels);
-  memset(levels + w->given, job->zero, w->inputs - w->given);
-  if (job->wide)
-    for (int64_t i = 0; i < w->inputs; i++) job->wide[row * job->stride + i] = (int8_t)levels[i];
-  if (!job->sums && !job->totals) return;
-  for (int64_t g = 0; g < groups; g++) {
-    int sum[2] = {0, 0};
-    for (int k = 0; k < GROUP; k++) sum[k >> 1 & 1] += (int8_t)levels[g * GROUP + k];
-    if (job->totals)
-      job->totals[row * groups + g] = (float)(sum[0] + sum[1]);
-    else
-      job->sums[row * groups + g] =
-          (int32_t)((uint32_t)-sum[1] << 16 | ((uint32_t)-sum[0] & 0xffff));
+  const int64_t size = job->x_is_bf16 ? 2 : 4;
+  const char *x = job->x + row * w->given * size;
+  int8_t *levels = job->levels + row * job->stride;
+  int32_t *totals = job->totals + row * job->groups * 2;
+  float *largest = job->largest + row * job->groups, *lowered = job->lowered + row * job->groups;
+  memset(levels + w->given, 0, w->inputs - w->given);
+  if (w->is_by_row) {
+    *largest = job->x_is_bf16 ? quantise_as(1, w->given, x, levels)
+                              : quantise_as(0, w->given, x, levels);
+    *totals = 0;
+    for (int64_t i = 0; i < w->given; i++) *totals += levels[i];
+    return;
   }
+  for (int64_t g = 0; g < job->groups; g++, levels += GROUP, x += GROUP * size) {
+    const int64_t there = w->given - g * GROUP;
+    if (there >= GROUP)
+      largest[g] = job->x_is_bf16 ? quantise_as(1, GROUP, x, levels) : quantise_as(0, GROUP, x, levels);
+    else
+      largest[g] = there <= 0 ? LEAST : quantise_as(job->x_is_bf16, there, x, levels);
+    for (int part = 0; part < 2; part++) {
+      int32_t total = 0;
+      for (int k = 0; k < 16; k++) total += levels[part * 16 + k];
+      totals[g * 2 + part] = total;
+    }
+    lowered[g] = (float)(totals[g * 2] + totals[g * 2 + 1]) * largest[g];
+  }
+}
+
+/* BYTES_ZERO: see dot_panel.h. */
+static void take(const Job *job, int bytes_zero) {
+  const Weight *w = job->weight;
+  const int zero = w->bytes ? bytes_zero : (int)w->zero;
+  for (int64_t i = 0; i < job->rows * job->groups; i++) {
+    const int32_t *totals = job->totals + i * 2;
+    if (w->parts == 1) job->taken[i] = -zero * (totals[0] + totals[1]);
+    else
+      for (int part = 0; part < 2; part++) job->taken[i * 2 + part] = -zero * totals[part];
+  }
+}
+
+/* ---- in plain C: what the other kernels compute */
+
+static inline float of_half(uint16_t half) {
+  const uint32_t sign = (uint32_t)(half & 0x8000) << 16, rest = half & 0x7fff;
+  if (rest >= 0x7c00) return of_bits(sign | 0x7f800000 | (rest & 0x3ff) << 13);
+  const float magnitude = of_bits(rest << 13) * 0x1p112f; /* exact, also below the least exponent */
+  return of_bits(sign | bits_of(magnitude));
+}
+
+static inline int number_of(const Weight *w, const Panel *p, int64_t output, int64_t input) {
+  const int64_t half = output / 16, lane = output % 16 * 4 + input % 4;
+  if (w->bytes) return p->bytes[(half * (w->inputs / 4) + input / 4) * 64 + lane] - (int)w->zero;
+  const int64_t vector = (input / GROUP * 2 + half) * 4 + input % GROUP / 8, late = input / 4 % 2;
+  const int64_t bits = vector * 16 + late * 8 + lane / 8, bit = lane % 8;
+  int number = p->nibbles[vector * 64 + lane] >> late * 4 & 15;
+  if (p->fifths) number |= (p->fifths[bits] >> bit & 1) << 4;
+  if (p->sixths) number |= (p->sixths[bits] >> bit & 1) << 5;
+  return number - (int)w->zero;
+}
+
+static float sum_plain(const Job *job, const Panel *p, int64_t output, int64_t row) {
+  const Weight *w = job->weight;
+  const int8_t *levels = job->levels + row * job->stride;
+  const float *largest = job->largest + row * job->groups;
+  const float *lowered = job->lowered + row * job->groups;
+  float sum = 0;
+  int32_t whole = 0;
+  for (int64_t g = 0; g < w->inputs / GROUP; g++) {
+    const int64_t b = g / w->block * 32 + output;
+    float found = 0;
+    for (int part = 0; part < w->parts; part++) {
+      const int64_t size = GROUP / w->parts, first = g * GROUP + part * size;
+      int32_t of_part = 0;
+      for (int64_t i = first; i < first + size; i++)
+        of_part += number_of(w, p, output, i) * levels[i];
+      whole += of_part;
+      /* Exact in float32: at most 2 * 16 * 127 * 127 * 128 in all. */
+      found += w->parts == 2 ? (float)of_part * p->scales[(g * 2 + part) * 32 + output] : (float)of_part;
+    }
+    float step = p->steps ? of_half(p->steps[b]) : 1, base = p->bases ? of_half(p->bases[b]) : 1;
+    if (p->scales && w->parts == 1) step *= p->scales[g * 32 + output];
+    if (p->centres) base *= p->centres[g * 32 + output];
+    if (w->is_by_row) continue;
+    sum = __builtin_fmaf(found * step, largest[g], sum);
+    if (p->centres || p->bases) sum = __builtin_fmaf(-lowered[g], base, sum);
+  }
+  return w->is_by_row ? (float)whole : sum;
+}
+
+static void panel_plain(const Job *job, int64_t panel) {
+  const Weight *w = job->weight;
+  const Panel p = panel_of(w, panel);
+  for (int64_t m = 0; m < job->rows; m++)
+    for (int64_t i = 0; i < least(32, w->outputs - panel * 32); i++) {
+      const int64_t output = panel * 32 + i;
+      float found = sum_plain(job, &p, i, m) * w->units[output];
+      if (w->is_by_row) found *= job->largest[m * job->groups];
+      if (w->bias) found += w->bias[output];
+      store_outputs(w, &found, 1, output, row_of(job, m), job->y_is_bf16);
+    }
 }
 
 #ifdef __x86_64__
@@ -171,60 +264,46 @@ static void share(void *of) {
   }
   const int64_t panels = (job->weight->outputs + 31) / 32, end = panels * (number + 1) / count;
   for (int64_t p = panels * number / count; p < end; p++)
-    run_panel(job, p, job->scratch + job->scratch_bytes * number);
+    if (job->kernel == PLAIN) panel_plain(job, p);
+    else run_panel(job, p);
 }
 
-static void run(Job *job) {
-  if (job->threads > 1) in_parallel(share, job, job->threads, 0);
+static void run(Job *job, int threads) {
+  job->threads = threads;
+  if (threads > 1) in_parallel(share, job, threads, 0);
   else share(job);
 }
 
 static inline size_t padded(size_t bytes) { return (bytes + 63) & ~(size_t)63; }
 
-/* The outputs of one weight, from `first` on in rows of `width`. Returns as `sr_linear`. */
-static int product(const Weight *w, const void *x, int x_is_bf16, void *y, int y_is_bf16,
-                   int64_t rows, int64_t first, int64_t width, int threads, int kernel) {
-  const int64_t groups = w->inputs / GROUP;
-  /* Rows a power of two apart would share few sets of the first cache. */
-  const int64_t stride = w->inputs + 64;
-  const int64_t held = multiple(rows, TILE_ROWS);
-  const size_t of_levels = padded(held * stride), of_largest = padded(rows * sizeof(float));
-  const int is_avx2 = kernel == AVX2, in_blocks = w->halves != NULL;
-  const size_t of_groups = padded(rows * groups * sizeof(int32_t));
-  const size_t of_sums = in_blocks || (is_avx2 && w->nibbles) ? of_groups : 0;
-  const size_t of_wide = is_avx2 && w->levels ? padded(rows * stride * sizeof(int16_t)) : 0;
-  const size_t of_thread = padded(CHUNK * 32 + held * 32 * sizeof(int32_t));
-  char *memory = aligned_alloc(64, of_levels + of_largest + of_sums + of_wide + of_thread * threads);
-  if (!memory) return 1;
-  void *sums = memory + of_levels + of_largest;
-  Job job = {
-      .weight = w, .x = x, .y = y, .rows = rows, .first = first, .width = width, .stride = stride,
-      .x_is_bf16 = x_is_bf16, .y_is_bf16 = y_is_bf16, .threads = threads, .kernel = kernel,
-      .quantises = 1, .levels = (uint8_t *)memory,
-      .zero = is_avx2 || in_blocks || kernel == NEON ? 0 : 128,
-      .largest = (float *)(memory + of_levels), .sums = of_sums && !in_blocks ? sums : NULL,
-      .totals = in_blocks ? sums : NULL, .wide = of_wide ? sums : NULL,
-      .scratch = memory + of_levels + of_largest + of_sums + of_wide, .scratch_bytes = of_thread};
-  if (rows * w->inputs < 1 << 15) {
-    job.threads = 1;
-    run(&job);
-    job.threads = threads;
-  } else
-    run(&job);
-  job.quantises = 0;
-  run(&job);
-  free(memory);
-  return 0;
-}
-
 /* y [rows, outputs] = x [rows, given] times the weight, plus its bias, and so for those that follow
- * it. Returns 0; 1 without memory. The rows lie one behind the other. */
+ * it, of the same inputs. Returns 0; 1 without memory. The rows lie one behind the other. */
 int sr_linear(const Weight *w, const void *x, int x_is_bf16, void *y, int y_is_bf16, int64_t rows,
               int threads, int kernel) {
   if (!in_parallel || threads < 1) threads = 1;
-  int64_t width = 0, first = 0;
-  for (const Weight *one = w; one; one = one->next) width += one->outputs;
-  for (; w; first += w->outputs, w = w->next)
-    if (product(w, x, x_is_bf16, y, y_is_bf16, rows, first, width, threads, kernel)) return 1;
+  /* Rows a power of two apart would share few sets of the first cache. */
+  const int64_t stride = w->inputs + 64, groups = w->inputs / GROUP;
+  const size_t of_levels = padded(rows * stride), of_numbers = rows * groups * 4;
+  char *memory = aligned_alloc(64, padded(of_levels + 6 * of_numbers));
+  if (!memory) return 1;
+  Job job = {.x = x, .y = y, .rows = rows, .stride = stride, .groups = groups,
+             .x_is_bf16 = x_is_bf16, .y_is_bf16 = y_is_bf16, .kernel = kernel,
+             .levels = (int8_t *)memory, .totals = (int32_t *)(memory + of_levels)};
+  job.taken = job.totals + rows * groups * 2;
+  job.largest = (float *)(job.taken + rows * groups * 2);
+  job.lowered = job.largest + rows * groups;
+  for (const Weight *one = w; one; one = one->next) job.width += one->outputs;
+  for (const Weight *before = NULL; w; before = w, w = w->next) {
+    job.weight = w;
+    if (!before || before->is_by_row != w->is_by_row) {
+      job.quantises = 1;
+      run(&job, rows * w->inputs < 1 << 15 ? 1 : threads);
+      job.quantises = 0;
+    }
+    if (!w->is_by_row) take(&job, kernel & (AVX512_VNNI | AVX_VNNI) ? 128 : 0);
+    run(&job, threads);
+    job.first += w->outputs;
+  }
+  free(memory);
   return 0;
 }

@@ -15,13 +15,13 @@ typedef struct Weight Weight;
 int sr_linear(const Weight *w, const void *x, int x_is_bf16, void *y, int y_is_bf16, int64_t rows,
               int threads, int kernel);
 
-VECTOR_INLINE uint32_t bits_of(float value) {
+static inline uint32_t bits_of(float value) {
   uint32_t bits;
   memcpy(&bits, &value, sizeof bits);
   return bits;
 }
 
-VECTOR_INLINE float of_bits(uint32_t bits) {
+static inline float of_bits(uint32_t bits) {
   float value;
   memcpy(&value, &bits, sizeof value);
   return value;

@@ -5,72 +5,65 @@
 #include <sys/auxv.h>
 #endif
 
-/* ---- NEON: activations around 0, and one instruction from a nibble to its level */
-
 #ifdef __ARM_FEATURE_DOTPROD
 #define TARGET
 #else
 #define TARGET __attribute__((target("arch=armv8.2-a+dotprod")))
 #endif
-#define MOST_FEW 8
-#define MOST_ROWS 12
-#define MOST_OF_BLOCKS 4
+#define IN_ORDER(vector)
 #define V uint8x16_t
 #define VF float32x4_t
 #define LANES 4
 #define VECTORS 8
 #define NAME(x) x##_neon
 #define ZERO() vdupq_n_u8(0)
+#define START(before) (before)
+#define ENDED(before, sums) (sums)
 #define LOAD(p) vld1q_u8((const uint8_t *)(p))
-#define LOADU LOAD
-#define STORE(p, v) vst1q_u8((uint8_t *)(p), v)
+#define LOW_NIBBLES(bytes) vandq_u8(bytes, vdupq_n_u8(15))
+#define HIGH_NIBBLES(bytes) vshrq_n_u8(bytes, 4)
+#define WITH_BITS with_bits
+#define SUB32(a, b)                                                                              \
+  vreinterpretq_u8_s32(vsubq_s32(vreinterpretq_s32_u8(a), vreinterpretq_s32_u8(b)))
 #define SET32(x) vreinterpretq_u8_s32(vdupq_n_s32(x))
-#define DOT(sum, x, levels)                                                                      \
-  vreinterpretq_u8_s32(vdotq_s32(vreinterpretq_s32_u8(sum), vreinterpretq_s8_u8(levels),         \
+#define DOT(sum, w, x)                                                                           \
+  vreinterpretq_u8_s32(vdotq_s32(vreinterpretq_s32_u8(sum), vreinterpretq_s8_u8(w),              \
                                  vreinterpretq_s8_u8(x)))
-#define CENTRED(sum, offsets) (sum)
+#define SMALL(sum, w0, x0, w1, x1) DOT(DOT(sum, w0, x0), w1, x1)
+#define SIGNED(w) veorq_u8(w, vdupq_n_u8(128))
+#define WIDE(sum, w0, x0, w1, x1) SMALL(sum, SIGNED(w0), x0, SIGNED(w1), x1)
+#define BYTES_ZERO 0
 #define TO_FLOAT(sum) vcvtq_f32_s32(vreinterpretq_s32_u8(sum))
+#define FOUR_BYTES(p) vdup_n_s32(four_bytes(p))
+#define SCALES(p)                                                                                \
+  vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_s32(FOUR_BYTES(p))))))
+#define CENTRES(p)                                                                               \
+  vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(vreinterpret_u8_s32(FOUR_BYTES(p))))))
+#define HALVES(p) vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)))
 #define MULF vmulq_f32
 #define ADDF vaddq_f32
-#define SUBF vsubq_f32
-#define HALVES(p) vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)))
+#define FMA(a, b, c) vfmaq_f32(c, a, b)
 #define SETF vdupq_n_f32
 #define LOADF vld1q_f32
 #define STOREF vst1q_f32
 
-/* A byte of each of four outputs, four times. */
-TARGET __attribute__((always_inline)) static inline V each_four_times(const uint8_t *of_outputs) {
-  const uint8x16_t lanes = {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3};
-  return vqtbl1q_u8(vreinterpretq_u8_s32(vdupq_n_s32(four_bytes(of_outputs))), lanes);
+static inline V with_bits(V v, const uint8_t *bits, uint8_t more) {
+  const uint8x16_t each = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
+  const uint8x16_t spread = vcombine_u8(vdup_n_u8(bits[0]), vdup_n_u8(bits[1]));
+  return vorrq_u8(v, vandq_u8(vtstq_u8(spread, each), vdupq_n_u8(more)));
 }
 
-TARGET __attribute__((always_inline)) static inline V each_wide(const uint8_t *of_outputs) {
-  const uint8x16_t lanes = {0, 16, 16, 16, 1, 16, 16, 16, 2, 16, 16, 16, 3, 16, 16, 16};
-  return vqtbl1q_u8(vreinterpretq_u8_s32(vdupq_n_s32(four_bytes(of_outputs))), lanes);
-}
-
-#define WIDEN each_wide
-#define SCALES each_four_times
-#define CENTRES(of_outputs) vnegq_u8(each_four_times(of_outputs))
-#define vnegq_u8(v) vsubq_u8(ZERO(), v)
-#define LOW_NIBBLES(bytes) vandq_u8(bytes, vdupq_n_u8(15))
-#define HIGH_NIBBLES(bytes) vshrq_n_u8(bytes, 4)
-#define LOW_LEVELS(bytes, scale, centre) vmlaq_u8(centre, LOW_NIBBLES(bytes), scale)
-#define HIGH_LEVELS(bytes, scale, centre) vmlaq_u8(centre, HIGH_NIBBLES(bytes), scale)
 #include "dot_panel.h"
 
 static int kernels_of_cpu(void) {
 #if defined(__linux__)
   const unsigned long dot_products = 1 << 20; /* HWCAP_ASIMDDP */
-  return getauxval(AT_HWCAP) & dot_products ? NEON : 0;
+  return getauxval(AT_HWCAP) & dot_products ? NEON | PLAIN : PLAIN;
 #elif defined(__ARM_FEATURE_DOTPROD)
-  return NEON; /* as the compiler was told, which on macOS holds for every CPU */
+  return NEON | PLAIN; /* as the compiler was told, which on macOS holds for every CPU */
 #else
-  return 0;
+  return PLAIN;
 #endif
 }
 
-static void run_panel(const Job *job, int64_t panel, char *scratch) {
-  if (is_direct(job, 2 * MOST_FEW)) few_neon(job, panel);
-  else many_neon(job, panel, scratch);
-}
+static void run_panel(const Job *job, int64_t panel) { panel_neon(job, panel); }

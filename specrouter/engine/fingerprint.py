@@ -26,7 +26,7 @@ def fingerprint_of(config: PoolConfig, pool: ModelPool) -> str:
     placeless = target.model_dump_json(exclude={"device"})
     facts = [__version__, plan.dtype, plan.weights, placeless]
     if plan.weights in ("int8", "int4"):
-        facts.append(f"quantised {ARITHMETIC} {layer_arithmetic(plan.weights)}")
+        facts.append(f"quantised {ARITHMETIC} {layer_arithmetic()}")
     if plan.placement.is_on_cpu:
         facts.append(f"attention {attention_arithmetic()}")
     if plan.is_recurrent and plan.placement.is_on_cpu:

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from modelpool.fast.cpu import int8_refusal
 from modelpool.fast.experts import QuantisedExperts
-from modelpool.fast.int4 import BlockWeight, Int4Weight, PanelWeight, quantised_refusal
+from modelpool.fast.panels import PanelWeight, quantised_refusal
 from modelpool.fast.quantised import QuantisedLinear, QuantisedWeight
 from modelpool.packed_model import PackedModel
 from modelpool.probe import probed
@@ -49,11 +49,12 @@ def _held(weight: QuantisedWeight) -> float:
         return weight.out_features * (weight.in_features + 4)
     taken = 0.0
     for one in (weight, *weight.others):
-        bits = 4.5 if isinstance(one, Int4Weight) else 8
-        if isinstance(one, BlockWeight):
-            bits = (4.5 if one.described.scales else 4) + 1 / one.described.block
-        output = bits / 8 * one.in_features + (8 if isinstance(one, Int4Weight) else 4)
-        taken += one.described.outputs * output
+        form = one.described
+        of_group = 8 * (form.parts * bool(form.scales) + bool(form.centres))
+        of_block = 16 * (bool(form.steps) + bool(form.bases))
+        of_numbers = 4 + bool(form.fifths) + bool(form.sixths) if form.nibbles else 8
+        bits = of_numbers + of_group / 32 + of_block / 32 / form.block
+        taken += form.outputs * (bits / 8 * one.in_features + 4)
     return taken
 
 

@@ -12,24 +12,24 @@ _READERS = {
 }
 
 
-def plant(path: Path, factor: float = 128.0) -> None:
-    """In the inputs of each projection but the attention's output, in one channel of sixteen.
+def plant(path: Path, factor: float = 128.0, every: int = 16) -> None:
+    """In the inputs of each projection but the attention's output, in one channel of `every`.
 
     `factor`: a power of two, so that the plain model keeps its bits.
     """
-    edit_weights(path, lambda tensors: _plant(tensors, factor))
+    edit_weights(path, lambda tensors: _plant(tensors, factor, every))
 
 
-def _plant(tensors: dict[str, Tensor], factor: float) -> None:
+def _plant(tensors: dict[str, Tensor], factor: float, every: int) -> None:
     for name in [one for one in tensors if one.endswith("layernorm.weight")]:
         layer, _, norm = name.removesuffix(".weight").rpartition(".")
-        tensors[name][3::16] *= factor
+        tensors[name][3::every] *= factor
         readers = [one for one in tensors if one.startswith(f"{layer}.mlp.")]
         readers = [one for one in readers if "down" not in one]
         if norm == "input_layernorm":
             readers = [f"{layer}.{one}.weight" for one in _READERS[norm]]
         for reader in readers:
-            tensors[reader][:, 3::16] /= factor
+            tensors[reader][:, 3::every] /= factor
     for name in [one for one in tensors if "up_proj" in one]:
-        tensors[name][5::16] *= factor
-        tensors[name.replace("up_proj", "down_proj")][:, 5::16] /= factor
+        tensors[name][5::every] *= factor
+        tensors[name.replace("up_proj", "down_proj")][:, 5::every] /= factor

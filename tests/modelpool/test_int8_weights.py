@@ -97,6 +97,7 @@ def test_a_cpu_that_cannot_sum_int8_keeps_weights_plain_and_says_so(
         compress(tmp_path)
     for place in ("member", "placed_members"):
         monkeypatch.setattr(f"modelpool.{place}.quantised_refusal", lambda: "no VNNI")
+    monkeypatch.setattr("modelpool.member.exact_kernels", lambda: None)
     with caplog.at_level(logging.WARNING):
         pool = pool_of(tmp_path, dtype="bfloat16", weights="auto" if stored else "int8")
     plan = pool.plan("m")

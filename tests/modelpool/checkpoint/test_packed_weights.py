@@ -19,7 +19,7 @@ from modelpool.checkpoint.cache_dir import cache_dir
 from modelpool.checkpoint.footprint import read_checkpoint, read_config
 from modelpool.checkpoint.headers import header_of
 from modelpool.checkpoint.quantization import packing_of
-from modelpool.fast.int4 import BlockWeight
+from modelpool.fast.panels import BlockWeight
 from modelpool.fast.quantised import QuantisedLinear
 from specrouter import LLM
 from test_support.factories import edit_weights, pool_of
@@ -63,8 +63,8 @@ def test_groups_of_four_bits_stay_where_that_is_asked(name: str, tmp_path: Path)
     pool, exact = pool_of(stored, weights="exact"), dict[str, BlockWeight]()
     packed = pool.get("m")
     for layer, one in packed.model.named_modules():
-        if isinstance(one, QuantisedLinear) and isinstance(one.shared, BlockWeight):
-            assert not one.roundings
+        if isinstance(one, QuantisedLinear) and not one.roundings:
+            assert isinstance(one.shared, BlockWeight)
             exact[layer] = one.shared
     assert len(exact) == 14
     assert "weights are as they are" in str(pool.plan("m").warning)
@@ -91,16 +91,13 @@ def test_blocks_have_the_format_s_own_values(name: str, tmp_path: Path) -> None:
     wanted = load_file(plain / "model.safetensors")
     for key, one in values.items():
         if one is not None:
-            plain_values = one.multiply(torch.eye(one.nibbles.shape[1])).t()
-            assert torch.equal(plain_values, wanted[key].float())
+            assert torch.equal(one.plain(), wanted[key].float())
 
 
 @pytest.mark.parametrize("kind", ["plain", "gptq-8-bits"])
 def test_exact_is_for_what_has_four_bits(kind: str, tmp_path: Path) -> None:
     stored, plain = checkpoints(FORMATS["gptq-8-bits"], tmp_path)
-    with refused(
-        "pool.models[0].weights", "exact keeps blocks of 4 bits, and the checkpoint has none"
-    ):
+    with refused("pool.models[0].weights", "exact keeps blocks, and the checkpoint has none"):
         pool_of(plain if kind == "plain" else stored, weights="exact")
 
 
@@ -119,8 +116,8 @@ def test_so_do_those_of_a_composite(stem: str, tmp_path: Path) -> None:
     }  # fmt: skip
     (stored / "config.json").write_text(json.dumps(composite))
     model = pool_of(stored, weights="exact").get("m").model
-    found = [one.shared for one in model.modules() if isinstance(one, QuantisedLinear)]
-    assert sum(isinstance(one, BlockWeight) for one in found) == 14
+    found = [one for one in model.modules() if isinstance(one, QuantisedLinear)]
+    assert sum(not one.roundings for one in found) == 14
 
 
 def test_texts_are_those_of_the_plain_model(tmp_path: Path) -> None:

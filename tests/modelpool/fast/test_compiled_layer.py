@@ -12,8 +12,8 @@ from modelpool.fast.compiled_layer import CompiledLayer
 from modelpool.fast.cpu import cpu_threads
 from modelpool.fast.direct_forward import direct_forward_of
 from modelpool.fast.forward_parts import ShortLayer
-from modelpool.fast.int4 import exact_kernels
 from modelpool.fast.lean_forward import LeanForward, lean_forward_of
+from modelpool.fast.panels import exact_kernels
 from modelpool.fast.rotation import Table
 from modelpool.packed_model import PackedModel
 from test_support.llama_models import (

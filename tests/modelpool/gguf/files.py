@@ -26,10 +26,12 @@ from test_support.factories import SAVERS, edit_config, save_model
 _ARCHITECTURES = {"mixtral": "llama"}
 MIXTURES = {"mixtral": MixtralConfig, "qwen3moe": Qwen3MoeConfig}
 FAMILIES = (*MIXTURES, "llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3")
-QUANTISED = ("Q8_0", "Q5_0", "Q5_1", "Q4_0", "Q4_1")  # that `gguf.quantize` writes
-K_TYPES = {"Q2_K": 84, "Q3_K": 110, "Q4_K": 144, "Q5_K": 176, "Q6_K": 210}  # bytes of a block
-# Where the blocks have their scales, in float16.
-_SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+QUANTISED = ("Q8_0", "Q5_0", "Q5_1", "Q4_0", "Q4_1", "MXFP4")  # that `gguf.quantize` writes
+# Others, and where their blocks have scales in float16.
+SCALED = {
+    "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
+    "IQ4_NL": (0,), "IQ4_XS": (0,),
+}  # fmt: skip
 
 Kinds = Callable[[str], str]  # the type of a matrix, by its name
 
@@ -75,7 +77,7 @@ def write(
         if tensor.ndim == 2 and "ffn_gate_inp" in name:  # as files have it
             stored, type_ = gguf.GGMLQuantizationType.F32, "F32"
         flat = tensor.reshape(-1, tensor.shape[-1])
-        blocks = drawn_blocks(type_, flat) if type_ in K_TYPES else gguf.quantize(flat, stored)
+        blocks = drawn_blocks(type_, flat) if type_ in SCALED else gguf.quantize(flat, stored)
         blocks = blocks.reshape(*tensor.shape[:-1], -1)
         writer.add_tensor(name, blocks, raw_dtype=stored)
     for name, extra in (more or {}).items():
@@ -139,15 +141,16 @@ def reference(family: str, checkpoint: Path, *files: Path) -> Any:
 
 
 def drawn_blocks(kind: str, like: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Of a K type, for a matrix of the shape and about the spread of `like`."""
+    """Of a type of `SCALED`, for a matrix of the shape and about the spread of `like`."""
     random = np.random.default_rng(like.size + int(abs(like[0, 0]) * 1e6))
     rows, values = like.shape
-    blocks = random.integers(0, 256, (rows, values // 256, K_TYPES[kind]), dtype=np.uint8)
-    for place in _SCALES[kind]:
+    of_block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    blocks = random.integers(0, 256, (rows, values // of_block, size), dtype=np.uint8)
+    for place in SCALED[kind]:
         blocks[..., place : place + 2] = np.frombuffer(np.float16(1e-3).tobytes(), np.uint8)
     plain = gguf.dequantize(blocks.reshape(rows, -1), gguf.GGMLQuantizationType[kind])
     scale = np.float16(1e-3 * like.std() / plain.std())
-    for place in _SCALES[kind]:
+    for place in SCALED[kind]:
         blocks[..., place : place + 2] = np.frombuffer(scale.tobytes(), np.uint8)
     return blocks.reshape(rows, -1)
 

@@ -1,5 +1,5 @@
 /* What the kernels for x86-64 use of the compiler's own header, in plain C: for tests of those whose
- * instructions a CPU does not have. Compile with -D'target(x)=' and -D'IN_ORDER(x)='. */
+ * instructions a CPU does not have. Compile with -D'target(x)=' and -DEMULATED. */
 
 #include <stdint.h>
 #include <string.h>
@@ -47,15 +47,14 @@ typedef struct { float f[16]; } __m512;
   }
 
 #define OF_WIDTH(p, si, V, F, HALVES)                                                            \
-  BOTH(V, p##_or_##si, uint8_t, x[i] | y[i])                                                     \
   BOTH(V, p##_and_##si, uint8_t, x[i] & y[i])                                                    \
-  BOTH(V, p##_sub_epi8, uint8_t, x[i] - y[i])                                                    \
   BOTH(V, p##_sub_epi32, uint32_t, x[i] - y[i])                                                  \
-  BOTH(V, p##_mullo_epi16, uint16_t, (uint32_t)x[i] * y[i])                                      \
   BOTH(F, p##_add_ps, float, x[i] + y[i])                                                        \
-  BOTH(F, p##_sub_ps, float, x[i] - y[i])                                                        \
+  static inline F p##_fmadd_ps(F a, F b, F c) {                                                  \
+    for (size_t i = 0; i < sizeof a / 4; i++) a.f[i] = __builtin_fmaf(a.f[i], b.f[i], c.f[i]);   \
+    return a;                                                                                    \
+  }                                                                                              \
   BOTH(F, p##_mul_ps, float, x[i] * y[i])                                                        \
-  BY(V, p##_slli_epi32, uint32_t, x[i] << b)                                                     \
   BY(V, p##_srli_epi16, uint16_t, x[i] >> b)                                                     \
   SET(V, p##_set1_epi8, int8_t)                                                                  \
   SET(V, p##_set1_epi32, int32_t)                                                                \
@@ -68,6 +67,7 @@ typedef struct { float f[16]; } __m512;
   STORE_AS(V, p##_storeu_##si)                                                                   \
   STORE_AS(F, p##_storeu_ps)                                                                     \
   FROM(V, p##_cvtepu8_epi32, __m128i, uint8_t, (int32_t)x[i])                                    \
+  FROM(V, p##_cvtepi8_epi32, __m128i, int8_t, (int32_t)x[i])                                     \
   FROM(F, p##_cvtepi32_ps, V, int32_t, (float)x[i])                                              \
   FROM(F, p##_cvtph_ps, HALVES, _Float16, (float)x[i])                                           \
   static inline V p##_dpbusd_epi32(V sums, V a, V b) {                                           \
@@ -87,11 +87,30 @@ static inline int16_t saturated(int32_t sum) {
   return sum > 32767 ? 32767 : sum < -32768 ? -32768 : sum;
 }
 BOTH(__m256i, _mm256_add_epi16, uint16_t, x[i] + y[i])
+BOTH(__m256i, _mm256_xor_si256, uint8_t, x[i] ^ y[i])
+BOTH(__m256i, _mm256_or_si256, uint8_t, x[i] | y[i])
+BOTH(__m256i, _mm256_cmpeq_epi8, uint8_t, x[i] == y[i] ? 255 : 0)
+SET(__m256i, _mm256_set1_epi64x, int64_t)
+static inline __m256i _mm256_setr_epi64x(int64_t a, int64_t b, int64_t c, int64_t d) {
+  const int64_t z[4] = {a, b, c, d};
+  __m256i r;
+  memcpy(&r, z, 32);
+  return r;
+}
+static inline __m256i _mm256_shuffle_epi8(__m256i a, __m256i order) {
+  __m256i r;
+  for (int i = 0; i < 32; i++) r.b[i] = order.b[i] & 128 ? 0 : a.b[(i & 16) + (order.b[i] & 15)];
+  return r;
+}
+static inline __m512i _mm512_mask_add_epi8(__m512i otherwise, uint64_t mask, __m512i a, __m512i b) {
+  for (int i = 0; i < 64; i++)
+    if (mask >> i & 1) otherwise.b[i] = a.b[i] + b.b[i];
+  return otherwise;
+}
+BOTH(__m256i, _mm256_sign_epi8, int8_t, y[i] < 0 ? -x[i] : y[i] ? x[i] : 0)
+FROM(__m256i, _mm256_abs_epi8, __m256i, int8_t, (int8_t)(x[i] < 0 ? -x[i] : x[i]))
 BOTH(__m256i, _mm256_add_epi32, uint32_t, x[i] + y[i])
 SET(__m256i, _mm256_set1_epi16, int16_t)
-SET(__m256i, _mm256_set1_epi64x, int64_t)
-FROM(__m256i, _mm256_cvtepi8_epi16, __m128i, int8_t, (int16_t)x[i])
-LOAD_AS(__m128i, _mm_load_si128)
 LOAD_AS(__m128i, _mm_loadu_si128)
 static inline __m128i _mm_loadl_epi64(const void *p) {
   __m128i r = {{0}};
@@ -111,43 +130,4 @@ static inline __m256i _mm256_madd_epi16(__m256i a, __m256i b) {
   memcpy(y, &b, 32);
   for (int i = 0; i < 8; i++) z[i] = x[2 * i] * y[2 * i] + x[2 * i + 1] * y[2 * i + 1];
   return _mm256_loadu_si256(z);
-}
-static inline __m256i _mm256_hadd_epi32(__m256i a, __m256i b) {
-  int32_t x[8], y[8], z[8];
-  memcpy(x, &a, 32);
-  memcpy(y, &b, 32);
-  for (int i = 0; i < 8; i++) {
-    const int32_t *from = i & 2 ? y : x;
-    const int at = i / 4 * 4 + i % 2 * 2;
-    z[i] = from[at] + from[at + 1];
-  }
-  return _mm256_loadu_si256(z);
-}
-static inline __m256i _mm256_permute4x64_epi64(__m256i a, int order) {
-  int64_t x[4], z[4];
-  memcpy(x, &a, 32);
-  for (int i = 0; i < 4; i++) z[i] = x[order >> 2 * i & 3];
-  return _mm256_loadu_si256(z);
-}
-
-/* AMX, each thread's tiles of 16 rows and 64 bytes. */
-static __thread uint8_t tiles_of_thread[8][16][64];
-#define _tile_loadconfig(p) ((void)(p))
-#define _tile_release() ((void)0)
-static inline void _tile_loadd(int tile, const void *p, int64_t stride) {
-  for (int i = 0; i < 16; i++)
-    memcpy(tiles_of_thread[tile][i], (const char *)p + i * stride, 64);
-}
-static inline void _tile_stored(int tile, void *p, int64_t stride) {
-  for (int i = 0; i < 16; i++) memcpy((char *)p + i * stride, tiles_of_thread[tile][i], 64);
-}
-static inline void _tile_dpbusd(int sums, int a, int b) {
-  for (int row = 0; row < 16; row++) {
-    int32_t z[16];
-    memcpy(z, tiles_of_thread[sums][row], 64);
-    for (int k = 0; k < 64; k++)
-      for (int i = 0; i < 16; i++)
-        z[i] += tiles_of_thread[a][row][k] * (int8_t)tiles_of_thread[b][k / 4][i * 4 + k % 4];
-    memcpy(tiles_of_thread[sums][row], z, 64);
-  }
 }

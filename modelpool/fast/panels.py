@@ -1,0 +1,237 @@
+"""Linear layers whose weights are in 4 or 8 bits, for the CPU.
+
+Contract: a row has the same bits whatever the kernel, the rows beside it, and the threads
+(`modelpool/kernels/linear.c`). Without kernels, or with some that compute something else, weights
+are rounded to int8 (`Int8Weight`).
+"""
+
+import ctypes
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from modelpool.checkpoint.block_values import BYTES_ZERO, GROUP, BlockValues
+from modelpool.checkpoint.int4_values import in_4_bits
+from modelpool.checkpoint.int8_values import INT8_LEVELS, Int8Values
+from modelpool.fast.cpu import cpu_threads, int8_refusal
+from modelpool.fast.int8 import quantise_groups, quantise_rows
+from modelpool.kernels.library import LayerWeight, LinearKernels, linear_kernels
+
+logger = logging.getLogger(__name__)
+
+_PANEL = 32  # outputs
+_ALIGNED = 64  # bytes, and inputs of a layer
+
+
+class PanelWeight:
+    """The weights of one layer, or of several side by side, as the kernels read them: in panels of
+    32 outputs."""
+
+    def __init__(
+        self,
+        given: int,
+        units: Tensor,
+        bias: Tensor | None,
+        kernels: LinearKernels,
+        form: Mapping[str, int],
+        **packed: Tensor,
+    ) -> None:
+        """
+        Args:
+            given: inputs.
+            units: [out] float32, a level's worth.
+            bias: [out].
+            form: facts of the whole weight, by their names in the library.
+            packed: what the panels hold, which are full, by its name in the library.
+        """
+        self.in_features, self.out_features = given, len(units)
+        self._kernels, self.others = kernels, list[PanelWeight]()
+        outputs = -len(units) % _PANEL  # that are missing in the last panel
+        parts = {name: _aligned(each) for name, each in packed.items()}
+        parts["units"] = F.pad(units / INT8_LEVELS, (0, outputs))
+        if bias is not None:
+            parts["bias"] = F.pad(bias.detach().float(), (0, outputs))
+        self._parts = parts  # whose memory the kernels read
+        pointers = {name: each.data_ptr() for name, each in parts.items()}
+        sizes = {"inputs": given + _missing(given), "given": given, "outputs": len(units)}
+        self.described = LayerWeight(**pointers, **sizes, **form)  # for the library
+
+    def followed_by(self, others: "Sequence[PanelWeight]") -> "PanelWeight":
+        """With the outputs of `others`, of the same inputs, behind its own."""
+        for one, after in pairwise((self, *others)):
+            one.described.next = ctypes.addressof(after.described)
+            self.out_features += after.out_features
+            self.others.append(after)
+        return self
+
+    def multiply(
+        self, x: Tensor, dtype: torch.dtype | None = None, kernel: str | None = None
+    ) -> Tensor:
+        """[..., in] to [..., out], for any leading shape; `dtype` is by default that of `x`.
+
+        Args: `kernel`: one of the library's, by name.
+        """
+        shape, wanted = (*x.shape[:-1], self.out_features), dtype or x.dtype
+        if not x.numel():
+            return x.new_empty(shape, dtype=wanted)
+        rows = x.reshape(-1, self.in_features)
+        if rows.dtype not in (torch.float32, torch.bfloat16):
+            rows = rows.float()
+        is_told = wanted in (torch.float32, torch.bfloat16)
+        y = torch.empty(len(rows), self.out_features, dtype=wanted if is_told else torch.float32)
+        self._kernels.multiply(self.described, rows.contiguous(), y, kernel)
+        return y.to(wanted).view(shape)
+
+
+class BlockWeight(PanelWeight):
+    """Weights in blocks as they are. Activations have a scale for each group of 32 inputs, whose
+    sums are exact; groups are added in float32."""
+
+    def __init__(
+        self, parts: Sequence[BlockValues], bias: Tensor | None, kernels: LinearKernels
+    ) -> None:
+        """`parts` have the same inputs and the same form; `bias` [out] is of all their outputs."""
+        first = parts[0]
+        outputs, given = sum(part.out_features for part in parts), first.numbers.shape[1]
+        more, missing = -outputs % _PANEL, _missing(given)
+        groups = (given + missing) // GROUP
+        numbers = F.pad(torch.cat([part.numbers for part in parts]), (0, missing, 0, more))
+        sizes = {"scales": groups * first.parts, "centres": groups}
+        sizes |= dict.fromkeys(("steps", "bases"), -(-groups // first.groups_of_block))
+        packed = dict[str, Tensor]()
+        for name, size in sizes.items():
+            found = [one for part in parts if (one := getattr(part, name)) is not None]
+            if found:
+                together = torch.cat(found)
+                packed[name] = _by_panel(F.pad(together, (0, size - together.shape[1], 0, more)))
+        units = [torch.ones(one.out_features) if one.units is None else one.units for one in parts]
+        super().__init__(
+            given,
+            torch.cat(units),
+            bias,
+            kernels,
+            {"block": first.groups_of_block, "parts": first.parts, "zero": first.zero},
+            **_numbers(numbers, first.bits),
+            **packed,
+        )
+
+
+class Int8PanelWeight(PanelWeight):
+    """Weights of W8A8 checkpoints for the same kernels, which are exact also where oneDNN is not:
+    activations have a scale for each row."""
+
+    def __init__(
+        self, parts: Sequence[Int8Values], bias: Tensor | None, kernels: LinearKernels
+    ) -> None:
+        """As `Int8Weight`."""
+        levels = torch.cat([part.levels for part in parts])
+        given, numbers = levels.shape[1], levels.view(torch.uint8) ^ BYTES_ZERO
+        numbers = F.pad(numbers, (0, _missing(given), 0, -len(levels) % _PANEL))
+        super().__init__(
+            given,
+            torch.cat([part.scales for part in parts]),
+            bias,
+            kernels,
+            {"block": 1, "parts": 1, "zero": BYTES_ZERO, "is_by_row": 1},
+            bytes=_bytes(numbers),
+        )
+
+
+def _missing(inputs: int) -> int:
+    return -inputs % _ALIGNED
+
+
+@cache
+def exact_kernels() -> LinearKernels | None:
+    """Of this process; None: there are none that have int8's bits."""
+    found = linear_kernels()
+    if found is None or is_exact(found):
+        return found
+    logger.warning("weights are rounded to int8: the kernel %s has other bits here", found.name)
+    return None
+
+
+def is_exact(kernels: LinearKernels) -> bool:
+    """Does the kernel in use compute what whole numbers say, to the bit what plain C computes, for
+    few rows and for many?"""
+    with cpu_threads(1):  # as in `int8_refusal`: whoever asks must not come to have workers
+        for weight, x, expected in _trials(kernels):
+            plain = weight.multiply(x, kernel="plain")
+            if not torch.allclose(plain, expected, rtol=1e-4, atol=1e-4 * float(expected.std())):
+                return False
+            if any(
+                not torch.equal(weight.multiply(x[:rows]), plain[:rows]) for rows in (1, 19, 33)
+            ):
+                return False
+    return True
+
+
+def _trials(kernels: LinearKernels) -> Iterator[tuple[PanelWeight, Tensor, Tensor]]:
+    """Weights, some rows, and what comes of them by whole numbers."""
+    draws = torch.Generator().manual_seed(0)
+    values = Int8Values.of(torch.randn(70, 100, generator=draws))
+    x = torch.randn(33, 100, generator=draws)
+    levels, largest = quantise_rows(x)
+    sums = (levels.long() - 128) @ values.levels.long().t()
+    expected = sums.float() * (values.scales / INT8_LEVELS) * largest
+    yield Int8PanelWeight([values], None, kernels), x, expected
+    plain = torch.randn(70, 256, generator=draws)
+    x = torch.randn(33, 256, generator=draws)
+    small = torch.randint(64, (70, 256), generator=draws, dtype=torch.uint8)
+    scales = torch.randint(-128, 128, (70, 16), generator=draws, dtype=torch.int8)
+    steps = torch.rand(70, 1, generator=draws).half()
+    in_parts = BlockValues(numbers=small, bits=6, zero=32, steps=steps, scales=scales)
+    for one in (in_4_bits(plain), BlockValues.rounded(plain), in_parts):
+        levels, largest = quantise_groups(x)
+        units = torch.ones(70) if one.units is None else one.units
+        expected = replace(one, units=units / INT8_LEVELS).multiply(levels, largest)
+        yield BlockWeight([one], None, kernels), x, expected
+
+
+def quantised_refusal() -> str | None:
+    """Why this CPU can serve neither int8 nor int4, or None."""
+    reason = int8_refusal()
+    return None if reason is None or exact_kernels() is not None else reason
+
+
+def _numbers(numbers: Tensor, bits: int) -> dict[str, Tensor]:
+    """[out, in] as the kernels have them, by their names: in a byte the lower bits of two inputs,
+    four apart; and of the fifth and the sixth bits those of eight numbers."""
+    if bits == 8:
+        return {"bytes": _bytes(numbers)}
+    # panel, half, output, group, step, late, input
+    steps = numbers.reshape(len(numbers) // _PANEL, 2, 16, -1, 4, 2, 4).permute(0, 3, 1, 4, 5, 2, 6)
+    low = steps & 15
+    found = {"nibbles": torch.bitwise_or(low[:, :, :, :, 0], low[:, :, :, :, 1] << 4).contiguous()}
+    for name, bit in (("fifths", 4), ("sixths", 5))[: bits - 4]:
+        packed = np.packbits((steps.flatten(5) >> bit & 1).numpy(), axis=-1, bitorder="little")
+        found[name] = torch.from_numpy(packed)
+    return found
+
+
+def _bytes(numbers: Tensor) -> Tensor:
+    """[out, in] to [panels, 2, in / 4, 64]."""
+    steps = numbers.reshape(len(numbers) // _PANEL, 2, 16, -1, 4)  # panel, half, output, step
+    return steps.transpose(2, 3).contiguous()
+
+
+def _by_panel(of_groups: Tensor) -> Tensor:
+    """[out, groups] to [panels, groups, 32]."""
+    panels = of_groups.reshape(len(of_groups) // _PANEL, _PANEL, -1)
+    return panels.transpose(1, 2).contiguous()
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """Its bytes, from a multiple of 64 on, and behind them what kernels fetch ahead."""
+    size = tensor.numel() * tensor.element_size()
+    memory = torch.empty(size + _ALIGNED, dtype=torch.uint8)
+    start = -memory.data_ptr() % _ALIGNED
+    found = memory[start : start + size]
+    return found.copy_(tensor.view(torch.uint8).flatten())
