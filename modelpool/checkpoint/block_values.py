@@ -110,35 +110,6 @@ class BlockValues:
             return torch.ones(self.out_features, 1, 1, 1)
         return halves.float().repeat_interleave(self.groups_of_block, 1)[:, :, None, None]
 
-    def multiply(self, levels: Tensor, scales: Tensor) -> Tensor:
-        """Levels of activations [T, in] and their scales [T, groups] to [T, out] float32, up to the
-        rounding of the last sums."""
-        outputs, inputs = self.numbers.shape
-        pad, size = -inputs % GROUP, GROUP // self.parts
-        x = F.pad(levels.float(), (0, pad)).view(len(levels), -1, self.parts, size)
-        numbers = F.pad(self.numbers.float() - self.zero, (0, pad))
-        numbers = numbers.view(outputs, *x.shape[1:])
-        y = torch.zeros(len(levels), outputs)
-        for group in range(x.shape[1]):
-            sums = torch.einsum("tpi,opi->top", x[:, group], numbers[:, group])  # exact
-            block = group // self.groups_of_block
-            step, base = torch.ones(outputs), torch.ones(outputs)
-            if self.parts == 2 and self.scales is not None:
-                sums = sums * self.scales.view(outputs, -1, 2)[:, group]
-            if self.steps is not None:
-                step = self.steps[:, block].float()
-            if self.parts == 1 and self.scales is not None:
-                step = step * self.scales[:, group]
-            if self.bases is not None:
-                base = self.bases[:, block].float()
-            if self.centres is not None:
-                base = base * self.centres[:, group]
-            of_group = sums.sum(dim=2) * step
-            if self.bases is not None or self.centres is not None:
-                of_group -= x[:, group].sum(dim=(1, 2)).unsqueeze(1) * base
-            y += of_group * scales[:, group, None]
-        return y if self.units is None else y * self.units
-
     def relative_error(self, weight: Tensor) -> float:
         """See `Int8Values.relative_error`."""
         plain = weight.detach().float()

@@ -34,12 +34,12 @@ def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     return levels.to(torch.uint8).contiguous(), largest
 
 
-def quantise_groups(x: Tensor) -> tuple[Tensor, Tensor]:
-    """[T, in] to levels [T, in] int8, and the largest magnitude of each group [T, groups]."""
+def rounded_to_levels(x: Tensor) -> Tensor:
+    """Activations [T, in] as kernels read them that have a scale for each group, in float32."""
     padded = F.pad(x.float(), (0, -x.shape[1] % GROUP)).view(-1, GROUP)
     levels, largest = quantise_rows(padded)
-    signed = (levels ^ _ZERO).view(torch.int8).view(len(x), -1)[:, : x.shape[1]]
-    return signed, largest.view(len(x), -1)
+    rounded = (levels.float() - _ZERO) * (largest / INT8_LEVELS)
+    return rounded.view(len(x), -1)[:, : x.shape[1]]
 
 
 class Int8Weight:

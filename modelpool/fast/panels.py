@@ -8,7 +8,6 @@ are rounded to int8 (`Int8Weight`).
 import ctypes
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 
@@ -21,7 +20,7 @@ from modelpool.checkpoint.block_values import BYTES_ZERO, GROUP, BlockValues
 from modelpool.checkpoint.int4_values import in_4_bits
 from modelpool.checkpoint.int8_values import INT8_LEVELS, Int8Values
 from modelpool.fast.cpu import cpu_threads, int8_refusal
-from modelpool.fast.int8 import quantise_groups, quantise_rows
+from modelpool.fast.int8 import quantise_rows, rounded_to_levels
 from modelpool.kernels.library import LayerWeight, LinearKernels, linear_kernels
 
 logger = logging.getLogger(__name__)
@@ -189,10 +188,7 @@ def _trials(kernels: LinearKernels) -> Iterator[tuple[PanelWeight, Tensor, Tenso
     steps = torch.rand(70, 1, generator=draws).half()
     in_parts = BlockValues(numbers=small, bits=6, zero=32, steps=steps, scales=scales)
     for one in (in_4_bits(plain), BlockValues.rounded(plain), in_parts):
-        levels, largest = quantise_groups(x)
-        units = torch.ones(70) if one.units is None else one.units
-        expected = replace(one, units=units / INT8_LEVELS).multiply(levels, largest)
-        yield BlockWeight([one], None, kernels), x, expected
+        yield BlockWeight([one], None, kernels), x, rounded_to_levels(x) @ one.plain().t()
 
 
 def quantised_refusal() -> str | None:

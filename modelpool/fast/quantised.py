@@ -12,6 +12,7 @@ Routers and gates of one number stay plain, unless the checkpoint has them in so
 import ctypes
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -230,11 +231,8 @@ def _side_by_side(
     for _, each in groupby(parts, key=_form):
         alike = list(each)
         end = start + sum(one.out_features for one in alike)
-        own = None if bias is None else bias[start:end]
-        blocks = [one for one in alike if isinstance(one, BlockValues)]
-        rows = [one for one in alike if isinstance(one, Int8Values)]
-        panels = BlockWeight(blocks, own, kernels) if blocks else None
-        found.append(panels or Int8PanelWeight(rows, own, kernels))
+        panels: Any = BlockWeight if isinstance(alike[0], BlockValues) else Int8PanelWeight
+        found.append(panels(alike, None if bias is None else bias[start:end], kernels))
         start = end
     return found[0].followed_by(found[1:])
 
@@ -251,7 +249,8 @@ def _form(part: Values) -> Hashable:
 
 def int8_kernels() -> LinearKernels | None:
     """For W8A8 checkpoints. None: oneDNN, which sums exactly and is as fast. With AVX-512 and
-    without AMX the kernels take less time."""
+    without AMX the kernels take 0.4 to 0.6 of its time for 1 to 8 rows, as long for 64, and 1.1
+    times as long for 512 (two threads)."""
     kernels = exact_kernels()
     is_faster = kernels is not None and kernels.name == "avx512-vnni" and not has_amx()
     return kernels if is_faster or int8_refusal() is not None else None

@@ -1,10 +1,10 @@
 /* Products of one panel of 32 outputs with vectors.
  *
  * Included once for each set of instructions, with these macros: NAME(x), TARGET, V (vector of
- * integers), VF (of floats), LANES (outputs of a vector), VECTORS (of a panel), and
- * what the instructions are called. START begins sums of products, ENDED adds them to what there was;
- * DOT adds those of four numbers of each output, at most 15, with four activations; SMALL and WIDE
- * add two such steps, of numbers up to 63 and of bytes. BYTES_ZERO is what WIDE leaves to be taken
+ * integers), VF (of floats), LANES (outputs of a vector), VECTORS (of a panel), and what the
+ * instructions are called. START begins sums of products, ENDED adds them to what there was. DOT adds
+ * those of four numbers of each output, at most 15, with four activations; SMALL and WIDE add two
+ * such steps, of numbers up to 63 and of bytes. BYTES_ZERO is what WIDE leaves to be taken
  * from a byte: 128, or 0 where it takes that itself. WITH_BITS adds a number where a bit is set.
  */
 
@@ -12,6 +12,9 @@
 
 /* Where vector `i` of a panel begins in a group's 512 bytes of nibbles. */
 #define PLACE(i) (((i) * LANES / 16) * 256 + ((i) * LANES % 16) * 4)
+
+/* Where it begins in a panel's bytes. */
+#define BYTES_AT(at) (((at) / 16) * w->inputs * 16 + (at) % 16 * 4)
 
 #define LEVELS(m, k) SET32(four_bytes(levels + (m) * stride + (k)))
 
@@ -28,15 +31,17 @@ INLINE void NAME(nibbles)(const int count, const int form, const int j0, const i
     V numbers[2][2]; /* of each vector: the earlier four of eight inputs, and the later ones */
 #pragma GCC unroll 2
     for (int i = 0; i < 2; i++) {
-      const int64_t place = g * 512 + PLACE(first + i) + j * 64, bits = place / 64 * 16 + place % 64 / 8;
+      const int64_t place = g * 512 + PLACE(first + i) + j * 64;
+      const int64_t bits = place / 64 * 16 + place % 64 / 8;
       __builtin_prefetch(p->nibbles + place + AHEAD);
       const V bytes = LOAD(p->nibbles + place);
       numbers[i][0] = LOW_NIBBLES(bytes);
       numbers[i][1] = HIGH_NIBBLES(bytes);
 #pragma GCC unroll 2
       for (int late = 0; late < 2; late++) {
-        if (form != NIBBLES) numbers[i][late] = WITH_BITS(numbers[i][late], p->fifths + bits + late * 8, 16);
-        if (form == SIX_BITS) numbers[i][late] = WITH_BITS(numbers[i][late], p->sixths + bits + late * 8, 32);
+        V *four = &numbers[i][late];
+        if (form != NIBBLES) *four = WITH_BITS(*four, p->fifths + bits + late * 8, 16);
+        if (form == SIX_BITS) *four = WITH_BITS(*four, p->sixths + bits + late * 8, 32);
       }
     }
 #pragma GCC unroll 4
@@ -75,7 +80,8 @@ INLINE void NAME(bytes)(const int count, const uint8_t *a, const uint8_t *b, con
 }
 
 /* LANES outputs of a row from their sums. Once in the code: it would be in dozens of places. */
-TARGET __attribute__((noinline)) static void NAME(finish)(const Job *job, VF sum, int64_t output, int64_t row) {
+TARGET __attribute__((noinline)) static void NAME(finish)(const Job *job, VF sum, int64_t output,
+                                                          int64_t row) {
   const Weight *w = job->weight;
   VF found = MULF(sum, LOADF(w->units + output));
   if (w->is_by_row) found = MULF(found, SETF(job->largest[row * job->groups]));
@@ -92,8 +98,8 @@ INLINE void NAME(group)(const int count, const int form, const Job *job, const P
   const int64_t at = first * LANES, stride = job->stride;
   const int parts = form == SIX_BITS ? 2 : 1;
   const int8_t *levels = job->levels + m0 * stride + g * GROUP;
-  const uint8_t *a = p->bytes + (at / 16) * w->inputs * 16 + at % 16 * 4 + g * 512;
-  const uint8_t *b = p->bytes + ((at + LANES) / 16) * w->inputs * 16 + (at + LANES) % 16 * 4 + g * 512;
+  const uint8_t *a = p->bytes + BYTES_AT(at) + g * 512;
+  const uint8_t *b = p->bytes + BYTES_AT(at + LANES) + g * 512;
 #pragma GCC unroll 2
   for (int part = 0; part < parts; part++, levels += 16) {
     V found[ROWS_AT_ONCE][2];
@@ -104,12 +110,12 @@ INLINE void NAME(group)(const int count, const int form, const Job *job, const P
     else NAME(nibbles)(count, form, part * 2, 4 / parts, p, g, first, levels, stride, found);
 #pragma GCC unroll 2
     for (int i = 0; i < 2; i++) {
-      const VF scale = parts == 2 ? SCALES(p->scales + (g * 2 + part) * 32 + at + i * LANES) : SETF(1);
+      const int8_t *scales = p->scales + (g * 2 + part) * 32 + at + i * LANES;
 #pragma GCC unroll 4
       for (int m = 0; m < count; m++) {
-        const VF one = TO_FLOAT(found[m][i]);
-        /* Exact: whole numbers below 2^24. */
-        of_group[m][i] = parts == 1 ? one : part ? FMA(one, scale, of_group[m][i]) : MULF(one, scale);
+        VF one = TO_FLOAT(found[m][i]);
+        if (parts == 2) one = MULF(one, SCALES(scales)); /* exact: whole numbers below 2^24 */
+        of_group[m][i] = part ? ADDF(of_group[m][i], one) : one;
       }
     }
   }
@@ -158,8 +164,7 @@ INLINE void NAME(whole_rows)(const int count, const Job *job, int64_t panel, int
   const Weight *w = job->weight;
   const int64_t at = first * LANES;
   const uint8_t *bytes = panel_of(w, panel).bytes;
-  const uint8_t *a = bytes + (at / 16) * w->inputs * 16 + at % 16 * 4;
-  const uint8_t *b = bytes + ((at + LANES) / 16) * w->inputs * 16 + (at + LANES) % 16 * 4;
+  const uint8_t *a = bytes + BYTES_AT(at), *b = bytes + BYTES_AT(at + LANES);
   const int8_t *levels = job->levels + m0 * job->stride;
   V found[ROWS_AT_ONCE][2];
   for (int m = 0; m < count; m++) found[m][0] = found[m][1] = ZERO();
@@ -196,5 +201,6 @@ TARGET static void NAME(panel)(const Job *job, int64_t panel) {
 
 #undef INLINE
 #undef PLACE
+#undef BYTES_AT
 #undef LEVELS
 #undef ROWS

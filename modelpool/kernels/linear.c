@@ -2,12 +2,12 @@
  *
  * Activations are quantised to levels from -127 to 127, each group of 32 inputs by its largest
  * magnitude; for W8A8 checkpoints, which were made so, each row by its own. A weight is a whole
- * number of 4, 5, 6 or 8 bits, from which `zero` is taken, times small whole numbers and float16 of its output and group,
- * minus a least value of the group. Sums within a group are exact whole numbers; what follows is done
- * in float32 in one order, group by group in the order of the inputs, where the last product is fused
- * to the sum (`fma`: one rounding, on every CPU). So neither rows, threads nor the kernel can change
- * a bit. With one scale a row all of a row is
- * summed in whole numbers, as oneDNN's int8 products do, to the bit.
+ * number of 4, 5, 6 or 8 bits minus `zero`, times small whole numbers and float16 of its output and
+ * group, minus a least value of the group. Sums within a group are exact whole numbers. What follows
+ * is done in float32, group by group in the order of the inputs; the last product is fused to the
+ * sum, with one rounding, as every CPU has it. So neither rows, threads nor the kernel can change a
+ * bit. With one scale a row all of a row is summed in whole numbers, to the bits of oneDNN's int8
+ * products.
  *
  * No kernel is chosen by the compiler's flags: each function says which instructions it needs, and
  * the caller asks what there is. Compile with -ffp-contract=off.
@@ -34,7 +34,7 @@ struct Weight {
   const int8_t *scales;    /* [panels][groups][parts][32], times the sum of a part; NULL: 1 */
   const uint8_t *centres;  /* [panels][groups][32], times the sum of activations; NULL: see `bases` */
   const uint16_t *steps;   /* [panels][blocks][32] float16, times the scales; NULL: 1 */
-  const uint16_t *bases;   /* the same, times the centres; NULL: 1 with centres, else nothing is taken */
+  const uint16_t *bases;   /* the same, times the centres; NULL: 1, without centres 0 */
   const float *units;      /* [panels * 32] over 127 */
   const float *bias;       /* [panels * 32] or NULL */
   const Weight *next;      /* whose outputs follow in the same rows; or NULL */
@@ -147,7 +147,8 @@ VECTOR_TARGET static void quantise(const Job *job, int64_t row) {
   for (int64_t g = 0; g < job->groups; g++, levels += GROUP, x += GROUP * size) {
     const int64_t there = w->given - g * GROUP;
     if (there >= GROUP)
-      largest[g] = job->x_is_bf16 ? quantise_as(1, GROUP, x, levels) : quantise_as(0, GROUP, x, levels);
+      largest[g] = job->x_is_bf16 ? quantise_as(1, GROUP, x, levels)
+                                  : quantise_as(0, GROUP, x, levels);
     else
       largest[g] = there <= 0 ? LEAST : quantise_as(job->x_is_bf16, there, x, levels);
     for (int part = 0; part < 2; part++) {
@@ -207,8 +208,8 @@ static float sum_plain(const Job *job, const Panel *p, int64_t output, int64_t r
       for (int64_t i = first; i < first + size; i++)
         of_part += number_of(w, p, output, i) * levels[i];
       whole += of_part;
-      /* Exact in float32: at most 2 * 16 * 127 * 127 * 128 in all. */
-      found += w->parts == 2 ? (float)of_part * p->scales[(g * 2 + part) * 32 + output] : (float)of_part;
+      /* Exact in float32: whole numbers below 2^24. */
+      found += (float)of_part * (w->parts == 2 ? p->scales[(g * 2 + part) * 32 + output] : 1);
     }
     float step = p->steps ? of_half(p->steps[b]) : 1, base = p->bases ? of_half(p->bases[b]) : 1;
     if (p->scales && w->parts == 1) step *= p->scales[g * 32 + output];

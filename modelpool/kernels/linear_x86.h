@@ -84,13 +84,16 @@
 #define LOADF _mm256_loadu_ps
 #define STOREF _mm256_storeu_ps
 
-__attribute__((target("avx2"), always_inline)) static inline __m256i with_bits(__m256i v,
-                                                                              int32_t bits,
-                                                                              char more) {
+#define AVX2_INLINE __attribute__((target("avx2"), always_inline)) static inline
+
+/* Each of 32 bits goes to the byte of its place, where it counts `more`. */
+AVX2_INLINE __m256i with_bits(__m256i v, int32_t bits, char more) {
+  const int64_t ones = 0x0101010101010101;
   const __m256i eight = _mm256_set1_epi64x(0x8040201008040201);
-  const __m256i places = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
-  const __m256i spread = _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32(bits), places), eight);
-  return _mm256_or_si256(v, _mm256_and_si256(_mm256_cmpeq_epi8(spread, eight), _mm256_set1_epi8(more)));
+  const __m256i places = _mm256_setr_epi64x(0, ones, 2 * ones, 3 * ones);
+  const __m256i spread = _mm256_shuffle_epi8(_mm256_set1_epi32(bits), places);
+  const __m256i is_set = _mm256_cmpeq_epi8(_mm256_and_si256(spread, eight), eight);
+  return _mm256_or_si256(v, _mm256_and_si256(is_set, _mm256_set1_epi8(more)));
 }
 
 #define NAME(x) x##_avx

@@ -61,9 +61,11 @@ class InFlight:
             self.came.append((time.monotonic(), tokens))
 
     def evict(self, cause: Cause, reason: str) -> None:
-        with suppress(RuntimeError):  # it is about to leave
-            self.scope.reschedule(0.0)
-            self.moved = Moved(cause, reason)
+        """The first cause counts."""
+        if self.moved is None:
+            with suppress(RuntimeError):  # it is about to leave
+                self.scope.reschedule(0.0)
+                self.moved = Moved(cause, reason)
 
 
 @dataclass(eq=False, kw_only=True)

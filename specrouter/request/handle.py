@@ -73,12 +73,16 @@ class RequestHandle:
             return True
 
     def give_up(self, delta: Delta) -> None:
-        """Ends it with its last delta where `deliver` fails; once, too."""
+        """Ends it with its last delta where `deliver` fails. Never raises."""
         with self._delivering:
-            if not self._done.is_set():
-                self._output = delta.output
+            if self._done.is_set():
+                return
+            self._output = delta.output
+            self._done.set()
+            try:
                 (self._listener or self._deltas.put)(delta)
-                self._done.set()
+            except Exception:
+                logger.exception("request %d: its listener is not told", self.request_id)
 
     def _hand_over(self, delta: Delta) -> None:
         if self._listener is None:
