@@ -21,7 +21,7 @@
 #include "linear.h"
 #include "threads.h"
 
-enum { GROUP = 32, AHEAD = 4096, ROWS_AT_ONCE = 4 };
+enum { GROUP = 32, AHEAD = 4096, ROWS_AT_ONCE = 4, ROWS_OF_TILE = 64, GROUPS_AT_ONCE = 8 };
 enum { AVX2 = 1, AVX_VNNI = 2, AVX512_VNNI = 4, NEON = 8, PLAIN = 16 };
 enum { NIBBLES, FIVE_BITS, SIX_BITS, BYTES }; /* forms of a weight; of six bits in two parts */
 
@@ -102,6 +102,12 @@ static inline Panel panel_of(const Weight *w, int64_t panel) {
       .bases = w->bases ? w->bases + panel * blocks * 32 : NULL};
 }
 
+/* A group of a panel, unpacked for many rows. */
+typedef struct {
+  uint8_t numbers[GROUP * 32];
+  float steps[32], bases[32];
+} Group;
+
 /* What is left of `largest` where there is a NaN or an infinity: such a row has no finite output. */
 static const float LEAST = 1e-30f;
 
@@ -112,52 +118,64 @@ VECTOR_INLINE float number(const void *x, int is_bf16, int64_t i) {
   return of_bits((uint32_t)((const uint16_t *)x)[i] << 16);
 }
 
-/* The nearest levels of x / largest: 128.5 + 127 * share, cut off, minus 128. The largest magnitude
- * is found among bits, where a NaN is more than an infinity. */
-VECTOR_INLINE float quantise_as(const int is_bf16, int64_t size, const void *x,
-                                int8_t *restrict levels) {
-  uint32_t most = bits_of(LEAST);
-  for (int64_t i = 0; i < size; i++) {
-    const uint32_t magnitude = bits_of(number(x, is_bf16, i)) & 0x7fffffff;
-    most = magnitude > most ? magnitude : most;
-  }
-  const float largest = of_bits(most);
-  for (int64_t i = 0; i < size; i++) {
-    const float share = number(x, is_bf16, i) / largest;
-    levels[i] = (int8_t)((int32_t)__builtin_fmaf(share, 127.0f, 128.5f) - 128);
-  }
-  return largest;
+/* The bits of the largest magnitude of a group: as numbers a NaN's are more than an infinity's. */
+VECTOR_INLINE uint32_t most_of(const int is_bf16, const void *x) {
+  uint32_t most[8];
+  for (int i = 0; i < 8; i++) most[i] = bits_of(LEAST);
+  for (int k = 0; k < GROUP; k += 8)
+    for (int i = 0; i < 8; i++) {
+      const uint32_t magnitude = bits_of(number(x, is_bf16, k + i)) & 0x7fffffff;
+      most[i] = magnitude > most[i] ? magnitude : most[i];
+    }
+  for (int n = 4; n; n /= 2)
+    for (int i = 0; i < n; i++) most[i] = most[i] > most[i + n] ? most[i] : most[i + n];
+  return most[0];
 }
 
-VECTOR_TARGET static void quantise(const Job *job, int64_t row) {
+/* The nearest levels of x / largest: 128.5 + 127 * share, cut off, minus 128; and the sums of the
+ * first 16 and of the others. */
+VECTOR_INLINE void levels_of(const int is_bf16, const void *x, float largest,
+                             int8_t *restrict levels, int32_t *restrict totals) {
+  int32_t found[GROUP];
+  for (int i = 0; i < GROUP; i++)
+    found[i] = (int32_t)__builtin_fmaf(number(x, is_bf16, i) / largest, 127.0f, 128.5f) - 128;
+  for (int part = 0; part < 2; part++) {
+    int32_t sums[8];
+    for (int i = 0; i < 8; i++) sums[i] = found[part * 16 + i] + found[part * 16 + 8 + i];
+    for (int n = 4; n; n /= 2)
+      for (int i = 0; i < n; i++) sums[i] += sums[i + n];
+    totals[part] = sums[0];
+  }
+  for (int i = 0; i < GROUP; i++) levels[i] = (int8_t)found[i];
+}
+
+VECTOR_INLINE void quantise_as(const int is_bf16, const Job *job, int64_t row) {
   const Weight *w = job->weight;
-  const int64_t size = job->x_is_bf16 ? 2 : 4;
+  const int64_t size = is_bf16 ? 2 : 4, whole = w->given / GROUP;
   const char *x = job->x + row * w->given * size;
   int8_t *levels = job->levels + row * job->stride;
   int32_t *totals = job->totals + row * job->groups * 2;
   float *largest = job->largest + row * job->groups, *lowered = job->lowered + row * job->groups;
-  memset(levels + w->given, 0, w->inputs - w->given);
-  if (w->is_by_row) {
-    *largest = job->x_is_bf16 ? quantise_as(1, w->given, x, levels)
-                              : quantise_as(0, w->given, x, levels);
-    *totals = 0;
-    for (int64_t i = 0; i < w->given; i++) *totals += levels[i];
-    return;
+  char last[GROUP * 4] = {0}; /* what is behind the whole groups, and zeros */
+  memcpy(last, x + whole * GROUP * size, w->given % GROUP * size);
+  uint32_t most = 0;
+  for (int64_t g = 0; g < job->groups && w->is_by_row; g++) {
+    const uint32_t here = most_of(is_bf16, g < whole ? x + g * GROUP * size : last);
+    most = here > most ? here : most;
   }
-  for (int64_t g = 0; g < job->groups; g++, levels += GROUP, x += GROUP * size) {
-    const int64_t there = w->given - g * GROUP;
-    if (there >= GROUP)
-      largest[g] = job->x_is_bf16 ? quantise_as(1, GROUP, x, levels)
-                                  : quantise_as(0, GROUP, x, levels);
-    else
-      largest[g] = there <= 0 ? LEAST : quantise_as(job->x_is_bf16, there, x, levels);
-    for (int part = 0; part < 2; part++) {
-      int32_t total = 0;
-      for (int k = 0; k < 16; k++) total += levels[part * 16 + k];
-      totals[g * 2 + part] = total;
-    }
+  for (int64_t g = 0; g < job->groups; g++) {
+    if (g == whole + 1) memset(last, 0, sizeof last);
+    const char *group = g < whole ? x + g * GROUP * size : last;
+    largest[g] = of_bits(w->is_by_row ? most : most_of(is_bf16, group));
+    levels_of(is_bf16, group, largest[g], levels + g * GROUP, totals + g * 2);
     lowered[g] = (float)(totals[g * 2] + totals[g * 2 + 1]) * largest[g];
   }
+  for (int64_t i = 1; i < job->groups * 2 && w->is_by_row; i++) totals[0] += totals[i];
+}
+
+VECTOR_TARGET static void quantise(const Job *job, int64_t row) {
+  if (job->x_is_bf16) quantise_as(1, job, row);
+  else quantise_as(0, job, row);
 }
 
 /* BYTES_ZERO: see dot_panel.h. */

@@ -97,7 +97,7 @@ def by_row(values: Int8Values, x: Tensor, bias: Tensor | None, dtype: torch.dtyp
 @given(
     form=st.sampled_from([*FORMS, "W8A8"]),
     shape=st.sampled_from(SHAPES),
-    rows=st.integers(1, 19),
+    rows=st.integers(1, 19) | st.sampled_from([64, 65, 133]),
     threads=st.integers(1, 2),
     dtype=st.sampled_from([torch.bfloat16, torch.float32]),
     is_biased=st.booleans(),

@@ -46,7 +46,7 @@ def test_every_kernel_computes_what_whole_numbers_say(name: str, emulated: Linea
 
 
 @pytest.mark.parametrize("inputs", [32, 736, 1120])
-@pytest.mark.parametrize("rows", [1, 3, 8, 17])
+@pytest.mark.parametrize("rows", [1, 3, 8, 17, 70])
 def test_they_agree_with_this_cpu_s_on_any_shape(
     inputs: int, rows: int, emulated: LinearKernels
 ) -> None:
