@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import init_empty_weights
 from safetensors import SafetensorError
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
@@ -33,11 +34,13 @@ from modelpool.fast.cuda_forward import CudaForward, cuda_forward_of
 from modelpool.fast.direct_forward import direct_forward_of
 from modelpool.fast.graph_runner import CudaGraphs
 from modelpool.fast.lean_forward import is_quantised, lean_forward_of
+from modelpool.fast.panels import exact_kernels
 from modelpool.fast.quantised import Stored, give_back_freed
 from modelpool.fast.thread_choice import ThreadChoice
 from modelpool.fast.tuning import PLAIN, Tuning
-from modelpool.gguf.weights import plain_checkpoint
-from modelpool.packed_model import PackedModel
+from modelpool.gguf.description import NAME as GGUF
+from modelpool.gguf.weights import GgufWeights, plain_checkpoint
+from modelpool.packed_model import PackedModel, quantise
 
 logger = logging.getLogger(__name__)
 
@@ -57,15 +60,12 @@ def load_model(
     cannot be read, and `torch.OutOfMemoryError`.
     """
     started = time.perf_counter()
+    keeps_blocks = _keeps_blocks(config, directory, placement)
     try:
-        with (
-            _progress(config.name),
-            plain_checkpoint(directory, config.dtype) as plain,
-            unpacked_checkpoint(plain.folder, config.dtype, config.trust_remote_code) as unpacked,
-        ):
-            read = replace(_read(config, unpacked, placement), in_int8=plain.in_int8)
-            if config.weights == "exact" and plain.blocks:
-                read = replace(read, stored=plain.blocks)
+        if keeps_blocks:
+            read = _without_blocks(config, directory)
+        else:
+            read = _read_plain(config, directory, placement)
     except torch.OutOfMemoryError:
         raise  # a RuntimeError too, which is also what weights of other shapes are told by
     except (OSError, ValueError, KeyError, ImportError, SafetensorError, RuntimeError) as error:
@@ -79,10 +79,13 @@ def load_model(
     is_kept_plain, key = tuning.weights == "plain", "source"
     wrap = _wrap_plain if not is_kept_plain else _wrap_drafter if tuning.lean else _wrap
     try:
-        packed = wrap(config.name, read.model, vocab_size, tuning)
-        if not is_kept_plain:
-            key = "weights"
-            _quantise(packed, read, config.weights == "auto", tuning)
+        if keeps_blocks:
+            packed = _wrap_blocks(config.name, read, vocab_size, tuning)
+        else:
+            packed = wrap(config.name, read.model, vocab_size, tuning)
+            if not is_kept_plain:
+                key = "weights"
+                _quantise(packed, read, config.weights == "auto", tuning)
         if tuning.kv_dtype is not None:
             packed.keep_kv_in(getattr(torch, tuning.kv_dtype))
         if tuning.is_target and placement.is_on_cpu:
@@ -138,6 +141,18 @@ def _quantise(packed: PackedModel, read: "_Read", only_stored: bool, tuning: Tun
     packed.shortcut = packed.shortcut or direct_forward_of(packed)
 
 
+def _wrap_blocks(name: str, read: "_Read", vocab_size: int, tuning: Tuning) -> PackedModel:
+    """Of weights in blocks, which are quantised before anything is computed."""
+    quantise(name, read.model, read.stored, weights=tuning.weights, in_int8=read.in_int8)
+    packed = _wrap_plain(name, read.model, vocab_size, tuning)
+    if tuning.pack_weights:
+        packed.pack_weights()
+    packed.shortcut = direct_forward_of(packed)
+    if is_quantised(packed.model):
+        packed.shortcut = lean_forward_of(packed) or packed.shortcut
+    return packed
+
+
 def _wrap(name: str, model: PreTrainedModel, vocab_size: int, tuning: Tuning) -> PackedModel:
     packed = PackedModel.wrap(name, model, vocab_size, tuning)
     if packed.attention.is_fused:
@@ -177,6 +192,43 @@ class _Read:
     missing: Sequence[str]
     stored: Mapping[str, Stored] = field(default_factory=dict)
     in_int8: Collection[str] = ()
+
+
+def _keeps_blocks(config: ModelConfig, directory: Path, placement: Placement) -> bool:
+    """Are there weights that never become plain? In float64 they do."""
+    is_kept = config.weights == "exact" and placement.is_on_cpu and config.dtype != "float64"
+    return is_kept and (directory / GGUF).is_file() and exact_kernels() is not None
+
+
+def _without_blocks(config: ModelConfig, directory: Path) -> _Read:
+    """A model whose weights in blocks are on `meta`."""
+    weights = GgufWeights.of(directory, config.dtype)
+    settings: Any = read_config(directory, trust_remote_code=False)
+    dtype = settings.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
+    loader: Any = AutoModelForCausalLM
+    with init_empty_weights(include_buffers=False):
+        model = loader.from_config(settings, dtype=dtype)
+    in_blocks = {name for name in weights.placed if name.removesuffix(".weight") in weights.blocks}
+    own = dict(model.named_parameters())
+    plain = {
+        name: weights.plain(name).to(own[name].dtype) for name in weights.placed.keys() - in_blocks
+    }
+    model.load_state_dict(plain, strict=False, assign=True)
+    model.tie_weights()
+    left = {name for name, one in model.named_parameters() if one.is_meta}
+    return _Read(model, sorted(left - in_blocks), weights.blocks, weights.in_int8)
+
+
+def _read_plain(config: ModelConfig, directory: Path, placement: Placement) -> _Read:
+    with (
+        _progress(config.name),
+        plain_checkpoint(directory, config.dtype) as plain,
+        unpacked_checkpoint(plain.folder, config.dtype, config.trust_remote_code) as unpacked,
+    ):
+        read = replace(_read(config, unpacked, placement), in_int8=plain.in_int8)
+        if config.weights == "exact" and plain.blocks:
+            read = replace(read, stored=plain.blocks)
+        return read
 
 
 def _read(config: ModelConfig, found: Unpacked, placement: Placement) -> _Read:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from statistics import mean
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from modelpool.attention.kv_view import KVLayer, KVView
@@ -25,9 +25,9 @@ from modelpool.errors import UnsupportedAttention, UnsupportedModelError
 from modelpool.fast.cpu import cpu_threads
 from modelpool.fast.experts import quantise_experts
 from modelpool.fast.lean_norm import replace_norms
-from modelpool.fast.linear import pack_linears, parameter_count
+from modelpool.fast.linear import let_go_of_file, pack_linears, parameter_count
 from modelpool.fast.model_shape import ModelShape
-from modelpool.fast.quantised import Stored, quantise_linears, roundings
+from modelpool.fast.quantised import QuantisedLinear, Stored, quantise_linears, roundings
 from modelpool.fast.thread_choice import ThreadChoice
 from modelpool.fast.tuning import PLAIN, Tuning
 from modelpool.forward import Forward, ForwardOutput, HiddenLayers, SizedForward
@@ -140,6 +140,8 @@ class PackedModel:
             raise UnsupportedModelError(field, f"a trial forward failed: {error}") from error
         expected = torch.cat([_picked(alone, pack) for pack in _PROBE_PACKS])
         allowed = allowed_difference(expected.dtype, is_recurrent=bool(probe.recurrent))
+        if any(isinstance(one, QuantisedLinear) for one in model.modules()):
+            allowed = MOST_DIFFERENCE  # the least rounding may move a level
         check_parity(field, expected, got, allowed)
         moving = moving_layer(model, _embedding(model).shape[1]) if probe.recurrent else None
         if moving is not None:
@@ -244,9 +246,10 @@ class PackedModel:
         with torch.inference_mode():
             expected, _ = probed(self.forward, self, parts)
             together = () if self.shape is None else self.shape.joined
-            left = quantise_linears(self.model, stored, only_stored, together, weights, in_int8)
-            in_int4 = weights == "int4"
-            routed = 0 if only_stored else quantise_experts(self.model, in_int4, in_int8, stored)
+            routed = quantise(
+                self.name, self.model, stored, only_stored, together, weights, in_int8
+            )
+            let_go_of_file(self.model.parameters())
             try:
                 got, _ = probed(self.forward, self, parts)
             except (RuntimeError, TypeError, AttributeError) as failed:  # as reading a weight
@@ -254,13 +257,6 @@ class PackedModel:
                 raise UnsupportedModelError(field, reason) from failed
         allowed = _MOST_DIFFERENCE[weights] + (_OF_ROUTERS if routed else 0.0)
         check_parity(field, expected, got, allowed, f"weights: {weights}")
-        for kept, errors in roundings(self.model).items():
-            error = f"mean relative error {mean(errors):.2g}"
-            logger.info("%s: %d layers rounded to %s, %s", self.name, len(errors), kept, error)
-        if left:
-            logger.warning(
-                "%s: %d layers stay as they are, such as %s", self.name, len(left), left[0]
-            )
 
     def keep_kv_in(self, dtype: torch.dtype) -> None:
         """From now on keys and values are stored in it; on the CPU, whose attention reads any."""
@@ -310,6 +306,27 @@ class PackedModel:
         return self.forward(_picked(rows, pack), positions, view, index).logits
 
 
+def quantise(
+    name: str,
+    model: PreTrainedModel,
+    stored: Mapping[str, Stored] | None = None,
+    only_stored: bool = False,
+    together: Collection[nn.Module] = (),
+    weights: KeptWeights = "int8",
+    in_int8: Collection[str] = (),
+) -> int:
+    """As `quantise_linears`, experts too; how many modules of experts those were. `name`: in the
+    log."""
+    left = quantise_linears(model, stored, only_stored, together, weights, in_int8)
+    routed = 0 if only_stored else quantise_experts(model, weights == "int4", in_int8, stored)
+    for kept, errors in roundings(model).items():
+        error = f"mean relative error {mean(errors):.2g}"
+        logger.info("%s: %d layers rounded to %s, %s", name, len(errors), kept, error)
+    if left:
+        logger.warning("%s: %d layers stay as they are, such as %s", name, len(left), left[0])
+    return routed
+
+
 def _probe_rows(device: torch.device, vocab_size: int) -> list[Tensor]:
     """[2][tokens] of two texts."""
     tokens = torch.arange(2 * _PROBE_TOKENS, device=device)
@@ -339,6 +356,8 @@ def _embedding(model: PreTrainedModel) -> Tensor:
 def _output_rows(model: PreTrainedModel) -> int:
     """Ids that the model has logits for."""
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    if isinstance(head, QuantisedLinear):
+        return head.out_features
     return int(head.weight.shape[0]) if head is not None else 0
 
 

@@ -6,6 +6,8 @@ is never read. Layers of equal shape on one device share a tensor, so that copyi
 operation for all of them. A layer that reads another one's keys and values keeps none.
 """
 
+import math
+import mmap
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -15,6 +17,8 @@ from torch import Tensor
 from modelpool.attention.kv_view import KVLayer
 from statemgr.arrays import Ints
 
+# Not shared with processes that are forked; on Windows there are none.
+_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 _CHECKED_SLOTS = 1024  # at once: they are copied for it
 
 
@@ -39,9 +43,7 @@ class KVStore:
             parts = [(1, key_dim)] if is_latent else parts
             with torch.inference_mode(False):  # rows are also emptied outside of inference
                 tensors = [
-                    torch.zeros(
-                        (len(members), count, slots, heads, width), dtype=dtype, device=device
-                    )
+                    _zeros((len(members), count, slots, heads, width), dtype, device)
                     for count, width in parts
                 ]
             self._tensors += tensors
@@ -96,3 +98,12 @@ class KVStore:
         """Copied once to each device, which the host does not wait for."""
         host = torch.from_numpy(slots)
         return {device: host.to(device, non_blocking=True) for device in self.devices}
+
+
+def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """On a host of memory that is taken when it is first written: torch would write all of it."""
+    if device.type != "cpu":
+        return torch.zeros(*shape, dtype=dtype, device=device)
+    count = math.prod(shape)
+    memory = mmap.mmap(-1, max(count * dtype.itemsize, 1), **_PRIVATE)
+    return torch.frombuffer(memory, dtype=dtype, count=count).view(*shape)

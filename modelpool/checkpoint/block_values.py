@@ -127,6 +127,10 @@ class StoredBlocks(ABC):
         Raises `OSError`, `ValueError`.
         """
 
+    @abstractmethod
+    def plain(self, expert: int = 0) -> Sequence[Tensor]:
+        """All of them as plain numbers, [out, in] each. Raises as `read`."""
+
 
 def _of_32(blocks: _Bytes, start: int) -> Tensor:
     """[out, in] the 4 bits from a byte of each block on: first the lower of 16 bytes."""

@@ -158,6 +158,9 @@ class PackedBlocks(StoredBlocks):
     def read(self, expert: int = 0) -> Sequence[BlockValues | None]:
         return [self.weight.blocks(self.tensor)]
 
+    def plain(self, expert: int = 0) -> Sequence[Tensor]:
+        return [torch.cat(list(self.weight.rows(self.tensor)))]
+
 
 def packed_weights(header: Header, packing: Packing) -> dict[str, PackedWeight]:
     """By the names of the plain weights. `header`: of all files together.

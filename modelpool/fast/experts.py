@@ -71,8 +71,11 @@ class QuantisedExperts(nn.Module):
         for number, matrix in enumerate(plain):
             bias = None if biases is None else biases[number].detach()
             rows = matrix.t().contiguous() if self.plain.is_transposed else matrix
-            values = stored.read(number) if isinstance(stored, StoredBlocks) else [None]
-            parts = rows.chunk(len(values))
+            blocks = stored if isinstance(stored, StoredBlocks) else None
+            values = [None] if blocks is None else blocks.read(number)
+            parts: Sequence[Tensor] = rows.chunk(len(values))
+            if blocks is not None and rows.is_meta and None in values:
+                parts = blocks.plain(number)
             weight, roundings = weight_of(parts, values, bias, [in_int4] * len(parts))
             found.append(weight)
             self.roundings += filter(None, roundings)
@@ -83,7 +86,7 @@ class QuantisedExperts(nn.Module):
 
 def are_experts(module: Any) -> bool:
     """Experts that can be quantised, on the CPU."""
-    return can_quantise(module) and module.down_proj.device.type == "cpu"
+    return can_quantise(module) and module.down_proj.device.type in ("cpu", "meta")
 
 
 def can_quantise(module: Any) -> bool:

@@ -11,11 +11,13 @@ so weights are joined only for forwards that call `joined` layers together.
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from modelpool.fast.linear import TOGETHER, PackedLinear, PackedWeight
+from modelpool.fast.panels import PanelWeight
 from modelpool.fast.quantised import QuantisedLinear
 from modelpool.fast.sum_order import cancelling
 
@@ -56,6 +58,10 @@ def join_packed(parents: Iterable[nn.Module]) -> int:
             if len(packed) == len(names) and _can_join(packed):
                 _join(packed)
                 spared += len(packed) - 1
+            quantised = [layer for layer in layers if type(layer) is QuantisedLinear]
+            if len(quantised) == len(names) and _are_of_panels(quantised):
+                _join_panels(quantised)
+                spared += len(quantised) - 1
     return spared
 
 
@@ -76,6 +82,22 @@ def _can_join(layers: Sequence[PackedLinear]) -> bool:
     outputs = tuple(layer.out_features for layer in layers)
     dtype = layers[0].shared.dtype
     return keeps_bits(inputs.pop(), outputs, dtype, torch.get_num_threads())
+
+
+def _are_of_panels(layers: Sequence[QuantisedLinear]) -> bool:
+    """Each of its own, in panels, and of the same inputs."""
+    weights = {id(layer.shared) for layer in layers}
+    are_panels = all(isinstance(layer.shared, PanelWeight) for layer in layers)
+    inputs = {layer.in_features for layer in layers}
+    return are_panels and len(weights) == len(layers) and len(inputs) == 1
+
+
+def _join_panels(layers: Sequence[QuantisedLinear]) -> None:
+    first, *others = (cast(PanelWeight, layer.shared) for layer in layers)
+    shared, start = first.followed_by(others), 0
+    for layer in layers:
+        layer.share(shared, start)
+        start += layer.out_features
 
 
 def _join(layers: Sequence[PackedLinear]) -> None:

@@ -88,7 +88,8 @@ class LeanForward(ShortForward):
         core: Any = model.model
         config: Any = model.config
         self._vocab_size = vocab_size
-        let_go_of_file(_unpacked(model))
+        if not is_quantised(model):  # of which nothing is a file's
+            let_go_of_file(_unpacked(model))
         self._embedded = core.embed_tokens  # its weight may come to be shared with another model's
         embedding: Tensor = core.embed_tokens.weight.detach()
         # Quantised layers read and give float32: nothing is rounded in between.

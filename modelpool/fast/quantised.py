@@ -11,6 +11,7 @@ Routers and gates of one number stay plain, unless the checkpoint has them in so
 
 import ctypes
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from typing import Any
 
@@ -25,7 +26,7 @@ from modelpool.checkpoint.int8_values import Int8Values
 from modelpool.config import KeptWeights
 from modelpool.fast.cpu import has_amx, int8_refusal
 from modelpool.fast.int8 import Int8Weight
-from modelpool.fast.linear import TOGETHER, is_hooked, let_go_of_file
+from modelpool.fast.linear import TOGETHER, is_hooked
 from modelpool.fast.panels import BlockWeight, Int8PanelWeight, PanelWeight, exact_kernels
 from modelpool.kernels.library import LinearKernels
 
@@ -65,6 +66,10 @@ class QuantisedLinear(nn.Module):
         self.bias = bias
         self.shared, self._start = weight, start
 
+    def share(self, weight: QuantisedWeight, start: int) -> None:
+        """Lets its own weight go for one that has the same outputs from `start` on."""
+        self.shared, self._start = weight, start
+
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features], for any leading shape."""
         return self.shared.multiply(x).narrow(-1, self._start, self.out_features)
@@ -80,8 +85,8 @@ def quantise_linears(
 ) -> list[str]:
     """Replaces, in place, the linear layers of `model`; the names of those that it cannot.
 
-    The plain weight of a layer is let go before the next one is quantised. An embedding that
-    shares a layer's weight keeps it.
+    The plain weights of a module's layers are let go before the next module's are quantised; those
+    that are `stored` may be on the device `meta`. An embedding that shares a weight keeps it.
 
     Args:
         stored: weights that the checkpoint has in int8 or in blocks, by the layer's name. They are
@@ -97,34 +102,45 @@ def quantise_linears(
     head, experts = _head(model), expert_count(getattr(model, "config", None))
     done: dict[nn.Module, QuantisedLinear] = {}  # one layer may stand in several places
     left: list[str] = []
-    for path, parent in list(model.named_modules()):
-        prefix = f"{path}." if path else ""
-        linears = {
-            name: each
-            for name, each in parent.named_children()
-            if _is_linear(each)
-            and (prefix + name in given or not chooses(name, _outputs(each), experts))
-        }
-        is_joined = parent in together
-        fresh = {name: layer for name, layer in linears.items() if layer not in done}
-        able = {name: layer for name, layer in fresh.items() if _can_replace(layer)}
-        left += [prefix + name for name in fresh if name not in able]
-        wanted = {name for name in able if not only_stored or prefix + name in given}
-        for names in _groups({name: able[name] for name in able if name in wanted}, is_joined):
-            layers = [able[name] for name in names]
-            values = [_read(given.get(prefix + name)) for name in names]
-            in_int4 = [
-                weights == "int4" and able[name] is not head and prefix + name not in in_int8
-                for name in names
+    exact_kernels()  # found once, and not by several threads
+    is_inference = torch.is_inference_mode_enabled()
+
+    def replaced(parts: Mapping[str, nn.Module]) -> list[QuantisedLinear]:
+        kept = [given.get(name) for name in parts]
+        in_int4 = [
+            weights == "int4" and layer is not head and name not in in_int8
+            for name, layer in parts.items()
+        ]
+        with torch.inference_mode(is_inference):
+            return list(_replaced(list(parts.values()), kept, embeddings, in_int4))
+
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        for path, parent in list(model.named_modules()):
+            prefix = f"{path}." if path else ""
+            linears = {
+                name: each
+                for name, each in parent.named_children()
+                if _is_linear(each)
+                and (prefix + name in given or not chooses(name, _outputs(each), experts))
+            }
+            is_joined = parent in together
+            fresh = {name: layer for name, layer in linears.items() if layer not in done}
+            able = {name: layer for name, layer in fresh.items() if _can_replace(layer)}
+            left += [prefix + name for name in fresh if name not in able]
+            wanted = {name for name in able if not only_stored or prefix + name in given}
+            groups = [
+                {prefix + name: able[name] for name in names}
+                for names in _groups(
+                    {name: able[name] for name in able if name in wanted}, is_joined
+                )
             ]
-            done.update(zip(layers, _replaced(layers, values, embeddings, in_int4), strict=True))
-        for name, layer in linears.items():
-            if layer in done:
-                setattr(parent, name, done[layer])
-        if able:
-            give_back_freed()
-    if done:
-        let_go_of_file(model.parameters())
+            for group, layers in zip(groups, pool.map(replaced, groups), strict=True):
+                done.update(zip(group.values(), layers, strict=True))
+            for name, layer in linears.items():
+                if layer in done:
+                    setattr(parent, name, done[layer])
+            if able:
+                give_back_freed()
     return left
 
 
@@ -162,7 +178,7 @@ def _are_alike(layers: Sequence[nn.Module | None]) -> bool:
 
 def _replaced(
     layers: Sequence[nn.Module],
-    values: Sequence[Values | None],
+    kept: Sequence[Stored | None],
     embeddings: set[int],
     in_int4: Sequence[bool],
 ) -> Iterator[QuantisedLinear]:
@@ -171,8 +187,14 @@ def _replaced(
     sizes = [len(_weight(layer)) for layer in layers]
     biases = [layer.bias.detach() for layer in layers if isinstance(layer.bias, Tensor)]
     bias = torch.cat(biases) if biases else None
-    plain = [_weight(layer).detach() for layer in layers]
-    shared, roundings = weight_of(plain, values, bias, in_int4)
+    read = [one.read()[0] if isinstance(one, StoredBlocks) else one for one in kept]
+    plain = [
+        one.plain()[0]
+        if value is None and isinstance(one, StoredBlocks)
+        else _weight(layer).detach()
+        for layer, value, one in zip(layers, read, kept, strict=True)
+    ]
+    shared, roundings = weight_of(plain, read, bias, in_int4)
     del plain
     for layer in layers:
         layer.register_parameter("weight", None)
@@ -192,17 +214,13 @@ def weight_of(
     that is asked and holds it well, else in int8; and its rounding, as `QuantisedLinear` has it.
 
     Args:
-        values: what the checkpoint has of them.
+        values: what the checkpoint has of them; the plain ones of these are not read.
         bias: of all their outputs.
     """
     kernels = exact_kernels()
     parts = [_kept(*each, kernels is not None) for each in zip(plain, values, in_int4, strict=True)]
     found = _side_by_side([kept for kept, _ in parts], bias, kernels)
     return found, [rounding for _, rounding in parts]
-
-
-def _read(stored: Stored | None) -> Values | None:
-    return stored.read()[0] if isinstance(stored, StoredBlocks) else stored
 
 
 def _kept(
@@ -268,7 +286,8 @@ def _is_linear(layer: nn.Module) -> bool:
 
 def _can_replace(layer: nn.Module) -> bool:
     is_plain = type(layer) in (nn.Linear, Conv1D) and not is_hooked(layer)
-    return is_plain and _weight(layer).device.type == "cpu" and _weight(layer).is_floating_point()
+    is_here = _weight(layer).device.type in ("cpu", "meta")
+    return is_plain and is_here and _weight(layer).is_floating_point()
 
 
 def _outputs(layer: nn.Module) -> int:

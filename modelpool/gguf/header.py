@@ -159,7 +159,7 @@ class _Reader:
         if count > _MOST_ITEMS:
             raise _error(self._file, f"the length of {name} is {count}, more than {_MOST_ITEMS}")
         if kind == _STRING:
-            return [self._text(name) for _ in range(count)]
+            return self._texts(count, name)
         return list(struct.unpack(f"<{count}{form[1]}", self._take(count * width, name)))
 
     def _form(self, kind: int, name: str) -> str:
@@ -222,6 +222,22 @@ class _Reader:
             reason = f"tensor {name!r} is of type {type_}, which is not read; read are {known}"
             raise _error(self._file, reason)
         return name, type_, shape, self._number("<Q", f"the offset of tensor {name!r}")
+
+    def _texts(self, count: int, name: str) -> list[str]:
+        """As `_text` each; a vocabulary has hundreds of thousands."""
+        data, at, size = self._data, self._at, len(self._data)
+        length, found = struct.Struct("<Q"), list[str]()
+        for _ in range(count):
+            start = at + length.size
+            at = start + (length.unpack_from(data, at)[0] if start <= size else 1)
+            if at > size:
+                raise _error(self._file, f"ends within {name}: download it again")
+            try:
+                found.append(data[start:at].decode())
+            except UnicodeDecodeError as error:
+                raise _error(self._file, f"{name} is no UTF-8") from error
+        self._at = at
+        return found
 
     def _text(self, name: str) -> str:
         taken = self._take(self._count("<Q", f"the length of {name}", 1), name)

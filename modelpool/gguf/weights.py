@@ -1,10 +1,10 @@
-"""The weights of a GGUF file as a checkpoint of safetensors, while they are loaded."""
+"""The weights of a GGUF file: as they are, or as a checkpoint of safetensors while they load."""
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import cached_property, reduce
 from pathlib import Path
 
 import numpy as np
@@ -45,14 +45,71 @@ class _Blocks(StoredBlocks):
     placed: Placed
 
     def read(self, expert: int = 0) -> Sequence[BlockValues | None]:
-        return [self._part(one, expert) for one in self.placed.tensors(self.header)]
+        return [
+            BlockValues.of(one.type, np.concatenate(list(self._bytes(one, expert))))
+            if one.type in BLOCK_BYTES
+            else None
+            for one in self.placed.tensors(self.header)
+        ]
 
-    def _part(self, tensor: GgufTensor, expert: int) -> BlockValues | None:
-        if tensor.type not in BLOCK_BYTES:
-            return None
+    def plain(self, expert: int = 0) -> Sequence[Tensor]:
+        return [
+            torch.cat([_values(rows, one.type) for rows in self._bytes(one, expert)])
+            for one in self.placed.tensors(self.header)
+        ]
+
+    def _bytes(self, tensor: GgufTensor, expert: int) -> Iterator[NDArray[np.uint8]]:
         parts = tensor.shape[0] if len(tensor.shape) == 3 else 1
-        rows = list(_stored(tensor, self.placed, expert, parts))
-        return BlockValues.of(tensor.type, np.concatenate(rows))
+        return _stored(tensor, self.placed, expert, parts)
+
+
+@dataclass(frozen=True)
+class GgufWeights:
+    """By the model's names; `is_wide`: quantised weights that become plain are float32."""
+
+    header: GgufHeader
+    placed: Mapping[str, Placed]
+    is_wide: bool
+
+    @classmethod
+    def of(cls, folder: Path, dtype: str) -> "GgufWeights":
+        """Of what `folder` describes, for a model in `dtype`. Raises `OSError`, `ValueError`."""
+        return cls(header_in(folder), placed_in(folder), dtype in _WIDE)
+
+    @cached_property
+    def in_int8(self) -> frozenset[str]:
+        """Layers that are in no fewer bits than int8."""
+        names = int8_weights(self.header, self.placed)
+        return frozenset(name.removesuffix(".weight") for name in names)
+
+    @cached_property
+    def blocks(self) -> Mapping[str, StoredBlocks]:
+        """By layer the weights that the file has in blocks."""
+        return {
+            name.removesuffix(".weight"): _Blocks(self.header, self.placed[name])
+            for name in weights_in_blocks(self.header, self.placed)
+        }
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Of a parameter."""
+        wide = torch.float32 if self.is_wide else torch.bfloat16
+        tensors = self.placed[name].tensors(self.header)
+        return reduce(torch.promote_types, (_PLAIN.get(one.type, wide) for one in tensors))
+
+    def rows(self, name: str) -> Iterator[Tensor]:
+        """A few at a time, [n, in] or all of a vector, in the model's order."""
+        placed = self.placed[name]
+        tensors = placed.tensors(self.header)
+        experts = tensors[0].shape[0] if placed.second else 1  # of which each has rows of both
+        for number in range(experts):
+            for tensor in tensors:
+                for stored in _stored(tensor, placed, number, experts):
+                    yield _values(stored, tensor.type) - placed.added
+
+    def plain(self, name: str) -> Tensor:
+        """A parameter."""
+        dtype, shape = self.dtype(name), self.placed[name].shape(self.header)
+        return torch.cat([rows.to(dtype) for rows in self.rows(name)]).view(shape)
 
 
 @contextmanager
@@ -65,36 +122,15 @@ def plain_checkpoint(folder: Path, dtype: str) -> Iterator[Plain]:
     if not (folder / NAME).is_file():
         yield Plain(folder)
         return
-    header, placed = header_in(folder), placed_in(folder)
-    is_wide = dtype in _WIDE
+    weights = GgufWeights.of(folder, dtype)
     planned = {
-        name: (_kept(one.tensors(header), is_wide), one.shape(header))
-        for name, one in placed.items()
+        name: (weights.dtype(name), one.shape(weights.header))
+        for name, one in weights.placed.items()
     }
     with temporary_folder(folder.parent) as out:
         shutil.copy(folder / "config.json", out)
-        write_weights(out, planned, lambda name: _rows(header, placed[name]))
-        wide = (name.removesuffix(".weight") for name in int8_weights(header, placed))
-        blocks = {
-            name.removesuffix(".weight"): _Blocks(header, placed[name])
-            for name in weights_in_blocks(header, placed)
-        }
-        yield Plain(out, frozenset(wide), blocks)
-
-
-def _kept(tensors: Sequence[GgufTensor], is_wide: bool) -> torch.dtype:
-    wide = torch.float32 if is_wide else torch.bfloat16
-    return reduce(torch.promote_types, (_PLAIN.get(one.type, wide) for one in tensors))
-
-
-def _rows(header: GgufHeader, placed: Placed) -> Iterator[Tensor]:
-    """A few at a time, [n, in] or all of a vector, in the model's order."""
-    tensors = placed.tensors(header)
-    experts = tensors[0].shape[0] if placed.second else 1  # of which each has rows of both
-    for number in range(experts):
-        for tensor in tensors:
-            for stored in _stored(tensor, placed, number, experts):
-                yield _values(stored, tensor.type) - placed.added
+        write_weights(out, planned, weights.rows)
+        yield Plain(out, weights.in_int8, weights.blocks)
 
 
 def _stored(
@@ -115,8 +151,11 @@ def _stored(
 
 def _values(stored: NDArray[np.uint8], kind: str) -> Tensor:
     """Of rows' bytes."""
-    import gguf  # optional, and slow to import
-
     if kind in _PLAIN:
         return torch.from_numpy(stored).view(_PLAIN[kind])
+    values = BlockValues.of(kind, stored) if kind in BLOCK_BYTES else None
+    if values is not None:
+        return values.plain()
+    import gguf  # optional, and slow to import
+
     return torch.from_numpy(gguf.dequantize(stored, gguf.GGMLQuantizationType[kind]))

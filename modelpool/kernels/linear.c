@@ -48,7 +48,7 @@ struct Weight {
 };
 
 typedef struct {
-  const Weight *weight;
+  const Weight *weight, *end; /* from the one on, until the other */
   const char *x;
   char *y;
   int64_t rows, first, width; /* of a row of y: the weight's first output, and all of them */
@@ -56,7 +56,7 @@ typedef struct {
   int x_is_bf16, y_is_bf16, threads, kernel, quantises;
   int8_t *levels;  /* [rows][stride] */
   int32_t *totals; /* [rows][groups][2] sums of 16 levels each; by row: [0][0] of all */
-  int32_t *taken;  /* [rows][groups][parts] the weight's zero times these sums, negative */
+  int32_t *taken;  /* [weights][rows][groups][2] by part a weight's zero times these, negative */
   float *largest;  /* [rows][groups], by row the first */
   float *lowered;  /* [rows][groups] this times the sum of the group */
 } Job;
@@ -179,14 +179,13 @@ VECTOR_TARGET static void quantise(const Job *job, int64_t row) {
 }
 
 /* BYTES_ZERO: see dot_panel.h. */
-static void take(const Job *job, int bytes_zero) {
-  const Weight *w = job->weight;
+static void take(const Job *job, const Weight *w, int32_t *taken, int bytes_zero) {
   const int zero = w->bytes ? bytes_zero : (int)w->zero;
   for (int64_t i = 0; i < job->rows * job->groups; i++) {
     const int32_t *totals = job->totals + i * 2;
-    if (w->parts == 1) job->taken[i] = -zero * (totals[0] + totals[1]);
+    if (w->parts == 1) taken[i] = -zero * (totals[0] + totals[1]);
     else
-      for (int part = 0; part < 2; part++) job->taken[i * 2 + part] = -zero * totals[part];
+      for (int part = 0; part < 2; part++) taken[i * 2 + part] = -zero * totals[part];
   }
 }
 
@@ -272,6 +271,8 @@ void sr_set_threads(void *parallel, void *number, void *count) {
 /* Which kernels this CPU and its operating system have, as bits. */
 int sr_kernels(void) { return kernels_of_cpu(); }
 
+static int64_t panels_of(const Weight *w) { return (w->outputs + 31) / 32; }
+
 static void share(void *of) {
   const Job *job = of;
   const int several = job->threads > 1;
@@ -281,10 +282,21 @@ static void share(void *of) {
     for (int64_t m = job->rows * number / count; m < end; m++) quantise(job, m);
     return;
   }
-  const int64_t panels = (job->weight->outputs + 31) / 32, end = panels * (number + 1) / count;
-  for (int64_t p = panels * number / count; p < end; p++)
-    if (job->kernel == PLAIN) panel_plain(job, p);
-    else run_panel(job, p);
+  Job own = *job; /* of one weight after the other */
+  int64_t all = 0;
+  for (const Weight *w = job->weight; w != job->end; w = w->next) all += panels_of(w);
+  int64_t begin = all * number / count, end = all * (number + 1) / count;
+  for (const Weight *w = job->weight; w != job->end; w = w->next) {
+    const int64_t panels = panels_of(w);
+    own.weight = w;
+    for (int64_t p = begin; p < least(end, panels); p++)
+      if (job->kernel == PLAIN) panel_plain(&own, p);
+      else run_panel(&own, p);
+    begin = begin > panels ? begin - panels : 0;
+    end -= panels;
+    own.first += w->outputs;
+    own.taken += job->rows * job->groups * 2;
+  }
 }
 
 static void run(Job *job, int threads) {
@@ -303,25 +315,31 @@ int sr_linear(const Weight *w, const void *x, int x_is_bf16, void *y, int y_is_b
   /* Rows a power of two apart would share few sets of the first cache. */
   const int64_t stride = w->inputs + 64, groups = w->inputs / GROUP;
   const size_t of_levels = padded(rows * stride), of_numbers = rows * groups * 4;
-  char *memory = aligned_alloc(64, padded(of_levels + 6 * of_numbers));
+  int64_t weights = 0, width = 0;
+  for (const Weight *one = w; one; one = one->next) weights++, width += one->outputs;
+  char *memory = aligned_alloc(64, padded(of_levels + (4 + 2 * weights) * of_numbers));
   if (!memory) return 1;
-  Job job = {.x = x, .y = y, .rows = rows, .stride = stride, .groups = groups,
-             .x_is_bf16 = x_is_bf16, .y_is_bf16 = y_is_bf16, .kernel = kernel,
+  Job job = {.x = x, .y = y, .rows = rows, .width = width, .stride = stride,
+             .groups = groups, .x_is_bf16 = x_is_bf16, .y_is_bf16 = y_is_bf16, .kernel = kernel,
              .levels = (int8_t *)memory, .totals = (int32_t *)(memory + of_levels)};
-  job.taken = job.totals + rows * groups * 2;
-  job.largest = (float *)(job.taken + rows * groups * 2);
+  job.largest = (float *)(job.totals + rows * groups * 2);
   job.lowered = job.largest + rows * groups;
-  for (const Weight *one = w; one; one = one->next) job.width += one->outputs;
-  for (const Weight *before = NULL; w; before = w, w = w->next) {
+  job.taken = (int32_t *)(job.lowered + rows * groups);
+  while (w) { /* together all that follow one another and read the rows in one way */
     job.weight = w;
-    if (!before || before->is_by_row != w->is_by_row) {
-      job.quantises = 1;
-      run(&job, rows * w->inputs < 1 << 15 ? 1 : threads);
-      job.quantises = 0;
+    job.quantises = 1;
+    run(&job, rows * w->inputs < 1 << 15 ? 1 : threads);
+    job.quantises = 0;
+    int64_t outputs = 0;
+    int32_t *taken = job.taken;
+    for (; w && w->is_by_row == job.weight->is_by_row; w = w->next) {
+      if (!w->is_by_row) take(&job, w, taken, kernel & (AVX512_VNNI | AVX_VNNI) ? 128 : 0);
+      taken += rows * groups * 2;
+      outputs += w->outputs;
     }
-    if (!w->is_by_row) take(&job, kernel & (AVX512_VNNI | AVX_VNNI) ? 128 : 0);
+    job.end = w;
     run(&job, threads);
-    job.first += w->outputs;
+    job.first += outputs;
   }
   free(memory);
   return 0;

@@ -1,5 +1,7 @@
 """The store copies slots in all layers; what a row must hold: `test_model_state`."""
 
+import mmap
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -80,3 +82,20 @@ def test_indices_go_to_a_device_once_and_the_host_does_not_wait(store: KVStore) 
     with mock.patch.object(Tensor, "to", noting):
         store.copy(np.array([5, 7]), np.array([4, 5]))
     assert copies == [{"non_blocking": True}]
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux tells what is resident")
+def test_memory_is_taken_when_it_is_written() -> None:
+    def resident_mib() -> int:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * mmap.PAGESIZE // 2**20
+
+    layer = kv_layer(CPU, torch.bfloat16, 8, 128, 128)
+    before = resident_mib()
+    store = KVStore({0: layer, 1: layer}, slots=2**17)
+    assert store.nbytes == 2**30
+    assert resident_mib() - before < 64
+    keys, values = store.layer(1)
+    assert not keys[::4096].any()
+    keys[-1] = values[-1] = 1.0
+    assert resident_mib() - before < 64

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from modelpool import loader
 from modelpool.checkpoint.block_values import BLOCK_BYTES, BlockValues
 from modelpool.fast.experts import QuantisedExperts
 from modelpool.fast.panels import BlockWeight
@@ -104,6 +105,29 @@ def test_every_type_is_read_and_kept_in_as_many_bits(kind: str, tmp_path: Path) 
     assert len(found) == 2 * 7 + 1
     assert ("int4" in found.values()) == is_int4
     assert difference(rounded, model) < (0.6 if is_int4 else 0.2)
+
+
+@needs_quantised
+@pytest.mark.parametrize("family", FAMILIES)
+def test_blocks_are_never_plain_and_compute_what_they_did(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a plain model is loaded, and then quantised."""
+    save(family, tmp_path / "m", hidden=256)
+    file = write(family, tmp_path / "m", tmp_path / "m.gguf", "Q5_0")
+    made_plain = list[BlockValues]()
+    plain = BlockValues.plain
+
+    def noted(values: BlockValues) -> torch.Tensor:
+        made_plain.append(values)
+        return plain(values)
+
+    monkeypatch.setattr(BlockValues, "plain", noted)
+    found = logits(pool_of(file).get("m"))
+    few = len(made_plain)  # of the embedding, and of routers
+    monkeypatch.setattr(loader, "_keeps_blocks", lambda *_: False)
+    assert torch.equal(logits(pool_of(file).get("m")), found)
+    assert len(made_plain) - few > 2 * few
 
 
 @needs_quantised
