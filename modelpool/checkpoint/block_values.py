@@ -91,18 +91,20 @@ class BlockValues:
     def plain(self) -> Tensor:
         """[out, in] float32."""
         (outputs, inputs), size = self.numbers.shape, GROUP // self.parts
-        levels = F.pad(self.numbers.float() - self.zero, (0, -inputs % GROUP))
+        levels = self.numbers.float().sub_(self.zero)
+        if inputs % GROUP:
+            levels = F.pad(levels, (0, -inputs % GROUP))
         levels = levels.view(outputs, -1, self.parts, size)
         steps, bases = self._of_group(self.steps), self._of_group(self.bases)
         if self.scales is not None:
             steps = steps * self.scales.view(outputs, -1, self.parts, 1)
         if self.centres is not None:
             bases = bases * self.centres.view(outputs, -1, 1, 1)
-        levels = levels * steps
+        levels = levels.mul_(steps)
         if self.bases is not None or self.centres is not None:
-            levels = levels - bases
+            levels = levels.sub_(bases)
         levels = levels.flatten(1)[:, :inputs]
-        return levels if self.units is None else levels * self.units.unsqueeze(1)
+        return levels if self.units is None else levels.mul_(self.units.unsqueeze(1))
 
     def _of_group(self, halves: Tensor | None) -> Tensor:
         """[out, groups, 1, 1] float32."""

@@ -5,8 +5,8 @@ Contract: a small drafter spends most of a forward in Python and in the dispatch
 operators, through the same `KVView`. Its rounding differs from the model's own: it is for
 members whose logits change the speed and never the text, and for quantised layers, whose text is
 another anyway; with these a row's bits are its own. There is none for a model of which
-`model_shape` has no description, nor for quantised layers unless a direct forward of the plain ones
-had the model's bits: rounding to int8 or int4 would hide a description that is nearly right.
+`model_shape` has no description, nor for quantised layers unless a direct forward had the model's
+bits: what a lean forward may differ by would hide a description that is nearly right.
 
 Layers that are not packed share their memory with the model, which goes on to work; packed ones
 exist twice until `release`. Nothing that stays refers to the checkpoint's file.

@@ -104,7 +104,8 @@ class GgufWeights:
         for number in range(experts):
             for tensor in tensors:
                 for stored in _stored(tensor, placed, number, experts):
-                    yield _values(stored, tensor.type) - placed.added
+                    values = _values(stored, tensor.type)
+                    yield values - placed.added if placed.added else values
 
     def plain(self, name: str) -> Tensor:
         """A parameter."""
@@ -140,19 +141,20 @@ def _stored(
     count = int(np.prod(tensor.shape[:-1]))
     laid = (count, tensor.size_bytes // count)
     stored = np.memmap(tensor.file, np.uint8, "r", tensor.start, laid)
-    order = np.arange(count)
+    order = None
     if placed.heads:
-        order = order.reshape(placed.heads, -1, 2).swapaxes(1, 2).reshape(-1)
+        order = np.arange(count).reshape(placed.heads, -1, 2).swapaxes(1, 2).reshape(-1)
     step = max(_AT_ONCE // tensor.shape[-1], 1)
     first, end = number * count // parts, (number + 1) * count // parts
     for start in range(first, end, step):
-        yield stored[order[start : min(start + step, end)]]
+        rows = slice(start, min(start + step, end))
+        yield stored[rows] if order is None else stored[order[rows]]
 
 
 def _values(stored: NDArray[np.uint8], kind: str) -> Tensor:
     """Of rows' bytes."""
     if kind in _PLAIN:
-        return torch.from_numpy(stored).view(_PLAIN[kind])
+        return torch.from_numpy(np.array(stored)).view(_PLAIN[kind])
     values = BlockValues.of(kind, stored) if kind in BLOCK_BYTES else None
     if values is not None:
         return values.plain()
