@@ -1,12 +1,13 @@
 """Disturbs one of two replicas under load, again and again, and counts what that changed.
 
-    python -m checks.service.kills [--how kill|stop|restart|pair] [--times 20] [--dtype float64]
-        [--venv DIR]
+    python -m checks.service.kills [--how kill|fail|stop|restart|pair] [--times 20]
+        [--dtype float64] [--venv DIR]
 
-`kill`: SIGKILL, at any time. `stop`: SIGSTOP until all streams have ended. `restart`: a rolling
-restart of both. `pair`: the two are halves of a stream pair, each of which is killed at every
-moment of a request's way and while nothing runs. In an environment of its own, beside the one of
-this process. The last line is JSON; the exit code is 0 if nothing was lost or changed.
+`kill`: SIGKILL, at any time. `fail`: its engine fails, at any time. `stop`: SIGSTOP until all
+streams have ended. `restart`: a rolling restart of both. `pair`: the two are halves of a stream
+pair, each of which is killed at every moment of a request's way and while nothing runs. In an
+environment of its own, beside the one of this process. The last line is JSON; the exit code is 0 if
+nothing was lost or changed.
 """
 
 import argparse
@@ -19,7 +20,9 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +58,7 @@ class Disturbance:
     router: ClusterRouter
     load: Load
     counts: Counts
+    failing: Path
 
     async def begin(self, how: str, times: int, seed: int) -> None:
         dice = random.Random(seed)
@@ -67,8 +71,10 @@ class Disturbance:
                 await self._restart()
             elif how == "stop":
                 await self._stop(number % 2, after_s)
+            elif how == "fail":
+                await self._kill(number % 2, after_s, lambda one: (self.failing / str(one)).touch())
             else:
-                await self._kill(number % 2, after_s)
+                await self._kill(number % 2, after_s, _killed)
             self.counts.times += 1
 
     def _note(self, found: Came, before: int, sent_s: float | None) -> None:
@@ -85,20 +91,20 @@ class Disturbance:
         print(f"{moved} streams moved, {differ} texts differ", flush=True)
 
     async def _struck(
-        self, which: int, after_s: float, kind: signal.Signals
+        self, which: int, after_s: float, strike: Callable[[int], None]
     ) -> tuple[int, int, asyncio.Task[Came], float]:
-        """Sends a replica a signal while streams run: its process, the moves before, the streams,
-        and when it was."""
+        """Strikes a replica's process while streams run: the process, the moves before, the
+        streams, and when it was."""
         process = (await self._ready())[which]
         before = self._moves()
         serving = asyncio.create_task(self.load.served(self.router, _ROUNDS))
         await asyncio.sleep(after_s)
         sent_s = time.monotonic()
-        os.kill(process, kind)
+        strike(process)
         return process, before, serving, sent_s
 
-    async def _kill(self, which: int, after_s: float) -> None:
-        _, before, serving, sent_s = await self._struck(which, after_s, signal.SIGKILL)
+    async def _kill(self, which: int, after_s: float, strike: Callable[[int], None]) -> None:
+        _, before, serving, sent_s = await self._struck(which, after_s, strike)
         while self.router.health().status == "ok" and not serving.done():
             await asyncio.sleep(0.002)
         self.counts.learnt_ms.append((time.monotonic() - sent_s) * 1000)
@@ -106,7 +112,9 @@ class Disturbance:
 
     async def _stop(self, which: int, after_s: float) -> None:
         """It goes on once all streams have ended elsewhere; nobody hears what it says then."""
-        process, before, serving, sent_s = await self._struck(which, after_s, signal.SIGSTOP)
+        process, before, serving, sent_s = await self._struck(
+            which, after_s, lambda one: os.kill(one, signal.SIGSTOP)
+        )
         try:
             found = await serving
         finally:
@@ -167,9 +175,30 @@ class Disturbance:
         return sum(sum(member.moves.values()) for member in self.router._fleet.members.values())
 
 
+def _killed(process: int) -> None:
+    os.kill(process, signal.SIGKILL)
+
+
+def _router(failing: Path, config: RouterConfig) -> ChainRouter:
+    """In a replica's process. Its engine fails once `failing` has a file of the process' number."""
+    from specrouter.engine.step import DecodingStep
+
+    run, mark = DecodingStep.run, failing / str(os.getpid())
+
+    def planted(step: DecodingStep) -> None:
+        if mark.exists():
+            raise RuntimeError("planted")
+        run(step)
+
+    DecodingStep.run = planted  # type: ignore[assignment,method-assign]
+    return ChainRouter.from_config(config)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="checks.service.kills", description=__doc__)
-    parser.add_argument("--how", choices=("kill", "stop", "restart", "pair"), default="kill")
+    parser.add_argument(
+        "--how", choices=("kill", "fail", "stop", "restart", "pair"), default="kill"
+    )
     parser.add_argument("--times", type=int, default=20)
     parser.add_argument("--dtype", default="float64")
     parser.add_argument("--seed", type=int, default=1)
@@ -198,9 +227,10 @@ def _inside(arguments: argparse.Namespace) -> int:
     )
     one = next(iter(config.replicas().values()))
     load = Load.of(one, LONG_PROMPT if is_pair else PROMPT, LONG_KINDS)
-    counts = Counts()
-    with ClusterRouter(config, lambda: ServeHost(config, ChainRouter.from_config)) as router:
-        disturbance = Disturbance(router, load, counts)
+    counts, failing = Counts(), Path(tempfile.mkdtemp())
+    host = partial(ServeHost, config, partial(_router, failing))
+    with ClusterRouter(config, host) as router:
+        disturbance = Disturbance(router, load, counts, failing)
         asyncio.run(disturbance.begin(arguments.how, arguments.times, arguments.seed))
     print(json.dumps(_report(counts, arguments)))
     exact = arguments.dtype == "float64"

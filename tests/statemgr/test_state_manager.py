@@ -1,9 +1,5 @@
 """Rows take memory as they grow; every model's cache is a prefix of the tokens."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -24,32 +20,6 @@ def cache(state: ModelState, row: int, tokens: list[int]) -> None:
 def test_the_most_tokens_that_slots_are_enough_for_are_known(slots: int) -> None:
     most = row_tokens(slots, tree_tokens=9)
     assert row_slots(most, tree_tokens=9) <= slots < row_slots(most + 1, tree_tokens=9)
-
-
-_TAKES_MEMORY = """
-import os
-from pathlib import Path
-import torch
-from tests.kv_layers import kv_layer
-from statemgr import StateManager
-
-def resident_bytes():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-layer = kv_layer(torch.device("cpu"), torch.float32, 4, 64)
-manager = StateManager(rows=32, max_tokens=1024)
-before = resident_bytes()
-store = manager.open_state("draft", {0: layer}).store
-assert store.nbytes == 32 * 1024 * (2 * 4 * 64 * 4)  # K and V, heads, dim, float32
-assert resident_bytes() - before > 0.9 * store.nbytes
-"""
-
-
-def test_a_models_memory_is_taken_for_all_rows_at_once() -> None:
-    """In a process of its own: memory that earlier tests have freed may be taken again."""
-    if not Path("/proc/self/statm").is_file():
-        pytest.skip("nothing here says what memory a process has")
-    subprocess.run([sys.executable, "-c", _TAKES_MEMORY], check=True)
 
 
 def test_a_tree_has_slots_beside_the_tokens() -> None:
