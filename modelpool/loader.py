@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from accelerate import init_empty_weights
 from safetensors import SafetensorError
+from torch import nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 from transformers.utils.quantization_config import Mxfp4Config
@@ -32,6 +33,7 @@ from modelpool.errors import ConfigError, UnsupportedModelError
 from modelpool.fast.bit_trial import MOST_TOKENS, THREADS, settle_bits
 from modelpool.fast.cuda_forward import CudaForward, cuda_forward_of
 from modelpool.fast.direct_forward import direct_forward_of
+from modelpool.fast.experts import can_quantise
 from modelpool.fast.graph_runner import CudaGraphs
 from modelpool.fast.lean_forward import is_quantised, lean_forward_of
 from modelpool.fast.panels import exact_kernels
@@ -60,10 +62,10 @@ def load_model(
     cannot be read, and `torch.OutOfMemoryError`.
     """
     started = time.perf_counter()
-    keeps_blocks = _keeps_blocks(config, directory, placement)
+    keeps_blocks = _keeps_blocks(config, directory, placement, tuning)
     try:
         if keeps_blocks:
-            read = _without_blocks(config, directory)
+            read = _read_blocks(config, directory, tuning)
         else:
             read = _read_plain(config, directory, placement)
     except torch.OutOfMemoryError:
@@ -80,7 +82,7 @@ def load_model(
     wrap = _wrap_plain if not is_kept_plain else _wrap_drafter if tuning.lean else _wrap
     try:
         if keeps_blocks:
-            packed = _wrap_blocks(config.name, read, vocab_size, tuning)
+            packed = _wrap_quantised(config.name, read.model, vocab_size, tuning)
         else:
             packed = wrap(config.name, read.model, vocab_size, tuning)
             if not is_kept_plain:
@@ -127,7 +129,7 @@ def _log(packed: PackedModel, placement: Placement, seconds: float) -> None:
 
 
 def _wrap_plain(name: str, model: PreTrainedModel, vocab_size: int, tuning: Tuning) -> PackedModel:
-    """Before its weights are laid out otherwise, which needs the plain ones."""
+    """Before its plain weights are laid out otherwise."""
     return PackedModel.wrap(name, model, vocab_size, replace(tuning, pack_weights=False))
 
 
@@ -141,10 +143,11 @@ def _quantise(packed: PackedModel, read: "_Read", only_stored: bool, tuning: Tun
     packed.shortcut = packed.shortcut or direct_forward_of(packed)
 
 
-def _wrap_blocks(name: str, read: "_Read", vocab_size: int, tuning: Tuning) -> PackedModel:
-    """Of weights in blocks, which are quantised before anything is computed."""
-    quantise(name, read.model, read.stored, weights=tuning.weights, in_int8=read.in_int8)
-    packed = _wrap_plain(name, read.model, vocab_size, tuning)
+def _wrap_quantised(
+    name: str, model: PreTrainedModel, vocab_size: int, tuning: Tuning
+) -> PackedModel:
+    """A model whose layers were quantised before anything was computed."""
+    packed = _wrap_plain(name, model, vocab_size, tuning)
     if tuning.pack_weights:
         packed.pack_weights()
     packed.shortcut = direct_forward_of(packed)
@@ -194,29 +197,47 @@ class _Read:
     in_int8: Collection[str] = ()
 
 
-def _keeps_blocks(config: ModelConfig, directory: Path, placement: Placement) -> bool:
-    """Are there weights that never become plain? In float64 they do."""
-    is_kept = config.weights == "exact" and placement.is_on_cpu and config.dtype != "float64"
+def _keeps_blocks(
+    config: ModelConfig, directory: Path, placement: Placement, tuning: Tuning
+) -> bool:
+    """Do blocks go from the file to the kernels? In float64 weights become plain."""
+    is_kept = config.weights == "exact" and tuning.weights != "plain" and placement.is_on_cpu
+    is_kept = is_kept and config.dtype != "float64"
     return is_kept and (directory / GGUF).is_file() and exact_kernels() is not None
 
 
-def _without_blocks(config: ModelConfig, directory: Path) -> _Read:
-    """A model whose weights in blocks are on `meta`."""
+def _read_blocks(config: ModelConfig, directory: Path, tuning: Tuning) -> "_Read":
+    """A model whose weights in blocks are read when their layers are quantised."""
     weights = GgufWeights.of(directory, config.dtype)
     settings: Any = read_config(directory, trust_remote_code=False)
     dtype = settings.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
     loader: Any = AutoModelForCausalLM
+    # Modules that other threads made meanwhile would be empty, too: nobody makes any.
     with init_empty_weights(include_buffers=False):
         model = loader.from_config(settings, dtype=dtype)
-    in_blocks = {name for name in weights.placed if name.removesuffix(".weight") in weights.blocks}
+    blocks = {name: weights.blocks[name] for name in _quantisable(model) & weights.blocks.keys()}
     own = dict(model.named_parameters())
+    in_blocks = {name for name in own if name.removesuffix(".weight") in blocks}
     plain = {
         name: weights.plain(name).to(own[name].dtype) for name in weights.placed.keys() - in_blocks
     }
     model.load_state_dict(plain, strict=False, assign=True)
     model.tie_weights()
     left = {name for name, one in model.named_parameters() if one.is_meta}
-    return _Read(model, sorted(left - in_blocks), weights.blocks, weights.in_int8)
+    with _progress(config.name), torch.no_grad():
+        quantise(config.name, model, blocks, weights=tuning.weights, in_int8=weights.in_int8)
+    return _Read(model, sorted(left - in_blocks))
+
+
+def _quantisable(model: PreTrainedModel) -> set[str]:
+    """Of layers that are linear their names, of experts those of their weights."""
+    found = set[str]()
+    for name, module in model.named_modules():
+        if type(module) is nn.Linear:
+            found.add(name)
+        elif can_quantise(module):
+            found |= {f"{name}.{own}" for own, _ in module.named_parameters(recurse=False)}
+    return found
 
 
 def _read_plain(config: ModelConfig, directory: Path, placement: Placement) -> _Read:

@@ -17,7 +17,7 @@ from torch import Tensor
 from modelpool.attention.kv_view import KVLayer
 from statemgr.arrays import Ints
 
-# Not shared with processes that are forked; on Windows there are none.
+# Not shared with forked processes; Windows has no fork.
 _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 _CHECKED_SLOTS = 1024  # at once: they are copied for it
 
@@ -101,9 +101,13 @@ class KVStore:
 
 
 def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """On a host of memory that is taken when it is first written: torch would write all of it."""
-    if device.type != "cpu":
-        return torch.zeros(*shape, dtype=dtype, device=device)
+    """On the CPU memory that the system gives page by page, when it is written; `torch.zeros` would
+    write all of it. Raises `MemoryError`."""
     count = math.prod(shape)
-    memory = mmap.mmap(-1, max(count * dtype.itemsize, 1), **_PRIVATE)
+    if device.type != "cpu" or not count:
+        return torch.zeros(*shape, dtype=dtype, device=device)
+    try:
+        memory = mmap.mmap(-1, count * dtype.itemsize, **_PRIVATE)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"{count * dtype.itemsize} bytes of keys and values: {error}") from error
     return torch.frombuffer(memory, dtype=dtype, count=count).view(*shape)

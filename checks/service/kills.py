@@ -228,7 +228,9 @@ def _inside(arguments: argparse.Namespace) -> int:
     one = next(iter(config.replicas().values()))
     load = Load.of(one, LONG_PROMPT if is_pair else PROMPT, LONG_KINDS)
     counts, failing = Counts(), Path(tempfile.mkdtemp())
-    host = partial(ServeHost, config, partial(_router, failing))
+    plain = ChainRouter.from_config
+    make = partial(_router, failing) if arguments.how == "fail" else plain
+    host = partial(ServeHost, config, make)
     with ClusterRouter(config, host) as router:
         disturbance = Disturbance(router, load, counts, failing)
         asyncio.run(disturbance.begin(arguments.how, arguments.times, arguments.seed))

@@ -121,8 +121,8 @@ class DirectForward(ShortForward):
 def direct_forward_of(packed: PackedModel) -> DirectForward | None:
     """A forward with the bits of `packed`'s own, or None where there is none.
 
-    Where there is one, packed layers that read the same input share a weight from then on, and
-    `packed` has its shape.
+    Where there is one, packed and quantised layers that read the same input share a weight from
+    then on, and `packed` has its shape.
     """
     with torch.inference_mode(), cpu_threads(packed.threads):
         shape = shape_of(packed.model, packed.attend)

@@ -75,7 +75,7 @@ class QuantisedExperts(nn.Module):
             values = [None] if blocks is None else blocks.read(number)
             parts: Sequence[Tensor] = rows.chunk(len(values))
             if blocks is not None and rows.is_meta and None in values:
-                parts = blocks.plain(number)
+                parts = [part.to(rows.dtype) for part in blocks.plain(number)]
             weight, roundings = weight_of(parts, values, bias, [in_int4] * len(parts))
             found.append(weight)
             self.roundings += filter(None, roundings)

@@ -1,9 +1,9 @@
 """Layers that read the same input, query, key and value or gate and up, computed as one.
 
 Contract: joined layers give the bits that each of them gives alone. Quantised ones share a weight
-from the beginning (`QuantisedLinear`), and sums are exact. Packed layers come to share one in
-`join_packed`, where a trial shows that oneDNN sums the outputs of the wider product in the same
-order: one product instead of three.
+from the beginning (`QuantisedLinear`) or are chained in `join_packed`; their sums are exact. Packed
+layers come to share one there, where a trial shows that oneDNN sums the outputs of the wider
+product in the same order: one product instead of three.
 
 Not here: who calls a shared weight. A module of the model computes all outputs and keeps its own,
 so weights are joined only for forwards that call `joined` layers together.
@@ -45,8 +45,8 @@ def side_by_side(*layers: nn.Module) -> Callable[[Tensor], Tensor]:
 
 
 def join_packed(parents: Iterable[nn.Module]) -> int:
-    """Lets packed layers of `parents` that read the same input share a weight, in place, where that
-    leaves all bits as they are; how many products that spares.
+    """Lets packed and quantised layers of `parents` that read the same input share a weight, in
+    place, where that leaves all bits as they are; how many products that spares.
 
     The weights of one group are in memory twice until it is joined.
     """
@@ -85,10 +85,12 @@ def _can_join(layers: Sequence[PackedLinear]) -> bool:
 
 
 def _are_of_panels(layers: Sequence[QuantisedLinear]) -> bool:
-    """Each of its own, in panels, and of the same inputs."""
+    """Each of its own, in panels of one form, and of the same inputs."""
     weights = {id(layer.shared) for layer in layers}
-    are_panels = all(isinstance(layer.shared, PanelWeight) for layer in layers)
     inputs = {layer.in_features for layer in layers}
+    are_panels = all(
+        isinstance(layer.shared, PanelWeight) and not layer.shared.others for layer in layers
+    )
     return are_panels and len(weights) == len(layers) and len(inputs) == 1
 
 

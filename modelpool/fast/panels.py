@@ -181,13 +181,14 @@ def _trials(kernels: LinearKernels) -> Iterator[tuple[PanelWeight, Tensor, Tenso
     sums = (levels.long() - 128) @ values.levels.long().t()
     expected = sums.float() * (values.scales / INT8_LEVELS) * largest
     yield Int8PanelWeight([values], None, kernels), x, expected
-    plain = torch.randn(70, 256, generator=draws)
-    x = torch.randn(33, 256, generator=draws)
-    small = torch.randint(64, (70, 256), generator=draws, dtype=torch.uint8)
-    scales = torch.randint(-128, 128, (70, 16), generator=draws, dtype=torch.int8)
+    plain = torch.randn(70, 320, generator=draws)  # more groups than are unpacked at once
+    x = torch.randn(33, 320, generator=draws)
+    small = torch.randint(64, (70, 320), generator=draws, dtype=torch.uint8)
+    scales = torch.randint(-128, 128, (70, 20), generator=draws, dtype=torch.int8)
     steps = torch.rand(70, 1, generator=draws).half()
     in_parts = BlockValues(numbers=small, bits=6, zero=32, steps=steps, scales=scales)
-    for one in (in_4_bits(plain), BlockValues.rounded(plain), in_parts):
+    of_5 = BlockValues(numbers=small & 31, bits=5, zero=16, steps=steps)
+    for one in (in_4_bits(plain), BlockValues.rounded(plain), of_5, in_parts):
         yield BlockWeight([one], None, kernels), x, rounded_to_levels(x) @ one.plain().t()
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
+from transformers.utils.logging import tqdm
 
 from modelpool.checkpoint.architecture import chooses, expert_count
 from modelpool.checkpoint.block_values import BlockValues, StoredBlocks
@@ -115,7 +116,7 @@ def quantise_linears(
             return list(_replaced(list(parts.values()), kept, embeddings, in_int4))
 
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        for path, parent in list(model.named_modules()):
+        for path, parent in tqdm(list(model.named_modules()), disable=True):  # unless it is hooked
             prefix = f"{path}." if path else ""
             linears = {
                 name: each
@@ -189,8 +190,8 @@ def _replaced(
     bias = torch.cat(biases) if biases else None
     read = [one.read()[0] if isinstance(one, StoredBlocks) else one for one in kept]
     plain = [
-        one.plain()[0]
-        if value is None and isinstance(one, StoredBlocks)
+        one.plain()[0].to(_weight(layer).dtype)
+        if value is None and isinstance(one, StoredBlocks) and _weight(layer).is_meta
         else _weight(layer).detach()
         for layer, value, one in zip(layers, read, kept, strict=True)
     ]
@@ -214,7 +215,7 @@ def weight_of(
     that is asked and holds it well, else in int8; and its rounding, as `QuantisedLinear` has it.
 
     Args:
-        values: what the checkpoint has of them; the plain ones of these are not read.
+        values: what the checkpoint has of them. With kernels the plain ones of these are not read.
         bias: of all their outputs.
     """
     kernels = exact_kernels()

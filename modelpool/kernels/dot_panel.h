@@ -156,16 +156,17 @@ INLINE void NAME(groups)(const int count, const int form, const Job *job, const 
                          int first, int64_t m0, VF sums[][2]) {
   const Weight *w = job->weight;
   const int takes = w->centres || w->bases, at = first * LANES;
-  for (int64_t g = begin; g < end; g++, known++) {
+  for (int64_t g = begin; g < end; g++) {
+    const Group *one = is_known ? known + (g - begin) : NULL;
     VF of_group[ROWS_AT_ONCE][2];
-    NAME(group)(count, form, job, p, g, is_known, known, first, m0, of_group);
+    NAME(group)(count, form, job, p, g, is_known, one, first, m0, of_group);
 #pragma GCC unroll 2
     for (int i = 0; i < 2; i++) {
       VF step, base;
       if (!is_known) NAME(scales)(form, w, p, g, at + i * LANES, &step, &base);
       else {
-        step = LOADF(known->steps + at + i * LANES);
-        base = LOADF(known->bases + at + i * LANES);
+        step = LOADF(one->steps + at + i * LANES);
+        base = LOADF(one->bases + at + i * LANES);
       }
 #pragma GCC unroll 4
       for (int m = 0; m < count; m++) {
@@ -204,8 +205,8 @@ INLINE void NAME(some)(const int count, const int form, const Job *job, const Pa
   }
 }
 
-/* Many rows: of a few groups at a time, whose weights are unpacked once for all, and fit into the
- * first cache with the rows' levels and sums. */
+/* Many rows: of a few groups at a time, whose weights are unpacked once for all. These, the rows'
+ * levels and their sums stay in the first two caches. */
 INLINE void NAME(many)(const int form, const Job *job, int64_t panel, int64_t m0, int64_t rows) {
   const Weight *w = job->weight;
   const Panel p = panel_of(w, panel);

@@ -56,7 +56,7 @@ typedef struct {
   int x_is_bf16, y_is_bf16, threads, kernel, quantises;
   int8_t *levels;  /* [rows][stride] */
   int32_t *totals; /* [rows][groups][2] sums of 16 levels each; by row: [0][0] of all */
-  int32_t *taken;  /* [weights][rows][groups][2] by part a weight's zero times these, negative */
+  int32_t *taken;  /* of each weight [rows][groups][parts] its zero times these sums, negative */
   float *largest;  /* [rows][groups], by row the first */
   float *lowered;  /* [rows][groups] this times the sum of the group */
 } Job;
@@ -138,7 +138,8 @@ VECTOR_INLINE void levels_of(const int is_bf16, const void *x, float largest,
                              int8_t *restrict levels, int32_t *restrict totals) {
   int32_t found[GROUP];
   for (int i = 0; i < GROUP; i++)
-    found[i] = (int32_t)__builtin_fmaf(number(x, is_bf16, i) / largest, 127.0f, 128.5f) - 128;
+    found[i] = (int8_t)(
+        (int32_t)__builtin_fmaf(number(x, is_bf16, i) / largest, 127.0f, 128.5f) - 128);
   for (int part = 0; part < 2; part++) {
     int32_t sums[8];
     for (int i = 0; i < 8; i++) sums[i] = found[part * 16 + i] + found[part * 16 + 8 + i];

@@ -99,3 +99,9 @@ def test_memory_is_taken_when_it_is_written() -> None:
     assert not keys[::4096].any()
     keys[-1] = values[-1] = 1.0
     assert resident_mib() - before < 64
+
+
+def test_more_memory_than_there_is_is_said() -> None:
+    layer = kv_layer(CPU, torch.bfloat16, 8, 128)
+    with pytest.raises(MemoryError, match="bytes of keys and values"):
+        KVStore({0: layer}, slots=2**48)

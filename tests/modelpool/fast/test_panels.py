@@ -14,6 +14,7 @@ from modelpool.checkpoint.int8_values import INT8_LEVELS, Int8Values
 from modelpool.fast import panels, quantised
 from modelpool.fast.cpu import cpu_threads, int8_refusal
 from modelpool.fast.int8 import Int8Weight, quantise_rows, rounded_to_levels
+from modelpool.fast.joined import join_packed, joined
 from modelpool.fast.panels import (
     BlockWeight,
     Int8PanelWeight,
@@ -124,8 +125,10 @@ def test_every_kernel_sums_whole_numbers_and_has_the_bits_of_plain_c(
         weight = BlockWeight([values], bias, kernels())
         wanted = weight.multiply(x, kernel="plain")
         summed = weight.multiply(x, torch.float32, kernel="plain")
-        spread = float(expected(values, x, None).abs().max()) + 1e-30
-        assert torch.allclose(summed, expected(values, x, bias), rtol=1e-5, atol=1e-5 * spread)
+        # Of what is added up: weights may cancel their centres.
+        parts = replace(values, bases=None, centres=None).plain().abs().max()
+        most = float(parts * rounded_to_levels(x).abs().sum(dim=1).max()) + 1e-30
+        assert torch.allclose(summed, expected(values, x, bias), rtol=1e-5, atol=1e-6 * most)
     with cpu_threads(threads):
         for name in kernels().available:
             assert torch.equal(weight.multiply(x, kernel=name), wanted), name
@@ -220,3 +223,31 @@ def test_a_kernel_with_other_bits_is_not_used(
         assert "has other bits here" in caplog.text
     finally:
         exact_kernels.cache_clear()
+
+
+@needs_kernels
+@pytest.mark.parametrize("rows", [1, 7, 70])
+@pytest.mark.parametrize(
+    "forms", [("q4_K", "q4_K", "q6_K"), ("q5_1", "W8A8", "q4_0"), ("W8A8", "W8A8", "int8")]
+)
+def test_layers_in_any_forms_give_together_what_they_give_alone(
+    forms: tuple[str, str, str], rows: int
+) -> None:
+    """Biased or not, each of its own."""
+    parent, outputs = nn.Module(), (70, 33, 41)
+    for name, form, size in zip(("q_proj", "k_proj", "v_proj"), forms, outputs, strict=True):
+        bias = draw(size) if name != "k_proj" else None
+        weight: PanelWeight
+        if form == "W8A8":
+            weight = Int8PanelWeight([Int8Values.of(draw(size, 320))], bias, kernels())
+        else:
+            weight = BlockWeight([some_blocks(form, size, 320)], bias, kernels())
+        setattr(parent, name, QuantisedLinear(weight, 0, size, bias, is_tied=False))
+    layers = list(parent.children())
+    x = draw(rows, 320)
+    alone = [layer(x) for layer in layers]
+    assert join_packed([parent]) == 2
+    with cpu_threads(2):
+        for found in (joined(*layers)(x), [layer(x) for layer in layers]):
+            assert all(map(torch.equal, found, alone))
+    assert join_packed([parent]) == 0

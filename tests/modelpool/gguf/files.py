@@ -74,7 +74,7 @@ def write(
             continue
         type_ = kind if isinstance(kind, str) else kind(name)
         stored = gguf.GGMLQuantizationType[type_]
-        if tensor.ndim == 2 and "ffn_gate_inp" in name:  # as files have it
+        if isinstance(kind, str) and "ffn_gate_inp" in name:  # as files have it
             stored, type_ = gguf.GGMLQuantizationType.F32, "F32"
         flat = tensor.reshape(-1, tensor.shape[-1])
         blocks = drawn_blocks(type_, flat) if type_ in SCALED else gguf.quantize(flat, stored)

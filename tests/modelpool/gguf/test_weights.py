@@ -124,7 +124,7 @@ def test_blocks_are_never_plain_and_compute_what_they_did(
 
     monkeypatch.setattr(BlockValues, "plain", noted)
     found = logits(pool_of(file).get("m"))
-    few = len(made_plain)  # of the embedding, and of routers
+    few = len(made_plain)  # of the embedding, and of what is rounded
     monkeypatch.setattr(loader, "_keeps_blocks", lambda *_: False)
     assert torch.equal(logits(pool_of(file).get("m")), found)
     assert len(made_plain) - few > 2 * few
