@@ -81,13 +81,13 @@ def load_model(
     is_kept_plain, key = tuning.weights == "plain", "source"
     wrap = _wrap_plain if not is_kept_plain else _wrap_drafter if tuning.lean else _wrap
     try:
-        if keeps_blocks:
-            packed = _wrap_quantised(config.name, read.model, vocab_size, tuning)
-        else:
-            packed = wrap(config.name, read.model, vocab_size, tuning)
-            if not is_kept_plain:
-                key = "weights"
-                _quantise(packed, read, config.weights == "auto", tuning)
+        packed = wrap(config.name, read.model, vocab_size, tuning)
+        if not is_kept_plain:
+            key = "weights"
+            if not keeps_blocks:
+                only_stored = config.weights == "auto"
+                packed.quantise_weights(read.stored, only_stored, tuning.weights, read.in_int8)
+            _shorten(packed, tuning)
         if tuning.kv_dtype is not None:
             packed.keep_kv_in(getattr(torch, tuning.kv_dtype))
         if tuning.is_target and placement.is_on_cpu:
@@ -133,27 +133,13 @@ def _wrap_plain(name: str, model: PreTrainedModel, vocab_size: int, tuning: Tuni
     return PackedModel.wrap(name, model, vocab_size, replace(tuning, pack_weights=False))
 
 
-def _quantise(packed: PackedModel, read: "_Read", only_stored: bool, tuning: Tuning) -> None:
-    """See `PackedModel.quantise_weights`. What is not quantised is packed where that is asked."""
-    direct_forward_of(packed)  # by which its shape is known to be right
-    packed.quantise_weights(read.stored, only_stored, tuning.weights, read.in_int8)
+def _shorten(packed: PackedModel, tuning: Tuning) -> None:
+    """Of quantised layers. What is not quantised is packed where that is asked."""
     if tuning.pack_weights:
         packed.pack_weights()
-    packed.shortcut = lean_forward_of(packed) if is_quantised(packed.model) else None
-    packed.shortcut = packed.shortcut or direct_forward_of(packed)
-
-
-def _wrap_quantised(
-    name: str, model: PreTrainedModel, vocab_size: int, tuning: Tuning
-) -> PackedModel:
-    """A model whose layers were quantised before anything was computed."""
-    packed = _wrap_plain(name, model, vocab_size, tuning)
-    if tuning.pack_weights:
-        packed.pack_weights()
-    packed.shortcut = direct_forward_of(packed)
+    packed.shortcut = direct_forward_of(packed)  # by which its shape is known to be right
     if is_quantised(packed.model):
         packed.shortcut = lean_forward_of(packed) or packed.shortcut
-    return packed
 
 
 def _wrap(name: str, model: PreTrainedModel, vocab_size: int, tuning: Tuning) -> PackedModel:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from statistics import mean
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from modelpool.attention.kv_view import KVLayer, KVView
@@ -237,18 +237,13 @@ class PackedModel:
     ) -> None:
         """Keeps its linear layers in int8 or int4, as `quantise_linears` does.
 
-        Where its `shape` is known, layers that read the same input share a weight.
-
         Raises:
             UnsupportedModelError: its logits would be far from what they were.
         """
         field, parts = f"pool.models[{self.name}]", ((0, 6), (6, _PROBE_TOKENS))
         with torch.inference_mode():
             expected, _ = probed(self.forward, self, parts)
-            together = () if self.shape is None else self.shape.joined
-            routed = quantise(
-                self.name, self.model, stored, only_stored, together, weights, in_int8
-            )
+            routed = quantise(self.name, self.model, stored, only_stored, weights, in_int8)
             let_go_of_file(self.model.parameters())
             try:
                 got, _ = probed(self.forward, self, parts)
@@ -311,13 +306,12 @@ def quantise(
     model: PreTrainedModel,
     stored: Mapping[str, Stored] | None = None,
     only_stored: bool = False,
-    together: Collection[nn.Module] = (),
     weights: KeptWeights = "int8",
     in_int8: Collection[str] = (),
 ) -> int:
     """As `quantise_linears`, experts too; how many modules of experts those were. `name`: in the
     log."""
-    left = quantise_linears(model, stored, only_stored, together, weights, in_int8)
+    left = quantise_linears(model, stored, only_stored, weights, in_int8)
     routed = 0 if only_stored else quantise_experts(model, weights == "int4", in_int8, stored)
     for kept, errors in roundings(model).items():
         error = f"mean relative error {mean(errors):.2g}"

@@ -59,8 +59,8 @@ def packed_of(config: PreTrainedConfig, dtype: torch.dtype, kept: Any = "plain")
     tuning = Tuning(pack_weights=kept == "plain")
     packed = PackedModel.wrap(config.model_type, model, config.vocab_size, tuning)
     if kept != "plain":
-        direct_forward_of(packed)  # by which its shape is known
         packed.quantise_weights(weights=kept)
+        direct_forward_of(packed)  # by which its shape is known
     return packed
 
 

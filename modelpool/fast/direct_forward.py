@@ -26,7 +26,7 @@ from modelpool.fast.forward_parts import (
     then,
     unchanged,
 )
-from modelpool.fast.joined import join_packed, joined, side_by_side
+from modelpool.fast.joined import join_layers, joined, side_by_side
 from modelpool.fast.lean_norm import rms_scale
 from modelpool.fast.model_shape import LayerShape, ModelShape, Operator, shape_of
 from modelpool.fast.rotation import Rotation, Table
@@ -135,7 +135,7 @@ def direct_forward_of(packed: PackedModel) -> DirectForward | None:
             logger.info("%s keeps its ordinary forward: another has other bits", packed.name)
             return None
         packed.shape = shape
-        spared = join_packed(shape.joined)
+        spared = join_layers(shape.joined)
         return DirectForward(packed, shape) if spared else direct
 
 

@@ -45,6 +45,8 @@ def rounded_to_levels(x: Tensor) -> Tensor:
 class Int8Weight:
     """The weights of one layer, or of several side by side, in oneDNN's layout."""
 
+    others: "Sequence[Int8Weight]" = ()  # whose outputs follow its own
+
     def __init__(self, parts: Sequence[Int8Values], bias: Tensor | None) -> None:
         """`parts` have the same inputs; `bias` [out] is of all their outputs."""
         levels = torch.cat([part.levels for part in parts])
@@ -55,17 +57,27 @@ class Int8Weight:
         self._zeros = torch.zeros(self.out_features, dtype=torch.int32)
         self._bias = None if bias is None else bias.detach().float()
 
+    def followed_by(self, others: "Sequence[Int8Weight]") -> "Int8Weight":
+        """With the outputs of `others`, of the same inputs, behind its own."""
+        self.others = others
+        self.out_features += sum(one.out_features for one in others)
+        return self
+
     def multiply(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """[..., in] to [..., out], for any leading shape; `dtype` is by default that of `x`."""
         shape = (*x.shape[:-1], self.out_features)
         if not x.numel():
             return x.new_empty(shape, dtype=dtype)
         levels, largest = quantise_rows(x.reshape(-1, self.in_features))
+        found = [one._product(levels, largest) for one in (self, *self.others)]
+        y = torch.cat(found, dim=1) if self.others else found[0]
+        return y.to(dtype or x.dtype).view(shape)
+
+    def _product(self, levels: Tensor, largest: Tensor) -> Tensor:
+        """Of its own outputs, float32."""
         y: Tensor = torch.ops.onednn.qlinear_pointwise(
             filled(levels), 1.0, _ZERO, self._packed, self._scales, self._zeros, None,
             1.0, 0, torch.float32, "none", [], "",
         )  # fmt: skip
         y = y[: len(levels)].mul_(largest)
-        if self._bias is not None:
-            y.add_(self._bias)
-        return y.to(dtype or x.dtype).view(shape)
+        return y if self._bias is None else y.add_(self._bias)

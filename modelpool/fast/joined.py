@@ -1,8 +1,7 @@
 """Layers that read the same input, query, key and value or gate and up, computed as one.
 
-Contract: joined layers give the bits that each of them gives alone. Quantised ones share a weight
-from the beginning (`QuantisedLinear`) or are chained in `join_packed`; their sums are exact. Packed
-layers come to share one there, where a trial shows that oneDNN sums the outputs of the wider
+Contract: joined layers give the bits that each of them gives alone. Quantised ones always do.
+Packed ones come to share a weight where a trial shows that oneDNN sums the outputs of the wider
 product in the same order: one product instead of three.
 
 Not here: who calls a shared weight. A module of the model computes all outputs and keeps its own,
@@ -11,7 +10,7 @@ so weights are joined only for forwards that call `joined` layers together.
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +43,7 @@ def side_by_side(*layers: nn.Module) -> Callable[[Tensor], Tensor]:
     return lambda x: torch.cat([forward(x) for forward in forwards], dim=-1)
 
 
-def join_packed(parents: Iterable[nn.Module]) -> int:
+def join_layers(parents: Iterable[nn.Module]) -> int:
     """Lets packed and quantised layers of `parents` that read the same input share a weight, in
     place, where that leaves all bits as they are; how many products that spares.
 
@@ -59,8 +58,8 @@ def join_packed(parents: Iterable[nn.Module]) -> int:
                 _join(packed)
                 spared += len(packed) - 1
             quantised = [layer for layer in layers if type(layer) is QuantisedLinear]
-            if len(quantised) == len(names) and _are_of_panels(quantised):
-                _join_panels(quantised)
+            if len(quantised) == len(names) and _are_alike(quantised):
+                _chain(quantised)
                 spared += len(quantised) - 1
     return spared
 
@@ -84,18 +83,17 @@ def _can_join(layers: Sequence[PackedLinear]) -> bool:
     return keeps_bits(inputs.pop(), outputs, dtype, torch.get_num_threads())
 
 
-def _are_of_panels(layers: Sequence[QuantisedLinear]) -> bool:
-    """Each of its own, in panels of one form, and of the same inputs."""
-    weights = {id(layer.shared) for layer in layers}
+def _are_alike(layers: Sequence[QuantisedLinear]) -> bool:
+    """Each of its own, of the same inputs, and computed by the same library."""
+    weights = [layer.shared for layer in layers]
     inputs = {layer.in_features for layer in layers}
-    are_panels = all(
-        isinstance(layer.shared, PanelWeight) and not layer.shared.others for layer in layers
-    )
-    return are_panels and len(weights) == len(layers) and len(inputs) == 1
+    in_panels = {isinstance(weight, PanelWeight) for weight in weights}
+    are_whole = len(set(map(id, weights))) == len(weights) and not any(w.others for w in weights)
+    return are_whole and len(inputs) == len(in_panels) == 1
 
 
-def _join_panels(layers: Sequence[QuantisedLinear]) -> None:
-    first, *others = (cast(PanelWeight, layer.shared) for layer in layers)
+def _chain(layers: Sequence[QuantisedLinear]) -> None:
+    first, *others = (cast(Any, layer.shared) for layer in layers)  # of one kind
     shared, start = first.followed_by(others), 0
     for layer in layers:
         layer.share(shared, start)

@@ -1,8 +1,7 @@
 """Linear layers in int8 and int4, in the place of a model's own, on the CPU.
 
-Contract: see `Int8Weight`. Layers that read the same input (query, key and value; gate and up)
-share one product: `joined` (`fast.joined`) computes them together, while each of them alone
-computes all and keeps its part.
+Contract: see `Int8Weight`. Layers that read the same input (query, key and value; gate and up) may
+come to share one product (`fast.joined`); each of them alone then computes all and keeps its part.
 
 With `int4` a layer whose weights 4 bits hold badly is in int8, and so is the head, whose error no
 later layer makes good. Blocks of a GGUF file are kept as they are where there are kernels for them.
@@ -10,7 +9,7 @@ Routers and gates of one number stay plain, unless the checkpoint has them in so
 """
 
 import ctypes
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from typing import Any
@@ -27,7 +26,7 @@ from modelpool.checkpoint.int8_values import Int8Values
 from modelpool.config import KeptWeights
 from modelpool.fast.cpu import has_amx, int8_refusal
 from modelpool.fast.int8 import Int8Weight
-from modelpool.fast.linear import TOGETHER, is_hooked
+from modelpool.fast.linear import is_hooked
 from modelpool.fast.panels import BlockWeight, Int8PanelWeight, PanelWeight, exact_kernels
 from modelpool.kernels.library import LinearKernels
 
@@ -80,21 +79,18 @@ def quantise_linears(
     model: nn.Module,
     stored: Mapping[str, Stored] | None = None,
     only_stored: bool = False,
-    together: Collection[nn.Module] = (),
     weights: KeptWeights = "int8",
     in_int8: Collection[str] = (),
 ) -> list[str]:
     """Replaces, in place, the linear layers of `model`; the names of those that it cannot.
 
-    The plain weights of a module's layers are let go before the next module's are quantised; those
-    that are `stored` may be on the device `meta`. An embedding that shares a weight keeps it.
+    The plain weights of a module's layers are let go before the next module's are quantised;
+    `stored` ones may be on the device `meta`. An embedding that shares a weight keeps it.
 
     Args:
         stored: weights that the checkpoint has in int8 or in blocks, by the layer's name. They are
             taken as they are.
         only_stored: other layers stay as they are.
-        together: modules whose layers that read the same input share a weight, for a forward that
-            calls them `joined`; the modules' own computes all outputs for each of them.
         weights: `int4`: in 4 bits, but for the head and for layers that these hold badly.
         in_int8: names of more layers that are not in 4 bits.
     """
@@ -106,14 +102,10 @@ def quantise_linears(
     exact_kernels()  # found once, and not by several threads
     is_inference = torch.is_inference_mode_enabled()
 
-    def replaced(parts: Mapping[str, nn.Module]) -> list[QuantisedLinear]:
-        kept = [given.get(name) for name in parts]
-        in_int4 = [
-            weights == "int4" and layer is not head and name not in in_int8
-            for name, layer in parts.items()
-        ]
+    def replaced(name: str, layer: nn.Module) -> QuantisedLinear:
+        in_int4 = weights == "int4" and layer is not head and name not in in_int8
         with torch.inference_mode(is_inference):
-            return list(_replaced(list(parts.values()), kept, embeddings, in_int4))
+            return _replaced(layer, given.get(name), id(layer.weight) in embeddings, in_int4)
 
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         for path, parent in tqdm(list(model.named_modules()), disable=True):  # unless it is hooked
@@ -124,19 +116,12 @@ def quantise_linears(
                 if _is_linear(each)
                 and (prefix + name in given or not chooses(name, _outputs(each), experts))
             }
-            is_joined = parent in together
-            fresh = {name: layer for name, layer in linears.items() if layer not in done}
+            fresh = {prefix + name: layer for name, layer in linears.items() if layer not in done}
             able = {name: layer for name, layer in fresh.items() if _can_replace(layer)}
-            left += [prefix + name for name in fresh if name not in able]
-            wanted = {name for name in able if not only_stored or prefix + name in given}
-            groups = [
-                {prefix + name: able[name] for name in names}
-                for names in _groups(
-                    {name: able[name] for name in able if name in wanted}, is_joined
-                )
-            ]
-            for group, layers in zip(groups, pool.map(replaced, groups), strict=True):
-                done.update(zip(group.values(), layers, strict=True))
+            left += [name for name in fresh if name not in able]
+            wanted = {name: able[name] for name in able if not only_stored or name in given}
+            made = pool.map(replaced, wanted.keys(), wanted.values())
+            done.update(zip(wanted.values(), made, strict=True))
             for name, layer in linears.items():
                 if layer in done:
                     setattr(parent, name, done[layer])
@@ -161,48 +146,19 @@ def roundings(model: nn.Module) -> dict[KeptWeights, list[float]]:
     return found
 
 
-def _groups(layers: Mapping[str, nn.Module], together: bool) -> Iterator[tuple[str, ...]]:
-    """Their names: of those that read the same input `together`, of the others alone."""
-    kinds = TOGETHER if together else ()
-    groups = [names for names in kinds if _are_alike([layers.get(name) for name in names])]
-    yield from groups
-    yield from ((name,) for name in layers if not any(name in names for names in groups))
-
-
-def _are_alike(layers: Sequence[nn.Module | None]) -> bool:
-    """All there, each of its own, of the same inputs, and biased together or not at all."""
-    there = [layer for layer in layers if layer is not None]
-    inputs = {_weight(layer).shape[1] for layer in there}
-    biased = {layer.bias is None for layer in there}
-    return len(set(there)) == len(layers) and len(inputs) == len(biased) == 1
-
-
 def _replaced(
-    layers: Sequence[nn.Module],
-    kept: Sequence[Stored | None],
-    embeddings: set[int],
-    in_int4: Sequence[bool],
-) -> Iterator[QuantisedLinear]:
-    """In the order of `layers`, which lose their weights."""
-    tied = [id(layer.weight) in embeddings for layer in layers]
-    sizes = [len(_weight(layer)) for layer in layers]
-    biases = [layer.bias.detach() for layer in layers if isinstance(layer.bias, Tensor)]
-    bias = torch.cat(biases) if biases else None
-    read = [one.read()[0] if isinstance(one, StoredBlocks) else one for one in kept]
-    plain = [
-        one.plain()[0].to(_weight(layer).dtype)
-        if value is None and isinstance(one, StoredBlocks) and _weight(layer).is_meta
-        else _weight(layer).detach()
-        for layer, value, one in zip(layers, read, kept, strict=True)
-    ]
-    shared, roundings = weight_of(plain, read, bias, in_int4)
-    del plain
-    for layer in layers:
-        layer.register_parameter("weight", None)
-    start = 0
-    for layer, rows, is_tied, rounding in zip(layers, sizes, tied, roundings, strict=True):
-        yield QuantisedLinear(shared, start, rows, layer.bias, is_tied, rounding)  # type: ignore[arg-type]
-        start += rows
+    layer: nn.Module, kept: Stored | None, is_tied: bool, in_int4: bool
+) -> QuantisedLinear:
+    """Of a layer, which loses its weight. `kept`: what the checkpoint has of it."""
+    bias = layer.bias.detach() if isinstance(layer.bias, Tensor) else None
+    plain = _weight(layer).detach()
+    value = kept.read()[0] if isinstance(kept, StoredBlocks) else kept
+    if value is None and isinstance(kept, StoredBlocks) and plain.is_meta:
+        plain = kept.plain()[0].to(plain.dtype)
+    weight, [rounding] = weight_of([plain], [value], bias, [in_int4])
+    outputs = len(plain)
+    layer.register_parameter("weight", None)
+    return QuantisedLinear(weight, 0, outputs, bias, is_tied, rounding)
 
 
 def weight_of(

@@ -42,8 +42,8 @@ def both(
     for layer in model.model.layers:
         layer.post_attention_layernorm.weight.data.mul_(scale)
     packed = PackedModel.wrap("m", model, VOCAB)
-    direct_forward_of(packed)
     packed.quantise_weights(weights="int4")
+    direct_forward_of(packed)
     compiled = lean_forward_of(packed)
     monkeypatch.setattr(lean_forward, "compiled_layer", lambda *_: None)
     plain = lean_forward_of(packed)
@@ -147,8 +147,8 @@ def test_what_is_no_number_fails_its_row_alone(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("name", ["gemma", "granite", "olmo2", "llama-gelu", "phi3", "cohere"])
 def test_other_shapes_are_left_to_operators(name: str) -> None:
     packed = PackedModel.wrap("m", make_model(shaped(name), torch.bfloat16), VOCAB)
-    direct_forward_of(packed)
     packed.quantise_weights(weights="int4")
+    direct_forward_of(packed)
     lean = lean_forward_of(packed)
     assert lean is not None
     assert {type(layer) for layer in lean._layers} == {ShortLayer}

@@ -17,7 +17,7 @@ from modelpool.config import KeptWeights
 from modelpool.fast.cpu import cpu_threads, int8_refusal
 from modelpool.fast.direct_forward import direct_forward_of
 from modelpool.fast.int8 import Int8Weight, quantise_rows
-from modelpool.fast.joined import joined
+from modelpool.fast.joined import join_layers, joined
 from modelpool.fast.lean_forward import lean_forward_of
 from modelpool.fast.linear import parameter_count
 from modelpool.fast.quantised import QuantisedLinear, quantise_linears
@@ -131,7 +131,8 @@ def test_layers_that_read_the_same_input_are_computed_together_to_the_same_bits(
 
     attention = Attention().requires_grad_(False)
     alone = [quantised(copy.deepcopy(each)) for each in attention.children()]
-    assert quantise_linears(attention, together=[attention]) == []
+    assert quantise_linears(attention) == []
+    assert join_layers([attention]) == 2
     layers: list[Any] = list(attention.children())
     assert len({id(layer.shared) for layer in layers}) == 2
     x = draw(5, 32)
@@ -156,8 +157,8 @@ def test_plain_weights_are_let_go_and_parameters_counted(tied: str) -> None:
 def wrap(name: str, dtype: torch.dtype, weights: KeptWeights = "int8") -> PackedModel:
     config = (LLAMA_SHAPED | OTHERS)[name]() if name not in SHAPED else shaped(name)
     packed = PackedModel.wrap("m", make_model(config, dtype), VOCAB)
-    direct_forward_of(packed)
     packed.quantise_weights(weights=weights)
+    direct_forward_of(packed)
     return packed
 
 

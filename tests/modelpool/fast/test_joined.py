@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from modelpool.fast import joined as joining
 from modelpool.fast.direct_forward import direct_forward_of
-from modelpool.fast.joined import join_packed, joined, keeps_bits
+from modelpool.fast.joined import join_layers, joined, keeps_bits
 from modelpool.fast.linear import PackedLinear, PackedWeight, can_pack, parameter_count
 from modelpool.fast.tuning import Tuning
 from modelpool.packed_model import PackedModel
@@ -38,7 +38,7 @@ def test_joined_layers_have_the_bits_that_they_had_alone(
     mlp = packed_mlp(inputs, dtype, bias)
     apart = copy.deepcopy(mlp)
     kept = [mlp.gate_proj.weight, mlp.up_proj.weight]
-    assert join_packed([mlp]) == 1
+    assert join_layers([mlp]) == 1
     assert mlp.gate_proj.shared is mlp.up_proj.shared
     together = joined(mlp.gate_proj, mlp.up_proj)
     for rows in (1, 2, 7, 32, 33, 70):
@@ -48,7 +48,7 @@ def test_joined_layers_have_the_bits_that_they_had_alone(
             assert all(map(torch.equal, got, expected)), rows
     assert all(map(torch.equal, (mlp.gate_proj.weight, mlp.up_proj.weight), kept))
     assert parameter_count(mlp) == parameter_count(apart)
-    assert join_packed([mlp]) == 0
+    assert join_layers([mlp]) == 0
 
 
 def test_what_sums_in_another_order_stays_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,7 @@ def test_what_sums_in_another_order_stays_apart(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(PackedWeight, "_product", by_halves)
     monkeypatch.setattr(joining, "keeps_bits", keeps_bits.__wrapped__)
     mlp = packed_mlp(96, torch.float32)
-    assert join_packed([mlp]) == 0
+    assert join_layers([mlp]) == 0
     assert mlp.gate_proj.shared is not mlp.up_proj.shared
 
 

@@ -52,8 +52,8 @@ def test_quantised_layers_run_lean_only_by_a_shape_whose_bits_were_the_models(
 
     def loaded() -> PackedModel:
         packed = PackedModel.wrap("m", make_model(shaped("granite"), torch.float32), VOCAB)
-        direct_forward_of(packed)
         packed.quantise_weights()
+        direct_forward_of(packed)
         return packed
 
     assert lean_forward_of(loaded()) is not None

@@ -14,7 +14,7 @@ from modelpool.checkpoint.int8_values import INT8_LEVELS, Int8Values
 from modelpool.fast import panels, quantised
 from modelpool.fast.cpu import cpu_threads, int8_refusal
 from modelpool.fast.int8 import Int8Weight, quantise_rows, rounded_to_levels
-from modelpool.fast.joined import join_packed, joined
+from modelpool.fast.joined import join_layers, joined
 from modelpool.fast.panels import (
     BlockWeight,
     Int8PanelWeight,
@@ -246,8 +246,8 @@ def test_layers_in_any_forms_give_together_what_they_give_alone(
     layers = list(parent.children())
     x = draw(rows, 320)
     alone = [layer(x) for layer in layers]
-    assert join_packed([parent]) == 2
+    assert join_layers([parent]) == 2
     with cpu_threads(2):
         for found in (joined(*layers)(x), [layer(x) for layer in layers]):
             assert all(map(torch.equal, found, alone))
-    assert join_packed([parent]) == 0
+    assert join_layers([parent]) == 0
