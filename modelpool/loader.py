@@ -198,7 +198,7 @@ def _read_blocks(config: ModelConfig, directory: Path, tuning: Tuning) -> "_Read
     settings: Any = read_config(directory, trust_remote_code=False)
     dtype = settings.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
     loader: Any = AutoModelForCausalLM
-    # Modules that other threads made meanwhile would be empty, too: nobody makes any.
+    # For the whole process while it lasts, but no other thread makes modules.
     with init_empty_weights(include_buffers=False):
         model = loader.from_config(settings, dtype=dtype)
     blocks = {name: weights.blocks[name] for name in _quantisable(model) & weights.blocks.keys()}

@@ -16,7 +16,13 @@ from torch import Tensor, nn
 from modelpool.checkpoint.block_values import StoredBlocks
 from modelpool.config import KeptWeights
 from modelpool.fast.linear import is_hooked
-from modelpool.fast.quantised import QuantisedWeight, Stored, give_back_freed, weight_of
+from modelpool.fast.quantised import (
+    QuantisedWeight,
+    Stored,
+    chained,
+    give_back_freed,
+    weight_of,
+)
 
 _MARKS = ("has_gate", "has_bias", "has_post_expert_norm", "is_transposed")  # by transformers
 
@@ -76,9 +82,10 @@ class QuantisedExperts(nn.Module):
             parts: Sequence[Tensor] = rows.chunk(len(values))
             if blocks is not None and rows.is_meta and None in values:
                 parts = [part.to(rows.dtype) for part in blocks.plain(number)]
-            weight, roundings = weight_of(parts, values, bias, [in_int4] * len(parts))
-            found.append(weight)
-            self.roundings += filter(None, roundings)
+            biased = [None] * len(parts) if bias is None else bias.chunk(len(parts))
+            made = [weight_of(*each, in_int4) for each in zip(parts, values, biased, strict=True)]
+            found.append(chained([weight for weight, _ in made]))
+            self.roundings += [rounding for _, rounding in made if rounding is not None]
         self.hidden_parameters += plain.numel()
         self.plain.register_parameter(name, None)
         return found

@@ -47,13 +47,12 @@ class Int8Weight:
 
     others: "Sequence[Int8Weight]" = ()  # whose outputs follow its own
 
-    def __init__(self, parts: Sequence[Int8Values], bias: Tensor | None) -> None:
-        """`parts` have the same inputs; `bias` [out] is of all their outputs."""
-        levels = torch.cat([part.levels for part in parts])
-        self.out_features, self.in_features = levels.shape
+    def __init__(self, values: Int8Values, bias: Tensor | None) -> None:
+        """`bias`: [out]."""
+        self.out_features, self.in_features = values.levels.shape
         # Opaque: it can be neither moved, cast, nor stored.
-        self._packed = torch.ops.onednn.qlinear_prepack(levels, None)
-        self._scales = torch.cat([part.scales for part in parts]) / INT8_LEVELS
+        self._packed = torch.ops.onednn.qlinear_prepack(values.levels, None)
+        self._scales = values.scales / INT8_LEVELS
         self._zeros = torch.zeros(self.out_features, dtype=torch.int32)
         self._bias = None if bias is None else bias.detach().float()
 

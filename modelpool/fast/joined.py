@@ -10,14 +10,13 @@ so weights are joined only for forwards that call `joined` layers together.
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from modelpool.fast.linear import TOGETHER, PackedLinear, PackedWeight
 from modelpool.fast.panels import PanelWeight
-from modelpool.fast.quantised import QuantisedLinear
+from modelpool.fast.quantised import QuantisedLinear, chained
 from modelpool.fast.sum_order import cancelling
 
 # Tried: alone, few, a batch, and more than AMX takes at once.
@@ -57,10 +56,10 @@ def join_layers(parents: Iterable[nn.Module]) -> int:
             if len(packed) == len(names) and _can_join(packed):
                 _join(packed)
                 spared += len(packed) - 1
-            quantised = [layer for layer in layers if type(layer) is QuantisedLinear]
-            if len(quantised) == len(names) and _are_alike(quantised):
-                _chain(quantised)
-                spared += len(quantised) - 1
+            exact = [layer for layer in layers if type(layer) is QuantisedLinear]
+            if len(exact) == len(names) and _are_alike(exact):
+                _chain(exact)
+                spared += len(exact) - 1
     return spared
 
 
@@ -93,8 +92,7 @@ def _are_alike(layers: Sequence[QuantisedLinear]) -> bool:
 
 
 def _chain(layers: Sequence[QuantisedLinear]) -> None:
-    first, *others = (cast(Any, layer.shared) for layer in layers)  # of one kind
-    shared, start = first.followed_by(others), 0
+    shared, start = chained([layer.shared for layer in layers]), 0
     for layer in layers:
         layer.share(shared, start)
         start += layer.out_features

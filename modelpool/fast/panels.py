@@ -93,31 +93,25 @@ class BlockWeight(PanelWeight):
     """Weights in blocks as they are. Activations have a scale for each group of 32 inputs, whose
     sums are exact; groups are added in float32."""
 
-    def __init__(
-        self, parts: Sequence[BlockValues], bias: Tensor | None, kernels: LinearKernels
-    ) -> None:
-        """`parts` have the same inputs and the same form; `bias` [out] is of all their outputs."""
-        first = parts[0]
-        outputs, given = sum(part.out_features for part in parts), first.numbers.shape[1]
+    def __init__(self, values: BlockValues, bias: Tensor | None, kernels: LinearKernels) -> None:
+        """`bias`: [out]."""
+        outputs, given = values.numbers.shape
         more, missing = -outputs % _PANEL, _missing(given)
         groups = (given + missing) // GROUP
-        numbers = F.pad(torch.cat([part.numbers for part in parts]), (0, missing, 0, more))
-        sizes = {"scales": groups * first.parts, "centres": groups}
-        sizes |= dict.fromkeys(("steps", "bases"), -(-groups // first.groups_of_block))
-        packed = dict[str, Tensor]()
-        for name, size in sizes.items():
-            found = [one for part in parts if (one := getattr(part, name)) is not None]
-            if found:
-                together = torch.cat(found)
-                packed[name] = _by_panel(F.pad(together, (0, size - together.shape[1], 0, more)))
-        units = [torch.ones(one.out_features) if one.units is None else one.units for one in parts]
+        sizes = {"scales": groups * values.parts, "centres": groups}
+        sizes |= dict.fromkeys(("steps", "bases"), -(-groups // values.groups_of_block))
+        packed = {
+            name: _by_panel(F.pad(one, (0, size - one.shape[1], 0, more)))
+            for name, size in sizes.items()
+            if (one := getattr(values, name)) is not None
+        }
         super().__init__(
             given,
-            torch.cat(units),
+            torch.ones(outputs) if values.units is None else values.units,
             bias,
             kernels,
-            {"block": first.groups_of_block, "parts": first.parts, "zero": first.zero},
-            **_numbers(numbers, first.bits),
+            {"block": values.groups_of_block, "parts": values.parts, "zero": values.zero},
+            **_numbers(F.pad(values.numbers, (0, missing, 0, more)), values.bits),
             **packed,
         )
 
@@ -126,16 +120,13 @@ class Int8PanelWeight(PanelWeight):
     """Weights of W8A8 checkpoints for the same kernels, which are exact also where oneDNN is not:
     activations have a scale for each row."""
 
-    def __init__(
-        self, parts: Sequence[Int8Values], bias: Tensor | None, kernels: LinearKernels
-    ) -> None:
-        """As `Int8Weight`."""
-        levels = torch.cat([part.levels for part in parts])
-        given, numbers = levels.shape[1], levels.view(torch.uint8) ^ BYTES_ZERO
-        numbers = F.pad(numbers, (0, _missing(given), 0, -len(levels) % _PANEL))
+    def __init__(self, values: Int8Values, bias: Tensor | None, kernels: LinearKernels) -> None:
+        """`bias`: [out]."""
+        (outputs, given), levels = values.levels.shape, values.levels.view(torch.uint8)
+        numbers = F.pad(levels ^ BYTES_ZERO, (0, _missing(given), 0, -outputs % _PANEL))
         super().__init__(
             given,
-            torch.cat([part.scales for part in parts]),
+            values.scales,
             bias,
             kernels,
             {"block": 1, "parts": 1, "zero": BYTES_ZERO, "is_by_row": 1},
@@ -180,7 +171,7 @@ def _trials(kernels: LinearKernels) -> Iterator[tuple[PanelWeight, Tensor, Tenso
     levels, largest = quantise_rows(x)
     sums = (levels.long() - 128) @ values.levels.long().t()
     expected = sums.float() * (values.scales / INT8_LEVELS) * largest
-    yield Int8PanelWeight([values], None, kernels), x, expected
+    yield Int8PanelWeight(values, None, kernels), x, expected
     plain = torch.randn(70, 320, generator=draws)  # more groups than are unpacked at once
     x = torch.randn(33, 320, generator=draws)
     small = torch.randint(64, (70, 320), generator=draws, dtype=torch.uint8)
@@ -189,7 +180,7 @@ def _trials(kernels: LinearKernels) -> Iterator[tuple[PanelWeight, Tensor, Tenso
     in_parts = BlockValues(numbers=small, bits=6, zero=32, steps=steps, scales=scales)
     of_5 = BlockValues(numbers=small & 31, bits=5, zero=16, steps=steps)
     for one in (in_4_bits(plain), BlockValues.rounded(plain), of_5, in_parts):
-        yield BlockWeight([one], None, kernels), x, rounded_to_levels(x) @ one.plain().t()
+        yield BlockWeight(one, None, kernels), x, rounded_to_levels(x) @ one.plain().t()
 
 
 def quantised_refusal() -> str | None:

@@ -9,10 +9,9 @@ Routers and gates of one number stay plain, unless the checkpoint has them in so
 """
 
 import ctypes
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import groupby
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -108,7 +107,7 @@ def quantise_linears(
             return _replaced(layer, given.get(name), id(layer.weight) in embeddings, in_int4)
 
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        for path, parent in tqdm(list(model.named_modules()), disable=True):  # unless it is hooked
+        for path, parent in tqdm(list(model.named_modules()), disable=True):  # the loader shows it
             prefix = f"{path}." if path else ""
             linears = {
                 name: each
@@ -155,29 +154,37 @@ def _replaced(
     value = kept.read()[0] if isinstance(kept, StoredBlocks) else kept
     if value is None and isinstance(kept, StoredBlocks) and plain.is_meta:
         plain = kept.plain()[0].to(plain.dtype)
-    weight, [rounding] = weight_of([plain], [value], bias, [in_int4])
+    weight, rounding = weight_of(plain, value, bias, in_int4)
     outputs = len(plain)
     layer.register_parameter("weight", None)
     return QuantisedLinear(weight, 0, outputs, bias, is_tied, rounding)
 
 
 def weight_of(
-    plain: Sequence[Tensor],
-    values: Sequence[Values | None],
-    bias: Tensor | None,
-    in_int4: Sequence[bool],
-) -> tuple[QuantisedWeight, list[tuple[KeptWeights, float] | None]]:
-    """Of weights [out, in] that read the same input: each as the checkpoint has it, in int4 where
-    that is asked and holds it well, else in int8; and its rounding, as `QuantisedLinear` has it.
+    plain: Tensor, value: Values | None, bias: Tensor | None, in_int4: bool
+) -> tuple[QuantisedWeight, tuple[KeptWeights, float] | None]:
+    """A weight [out, in] as the checkpoint has it, in int4 where that is asked and holds it well,
+    else in int8; and its rounding, as `QuantisedLinear` has it.
 
     Args:
-        values: what the checkpoint has of them. With kernels the plain ones of these are not read.
-        bias: of all their outputs.
+        value: what the checkpoint has of it. With kernels the plain one is not read then.
+        bias: [out].
     """
     kernels = exact_kernels()
-    parts = [_kept(*each, kernels is not None) for each in zip(plain, values, in_int4, strict=True)]
-    found = _side_by_side([kept for kept, _ in parts], bias, kernels)
-    return found, [rounding for _, rounding in parts]
+    kept, rounding = _kept(plain, value, in_int4, kernels is not None)
+    if isinstance(kept, BlockValues):
+        assert kernels is not None, "there are blocks only with kernels"
+        return BlockWeight(kept, bias, kernels), rounding
+    if kernels is None or int8_kernels() is None:
+        return Int8Weight(kept, bias), rounding
+    return Int8PanelWeight(kept, bias, kernels), rounding
+
+
+def chained(weights: Sequence[QuantisedWeight]) -> QuantisedWeight:
+    """All outputs of weights of the same inputs, which are all in panels or none; in the place of
+    the first."""
+    first, *others = cast(Any, weights)
+    return cast(QuantisedWeight, first.followed_by(others) if others else first)
 
 
 def _kept(
@@ -193,33 +200,6 @@ def _kept(
             return small, ("int4", error)
     wide = BlockValues.rounded(plain) if has_kernels else Int8Values.of(plain)
     return wide, ("int8", wide.relative_error(plain))
-
-
-def _side_by_side(
-    parts: Sequence[Values], bias: Tensor | None, kernels: LinearKernels | None
-) -> QuantisedWeight:
-    whole_rows = [one for one in parts if isinstance(one, Int8Values)]
-    if len(whole_rows) == len(parts) and (kernels is None or int8_kernels() is None):
-        return Int8Weight(whole_rows, bias)
-    assert kernels is not None, "there are blocks only with kernels"
-    found, start = list[PanelWeight](), 0
-    for _, each in groupby(parts, key=_form):
-        alike = list(each)
-        end = start + sum(one.out_features for one in alike)
-        panels: Any = BlockWeight if isinstance(alike[0], BlockValues) else Int8PanelWeight
-        found.append(panels(alike, None if bias is None else bias[start:end], kernels))
-        start = end
-    return found[0].followed_by(found[1:])
-
-
-def _form(part: Values) -> Hashable:
-    """Parts of the same stand in panels together."""
-    if isinstance(part, Int8Values):
-        return None
-    there = tuple(
-        getattr(part, name) is not None for name in ("steps", "bases", "scales", "centres")
-    )
-    return part.bits, part.zero, part.groups_of_block, part.parts, there
 
 
 def int8_kernels() -> LinearKernels | None:

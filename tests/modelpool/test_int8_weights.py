@@ -134,7 +134,7 @@ def test_a_compressed_checkpoint_is_served_with_its_own_levels(dtype: str, tmp_p
     _, values = read_int8(tmp_path)
     name = "model.layers.1.self_attn.k_proj"
     assert torch.equal(values[name].levels, tensors[f"{name}.weight"])
-    assert torch.equal(layers[name](x), Int8Weight([values[name]], None).multiply(x))
+    assert torch.equal(layers[name](x), Int8Weight(values[name], None).multiply(x))
     assert isinstance(model.model.lm_head, PackedLinear | nn.Linear)
     assert isinstance(model.shortcut, LeanForward)
     plan = pool.plan("m")

@@ -39,7 +39,7 @@ DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 
 
 def weight(inputs: int, outputs: int, bias: Tensor | None = None) -> Int8Weight:
-    return Int8Weight([Int8Values.of(draw(outputs, inputs))], bias)
+    return Int8Weight(Int8Values.of(draw(outputs, inputs)), bias)
 
 
 def quantised(layer: nn.Module) -> QuantisedLinear:
@@ -54,7 +54,7 @@ def test_products_are_whole_numbers_times_both_scales() -> None:
     levels, largest = quantise_rows(x)
     sums = (levels.long() - 128) @ values.levels.long().t()
     expected = sums.float() * (values.scales / 127) * largest
-    assert torch.equal(Int8Weight([values], None).multiply(x), expected)
+    assert torch.equal(Int8Weight(values, None).multiply(x), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -118,7 +118,7 @@ def test_the_largest_sums_are_exact() -> None:
     """They would saturate in 16 bits, and exceed what float32 counts in ones."""
     inputs = 5000
     most = Int8Values(torch.full((3, inputs), 127, dtype=torch.int8), torch.full((3,), 127.0))
-    got = Int8Weight([most], None).multiply(torch.ones(2, inputs))
+    got = Int8Weight(most, None).multiply(torch.ones(2, inputs))
     assert torch.equal(got, torch.full((2, 3), 127.0 * 127 * inputs))
 
 

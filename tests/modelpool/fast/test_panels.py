@@ -119,10 +119,10 @@ def test_every_kernel_sums_whole_numbers_and_has_the_bits_of_plain_c(
     weight: PanelWeight
     if form == "W8A8":
         whole = Int8Values.of(draw(outputs, inputs))
-        wanted, weight = by_row(whole, x, bias, dtype), Int8PanelWeight([whole], bias, kernels())
+        wanted, weight = by_row(whole, x, bias, dtype), Int8PanelWeight(whole, bias, kernels())
     else:
         values = some_blocks(form, outputs, inputs)
-        weight = BlockWeight([values], bias, kernels())
+        weight = BlockWeight(values, bias, kernels())
         wanted = weight.multiply(x, kernel="plain")
         summed = weight.multiply(x, torch.float32, kernel="plain")
         # Of what is added up: weights may cancel their centres.
@@ -142,7 +142,7 @@ def test_every_kernel_sums_whole_numbers_and_has_the_bits_of_plain_c(
 @pytest.mark.parametrize("form", ["q4_0", "q6_K", "int8"])
 def test_a_row_that_is_not_finite_fails_alone(value: float, rows: int, form: str) -> None:
     x = draw(rows, 96)
-    weight = BlockWeight([some_blocks(form, 40, 96)], None, kernels())
+    weight = BlockWeight(some_blocks(form, 40, 96), None, kernels())
     for name in kernels().available:
         good = weight.multiply(x, kernel=name)
         for dtype in (torch.float32, torch.bfloat16):
@@ -239,9 +239,9 @@ def test_layers_in_any_forms_give_together_what_they_give_alone(
         bias = draw(size) if name != "k_proj" else None
         weight: PanelWeight
         if form == "W8A8":
-            weight = Int8PanelWeight([Int8Values.of(draw(size, 320))], bias, kernels())
+            weight = Int8PanelWeight(Int8Values.of(draw(size, 320)), bias, kernels())
         else:
-            weight = BlockWeight([some_blocks(form, size, 320)], bias, kernels())
+            weight = BlockWeight(some_blocks(form, size, 320), bias, kernels())
         setattr(parent, name, QuantisedLinear(weight, 0, size, bias, is_tied=False))
     layers = list(parent.children())
     x = draw(rows, 320)

@@ -43,7 +43,7 @@ def packed(dtype: torch.dtype) -> tuple[Callable[[Tensor], Tensor], Any, str]:
 
 
 def int8(dtype: torch.dtype) -> tuple[Callable[[Tensor], Tensor], Any, str]:
-    weight = Int8Weight([Int8Values.of(torch.randn(48, 96))], torch.randn(48))
+    weight = Int8Weight(Int8Values.of(torch.randn(48, 96)), torch.randn(48))
     return weight.multiply, torch.ops.onednn, "qlinear_pointwise"
 
 

@@ -57,8 +57,8 @@ def test_they_agree_with_this_cpu_s_on_any_shape(
     whole = Int8Values.of(draw(41, inputs))
 
     def weights(kernels: LinearKernels) -> list[PanelWeight]:
-        in_blocks = [BlockWeight([one], bias, kernels) for one in blocks]
-        return [Int8PanelWeight([whole], bias, kernels), *in_blocks]
+        in_blocks = [BlockWeight(one, bias, kernels) for one in blocks]
+        return [Int8PanelWeight(whole, bias, kernels), *in_blocks]
 
     for mine, other in zip(weights(own), weights(emulated), strict=True):
         wanted = mine.multiply(x, kernel="plain")
