@@ -17,7 +17,6 @@ from transformers import LlamaConfig
 
 from checks.measures.passes import packed_of
 from modelpool.fast import lean_forward
-from modelpool.fast.compiled_layer import CompiledLayer
 from modelpool.fast.lean_forward import lean_forward_of
 from modelpool.forward import Forward
 from modelpool.packed_model import PackedModel
@@ -39,9 +38,9 @@ def forwards(hidden: int, inner: int, layers: int, weights: Any) -> tuple[Packed
     )
     packed = packed_of(config, torch.bfloat16, weights)
     own = lean_forward_of(packed)
-    if own is None or not isinstance(own._layers[0], CompiledLayer):
+    if own is None or own._compiled is None:
         raise SystemExit("no layer is compiled here: is there a C compiler, and a CPU with AVX2?")
-    with patch.object(lean_forward, "compiled_layer", lambda *_: None):
+    with patch.object(lean_forward, "compiled_layers", lambda *_: None):
         return packed, own, lean_forward_of(packed)
 
 

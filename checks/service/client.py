@@ -41,7 +41,7 @@ CLIENTS: Mapping[str, Client] = {
     "openai": Client("openai", "client_openai", ("openai", "jsonschema")),
     "litellm": Client("litellm", "client_litellm"),
     "guidellm": Client("guidellm", "client_benchmarks", ("torch", "guidellm")),
-    "lm_eval": Client("lm_eval", "client_lm_eval", ("torch", "lm-eval[api]")),
+    "lm_eval": Client("lm_eval", "client_lm_eval", ("torch", "transformers", "lm-eval[api]")),
     "instructor": Client("instructor", "client_frameworks"),
     "pydantic_ai": Client("pydantic-ai-slim", "client_frameworks", ("pydantic-ai-slim[openai]",)),
     "langchain": Client("langchain-openai", "client_frameworks"),

@@ -109,7 +109,7 @@ class CpuKernels:
     kept for the calls that follow."""
 
     def __init__(self, library: ctypes.CDLL, instruction_set: int) -> None:
-        self._attend, self._set = library.sr_attend, instruction_set
+        self._attend, self.instruction_set = library.sr_attend, instruction_set
         self._pack: tuple[KeyPaths, _Places, tuple[Tensor, Tensor]] | None = None  # the last
         self._layers: dict[int, tuple[Tensor, AttentionLayer, _Layer, Tensor | None]] = {}
 
@@ -125,16 +125,17 @@ class CpuKernels:
         rows, heads, _ = query.shape
         out = query.new_empty((rows, heads, values.shape[2]))
         failed = self._attend(
-            ctypes.byref(self._layer(keys, values, heads, settings)),
-            ctypes.byref(self._places(paths)),
+            ctypes.byref(self.layer(keys, values, heads, settings)),
+            ctypes.byref(self.places(paths)),
             query.data_ptr(), query.stride(0), query.stride(1), _KINDS[query.dtype],
-            out.data_ptr(), torch.get_num_threads(), self._set,
+            out.data_ptr(), torch.get_num_threads(), self.instruction_set,
         )  # fmt: skip
         if failed:
             raise MemoryError(f"no memory to attend with {rows} tokens")
         return out.to(asked)
 
-    def _places(self, paths: KeyPaths) -> _Places:
+    def places(self, paths: KeyPaths) -> ctypes.Structure:
+        """Where the keys of a pack's tokens lie, for the library; it lasts until the next pack."""
         if self._pack is None or self._pack[0] is not paths:
             path, tables = paths.path.contiguous(), paths.tables.contiguous()
             parts = paths.rows, paths.positions, paths.tails, path, tables
@@ -143,7 +144,10 @@ class CpuKernels:
             self._pack = paths, told, (path, tables)
         return self._pack[1]
 
-    def _layer(self, keys: Tensor, values: Tensor, heads: int, settings: AttentionLayer) -> _Layer:
+    def layer(
+        self, keys: Tensor, values: Tensor, heads: int, settings: AttentionLayer
+    ) -> ctypes.Structure:
+        """How a layer attends, for the library, which writes these keys and values, too."""
         known = self._layers.get(settings.number)
         if known is not None and known[0] is keys and known[1] is settings:
             return known[2]

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 
 from modelpool.attention.kv_view import Attend, KVView
 from modelpool.checkpoint.architecture import chooses, expert_count, max_positions
-from modelpool.fast.compiled_layer import compiled_layer
+from modelpool.fast.compiled_layers import CompiledLayers, compiled_layers
 from modelpool.fast.forward_parts import (
     ShortForward,
     optional,
@@ -37,7 +37,7 @@ from modelpool.fast.lean_norm import rms_scale
 from modelpool.fast.linear import PackedLinear, gains, let_go_of_file, pack_linears
 from modelpool.fast.model_shape import LayerShape, ModelShape, Operator, shape_of
 from modelpool.fast.quantised import QuantisedLinear
-from modelpool.fast.rotation import angles_of
+from modelpool.fast.rotation import Table, angles_of
 from modelpool.forward import Forward, ForwardOutput, HiddenLayers, spans, stacked
 from modelpool.packed_model import PackedModel
 from modelpool.probe import MOST_DIFFERENCE, allowed_difference, probed
@@ -70,7 +70,6 @@ class LeanForward(ShortForward):
     """The forward of one model; see `lean_forward_of`."""
 
     _is_lean = True
-    _layers: tuple[Any, ...]  # `ShortLayer` or `CompiledLayer`
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -102,15 +101,18 @@ class LeanForward(ShortForward):
             self._angles = [angles_of(r, shape.rotary, like, positions) for r in shape.rotations]
         self._originals: list[tuple[nn.Module, str]] = []  # that a packed layer stands for
         self._layers = tuple(self._layer(one, shape) for one in shape.layers)
+        self._compiled: CompiledLayers | None = None
         if self._dtype is torch.float32:
-            pairs = zip(self._layers, shape.layers, strict=True)
-            self._layers = tuple(compiled_layer(*pair) or pair[0] for pair in pairs)
+            self._compiled = compiled_layers(self._layers, shape, attend, model.lm_head)
         self._norm: Operator = self._normed(shape.norm)
         self._head = then(self._own_head(model, vocab_size), shape.on_logits)
         self._attend = attend
         self._head_dtype = (
             self._dtype if isinstance(model.lm_head, QuantisedLinear) else self._plain_dtype
         )
+        self._compiled = None
+        if self._dtype is torch.float32:
+            self._compiled = compiled_layers(self._layers, shape, attend, model.lm_head)
 
     def release(self) -> None:
         """Frees the plain weights of packed layers: the model's own forward ends here."""
@@ -134,6 +136,19 @@ class LeanForward(ShortForward):
             x.mul_(self._scale)
         angles = [of(positions) for of in self._angles]
         angles.append(())  # of layers that do not rotate
+        run = self._by_operators if self._compiled is None else self._compiled
+        x, states = run(x, angles, view, logit_index, hidden)
+        if self._compiled is None or not self._compiled.has_head:
+            x = self._head(self._norm(x).to(self._head_dtype))
+        kept = stacked(states, hidden, len(self._layers), self._norm)
+        return ForwardOutput(
+            x[:, : self._vocab_size], None if kept is None else kept.to(self._plain_dtype)
+        )
+
+    def _by_operators(
+        self, x: Tensor, angles: Sequence[Table], view: KVView, index: Tensor, hidden: HiddenLayers
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Of the tokens of `index` what the last layer gives, and the hidden states asked for."""
         states, count = list[Tensor](), len(self._layers)
         last: Any = None if hidden[-1:] == (count,) else self._layers[-1]
         for first, stop in spans(hidden, count):
@@ -141,16 +156,12 @@ class LeanForward(ShortForward):
                 read = layer.before(x)
                 seen = self._attention(layer, read, angles[layer.angles], view)
                 if layer is last:  # what follows is for each token alone
-                    x, seen = x.index_select(0, logit_index), seen.index_select(0, logit_index)
-                    read = read.index_select(0, logit_index) if layer.between is None else read
+                    x, seen = x.index_select(0, index), seen.index_select(0, index)
+                    read = read.index_select(0, index) if layer.between is None else read
                 layer.add_to(x, read, seen)
             if len(states) < len(hidden):  # the next layers add to it in place
                 states.append(x.clone())
-        if last is None:
-            x = x.index_select(0, logit_index)
-        logits = self._head(self._norm(x).to(self._head_dtype))[:, : self._vocab_size]
-        kept = stacked(states, hidden, count, self._norm)
-        return ForwardOutput(logits, None if kept is None else kept.to(self._plain_dtype))
+        return x if last is not None else x.index_select(0, index), states
 
     def _head_norms(self, one: LayerShape) -> Operator | None:
         """In one call where both are RMS norms of single heads."""

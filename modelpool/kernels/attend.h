@@ -55,6 +55,9 @@ typedef struct {
   int64_t number_bytes;
 } AttendKernel;
 
+int sr_attend(const AttendLayer *l, const Places *p, const void *query, int64_t query_token,
+              int64_t query_head, int64_t query_kind, void *out, int threads, int number);
+
 extern const AttendKernel attend_plain, attend_double;
 #ifdef __x86_64__
 extern const AttendKernel attend_avx2, attend_avx512;

@@ -1,5 +1,4 @@
-/* What stands between the products of a decoder's layer of Llama's shape, and these: norms, rotation,
- * gate, and sums of residuals, in float32 and row by row.
+/* A pass over a decoder of Llama's shape: embedding, layers, norm and head, in float32 and row by row.
  *
  * A row's bits depend on nothing but the row: sums have an order of their own, by lanes, no
  * product is fused with a sum, and the exponential is written here. NaN and infinity go where they
@@ -10,44 +9,67 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "attend.h"
 #include "linear.h"
 #include "threads.h"
 
-enum { LANES = 32, SHARED = 1 << 16, TOGETHER = 128 }; /* SHARED: numbers from which on threads
-  share the rows; TOGETHER: rows whose MLP is in memory at once */
+enum { SUMS = 32, SHARED = 1 << 16, TOGETHER = 128 }; /* SUMS: of a norm, side by side; SHARED: numbers
+  from which on threads share the rows; TOGETHER: rows whose MLP is in memory at once */
 
 typedef struct {
   const Weight *qkv, *out, *gate_up, *down;
+  const AttendLayer *attend;     /* its keys and values are written, then read */
   const float *before, *between; /* [hidden] weights of norms */
   const float *of_heads;         /* [rotated][head_dim] those of heads, or NULL */
   int64_t hidden, inner;         /* inner: outputs of gate, and of up */
   int64_t heads, rotated, head_dim; /* heads: of queries, keys and values; rotated: of the first two */
+  int64_t angles;                /* which of a pass it rotates by */
   float before_eps, between_eps, heads_eps;
 } Layer;
 
-typedef struct Pass {
+typedef struct {
+  const float *cos, *sin; /* [tokens][head_dim], `stride` to the next token; sines are signed */
+  int64_t stride;
+} Angles;
+
+typedef struct {
+  const Layer *const *layers; /* [count] */
+  const Places *places;       /* of the tokens and their keys */
+  const int64_t *slots;       /* [tokens] of the arena, where their keys and values go */
+  const Angles *angles;
+  float *x;                   /* [tokens][hidden] what the first layer reads; it becomes what the last gives */
+  const int64_t *kept;        /* tokens that are wanted behind the last layer */
+  const float *norm;          /* [hidden] before the head; NULL: without a head */
+  const Weight *head;
+  float *y;                   /* [kept][outputs of the head], or [kept][hidden] without one */
+  int64_t count, hidden;
+  int64_t kept_count;         /* negative: more layers follow */
+  float norm_eps;
+  int threads, kernel, attend_kernel;
+} Pass;
+
+/* What a layer works on. */
+typedef struct Work {
   const Layer *layer;
-  void (*step)(const struct Pass *, int64_t row);
+  const Pass *pass;
+  void (*step)(const struct Work *, int64_t row);
   int64_t rows;
   float *x;      /* [rows][hidden] */
   float *normed; /* the same */
   float *added;  /* the same, of attention or of the MLP */
   float *wide;   /* [rows] of queries, keys and values; or of gate and up */
   float *gated;  /* [rows][inner] */
-  const float *cos, *sin; /* [head_dim] each, `stride` to the next row; sines are signed */
-  int64_t stride;
-  float *y;      /* [rows][heads][head_dim] */
   int threads;
-} Pass;
+} Work;
 
 /* To y what is x / sqrt(mean(x^2) + eps) * weight. */
 VECTOR_INLINE void norm(const float *x, const float *weight, float eps, int64_t size, float *y) {
-  float lanes[LANES] = {0};
+  float lanes[SUMS] = {0};
   int64_t i = 0;
-  for (; i + LANES <= size; i += LANES)
-    for (int k = 0; k < LANES; k++) lanes[k] += x[i + k] * x[i + k];
-  for (; i < size; i++) lanes[i % LANES] += x[i] * x[i];
-  for (int half = LANES / 2; half; half /= 2)
+  for (; i + SUMS <= size; i += SUMS)
+    for (int k = 0; k < SUMS; k++) lanes[k] += x[i + k] * x[i + k];
+  for (; i < size; i++) lanes[i % SUMS] += x[i] * x[i];
+  for (int half = SUMS / 2; half; half /= 2)
     for (int k = 0; k < half; k++) lanes[k] += lanes[k + half];
   const float by = 1.0f / __builtin_sqrtf(lanes[0] / (float)size + eps);
   for (int64_t k = 0; k < size; k++) y[k] = x[k] * by * weight[k];
@@ -71,25 +93,30 @@ VECTOR_INLINE float exponential(float x, float most, float least) {
   return y * of_bits((bits_of(shifted) << 23) + (127u << 23));
 }
 
-VECTOR_TARGET static void norm_before(const Pass *p, int64_t row) {
+VECTOR_TARGET static void norm_before(const Work *p, int64_t row) {
   const Layer *l = p->layer;
   norm(p->x + row * l->hidden, l->before, l->before_eps, l->hidden, p->normed + row * l->hidden);
 }
 
-VECTOR_TARGET static void add(const Pass *p, int64_t row) {
+VECTOR_TARGET static void norm_last(const Work *p, int64_t row) {
+  const int64_t size = p->pass->hidden;
+  norm(p->x + row * size, p->pass->norm, p->pass->norm_eps, size, p->normed + row * size);
+}
+
+VECTOR_TARGET static void add(const Work *p, int64_t row) {
   float *restrict x = p->x + row * p->layer->hidden;
   const float *restrict added = p->added + row * p->layer->hidden;
   for (int64_t i = 0; i < p->layer->hidden; i++) x[i] += added[i];
 }
 
-VECTOR_TARGET static void add_and_norm(const Pass *p, int64_t row) {
+VECTOR_TARGET static void add_and_norm(const Work *p, int64_t row) {
   const Layer *l = p->layer;
   add(p, row);
   norm(p->x + row * l->hidden, l->between, l->between_eps, l->hidden, p->normed + row * l->hidden);
 }
 
 /* silu(gate) * up. */
-VECTOR_TARGET static void gate(const Pass *p, int64_t row) {
+VECTOR_TARGET static void gate(const Work *p, int64_t row) {
   const int64_t inner = p->layer->inner;
   const float *restrict of_gate = p->wide + row * 2 * inner, *restrict up = of_gate + inner;
   float *restrict y = p->gated + row * inner, most = 89.0f, least = -87.0f;
@@ -98,12 +125,31 @@ VECTOR_TARGET static void gate(const Pass *p, int64_t row) {
     y[i] = of_gate[i] / (1.0f + exponential(-of_gate[i], most, least)) * up[i];
 }
 
-/* Norms and turns queries and keys, in place, and gives all heads. */
-VECTOR_TARGET static void turn(const Pass *p, int64_t row) {
+/* To the nearest float16, ties to even. */
+VECTOR_INLINE uint16_t to_half(float value) {
+  const uint32_t bits = bits_of(value), sign = bits >> 16 & 0x8000, rest = bits & 0x7fffffff;
+  if (rest > 0x7f800000) return sign | 0x7e00;
+  if (rest >= 0x477ff000) return sign | 0x7c00;
+  if (rest < 0x38800000) return sign | (bits_of(of_bits(rest) + 0.5f) - 0x3f000000);
+  return sign | (rest - 0x38000000 + 0xfff + (rest >> 13 & 1)) >> 13;
+}
+
+/* Numbers of one head to where they are kept, as `kind`. */
+VECTOR_INLINE void keep(const float *x, int64_t count, int64_t kind, int64_t at, const char *kept) {
+  if (kind == KIND_F32) memcpy((float *)kept + at, x, count * sizeof *x);
+  else
+    for (int64_t i = 0; i < count; i++)
+      ((uint16_t *)kept)[at + i] = kind == KIND_BF16 ? to_bf16(x[i]) : to_half(x[i]);
+}
+
+/* Norms and turns queries and keys, in place, and keeps keys and values. */
+VECTOR_TARGET static void turn(const Work *p, int64_t row) {
   const Layer *l = p->layer;
-  const int64_t dim = l->head_dim, half = dim / 2, size = l->heads * dim;
-  const float *cos = p->cos + row * p->stride, *sin = p->sin + row * p->stride;
-  float *x = p->wide + row * size;
+  const AttendLayer *to = l->attend;
+  const Angles *angles = p->pass->angles + l->angles;
+  const int64_t dim = l->head_dim, half = dim / 2, slot = p->pass->slots[row];
+  const float *cos = angles->cos + row * angles->stride, *sin = angles->sin + row * angles->stride;
+  float *x = p->wide + row * l->heads * dim;
   for (int64_t head = 0; head < l->rotated; head++) {
     float *low = x + head * dim, *high = low + half;
     if (l->of_heads) norm(low, l->of_heads + head * dim, l->heads_eps, dim, low);
@@ -113,59 +159,109 @@ VECTOR_TARGET static void turn(const Pass *p, int64_t row) {
       high[i] = b * cos[half + i] + a * sin[half + i];
     }
   }
-  memcpy(p->y + row * size, x, size * sizeof *x);
+  const float *keys = x + to->heads * dim, *values = x + l->rotated * dim;
+  for (int64_t head = 0; head < to->kv_heads; head++) {
+    const int64_t key = slot * to->key_slot + head * to->key_head;
+    const int64_t value = slot * to->value_slot + head * to->value_head;
+    keep(keys + head * dim, dim, to->kind, key, to->keys);
+    keep(values + head * dim, dim, to->kind, value, to->values);
+  }
 }
 
 static void share(void *of) {
-  const Pass *p = of;
+  const Work *p = of;
   const int several = p->threads > 1;
   const int64_t number = several ? thread_number() : 0, count = several ? thread_count() : 1;
   for (int64_t row = p->rows * number / count; row < p->rows * (number + 1) / count; row++)
     p->step(p, row);
 }
 
-static void each_row(Pass *p, void (*step)(const Pass *, int64_t), int threads) {
+static void each_row(Work *p, void (*step)(const Work *, int64_t)) {
   p->step = step;
-  p->threads = in_parallel && p->rows * p->layer->hidden >= SHARED ? threads : 1;
+  p->threads = in_parallel && p->rows * p->pass->hidden >= SHARED ? p->pass->threads : 1;
   if (p->threads > 1) in_parallel(share, p, p->threads, 0);
   else share(p);
 }
 
-/* Queries, keys and values of x. Returns 0; 1 without memory. */
-int sr_before(const Layer *l, float *x, int64_t rows, const float *cos, const float *sin,
-              int64_t stride, float *y, int threads, int kernel) {
-  const int64_t all = l->hidden + l->heads * l->head_dim;
-  if (!rows) return 0;
-  float *memory = malloc(rows * all * sizeof(float));
-  if (!memory) return 1;
-  Pass p = {.layer = l, .rows = rows, .x = x, .normed = memory, .wide = memory + rows * l->hidden,
-            .cos = cos, .sin = sin, .stride = stride, .y = y};
-  each_row(&p, norm_before, threads);
-  const int failed = sr_linear(l->qkv, p.normed, 0, p.wide, 0, rows, threads, kernel);
-  if (!failed) each_row(&p, turn, threads);
-  free(memory);
-  return failed;
+static int linear(const Work *p, const Weight *weight, const float *x, float *y) {
+  return p->rows && sr_linear(weight, x, 0, y, 0, p->rows, p->pass->threads, p->pass->kernel);
 }
 
-/* Adds to x what becomes of `seen`, and then what the MLP makes of x. As above. */
-int sr_behind(const Layer *l, float *x, int64_t rows, const float *seen, int threads, int kernel) {
-  const int64_t most = rows < TOGETHER ? rows : TOGETHER;
-  const int64_t read = (2 * l->rotated - l->heads) * l->head_dim; /* of all query heads */
+/* To `seen` what the queries of all rows attend to. */
+static int attention(Work *p, float *seen) {
+  const AttendLayer *l = p->layer->attend;
+  each_row(p, norm_before);
+  if (linear(p, p->layer->qkv, p->normed, p->wide)) return 1;
+  each_row(p, turn);
+  return sr_attend(l, p->pass->places, p->wide, p->layer->heads * l->dim, l->dim, KIND_F32, seen,
+                   p->pass->threads, p->pass->attend_kernel);
+}
+
+/* Adds to x what becomes of `seen`, and then what the MLP makes of x. `work` has memory for TOGETHER
+ * rows. */
+static int behind(const Work *work, const float *seen) {
+  const Layer *l = work->layer;
+  const int64_t width = l->attend->heads * l->attend->value_dim;
+  for (int64_t done = 0; done < work->rows; done += TOGETHER) {
+    Work p = *work;
+    p.rows = work->rows - done < TOGETHER ? work->rows - done : TOGETHER;
+    p.x += done * l->hidden;
+    if (linear(&p, l->out, seen + done * width, p.added)) return 1;
+    each_row(&p, add_and_norm);
+    if (linear(&p, l->gate_up, p.normed, p.wide)) return 1;
+    each_row(&p, gate);
+    if (linear(&p, l->down, p.gated, p.added)) return 1;
+    each_row(&p, add);
+  }
+  return 0;
+}
+
+static void pick(const float *from, int64_t size, const Pass *pass, float *to) {
+  for (int64_t i = 0; i < pass->kept_count; i++)
+    memcpy(to + i * size, from + pass->kept[i] * size, size * sizeof *from);
+}
+
+static inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* Returns 0; 1 without memory. Of the last layer only what is kept is computed to the end. */
+int sr_pass(const Pass *pass) {
+  const int64_t rows = pass->places->tokens, kept = larger(pass->kept_count, 0);
+  const int is_last = pass->kept_count >= 0;
+  const int64_t all = larger(rows, kept), most = all < TOGETHER ? all : TOGETHER;
+  const int64_t hidden = pass->hidden;
+  int64_t width = 0, wide = 0, inner = 0;
   if (!rows) return 0;
-  float *memory = malloc(most * (2 * l->hidden + 3 * l->inner) * sizeof(float));
+  for (int64_t i = 0; i < pass->count; i++) {
+    const Layer *l = pass->layers[i];
+    width = larger(width, l->attend->heads * l->attend->value_dim);
+    wide = larger(wide, larger(rows * l->heads * l->head_dim, most * 2 * l->inner));
+    inner = larger(inner, l->inner);
+  }
+  float *memory = malloc(
+      sizeof *memory * (all * (hidden + 2 * width) + wide + most * (hidden + inner) + kept * hidden));
   if (!memory) return 1;
-  float *wide = memory + 2 * most * l->hidden;
+  float *seen = memory + all * hidden, *of_kept = seen + all * width, *last = of_kept + all * width;
+  Work p = {.pass = pass, .rows = rows, .x = pass->x, .normed = memory, .wide = last + kept * hidden};
+  p.added = p.wide + wide;
+  p.gated = p.added + most * hidden;
   int failed = 0;
-  for (int64_t done = 0, some; done < rows && !failed; done += some) {
-    some = rows - done < most ? rows - done : most;
-    Pass p = {.layer = l, .rows = some, .x = x + done * l->hidden, .normed = memory,
-              .added = memory + most * l->hidden, .wide = wide, .gated = wide + 2 * most * l->inner};
-    failed = sr_linear(l->out, seen + done * read, 0, p.added, 0, some, threads, kernel);
-    if (!failed) each_row(&p, add_and_norm, threads);
-    failed = failed || sr_linear(l->gate_up, p.normed, 0, wide, 0, some, threads, kernel);
-    if (!failed) each_row(&p, gate, threads);
-    failed = failed || sr_linear(l->down, p.gated, 0, p.added, 0, some, threads, kernel);
-    if (!failed) each_row(&p, add, threads);
+  for (int64_t i = 0; i < pass->count && !failed; i++) {
+    p.layer = pass->layers[i];
+    failed = attention(&p, seen);
+    if (is_last && i == pass->count - 1) {
+      pick(seen, p.layer->attend->heads * p.layer->attend->value_dim, pass, of_kept);
+      pick(p.x, hidden, pass, last);
+      seen = of_kept, p.x = last, p.rows = kept;
+    }
+    failed = failed || behind(&p, seen);
+  }
+  if (is_last && !failed) {
+    if (!pass->count) pick(pass->x, hidden, pass, last), p.x = last, p.rows = kept;
+    if (pass->norm) {
+      each_row(&p, norm_last);
+      failed = linear(&p, pass->head, p.normed, pass->y);
+    } else
+      memcpy(pass->y, last, kept * hidden * sizeof *last);
   }
   free(memory);
   return failed;

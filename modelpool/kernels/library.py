@@ -197,13 +197,11 @@ def _run(compiler: Sequence[str], arguments: Sequence[str]) -> None:
 def opened(file: Path) -> ctypes.CDLL:
     """Raises `OSError`, and `RuntimeError` where the file is another version's."""
     library = ctypes.CDLL(str(file))
-    if not hasattr(library, "sr_attend"):
+    if not hasattr(library, "sr_pass"):
         raise RuntimeError(f"{file} is of another version")
     pointer, whole, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     library.sr_linear.argtypes = (pointer, pointer, number, pointer, number, whole, number, number)
-    at = (pointer, pointer, whole, pointer)  # layer, residual, rows, an input
-    library.sr_before.argtypes = (*at, pointer, whole, pointer, number, number)
-    library.sr_behind.argtypes = (*at, number, number)
+    library.sr_pass.argtypes = (pointer,)
     library.sr_scan.argtypes, library.sr_scan.restype = (pointer,), None
     library.sr_advance.argtypes, library.sr_advance.restype = (*(pointer,) * 4, *(whole,) * 4), None
     library.sr_attend.argtypes = (*(pointer,) * 3, *(whole,) * 3, pointer, number, number)

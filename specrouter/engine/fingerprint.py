@@ -5,7 +5,7 @@ import hashlib
 from modelpool import ModelPool
 from modelpool.attention.path_cpu import attention_arithmetic
 from modelpool.config import PoolConfig
-from modelpool.fast.compiled_layer import layer_arithmetic
+from modelpool.fast.compiled_layers import layer_arithmetic
 from modelpool.fast.quantised import ARITHMETIC
 from modelpool.kernels.recurrence import matrix_kernels
 from specrouter.version import __version__

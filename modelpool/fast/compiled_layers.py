@@ -1,0 +1,214 @@
+"""Decoders of Llama's shape whose linear layers are in int8 or int4: a pass is one call into C.
+
+Contract: what stands between the products of a token is many small operators, and their dispatch in
+Python takes longer than some products. `layer.c` computes all of it in float32, row by row,
+whatever the rows beside and the threads. Its sums have another order than torch's, so texts depend
+on `layer_arithmetic` too, which is one for a whole process. A model with a layer of another shape,
+or with a weight that the library does not have, is computed by torch's operators.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from modelpool.attention.kv_view import Attend, KVView
+from modelpool.attention.path import PathAttention, PathLayout
+from modelpool.attention.path_cpu import CpuKernels
+from modelpool.fast.forward_parts import ShortLayer
+from modelpool.fast.lean_linear import Quantised
+from modelpool.fast.lean_norm import rms_scale
+from modelpool.fast.model_shape import LayerShape, ModelShape
+from modelpool.fast.panels import PanelWeight, exact_kernels
+from modelpool.fast.quantised import QuantisedLinear, int8_kernels
+from modelpool.fast.rotation import Table
+from modelpool.forward import HiddenLayers, spans
+from modelpool.kernels.library import KERNELS, LinearKernels
+
+_CPU = torch.device("cpu")
+_LINEARS = ("qkv", "out", "gate_up", "down")
+_NORMS = ("before", "between", "of_heads")
+_SIZES = ("hidden", "inner", "heads", "rotated", "head_dim", "angles")
+
+
+class _Layer(ctypes.Structure):
+    """`Layer` of layer.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in (*_LINEARS, "attend", *_NORMS)),
+        *((name, ctypes.c_int64) for name in _SIZES),
+        *((name, ctypes.c_float) for name in ("before_eps", "between_eps", "heads_eps")),
+    )
+
+
+class _Angles(ctypes.Structure):
+    """`Angles` of layer.c."""
+
+    _fields_ = (("cos", ctypes.c_void_p), ("sin", ctypes.c_void_p), ("stride", ctypes.c_int64))
+
+
+class _Pass(ctypes.Structure):
+    """`Pass` of layer.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("layers", "places", "slots", "angles", "x")),
+        *((name, ctypes.c_void_p) for name in ("kept", "norm", "head", "y")),
+        *((name, ctypes.c_int64) for name in ("count", "hidden", "kept_count")),
+        ("norm_eps", ctypes.c_float),
+        *((name, ctypes.c_int) for name in ("threads", "kernel", "attend_kernel")),
+    )
+
+
+class CompiledLayers:
+    """The layers of a decoder, and what follows them."""
+
+    def __init__(
+        self,
+        kernels: LinearKernels,
+        attend: CpuKernels,
+        layers: Sequence[ShortLayer],
+        shape: ModelShape,
+        head: PanelWeight | None,
+    ) -> None:
+        """`head`: None: a head of torch's reads what the last layer gives."""
+        self._attend, self._head, self.has_head = attend, head, head is not None
+        self._attends = [(layer.attention, layer.heads) for layer in layers]
+        self._arena: Tensor | None = None  # the keys of the first layer that the library was told
+        self._told = list[ctypes.Structure]()
+        self._kept = list[Any]()  # that the library reads
+        told = [self._layer(*pair) for pair in zip(layers, shape.layers, strict=True)]
+        self._layers = (_Layer * len(told))(*told)
+        size = ctypes.sizeof(_Layer)
+        start = ctypes.addressof(self._layers)
+        self._places_of = (ctypes.c_void_p * len(told))(
+            *(start + size * index for index in range(len(told)))
+        )
+        self._norm, self._eps = self._norm_of(rms_scale(shape.norm) if head else None)
+        self._run, self._kernel = kernels.library.sr_pass, KERNELS[kernels.name]
+
+    def _layer(self, layer: ShortLayer, shape: LayerShape) -> _Layer:
+        weights = [getattr(layer, name).shared for name in _LINEARS]
+        self._kept += weights
+        norms = [
+            self._norm_of(one)
+            for one in (rms_scale(shape.before), rms_scale(shape.between), shape.joint_norm())
+        ]
+        qkv, *_, down = weights
+        return _Layer(
+            *(ctypes.addressof(weight.described) for weight in weights),
+            None,
+            *(weight for weight, _ in norms),
+            down.out_features,
+            down.in_features,
+            qkv.out_features // layer.head_dim,
+            layer.rotated,
+            layer.head_dim,
+            layer.angles,
+            *(eps for _, eps in norms),
+        )
+
+    def _norm_of(self, found: tuple[Tensor, float] | None) -> tuple[int | None, float]:
+        """Where its weight is, and its epsilon."""
+        if found is None:
+            return None, 0.0
+        weight = found[0].float().contiguous()
+        self._kept.append(weight)
+        return weight.data_ptr(), found[1]
+
+    def __call__(
+        self, x: Tensor, angles: Sequence[Table], view: KVView, index: Tensor, hidden: HiddenLayers
+    ) -> tuple[Tensor, list[Tensor]]:
+        """What comes of embedded tokens [T, hidden], which are changed in place.
+
+        Returns:
+            Of the tokens of `index` the logits [n, outputs of the head], or without a head of the
+            library's what the last layer gives; and the hidden states that are asked for.
+        """
+        assert x.is_contiguous()
+        assert index.is_contiguous()
+        self._attend_to(view)
+        slots = torch.from_numpy(view.pack.slots)
+        tables = (_Angles * len(angles))(*map(_told, angles))
+        places = self._attend.places(view.layout(PathLayout).on(_CPU))
+        outputs = x.shape[1] if self._head is None else self._head.out_features
+        y, states = torch.empty(len(index), outputs), list[Tensor]()
+        for first, stop in spans(hidden, len(self._layers)):
+            is_last = len(states) == len(hidden)
+            asked = _Pass(
+                layers=ctypes.addressof(self._places_of) + first * ctypes.sizeof(ctypes.c_void_p),
+                places=ctypes.addressof(places),
+                slots=slots.data_ptr(),
+                angles=ctypes.addressof(tables),
+                x=x.data_ptr(),
+                kept=index.data_ptr(),
+                norm=self._norm,
+                head=None if self._head is None else ctypes.addressof(self._head.described),
+                y=y.data_ptr(),
+                count=stop - first,
+                hidden=x.shape[1],
+                kept_count=len(index) if is_last else -1,
+                norm_eps=self._eps,
+                threads=torch.get_num_threads(),
+                kernel=self._kernel,
+                attend_kernel=self._attend.instruction_set,
+            )
+            if self._run(ctypes.byref(asked)):
+                raise MemoryError(f"no memory for a pass over {len(x)} tokens")
+            if not is_last:
+                states.append(x.clone())
+        return y, states
+
+    def _attend_to(self, view: KVView) -> None:
+        """Tells layers where their keys and values are; they are all of one store."""
+        if view.arena(self._attends[0][0])[0] is self._arena:
+            return
+        self._told = [
+            self._attend.layer(*view.arena(attention), heads, attention)
+            for attention, heads in self._attends
+        ]
+        for layer, told in zip(self._layers, self._told, strict=True):
+            layer.attend = ctypes.addressof(told)
+        self._arena = view.arena(self._attends[0][0])[0]
+
+
+def compiled_layers(
+    layers: Sequence[ShortLayer], shape: ModelShape, attend: Attend, head: Any
+) -> CompiledLayers | None:
+    """What computes the layers of `shape`, and None where the library cannot.
+
+    Args:
+        head: the model's.
+    """
+    linears = [getattr(layer, name) for layer in layers for name in _LINEARS]
+    are_panels = all(
+        isinstance(one, Quantised) and isinstance(one.shared, PanelWeight) for one in linears
+    )
+    if not are_panels or not all(one.is_llama for one in shape.layers):
+        return None  # without having opened the library, which may be compiled for it
+    kernels = exact_kernels()
+    paths = attend.kernels if isinstance(attend, PathAttention) else None
+    if kernels is None or not isinstance(paths, CpuKernels):
+        return None
+    is_whole = shape.on_logits is None and rms_scale(shape.norm) is not None
+    own = head.shared if isinstance(head, QuantisedLinear) and is_whole else None
+    return CompiledLayers(
+        kernels, paths, layers, shape, own if isinstance(own, PanelWeight) else None
+    )
+
+
+def _told(table: Table) -> _Angles:
+    if not table:  # of layers that do not rotate
+        return _Angles()
+    cos, sin = table
+    assert cos.dtype is sin.dtype is torch.float32
+    assert cos.stride() == sin.stride()
+    assert cos.stride(-1) == 1
+    return _Angles(cos.data_ptr(), sin.data_ptr(), cos.stride(0))
+
+
+def layer_arithmetic() -> str:
+    """Which one quantised layers have here: those of W8A8 checkpoints, and others."""
+    found = (int8_kernels(), exact_kernels())
+    return ", ".join("torch" if kernels is None else "C library" for kernels in found)
