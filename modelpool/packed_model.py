@@ -80,7 +80,7 @@ class PackedModel:
         self.bits_depend_on: str | None = None  # beside a token's own text: see `bit_trial`
         self.attention = tuning.attention
         self.attend = tuning.attention.load()
-        self.device: torch.device = _embedding(model).device
+        self.device: torch.device = _input_device(model)
         self._is_spread = len({parameter.device for parameter in model.parameters()}) > 1
         # Entered around each forward, by whoever wants to know how long it takes: with the tokens
         # of the pack, and the pairs of query and slot that attention computes.
@@ -121,7 +121,7 @@ class PackedModel:
         field = f"pool.models[{name}]"
         _refuse(model, vocab_size, field)
         model.train(False)
-        device = _embedding(model).device
+        device = _input_device(model)
         rows = _probe_rows(device, vocab_size)
         probe = ProbeView(device, _PROBE_TOKENS, rows=len(rows))
         try:
@@ -143,7 +143,8 @@ class PackedModel:
         if any(isinstance(one, QuantisedLinear) for one in model.modules()):
             allowed = MOST_DIFFERENCE  # the least rounding may move a level
         check_parity(field, expected, got, allowed)
-        moving = moving_layer(model, _embedding(model).shape[1]) if probe.recurrent else None
+        width = model.config.get_text_config().hidden_size
+        moving = moving_layer(model, width) if probe.recurrent else None
         if moving is not None:
             said = "on this machine a token's rounding depends on what is beside it"
             raise UnsupportedModelError(field, f"layer {moving}: {said}")
@@ -341,10 +342,10 @@ def _refuse(model: PreTrainedModel, vocab_size: int, field: str) -> None:
         raise UnsupportedModelError(field, "it has fewer output ids than the tokenizer")
 
 
-def _embedding(model: PreTrainedModel) -> Tensor:
-    weight = model.get_input_embeddings().weight
-    assert isinstance(weight, Tensor)
-    return weight
+def _input_device(model: PreTrainedModel) -> torch.device:
+    """Of the embedding; a quantised one is on the CPU, and so is its model."""
+    weight = next(model.get_input_embeddings().parameters(), None)
+    return torch.device("cpu") if weight is None else weight.device
 
 
 def _output_rows(model: PreTrainedModel) -> int:

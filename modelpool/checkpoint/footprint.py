@@ -114,6 +114,7 @@ class Kept:
         parameters: Iterable[StoredParameter],
         experts: int | None = None,
         has_plain_experts: bool = False,
+        has_plain_tables: bool = False,
     ) -> Callable[[StoredParameter], int | None]:
         """What a weight takes that is quantised; None for another one. `experts`: of a mixture."""
         weights, has_small = self.weights(stored, parameters), _has_small(parameters)
@@ -123,6 +124,8 @@ class Kept:
         in_int4 = weights == "int4"
 
         def taken(one: StoredParameter) -> int | None:
+            if one.is_table and one.is_in_blocks and self.asked == "exact" and self.has_kernels:
+                return None if has_plain_tables else one.block_bytes
             if one.stays_plain or (one.dtype != "I8" and not (every and one.is_linear)):
                 return None
             if one.is_expert and has_plain_experts:
@@ -297,8 +300,8 @@ def _read(
     )
 
     def taken_by(kept: Kept) -> WeightBytes:
-        experts = expert_count(text), outline.has_plain_experts
-        return bytes_of(quantised_bytes=kept.quantised_bytes(stored, parameters, *experts))
+        facts = expert_count(text), outline.has_plain_experts, loaded == "float64"
+        return bytes_of(quantised_bytes=kept.quantised_bytes(stored, parameters, *facts))
 
     taken = taken_by(kept)
     read_bytes = {  # what is not asked for is told as if the CPU could have it

@@ -204,7 +204,7 @@ def weight_bytes(
         width: bytes of an element that is not quantised.
         quantised_bytes: of a weight that is.
         tied_rows: of the embedding, where the head is the same weight. A quantised head is a
-            copy; a packed one is too, and is not counted here.
+            copy of a plain embedding; a packed one is too, and is not counted here.
     """
 
     def taken(one: StoredParameter) -> float:
@@ -218,7 +218,7 @@ def weight_bytes(
     tables = [one for one in parameters if one.is_table and one.shape[0] == tied_rows]
     for head in (replace(table, name=_HEAD) for table in tables[:1]):
         small = quantised_bytes(head)
-        outer += small or 0
+        outer += (small or 0) if quantised_bytes(tables[0]) is None else 0
         tied_elements = head.count if small is None else 0
         read += taken(head)
     known_read = None if any(one.is_expert for one in parameters) else round(read)

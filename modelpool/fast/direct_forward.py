@@ -29,6 +29,7 @@ from modelpool.fast.forward_parts import (
 from modelpool.fast.joined import join_layers, joined, side_by_side
 from modelpool.fast.lean_norm import rms_scale
 from modelpool.fast.model_shape import LayerShape, ModelShape, Operator, shape_of
+from modelpool.fast.quantised import embedded
 from modelpool.fast.rotation import Rotation, Table
 from modelpool.forward import ForwardOutput, HiddenLayers, spans, stacked
 from modelpool.packed_model import PackedModel
@@ -50,7 +51,7 @@ class DirectForward(ShortForward):
         """`shape`: of `packed`'s model."""
         core: Any = packed.model.model
         self._vocab_size = packed.vocab_size
-        self._embedding: Tensor = core.embed_tokens.weight.detach()
+        self._embedding, self._dtype = core.embed_tokens, packed.dtype
         self._scale = shape.embedding_scale
         self._rotary, self._rotations = shape.rotary, shape.rotations
         self._attend = packed.attend
@@ -68,7 +69,7 @@ class DirectForward(ShortForward):
         hidden: HiddenLayers = (),
     ) -> ForwardOutput:
         """One pass over a pack, as `PackedModel.forward`; positions are below the maximum."""
-        x = self._embedding.index_select(0, tokens)  # [T, hidden]
+        x = embedded(self._embedding, tokens, self._dtype)  # [T, hidden]
         if self._scale != 1.0:
             x.mul_(self._scale)
         angles = [self._angles(one, x, positions) for one in self._rotations]

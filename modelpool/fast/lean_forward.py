@@ -36,7 +36,7 @@ from modelpool.fast.lean_linear import After, Linear, Packed, Quantised, linear_
 from modelpool.fast.lean_norm import rms_scale
 from modelpool.fast.linear import PackedLinear, gains, let_go_of_file, pack_linears
 from modelpool.fast.model_shape import LayerShape, ModelShape, Operator, shape_of
-from modelpool.fast.quantised import QuantisedLinear
+from modelpool.fast.quantised import QuantisedLinear, embedded
 from modelpool.fast.rotation import Table, angles_of
 from modelpool.forward import Forward, ForwardOutput, HiddenLayers, spans, stacked
 from modelpool.packed_model import PackedModel
@@ -90,13 +90,13 @@ class LeanForward(ShortForward):
         if not is_quantised(model):  # of which nothing is a file's
             let_go_of_file(_unpacked(model))
         self._embedded = core.embed_tokens  # its weight may come to be shared with another model's
-        embedding: Tensor = core.embed_tokens.weight.detach()
         # Quantised layers read and give float32: nothing is rounded in between.
-        is_half = embedding.dtype.itemsize == 2
-        self._dtype = torch.float32 if is_half and is_quantised(model) else embedding.dtype
-        self._plain_dtype = embedding.dtype  # of what is not quantised
+        is_half = model.dtype.itemsize == 2
+        self._dtype = torch.float32 if is_half and is_quantised(model) else model.dtype
+        self._plain_dtype = model.dtype  # of what is not quantised
         self._scale = shape.embedding_scale
-        like, positions = embedding[:1].to(self._dtype), max_positions(config)
+        like = torch.empty(1, dtype=self._dtype, device=model.device)
+        positions = max_positions(config)
         with torch.inference_mode():
             self._angles = [angles_of(r, shape.rotary, like, positions) for r in shape.rotations]
         self._originals: list[tuple[nn.Module, str]] = []  # that a packed layer stands for
@@ -131,7 +131,7 @@ class LeanForward(ShortForward):
         hidden: HiddenLayers = (),
     ) -> ForwardOutput:
         """One pass over a pack, as `PackedModel.forward`; positions are below the maximum."""
-        x = self._embedded.weight.index_select(0, tokens).to(self._dtype)  # [T, hidden]
+        x = embedded(self._embedded, tokens, self._dtype)  # [T, hidden]
         if self._scale != 1.0:
             x.mul_(self._scale)
         angles = [of(positions) for of in self._angles]

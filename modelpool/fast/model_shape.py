@@ -25,7 +25,7 @@ from modelpool.attention.packed import OpaqueView, run_packed
 from modelpool.checkpoint.architecture import max_positions
 from modelpool.fast.lean_norm import rms_scale
 from modelpool.fast.linear import PackedLinear, is_hooked
-from modelpool.fast.quantised import QuantisedLinear
+from modelpool.fast.quantised import QuantisedEmbedding, QuantisedLinear
 from modelpool.fast.rotation import Rotation, candidates
 from modelpool.probe import ProbeView
 
@@ -203,7 +203,7 @@ def shape_of(model: PreTrainedModel, attend: Attend) -> ModelShape | None:
     embedding: Any = core.embed_tokens
     scale = getattr(core, "embedding_multiplier", 1.0)
     if hasattr(embedding, "embed_scale"):
-        scale = torch.as_tensor(embedding.embed_scale).to(embedding.weight.dtype)
+        scale = torch.as_tensor(embedding.embed_scale).to(model.dtype)
     return ModelShape(
         layers=layers,
         rotary=getattr(core, "rotary_emb", None),
@@ -218,7 +218,7 @@ def _is_known(model: Any, core: Any) -> bool:
     return (
         getattr(model, "hf_quantizer", None) is None
         and _parts(core) - {"rotary_emb"} == _CORE_PARTS
-        and isinstance(core.embed_tokens, nn.Embedding)
+        and isinstance(core.embed_tokens, nn.Embedding | QuantisedEmbedding)
         and core.embed_tokens.max_norm is None
         and len(core.layers) == model.config.num_hidden_layers
         and _is_linear(getattr(model, "lm_head", None))
@@ -332,7 +332,7 @@ def _all_magnitudes(like: Tensor) -> Tensor:
 def _observed(model: Any, attend: Attend) -> tuple[list[_Seen], _Head]:
     """By layer, what its attention does in a forward of a few tokens, far from one another; and
     what becomes of the head's output."""
-    core, device = model.model, model.model.embed_tokens.weight.device
+    core, device = model.model, model.device
     seen, head = list[_Seen](), _Head()
     asked: list[tuple[Tensor, tuple[Any, ...]]] = []  # cosines, and what they were asked with
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -40,7 +39,7 @@ class PanelWeight:
         bias: Tensor | None,
         kernels: LinearKernels,
         form: Mapping[str, int],
-        **packed: Tensor,
+        packed: Mapping[str, Tensor],
     ) -> None:
         """
         Args:
@@ -48,12 +47,12 @@ class PanelWeight:
             units: [out] float32, a level's worth.
             bias: [out].
             form: facts of the whole weight, by their names in the library.
-            packed: what the panels hold, which are full, by its name in the library.
+            packed: what the panels hold, which are full, by its name in the library, in `_memory`.
         """
         self.in_features, self.out_features = given, len(units)
         self._kernels, self.others = kernels, list[PanelWeight]()
         outputs = -len(units) % _PANEL  # that are missing in the last panel
-        parts = {name: _aligned(each) for name, each in packed.items()}
+        parts = dict(packed)
         parts["units"] = F.pad(units / INT8_LEVELS, (0, outputs))
         if bias is not None:
             parts["bias"] = F.pad(bias.detach().float(), (0, outputs))
@@ -61,6 +60,14 @@ class PanelWeight:
         pointers = {name: each.data_ptr() for name, each in parts.items()}
         sizes = {"inputs": given + _missing(given), "given": given, "outputs": len(units)}
         self.described = LayerWeight(**pointers, **sizes, **form)  # for the library
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """[n] int64, below `out_features`, to the weights of these outputs [n, in] float32."""
+        y = torch.empty(len(ids), self.in_features)
+        self._kernels.library.sr_rows(
+            ctypes.byref(self.described), ids.contiguous().data_ptr(), len(ids), y.data_ptr()
+        )
+        return y
 
     def followed_by(self, others: "Sequence[PanelWeight]") -> "PanelWeight":
         """With the outputs of `others`, of the same inputs, behind its own."""
@@ -101,7 +108,7 @@ class BlockWeight(PanelWeight):
         sizes = {"scales": groups * values.parts, "centres": groups}
         sizes |= dict.fromkeys(("steps", "bases"), -(-groups // values.groups_of_block))
         packed = {
-            name: _by_panel(F.pad(one, (0, size - one.shape[1], 0, more)))
+            name: _aligned(_by_panel(F.pad(one, (0, size - one.shape[1], 0, more))))
             for name, size in sizes.items()
             if (one := getattr(values, name)) is not None
         }
@@ -111,8 +118,7 @@ class BlockWeight(PanelWeight):
             bias,
             kernels,
             {"block": values.groups_of_block, "parts": values.parts, "zero": values.zero},
-            **_numbers(F.pad(values.numbers, (0, missing, 0, more)), values.bits),
-            **packed,
+            _packed(values.numbers, values.bits, kernels) | packed,
         )
 
 
@@ -122,15 +128,14 @@ class Int8PanelWeight(PanelWeight):
 
     def __init__(self, values: Int8Values, bias: Tensor | None, kernels: LinearKernels) -> None:
         """`bias`: [out]."""
-        (outputs, given), levels = values.levels.shape, values.levels.view(torch.uint8)
-        numbers = F.pad(levels ^ BYTES_ZERO, (0, _missing(given), 0, -outputs % _PANEL))
+        numbers = values.levels.view(torch.uint8) ^ BYTES_ZERO
         super().__init__(
-            given,
+            numbers.shape[1],
             values.scales,
             bias,
             kernels,
             {"block": 1, "parts": 1, "zero": BYTES_ZERO, "is_by_row": 1},
-            bytes=_bytes(numbers),
+            _packed(numbers, 8, kernels),
         )
 
 
@@ -189,25 +194,15 @@ def quantised_refusal() -> str | None:
     return None if reason is None or exact_kernels() is not None else reason
 
 
-def _numbers(numbers: Tensor, bits: int) -> dict[str, Tensor]:
-    """[out, in] as the kernels have them, by their names: in a byte the lower bits of two inputs,
-    four apart; and of the fifth and the sixth bits those of eight numbers."""
-    if bits == 8:
-        return {"bytes": _bytes(numbers)}
-    # panel, half, output, group, step, late, input
-    steps = numbers.reshape(len(numbers) // _PANEL, 2, 16, -1, 4, 2, 4).permute(0, 3, 1, 4, 5, 2, 6)
-    low = steps & 15
-    found = {"nibbles": torch.bitwise_or(low[:, :, :, :, 0], low[:, :, :, :, 1] << 4).contiguous()}
-    for name, bit in (("fifths", 4), ("sixths", 5))[: bits - 4]:
-        packed = np.packbits((steps.flatten(5) >> bit & 1).numpy(), axis=-1, bitorder="little")
-        found[name] = torch.from_numpy(packed)
+def _packed(numbers: Tensor, bits: int, kernels: LinearKernels) -> dict[str, Tensor]:
+    """[out, in] uint8 as the kernels have them, by their names: see `Weight` of linear.c."""
+    outputs, given = numbers.shape
+    count = (outputs + -outputs % _PANEL) * (given + _missing(given))
+    names = ("bytes",) if bits == 8 else ("nibbles", "fifths", "sixths")[: bits - 3]
+    sizes = {"bytes": count, "nibbles": count // 2}
+    found = {name: _memory(sizes.get(name, count // 8)) for name in names}
+    kernels.pack(numbers.contiguous(), bits, list(found.values()))
     return found
-
-
-def _bytes(numbers: Tensor) -> Tensor:
-    """[out, in] to [panels, 2, in / 4, 64]."""
-    steps = numbers.reshape(len(numbers) // _PANEL, 2, 16, -1, 4)  # panel, half, output, step
-    return steps.transpose(2, 3).contiguous()
 
 
 def _by_panel(of_groups: Tensor) -> Tensor:
@@ -217,9 +212,13 @@ def _by_panel(of_groups: Tensor) -> Tensor:
 
 
 def _aligned(tensor: Tensor) -> Tensor:
-    """Its bytes, from a multiple of 64 on, and behind them what kernels fetch ahead."""
-    size = tensor.numel() * tensor.element_size()
+    """A copy of its bytes."""
+    plain = tensor.view(torch.uint8).flatten()
+    return _memory(len(plain)).copy_(plain)
+
+
+def _memory(size: int) -> Tensor:
+    """So many bytes, from a multiple of 64 on, and behind them what kernels fetch ahead."""
     memory = torch.empty(size + _ALIGNED, dtype=torch.uint8)
     start = -memory.data_ptr() % _ALIGNED
-    found = memory[start : start + size]
-    return found.copy_(tensor.view(torch.uint8).flatten())
+    return memory[start : start + size]

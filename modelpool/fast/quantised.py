@@ -29,7 +29,7 @@ from modelpool.fast.linear import is_hooked
 from modelpool.fast.panels import BlockWeight, Int8PanelWeight, PanelWeight, exact_kernels
 from modelpool.kernels.library import LinearKernels
 
-ARITHMETIC = 7  # raised when the same weights give other texts
+ARITHMETIC = 8  # raised when the same weights give other texts
 
 
 Values = Int8Values | BlockValues  # what a checkpoint has of a weight
@@ -72,6 +72,56 @@ class QuantisedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features], for any leading shape."""
         return self.shared.multiply(x).narrow(-1, self._start, self.out_features)
+
+
+class QuantisedEmbedding(nn.Module):
+    """An embedding whose rows are the outputs of a weight in panels, which a tied head shares."""
+
+    max_norm = None
+
+    def __init__(self, weight: PanelWeight, plain: nn.Embedding) -> None:
+        """`plain`: in whose place it stands; its weight may be on the device `meta`."""
+        super().__init__()
+        self.num_embeddings, self.embedding_dim = plain.num_embeddings, plain.embedding_dim
+        self.hidden_parameters = self.num_embeddings * self.embedding_dim
+        self.shared, self._dtype = weight, plain.weight.dtype
+        if hasattr(plain, "embed_scale"):
+            self.embed_scale = plain.embed_scale
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """[n] int64 to [n, embedding_dim] float32, not scaled."""
+        return self.shared.rows(ids)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """[...] to [..., embedding_dim] in the model's dtype."""
+        found = self.rows(ids.flatten()).to(self._dtype).view(*ids.shape, -1)
+        if hasattr(self, "embed_scale"):
+            found = found * torch.as_tensor(self.embed_scale).to(self._dtype)
+        return found
+
+
+def embedded(embedding: nn.Module, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+    """[T] to [T, hidden] in `dtype`, not scaled."""
+    if isinstance(embedding, QuantisedEmbedding):
+        return embedding.rows(tokens).to(dtype)
+    weight = embedding.weight
+    assert isinstance(weight, Tensor)
+    return weight.detach().index_select(0, tokens).to(dtype)
+
+
+def quantise_embedding(model: Any, stored: StoredBlocks) -> None:
+    """Keeps the embedding of `model` in blocks, in place, once its linear layers are quantised. A
+    head of the same blocks shares them."""
+    kernels, head = exact_kernels(), _head(model)
+    assert kernels is not None, "there are blocks only with kernels"
+    if isinstance(head, QuantisedLinear) and head.hidden_parameters == 0:
+        weight = head.shared
+    else:
+        value = stored.read()[0]
+        assert value is not None
+        weight = BlockWeight(value, None, kernels)
+    assert isinstance(weight, PanelWeight)
+    model.set_input_embeddings(QuantisedEmbedding(weight, model.get_input_embeddings()))
 
 
 def quantise_linears(

@@ -160,12 +160,17 @@ def int8_weights(header: GgufHeader, placed: Mapping[str, Placed]) -> frozenset[
 
 
 def weights_in_blocks(header: GgufHeader, placed: Mapping[str, Placed]) -> frozenset[str]:
-    """Names of the linear layers' weights of which the file has some in blocks that are kept."""
+    """Names of the weights of linear layers and embeddings of which the file has some in blocks
+    that are kept."""
+
+    def is_kept(name: str, one: Placed) -> bool:
+        told = StoredParameter(name, "", one.shape(header))
+        return told.is_linear or told.is_table
+
     return frozenset(
         name
         for name, one in placed.items()
-        if _is_linear(name, one, header)
-        and any(each.type in BLOCK_BYTES for each in one.tensors(header))
+        if is_kept(name, one) and any(each.type in BLOCK_BYTES for each in one.tensors(header))
     )
 
 

@@ -27,6 +27,7 @@ from modelpool.gguf.header import GgufHeader, GgufTensor
 _AT_ONCE = 2**24  # values
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _WIDE = ("float32", "float64")
+_EMBEDDING, _HEAD = "model.embed_tokens", "lm_head"
 
 
 @dataclass(frozen=True)
@@ -84,11 +85,14 @@ class GgufWeights:
 
     @cached_property
     def blocks(self) -> Mapping[str, StoredBlocks]:
-        """By layer the weights that the file has in blocks."""
-        return {
+        """By layer the weights that the file has in blocks; a tied head has the embedding's."""
+        found = {
             name.removesuffix(".weight"): _Blocks(self.header, self.placed[name])
             for name in weights_in_blocks(self.header, self.placed)
         }
+        if f"{_HEAD}.weight" not in self.placed and _EMBEDDING in found:
+            found[_HEAD] = found[_EMBEDDING]
+        return found
 
     def dtype(self, name: str) -> torch.dtype:
         """Of a parameter."""

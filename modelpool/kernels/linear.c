@@ -252,6 +252,24 @@ static void panel_plain(const Job *job, int64_t panel) {
     }
 }
 
+/* The weights of outputs `ids`, as numbers, to y [count][given]. */
+void sr_rows(const Weight *w, const int64_t *ids, int64_t count, float *y) {
+  for (int64_t n = 0; n < count; n++, y += w->given) {
+    const Panel p = panel_of(w, ids[n] / 32);
+    const int64_t output = ids[n] % 32;
+    const float unit = w->units[ids[n]] * 127;
+    for (int64_t i = 0; i < w->given; i++) {
+      const int64_t g = i / GROUP, b = g / w->block * 32 + output, part = i * w->parts / GROUP;
+      float step = p.steps ? of_half(p.steps[b]) : 1, base = p.bases ? of_half(p.bases[b]) : 1;
+      if (p.scales) step *= p.scales[part * 32 + output];
+      if (p.centres) base *= p.centres[g * 32 + output];
+      y[i] = number_of(w, &p, output, i) * step;
+      if (p.centres || p.bases) y[i] -= base;
+      y[i] *= unit;
+    }
+  }
+}
+
 #ifdef __x86_64__
 #include "linear_x86.h"
 #else

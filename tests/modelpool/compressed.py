@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from modelpool.fast.cpu import int8_refusal
 from modelpool.fast.experts import QuantisedExperts
 from modelpool.fast.panels import PanelWeight, quantised_refusal
-from modelpool.fast.quantised import QuantisedLinear, QuantisedWeight
+from modelpool.fast.quantised import QuantisedEmbedding, QuantisedLinear, QuantisedWeight
 from modelpool.packed_model import PackedModel
 from modelpool.probe import probed
 from test_support.factories import edit_config
@@ -36,7 +36,7 @@ def held_bytes(model: PackedModel) -> float:
     the kernels' layout has a few more."""
     modules = list(model.model.modules())
     shared: list[QuantisedWeight] = [
-        one.shared for one in modules if isinstance(one, QuantisedLinear)
+        one.shared for one in modules if isinstance(one, QuantisedLinear | QuantisedEmbedding)
     ]
     for each in modules:
         shared += [*each.up, *each.down] if isinstance(each, QuantisedExperts) else []

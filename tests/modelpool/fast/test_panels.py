@@ -137,6 +137,20 @@ def test_every_kernel_sums_whole_numbers_and_has_the_bits_of_plain_c(
 
 
 @needs_kernels
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_output_can_be_read_as_numbers(form: str, shape: tuple[int, int]) -> None:
+    inputs, outputs = shape
+    values = some_blocks(form, outputs, inputs)
+    ids = torch.cat((torch.randint(outputs, (5,)), torch.tensor([0, outputs - 1])))
+    got, wanted = BlockWeight(values, None, kernels()).rows(ids), values.plain()[ids]
+    if values.units is None:
+        assert torch.equal(got, wanted)
+    else:  # the kernels have them over 127
+        assert torch.allclose(got, wanted, rtol=1e-6, atol=0)
+
+
+@needs_kernels
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("rows", [2, 20])
 @pytest.mark.parametrize("form", ["q4_0", "q6_K", "int8"])
