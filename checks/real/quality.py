@@ -12,13 +12,8 @@ means and the bootstrap's interval of 95%. FILE may be a folder of safetensors, 
 import argparse
 import json
 import math
-import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +23,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from checks.exact.report import conditions
+from checks.real.peer import llama_command, posted, served
 from specrouter import ChainRouter, SamplingParams
 from specrouter.config import RouterConfig
 
@@ -36,7 +32,7 @@ _TEXT_FILES = ("docs/*.md", "specrouter/*.py", "CONTRIBUTING.md")
 _MOST_TOKENS, _TOP = 100, 20
 _SKIPPED = 8  # places at a text's beginning
 _DRAWS = 2000  # of the bootstrap
-_START_S, _PORT = 120.0, 9311
+_PORT = 9311
 
 Likeliest = Mapping[int, float]  # log-probabilities by token
 
@@ -68,8 +64,9 @@ def main() -> int:
         ]
     peer = None
     if arguments.llama_server is not None:
-        with _llama_server(arguments.llama_server, file) as url:
-            peer = [[_asked(url, text[:end]) for end in _places(text)] for text in texts]
+        command = llama_command(arguments.llama_server, file, _PORT, "-c", "4096", "-np", "1")
+        with served(command, _PORT) as peers:
+            peer = [[_asked(peers.url, text[:end]) for end in _places(text)] for text in texts]
     wanted = _reference(file, texts)
     report: dict[str, Any] = {"file": file.name, "weights": arguments.weights, **conditions()}
     found = {"own": own} | ({} if peer is None else {"llama.cpp": peer})
@@ -143,38 +140,9 @@ def _ratio(own: Sequence[Compared], peer: Sequence[Compared]) -> dict[str, float
     return {"of means": float(a.mean() / b.mean()), "low": float(low), "high": float(high)}
 
 
-@contextmanager
-def _llama_server(path: Path, file: Path) -> Iterator[str]:
-    url = f"http://127.0.0.1:{_PORT}"
-    command = [str(path), "-m", str(file), "--port", str(_PORT), "-c", "4096", "-np", "1"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        end = time.monotonic() + _START_S
-        while not _is_up(url):
-            if process.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(f"{path} did not start")
-            time.sleep(0.2)
-        yield url
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _is_up(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=2):
-            return True
-    except (urllib.error.URLError, TimeoutError):
-        return False
-
-
 def _asked(url: str, prompt: Sequence[int]) -> Likeliest:
     body = {"prompt": list(prompt), "n_predict": 1, "temperature": 0, "n_probs": _TOP}
-    request = urllib.request.Request(
-        f"{url}/completion", json.dumps(body).encode(), {"content-type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        [place] = json.load(answer)["completion_probabilities"]
+    [place] = posted(f"{url}/completion", body)["completion_probabilities"]
     return {one["id"]: one["logprob"] for one in place["top_logprobs"]}
 
 

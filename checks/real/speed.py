@@ -1,0 +1,142 @@
+"""Start, memory and speed of a released model, beside llama-server on the same machine.
+
+    python -m checks.real.speed FILE [--llama-server PATH] [--peer-url URL] [--pairs 12]
+        [--requests 1 4 8] [--prompts 64 512] [--busy 0] [--draft FILE]
+
+Both servers run at once and are asked in turns, A B B A; nothing else may run. Told are medians of
+tokens per second, and of the ratios of turns that follow one another, with the bootstrap's interval
+of 95%. Decoding includes a short prompt. `--busy`: programs that keep a core busy meanwhile.
+`--peer-url` asks a server that runs already, such as vLLM's; `--draft` speculates.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from checks.exact.report import conditions
+from checks.real.peer import Server, completed, llama_command, served, specrouter_command
+
+_PORTS = (9312, 9313)
+_TOKENS, _CONTEXT = 96, 2048  # of an answer, and of a request at most
+_DRAWS = 2000  # of the bootstrap
+_TEXT = "the quick brown fox jumps over a lazy dog near some river and tells its story"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="checks.real.speed", description=__doc__)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--draft", type=Path)
+    parser.add_argument("--llama-server", type=Path, metavar="PATH")
+    parser.add_argument("--peer-url", metavar="URL")
+    parser.add_argument("--pairs", type=int, default=12)
+    parser.add_argument("--requests", type=int, nargs="*", default=[1, 4, 8])
+    parser.add_argument("--prompts", type=int, nargs="*", default=[64, 512])
+    parser.add_argument("--busy", type=int, default=0)
+    given = parser.parse_args()
+    most = max([1, *given.requests])
+    report: dict[str, Any] = {"file": given.file.name, "busy": given.busy, **conditions()}
+    with ExitStack() as stack:
+        options = ["--draft", str(given.draft)] if given.draft else []
+        own = stack.enter_context(
+            served(specrouter_command(given.file, _PORTS[0], *options), _PORTS[0])
+        )
+        servers = {"specrouter": own}
+        if given.llama_server is not None:
+            sizes = ("-c", str(_CONTEXT * most), "-np", str(most))
+            command = llama_command(given.llama_server, given.file, _PORTS[1], *sizes)
+            servers["llama.cpp"] = stack.enter_context(served(command, _PORTS[1]))
+        elif given.peer_url:
+            servers["peer"] = Server(given.peer_url, own.pid, 0.0)
+        for name, one in servers.items():
+            if name != "peer":
+                report[name] = {"start_s": round(one.start_s, 1)}
+        stack.enter_context(_busy(given.busy))
+        urls = [one.url for one in servers.values()]
+        for count in given.requests:
+            decoding = _decoding(count, given.draft is not None)
+            report[f"{count} requests"] = _compared(decoding, urls, given.pairs)
+        for size in given.prompts:
+            report[f"prompts of {size}"] = _compared(_prompts(size), urls, given.pairs)
+        for name, one in servers.items():
+            if name != "peer":
+                report[name] |= {
+                    "rss_mb": one.memory_mb("VmRSS"),
+                    "most_mb": one.memory_mb("VmHWM"),
+                }
+    print(json.dumps(report, indent=1))
+    return 0
+
+
+def _decoding(count: int, speculates: bool) -> Callable[[str], float]:
+    def measured(url: str) -> float:
+        prompts = [f"{_TEXT} {at}" for at in range(count)]
+        began = time.perf_counter()
+
+        def answer(prompt: str) -> Any:
+            more = {} if speculates else {"speculation": "off"}
+            return completed(url, prompt, _TOKENS, **more)
+
+        with ThreadPoolExecutor(count) as pool:
+            answers = list(pool.map(answer, prompts))
+        seconds = time.perf_counter() - began
+        return float(sum(one["usage"]["completion_tokens"] for one in answers) / seconds)
+
+    return measured
+
+
+def _prompts(size: int) -> Callable[[str], float]:
+    """Of words that are a token each, or nearly."""
+
+    def measured(url: str) -> float:
+        words, first = _TEXT.split(), time.monotonic_ns() % 997
+        prompt = " ".join(words[(first + at * at) % len(words)] for at in range(size))
+        began = time.perf_counter()
+        answer = completed(url, prompt, 1)
+        return float(answer["usage"]["prompt_tokens"] / (time.perf_counter() - began))
+
+    return measured
+
+
+def _compared(measure: Callable[[str], float], urls: Sequence[str], pairs: int) -> dict[str, Any]:
+    for url in urls:
+        measure(url)
+    found: list[dict[str, float]] = []
+    for turn in range(pairs):
+        order = urls if turn % 2 == 0 else urls[::-1]
+        found.append({url: measure(url) for url in order})
+    told: dict[str, Any] = {
+        "tokens_per_s": [round(median(one[url] for one in found), 1) for url in urls]
+    }
+    if len(urls) > 1:
+        ratios = np.array([one[urls[0]] / one[urls[1]] for one in found])
+        draws = np.random.default_rng(0).integers(0, pairs, (_DRAWS, pairs))
+        low, high = np.quantile(np.median(ratios[draws], axis=1), (0.025, 0.975))
+        told["ratio"] = [round(float(one), 2) for one in (np.median(ratios), low, high)]
+    return told
+
+
+@contextmanager
+def _busy(count: int) -> Iterator[None]:
+    """Programs that compute and do nothing else."""
+    loop = [sys.executable, "-c", "while True: pass"]
+    running = [subprocess.Popen(loop) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for each in running:
+            each.kill()
+            each.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
