@@ -7,8 +7,6 @@ there. Every other row, with edits, limits, a grammar or processors of its own, 
 within 1e-14 of each other: the logarithms of two libraries.
 """
 
-from collections.abc import Callable, Sequence
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -17,10 +15,8 @@ from torch import Tensor
 from processors.choice_kernels import Best, NoiseKeys, best_of, scores_of
 from processors.contexts import Contexts
 from processors.logits import on_device
-from processors.sampler import Sampler
+from processors.sampler import Choice, Sampler, by_kind, merged, rows_of
 from processors.token_tree import Ints
-
-Choice = tuple[Tensor, ...]  # of n places each
 
 
 class FusedSampler(Sampler):
@@ -40,7 +36,9 @@ class FusedSampler(Sampler):
             best = self._best(logits, contexts, 1)
             return best.ids[:, 0], best.scores[:, 0]
 
-        ids, scores = self._by_kind(logits, contexts, fused, super().choose)
+        ids, scores = by_kind(
+            logits, contexts, self._is_fused(logits, contexts), fused, super().choose
+        )
         return ids, scores
 
     def rank(self, logits: Tensor, contexts: Contexts, width: int) -> tuple[Tensor, Tensor]:
@@ -52,7 +50,7 @@ class FusedSampler(Sampler):
         def other(logits: Tensor, contexts: Contexts) -> Choice:
             return super(FusedSampler, self).rank(logits, contexts, width)
 
-        ids, log_probs = self._by_kind(logits, contexts, fused, other)
+        ids, log_probs = by_kind(logits, contexts, self._is_fused(logits, contexts), fused, other)
         return ids, log_probs
 
     def rescore(
@@ -66,12 +64,12 @@ class FusedSampler(Sampler):
         for kind, which in zip(kinds, (own, ~own), strict=True):
             index = np.flatnonzero(kind)
             among = np.searchsorted(index, parents[which])
-            part = _rows(logits, index), contexts.take(index), among, tokens[which]
+            part = rows_of(logits, index), contexts.take(index), among, tokens[which]
             one = self._rescore_fused(*part) if kind is is_fused else super().rescore(*part)
             found.append((index, one[:3]))
             asked.append((np.flatnonzero(which), one[3:]))
-        ids, scores, shares = _merged(found)
-        return ids, scores, shares, _merged(asked)[0]
+        ids, scores, shares = merged(found)
+        return ids, scores, shares, merged(asked)[0]
 
     def _rescore_fused(
         self, logits: Tensor, contexts: Contexts, parents: Ints, tokens: Ints
@@ -85,33 +83,11 @@ class FusedSampler(Sampler):
         asked = (scores - totals.index_select(0, places)).clamp_(max=0.0)
         return best.ids[:, 0], best.scores[:, 0], shares, asked
 
-    def _by_kind(
-        self,
-        logits: Tensor,
-        contexts: Contexts,
-        fused: Callable[[Tensor, Contexts], Choice],
-        other: Callable[[Tensor, Contexts], Choice],
-    ) -> Choice:
-        is_fused = self._is_fused(logits, contexts)
-        if is_fused.all():
-            return fused(logits, contexts)
-        if not is_fused.any():
-            return other(logits, contexts)
-        found = []
-        for kind, choose in ((is_fused, fused), (~is_fused, other)):
-            index = np.flatnonzero(kind)
-            found.append((index, choose(_rows(logits, index), contexts.take(index))))
-        return _merged(found)
-
     def _is_fused(self, logits: Tensor, contexts: Contexts) -> NDArray[np.bool_]:
         """[n]"""
-        rows = contexts.rows
         if logits.device.type != self._device_type:
-            return np.zeros(len(rows), dtype=np.bool_)
-        plain = self._plain[rows]
-        if contexts.masks is not None:
-            plain &= ~np.isin(rows, list(self.grammars))
-        return plain
+            return np.zeros(len(contexts.rows), dtype=np.bool_)
+        return self._is_plain(contexts)
 
     def _best(self, logits: Tensor, contexts: Contexts, width: int) -> Best:
         return best_of(logits, self._keys(contexts, logits.device), width)
@@ -128,20 +104,6 @@ class FusedSampler(Sampler):
         return NoiseKeys(there[:3], there[3].view(torch.float64))
 
 
-def _rows(logits: Tensor, index: Ints) -> Tensor:
-    return logits.index_select(0, on_device(index, logits.device))
-
-
 def _known(totals: Tensor) -> Tensor:
     """0 where every score is -inf, as `processors.logits.log_total` has it."""
     return totals.masked_fill(totals.isneginf(), 0.0)
-
-
-def _merged(found: Sequence[tuple[Ints, Choice]]) -> Choice:
-    """Of parts that stand at `index` each, all in their places; scores become float64."""
-    order = np.argsort(np.concatenate([index for index, _ in found]))
-    joined = []
-    for parts in zip(*(choice for _, choice in found), strict=True):
-        whole = torch.cat([part.double() if part.is_floating_point() else part for part in parts])
-        joined.append(whole.index_select(0, on_device(order, whole.device)))
-    return tuple(joined)

@@ -10,13 +10,16 @@ Source: the Gumbel-max trick; Daliri, Musco, Suresh, arXiv 2408.07978 (shared no
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from modelpool.kernels.library import linear_kernels
 from processors.contexts import Contexts
 from processors.grammar import Bits, TokenGrammar
 from processors.grammar_masks import GrammarMasks
@@ -36,6 +39,7 @@ class Sampler:
         # By row, for a look at many contexts at once; a closed row is not plain.
         self._temperatures = np.zeros(0)
         self._plain = np.zeros(0, dtype=np.bool_)
+        self._seeds = np.zeros((0, 2), dtype=np.uint64)  # and streams
         self._errors: dict[int, Exception] = {}
         self._masks = GrammarMasks(vocab_size, self._errors)
         self._noise = RowNoise(vocab_size, window)
@@ -63,6 +67,8 @@ class Sampler:
         missing = (0, max(0, row + 1 - len(self._plain)))
         self._temperatures = np.pad(self._temperatures, missing)
         self._plain = np.pad(self._plain, missing)
+        self._seeds = np.pad(self._seeds, (missing, (0, 0)))
+        self._seeds[row] = settings.seed, settings.stream
         self._temperatures[row] = settings.temperature
         self._plain[row] = not (opened.edits or opened.warps)
         self._masks.open(row, opened, list(output))
@@ -130,6 +136,38 @@ class Sampler:
 
     def choose(self, logits: Tensor, contexts: Contexts) -> tuple[Tensor, Tensor]:
         """Choices [n] int64, and their scores [n]: NaN where logits hold NaN."""
+        if logits.device.type != "cpu" or logits.dtype is not torch.float32:
+            return self._chosen(logits, contexts)
+        kernels = linear_kernels()
+        if kernels is None:
+            return self._chosen(logits, contexts)
+        by_kernel = partial(self._chosen_by, kernels.library)
+        is_plain = self._is_plain(contexts)
+        ids, scores = by_kind(logits, contexts, is_plain, by_kernel, self._chosen)
+        return ids, scores
+
+    def _is_plain(self, contexts: Contexts) -> NDArray[np.bool_]:
+        """[n] places of rows with a temperature alone, or none."""
+        plain = self._plain[contexts.rows]
+        if contexts.masks is not None:
+            plain &= ~np.isin(contexts.rows, list(self.grammars))
+        return plain
+
+    def _chosen_by(self, library: Any, logits: Tensor, contexts: Contexts) -> tuple[Tensor, Tensor]:
+        """As `choose`, of plain places, without memory for noise."""
+        logits = logits if logits.stride(1) == 1 else logits.contiguous()
+        rows, positions = contexts.rows, contexts.positions.astype(np.uint64)
+        keys = np.column_stack((self._seeds[rows], positions))
+        temperatures = self._temperatures[rows]
+        ids = torch.empty(len(rows), dtype=torch.int64)
+        scores = torch.empty(len(rows), dtype=torch.float64)
+        library.sr_choose(
+            logits.data_ptr(), *logits.shape, logits.stride(0), keys.ctypes.data,
+            temperatures.ctypes.data, ids.data_ptr(), scores.data_ptr(), torch.get_num_threads(),
+        )  # fmt: skip
+        return ids, scores
+
+    def _chosen(self, logits: Tensor, contexts: Contexts) -> tuple[Tensor, Tensor]:
         pieces = parts(len(logits), logits)
         values, ids = _joined(
             [best(self.scores(logits[part], contexts.take(part))) for part in pieces]
@@ -232,6 +270,39 @@ class Sampler:
         if any(one.temperature > 0 for one in settings):
             return warp(scores, settings, precision)
         return scores
+
+
+Choice = tuple[Tensor, ...]  # of n places each
+_Choose = Callable[[Tensor, Contexts], Choice]
+
+
+def by_kind(
+    logits: Tensor, contexts: Contexts, is_first: NDArray[np.bool_], first: _Choose, other: _Choose
+) -> Choice:
+    """What `first` says of the places where `is_first` [n], and `other` of the others."""
+    if is_first.all():
+        return first(logits, contexts)
+    if not is_first.any():
+        return other(logits, contexts)
+    found = []
+    for kind, choose in ((is_first, first), (~is_first, other)):
+        index = np.flatnonzero(kind)
+        found.append((index, choose(rows_of(logits, index), contexts.take(index))))
+    return merged(found)
+
+
+def rows_of(logits: Tensor, index: Ints) -> Tensor:
+    return logits.index_select(0, on_device(index, logits.device))
+
+
+def merged(found: Sequence[tuple[Ints, Choice]]) -> Choice:
+    """Of parts that stand at `index` each, all in their places; scores become float64."""
+    order = np.argsort(np.concatenate([index for index, _ in found]))
+    joined = []
+    for alike in zip(*(choice for _, choice in found), strict=True):
+        whole = torch.cat([one.double() if one.is_floating_point() else one for one in alike])
+        joined.append(whole.index_select(0, on_device(order, whole.device)))
+    return tuple(joined)
 
 
 def _joined(found: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:

@@ -46,7 +46,8 @@ def main() -> int:
     most = max([1, *given.requests])
     report: dict[str, Any] = {"file": given.file.name, "busy": given.busy, **conditions()}
     with ExitStack() as stack:
-        options = ["--draft", str(given.draft)] if given.draft else []
+        options = ["--set", f"engine.kv_budget_tokens={_CONTEXT * most}"]
+        options += ["--draft", str(given.draft)] if given.draft else []
         own = stack.enter_context(
             served(specrouter_command(given.file, _PORTS[0], *options), _PORTS[0])
         )

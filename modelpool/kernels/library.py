@@ -1,4 +1,4 @@
-"""The C library of linear layers, layers of Llama, recurrences and attention: found or compiled.
+"""The C library of layers, attention, recurrences and the choice of tokens: found or compiled.
 
 Contract: `c_library` is None where there is no compiler, `linear_kernels` where the CPU has none:
 one line says why, and models are computed otherwise, or slower. A wheel may
@@ -38,7 +38,7 @@ KERNELS: Mapping[str, int] = {
 _FOLDER, _NAME = Path(__file__).parent, "linear.so"
 _ATTENDS = ("avx2", "avx512", "neon", "plain")  # by instruction set
 _ATTENTION = ("attend.c", "attend_double.c", *(f"attend_{name}.c" for name in _ATTENDS))
-_SOURCES = ("linear.c", "panels.c", "recurrence.c", "layer.c", *_ATTENTION)
+_SOURCES = ("linear.c", "panels.c", "recurrence.c", "layer.c", "choose.c", *_ATTENTION)
 _HEADERS = (
     *("linear_x86.h", "linear_arm.h", "dot_panel.h", "linear.h", "threads.h"),
     *("attend.h", "attend_pass.h", *(f"lanes_{name}.h" for name in _ATTENDS)),
@@ -204,7 +204,7 @@ def _run(compiler: Sequence[str], arguments: Sequence[str]) -> None:
 def opened(file: Path) -> ctypes.CDLL:
     """Raises `OSError`, and `RuntimeError` where the file is another version's."""
     library = ctypes.CDLL(str(file))
-    if not hasattr(library, "sr_pass"):
+    if not hasattr(library, "sr_choose"):
         raise RuntimeError(f"{file} is of another version")
     pointer, whole, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     library.sr_linear.argtypes = (pointer, pointer, number, pointer, number, whole, number, number)
@@ -215,6 +215,9 @@ def opened(file: Path) -> ctypes.CDLL:
     library.sr_scan.argtypes, library.sr_scan.restype = (pointer,), None
     library.sr_advance.argtypes, library.sr_advance.restype = (*(pointer,) * 4, *(whole,) * 4), None
     library.sr_attend.argtypes = (*(pointer,) * 3, *(whole,) * 3, pointer, number, number)
+    library.sr_gumbel.argtypes, library.sr_gumbel.restype = (pointer, whole, pointer), None
+    library.sr_choose.argtypes = (pointer, *(whole,) * 3, *(pointer,) * 4, number)
+    library.sr_choose.restype = None
     library.sr_set_threads.argtypes = (pointer, pointer, pointer)
     library.sr_set_threads.restype = None
     _share_threads(library)
