@@ -38,7 +38,7 @@ _SHORT_SLOTS = 128
 _LONG_SLOTS = 2048
 _LONG_BYTES = 2**27  # of that state, at most, if it allows twice the short context at all
 _MOST_ROUNDS = 12
-_CHECKED = (1, 6, 16, 64)  # tokens of the forwards that check a kept curve, twice each
+_CHECKED = (1, 6, 16)  # tokens of the forwards that check a kept curve, twice each
 _TOO_SLOW = 0.93  # share of the curve's time that a forward may take before the curve is dropped
 _SETTLED = 0.03  # relative change of an estimate by a round that changes nothing
 
@@ -90,7 +90,7 @@ def is_too_slow(
     """Was a kept curve taken while other work slowed the machine?
 
     A few forwards of some sizes: one that takes clearly less than the curve says tells so, since
-    noise only slows. Takes a third of a second for a model of 200M parameters on a CPU.
+    noise only slows. Takes a third of a second for a model of 500M parameters on a CPU.
     """
     with torch.inference_mode():
         trials = [trial for trial in _trials(model)[0] if trial.tokens in _CHECKED]
