@@ -18,6 +18,7 @@ from modelpool.kernels.library import linear_kernels
 from processors.philox import Words, word_at
 from processors.token_tree import Ints
 
+ARITHMETIC = 2  # raised when a seed has other noise
 _SMALLEST_UNIFORM = 2.0**-54  # below what the generator can tell from 0; its log is finite
 _ONE, _ROOT = 0x3FF0000000000000, 0x3FE6A09E667F3BCD  # bits of 1 and of sqrt(1/2)
 _LOG_2 = (0.6931471803691238, 1.9082149292705877e-10)  # its digits, and what is behind them

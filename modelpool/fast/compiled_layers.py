@@ -1,10 +1,11 @@
-"""Decoders of Llama's shape whose linear layers are in int8 or int4: a pass is one call into C.
+"""Decoders whose linear layers are in int8 or int4: a pass is one call into C.
 
 Contract: what stands between the products of a token is many small operators, and their dispatch in
 Python takes longer than some products. `layer.c` computes all of it in float32, row by row,
 whatever the rows beside and the threads. Its sums have another order than torch's, so texts depend
-on `layer_arithmetic` too, which is one for a whole process. A model with a layer of another shape,
-or with a weight that the library does not have, is computed by torch's operators.
+on `layer_arithmetic` too, which is one for a whole process. A model with a layer of another shape
+than Llama's or Gemma's, or with a weight that the library does not have, is computed by torch's
+operators.
 """
 
 import ctypes
@@ -18,7 +19,7 @@ from modelpool.attention.kv_view import Attend, KVView
 from modelpool.attention.path import PathAttention, PathLayout
 from modelpool.attention.path_cpu import CpuKernels
 from modelpool.fast.forward_parts import ShortLayer
-from modelpool.fast.lean_linear import Quantised
+from modelpool.fast.lean_linear import After, Quantised
 from modelpool.fast.lean_norm import rms_scale
 from modelpool.fast.model_shape import LayerShape, ModelShape
 from modelpool.fast.panels import PanelWeight, exact_kernels
@@ -29,8 +30,9 @@ from modelpool.kernels.library import KERNELS, LinearKernels
 
 _CPU = torch.device("cpu")
 _LINEARS = ("qkv", "out", "gate_up", "down")
-_NORMS = ("before", "between", "of_heads")
-_SIZES = ("hidden", "inner", "heads", "rotated", "head_dim", "angles")
+_NORMS = ("before", "between", "of_heads", "after_attention", "after_mlp")
+_SIZES = ("hidden", "inner", "heads", "rotated", "head_dim", "angles", "is_gelu")
+_FACTORS = ("before_eps", "between_eps", "heads_eps", "attention_eps", "mlp_eps", "multiplier")
 
 
 class _Layer(ctypes.Structure):
@@ -39,7 +41,7 @@ class _Layer(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in (*_LINEARS, "attend", *_NORMS)),
         *((name, ctypes.c_int64) for name in _SIZES),
-        *((name, ctypes.c_float) for name in ("before_eps", "between_eps", "heads_eps")),
+        *((name, ctypes.c_float) for name in _FACTORS),
     )
 
 
@@ -72,7 +74,7 @@ class CompiledLayers:
         shape: ModelShape,
         head: PanelWeight | None,
     ) -> None:
-        """`head`: None: a head of torch's reads what the last layer gives."""
+        """`head`: None: one of torch's reads what the last layer gives."""
         self._attend, self._head, self.has_head = attend, head, head is not None
         self._attends = [(layer.attention, layer.heads) for layer in layers]
         self._arena: Tensor | None = None  # the keys of the first layer that the library was told
@@ -89,12 +91,11 @@ class CompiledLayers:
         self._run, self._kernel = kernels.library.sr_pass, KERNELS[kernels.name]
 
     def _layer(self, layer: ShortLayer, shape: LayerShape) -> _Layer:
-        weights = [getattr(layer, name).shared for name in _LINEARS]
+        weights = [_linear(layer, name).shared for name in _LINEARS]
         self._kept += weights
-        norms = [
-            self._norm_of(one)
-            for one in (rms_scale(shape.before), rms_scale(shape.between), shape.joint_norm())
-        ]
+        whole = (shape.before, shape.between, shape.after_attention, shape.after_mlp)
+        before, between, *after = map(rms_scale, whole)
+        norms = [self._norm_of(one) for one in (before, between, shape.joint_norm(), *after)]
         qkv, *_, down = weights
         return _Layer(
             *(ctypes.addressof(weight.described) for weight in weights),
@@ -106,7 +107,9 @@ class CompiledLayers:
             layer.rotated,
             layer.head_dim,
             layer.angles,
+            shape.is_gelu,
             *(eps for _, eps in norms),
+            shape.multiplier,
         )
 
     def _norm_of(self, found: tuple[Tensor, float] | None) -> tuple[int | None, float]:
@@ -181,21 +184,29 @@ def compiled_layers(
     Args:
         head: the model's.
     """
-    linears = [getattr(layer, name) for layer in layers for name in _LINEARS]
+    linears = [_linear(layer, name) for layer in layers for name in _LINEARS]
     are_panels = all(
         isinstance(one, Quantised) and isinstance(one.shared, PanelWeight) for one in linears
     )
-    if not are_panels or not all(one.is_llama for one in shape.layers):
+    if not are_panels or not all(one.is_sequential for one in shape.layers):
         return None  # without having opened the library, which may be compiled for it
     kernels = exact_kernels()
     paths = attend.kernels if isinstance(attend, PathAttention) else None
     if kernels is None or not isinstance(paths, CpuKernels):
         return None
-    is_whole = shape.on_logits is None and rms_scale(shape.norm) is not None
-    own = head.shared if isinstance(head, QuantisedLinear) and is_whole else None
+    has_norm = rms_scale(shape.norm) is not None
+    own = head.shared if isinstance(head, QuantisedLinear) and has_norm else None
     return CompiledLayers(
         kernels, paths, layers, shape, own if isinstance(own, PanelWeight) else None
     )
+
+
+def _linear(layer: ShortLayer, name: str) -> Any:
+    """Without what becomes of its outputs, which the shape tells."""
+    found = getattr(layer, name)
+    while isinstance(found, After):
+        found = found.layer
+    return found
 
 
 def _told(table: Table) -> _Angles:

@@ -105,7 +105,8 @@ class LeanForward(ShortForward):
         if self._dtype is torch.float32:
             self._compiled = compiled_layers(self._layers, shape, attend, model.lm_head)
         self._norm: Operator = self._normed(shape.norm)
-        self._head = then(self._own_head(model, vocab_size), shape.on_logits)
+        self._on_logits = then(unchanged, shape.on_logits)
+        self._head = self._own_head(model, vocab_size)
         self._attend = attend
         self._head_dtype = (
             self._dtype if isinstance(model.lm_head, QuantisedLinear) else self._plain_dtype
@@ -141,9 +142,8 @@ class LeanForward(ShortForward):
         if self._compiled is None or not self._compiled.has_head:
             x = self._head(self._norm(x).to(self._head_dtype))
         kept = stacked(states, hidden, len(self._layers), self._norm)
-        return ForwardOutput(
-            x[:, : self._vocab_size], None if kept is None else kept.to(self._plain_dtype)
-        )
+        logits = self._on_logits(x)[:, : self._vocab_size]
+        return ForwardOutput(logits, None if kept is None else kept.to(self._plain_dtype))
 
     def _by_operators(
         self, x: Tensor, angles: Sequence[Table], view: KVView, index: Tensor, hidden: HiddenLayers

@@ -67,10 +67,10 @@ class After:
     """A layer whose outputs become something else before they are added."""
 
     def __init__(self, layer: Callable[[Tensor], Tensor], then: Operator) -> None:
-        self._layer, self._then = layer, then
+        self.layer, self._then = layer, then
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._then(self._layer(x))
+        return self._then(self.layer(x))
 
     def add_to(self, residual: Tensor, x: Tensor) -> None:
         residual.add_(self(x.to(residual.dtype)))  # nothing is rounded in between

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
-from transformers.activations import SiLUActivation
+from transformers.activations import GELUTanh, SiLUActivation
 
 from modelpool.attention.kv_view import Attend, AttentionLayer, KVView
 from modelpool.attention.packed import OpaqueView, run_packed
@@ -133,22 +133,34 @@ class LayerShape:
         return torch.cat(parts), found[0][1]
 
     @property
-    def is_llama(self) -> bool:
-        """The shape of Llama and Qwen3, and nothing beside it."""
+    def is_gelu(self) -> bool:
+        """By its tanh."""
+        return isinstance(_activation(self.mlp), GELUTanh)
+
+    @property
+    def is_sequential(self) -> bool:
+        """The shape of Llama, Qwen3, Granite or Gemma, and nothing beside it."""
         rotation = self.rotation
         return (
             len(self.projections) == 3
             and len(self.gated) == 3
-            and self.activation is F.silu
+            and (self.activation is F.silu or self.is_gelu)
             and type(rotation) is Rotation
             and rotation.size == self.head_dim
             and not (rotation.pairs or rotation.repeated or self.normed_last or self.is_parallel)
-            and not (self.after_attention or self.after_mlp)
-            and self.multiplier == 1.0
             and rms_scale(self.before) is not None
             and rms_scale(self.between) is not None
+            and all(
+                rms_scale(one) is not None for one in (self.after_attention, self.after_mlp) if one
+            )
             and bool(self.head_norms) == (self.joint_norm() is not None)
         )
+
+    @property
+    def is_llama(self) -> bool:
+        """The shape of Llama and Qwen3, and nothing beside it."""
+        is_plain = self.multiplier == 1.0 and not (self.after_attention or self.after_mlp)
+        return is_plain and self.is_sequential and not self.is_gelu
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

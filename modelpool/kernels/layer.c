@@ -1,4 +1,4 @@
-/* A pass over a decoder of Llama's shape: embedding, layers, norm and head, in float32 and row by row.
+/* A pass over a decoder of Llama's or Gemma's shape: layers, norm and head, in float32 and row by row.
  *
  * A row's bits depend on nothing but the row: sums have an order of their own, by lanes, no
  * product is fused with a sum, and the exponential is written here. NaN and infinity go where they
@@ -21,10 +21,13 @@ typedef struct {
   const AttendLayer *attend;     /* its keys and values are written, then read */
   const float *before, *between; /* [hidden] weights of norms */
   const float *of_heads;         /* [rotated][head_dim] those of heads, or NULL */
+  const float *after_attention, *after_mlp; /* [hidden] of what is added, or NULL */
   int64_t hidden, inner;         /* inner: outputs of gate, and of up */
   int64_t heads, rotated, head_dim; /* heads: of queries, keys and values; rotated: of the first two */
   int64_t angles;                /* which of a pass it rotates by */
-  float before_eps, between_eps, heads_eps;
+  int64_t is_gelu;               /* the gate's: GELU by its tanh; else SiLU */
+  float before_eps, between_eps, heads_eps, attention_eps, mlp_eps;
+  float multiplier;              /* of what is added */
 } Layer;
 
 typedef struct {
@@ -103,26 +106,39 @@ VECTOR_TARGET static void norm_last(const Work *p, int64_t row) {
   norm(p->x + row * size, p->pass->norm, p->pass->norm_eps, size, p->normed + row * size);
 }
 
-VECTOR_TARGET static void add(const Work *p, int64_t row) {
-  float *restrict x = p->x + row * p->layer->hidden;
-  const float *restrict added = p->added + row * p->layer->hidden;
-  for (int64_t i = 0; i < p->layer->hidden; i++) x[i] += added[i];
+VECTOR_INLINE void add(const Work *p, int64_t row, const float *weight, float eps) {
+  const int64_t hidden = p->layer->hidden;
+  float *restrict x = p->x + row * hidden, *restrict added = p->added + row * hidden;
+  const float by = p->layer->multiplier;
+  if (weight) norm(added, weight, eps, hidden, added);
+  for (int64_t i = 0; i < hidden; i++) x[i] += added[i] * by;
+}
+
+VECTOR_TARGET static void add_last(const Work *p, int64_t row) {
+  add(p, row, p->layer->after_mlp, p->layer->mlp_eps);
 }
 
 VECTOR_TARGET static void add_and_norm(const Work *p, int64_t row) {
   const Layer *l = p->layer;
-  add(p, row);
+  add(p, row, l->after_attention, l->attention_eps);
   norm(p->x + row * l->hidden, l->between, l->between_eps, l->hidden, p->normed + row * l->hidden);
 }
 
-/* silu(gate) * up. */
+/* silu(gate) * up; or gelu(gate) * up, whose tanh is a sigmoid too: x / (1 + exp(-2y)), where y is
+ * sqrt(2 / pi) * (x + 0.044715 * x^3). */
 VECTOR_TARGET static void gate(const Work *p, int64_t row) {
   const int64_t inner = p->layer->inner;
   const float *restrict of_gate = p->wide + row * 2 * inner, *restrict up = of_gate + inner;
   float *restrict y = p->gated + row * inner, most = 89.0f, least = -87.0f;
   __asm__("" : "+m"(most), "+m"(least));
-  for (int64_t i = 0; i < inner; i++)
-    y[i] = of_gate[i] / (1.0f + exponential(-of_gate[i], most, least)) * up[i];
+  if (p->layer->is_gelu)
+    for (int64_t i = 0; i < inner; i++) {
+      const float x = of_gate[i], z = 1.5957691f * (x + 0.044715f * x * x * x);
+      y[i] = x / (1.0f + exponential(-z, most, least)) * up[i];
+    }
+  else
+    for (int64_t i = 0; i < inner; i++)
+      y[i] = of_gate[i] / (1.0f + exponential(-of_gate[i], most, least)) * up[i];
 }
 
 /* To the nearest float16, ties to even. */
@@ -211,7 +227,7 @@ static int behind(const Work *work, const float *seen) {
     if (linear(&p, l->gate_up, p.normed, p.wide)) return 1;
     each_row(&p, gate);
     if (linear(&p, l->down, p.gated, p.added)) return 1;
-    each_row(&p, add);
+    each_row(&p, add_last);
   }
   return 0;
 }

@@ -8,6 +8,7 @@ from modelpool.config import PoolConfig
 from modelpool.fast.compiled_layers import layer_arithmetic
 from modelpool.fast.quantised import ARITHMETIC
 from modelpool.kernels.recurrence import matrix_kernels
+from processors import noise
 from specrouter.version import __version__
 
 _VARIES = "_varies"
@@ -24,7 +25,7 @@ def fingerprint_of(config: PoolConfig, pool: ModelPool) -> str:
     target = next(model for model in config.models if model.name == config.target)
     plan = pool.plan(config.target)  # "auto" may be another on another machine, and int8 refused
     placeless = target.model_dump_json(exclude={"device"})
-    facts = [__version__, plan.dtype, plan.weights, placeless]
+    facts = [__version__, plan.dtype, plan.weights, placeless, f"noise {noise.ARITHMETIC}"]
     if plan.weights in ("int8", "int4"):
         facts.append(f"quantised {ARITHMETIC} {layer_arithmetic()}")
     if plan.placement.is_on_cpu:
