@@ -63,9 +63,9 @@ class PanelWeight:
 
     def rows(self, ids: Tensor) -> Tensor:
         """[n] int64, below `out_features`, to the weights of these outputs [n, in] float32."""
-        y = torch.empty(len(ids), self.in_features)
+        ids, y = ids.contiguous(), torch.empty(len(ids), self.in_features)
         self._kernels.library.sr_rows(
-            ctypes.byref(self.described), ids.contiguous().data_ptr(), len(ids), y.data_ptr()
+            ctypes.byref(self.described), ids.data_ptr(), len(ids), y.data_ptr()
         )
         return y
 
