@@ -23,6 +23,7 @@ from modelpool.gguf.description import (
     weights_in_blocks,
 )
 from modelpool.gguf.header import GgufHeader, GgufTensor
+from modelpool.kernels.library import c_library
 
 _AT_ONCE = 2**24  # values
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -46,9 +47,10 @@ class _Blocks(StoredBlocks):
     placed: Placed
 
     def read(self, expert: int = 0) -> Sequence[BlockValues | None]:
+        library = c_library()
         return [
-            BlockValues.of(one.type, np.concatenate(list(self._bytes(one, expert))))
-            if one.type in BLOCK_BYTES
+            BlockValues.of(one.type, np.concatenate(list(self._bytes(one, expert))), library)
+            if one.type in BLOCK_BYTES and library is not None
             else None
             for one in self.placed.tensors(self.header)
         ]
@@ -159,9 +161,6 @@ def _values(stored: NDArray[np.uint8], kind: str) -> Tensor:
     """Of rows' bytes."""
     if kind in _PLAIN:
         return torch.from_numpy(np.array(stored)).view(_PLAIN[kind])
-    values = BlockValues.of(kind, stored) if kind in BLOCK_BYTES else None
-    if values is not None:
-        return values.plain()
     import gguf  # optional, and slow to import
 
     return torch.from_numpy(gguf.dequantize(stored, gguf.GGMLQuantizationType[kind]))

@@ -38,7 +38,7 @@ KERNELS: Mapping[str, int] = {
 _FOLDER, _NAME = Path(__file__).parent, "linear.so"
 _ATTENDS = ("avx2", "avx512", "neon", "plain")  # by instruction set
 _ATTENTION = ("attend.c", "attend_double.c", *(f"attend_{name}.c" for name in _ATTENDS))
-_SOURCES = ("linear.c", "panels.c", "recurrence.c", "layer.c", "choose.c", *_ATTENTION)
+_SOURCES = ("linear.c", "blocks.c", "panels.c", "recurrence.c", "layer.c", "choose.c", *_ATTENTION)
 _HEADERS = (
     *("linear_x86.h", "linear_arm.h", "dot_panel.h", "linear.h", "threads.h"),
     *("attend.h", "attend_pass.h", *(f"lanes_{name}.h" for name in _ATTENDS)),
@@ -204,13 +204,14 @@ def _run(compiler: Sequence[str], arguments: Sequence[str]) -> None:
 def opened(file: Path) -> ctypes.CDLL:
     """Raises `OSError`, and `RuntimeError` where the file is another version's."""
     library = ctypes.CDLL(str(file))
-    if not hasattr(library, "sr_choose"):
+    if not hasattr(library, "sr_unblock"):
         raise RuntimeError(f"{file} is of another version")
     pointer, whole, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     library.sr_linear.argtypes = (pointer, pointer, number, pointer, number, whole, number, number)
     library.sr_pack.argtypes = (pointer, whole, whole, number, pointer, pointer, pointer)
     library.sr_pack.restype = library.sr_rows.restype = None
     library.sr_rows.argtypes = (pointer, pointer, whole, pointer)
+    library.sr_unblock.argtypes = (number, pointer, whole, *(pointer,) * 5)
     library.sr_pass.argtypes = (pointer,)
     library.sr_scan.argtypes, library.sr_scan.restype = (pointer,), None
     library.sr_advance.argtypes, library.sr_advance.restype = (*(pointer,) * 4, *(whole,) * 4), None

@@ -14,8 +14,10 @@ import torch
 from modelpool import loader
 from modelpool.checkpoint.block_values import BLOCK_BYTES, BlockValues
 from modelpool.fast.experts import QuantisedExperts
-from modelpool.fast.panels import BlockWeight, exact_kernels
+from modelpool.fast.panels import BlockWeight
 from modelpool.fast.quantised import QuantisedLinear
+from modelpool.gguf import weights as gguf_weights
+from modelpool.kernels.library import c_library
 from modelpool.packed_model import PackedModel
 from test_support.factories import pool_of
 from tests.modelpool.compressed import held_bytes, logits, needs_quantised
@@ -62,6 +64,7 @@ def test_in_float32_the_logits_are_those_of_the_file(
     assert difference(packed, reference(family, tmp_path / "m", file)) < 1e-5
 
 
+@needs_quantised
 @pytest.mark.parametrize("kind", BLOCK_BYTES)
 def test_blocks_have_the_file_s_values(kind: str) -> None:
     drawn = np.random.default_rng(0).standard_normal((70, 512), np.float32)
@@ -70,7 +73,9 @@ def test_blocks_have_the_file_s_values(kind: str) -> None:
         if kind in SCALED
         else gguf.quantize(drawn, gguf.GGMLQuantizationType[kind])
     )
-    found = BlockValues.of(kind, stored)
+    library = c_library()
+    assert library is not None
+    found = BlockValues.of(kind, stored, library)
     wanted = gguf.dequantize(stored, gguf.GGMLQuantizationType[kind])
     assert found is not None
     assert torch.equal(found.plain(), torch.from_numpy(wanted))
@@ -115,15 +120,14 @@ def test_blocks_are_never_plain_and_compute_what_they_did(
     """As where a plain model is loaded, and then quantised."""
     save(family, tmp_path / "m", hidden=256)
     file = write(family, tmp_path / "m", tmp_path / "m.gguf", "Q5_0")
-    exact_kernels()  # whose trial makes some plain
-    made_plain = list[BlockValues]()
-    plain = BlockValues.plain
+    made_plain = list[str]()
+    values = gguf_weights._values
 
-    def noted(values: BlockValues) -> torch.Tensor:
-        made_plain.append(values)
-        return plain(values)
+    def noted(stored: Any, kind: str) -> torch.Tensor:
+        made_plain.extend([kind] if kind in BLOCK_BYTES else [])
+        return values(stored, kind)
 
-    monkeypatch.setattr(BlockValues, "plain", noted)
+    monkeypatch.setattr(gguf_weights, "_values", noted)
     found = logits(pool_of(file, weights="exact", dtype="float32").get("m"))
     assert not made_plain
     monkeypatch.setattr(loader, "_keeps_blocks", lambda *_: False)
