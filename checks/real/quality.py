@@ -1,12 +1,14 @@
 """How far the distributions of the next token lie from those of a file's weights in float32.
 
-    python -m checks.real.quality FILE [--weights int8] [--texts 18] [--llama-server PATH]
+    python -m checks.real.quality FILE [--weights int8] [--texts 18]
+        [--llama-server PATH] [--llama-file FILE]
 
 Texts are the beginnings of this project's own documents and sources. At each of their tokens the 20
 likeliest next ones and the rest are compared with those of `transformers`, whose weights are the
 file's, dequantised to float32: by the Kullback-Leibler divergence, and by how often the likeliest
 token is the same. With a llama-server both are compared at the same places, by the ratio of the
-means and the bootstrap's interval of 95%. FILE may be a folder of safetensors, for `--weights`.
+means and the bootstrap's interval of 95%. FILE may be a folder of safetensors, for `--weights`;
+llama-server then reads `--llama-file`, of the same weights.
 """
 
 import argparse
@@ -51,6 +53,7 @@ def main() -> int:
     parser.add_argument("--weights", default="auto")
     parser.add_argument("--texts", type=int, default=18)
     parser.add_argument("--llama-server", type=Path, metavar="PATH")
+    parser.add_argument("--llama-file", type=Path, metavar="FILE")
     arguments = parser.parse_args()
     file: Path = arguments.file
     with ChainRouter(_config(file, arguments.weights)) as router:
@@ -64,7 +67,8 @@ def main() -> int:
         ]
     peer = None
     if arguments.llama_server is not None:
-        command = llama_command(arguments.llama_server, file, _PORT, "-c", "4096", "-np", "1")
+        read = arguments.llama_file or file
+        command = llama_command(arguments.llama_server, read, _PORT, "-c", "4096", "-np", "1")
         with served(command, _PORT) as peers:
             peer = [[_asked(peers.url, text[:end]) for end in _places(text)] for text in texts]
     wanted = _reference(file, texts)
