@@ -94,10 +94,8 @@ class FusedSampler(Sampler):
 
     def _keys(self, contexts: Contexts, device: torch.device) -> NoiseKeys:
         """In one copy: four numbers of each place."""
-        settings = [self._rows[row].settings for row in contexts.rows.tolist()]
-        numbers = np.zeros((4, len(settings)), dtype=np.uint64)
-        numbers[0] = [one.seed for one in settings]
-        numbers[1] = [one.stream for one in settings]
+        numbers = np.empty((4, len(contexts.rows)), dtype=np.uint64)
+        numbers[:2] = self._seeds[contexts.rows].T
         numbers[2] = contexts.positions
         numbers[3] = self._temperatures[contexts.rows].view(np.uint64)
         there = on_device(numbers.view(np.int64), device)

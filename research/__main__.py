@@ -18,7 +18,7 @@ from research.bench.options import (
     check_lineup,
     options_from,
 )
-from research.policies.named import LIVE
+from research.named_policies import LIVE
 from specrouter.cli.arguments import Commands, Parser, default_config
 from specrouter.cli.bench import CONFIG, measured
 from specrouter.cli.main import run
@@ -143,7 +143,7 @@ def _add_simulate(commands: Commands) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--policy", nargs="+", metavar="NAME",
-        help="a named policy of research/policies/named.py",
+        help="a named policy of research/named_policies.py",
     )  # fmt: skip
     add_load(parser)
     parser.set_defaults(config=None, run=_simulate, log_level=logging.WARNING)
@@ -206,13 +206,13 @@ def _add_serve(commands: Commands) -> None:
         "--policy", nargs="+", required=True, metavar="NAME",
         help="paper, adaserve, adaserve-slo-phase, equal-greedy, specinfer, slos-serve, "
         "specustream, specustream-fixed, flowguard-printed (with a cluster), or a baseline of "
-        "research/policies/named.py; flowguard-printed goes together with another one",
+        "research/named_policies.py; flowguard-printed goes together with another one",
     )  # fmt: skip
     parser.set_defaults(run=_serve)
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    from research.policies.named import settings_of
+    from research.named_policies import settings_of
 
     # What is asked for by itself comes last, and counts.
     arguments.settings = [*settings_of(arguments.policy), *arguments.settings]

@@ -16,7 +16,7 @@ from research.bench.load_requests import load_labelled, read_arrivals, sweep
 from research.bench.options import LoadOptions
 from research.bench.policy_service import PolicyService
 from research.bench.traces import Arrival
-from research.policies.named import POLICIES
+from research.named_policies import POLICIES
 from research.sim.machine import Machine, load_machine
 from research.sim.service import SimulatedService
 from research.sim.text import LEAST, MOST

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from research.policies.named import NamedPolicy
+from research.named_policies import NamedPolicy
 from research.sim.machine import Machine
 from research.sim.service import SimulatedService
 from specrouter import ChainRouter, RequestError, RouterConfig, SamplingParams

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from checks.exact.report import conditions
-from checks.real.peer import Server, completed, llama_command, served, specrouter_command
+from checks.real.peer import completed, llama_command, served, specrouter_command
 
 _PORTS = (9312, 9313)
 _TOKENS, _CONTEXT = 96, 2048  # of an answer, and of a request at most
@@ -45,35 +45,28 @@ def main() -> int:
     given = parser.parse_args()
     most = max([1, *given.requests])
     report: dict[str, Any] = {"file": given.file.name, "busy": given.busy, **conditions()}
+    options = ["--set", f"engine.kv_budget_tokens={_CONTEXT * most}"]
+    options += ["--draft", str(given.draft)] if given.draft else []
+    commands = {"specrouter": specrouter_command(given.file, _PORTS[0], *options)}
+    if given.llama_server is not None:
+        sizes = ("-c", str(_CONTEXT * most), "-np", str(most))
+        commands["llama.cpp"] = llama_command(given.llama_server, given.file, _PORTS[1], *sizes)
     with ExitStack() as stack:
-        options = ["--set", f"engine.kv_budget_tokens={_CONTEXT * most}"]
-        options += ["--draft", str(given.draft)] if given.draft else []
-        own = stack.enter_context(
-            served(specrouter_command(given.file, _PORTS[0], *options), _PORTS[0])
-        )
-        servers = {"specrouter": own}
-        if given.llama_server is not None:
-            sizes = ("-c", str(_CONTEXT * most), "-np", str(most))
-            command = llama_command(given.llama_server, given.file, _PORTS[1], *sizes)
-            servers["llama.cpp"] = stack.enter_context(served(command, _PORTS[1]))
-        elif given.peer_url:
-            servers["peer"] = Server(given.peer_url, own.pid, 0.0)
-        for name, one in servers.items():
-            if name != "peer":
-                report[name] = {"start_s": round(one.start_s, 1)}
+        started = {
+            name: stack.enter_context(served(command, port))
+            for (name, command), port in zip(commands.items(), _PORTS, strict=False)
+        }
         stack.enter_context(_busy(given.busy))
-        urls = [one.url for one in servers.values()]
+        urls = [one.url for one in started.values()]
+        urls += [given.peer_url] if given.peer_url else []
         for count in given.requests:
             decoding = _decoding(count, given.draft is not None)
             report[f"{count} requests"] = _compared(decoding, urls, given.pairs)
         for size in given.prompts:
             report[f"prompts of {size}"] = _compared(_prompts(size), urls, given.pairs)
-        for name, one in servers.items():
-            if name != "peer":
-                report[name] |= {
-                    "rss_mb": one.memory_mb("VmRSS"),
-                    "most_mb": one.memory_mb("VmHWM"),
-                }
+        for name, one in started.items():
+            memory = {"rss_mb": one.memory_mb("VmRSS"), "most_mb": one.memory_mb("VmHWM")}
+            report[name] = {"start_s": round(one.start_s, 1), **memory}
     print(json.dumps(report, indent=1))
     return 0
 

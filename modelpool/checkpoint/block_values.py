@@ -19,10 +19,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 GROUP = 32  # inputs
-BLOCK_BYTES = {
-    "Q4_0": 18, "Q4_1": 20, "Q5_0": 22, "Q5_1": 24, "Q8_0": 34, "Q4_K": 144, "Q5_K": 176,
-    "Q6_K": 210, "IQ4_NL": 18, "IQ4_XS": 136, "MXFP4": 17,
-}  # fmt: skip
 BYTES_ZERO = 128  # of numbers of 8 bits
 _LEVELS = 127  # of either sign, of weights that are rounded to 8 bits
 _MOST_STEP = 256.0  # of an output: smaller ones keep their digits in float16
@@ -31,8 +27,9 @@ _Bytes = NDArray[Any]  # uint8
 
 
 class _Form(NamedTuple):
-    """Of a type. `bases` and so on: how many a block of `size` inputs has."""
+    """Of a type. `bytes`, `bases` and so on: how many a block of `size` inputs has."""
 
+    bytes: int
     size: int
     bits: int
     zero: int = 0
@@ -42,18 +39,19 @@ class _Form(NamedTuple):
 
 
 _FORMS: Mapping[str, _Form] = {  # in the order of blocks.c
-    "Q4_0": _Form(32, 4, 8),
-    "Q4_1": _Form(32, 4, bases=1),
-    "Q5_0": _Form(32, 5, 16),
-    "Q5_1": _Form(32, 5, bases=1),
-    "Q8_0": _Form(32, 8, BYTES_ZERO),
-    "Q4_K": _Form(256, 4, bases=1, scales=8, centres=8),
-    "Q5_K": _Form(256, 5, bases=1, scales=8, centres=8),
-    "Q6_K": _Form(256, 6, 32, scales=16),
-    "IQ4_NL": _Form(32, 8, BYTES_ZERO),
-    "IQ4_XS": _Form(256, 8, BYTES_ZERO, scales=8),
-    "MXFP4": _Form(32, 8, BYTES_ZERO),
+    "Q4_0": _Form(18, 32, 4, 8),
+    "Q4_1": _Form(20, 32, 4, bases=1),
+    "Q5_0": _Form(22, 32, 5, 16),
+    "Q5_1": _Form(24, 32, 5, bases=1),
+    "Q8_0": _Form(34, 32, 8, BYTES_ZERO),
+    "Q4_K": _Form(144, 256, 4, bases=1, scales=8, centres=8),
+    "Q5_K": _Form(176, 256, 5, bases=1, scales=8, centres=8),
+    "Q6_K": _Form(210, 256, 6, 32, scales=16),
+    "IQ4_NL": _Form(18, 32, 8, BYTES_ZERO),
+    "IQ4_XS": _Form(136, 256, 8, BYTES_ZERO, scales=8),
+    "MXFP4": _Form(17, 32, 8, BYTES_ZERO),
 }
+BLOCK_BYTES = {name: form.bytes for name, form in _FORMS.items()}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -84,7 +82,7 @@ class BlockValues:
         Args: `kind`: of `BLOCK_BYTES`; `library`: of C.
         """
         form, stored = _FORMS[kind], np.ascontiguousarray(stored)
-        outputs, blocks = len(stored), stored.shape[1] // BLOCK_BYTES[kind]
+        outputs, blocks = len(stored), stored.shape[1] // form.bytes
 
         def made(of_block: int, dtype: torch.dtype) -> Tensor | None:
             return torch.empty(outputs, blocks * of_block, dtype=dtype) if of_block else None
@@ -101,7 +99,9 @@ class BlockValues:
         parts = (found.numbers, found.steps, found.bases, found.scales, found.centres)
         places = [None if one is None else one.data_ptr() for one in parts]
         number, count = list(_FORMS).index(kind), outputs * blocks
-        failed = library.sr_unblock(number, stored.ctypes.data, count, *places)
+        failed = library.sr_unblock(
+            number, form.bytes, form.size, stored.ctypes.data, count, *places
+        )
         return None if failed else found
 
     @classmethod

@@ -82,11 +82,6 @@ class CompiledLayers:
         self._kept = list[Any]()  # that the library reads
         told = [self._layer(*pair) for pair in zip(layers, shape.layers, strict=True)]
         self._layers = (_Layer * len(told))(*told)
-        size = ctypes.sizeof(_Layer)
-        start = ctypes.addressof(self._layers)
-        self._places_of = (ctypes.c_void_p * len(told))(
-            *(start + size * index for index in range(len(told)))
-        )
         self._norm, self._eps = self._norm_of(rms_scale(shape.norm) if head else None)
         self._run, self._kernel = kernels.library.sr_pass, KERNELS[kernels.name]
 
@@ -140,7 +135,7 @@ class CompiledLayers:
         for first, stop in spans(hidden, len(self._layers)):
             is_last = len(states) == len(hidden)
             asked = _Pass(
-                layers=ctypes.addressof(self._places_of) + first * ctypes.sizeof(ctypes.c_void_p),
+                layers=ctypes.addressof(self._layers) + first * ctypes.sizeof(_Layer),
                 places=ctypes.addressof(places),
                 slots=slots.data_ptr(),
                 angles=ctypes.addressof(tables),

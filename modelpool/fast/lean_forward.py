@@ -104,6 +104,7 @@ class LeanForward(ShortForward):
         self._compiled: CompiledLayers | None = None
         if self._dtype is torch.float32:
             self._compiled = compiled_layers(self._layers, shape, attend, model.lm_head)
+        self._has_head = self._compiled is not None and self._compiled.has_head
         self._norm: Operator = self._normed(shape.norm)
         self._on_logits = then(unchanged, shape.on_logits)
         self._head = self._own_head(model, vocab_size)
@@ -139,7 +140,7 @@ class LeanForward(ShortForward):
         angles.append(())  # of layers that do not rotate
         run = self._by_operators if self._compiled is None else self._compiled
         x, states = run(x, angles, view, logit_index, hidden)
-        if self._compiled is None or not self._compiled.has_head:
+        if not self._has_head:
             x = self._head(self._norm(x).to(self._head_dtype))
         kept = stacked(states, hidden, len(self._layers), self._norm)
         logits = self._on_logits(x)[:, : self._vocab_size]

@@ -82,14 +82,12 @@ static void half_at(const uint8_t *block, uint16_t sign, uint16_t *half) {
   *half ^= sign;
 }
 
-/* `count` blocks, one behind the other, to numbers, and to as many of the others as the type has.
- * Returns 0; 1 where a scale is no float16. */
-int sr_unblock(int type, const uint8_t *blocks, int64_t count, uint8_t *numbers, uint16_t *steps,
-               uint16_t *bases, int8_t *scales, uint8_t *centres) {
-  static const int sizes[] = {18, 20, 22, 24, 34, 144, 176, 210, 18, 136, 17};
+/* `count` blocks of so many bytes, one behind the other, to `width` numbers each, and to as many of
+ * the others as the type has. Returns 0; 1 where a scale is no float16. */
+int sr_unblock(int type, int bytes, int width, const uint8_t *blocks, int64_t count, uint8_t *numbers,
+               uint16_t *steps, uint16_t *bases, int8_t *scales, uint8_t *centres) {
   static const uint16_t negative = 0x8000; /* what these types call a minimum is added */
-  const int width = type >= Q4_K && type <= Q6_K ? 256 : type == IQ4_XS ? 256 : 32;
-  for (int64_t n = 0; n < count; n++, blocks += sizes[type], numbers += width) {
+  for (int64_t n = 0; n < count; n++, blocks += bytes, numbers += width) {
     if (type != MXFP4) half_at(blocks + (type == Q6_K ? 208 : 0), 0, steps + n);
     switch (type) {
       case Q4_0: nibbles(blocks + 2, 16, numbers); break;

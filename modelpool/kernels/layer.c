@@ -36,7 +36,7 @@ typedef struct {
 } Angles;
 
 typedef struct {
-  const Layer *const *layers; /* [count] */
+  const Layer *layers;        /* [count] */
   const Places *places;       /* of the tokens and their keys */
   const int64_t *slots;       /* [tokens] of the arena, where their keys and values go */
   const Angles *angles;
@@ -248,7 +248,7 @@ int sr_pass(const Pass *pass) {
   int64_t width = 0, wide = 0, inner = 0;
   if (!rows) return 0;
   for (int64_t i = 0; i < pass->count; i++) {
-    const Layer *l = pass->layers[i];
+    const Layer *l = pass->layers + i;
     width = larger(width, l->attend->heads * l->attend->value_dim);
     wide = larger(wide, larger(rows * l->heads * l->head_dim, most * 2 * l->inner));
     inner = larger(inner, l->inner);
@@ -262,7 +262,7 @@ int sr_pass(const Pass *pass) {
   p.gated = p.added + most * hidden;
   int failed = 0;
   for (int64_t i = 0; i < pass->count && !failed; i++) {
-    p.layer = pass->layers[i];
+    p.layer = pass->layers + i;
     failed = attention(&p, seen);
     if (is_last && i == pass->count - 1) {
       pick(seen, p.layer->attend->heads * p.layer->attend->value_dim, pass, of_kept);

@@ -211,7 +211,7 @@ def opened(file: Path) -> ctypes.CDLL:
     library.sr_pack.argtypes = (pointer, whole, whole, number, pointer, pointer, pointer)
     library.sr_pack.restype = library.sr_rows.restype = None
     library.sr_rows.argtypes = (pointer, pointer, whole, pointer)
-    library.sr_unblock.argtypes = (number, pointer, whole, *(pointer,) * 5)
+    library.sr_unblock.argtypes = (*(number,) * 3, pointer, whole, *(pointer,) * 5)
     library.sr_pass.argtypes = (pointer,)
     library.sr_scan.argtypes, library.sr_scan.restype = (pointer,), None
     library.sr_advance.argtypes, library.sr_advance.restype = (*(pointer,) * 4, *(whole,) * 4), None

@@ -15,7 +15,7 @@ from research.bench.load_ratios import over_rounds
 from research.bench.load_requests import Alone, Point, RequestSource
 from research.bench.load_table import describe
 from research.bench.options import LoadOptions
-from research.policies.named import BASELINES, LIVE
+from research.named_policies import BASELINES, LIVE
 from specrouter.bench.contenders import MeasurementError
 from specrouter.bench.load import WallClock
 from specrouter.bench.prompts import Texts, Tokenize

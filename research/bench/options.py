@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from modelpool.errors import ConfigError
 from research.bench import tuning
-from research.policies.named import LIVE
+from research.named_policies import LIVE
 from specrouter.cli.bench import (
     add_chains,
     add_common,

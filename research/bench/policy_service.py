@@ -1,6 +1,6 @@
 """PolicyService: a router in this process under one named policy after another."""
 
-from research.policies.named import POLICIES
+from research.named_policies import POLICIES
 from specrouter.bench.services import OwnService
 from specrouter.config.policies import CHAIN_POLICIES
 from specrouter.routing.chain_policy import TARGET_ONLY

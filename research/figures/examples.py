@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from research.policies.named import NamedPolicy
+from research.named_policies import NamedPolicy
 from research.sim.machine import Machine
 from research.sim.roofline import RooflineTime
 from research.sim.service import SimulatedService

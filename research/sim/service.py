@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from research.named_policies import POLICIES, NamedPolicy
 from research.policies.adaserve import AdaServeTrees
-from research.policies.named import POLICIES, NamedPolicy
 from research.sim.admissions import admission_of
 from research.sim.executor import SimulatedExecutor
 from research.sim.knowledge import Known

@@ -24,7 +24,6 @@ from typing import Any
 
 from modelpool import ModelPool
 from modelpool.fast.direct_forward import DirectForward
-from modelpool.fast.forward_parts import ShortLayer
 from modelpool.fast.lean_forward import LeanForward
 from modelpool.fast.memory_speed import read_bytes_per_s
 from modelpool.packed_model import PackedModel
@@ -42,10 +41,9 @@ _OF_LAYERS = {
     "out": "output of attention", "between": "norms", "gate_up": "gate, up", "gate": "activation",
     "down": "down",
 }  # fmt: skip
-_OF_COMPILED_LAYERS = {"projected": "layer before attention", "add_to": "layer behind attention"}
 _PARTS = {
     "_norm": "norms", "_head": "head", "_write": "keys and values", "_attend": "attention",
-    "_rotary": "rotation",
+    "_rotary": "rotation", "_compiled": "layers and head in C",
 }  # fmt: skip
 
 Figures = dict[str, float]
@@ -73,16 +71,10 @@ def watched(forward: Any, watch: Callable[..., Any]) -> Any:
     """A copy whose parts are called as `watch(name, part)` returns them: operators, and hence bits,
     are the same."""
     other = copy.copy(forward)
-    other._layers = tuple(_watched_layer(layer, watch) for layer in forward._layers)
+    other._layers = tuple(
+        replace(layer, **_watched_parts(layer, _OF_LAYERS, watch)) for layer in forward._layers
+    )
     vars(other).update(_watched_parts(forward, _PARTS, watch))
-    return other
-
-
-def _watched_layer(layer: Any, watch: Callable[..., Any]) -> Any:
-    if isinstance(layer, ShortLayer):
-        return replace(layer, **_watched_parts(layer, _OF_LAYERS, watch))
-    other = copy.copy(layer)
-    vars(other).update(_watched_parts(layer, _OF_COMPILED_LAYERS, watch))
     return other
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from modelpool.errors import ConfigError
-from research.policies.named import POLICIES, ROUTING, is_live, settings_of
+from research.named_policies import POLICIES, ROUTING, is_live, settings_of
 from specrouter import SLO, ChainRouter, SamplingParams
 from specrouter.cli.target import read_asked
 from specrouter.config.policies import REPLICA_POLICIES

@@ -17,7 +17,7 @@ from research.bench.load_table import load_table
 from research.bench.options import DEFAULT_POLICIES, LoadOptions
 from research.bench.policy_service import PolicyService
 from research.bench.traces import Arrival
-from research.policies.named import LIVE, POLICIES, NamedPolicy
+from research.named_policies import LIVE, POLICIES, NamedPolicy
 from research.tests.bench.test_traces import ADASERVE, letters
 from specrouter import RequestError, RequestOutput
 from specrouter.bench.contenders import MeasurementError

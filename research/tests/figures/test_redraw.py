@@ -18,7 +18,7 @@ from research.figures.cell import Cell, capacity, in_system, outcomes_of, run_ce
 from research.figures.cluster_cell import ClusterKind
 from research.figures.command import CELLS, FigureOptions, draw_figures
 from research.figures.figure import Scope, rows_of
-from research.policies.named import POLICIES
+from research.named_policies import POLICIES
 from research.sim.scenarios import SCENARIOS
 
 pytestmark = pytest.mark.slow

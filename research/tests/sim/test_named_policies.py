@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from research.named_policies import POLICIES
 from research.policies.adaserve import SPECINFER_TREE
-from research.policies.named import POLICIES
 from research.sim.machine import MACHINES, load_machine
 from research.sim.service import SimulatedService
 from specrouter.bench.replay import LoadRequest, Outcome, replay

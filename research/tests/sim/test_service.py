@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from research.policies.named import POLICIES
+from research.named_policies import POLICIES
 from research.sim.knowledge import learned_times
 from research.sim.machine import Machine
 from research.sim.service import SimulatedService

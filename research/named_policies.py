@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from modelpool.errors import ConfigError
-from specrouter.slo.serve.prefill_budget import MOST_SPECULATED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +75,8 @@ POLICIES: dict[str, NamedPolicy] = {
         chains="smallest", selection=_published("ADASERVE_SLO_PHASE")
     ),
     # As deep as any tier may speculate; admission says how deep each does.
-    "slos-serve": replace(fixed_depth(MOST_SPECULATED - 1), admission=_published("SLOS_SERVE")),
+    # Ten tokens are verified at most, the root included (Appendix D).
+    "slos-serve": replace(fixed_depth(9), admission=_published("SLOS_SERVE")),
     "specustream": NamedPolicy(chains=_published("SPECUSTREAM"), selection="whole"),
     "specustream-fixed": NamedPolicy(chains=_published("SPECUSTREAM_FIXED"), selection="whole"),
 }
