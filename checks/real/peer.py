@@ -1,4 +1,4 @@
-"""Servers beside one another: this project's and llama.cpp's, each a process of its own."""
+"""This project's server and llama.cpp's, each in a process of its own."""
 
 import json
 import os
@@ -65,7 +65,7 @@ def posted(url: str, body: dict[str, Any]) -> Any:
 
 
 def completed(url: str, prompt: str, tokens: int, **more: Any) -> Any:
-    """Greedily, so many tokens, of a prompt that no cache is asked for."""
+    """A greedy completion of so many tokens, without a prefix cache."""
     cached = {"cache_prompt": False, "cache_salt": str(time.monotonic_ns())}
     body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
     return posted(f"{url}/v1/completions", {**body, **cached, **more})
