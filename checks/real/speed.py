@@ -3,10 +3,10 @@
     python -m checks.real.speed FILE [--llama-server PATH] [--peer-url URL] [--pairs 12]
         [--requests 1 4 8] [--prompts 64 512] [--busy 0] [--draft FILE]
 
-Both servers run at once and are asked in turns, A B B A; nothing else may run. The report has medians
-of tokens per second and of the ratios of neighbouring turns, with the bootstrap's interval of 95%.
-Decoding includes a short prompt. Drafts are off without `--draft`. `--busy N`: N programs keep a core
-busy meanwhile. `--peer-url`: a server that is already running, such as vLLM's.
+Both servers run at once and are asked in turns, A B B A; nothing else may run. The report has
+medians of tokens per second and of the ratios of neighbouring turns, with the bootstrap's interval
+of 95%. Decoding includes a short prompt. Drafts are off without `--draft`. `--busy N`: N programs
+compute meanwhile. `--peer-url`: a server that is already running, such as vLLM's.
 """
 
 import argparse
