@@ -21,7 +21,7 @@ PARALLEL := --numprocesses=auto --maxprocesses=4 --dist=worksteal
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help install serve check fast test research-test exact checks real gpu replay bench \
-	bench-load clients cluster-test fuzz attack soak page-test streaming wheel-check clean
+	bench-load clients cluster-test fuzz attack soak page-test streaming wheel wheel-check clean
 
 .DEFAULT_GOAL := install
 
@@ -115,6 +115,9 @@ page-test: install  ## the page at / in headless Chromium
 
 streaming: install  ## what a streamed token costs
 	$(PYTHON) -m checks.service.streaming
+
+wheel: install  ## dist/*.whl for this platform, with the C library in it
+	SPECROUTER_LIBRARY=1 $(PYTHON) -m pip wheel --no-deps --wheel-dir dist .
 
 wheel-check: install  ## the built wheel serves in an environment of its own
 	$(PYTHON) -m checks.wheel_check

@@ -31,8 +31,10 @@ from modelpool.config import ModelConfig, Weights
 from modelpool.errors import ConfigError
 from modelpool.fast.linear import gains_on_cpu
 from modelpool.fast.panels import exact_kernels, quantised_refusal
-from modelpool.gguf.description import describe, is_gguf
+from modelpool.gguf.description import describe, header_in, is_gguf
 from modelpool.inflate.inflated import inflated_source
+
+_FILES = frozenset({".safetensors", ".json", ".model", ".txt", ".jinja", ".py"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,9 +96,19 @@ def _open_gguf(config: ModelConfig, field: str) -> Member:
     found = describe(config.source, field)
     on_cpu = config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available())
     if (config.weights, config.dtype) == ("auto", "auto") and on_cpu:
-        config = config.model_copy(update={"weights": found.weights})
+        # Norms and biases are small, and in float32 they are the same on every CPU.
+        dtype = "float32" if found.weights == "exact" else "auto"
+        config = config.model_copy(update={"weights": found.weights, "dtype": dtype})
     facts = _read_facts(config, found.folder, field, found.headers)
     return Member(config=config, field=field, path=found.folder, facts=facts, headers=found.headers)
+
+
+def files_of(source: str, path: Path) -> tuple[Path, ...]:
+    """The files that a source became: `path` is its checkpoint's, or describes a GGUF file."""
+    if not is_gguf(source):
+        return tuple(sorted(one for one in path.iterdir() if one.suffix in _FILES))
+    header = header_in(path)
+    return tuple(sorted({header.file, *(one.file for one in header.tensors.values())}))
 
 
 def _read_facts(

@@ -99,6 +99,13 @@ class PackedModel:
         )
         self._count_kv()
 
+    @property
+    def computed_by(self) -> str:
+        """What the bits of its logits depend on beside its files; of the C library on no CPU."""
+        if getattr(self.shortcut, "is_portable", False):
+            return "C library"
+        return f"torch {torch.__version__} on {self.device}"
+
     def _count_kv(self) -> None:
         self.kv_bytes_per_token = sum(
             layer.elements_per_token * layer.dtype.itemsize for layer in self.kv_layers.values()

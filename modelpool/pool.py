@@ -30,6 +30,7 @@ from modelpool.loaded_models import LoadedModels
 from modelpool.member import (
     Member,
     check_tokenizers,
+    files_of,
     open_member,
     tokenizer_of,
     vocab_size_of,
@@ -134,6 +135,17 @@ class ModelPool:
     def path(self, name: str) -> Path:
         """The directory of a model's checkpoint, for `transformers`."""
         return self._member(name).path
+
+    def opened(self, name: str) -> ModelConfig:
+        """The configuration of a model, with what its file decided."""
+        return self._placed[name].config
+
+    def files(self, name: str) -> tuple[Path, ...]:
+        """What a model's text depends on: weights, configuration and tokenizer.
+
+        Raises `ValueError` where a GGUF file has changed since.
+        """
+        return files_of(self._member(name).config.source, self.path(name))
 
     def parameter_count(self, name: str) -> int:
         """0 for a member without a model."""

@@ -11,7 +11,7 @@ import logging
 import queue
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from specrouter.config import (
 )
 from specrouter.engine.engine import Engine
 from specrouter.engine.engine_thread import EngineThread
-from specrouter.engine.fingerprint import fingerprint_of, with_bits
+from specrouter.engine.fingerprint import fingerprint_of, served_model, with_bits
 from specrouter.engine.input_validation import InputValidation
 from specrouter.engine.instruments import EngineInstruments
 from specrouter.engine.request import PromptLike, Request, args_of_each
@@ -101,6 +101,7 @@ class ChainRouter:
         self.instruments = EngineInstruments(thread)
         thread.start()  # raises what is wrong with the target
         self.fingerprint = with_bits(self.fingerprint, self.pool)
+        self._served = cache(partial(served_model, config.pool, self.pool))  # reads whole files
 
     @classmethod
     def from_config(
@@ -375,6 +376,7 @@ class ChainRouter:
                 RequestHandle(next(self._ids), self._thread.wake, listener),
                 Detokenizer(self.pool.tokenizer, prompt.params, prompt.token_ids),
                 self.pool.eos_token_ids,
+                served=self._served() if prompt.params.receipt else None,
             )
             for prompt, listener in zip(prompts, each, strict=True)
         ]

@@ -72,7 +72,7 @@ TOP_LEVEL = {
     ".ci", ".dockerignore", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "Dockerfile",
     "LICENSE", "Makefile", "README.md", "checks", "conftest.py",
     "configs", "constraints.txt", "docs", "examples", "modelpool", "processors", "pyproject.toml",
-    "research", "specrouter", "statemgr", "test_support", "tests",
+    "research", "setup.py", "specrouter", "statemgr", "test_support", "tests",
 }  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from modelpool.kernels.library import KERNELS, c_library, linear_kernels
 
 logger = logging.getLogger(__name__)
 
-ARITHMETIC = 1  # raised when the same keys and values give other bits
+ARITHMETIC = 2  # raised when the same keys and values, or positions, give other bits
 PLAIN = 0
 # Instruction sets by their numbers in attend.c, the best first.
 INSTRUCTION_SETS: Mapping[int, str] = {2: "AVX-512", 1: "AVX2", 3: "NEON", PLAIN: "plain C"}

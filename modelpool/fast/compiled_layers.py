@@ -214,7 +214,7 @@ def _told(table: Table) -> _Angles:
     return _Angles(cos.data_ptr(), sin.data_ptr(), cos.stride(0))
 
 
-def layer_arithmetic() -> str:
-    """Which one quantised layers have here: those of W8A8 checkpoints, and others."""
-    found = (int8_kernels(), exact_kernels())
-    return ", ".join("torch" if kernels is None else "C library" for kernels in found)
+def layer_arithmetic(is_w8a8: bool) -> str:
+    """Which one quantised layers have here, of W8A8 checkpoints or of others."""
+    kernels = int8_kernels() if is_w8a8 else exact_kernels()
+    return "torch" if kernels is None else "C library"

@@ -107,14 +107,13 @@ class LeanForward(ShortForward):
         self._has_head = self._compiled is not None and self._compiled.has_head
         self._norm: Operator = self._normed(shape.norm)
         self._on_logits = then(unchanged, shape.on_logits)
+        # Whether every operation of a pass has the same bits on any CPU.
+        self.is_portable = self._has_head and shape.on_logits is None
         self._head = self._own_head(model, vocab_size)
         self._attend = attend
         self._head_dtype = (
             self._dtype if isinstance(model.lm_head, QuantisedLinear) else self._plain_dtype
         )
-        self._compiled = None
-        if self._dtype is torch.float32:
-            self._compiled = compiled_layers(self._layers, shape, attend, model.lm_head)
 
     def release(self) -> None:
         """Frees the plain weights of packed layers: the model's own forward ends here."""

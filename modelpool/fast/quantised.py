@@ -29,7 +29,7 @@ from modelpool.fast.linear import is_hooked
 from modelpool.fast.panels import BlockWeight, Int8PanelWeight, PanelWeight, exact_kernels
 from modelpool.kernels.library import LinearKernels
 
-ARITHMETIC = 8  # raised when the same weights give other texts
+ARITHMETIC = 9  # raised when the same weights give other texts
 
 
 Values = Int8Values | BlockValues  # what a checkpoint has of a weight

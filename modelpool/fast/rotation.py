@@ -13,6 +13,9 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from modelpool.fast.trigonometry import cosine, sine
 
 _MOST_KEPT = 2**24  # cosines of a rotation: of heads of 128 those of 131,072 positions
 
@@ -137,9 +140,23 @@ def angles_of(
     return lambda index: table.index_select(0, index).unbind(1)
 
 
+class _OwnTrigonometry(TorchFunctionMode):
+    """Within it, bits of cosines and sines depend on no CPU."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function in (torch.cos, torch.Tensor.cos):
+            return cosine(args[0])
+        if function in (torch.sin, torch.Tensor.sin):
+            return sine(args[0])
+        return function(*args, **(kwargs or {}))
+
+
 def _angles(rotation: Rotation, rotary: Any, like: Tensor, positions: Tensor) -> Table:
     index = positions.to(like.device)
-    cos, sin = rotary(like, index.unsqueeze(0), *rotation.embedding)
+    with _OwnTrigonometry():
+        cos, sin = rotary(like, index.unsqueeze(0), *rotation.embedding)
     return rotation.table(cos.to(like.dtype), sin.to(like.dtype), index)
 
 

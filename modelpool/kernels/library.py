@@ -11,15 +11,11 @@ loaded.
 """
 
 import ctypes
-import hashlib
 import logging
 import os
-import shlex
-import shutil
 import stat
 import subprocess
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -29,29 +25,13 @@ from torch import Tensor
 
 from modelpool.checkpoint.cache_dir import cache_dir
 from modelpool.checkpoint.cached_folder import cached_folder
+from modelpool.kernels.compiler import FOLDER, NAME, compile_library, find_compiler, fingerprint
 
 logger = logging.getLogger(__name__)
 
 KERNELS: Mapping[str, int] = {
     "avx512-vnni": 4, "avx-vnni": 2, "avx2": 1, "neon": 8, "plain": 16
 }  # fmt: skip
-_FOLDER, _NAME = Path(__file__).parent, "linear.so"
-_ATTENDS = ("avx2", "avx512", "neon", "plain")  # by instruction set
-_ATTENTION = ("attend.c", "attend_double.c", *(f"attend_{name}.c" for name in _ATTENDS))
-_SOURCES = ("linear.c", "blocks.c", "panels.c", "recurrence.c", "layer.c", "choose.c", *_ATTENTION)
-_HEADERS = (
-    *("linear_x86.h", "linear_arm.h", "dot_panel.h", "linear.h", "threads.h"),
-    *("attend.h", "attend_pass.h", *(f"lanes_{name}.h" for name in _ATTENDS)),
-)
-_FLAGS = (
-    "-O3",
-    "-std=gnu11",
-    "-ffp-contract=off",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-fPIC",
-)
-_COMPILE_S = 120.0
 _SWITCH = "SPECROUTER_KERNEL"
 
 
@@ -139,24 +119,15 @@ def library_file() -> Path:
 
     Raises `OSError`, `RuntimeError` without a compiler, and what `subprocess.run` raises.
     """
-    packaged = _FOLDER / _NAME
+    packaged = FOLDER / NAME
     if packaged.exists():
         return packaged
-    asked = os.environ.get("CC", "")  # may have options: "ccache gcc"
-    try:
-        given = shlex.split(asked)
-    except ValueError as error:
-        raise RuntimeError(f"CC={asked}: {error}: correct it, or unset it") from error
-    compiler = given or [one for one in ("cc", "gcc") if shutil.which(one)][:1]
-    if not compiler:
-        raise RuntimeError("there is no C compiler")
-    if shutil.which(compiler[0]) is None:
-        raise RuntimeError(f"CC={asked}: there is no {compiler[0]}")
+    compiler = find_compiler()
     folder = cache_dir() / "kernels"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     _check_owner(folder)
-    made = folder / f"linear-{_fingerprint(compiler)}"
-    file = cached_folder(made, partial(_compile, compiler)) / _NAME
+    made = folder / f"linear-{fingerprint(compiler)}"
+    file = cached_folder(made, partial(compile_library, compiler)) / NAME
     _check_owner(made)
     _check_owner(file)
     return file
@@ -166,39 +137,6 @@ def _check_owner(path: Path) -> None:
     found = path.stat()
     if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise RuntimeError(f"{path} can be written by others: remove it, or set SPECROUTER_CACHE")
-
-
-def _fingerprint(compiler: Sequence[str]) -> str:
-    version = subprocess.run(
-        (*compiler, "--version"), capture_output=True, check=True, timeout=_COMPILE_S
-    ).stdout
-    text = b"\0".join((_FOLDER / name).read_bytes() for name in (*_SOURCES, *_HEADERS))
-    command = " ".join((*compiler, *_FLAGS)).encode()
-    return hashlib.sha256(b"\0".join((text, version, command))).hexdigest()[:16]
-
-
-def _compile(compiler: Sequence[str], folder: Path) -> None:
-    """File by file, as many at once as there are cores."""
-    objects = [folder / f"{name}.o" for name in _SOURCES]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        jobs = (
-            ("-c", str(_FOLDER / name), "-o", str(made))
-            for name, made in zip(_SOURCES, objects, strict=True)
-        )
-        list(pool.map(partial(_run, compiler), jobs))
-    made = folder / _NAME
-    _run(compiler, ("-shared", "-o", str(made), *map(str, objects)))
-    for each in objects:
-        each.unlink()
-    made.chmod(0o700)
-
-
-def _run(compiler: Sequence[str], arguments: Sequence[str]) -> None:
-    command = (*compiler, *_FLAGS, *arguments)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_S)
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["it said nothing"]
-        raise RuntimeError(f"{compiler[0]} cannot compile it: {lines[0]}")
 
 
 def opened(file: Path) -> ctypes.CDLL:

@@ -18,6 +18,7 @@ from specrouter.cli.cluster import add_cluster
 from specrouter.cli.generate import add_generate
 from specrouter.cli.inflate import add_inflate
 from specrouter.cli.serve import add_serve
+from specrouter.cli.verify import add_verify
 from specrouter.logs import configure_logs
 from specrouter.version import __version__
 
@@ -61,6 +62,7 @@ def _parser() -> Parser:
     add_pairs(commands)
     add_cluster(commands)
     add_generate(commands)
+    add_verify(commands)
     add_inflate(commands)
     add_bench(commands)
     return parser

@@ -18,6 +18,7 @@ from specrouter.engine.request import Request
 from specrouter.request.detokenizer import Detokenizer
 from specrouter.request.handle import RequestHandle
 from specrouter.request.output import CycleDraft, Delta, FinishReason, RequestOutput, TokenLogprobs
+from specrouter.request.receipt import encoded_logits
 from specrouter.request.running import RunningRequest, last_delta
 from specrouter.request.spec import RequestSpec
 
@@ -133,14 +134,23 @@ class Progress:
         return replace(delta, output=self._whole(delta.output))
 
     def _whole(self, output: RequestOutput) -> RequestOutput:
-        """With the log-probabilities and drafts of all attempts."""
+        """With the log-probabilities, logits and drafts of all attempts."""
         logprobs = None if self._spec.params.logprobs is None else list(self._logprobs)
         cached_tokens = max(self._cached_tokens, output.metrics.cached_tokens)
         metrics = replace(output.metrics, cached_tokens=cached_tokens)
         told = self._prompt_logprobs
         drafts = list(self._drafts) if self._spec.params.return_drafts else None
+        receipt = output.receipt
+        if receipt is not None:  # the attempt's has logits of its own tokens alone
+            logits = [one.logit for one in self._logprobs]
+            receipt = receipt.model_copy(update={"logits": encoded_logits(logits)})
         return replace(
-            output, logprobs=logprobs, prompt_logprobs=told, metrics=metrics, drafts=drafts
+            output,
+            logprobs=logprobs,
+            prompt_logprobs=told,
+            metrics=metrics,
+            drafts=drafts,
+            receipt=receipt,
         )
 
 

@@ -44,7 +44,7 @@ def token_logprobs(logits: Tensor, asked: Sequence[AskedLogprobs]) -> list[list[
     found: list[list[TokenLogprobs]] = [[] for _ in asked]
     start = 0
     for count, members in groups.items():
-        width = 1 + 2 * min(count, logits.shape[1])
+        width = 2 + 2 * min(count, logits.shape[1])
         for index in members:
             tokens = asked[index].tokens
             end = start + len(tokens) * width
@@ -54,20 +54,22 @@ def token_logprobs(logits: Tensor, asked: Sequence[AskedLogprobs]) -> list[list[
 
 
 def _shares(logits: Tensor, tokens: Tensor, count: int) -> Tensor:
-    """[n, 1 + 2k] float64: log-probabilities of the tokens, then the likeliest ids and theirs."""
+    """[n, 2 + 2k] float64: log-probabilities and logits of the tokens, then the likeliest ids and
+    their log-probabilities."""
     values = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
-    chosen = values.gather(1, tokens.unsqueeze(1))
+    chosen = [one.gather(1, tokens.unsqueeze(1)).double() for one in (values, logits)]
     best, ids = values.topk(min(count, values.shape[1]), dim=1)
-    return torch.cat((chosen.double(), ids.double(), best.double()), dim=1)
+    return torch.cat((*chosen, ids.double(), best.double()), dim=1)
 
 
 def _named(tokens: Ints, shares: NDArray[np.float64]) -> list[TokenLogprobs]:
-    ids, best = np.split(shares[:, 1:], 2, axis=1)
+    ids, best = np.split(shares[:, 2:], 2, axis=1)
     return [
-        TokenLogprobs(token, logprob, tuple(zip(names, others, strict=True)))
-        for token, logprob, names, others in zip(
+        TokenLogprobs(token, logprob, tuple(zip(names, others, strict=True)), logit)
+        for token, logprob, logit, names, others in zip(
             tokens.tolist(),
             shares[:, 0].tolist(),
+            shares[:, 1].tolist(),
             ids.astype(np.int64).tolist(),
             best.tolist(),
             strict=True,

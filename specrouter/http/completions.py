@@ -109,7 +109,7 @@ def _without_tokens(part: _Part) -> _Part:
 
 
 def _unseen(output: RequestOutput) -> RequestOutput:
-    return replace(_without_tokens(output), stop_reason=None)
+    return replace(_without_tokens(output), stop_reason=None, receipt=None)
 
 
 class CompletionAnswer(OpenAIAnswer):

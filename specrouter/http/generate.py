@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from pydantic import TypeAdapter
 
 from specrouter.http.answers import Loose
-from specrouter.http.openai_answer import finite
+from specrouter.http.openai_answer import finite, receipt
 from specrouter.http.openapi import generation
 from specrouter.http.request_fields import GenerateRequest
 from specrouter.http.service import Asked, Service
@@ -39,6 +39,8 @@ class GenerateAnswerObject(Loose):
     drafts: list[dict[str, Any]] | None = None
     """With `return_drafts`: by cycle, who proposed its tokens and what was drafted; in a stream
     `draft`, of the event's cycle."""
+    receipt: dict[str, Any] | None = None
+    """With `receipt`: by which `specrouter verify` computes the text again."""
     choices: list[dict[str, Any]] | None = None
     """The samples, by `index`, each with the fields above but `seed`."""
 
@@ -137,5 +139,6 @@ def _ending(output: RequestOutput) -> dict[str, Any]:
         "finish_reason": output.finish_reason,
         "metrics": output.metrics.to_json(),
         "seed": output.seed,
+        **receipt(output),
     }
     return ending if output.stop_reason is None else {**ending, "stop_reason": output.stop_reason}

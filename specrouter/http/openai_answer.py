@@ -209,7 +209,12 @@ def ending(output: RequestOutput | None) -> dict[str, Any]:
     if output is None:
         return {"finish_reason": None, "stop_reason": None}
     reason = _FINISH_REASONS[output.finish_reason]
-    return {"finish_reason": reason, "stop_reason": output.stop_reason}
+    return {"finish_reason": reason, "stop_reason": output.stop_reason, **receipt(output)}
+
+
+def receipt(output: RequestOutput) -> dict[str, Any]:
+    """Nothing where none was asked for."""
+    return {} if output.receipt is None else {"receipt": output.receipt.model_dump(mode="json")}
 
 
 def finite(logprob: float) -> float:

@@ -132,6 +132,9 @@ class RequestFields(StructureFields):
     """False: the prompt is read whole, and nothing of the request is kept; true by default."""
     cache_salt: Annotated[Text, Field(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = None
     """Requests share cached prefixes under the same salt; by default those of one API key do."""
+    receipt: bool | None = None
+    """True: the answer has a receipt, by which `specrouter verify` computes its text again;
+    log-probabilities come with it."""
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     """Of those that wait, the lower number is admitted first; one step is worth ten seconds."""
     timeout_s: Positive | None = None

@@ -9,6 +9,7 @@ from specrouter.request.objective import Objective
 from specrouter.request.params import Chain
 
 if TYPE_CHECKING:  # PyTorch takes seconds to import
+    from specrouter.request.receipt import Receipt
     from statemgr import RowKV
 
 # "engine_dead": the engine failed while the request waited or ran.
@@ -147,11 +148,13 @@ class TokenLogprobs:
     """Log-probabilities at one position: the target's, before any processing.
 
     `top` has the most likely ids, the likeliest first; the chosen one need not be among them.
+    `logit`: the token's, in float32.
     """
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    logit: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,6 +219,8 @@ class RequestOutput:
     `stop_reason`, with "stop", is the text of `stop` or the id of `stop_token_ids` that ended it.
 
     `drafts` is None unless asked for; it covers the cycles of this attempt, in order.
+
+    `receipt` is None unless asked for, and where the request failed.
     """
 
     text: str = ""
@@ -231,6 +236,7 @@ class RequestOutput:
     error_field: str | None = None
     feasible: Feasible | None = None
     drafts: list[CycleDraft] | None = None
+    receipt: "Receipt | None" = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -154,6 +154,8 @@ class SamplingParams:
         prefix_cache: False reads the whole prompt, and keeps nothing of the request.
         cache_salt: only requests with the same one, or all without one, share what they have read.
         return_drafts: tells of every cycle what was drafted, by whom, and what the target took.
+        receipt: the output has a receipt, by which `specrouter verify` computes it again;
+            log-probabilities of its tokens come with it.
     """
 
     max_new_tokens: Annotated[int, Field(ge=1)] = 128
@@ -186,6 +188,7 @@ class SamplingParams:
     prefix_cache: bool = True
     cache_salt: _Salt | None = None
     return_drafts: bool = False
+    receipt: bool = False
     max_tokens: InitVar[int | None] = None
 
     def __post_init__(self, max_tokens: int | None) -> None:
@@ -200,6 +203,15 @@ class SamplingParams:
         if self.min_tokens > self.max_new_tokens:
             reason = f"must be at most max_new_tokens, which is {self.max_new_tokens}"
             raise RequestError("min_tokens", reason)
+        if self.receipt:
+            self._prepare_receipt()
+
+    def _prepare_receipt(self) -> None:
+        if self.logits_processors or not isinstance(self.structure, Structure | None):
+            reason = "cannot hold processors or forms of one's own, which are code"
+            raise RequestError("receipt", reason)
+        if self.logprobs is None:
+            object.__setattr__(self, "logprobs", 0)
 
     @property
     def sampling(self) -> dict[str, float]:

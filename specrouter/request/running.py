@@ -27,6 +27,7 @@ from specrouter.request.output import (
 )
 from specrouter.request.pace import Pace, attained_stages, tpot_of_runs
 from specrouter.request.params import Chain, RequestError
+from specrouter.request.receipt import Receipt, ServedModel, receipt_of
 from specrouter.request.spec import RequestSpec
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ class RunningRequest:
     """Args:
     detokenizer: makes its text.
     clock: seconds, that all its times are of.
+    served: what its receipt says of the model, where it asks for one.
 
     Attributes:
         row: None while it waits.
@@ -63,9 +65,10 @@ class RunningRequest:
         detokenizer: Detokenizer,
         eos_token_ids: frozenset[int],
         clock: Callable[[], float] = time.perf_counter,
+        served: ServedModel | None = None,
     ) -> None:
         self.spec, self.handle = spec, handle
-        self._detokenizer, self._clock = detokenizer, clock
+        self._detokenizer, self._clock, self._served = detokenizer, clock, served
         self.objective: Objective | None = spec.objective
         self.has_objective = spec.objective is not None  # it came with one
         self.row: int | None = None
@@ -258,6 +261,7 @@ class RunningRequest:
             ),
             feasible=self.feasible,
             drafts=None if self._drafts is None else list(self._drafts),
+            receipt=self._receipt(reason),
         )
         fresh = list(logprobs or ()) if asked else None
         return Delta(
@@ -269,6 +273,12 @@ class RunningRequest:
             logprobs=fresh,
             goes_on=goes_on,
         )
+
+    def _receipt(self, reason: FinishReason) -> Receipt | None:
+        if self._served is None or self._logprobs is None:
+            return None
+        logits = [one.logit for one in self._logprobs]
+        return receipt_of(self._served, self.spec, self._tokens, logits, reason)
 
     def _add_to_drafts(self, rest: str) -> None:
         """What was held back of the text belongs to its last token."""

@@ -11,7 +11,7 @@ import torch
 
 from modelpool.checkpoint.int8_values import Int8Values
 from modelpool.fast.panels import BlockWeight, Int8PanelWeight, PanelWeight, is_exact
-from modelpool.kernels import library
+from modelpool.kernels import compiler
 from modelpool.kernels.library import KERNELS, LinearKernels, linear_kernels, opened
 from test_support.llama_models import draw
 from tests.modelpool.fast.test_panels import FORMS, some_blocks
@@ -29,11 +29,11 @@ pytestmark = pytest.mark.skipif(
 def emulated(tmp_path_factory: pytest.TempPathFactory) -> LinearKernels:
     """But for attention, whose kernels are compared with plain C."""
     folder = tmp_path_factory.mktemp("emulated")
-    linear = [name for name in library._SOURCES if name not in library._ATTENTION]
+    linear = [name for name in compiler.SOURCES if name not in compiler.ATTENTION]
     plain = ("-Dtarget(x)=", "-DEMULATED", f"-I{_EMULATION}", "-w", "-O1")
-    for names, flags in ((linear, plain), (library._ATTENTION, ("-O1",))):
-        sources = [str(library._FOLDER / name) for name in names]
-        subprocess.run(["cc", *library._FLAGS, *flags, "-c", *sources], cwd=folder, check=True)
+    for names, flags in ((linear, plain), (compiler.ATTENTION, ("-O1",))):
+        sources = [str(compiler.FOLDER / name) for name in names]
+        subprocess.run(["cc", *compiler.FLAGS, *flags, "-c", *sources], cwd=folder, check=True)
     objects = [str(one) for one in folder.glob("*.o")]
     file = folder / "linear.so"
     subprocess.run(["cc", "-shared", "-o", str(file), *objects], check=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from modelpool.kernels import library
+from modelpool.kernels import compiler, library
 from modelpool.kernels.library import (
     c_library,
     kernels_of,
@@ -28,7 +28,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("compiled")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECROUTER_CACHE", str(folder))
-        patch.setattr(library, "_FLAGS", ("-O0", *library._FLAGS[1:]))  # is compiled faster
+        patch.setattr(compiler, "FLAGS", ("-O0", *compiler.FLAGS[1:]))  # is compiled faster
         if shutil.which("cc") or shutil.which("gcc"):
             library_file()
     return folder
@@ -40,7 +40,7 @@ def cache(compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     shutil.copytree(compiled, tmp_path, dirs_exist_ok=True)
     monkeypatch.setenv("SPECROUTER_CACHE", str(tmp_path))
     monkeypatch.delenv("SPECROUTER_KERNEL", raising=False)
-    monkeypatch.setattr(library, "_FLAGS", ("-O0", *library._FLAGS[1:]))
+    monkeypatch.setattr(compiler, "FLAGS", ("-O0", *compiler.FLAGS[1:]))
     c_library.cache_clear()
     linear_kernels.cache_clear()
     yield tmp_path
@@ -50,7 +50,7 @@ def cache(compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
 
 @needs_compiler
 def test_it_is_compiled_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "_compile", lambda *_: pytest.fail("compiled again"))
+    monkeypatch.setattr(library, "compile_library", lambda *_: pytest.fail("compiled again"))
     file = library_file()
     folder = file.parent
     assert list((cache / "kernels").iterdir()) == [folder]
@@ -63,14 +63,14 @@ def test_other_flags_and_options_of_the_compiler_have_another_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def touched(_: object, folder: Path) -> None:
-        (folder / library._NAME).touch(0o700)
+        (folder / compiler.NAME).touch(0o700)
 
-    monkeypatch.setattr(library, "_compile", touched)
+    monkeypatch.setattr(library, "compile_library", touched)
     files = {library_file()}
-    monkeypatch.setattr(library, "_FLAGS", ("-O1", *library._FLAGS[1:]))
+    monkeypatch.setattr(compiler, "FLAGS", ("-O1", *compiler.FLAGS[1:]))
     files.add(library_file())
-    for compiler in ("env cc", "env cc -DOTHER"):
-        monkeypatch.setenv("CC", compiler)
+    for command in ("env cc", "env cc -DOTHER"):
+        monkeypatch.setenv("CC", command)
         files.add(library_file())
     assert len(files) == 4
 

@@ -13,6 +13,7 @@ from specrouter.cluster.resume import Progress, draw
 from specrouter.engine.request import Request
 from specrouter.request.objective import Objective, Stage, resolve
 from specrouter.request.output import Delta, FinishReason, TokenLogprobs
+from specrouter.request.receipt import ServedModel, receipt_of
 from specrouter.request.spec import RequestSpec
 from test_support.factories import make_tokenizer
 from tests.request_outputs import request_output
@@ -114,6 +115,24 @@ def test_log_probabilities_of_all_attempts_are_in_the_output() -> None:
     assert output is not None
     assert output.logprobs == logprobs(1, 2, 3)
     assert output.prompt_logprobs == whole
+
+
+def test_a_receipt_has_the_logits_of_all_attempts() -> None:
+    one = progress(receipt=True)
+    assert one.args().params == SamplingParams(max_new_tokens=6, n=2, receipt=True, seed=5)
+    served = ServedModel(specrouter="1", source="m", settings={}, files={}, arithmetic=())
+    spec = RequestSpec(
+        token_ids=PROMPT, generated=(), params=SamplingParams(), speculation=None, seed=5
+    )
+    each = [replace(found, logit=found.token_id / 2) for found in logprobs(1, 2, 3)]
+    one.take(Delta(text="a", token_ids=[1, 2], logprobs=each[:2]))
+    end = last(3)
+    assert end.output is not None
+    receipt = receipt_of(served, spec, [1, 2, 3], [1.5], "length")
+    news = replace(end, logprobs=each[2:], output=replace(end.output, receipt=receipt))
+    output = one.take(news).output
+    assert output is not None
+    assert output.receipt == receipt_of(served, spec, [1, 2, 3], [0.5, 1.0, 1.5], "length")
 
 
 def test_an_objective_goes_on_in_milliseconds_with_its_class() -> None:

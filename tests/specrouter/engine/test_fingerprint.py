@@ -34,7 +34,7 @@ def test_it_tells_how_weights_were_quantised_and_who_computes_them(
     found = set()
     for number, said in ((1, "torch"), (2, "torch"), (2, "C library")):
         monkeypatch.setattr(fingerprint, "ARITHMETIC", number)
-        monkeypatch.setattr(fingerprint, "layer_arithmetic", lambda said=said: said)
+        monkeypatch.setattr(fingerprint, "layer_arithmetic", lambda _, said=said: said)
         found.add(fingerprint.fingerprint_of(config, ModelPool(config)))
     assert len(found) == count
 

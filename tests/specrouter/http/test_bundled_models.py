@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from modelpool.checkpoint.bundled import bundled_root
 from specrouter import ChainRouter, SamplingParams
+from specrouter.request.receipt import Receipt
 from tests.specrouter.http.client import answer_of, post, stream_of
 
 PROMPT = "def fib(n):\n    "
@@ -35,6 +39,11 @@ def ask(router: ChainRouter, path: str, **fields: Any) -> dict[str, Any]:
     return answer_of(router, path, fields)
 
 
+def sha256_of(name: str) -> str:
+    file = bundled_root() / name / "model.safetensors"
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
 def test_a_completion_is_the_routers_text_streamed_or_not(router: ChainRouter) -> None:
     expected = router.generate(PROMPT, SamplingParams(max_new_tokens=12, ignore_eos=True))[0].text
     whole = ask(router, COMPLETIONS, **GREEDY)
@@ -46,6 +55,25 @@ def test_a_completion_is_the_routers_text_streamed_or_not(router: ChainRouter) -
     plain = ask(router, COMPLETIONS, **GREEDY, speculation="off")
     assert plain["choices"][0]["text"] == expected
     assert not any(plain["usage"]["completion_tokens_details"].values())
+
+
+@pytest.mark.parametrize("path", ["/generate", COMPLETIONS, CHAT])
+def test_a_receipt_is_the_same_with_drafts_and_without(router: ChainRouter, path: str) -> None:
+    said: dict[str, Any] = {"prompt": PROMPT} if path != CHAT else {"messages": MESSAGES}
+    length = "max_new_tokens" if path == "/generate" else "max_tokens"
+    body = {**said, length: 12, "temperature": 0.8, "seed": 3, "receipt": True}
+
+    def receipt_in(answer: dict[str, Any]) -> Any:
+        return answer.get("choices", [answer])[0]["receipt"]
+
+    alone = receipt_in(ask(router, path, **body, speculation="off"))
+    drafted = {"chain": ["tiny-1m", "tiny-3m"], "depth": 3}
+    assert receipt_in(ask(router, path, **body, speculation=drafted)) == alone
+    assert receipt_in(stream_of(router, body, path)[-1]) == alone
+    receipt = Receipt.read(json.dumps(alone))
+    assert (receipt.seed, len(receipt.token_ids)) == (3, 12)
+    assert receipt.served.files["model.safetensors"] == sha256_of("tiny-3m")
+    assert receipt.sampling().temperature == 0.8
 
 
 @pytest.mark.parametrize("count", [8, pytest.param(100, marks=pytest.mark.exact)])

@@ -1,0 +1,136 @@
+"""Receipt: what it takes to compute a text again, elsewhere, and to compare it bit by bit.
+
+A text is a function of the model's files, the arithmetic that they are computed by, and the
+request. A receipt names all three, and holds the tokens with the logits that they were chosen by.
+`specrouter verify` computes them again.
+"""
+
+import base64
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from specrouter.request.params import RequestError, SamplingParams
+from specrouter.request.spec import RequestSpec
+from specrouter.request.structure import Structure
+
+_NOT_OF_THE_TEXT = frozenset({
+    "n", "seed", "logprobs", "prompt_logprobs", "logits_processors", "prefix_cache", "cache_salt",
+    "return_drafts", "receipt", "include_stop_str_in_output", "skip_special_tokens",
+    "shown_special_token_ids",
+})  # fmt: skip
+_DEFAULTS = SamplingParams()
+
+
+class ServedModel(BaseModel):
+    """
+    Attributes:
+        specrouter: its version.
+        source: as the pool's configuration has it.
+        settings: of the member, those of its numbers: dtype, weights and others.
+        files: SHA-256 of each, by name.
+        arithmetic: what the bits depend on beside the files, in words.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    specrouter: str
+    source: str
+    settings: dict[str, Any]
+    files: dict[str, str]
+    arithmetic: tuple[str, ...]
+
+
+class Receipt(BaseModel):
+    """
+    Attributes:
+        params: sampling parameters that are not the defaults, in JSON.
+        sample: of the prompt's samples, from 0.
+        logits: of the chosen tokens, before any processing: base64 of little-endian float32.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal[1] = 1
+    served: ServedModel
+    prompt_token_ids: tuple[int, ...] = Field(min_length=1)
+    params: dict[str, Any]
+    seed: int
+    sample: int = 0
+    token_ids: tuple[int, ...] = Field(min_length=1)
+    finish_reason: str
+    logits: str
+
+    @classmethod
+    def read(cls, text: str) -> "Receipt":
+        """Raises `RequestError`, which names the field."""
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            fault = error.errors(include_url=False)[0]
+            place = ".".join(map(str, ("receipt", *fault["loc"])))
+            raise RequestError(place, fault["msg"]) from None
+
+    def sampling(self) -> SamplingParams:
+        """With which the text is computed again. Raises `RequestError`."""
+        known = {field.name for field in fields(SamplingParams)} - _NOT_OF_THE_TEXT
+        unknown = next((name for name in self.params if name not in known), None)
+        if unknown is not None:
+            raise RequestError(f"receipt.params.{unknown}", "is no parameter of a text")
+        given = dict(self.params)
+        if given.get("structure") is not None:
+            given["structure"] = Structure(**given["structure"])
+        return SamplingParams(**given, seed=self.seed, receipt=True)
+
+
+def receipt_of(
+    served: ServedModel,
+    spec: RequestSpec,
+    token_ids: Sequence[int],
+    logits: Sequence[float],
+    finish_reason: str,
+) -> Receipt:
+    """`logits`: of all of `token_ids`, also those of earlier attempts."""
+    return Receipt(
+        served=served,
+        prompt_token_ids=spec.token_ids,
+        params=_params(spec.params),
+        seed=spec.seed,
+        sample=spec.sample,
+        token_ids=tuple(token_ids),
+        finish_reason=finish_reason,
+        logits=encoded_logits(logits),
+    )
+
+
+def encoded_logits(logits: Sequence[float]) -> str:
+    return base64.b64encode(np.array(logits, dtype="<f4").tobytes()).decode()
+
+
+def first_difference(receipt: Receipt, other: Receipt) -> str | None:
+    """Where the second text differs from the first; None: they are equal, to the bit."""
+    pairs = zip(receipt.token_ids, other.token_ids, strict=False)
+    for index, (token, own) in enumerate(pairs):
+        if token != own:
+            return f"token {index} is {own}, and was {token}"
+    if len(receipt.token_ids) != len(other.token_ids):
+        return f"there are {len(other.token_ids)} tokens, and were {len(receipt.token_ids)}"
+    if receipt.logits == other.logits:
+        return None
+    before, now = (np.frombuffer(base64.b64decode(one.logits), "<u4") for one in (receipt, other))
+    if len(before) != len(now):
+        return f"the receipt has logits of {len(before)} tokens, not of {len(now)}"
+    index = int(np.flatnonzero(before != now)[0])
+    return f"the tokens are equal; the bits of logit {index} (of {len(now)}) are not"
+
+
+def _params(params: SamplingParams) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in (field.name for field in fields(params)):
+        value = getattr(params, name)
+        if name not in _NOT_OF_THE_TEXT and value != getattr(_DEFAULTS, name):
+            found[name] = vars(value) if isinstance(value, Structure) else value
+    return found
