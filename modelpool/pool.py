@@ -136,6 +136,11 @@ class ModelPool:
         """The directory of a model's checkpoint, for `transformers`."""
         return self._member(name).path
 
+    @property
+    def quoted(self) -> frozenset[str]:
+        """The members that quote texts."""
+        return frozenset(one.name for one in self.config.models if one.reads_texts)
+
     def opened(self, name: str) -> ModelConfig:
         """The configuration of a model, with what its file decided."""
         return self._placed[name].config

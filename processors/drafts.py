@@ -16,8 +16,6 @@ class DraftRequest:
 
     `branching`: children of every node by depth, as many entries as there are levels; `width` is
     their product. Without it a level keeps its best `width` nodes, whosever children they are.
-    `reach`: where text is quoted, levels down to which the best path may go on below those, as long
-    as the tree has no more nodes than `reach` or all its levels; None: it ends there.
     """
 
     rows: Ints  # [B] ascending
@@ -25,7 +23,6 @@ class DraftRequest:
     depths: Ints  # [B]
     width: int = 1
     branching: tuple[int, ...] | None = None
-    reach: Ints | None = None  # [B]
 
     def of_rows(self, rows: Ints) -> "DraftRequest":
         """What is asked of some of the rows."""
@@ -35,7 +32,6 @@ class DraftRequest:
             rows=rows,
             output_positions=self.output_positions[which],
             depths=self.depths[which],
-            reach=None if self.reach is None else self.reach[which],
         )
 
 

@@ -4,8 +4,7 @@ A candidate is weighed as a model of the chain would choose: log-probability plu
 output position, then a softmax. The noise of what the table has not seen is not looked up: of all
 those ids the best is `log(their mass)` plus one Gumbel variable, whose median stands for it.
 
-To draft a token costs next to nothing. So where a request lets them, drafts go on below their last
-level as one path, as long as what is quoted is likely to be right.
+To draft a token costs next to nothing, so a path goes on as long as it is likely to be right.
 """
 
 import math
@@ -17,7 +16,7 @@ import numpy as np
 from processors.drafts import DraftRequest
 from processors.token_tree import ROOT, Floats, Ints, TokenTree
 from statemgr import StateManager, SuffixTable
-from statemgr.suffix_table import Place, whole_distribution
+from statemgr.suffix_table import Place
 
 # (row, output position, ids [n], which may repeat) -> the Gumbel noise [n], zeros if greedy.
 NoiseLookup = Callable[[int, int, Ints], Floats]
@@ -35,6 +34,35 @@ class _Node(NamedTuple):
 
 
 class NgramDraftProcessor:
+    def path(
+        self,
+        table: SuffixTable,
+        text: Ints,
+        noise: NoiseLookup,
+        row: int,
+        position: int,
+        most: int,
+        least: float,
+    ) -> list[tuple[int, float]]:
+        """What most probably follows a row's text [n], with the probability of each token after
+        those before it: at most `most` tokens, of which all but the first together have a
+        probability of at least `least`."""
+        found, together = list[tuple[int, float]](), 1.0
+        node = _Node(0, ROOT, 0, 0.0, table.end(row, text))
+        while len(found) < most:
+            below = _child(table, noise, row, position + len(found), [(ROOT, node)], 1)
+            if not below:
+                break
+            share = math.exp(below[0].log_prob - node.log_prob)
+            together *= share
+            if found and together < least:
+                break
+            [node] = below
+            found.append((node.token, share))
+            if together < least:
+                break
+        return found
+
     def draft(
         self,
         table: SuffixTable,
@@ -48,35 +76,21 @@ class NgramDraftProcessor:
         tokens say nothing of what follows gets no nodes, nor does one of depth 0.
         """
         found: list[list[_Node]] = []
-        reach = request.depths if request.reach is None else request.reach
-        columns = request.rows, request.output_positions, request.depths, reach
-        for row, position, depth, most in zip(*(one.tolist() for one in columns), strict=True):
+        columns = request.rows, request.output_positions, request.depths
+        for row, position, depth in zip(*(one.tolist() for one in columns), strict=True):
             nodes: list[_Node] = []
             found.append(nodes)
             if not depth:
                 continue
             beam = [(ROOT, _Node(0, ROOT, 0, 0.0, table.end(row, manager.committed(row))))]
-            for step in range(max(depth, most)):
-                width = request.width if step < depth else 1
-                if len(nodes) + width > max(depth * request.width, most):
-                    break
-                find = _children if width > 1 or len(beam) > 1 else _child
-                children = find(table, noise, row, position + step, beam, width)
+            for step in range(depth):
+                find = _children if request.width > 1 else _child
+                children = find(table, noise, row, position + step, beam, request.width)
                 if not children:
                     break
                 beam = list(enumerate(children, len(nodes)))
                 nodes += children
         return _tree(request.rows, found)
-
-
-def context_distribution(
-    table: SuffixTable, manager: StateManager, row: int, path: Sequence[int], vocab_size: int
-) -> Floats:
-    """[V], what the table expects after a row's committed text and the tokens of `path`."""
-    where = table.end(row, manager.committed(row))
-    for token in path:
-        where = table.after(row, where, int(token))
-    return whole_distribution(*table.predict(row, where), vocab_size)
 
 
 def _children(

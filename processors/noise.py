@@ -71,6 +71,18 @@ def gumbel_at(
     return _from_uniforms((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
 
+def gumbel_of_place(seed: int, stream: int, position: int, ids: Ints) -> NDArray[np.float64]:
+    """[m] what `gumbel` has at some ids of one place, in microseconds where the library is."""
+    kernels = linear_kernels()
+    if kernels is None:
+        key = np.array([[seed, stream]], dtype=np.uint64).repeat(len(ids), axis=0)
+        return gumbel_at(key[:, 0], key[:, 1], np.full(len(ids), position), ids)
+    own, key = np.ascontiguousarray(ids), np.array([seed, stream, position], dtype=np.uint64)
+    found = np.empty(len(own))
+    kernels.library.sr_gumbel_at(key.ctypes.data, own.ctypes.data, len(own), found.ctypes.data)
+    return found
+
+
 def _from_uniforms(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """In place."""
     np.maximum(values, _SMALLEST_UNIFORM, out=values)
@@ -186,12 +198,6 @@ class NoiseBank:
             where = torch.from_numpy(np.flatnonzero(is_kept)).to(device)
             found[where] = kept.to(dtype)
         return found
-
-    def peek(self, row: int, position: int) -> NDArray[np.float64]:
-        """[vocab_size] of one place on the host, not copied."""
-        place = self._find(_HOST, np.array([row]), np.array([position]))
-        noise: NDArray[np.float64] = self._rings[_HOST].values[int(place[0])].numpy()
-        return noise
 
     def _find(self, device: torch.device, rows: Ints, positions: Ints) -> Ints:
         """[n] places that hold what is asked for, on a device."""

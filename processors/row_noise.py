@@ -12,7 +12,7 @@ from torch import Tensor
 
 from processors.contexts import Contexts
 from processors.logits import on_device
-from processors.noise import NoiseBank, gumbel_at
+from processors.noise import NoiseBank, gumbel_at, gumbel_of_place
 from processors.sampling_row import SamplingSettings
 from processors.token_tree import Ints
 
@@ -119,12 +119,7 @@ class RowNoise:
         """The shared noise of a row's output position at some ids, on the host; 0 if greedy."""
         if row not in self._seeds:
             return np.zeros(len(ids))
-        is_large = self._vocab_size >= _MANY  # then few are drawn
-        if row not in self._bank or (is_large and row in self._limited):
-            keys = np.repeat(np.array([self._seeds[row]], dtype=np.uint64), len(ids), axis=0)
-            return gumbel_at(keys[:, 0], keys[:, 1], np.full(len(ids), position), ids)
-        noise: NDArray[np.float64] = self._bank.peek(row, position)[ids]
-        return noise
+        return gumbel_of_place(*self._seeds[row], position, ids)
 
     def _hold(self, rows: Ints) -> None:
         """Take memory for these rows."""

@@ -51,8 +51,10 @@ class TokenTree:
         )
 
     @classmethod
-    def path(cls, rows: Ints, tokens: Ints, sizes: Ints) -> "TokenTree":
-        """Trees of width 1, of which nothing is known but the tokens [B, W]."""
+    def path(
+        cls, rows: Ints, tokens: Ints, sizes: Ints, log_probs: Floats | None = None
+    ) -> "TokenTree":
+        """Trees of width 1, of tokens [B, W]; without `log_probs` [B, W] all are 0."""
         index = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
         real = index < sizes[:, None]
         return cls(
@@ -60,7 +62,7 @@ class TokenTree:
             tokens=np.where(real, tokens, 0),
             parents=np.where(real, index - 1, ROOT),
             depths=np.where(real, index + 1, 0),
-            log_probs=np.where(real, 0.0, -np.inf),
+            log_probs=np.where(real, 0.0 if log_probs is None else log_probs, -np.inf),
             origins=index,
             sizes=sizes,
         )

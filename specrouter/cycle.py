@@ -132,8 +132,10 @@ class ChainGroup:
 
     `whole`: the target verifies all nodes; else those that the cycle's selector leaves.
     `branching`: of trees of a fixed form, see `DraftProcessor.draft`.
-    `quotes`: a member without weights that drafts deeper than the shape, on one path, where texts
-    are quoted: the chain's own drafter, or in its place where it promises more for a row.
+    `quotes`: a member without weights that drafts one path where texts are quoted, in the chain's
+    place where it promises more for a row.
+    `quoted_ms` [K + 1]: what the cycle takes by the quoted tokens that are verified, where nobody
+    else drafts and no request has an objective, of `requests` in all; else the selector picks them.
     """
 
     chain: Chain
@@ -143,6 +145,8 @@ class ChainGroup:
     branching: tuple[int, ...] | None = None
     predicted: Option | None = None  # whose outcome the cycle tells; a time of 0.0 is not told
     quotes: str | None = None
+    quoted_ms: Floats | None = None
+    requests: int = 0
 
     @property
     def leaves_choice(self) -> bool:

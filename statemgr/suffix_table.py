@@ -168,12 +168,3 @@ def _interpolated(votes: Sequence[tuple[int, int, float]], unseen: float) -> dic
             seen[token] = (counts.get(token, 0.0) + prior * probability) * scale
         length *= 2
     return seen
-
-
-def whole_distribution(ids: Ints, probabilities: Floats, vocab_size: int) -> Floats:
-    """[V], the whole of what `SuffixTable.predict` says; positive where the rest is, sums to 1."""
-    others = max(vocab_size - len(ids), 1)
-    rest = max(1.0 - float(probabilities.sum()), 0.0)
-    whole = np.full(vocab_size, rest / others)
-    whole[ids] = probabilities
-    return whole

@@ -90,6 +90,15 @@ void sr_gumbel(const uint64_t *key, int64_t size, double *y) {
   }
 }
 
+/* The noise of some ids. */
+void sr_gumbel_at(const uint64_t *key, const int64_t *ids, int64_t count, double *y) {
+  for (int64_t i = 0; i < count; i++) {
+    uint64_t words[BLOCK];
+    philox(key, (uint64_t)ids[i] / BLOCK, words);
+    gumbels(words + ids[i] % BLOCK, 1, y + i);
+  }
+}
+
 /* e^x, or a little more, for x of at most 88; of what is below -87 less than 2^-125. */
 VECTOR_INLINE float bound(float x) {
   const float shift = 12582912.0f; /* behind which a sum is a whole number */

@@ -142,7 +142,7 @@ def _check_owner(path: Path) -> None:
 def opened(file: Path) -> ctypes.CDLL:
     """Raises `OSError`, and `RuntimeError` where the file is another version's."""
     library = ctypes.CDLL(str(file))
-    if not hasattr(library, "sr_unblock"):
+    if not hasattr(library, "sr_gumbel_at"):
         raise RuntimeError(f"{file} is of another version")
     pointer, whole, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     library.sr_linear.argtypes = (pointer, pointer, number, pointer, number, whole, number, number)
@@ -155,6 +155,8 @@ def opened(file: Path) -> ctypes.CDLL:
     library.sr_advance.argtypes, library.sr_advance.restype = (*(pointer,) * 4, *(whole,) * 4), None
     library.sr_attend.argtypes = (*(pointer,) * 3, *(whole,) * 3, pointer, number, number)
     library.sr_gumbel.argtypes, library.sr_gumbel.restype = (pointer, whole, pointer), None
+    library.sr_gumbel_at.argtypes = (pointer, pointer, whole, pointer)
+    library.sr_gumbel_at.restype = None
     library.sr_choose.argtypes = (pointer, *(whole,) * 3, *(pointer,) * 4, number)
     library.sr_choose.restype = None
     library.sr_set_threads.argtypes = (pointer, pointer, pointer)

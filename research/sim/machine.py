@@ -95,6 +95,11 @@ class Machine:
     def drafters(self) -> tuple[str, ...]:
         return self.names[:-1]
 
+    @property
+    def quoted(self) -> Collection[str]:
+        """Nobody quotes texts here."""
+        return ()
+
     def slowed(self, factor: float) -> "Machine":
         """One whose forwards, batches and own work take `factor` times as long."""
         return replace(

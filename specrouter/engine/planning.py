@@ -28,6 +28,8 @@ from specrouter.view import EngineView, RequestView, Standing
 _MOST_CYCLES_OUT = 128
 _MOST_CYCLES_PAUSED = 1 << 14  # and where admission pauses requests, for others' objectives
 
+PLAN_CYCLES = 4  # that a plan is good for, while the same rows run and nothing else happens
+
 # Of a cycle, the requests that may be admitted, in their order, and what earlier cycles left.
 ViewOf = Callable[[int, Sequence[RunningRequest], Standing], EngineView]
 
@@ -39,6 +41,15 @@ class _Decided:
     cycle: int
     view: EngineView
     admission: Admission
+
+
+@dataclass(frozen=True, eq=False)
+class _StandingPlan:
+    """A plan that may be run again, of a cycle and a policy."""
+
+    cycle: int
+    plan: Plan
+    policy: Policy
 
 
 class Policies(Protocol):
@@ -74,6 +85,7 @@ class CyclePlanning:
         self._faults = faults
         self._rest = BackOff()
         self._decided: _Decided | None = None  # of the last cycle in which the policies planned
+        self._standing: _StandingPlan | None = None
         self._left_out: dict[int, int] = {}  # cycles in a row, by row
         self._idle = 0  # cycles in a row in which nothing ran and nobody was admitted
 
@@ -133,7 +145,21 @@ class CyclePlanning:
     def keep(self, cycle: int, plan: Plan) -> None:
         """What the policies leave for the next cycle, where the plan of this one is theirs."""
         if self._is_theirs(cycle):
-            self.policies.current.keep(plan)
+            policy = self.policies.current
+            policy.keep(plan)
+            lasts = plan.lasts and not policy.planner.scheduler.policy.decides_every_cycle
+            kept = _StandingPlan(cycle, replace(plan, records=()), policy)
+            self._standing = kept if lasts else None
+
+    def again(self, cycle: int, rows: Collection[int]) -> Plan | None:
+        """The last plan, if it is good for this cycle too, in which nobody waits and nobody has an
+        objective: to plan takes as long as a tenth of a small model's pass."""
+        kept = self._standing
+        if kept is None or kept.policy is not self.policies.current:
+            return None
+        if cycle >= kept.cycle + PLAN_CYCLES or set(kept.plan.rows) != set(rows):
+            return None
+        return kept.plan
 
     def judge(self, cycle: int, selection_failed: bool) -> None:
         """How a cycle came out; one for the target alone says nothing of the policies."""
@@ -155,6 +181,10 @@ class CyclePlanning:
             if not self._rest.lasts(cycle):
                 self.rest_from(cycle)
             raise
+
+    def forget(self) -> None:
+        """The last plan is good for no other cycle."""
+        self._standing = None
 
     def rest_from(self, cycle: int) -> None:
         """The policies have failed in this cycle.

@@ -51,6 +51,11 @@ class Models(Protocol):
     @property
     def target(self) -> str: ...
 
+    @property
+    def quoted(self) -> Collection[str]:
+        """Names of those that quote texts."""
+        ...
+
     def fit_together(self, names: Collection[str]) -> bool: ...
 
 
@@ -78,6 +83,7 @@ def planner_of(
         models.target,
         only_paths=strict,
         whole_trees=shapes.selection.takes_whole_trees,
+        quoted=models.quoted if shapes.selection.takes_quotations else (),
         fit_together=models.fit_together,
     )
     return Planner(scheduler, shapes, engine.prefill_chunk)

@@ -73,9 +73,10 @@ class DecodingStep:
         started_s, book = self._clock(), self._book
         self.cycle += 1
         book.retire()
-        planned = None
-        with self._faults.part("planning"), self.planning.resting_after_failure(self.cycle):
-            planned = self._decide()
+        planned = self._again()
+        if planned is None:
+            with self._faults.part("planning"), self.planning.resting_after_failure(self.cycle):
+                planned = self._decide()
         whole = planned or self._first_come()
         plan = self._with_memory(whole)
         self._faults.each(
@@ -94,6 +95,16 @@ class DecodingStep:
                 lambda: self._learn(plan, result, elapsed_s),
                 self._profiler.begin_cycle,
             )
+            if not result.is_regular or result.failures or result.errors:
+                self.planning.forget()
+
+    def _again(self) -> Plan | None:
+        """The last plan, while nothing happens."""
+        book = self._book
+        if book.waiting or book.has_objectives:
+            self.planning.forget()
+            return None
+        return self.planning.again(self.cycle, book.running)
 
     def _decide(self) -> Plan:
         """By the policies: who is given a row, and what all that have one do. While they rest,

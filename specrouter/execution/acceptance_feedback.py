@@ -34,12 +34,12 @@ class AcceptanceFeedback:
             accepted = np.zeros(tree.tokens.shape, dtype=np.bool_)
             accepted[draft.selected] = on_walk[left.tree.real]
             seen, sound = draft.selected, result.sound[index]
-            if self._drafters[used[0]].first_is_judged:
-                first = tree.real & (tree.depths == 1)
-                seen = seen | first
-                accepted |= first & (tree.tokens == result.choices[index, :1])
-            self._record((used, target), draft, tree, seen, accepted, sound)
-        self._comparison.compare(left, used[-1], target, result)
+            if self._drafters[used[0]].learns_first:
+                seen = seen & (tree.depths > 1)
+            if seen.any():
+                self._record((used, target), draft, tree, seen, accepted, sound)
+        if not self._drafters[used[-1]].learns_first:
+            self._comparison.compare(left, used[-1], target, result)
 
     def learn_from_intermediate(
         self, draft: GroupDraft, before: DraftResult, name: str, result: VerifyResult

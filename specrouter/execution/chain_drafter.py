@@ -52,14 +52,13 @@ class ChainDrafter:
         self._feedback = feedback
         self._prefill = DrafterPrefill(runtime, comparison)
         self._verify = VerifyProcessor(runtime.sampler)
-        self._quotations = Quotations(runtime, feedback.accept_prob)
+        self._quotations = Quotations(runtime)
 
     def offered(self, plan: CyclePlan, result: CycleResult) -> list[GroupDraft]:
         """The drafts of all groups, with the nodes that the plan's selector leaves."""
         for group in plan.groups:  # KV memory for its largest trees, or as much as there is
             if len(group.chain) > 1:
-                nodes = _most_nodes(group) if group.quotes is None else MAX_TREE_TOKENS
-                slots = self._manager.counts[group.rows] + nodes
+                slots = self._manager.counts[group.rows] + _most_nodes(group)
                 self._manager.grow(group.rows, slots, partly=True)
         self._prefill.begin(plan.groups)
         drafts = list[GroupDraft]()
@@ -126,7 +125,6 @@ class ChainDrafter:
         rows = group.rows[drafting]
         depths = np.minimum(group.shape.depth, levels[drafting])
         positions = self._rows.output_positions(rows)
-        reach = self._quotations.reach(group, limits[drafting])
         width, form = group.shape.width, group.branching
         request = DraftRequest(
             rows=rows,
@@ -134,7 +132,6 @@ class ChainDrafter:
             depths=depths,
             width=width,
             branching=form,
-            reach=reach,
         )
         cut = group.rows[levels < group.shape.depth]
         behind = group.rows[(limits > 0) & ~is_read]

@@ -90,6 +90,9 @@ class DecodingRows:
         """[R] rows that are not greedy."""
         return np.array([self._facts[row].sampled for row in rows.tolist()], dtype=np.bool_)
 
+    def is_sampled(self, row: int) -> bool:
+        return self._facts[row].sampled
+
     def logprobs(self, row: int) -> int | None:
         """How many log-probabilities beside each output token's are asked for; None: none at all,
         not even its own."""

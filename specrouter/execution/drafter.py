@@ -19,7 +19,7 @@ from torch import Tensor
 from modelpool import ConfigError
 from modelpool.config import NGRAM, SUFFIX
 from modelpool.forward import HiddenLayers
-from processors import ActiveModel, DraftProcessor, DraftRequest, DraftResult, TokenTree
+from processors import ActiveModel, DraftProcessor, DraftResult
 from specrouter.cycle import CATCH_UP_TOKENS, Ints
 from specrouter.execution.group_draft import GroupDraft
 from specrouter.execution.runtime_parts import RuntimeParts
@@ -32,20 +32,22 @@ KINDS: Mapping[str, str] = {
     SUFFIX: "specrouter.execution.text_drafter:SuffixDrafter",
 }
 _MODEL = "specrouter.execution.drafter:ModelDrafter"
+Quoted = tuple[int, float]  # a token and its probability after those before it
 
 
 class Drafter:
     """Attributes:
     hidden: rising indices of the target's hidden states that `feed` brings, see `ForwardOutput`.
     reach: tokens down to which its best path may go on below the levels that are asked for.
-    first_is_judged: its first tokens are learned from though the target did not verify them.
+    learns_first: it tells by itself how its first tokens came out, of drafts that nobody verified
+        too, and is compared with nobody.
     outputs: earlier outputs that it quotes, of other requests too: nobody is told what of them it
         proposed in vain.
     """
 
     hidden: HiddenLayers = ()
     reach: int | None = None
-    first_is_judged = False
+    learns_first = False
     outputs: OutputStore | None = None
 
     def __init__(self, name: str, runtime: RuntimeParts) -> None:
@@ -87,9 +89,15 @@ class Drafter:
         """
         raise TypeError(f"{type(self).__name__} has no method draft")
 
-    def quote(self, request: DraftRequest) -> TokenTree:
-        """What one with a `reach` drafts beside a chain in next to no time, for rows for which that
-        promises more than the chain does."""
+    def quote(self, row: int, position: int, most: int, least: float) -> list[Quoted]:
+        """What one with a `reach` drafts in next to no time: the tokens that most probably follow,
+        with the probability of each after those before it. Asked in every cycle.
+
+        Args:
+            position: of the first one among the row's output.
+            most: tokens.
+            least: what is less probable, all tokens of it together, is not verified.
+        """
         raise TypeError(f"{type(self).__name__} has a reach and no method quote")
 
     def logits(self, row: int, path: Sequence[int]) -> Tensor | None:

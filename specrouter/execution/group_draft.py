@@ -34,6 +34,7 @@ class GroupDraft:
         behind_rows: of the group, those that do not draft since a model of the chain lags.
         result: the draft for the next level.
         used: the models that took part.
+        worth: [B, W] how probably the target accepts each node of `result`, where that was asked.
         candidates: the draft's tree before the target's selection.
         selected: [B, W] what of it was selected.
         given: the tree that each used model but the first was given.
@@ -49,6 +50,7 @@ class GroupDraft:
     result: DraftResult | None = None
     used: list[str] = field(default_factory=list)
     given: list[TokenTree] = field(default_factory=list)
+    worth: Floats | None = None
     candidates: TokenTree | None = None
     selected: Bools | None = None
     failures: list[ModelFailure] = field(default_factory=list)
@@ -82,7 +84,13 @@ def leave_selected(
     free = [one for one in drafted if one[0].group.leaves_choice]
     if selector is None or not free:
         return
-    parts = [_candidates(result.tree, accept_prob(draft, result.tree)) for draft, result in free]
+    parts = [
+        _candidates(
+            result.tree,
+            accept_prob(draft, result.tree) if draft.worth is None else draft.worth,
+        )
+        for draft, result in free
+    ]
     whole = [result.tree for draft, result in drafted if not draft.group.leaves_choice]
     aside = sum(int(tree.sizes.sum()) for tree in whole)
     rows = [result.tree.rows for _, result in free]

@@ -1,11 +1,11 @@
 """Quotations: drafts without a model, by themselves and in the place of a chain's.
 
-Whatever a group's chain is, texts are looked up too. A row whose quotation promises more accepted
-tokens than the chain was planned for, and at least one, by what quotations as probable as this one
-have turned out to be worth, takes that as its draft: the models need not draft for it.
+Whatever a group's chain is, texts are looked up too. Beside a chain, a row whose quotation promises
+more accepted tokens than the chain was planned for, and at least one, takes that as its draft: the
+models need not draft for it. Where nobody else drafts, as many tokens are verified as pay. What a
+quotation promises is what those as probable have turned out to be worth.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -13,25 +13,18 @@ import numpy as np
 from processors import DraftRequest, DraftResult, TokenTree
 from processors.grammar import prune
 from specrouter.cycle import ChainGroup, DraftShape, Floats, Ints
+from specrouter.execution.drafter import Drafter, Quoted
 from specrouter.execution.group_draft import GroupDraft
 from specrouter.execution.runtime import Runtime
 
-AcceptProb = Callable[[GroupDraft, TokenTree], Floats]  # [B, W], see `AcceptanceFeedback`
+_LEAST = 0.05  # probability of all tokens of a quotation that a selector may pick of
 
 
 class Quotations:
-    def __init__(self, runtime: Runtime, accept_prob: AcceptProb) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._rows = runtime.rows
         self._manager = runtime.manager
-        self._accept_prob = accept_prob
-
-    def reach(self, group: ChainGroup, limits: Ints) -> Ints | None:
-        """[B] levels down to which quotations of a group may go on, of rows that may go so far;
-        None: as far as its shape."""
-        quoter = self._runtime.drafters.get(group.quotes or "")
-        reach = None if quoter is None else quoter.reach
-        return None if reach is None else np.minimum(reach, limits)
 
     def instead(self, group: ChainGroup) -> tuple[list[GroupDraft], ChainGroup]:
         """The draft of the rows that quote, if there are any, and the group without them."""
@@ -40,59 +33,113 @@ class Quotations:
             quoted = self._better(group)
         if quoted is None:
             return [], group
+        if len(quoted.rows) == len(group.rows):
+            return [quoted], replace(group, rows=group.rows[:0])
         return [quoted], replace(group, rows=np.setdiff1d(group.rows, quoted.rows))
 
     def _better(self, group: ChainGroup) -> GroupDraft | None:
+        """None where nothing quoted is worth it, which is the rule, and takes little time."""
         name, planned = group.quotes, group.predicted
         if name is None or name in group.chain or planned is None:
             return None
-        least = max(1.0, planned.tokens - 1.0)  # accepted tokens that are worth another draft
+        drafter = self._runtime.drafters[name]
+        if drafter.reach is None:
+            return None
+        positions = self._rows.output_positions(group.rows).tolist()
         limits = self._rows.remaining(group.rows) - 1  # a row's last token is the target's own
-        limits = np.minimum(limits, self._manager.room(group.rows))
+        ms, paths, worths = group.quoted_ms, list[list[Quoted]](), list[list[float]]()
+        # A token that promises less than this costs more time than it saves.
+        least = _LEAST if ms is None else group.requests * float((ms[2] - ms[1]) / ms[0])
+        for row, position, limit in zip(
+            group.rows.tolist(), positions, limits.tolist(), strict=True
+        ):
+            most = min(drafter.reach, limit)
+            paths.append(drafter.quote(row, position, most, least) if most > 0 else [])
+            worths.append(self._worth(drafter, row, group.chain[-1], paths[-1]))
+        if ms is None:
+            enough = max(1.0, planned.tokens - 1.0)
+            counts = [len(one) if sum(one) >= enough else 0 for one in worths]
+        else:
+            counts = _productive(worths, ms, group.requests)
+        if not any(counts):
+            return None
+        counts = self._with_room(group.rows, np.array(counts))
+        if not any(counts):
+            return None
+        return self._draft(group, name, positions, paths, worths, counts)
+
+    def _with_room(self, rows: Ints, counts: Ints) -> list[int]:
+        """As many of the tokens as there is KV memory for."""
+        self._manager.grow(rows, self._manager.counts[rows] + counts, partly=True)
+        fitting: list[int] = np.minimum(counts, self._manager.room(rows)).tolist()
+        return fitting
+
+    def _worth(self, drafter: Drafter, row: int, target: str, path: list[Quoted]) -> list[float]:
+        if not path:
+            return []
+        key = (drafter.name,), target, self._rows.is_sampled(row)
+        return self._runtime.profiler.path_worth(key, [share for _, share in path])
+
+    def _draft(
+        self,
+        group: ChainGroup,
+        name: str,
+        positions: list[int],
+        paths: list[list[Quoted]],
+        worths: list[list[float]],
+        counts: list[int],
+    ) -> GroupDraft:
+        """The first `counts[i]` tokens of each row's path; rows without any are left out."""
+        chosen = [index for index, count in enumerate(counts) if count]
+        rows, sizes = group.rows[chosen], np.array([counts[index] for index in chosen])
+        tokens, shares = np.zeros((2, len(rows), int(sizes.max())))
+        worth = np.zeros(tokens.shape)
+        for line, index in enumerate(chosen):
+            few = slice(counts[index])
+            tokens[line, few], shares[line, few] = zip(*paths[index][few], strict=True)
+            worth[line, few] = worths[index][few]
+        with np.errstate(divide="ignore"):
+            log_probs = np.cumsum(np.log(shares), axis=1)
+        tree = TokenTree.path(rows, tokens.astype(np.int64), sizes, log_probs)
         own = replace(
             group,
             chain=(name, group.chain[-1]),
             shape=DraftShape(1),
-            rows=group.rows[limits > 0],
+            rows=rows,
+            whole=group.quoted_ms is not None,
             branching=None,
             predicted=None,
         )
-        reach = self.reach(own, limits[limits > 0])
-        if reach is None:
-            return None
-        draft = self._drafted(name, own, reach)
-        assert draft.result is not None, "it was drafted"
-        tree = draft.result.tree
-        # Mostly nothing is quoted, and no tree promises more tokens than it has nodes: what it
-        # promises is asked of the others only.
-        if not (tree.sizes >= least).any():
-            return None
-        promised = self._accept_prob(draft, tree).sum(axis=1)
-        chosen = own.rows[promised >= least]
-        if not len(chosen):
-            return None
-        draft.group = replace(own, rows=chosen)
-        draft.request = draft.request.of_rows(chosen)
-        draft.sampled = self._rows.sampled(chosen)
-        draft.result = draft.result.of_rows(chosen)
-        return draft
-
-    def _drafted(self, name: str, group: ChainGroup, reach: Ints) -> GroupDraft:
-        runtime, rows, nobody = self._runtime, group.rows, group.rows[:0]
-        request = DraftRequest(
-            rows=rows,
-            output_positions=self._rows.output_positions(rows),
-            depths=np.ones_like(rows),
-            reach=reach,
-        )
-        tree = prune(runtime.drafters[name].quote(request), runtime.sampler.grammars)
+        nobody = rows[:0]
         draft = GroupDraft(
-            group=group,
-            request=request,
+            group=own,
+            request=DraftRequest(
+                rows=rows,
+                output_positions=np.array([positions[index] for index in chosen]),
+                depths=sizes,
+            ),
             sampled=self._rows.sampled(rows),
             cut_rows=nobody,
             behind_rows=nobody,
         )
-        draft.result, draft.is_quoted = DraftResult.without_logits(tree), True
+        pruned = prune(tree, self._runtime.sampler.grammars)
+        draft.worth = worth if pruned is tree else None
+        draft.result, draft.is_quoted = DraftResult.without_logits(pruned), True
         draft.used.append(name)
         return draft
+
+
+def _productive(worths: list[list[float]], ms: Floats, requests: int) -> list[int]:
+    """Of each row's path, how many tokens are verified so that all `requests` together gain the
+    most tokens per millisecond; `ms` [K + 1] by tokens."""
+    counts, best = [0] * len(worths), requests / float(ms[0])
+    found, tokens = list(counts), float(requests)
+    nodes = sorted(
+        ((one, row) for row, path in enumerate(worths) for one in path), key=lambda node: -node[0]
+    )
+    for count, (gain, row) in enumerate(nodes[: len(ms) - 1], start=1):
+        tokens += gain  # a token is never worth more than the one before it
+        found[row] += 1
+        if tokens / float(ms[count]) > best:
+            best, counts = tokens / float(ms[count]), list(found)
+    return counts

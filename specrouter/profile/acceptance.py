@@ -14,6 +14,7 @@ Pure bookkeeping: no clock, no tensors.
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -75,10 +76,17 @@ class TreeAcceptance:
 
 
 class AcceptanceEstimator:
-    """Of one chain of proposers and the model that verifies them. Not thread-safe."""
+    """Of one chain of proposers and the model that verifies them. Not thread-safe.
 
-    def __init__(self) -> None:
-        self._calibration = Calibration()
+    Args:
+        quotes: what a first level's probabilities are worth says nothing of those below: where the
+            beginning of a quotation is right, the rest mostly is.
+        factor: of the first level's probabilities, before any was seen.
+    """
+
+    def __init__(self, quotes: bool = False, factor: float = 1.0) -> None:
+        self._calibration = Calibration(factor)
+        self._further = Calibration() if quotes else None  # below the first level
         self._trials = 0.0
         self._accepted = 0.0
         self._recent = np.zeros(2)  # accepted, judged
@@ -87,7 +95,12 @@ class AcceptanceEstimator:
     @property
     def is_finite(self) -> bool:
         counts = self._trials + self._accepted + float(self._recent.sum())
-        return math.isfinite(counts) and self._calibration.is_finite
+        return math.isfinite(counts) and all(one.is_finite for one in self._calibrations)
+
+    @property
+    def _calibrations(self) -> tuple[Calibration, ...]:
+        further = self._further
+        return (self._calibration,) if further is None else (self._calibration, further)
 
     def record(self, trees: JudgedTrees, cycle: int) -> None:
         self._fade(cycle)
@@ -96,9 +109,10 @@ class AcceptanceEstimator:
         walked = np.concatenate((np.ones((len(real), 1), np.bool_), trees.accepted), axis=1)
         asked = trees.judged & real & np.take_along_axis(walked, trees.parents + 1, axis=1)
         predicted = self._predicted(trees.parents, stated, place)
-        self._calibration.record(
-            stated[asked], place[asked], trees.accepted[asked], predicted[asked]
-        )
+        for index, calibration in enumerate(self._calibrations):
+            own = asked if self._further is None else asked & ((trees.parents >= 0) == bool(index))
+            if own.any():
+                calibration.record(stated[own], place[own], trees.accepted[own], predicted[own])
         if trees.is_usual:
             self._count_best(trees, real, walked, asked & (place == 0), place)
 
@@ -149,10 +163,23 @@ class AcceptanceEstimator:
             worth[here] *= worth[here[0], np.maximum(parents[here], 0)]
         return worth
 
+    def path_worth(self, stated: Sequence[float]) -> list[float]:
+        """`worth` of a path, by each token's probability after those before it."""
+        found, together = list[float](), 1.0
+        calibration = self._calibration
+        for probability in stated:
+            together *= calibration.of_best(probability)
+            found.append(together)
+            calibration = self._further or self._calibration
+        return found
+
     def _predicted(self, parents: Ints, stated: Floats, place: Ints) -> Floats:
         """[B, n] corrected probabilities of nodes given their parents, siblings' at most 1
         together: each is corrected on its own."""
         corrected = self._calibration.probability(stated, place)
+        if self._further is not None:
+            further = self._further.probability(stated, place)
+            corrected = np.where(parents < 0, corrected, further)
         batch, count = parents.shape
         families = parents + 1 + np.arange(batch)[:, None] * (count + 1)
         sums = np.bincount(families.ravel(), corrected.ravel(), minlength=batch * (count + 1))
@@ -176,7 +203,8 @@ class AcceptanceEstimator:
         self._trials *= age(passed)
         self._accepted *= age(passed)
         self._recent *= age(passed, RECENT)
-        self._calibration.fade(age(passed))
+        for calibration in self._calibrations:
+            calibration.fade(age(passed))
         self.last_cycle = cycle
 
 

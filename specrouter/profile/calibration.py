@@ -11,6 +11,7 @@ Pure bookkeeping: no clock, no tensors. Not thread-safe.
 """
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +26,8 @@ Bools = NDArray[np.bool_]
 _NODES = 2000.0  # after which older ones have faded
 _EDGES = np.array([0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 0.95])  # of bins of probabilities
 _BINS = len(_EDGES) + 1
+_BOUNDS = _EDGES.tolist()
+_FEW = 4.0  # sum of probabilities that count as if they had come out as was thought
 _PLACES = 3  # among siblings, that are told apart: best, second, others
 
 
@@ -47,7 +50,10 @@ class CalibrationFigures:
 class Calibration:
     """Of one chain of proposers, its verifier and sampling mode."""
 
-    def __init__(self) -> None:
+    def __init__(self, factor: float = 1.0) -> None:
+        """`factor`: that probabilities are thought to be corrected by before any was seen."""
+        self._factor = factor
+        self._best: tuple[float, list[float], list[float]] | None = None  # see `of_best`
         self._stated = np.zeros(_PLACES * _BINS)  # sums of probabilities
         self._hits = np.zeros(_PLACES * _BINS)
         self._shown = np.zeros((3, _BINS))  # nodes, predictions, hits
@@ -62,9 +68,28 @@ class Calibration:
         """Corrected probabilities, in the shape of `stated`, of nodes given their parents."""
         bins = _bins(stated, place)
         shown, hits = self._stated[bins], self._hits[bins]
-        factor = (hits + PRIOR * stated) / np.maximum(shown + PRIOR * stated, 1e-12)
+        usual = self._usual()[np.minimum(place, _PLACES - 1)]
+        factor = (hits + PRIOR * stated * usual) / np.maximum(shown + PRIOR * stated, 1e-12)
         corrected: Floats = np.minimum(stated * factor, 1.0)
         return corrected
+
+    def of_best(self, stated: float) -> float:
+        """`probability` of a best child."""
+        if self._best is None:
+            usual = float(self._usual()[0])
+            self._best = usual, self._stated[:_BINS].tolist(), self._hits[:_BINS].tolist()
+        usual, shown, hits = self._best
+        at, prior = bisect_right(_BOUNDS, stated), PRIOR * stated
+        factor = (hits[at] + prior * usual) / max(shown[at] + prior, 1e-12)
+        return min(stated * factor, 1.0)
+
+    def _usual(self) -> Floats:
+        """[_PLACES] by which factor probabilities of all sizes are corrected together: what is
+        thought of those of one size before they were seen."""
+        shown = self._stated.reshape(_PLACES, _BINS).sum(axis=1)
+        hits = self._hits.reshape(_PLACES, _BINS).sum(axis=1)
+        found: Floats = (hits + _FEW * self._factor) / (shown + _FEW)
+        return found
 
     def record(
         self, stated: Floats, place: Ints, accepted: Bools, predicted: Floats | None = None
@@ -76,6 +101,7 @@ class Calibration:
         """
         predicted = self.probability(stated, place) if predicted is None else predicted
         self._note(predicted, accepted)
+        self._best = None
         fade = max(0.0, 1.0 - len(stated) / _NODES)
         bins, size = _bins(stated, place), len(self._hits)
         self._stated = self._stated * fade + np.bincount(bins, stated, minlength=size)
@@ -83,6 +109,7 @@ class Calibration:
 
     def fade(self, factor: float) -> None:
         """What is known counts for less."""
+        self._best = None
         self._stated *= factor
         self._hits *= factor
 

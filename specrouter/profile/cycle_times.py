@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from modelpool.attention.backend import READING_QUERIES
 from specrouter.profile.snapshot import Mode, PerformanceSnapshot
 from specrouter.profile.time_curve import ForwardTimes, TimeCurve
-from specrouter.request.params import Chain
+from specrouter.request.params import MAX_TREE_TOKENS, Chain
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -125,6 +125,19 @@ def drafting_ms(snapshot: PerformanceSnapshot, requests: int) -> float:
     batch = np.array([requests])
     more = stage_ms(snapshot, "drafting", batch) - stage_ms(snapshot, "cycle", batch)
     return max(0.0, float(more[0]))
+
+
+def quoted_ms(snapshot: PerformanceSnapshot, workload: Workload, target: str) -> Floats:
+    """[K + 1] of a cycle in which nobody but texts drafts, by the nodes that the target verifies,
+    without prompts and on a quiet machine: the engine's own work is more where there are some."""
+    key = ("quoted", workload.batch, workload.slots)
+    if key not in snapshot.target_ms:
+        nodes, batch = np.arange(MAX_TREE_TOKENS + 1), np.array([workload.batch])
+        more = stage_ms(snapshot, "quoting", batch) - stage_ms(snapshot, "cycle", batch)
+        ms = verification_ms(snapshot, workload, target, workload.batch + nodes)
+        around = np.where(nodes > 0, np.maximum(more, 0.0), 0.0)
+        snapshot.target_ms[key] = np.maximum.accumulate(ms + around)
+    return snapshot.target_ms[key]
 
 
 def curve_of(snapshot: PerformanceSnapshot, name: str, target: str) -> ForwardTimes:

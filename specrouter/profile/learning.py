@@ -14,8 +14,11 @@ def learn_cycle(
     decoded = [row for group in plan.groups for row in group.rows.tolist()]
     is_regular = result.is_regular and not result.failures and not len(plan.prefill_rows)
     stage, is_timely = None, is_regular and not (result.caught_up or result.quoted_rows)
+    drafts = any(len(group.chain) > 1 for group in plan.groups)
     if is_timely and gained:
-        stage = "drafting" if any(len(group.chain) > 1 for group in plan.groups) else "cycle"
+        stage = "drafting" if drafts else "cycle"
+    elif result.quoted_rows and is_regular and gained and not drafts:
+        stage = "quoting"
     requests = sum(row in gained for row in decoded)
     profiler.record_cycle(elapsed_ms, sum(gained.values()), requests, stage)
     if not is_regular:

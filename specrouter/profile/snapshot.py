@@ -34,7 +34,8 @@ class PerformanceSnapshot:
 
     `stages` are the engine's own times: "draft" per step of a model over rows x width places,
     "verify" over the places whose logits are looked at; and of all that is around these over
-    requests, "cycle" where nobody drafts and "drafting" where somebody does.
+    requests, "cycle" where nobody drafts, "drafting" where somebody does, and "quoting" where only
+    quotations are drafted.
     """
 
     times: Mapping[str, ForwardTimes]

@@ -89,6 +89,8 @@ def _grids(pool: Candidates, now: Situation) -> dict[Chain, OptionGrid]:
         return -acceptance_rate((name,), pool.target, now.snapshot, now.workload.sampled)
 
     reachable = pool.reachable(now.models)
+    if now.limits.depth is None:  # else they draft as deep as somebody has said
+        reachable = [chain for chain in reachable if chain[0] not in pool.quoted]
     look_at(chain for chain in reachable if len(chain) == 2)
     longer = [c for c in reachable if len(c) > 2]
     first = sorted(dict.fromkeys(c[0] for c in longer), key=promise)[:_PROMISING]

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrouter.cycle import DraftShape, Option
+from specrouter.profile.cycle_times import Workload
 from specrouter.profile.snapshot import outcome_of
 from specrouter.request.params import Chain, Speculation
 from specrouter.request.spec import SpeculationOverride
@@ -65,6 +66,11 @@ class CycleRoutes:
         if self.admission.has_budget:
             self._cut()
         self._foresee()
+
+    def workload(self) -> Workload:
+        """Of the requests that take part."""
+        rows = [row for rows in self.members.values() for row in rows]
+        return workload_of([self.requests[row] for row in rows], with_lags=False)
 
     def _cut(self) -> None:
         """To what the budget allows."""

@@ -19,6 +19,7 @@ from specrouter.cycle import (
     ShadowEvaluation,
     TreeSelector,
 )
+from specrouter.profile.cycle_times import quoted_ms
 from specrouter.profile.snapshot import outcome_of
 from specrouter.routing.catch_up import CycleCatchUp
 from specrouter.routing.cycle_budget import bounded, nodes_within
@@ -42,10 +43,12 @@ _EVALUATE_EVERY = 4  # cycles: how often it is asked whether a drafter is to be 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Plan(CyclePlan):
-    """A cycle's plan, and what it leaves behind. `records`: of switches, without their time."""
+    """A cycle's plan, and what it leaves behind. `records`: of switches, without their time;
+    `lasts`: the same rows may run by it again, since nothing in it is of a single cycle."""
 
     standing: Standing = field(default_factory=Standing)
     records: tuple[DecisionRecord, ...] = ()
+    lasts: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ class Planner:
         elif selected:  # quotations alone are drafted, and mostly there are none
             selector = partial(self._select_late, view, routes)
         groups = self._with_first_tokens(_groups(routes, prefill), prefill)
+        groups = self._quoting(view, routes, groups)
         standing = _standing(view, routes, evaluation)
         return Plan(
             groups=groups,
@@ -92,6 +96,7 @@ class Planner:
             budget_nodes=budget,
             standing=standing,
             records=tuple(routes.decisions.records),
+            lasts=not prefill.tokens and evaluation is None and all(map(_lasts, groups)),
         )
 
     def _with_first_tokens(
@@ -138,7 +143,10 @@ class Planner:
     def _evaluation(self, view: EngineView, routes: CycleRoutes) -> ShadowEvaluation | None:
         """A drafter that is to be evaluated beside this cycle, on a row that is routed here."""
         main = routes.decisions.in_use.get(SCHEDULED)
-        if view.cycle % _EVALUATE_EVERY or routes.prefill.tokens or main is None:
+        # Plans without models that draft are made once in several cycles.
+        is_rare = all(len(route.chain) == 1 for route in routes.members)
+        is_asked = is_rare or not view.cycle % _EVALUATE_EVERY
+        if not is_asked or routes.prefill.tokens or main is None:
             return None
         decision = main.decision
         routed = {row: one for row, one in routes.requests.items() if one.override is None}
@@ -159,6 +167,21 @@ class Planner:
         selector, _ = self._selector(view, routes)
         return selector(rows, candidates, aside)
 
+    def _quoting(
+        self, view: EngineView, routes: CycleRoutes, groups: list[ChainGroup]
+    ) -> list[ChainGroup]:
+        """Groups that quote are told what that costs, where nobody else drafts, or has a right to
+        the time."""
+        is_free = not (routes.progress.rates.any() or routes.admission.has_budget)
+        if not is_free or any(len(group.chain) > 1 for group in groups):
+            return groups
+        if self.trees.config.budget_tokens is not None or self.scheduler.config.nodes is not None:
+            return groups
+        workload = routes.workload()
+        ms = quoted_ms(view.performance, workload, self.scheduler.target)
+        count = workload.batch
+        return [replace(one, quoted_ms=ms, requests=count) if one.quotes else one for one in groups]
+
     def _selector(self, view: EngineView, routes: CycleRoutes) -> tuple[TreeSelector, int]:
         """For groups that do not verify whole trees; and how many nodes are good."""
         snapshot, prompt_tokens = view.performance, routes.prefill.tokens
@@ -168,17 +191,17 @@ class Planner:
             if route in routes.predicted
         ]
         target = self.scheduler.target
-        active = [row for rows in routes.members.values() for row in rows]
-        workload = workload_of([routes.requests[row] for row in active], with_lags=False)
+        workload = routes.workload()
+        active = workload.requests
         budget_tokens = self.trees.config.budget_tokens
         if budget_tokens is None:
             budget_nodes = sum(option.shape.nodes * len(rows) for option, rows in known)
         else:  # without roots and prompts
-            budget_nodes = max(0, budget_tokens - len(active) - prompt_tokens)
+            budget_nodes = max(0, budget_tokens - active - prompt_tokens)
         levels_ms = snapshot.machine * sum(option.levels_ms for option, _ in known)
         # A chain's outcomes are of what a selection left of its drafts; what the target's pass
         # costs in itself is told by cycles without drafts.
-        alone = outcome_of(snapshot, (target,), len(active), workload.sampled)
+        alone = outcome_of(snapshot, (target,), active, workload.sampled)
         cost = cycle_cost(
             snapshot,
             workload,
@@ -227,6 +250,11 @@ def _groups(routes: CycleRoutes, prefill: Prefill) -> list[ChainGroup]:
             predicted = replace(predicted, plain_ms=0.0)
         groups.append(route.group(rows, predicted))
     return groups
+
+
+def _lasts(group: ChainGroup) -> bool:
+    """Whether nothing is drafted for it but what is quoted and pays."""
+    return len(group.chain) == 1 and (group.quotes is None or group.quoted_ms is not None)
 
 
 def _standing(

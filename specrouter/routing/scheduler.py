@@ -57,6 +57,8 @@ class ModelChainScheduler:
     Args:
         only_paths: trees of width 1 (`engine.exact: strict`).
         whole_trees: the target verifies all that was drafted.
+        quoted: members that quote texts, in cycles in which that pays: they stand in no chain that
+            is chosen, but where somebody has said how deep drafts are.
         fit_together: whether models can be in memory at once. Chains of which not all members can
             would have one evicted for another in every cycle.
 
@@ -73,11 +75,13 @@ class ModelChainScheduler:
         target: str,
         only_paths: bool = False,
         whole_trees: bool = False,
+        quoted: Collection[str] = (),
         fit_together: Callable[[Collection[str]], bool] = lambda names: True,
     ) -> None:
         self.config = config
         self.policy: ChainPolicy = CHAIN_POLICIES.find(config.policy)
         self.target = target
+        self.quoted = frozenset(quoted)
         self._fit_together = cache(fit_together)
         absent = [name for name in config.chain or () if name not in names]
         if absent:  # the pool has left it out
@@ -159,15 +163,13 @@ class ModelChainScheduler:
     def quoter(
         self, chain: Chain, decision: ChainDecision, asked: Override, available: Collection[str]
     ) -> str | None:
-        """The member without weights that may draft beside a decision's chain, or is all of its
-        drafters, as deep as it finds something. Not where somebody has said how deep, nor without
-        predictions."""
+        """The member without weights that may draft in the place of a decision's chain, as deep as
+        it finds something. Not where somebody has said how deep, nor without predictions."""
         is_open = decision.predicted is not None and self.limits(asked).depth is None
         if not is_open:
             return None
         name = next((name for name, size in self._parameters.items() if not size), None)
-        is_beside = name not in chain or len(chain) == 2
-        return name if is_beside and name in available else None
+        return name if name not in chain and name in available else None
 
     def may_use(self, chain: Chain, models: Models) -> bool:
         able = all(name in models.available or name == self.target for name in chain)

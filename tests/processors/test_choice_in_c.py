@@ -13,7 +13,7 @@ from modelpool.fast.cpu import cpu_threads
 from modelpool.kernels.library import linear_kernels
 from processors import noise
 from processors.contexts import Contexts
-from processors.noise import gumbel, gumbel_at
+from processors.noise import gumbel, gumbel_at, gumbel_of_place
 from processors.sampler import Sampler
 from processors.sampling_row import SamplingSettings
 
@@ -108,3 +108,12 @@ def test_rows_of_all_kinds_are_chosen_for_together() -> None:
     ids, _ = together.choose(logits, Contexts(rows=rows, positions=rows * 0, depths=rows * 0))
     assert ids.tolist() == alone
     assert alone[3] == 3
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 3), st.integers(0, 2**40))
+def test_the_noise_of_some_ids_is_that_of_the_whole_place(
+    seed: int, stream: int, position: int
+) -> None:
+    ids = np.array([0, 1, 2, 3, 4, 5, 7, 63, 64, 100, 999, 3, 0])
+    whole = gumbel(seed, position, 1000, stream)
+    np.testing.assert_array_equal(gumbel_of_place(seed, stream, position, ids), whole[ids])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from processors.drafts import DraftRequest
-from processors.ngram import NgramDraftProcessor, NoiseLookup, context_distribution
+from processors.ngram import NgramDraftProcessor, NoiseLookup
 from processors.noise import gumbel
 from processors.token_tree import ROOT, Floats, Ints, TokenTree
 from statemgr import StateManager, SuffixTable
@@ -99,10 +99,11 @@ def test_log_probs_are_the_tables_where_a_row_is_greedy() -> None:
     tree = NgramDraftProcessor().draft(table, manager, silent, request)
     assert tree.sizes[0] > 3
     for text, log_prob in zip(paths(tree, 0), tree.log_probs[0], strict=True):
-        expected = math.prod(
-            context_distribution(table, manager, 0, text[:k], VOCAB)[token]
-            for k, token in enumerate(text)
-        )
+        expected, where = 1.0, table.end(0, manager.committed(0))
+        for token in text:
+            ids, probabilities = table.predict(0, where)
+            expected *= dict(zip(ids.tolist(), probabilities.tolist(), strict=True))[token]
+            where = table.after(0, where, token)
         assert math.exp(log_prob) == pytest.approx(expected)
 
 
@@ -142,25 +143,31 @@ def test_every_tree_is_well_formed(
             assert paths(alone, 0) == paths(tree, 0)
 
 
-def test_a_quotation_goes_on_as_one_path_as_far_as_the_request_lets_it() -> None:
+def test_a_path_goes_on_as_far_as_it_may_and_is_likely() -> None:
     phrase = list(range(30))
-    table, manager = SuffixTable(VOCAB), StateManager(rows=1, max_tokens=256)
-    manager.allocate([*phrase, 35, *phrase[:10]], most=256)
+    table, text = SuffixTable(VOCAB), np.array([*phrase, 35, *phrase[:10]])
     table.open(0)
-    one = np.array([0])
-    for width, reach, levels in ((1, 12, 12), (1, 64, 20), (2, 12, 12), (1, 2, 3)):
-        request = DraftRequest(
-            rows=one,
-            output_positions=one,
-            depths=np.array([3]),
-            width=width,
-            reach=np.array([reach]),
-        )
-        tree = NgramDraftProcessor().draft(table, manager, silent, request)
-        assert tree.is_path
-        assert tree.tokens[0, :levels].tolist() == phrase[10 : 10 + levels]
-        assert levels <= int(tree.sizes[0]) <= max(3, reach)
-    request = DraftRequest(
-        rows=one, output_positions=one, depths=np.array([0]), reach=np.array([64])
-    )
-    assert NgramDraftProcessor().draft(table, manager, silent, request).sizes.tolist() == [0]
+
+    def path(most: int, least: float) -> list[tuple[int, float]]:
+        return NgramDraftProcessor().path(table, text, silent, 0, 0, most, least)
+
+    found = path(12, 0.0)
+    assert [token for token, _ in found] == phrase[10:22]
+    shares = np.cumprod([share for _, share in found])
+    assert shares[-1] > 0.05
+    # What together is less likely is left out; the first token is told in any case.
+    assert path(12, float(shares[3])) == found[:4]
+    assert path(12, 1.0) == found[:1]
+    assert path(0, 0.0) == []
+    assert [token for token, _ in path(64, 0.0)][:20] == phrase[10:]
+
+
+def test_a_path_is_what_a_tree_of_width_1_has() -> None:
+    text = [1, 2, 3, 4, 9, 8, 1, 2, 3, 5, 9, 7, 1, 2, 3]
+    table, manager = opened([text])
+    tree = draft([text], [3], noise=seeded)
+    found = NgramDraftProcessor().path(table, manager.committed(0), seeded, 0, 5, 3, 0.0)
+    count = int(tree.sizes[0])
+    assert [token for token, _ in found[:count]] == tree.tokens[0, :count].tolist()
+    together = np.log(np.cumprod([share for _, share in found[:count]]))
+    np.testing.assert_allclose(together, tree.log_probs[0, :count])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statemgr import OutputStore, SuffixTable
-from statemgr.suffix_table import Place, whole_distribution
+from statemgr.suffix_table import Place
 
 VOCAB = 12
 TEXTS = st.lists(st.integers(0, VOCAB - 1), max_size=60)
@@ -115,7 +115,7 @@ def test_how_a_text_arrived_does_not_matter(
 
 
 @given(TEXTS, PATHS, st.lists(TEXTS, max_size=3))
-def test_a_distribution_is_positive_and_its_best_stands_first(
+def test_probabilities_are_positive_and_the_best_stands_first(
     text: list[int], path: list[int], earlier: list[list[int]]
 ) -> None:
     outputs = OutputStore(10_000)
@@ -124,9 +124,8 @@ def test_a_distribution_is_positive_and_its_best_stands_first(
     table = SuffixTable(VOCAB, outputs)
     table.open(0, len(text), tenant="")
     ids, probabilities = table.predict(0, after(table, text, path))
-    whole = whole_distribution(ids, probabilities, VOCAB)
-    assert (whole > 0).all()
-    assert whole.sum() == pytest.approx(1.0, abs=1e-12)
+    assert (probabilities > 0).all()
+    assert probabilities.sum() < 1.0
     assert (np.diff(probabilities) <= 0).all()
     assert len(set(ids.tolist())) == len(ids)
     everything = [[*text, *path], *earlier]

@@ -8,7 +8,7 @@ import pytest
 
 from specrouter.cycle import ChainGroup, DraftShape
 from specrouter.engine.plan_check import PlanCheck, PlanError
-from specrouter.engine.planning import CyclePlanning, without_waiting
+from specrouter.engine.planning import PLAN_CYCLES, CyclePlanning, without_waiting
 from specrouter.execution.fault_guard import FaultGuard
 from specrouter.routing.planner import Plan
 from specrouter.slo.admission import Admission
@@ -27,6 +27,9 @@ class Policy:
         self.fails: str | None = None
         self.leaves_out: set[int] = set()
         self.asked = 0
+        self.chain: tuple[str, ...] = PAIR
+        chain_policy = SimpleNamespace(decides_every_cycle=False)
+        self.planner = SimpleNamespace(scheduler=SimpleNamespace(policy=chain_policy))
 
     def view(self, cycle: int, waiting: Any, standing: Standing) -> Any:
         if self.fails == "view":
@@ -43,12 +46,13 @@ class Policy:
         self.asked += 1
         if self.fails == "plan":
             raise ValueError("cannot convert float NaN to integer")
-        chain = ("huge", "big") if self.fails == "senseless plan" else PAIR
+        chain = ("huge", "big") if self.fails == "senseless plan" else self.chain
         rows = np.array([row for row in (0, 1) if row not in self.leaves_out], dtype=np.int64)
         return Plan(
             groups=[ChainGroup(chain=chain, shape=DraftShape(2), rows=rows)],
             prefill_rows=NOBODY,
             prefill_counts=NOBODY,
+            lasts=chain == ("big",),
         )
 
     def keep(self, plan: Plan) -> None:
@@ -66,6 +70,14 @@ class Bench:
         policies: Any = SimpleNamespace(current=self.policy, admits=self.policy.admit)
         check = PlanCheck(PAIR, "big", (), prompt_tokens=16)
         self.planning = CyclePlanning(policies, self.policy.view, check, self.faults)
+
+    def plan(self) -> Plan:
+        """Of a cycle that runs by it."""
+        self.number += 1
+        assert self.admission(self.number) is not None
+        plan = self.planning.plan(self.number, (), {0: 0, 1: 0}, {})
+        self.planning.keep(self.number, plan)
+        return plan
 
     def cycle(self, selection_failed: bool = False) -> bool:
         """Whether the policies plan. What they raise is counted, as by the engine."""
@@ -171,3 +183,31 @@ def test_whoever_is_waited_for_reads_as_much_as_those_who_wait(
     rows = [request_view(10 + row, row=row, prompt_left=each) for row, each in enumerate(left)]
     view = engine_view(running=tuple(rows))
     assert without_waiting(Admission(chunks=chunks), view, waits).chunks == expected
+
+
+def test_a_plan_without_models_that_draft_is_good_for_some_cycles_of_the_same_rows() -> None:
+    bench = Bench()
+    bench.policy.chain = ("big",)
+    assert bench.planning.again(1, (0, 1)) is None, "nothing is planned yet"
+    planned = bench.plan()
+    first = bench.number
+    for cycle in range(first + 1, first + PLAN_CYCLES):
+        again = bench.planning.again(cycle, (0, 1))
+        assert again is not None
+        assert (again.rows, again.records) == (planned.rows, ())
+        assert bench.planning.again(cycle, (0,)) is None, "another one has gone"
+    assert bench.planning.again(first + PLAN_CYCLES, (0, 1)) is None
+    bench.planning.forget()
+    assert bench.planning.again(first + 1, (0, 1)) is None
+
+
+@pytest.mark.parametrize("why", ["a model drafts", "the policy decides in every cycle"])
+def test_other_plans_are_of_a_single_cycle(why: str) -> None:
+    bench = Bench()
+    if why == "a model drafts":
+        bench.policy.chain = PAIR
+    else:
+        bench.policy.chain = ("big",)
+        bench.policy.planner.scheduler.policy.decides_every_cycle = True
+    bench.plan()
+    assert bench.planning.again(bench.number + 1, (0, 1)) is None

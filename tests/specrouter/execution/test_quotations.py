@@ -1,11 +1,16 @@
 """Who quotes drafts without the chain's models, and only where that promises more."""
 
+import itertools
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from modelpool import ModelPool
 from specrouter.cycle import Option
+from specrouter.execution.quotations import _productive
 from tests.specrouter.execution.test_chain_drafter import DraftingBench, paths
 from tests.specrouter.execution.test_executor import PAIR
 
@@ -49,13 +54,68 @@ def test_otherwise_the_chain_drafts(given: dict[str, Any], pool: ModelPool) -> N
     assert draft.behind_rows.tolist() == [0], "its prompt is longer than a chunk"
 
 
-def test_only_as_a_chains_own_drafter_is_a_look_up_a_forward(pool: ModelPool) -> None:
+def test_a_quotation_is_no_forward(pool: ModelPool) -> None:
     bench = DraftingBench(pool, left=LEFT, prompts=PROMPTS)
     forwards = bench.runtime.profiler.statistics
     bench.drafts(PAIR, whole=False, quotes="suffix", predicted=PLANNED)
     assert "suffix" not in forwards().forwards
-    bench.draft(("suffix", "target"), quotes="suffix")
+    bench.draft(("suffix", "target"))
     assert forwards().forwards["suffix"] > 0
+
+
+ALONE = Option(chain=("target",))
+
+
+@pytest.mark.parametrize(("node_ms", "most"), [(0.001, 20), (0.9, 12), (9.0, 0)])
+def test_where_nobody_else_drafts_as_many_tokens_are_verified_as_pay(
+    node_ms: float, most: int, pool: ModelPool
+) -> None:
+    bench = DraftingBench(pool, left=LEFT, prompts=PROMPTS)
+    ms = 3.0 + node_ms * np.arange(65.0)
+    drafts = bench.drafts(
+        ("target",), quotes="suffix", predicted=ALONE, quoted_ms=ms, requests=3, whole=False
+    )
+    quoted = [draft for draft in drafts if draft.is_quoted]
+    lengths = [len(path) for draft in quoted for path in paths(draft)[0]]
+    if not most:
+        assert not quoted
+    else:
+        assert quoted[0].rows.tolist() == [0]
+        assert not quoted[0].group.leaves_choice, "it has been decided"
+        assert 0 < max(lengths) <= most
+
+
+@given(
+    st.lists(st.lists(st.floats(0.05, 1.0), max_size=3), min_size=1, max_size=3),
+    st.lists(st.floats(0.01, 2.0), min_size=9, max_size=9),
+)
+def test_the_number_of_tokens_is_the_best_of_all(
+    shares: list[list[float]], steps: list[float]
+) -> None:
+    worths = [np.cumprod(path).tolist() for path in shares]
+    ms, requests = 1.0 + np.append(0.0, np.cumsum(steps)), len(worths) + 1
+
+    def rate(counts: tuple[int, ...]) -> float:
+        gained = sum(sum(path[:count]) for path, count in zip(worths, counts, strict=True))
+        return float((requests + gained) / ms[sum(counts)])
+
+    every = itertools.product(*(range(len(path) + 1) for path in worths))
+    found = tuple(_productive(worths, ms, requests))
+    assert rate(found) == pytest.approx(max(map(rate, every)))
+
+
+def test_what_nobody_verified_is_learned_from_the_next_tokens(pool: ModelPool) -> None:
+    bench = DraftingBench(pool, left=LEFT, prompts=PROMPTS)
+    drafter, manager = bench.runtime.drafters["suffix"], bench.runtime.manager
+    key = (("suffix",), "target", True)
+    before = bench.runtime.profiler.path_worth(key, [0.9])
+    for step in range(16):
+        [(token, _), *_] = drafter.quote(0, step, 4, 0.05)
+        manager.extend(0, np.array([token]))
+    drafter.quote(0, 16, 4, 0.05)
+    trees = bench.runtime.profiler.snapshot().trees
+    assert (trees[key].trials, trees[key].alpha) == (16.0, 1.0)
+    assert bench.runtime.profiler.path_worth(key, [0.9]) > before
 
 
 def test_a_look_up_that_fails_costs_nothing_but_itself(
@@ -66,7 +126,7 @@ def test_a_look_up_that_fails_costs_nothing_but_itself(
     def broken(*arguments: Any) -> None:
         raise RuntimeError("the table is broken")
 
-    monkeypatch.setattr("processors.ngram.NgramDraftProcessor.draft", broken)
+    monkeypatch.setattr("processors.ngram.NgramDraftProcessor.path", broken)
     draft = bench.draft(PAIR, whole=False, quotes="suffix", predicted=PLANNED)
     assert (draft.rows.tolist(), draft.used) == ([1, 2], ["small"])
     assert bench.runtime.faults.counts["drafting"] == 1

@@ -65,6 +65,7 @@ def test_every_sampling_field_reaches_the_router() -> None:
         "prefix_cache": False,
         "cache_salt": "ours",
         "return_drafts": True,
+        "receipt": True,
     }
     form = {"response_format": {"type": "json_object"}}
     speculation = {"chain": ["small", "big"], "depth": 2, "width": 3}

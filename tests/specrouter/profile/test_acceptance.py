@@ -245,3 +245,23 @@ def test_drafts_that_were_picked_teach_what_they_are_worth_and_nothing_of_others
     estimator.record(judged, 0)
     assert estimator.snapshot(0).trials == 0.0
     assert estimator.worth(*tree).max() > 0.7
+
+
+@given(st.lists(st.floats(0.01, 1.0), min_size=1, max_size=6), st.booleans())
+def test_the_worth_of_a_path_is_that_of_its_tree(stated: list[float], quotes: bool) -> None:
+    estimator = AcceptanceEstimator(quotes=quotes, factor=0.7)
+    right = np.arange(40)[:, None] % 3 == 0
+    estimator.record_choices(np.full((40, 1), 0.8), right, cycle=1)
+    count = len(stated)
+    log_probs = np.cumsum(np.log(stated))[None]
+    parents, depths = np.arange(count)[None] - 1, 1 + np.arange(count)[None]
+    whole = estimator.worth(parents, depths, log_probs)[0]
+    np.testing.assert_allclose(estimator.path_worth(stated), whole)
+
+
+def test_how_a_quotation_begins_says_nothing_of_how_it_goes_on() -> None:
+    estimator = AcceptanceEstimator(quotes=True)
+    estimator.record_choices(np.full((200, 1), 0.5), np.zeros((200, 1), dtype=np.bool_), cycle=1)
+    first, second = estimator.path_worth([0.5, 0.5])
+    assert first < 0.05
+    assert second == pytest.approx(0.5 * first), "nothing was seen below the first level"

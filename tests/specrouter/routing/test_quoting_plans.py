@@ -28,7 +28,7 @@ def plan(alpha: float, trees: TreesConfig | None = None, **settings: Any) -> Pla
     known = replace(snapshot(TIMES, pairs), parameters=SIZES)
     trees = trees or TreesConfig()
     planner = Planner(
-        ModelChainScheduler(config, names, SIZES, "big"),
+        ModelChainScheduler(config, names, SIZES, "big", quoted=("suffix",)),
         TreePlanner(trees, selection_of(trees, config)),
         256,
     )
@@ -44,6 +44,10 @@ def test_where_nothing_pays_but_quotations_they_are_selected_when_they_come() ->
     assert (group.quotes, group.leaves_choice) == ("suffix", True)
     assert found.selector is not None
     assert found.budget_nodes is None
+    assert group.requests == 1
+    assert group.quoted_ms is not None
+    assert (np.diff(group.quoted_ms) >= 0).all()
+    assert found.lasts
     depths = np.arange(1, 9)[None]
     candidates = Candidates(np.power(0.99, depths).astype(np.float64), depths)
     assert found.selector(group.rows, candidates, 0).sum() == 8
@@ -54,7 +58,9 @@ def test_where_nothing_pays_but_quotations_they_are_selected_when_they_come() ->
 def test_beside_a_chain_quotations_may_take_its_place() -> None:
     [group] = plan(0.8).groups
     assert len(group.chain) > 1
+    assert "suffix" not in group.chain, "it stands in no chain that is chosen"
     assert group.quotes == "suffix"
+    assert group.quoted_ms is None, "a selector picks among all drafts"
 
 
 @pytest.mark.parametrize(

@@ -294,9 +294,9 @@ def test_a_drafter_without_weights_quotes_beside_any_chain_that_was_predicted() 
         routed = ModelChainScheduler(config, names, sizes, "big", **settings)
         return routed.quoter(chain, decision, asked, (ALL | {"suffix"}) - without)
 
-    for chain in (ALONE, PAIR, TRIPLE, ("suffix", "big")):
+    for chain in (ALONE, PAIR, TRIPLE):
         assert quoter(chain) == "suffix"
-    assert quoter(("suffix", "middle", "big")) is None, "an intermediate verifies what it drafts"
+    assert quoter(("suffix", "big")) is None, "it is the chain's own drafter"
     assert quoter(PAIR, without=frozenset({"suffix"})) is None
     assert quoter(PAIR, asked=(3, None)) is None, "somebody has said how deep"
     assert quoter(PAIR, replace(found, predicted=None)) is None
