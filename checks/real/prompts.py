@@ -28,6 +28,43 @@ _NOTE = (
     "he would, if somebody else took care of the pictures. On Tuesday nobody had time. On "
     "Wednesday the report about {topic} was finished, with {number} pages and two pictures."
 )
+_MODULE = """import csv
+from dataclasses import dataclass
+
+
+@dataclass
+class {kind}:
+    name: str
+    amount: float
+    unit: str = "kg"
+
+    def scaled(self, factor: float) -> "{kind}":
+        return {kind}(self.name, self.amount * factor, self.unit)
+
+
+def read_{noun}(path: str) -> list[{kind}]:
+    found = []
+    with open(path, newline="") as file:
+        for row in csv.DictReader(file):
+            found.append({kind}(row["name"], float(row["amount"]), row["unit"]))
+    return found
+
+
+def total_{noun}(entries: list[{kind}]) -> float:
+    total = 0.0
+    for entry in entries:
+        total += entry.amount
+    return total
+"""
+_CHANGES = ("`found` to `entries_read`", "`row` to `line`", "`total` to `amount_in_all`",
+            "`entry` to `one`", "`path` to `file_name`", "`factor` to `times`")  # fmt: skip
+# Of code that comes again nearly whole.
+EDITS = tuple(
+    f"Rename {change}, and return the whole file:\n\n```python\n"
+    f"{_MODULE.format(kind=kind, noun=noun)}```"
+    for kind, noun in (("Ingredient", "ingredients"), ("Sample", "samples"))
+    for change in _CHANGES
+)
 
 
 def chats() -> Iterator[str]:

@@ -6,7 +6,7 @@ models need not draft for it. Where nobody else drafts, as many tokens are verif
 quotation promises is what those as probable have turned out to be worth.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,7 +17,17 @@ from specrouter.execution.drafter import Drafter, Quoted
 from specrouter.execution.group_draft import GroupDraft
 from specrouter.execution.runtime import Runtime
 
+# Looks in vain in a row, from which on a row is looked at in one of so many cycles.
+_EVERY = ((48, 8), (12, 4), (4, 2), (0, 1))
 _LEAST = 0.05  # probability of all tokens of a quotation that a selector may pick of
+
+
+@dataclass
+class _Looks:
+    """Of a row, since something was last quoted for it: cycles, and the last one's position."""
+
+    vain: int = 0
+    position: int = 0
 
 
 class Quotations:
@@ -25,6 +35,7 @@ class Quotations:
         self._runtime = runtime
         self._rows = runtime.rows
         self._manager = runtime.manager
+        self._looks: dict[int, _Looks] = {}  # by row
 
     def instead(self, group: ChainGroup) -> tuple[list[GroupDraft], ChainGroup]:
         """The draft of the rows that quote, if there are any, and the group without them."""
@@ -54,7 +65,8 @@ class Quotations:
             group.rows.tolist(), positions, limits.tolist(), strict=True
         ):
             most = min(drafter.reach, limit)
-            paths.append(drafter.quote(row, position, most, least) if most > 0 else [])
+            is_due = most > 0 and (ms is None or self._is_due(row, position))
+            paths.append(drafter.quote(row, position, most, least) if is_due else [])
             worths.append(self._worth(drafter, row, group.chain[-1], paths[-1]))
         if ms is None:
             enough = max(1.0, planned.tokens - 1.0)
@@ -63,10 +75,22 @@ class Quotations:
             counts = _productive(worths, ms, group.requests)
         if not any(counts):
             return None
+        for row, count in zip(group.rows.tolist(), counts, strict=True):
+            if count:
+                self._looks.pop(row, None)
         counts = self._with_room(group.rows, np.array(counts))
         if not any(counts):
             return None
         return self._draft(group, name, positions, paths, worths, counts)
+
+    def _is_due(self, row: int, position: int) -> bool:
+        """Whether to look for a row: where nothing has paid for a while, in every other cycle, and
+        later in every fourth."""
+        known = self._looks.get(row)
+        if known is None or position < known.position:  # the row has another request
+            known = self._looks[row] = _Looks()
+        known.position, known.vain = position, known.vain + 1
+        return not known.vain % next(every for some, every in _EVERY if known.vain >= some)
 
     def _with_room(self, rows: Ints, counts: Ints) -> list[int]:
         """As many of the tokens as there is KV memory for."""
