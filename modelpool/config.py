@@ -79,8 +79,8 @@ class ModelConfig(BaseModel):
             `gguf:FILE` (or a path that ends in ".gguf"), `bundled:NAME`; `quantised:TARGET`: the
             target with int8 weights, or int4 if `weights` says so, on the CPU. Without a model:
             `suffix` quotes the request's text and its tenant's earlier outputs, `ngram` the
-            request's text by contexts of at most four tokens, `drafter:package.module:NAME` is a
-            subclass of `specrouter.execution.drafter.Drafter`.
+            request's text alone, `drafter:package.module:NAME` is a subclass of
+            `specrouter.execution.drafter.Drafter`.
         dtype: `auto` is the checkpoint's, but on the CPU float32 for drafters of fewer than 8M
             parameters and where the CPU has no kernels for a half precision (bfloat16 needs
             AVX-512), if there is memory. Packed weights (AWQ, GPTQ) of float16 become bfloat16.
@@ -133,7 +133,7 @@ class ModelConfig(BaseModel):
 
     @property
     def quotes_outputs(self) -> bool:
-        """Earlier ones, and any text at any length."""
+        """Earlier ones too."""
         return self.source == SUFFIX
 
     @property

@@ -8,7 +8,7 @@ import copy
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from modelpool.fast.graph_runner import CudaGraphs
 from modelpool.fast.lean_forward import is_quantised, lean_forward_of
 from modelpool.fast.panels import exact_kernels
 from modelpool.fast.quantised import Stored, give_back_freed, quantise_embedding
+from modelpool.fast.rotation import OwnFrequencies
 from modelpool.fast.thread_choice import ThreadChoice
 from modelpool.fast.tuning import PLAIN, Tuning
 from modelpool.gguf.description import NAME as GGUF
@@ -64,10 +65,12 @@ def load_model(
     started = time.perf_counter()
     keeps_blocks = _keeps_blocks(config, directory, placement, tuning)
     try:
-        if keeps_blocks:
-            read = _read_blocks(config, directory, tuning)
-        else:
-            read = _read_plain(config, directory, placement)
+        # Plain weights are computed by torch, as transformers does it, in all else too.
+        with nullcontext() if tuning.weights == "plain" else OwnFrequencies():
+            if keeps_blocks:
+                read = _read_blocks(config, directory, tuning)
+            else:
+                read = _read_plain(config, directory, placement)
     except torch.OutOfMemoryError:
         raise  # a RuntimeError too, which is also what weights of other shapes are told by
     except (OSError, ValueError, KeyError, ImportError, SafetensorError, RuntimeError) as error:

@@ -24,16 +24,6 @@ class DraftRequest:
     width: int = 1
     branching: tuple[int, ...] | None = None
 
-    def of_rows(self, rows: Ints) -> "DraftRequest":
-        """What is asked of some of the rows."""
-        which = np.isin(self.rows, rows)
-        return replace(
-            self,
-            rows=rows,
-            output_positions=self.output_positions[which],
-            depths=self.depths[which],
-        )
-
 
 @dataclass(frozen=True, eq=False)
 class DraftResult:

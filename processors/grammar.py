@@ -68,7 +68,7 @@ def prune(tree: TokenTree, grammars: Mapping[int, TokenGrammar]) -> TokenTree:
         texts = [tuple(paths[index, node, :depth].tolist()) for node, depth in enumerate(depths)]
         for node in sorted(range(len(texts)), key=texts.__getitem__):
             stands = parents[node] == ROOT or kept[index, parents[node]]
-            kept[index, node] = stands and _is_legal(grammar, texts[node])
+            kept[index, node] = stands and is_legal(grammar, texts[node])
     return tree.keep(kept)
 
 
@@ -88,7 +88,7 @@ def exclude_others(scores: Tensor, masks: Tensor) -> None:
     scores.copy_(torch.where(allowed.bool(), scores, scores - torch.inf))
 
 
-def _is_legal(grammar: TokenGrammar, text: Path) -> bool:
+def is_legal(grammar: TokenGrammar, text: Path) -> bool:
     try:
         before = grammar.mask(text[:-1])
     except Exception:  # a verifier that comes here meets it too, and says so

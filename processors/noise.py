@@ -143,9 +143,6 @@ class NoiseBank:
         for rings in self._rings.values():
             rings.positions[block * self._window : (block + 1) * self._window] = -1
 
-    def __contains__(self, row: int) -> bool:
-        return row in self._keys
-
     def missing(self, rows: Ints) -> set[int]:
         """Those of the rows that are not open."""
         return set(rows.tolist()).difference(self._keys)

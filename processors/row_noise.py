@@ -27,7 +27,6 @@ class RowNoise:
     """Args: `window`: the most output positions of a row that one cycle may look at."""
 
     def __init__(self, vocab_size: int, window: int) -> None:
-        self._vocab_size = vocab_size
         self._seeds: dict[int, tuple[int, int]] = {}  # row -> seed, stream; rows that sample
         self._limited = set[int]()  # those where few ids can win, by their settings
         self._bank = NoiseBank(vocab_size, window)

@@ -9,9 +9,10 @@ Source: SpecRouter, section 4.1 and Listing 1.
 import itertools
 import logging
 import queue
+import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from specrouter.request.lanes import Lanes
 from specrouter.request.objective import SloLike
 from specrouter.request.output import Delta, RequestOutput
 from specrouter.request.params import RequestError, SamplingParams
+from specrouter.request.receipt import ServedModel
 from specrouter.request.running import RunningRequest
 from specrouter.request.spec import RequestSpec, SpeculationOverride
 from specrouter.request.structure import Structure
@@ -101,7 +103,8 @@ class ChainRouter:
         self.instruments = EngineInstruments(thread)
         thread.start()  # raises what is wrong with the target
         self.fingerprint = with_bits(self.fingerprint, self.pool)
-        self._served = cache(partial(served_model, config.pool, self.pool))  # reads whole files
+        self._served: ServedModel | None = None
+        self._reading = threading.Lock()
 
     @classmethod
     def from_config(
@@ -362,6 +365,16 @@ class ChainRouter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _served_model(self) -> ServedModel:
+        """Reads the target's files, once. Raises `RequestError`."""
+        with self._reading:
+            if self._served is None:
+                try:
+                    self._served = served_model(self.config.pool, self.pool)
+                except (OSError, ValueError) as error:
+                    raise RequestError("receipt", f"cannot be had: {error}") from error
+            return self._served
+
     def _enqueue(
         self,
         prompts: Sequence[RequestSpec],
@@ -376,7 +389,7 @@ class ChainRouter:
                 RequestHandle(next(self._ids), self._thread.wake, listener),
                 Detokenizer(self.pool.tokenizer, prompt.params, prompt.token_ids),
                 self.pool.eos_token_ids,
-                served=self._served() if prompt.params.receipt else None,
+                served=self._served_model() if prompt.params.receipt else None,
             )
             for prompt, listener in zip(prompts, each, strict=True)
         ]

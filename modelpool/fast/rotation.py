@@ -140,6 +140,23 @@ def angles_of(
     return lambda index: table.index_select(0, index).unbind(1)
 
 
+class OwnFrequencies(TorchFunctionMode):
+    """Within it, a model is made whose rotary embedding turns by the same frequencies on every CPU:
+    torch's vectorised powers have other bits on some. Powers of a number are computed in float64,
+    one by one, and rounded once."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function is torch.Tensor.__rpow__ and not kwargs:
+            exponents, base = args
+            is_ours = exponents.dtype is torch.float32 and not exponents.is_meta
+            if is_ours and isinstance(base, int | float):
+                powers = [float(base) ** one for one in exponents.flatten().tolist()]
+                return exponents.new_tensor(powers).view(exponents.shape)
+        return function(*args, **(kwargs or {}))
+
+
 class _OwnTrigonometry(TorchFunctionMode):
     """Within it, bits of cosines and sines depend on no CPU."""
 

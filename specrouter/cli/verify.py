@@ -75,25 +75,32 @@ def _read(path: str) -> Receipt:
         found = json.loads(text)
     except (OSError, ValueError) as error:
         raise RequestError("RECEIPT", f"cannot read {path}: {error}") from error
-    while isinstance(found, dict) and "served" not in found:  # an answer
-        choices = found.get("choices")
-        inner = found.get("receipt") or (choices[0] if isinstance(choices, list) else None)
-        if inner is None:
-            raise RequestError("RECEIPT", f"{path} has no receipt: ask with `receipt: true`")
-        found = inner
+    if isinstance(found, dict) and isinstance(found.get("choices"), list):
+        choices = found["choices"]
+        if len(choices) > 1:
+            reason = f"{path} has {len(choices)} choices: give the receipt of one of them"
+            raise RequestError("RECEIPT", reason)
+        found = choices[0] if choices else None
+    if isinstance(found, dict) and "served" not in found:  # an answer
+        found = found.get("receipt")
+    if not isinstance(found, dict):
+        raise RequestError("RECEIPT", f"{path} has no receipt: ask with `receipt: true`")
     return Receipt.read(json.dumps(found))
 
 
 def _config(receipt: Receipt, target: str | None) -> dict[str, Any]:
     """Raises `ConfigError`."""
+    from specrouter.request.receipt import OF_NUMBERS
     from specrouter.target import source_of
 
     served = receipt.served
+    # Receipts come from anybody: nothing of one may run code.
+    settings = {name: one for name, one in served.settings.items() if name in OF_NUMBERS}
     source = served.source if target is None else source_of(target, "TARGET")
     tokens = len(receipt.prompt_token_ids) + receipt.sampling().max_new_tokens
     return {
         "pool": {
-            "models": [{**served.settings, "name": "target", "source": source}],
+            "models": [{**settings, "name": "target", "source": source}],
             "target": "target",
         },
         "scheduler": {"policy": "target-only"},

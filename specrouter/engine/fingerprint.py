@@ -10,7 +10,7 @@ from modelpool.fast.compiled_layers import layer_arithmetic
 from modelpool.fast.quantised import ARITHMETIC
 from modelpool.kernels.recurrence import matrix_kernels
 from processors import noise
-from specrouter.request.receipt import ServedModel
+from specrouter.request.receipt import OF_NUMBERS, ServedModel
 from specrouter.version import __version__
 
 _VARIES = "_varies"
@@ -36,8 +36,7 @@ def served_model(config: PoolConfig, pool: ModelPool) -> ServedModel:
     Raises `ConfigError`, `OSError` where they cannot be read any more.
     """
     opened = pool.opened(config.target)
-    kept = ("weights", "kv_dtype", "inflate_to", "revision", "trust_remote_code")
-    settings = opened.model_dump(include=set(kept), exclude_defaults=True)
+    settings = opened.model_dump(include=set(OF_NUMBERS), exclude_defaults=True)
     return ServedModel(
         specrouter=__version__,
         source=opened.source,

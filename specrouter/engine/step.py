@@ -104,6 +104,7 @@ class DecodingStep:
         if book.waiting or book.has_objectives:
             self.planning.forget()
             return None
+        self.is_full = False
         return self.planning.again(self.cycle, book.running)
 
     def _decide(self) -> Plan:

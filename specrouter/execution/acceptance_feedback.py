@@ -34,7 +34,7 @@ class AcceptanceFeedback:
             accepted = np.zeros(tree.tokens.shape, dtype=np.bool_)
             accepted[draft.selected] = on_walk[left.tree.real]
             seen, sound = draft.selected, result.sound[index]
-            if self._drafters[used[0]].learns_first:
+            if draft.is_quoted and self._drafters[used[0]].learns_first:
                 seen = seen & (tree.depths > 1)
             if seen.any():
                 self._record((used, target), draft, tree, seen, accepted, sound)

@@ -9,7 +9,7 @@ Not here: verification by intermediates (`ChainDrafter`), and when a drafter is 
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
 
@@ -38,7 +38,7 @@ Quoted = tuple[int, float]  # a token and its probability after those before it
 class Drafter:
     """Attributes:
     hidden: rising indices of the target's hidden states that `feed` brings, see `ForwardOutput`.
-    reach: tokens down to which its best path may go on below the levels that are asked for.
+    reach: the most tokens that `quote` may be asked for; None: it does not quote.
     learns_first: it tells by itself how its first tokens came out, of drafts that nobody verified
         too, and is compared with nobody.
     outputs: earlier outputs that it quotes, of other requests too: nobody is told what of them it
@@ -99,11 +99,6 @@ class Drafter:
             least: what is less probable, all tokens of it together, is not verified.
         """
         raise TypeError(f"{type(self).__name__} has a reach and no method quote")
-
-    def logits(self, row: int, path: Sequence[int]) -> Tensor | None:
-        """[V] from which it would draft after a row's text and `path`, where its results have none
-        and these cost little; None: it is not compared with verifiers."""
-        return None
 
 
 def create_drafters(runtime: RuntimeParts) -> dict[str, Drafter]:

@@ -6,7 +6,6 @@ do. The profiler makes a prior of acceptance of it (SpecRouter, Equation 5).
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,7 +35,6 @@ class ModelComparison:
     def __init__(self, runtime: Runtime) -> None:
         self._pool = runtime.pool
         self._manager = runtime.manager
-        self._drafters = runtime.drafters
         self._profiler = runtime.profiler
         self._cycles: Counter[Pair] = Counter()
         self._prompt_ends: dict[int, _PromptEnd] = {}
@@ -97,23 +95,13 @@ class ModelComparison:
             if depth > len(walk) or len(ours) == _NODES:
                 continue
             node = ROOT if depth == 0 else int(walk[depth - 1])
-            path = result.tree.tokens[row, walk[:depth]].tolist()
-            logits = self._drafted(draft, drafter, own, node, path)
-            if logits is not None:
-                ours.append(logits)
+            place = draft.place(own, node)
+            if place >= 0:  # its drafter has computed it
+                ours.append(draft.logits[place])
                 theirs.append(result.logits[int(result.places[row, node + 1])])
         if ours:
             q, p = torch.stack(ours), torch.stack(theirs)
             self._profiler.record_similarity(pair, total_variation(q.to(p.device), p))
-
-    def _drafted(
-        self, draft: DraftResult, drafter: str, index: int, node: int, path: Sequence[int]
-    ) -> Tensor | None:
-        """[V] from which a node's children were drafted, if its drafter knows."""
-        place = draft.place(index, node)
-        if place >= 0:
-            return draft.logits[place]
-        return self._drafters[drafter].logits(int(draft.tree.rows[index]), path)
 
 
 def total_variation(p_logits: Tensor, q_logits: Tensor) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from processors import DraftRequest, DraftResult, TokenTree
-from processors.grammar import prune
+from processors.grammar import TokenGrammar, is_legal
 from specrouter.cycle import ChainGroup, DraftShape, Floats, Ints
 from specrouter.execution.drafter import Drafter, Quoted
 from specrouter.execution.group_draft import GroupDraft
@@ -66,7 +66,9 @@ class Quotations:
         ):
             most = min(drafter.reach, limit)
             is_due = most > 0 and (ms is None or self._is_due(row, position))
-            paths.append(drafter.quote(row, position, most, least) if is_due else [])
+            path = drafter.quote(row, position, most, least) if is_due else []
+            grammar = self._runtime.sampler.grammars.get(row)
+            paths.append(path if grammar is None else _allowed(path, grammar))
             worths.append(self._worth(drafter, row, group.chain[-1], paths[-1]))
         if ms is None:
             enough = max(1.0, planned.tokens - 1.0)
@@ -146,11 +148,19 @@ class Quotations:
             cut_rows=nobody,
             behind_rows=nobody,
         )
-        pruned = prune(tree, self._runtime.sampler.grammars)
-        draft.worth = worth if pruned is tree else None
-        draft.result, draft.is_quoted = DraftResult.without_logits(pruned), True
+        draft.worth = worth
+        draft.result, draft.is_quoted = DraftResult.without_logits(tree), True
         draft.used.append(name)
         return draft
+
+
+def _allowed(path: list[Quoted], grammar: TokenGrammar) -> list[Quoted]:
+    """As far as a grammar lets it."""
+    if not grammar.binds_drafts:
+        return path
+    tokens = tuple(token for token, _ in path)
+    count = next((at for at in range(len(path)) if not is_legal(grammar, tokens[: at + 1])), None)
+    return path[:count]
 
 
 def _productive(worths: list[list[float]], ms: Floats, requests: int) -> list[int]:

@@ -1,7 +1,7 @@
 """TextDrafter: drafts from texts that are there already, without a model.
 
 `ngram` reads a request's own text; `suffix` also its tenant's earlier outputs, which are kept as
-rows close, and goes on for as long as a quotation is likely to be right.
+rows close. Both go on for as long as a quotation is likely to be right.
 """
 
 import time

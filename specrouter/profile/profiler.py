@@ -231,10 +231,12 @@ class PerformanceProfiler:
     def _estimator(self, key: TreeKey) -> AcceptanceEstimator:
         if key not in self._trees:
             forget_oldest(self._trees, lambda known: known.last_cycle)
+        return self._trees.setdefault(key, self._untaught(key))
+
+    def _untaught(self, key: TreeKey) -> AcceptanceEstimator:
         proposers, _, sampled = key
         quotes = not self.parameters.get(proposers[0], 1)
-        factor = _SAMPLED_QUOTES if quotes and sampled else 1.0
-        return self._trees.setdefault(key, AcceptanceEstimator(quotes, factor))
+        return AcceptanceEstimator(quotes, _SAMPLED_QUOTES if quotes and sampled else 1.0)
 
     def _keep_numbers(self, key: TreeKey) -> None:
         """What trees taught is forgotten where it is no number: an average would keep it."""
@@ -252,7 +254,8 @@ class PerformanceProfiler:
         """How likely the tokens of a path are to be on the verifier's walk, by the probability of
         each after those before it."""
         with self._lock:
-            return self._estimator(key).path_worth(stated)
+            known = self._trees.get(key) or self._untaught(key)
+            return known.path_worth(stated)
 
     def snapshot(self) -> PerformanceSnapshot:
         with self._lock:

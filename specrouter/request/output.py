@@ -220,7 +220,7 @@ class RequestOutput:
 
     `drafts` is None unless asked for; it covers the cycles of this attempt, in order.
 
-    `receipt` is None unless asked for, and where the request failed.
+    `receipt` is None unless asked for, and where the request failed or has no tokens.
     """
 
     text: str = ""

@@ -11,18 +11,21 @@ from dataclasses import fields
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specrouter.request.params import RequestError, SamplingParams
 from specrouter.request.spec import RequestSpec
 from specrouter.request.structure import Structure
 
+Words = NDArray[np.uint32]
+
 _NOT_OF_THE_TEXT = frozenset({
     "n", "seed", "logprobs", "prompt_logprobs", "logits_processors", "prefix_cache", "cache_salt",
-    "return_drafts", "receipt", "include_stop_str_in_output", "skip_special_tokens",
-    "shown_special_token_ids",
+    "return_drafts", "receipt", "include_stop_str_in_output",
 })  # fmt: skip
 _DEFAULTS = SamplingParams()
+OF_NUMBERS = ("dtype", "weights", "kv_dtype", "inflate_to", "revision")  # settings of a member
 
 
 class ServedModel(BaseModel):
@@ -30,7 +33,7 @@ class ServedModel(BaseModel):
     Attributes:
         specrouter: its version.
         source: as the pool's configuration has it.
-        settings: of the member, those of its numbers: dtype, weights and others.
+        settings: of the member, those of `OF_NUMBERS` that are not the defaults.
         files: SHA-256 of each, by name.
         arithmetic: what the bits depend on beside the files, in words.
     """
@@ -81,8 +84,11 @@ class Receipt(BaseModel):
         if unknown is not None:
             raise RequestError(f"receipt.params.{unknown}", "is no parameter of a text")
         given = dict(self.params)
-        if given.get("structure") is not None:
-            given["structure"] = Structure(**given["structure"])
+        try:
+            if given.get("structure") is not None:
+                given["structure"] = Structure(**given["structure"])
+        except TypeError as error:
+            raise RequestError("receipt.params.structure", str(error)) from error
         return SamplingParams(**given, seed=self.seed, receipt=True)
 
 
@@ -93,7 +99,7 @@ def receipt_of(
     logits: Sequence[float],
     finish_reason: str,
 ) -> Receipt:
-    """`logits`: of all of `token_ids`, also those of earlier attempts."""
+    """`logits`: of the tokens of this attempt; whoever knows of earlier ones puts theirs before."""
     return Receipt(
         served=served,
         prompt_token_ids=spec.token_ids,
@@ -120,11 +126,20 @@ def first_difference(receipt: Receipt, other: Receipt) -> str | None:
         return f"there are {len(other.token_ids)} tokens, and were {len(receipt.token_ids)}"
     if receipt.logits == other.logits:
         return None
-    before, now = (np.frombuffer(base64.b64decode(one.logits), "<u4") for one in (receipt, other))
+    before, now = _bits(receipt), _bits(other)
     if len(before) != len(now):
         return f"the receipt has logits of {len(before)} tokens, not of {len(now)}"
-    index = int(np.flatnonzero(before != now)[0])
-    return f"the tokens are equal; the bits of logit {index} (of {len(now)}) are not"
+    for index in np.flatnonzero(before != now).tolist():
+        return f"the tokens are equal; the bits of logit {index} (of {len(now)}) are not"
+    return None
+
+
+def _bits(receipt: Receipt) -> Words:
+    """Raises `RequestError`."""
+    try:
+        return np.frombuffer(base64.b64decode(receipt.logits, validate=True), "<u4")
+    except ValueError as error:
+        raise RequestError("receipt.logits", str(error)) from error
 
 
 def _params(params: SamplingParams) -> dict[str, Any]:

@@ -275,7 +275,7 @@ class RunningRequest:
         )
 
     def _receipt(self, reason: FinishReason) -> Receipt | None:
-        if self._served is None or self._logprobs is None:
+        if self._served is None or not self._logprobs or reason in ("error", "engine_dead"):
             return None
         logits = [one.logit for one in self._logprobs]
         return receipt_of(self._served, self.spec, self._tokens, logits, reason)

@@ -143,7 +143,7 @@ class Planner:
     def _evaluation(self, view: EngineView, routes: CycleRoutes) -> ShadowEvaluation | None:
         """A drafter that is to be evaluated beside this cycle, on a row that is routed here."""
         main = routes.decisions.in_use.get(SCHEDULED)
-        # Plans without models that draft are made once in several cycles.
+        # Plans without models that draft may last several cycles: asked in few, it would be never.
         is_rare = all(len(route.chain) == 1 for route in routes.members)
         is_asked = is_rare or not view.cycle % _EVALUATE_EVERY
         if not is_asked or routes.prefill.tokens or main is None:

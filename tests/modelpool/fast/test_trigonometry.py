@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from modelpool.fast.rotation import Rotation, rotation_table
+from modelpool.fast.rotation import OwnFrequencies, Rotation, rotation_table
 from modelpool.fast.trigonometry import cosine, sine
 
 ANGLES = torch.arange(4096, dtype=torch.float32)[:, None] / 10_000 ** (torch.arange(32) / 32)
@@ -34,6 +34,16 @@ def test_bits_are_those_of_every_other_cpu() -> None:
         hashlib.sha256(one(angles).numpy().tobytes()).hexdigest()[:16] for one in (cosine, sine)
     ]
     assert digests == ["c8ae9f7d75f207a1", "8b9f7dbdee2dc3f8"]
+
+
+@pytest.mark.parametrize(("theta", "size"), [(1e6, 128), (1e4, 96), (130_000.0, 96)])
+def test_frequencies_are_float64s_rounded_once(theta: float, size: int) -> None:
+    exponents = torch.arange(0, size, 2, dtype=torch.float32) / size
+    with OwnFrequencies():
+        found = theta**exponents
+    wide = theta ** exponents.double()
+    assert (found.double() - wide).abs().max() <= 2.0**-24 * wide.max()
+    assert found.tolist() == torch.tensor([theta**one for one in exponents.tolist()]).tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

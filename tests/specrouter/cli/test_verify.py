@@ -11,6 +11,8 @@ import pytest
 
 from modelpool.kernels.library import KERNELS, linear_kernels
 from specrouter.cli.main import main
+from specrouter.cli.verify import _config
+from specrouter.request.receipt import Receipt
 
 RECEIPTS = sorted(Path(__file__).parent.glob("*.receipt.json"))
 needs_kernels = pytest.mark.skipif(linear_kernels() is None, reason="no C library here")
@@ -41,6 +43,13 @@ def test_a_kept_receipt_holds_and_a_changed_one_does_not(
     assert capsys.readouterr().out.startswith("other files: config.json")
 
 
+def test_nothing_that_a_receipt_says_runs_code() -> None:
+    kept = read("greedy")
+    kept["served"]["settings"] |= {"trust_remote_code": True, "pinned": True, "device": "cuda"}
+    [member] = _config(Receipt.read(json.dumps(kept)), None)["pool"]["models"]
+    assert member.keys() == {"name", "source", "weights", "dtype"}
+
+
 @needs_kernels
 @pytest.mark.exact
 @pytest.mark.parametrize("path", RECEIPTS, ids=lambda path: path.name.partition(".")[0])
@@ -61,12 +70,14 @@ def test_receipts_hold_with_every_kernel(kernel: str, path: Path) -> None:
     [
         ("{", "RECEIPT: cannot read"),
         ('{"text": "hello"}', "has no receipt: ask with `receipt: true`"),
+        ('{"choices": []}', "has no receipt"),
+        ('{"choices": [{}, {}]}', "has 2 choices"),
         (json.dumps(read("greedy") | {"format": 2}), "receipt.format"),
         (json.dumps(read("greedy") | {"token_ids": []}), "receipt.token_ids"),
         (json.dumps(read("greedy") | {"params": {"n": 3}}), "receipt.params.n"),
         (json.dumps(read("greedy") | {"params": {"top_p": 7}}), "top_p"),
     ],
-    ids=["json", "answer", "format", "empty", "parameter", "range"],
+    ids=["json", "answer", "nothing", "several", "format", "empty", "parameter", "range"],
 )
 def test_what_is_no_receipt_is_one_line(
     text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -34,8 +34,9 @@ def receipt(
         {"repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": -1.0},
         {"logit_bias": {"7": -3.0, "9": 2}, "bad_words": ("x",), "bad_words_ids": ((1, 2), (3,))},
         {"structure": Structure("json_schema", {"type": "object"})},
+        {"skip_special_tokens": False, "shown_special_token_ids": (3,)},
     ],
-    ids=["greedy", "sampled", "ends", "penalties", "words", "structure"],
+    ids=["greedy", "sampled", "ends", "penalties", "words", "structure", "shown"],
 )
 def test_parameters_come_back_through_json(params: dict[str, Any]) -> None:
     made = receipt(**params).model_dump_json()
