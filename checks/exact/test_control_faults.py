@@ -25,7 +25,7 @@ BOUNDARIES = {
     "specrouter.execution.drafter_prefill.DrafterPrefill.read": ("once", 0),
     "specrouter.execution.executor.CachedPrefixes.use": ("always", 0),
     "specrouter.execution.quotations.Quotations.instead": ("always", 0),
-    "specrouter.profile.acceptance.AcceptanceEstimator.worth": ("nan", 0),
+    "specrouter.profile.acceptance.AcceptanceEstimator.path_worth": ("always", 0),
     "specrouter.profile.learning.learn_cycle": ("always", 0),
     "specrouter.profile.time_curve.TimeCurve.many": ("nan", 0),
     "specrouter.request.detokenizer.Detokenizer.push": ("once", 1),
