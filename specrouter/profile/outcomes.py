@@ -13,6 +13,7 @@ Pure: no clock. Not thread-safe: the owner locks.
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from specrouter.profile.evidence import AVERAGE, MEMORY, RECENT, age, forget_oldest, within
 from specrouter.profile.snapshot import Mode, Outcome, OutcomeKey
@@ -78,10 +79,9 @@ class OutcomeBook:
         """
         if key not in self._known:
             forget_oldest(self._known, lambda outcome: outcome.last)
-        known = self._known.setdefault(key, _Outcome())
-        usual = self._usual.setdefault(key[1:], _Outcome())
+        known = _aged_in(self._known, key, cycle)
+        usual = _aged_in(self._usual, key[1:], cycle)
         for one in (known, usual):
-            one.age(cycle)
             one.count(expected, committed)
         if log_error is not None:
             known.cycles += 1
@@ -106,6 +106,19 @@ class OutcomeBook:
         """Of those that did not."""
         aged = {key: outcome.aged(cycle) for key, outcome in self._usual.items()}
         return {key: _bounded(one.log_time, one.tokens(1.0)) for key, one in aged.items()}
+
+
+_Key = TypeVar("_Key")
+
+
+def _aged_in(kept: dict[_Key, _Outcome], key: _Key, cycle: int) -> _Outcome:
+    """The outcome of a key, from the beginning where there is none, or numbers are none any more:
+    sums would never lose that."""
+    found = kept.setdefault(key, _Outcome())
+    found.age(cycle)
+    if not math.isfinite(found.log_time + found.expected + found.committed):
+        found = kept[key] = _Outcome(last=cycle - RECENT, last_timed=cycle - RECENT)
+    return found
 
 
 def _bounded(log_time: float, tokens: float) -> Outcome:
