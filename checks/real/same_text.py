@@ -25,7 +25,6 @@ import torch
 from checks.exact.report import conditions
 from checks.real.files import find
 from checks.real.prompts import chats
-from modelpool.config import TEXT_SOURCES
 from specrouter import LLM, ChainRouter, SamplingParams
 from specrouter.request.chat_template import ChatTemplate
 from test_support.arrangements import ARRANGEMENTS, REFERENCE, Arrangement, Asked, serve
@@ -143,10 +142,6 @@ class Check:
         every = itertools.product(MODES, (REFERENCE, *ARRANGEMENTS))
         return [self.key(mode, arrangement) for mode, arrangement in every]
 
-    @property
-    def _reads_texts(self) -> bool:
-        return self.drafter in TEXT_SOURCES
-
     def run(self, folder: Path | None) -> None:
         if all(key in self.results for key in self.keys):
             return
@@ -173,8 +168,8 @@ class Check:
             if arrangement != REFERENCE:
                 texts = tuple(map(tuple, self.results[self.key(mode, REFERENCE)].texts))
             missing = served.missing(arrangement)
-            if arrangement.drafts == "routed" and not self._reads_texts:
-                # The router need not use a model that does not pay on this machine.
+            if arrangement.drafts == "routed":
+                # The router need not use what does not pay on this machine.
                 missing = [sign for sign in missing if sign != "accepted"]
             result = Result(
                 key=key,
