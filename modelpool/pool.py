@@ -137,7 +137,7 @@ class ModelPool:
         return self._member(name).path
 
     @property
-    def quoted(self) -> frozenset[str]:
+    def quoters(self) -> frozenset[str]:
         """The members that quote texts."""
         return frozenset(one.name for one in self.config.models if one.reads_texts)
 

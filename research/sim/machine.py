@@ -96,7 +96,7 @@ class Machine:
         return self.names[:-1]
 
     @property
-    def quoted(self) -> Collection[str]:
+    def quoters(self) -> Collection[str]:
         """Nobody quotes texts here."""
         return ()
 

@@ -52,7 +52,7 @@ class Models(Protocol):
     def target(self) -> str: ...
 
     @property
-    def quoted(self) -> Collection[str]:
+    def quoters(self) -> Collection[str]:
         """Names of those that quote texts."""
         ...
 
@@ -83,7 +83,7 @@ def planner_of(
         models.target,
         only_paths=strict,
         whole_trees=shapes.selection.takes_whole_trees,
-        quoted=models.quoted if shapes.selection.takes_quotations else (),
+        quoters=models.quoters if shapes.selection.takes_quotations else (),
         fit_together=models.fit_together,
     )
     return Planner(scheduler, shapes, engine.prefill_chunk)

@@ -18,7 +18,6 @@ from specrouter.request.params import Chain
 class AcceptanceFeedback:
     def __init__(self, runtime: Runtime, comparison: ModelComparison) -> None:
         self._target = runtime.pool.target
-        self._drafters = runtime.drafters
         self._profiler = runtime.profiler
         self._comparison = comparison
 
@@ -34,12 +33,11 @@ class AcceptanceFeedback:
             accepted = np.zeros(tree.tokens.shape, dtype=np.bool_)
             accepted[draft.selected] = on_walk[left.tree.real]
             seen, sound = draft.selected, result.sound[index]
-            if draft.is_quoted and self._drafters[used[0]].learns_first:
+            if draft.is_quoted:  # first tokens have taught already, see `Quotations`
                 seen = seen & (tree.depths > 1)
             if seen.any():
                 self._record((used, target), draft, tree, seen, accepted, sound)
-        if not self._drafters[used[-1]].learns_first:
-            self._comparison.compare(left, used[-1], target, result)
+        self._comparison.compare(left, used[-1], target, result)
 
     def learn_from_intermediate(
         self, draft: GroupDraft, before: DraftResult, name: str, result: VerifyResult

@@ -54,6 +54,10 @@ class ChainDrafter:
         self._verify = VerifyProcessor(runtime.sampler)
         self._quotations = Quotations(runtime)
 
+    def forget(self, row: int) -> None:
+        """The row's request has ended."""
+        self._quotations.forget(row)
+
     def offered(self, plan: CyclePlan, result: CycleResult) -> list[GroupDraft]:
         """The drafts of all groups, with the nodes that the plan's selector leaves."""
         for group in plan.groups:  # KV memory for its largest trees, or as much as there is

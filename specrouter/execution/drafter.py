@@ -39,15 +39,12 @@ class Drafter:
     """Attributes:
     hidden: rising indices of the target's hidden states that `feed` brings, see `ForwardOutput`.
     reach: the most tokens that `quote` may be asked for; None: it does not quote.
-    learns_first: it tells by itself how its first tokens came out, of drafts that nobody verified
-        too, and is compared with nobody.
     outputs: earlier outputs that it quotes, of other requests too: nobody is told what of them it
         proposed in vain.
     """
 
     hidden: HiddenLayers = ()
     reach: int | None = None
-    learns_first = False
     outputs: OutputStore | None = None
 
     def __init__(self, name: str, runtime: RuntimeParts) -> None:

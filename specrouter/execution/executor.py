@@ -98,7 +98,8 @@ class Executor:
 
     def close(self, row: int, keep: bool = False) -> None:
         """`keep`: what the row's request has read is good for others."""
-        closes = (self._decoding.close, self._comparison.forget, *self._closes)
+        forgets = self._comparison.forget, self._drafting.forget
+        closes = (self._decoding.close, *forgets, *self._closes)
         self._faults.each("rows", *(partial(close, row) for close in closes))
         self._manager.free(row, keep)
 

@@ -78,6 +78,8 @@ class ModelComparison:
         self, draft: DraftResult, drafter: str, verifier: str, result: VerifyResult
     ) -> None:
         """The total variation between drafter and verifier, at nodes that both computed."""
+        if not len(draft.logits):  # of a drafter without a model
+            return
         pair = (drafter, verifier)
         self._cycles[pair] += 1
         if self._cycles[pair] % _EVERY != 1:

@@ -2,11 +2,15 @@
 
 Whatever a group's chain is, texts are looked up too. Beside a chain, a row whose quotation promises
 more accepted tokens than the chain was planned for, and at least one, takes that as its draft: the
-models need not draft for it. Where nobody else drafts, as many tokens are verified as pay. What a
-quotation promises is what those as probable have turned out to be worth.
+models need not draft for it. Where nobody else drafts, as many tokens are verified as pay.
+
+What a quotation promises is what those as probable have turned out to be worth. The first token of
+each look teaches, verified or not: the next token of the text says whether it was right.
 """
 
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,18 +20,21 @@ from specrouter.cycle import ChainGroup, DraftShape, Floats, Ints
 from specrouter.execution.drafter import Drafter, Quoted
 from specrouter.execution.group_draft import GroupDraft
 from specrouter.execution.runtime import Runtime
+from specrouter.profile.snapshot import TreeKey
 
-# Looks in vain in a row, from which on a row is looked at in one of so many cycles.
+# Cycles in which nothing paid for a row, from which on it is looked for in one of so many.
 _EVERY = ((48, 8), (12, 4), (4, 2), (0, 1))
+_AT_ONCE = 16  # tokens that are learned from together
 _LEAST = 0.05  # probability of all tokens of a quotation that a selector may pick of
 
 
-@dataclass
-class _Looks:
-    """Of a row, since something was last quoted for it: cycles, and the last one's position."""
+class _Found(NamedTuple):
+    """The first token of a look, and where it would stand in the row's text."""
 
-    vain: int = 0
-    position: int = 0
+    key: TreeKey
+    place: int
+    token: int
+    probability: float
 
 
 class Quotations:
@@ -35,7 +42,14 @@ class Quotations:
         self._runtime = runtime
         self._rows = runtime.rows
         self._manager = runtime.manager
-        self._looks: dict[int, _Looks] = {}  # by row
+        self._vain = Counter[int]()  # cycles in a row in which nothing paid, by row
+        self._found: dict[int, _Found] = {}  # by row
+        self._seen = defaultdict[TreeKey, list[tuple[float, bool]]](list)
+
+    def forget(self, row: int) -> None:
+        """The row's request has ended."""
+        self._vain.pop(row, None)
+        self._found.pop(row, None)
 
     def instead(self, group: ChainGroup) -> tuple[list[GroupDraft], ChainGroup]:
         """The draft of the rows that quote, if there are any, and the group without them."""
@@ -65,11 +79,11 @@ class Quotations:
             group.rows.tolist(), positions, limits.tolist(), strict=True
         ):
             most = min(drafter.reach, limit)
-            is_due = most > 0 and (ms is None or self._is_due(row, position))
-            path = drafter.quote(row, position, most, least) if is_due else []
-            grammar = self._runtime.sampler.grammars.get(row)
-            paths.append(path if grammar is None else _allowed(path, grammar))
-            worths.append(self._worth(drafter, row, group.chain[-1], paths[-1]))
+            is_due = most > 0 and (ms is None or self._is_due(row))
+            key = (name,), group.chain[-1], self._rows.is_sampled(row)
+            paths.append(self._looked(key, drafter, row, position, most, least) if is_due else [])
+            shares = [share for _, share in paths[-1]]
+            worths.append(self._runtime.profiler.path_worth(key, shares) if shares else [])
         if ms is None:
             enough = max(1.0, planned.tokens - 1.0)
             counts = [len(one) if sum(one) >= enough else 0 for one in worths]
@@ -79,32 +93,45 @@ class Quotations:
             return None
         for row, count in zip(group.rows.tolist(), counts, strict=True):
             if count:
-                self._looks.pop(row, None)
+                self._vain.pop(row, None)
         counts = self._with_room(group.rows, np.array(counts))
         if not any(counts):
             return None
         return self._draft(group, name, positions, paths, worths, counts)
 
-    def _is_due(self, row: int, position: int) -> bool:
-        """Whether to look for a row: where nothing has paid for a while, in every other cycle, and
-        later in every fourth."""
-        known = self._looks.get(row)
-        if known is None or position < known.position:  # the row has another request
-            known = self._looks[row] = _Looks()
-        known.position, known.vain = position, known.vain + 1
-        return not known.vain % next(every for some, every in _EVERY if known.vain >= some)
+    def _is_due(self, row: int) -> bool:
+        self._vain[row] += 1
+        vain = self._vain[row]
+        return not vain % next(every for some, every in _EVERY if vain >= some)
+
+    def _looked(
+        self, key: TreeKey, drafter: Drafter, row: int, position: int, most: int, least: float
+    ) -> list[Quoted]:
+        """What is quoted for a row, as far as its grammar allows; the last look teaches."""
+        text, last = self._manager.committed(row), self._found.pop(row, None)
+        if last is not None and last.place < len(text):
+            self._learn(last, int(text[last.place]) == last.token)
+        path = drafter.quote(row, position, most, least)
+        grammar = self._runtime.sampler.grammars.get(row)
+        if grammar is not None:
+            path = _allowed(path, grammar)
+        if path:
+            self._found[row] = _Found(key, len(text), *path[0])
+        return path
+
+    def _learn(self, found: _Found, is_right: bool) -> None:
+        seen = self._seen[found.key]
+        seen.append((found.probability, is_right))
+        if len(seen) >= _AT_ONCE:
+            stated, accepted = (np.array(one)[:, None] for one in zip(*seen, strict=True))
+            seen.clear()
+            self._runtime.profiler.record_choices(found.key, stated, accepted)
 
     def _with_room(self, rows: Ints, counts: Ints) -> list[int]:
         """As many of the tokens as there is KV memory for."""
         self._manager.grow(rows, self._manager.counts[rows] + counts, partly=True)
         fitting: list[int] = np.minimum(counts, self._manager.room(rows)).tolist()
         return fitting
-
-    def _worth(self, drafter: Drafter, row: int, target: str, path: list[Quoted]) -> list[float]:
-        if not path:
-            return []
-        key = (drafter.name,), target, self._rows.is_sampled(row)
-        return self._runtime.profiler.path_worth(key, [share for _, share in path])
 
     def _draft(
         self,

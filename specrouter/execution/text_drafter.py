@@ -5,52 +5,31 @@ rows close. Both go on for as long as a quotation is likely to be right.
 """
 
 import time
-from typing import NamedTuple
-
-import numpy as np
 
 from processors import DraftResult, NgramDraftProcessor
 from specrouter.execution.drafter import Drafter, Quoted
 from specrouter.execution.group_draft import GroupDraft
 from specrouter.execution.runtime_parts import RuntimeParts
-from specrouter.profile.snapshot import Mode, TreeKey
 from specrouter.request.params import MAX_TREE_TOKENS
 from specrouter.request.spec import RequestSpec
 from statemgr import OutputStore, SuffixTable
 
 _LEAD = 16  # tokens before an output that are kept with it: whom it may follow again
-_AT_ONCE = 16  # tokens that are learned from together
-
-
-class _Found(NamedTuple):
-    place: int  # in the row's text
-    token: int
-    probability: float
 
 
 class TextDrafter(Drafter):
-    """Every cycle tells how what was found before came out: the next token is there, though nobody
-    may have verified it. So what quotations are worth is learned before any is verified."""
-
     reach = MAX_TREE_TOKENS
-    learns_first = True
 
     def __init__(self, name: str, runtime: RuntimeParts) -> None:
         super().__init__(name, runtime)
         self._texts = SuffixTable(runtime.pool.vocab_size, self.outputs)
         self._draft = NgramDraftProcessor()
-        self._sampled: dict[int, Mode] = {}  # by row
-        self._found: dict[int, _Found] = {}  # by row, what was found last
-        self._seen: dict[Mode, list[tuple[float, bool]]] = {True: [], False: []}
 
     def open(self, row: int, request: RequestSpec) -> None:
         self._texts.open(row, len(request.token_ids), request.predicted, tenant_of(request))
-        self._sampled[row] = request.params.temperature > 0
 
     def close(self, row: int) -> None:
         self._texts.close(row)
-        self._sampled.pop(row, None)
-        self._found.pop(row, None)
 
     def draft(self, draft: GroupDraft) -> DraftResult:
         request, started = draft.request, time.perf_counter()
@@ -64,24 +43,7 @@ class TextDrafter(Drafter):
 
     def quote(self, row: int, position: int, most: int, least: float) -> list[Quoted]:
         text, noise = self._runtime.manager.committed(row), self._runtime.sampler.noise_at
-        last = self._found.pop(row, None)
-        if last is not None and last.place < len(text):
-            self._learn(self._sampled[row], last.probability, int(text[last.place]) == last.token)
-        found = self._draft.path(self._texts, text, noise, row, position, most, least)
-        if found:
-            self._found[row] = _Found(len(text), *found[0])
-        return found
-
-    def _learn(self, mode: Mode, probability: float, is_right: bool) -> None:
-        seen = self._seen[mode]
-        seen.append((probability, is_right))
-        if len(seen) >= _AT_ONCE:
-            stated, accepted = (np.array(one)[:, None] for one in zip(*seen, strict=True))
-            seen.clear()
-            self._runtime.profiler.record_choices(self._key(mode), stated, accepted)
-
-    def _key(self, mode: Mode) -> TreeKey:
-        return (self.name,), self._runtime.pool.target, mode
+        return self._draft.path(self._texts, text, noise, row, position, most, least)
 
 
 class SuffixDrafter(TextDrafter):

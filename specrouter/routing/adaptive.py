@@ -90,7 +90,7 @@ def _grids(pool: Candidates, now: Situation) -> dict[Chain, OptionGrid]:
 
     reachable = pool.reachable(now.models)
     if now.limits.depth is None:  # else they draft as deep as somebody has said
-        reachable = [chain for chain in reachable if chain[0] not in pool.quoted]
+        reachable = [chain for chain in reachable if chain[0] not in pool.quoters]
     look_at(chain for chain in reachable if len(chain) == 2)
     longer = [c for c in reachable if len(c) > 2]
     first = sorted(dict.fromkeys(c[0] for c in longer), key=promise)[:_PROMISING]

@@ -45,13 +45,13 @@ class Candidates(Protocol):
         config: the section `scheduler`.
         target: the model that every chain ends in.
         candidates: all chains worth a look that fit in memory, the target alone included.
-        quoted: members that quote texts in single cycles, whatever chain is chosen.
+        quoters: members that quote texts in single cycles, whatever chain is chosen.
     """
 
     config: SchedulerConfig
     target: str
     candidates: tuple[Chain, ...]
-    quoted: frozenset[str]
+    quoters: frozenset[str]
 
     def reachable(self, models: Models) -> list[Chain]:
         """The candidates that may be used now."""

@@ -57,7 +57,7 @@ class ModelChainScheduler:
     Args:
         only_paths: trees of width 1 (`engine.exact: strict`).
         whole_trees: the target verifies all that was drafted.
-        quoted: members that quote texts, in cycles in which that pays: they stand in no chain that
+        quoters: members that quote texts, in cycles in which that pays: they stand in no chain that
             is chosen, but where somebody has said how deep drafts are.
         fit_together: whether models can be in memory at once. Chains of which not all members can
             would have one evicted for another in every cycle.
@@ -75,13 +75,13 @@ class ModelChainScheduler:
         target: str,
         only_paths: bool = False,
         whole_trees: bool = False,
-        quoted: Collection[str] = (),
+        quoters: Collection[str] = (),
         fit_together: Callable[[Collection[str]], bool] = lambda names: True,
     ) -> None:
         self.config = config
         self.policy: ChainPolicy = CHAIN_POLICIES.find(config.policy)
         self.target = target
-        self.quoted = frozenset(quoted)
+        self.quoters = frozenset(quoters)
         self._fit_together = cache(fit_together)
         absent = [name for name in config.chain or () if name not in names]
         if absent:  # the pool has left it out

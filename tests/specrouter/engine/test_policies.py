@@ -22,7 +22,7 @@ ALONE = SchedulerConfig(policy="target-only"), TreesConfig()
 
 def in_use(engine: EngineConfig | None = None) -> PoliciesInUse:
     pool: Any = SimpleNamespace(
-        names=tuple(PARAMETERS), target="big", quoted=(), fit_together=lambda names: True
+        names=tuple(PARAMETERS), target="big", quoters=(), fit_together=lambda names: True
     )
     return PoliciesInUse(engine or EngineConfig(), pool, PARAMETERS, ADAPTIVE)
 

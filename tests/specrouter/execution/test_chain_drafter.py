@@ -36,6 +36,9 @@ class DraftingBench(Bench):
         feedback = AcceptanceFeedback(self.runtime, comparison)
         self._drafter = ChainDrafter(self.runtime, feedback, comparison)
 
+    def forget(self, row: int) -> None:
+        self._drafter.forget(row)
+
     def draft(self, chain: Chain, depth: int = 3, width: int = 1, **given: Any) -> GroupDraft:
         [draft] = self.drafts(chain, depth, width, **given)
         return draft

@@ -106,16 +106,42 @@ def test_the_number_of_tokens_is_the_best_of_all(
 
 def test_what_nobody_verified_is_learned_from_the_next_tokens(pool: ModelPool) -> None:
     bench = DraftingBench(pool, left=LEFT, prompts=PROMPTS)
-    drafter, manager = bench.runtime.drafters["suffix"], bench.runtime.manager
     key = (("suffix",), "target", True)
     before = bench.runtime.profiler.path_worth(key, [0.9])
-    for step in range(16):
-        [(token, _), *_] = drafter.quote(0, step, 4, 0.05)
-        manager.extend(0, np.array([token]))
-    drafter.quote(0, 16, 4, 0.05)
+    for step in range(17):
+        quoted, _ = bench.drafts(PAIR, whole=False, quotes="suffix", predicted=PLANNED)
+        assert quoted.result is not None
+        if step < 16:
+            bench.runtime.manager.extend(0, quoted.result.tree.tokens[0, :1])
     trees = bench.runtime.profiler.snapshot().trees
     assert (trees[key].trials, trees[key].alpha) == (16.0, 1.0)
     assert bench.runtime.profiler.path_worth(key, [0.9]) > before
+
+
+def test_where_nothing_pays_a_row_is_looked_for_less_often_until_it_ends(
+    pool: ModelPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = DraftingBench(pool, left=LEFT, prompts=PROMPTS)
+    looks, quote = list[int](), bench.runtime.drafters["suffix"].quote
+
+    def counted(row: int, *asked: Any) -> Any:
+        looks.append(row)
+        return quote(row, *asked)
+
+    monkeypatch.setattr(bench.runtime.drafters["suffix"], "quote", counted)
+    dear: dict[str, Any] = {
+        "predicted": ALONE,
+        "quoted_ms": 3.0 + 9.0 * np.arange(65.0),
+        "requests": 3,
+    }
+    for _ in range(11):
+        bench.drafts(("target",), quotes="suffix", whole=False, **dear)
+    assert looks.count(0) == 3 + 4, "in each of 3 cycles, then in every second one"
+    bench.forget(0)
+    looks.clear()
+    for _ in range(3):
+        bench.drafts(("target",), quotes="suffix", whole=False, **dear)
+    assert (looks.count(0), looks.count(1)) == (3, 1)
 
 
 def test_a_look_up_that_fails_costs_nothing_but_itself(

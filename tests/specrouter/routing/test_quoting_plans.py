@@ -28,7 +28,7 @@ def plan(alpha: float, trees: TreesConfig | None = None, **settings: Any) -> Pla
     known = replace(snapshot(TIMES, pairs), parameters=SIZES)
     trees = trees or TreesConfig()
     planner = Planner(
-        ModelChainScheduler(config, names, SIZES, "big", quoted=("suffix",)),
+        ModelChainScheduler(config, names, SIZES, "big", quoters=("suffix",)),
         TreePlanner(trees, selection_of(trees, config)),
         256,
     )
