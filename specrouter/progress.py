@@ -19,6 +19,7 @@ from tqdm import tqdm
 from modelpool.progress import LoadProgress, LoadStage
 
 _EVERY_S = 10.0
+_MANY = 10**6  # steps, which are bytes then
 _BAR = "{desc} {bar} {n_fmt}/{total_fmt}, about {remaining} left"
 _COUNTED = "{desc}: {n_fmt} of {total_fmt} done in {elapsed}, about {remaining} left"
 _UNCOUNTED = "{desc}: {elapsed} so far"
@@ -44,7 +45,7 @@ class Progress:
         self._is_terminal = self._stream.isatty()
         self._doing = doing
         self._shown = ""  # on a terminal
-        self._total = self._done = 0
+        self._total = self._done = self._initial = 0
         self._since_s = clock()
         self._lock = threading.RLock()
         self._over = threading.Event()
@@ -64,15 +65,16 @@ class Progress:
         with self._lock:
             self._clear()
 
-    def expect(self, steps: int) -> None:
+    def expect(self, steps: int, done: int = 0) -> None:
         """So many steps are counted from now on, until all are done."""
         with self._lock:
-            self._total, self._done, self._since_s = steps, 0, self._clock()
+            self._total, self._since_s = steps, self._clock()
+            self._done = self._initial = done
 
-    def step(self) -> None:
-        """One more is done."""
+    def step(self, steps: int = 1) -> None:
+        """One more is done, or several."""
         with self._lock:
-            self._done += 1
+            self._done += steps
             self._draw()
 
     def show(self, text: str) -> None:
@@ -100,6 +102,8 @@ class Progress:
             return tqdm.format_meter(
                 n=self._done,
                 total=self._total,
+                initial=self._initial,
+                unit_scale=self._total >= _MANY,
                 elapsed=self._clock() - self._since_s,
                 ncols=shutil.get_terminal_size().columns - 1 if self._is_terminal else None,
                 prefix=self._doing or "",
@@ -132,6 +136,8 @@ class Progress:
 class ShownLoad(LoadProgress):
     """What loading a pool's models is at, shown."""
 
+    is_drawn = True
+
     def __init__(self, progress: Progress) -> None:
         super().__init__()
         self._progress = progress
@@ -139,3 +145,11 @@ class ShownLoad(LoadProgress):
     def begin(self, stage: LoadStage, model: str) -> None:
         super().begin(stage, model)
         self._progress.show(f"{stage} {model}")
+
+    def count(self, done_bytes: int, total_bytes: int) -> None:
+        before = self.step.done_bytes
+        super().count(done_bytes, total_bytes)
+        if before is None:
+            self._progress.expect(total_bytes, done_bytes)
+        else:
+            self._progress.step(done_bytes - before)

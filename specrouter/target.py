@@ -24,7 +24,7 @@ DEFAULT = "tiny"
 _SCHEMES = ("bundled:", "path:", "gguf:", "hub:", "quantised:")
 AUTO = "auto"  # what `specrouter pairs` finds
 _TWIN = "quantised"  # of the target, whatever that is called
-_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 _PATH_PART = re.compile(r"[^.\[\]]+|\[\d+\]")
 _DRAFT_WITHOUT_MODEL = (
     "goes with a model, a folder, ORG/NAME on the hub, or a bundled one, which is named before it"

@@ -124,7 +124,8 @@ def describe(source: str, field: str) -> Described:
 
 
 def is_gguf(source: str) -> bool:
-    return source.startswith("gguf:") or source.endswith(ENDING)
+    is_path = source.endswith(ENDING) and not source.startswith("hub:")
+    return source.startswith("gguf:") or is_path
 
 
 def placed_in(folder: Path) -> dict[str, Placed]:

@@ -46,6 +46,20 @@ def test_a_line_says_what_is_done_what_is_left_and_how_long_either_takes() -> No
     assert progress.line() == "timing big: 00:05 so far"
 
 
+def test_a_download_that_goes_on_tells_what_is_left_by_its_own_speed() -> None:
+    clock = Clock()
+    progress = Progress(stream=io.StringIO(), clock=clock)
+    load = ShownLoad(progress)
+    load.begin("downloading", "big")
+    load.count(3_000_000_000, 4_000_000_000)
+    clock.now_s += 30
+    load.count(3_500_000_000, 4_000_000_000)
+    expected = "downloading big: 3.50G of 4.00G done in 00:30, about 00:30 left"
+    assert progress.line() == expected
+    load.count(4_000_000_000, 4_000_000_000)
+    assert progress.line() == "downloading big: 00:30 so far"
+
+
 def test_away_from_a_terminal_lines_come_while_a_step_lasts_and_none_after_the_end() -> None:
     stream = io.StringIO()
     with Progress(stream=stream, every_s=0.01) as progress:

@@ -125,9 +125,13 @@ def test_a_hub_repository_is_fetched_at_its_revision(hub: Hub) -> None:
 
 
 def test_a_hub_model_that_cannot_be_had_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    offline = mock.Mock(side_effect=LocalEntryNotFoundError("not cached"))
-    monkeypatch.setattr(module, "snapshot_download", offline)
-    assert "HF_HUB_OFFLINE" in reason_of("hub:org/name")
+    missing = mock.Mock(side_effect=LocalEntryNotFoundError("no route"))
+    monkeypatch.setattr(module, "snapshot_download", missing)
+    reason = reason_of("hub:org/name")
+    assert "cannot be reached (no route): check the connection" in reason
+    assert "HF_HUB_OFFLINE" not in reason, "it is not set"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert "HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set" in reason_of("hub:org/name")
     monkeypatch.undo()
     assert "ORG/NAME" in reason_of("hub:a/b/c")  # refused before any connection
 

@@ -37,6 +37,16 @@ def test_every_request_is_to_be_tried_again_and_health_says_what_is_being_done(
         told = {"status": "loading", "target": "big", "stage": "loading", "model": "small"}
         assert told.items() <= found.items()
         assert found["elapsed_s"] >= 0
+        assert found["total_bytes"] is None
+
+
+def test_a_download_is_told_in_bytes() -> None:
+    progress = LoadProgress()
+    progress.begin("downloading", "big")
+    progress.count(1_200_000_000, 4_700_000_000)
+    found = send(Startup("big", progress), "GET", "/health").json()
+    assert (found["done_bytes"], found["total_bytes"]) == (1_200_000_000, 4_700_000_000)
+    assert "downloading big, 1.20 of 4.70 GB, 0 s so far" in found["error"]["message"]
 
 
 def test_the_page_is_there_while_models_are_loaded() -> None:
