@@ -173,7 +173,7 @@ def _found(target: str, argument: str) -> str:
     from modelpool.drafters import candidates, find_target, picked
 
     taken = picked(candidates(find_target(target, argument, may_fetch=True)))
-    return NGRAM if taken is None else f"path:{taken.path}"
+    return NGRAM if taken is None else taken.source
 
 
 def source_of(given: str, argument: str) -> str:
