@@ -38,6 +38,7 @@ from specrouter.http.request_log import RequestLog
 from specrouter.http.startup import Startup
 from specrouter.http.transport import protocol_settings
 from specrouter.logs import adopt_transformers
+from specrouter.profile.speedup import told
 
 if TYPE_CHECKING:
     from specrouter.engine.serving import ServingRouter
@@ -244,6 +245,9 @@ class _Server(uvicorn.Server):
         )
         if not ended:
             logger.warning("%d requests did not finish and are ended", self._drain.in_flight)
+        speedups = router.instruments.engine_state().speedups
+        if speedups:
+            logger.info("speed with drafts over that without, measured: %s", told(speedups))
 
     def _is_engine_well(self, router: ServingRouter) -> bool:
         if not router.is_healthy:
