@@ -12,13 +12,15 @@ closed when nobody holds it, its `router` or one of its streams, at the latest a
 end. Nothing here needs an event loop, or minds one that runs. Two at once are two `ChainRouter`s.
 """
 
+from __future__ import annotations
+
 import gc
 import secrets
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from modelpool.errors import ConfigError
 from specrouter.engine.request import PromptLike
@@ -27,12 +29,14 @@ from specrouter.request.errors import UnavailableError
 from specrouter.request.output import Delta, RequestOutput
 from specrouter.request.params import RequestError, SamplingParams, Speculation
 from specrouter.request.spec import SpeculationOverride
-from specrouter.router import ChainRouter, close_when_dropped
 from specrouter.target import OPTIONS, Asked, Given, asked_of, naming
+
+if TYPE_CHECKING:  # an error of the arguments is told before PyTorch is imported
+    from specrouter.router import ChainRouter
 
 _SETTINGS = {option.name: option.setting for option in OPTIONS}
 _SAMPLING = {*(one.name for one in fields(SamplingParams)), "max_tokens"}
-_open: "weakref.ref[LLM] | None" = None
+_open: weakref.ref[LLM] | None = None
 
 
 class LLM:
@@ -61,6 +65,9 @@ class LLM:
     ) -> None:
         global _open
         asked = _asked(target, draft, set or {}, options)
+        asked.check_sources()
+        from specrouter.router import ChainRouter, close_when_dropped
+
         earlier = None if _open is None else _open()
         if earlier is not None:
             earlier.close()
@@ -138,7 +145,7 @@ class LLM:
         self._router = None
         gc.collect()
 
-    def __enter__(self) -> "LLM":
+    def __enter__(self) -> LLM:
         return self
 
     def __exit__(self, *_: object) -> None:

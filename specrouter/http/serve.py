@@ -12,6 +12,7 @@ Imports neither PyTorch nor the application: the thread that loads the models do
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import logging
 import signal
@@ -274,5 +275,6 @@ def _bound_socket(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         listener.close()
         reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError("server", f"cannot listen on {host}:{port}: {reason}") from error
+        what = "port" if getattr(error, "errno", None) == errno.EADDRINUSE else "host"
+        raise ConfigError(f"server.{what}", f"cannot listen on {host}:{port}: {reason}") from error
     return listener
