@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import gc
 import secrets
+import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from modelpool.errors import ConfigError
 from specrouter.engine.request import PromptLike
 from specrouter.notebook import Comparison, Text, Texts
+from specrouter.progress import Progress, ShownLoad, is_live
 from specrouter.request.errors import UnavailableError
 from specrouter.request.output import Delta, RequestOutput
 from specrouter.request.params import RequestError, SamplingParams, Speculation
@@ -47,6 +50,8 @@ class LLM:
         draft: names of drafters, as `--draft` has them, "auto" for one on this machine; None:
             `ngram`, which has no weights.
         set: any settings, by their keys in a configuration file: `{"engine.prefill_chunk": 512}`.
+        progress: shows on stderr what is loaded, and how much of it is; None: on a terminal and in
+            a notebook.
         options: `max_model_len`, `max_requests`, `generation_defaults`, `fresh_times`.
 
     Sampling parameters of the methods are those of `SamplingParams`, by keyword, or one in
@@ -61,18 +66,21 @@ class LLM:
         draft: str | Sequence[str] | None = None,
         *,
         set: Mapping[str, Any] | None = None,
+        progress: bool | None = None,
         **options: Any,
     ) -> None:
         global _open
         asked = _asked(target, draft, set or {}, options)
         asked.check_sources()
-        from specrouter.router import ChainRouter, close_when_dropped
-
         earlier = None if _open is None else _open()
         if earlier is not None:
             earlier.close()
-        with naming(asked.arguments):
-            self._router: ChainRouter | None = ChainRouter(asked.config)
+        is_shown = is_live(sys.stderr) if progress is None else progress
+        with naming(asked.arguments), Progress("starting") if is_shown else nullcontext() as shown:
+            from specrouter.router import ChainRouter, close_when_dropped
+
+            loading = None if shown is None else ShownLoad(shown)
+            self._router: ChainRouter | None = ChainRouter(asked.config, loading)
         self._closing = close_when_dropped(self._router)
         _open = weakref.ref(self)
 

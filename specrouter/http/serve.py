@@ -17,11 +17,12 @@ import gc
 import logging
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -39,6 +40,7 @@ from specrouter.http.request_log import RequestLog
 from specrouter.http.startup import Startup
 from specrouter.http.transport import protocol_settings
 from specrouter.logs import adopt_transformers
+from specrouter.progress import Progress, ShownLoad, is_live
 
 if TYPE_CHECKING:
     from specrouter.engine.serving import ServingRouter
@@ -137,7 +139,8 @@ class _Server(uvicorn.Server):
 
     def __init__(self, config: RouterConfig, port: int, stack: ExitStack) -> None:
         self._drain = Drain()
-        self._progress = LoadProgress()
+        self._shown = Progress("starting") if is_live(sys.stderr) else None
+        self._progress = ShownLoad(self._shown) if self._shown else LoadProgress()
         self._startup = Startup(config.pool.target, self._progress, config.server.page)
         super().__init__(
             uvicorn.Config(
@@ -181,11 +184,13 @@ class _Server(uvicorn.Server):
             _in_thread(lambda: _load(self._settings, self._drain, self._progress))
         )
         told_s = time.monotonic()
-        while not loading.done() and not self._signals:
-            await asyncio.wait({loading}, timeout=_POLL_S)
-            if not loading.done() and time.monotonic() - told_s >= _TELL_S:
-                logger.info("%s", self._startup.message)
-                told_s = time.monotonic()
+        with self._shown or nullcontext():
+            while not loading.done() and not self._signals:
+                await asyncio.wait({loading}, timeout=_POLL_S)
+                is_told = self._shown is None and time.monotonic() - told_s >= _TELL_S
+                if is_told and not loading.done():
+                    logger.info("%s", self._startup.message)
+                    told_s = time.monotonic()
         if not loading.done():
             logger.info("stopping before the models are loaded")
             return None
