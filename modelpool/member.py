@@ -31,7 +31,8 @@ from modelpool.config import ModelConfig, Weights
 from modelpool.errors import ConfigError
 from modelpool.fast.linear import gains_on_cpu
 from modelpool.fast.panels import exact_kernels, quantised_refusal
-from modelpool.gguf.description import describe, header_in, is_gguf
+from modelpool.gguf.description import describe, header_in
+from modelpool.gguf.header import is_gguf
 from modelpool.inflate.inflated import inflated_source
 
 _FILES = frozenset({".safetensors", ".json", ".model", ".txt", ".jinja", ".py"})

@@ -11,14 +11,19 @@ The sources `ngram` and `quantised:TARGET` have no files, and a GGUF file has a 
 A hub repository is downloaded here, at construction, so that a missing model is an error of the
 configuration and not of a request. Only safetensors, JSON, tokenizer and template files are
 fetched. With HF_HUB_OFFLINE set, only the local cache is read.
+
+Importing this module does not import PyTorch: a source that is wrong is told at once.
 """
+
+from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from huggingface_hub import get_safetensors_metadata, snapshot_download
+from huggingface_hub import constants, get_safetensors_metadata, snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
     HFValidationError,
@@ -31,8 +36,10 @@ from huggingface_hub.errors import (
 
 from modelpool.checkpoint.bundled import bundled_names, bundled_root
 from modelpool.checkpoint.cache_dir import expanded
-from modelpool.checkpoint.headers import Header, has_weights
 from modelpool.errors import ConfigError
+
+if TYPE_CHECKING:
+    from modelpool.checkpoint.headers import Header
 
 _HUB_FILES = ["*.json", "tokenizer*", "*.model", "merges.txt", "vocab.txt", "*.jinja"]
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
@@ -89,6 +96,8 @@ def resolve_headers(
 
     Where they are not in the local cache, the headers of their files come with the directory.
     """
+    from modelpool.checkpoint.headers import has_weights  # imports PyTorch
+
     if not source.startswith("hub:"):
         return resolve_source(source, field=field), None
     directory = resolve_description(source, field=field, revision=revision, remote_code=remote_code)
@@ -122,6 +131,8 @@ def _bundled(name: str, field: str) -> Path:
 
 def _local(text: str, field: str) -> Path:
     directory = expanded(text)
+    if directory.is_file():
+        raise _error(field, f"{str(directory)!r} is a file: give the folder of a checkpoint")
     if not directory.is_dir():
         raise _error(
             field,
@@ -161,10 +172,11 @@ def _hub_faults(repository: str, revision: str | None, field: str) -> Iterator[N
             field, f"the hub has no {named}; if it is private, run `hf auth login`"
         ) from error
     except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
+        reason = "the hub cannot be reached: download it while online"
+        if constants.HF_HUB_OFFLINE:
+            reason = "HF_HUB_OFFLINE is set: unset it to download it"
         raise _error(
-            field,
-            f"{named} is not in the local cache and the hub cannot be reached: download it "
-            "while online (unset HF_HUB_OFFLINE), or give path:DIR",
+            field, f"{named} is not in the local cache, and {reason}, or give path:DIR"
         ) from error
     except NotASafetensorsRepoError as error:
         raise _error(field, f"{named} {_NO_WEIGHTS}") from error
@@ -174,7 +186,11 @@ def _hub_faults(repository: str, revision: str | None, field: str) -> Iterator[N
 
 def _check_config(directory: Path, field: str) -> None:
     if not (directory / "config.json").is_file():
-        raise _error(field, f"{str(directory)!r} has no config.json: not a checkpoint")
+        reason = f"{str(directory)!r} has no config.json: not a checkpoint"
+        files = sorted(file.name for file in directory.glob("*.gguf"))
+        if files:
+            reason += f"; it has GGUF files, to be given by name: {', '.join(files)}"
+        raise _error(field, reason)
 
 
 def _error(field: str, reason: str) -> ConfigError:

@@ -50,6 +50,8 @@ class Startup:
             "target": self._target,
             "stage": step.stage,
             "model": step.model,
+            "done_bytes": step.done_bytes,
+            "total_bytes": step.total_bytes,
             "elapsed_s": round(self._progress.elapsed_s, 1),
             **error_payload(503, self.message, code="loading"),
         }
@@ -63,6 +65,5 @@ class Startup:
     @property
     def message(self) -> str:
         """What is being done, and for how long."""
-        step = self._progress.step
-        doing = step.stage if step.model is None else f"{step.stage} {step.model}"
-        return f"the service is not ready yet: {doing}, {self._progress.elapsed_s:.0f} s so far"
+        progress = self._progress
+        return f"the service is not ready yet: {progress.step}, {progress.elapsed_s:.0f} s so far"

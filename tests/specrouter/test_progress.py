@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import logging
 from itertools import count
 
 from specrouter.bench.contenders import measure
 from specrouter.bench.figures import Sample
 from specrouter.bench.prompts import Work
-from specrouter.progress import Progress, ShownLoad
+from specrouter.progress import Progress, ShownLoad, is_live
 from tests.specrouter.faults import wait_until
 
 
@@ -54,6 +55,31 @@ def test_away_from_a_terminal_lines_come_while_a_step_lasts_and_none_after_the_e
         wait_until(lambda: stream.getvalue().count("inflating big: ") >= 2)
     assert stream.getvalue().endswith(" so far\n")
     assert not progress._thread.is_alive()
+
+
+def test_a_notebook_s_stream_shows_a_line_that_changes() -> None:
+    stream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
+    assert is_live(stream)
+    assert not is_live(io.StringIO())
+
+
+def test_a_log_line_stands_above_the_line_that_changes() -> None:
+    stream, told = Terminal(), logging.getLogger("told")
+    handler = logging.StreamHandler(stream)
+    logging.getLogger().addHandler(handler)
+    try:
+        with Progress(stream=stream) as progress:
+            load = ShownLoad(progress)
+            load.begin("loading", "big")
+            told.warning("a warning")
+            load.count(1, 4)
+        load.count(2, 4)
+    finally:
+        logging.getLogger().removeHandler(handler)
+    blank = " " * len("loading big")
+    assert stream.getvalue().startswith(f"\rloading big\r{blank}\ra warning\n\rloading big, 0.0 of")
+    assert stream.getvalue().endswith("\r"), "nothing is shown after the end"
+    assert not handler.filters
 
 
 def test_a_contender_that_takes_long_is_named_with_what_is_left() -> None:

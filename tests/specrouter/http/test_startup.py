@@ -29,6 +29,7 @@ def test_every_request_is_to_be_tried_again_and_health_says_what_is_being_done(
 ) -> None:
     progress = LoadProgress()
     progress.begin("loading", "small")
+    progress.count(300_000_000, 1_500_000_000)
     response = send(Startup("big", progress), method, path)
     assert (response.status_code, bool(response.headers["retry-after"])) == (503, True)
     found = response.json()
@@ -36,6 +37,8 @@ def test_every_request_is_to_be_tried_again_and_health_says_what_is_being_done(
     if path == "/health":
         told = {"status": "loading", "target": "big", "stage": "loading", "model": "small"}
         assert told.items() <= found.items()
+        assert (found["done_bytes"], found["total_bytes"]) == (300_000_000, 1_500_000_000)
+        assert "loading small, 0.3 of 1.5 GB, " in found["error"]["message"]
         assert found["elapsed_s"] >= 0
 
 
