@@ -19,8 +19,8 @@ from modelpool.checkpoint.source import resolve_description
 from modelpool.config import ModelConfig
 from modelpool.errors import ConfigError
 from modelpool.families import family_of
-from modelpool.gguf.description import ENDING
-from modelpool.gguf.hub import fetch_gguf, tag_of, whole_models
+from modelpool.gguf.header import ENDING
+from modelpool.gguf.hub import find_gguf, tag_of, whole_models
 from modelpool.member import Member, check_tokenizers, files_of, open_member, tokenizer_of
 
 LARGEST_SHARE = 0.5  # of what the target reads for a token; beyond it there is nothing to gain
@@ -86,7 +86,9 @@ def _of_hub(name: str, field: str, may_fetch: bool) -> str:
         return _source(cached[name])
     in_gguf = ":" in name or any(one.startswith(f"{name}:") for one in cached)
     if in_gguf or (may_fetch and resolve_description(source, field=field) is None):
-        return _source(fetch_gguf(source, field=field, may_download=may_fetch))
+        found = find_gguf(source, field=field, asks_hub=may_fetch)
+        found.download()
+        return _source(found.file)
     if not may_fetch:
         raise ConfigError(field, f"{name!r} is not in the local cache: hf download {name}")
     return source

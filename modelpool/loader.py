@@ -7,8 +7,8 @@ it when the first model is loaded, so that a bad configuration is refused at onc
 import copy
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from accelerate import init_empty_weights
 from safetensors import SafetensorError
 from torch import nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedModel
-from transformers.utils import logging as transformers_logging
+from transformers.utils.logging import tqdm
 from transformers.utils.quantization_config import Mxfp4Config
 
 from modelpool.checkpoint.footprint import read_config
@@ -46,6 +46,8 @@ from modelpool.gguf.weights import GgufWeights, plain_checkpoint
 from modelpool.packed_model import PackedModel, quantise
 
 logger = logging.getLogger(__name__)
+
+_PAGE_BYTES = 4096
 
 
 def load_model(
@@ -79,6 +81,8 @@ def load_model(
         reason = f"{str(directory)!r} lacks {len(read.missing)} weights, such as {read.missing[0]}"
         raise ConfigError(f"{field}.source", reason)
     _check_devices(read.model, placement)
+    if not keeps_blocks:
+        _read_in(read.model)
     read.model.requires_grad_(False)
     moving: str | None = None
     is_kept_plain, key = tuning.weights == "plain", "source"
@@ -216,7 +220,7 @@ def _read_blocks(config: ModelConfig, directory: Path, tuning: Tuning) -> "_Read
     model.load_state_dict(plain, strict=False, assign=True)
     model.tie_weights()
     left = {name for name, one in model.named_parameters() if one.is_meta}
-    with _progress(config.name), torch.no_grad():
+    with torch.no_grad():
         quantise(config.name, model, blocks, weights=tuning.weights, in_int8=weights.in_int8)
         if embedding is not None:
             quantise_embedding(model, weights.blocks[embedding])
@@ -236,7 +240,6 @@ def _quantisable(model: PreTrainedModel) -> set[str]:
 
 def _read_plain(config: ModelConfig, directory: Path, placement: Placement) -> _Read:
     with (
-        _progress(config.name),
         plain_checkpoint(directory, config.dtype) as plain,
         unpacked_checkpoint(plain.folder, config.dtype, config.trust_remote_code) as unpacked,
     ):
@@ -338,15 +341,8 @@ def _accelerate_key(device: str) -> int | str:
     return int(device.partition(":")[2]) if ":" in device else device
 
 
-@contextmanager
-def _progress(name: str) -> Iterator[None]:
-    """transformers' bar, under the model's name, and only where a terminal shows it."""
-
-    def bar(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return factory(*args, **{**kwargs, "desc": f"loading {name}", "disable": None})
-
-    previous = transformers_logging.set_tqdm_hook(bar)
-    try:
-        yield
-    finally:
-        transformers_logging.set_tqdm_hook(previous)
+def _read_in(model: PreTrainedModel) -> None:
+    """On the CPU weights are mapped only: else the first forward would wait for all of them."""
+    for parameter in tqdm(list(model.parameters()), disable=True):
+        if parameter.device.type == "cpu":
+            parameter.detach().flatten().view(torch.uint8)[::_PAGE_BYTES].sum()

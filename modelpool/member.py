@@ -32,8 +32,9 @@ from modelpool.errors import ConfigError
 from modelpool.fast.linear import gains_on_cpu
 from modelpool.fast.panels import exact_kernels, quantised_refusal
 from modelpool.gguf.description import NAME as GGUF
-from modelpool.gguf.description import describe, header_in, is_gguf
-from modelpool.gguf.hub import fetch_gguf, tag_in
+from modelpool.gguf.description import describe, header_in
+from modelpool.gguf.header import is_gguf
+from modelpool.gguf.hub import find_gguf, tag_in
 from modelpool.inflate.inflated import inflated_source
 from modelpool.progress import LoadProgress
 
@@ -89,16 +90,16 @@ def open_member(
     if source.startswith("hub:"):  # what cannot be served is not downloaded
         described = None if tag_in(source) else resolve_description(source, **resolve)
         if described is None:
-            file = fetch_gguf(
-                source,
-                field=field,
-                revision=config.revision,
-                progress=progress,
-                may_download=not headers_only,
-            )
+            found = find_gguf(source, field=field, revision=config.revision)
+            if found.missing and headers_only:
+                reason = (
+                    f"{found.asked!r} is not in the local cache, where its header would be read"
+                )
+                raise ConfigError(f"{field}.source", f"{reason}: `specrouter serve` downloads it")
+            found.download(progress)
             if progress is not None:
                 progress.begin("reading", config.name)
-            return _open_gguf(config, field, str(file))
+            return _open_gguf(config, field, str(found.file))
         check_served(described, field, remote_code)
     if headers_only and config.inflate_to is None:
         path, headers = resolve_headers(source, **resolve)

@@ -37,7 +37,7 @@ from modelpool.member import (
     weakest_first,
 )
 from modelpool.placed_members import MemberPlan, PlacedMembers
-from modelpool.progress import LoadProgress
+from modelpool.progress import LoadProgress, counted_loops
 from modelpool.twin import share_weights
 
 if TYPE_CHECKING:
@@ -304,7 +304,11 @@ class ModelPool:
         self.progress.begin("loading", name)
         member, placement = self._placed[name], self._placed.placement(name)
         loader, tuning = self._loader or _default_loader(), self._placed.tuning(name)
-        model = loader(member.config, member.path, placement, self.vocab_size, member.field, tuning)
+        weight_bytes = member.footprint.weight_bytes
+        with counted_loops(self.progress, name, weight_bytes, is_mapped=placement.is_on_cpu):
+            model = loader(
+                member.config, member.path, placement, self.vocab_size, member.field, tuning
+            )
         target = self._loaded.touch(self.target, hold=False) if name == self.config.twin else None
         if target is not None:
             spared = share_weights(model.model, target.model)

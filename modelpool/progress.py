@@ -1,44 +1,51 @@
 """LoadProgress: what is being done before a pool's models can be used, for others to ask.
 
-Contract: one thread tells, any may look.
+Contract: one thread tells, any may look. Importing this module imports nothing that takes long.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 logger = logging.getLogger(__name__)
 
-# "reading": configuration and tokenizer; "timing": forward passes of several sizes.
-LoadStage = Literal["starting", "reading", "downloading", "inflating", "loading", "timing"]
+# "reading": configuration and tokenizer; "packing": laying out or quantising weights that are
+# loaded; "timing": forward passes of several sizes.
+LoadStage = Literal[
+    "starting", "reading", "downloading", "inflating", "loading", "packing", "timing"
+]
 
 
 @dataclass(frozen=True)
 class LoadStep:
-    """`model`: its name in the pool; None where it is about none. `since_s`: of `monotonic`.
-    `done_bytes`, `total_bytes`: of a download; None where they are not known."""
+    """
+    Attributes:
+        model: its name in the pool; None where it is about none.
+        since_s: of `monotonic`.
+        done_bytes, total_bytes: of the model's weights; 0 where they are not counted.
+    """
 
     stage: LoadStage
     model: str | None
     since_s: float
-    done_bytes: int | None = None
-    total_bytes: int | None = None
+    done_bytes: int = 0
+    total_bytes: int = 0
 
     def __str__(self) -> str:
+        """`loading big, 402.3 of 988.1 MB`"""
         doing = self.stage if self.model is None else f"{self.stage} {self.model}"
-        if self.done_bytes is None or self.total_bytes is None:
+        if not self.total_bytes:
             return doing
-        return f"{doing}, {self.done_bytes / 1e9:.2f} of {self.total_bytes / 1e9:.2f} GB"
+        scale, unit = (1e9, "GB") if self.total_bytes >= 1e9 else (1e6, "MB")
+        return f"{doing}, {self.done_bytes / scale:.1f} of {self.total_bytes / scale:.1f} {unit}"
 
 
 class LoadProgress:
-    """`is_drawn`: on the terminal, where no library's bar should be beside it."""
-
-    is_drawn = False
-
     def __init__(self) -> None:
         self._started_s = time.monotonic()
         self._step = LoadStep("starting", None, self._started_s)
@@ -49,7 +56,7 @@ class LoadProgress:
         logger.log(logging.INFO if is_long else logging.DEBUG, "%s %s", stage, model)
 
     def count(self, done_bytes: int, total_bytes: int) -> None:
-        """Of the download that has begun, what is here."""
+        """So much of the step is done."""
         self._step = replace(self._step, done_bytes=done_bytes, total_bytes=total_bytes)
 
     @property
@@ -60,3 +67,41 @@ class LoadProgress:
     def elapsed_s(self) -> float:
         """Since the start."""
         return time.monotonic() - self._started_s
+
+
+@contextmanager
+def counted_loops(
+    progress: LoadProgress, model: str, total_bytes: int, is_mapped: bool
+) -> Iterator[None]:
+    """Within it, loops over what `transformers.utils.logging.tqdm` is given tell how far they are,
+    in place of a bar of its own: the first that a model is loaded, later ones that it is packed.
+
+    Args:
+        is_mapped: transformers maps files without reading them, so its own loop does not count.
+    """
+    from transformers.utils import logging as transformers_logging
+
+    stages: Iterator[LoadStage] = iter(["loading"])
+
+    def counted(items: Any) -> Iterator[Any]:
+        items = list(items)
+        progress.begin(next(stages, "packing"), model)
+        sizes = [getattr(item, "nbytes", 1) for item in items]
+        done, total = 0, max(sum(sizes), 1)
+        for item, size in zip(items, sizes, strict=True):
+            progress.count(total_bytes * done // total, total_bytes)
+            yield item
+            done += size
+        progress.count(total_bytes, total_bytes)
+
+    def hook(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        is_own = kwargs.get("desc") is None
+        if args and (is_own or not is_mapped):
+            args = (counted(args[0]), *args[1:])
+        return factory(*args, **{**kwargs, "disable": True})
+
+    previous = transformers_logging.set_tqdm_hook(hook)
+    try:
+        yield
+    finally:
+        transformers_logging.set_tqdm_hook(previous)

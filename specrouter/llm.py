@@ -12,27 +12,34 @@ closed when nobody holds it, its `router` or one of its streams, at the latest a
 end. Nothing here needs an event loop, or minds one that runs. Two at once are two `ChainRouter`s.
 """
 
+from __future__ import annotations
+
 import gc
 import secrets
+import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from modelpool.errors import ConfigError
 from specrouter.engine.request import PromptLike
 from specrouter.notebook import Comparison, Text, Texts
+from specrouter.progress import Progress, ShownLoad, is_live
 from specrouter.request.errors import UnavailableError
 from specrouter.request.output import Delta, RequestOutput
 from specrouter.request.params import RequestError, SamplingParams, Speculation
 from specrouter.request.spec import SpeculationOverride
-from specrouter.router import ChainRouter, close_when_dropped
 from specrouter.target import OPTIONS, Asked, Given, asked_of, naming
+
+if TYPE_CHECKING:  # an error of the arguments is told before PyTorch is imported
+    from specrouter.router import ChainRouter
 
 _SETTINGS = {option.name: option.setting for option in OPTIONS}
 _SAMPLING = {*(one.name for one in fields(SamplingParams)), "max_tokens"}
-_open: "weakref.ref[LLM] | None" = None
+_open: weakref.ref[LLM] | None = None
 
 
 class LLM:
@@ -43,6 +50,8 @@ class LLM:
         draft: names of drafters, as `--draft` has them, "auto" for one on this machine; None:
             `ngram`, which has no weights.
         set: any settings, by their keys in a configuration file: `{"engine.prefill_chunk": 512}`.
+        progress: shows on stderr what is loaded, and how much of it is; None: on a terminal and in
+            a notebook.
         options: `max_model_len`, `max_requests`, `generation_defaults`, `fresh_times`.
 
     Sampling parameters of the methods are those of `SamplingParams`, by keyword, or one in
@@ -57,15 +66,21 @@ class LLM:
         draft: str | Sequence[str] | None = None,
         *,
         set: Mapping[str, Any] | None = None,
+        progress: bool | None = None,
         **options: Any,
     ) -> None:
         global _open
         asked = _asked(target, draft, set or {}, options)
+        asked.check_sources()
         earlier = None if _open is None else _open()
         if earlier is not None:
             earlier.close()
-        with naming(asked.arguments):
-            self._router: ChainRouter | None = ChainRouter(asked.config)
+        is_shown = is_live(sys.stderr) if progress is None else progress
+        with naming(asked.arguments), Progress("starting") if is_shown else nullcontext() as shown:
+            from specrouter.router import ChainRouter, close_when_dropped
+
+            loading = None if shown is None else ShownLoad(shown)
+            self._router: ChainRouter | None = ChainRouter(asked.config, loading)
         self._closing = close_when_dropped(self._router)
         _open = weakref.ref(self)
 
@@ -138,7 +153,7 @@ class LLM:
         self._router = None
         gc.collect()
 
-    def __enter__(self) -> "LLM":
+    def __enter__(self) -> LLM:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -17,16 +17,10 @@ _TEXT = "white-space:pre-wrap;font-family:monospace;line-height:1.6"
 _NOTE = "color:gray;font-size:smaller"
 
 
-def tokens_per_s(output: RequestOutput) -> float | None:
-    """From the submission to the last token."""
-    took_ms = output.metrics.e2e_ms
-    return output.metrics.output_tokens / took_ms * 1000 if took_ms else None
-
-
 def figures(output: RequestOutput) -> str:
     """One line: `64 tokens (length) | 310.2 tokens/s | ttft 41 ms | acceptance length 2.78 | ...`,
     the most used chain first."""
-    metrics, rate = output.metrics, tokens_per_s(output)
+    metrics, rate = output.metrics, output.metrics.tokens_per_s
     parts = [f"{metrics.output_tokens} tokens ({output.finish_reason})"]
     if rate is not None:
         parts += [f"{rate:.1f} tokens/s", f"ttft {metrics.ttft_ms:.0f} ms"]
@@ -39,16 +33,13 @@ def figures(output: RequestOutput) -> str:
     return " | ".join([*parts, f"seed {output.seed}"])
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Text(RequestOutput):
     """An output that a notebook shows: see `RequestOutput`. It was asked for with its `drafts`."""
 
-    def __str__(self) -> str:
-        return self.text
-
     @property
     def tokens_per_s(self) -> float | None:
-        return tokens_per_s(self)
+        return self.metrics.tokens_per_s
 
     @property
     def tokens(self) -> Iterator[tuple[str, str, int]]:
@@ -106,12 +97,17 @@ class Comparison:
         routed, alone = self.routed.tokens_per_s, self.alone.tokens_per_s
         return routed / alone if routed and alone else None
 
-    def __str__(self) -> str:
+    @property
+    def _verdict(self) -> str:
         verdict = "equal" if self.equal else f"different from token {self.first_difference} on"
-        lines = [f"{verdict}, with speculation {self.speedup or 1:.2f} times as fast"]
-        return "\n".join(
-            [*lines, f"  with: {self.routed.figures}", f"  without: {self.alone.figures}"]
-        )
+        return f"{verdict}, with speculation {self.speedup or 1:.2f} times as fast"
+
+    def __repr__(self) -> str:
+        return f"Comparison({self._verdict}: {self.routed!r})"
+
+    def __str__(self) -> str:
+        routed, alone = self.routed.figures, self.alone.figures
+        return f"{self._verdict}\n  with: {routed}\n  without: {alone}"
 
     def _repr_html_(self) -> str:
         return f"{self.routed._repr_html_()}<pre>{html.escape(str(self))}</pre>"

@@ -1,12 +1,13 @@
 """Progress: what a long command is at, on stderr.
 
-Contract: on a terminal a line that changes, with a bar where steps are counted. Elsewhere, within
-the `with` block, a line every ten seconds, however long a step takes: a thread writes it. Any
-thread may tell what is being done.
+Contract: on a terminal and in a notebook a line that changes, with a bar where steps are counted;
+lines of the log stand above it. Elsewhere, within the `with` block, a line every ten seconds,
+however long a step takes: a thread writes it. Any thread may tell what is being done.
 """
 
 from __future__ import annotations
 
+import logging
 import shutil
 import sys
 import threading
@@ -19,7 +20,7 @@ from tqdm import tqdm
 from modelpool.progress import LoadProgress, LoadStage
 
 _EVERY_S = 10.0
-_MANY = 10**6  # steps, which are bytes then
+_NOTEBOOK = "ipykernel"  # whose streams are no terminals, and show a line that changes all the same
 _BAR = "{desc} {bar} {n_fmt}/{total_fmt}, about {remaining} left"
 _COUNTED = "{desc}: {n_fmt} of {total_fmt} done in {elapsed}, about {remaining} left"
 _UNCOUNTED = "{desc}: {elapsed} so far"
@@ -42,12 +43,13 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stream, self._every_s, self._clock = stream or sys.stderr, every_s, clock
-        self._is_terminal = self._stream.isatty()
+        self._is_terminal = is_live(self._stream)
         self._doing = doing
         self._shown = ""  # on a terminal
-        self._total = self._done = self._initial = 0
+        self._total = self._done = 0
         self._since_s = clock()
         self._lock = threading.RLock()
+        self._log_handlers = logging.getLogger().handlers if self._is_terminal else []
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._tell, name="specrouter-progress", daemon=True)
 
@@ -56,31 +58,34 @@ class Progress:
             self.show(self._doing)
         if not self._is_terminal:
             self._thread.start()
+        for handler in self._log_handlers:
+            handler.addFilter(self._make_way)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
         if self._thread.is_alive():
             self._thread.join()
+        for handler in self._log_handlers:
+            handler.removeFilter(self._make_way)
         with self._lock:
             self._clear()
 
-    def expect(self, steps: int, done: int = 0) -> None:
+    def expect(self, steps: int) -> None:
         """So many steps are counted from now on, until all are done."""
         with self._lock:
-            self._total, self._since_s = steps, self._clock()
-            self._done = self._initial = done
+            self._total, self._done, self._since_s = steps, 0, self._clock()
 
-    def step(self, steps: int = 1) -> None:
-        """One more is done, or several."""
+    def step(self) -> None:
+        """One more is done."""
         with self._lock:
-            self._done += steps
+            self._done += 1
             self._draw()
 
-    def show(self, text: str) -> None:
-        """What is being done now."""
+    def show(self, text: str, goes_on: bool = False) -> None:
+        """What is being done now. `goes_on`: it is what was being done before."""
         with self._lock:
-            if not self._is_counted:
+            if not (self._is_counted or goes_on):
                 self._since_s = self._clock()
             self._doing = text
             self._draw()
@@ -102,8 +107,6 @@ class Progress:
             return tqdm.format_meter(
                 n=self._done,
                 total=self._total,
-                initial=self._initial,
-                unit_scale=self._total >= _MANY,
                 elapsed=self._clock() - self._since_s,
                 ncols=shutil.get_terminal_size().columns - 1 if self._is_terminal else None,
                 prefix=self._doing or "",
@@ -116,7 +119,7 @@ class Progress:
         return self._done < self._total
 
     def _draw(self) -> None:
-        if self._is_terminal:
+        if self._is_terminal and not self._over.is_set():
             line = self.line()
             print(f"\r{line:{len(self._shown)}}", end="", file=self._stream, flush=True)
             self._shown = line
@@ -125,6 +128,12 @@ class Progress:
         if self._shown:
             print(f"\r{'':{len(self._shown)}}\r", end="", file=self._stream, flush=True)
             self._shown = ""
+
+    def _make_way(self, _: logging.LogRecord) -> bool:
+        """A filter that lets all pass: the line is drawn again by what is told next."""
+        with self._lock:
+            self._clear()
+        return True
 
     def _tell(self) -> None:
         while not self._over.wait(self._every_s):
@@ -136,20 +145,19 @@ class Progress:
 class ShownLoad(LoadProgress):
     """What loading a pool's models is at, shown."""
 
-    is_drawn = True
-
     def __init__(self, progress: Progress) -> None:
         super().__init__()
         self._progress = progress
 
     def begin(self, stage: LoadStage, model: str) -> None:
         super().begin(stage, model)
-        self._progress.show(f"{stage} {model}")
+        self._progress.show(str(self.step))
 
     def count(self, done_bytes: int, total_bytes: int) -> None:
-        before = self.step.done_bytes
         super().count(done_bytes, total_bytes)
-        if before is None:
-            self._progress.expect(total_bytes, done_bytes)
-        else:
-            self._progress.step(done_bytes - before)
+        self._progress.show(str(self.step), goes_on=True)
+
+
+def is_live(stream: TextIO) -> bool:
+    """Does it show a line that changes?"""
+    return stream.isatty() or type(stream).__module__.startswith(_NOTEBOOK)

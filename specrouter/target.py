@@ -103,13 +103,26 @@ class Asked:
     config: RouterConfig
     arguments: Mapping[str, str]
 
+    def check_sources(self) -> None:
+        """What is not there, or of another kind, is told before PyTorch is imported.
+
+        Raises `ConfigError`, which names the argument.
+        """
+        from modelpool.source_check import check_sources
+
+        cluster = self.config.cluster
+        if cluster is None or cluster.address == "local":  # else files lie on other machines
+            with naming(self.arguments):
+                check_sources(self.config.pool)
+
 
 def asked_of(given: Given) -> Asked:
     """The configuration that is asked for. Raises `ConfigError`."""
     from specrouter.config import RouterConfig
 
-    settings, names = _base(given)
     spelled = given.spelled
+    with naming({"config": spelled("target")}):
+        settings, names = _base(given)
     each = [(path, spelled(name), value) for path, (name, value) in given.options.items()]
     each += [(path, f"{spelled('set')} {path}", value) for path, value in given.settings]
     for path, argument, value in each:
@@ -153,7 +166,7 @@ def _pool(
     if not drafters and target != NGRAM:
         drafters = [NGRAM]  # costs nothing, and the router uses it where it pays
     if AUTO in drafters:
-        found = _found(source_of(target, spelled("target")), spelled("target"))
+        found = _found(checked_source(target, spelled("target")), spelled("target"))
         drafters = list(dict.fromkeys(found if one == AUTO else one for one in drafters))
     models = list[dict[str, Any]]()
     arguments = {"pool.target": spelled("target")}
@@ -176,6 +189,21 @@ def _found(target: str, argument: str) -> str:
     return NGRAM if taken is None else taken.source
 
 
+def checked_source(given: str, argument: str, may_fetch: bool = True) -> str:
+    """`source_of`, of a model that is there as far as can be told before PyTorch is imported.
+
+    Of a repository that the local cache does not have the hub is asked if one `may_fetch`.
+    Raises `ConfigError`.
+    """
+    from modelpool.source_check import check_source
+
+    source = source_of(given, argument)
+    if may_fetch or not source.startswith("hub:"):
+        with naming({"target": argument}):
+            check_source(source, field="target")
+    return source
+
+
 def source_of(given: str, argument: str) -> str:
     """As a pool's `source` has it. Raises `ConfigError` for what is none."""
     from modelpool.checkpoint.bundled import bundled_names
@@ -186,7 +214,7 @@ def source_of(given: str, argument: str) -> str:
         return given
     if given.endswith(".gguf"):
         return f"gguf:{given}"
-    if given.startswith(("/", ".", "~")) or Path(given).is_dir():
+    if given.startswith(("/", ".", "~")) or Path(given).exists():
         return f"path:{given}"
     if given in bundled_names():
         return f"bundled:{given}"

@@ -31,6 +31,7 @@ class ChainDecision:
     """What was chosen, why, and what the alternatives were predicted to cost.
 
     `alternatives`: the best options of all other chains that were looked at, best first.
+    `rests`: nobody drafts, since that was measured to be slower.
     """
 
     chain: Chain
@@ -38,6 +39,7 @@ class ChainDecision:
     reason: str = "configured"
     predicted: Option | None = None
     alternatives: tuple[Option, ...] = ()
+    rests: bool = False
     predicted_ms: Mapping[Chain, float] = field(default_factory=dict)  # per token, by chain
     # Of every chain that drafts: what its trees of any shape promise.
     grids: Mapping[Chain, OptionGrid] = field(default_factory=dict, repr=False)
@@ -157,6 +159,8 @@ class EngineView:
             take; None: without bound.
         available: models that are not in quarantine.
         loaded: models that could draft at once.
+        drafts: False in the few cycles without drafts that these are measured by.
+        resting: why nobody drafts, where drafting was measured to be slower; else None.
         output_tokens: usual lengths of outputs by SLO class, None: of those without one.
         pace_margin: share of every TPOT that admission keeps back for what it cannot foresee.
         prediction_error: share of admission's predictions that have not come true of late.
@@ -175,6 +179,8 @@ class EngineView:
     output_tokens: Mapping[str | None, float] = field(default_factory=dict)
     pace_margin: float = LEAST_PACE_MARGIN
     prediction_error: float = NOT_BELIEVED
+    drafts: bool = True
+    resting: str | None = None
 
     @cached_property
     def by_row(self) -> dict[int, RequestView]:

@@ -11,13 +11,19 @@ a reader of its own (`modelpool.gguf`): none of them comes here.
 A hub repository is downloaded here, at construction, so that a missing model is an error of the
 configuration and not of a request. Only safetensors, JSON, tokenizer and template files are
 fetched. With HF_HUB_OFFLINE set, only the local cache is read.
+
+Importing this module does not import PyTorch: a source that is wrong is told at once.
 """
 
+from __future__ import annotations
+
 import errno
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from huggingface_hub import (
     constants,
@@ -39,8 +45,10 @@ from huggingface_hub.errors import (
 
 from modelpool.checkpoint.bundled import bundled_names, bundled_root
 from modelpool.checkpoint.cache_dir import expanded
-from modelpool.checkpoint.headers import Header, has_weights
 from modelpool.errors import ConfigError
+
+if TYPE_CHECKING:
+    from modelpool.checkpoint.headers import Header
 
 _HUB_FILES = ["*.json", "tokenizer*", "*.model", "merges.txt", "vocab.txt", "*.jinja"]
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
@@ -103,6 +111,8 @@ def resolve_headers(
 
     Where they are not in the local cache, the headers of their files come with the directory.
     """
+    from modelpool.checkpoint.headers import has_weights  # imports PyTorch
+
     if not source.startswith("hub:"):
         return resolve_source(source, field=field), None
     repository = source.removeprefix("hub:")
@@ -136,6 +146,8 @@ def _bundled(name: str, field: str) -> Path:
 
 def _local(text: str, field: str) -> Path:
     directory = expanded(text)
+    if directory.is_file():
+        raise _error(field, f"{str(directory)!r} is a file: give the folder of a checkpoint")
     if not directory.is_dir():
         raise _error(
             field,
@@ -191,11 +203,13 @@ def hub_faults(repository: str, revision: str | None, field: str) -> Iterator[No
         ) from error
     except (LocalEntryNotFoundError, OfflineModeIsEnabled, RevisionResolutionError) as error:
         cause = " ".join(str(error.__cause__ or error).split())
-        why = f"the hub cannot be reached ({cause}): check the connection"
+        reason = f"the hub cannot be reached ({cause}): check the connection"
         if constants.HF_HUB_OFFLINE:
-            why = "HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set: unset it to download"
+            names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+            name = next((one for one in names if os.environ.get(one)), names[0])
+            reason = f"{name} is set: unset it to download it"
         raise _error(
-            field, f"{named} is not in the local cache, and {why}, or give a path"
+            field, f"{named} is not in the local cache, and {reason}, or give a path"
         ) from error
     except NotASafetensorsRepoError as error:
         raise _error(field, f"{named} {_NO_WEIGHTS}") from error
@@ -211,7 +225,11 @@ def hub_faults(repository: str, revision: str | None, field: str) -> Iterator[No
 
 def _check_config(directory: Path, field: str) -> None:
     if not (directory / "config.json").is_file():
-        raise _error(field, f"{str(directory)!r} has no config.json: not a checkpoint")
+        reason = f"{str(directory)!r} has no config.json: not a checkpoint"
+        files = sorted(file.name for file in directory.glob("*.gguf"))
+        if files:
+            reason += f"; it has GGUF files, to be given by name: {', '.join(files)}"
+        raise _error(field, reason)
 
 
 def _error(field: str, reason: str) -> ConfigError:

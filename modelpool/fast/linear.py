@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.utils.logging import tqdm
 
 from modelpool.fast.cpu import computes_in, has_amx
 from modelpool.fast.row_sizes import filled, row_size
@@ -148,7 +149,7 @@ def pack_linears(model: nn.Module, every: bool = False) -> int:
         id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
     }
     packed: dict[nn.Module, PackedLinear] = {}  # one layer may stand in several places
-    for parent in list(model.modules()):
+    for parent in tqdm(list(model.modules()), disable=True):  # `counted_loops`
         for name, child in list(parent.named_children()):
             if child not in packed and isinstance(child, nn.Linear) and _is_packed(child, every):
                 packed[child] = PackedLinear(child, is_tied=id(child.weight) in embeddings)

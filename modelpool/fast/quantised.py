@@ -157,7 +157,7 @@ def quantise_linears(
             return _replaced(layer, given.get(name), id(layer.weight) in embeddings, in_int4)
 
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        for path, parent in tqdm(list(model.named_modules()), disable=True):  # the loader shows it
+        for path, parent in tqdm(list(model.named_modules()), disable=True):  # `counted_loops`
             prefix = f"{path}." if path else ""
             linears = {
                 name: each

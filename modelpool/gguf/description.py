@@ -6,7 +6,6 @@ with is refused with `ConfigError`, which names it.
 """
 
 import hashlib
-import importlib.util
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -22,15 +21,14 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from modelpool.checkpoint.block_values import BLOCK_BYTES
-from modelpool.checkpoint.cache_dir import cache_dir, expanded
+from modelpool.checkpoint.cache_dir import cache_dir
 from modelpool.checkpoint.cached_folder import cached_folder
 from modelpool.checkpoint.footprint import check_served
 from modelpool.checkpoint.headers import ROUNDED, Header, StoredParameter
 from modelpool.config import Weights
 from modelpool.errors import ConfigError
-from modelpool.gguf.header import GgufHeader, GgufTensor, read_header
+from modelpool.gguf.header import GgufHeader, GgufTensor, open_header, read_header
 
-ENDING = ".gguf"
 NAME = "gguf.json"  # beside the configuration: the file, and by the model's names its tensors
 _FORMAT = "3"  # changes when a file would be described otherwise
 _GEMMAS = ("gemma", "gemma2", "gemma3")
@@ -106,26 +104,16 @@ class Placed:
 
 def describe(source: str, field: str) -> Described:
     """Of `gguf:PATH`, or a path. Raises `ConfigError` for `{field}.source`."""
-    if importlib.util.find_spec("gguf") is None:
-        reason = "GGUF files need the package gguf: pip install 'specrouter[gguf]'"
-        raise ConfigError(f"{field}.source", reason)
-    # Links are kept: parts lie beside each other by their names, as in the hub's cache.
-    file = expanded(source.removeprefix("gguf:").removeprefix("path:")).absolute()
     try:
-        header = read_header(file)
+        header = open_header(source)
         folder = cached_folder(_folder(header), partial(_write, header, field))
         return Described(folder, header, placed_in(folder))
     except ConfigError as error:
         kind = type(error)
         raise kind(f"{field}.source", error.reason) from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
-        reason = f"cannot read {str(file)!r}: {type(error).__name__}: {error}"
+        reason = f"cannot read {source!r}: {type(error).__name__}: {error}"
         raise ConfigError(f"{field}.source", reason) from error
-
-
-def is_gguf(source: str) -> bool:
-    is_path = source.endswith(ENDING) and not source.startswith("hub:")
-    return source.startswith("gguf:") or is_path
 
 
 def placed_in(folder: Path) -> dict[str, Placed]:

@@ -6,6 +6,8 @@ that size is allocated.
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
+import difflib
+import importlib.util
 import math
 import mmap
 import struct
@@ -15,8 +17,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
+from modelpool.checkpoint.cache_dir import expanded
 from modelpool.errors import ConfigError
 
+ENDING = ".gguf"
 _Value = TypeVar("_Value", str, int, float, bool, list[Any])
 
 _MAGIC, _VERSIONS, _BIG_ENDIAN = b"GGUF", (2, 3), 2**16
@@ -28,6 +32,7 @@ _STRING, _ARRAY = 8, 9
 _LEAST_FACT, _LEAST_TENSOR = 13, 32  # bytes
 _DIMENSIONS, _MOST_ELEMENTS, _MOST_ITEMS = 4, 2**48, 2**22
 _ALIGNMENT = "general.alignment"
+_MOST_SHOWN = 8  # files beside one that is not there
 # By their numbers in the file: name, values of a block, bytes of a block.
 _TYPES = {
     0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2), 2: ("Q4_0", 32, 18),
@@ -73,6 +78,19 @@ class GgufHeader:
         return _error(self.file, reason)
 
 
+def is_gguf(source: str) -> bool:
+    is_path = source.endswith(ENDING) and not source.startswith("hub:")
+    return source.startswith("gguf:") or is_path
+
+
+def open_header(source: str) -> GgufHeader:
+    """Of `gguf:PATH`, or a path. Raises `ConfigError`, also where the package `gguf` is missing."""
+    if importlib.util.find_spec("gguf") is None:
+        raise ConfigError("", "GGUF files need the package gguf: pip install 'specrouter[gguf]'")
+    # Links are kept: parts lie beside each other by their names, as in the hub's cache.
+    return read_header(expanded(source.removeprefix("gguf:").removeprefix("path:")).absolute())
+
+
 def read_header(first: Path) -> GgufHeader:
     """Of a file, or of all parts of a split one, whose first it is. Raises `ConfigError`."""
     header = _read(first)
@@ -109,8 +127,21 @@ def _read(file: Path) -> GgufHeader:
                 raise _error(file, "is empty")
             with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _Reader(file, data).header()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise _error(file, f"no such file; {_beside(file)}") from error
     except OSError as error:
-        raise _error(file, f"cannot be read: {error}") from error
+        raise _error(file, f"cannot be read: {error.strerror}") from error
+
+
+def _beside(file: Path) -> str:
+    """What may have been meant by one that is not there: those of the most similar names first."""
+    if not file.parent.is_dir():
+        return f"there is no folder {str(file.parent)!r}"
+    names = [one.name for one in file.parent.glob(f"*{ENDING}")]
+    nearest = difflib.get_close_matches(file.name, names, n=_MOST_SHOWN, cutoff=0.0)
+    others = f" and {len(names) - len(nearest)} others" if len(names) > len(nearest) else ""
+    shown = f"in this folder: {', '.join(nearest)}{others}"
+    return shown if names else f"{str(file.parent)!r} has no GGUF files"
 
 
 def _error(file: Path, reason: str) -> ConfigError:

@@ -11,7 +11,7 @@ import hashlib
 import logging
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,50 +57,80 @@ def tag_in(source: str) -> str | None:
     return source.removeprefix("hub:").partition(":")[2] or None
 
 
-def fetch_gguf(
-    source: str,
-    *,
-    field: str,
-    revision: str | None = None,
-    progress: LoadProgress | None = None,
-    may_download: bool = True,
-) -> Path:
-    """The file of `hub:ORG/REPO:QUANT`, or of `hub:ORG/REPO`; of a split one the first part, with
-    the others beside it.
+@dataclass(frozen=True, kw_only=True)
+class HubGguf:
+    """A model of a repository, in one file or in parts that lie beside each other.
 
-    `may_download`: else nothing is asked of the hub. Raises `ConfigError` for `{field}.source`.
+    Attributes:
+        asked: `ORG/REPO:QUANT`, or `ORG/REPO`.
+        folder: in the hub's cache.
+        parts: names of its files in the folder.
+        missing: of these, what has to be downloaded.
+        total_bytes: of all parts, where some are missing.
+    """
+
+    asked: str
+    field: str
+    revision: str | None
+    commit: str
+    folder: Path
+    parts: Sequence[str]
+    missing: Sequence[_Listed]
+    total_bytes: int
+
+    @property
+    def file(self) -> Path:
+        """The first part."""
+        return self.folder / self.parts[0]
+
+    def download(self, progress: LoadProgress | None = None) -> None:
+        """What is missing. Raises `ConfigError`."""
+        repository = self.asked.partition(":")[0]
+        done = self.total_bytes - sum(one.size for one in self.missing)
+        bar = _bar(progress or LoadProgress(), done, self.total_bytes)
+        with hub_faults(self.asked, self.revision, self.field):
+            for file in self.missing:
+                _download(repository, self.commit, file, bar)
+
+
+def find_gguf(
+    source: str, *, field: str, revision: str | None = None, asks_hub: bool = True
+) -> HubGguf:
+    """The model of `hub:ORG/REPO:QUANT`, or of `hub:ORG/REPO`.
+
+    `asks_hub`: else the cache is looked through. Raises `ConfigError` for `{field}.source`.
     """
     asked = source.removeprefix("hub:")
     repository = asked.partition(":")[0]
     with hub_faults(asked, revision, field):
         try:
-            commit = HfApi().resolve_revision(
-                repository, revision=revision, local_files_only=not may_download
+            resolved = HfApi().resolve_revision(
+                repository, revision=revision, local_files_only=not asks_hub
             )
-        except RevisionResolutionError:
-            if may_download:
-                raise
-            raise _not_here(asked, field) from None
-        folder = _storage(repository) / "snapshots" / commit.resolved
-        here = [str(one.relative_to(folder)) for one in folder.rglob("*") if one.is_file()]
-        listed, unreachable = _listed(repository, commit.resolved) if may_download else ({}, None)
-        try:
+            folder = _storage(repository) / "snapshots" / resolved.resolved
+            here = {str(one.relative_to(folder)) for one in folder.rglob("*") if one.is_file()}
+            listed, unreachable = _listed(repository, resolved.resolved) if asks_hub else ({}, None)
             parts = _parts(listed or here, asked)
-        except LookupError as error:
-            if not may_download:
-                raise _not_here(asked, field) from error
+        except (RevisionResolutionError, LookupError) as error:
+            if not asks_hub:
+                reason = f"{asked!r} is not in the local cache: `specrouter serve` downloads it"
+                raise ConfigError(f"{field}.source", reason) from error
+            if isinstance(error, RevisionResolutionError):
+                raise
             if unreachable is not None:
                 raise LocalEntryNotFoundError(asked) from unreachable
             raise ConfigError(f"{field}.source", str(error)) from error
-        missing = [listed[name] for name in parts if name not in here]
-        if missing:
-            progress = progress or LoadProgress()
-            total = sum(listed[name].size for name in parts)
-            bar = _bar(progress, total - sum(one.size for one in missing), total)
-            for file in missing:
-                _download(repository, commit.resolved, file, bar)
-            progress.count(total, total)
-    return folder / parts[0]
+    missing = [listed[name] for name in parts if name not in here]
+    return HubGguf(
+        asked=asked,
+        field=field,
+        revision=revision,
+        commit=resolved.resolved,
+        folder=folder,
+        parts=parts,
+        missing=missing,
+        total_bytes=sum(listed[name].size for name in parts) if missing else 0,
+    )
 
 
 def whole_models(names: Iterable[str]) -> dict[str, list[str]]:
@@ -224,12 +254,11 @@ def _fault(part: Path, file: _Listed) -> str | None:
 
 
 def _bar(progress: LoadProgress, done: int, total: int) -> type[tqdm]:
-    """The library's own of each file, on a terminal that shows no other; it tells `progress`."""
+    """Shown by `progress` alone."""
 
     class Bar(tqdm):
         def __init__(self, *arguments: Any, **options: Any) -> None:
-            options["disable"] = progress.is_drawn or options.get("disable")
-            super().__init__(*arguments, **options)  # type: ignore[no-untyped-call]
+            super().__init__(*arguments, **options | {"disable": True})  # type: ignore[no-untyped-call]
             self._count(options.get("initial", 0))
 
         def update(self, n: float | None = 1) -> bool | None:
@@ -255,8 +284,3 @@ def _check_room(folder: Path, size: int) -> None:
 def _storage(repository: str) -> Path:
     name = repo_folder_name(repo_id=repository, repo_type="model")
     return Path(constants.HF_HUB_CACHE) / name
-
-
-def _not_here(asked: str, field: str) -> ConfigError:
-    reason = f"{asked!r} is not in the local cache: `specrouter serve` downloads it"
-    return ConfigError(f"{field}.source", reason)

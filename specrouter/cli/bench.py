@@ -192,21 +192,35 @@ def _writable(text: str) -> Path:
     return path
 
 
+def _check_files(arguments: argparse.Namespace) -> None:
+    """Before PyTorch is imported. Raises `ConfigError`."""
+    from modelpool.source_check import check_sources
+    from specrouter.bench.prompts import load_prompts
+    from specrouter.config import RouterConfig
+
+    if arguments.config is not None:
+        check_sources(RouterConfig.load(arguments.config).pool)
+    load_prompts(getattr(arguments, "prompts", ()))
+
+
 def _bench_chains(arguments: argparse.Namespace) -> int:
+    _check_files(arguments)
     from specrouter.bench.chains import bench_chains, chains_table
 
     return measured(partial(bench_chains, arguments), chains_table, arguments.json)
 
 
 def _bench_load(arguments: argparse.Namespace) -> int:
-    from specrouter.bench.load import bench_load, load_table
-
     if arguments.config is None and arguments.server is None:
         arguments.config = default_config(CONFIG)
+    _check_files(arguments)
+    from specrouter.bench.load import bench_load, load_table
+
     return measured(partial(bench_load, arguments), load_table, arguments.json)
 
 
 def _bench_turns(arguments: argparse.Namespace) -> int:
+    _check_files(arguments)
     from specrouter.bench.turns import bench_turns, turns_table
 
     return measured(partial(bench_turns, arguments), turns_table, arguments.json)

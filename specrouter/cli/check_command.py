@@ -41,14 +41,16 @@ def add_pairs(commands: Commands) -> None:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    # Imports the models' own code, which other commands do when they load them.
     from modelpool.errors import ConfigError
-    from modelpool.fast.memory_speed import read_bytes_per_s
-    from specrouter.cli.check import check_config
     from specrouter.progress import Progress, ShownLoad
 
     try:
         asked = read_asked(arguments)
+        asked.check_sources()
+        # Imports the models' own code, which other commands do when they load them.
+        from modelpool.fast.memory_speed import read_bytes_per_s
+        from specrouter.cli.check import check_config
+
         with naming(asked.arguments), Progress("checking the models") as progress:
             report = check_config(
                 asked.config, read_speed=read_bytes_per_s, progress=ShownLoad(progress)
@@ -63,12 +65,14 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _pairs(arguments: argparse.Namespace) -> int:
+    from specrouter.target import checked_source
+
+    source = checked_source(arguments.target, "TARGET", may_fetch=False)
     from modelpool.drafters import candidates, find_target
     from modelpool.fast.memory_speed import read_bytes_per_s
     from specrouter.cli.check import shown_pairs
-    from specrouter.target import source_of
 
-    target = find_target(source_of(arguments.target, "TARGET"), "TARGET")
+    target = find_target(source, "TARGET")
     found = candidates(target, arguments.folder)
     print(shown_pairs(target, found, read_bytes_per_s()))
     return 0

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from specrouter.config import RouterConfig
 
 _SHAPE = ("depth", "width")  # arguments that go with a chain
-_SLO_OPTIONS = {"tpot_ms": "--slo-tpot-ms", "ttft_ms": "--slo-ttft-ms", "e2e_ms": "--slo-e2e-ms"}
+_TIMES = {"tpot_ms": "--slo-tpot-ms", "ttft_ms": "--slo-ttft-ms", "e2e_ms": "--slo-e2e-ms"}
+_SLO_OPTIONS = {**_TIMES, "slo_class": "--slo-class"}
 
 
 def add_generate(commands: Commands) -> None:
@@ -39,7 +40,7 @@ def add_generate(commands: Commands) -> None:
     parser.add_argument("--depth", type=int, metavar="D", help="tokens drafted per cycle")
     parser.add_argument("--width", type=int, metavar="W", help="branches of the token tree")
     times = ("of a token after the first", "to the first token", "to the last token")
-    for (name, option), which in zip(_SLO_OPTIONS.items(), times, strict=True):
+    for (name, option), which in zip(_TIMES.items(), times, strict=True):
         told = f"objective: time {which}"
         parser.add_argument(option, dest=name, type=float, metavar="MS", help=told)
     parser.add_argument("--slo-class", metavar="NAME", help="objectives of the config's class")
@@ -54,18 +55,19 @@ def _chain(text: str) -> tuple[str, ...]:
 def _generate(arguments: argparse.Namespace) -> int:
     """Returns the exit code. Raises `ConfigError`, `RequestError`."""
     import specrouter
-    from specrouter.config import RouterConfig
+    from modelpool.source_check import check_sources
+    from specrouter.config import RouterConfig, slos_by_class
     from specrouter.notebook import figures
     from specrouter.progress import Progress, ShownLoad
-    from specrouter.request.objective import check_positive, joined
+    from specrouter.request.objective import joined
 
     # All that is wrong with the arguments, before PyTorch is imported and models are loaded.
     params, speculation = _sampling_params(arguments), _speculation(arguments)
-    times_ms = _given(arguments, _SLO_OPTIONS)
-    for name, value in times_ms.items():
-        check_positive(_SLO_OPTIONS[name], value)
-    output: specrouter.RequestOutput | None = None
+    times_ms = _given(arguments, _TIMES)
     config = _for_one_request(RouterConfig.load(arguments.config), arguments)
+    joined(arguments.slo_class, times_ms, slos_by_class(config.slo_classes, None), _SLO_OPTIONS)
+    check_sources(config.pool)
+    output: specrouter.RequestOutput | None = None
     if arguments.fresh_times:
         config = config.with_fresh_times()
     with Progress() as progress:
@@ -85,16 +87,21 @@ def _generate(arguments: argparse.Namespace) -> int:
 
 
 def _for_one_request(config: RouterConfig, arguments: argparse.Namespace) -> RouterConfig:
-    """What the request will not use is not loaded before it."""
-    names = {model.name for model in config.pool.models}
+    """What the request will not use is not loaded before it. Raises `ConfigError`."""
+    from specrouter.config import check_chain
+    from specrouter.target import naming
+
     if arguments.no_speculation:
         change: dict[str, Any] = {"policy": "target-only", "chain": None}
-    elif arguments.chain is not None and names.issuperset(arguments.chain):
+    elif arguments.chain is not None:
         change = {"policy": "static", "chain": arguments.chain}
-    else:  # also for a chain of unknown models, which the router refuses
+    else:
         return config
     scheduler = config.scheduler.model_copy(update=change)
-    return config.model_copy(update={"scheduler": scheduler})
+    config = config.model_copy(update={"scheduler": scheduler})
+    with naming({"scheduler.chain": "--chain"}):
+        check_chain(config)
+    return config
 
 
 def _given(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:

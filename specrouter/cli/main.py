@@ -36,11 +36,13 @@ def run(parser: Parser, argv: Sequence[str] | None) -> int:
     # After the arguments: what follows may take seconds to import, their errors should not.
     from modelpool.errors import ConfigError
     from specrouter.request.params import RequestError
+    from specrouter.target import naming
 
     try:
         if arguments.log_level is not None:
             configure_logs(arguments.log_level)
-        exit_code: int = arguments.run(arguments)
+        with naming({"config": "--config"}):  # of commands that have no TARGET
+            exit_code: int = arguments.run(arguments)
         return exit_code
     except (ConfigError, RequestError) as error:
         complain(error)

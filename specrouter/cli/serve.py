@@ -58,6 +58,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     from specrouter.logs import configure_logs
 
     asked = read_asked(arguments)
+    asked.check_sources()
     configure_logs(logging.INFO, asked.config.server.log_format)
     for warning in network_warnings(asked.config.server):
         logger.warning(warning)

@@ -47,6 +47,7 @@ def add_fresh_times(parser: argparse.ArgumentParser) -> None:
 
 def read_asked(arguments: argparse.Namespace) -> Asked:
     """The configuration that the arguments ask for. Raises `ConfigError`."""
+    names = _SPELLED if arguments.config is None else {"target": "--config"}
     given = Given(
         target=arguments.target or arguments.config,
         draft=arguments.draft,
@@ -54,13 +55,13 @@ def read_asked(arguments: argparse.Namespace) -> Asked:
             path: (name, value) for name, path, value in _options(arguments) if value is not None
         },
         settings=[_setting(text) for text in arguments.settings],
-        spelled=_spelled,
+        spelled=lambda name: names.get(name) or _flag(name),
     )
     return asked_of(given)
 
 
 def _add(parser: argparse.ArgumentParser, option: Option) -> None:
-    flag, described = _spelled(option.name), option.described
+    flag, described = _flag(option.name), option.described
     if option.kind is bool:
         parser.add_argument(flag, action="store_true", default=None, help=described)
     else:
@@ -76,8 +77,8 @@ def _options(arguments: argparse.Namespace) -> Iterator[tuple[str, str, Any]]:
     yield "api_key", "server.api_keys", None if key is None else [key]
 
 
-def _spelled(name: str) -> str:
-    return _SPELLED.get(name) or f"--{name.replace('_', '-')}"
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _setting(text: str) -> tuple[str, Any]:

@@ -91,12 +91,13 @@ def _read(path: str) -> Receipt:
 def _config(receipt: Receipt, target: str | None) -> dict[str, Any]:
     """Raises `ConfigError`."""
     from specrouter.request.receipt import OF_NUMBERS
-    from specrouter.target import source_of
+    from specrouter.target import checked_source
 
     served = receipt.served
     # Receipts come from anybody: nothing of one may run code.
     settings = {name: one for name, one in served.settings.items() if name in OF_NUMBERS}
-    source = served.source if target is None else source_of(target, "TARGET")
+    argument = "receipt.served.source" if target is None else "TARGET"
+    source = checked_source(target or served.source, argument)
     tokens = len(receipt.prompt_token_ids) + receipt.sampling().max_new_tokens
     return {
         "pool": {

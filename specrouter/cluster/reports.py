@@ -51,11 +51,17 @@ def counted_before(
 
 
 def total_state(every: Iterable[EngineState]) -> EngineState:
-    """A sum, but for the tightest objective and the widest margin."""
+    """A sum, but for the tightest objective, the widest margin, and the speedups of the first that
+    has measured any."""
     states = list(every)
     tightest = [one.tightest_tpot_ms for one in states if one.tightest_tpot_ms is not None]
     widest = max(one.pace_margin for one in states)
-    return replace(total(states), tightest_tpot_ms=min(tightest, default=None), pace_margin=widest)
+    return replace(
+        total(states),
+        tightest_tpot_ms=min(tightest, default=None),
+        pace_margin=widest,
+        speedups=next((one.speedups for one in states if one.speedups), {}),
+    )
 
 
 def _added(one: Any, other: Any) -> Any:

@@ -29,14 +29,16 @@ class SloConfig(SloFields):
 
 
 def slos_by_class(
-    classes: Mapping[str, SloConfig], tokenizer: PreTrainedTokenizerBase
+    classes: Mapping[str, SloConfig], tokenizer: PreTrainedTokenizerBase | None
 ) -> dict[str, SLO]:
-    """Raises `ConfigError` where a stage's end is no token of the tokenizer."""
-    token_id_of, slos = single_token(tokenizer), {}
+    """Without a tokenizer, yet, the ends of stages are any. Raises `ConfigError` where one is no
+    token of the tokenizer."""
+    token_id_of, slos = _any_token if tokenizer is None else single_token(tokenizer), {}
     for name, one in classes.items():
         try:
             slos[name] = one.slo(token_id_of)
-            check_vocabulary(slos[name].stages, len(tokenizer))
+            if tokenizer is not None:
+                check_vocabulary(slos[name].stages, len(tokenizer))
         except RequestError as error:
             raise ConfigError(f"slo_classes.{name}.{_place(error)}", error.reason) from None
     return slos

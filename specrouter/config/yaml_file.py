@@ -16,10 +16,17 @@ from specrouter.scenarios import scenario_names
 
 _MERGE = "tag:yaml.org,2002:merge"
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
+_MOST_BYTES = 2**22
+# What is taken for a scenario by mistake, and what to give instead.
+_OTHER_KINDS = {
+    ".gguf": "is a GGUF file, and no YAML file: a model is given as TARGET",
+    ".safetensors": "holds weights, and is no YAML file: give the folder of the checkpoint",
+}
 
 
 def read_mapping(file: str | Path) -> dict[Any, Any]:
     """What the file holds at its top level. Raises `ConfigError` for `config`, with the file."""
+    _check_kind(Path(file))
     try:
         found = yaml.load(Path(file).read_text(encoding="utf-8"), Loader=_Loader)
     except FileNotFoundError as error:
@@ -37,6 +44,16 @@ def read_mapping(file: str | Path) -> dict[Any, Any]:
     if not isinstance(found, dict):
         raise ConfigError("config", f"{file} holds no mapping at its top level")
     return found
+
+
+def _check_kind(file: Path) -> None:
+    """A file of weights may have gigabytes."""
+    instead = _OTHER_KINDS.get(file.suffix.lower())
+    if file.is_file() and instead is not None:
+        raise ConfigError("config", f"{file} {instead}")
+    if file.is_file() and file.stat().st_size > _MOST_BYTES:
+        size = f"{file.stat().st_size / 1e6:.1f} MB"
+        raise ConfigError("config", f"{file} has {size}, and is no YAML file of a scenario")
 
 
 def read_value(text: str, field: str) -> Any:

@@ -143,6 +143,7 @@ class Engine:
             kv_cached_tokens=manager.cached_slots,
             cache=replace(manager.cache_counts),
             pace_margin=self.book.promises.pace_margin,
+            speedups=self.policies.current.speedup.speedups,
         )
 
     def seconds_until_admitted(self, waiting: int) -> float:

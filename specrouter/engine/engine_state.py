@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from specrouter.profile.speedup import Speedup
 from specrouter.view import LEAST_PACE_MARGIN
 from statemgr import CacheCounts
 
@@ -23,6 +24,7 @@ class EngineState:
         kv_cached_tokens: of cached prefixes; they have what is not held.
         cache: what the prefix cache was good for.
         pace_margin: share of every TPOT objective that admission keeps back now.
+        speedups: what drafts were measured to bring, by load; see `SpeedupMeter`.
     """
 
     running: int
@@ -40,3 +42,4 @@ class EngineState:
     kv_cached_tokens: int = 0
     cache: CacheCounts = field(default_factory=CacheCounts)
     pace_margin: float = LEAST_PACE_MARGIN
+    speedups: Mapping[int, Speedup] = field(default_factory=dict)

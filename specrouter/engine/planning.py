@@ -18,6 +18,8 @@ from specrouter.engine.plan_check import PlanCheck, PlanError
 from specrouter.engine.policies import Policy
 from specrouter.engine.quarantine import BackOff
 from specrouter.execution.fault_guard import FaultGuard
+from specrouter.profile.snapshot import load_of
+from specrouter.profile.speedup import Speedup, SpeedupMeter, requests_of
 from specrouter.request.running import RunningRequest
 from specrouter.routing.planner import Plan
 from specrouter.slo.admission import Admission, Admit
@@ -41,6 +43,16 @@ class _Decided:
     cycle: int
     view: EngineView
     admission: Admission
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """What a cycle of so many requests is for, where what drafts bring is measured."""
+
+    meter: SpeedupMeter
+    requests: int
+    drafts: bool
+    resting: Speedup | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,8 +80,8 @@ class Policies(Protocol):
 class CyclePlanning:
     """Belongs to the engine's thread; `policies` may be read anywhere.
 
-    A cycle calls `admission` and `plan` inside `resting_after_failure`, then `keep` and `judge`,
-    each with its number.
+    A cycle calls `begin`, then `admission` and `plan` inside `resting_after_failure`, then `keep`,
+    `judge` and `measure`.
     """
 
     def __init__(
@@ -86,8 +98,23 @@ class CyclePlanning:
         self._rest = BackOff()
         self._decided: _Decided | None = None  # of the last cycle in which the policies planned
         self._standing: _StandingPlan | None = None
+        self._measured: _Measured | None = None  # in the cycle that runs
+        self._reads = False  # somebody reads a prompt in it
         self._left_out: dict[int, int] = {}  # cycles in a row, by row
         self._idle = 0  # cycles in a row in which nothing ran and nobody was admitted
+
+    def begin(self, requests: int, is_open: bool) -> None:
+        """A cycle, with so many requests that run. `is_open`: whether they draft is left to the
+        policy, and none has an objective that depends on it."""
+        policy, before = self.policies.current, self._measured
+        self._measured = None
+        if is_open and requests and policy.planner.scheduler.policy.evaluates:
+            meter = policy.speedup
+            self._measured = _Measured(
+                meter, requests, meter.drafts(requests), meter.resting(requests)
+            )
+        if self._measured != before:
+            self.forget()
 
     def admission(
         self, cycle: int, waiting: Mapping[int, RunningRequest], running: Collection[int]
@@ -100,6 +127,9 @@ class CyclePlanning:
         if self._rest.lasts(cycle):
             return None
         view = self._view_of(cycle, list(waiting.values()), self.policies.current.standing)
+        measured = self._measured
+        if measured is not None and not measured.drafts:
+            view = replace(view, drafts=measured.resting is not None, resting=_why(measured))
         admission = self.policies.admits(view)
         self._check.check_admission(admission, waiting, running)
         self._check_idle(bool(waiting) and not (running or admission.admitted))
@@ -140,6 +170,7 @@ class CyclePlanning:
         plan = self.policies.current.plan(view, admission)
         self._check.check_plan(plan, left)
         self._check_patience(plan, left, admission)
+        self._reads = any(left.values())
         return plan
 
     def keep(self, cycle: int, plan: Plan) -> None:
@@ -159,7 +190,15 @@ class CyclePlanning:
             return None
         if cycle >= kept.cycle + PLAN_CYCLES or set(kept.plan.rows) != set(rows):
             return None
+        self._reads = False
         return kept.plan
+
+    def measure(self, tokens: Sequence[int], elapsed_ms: float) -> None:
+        """What drafts bring, by a cycle in which nothing failed: tokens of each text."""
+        measured = self._measured
+        if measured is None or self._reads or len(tokens) != measured.requests:
+            return
+        measured.meter.record(len(tokens), measured.drafts, sum(tokens), elapsed_ms)
 
     def judge(self, cycle: int, selection_failed: bool) -> None:
         """How a cycle came out; one for the target alone says nothing of the policies."""
@@ -262,6 +301,13 @@ def without_row(plan: Plan, row: int) -> Plan:
         prefill_counts=plan.prefill_counts[reads],
         shadow_evaluation=None if evaluation and evaluation.row == row else evaluation,
     )
+
+
+def _why(measured: _Measured) -> str | None:
+    if measured.resting is None:
+        return None
+    at = requests_of(load_of(measured.requests))
+    return f"rests: measured {measured.resting} of the speed without drafts at {at}"
 
 
 def _array(values: list[int]) -> Ints:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from specrouter.config import EngineConfig, SchedulerConfig, TreesConfig
 from specrouter.config.policies import ADMISSION_POLICIES
+from specrouter.profile.speedup import SpeedupMeter
 from specrouter.routing.decision_record import DecisionRecord
 from specrouter.routing.decisions import put_away
 from specrouter.routing.planner import Plan, Planner
@@ -25,12 +26,13 @@ _RECORDS = 256  # of switches, that are kept of a policy
 
 @dataclass
 class Policy:
-    """`records`: of the last switches, oldest first."""
+    """`records`: of the last switches, oldest first. `speedup`: what its drafts bring."""
 
     key: PolicyKey
     planner: Planner
     standing: Standing = field(default_factory=Standing)
     records: deque[DecisionRecord] = field(default_factory=lambda: deque(maxlen=_RECORDS))
+    speedup: SpeedupMeter = field(default_factory=SpeedupMeter)
 
     def plan(self, view: EngineView, admission: Admission) -> Plan:
         return self.planner.plan(view, admission)

@@ -73,6 +73,9 @@ class DecodingStep:
         started_s, book = self._clock(), self._book
         self.cycle += 1
         book.retire()
+        self._faults.each(
+            "planning", lambda: self.planning.begin(len(book.running), self._is_open())
+        )
         planned = self._again()
         if planned is None:
             with self._faults.part("planning"), self.planning.resting_after_failure(self.cycle):
@@ -85,7 +88,7 @@ class DecodingStep:
         if plan.rows:
             result = self._run(plan)
             result.is_regular &= plan is whole  # or it is not what was predicted
-            self._deliver(result, plan.budget_nodes)
+            produced = self._deliver(result, plan.budget_nodes)
             elapsed_s = self._clock() - started_s
             self._faults.each(
                 "accounts",
@@ -93,6 +96,7 @@ class DecodingStep:
                 lambda: self.planning.judge(self.cycle, result.selection_failed),
                 lambda: self.quarantine.learn(result, self.cycle),
                 lambda: self._learn(plan, result, elapsed_s),
+                lambda: self._measure(plan is planned, result, produced, elapsed_s),
                 self._profiler.begin_cycle,
             )
             if not result.is_regular or result.failures or result.errors:
@@ -186,9 +190,9 @@ class DecodingStep:
         self._target_failures = 0
         return result
 
-    def _deliver(self, result: CycleResult, budget_nodes: int | None) -> None:
+    def _deliver(self, result: CycleResult, budget_nodes: int | None) -> list[int]:
         """Hands tokens over to the requests, and ends those that are done. It is counted before
-        anybody hears of it. `budget_nodes`: see `CyclePlan`."""
+        anybody hears of it. `budget_nodes`: see `CyclePlan`. Returns what each text gained."""
         book = self._book
         rows = [(book.running[commit.row], commit) for commit in result.commits]
         news = [(request, commit, _delta_of(request, commit)) for request, commit in rows]
@@ -205,6 +209,7 @@ class DecodingStep:
         for row, error in result.errors.items():
             if row in book.running:  # else its text has ended before the place that failed
                 book.end(book.running[row], "error", error)
+        return [len(delta.token_ids) for _, _, delta in news]
 
     def _hand_out(self) -> None:
         """What was read since the last cycle for requests whose texts go on elsewhere."""
@@ -220,6 +225,20 @@ class DecodingStep:
         self._profiler.record_switches(len(plan.records))
         learn_cycle(self._profiler, plan, result, elapsed_s * 1000)
         self.cycles.note(plan, result, elapsed_s * 1000, self._profiler.spent_ms())
+
+    def _is_open(self) -> bool:
+        """Whether all that run leave it to the policy whether they draft, and none is in need."""
+        book = self._book
+        return not book.has_objectives and all(
+            asked is None or (asked != "off" and not (asked.chain or asked.depth or asked.width))
+            for asked in (request.spec.speculation for request in book.running.values())
+        )
+
+    def _measure(
+        self, is_planned: bool, result: CycleResult, produced: Sequence[int], elapsed_s: float
+    ) -> None:
+        if is_planned and not (result.failures or result.errors or result.selection_failed):
+            self.planning.measure(produced, elapsed_s * 1000)
 
 
 def _delta_of(request: RunningRequest, commit: Commit) -> Delta:

@@ -14,6 +14,7 @@ from specrouter.engine.engine_state import EngineState
 from specrouter.engine.serving import Instruments, ServingRouter
 from specrouter.http.prometheus import PREDICTED_TOKENS
 from specrouter.profile.snapshot import PerformanceSnapshot
+from specrouter.profile.speedup import requests_of
 from specrouter.request.params import Chain
 from specrouter.routing.decision_record import DecisionRecord
 from specrouter.view import SCHEDULED, ChainDecision
@@ -41,6 +42,10 @@ def live_snapshot(router: ServingRouter) -> dict[str, Any]:
         "chains": [{"chain": chain, **asdict(one)} for chain, one in decoded.chains.items()],
         "decision": _decision(told.decision(), known.machine),
         "switches": _switches(told.decisions()),
+        "speedups": [
+            {"requests": requests_of(load), **asdict(one)}
+            for load, one in sorted(state.speedups.items())
+        ],
         "cycles": [astuple(one) for one in told.cycles()],  # by place, since there are many
         "models": [_model(router, name, state, known) for name in router.pool.names],
         "objectives": {

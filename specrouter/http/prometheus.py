@@ -117,6 +117,12 @@ counter specrouter_chain_cycles{chain} = chains.cycles: Decoding cycles by chain
 counter specrouter_chain_tokens{chain} = chains.tokens: Output tokens by chain.
 counter specrouter_chain_switches = totals.switches: Changes of the chain or of the draft tree's
     shape.
+gauge specrouter_speedup_ratio{requests} = speedups.ratio: Tokens per second with drafts over those
+    without, measured at up to so many requests.
+gauge specrouter_speedup_low_ratio{requests} = speedups.low: Lower end of its 95% interval.
+gauge specrouter_speedup_high_ratio{requests} = speedups.high: Upper end of its 95% interval.
+gauge specrouter_drafting_resting{requests} = speedups.is_resting: 1 while nobody drafts, since
+    drafting was measured to be slower.
 counter specrouter_shadow_evaluations = totals.shadow_evaluations: Evaluations of idle drafters on
     committed text.
 counter specrouter_exploration_seconds = totals.exploration_ms: Time that these evaluations cost.
@@ -308,6 +314,7 @@ def sources(router: ServingRouter) -> dict[str, Any]:
         "kv_share": state.kv_reserved_tokens / state.kv_capacity_tokens,
         "chains": {_joined(chain): counts for chain, counts in decoded.chains.items()},
         "replicas": replicas,
+        "speedups": {str(load): one for load, one in state.speedups.items()},
         "moves": {
             (name, cause): count
             for name, one in replicas.items()

@@ -38,6 +38,8 @@ class RestartAnswer(Described):
 
 
 class DecisionsAnswer(Described):
+    speedups: dict[str, dict[str, Any]]
+    """By the most requests of a load: tokens/s with drafts over those without, measured."""
     decisions: list[dict[str, Any]]
     """Oldest first; each with chain, tree, reason, prediction, and those of the alternatives."""
     admissions: list[dict[str, Any]]
@@ -96,7 +98,11 @@ def add_router_pages(app: FastAPI, router: ServingRouter, drain: Drain) -> None:
             "admissions": router.instruments.admissions(),
             "prefixes": router.instruments.prefixes(),
         }
-        found = {name: [one.to_json() for one in each] for name, each in records.items()}
+        found: dict[str, Any] = {
+            name: [one.to_json() for one in each] for name, each in records.items()
+        }
+        speedups = router.instruments.engine_state().speedups
+        found["speedups"] = {str(load): asdict(one) for load, one in speedups.items()}
         return JSONResponse({**found, "routings": list(router.instruments.routings())})
 
     @page("statistics", "Totals since the start", EngineStatistics)

@@ -12,15 +12,17 @@ Imports neither PyTorch nor the application: the thread that loads the models do
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import logging
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -38,6 +40,8 @@ from specrouter.http.request_log import RequestLog
 from specrouter.http.startup import Startup
 from specrouter.http.transport import protocol_settings
 from specrouter.logs import adopt_transformers
+from specrouter.profile.speedup import told
+from specrouter.progress import Progress, ShownLoad, is_live
 
 if TYPE_CHECKING:
     from specrouter.engine.serving import ServingRouter
@@ -136,7 +140,8 @@ class _Server(uvicorn.Server):
 
     def __init__(self, config: RouterConfig, port: int, stack: ExitStack) -> None:
         self._drain = Drain()
-        self._progress = LoadProgress()
+        self._shown = Progress("starting") if is_live(sys.stderr) else None
+        self._progress = ShownLoad(self._shown) if self._shown else LoadProgress()
         self._startup = Startup(config.pool.target, self._progress, config.server.page)
         super().__init__(
             uvicorn.Config(
@@ -180,11 +185,13 @@ class _Server(uvicorn.Server):
             _in_thread(lambda: _load(self._settings, self._drain, self._progress))
         )
         told_s = time.monotonic()
-        while not loading.done() and not self._signals:
-            await asyncio.wait({loading}, timeout=_POLL_S)
-            if not loading.done() and time.monotonic() - told_s >= _TELL_S:
-                logger.info("%s", self._startup.message)
-                told_s = time.monotonic()
+        with self._shown or nullcontext():
+            while not loading.done() and not self._signals:
+                await asyncio.wait({loading}, timeout=_POLL_S)
+                is_told = self._shown is None and time.monotonic() - told_s >= _TELL_S
+                if is_told and not loading.done():
+                    logger.info("%s", self._startup.message)
+                    told_s = time.monotonic()
         if not loading.done():
             logger.info("stopping before the models are loaded")
             return None
@@ -244,6 +251,9 @@ class _Server(uvicorn.Server):
         )
         if not ended:
             logger.warning("%d requests did not finish and are ended", self._drain.in_flight)
+        speedups = router.instruments.engine_state().speedups
+        if speedups:
+            logger.info("speed with drafts over that without, measured: %s", told(speedups))
 
     def _is_engine_well(self, router: ServingRouter) -> bool:
         if not router.is_healthy:
@@ -274,5 +284,6 @@ def _bound_socket(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         listener.close()
         reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError("server", f"cannot listen on {host}:{port}: {reason}") from error
+        what = "port" if getattr(error, "errno", None) == errno.EADDRINUSE else "host"
+        raise ConfigError(f"server.{what}", f"cannot listen on {host}:{port}: {reason}") from error
     return listener

@@ -184,16 +184,17 @@ def joined(
 
     Args:
         added: values by name: `tpot_ms`, `ttft_ms`, `e2e_ms`.
-        spelling: what these are called there, such as the names of headers.
+        spelling: what these are called there, such as the names of headers; with `slo_class`, if
+            that is no `slo`.
 
     Raises:
         RequestError: names a header or an option that is no positive number, or that gives what
             `slo` gives otherwise; `tpot_ms` contradicts a `tpot_ratio` whatever its value. Names
-            `slo` for an unknown class.
+            `slo`, or what is said for `slo_class`, for an unknown class.
     """
     for name, value in added.items():
         check_positive(spelling[name], value)
-    asked = _asked(slo, classes)
+    asked = _asked(slo, classes, spelling.get("slo_class", "slo"))
     if not added:
         return slo
     values: dict[str, Any] = {} if asked is None else dict(vars(asked))
@@ -240,7 +241,7 @@ def check_stages(field: str, stages: object) -> None:
             raise RequestError(name, "must say where it ends: until_tokens or until_token")
 
 
-def _asked(slo: object, classes: Mapping[str, SLO]) -> SLO | None:
+def _asked(slo: object, classes: Mapping[str, SLO], field: str = "slo") -> SLO | None:
     """With the values of its class, if it is one."""
     if slo is None:
         return None
@@ -249,7 +250,7 @@ def _asked(slo: object, classes: Mapping[str, SLO]) -> SLO | None:
     name = slo if isinstance(slo, str) else slo.slo_class
     if name is not None and name not in classes:
         known = f"the known ones are {', '.join(classes)}" if classes else "there are none"
-        raise RequestError("slo", f"{name[:40]!r} is no class of slo_classes; {known}")
+        raise RequestError(field, f"{name[:40]!r} is no class of slo_classes; {known}")
     return replace(classes[slo], slo_class=slo) if isinstance(slo, str) else slo
 
 

@@ -1,5 +1,9 @@
-"""What a request gives back: deltas while it runs, one output at its end."""
+"""What a request gives back: deltas while it runs, one output at its end.
 
+Each is shown in one line, and prints as its text: all fields of an output fill pages.
+"""
+
+import reprlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -27,6 +31,9 @@ BLAMED = (
     (NO_TOKEN_LEFT, "bad_words"),
     (UNATTAINABLE, "unattainable"),
 )
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = 60  # characters of a text
 
 
 class DecodeStep(NamedTuple):
@@ -83,8 +90,13 @@ class RequestMetrics:
     e2e_ms: float | None = None
     attained_stages: tuple[bool, ...] = ()
     cached_tokens: int = 0
-    steps: tuple[DecodeStep, ...] = ()
+    steps: tuple[DecodeStep, ...] = field(default=(), repr=False)
     sampling: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """From the submission to the last token."""
+        return self.output_tokens / self.e2e_ms * 1000 if self.e2e_ms else None
 
     @property
     def speculative_decoding(self) -> dict[str, Any]:
@@ -238,6 +250,18 @@ class RequestOutput:
     drafts: list[CycleDraft] | None = None
     receipt: "Receipt | None" = None
 
+    def __repr__(self) -> str:
+        """`Text('a, b = b, a + b', 24 tokens, length, 310.2 tokens/s)`"""
+        told = [_SHORT.repr(self.text), f"{len(self.token_ids)} tokens", self.finish_reason]
+        if self.metrics.tokens_per_s is not None:
+            told.append(f"{self.metrics.tokens_per_s:.1f} tokens/s")
+        if self.error is not None:
+            told.append(f"error={self.error!r}")
+        return f"{type(self).__name__}({', '.join(told)})"
+
+    def __str__(self) -> str:
+        return self.text
+
 
 @dataclass(frozen=True, kw_only=True)
 class Delta:
@@ -261,3 +285,13 @@ class Delta:
     kv: "RowKV | None" = None
     goes_on: bool = False
     draft: CycleDraft | None = None
+
+    def __repr__(self) -> str:
+        """`Delta('a, b', 4 tokens)`; the last one with its output."""
+        told = [_SHORT.repr(self.text), f"{len(self.token_ids)} tokens"]
+        told += [f"index={self.index}"] if self.index else []
+        told += [repr(self.output)] if self.output is not None else []
+        return f"Delta({', '.join(told)})"
+
+    def __str__(self) -> str:
+        return self.text

@@ -47,10 +47,10 @@ class Adaptive(ChainPolicy):
         elif kept is None:
             reason = f"{'>'.join(current.chain)} {_fate(current.chain, grids, pool, now.models)}"
         elif best.ms_per_token > _HYSTERESIS * kept.ms_per_token:
-            best, reason = kept, "kept: nothing is faster by 4%"
+            best, reason = kept, "kept: nothing is predicted to be faster by 4%"
         else:
             gain = kept.ms_per_token / best.ms_per_token - 1.0
-            reason = f"faster by {gain:.0%} than {'>'.join(kept.chain)}"
+            reason = f"predicted to be faster by {gain:.0%} than {'>'.join(kept.chain)}"
         if best is not alone and best.ms_per_token > _WORTH_IT * alone.ms_per_token:
             best, reason = alone, "speculation promises next to nothing"
         return ChainDecision(

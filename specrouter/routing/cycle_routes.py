@@ -139,6 +139,9 @@ class CycleRoutes:
         self, key: Override, requests: Mapping[int, RequestView], held: frozenset[str]
     ) -> frozenset[str]:
         """Of requests that leave the chain to the scheduler. Returns the models in use."""
+        if not self.view.drafts:
+            self.members.setdefault(Route((self.scheduler.target,)), []).extend(requests)
+            return held
         models = Models(self.view.available, held)
         decision = self.decisions.decide(key, requests, models)
         decided = decision.predicted

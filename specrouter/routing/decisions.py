@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from specrouter.cycle import CONTEXT_STEP
+from specrouter.cycle import CONTEXT_STEP, DraftShape
 from specrouter.profile.cycle_times import Workload
 from specrouter.profile.snapshot import Mode
 from specrouter.routing.catch_up import CycleCatchUp
@@ -69,13 +69,21 @@ class CycleDecisions:
         workload = workload_of([requests[row] for row in sorted(requests)])
         workload = replace(workload, requests=count, others=others)
         workload = self.catch_up.payable(workload, self.scheduler.target, requests)
-        decision = self.scheduler.choose(self.view.performance, workload, models, current, key)
+        if self.view.resting is None:
+            decision = self.scheduler.choose(self.view.performance, workload, models, current, key)
+        else:
+            chain = (self.scheduler.target,)
+            reason = self.view.resting
+            decision = ChainDecision(chain=chain, shape=DraftShape(), reason=reason, rests=True)
         if before is None:
             self._forget_unused()
         cycle = self.view.cycle
         since = cycle if before is None else before.since
         self.in_use[key] = InUse(decision, count, others, cycle, since)
-        if current is None or decision.route != current.route:
+        is_same = current is not None and (
+            (*decision.route, decision.rests) == (*current.route, current.rests)
+        )
+        if not is_same:
             kept = replace(decision, grids={})  # predictions that nobody asks for
             able = tuple(sorted(models.available))
             self.records.append(
@@ -100,6 +108,8 @@ class CycleDecisions:
 
     def _is_due(self, in_use: InUse, requests: int, others: int, models: Models) -> bool:
         cycle = self.view.cycle
+        if in_use.decision.rests != (self.view.resting is not None):
+            return True
         if self.scheduler.policy.decides_every_cycle:
             return True
         if not self.scheduler.may_use(in_use.decision.chain, models):

@@ -150,7 +150,12 @@ class Planner:
             return None
         decision = main.decision
         routed = {row: one for row, one in routes.requests.items() if one.override is None}
-        if decision.predicted is None or not routed or not self.scheduler.policy.evaluates:
+        if (
+            not view.drafts
+            or decision.predicted is None
+            or not routed
+            or not self.scheduler.policy.evaluates
+        ):
             return None
         workload = workload_of(list(routed.values()))
         return next_shadow_evaluation(

@@ -31,6 +31,7 @@ from specrouter.cli.main import _parser
 from specrouter.cli.target import read_asked
 from specrouter.llm import _asked
 from specrouter.notebook import Text
+from specrouter.progress import Progress
 from specrouter.request.output import CycleDraft, RequestMetrics
 from test_support.factories import save_llama
 
@@ -102,6 +103,16 @@ def test_a_bad_argument_is_named_before_anything_is_closed(
     assert str(refused.value).startswith(message)
     assert "\n" not in str(refused.value)
     assert llm.router.is_healthy
+
+
+@pytest.mark.parametrize("progress", [None, True])
+def test_what_is_loaded_is_shown_on_a_terminal_and_where_it_is_asked_for(
+    progress: bool | None, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = list[str]()
+    monkeypatch.setattr(Progress, "show", lambda _, text, **__: shown.append(text))
+    LLM(arguments["target"], max_model_len=64, progress=progress).close()
+    assert any(re.match(r"loading .* of .* MB", line) for line in shown) is (progress is True)
 
 
 def test_texts_are_the_router_s_in_a_script_and_in_a_running_event_loop(llm: LLM) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import logging
 from itertools import count
 
 from specrouter.bench.contenders import measure
 from specrouter.bench.figures import Sample
 from specrouter.bench.prompts import Work
-from specrouter.progress import Progress, ShownLoad
+from specrouter.progress import Progress, ShownLoad, is_live
 from tests.specrouter.faults import wait_until
 
 
@@ -46,20 +47,6 @@ def test_a_line_says_what_is_done_what_is_left_and_how_long_either_takes() -> No
     assert progress.line() == "timing big: 00:05 so far"
 
 
-def test_a_download_that_goes_on_tells_what_is_left_by_its_own_speed() -> None:
-    clock = Clock()
-    progress = Progress(stream=io.StringIO(), clock=clock)
-    load = ShownLoad(progress)
-    load.begin("downloading", "big")
-    load.count(3_000_000_000, 4_000_000_000)
-    clock.now_s += 30
-    load.count(3_500_000_000, 4_000_000_000)
-    expected = "downloading big: 3.50G of 4.00G done in 00:30, about 00:30 left"
-    assert progress.line() == expected
-    load.count(4_000_000_000, 4_000_000_000)
-    assert progress.line() == "downloading big: 00:30 so far"
-
-
 def test_away_from_a_terminal_lines_come_while_a_step_lasts_and_none_after_the_end() -> None:
     stream = io.StringIO()
     with Progress(stream=stream, every_s=0.01) as progress:
@@ -68,6 +55,31 @@ def test_away_from_a_terminal_lines_come_while_a_step_lasts_and_none_after_the_e
         wait_until(lambda: stream.getvalue().count("inflating big: ") >= 2)
     assert stream.getvalue().endswith(" so far\n")
     assert not progress._thread.is_alive()
+
+
+def test_a_notebook_s_stream_shows_a_line_that_changes() -> None:
+    stream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
+    assert is_live(stream)
+    assert not is_live(io.StringIO())
+
+
+def test_a_log_line_stands_above_the_line_that_changes() -> None:
+    stream, told = Terminal(), logging.getLogger("told")
+    handler = logging.StreamHandler(stream)
+    logging.getLogger().addHandler(handler)
+    try:
+        with Progress(stream=stream) as progress:
+            load = ShownLoad(progress)
+            load.begin("loading", "big")
+            told.warning("a warning")
+            load.count(1, 4)
+        load.count(2, 4)
+    finally:
+        logging.getLogger().removeHandler(handler)
+    blank = " " * len("loading big")
+    assert stream.getvalue().startswith(f"\rloading big\r{blank}\ra warning\n\rloading big, 0.0 of")
+    assert stream.getvalue().endswith("\r"), "nothing is shown after the end"
+    assert not handler.filters
 
 
 def test_a_contender_that_takes_long_is_named_with_what_is_left() -> None:

@@ -36,13 +36,12 @@ export function Decision({ now, past, marks }) {
   const shape = decision.depth && decision.chain.length > 1 ? `, trees of depth ${decision.depth}, width ${decision.width}` : "";
   return html`<p>In use: <b>${chainText(decision.chain)}</b>${shape}: ${decision.reason}
       <span class="aside"> (policy ${now.policy.scheduler}).</span></p>
+    <${Speedups} now=${now} />
     <div class="scroll" tabindex="0" role="group" aria-label="Chains"><table class="chains" id="decision">
       <thead><tr><th scope="col">Chain</th><th scope="col">Milliseconds per token</th><th scope="col">predicted</th>
-        <th scope="col">measured</th><th scope="col">tokens/s</th><th scope="col">per pass</th><th scope="col">to the target alone</th></tr></thead>
+        <th scope="col">measured</th><th scope="col">tokens per pass</th><th scope="col">predicted speedup</th></tr></thead>
       <tbody>${rows.map((row) => {
         const isUsed = same(row.chain, decision.chain);
-        const took = row.ms ?? row.predicted;
-        const base = row.ms ? alone?.ms : alone?.predicted;
         return html`<tr key=${row.chain.join(">")} class=${isUsed ? "used" : ""}>
           <th scope="row">${isUsed ? "▶ " : ""}${row.chain.map(
             (name, place) => html`${place > 0 && " › "}<span class=${`token ${marks.get(name)}`}>${name}</span>`,
@@ -51,11 +50,22 @@ export function Decision({ now, past, marks }) {
             <rect class="predicted" x="0" y="3" width=${(100 * (row.predicted ?? 0)) / most} height="8" />
             <rect class="measured" x="0" y="13" width=${(100 * (row.ms ?? 0)) / most} height="4" /></svg></td>
           <td>${ms(row.predicted)}</td><td>${ms(row.ms)}</td>
-          <td>${took ? (1000 / took).toFixed(1) : "–"}</td><td>${row.length ? row.length.toFixed(2) : "–"}</td>
-          <td>${took && base ? `${(base / took).toFixed(2)}×` : "–"}</td></tr>`;
+          <td>${row.length ? row.length.toFixed(2) : "–"}</td>
+          <td>${row.predicted && alone?.predicted ? `${(alone.predicted / row.predicted).toFixed(2)}×` : "–"}</td></tr>`;
       })}</tbody></table></div>
-    <p class="aside key"><span class="swatch predicted"></span> predicted <span class="swatch measured"></span> measured, of one
-      request; tokens/s and the last column are measured where tokens came, else predicted. Less is better.</p>`;
+    <p class="aside key"><span class="swatch predicted"></span> predicted for the requests of now: the router decides by it.
+      <span class="swatch measured"></span> measured over the last minutes, of whatever requests there were. Less is better.</p>`;
+}
+
+const times = (one) => `${one.ratio.toFixed(2)}× (${one.low.toFixed(2)} to ${one.high.toFixed(2)})`;
+
+/** What drafts were measured to bring, by load. */
+function Speedups({ now }) {
+  if (!now.speedups.length)
+    return html`<p class="aside" id="speedups">How much faster requests are with drafts has not been measured yet: one cycle in a hundred
+      runs without them, which takes some thousands of cycles.</p>`;
+  return html`<p id="speedups">Measured while serving, with drafts over without: ${now.speedups.map((one) =>
+    html`<b>${one.is_resting ? `off at ${one.requests}` : `${times(one)} at ${one.requests}`}</b>${one.is_resting && ` (${times(one)})`}. `)}</p>`;
 }
 
 export function Switches({ now }) {

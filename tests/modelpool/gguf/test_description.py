@@ -174,7 +174,7 @@ def test_check_takes_a_file_and_drafters(
     assert "tiny-2" in said
     assert main(["check", "missing.gguf"]) != 0
     failed = capsys.readouterr()
-    assert "cannot be read" in failed.err + failed.out
+    assert "no such file" in failed.err + failed.out
 
 
 def test_texts_are_the_same_with_speculation_and_without(exported: Path, tmp_path: Path) -> None:

@@ -189,5 +189,9 @@ def test_a_part_that_is_missing_is_named(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with refused(FIELD, "cannot be read"):
+    with refused(FIELD, "has no GGUF files"):
+        pool_of(tmp_path / "m.gguf")
+    for name in ("mm.gguf", *(f"other-{n}.gguf" for n in range(9))):
+        (tmp_path / name).touch()
+    with refused(FIELD, "no such file; in this folder: mm.gguf, .* and 2 others"):
         pool_of(tmp_path / "m.gguf")

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -30,6 +31,22 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
         return router
 
     return give
+
+
+CONFIG = """
+pool:
+  target: big
+  models: [{name: small, source: "bundled:tiny-1m"}, {name: big, source: "bundled:tiny-8m"}]
+slo_classes: {interactive: {tpot_ms: 50, ttft_ms: 1000}, coding: {tpot_ratio: 1.2}}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """With the fake router's models and classes."""
+    file = tmp_path / "config.yaml"
+    file.write_text(CONFIG)
+    return file
 
 
 def one_line(error: str) -> str:
@@ -81,10 +98,10 @@ SAMPLED = SamplingParams(
     ],
 )
 def test_generate_hands_every_option_on(
-    options: list[str], asked: tuple[Any, ...], install: Install
+    options: list[str], asked: tuple[Any, ...], install: Install, config: Path
 ) -> None:
     router = install(FakeRouter())
-    assert main(["generate", "p", *options]) == 0
+    assert main(["generate", "p", "--config", str(config), *options]) == 0
     [(_, params, speculation)] = router.calls
     assert (params, speculation, *router.slos) == asked
 
@@ -103,19 +120,23 @@ def test_failed_generation_ends_with_the_cause_and_code_1(
     [
         (["--temperature", "-1"], "temperature"),
         (["--max-new-tokens", "0"], "max_new_tokens"),
-        (["--chain", "tiny,big"], "speculation.chain"),
+        (["--chain", "tiny,big"], "--chain"),
         (["--no-speculation", "--depth", "3"], "--depth"),
         (["--width", "9"], "speculation.width"),
         (["--slo-tpot-ms", "nan"], "--slo-tpot-ms"),
-        (["--slo-class", "urgent"], "slo"),
+        (["--slo-class", "urgent"], "--slo-class"),
         (["--slo-class", "interactive", "--slo-tpot-ms", "40"], "--slo-tpot-ms"),
     ],
 )
 def test_bad_value_is_one_line_that_names_the_field(
-    options: list[str], field: str, install: Install, capsys: pytest.CaptureFixture[str]
+    options: list[str],
+    field: str,
+    install: Install,
+    config: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     router = install(FakeRouter())
-    assert main(["generate", "p", *options]) == 2
+    assert main(["generate", "p", "--config", str(config), *options]) == 2
     assert field in one_line(capsys.readouterr().err)
     assert router.calls == []
 

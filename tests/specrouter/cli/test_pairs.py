@@ -198,11 +198,14 @@ def test_a_target_that_is_not_here_is_described_by_the_hub_only_for_auto(
 ) -> None:
     asked = []
 
-    def described(source: str, **_: object) -> Path:
+    def described(source: str, field: str, **_: object) -> Path:
         asked.append(source)
-        raise ConfigError("drafter.source", "the hub cannot be reached")
+        raise ConfigError(f"{field}.source", "the hub cannot be reached")
 
     monkeypatch.setattr(drafters, "resolve_description", described)
+    monkeypatch.setattr("modelpool.source_check.resolve_description", described)
+    monkeypatch.setattr("modelpool.source_check.resolve_description", described)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     with pytest.raises(ConfigError, match="TARGET: 'a/b' is not in the local cache"):
         find_target("hub:a/b", "TARGET")
     assert asked == []

@@ -16,6 +16,7 @@ from fastapi import FastAPI
 
 from specrouter import ChainRouter, RequestOutput, SamplingParams, Speculation
 from specrouter.http.prometheus import add_metrics, count_refusal
+from specrouter.profile.speedup import Speedup
 from specrouter.request.params import MAX_DEPTH
 from tests.specrouter.http.client import Page, send
 
@@ -42,6 +43,8 @@ def served(small_config: dict[str, Any]) -> Iterator[Served]:
         outputs += router.generate(PROMPTS, PARAMS, slo=["hard", None, None])
         outputs += router.generate(PROMPTS[:1], PARAMS, "off")
         outputs += router.generate(PROMPTS[:1], PARAMS, timeout_s=1e-6)
+        speedups = {1: Speedup(ratio=1.2, low=1.1, high=1.3)}  # takes thousands of cycles
+        router.instruments.engine.policies.current.speedup.speedups = speedups
         yield router, outputs
 
 

@@ -44,7 +44,8 @@ def page(name: str) -> Any:
 def test_decisions_are_shown_with_their_reasons() -> None:
     shown = page("decisions")
     recorded: dict[str, Any] = {"decisions": DECISION, "prefixes": PREFIX, "admissions": ADMISSION}
-    assert shown == {name: [one.to_json()] for name, one in recorded.items()} | {"routings": []}
+    expected = {name: [one.to_json()] for name, one in recorded.items()}
+    assert shown == expected | {"routings": [], "speedups": {}}
     [decision], [prefix], [admission] = (shown[name] for name in recorded)
     assert (decision["chain"], decision["reason"]) == (["small", "big"], "first decision")
     assert [option["chain"] for option in decision["alternatives"]] == [["big"]]

@@ -139,6 +139,7 @@ class Planned:
         self.now_s = 0.0
         self.prefill = Prefill()
         self.available = ALL
+        self.measured: dict[str, Any] = {}  # `drafts` and `resting` of the view
         self.rows = Rows()
         self.standing = Standing()
         self.records: list[DecisionRecord] = []
@@ -158,6 +159,7 @@ class Planned:
             loaded=ALL - self.rows.unloaded,
             performance=self.known,
             standing=self.standing,
+            **self.measured,
         )
 
     @property
@@ -233,6 +235,33 @@ def test_requests_that_go_another_way_count_in_a_decision(beside: SpeculationOve
     plan.requests = {0: plan.requests[0]}
     [again] = plan.groups()
     assert of(again) == of(alone)
+
+
+def test_cycles_that_measure_drafting_run_without_and_change_no_decision() -> None:
+    named = Request(override=Speculation(chain=TWIN, depth=2))
+    plan = Planned(Request(), Request(), named)
+    plan.settle()
+    before = (plan.main, len(plan.records))
+    plan.measured = {"drafts": False}
+    groups = plan.groups()
+    assert {group.chain: group.rows.tolist() for group in groups} == {ALONE: [0, 1], TWIN: [2]}
+    assert all(group.quotes is None for group in groups)
+    plan.measured = {}
+    assert plan.chains() == {0: PAIR, 1: PAIR, 2: TWIN}
+    assert (plan.main, len(plan.records)) == before
+
+
+def test_where_drafting_was_measured_to_be_slower_nobody_drafts_and_a_record_says_why() -> None:
+    plan = Planned(Request())
+    plan.settle()
+    plan.measured = {"resting": "rests: measured 0.9x"}
+    for _ in range(40):
+        assert plan.chains() == {0: ALONE}
+    assert plan.records[-1].decision.reason == "rests: measured 0.9x"
+    told = len(plan.records)
+    plan.measured = {}
+    assert plan.chains() == {0: PAIR}
+    assert len(plan.records) == told + 1
 
 
 def test_a_switch_leaves_a_record_with_reason_and_alternatives() -> None:

@@ -1,0 +1,57 @@
+"""What is wrong with a pool's sources, told before PyTorch is imported, which takes seconds.
+
+Contract: names, folders and the headers of GGUF files are looked at. A pool looks at them again,
+and at all else: what is fine here may be refused there.
+"""
+
+from __future__ import annotations
+
+from huggingface_hub import constants, try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
+
+from modelpool.checkpoint.source import resolve_description, resolve_source
+from modelpool.config import PoolConfig
+from modelpool.errors import ConfigError
+from modelpool.gguf.header import is_gguf, open_header
+from modelpool.gguf.hub import find_gguf, tag_in
+
+
+def check_sources(pool: PoolConfig) -> None:
+    """Raises `ConfigError` for the first `source` that is not there, or of another kind."""
+    for index, model in enumerate(pool.models):
+        if model.is_placed:
+            field = f"pool.models[{index}]"
+            check_source(model.source, field=field, revision=model.revision)
+
+
+def check_source(source: str, *, field: str, revision: str | None = None) -> None:
+    """Raises `ConfigError` for `{field}.source`."""
+    if is_gguf(source):
+        try:
+            open_header(source)
+        except ConfigError as error:
+            raise ConfigError(f"{field}.source", error.reason) from error
+    elif source.startswith("hub:"):
+        _check_hub(source, field, revision)
+    else:
+        resolve_source(source, field=field, revision=revision)
+
+
+def _check_hub(source: str, field: str, revision: str | None) -> None:
+    """Does the hub have it, or offline the local cache? What is fetched here is needed later."""
+    tag, is_offline = tag_in(source), constants.HF_HUB_OFFLINE
+    if tag is None and not is_offline and _is_cached(source.removeprefix("hub:"), revision):
+        return
+    if tag or resolve_description(source, field=field, revision=revision) is None:
+        find_gguf(source, field=field, revision=revision)
+    elif is_offline:
+        resolve_source(source, field=field, revision=revision)
+
+
+def _is_cached(repository: str, revision: str | None) -> bool:
+    """At least its configuration."""
+    try:
+        found = try_to_load_from_cache(repository, "config.json", revision=revision)
+    except HFValidationError:  # which asking for it tells better
+        return False
+    return isinstance(found, str)
