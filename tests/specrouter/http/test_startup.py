@@ -56,7 +56,7 @@ def test_the_page_is_there_while_models_are_loaded() -> None:
 def test_the_port_becomes_the_service_without_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     may_load, seen = threading.Event(), list[int | None]()
 
-    def load(_: object, progress: LoadProgress) -> FakeRouter:
+    def load(_: object, progress: LoadProgress, **__: object) -> FakeRouter:
         progress.begin("loading", "big")
         assert may_load.wait(60)
         return FakeRouter()
@@ -83,7 +83,7 @@ def test_the_log_says_what_a_long_load_is_at(
     monkeypatch.setattr("specrouter.http.serve._TELL_S", 0.0)
     caplog.set_level(logging.INFO, "specrouter.http.serve")
 
-    def load(_: object, progress: LoadProgress) -> FakeRouter:
+    def load(_: object, progress: LoadProgress, **__: object) -> FakeRouter:
         progress.begin("loading", "big")
         wait_until(lambda: "not ready yet: loading big, " in caplog.text)
         return FakeRouter()
@@ -106,7 +106,7 @@ def test_a_load_that_fails_ends_the_process_with_its_cause(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def load(*_: object) -> FakeRouter:
+    def load(*_: object, **__: object) -> FakeRouter:
         raise fault
 
     monkeypatch.setattr(ChainRouter, "from_config", load)
