@@ -117,7 +117,7 @@ class RequestFields(StructureFields):
     ignore_eos: bool | None = None
     """Go on after the end-of-text token."""
     min_tokens: Count | None = None
-    """No end-of-text token and none of `stop_token_ids` before so many tokens."""
+    """No end-of-text token, none of `stop_token_ids` and no end by `stop` before so many tokens."""
     bad_words: Annotated[list[Text], Field(max_length=MAX_BAD_WORDS)] | None = None
     """Texts that are never generated."""
     bad_words_ids: Annotated[list[TokenIds], Field(max_length=MAX_BAD_WORDS)] | None = None
