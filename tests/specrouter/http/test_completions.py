@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken
 
 from specrouter import Delta, SamplingParams, Structure, TokenLogprobs
 from specrouter.http.request_log import RequestLog
@@ -220,6 +221,30 @@ def test_logprobs_are_lists_by_token_with_offsets_into_the_text() -> None:
         ],
         "text_offset": [0, 2, 3, 5],
     }
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "text", "offsets"),
+    [
+        ({}, " ab", [0, 2, 2]),
+        ({"skip_special_tokens": False}, " a<s>b", [0, 2, 5]),
+        ({"prompt": "ab", "echo": True}, "ab ab", [0, 0, 1, 2, 4, 4]),
+        ({"prompt": [1, 6], "echo": True}, "<s>b ab", [0, 3, 4, 6, 6]),
+    ],
+)
+def test_offsets_are_places_in_the_text_which_hides_special_tokens(
+    fields: dict[str, Any], text: str, offsets: list[int], stream: bool
+) -> None:
+    tokenizer = FakeTokenizer()
+    tokenizer.added_tokens_decoder = {1: AddedToken("<s>", special=True)}
+    shown = "<s>" if "skip_special_tokens" in fields else ""
+    runs = ((" a", [5]), (shown, [tokenizer.begin]), ("b", [6]))
+    router, body = FakeRouter(runs=runs, tokenizer=tokenizer), {"logprobs": 0, **fields}
+    told = streamed(router, **body) if stream else [complete(router, **body)]
+    parts = [one["choices"][0] for one in told]
+    assert "".join(part["text"] for part in parts) == text
+    assert [at for part in parts for at in part["logprobs"]["text_offset"]] == offsets
 
 
 def test_logprobs_of_zero_have_the_tokens_own_alone() -> None:
