@@ -35,6 +35,8 @@ class ResponseFormat(Fields):
     """`json_object`: any JSON object; `json_schema`: one that fits the schema."""
     json_schema: NamedSchema | None = None
     """Goes with the type `json_schema`."""
+    schema_: JsonSchema | None = Field(default=None, alias="schema")
+    """llama.cpp's and others' way to give a schema: goes with the type `json_object`."""
 
 
 class StructuredOutputs(Fields):
@@ -90,15 +92,23 @@ class StructureFields(Fields):
 
     def _of_response_format(self) -> Iterator[tuple[str, Structure]]:
         form = self.response_format
-        if form is None or form.type == "text":
+        if form is None:
             return
+        if form.json_schema is not None and form.type != "json_schema":
+            raise RequestError("response_format.json_schema", "goes with the type json_schema only")
+        field = "response_format.schema"
+        if form.schema_ is not None and form.type != "json_object":
+            raise RequestError(field, "goes with the type json_object only")
         if form.type == "json_object":
-            yield "response_format", Structure("json_object")
-            return
-        field = "response_format.json_schema.schema"
-        if form.json_schema is None or form.json_schema.json_schema is None:
-            raise RequestError(field, "is missing")
-        yield field, _of_schema(field, form.json_schema.json_schema)
+            if form.schema_:
+                yield field, _of_schema(field, form.schema_)
+            else:
+                yield "response_format", Structure("json_object")
+        elif form.type == "json_schema":
+            field = "response_format.json_schema.schema"
+            if form.json_schema is None or form.json_schema.json_schema is None:
+                raise RequestError(field, "is missing")
+            yield field, _of_schema(field, form.json_schema.json_schema)
 
     def _of_structured_outputs(self) -> Iterator[tuple[str, Structure]]:
         asked = self.structured_outputs

@@ -35,6 +35,7 @@ PATH = "/v1/completions"
 PROMPT: dict[str, Any] = {"prompt": "ab"}
 IDS = FakeTokenizer()("ab")["input_ids"]
 TEXT = " ab\nc é"
+OBJECT = {"type": "json_object"}
 WRAPPED = {"type": "json_schema", "json_schema": {"schema": {"a": 1}}}
 
 
@@ -123,6 +124,8 @@ def test_fields_reach_the_router(fields: dict[str, Any], expected: dict[str, Any
     [
         ({"response_format": {"type": "json_object"}}, Structure("json_object")),
         ({"response_format": WRAPPED}, Structure("json_schema", '{"a": 1}')),
+        ({"response_format": {**OBJECT, "schema": {"a": 1}}}, Structure("json_schema", '{"a": 1}')),
+        ({"response_format": {**OBJECT, "schema": {}}}, Structure("json_object")),
         ({"guided_json": {"a": "д"}}, Structure("json_schema", '{"a": "д"}')),
         ({"guided_json": '{"a":1}'}, Structure("json_schema", '{"a": 1}')),
         ({"guided_regex": "a+"}, Structure("regex", "a+")),
@@ -394,6 +397,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"structural_tag": "{}"}, "guided_regex": "a"}, "structured_outputs"),
     ({"response_format": {"type": "json_schema"}}, SCHEMA),
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": "{"}}}, SCHEMA),
+    ({"response_format": {**OBJECT, "schema": "["}}, "response_format.schema"),
+    ({"response_format": {**WRAPPED, "schema": {}}}, "response_format.schema"),
+    ({"response_format": {**WRAPPED, **OBJECT}}, "response_format.json_schema"),
     ({"stream_options": {"include_usage": True}, "stream": False}, "stream_options"),
     ({"stream_options": {"include_usage": 1}, "stream": True}, "stream_options.include_usage"),
 ]
