@@ -151,7 +151,7 @@ class RequestFields(StructureFields):
     ebnf: Refused = refused(_LARK)
     grammar: Refused = refused(_LARK)
     guided_whitespace_pattern: Refused = refused(
-        "is not supported: structures have white space of their own"
+        "is not known here: use structured_outputs, with json and whitespace_pattern"
     )
     json_schema: Refused = refused("is not known here: use structured_outputs.json")
     logits_processors: Refused = refused(

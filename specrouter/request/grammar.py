@@ -337,7 +337,7 @@ def _json_grammar(schema: object) -> str:
         if '"format"' in text:  # a nesting that is deep elsewhere is llguidance's to judge
             text = json.dumps(without_own_formats(schema))
         return LLMatcher.grammar_from_json_schema(
-            text, overrides={"whitespace_pattern": WHITE_SPACE}
+            text, defaults={"whitespace_pattern": WHITE_SPACE}
         )
     except (ValueError, RecursionError) as error:
         raise RequestError("structure", str(error)[:_LONGEST_REASON]) from error
@@ -347,19 +347,30 @@ def without_own_formats(schema: Any) -> Any:
     """A JSON schema without formats that JSON Schema does not define, such as pydantic's `path` and
     OpenAPI's `binary`: they say nothing of a text, and llguidance refuses them. Raises
     `RecursionError`."""
+    return changed(schema, _without_own_format)
+
+
+def changed(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """A JSON schema with this change to each object of it that is a schema, the innermost first.
+    Raises `RecursionError`."""
     if isinstance(schema, list):
-        return [without_own_formats(each) for each in schema]
+        return [changed(each, change) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
     found = {}
     for keyword, value in schema.items():
         if keyword in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
-            found[keyword] = {name: without_own_formats(each) for name, each in value.items()}
-        elif keyword in _DATA:
-            found[keyword] = value
-        elif keyword != "format" or not isinstance(value, str) or value in _FORMATS:
-            found[keyword] = without_own_formats(value)
-    return found
+            found[keyword] = {name: changed(each, change) for name, each in value.items()}
+        else:
+            found[keyword] = value if keyword in _DATA else changed(value, change)
+    return change(found)
+
+
+def _without_own_format(schema: dict[str, Any]) -> dict[str, Any]:
+    own = schema.get("format")
+    if not isinstance(own, str) or own in _FORMATS:
+        return schema
+    return {keyword: value for keyword, value in schema.items() if keyword != "format"}
 
 
 def _choice_grammar(texts: object) -> str:

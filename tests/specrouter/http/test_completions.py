@@ -36,6 +36,8 @@ PROMPT: dict[str, Any] = {"prompt": "ab"}
 IDS = FakeTokenizer()("ab")["input_ids"]
 TEXT = " ab\nc é"
 OBJECT = {"type": "json_object"}
+WRITTEN_FREELY = {"whitespace_pattern": None, "disable_any_whitespace": False}
+JSON_OF_A = Structure("json_schema", '{"a": 1}')
 WRAPPED = {"type": "json_schema", "json_schema": {"schema": {"a": 1}}}
 
 
@@ -133,7 +135,8 @@ def test_fields_reach_the_router(fields: dict[str, Any], expected: dict[str, Any
         ({"guided_grammar": "start: A"}, Structure("grammar", "start: A")),
         ({"structured_outputs": {"regex": "a+"}}, Structure("regex", "a+")),
         ({"structured_outputs": {"json": {"a": 1}}}, Structure("json_schema", '{"a": 1}')),
-        ({"structured_outputs": {"json_object": True, "anything": 3}}, Structure("json_object")),
+        ({"structured_outputs": {"json_object": True}}, Structure("json_object")),
+        ({"structured_outputs": {"json": {"a": 1}, **WRITTEN_FREELY}}, JSON_OF_A),
     ],
 )
 def test_a_form_is_asked_for_as_openai_or_vllm_does(
@@ -400,6 +403,16 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {**OBJECT, "schema": "["}}, "response_format.schema"),
     ({"response_format": {**WRAPPED, "schema": {}}}, "response_format.schema"),
     ({"response_format": {**WRAPPED, **OBJECT}}, "response_format.json_schema"),
+    *(
+        ({"structured_outputs": fields}, f"structured_outputs.{[*fields][1]}")
+        for fields in (
+            {"regex": "a", "whitespace_pattern": " "},
+            {"choice": ["a"], "disable_any_whitespace": True},
+            {"grammar": "start: A", "disable_additional_properties": True},
+            {"json": {}, "whitespace_pattern": " ", "disable_any_whitespace": True},
+            {"json": {"x-guidance": {}}, "whitespace_pattern": " "},
+        )
+    ),
     ({"stream_options": {"include_usage": True}, "stream": False}, "stream_options"),
     ({"stream_options": {"include_usage": 1}, "stream": True}, "stream_options.include_usage"),
 ]
