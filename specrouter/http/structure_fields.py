@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field
 
-from specrouter.request.fields import Fields, Text
+from specrouter.request.fields import Fields, InnerFields, Text
 from specrouter.request.grammar import changed
 from specrouter.request.params import RequestError
 from specrouter.request.structure import Structure, StructureKind
@@ -22,16 +22,20 @@ JsonSchema = dict[str, Any] | Text  # as an object, or as JSON text
 Choices = Annotated[list[Annotated[Text, Field(min_length=1)]], Field(min_length=1)]
 
 
-class NamedSchema(Fields):
-    """OpenAI wraps a schema; its name and strictness mean nothing here."""
+class NamedSchema(InnerFields):
+    """OpenAI wraps a schema, which is kept to whether it is strict or not."""
 
     name: Text | None = None
     """Ignored."""
+    description: Text | None = None
+    """Ignored."""
+    strict: bool | None = None
+    """Ignored: a schema is always kept to."""
     json_schema: JsonSchema | None = Field(default=None, alias="schema")
     """The schema, as an object or as JSON text."""
 
 
-class ResponseFormat(Fields):
+class ResponseFormat(InnerFields):
     type: Literal["text", "json_object", "json_schema"]
     """`json_object`: any JSON object; `json_schema`: one that fits the schema."""
     json_schema: NamedSchema | None = None
@@ -40,7 +44,7 @@ class ResponseFormat(Fields):
     """llama.cpp's and others' way to give a schema: goes with the type `json_object`."""
 
 
-class StructuredOutputs(Fields):
+class StructuredOutputs(InnerFields):
     """vLLM's: one form, and of JSON how it is written."""
 
     json_: JsonSchema | None = Field(default=None, alias="json")

@@ -38,6 +38,8 @@ TEXT = " ab\nc é"
 OBJECT = {"type": "json_object"}
 WRITTEN_FREELY = {"whitespace_pattern": None, "disable_any_whitespace": False}
 JSON_OF_A = Structure("json_schema", '{"a": 1}')
+A = Structure("regex", "a")
+NAMED = {"schema": {"a": 1}, "name": "n", "description": "d", "strict": False}
 WRAPPED = {"type": "json_schema", "json_schema": {"schema": {"a": 1}}}
 
 
@@ -137,6 +139,9 @@ def test_fields_reach_the_router(fields: dict[str, Any], expected: dict[str, Any
         ({"structured_outputs": {"json": {"a": 1}}}, Structure("json_schema", '{"a": 1}')),
         ({"structured_outputs": {"json_object": True}}, Structure("json_object")),
         ({"structured_outputs": {"json": {"a": 1}, **WRITTEN_FREELY}}, JSON_OF_A),
+        # As vLLM's Python makes it, and as OpenAI's clients do.
+        ({"structured_outputs": {"regex": "a", "_backend_was_auto": False, "_backend": None}}, A),
+        ({"response_format": {**WRAPPED, "json_schema": NAMED}}, JSON_OF_A),
     ],
 )
 def test_a_form_is_asked_for_as_openai_or_vllm_does(
@@ -377,9 +382,11 @@ BAD_VALUES: dict[str, Sequence[Any]] = {
     "guided_json": ("[", "[]", {"a": float("nan")}),
     "guided_choice": ([],),
     "structured_outputs.regex": (3,),
-    "structured_outputs": (
-        {}, {"structural_tag": "{}"}, {"json_object": False, "regex": None}, {"choices": ["a"]}
-    ),
+    "structured_outputs": ({}, {"json_object": False, "regex": None, "structural_tag": None}),
+    "structured_outputs.structural_tag": ("{}",),
+    "structured_outputs.choices": (["a"],),
+    "response_format.kind": ("json_object",),
+    "response_format.json_schema.scheme": ({},),
     "speculation": ({"\ud800": 1},),
     "speculation.colour": (1,),
 }  # fmt: skip
@@ -397,7 +404,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"use_beam_search": True, "n": 2}, "use_beam_search"),
     ({"guided_whitespace_pattern": "", "guided_regex": "a"}, "guided_whitespace_pattern"),
     ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
-    ({"structured_outputs": {"structural_tag": "{}"}, "guided_regex": "a"}, "structured_outputs"),
     ({"response_format": {"type": "json_schema"}}, SCHEMA),
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": "{"}}}, SCHEMA),
     ({"response_format": {**OBJECT, "schema": "["}}, "response_format.schema"),
@@ -415,6 +421,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     ({"stream_options": {"include_usage": True}, "stream": False}, "stream_options"),
     ({"stream_options": {"include_usage": 1}, "stream": True}, "stream_options.include_usage"),
+    ({"stream_options": {"usage": True}, "stream": True}, "stream_options.usage"),
 ]
 
 
