@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelpool.errors import ConfigError
 from specrouter.engine.request import PromptLike
-from specrouter.notebook import Comparison, Text, Texts
+from specrouter.notebook import MOST_PAIRS, PAIRS, Comparison, Text, Texts
 from specrouter.progress import Progress, ShownLoad, is_live
 from specrouter.request.errors import UnavailableError
 from specrouter.request.output import Delta, RequestOutput
@@ -131,7 +131,8 @@ class LLM:
         self, prompt: PromptLike, params: SamplingParams | None = None, **sampling: Any
     ) -> Comparison:
         """One text with speculation and without: the same seed, and nothing kept of either is used
-        for the other. It is served once more before, untimed, in which the router tries its chains.
+        for the other. Both are served once untimed, then in turns, six times each, or twelve times
+        where six do not tell which is faster.
 
         Raises `RequestError`.
         """
@@ -142,10 +143,24 @@ class LLM:
         seed = secrets.randbits(63) if asked.seed is None else asked.seed
         asked = replace(asked, seed=seed, n=1, prefix_cache=False)
         routing = Speculation(reuse_outputs=False)
-        self.router.generate(prompt, asked, routing)
-        [alone] = self.router.generate(prompt, asked, "off")
-        [routed] = self.router.generate(prompt, asked, routing)
-        return Comparison(_text(routed), _text(alone))
+
+        def serve(speculation: SpeculationOverride) -> Text:
+            [output] = self.router.generate(prompt, asked, speculation)
+            return _text(output)
+
+        with Progress() if is_live(sys.stderr) else nullcontext() as shown:
+            found = Comparison(serve(routing), serve("off"))  # untimed
+            while found.equal and found.routed.token_ids and not found.is_decided:
+                pair = len(found.ratios) + 1
+                if shown is not None:
+                    shown.show(f"comparing, pair {pair} of {PAIRS} to {MOST_PAIRS}")
+                # A B, then B A: a machine that becomes slower favours neither.
+                if pair % 2:
+                    routed, alone = serve(routing), serve("off")
+                else:
+                    alone, routed = serve("off"), serve(routing)
+                found = found.followed_by(routed, alone)
+        return found
 
     def close(self) -> None:
         """Ends what runs, and gives the models' memory back."""

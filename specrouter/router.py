@@ -77,7 +77,12 @@ class ChainRouter:
         instruments: statistics, decisions, metrics, and what measurements set.
     """
 
-    def __init__(self, config: RouterConfig, progress: LoadProgress | None = None) -> None:
+    def __init__(
+        self,
+        config: RouterConfig,
+        progress: LoadProgress | None = None,
+        loads_later: bool = False,
+    ) -> None:
         self.config = config
         for warning in config.warnings:
             logger.warning(warning)
@@ -90,7 +95,7 @@ class ChainRouter:
             row_states=engine.row_states,
             progress=progress,
         )
-        thread = EngineThread(Engine(config, self.pool), engine.step_timeout_s)
+        thread = EngineThread(Engine(config, self.pool), engine.step_timeout_s, loads_later)
         self._validation = InputValidation(config, self.pool, lambda: thread.engine)
         self.slo_classes = self._validation.slo_classes
         self.sampling_defaults = self._validation.sampling_defaults
@@ -111,6 +116,7 @@ class ChainRouter:
         cls,
         source: "str | Path | Mapping[str, Any] | RouterConfig",
         progress: LoadProgress | None = None,
+        loads_later: bool = False,
     ) -> "ChainRouter":
         """From a YAML file, the name of a bundled scenario ("tiny"), a mapping or a configuration.
 
@@ -118,8 +124,10 @@ class ChainRouter:
 
         Args:
             progress: told what is being done.
+            loads_later: it returns when the target is loaded. Drafters are loaded while requests
+                are served, which at most wait for one of them; `health` says which are left.
         """
-        return cls(RouterConfig.load(source), progress)
+        return cls(RouterConfig.load(source), progress, loads_later)
 
     def generate(
         self,
@@ -308,7 +316,12 @@ class ChainRouter:
         self._thread.check_room(max_waiting)
 
     def health(self) -> Health:
-        return Health("ok" if self.is_healthy else "stopped")
+        engine = self._thread.engine
+        return Health(
+            "ok" if self.is_healthy else "stopped",
+            loading=engine.awaited,
+            unloadable=engine.unloadable,
+        )
 
     @property
     def is_healthy(self) -> bool:

@@ -75,9 +75,9 @@ def one_router(router: ChainRouter, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks for the bundled models gets one router, which stays open."""
     opened, closed = ChainRouter.from_config, ChainRouter.close
 
-    def from_config(source: Any, *progress: Any) -> ChainRouter:
+    def from_config(source: Any, *progress: Any, **later: Any) -> ChainRouter:
         config = RouterConfig.load(source)
-        return router if config == router.config else opened(config, *progress)
+        return router if config == router.config else opened(config, *progress, **later)
 
     def close(one: ChainRouter, *patience_s: float) -> None:
         if one is not router:

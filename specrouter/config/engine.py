@@ -49,8 +49,9 @@ class EngineConfig(Strict):
             objectives the same as `fcfs`.
         exact: `strict` keeps trees at width 1, which can matter where `system_fingerprint` ends in
             `_varies`, and on GPUs without kernels for the model.
-        preload: loads and times drafters before the first request, while there is room; otherwise
-            at their first use, for which running requests wait.
+        preload: loads and times drafters while there is room: of `specrouter serve` one by one
+            while no request runs, or every half minute, once the target answers; of replicas and in
+            Python before the first request. Otherwise at their first use. Requests wait for it.
         fresh_times: measures the models' times at the start instead of using kept ones.
         hang_timeout_s: seconds in one forward of a drafter after which the engine has failed.
         step_timeout_s: seconds in one cycle, loading included, after which the engine has failed:

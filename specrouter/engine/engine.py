@@ -83,6 +83,7 @@ class Engine:
             prefill_chunk=engine.prefill_chunk,
         )
         self._quarantine = self.steps.quarantine
+        self._unloadable: dict[str, str] = {}
         self._baseline_ms: float | None = None  # the last that made sense
         self._prefill_ms = 0.0  # of a prompt token
         self._began_s: float | None = None  # when the step that runs began
@@ -117,6 +118,18 @@ class Engine:
             return in_use.decision
         return self._choice(Workload(requests=1), self.profiler.snapshot())
 
+    @property
+    def awaited(self) -> tuple[str, ...]:
+        """Drafters that are yet to be loaded."""
+        return self._quarantine.awaited
+
+    @property
+    def unloadable(self) -> dict[str, str]:
+        """Drafters that could not be loaded, and why."""
+        return {
+            name: why for name, why in self._unloadable.items() if not self._pool.is_loaded(name)
+        }
+
     def state(self) -> EngineState:
         manager, names = self._manager, self._pool.names
         states = {name: manager.state(name) for name in names}
@@ -131,7 +144,7 @@ class Engine:
             kv_capacity_tokens=manager.kv_slots,
             kv_bytes={name: state.nbytes for name, state in states.items() if state is not None},
             quarantines={name: self._quarantine.counts[name] for name in names},
-            quarantined=frozenset(names) - self._quarantine.available(names, self.steps.cycle),
+            quarantined=self._quarantine.resting(names, self.steps.cycle),
             control_faults=dict(self._faults.counts),
             weight_bytes=self._pool.weight_bytes(),
             unread_tokens=sum(
@@ -233,24 +246,29 @@ class Engine:
         self._executor.states.prepare(self._pool.target)
         self.baseline_tpot_ms()  # the first, to fall back on
 
-    def preload(self) -> None:
-        """Loads and times the drafters that the policy may choose, while there is room for them.
+    def await_drafters(self) -> None:
+        """Those that the policy may choose are used once `load_next` has loaded them."""
+        if self._config.engine.preload:
+            drafters = self.policies.current.planner.scheduler.drafters
+            wanted = (name for name in drafters if not self._executor.is_open(name))
+            self._quarantine.awaited = tuple(wanted)
 
-        One that fails rests, as after a cycle. May be called again.
+    def load_next(self) -> None:
+        """Loads and times the next awaited drafter, if there is room for it.
+
+        One that fails rests, as after a cycle.
         """
-        if not self._config.engine.preload:
-            return
-        for name in self.policies.current.planner.scheduler.drafters:
-            if self._executor.is_open(name) or name in self._quarantine:
-                continue
-            if not self._pool.has_room(name):
-                logger.info("%s is loaded when it is first used: the pool is full", name)
-                continue
+        name, *others = self._quarantine.awaited
+        if not self._pool.has_room(name):
+            logger.info("%s is loaded when it is first used: the pool is full", name)
+        else:
             with self._timed():
                 try:
                     self._executor.prepare_model(name)
                 except StageError as error:
                     self._quarantine.add(error.failure, self.steps.cycle)
+                    self._unloadable[name] = str(error.failure.error)
+        self._quarantine.awaited = tuple(others)
 
     # A cycle
 

@@ -10,6 +10,7 @@ Not here: which requests are accepted (`InputValidation`), and what a cycle does
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
@@ -29,19 +30,27 @@ from specrouter.request.running import RunningRequest
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 1.0  # how often it is looked for a hang, at least
+# Drafters are loaded one by one while no request has run for so long; where some always run, one
+# after so long, for which they wait.
+_QUIET_S, _BUSY_S = 1.0, 30.0
 
 
 class EngineThread:
     """Start it once; close it.
 
+    Args:
+        loads_later: drafters are loaded while requests are served, which they wait for one at a
+            time; else before the first.
+
     Attributes, to be read:
         failure: why the engine has failed; None while it runs, and after a close.
     """
 
-    def __init__(self, engine: Engine, step_timeout_s: float) -> None:
+    def __init__(self, engine: Engine, step_timeout_s: float, loads_later: bool = False) -> None:
         self.engine = engine
         self.failure: str | None = None
         self._step_timeout_s = step_timeout_s
+        self._loads_later = loads_later
         self._wakeup = threading.Condition()
         self._arrived: deque[RunningRequest] = deque()
         self._calls = _CallQueue()  # that are run between steps
@@ -55,7 +64,7 @@ class EngineThread:
         self._watch = self._made("watch", self._look_for_hangs)
 
     def start(self) -> None:
-        """Returns when models are loaded (`Engine.preload`).
+        """Returns when models are loaded, the target at least.
 
         Raises what is wrong with the target; `ConfigError` where its state has no memory.
         """
@@ -176,20 +185,30 @@ class EngineThread:
 
     def _serve(self) -> None:
         """Sleeps while there is nothing to do. Returns when it is closed."""
+        engine = self.engine
+        engine.await_drafters()
+        while engine.awaited and not (self._loads_later or self._closing):
+            engine.load_next()
         if not self._closing:
-            self.engine.preload()
             self._ready.set_result(None)
+        loaded_s = time.monotonic()
         while self._wait_for_work():
+            is_busy = engine.has_work and time.monotonic() - loaded_s < _BUSY_S
             if self._calls:
                 self._calls.run_next()
+            elif engine.awaited and not is_busy:
+                engine.load_next()
+                loaded_s = time.monotonic()
             else:
-                self.engine.step()
+                engine.step()
 
     def _wait_for_work(self) -> bool:
-        """Hands over what arrived; False when it is to close."""
+        """Hands over what arrived; False when it is to close. Where a drafter is to be loaded, it
+        returns without work after a while."""
         with self._wakeup:
             while not (self._closing or self._arrived or self.engine.has_work or self._calls):
-                self._wakeup.wait()
+                if not self._wakeup.wait(_QUIET_S if self.engine.awaited else None):
+                    break
             while self._arrived:  # one that cannot be queued is not lost: it is told with the rest
                 self.engine.enqueue(self._arrived[0])
                 self._arrived.popleft()

@@ -1,4 +1,5 @@
-"""Quarantine: models that failed rest, each time for twice as long (`BackOff`)."""
+"""Quarantine: models that failed rest, each time for twice as long (`BackOff`). Who is yet to be
+loaded is not available either."""
 
 import logging
 from collections import Counter
@@ -32,10 +33,12 @@ _NONE = BackOff()
 
 
 class Quarantine:
-    """`counts`: how often each model was put to rest."""
+    """`counts`: how often each model was put to rest. `awaited`: models that are yet to be loaded,
+    in this order."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
+        self.awaited: tuple[str, ...] = ()
         self._rests: dict[str, BackOff] = {}
 
     def __contains__(self, name: str) -> bool:
@@ -44,8 +47,11 @@ class Quarantine:
 
     def available(self, names: Iterable[str], cycle: int) -> frozenset[str]:
         """Models that may be used: one that rested may be tried again after its time."""
+        return frozenset(names) - self.resting(names, cycle) - frozenset(self.awaited)
+
+    def resting(self, names: Iterable[str], cycle: int) -> frozenset[str]:
         rests = self._rests
-        return frozenset(name for name in names if not rests.get(name, _NONE).lasts(cycle))
+        return frozenset(name for name in names if rests.get(name, _NONE).lasts(cycle))
 
     def learn(self, result: CycleResult, cycle: int) -> None:
         """Models that failed rest, once however many groups they failed in this cycle; of those

@@ -38,10 +38,14 @@ class Health:
     Attributes:
         status: "degraded": they are, by fewer replicas than there should be.
         replicas: what each one is doing; none where there is one engine only.
+        loading: drafters that are loaded while requests are served.
+        unloadable: those that could not be, and why; texts are served without them.
     """
 
     status: Literal["ok", "degraded", "stopped"]
     replicas: Mapping[str, str] = field(default_factory=dict)
+    loading: tuple[str, ...] = ()
+    unloadable: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -108,7 +108,9 @@ def _form(
         use = None
     if thinks is None and use is None:
         return structure, None
-    names, limits = (use.names, (use.forced, use.max_calls)) if use else ((), ())
+    names = use.names if use else frozenset[str]()
+    only = next(iter(names)) if len(names) == 1 else None
+    limits = (use.forced, use.max_calls, only) if use else ()
     channels = partial(thinks.channels, opening, names) if thinks else None
 
     def reader() -> AnswerReader:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import groupby
@@ -122,7 +122,8 @@ class CompletionAnswer(OpenAIAnswer):
     @cached_property
     def _logprobs(self) -> defaultdict[int, _LogprobLists]:
         """By choice."""
-        return defaultdict(partial(_LogprobLists, self.texts, self.body.logprobs or 0))
+        hidden = frozenset() if self.body.skip_special_tokens is False else self.texts.special_ids
+        return defaultdict(partial(_LogprobLists, self.texts, self.body.logprobs or 0, hidden))
 
     def whole(self, outputs: Outputs) -> dict[str, Any]:
         if self.body.asked_tokens == 0:
@@ -175,30 +176,38 @@ class CompletionAnswer(OpenAIAnswer):
     ) -> dict[str, Any] | None:
         if self.body.logprobs is None:
             return None
-        tokens, positions = list(part.token_ids), list[TokenLogprobs | None](part.logprobs or ())
+        read, positions = Prompt(()), list[TokenLogprobs | None](part.logprobs or ())
         if echoed:
-            tokens = [*self.prompts[prompt].token_ids, *tokens]
+            read = replace(self.prompts[prompt], text=self._prompt_text(prompt))
             positions = [*(part.prompt_logprobs or ()), *positions]
-        return self._logprobs[index].to_json(tokens, positions)
+        return self._logprobs[index].to_json(read, part.token_ids, positions)
 
 
 class _LogprobLists:
-    """Of one choice. Offsets count the characters of the tokens, as far as they are whole."""
+    """Of one choice. Offsets count the characters of the tokens, as far as they are whole.
 
-    def __init__(self, texts: TokenTexts, count: int) -> None:
-        self._texts, self._count = texts, count
+    Args:
+        hidden: ids that the output's text leaves out.
+    """
+
+    def __init__(self, texts: TokenTexts, count: int, hidden: Collection[int]) -> None:
+        self._texts, self._count, self._hidden = texts, count, hidden
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._offset = 0
 
     def to_json(
-        self, tokens: Sequence[int], positions: Sequence[TokenLogprobs | None]
+        self, read: Prompt, tokens: Sequence[int], positions: Sequence[TokenLogprobs | None]
     ) -> dict[str, Any]:
-        """Of the tokens that come next; a position is None where nothing stands before it."""
+        """Of the tokens that come next; a position is None where nothing stands before it.
+
+        Args:
+            read: the prompt with its text, where it is echoed before them.
+        """
         return {
-            "tokens": [self._texts.text(token) for token in tokens],
+            "tokens": [self._texts.text(token) for token in (*read.token_ids, *tokens)],
             "token_logprobs": [None if one is None else finite(one.logprob) for one in positions],
             "top_logprobs": [None if one is None else self._top(one) for one in positions],
-            "text_offset": list(self._offsets(tokens)),
+            "text_offset": [*self._offsets_in(read), *self._offsets(tokens)],
         }
 
     def _top(self, position: TokenLogprobs) -> dict[str, float]:
@@ -208,10 +217,23 @@ class _LogprobLists:
             top.setdefault(self._texts.text(token), finite(logprob))
         return top
 
+    def _offsets_in(self, prompt: Prompt) -> Iterable[int]:
+        """What the tokenizer added to the text is not shown."""
+        text = prompt.text or ""
+        for token in prompt.token_ids:
+            yield self._offset
+            shown = self._texts.text(token)
+            if token in self._texts.special_ids and not text.startswith(shown, self._offset):
+                continue
+            width = len(self._decoder.decode(self._texts.data(token)))
+            begins_with_space = self._offset == 0 and shown[:1] == " " != text[:1]
+            self._offset += width - begins_with_space  # SentencePiece's own
+
     def _offsets(self, tokens: Sequence[int]) -> Iterable[int]:
         for token in tokens:
             yield self._offset
-            self._offset += len(self._decoder.decode(self._texts.data(token)))
+            if token not in self._hidden:
+                self._offset += len(self._decoder.decode(self._texts.data(token)))
 
 
 def _mean_logprob(output: RequestOutput) -> float:

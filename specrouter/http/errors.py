@@ -22,8 +22,10 @@ from starlette.exceptions import HTTPException
 
 from specrouter.engine.context_limit import ContextLengthError
 from specrouter.http.answers import error_payload, error_response
+from specrouter.http.openai_fields import Prediction, StreamOptions
 from specrouter.http.prometheus import Refusal, count_refusal
 from specrouter.http.request_fields import GenerateRequest, SpeculationRequest
+from specrouter.http.structure_fields import NamedSchema, ResponseFormat, StructuredOutputs
 from specrouter.request.errors import (
     EngineDeadError,
     NoReplicaError,
@@ -37,14 +39,19 @@ from specrouter.request.slo_fields import SloFields, StageFields
 SHOULD_RETRY_HEADER = "x-should-retry"  # OpenAI's clients obey it
 _LONGEST_PATH = 80  # characters that are told
 
-# What the bodies know that refuse other fields, by the last name before it in pydantic's locations:
-# a class where there is a choice of several, else the field that holds them.
+# What the objects know that refuse other fields, by the last name before it in pydantic's places: a
+# class where there is a choice of several, else the field that holds them.
 _KNOWN = {
-    name: ", ".join(body.model_fields)
+    name: ", ".join(field.alias or own for own, field in body.model_fields.items())
     for name, body in (
         (SloFields.__name__, SloFields),
         (SpeculationRequest.__name__, SpeculationRequest),
         ("stages", StageFields),
+        ("stream_options", StreamOptions),
+        ("response_format", ResponseFormat),
+        ("json_schema", NamedSchema),
+        ("structured_outputs", StructuredOutputs),
+        ("prediction", Prediction),
     )
 }
 

@@ -24,6 +24,8 @@ class ModelObject(Described):
     """The same as `id`."""
     max_model_len: int
     """Tokens of a request, prompt and output, at most."""
+    loading: list[str]
+    """Drafters that are still being loaded; texts are the same without them."""
 
 
 class ModelList(Described):
@@ -66,6 +68,7 @@ def _model(service: Service) -> ModelObject:
         owned_by="specrouter",
         root=service.model,
         max_model_len=service.router.limits.max_tokens,
+        loading=list(service.router.health().loading),
     )
 
 

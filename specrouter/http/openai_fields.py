@@ -14,7 +14,7 @@ from pydantic import Discriminator, Field, Tag
 from specrouter.http.request_fields import RequestFields
 from specrouter.http.tools.tool_use import ToolUse, asked_tools
 from specrouter.request.conversation import ContentPart, Conversation, part_text
-from specrouter.request.fields import Count, Fields, Refused, Text, TokenIds, Tokens, refused
+from specrouter.request.fields import Count, InnerFields, Refused, Text, TokenIds, Tokens, refused
 from specrouter.request.params import LogprobCount, RequestError, Samples, Speculation
 
 
@@ -43,13 +43,15 @@ Prompt = Annotated[
 ]
 
 
-class StreamOptions(Fields):
+class StreamOptions(InnerFields):
     """`include_usage`: a last chunk with it; `continuous_usage_stats`: in every chunk, so far."""
 
     include_usage: bool | None = None
     """A last chunk has the usage, and no choices."""
     continuous_usage_stats: bool | None = None
     """Every chunk has the usage so far."""
+    include_obfuscation: bool | None = None
+    """Ignored: chunks are not padded."""
 
 
 class OpenAIRequest(RequestFields):
@@ -126,7 +128,7 @@ class CompletionRequest(OpenAIRequest):
             raise RequestError("best_of", "cannot be streamed when above n")
 
 
-class Prediction(Fields):
+class Prediction(InnerFields):
     """OpenAI's Predicted Outputs: most of the output, known beforehand."""
 
     type: Literal["content"]

@@ -117,7 +117,7 @@ class RequestFields(StructureFields):
     ignore_eos: bool | None = None
     """Go on after the end-of-text token."""
     min_tokens: Count | None = None
-    """No end-of-text token and none of `stop_token_ids` before so many tokens."""
+    """No end-of-text token, none of `stop_token_ids` and no end by `stop` before so many tokens."""
     bad_words: Annotated[list[Text], Field(max_length=MAX_BAD_WORDS)] | None = None
     """Texts that are never generated."""
     bad_words_ids: Annotated[list[TokenIds], Field(max_length=MAX_BAD_WORDS)] | None = None
@@ -151,7 +151,7 @@ class RequestFields(StructureFields):
     ebnf: Refused = refused(_LARK)
     grammar: Refused = refused(_LARK)
     guided_whitespace_pattern: Refused = refused(
-        "is not supported: structures have white space of their own"
+        "is not known here: use structured_outputs, with json and whitespace_pattern"
     )
     json_schema: Refused = refused("is not known here: use structured_outputs.json")
     logits_processors: Refused = refused(

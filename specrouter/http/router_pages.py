@@ -30,6 +30,10 @@ class HealthAnswer(Loose):
     """`ok`, or `degraded`: fewer replicas serve than there should be."""
     replicas: dict[str, str] | None = None
     """What each replica is doing, where there are any."""
+    loading: list[str] | None = None
+    """Drafters that are still being loaded, if any; texts are the same without them."""
+    unloadable: dict[str, str] | None = None
+    """Drafters that could not be loaded, if any, and why."""
 
 
 class RestartAnswer(Described):
@@ -76,16 +80,21 @@ def add_router_pages(app: FastAPI, router: ServingRouter, drain: Drain) -> None:
     )
     async def health() -> Response:
         health = router.health()
-        replicas = {"replicas": dict(health.replicas)} if health.replicas else {}
+        facts = {
+            "replicas": dict(health.replicas),
+            "loading": list(health.loading),
+            "unloadable": dict(health.unloadable),
+        }
+        told = {name: each for name, each in facts.items() if each}
         if health.status == "stopped":
             error = error_payload(503, "the engine has stopped", code="engine_stopped")
             if router.is_healthy:
                 error = error_payload(503, "no replica is ready", code="no_replica_ready")
-            return JSONResponse({"status": "stopped", **error, **replicas}, status_code=503)
+            return JSONResponse({"status": "stopped", **error, **told}, status_code=503)
         if drain.is_draining:
             error = error_payload(503, "the service is shutting down", code="shutting_down")
             return JSONResponse({"status": "draining", **error}, status_code=503)
-        return JSONResponse({"status": health.status, **replicas})
+        return JSONResponse({"status": health.status, **told})
 
     @page(
         "decisions",

@@ -117,7 +117,7 @@ def _router(config: RouterConfig, progress: LoadProgress) -> ServingRouter:
     from specrouter.router import ChainRouter
 
     if config.cluster is None:
-        return ChainRouter.from_config(config, progress)
+        return ChainRouter.from_config(config, progress, loads_later=True)
     from specrouter.cluster.router import ClusterRouter
 
     try:
@@ -229,8 +229,13 @@ class _Server(uvicorn.Server):
 
     async def _until_over(self, router: ServingRouter) -> None:
         """Until there is nobody left to answer, or no time."""
+        is_loading = bool(router.health().loading)
         while not self._signals and self._is_engine_well(router):
             await asyncio.sleep(_POLL_S)
+            if is_loading and not router.health().loading:
+                is_loading = False
+                logger.info("all drafters are loaded")
+                gc.freeze()
         if self._signals:
             await self._drained(router)
         if self._drain.in_flight and self.failure is None:

@@ -71,9 +71,8 @@ class Service:
         self.tool_format = _tool_format(self.config.tool_parser, self.reasoning, self.template)
         tags = [tag for one in (self.tool_format, self.reasoning) if one for tag in one.tags]
         self.tag_ids = added_tags(tags, self.tokenizer)
-        added = self.tokenizer.added_tokens_decoder
-        # Those that texts do not show by themselves.
-        self.special_tag_ids = tuple(one for one in self.tag_ids.values() if added[one].special)
+        special = self.texts.special_ids
+        self.special_tag_ids = tuple(one for one in self.tag_ids.values() if one in special)
         self._has_keys = bool(api_keys(self.config))
         self._token_id_of = single_token(self.tokenizer)
 

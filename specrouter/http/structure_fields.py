@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field
 
-from specrouter.request.fields import Fields, Text
+from specrouter.request.fields import Fields, InnerFields, Text
+from specrouter.request.grammar import changed
 from specrouter.request.params import RequestError
 from specrouter.request.structure import Structure, StructureKind
 
@@ -21,24 +22,30 @@ JsonSchema = dict[str, Any] | Text  # as an object, or as JSON text
 Choices = Annotated[list[Annotated[Text, Field(min_length=1)]], Field(min_length=1)]
 
 
-class NamedSchema(Fields):
-    """OpenAI wraps a schema; its name and strictness mean nothing here."""
+class NamedSchema(InnerFields):
+    """OpenAI wraps a schema, which is kept to whether it is strict or not."""
 
     name: Text | None = None
     """Ignored."""
+    description: Text | None = None
+    """Ignored."""
+    strict: bool | None = None
+    """Ignored: a schema is always kept to."""
     json_schema: JsonSchema | None = Field(default=None, alias="schema")
     """The schema, as an object or as JSON text."""
 
 
-class ResponseFormat(Fields):
+class ResponseFormat(InnerFields):
     type: Literal["text", "json_object", "json_schema"]
     """`json_object`: any JSON object; `json_schema`: one that fits the schema."""
     json_schema: NamedSchema | None = None
     """Goes with the type `json_schema`."""
+    schema_: JsonSchema | None = Field(default=None, alias="schema")
+    """llama.cpp's and others' way to give a schema: goes with the type `json_object`."""
 
 
-class StructuredOutputs(Fields):
-    """vLLM's; one of them. Further keys, such as `disable_any_whitespace`, mean nothing here."""
+class StructuredOutputs(InnerFields):
+    """vLLM's: one form, and of JSON how it is written."""
 
     json_: JsonSchema | None = Field(default=None, alias="json")
     """A JSON schema, as an object or as JSON text."""
@@ -50,10 +57,48 @@ class StructuredOutputs(Fields):
     """A grammar in Lark's notation."""
     json_object: bool | None = None
     """True: any JSON object."""
+    whitespace_pattern: Text | None = None
+    """A regular expression of what stands between parts of JSON."""
+    disable_any_whitespace: bool | None = None
+    """True: nothing stands between parts of JSON."""
+    disable_additional_properties: bool | None = None
+    """True: objects whose properties are named have no others, unless the schema allows them."""
+
+    def forms(self) -> list[tuple[str, Structure]]:
+        """Raises `RequestError`."""
+        given = self.model_dump(by_alias=True)
+        found = list(_given("structured_outputs.", ((kind, given[kind]) for kind in _FORMS)))
+        if not found:  # a misspelt one is not to be answered with free text
+            raise RequestError("structured_outputs", f"holds none of the forms {', '.join(_FORMS)}")
+        return [(field, self._written(structure)) for field, structure in found]
+
+    def _written(self, structure: Structure) -> Structure:
+        """With what is asked of JSON in the schema, as llguidance reads it."""
+        pattern = "" if self.disable_any_whitespace else self.whitespace_pattern
+        asked = [name for name in _OF_JSON if getattr(self, name) not in (None, False)]
+        if not asked:
+            return structure
+        field = f"structured_outputs.{asked[0]}"
+        if structure.kind not in ("json_object", "json_schema"):
+            raise RequestError(field, "goes with json and json_object only")
+        if pattern != (self.whitespace_pattern or pattern):
+            raise RequestError(field, "contradicts disable_any_whitespace")
+        schema = json.loads(structure.source or '{"type": "object"}')
+        if pattern is not None:
+            if "x-guidance" in schema:
+                raise RequestError(field, "contradicts x-guidance of the schema")
+            schema["x-guidance"] = {"whitespace_pattern": pattern}
+        if self.disable_additional_properties:
+            try:
+                schema = changed(schema, _closed)
+            except RecursionError:
+                raise RequestError(field, "is not for a schema that deep") from None
+        return _of_schema(field, schema)
 
 
 _GUIDED = ("json", "regex", "choice", "grammar")
-_FORMS = ", ".join(field.alias or name for name, field in StructuredOutputs.model_fields.items())
+_FORMS = (*_GUIDED, "json_object")
+_OF_JSON = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
 
 
 class StructureFields(Fields):
@@ -78,9 +123,10 @@ class StructureFields(Fields):
             RequestError: names the field: a second one, one that holds no JSON, or
                 `structured_outputs` without a form.
         """
-        guided = {kind: getattr(self, f"guided_{kind}") for kind in _GUIDED}
-        asked = [*self._of_response_format(), *self._of_structured_outputs()]
-        asked += _given("guided_", guided.items())
+        asked = list(self._of_response_format())
+        if self.structured_outputs is not None:
+            asked += self.structured_outputs.forms()
+        asked += _given("guided_", ((kind, getattr(self, f"guided_{kind}")) for kind in _GUIDED))
         if not asked:
             return None, "response_format"
         if len(asked) > 1:
@@ -90,30 +136,28 @@ class StructureFields(Fields):
 
     def _of_response_format(self) -> Iterator[tuple[str, Structure]]:
         form = self.response_format
-        if form is None or form.type == "text":
+        if form is None:
             return
+        if form.json_schema is not None and form.type != "json_schema":
+            raise RequestError("response_format.json_schema", "goes with the type json_schema only")
+        field = "response_format.schema"
+        if form.schema_ is not None and form.type != "json_object":
+            raise RequestError(field, "goes with the type json_object only")
         if form.type == "json_object":
-            yield "response_format", Structure("json_object")
-            return
-        field = "response_format.json_schema.schema"
-        if form.json_schema is None or form.json_schema.json_schema is None:
-            raise RequestError(field, "is missing")
-        yield field, _of_schema(field, form.json_schema.json_schema)
-
-    def _of_structured_outputs(self) -> Iterator[tuple[str, Structure]]:
-        asked = self.structured_outputs
-        if asked is None:
-            return
-        forms = list(_given("structured_outputs.", asked))
-        if not forms:  # one that is unknown here, or misspelt: not to be answered with free text
-            raise RequestError("structured_outputs", f"holds none of the forms {_FORMS}")
-        yield from forms
+            if form.schema_:
+                yield field, _of_schema(field, form.schema_)
+            else:
+                yield "response_format", Structure("json_object")
+        elif form.type == "json_schema":
+            field = "response_format.json_schema.schema"
+            if form.json_schema is None or form.json_schema.json_schema is None:
+                raise RequestError(field, "is missing")
+            yield field, _of_schema(field, form.json_schema.json_schema)
 
 
 def _given(prefix: str, forms: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Structure]]:
-    """Those that were: by the names of `StructuredOutputs`."""
-    for name, form in forms:
-        kind = name.rstrip("_")
+    """Those that were."""
+    for kind, form in forms:
         field = prefix + kind
         if kind == "json_object":
             if form:
@@ -132,3 +176,8 @@ def _of_schema(field: str, schema: JsonSchema) -> Structure:
     if not isinstance(parsed, dict):
         raise RequestError(field, "must be an object")
     return Structure("json_schema", text)
+
+
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    names_some = "properties" in schema or "patternProperties" in schema
+    return {"additionalProperties": False, **schema} if names_some else schema

@@ -25,6 +25,12 @@ class TokenTexts:
         self.text = functools.cache(self._text)
         self.data = functools.cache(self._data)
 
+    @functools.cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Those that texts leave out unless they are asked for."""
+        added = self._tokenizer.added_tokens_decoder
+        return frozenset(one for one, token in added.items() if token.special)
+
     def of(self, tokens: list[int]) -> str:
         """The text of several, special tokens included."""
         text = self._tokenizer.decode(tokens, clean_up_tokenization_spaces=False)

@@ -12,6 +12,9 @@ A request that offers to upgrade, as Java's clients and `curl --http2` do to HTT
 HTTP/1.1, since a server may ignore the offer (RFC 9110, section 7.8). The parser stops at such a
 header; a new one is given the request again, without it.
 
+A client that speaks HTTP/1.0, as nginx does by default, knows no chunks (RFC 9112, section 7): an
+answer without a length ends with its connection.
+
 A subclass of uvicorn's protocol, since uvicorn has no setting for the time of a header, nor one for
 connections that spares probes, and with httptools none for a header's size. With h11 it has the
 last, but a streamed chunk costs twice as much. Its tests run with the oldest and newest releases:
@@ -24,10 +27,15 @@ import asyncio
 import json
 import logging
 import time
+from functools import partial
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from specrouter.config import ServerConfig
 from specrouter.http.answers import error_payload
@@ -136,6 +144,9 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._is_refused:
             raise ValueError("refused")  # the parser stops
         super().on_headers_complete()
+        if self.parser.get_http_version() == "1.0":
+            self.cycle.chunked_encoding = False
+            self.cycle.send = partial(_send_without_chunks, self.cycle, self.cycle.send)  # type: ignore[method-assign]
 
     def on_body(self, body: bytes) -> None:
         self._header_bytes = 0
@@ -203,6 +214,12 @@ class BoundedProtocol(HttpToolsProtocol):
         waiting = [one for one in others if one.is_waiting and one is not self]
         if waiting:
             min(waiting, key=lambda one: one._waits_since_s).transport.abort()
+
+
+async def _send_without_chunks(cycle: RequestResponseCycle, send: Any, message: Any) -> None:
+    if message["type"] == "http.response.body":  # uvicorn would hold it against a length
+        cycle.expected_content_length = len(message.get("body", b""))
+    await send(message)
 
 
 def _within_file_limit(connections: int) -> int:

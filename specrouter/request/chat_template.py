@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -76,12 +77,17 @@ class ChatTemplate:
             "add_generation_prompt": not goes_on if answers is None else answers,
             "continue_final_message": goes_on,
         }
+        conversation.check_keys(self._reads)
         text = self._text(conversation, variables)
         check(text)
         special = conversation.add_special_tokens
         if special is None:
             special = self._adds_special_tokens
         return list(self._tokenizer(text, add_special_tokens=special)["input_ids"])
+
+    def _reads(self, name: str) -> bool:
+        """Whether the word stands in it, which is as much as can be seen from without."""
+        return re.search(rf"\b{re.escape(name)}\b", self.source) is not None
 
     def _text(self, conversation: Conversation, variables: dict[str, Any]) -> str:
         """In the first form that the template takes.

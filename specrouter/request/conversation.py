@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from specrouter.request.fields import Fields, KeptFields, Refused, Text, check_refused, refused
+from specrouter.request.fields import (
+    Fields,
+    KeptFields,
+    Refused,
+    Text,
+    asks_for_nothing,
+    check_refused,
+    refused,
+)
 from specrouter.request.params import RequestError
 
 MAX_MESSAGES = 16_384
 MAX_PARTS = 4096  # of a message's content
+
+# Of messages, their parts and calls, and tools: what cannot change an answer. Clients send it for
+# other servers, or send back what they made of an answer.
+IGNORED = frozenset((
+    "annotations", "cache_control", "copilot_cache_control", "id", "index", "parsed",
+    "parsed_arguments", "provider_specific_fields",
+))  # fmt: skip
+_REASONING = {"reasoning_content", "reasoning"}  # of earlier answers: most templates leave it out
+_TOOL, _CALL = {"type", "function"}, {"id", "type", "function"}
+# Forced calls are always strict; `return` is what transformers makes of a Python function.
+_FUNCTION = {"name", "description", "parameters", "strict", "return"}
+_CALLED = {"name", "arguments"}
 
 
 class ContentPart(KeptFields):
@@ -26,7 +47,7 @@ class ContentPart(KeptFields):
 
 
 class Message(KeptFields):
-    """Unknown fields reach the template."""
+    """Unknown fields are handed to the template, where it reads them."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     """Who says it."""
@@ -38,6 +59,8 @@ class Message(KeptFields):
     """Calls that the assistant made, as OpenAI has them."""
     tool_call_id: Text | None = None
     """Of the call that a `tool` message answers."""
+    refusal: Text | None = None
+    """What an assistant said instead of a content."""
 
 
 class Conversation(Fields):
@@ -61,6 +84,32 @@ class Conversation(Fields):
     """Variables of the template, such as `enable_thinking`."""
     chat_template: Refused = refused("is the service's (server.chat_template)")
 
+    def check_keys(self, is_read: Callable[[str], bool]) -> None:
+        """Raises `RequestError` for one that is dropped: unknown here, and not of `IGNORED`.
+
+        Args:
+            is_read: whether the template reads what is called so.
+        """
+        for place, given, known in self._objects():
+            for key, value in given.items():
+                if not (key in known or key in IGNORED or asks_for_nothing(value) or is_read(key)):
+                    raise RequestError(f"{place}{key}", "is not read by the chat template")
+
+    def _objects(self) -> Iterator[tuple[str, Mapping[str, Any], Collection[str]]]:
+        """What a client may have filled with keys of its own: place, keys, those that are known."""
+        yield "", {"documents": self.documents}, ()
+        variables = self.chat_template_kwargs or {}  # where false says something
+        yield (
+            "chat_template_kwargs.",
+            {name: one is not None for name, one in variables.items()},
+            (),
+        )
+        for at, message in enumerate(self.messages):
+            yield f"messages[{at}].", message.model_extra or {}, _REASONING
+            calls = message.tool_calls or ()
+            yield from _functions(f"messages[{at}].tool_calls", calls, _CALL, _CALLED)
+        yield from _functions("tools", self.tools or (), _TOOL, _FUNCTION)
+
     def turns(
         self, null_contents: bool = False, text_arguments: bool = False
     ) -> list[dict[str, Any]]:
@@ -81,10 +130,22 @@ class Conversation(Fields):
         ]
 
 
+def _functions(
+    place: str, objects: Sequence[dict[str, Any]], own: Collection[str], inner: Collection[str]
+) -> Iterator[tuple[str, Mapping[str, Any], Collection[str]]]:
+    for at, one in enumerate(objects):
+        yield f"{place}[{at}].", one, own
+        function = one.get("function")
+        if isinstance(function, dict):
+            yield f"{place}[{at}].function.", function, inner
+
+
 def _turn(
     place: str, message: Message, null_contents: bool, text_arguments: bool
 ) -> dict[str, Any]:
-    turn = {**message.model_dump(exclude_none=True), "role": message.role}
+    turn = {**message.model_dump(exclude_none=True, exclude={"refusal"}), "role": message.role}
+    if message.refusal is not None and message.content is not None:
+        raise RequestError(f"{place}.refusal", "stands beside a content: give one of them")
     if isinstance(message.content, list):
         parts = [
             part_text(f"{place}.content[{at}]", part) for at, part in enumerate(message.content)
@@ -93,11 +154,15 @@ def _turn(
     elif message.content is None:
         if message.role != "assistant" or message.model_fields_set == {"role"}:
             raise RequestError(f"{place}.content", "is missing")
-        if not message.tool_calls:  # as answers have it whose limit ended the thinking
+        if message.refusal is not None:
+            turn["content"] = message.refusal
+        elif not message.tool_calls:  # as answers have it whose limit ended the thinking
             turn["content"] = ""
         elif null_contents:
             turn["content"] = None
     if message.tool_calls:
+        if message.role != "assistant":
+            raise RequestError(f"{place}.tool_calls", "are an assistant's only")
         turn["tool_calls"] = [
             _call(f"{place}.tool_calls[{at}]", call, text_arguments)
             for at, call in enumerate(message.tool_calls)
@@ -113,23 +178,30 @@ def part_text(place: str, part: ContentPart) -> str:
     said = part.text if part.type == "text" else part.refusal
     if said is None:
         raise RequestError(f"{place}.{part.type}", "is missing")
+    for key, value in (part.model_extra or {}).items():
+        if key not in IGNORED and not asks_for_nothing(value):
+            raise RequestError(f"{place}.{key}", "is unknown")
     return said
 
 
 def _call(place: str, call: dict[str, Any], as_text: bool) -> dict[str, Any]:
     """OpenAI has a call's arguments as JSON text, most templates as an object. Of a call without
     any, clients send no text."""
+    if call.get("type") not in (None, "function"):
+        raise RequestError(f"{place}.type", 'must be "function"')
     function = call.get("function")
     if not isinstance(function, dict):
         raise RequestError(f"{place}.function", "must be an object")
+    if not function.get("name") or not isinstance(function["name"], str):
+        raise RequestError(f"{place}.function.name", "must be a text")
     given = function.get("arguments")
-    if given is None or isinstance(given, str):
-        text = (given or "").strip() or "{}"
-        try:
-            parsed = json.loads(text)
-        except (ValueError, RecursionError):
-            raise RequestError(f"{place}.function.arguments", "is no JSON") from None
-        arguments = text if as_text else parsed
-    else:
-        arguments = json.dumps(given, ensure_ascii=False) if as_text else given
-    return {**call, "function": {**function, "arguments": arguments}}
+    text = (given or "").strip() or "{}" if given is None or isinstance(given, str) else None
+    try:
+        parsed = given if text is None else json.loads(text)
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise RequestError(f"{place}.function.arguments", "must be a JSON object")
+    if as_text:
+        parsed = json.dumps(given, ensure_ascii=False) if text is None else text
+    return {**call, "function": {**function, "arguments": parsed}}

@@ -20,9 +20,9 @@ class Detokenizer:
     """Of one request. `push` returns the text that became certain with a token.
 
     Text that could be the beginning of a stop text is held back until that is decided. The stop
-    text that ended the text, `stopped_by`, is part of it only where the parameters say so. The text
-    goes on after `prompt`: SentencePiece's tokenizers drop the space at a text's beginning, and
-    only there.
+    text that ended the text, `stopped_by`, is part of it only where the parameters say so; one that
+    is complete with the first `min_tokens` tokens ends nothing. The text goes on after `prompt`:
+    SentencePiece's tokenizers drop the space at a text's beginning, and only there.
     """
 
     def __init__(
@@ -33,6 +33,7 @@ class Detokenizer:
     ) -> None:
         self._tokenizer = tokenizer
         self._stop, self._keep_stop = params.stop, params.include_stop_str_in_output
+        self._unstopped = params.min_tokens  # tokens to come with which no stop text ends
         self._skip_special_tokens = params.skip_special_tokens
         self._hidden: set[int] | None = None  # None: the tokenizer skips them itself
         shown = params.shown_special_token_ids
@@ -56,6 +57,7 @@ class Detokenizer:
         """Text that is certain now. Sets `stopped_by` where the text holds a stop text."""
         if self._prompt:
             self._go_on_after_prompt()
+        self._unstopped -= 1
         self._pending.append(token)
         decoded = self._decode_all()
         is_endless = len(self._pending) >= _MOST_PENDING
@@ -122,8 +124,12 @@ class Detokenizer:
         return text
 
     def _release(self, new: str) -> str:
+        before = len(self._held)
         self._held += new
-        found = [(at, stop) for stop in self._stop if (at := self._held.find(stop)) >= 0]
+        stops = self._stop if self._unstopped < 0 else ()
+        # It ends in what is new.
+        starts = ((stop, max(0, before - len(stop) + 1)) for stop in stops)
+        found = [(at, stop) for stop, start in starts if (at := self._held.find(stop, start)) >= 0]
         if found:
             at, self.stopped_by = min(found, key=lambda one: one[0])
             end = at + len(self.stopped_by) if self._keep_stop else at

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from specrouter.request.params import RequestError
@@ -25,7 +25,7 @@ class Fields(BaseModel):
 
 
 class KeptFields(Fields):
-    """Unknown fields are kept: they reach the chat template."""
+    """Unknown fields are kept: they may reach the chat template."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -34,6 +34,20 @@ class OwnFields(Fields):
     """An object that no other server knows: an unknown field is a mistake, and refused."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+class InnerFields(Fields):
+    """An object within a body: an unknown field is refused unless it asks for nothing."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nothings(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        return {k: one for k, one in given.items() if k in known or not asks_for_nothing(one)}
 
 
 def field_names(base: type[Fields] = Fields) -> Iterator[str]:
@@ -68,11 +82,15 @@ def refused(reason: str, neutral: Any = None) -> Any:
     return Field(default=None, json_schema_extra={"refused": reason, "neutral": neutral})
 
 
+def asks_for_nothing(value: Any) -> bool:
+    return value is None or value is False or value == []
+
+
 def check_refused(body: Fields) -> None:
     """Raises `RequestError` for a field that is `refused`."""
     for name, reason, neutral in _refusals(type(body)):
         asked = getattr(body, name)
-        if asked is not None and asked is not False and asked not in ([], neutral):
+        if not asks_for_nothing(asked) and asked != neutral:
             raise RequestError(name, reason)
 
 

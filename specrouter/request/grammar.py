@@ -70,12 +70,13 @@ WHITE_SPACE = r"( |\n {0,16})?"
 @dataclass(frozen=True, eq=False)
 class CompiledGrammar:
     """A grammar at its beginning. `matcher` is only ever copied; its masks are of `known` ids, of
-    which the model may lack the last."""
+    which the model may lack the last. `open_ended`: see `Structure`."""
 
     matcher: LLMatcher
     known: int
     vocab_size: int
     end_token_ids: frozenset[int]
+    open_ended: bool
 
     def start(self) -> "RowGrammar":
         """For one row."""
@@ -88,6 +89,8 @@ class CompiledGrammar:
             inner.pop()  # whether a text may go on behind its end is not the grammar's question
         matcher = self.matcher.deep_copy()
         taken = matcher.try_consume_tokens(inner)
+        if self.open_ended and taken == len(inner) - 1 and matcher.is_accepting():
+            return
         if taken < len(inner) or matcher.is_error():
             raise RequestError("generated", f"the structure does not allow token {taken + 1}")
 
@@ -120,7 +123,8 @@ class GrammarCompiler:
         matcher = _started(tokens, definition, self._end_token_ids)
         if matcher.is_error():
             raise RequestError("structure", _reason(matcher))
-        return CompiledGrammar(matcher, tokens.vocab_size, self._vocab_size, self._end_token_ids)
+        ends, open_ended = self._end_token_ids, structure.open_ended
+        return CompiledGrammar(matcher, tokens.vocab_size, self._vocab_size, ends, open_ended)
 
     @functools.cached_property
     def _tokens(self) -> LLTokenizer:
@@ -150,6 +154,7 @@ class RowGrammar:
         self._path: list[int] = []  # what the matcher has read behind it
         self._masks: dict[Path, Bits | GrammarError | None] = {}  # behind the committed text
         self._has_ended = False
+        self._has_left = False  # of an open end, by an id that is none of its own
         self._failure: GrammarError | None = None  # of the committed text itself
 
     def advance(self, tokens: list[int]) -> None:
@@ -159,6 +164,9 @@ class RowGrammar:
         if self._has_ended or self._failure is not None:
             return
         try:
+            own = self._own(fresh)
+            self._has_left |= own < len(fresh)
+            fresh = fresh[:own]
             self._read(fresh)
         except GrammarError as error:
             self._failure = error
@@ -193,13 +201,28 @@ class RowGrammar:
             before = self.mask(path[:-1])
             if before is None or not allows(before, path[-1]) or self._is_end(path[-1]):
                 return None
-        self._read(path)
         size = self._compiled.vocab_size
+        if self._own(path) < len(path) or self._has_left:
+            ends = np.isin(np.arange(size), list(self._compiled.end_token_ids))
+            return np.packbits(ends, bitorder="little")
+        self._read(path)
+        if self._compiled.open_ended and self._matcher.is_accepting():
+            return np.full(-(-size // 8), 255, dtype=np.uint8)
         words = allocate_token_bitmask(1, self._compiled.known)
         fill_next_token_bitmask(self._matcher, words)
         self._check()
         bits: Bits = words[0].view(np.uint8)[: -(-size // 8)]
         return bits
+
+    def _own(self, path: Sequence[int]) -> int:
+        """How many of these the form itself takes behind the committed text."""
+        if self._has_left:
+            return 0
+        for place, token in enumerate(path if self._compiled.open_ended else ()):
+            self._read(path[:place])
+            if self._matcher.is_accepting() and not self._matcher.validate_tokens([token]):
+                return place
+        return len(path)
 
     def _read(self, path: Sequence[int]) -> None:
         """Takes the matcher behind the committed text and this path."""
@@ -337,7 +360,7 @@ def _json_grammar(schema: object) -> str:
         if '"format"' in text:  # a nesting that is deep elsewhere is llguidance's to judge
             text = json.dumps(without_own_formats(schema))
         return LLMatcher.grammar_from_json_schema(
-            text, overrides={"whitespace_pattern": WHITE_SPACE}
+            text, defaults={"whitespace_pattern": WHITE_SPACE}
         )
     except (ValueError, RecursionError) as error:
         raise RequestError("structure", str(error)[:_LONGEST_REASON]) from error
@@ -347,19 +370,30 @@ def without_own_formats(schema: Any) -> Any:
     """A JSON schema without formats that JSON Schema does not define, such as pydantic's `path` and
     OpenAPI's `binary`: they say nothing of a text, and llguidance refuses them. Raises
     `RecursionError`."""
+    return changed(schema, _without_own_format)
+
+
+def changed(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """A JSON schema with this change to each object of it that is a schema, the innermost first.
+    Raises `RecursionError`."""
     if isinstance(schema, list):
-        return [without_own_formats(each) for each in schema]
+        return [changed(each, change) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
     found = {}
     for keyword, value in schema.items():
         if keyword in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
-            found[keyword] = {name: without_own_formats(each) for name, each in value.items()}
-        elif keyword in _DATA:
-            found[keyword] = value
-        elif keyword != "format" or not isinstance(value, str) or value in _FORMATS:
-            found[keyword] = without_own_formats(value)
-    return found
+            found[keyword] = {name: changed(each, change) for name, each in value.items()}
+        else:
+            found[keyword] = value if keyword in _DATA else changed(value, change)
+    return change(found)
+
+
+def _without_own_format(schema: dict[str, Any]) -> dict[str, Any]:
+    own = schema.get("format")
+    if not isinstance(own, str) or own in _FORMATS:
+        return schema
+    return {keyword: value for keyword, value in schema.items() if keyword != "format"}
 
 
 def _choice_grammar(texts: object) -> str:

@@ -136,7 +136,7 @@ class SamplingParams:
         logit_bias: token id to what its logit gains, -100 .. 100: a mapping or pairs, with ids
             that may be decimal strings, as JSON has them. Kept as a tuple of pairs by rising id.
         min_tokens: until there are so many, neither the end-of-text id nor one of `stop_token_ids`
-            is chosen. A text of `stop` still ends the output.
+            is chosen, and no text of `stop` ends the output, as in vLLM.
         bad_words: texts that do not come about, at the beginning of a word.
         bad_words_ids: sequences of ids that do not come about.
         n: samples of each prompt, 1 .. MAX_SAMPLES. Greedy ones are equal.

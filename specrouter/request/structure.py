@@ -33,17 +33,22 @@ class Structure:
         source: the schema, the expression, the list of texts, the grammar; nothing for
             `json_object`. A schema and a list are kept as JSON text, and may be given as it.
         around: a grammar of the output, in which `@body` is this form; nothing: it is the whole.
+        open_ended: where it is complete and may go on, it does so only if the model says so by
+            itself: any id may follow, and one that the form does not go on with is its last but the
+            end.
     """
 
     kind: StructureKind
     source: str
     around: str
+    open_ended: bool
 
     def __init__(
         self,
         kind: StructureKind,
         source: str | Mapping[str, Any] | Sequence[str] = "",
         around: str = "",
+        open_ended: bool = False,
     ) -> None:
         """Raises `TypeError`, `ValueError` for a schema or a list that JSON cannot hold."""
         if isinstance(source, Mapping | list | tuple):  # anything else is refused with its request
@@ -51,3 +56,4 @@ class Structure:
         object.__setattr__(self, "kind", kind)
         object.__setattr__(self, "source", source)
         object.__setattr__(self, "around", around)
+        object.__setattr__(self, "open_ended", open_ended)

@@ -469,7 +469,10 @@ class FakeEngine:
     def warm_up(self) -> None:
         pass
 
-    def preload(self) -> None:
+    awaited = ()
+    unloadable: ClassVar[dict[str, str]] = {}
+
+    def await_drafters(self) -> None:
         pass
 
     def can_ever_fit(self, tokens: int) -> bool:

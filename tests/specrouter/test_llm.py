@@ -9,9 +9,11 @@ import json
 import re
 import subprocess
 import sys
+import time
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
+from math import comb
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +31,9 @@ from specrouter import (
 )
 from specrouter.cli.main import _parser
 from specrouter.cli.target import read_asked
+from specrouter.engine.step import DecodingStep
 from specrouter.llm import _asked
-from specrouter.notebook import Text
+from specrouter.notebook import MOST_PAIRS, PAIRS, Comparison, Text, median_interval
 from specrouter.progress import Progress
 from specrouter.request.output import CycleDraft, RequestMetrics
 from test_support.factories import save_llama
@@ -166,11 +169,65 @@ def test_what_is_on_may_be_asked_for_and_a_comparison_is_of_one_prompt(llm: LLM)
 def test_a_comparison_is_of_the_same_request(llm: LLM) -> None:
     found = llm.compare("abc", max_tokens=24, temperature=1.0, ignore_eos=True)
     assert found.equal
+    assert PAIRS <= len(found.ratios) <= MOST_PAIRS
     assert found.routed.seed == found.alone.seed
     assert {len(chain) for chain in found.alone.metrics.chains} == {1}
     assert found.routed.metrics.cached_tokens == found.alone.metrics.cached_tokens == 0
-    assert str(found).startswith("equal, with speculation ")
+    assert str(found).startswith(f"{found.verdict}\n  with: ")
     assert html.escape(str(found)) in found._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("ratios", "told"),
+    [
+        ((1.3, 1.4, 1.2, 1.5, 1.36, 1.1), "1.33 times as fast with speculation (1.10 to 1.50)"),
+        ((1.3, 1.4, 1.2, 1.5, 1.36, 0.9), "no difference in speed measurable (0.90 to 1.50)"),
+        ((0.8,) * 11 + (3.0,), "0.80 times as fast with speculation (0.80 to 0.80)"),
+        ((0.8,) * 5, "too few runs to say how fast"),
+    ],
+)
+def test_what_is_said_of_speeds_has_a_spread(ratios: tuple[float, ...], told: str) -> None:
+    routed, alone = text_of(["a", "b"]), text_of(["a", "b"])
+    assert Comparison(routed, alone, ratios).verdict.partition(";")[0] == f"equal, {told}"
+    assert not Comparison(routed, text_of(["a"]), ratios).verdict.startswith("equal")
+
+
+@pytest.mark.parametrize("count", range(1, 41))
+def test_an_interval_of_the_median_is_the_narrowest_that_holds_in_19_of_20(count: int) -> None:
+    def outside(rank: int) -> float:
+        """How often more than half of all that could come lie beyond the values of a rank."""
+        return 2.0 * sum(comb(count, each) for each in range(rank + 1)) / 2.0**count
+
+    found = median_interval([float(value) for value in range(count)])
+    if found is None:
+        assert outside(0) > 0.05
+    else:
+        low, high = map(int, found)
+        assert high == count - 1 - low
+        assert outside(low) <= 0.05 < outside(low + 1)
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize("slower", [0.0, 0.15])
+def test_a_slowdown_is_found_and_none_is_not(
+    slower: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In 18 of 20 comparisons, of a target that nobody drafts for in either way."""
+    run = DecodingStep.run
+
+    def planted(step: DecodingStep) -> None:
+        started_s = time.perf_counter()
+        is_routed = any(one.spec.speculation != "off" for one in step._book.running.values())
+        run(step)
+        if is_routed:
+            time.sleep(slower * (time.perf_counter() - started_s))
+
+    monkeypatch.setattr(DecodingStep, "run", planted)
+    with LLM(set={"scheduler.policy": "target-only"}) as llm:
+        found = [llm.compare("def fib(n):", max_tokens=48, seed=seed) for seed in range(20)]
+    assert all(one.equal for one in found)
+    told = "no difference" if not slower else "0."
+    assert sum(f"equal, {told}" in one.verdict for one in found) >= 18
 
 
 def test_coloured_tokens_sum_to_the_text(llm: LLM) -> None:

@@ -21,6 +21,7 @@ async function generate(form, speculation, show, signal) {
       seed: Number(form.seed),
       logprobs: 0,
       return_drafts: true,
+      prefix_cache: false,
       stream: true,
       speculation,
     };
@@ -124,16 +125,46 @@ function Shares({ made, marks }) {
   </ul>`;
 }
 
-function Figures({ made, others }) {
+function Figures({ made, speeds }) {
   const metrics = made.metrics;
   if (!metrics) return html`<p class="figures aside">${made.state === "running" ? "…" : " "}</p>`;
-  const speed = metrics.tpot_ms ? 1000 / metrics.tpot_ms : null;
-  const other = others?.metrics?.tpot_ms ? 1000 / others.metrics.tpot_ms : null;
   return html`<p class="figures">
-    <b>${speed ? speed.toFixed(1) : "–"}</b> tokens/s
-    ${speed && other && html`<span> · <b>${(speed / other).toFixed(2)}×</b> the speed without</span>`}
+    <b>${speeds.length ? median(speeds).toFixed(1) : "–"}</b> tokens/s
     <span> · <b>${metrics.acceptance_length.toFixed(2)}</b> tokens per pass</span>
   </p>`;
+}
+
+const [PAIRS, MOST_PAIRS] = [6, 12]; // at first, and where these do not tell
+const RANKS = { [PAIRS]: 0, [MOST_PAIRS]: 2 }; // of the values between which the median lies in 19 of 20
+
+function median(values) {
+  const sorted = [...values].sort((a, b) => a - b);
+  return (sorted[(sorted.length - 1) >> 1] + sorted[sorted.length >> 1]) / 2;
+}
+
+/** Two of the ratios, between which their true median lies; null before there are enough. */
+function interval(ratios) {
+  const rank = RANKS[ratios.length];
+  const sorted = [...ratios].sort((a, b) => a - b);
+  return rank === undefined ? null : [sorted[rank], sorted.at(-1 - rank)];
+}
+
+const isDecided = (ratios) => {
+  const found = interval(ratios);
+  return found !== null && (ratios.length === MOST_PAIRS || found[0] > 1 || found[1] < 1);
+};
+
+/** How fast it was, measured in turns. */
+function Speedup({ ratios, drafted, isMeasuring }) {
+  const found = isDecided(ratios) ? interval(ratios) : null;
+  if (found === null)
+    return isMeasuring && html`<p class="aside" id="speedup">Measuring both in turns: pair ${ratios.length + 1} of ${PAIRS} to ${MOST_PAIRS}…</p>`;
+  const [low, high] = found;
+  const spread = `${low.toFixed(2)} to ${high.toFixed(2)}, ${ratios.length} pairs in turns`;
+  return html`<p class="verdict equal" id="speedup">${low <= 1 && high >= 1
+    ? html`<b>No difference in speed measurable</b> (${spread}).`
+    : html`<b>${median(ratios).toFixed(2)}× ${median(ratios) > 1 ? "faster" : "the speed"}</b> with drafts (${spread}).`}
+    ${!drafted && " Drafting was off: it would cost time here."}</p>`;
 }
 
 function Detail({ token, place }) {
@@ -255,7 +286,9 @@ export function Try({ marks, chains, dtype, refused }) {
   const [alone, showAlone] = useState(EMPTY);
   const [chosen, choose] = useState(null);
   const stopper = useRef(null);
-  const isRunning = routed.state === "running" || alone.state === "running";
+  const [timed, measure] = useState([]);
+  const [isMeasuring, setMeasuring] = useState(false);
+  const isRunning = routed.state === "running" || alone.state === "running" || isMeasuring;
   useEffect(() => () => stopper.current?.abort(), []);
 
   const run = async (asked) => {
@@ -264,11 +297,30 @@ export function Try({ marks, chains, dtype, refused }) {
     stopper.current = new AbortController();
     const { signal } = stopper.current;
     showAlone(EMPTY);
-    const speculation = asked.chain ? { chain: asked.chain.split(">") } : null;
-    const first = await generate(asked, speculation, showRouted, signal);
-    if (first.status === 401) refused(first.error);
-    if (first.state === "done") await generate(asked, "off", showAlone, signal);
+    measure([]);
+    const speculation = { reuse_outputs: false, ...(asked.chain && { chain: asked.chain.split(">") }) };
+    const ways = [[speculation, showRouted], ["off", showAlone]];
+    for (const [way, show] of ways) { // shown as it comes, and not timed
+      const made = await generate(asked, way, show, signal);
+      if (made.status === 401) refused(made.error);
+      if (made.state !== "done") return;
+    }
+    const timed = [];
+    setMeasuring(true);
+    while (!isDecided(timed.map(([a, b]) => a / b))) {
+      const speeds = [];
+      const first = timed.length % 2; // A B, then B A: a machine that becomes slower favours neither
+      for (const which of [first, 1 - first]) {
+        const made = await generate(asked, ways[which][0], () => {}, signal);
+        if (made.state !== "done" || !made.metrics.tpot_ms) return setMeasuring(false);
+        speeds[which] = 1000 / made.metrics.tpot_ms;
+      }
+      timed.push(speeds);
+      measure([...timed]);
+    }
+    setMeasuring(false);
   };
+  const ratios = timed.map(([a, b]) => a / b);
   const differs = routed.state === "idle" ? null : firstDifference(routed, alone);
   // Until one is chosen, the first drafted token of the largest tree.
   const largest = Math.max(...routed.cycles.map((one) => one.tree.parents.length));
@@ -282,22 +334,25 @@ export function Try({ marks, chains, dtype, refused }) {
   const drafted = routed.tokens.some((one) => one.drafted !== null);
   const failed = routed.error ?? alone.error;
   return html`<section aria-labelledby="try" class="try">
-    <h2 id="try">Who proposes, and what changes</h2>
+    <h2 id="try">Try it</h2>
+    <p>A small model, or what was written before, guesses the next words; the big model checks all guesses at once. Coloured words
+      were guessed right. The text is exactly what the big model alone would write.</p>
     <${Form} ...${{ form, change, chains, run, isRunning }} stop=${() => stopper.current.abort()} />
     ${failed && html`<p role="alert" class="verdict differs">${failed}</p>`}
     ${routed.state !== "idle" &&
     html`<${Verdict} ...${{ routed, alone, dtype }} />
+      <${Speedup} ...${{ ratios, drafted, isMeasuring }} />
       <div class="panes">
-        <div class="pane" id="routed"><h3>As routed</h3>
-          <${Figures} made=${routed} others=${alone} />
+        <div class="pane" id="routed"><h3>With drafts</h3>
+          <${Figures} made=${routed} speeds=${timed.map(([speed]) => speed)} />
           <${Tokens} made=${routed} label="Tokens, by who proposed them" ...${{ marks, differs, chosen, choose }} shown=${place} />
           <${Shares} made=${routed} marks=${marks} /></div>
-        <div class="pane" id="alone"><h3>The same seed without speculation</h3>
-          <${Figures} made=${alone} />
+        <div class="pane" id="alone"><h3>Without, same seed</h3>
+          <${Figures} made=${alone} speeds=${timed.map(([, speed]) => speed)} />
           <${Tokens} made=${alone} label="Tokens without speculation" ...${{ marks, differs, chosen, choose }} shown=${place} /></div>
       </div>
       ${routed.state === "done" && !drafted && chains.length > 0 &&
-      html`<p class="hint">Nothing was drafted: the router found that here the target alone is quicker.
+      html`<p class="hint">Nothing was drafted: the router predicts that here the target alone is quicker.
         <button type="button" onClick=${() => run({ ...form, chain: chains[0].join(">") })}>
           Draft with ${chains[0][0]} all the same</button></p>`}
       <${Detail} token=${token} place=${place} />

@@ -36,6 +36,8 @@ class AnswerReader:
         reader: of calls within the content.
         forced: the output is nothing but reasoning and calls.
         max_calls: further ones are left out; None for none.
+        only: the name of the one function that may be called; None: there are several. Where the
+            call is forced, it is known as soon as it has begun.
 
     Attributes:
         calls: begun so far.
@@ -47,10 +49,13 @@ class AnswerReader:
         reader: CallReader | None = None,
         forced: bool = False,
         max_calls: int | None = None,
+        only: str | None = None,
     ) -> None:
         self.forced = forced
         self.calls = 0
         self._reader, self._max_calls = reader, max_calls
+        self._unnamed = only if forced else None  # of a call that was not told yet
+        self._is_cut = False  # before its name
         self._channels = None if channels is None else channels()
         self._of_tokens = None if channels is None else channels()
         self._arguments: list[str] = []  # of the last call
@@ -59,7 +64,7 @@ class AnswerReader:
     def is_within_call(self) -> bool:
         """The last one is not complete. A whole object of arguments ends a channel's call, too: its
         end tag may be cut off."""
-        if self._reader is not None and self._reader.is_within_call:
+        if self._is_cut or (self._reader is not None and self._reader.is_within_call):
             return True
         is_open = self._channels is not None and self._channels.field == "arguments"
         return is_open and object_of("".join(self._arguments)) is None
@@ -103,5 +108,8 @@ class AnswerReader:
                 yield from reader.pieces(piece)
             else:
                 yield field, piece
-        if ends and reader is not None:
-            yield from reader.pieces("", ends)
+        for field, piece in reader.pieces("", ends) if ends and reader is not None else ():
+            yield field, piece
+            if field == "content" and self._unnamed is not None and not self.calls:
+                self._is_cut = True
+                yield "name", self._unnamed

@@ -105,7 +105,11 @@ class CallReader:
                     self._say(lead + text)
                 return (yield)
             one = yield
-        self._say(lead + text)
+        name = None if one else name_before_arguments(text)
+        if name is not None and self._may_call(name):  # cut off there
+            self._begin(name)
+        else:
+            self._say(lead + text)
         return one
 
     def _arguments(self, scanner: JsonScanner, one: str) -> _Next:

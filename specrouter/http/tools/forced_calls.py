@@ -23,7 +23,7 @@ Check = Callable[[Structure], None]  # raises `RequestError` for what cannot be 
 def forced_calls(
     use: ToolUse, form: ToolFormat | Harmony, check: Check, ids: Mapping[str, int], around: str = ""
 ) -> Structure:
-    """One to `use.max_calls` calls of these functions.
+    """One call of these functions, and up to `use.max_calls` where the model goes on by itself.
 
     Args:
         ids: of tags that are tokens of their own.
@@ -33,7 +33,8 @@ def forced_calls(
         RequestError: names the function whose schema cannot be compiled, or `tools`.
     """
     try:
-        structure = Structure("grammar", _grammar(use, form, ids), around)
+        is_open = use.max_calls != 1
+        structure = Structure("grammar", _grammar(use, form, ids), around, open_ended=is_open)
         check(structure)
     except RequestError as error:
         for function in use.functions:
@@ -52,9 +53,12 @@ def _check_alone(function: Function, check: Check) -> None:
 def _grammar(use: ToolUse, form: ToolFormat | Harmony, ids: Mapping[str, int]) -> str:
     """In Lark's notation, as llguidance reads it."""
     more = (use.max_calls or 1) - 1
-    rules = [
-        f"start: call ({lark(form.separator, {})} call){{0,{more}}}" if more else "start: call"
-    ]
+    separator = lark(form.separator, {})
+    rules = ["start: call"]
+    if more:
+        rules[0] += f" ({separator} call){{0,{more}}}"
+    if more and separator:  # which may be the beginning of anything else, too
+        rules[0] += f" ({separator})?"
     alternatives = []
     for number, function in enumerate(use.functions):
         head, tail = lark(form.head(function.name), ids), lark(form.tail, ids)

@@ -112,6 +112,10 @@ def _named(choice: Mapping[str, Any], functions: Sequence[Function]) -> Function
         reason = 'must be "function"; known beside it are "none", "auto" and "required"'
         raise RequestError("tool_choice.type", reason)
     given = choice.get("function")
+    for place, one, known in (("", choice, "type function"), (".function", given, "name")):
+        for key in one if isinstance(one, Mapping) else ():
+            if key not in known.split():
+                raise RequestError(f"tool_choice{place}.{key}", "is unknown")
     name = given.get("name") if isinstance(given, Mapping) else None
     for function in functions:
         if function.name == name:

@@ -27,7 +27,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
     """Makes every configuration give this router."""
 
     def give(router: FakeRouter) -> FakeRouter:
-        monkeypatch.setattr(ChainRouter, "from_config", lambda *_: router)
+        monkeypatch.setattr(ChainRouter, "from_config", lambda *_, **__: router)
         return router
 
     return give

@@ -1,14 +1,17 @@
 """What is loaded and timed before the first request, and what goes wrong with it."""
 
+from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
 
 from specrouter import ChainRouter, EngineDeadError, RequestError, SamplingParams, Speculation
+from specrouter.engine import engine_thread
 from specrouter.engine.engine import Engine
 from test_support.routers import assert_whole
 from tests.specrouter.engine.engines import changed
-from tests.specrouter.faults import Faults
+from tests.specrouter.faults import Faults, wait_until
 
 Settings = dict[str, Any]
 
@@ -83,6 +86,74 @@ def test_a_drafter_that_fails_meanwhile_rests(
         assert_whole(router)
 
 
+# While requests are served
+
+
+def open_early(small_config: Settings, **scheduler: Any) -> ChainRouter:
+    settings = changed(small_config, preload=True) | {"scheduler": scheduler}
+    return ChainRouter.from_config(settings, loads_later=True)
+
+
+def test_the_target_serves_before_its_drafters_are_loaded(
+    small_config: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_thread, "_QUIET_S", 1000.0)
+    with open_early(small_config, policy="adaptive") as router:
+        assert ready(router) == {"target"}
+        assert router.health().loading == ("small", "middle")
+        chain = Speculation(chain=("middle", "target"))
+        [early] = router.generate([PROMPT], GREEDY, chain)
+        assert set(early.metrics.chains) == {("target",)}
+        monkeypatch.setattr(engine_thread, "_QUIET_S", 0.001)
+        router.instruments.run_idle(lambda: None)
+        wait_until(lambda: not router.health().loading)
+        assert ready(router) == {"small", "middle", "target"}
+        [late] = router.generate([PROMPT], GREEDY, chain)
+        assert ("middle", "target") in late.metrics.chains
+        assert early.token_ids == late.token_ids
+        assert_whole(router)
+
+
+@pytest.mark.parametrize("params", [GREEDY, replace(GREEDY, temperature=1.0, seed=5)])
+def test_a_text_stays_the_same_when_a_drafter_comes_while_it_is_made(
+    small_config: Settings, monkeypatch: pytest.MonkeyPatch, params: SamplingParams
+) -> None:
+    params = replace(params, max_new_tokens=24)
+    monkeypatch.setattr(engine_thread, "_QUIET_S", 1000.0)
+    step, steps = Engine.step, count(1)
+
+    def counted(engine: Engine) -> None:
+        step(engine)
+        if next(steps) == 4:
+            monkeypatch.setattr(engine_thread, "_BUSY_S", 0.0)
+
+    monkeypatch.setattr(Engine, "step", counted)
+    with open_early(small_config, policy="static", chain=["middle", "target"]) as router:
+        [text] = router.generate([PROMPT], params)
+        assert set(text.metrics.chains) == {("target",), ("middle", "target")}
+        [alone] = router.generate([PROMPT], params, "off")
+        assert text.token_ids == alone.token_ids
+        assert_whole(router)
+
+
+def test_a_drafter_that_cannot_be_loaded_later_is_told_and_serving_goes_on(
+    small_config: Settings,
+    faults: Faults,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(engine_thread, "_QUIET_S", 0.001)
+    faults.failing = {"small"}
+    with open_early(small_config, policy="adaptive") as router:
+        wait_until(lambda: not router.health().loading)
+        assert any(text.startswith("small failed and rests") for text in caplog.messages)
+        assert list(router.health().unloadable) == ["small"]
+        assert router.health().status == "ok"
+        expected = router.generate([PROMPT], GREEDY, "off")[0].token_ids
+        assert router.generate([PROMPT], GREEDY)[0].token_ids == expected
+        assert_whole(router)
+
+
 def test_a_drafter_that_hangs_meanwhile_is_an_error_of_the_start(
     small_config: Settings, faults: Faults
 ) -> None:
@@ -96,9 +167,9 @@ def test_a_drafter_that_hangs_meanwhile_is_an_error_of_the_start(
 def test_an_engine_that_keeps_failing_meanwhile_is_an_error_of_the_start(
     small_config: Settings, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    def preload(engine: Engine) -> None:
+    def load_next(engine: Engine) -> None:
         raise error
 
-    monkeypatch.setattr(Engine, "preload", preload)
+    monkeypatch.setattr(Engine, "load_next", load_next)
     with pytest.raises(EngineDeadError, match=str(error)):
         open_router(small_config)

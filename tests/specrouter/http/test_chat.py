@@ -181,6 +181,34 @@ def test_a_call_without_arguments_has_an_empty_object_of_them(arguments: dict[st
     assert "{'name': 'f', 'arguments': {}}" in text
 
 
+# As clients send back what they made of answers, or send to any server.
+_OF_CLIENTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"role": "assistant", "content": "a"}, {"refusal": None, "audio": None, "annotations": []}),
+    ({"role": "assistant", "content": "a"}, {"function_call": None, "tool_calls": None, "id": "b"}),
+    ({"role": "assistant", "content": "a"}, {"parsed": {"c": 1}, "provider_specific_fields": {}}),
+    ({"role": "assistant", "content": "a"}, {"reasoning_content": "hm", "reasoning": "hm"}),
+    ({"role": "assistant", "content": "a"}, {"content": None, "refusal": "a"}),
+    ({**USER}, {"cache_control": {"type": "ephemeral"}}),
+    (
+        {**USER},
+        {"content": [{"type": "text", "text": "hi", "cache_control": {}, "annotations": []}]},
+    ),
+]
+
+
+@pytest.mark.parametrize(("message", "more"), _OF_CLIENTS)
+def test_what_cannot_change_an_answer_is_ignored(
+    message: dict[str, Any], more: dict[str, Any]
+) -> None:
+    assert prompt_of([{**message, **more}]) == prompt_of([message])
+
+
+def test_what_cannot_change_an_answer_is_ignored_beside_a_call_too() -> None:
+    function = {"name": "f", "arguments": "{}", "parsed_arguments": {"a": 1}}
+    call = {"id": "1", "index": 0, "type": "function", "function": function}
+    prompt_of([USER, {"role": "assistant", "tool_calls": [call]}])
+
+
 def test_no_calls_are_none_for_the_template() -> None:
     template = "{% for m in messages %}{{ m.tool_calls is defined }}{% endfor %}"
     none: tuple[Any, ...] = ([], None)
@@ -300,6 +328,10 @@ def called(call: dict[str, Any]) -> dict[str, Any]:
     return said(role="assistant", tool_calls=[call])
 
 
+def function(**more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", **more}}
+
+
 CALL = "messages[0].tool_calls[0].function"
 BAD_VALUES: dict[str, Sequence[Any]] = {
     "messages": (None, []),
@@ -324,8 +356,30 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (said(content=[{"type": "image_url", "image_url": {}}]), "messages[0].content[0]"),
     (said(content=[{"type": "text"}]), "messages[0].content[0].text"),
     (said(content=[{"type": "refusal"}]), "messages[0].content[0].refusal"),
-    (called({"function": {"arguments": "{"}}), f"{CALL}.arguments"),
+    *(
+        (called({"function": {"name": "f", "arguments": bad}}), f"{CALL}.arguments")
+        for bad in ("{", "[1]", "null", "3", [1], 0, True)
+    ),
+    *((called({"function": {"name": bad}}), f"{CALL}.name") for bad in (None, "", 3)),
+    (called({"function": {"arguments": "{}"}}), f"{CALL}.name"),
     (called({}), CALL),
+    (called({**function(), "type": "custom"}), "messages[0].tool_calls[0].type"),
+    ({"messages": [{**USER, "tool_calls": [function()]}]}, "messages[0].tool_calls"),
+    (said(role="assistant", content="a", refusal="b"), "messages[0].refusal"),
+    (said(role="user", refusal="b"), "messages[0].content"),
+    # What would be dropped
+    (said(role="assistant", function_call={"name": "f"}), "messages[0].function_call"),
+    (said(content="a", colour="red"), "messages[0].colour"),
+    (said(content=[{"type": "text", "text": "a", "colour": 1}]), "messages[0].content[0].colour"),
+    (called({**function(), "colour": 1}), "messages[0].tool_calls[0].colour"),
+    (called(function(argument="{}")), f"{CALL}.argument"),
+    ({"tools": [{**function(), "parameters": {}}]}, "tools[0].parameters"),
+    ({"tools": [function(params={})]}, "tools[0].function.params"),
+    ({"tools": [function()], "tool_choice": {**function(), "colour": 1}}, "tool_choice.colour"),
+    ({"tools": [function()], "tool_choice": function(a=1)}, "tool_choice.function.a"),
+    ({"documents": [{"text": "a"}]}, "documents"),
+    ({"chat_template_kwargs": {"thinking": False}}, "chat_template_kwargs.thinking"),
+    ({"prediction": {"type": "content", "content": "a", "text": "b"}}, "prediction.text"),
     ({"add_generation_prompt": True, "continue_final_message": True}, "add_generation_prompt"),
     ({"prediction": {"type": "content"}}, "prediction.content"),
     (

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken
 
 from specrouter import Delta, SamplingParams, Structure, TokenLogprobs
 from specrouter.http.request_log import RequestLog
@@ -34,6 +35,11 @@ PATH = "/v1/completions"
 PROMPT: dict[str, Any] = {"prompt": "ab"}
 IDS = FakeTokenizer()("ab")["input_ids"]
 TEXT = " ab\nc é"
+OBJECT = {"type": "json_object"}
+WRITTEN_FREELY = {"whitespace_pattern": None, "disable_any_whitespace": False}
+JSON_OF_A = Structure("json_schema", '{"a": 1}')
+A = Structure("regex", "a")
+NAMED = {"schema": {"a": 1}, "name": "n", "description": "d", "strict": False}
 WRAPPED = {"type": "json_schema", "json_schema": {"schema": {"a": 1}}}
 
 
@@ -122,6 +128,8 @@ def test_fields_reach_the_router(fields: dict[str, Any], expected: dict[str, Any
     [
         ({"response_format": {"type": "json_object"}}, Structure("json_object")),
         ({"response_format": WRAPPED}, Structure("json_schema", '{"a": 1}')),
+        ({"response_format": {**OBJECT, "schema": {"a": 1}}}, Structure("json_schema", '{"a": 1}')),
+        ({"response_format": {**OBJECT, "schema": {}}}, Structure("json_object")),
         ({"guided_json": {"a": "д"}}, Structure("json_schema", '{"a": "д"}')),
         ({"guided_json": '{"a":1}'}, Structure("json_schema", '{"a": 1}')),
         ({"guided_regex": "a+"}, Structure("regex", "a+")),
@@ -129,7 +137,11 @@ def test_fields_reach_the_router(fields: dict[str, Any], expected: dict[str, Any
         ({"guided_grammar": "start: A"}, Structure("grammar", "start: A")),
         ({"structured_outputs": {"regex": "a+"}}, Structure("regex", "a+")),
         ({"structured_outputs": {"json": {"a": 1}}}, Structure("json_schema", '{"a": 1}')),
-        ({"structured_outputs": {"json_object": True, "anything": 3}}, Structure("json_object")),
+        ({"structured_outputs": {"json_object": True}}, Structure("json_object")),
+        ({"structured_outputs": {"json": {"a": 1}, **WRITTEN_FREELY}}, JSON_OF_A),
+        # As vLLM's Python makes it, and as OpenAI's clients do.
+        ({"structured_outputs": {"regex": "a", "_backend_was_auto": False, "_backend": None}}, A),
+        ({"response_format": {**WRAPPED, "json_schema": NAMED}}, JSON_OF_A),
     ],
 )
 def test_a_form_is_asked_for_as_openai_or_vllm_does(
@@ -220,6 +232,30 @@ def test_logprobs_are_lists_by_token_with_offsets_into_the_text() -> None:
         ],
         "text_offset": [0, 2, 3, 5],
     }
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "text", "offsets"),
+    [
+        ({}, " ab", [0, 2, 2]),
+        ({"skip_special_tokens": False}, " a<s>b", [0, 2, 5]),
+        ({"prompt": "ab", "echo": True}, "ab ab", [0, 0, 1, 2, 4, 4]),
+        ({"prompt": [1, 6], "echo": True}, "<s>b ab", [0, 3, 4, 6, 6]),
+    ],
+)
+def test_offsets_are_places_in_the_text_which_hides_special_tokens(
+    fields: dict[str, Any], text: str, offsets: list[int], stream: bool
+) -> None:
+    tokenizer = FakeTokenizer()
+    tokenizer.added_tokens_decoder = {1: AddedToken("<s>", special=True)}
+    shown = "<s>" if "skip_special_tokens" in fields else ""
+    runs = ((" a", [5]), (shown, [tokenizer.begin]), ("b", [6]))
+    router, body = FakeRouter(runs=runs, tokenizer=tokenizer), {"logprobs": 0, **fields}
+    told = streamed(router, **body) if stream else [complete(router, **body)]
+    parts = [one["choices"][0] for one in told]
+    assert "".join(part["text"] for part in parts) == text
+    assert [at for part in parts for at in part["logprobs"]["text_offset"]] == offsets
 
 
 def test_logprobs_of_zero_have_the_tokens_own_alone() -> None:
@@ -346,9 +382,11 @@ BAD_VALUES: dict[str, Sequence[Any]] = {
     "guided_json": ("[", "[]", {"a": float("nan")}),
     "guided_choice": ([],),
     "structured_outputs.regex": (3,),
-    "structured_outputs": (
-        {}, {"structural_tag": "{}"}, {"json_object": False, "regex": None}, {"choices": ["a"]}
-    ),
+    "structured_outputs": ({}, {"json_object": False, "regex": None, "structural_tag": None}),
+    "structured_outputs.structural_tag": ("{}",),
+    "structured_outputs.choices": (["a"],),
+    "response_format.kind": ("json_object",),
+    "response_format.json_schema.scheme": ({},),
     "speculation": ({"\ud800": 1},),
     "speculation.colour": (1,),
 }  # fmt: skip
@@ -366,11 +404,24 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"use_beam_search": True, "n": 2}, "use_beam_search"),
     ({"guided_whitespace_pattern": "", "guided_regex": "a"}, "guided_whitespace_pattern"),
     ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
-    ({"structured_outputs": {"structural_tag": "{}"}, "guided_regex": "a"}, "structured_outputs"),
     ({"response_format": {"type": "json_schema"}}, SCHEMA),
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": "{"}}}, SCHEMA),
+    ({"response_format": {**OBJECT, "schema": "["}}, "response_format.schema"),
+    ({"response_format": {**WRAPPED, "schema": {}}}, "response_format.schema"),
+    ({"response_format": {**WRAPPED, **OBJECT}}, "response_format.json_schema"),
+    *(
+        ({"structured_outputs": fields}, f"structured_outputs.{[*fields][1]}")
+        for fields in (
+            {"regex": "a", "whitespace_pattern": " "},
+            {"choice": ["a"], "disable_any_whitespace": True},
+            {"grammar": "start: A", "disable_additional_properties": True},
+            {"json": {}, "whitespace_pattern": " ", "disable_any_whitespace": True},
+            {"json": {"x-guidance": {}}, "whitespace_pattern": " "},
+        )
+    ),
     ({"stream_options": {"include_usage": True}, "stream": False}, "stream_options"),
     ({"stream_options": {"include_usage": 1}, "stream": True}, "stream_options.include_usage"),
+    ({"stream_options": {"usage": True}, "stream": True}, "stream_options.usage"),
 ]
 
 

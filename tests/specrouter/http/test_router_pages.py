@@ -67,6 +67,18 @@ def test_how_true_probabilities_are_is_shown_by_chain() -> None:
     assert page("calibration") == {"calibration": [{**tree, **figures}]}
 
 
+def test_health_and_models_say_which_drafters_are_still_loaded_and_which_cannot_be() -> None:
+    router = FakeRouter()
+    health = Health("ok", loading=("small",), unloadable={"middle": "no such file"})
+    router.health = lambda: health  # type: ignore[method-assign]
+    answer = request(router, "GET", "/health")
+    assert answer.status_code == 200
+    told = {"status": "ok", "loading": ["small"], "unloadable": {"middle": "no such file"}}
+    assert answer.json() == told
+    [model] = request(router, "GET", "/v1/models").json()["data"]
+    assert model["loading"] == ["small"]
+
+
 # Replicas: restarted by a request that does not wait for them, one restart at a time
 
 

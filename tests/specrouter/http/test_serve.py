@@ -159,7 +159,7 @@ class Router(FakeRouter):
 @pytest.fixture
 def router(monkeypatch: pytest.MonkeyPatch) -> Router:
     fake = Router()
-    monkeypatch.setattr(ChainRouter, "from_config", lambda *_: fake)
+    monkeypatch.setattr(ChainRouter, "from_config", lambda *_, **__: fake)
     monkeypatch.setattr("specrouter.http.serve._LAST_MESSAGES_S", 0.2)
     return fake
 

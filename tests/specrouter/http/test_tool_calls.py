@@ -145,13 +145,28 @@ def test_one_call_where_no_more_are_wanted_or_the_template_takes_no_more_in_a_tu
     assert router.calls[0][1].structure.source.startswith("start: call\n")
 
 
+NAMED = {"type": "function", "function": {"name": "f"}}
+FORCED = TEXT.partition("\n")[2]  # nothing but calls
+CUTS: list[tuple[str, list[tuple[str, str]]]] = [
+    (FORCED[: FORCED.index("1}")], [("f", '{"x": ')]),
+    (FORCED[: FORCED.index('{"x"')], [("f", "")]),
+    (FORCED.partition("}}")[0] + "}", [("f", '{"x": 1}')]),
+    (FORCED[: FORCED.rindex("}")], [("f", '{"x": 1}'), ("g", "{}")]),
+]
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", NAMED])
 @pytest.mark.parametrize("ends", ["length", "stop"])
-def test_a_call_that_is_cut_in_two_is_told_with_what_there_is_of_it(ends: FinishReason) -> None:
-    cut = TEXT[: TEXT.index("1}")]
-    choice = choice_of(router_of(cut, ends=ends))
-    assert calls_of(choice["message"]) == [("f", '{"x": ')]
-    assert choice["finish_reason"] == ends
-    assert joined(stream_of(router_of(cut, ends=ends), CHAT, PATH))[2] == ends
+@pytest.mark.parametrize(("cut", "calls"), CUTS)
+def test_a_call_that_is_cut_in_two_is_told_with_what_there_is_of_it(
+    cut: str, calls: list[tuple[str, str]], ends: FinishReason, choice: Any
+) -> None:
+    calls = calls[:1] if choice is NAMED else calls
+    found = choice_of(router_of(cut, ends=ends), tool_choice=choice)
+    assert calls_of(found["message"]) == calls
+    assert found["finish_reason"] == ends
+    streamed = stream_of(router_of(cut, 3, ends=ends), {**CHAT, "tool_choice": choice}, PATH)
+    assert joined(streamed) == ("", calls, ends)
 
 
 def test_choices_are_read_apart() -> None:
@@ -178,13 +193,24 @@ def test_a_forced_answer_has_the_form_of_calls(
     assert found["finish_reason"] == "tool_calls"
 
 
-def test_a_forced_answer_that_is_cut_before_its_name_has_neither_content_nor_calls() -> None:
+@pytest.mark.parametrize(("choice", "calls"), [("required", []), (NAMED, [("f", "")])])
+def test_a_forced_answer_that_is_cut_before_its_name_has_it_where_there_is_but_one(
+    choice: Any, calls: list[tuple[str, str]]
+) -> None:
     router = router_of('<tool_call>\n{"na', ends="length")
+    found = choice_of(router, tool_choice=choice)
+    assert found["message"]["content"] is None
+    assert (calls_of(found["message"]) if calls else []) == calls
+    assert found["finish_reason"] == "length"
+    assert joined(stream_of(router, {**CHAT, "tool_choice": choice}, PATH)) == ("", calls, "length")
+
+
+def test_what_a_forced_answer_says_behind_its_calls_is_left_out() -> None:
+    router = router_of(FORCED + "\nIt ")
     choice = choice_of(router, tool_choice="required")
-    assert choice["message"] == {"role": "assistant", "content": None, "refusal": None}
-    assert choice["finish_reason"] == "length"
-    streamed = stream_of(router, {**CHAT, "tool_choice": "required"}, PATH)
-    assert joined(streamed) == ("", [], "length")
+    assert (choice["message"]["content"], calls_of(choice["message"])) == (None, CALLS)
+    assert choice["finish_reason"] == "tool_calls"
+    assert router.calls[0][1].structure.open_ended
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,8 @@ class Served:
         if scope["path"] == "/slow":
             await self.release.wait()
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"well"})
+        for part, goes_on in ((b"we", True), (b"ll", False)):
+            await send({"type": "http.response.body", "body": part, "more_body": goes_on})
 
 
 def serving(test: Callable[[Served], Awaitable[None]], **options: Any) -> None:
@@ -247,5 +248,19 @@ def test_a_websocket_is_answered_like_any_request_and_connect_ends() -> None:
         reader, writer = await sent(served, b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n")
         writer.write_eof()
         await reader.read()
+
+    serving(test)
+
+
+@pytest.mark.parametrize("connection", [b"", b"Connection: keep-alive\r\n"])
+def test_a_client_of_http_1_0_gets_no_chunks_and_the_end_of_the_connection(
+    connection: bytes,
+) -> None:
+    async def test(served: Served) -> None:
+        streams = await sent(served, b"GET /a HTTP/1.0\r\n" + connection + b"\r\n")
+        head, _, body = (await streams[0].read()).partition(b"\r\n\r\n")
+        assert body == b"well"
+        assert b"transfer-encoding" not in head
+        assert b"connection: close" in head
 
     serving(test)

@@ -37,11 +37,12 @@ class Pieces:
         return b"".join(self.pieces[token] for token in ids).decode(errors="replace")
 
 
-def stream(pieces: Sequence[bytes], stop: Sequence[str] = ()) -> tuple[list[str], Detokenizer]:
+def stream(
+    pieces: Sequence[bytes], stop: Sequence[str] = (), min_tokens: int = 0
+) -> tuple[list[str], Detokenizer]:
     """What each token brought, the end's rest last; nothing follows a stop text."""
-    detok = Detokenizer(
-        cast(PreTrainedTokenizerBase, Pieces(pieces)), SamplingParams(stop=tuple(stop))
-    )
+    params = SamplingParams(stop=tuple(stop), min_tokens=min_tokens)
+    detok = Detokenizer(cast(PreTrainedTokenizerBase, Pieces(pieces)), params)
     shown: list[str] = []
     for token in range(1, len(pieces) + 1):
         shown.append(detok.push(token))
@@ -224,3 +225,21 @@ def test_special_tokens_are_text_where_asked() -> None:
         assert (
             Detokenizer(tokenizer, SamplingParams(skip_special_tokens=skip)).push(special) == text
         )
+
+
+@pytest.mark.parametrize(
+    ("pieces", "stop", "min_tokens", "text", "stopped_by"),
+    [
+        (["a", "E", "b", "E", "c"], ["E"], 1, "a", "E"),
+        (["a", "E", "b", "E", "c"], ["E"], 2, "aEb", "E"),
+        (["a", "E", "b", "E", "c"], ["E"], 4, "aEbEc", None),
+        (["a", "E", "N", "c"], ["EN"], 2, "a", "EN"),  # its end comes later
+        (["E", "N", "c"], ["END", "N"], 2, "ENc", None),  # not one that is held back for another
+        (["E", "E", "E", "c"], ["EE"], 2, "E", "EE"),
+    ],
+)
+def test_no_stop_text_ends_the_text_that_is_complete_with_the_least_tokens(
+    pieces: list[str], stop: list[str], min_tokens: int, text: str, stopped_by: str | None
+) -> None:
+    detok = stream([piece.encode() for piece in pieces], stop, min_tokens)[1]
+    assert (detok.text, detok.stopped_by) == (text, stopped_by)

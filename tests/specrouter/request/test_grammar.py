@@ -54,6 +54,34 @@ def test_tokens_that_the_model_does_not_know_are_in_no_mask(tmp_path: Path) -> N
     assert len(mask) == known // 8
 
 
+CALLS = 'start: "a" ("," "a"){0,2} ","?'
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize(
+    ("text", "goes_on"),
+    [("", "a"), ("a", None), ("a,", None), ("a,a,a", None), ("ax", ""), ("a,x", ""), ("a,\n", "")],
+)
+def test_an_open_end_takes_any_id_and_ends_with_one_that_is_not_its_own(
+    text: str, goes_on: str | None, at_once: bool, compiler: GrammarCompiler
+) -> None:
+    """`goes_on`: what may follow beside the end; None: anything."""
+    compiled = compiler.compile(Structure("grammar", CALLS, open_ended=True))
+    row, ids = compiled.start(), [compiler._tokenizer(one)["input_ids"][0] for one in text]
+    if not at_once:
+        for token in ids:
+            row.advance([token])
+        ids = []
+    mask = row.mask(tuple(ids))
+    assert mask is not None
+    allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little")[: compiled.vocab_size])
+    expected = [*range(compiled.vocab_size)]
+    if goes_on is not None:
+        expected = compiler._tokenizer(goes_on)["input_ids"] or [0]
+    assert allowed.tolist() == expected
+    compiled.check([compiler._tokenizer(one)["input_ids"][0] for one in text] + [0])
+
+
 @pytest.mark.parametrize("name", LARGE)
 def test_large_structures_are_served(name: str, compiler: GrammarCompiler) -> None:
     row = compiler.compile(LARGE[name]).start()
