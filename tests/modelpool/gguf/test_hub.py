@@ -6,6 +6,7 @@ import errno
 import hashlib
 import logging
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO
@@ -38,9 +39,12 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 def fetch(
-    asked: str = f"{REPOSITORY}:Q4_K_M", progress: LoadProgress | None = None, **options: Any
+    asked: str = f"{REPOSITORY}:Q4_K_M",
+    progress: LoadProgress | None = None,
+    revision: str | None = None,
+    asks_hub: bool = True,
 ) -> Path:
-    found = find_gguf(f"hub:{asked}", field=FIELD, **options)
+    found = find_gguf(f"hub:{asked}", field=FIELD, revision=revision, asks_hub=asks_hub)
     found.download(progress)
     return found.file
 
@@ -245,7 +249,7 @@ def test_what_is_cached_is_found_without_the_hub(
         "cache": "`specrouter serve` downloads it",
     }
     reason = told.get(how, r"the hub cannot be reached \(.*\): check the connection")
-    options = {"asks_hub": how != "cache"}
+    fetched = partial(fetch, asks_hub=how != "cache")
     if how == "offline":
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     elif how == "unreachable":
@@ -253,10 +257,10 @@ def test_what_is_cached_is_found_without_the_hub(
     elif how == "down":
         hub.is_down = True
     hub.requests.clear()
-    assert fetch(f"{REPOSITORY}:Q8_0", **options) == fetch(REPOSITORY, **options) == file
+    assert fetched(f"{REPOSITORY}:Q8_0") == fetched(REPOSITORY) == file
     for asked in (f"{REPOSITORY}:Q4_K_M", "org/other:Q8_0"):
         with refused(f"{FIELD}.source", f"'{asked}' is not in the local cache.*{reason}"):
-            fetch(asked, **options)
+            fetched(asked)
     assert hub.transfers == []
 
 
