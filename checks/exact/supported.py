@@ -93,7 +93,8 @@ class, with the layers, rotations and scales of the released ones. Served in flo
 its windows, after cached prefixes, where rows are taken back and where another replica began,
 greedy texts are those of `transformers`' `generate` (with recurrent layers those of a plain loop in
 float64), and sampled ones are the same with drafts and without. **No released weights were run.**
-What is refused, and why: [guarantees](guarantees.md#supported-models).
+What is refused, and why: [guarantees](guarantees.md#supported-models). Which GGUF files are read, on
+disk and from the hub: [quickstart](quickstart.md#your-own-models).
 
 - forward: `direct` is a shorter way through the model to the same bits, `generic` the class's own.
 - int8, int4: of linear layers and experts, which ones `weights: int8` and `weights: int4` quantise

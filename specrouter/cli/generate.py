@@ -26,14 +26,7 @@ def add_generate(commands: Commands) -> None:
     parser = commands.add_parser("generate", help="continue one prompt on the terminal")
     add_target(parser)
     parser.add_argument("prompt", metavar="PROMPT")
-    parser.add_argument("--max-new-tokens", type=int, metavar="N")
-    parser.add_argument("--temperature", type=float, metavar="T", help="0, the default, is greedy")
-    parser.add_argument("--top-k", type=int, metavar="K")
-    parser.add_argument("--top-p", type=float, metavar="P")
-    parser.add_argument("--seed", type=int, metavar="S")
-    parser.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="may be given several times"
-    )
+    add_sampling(parser)
     chain = parser.add_mutually_exclusive_group()
     chain.add_argument(
         "--chain", type=_chain, metavar="A,B,C", help="models, weakest first, the target last"
@@ -49,6 +42,17 @@ def add_generate(commands: Commands) -> None:
     parser.set_defaults(run=_generate, log_level=logging.WARNING)
 
 
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--max-new-tokens", type=int, metavar="N")
+    parser.add_argument("--temperature", type=float, metavar="T", help="0, the default, is greedy")
+    parser.add_argument("--top-k", type=int, metavar="K")
+    parser.add_argument("--top-p", type=float, metavar="P")
+    parser.add_argument("--seed", type=int, metavar="S")
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="may be given several times"
+    )
+
+
 def _chain(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(","))
 
@@ -62,7 +66,7 @@ def _generate(arguments: argparse.Namespace) -> int:
     from specrouter.request.objective import joined
 
     # All that is wrong with the arguments, before PyTorch is imported and models are loaded.
-    _sampling_params(arguments)
+    sampling_params(arguments)
     speculation = _speculation(arguments)
     times_ms = _given(arguments, _TIMES)
     asked = read_asked(arguments)
@@ -73,7 +77,7 @@ def _generate(arguments: argparse.Namespace) -> int:
     with naming(asked.arguments), Progress() as progress:
         started = specrouter.ChainRouter.from_config(config, ShownLoad(progress))
     with started as router:
-        params = _sampling_params(arguments, router.sampling_defaults)
+        params = sampling_params(arguments, router.sampling_defaults)
         slo = joined(arguments.slo_class, times_ms, router.slo_classes, _SLO_OPTIONS)
         for delta in router.stream(arguments.prompt, params, speculation, slo):
             print(delta.text, end="", flush=True)
@@ -109,9 +113,10 @@ def _given(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, Any
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _sampling_params(
+def sampling_params(
     arguments: argparse.Namespace, defaults: Mapping[str, Any] = MappingProxyType({})
 ) -> SamplingParams:
+    """Of `add_sampling`. Raises `RequestError`."""
     from specrouter import SamplingParams
 
     names = ("max_new_tokens", "temperature", "top_k", "top_p", "seed")
