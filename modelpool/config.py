@@ -75,7 +75,9 @@ class ModelConfig(BaseModel):
 
     Attributes:
         name: the name in chains, and of the target for clients; without spaces, ">" and ",".
-        source: `hub:ORG/NAME`, `path:DIR` (or a path that begins with "/", "." or "~"),
+        source: `hub:ORG/NAME`, `hub:ORG/NAME:QUANT` (a GGUF file of the repository by how its name
+            ends, such as Q4_K_M; without QUANT, where there are GGUF files alone: Q4_K_M, else
+            another Q4, else the first), `path:DIR` (or a path that begins with "/", "." or "~"),
             `gguf:FILE` (or a path that ends in ".gguf"), `bundled:NAME`; `quantised:TARGET`: the
             target with int8 weights, or int4 if `weights` says so, on the CPU. Without a model:
             `suffix` quotes the request's text and its tenant's earlier outputs, `ngram` the

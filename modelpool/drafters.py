@@ -9,16 +9,19 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from huggingface_hub.constants import HF_HUB_CACHE
+from huggingface_hub import constants
 from transformers import PreTrainedTokenizerBase
 
 from modelpool.checkpoint.bundled import bundled_root
 from modelpool.checkpoint.cache_dir import cached_name, expanded
 from modelpool.checkpoint.headers import has_weights
+from modelpool.checkpoint.source import resolve_description
 from modelpool.config import ModelConfig
 from modelpool.errors import ConfigError
 from modelpool.families import family_of
-from modelpool.member import Member, check_tokenizers, open_member, tokenizer_of
+from modelpool.gguf.header import ENDING
+from modelpool.gguf.hub import find_gguf, tag_of, whole_models
+from modelpool.member import Member, check_tokenizers, files_of, open_member, tokenizer_of
 
 LARGEST_SHARE = 0.5  # of what the target reads for a token; beyond it there is nothing to gain
 _FIELD = "drafter"
@@ -27,7 +30,7 @@ _UNFINISHED = "its download is not finished"
 
 @dataclass(frozen=True)
 class Found:
-    """A model's folder. `name`: the hub's id, or the folder as `--draft` takes it."""
+    """A model's folder, or its GGUF file. `name`: the hub's, or the path as `--draft` takes it."""
 
     name: str
     path: Path
@@ -52,27 +55,43 @@ class Candidate:
     refusal: str | None = None
     is_sibling: bool = False
 
+    @property
+    def source(self) -> str:
+        return _source(self.path)
+
 
 def find_target(source: str, field: str, may_fetch: bool = False) -> Member:
     """A pool's `source` as a member. One of the hub's is taken from the local cache; what is not
-    there is described by the hub only if one `may_fetch`.
+    there is described by the hub, or a GGUF file downloaded, only if one `may_fetch`.
 
     Raises `ConfigError`.
     """
     scheme, _, rest = source.partition(":")
     name = rest or source
-    if scheme == "hub":
-        cached = {one.name: one.path for one in _cached() if one.is_whole}
-        if rest in cached:
-            source = f"path:{cached[rest]}"
-        elif not may_fetch:
-            raise ConfigError(field, f"{rest!r} is not in the local cache: hf download {rest}")
-    elif scheme == "path":
-        name = cached_name(expanded(rest).resolve()) or rest
     try:
+        if scheme == "hub":
+            source = _of_hub(rest, field, may_fetch)
+        elif scheme == "path":
+            name = cached_name(expanded(rest).resolve()) or rest
         return _open(name, source)
     except ConfigError as error:
         raise type(error)(field, error.reason) from error
+
+
+def _of_hub(name: str, field: str, may_fetch: bool) -> str:
+    """The source of what the cache has of a repository, else itself. Raises `ConfigError`."""
+    source = f"hub:{name}"
+    cached = {one.name: one.path for one in _cached() if one.is_whole}
+    if name in cached:
+        return _source(cached[name])
+    in_gguf = ":" in name or any(one.startswith(f"{name}:") for one in cached)
+    if in_gguf or (may_fetch and resolve_description(source, field=field) is None):
+        found = find_gguf(source, field=field, asks_hub=may_fetch)
+        found.download()
+        return _source(found.file)
+    if not may_fetch:
+        raise ConfigError(field, f"{name!r} is not in the local cache: hf download {name}")
+    return source
 
 
 def candidates(target: Member, folders: Iterable[Path] = ()) -> list[Candidate]:
@@ -82,8 +101,13 @@ def candidates(target: Member, folders: Iterable[Path] = ()) -> list[Candidate]:
     Raises `ConfigError` for a folder that is none.
     """
     found = {one.path.resolve(): one for one in _all_found(target, folders)}
-    tokenizer = tokenizer_of(target)
-    judged = [_judged(one, target, tokenizer) for one in found.values()]
+    tokenizer, own = tokenizer_of(target), _place(target).resolve()
+    judged = [
+        Candidate(name=one.name, path=one.path, refusal="it is the target itself")
+        if path == own
+        else _judged(one, target, tokenizer)
+        for path, one in found.items()
+    ]
     fitting = sorted((one for one in judged if one.refusal is None), key=_reads)
     return fitting + sorted((one for one in judged if one.refusal), key=lambda one: one.name)
 
@@ -110,16 +134,16 @@ def _all_found(target: Member, folders: Iterable[Path]) -> Iterator[Found]:
         if not folder.is_dir():
             raise ConfigError("--folder", f"no directory {str(folder)!r}")
         yield from _inside(folder)
-    root = bundled_root()
-    if target.path.parent == root:
+    root, place = bundled_root(), _place(target)
+    if place.parent == root:
         yield from (Found(one.name, one) for one in _folders(root))
-    elif target.config.source.startswith("path:") and target.path.parent.name != "snapshots":
-        yield from _inside(target.path.parent)
+    elif cached_name(place) is None and cached_name(place.parent) is None:
+        yield from _inside(place.parent)
 
 
 def _cached() -> Iterator[Found]:
     """Of the hub's local cache, at the revision that `main` was, or at the only one."""
-    for folder in sorted(Path(HF_HUB_CACHE).glob("models--*--*")):
+    for folder in sorted(Path(constants.HF_HUB_CACHE).glob("models--*--*")):
         snapshots = {one.name: one for one in folder.glob("snapshots/*")}
         main = folder / "refs" / "main"
         told = main.read_text(errors="replace").strip() if main.is_file() else None
@@ -127,7 +151,11 @@ def _cached() -> Iterator[Found]:
         path = snapshots.get(revision, folder)
         is_left = any(folder.glob("blobs/*.incomplete"))  # maybe by an attempt before another
         is_whole = path is not folder and (not is_left or _has_weights(path))
-        yield Found(cached_name(folder / "snapshots" / "any") or folder.name, path, is_whole)
+        name = cached_name(folder / "snapshots" / "any") or folder.name
+        ggufs = _gguf_files(path, path.rglob(f"*{ENDING}"))
+        yield from (Found(f"{name}:{tag_of(stem)}", file) for stem, file in ggufs.items())
+        if not ggufs or any(path.glob("*.safetensors")):
+            yield Found(name, path, is_whole)
 
 
 def _has_weights(folder: Path) -> bool:
@@ -139,13 +167,31 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _inside(folder: Path) -> Iterator[Found]:
-    """The folder itself, or those in it."""
+    """The folder itself, or those in it, and GGUF files in either."""
     checkpoints = [folder] if (folder / "config.json").is_file() else _folders(folder)
-    yield from (Found(str(one), one) for one in checkpoints)
+    files = [*folder.glob(f"*{ENDING}"), *folder.glob(f"*/*{ENDING}")]
+    found = [*checkpoints, *_gguf_files(folder, files).values()]
+    yield from (Found(str(one), one) for one in found)
+
+
+def _gguf_files(folder: Path, files: Iterable[Path]) -> dict[str, Path]:
+    """By its name in the folder each model that is whole, and its first file."""
+    models = whole_models(str(one.relative_to(folder)) for one in files if one.is_file())
+    return {stem: folder / parts[0] for stem, parts in models.items()}
 
 
 def _folders(folder: Path) -> list[Path]:
     return sorted(file.parent for file in folder.glob("*/config.json"))
+
+
+def _source(path: Path) -> str:
+    return f"gguf:{path}" if path.suffix == ENDING else f"path:{path}"
+
+
+def _place(member: Member) -> Path:
+    """A folder, or a GGUF file."""
+    first = files_of(member.path)[0]
+    return first if first.suffix == ENDING else member.path
 
 
 def _open(name: str, source: str) -> Member:
@@ -172,12 +218,10 @@ def _compared(
     one: Candidate, found: Found, target: Member, tokenizer: PreTrainedTokenizerBase
 ) -> Candidate:
     """Raises whatever reading it raises."""
-    if found.path.resolve() == target.path.resolve():
-        return replace(one, refusal="it is the target itself")
     has_index = (found.path / "model.safetensors.index.json").is_file()
     if not found.is_whole or (has_index and not _has_weights(found.path)):
         return replace(one, refusal=_UNFINISHED)
-    member = _open(found.name, f"path:{found.path}")
+    member = _open(found.name, _source(found.path))
     read = read_bytes(member)
     share = read / max(read_bytes(target), 1)
     return replace(

@@ -31,9 +31,12 @@ from modelpool.config import ModelConfig, Weights
 from modelpool.errors import ConfigError
 from modelpool.fast.linear import gains_on_cpu
 from modelpool.fast.panels import exact_kernels, quantised_refusal
+from modelpool.gguf.description import NAME as GGUF
 from modelpool.gguf.description import describe, header_in
 from modelpool.gguf.header import is_gguf
+from modelpool.gguf.hub import find_gguf, tag_in
 from modelpool.inflate.inflated import inflated_source
+from modelpool.progress import LoadProgress
 
 _FILES = frozenset({".safetensors", ".json", ".model", ".txt", ".jinja", ".py"})
 
@@ -68,9 +71,15 @@ class Member:
         return replace(self, config=config, facts=facts)
 
 
-def open_member(config: ModelConfig, field: str, headers_only: bool) -> Member:
+def open_member(
+    config: ModelConfig, field: str, headers_only: bool, progress: LoadProgress | None = None
+) -> Member:
+    """`headers_only`: weights are not downloaded but to be inflated. `progress`: see `ModelPool`.
+
+    Raises `ConfigError`.
+    """
     if is_gguf(config.source):
-        return _open_gguf(config, field)
+        return _open_gguf(config, field, config.source)
     headers: Sequence[Header] | None = None
     source, remote_code = config.source, config.trust_remote_code
     resolve: dict[str, Any] = {
@@ -79,7 +88,19 @@ def open_member(config: ModelConfig, field: str, headers_only: bool) -> Member:
         "remote_code": remote_code,
     }
     if source.startswith("hub:"):  # what cannot be served is not downloaded
-        check_served(resolve_description(source, **resolve), field, remote_code)
+        described = None if tag_in(source) else resolve_description(source, **resolve)
+        if described is None:
+            found = find_gguf(source, field=field, revision=config.revision)
+            if found.missing and headers_only:
+                reason = (
+                    f"{found.asked!r} is not in the local cache, where its header would be read"
+                )
+                raise ConfigError(f"{field}.source", f"{reason}: `specrouter serve` downloads it")
+            found.download(progress)
+            if progress is not None:
+                progress.begin("reading", config.name)
+            return _open_gguf(config, field, str(found.file))
+        check_served(described, field, remote_code)
     if headers_only and config.inflate_to is None:
         path, headers = resolve_headers(source, **resolve)
     else:
@@ -90,11 +111,11 @@ def open_member(config: ModelConfig, field: str, headers_only: bool) -> Member:
     return Member(config=config, field=field, path=path, facts=facts, headers=headers)
 
 
-def _open_gguf(config: ModelConfig, field: str) -> Member:
+def _open_gguf(config: ModelConfig, field: str, source: str) -> Member:
     """On the CPU linear layers keep as few bits as the file has, unless a dtype is asked for."""
     if config.inflate_to is not None:
         raise ConfigError(f"{field}.inflate_to", "a GGUF file cannot be inflated")
-    found = describe(config.source, field)
+    found = describe(source, field)
     on_cpu = config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available())
     if (config.weights, config.dtype) == ("auto", "auto") and on_cpu:
         # Norms and biases are small, and in float32 they are the same on every CPU.
@@ -104,9 +125,9 @@ def _open_gguf(config: ModelConfig, field: str) -> Member:
     return Member(config=config, field=field, path=found.folder, facts=facts, headers=found.headers)
 
 
-def files_of(source: str, path: Path) -> tuple[Path, ...]:
-    """The files that a source became: `path` is its checkpoint's, or describes a GGUF file."""
-    if not is_gguf(source):
+def files_of(path: Path) -> tuple[Path, ...]:
+    """The files of a model: `path` is its checkpoint's, or describes a GGUF file."""
+    if not (path / GGUF).is_file():
         return tuple(sorted(one for one in path.iterdir() if one.suffix in _FILES))
     header = header_in(path)
     return tuple(sorted({header.file, *(one.file for one in header.tensors.values())}))

@@ -150,7 +150,7 @@ class ModelPool:
 
         Raises `ValueError` where a GGUF file has changed since.
         """
-        return files_of(self._member(name).config.source, self.path(name))
+        return files_of(self.path(name))
 
     def parameter_count(self, name: str) -> int:
         """0 for a member without a model."""
@@ -267,7 +267,7 @@ class ModelPool:
         self.progress.begin(
             "inflating" if inflates else "downloading" if is_remote else "reading", model.name
         )
-        return open_member(model, field, headers_only)
+        return open_member(model, field, headers_only, self.progress)
 
     def _member(self, name: str) -> Member:
         if name in self.draft_only:

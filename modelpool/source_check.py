@@ -13,6 +13,7 @@ from modelpool.checkpoint.source import resolve_description, resolve_source
 from modelpool.config import PoolConfig
 from modelpool.errors import ConfigError
 from modelpool.gguf.header import is_gguf, open_header
+from modelpool.gguf.hub import find_gguf, tag_in
 
 
 def check_sources(pool: PoolConfig) -> None:
@@ -30,11 +31,21 @@ def check_source(source: str, *, field: str, revision: str | None = None) -> Non
             open_header(source)
         except ConfigError as error:
             raise ConfigError(f"{field}.source", error.reason) from error
-    elif not source.startswith("hub:") or constants.HF_HUB_OFFLINE:
+    elif source.startswith("hub:"):
+        _check_hub(source, field, revision)
+    else:
         resolve_source(source, field=field, revision=revision)
-    elif not _is_cached(source.removeprefix("hub:"), revision):
-        # Does the hub have it? What is fetched here is needed later.
-        resolve_description(source, field=field, revision=revision)
+
+
+def _check_hub(source: str, field: str, revision: str | None) -> None:
+    """Does the hub have it, or offline the local cache? What is fetched here is needed later."""
+    tag, is_offline = tag_in(source), constants.HF_HUB_OFFLINE
+    if tag is None and not is_offline and _is_cached(source.removeprefix("hub:"), revision):
+        return
+    if tag or resolve_description(source, field=field, revision=revision) is None:
+        find_gguf(source, field=field, revision=revision)
+    elif is_offline:
+        resolve_source(source, field=field, revision=revision)
 
 
 def _is_cached(repository: str, revision: str | None) -> bool:

@@ -34,6 +34,8 @@ def configure_logs(level: int, log_format: LogFormat = "text") -> None:
     handler.addFilter(add_request_id)
     logging.basicConfig(level=level, handlers=[handler])
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # we announce the start ourselves
+    for client in ("httpx", "httpx2"):  # a line for each request that asks the hub
+        logging.getLogger(client).setLevel(logging.WARNING)
     if log_format == "json":  # every line of stderr that can be
         logging.captureWarnings(True)
         if "transformers" in sys.modules:

@@ -24,7 +24,7 @@ DEFAULT = "tiny"
 _SCHEMES = ("bundled:", "path:", "gguf:", "hub:", "quantised:")
 AUTO = "auto"  # what `specrouter pairs` finds
 _TWIN = "quantised"  # of the target, whatever that is called
-_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 _PATH_PART = re.compile(r"[^.\[\]]+|\[\d+\]")
 _DRAFT_WITHOUT_MODEL = (
     "goes with a model, a folder, ORG/NAME on the hub, or a bundled one, which is named before it"
@@ -186,7 +186,7 @@ def _found(target: str, argument: str) -> str:
     from modelpool.drafters import candidates, find_target, picked
 
     taken = picked(candidates(find_target(target, argument, may_fetch=True)))
-    return NGRAM if taken is None else f"path:{taken.path}"
+    return NGRAM if taken is None else taken.source
 
 
 def checked_source(given: str, argument: str, may_fetch: bool = True) -> str:

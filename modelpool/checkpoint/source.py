@@ -5,8 +5,8 @@
                         counts from the working directory
     hub:ORG/NAME        a repository of the Hugging Face hub, at `revision`
 
-The sources `ngram` and `quantised:TARGET` have no files, and a GGUF file has a reader of its own
-(`modelpool.gguf`): none of them comes here.
+The sources `ngram` and `quantised:TARGET` have no files, and a GGUF file, also one of the hub, has
+a reader of its own (`modelpool.gguf`): none of them comes here.
 
 A hub repository is downloaded here, at construction, so that a missing model is an error of the
 configuration and not of a request. Only safetensors, JSON, tokenizer and template files are
@@ -17,14 +17,22 @@ Importing this module does not import PyTorch: a source that is wrong is told at
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from huggingface_hub import constants, get_safetensors_metadata, snapshot_download
+from huggingface_hub import (
+    constants,
+    get_cached_repo_tree,
+    get_safetensors_metadata,
+    snapshot_download,
+)
 from huggingface_hub.errors import (
+    CachedRepoTreeNotFoundError,
     GatedRepoError,
     HFValidationError,
     LocalEntryNotFoundError,
@@ -32,6 +40,7 @@ from huggingface_hub.errors import (
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
     RevisionNotFoundError,
+    RevisionResolutionError,
 )
 
 from modelpool.checkpoint.bundled import bundled_names, bundled_root
@@ -45,9 +54,10 @@ _HUB_FILES = ["*.json", "tokenizer*", "*.model", "merges.txt", "vocab.txt", "*.j
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 _NOT_OURS = ["*/*", "consolidated*"]  # other formats of the same weights: never download twice
 _NO_WEIGHTS = (
-    "has no *.safetensors: other weight formats are not read; load the model with transformers "
-    "and save_pretrained it"
+    "has no *.safetensors and no *.gguf: other weight formats are not read; load the model with "
+    "transformers and save_pretrained it"
 )
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 def resolve_source(
@@ -81,10 +91,15 @@ def resolve_source(
 
 def resolve_description(
     source: str, *, field: str, revision: str | None = None, remote_code: bool = False
-) -> Path:
-    """As `resolve_source` of a hub repository, without its weights."""
+) -> Path | None:
+    """As `resolve_source` of a hub repository, without its weights; None: these are GGUF files."""
     repository = source.removeprefix("hub:")
     directory = _hub(repository, revision, remote_code, field, weights=False)
+    endings = _endings(repository, revision, directory)
+    if ".safetensors" not in endings:
+        if ".gguf" in endings:
+            return None
+        raise _error(field, f"{repository!r} {_NO_WEIGHTS}")
     _check_config(directory, field)
     return directory
 
@@ -100,9 +115,9 @@ def resolve_headers(
 
     if not source.startswith("hub:"):
         return resolve_source(source, field=field), None
-    directory = resolve_description(source, field=field, revision=revision, remote_code=remote_code)
     repository = source.removeprefix("hub:")
-    with _hub_faults(repository, revision, field):
+    directory = _hub(repository, revision, remote_code, field, weights=False)
+    with hub_faults(repository, revision, field):
         if has_weights(directory):
             return directory, None
         files = get_safetensors_metadata(repository, revision=revision).files_metadata.values()
@@ -146,21 +161,36 @@ def _hub(
     repository: str, revision: str | None, remote_code: bool, field: str, weights: bool = True
 ) -> Path:
     patterns = [*_HUB_FILES, *["*.safetensors"] * weights, *["*.py"] * remote_code]
-    with _hub_faults(repository, revision, field):  # the library shows a progress bar on a terminal
+    with hub_faults(repository, revision, field):  # the library shows a progress bar on a terminal
         path = snapshot_download(
             repository, revision=revision, allow_patterns=patterns, ignore_patterns=_NOT_OURS
         )
     return Path(path)
 
 
+def _endings(repository: str, revision: str | None, directory: Path) -> set[str]:
+    """Of a repository's files; of safetensors only where they would be fetched."""
+    try:
+        names = [one.path for one in get_cached_repo_tree(repository, revision=revision)]
+    except CachedRepoTreeNotFoundError:  # an old cache, without the network
+        names = [str(one.relative_to(directory)) for one in directory.rglob("*")]
+        if not any(one.endswith(".gguf") for one in names):
+            return {".safetensors"}
+    ours = [one for one in names if one.endswith(".gguf") or "/" not in one]
+    return {Path(one).suffix for one in ours if not one.startswith("consolidated")}
+
+
 @contextmanager
-def _hub_faults(repository: str, revision: str | None, field: str) -> Iterator[None]:
+def hub_faults(repository: str, revision: str | None, field: str) -> Iterator[None]:
     """Within it, what the hub's library raises becomes a `ConfigError`."""
     named = f"{repository!r}" + (f" at revision {revision!r}" if revision else "")
     try:
         yield
+    except ConfigError:
+        raise
     except HFValidationError as error:
-        raise _error(field, f"{repository!r} is not a repository id ORG/NAME: {error}") from error
+        reason = f"{repository!r} is not ORG/NAME or ORG/NAME:QUANT: {error}"
+        raise _error(field, reason) from error
     except RevisionNotFoundError as error:
         raise ConfigError(f"{field}.revision", f"the hub has no {named}") from error
     except GatedRepoError as error:
@@ -171,17 +201,26 @@ def _hub_faults(repository: str, revision: str | None, field: str) -> Iterator[N
         raise _error(
             field, f"the hub has no {named}; if it is private, run `hf auth login`"
         ) from error
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
-        reason = "the hub cannot be reached: download it while online"
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled, RevisionResolutionError) as error:
+        cause = " ".join(str(error.__cause__ or error).split())
+        reason = f"the hub cannot be reached ({cause}): check the connection"
         if constants.HF_HUB_OFFLINE:
-            reason = "HF_HUB_OFFLINE is set: unset it to download it"
+            names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+            name = next((one for one in names if os.environ.get(one)), names[0])
+            reason = f"{name} is set: unset it to download it"
         raise _error(
-            field, f"{named} is not in the local cache, and {reason}, or give path:DIR"
+            field, f"{named} is not in the local cache, and {reason}, or give a path"
         ) from error
     except NotASafetensorsRepoError as error:
         raise _error(field, f"{named} {_NO_WEIGHTS}") from error
-    except Exception as error:  # no network, a full disk, an HTTP error: classes of many libraries
-        raise _error(field, f"cannot download {named}: {error}") from error
+    except Exception as error:  # no network, an HTTP error: classes of many libraries
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            raise _error(
+                field,
+                f"no room for {named} in {constants.HF_HUB_CACHE} ({error.strerror}): free some, "
+                "or set HF_HOME to a folder on another disk",
+            ) from error
+        raise _error(field, f"cannot download {named}: {' '.join(str(error).split())}") from error
 
 
 def _check_config(directory: Path, field: str) -> None:

@@ -79,7 +79,8 @@ class GgufHeader:
 
 
 def is_gguf(source: str) -> bool:
-    return source.startswith("gguf:") or source.endswith(ENDING)
+    is_path = source.endswith(ENDING) and not source.startswith("hub:")
+    return source.startswith("gguf:") or is_path
 
 
 def open_header(source: str) -> GgufHeader:

@@ -29,13 +29,13 @@ def add_pairs(commands: Commands) -> None:
     parser = commands.add_parser(
         "pairs",
         help="list models on this machine that may draft for a target, and what --draft auto takes",
-        description="Looks through the hub's local cache, the folders beside a target that is one, "
-        "and those that are given. Reads no weights and downloads nothing.",
+        description="Looks through the hub's local cache, what lies beside a target's folder or "
+        "GGUF file, and folders that are given. Reads no weights and downloads nothing.",
     )
     parser.add_argument("target", metavar="TARGET", help="as serve has it, a model")
     parser.add_argument(
         "--folder", nargs="+", type=Path, default=[], metavar="DIR",
-        help="checkpoints, or folders with checkpoints in them",
+        help="checkpoints, or folders with checkpoints or GGUF files in them",
     )  # fmt: skip
     parser.set_defaults(run=_pairs, log_level=logging.ERROR)
 

@@ -21,7 +21,8 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
         "target", nargs="?", metavar="TARGET",
-        help="a folder with a checkpoint, a GGUF file, ORG/NAME on the hub, a bundled scenario "
+        help="a folder with a checkpoint, a GGUF file, ORG/NAME on the hub, ORG/NAME:QUANT for a "
+        "GGUF file there (ORG/NAME:Q4_K_M), a bundled scenario "
         f"({', '.join(scenario_names())}) or model, or a YAML file (default: {DEFAULT})",
     )  # fmt: skip
     what.add_argument("--config", metavar="FILE", help="a YAML scenario, or a bundled one's name")

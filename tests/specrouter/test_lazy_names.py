@@ -91,6 +91,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("serve --config binary.yaml", "--config", "not UTF-8"),
         ("serve nothing-here", "TARGET", "bundled are"),
         ("serve some/model", "TARGET", "HF_HUB_OFFLINE is set"),
+        ("serve some/model:Q4_K_M", "TARGET", "HF_HUB_OFFLINE is set"),
         ("serve tiny-8m --draft absent.gguf", "--draft absent.gguf", "no such file"),
         ("serve tiny-8m --draft model.safetensors", "--draft model.safetensors", "is a file"),
         ("serve tiny --max-requests 0", "--max-requests", "greater than"),

@@ -128,10 +128,12 @@ def test_a_hub_repository_is_fetched_at_its_revision(hub: Hub) -> None:
 
 
 def test_a_hub_model_that_cannot_be_had_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    offline = mock.Mock(side_effect=LocalEntryNotFoundError("not cached"))
-    monkeypatch.setattr(module, "snapshot_download", offline)
+    missing = mock.Mock(side_effect=LocalEntryNotFoundError("no route"))
+    monkeypatch.setattr(module, "snapshot_download", missing)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    assert "HF_HUB_OFFLINE" not in reason_of("hub:org/name")
+    reason = reason_of("hub:org/name")
+    assert "cannot be reached (no route): check the connection" in reason
+    assert "HF_HUB_OFFLINE" not in reason, "it is not set"
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert "HF_HUB_OFFLINE is set" in reason_of("hub:org/name")
     monkeypatch.undo()

@@ -17,6 +17,7 @@ from specrouter import LLM, Speculation
 from specrouter.cli.main import main
 from specrouter.target import Given, asked_of
 from test_support.factories import save_llama
+from tests.modelpool.gguf.files import save, write
 
 TARGET = "Qwen/Qwen3-4B"
 TABLE = """\
@@ -83,7 +84,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
 
 @pytest.fixture(autouse=True)
 def in_use(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drafters, "HF_HUB_CACHE", str(cache.root))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache.root))
 
 
 def found() -> list[Candidate]:
@@ -201,7 +202,8 @@ def test_a_target_that_is_not_here_is_described_by_the_hub_only_for_auto(
         asked.append(source)
         raise ConfigError(f"{field}.source", "the hub cannot be reached")
 
-    monkeypatch.setattr("modelpool.member.resolve_description", described)
+    monkeypatch.setattr(drafters, "resolve_description", described)
+    monkeypatch.setattr("modelpool.source_check.resolve_description", described)
     monkeypatch.setattr("modelpool.source_check.resolve_description", described)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     with pytest.raises(ConfigError, match="TARGET: 'a/b' is not in the local cache"):
@@ -217,3 +219,47 @@ def test_auto_without_a_drafter_leaves_the_text_itself(tmp_path: Path) -> None:
     for draft in (["auto"], ["auto", "ngram"]):
         models = asked_of(Given(target=str(path), draft=draft)).config.pool.models
         assert [one.source for one in models[1:]] == ["ngram"]
+
+
+@pytest.fixture
+def ggufs(tmp_path: Path) -> Path:
+    """A folder with two GGUF files, and what is no model or not whole."""
+    folder = tmp_path / "files"
+    folder.mkdir()
+    for name, hidden in (("big", 64), ("small", 32)):
+        save("qwen2", tmp_path / name, hidden=hidden)
+        write("qwen2", tmp_path / name, folder / f"{name}-Q8_0.gguf", "Q8_0")
+    for name in ("mmproj-small-f16.gguf", "half-Q8_0-00001-of-00002.gguf"):
+        shutil.copy(folder / "small-Q8_0.gguf", folder / name)
+    return folder
+
+
+def test_the_small_one_of_two_gguf_files_drafts_for_the_large_one(ggufs: Path) -> None:
+    big = ggufs / "big-Q8_0.gguf"
+    found = candidates(find_target(f"gguf:{big}", "TARGET"), [ggufs])
+    told = {one.path.name: one.refusal for one in found if one.path.parent == ggufs}
+    assert told == {"small-Q8_0.gguf": None, "big-Q8_0.gguf": "it is the target itself"}
+    models = asked_of(Given(target=str(big), draft=["auto"])).config.pool.models
+    assert [one.source for one in models] == [f"gguf:{big}", f"gguf:{ggufs}/small-Q8_0.gguf"]
+
+
+def test_gguf_files_of_the_hub_s_cache_are_named_as_serve_takes_them(
+    ggufs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = tmp_path / "hub" / "models--org--both-GGUF" / "snapshots" / "c0ffee"
+    snapshot.parent.mkdir(parents=True)
+    ggufs.rename(snapshot)
+    (snapshot.parent.parent / "refs").mkdir()
+    (snapshot.parent.parent / "refs" / "main").write_text("c0ffee")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    (snapshot / "small-Q8_0.gguf").rename(snapshot / "small-Q4_K_M.gguf")
+    for asked in ("org/both-GGUF:q8_0", "org/both-GGUF:Q8_0"):
+        target = find_target(f"hub:{asked}", "TARGET")
+        assert target.config.source == f"gguf:{snapshot}/big-Q8_0.gguf"
+        told = {one.name: one.refusal for one in candidates(target)}
+        assert told["org/both-GGUF:Q4_K_M"] is None
+        assert told["org/both-GGUF:Q8_0"] == "it is the target itself"
+        assert len(told) == 2
+    assert find_target("hub:org/both-GGUF", "TARGET").config.source.endswith("small-Q4_K_M.gguf")
+    with pytest.raises(ConfigError, match="TARGET: 'org/both-GGUF:Q2_K' is not in the local cache"):
+        find_target("hub:org/both-GGUF:Q2_K", "TARGET")

@@ -52,6 +52,7 @@ def test_repositories_of_the_hub_keep_their_names() -> None:
         ("Qwen/Qwen2.5-0.5B-Instruct", "hub:Qwen/Qwen2.5-0.5B-Instruct"),
         ("ngram", "ngram"),
     ]
+    assert pool("org/big-GGUF:Q4_K_M")[0] == ("org/big-GGUF:Q4_K_M", "hub:org/big-GGUF:Q4_K_M")
 
 
 def test_a_folder_comes_before_the_hub_s_repository_of_its_name(folders: Path) -> None:
