@@ -30,7 +30,7 @@ from modelpool.errors import ConfigError
 from modelpool.gguf.header import GgufHeader, GgufTensor, open_header, read_header
 
 NAME = "gguf.json"  # beside the configuration: the file, and by the model's names its tensors
-_FORMAT = "3"  # changes when a file would be described otherwise
+_FORMAT = "4"  # changes when a file would be described otherwise
 _GEMMAS = ("gemma", "gemma2", "gemma3")
 _FAMILIES = {
     "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma": "gemma", "gemma2": "gemma2",
@@ -205,7 +205,7 @@ def _write(header: GgufHeader, field: str, folder: Path) -> None:
     (folder / "generation_config.json").write_text(json.dumps(ends))
     check_served(folder, field)
     placed = {name: asdict(one) for name, one in _placed(header, config).items()}
-    tokenizer_of(header).save_pretrained(folder)
+    tokenizer_of(header, _ends(header)).save_pretrained(folder)
     described = {"file": str(header.file), "tensors": placed}
     (folder / NAME).write_text(json.dumps(described, indent=1), encoding="utf-8")
 

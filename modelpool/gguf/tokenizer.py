@@ -1,5 +1,12 @@
-"""The tokenizer and the chat template of a GGUF file, by the converter of `transformers`."""
+"""The tokenizer and the chat template of a GGUF file, by the converter of `transformers`.
 
+Tokens that the file calls unused are never to be chosen. Those behind all others, with which
+embeddings are padded, are left out: the vocabulary ends before them, and no logits of theirs are
+looked at. The option `UNUSED_IDS` of the tokenizer has those between others, which cost each token
+a ban: no released file that was looked at has any.
+"""
+
+from collections.abc import Collection
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, pre_tokenizers, processors
@@ -10,6 +17,7 @@ from transformers.integrations.gguf.gguf_tokenizer_mapping import (
     convert_gguf_tokenizer,
 )
 
+from modelpool.checkpoint.tokenizers import UNUSED_IDS
 from modelpool.errors import ConfigError
 from modelpool.gguf.header import GgufHeader
 
@@ -24,11 +32,17 @@ _WHOLE_WORDS = (
     "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "tekken", "midm-2.0",
     "lfm2", "jina-v5-nano",
 )  # fmt: skip
+_UNUSED = 5  # of tokenizer.ggml.token_type
+_BY_TOKEN = ("tokens", "scores", "token_type")
 _SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 
-def tokenizer_of(header: GgufHeader) -> PreTrainedTokenizerFast:
-    """Raises `ConfigError` for one that would split text otherwise than the file says."""
+def tokenizer_of(header: GgufHeader, ends: Collection[int]) -> PreTrainedTokenizerFast:
+    """Raises `ConfigError` for one that would split text otherwise than the file says.
+
+    Args:
+        ends: ids that end a text, whatever the file calls them.
+    """
     kind, tokens = header.fact(_MODEL, str), header.fact(_TOKENS, list)
     if kind not in (_BYTE_LEVEL, _SENTENCEPIECE):
         reason = f"{_MODEL} is {kind!r}, not {_BYTE_LEVEL!r} or {_SENTENCEPIECE!r}"
@@ -40,6 +54,9 @@ def tokenizer_of(header: GgufHeader) -> PreTrainedTokenizerFast:
     names = GGUF_TOKENIZER_MAPPING["tokenizer"].items()
     facts = {name: header.facts[f"tokenizer.{key}"] for key, name in names
              if f"tokenizer.{key}" in header.facts}  # fmt: skip
+    unused = _unused(header, tokens) - {*ends}
+    count = next(one for one in range(len(tokens), 0, -1) if one - 1 not in unused)
+    facts |= {name: facts[name][:count] for name in _BY_TOKEN if name in facts}
     try:
         backend: Tokenizer = convert_gguf_tokenizer(header.facts["general.architecture"], facts)[0]
     except Exception as error:  # of the tokenizers library, which raises bare ones
@@ -57,10 +74,12 @@ def tokenizer_of(header: GgufHeader) -> PreTrainedTokenizerFast:
     _put_around(header, backend, special, kind == _SENTENCEPIECE or pre in _WHOLE_WORDS)
     template = header.fact("tokenizer.chat_template", str, "")
     options: dict[str, Any] = {"chat_template": template} if template else {}
+    within = sorted(one for one in unused if one < count)
+    options |= {UNUSED_IDS: within} if within else {}
     make: Any = PreTrainedTokenizerFast
     tokenizer: PreTrainedTokenizerFast = make(tokenizer_object=backend, **special, **options)
-    if len(tokenizer) != len(tokens):
-        raise header.error(f"{_TOKENS} has {len(tokens)}, and makes {len(tokenizer)} ids")
+    if len(tokenizer) != count:
+        raise header.error(f"{_TOKENS} has {count}, and makes {len(tokenizer)} ids")
     return tokenizer
 
 
@@ -86,6 +105,13 @@ def _check(header: GgufHeader, tokens: list[Any], kind: str) -> None:
         found = header.fact(f"tokenizer.ggml.{name}", list)
         if len(found) != len(tokens) or not all(isinstance(one, int | float) for one in found):
             raise header.error(f"tokenizer.ggml.{name} has not a number for each token")
+
+
+def _unused(header: GgufHeader, tokens: list[Any]) -> set[int]:
+    """Ids, without the special ones that the file names."""
+    kinds: list[Any] = header.facts.get("tokenizer.ggml.token_type", [])
+    special = set(_special(header, tokens).values())
+    return {one for one, kind in enumerate(kinds) if kind == _UNUSED and tokens[one] not in special}
 
 
 def _special(header: GgufHeader, tokens: list[Any]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from modelpool.checkpoint.bundled import bundled_root
 from modelpool.gguf.description import frequency_factors
-from specrouter import ChainRouter, SamplingParams, Speculation
+from specrouter import ChainRouter, RequestError, SamplingParams, Speculation
 from specrouter.cli.main import main
 from test_support.factories import edit_config, pool_of
 from tests.modelpool.gguf.files import save, tokens_of, write
@@ -57,6 +57,25 @@ def test_texts_end_with_tokens_of_known_spelling_and_with_those_that_are_named(
         facts |= {"tokenizer.ggml.eot_token_id": 7, "tokenizer.ggml.eom_token_id": 8}
     file = write("llama", tmp_path / "m", tmp_path / "m.gguf", facts=facts)
     assert pool_of(file).eos_token_ids == {0, 300, 301} | ({7, 8} if named else set())
+
+
+def test_tokens_that_the_file_calls_unused_are_never_chosen(tmp_path: Path) -> None:
+    save("llama", tmp_path / "m")
+    size = json.loads((tmp_path / "m" / "config.json").read_text())["vocab_size"]
+    kinds = [1] * size
+    kinds[0], kinds[5], kinds[7], kinds[-3:] = 3, 5, 5, [5] * 3
+    facts: dict[str, Any] = {"tokenizer.ggml.token_type": kinds, "tokenizer.ggml.eot_token_id": 7}
+    facts["tokenizer.ggml.merges"] = ["t h"]
+    file = write("llama", tmp_path / "m", tmp_path / "m.gguf", facts=facts)
+    pool = pool_of(file)
+    assert (pool.vocab_size, pool.unused_ids) == (size - 3, (5,))  # 7 ends texts
+    settings = {"pool": {"target": "m", "models": [{"name": "m", "source": str(file)}]}}
+    with ChainRouter.from_config(settings) as router:
+        bias = {5: 100, 8: 50}
+        params = SamplingParams(max_new_tokens=4, logit_bias=bias, ignore_eos=True)
+        assert router.generate([[9]], params)[0].token_ids == [8] * 4
+        with pytest.raises(RequestError, match="must be from 0"):
+            router.generate([[size - 1]])
 
 
 def test_gemma_3_without_a_window_attends_to_all_and_may_cap_its_logits(tmp_path: Path) -> None:
