@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoConfig, AutoTokenizer
 
 from modelpool.checkpoint.bundled import bundled_root
-from modelpool.gguf.description import frequency_factors
+from modelpool.gguf.rotation import frequency_factors
 from specrouter import ChainRouter, SamplingParams, Speculation
 from specrouter.cli.main import main
 from test_support.factories import edit_config, pool_of
