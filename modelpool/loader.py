@@ -21,6 +21,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreT
 from transformers.utils import logging as transformers_logging
 from transformers.utils.quantization_config import Mxfp4Config
 
+from modelpool.attention.latent import use_latents
 from modelpool.checkpoint.footprint import read_config
 from modelpool.checkpoint.headers import NOT_PARAMETERS
 from modelpool.checkpoint.int8_values import read_int8
@@ -204,8 +205,9 @@ def _read_blocks(config: ModelConfig, directory: Path, tuning: Tuning) -> "_Read
     # For the whole process while it lasts, but no other thread makes modules.
     with init_empty_weights(include_buffers=False):
         model = loader.from_config(settings, dtype=dtype)
+    use_latents(model)  # before their weights are taken for a layer's
     blocks = {name: weights.blocks[name] for name in _quantisable(model) & weights.blocks.keys()}
-    own, named = dict(model.named_parameters()), dict(model.named_modules())
+    own, named = model.state_dict(), dict(model.named_modules())
     tables = (name for name in weights.blocks if isinstance(named.get(name), nn.Embedding))
     embedding = next(tables, None)
     kept = blocks.keys() | {embedding}

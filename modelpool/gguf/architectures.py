@@ -104,6 +104,7 @@ def config_of(header: GgufHeader) -> Config:
         "rms_norm_eps": facts.number("attention.layer_norm_rms_epsilon"),
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "rope_parameters": architecture.rope(facts, head),
+        "pad_token_id": None,  # a class's own may be beyond the vocabulary
     }
     rotated = head if architecture.rotates_part else facts.size(_ROTATED, head)
     is_whole = facts.size("attention.value_length", head) == rotated == head
@@ -291,6 +292,7 @@ def _deepseek2(facts: Facts, config: Config) -> Config:
         raise facts.error("expert_gating_func", f"is {gating}, which is not read")
     found: Config = {
         "num_key_value_heads": config["num_attention_heads"],
+        "head_dim": rotated,  # that its rotation is made of
         "qk_rope_head_dim": rotated,
         "qk_nope_head_dim": key - rotated,
         "v_head_dim": value,
@@ -388,6 +390,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "gemma3": Architecture(kind="gemma3_text", more=_gemma3, rope=local_rotation, raised=_NORMS),
     "qwen3moe": Architecture(kind="qwen3_moe", facts=_EXPERTS, more=_normed_experts),
+    "qwen3vl": Architecture(kind="qwen3"),  # in a text its three positions are one
+    "qwen3vlmoe": Architecture(kind="qwen3_moe", facts=_EXPERTS, more=_normed_experts),
     "qwen35": Architecture(
         kind="qwen3_5_text",
         facts=_GATED_DELTANET,
