@@ -36,6 +36,12 @@ _TEXT_ENDS = frozenset((
     "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "[e~[",
     "<\uff5cend\u2581of\u2581sentence\uff5c>",
 ))  # fmt: skip
+# Where a vocabulary has all of these, the last one is an ordinary token.
+_NO_END = (
+    ("<|return|>", "<|call|>", "<|end|>"),
+    ("<|flush|>", "<|calls|>", "<|end|>"),
+    ("<|tool_response>", "</s>"),
+)
 _DTYPES = {"F32": "float32", "F16": "float16"}  # of the rest: bfloat16
 PLAIN = ("F32", "F16", "BF16")
 _INT4_TYPES = ("Q4_0", "Q4_1", "Q4_K", "IQ4_NL", "IQ4_XS", "MXFP4", "Q3_K", "Q2_K")
@@ -87,11 +93,7 @@ def is_gguf(source: str) -> bool:
 def placed_in(folder: Path) -> dict[str, Placed]:
     """By the model's names. Raises `OSError`, `ValueError`."""
     stored = json.loads((folder / NAME).read_text(encoding="utf-8"))
-    return {
-        name: Placed(**{key: tuple(each) if isinstance(each, list) else each
-                        for key, each in one.items()})
-        for name, one in stored["tensors"].items()
-    }  # fmt: skip
+    return {name: Placed.of(one) for name, one in stored["tensors"].items()}
 
 
 def header_in(folder: Path) -> GgufHeader:
@@ -196,4 +198,6 @@ def _ends(header: GgufHeader) -> list[int]:
     names = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
     ends = {header.fact(name, int) for name in names if name in header.facts}
     tokens = header.fact("tokenizer.ggml.tokens", list)
-    return sorted(ends | {place for place, token in enumerate(tokens) if token in _TEXT_ENDS})
+    known = {token: place for place, token in enumerate(tokens) if token in _TEXT_ENDS}
+    ordinary = {known[names[-1]] for names in _NO_END if known.keys() >= set(names)}
+    return sorted((ends | set(known.values())) - ordinary)

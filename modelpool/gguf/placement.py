@@ -41,14 +41,22 @@ class Placed:
     rows: tuple[int, ...] = ()
     columns: tuple[int, ...] = ()
 
+    @classmethod
+    def of(cls, stored: Mapping[str, Any]) -> "Placed":
+        """Of what JSON has of its fields."""
+        fields: dict[str, Any] = {
+            name: tuple(one) if isinstance(one, list) else one for name, one in stored.items()
+        }
+        return cls(**fields)
+
     def tensors(self, header: GgufHeader) -> tuple[GgufTensor, ...]:
         return tuple(header.tensors[name] for name in self.names)
 
     def keeps_rows(self, header: GgufHeader) -> bool:
         """Are its outputs rows of the file?"""
-        if self.form == "in turn, turned":
-            return len({one.type for one in self.tensors(header)}) == 1
-        return self.form in ("", "turned") and not self.columns
+        is_one = len({one.type for one in self.tensors(header)}) == 1
+        keeps = is_one if self.form == "in turn, turned" else self.form in ("", "turned")
+        return keeps and not self.columns and (is_one or self.parts > 1)
 
 
 # By the ends of parameters' names, what `gguf` has no names for; the first choice that is there.

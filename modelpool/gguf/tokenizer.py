@@ -84,7 +84,7 @@ def tokenizer_of(header: GgufHeader) -> PreTrainedTokenizerFast:
     if pre in _WHOLE_WORDS:
         backend.model.ignore_merges = True
     special = _special(header, tokens)
-    _put_around(header, backend, special, kind != _BYTE_LEVEL or pre in _BEGUN)
+    _put_around(header, backend, special, kind == _SENTENCEPIECE or pre in _BEGUN)
     template = header.fact("tokenizer.chat_template", str, "")
     options: dict[str, Any] = {"chat_template": template} if template else {}
     make: Any = PreTrainedTokenizerFast

@@ -61,11 +61,13 @@ class _Blocks(StoredBlocks):
         return [_values(rows, kind) for kind, rows in self._rows(expert)]
 
     def _rows(self, expert: int) -> Sequence[tuple[str, NDArray[np.uint8]]]:
-        """Of each tensor its type and its rows' bytes."""
+        """Of each tensor its type and its rows' bytes; a layer's are those of one."""
         tensors = self.placed.tensors(self.header)
         found = [np.concatenate(list(_stored(one, self.placed, expert))) for one in tensors]
         if self.placed.form == "in turn, turned":
             found = [np.stack(found, axis=1).reshape(-1, found[0].shape[1])]
+        elif self.placed.parts == 1:
+            found = [np.concatenate(found)]
         return [(one.type, rows) for one, rows in zip(tensors, found, strict=False)]
 
 

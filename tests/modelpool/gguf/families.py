@@ -154,8 +154,8 @@ def _in_pairs(heads: str) -> Change:
     """Of each head the two numbers that are rotated together stand side by side."""
 
     def change(tensor: Tensor, config: Config) -> Mapping[str, Tensor]:
-        halves = tensor.unflatten(0, (config[heads], 2, -1))
-        return {"": halves.swapaxes(1, 2).flatten(0, 2)}
+        halves = tensor.reshape(config[heads], 2, -1, *tensor.shape[1:])
+        return {"": halves.swapaxes(1, 2).reshape(tensor.shape)}
 
     return change
 
@@ -172,9 +172,9 @@ def _tiled(rows: int, size: Callable[[Config], int], dim: int = 0) -> Change:
         keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
         before = rows * keys * config["linear_key_head_dim"]
         tensor = (tensor.squeeze(1) if tensor.dim() == 3 else tensor).movedim(dim, 0)
-        heads = tensor[before:].unflatten(0, (keys, values // keys, size(config)))
-        moved = torch.cat((tensor[:before], heads.swapaxes(0, 1).flatten(0, 2)))
-        return {"": moved.movedim(0, dim)}
+        heads = tensor[before:].reshape(keys, values // keys, size(config), *tensor.shape[1:])
+        tiled = heads.swapaxes(0, 1).reshape(tensor[before:].shape)
+        return {"": torch.cat((tensor[:before], tiled)).movedim(0, dim)}
 
     return change
 
@@ -185,7 +185,7 @@ def _named(name: str, change: Change) -> Change:
 
 def _split_latents(tensor: Tensor, config: Config) -> Mapping[str, Tensor]:
     keys, heads = config["qk_nope_head_dim"], config["num_attention_heads"]
-    both = tensor.unflatten(0, (heads, -1))
+    both = tensor.reshape(heads, -1, tensor.shape[-1])
     return {"attn_k_b.weight": both[:, :keys].swapaxes(1, 2), "attn_v_b.weight": both[:, keys:]}
 
 
@@ -193,8 +193,8 @@ def _untwined(first: str, second: str) -> Change:
     """Every other output, and the rest; of matrices inputs come last."""
 
     def change(tensor: Tensor, _: Config) -> Mapping[str, Tensor]:
-        parts = tensor[..., ::2], tensor[..., 1::2]
-        parts = tuple(one.swapaxes(1, 2) if one.dim() == 3 else one for one in parts)
+        outputs = tensor.swapaxes(1, 2) if tensor.dim() == 3 else tensor
+        parts = (outputs[:, start::2] for start in (0, 1))
         return dict(zip((first, second), parts, strict=True))
 
     return change
@@ -211,7 +211,7 @@ def _falcon_input(config: Config) -> Tensor:
     groups = config["mamba_n_groups"] * config["mamba_d_state"]
     inner = config["mamba_d_ssm"]
     sizes = torch.tensor([inner, inner, groups, groups, config["mamba_n_heads"]])
-    factors = torch.tensor(config["ssm_multipliers"]) * config["ssm_in_multiplier"]
+    factors: Tensor = torch.tensor(config["ssm_multipliers"]) * config["ssm_in_multiplier"]
     return factors.repeat_interleave(sizes)[:, None]
 
 
@@ -251,7 +251,7 @@ _MAMBA2: Mapping[str, Change] = {
     r"mamba\.D$": _COLUMN,
     r"conv1d\.weight$": _SQUEEZED,
     r"dt_bias$": _renamed("ssm_dt.bias"),
-    r"mamba\.norm\.": lambda one, config: {"": one.unflatten(0, (config["mamba_n_groups"], -1))},
+    r"mamba\.norm\.": lambda one, config: {"": one.reshape(config["mamba_n_groups"], -1)},
 }
 _GPT_OSS: Mapping[str, Change] = {
     r"experts\.gate_up_proj$": _untwined("ffn_gate_exps.weight", "ffn_up_exps.weight"),
@@ -331,9 +331,25 @@ def _deltanet_facts(config: Config) -> Config:
 
 
 def _deltanet_moe_facts(config: Config) -> Config:
-    shared = config["shared_expert_intermediate_size"]
-    facts = {**_deltanet_facts(config), **_experts_facts(config)}
-    return {**facts, "expert_shared_feed_forward_length": shared}
+    """With a layer that guesses the next but one."""
+    layers = config["num_hidden_layers"]
+    return {
+        **_deltanet_facts(config),
+        **_experts_facts(config),
+        "expert_shared_feed_forward_length": config["shared_expert_intermediate_size"],
+        "block_count": layers + 1,
+        "nextn_predict_layers": 1,
+        "full_attention_interval": None,
+        "attention.recurrent_layers": [one == _LINEAR for one in [*config["layer_types"], _FULL]],
+    }
+
+
+def _guessing_layer(config: Config) -> Mapping[str, Tensor]:
+    width = config["hidden_size"]
+    return {
+        f"blk.{config['num_hidden_layers']}.{name}.weight": torch.zeros(shape)
+        for name, shape in (("attn_norm", (width,)), ("nextn.eh_proj", (width, 2 * width)))
+    }
 
 
 def _gemma4_facts(config: Config) -> Config:
@@ -467,6 +483,22 @@ def _deepseek_facts(config: Config) -> Config:
     }
 
 
+def _old_deepseek_facts(config: Config) -> Config:
+    """Before latents were kept."""
+    key = config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
+    return {
+        **_deepseek_facts(config),
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.key_length": key,
+        "attention.value_length": config["v_head_dim"],
+        "attention.key_length_mla": None,
+        "attention.value_length_mla": None,
+        "expert_gating_func": None,
+        "expert_group_count": None,
+        "expert_group_used_count": None,
+    }
+
+
 def _lfm2_facts(config: Config) -> Config:
     kv_heads, is_mixture = config["num_key_value_heads"], "num_experts" in config
     return {
@@ -494,7 +526,7 @@ _LONGROPE = {
 }  # fmt: skip
 _LINEAR_HEADS = {
     "layer_types": [_LINEAR, _FULL] * 2, "num_hidden_layers": 4, "rope_parameters": _MROPE,
-    "head_dim": HIDDEN // HEADS, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "head_dim": HIDDEN // HEADS, "linear_num_key_heads": 2, "linear_num_value_heads": 6,
     "linear_key_head_dim": 16, "linear_value_head_dim": 8,
 }  # fmt: skip
 _FOUR_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": HIDDEN // 2}
@@ -524,7 +556,8 @@ FAMILIES: Mapping[str, Family] = {
     "qwen35moe": Family(
         architecture="qwen35moe", kind=Qwen3_5MoeTextConfig,
         settings={**_LINEAR_HEADS, **_FOUR_EXPERTS, "shared_expert_intermediate_size": 32},
-        facts=_deltanet_moe_facts, changes={**_DELTANET, **_EXPERTS}, tolerance=_ROUNDED,
+        facts=_deltanet_moe_facts, changes={**_DELTANET, **_EXPERTS}, more=_guessing_layer,
+        tolerance=_ROUNDED,
     ),
     "gpt-oss": Family(
         architecture="gpt-oss", kind=GptOssConfig,
@@ -597,6 +630,10 @@ FAMILIES: Mapping[str, Family] = {
         architecture="deepseek2", kind=DeepseekV2Config, facts=_deepseek_facts, changes=_DEEPSEEK,
         settings={**_LATENT, "n_group": 2, "topk_group": 1, "rope_parameters": _MSCALE,
                   "topk_method": "group_limited_greedy"},
+    ),
+    "deepseek2 v2, old": Family(
+        architecture="deepseek2", kind=DeepseekV2Config, facts=_old_deepseek_facts,
+        changes=_EXPERTS, settings={**_LATENT, "q_lora_rank": None},
     ),
     "deepseek2 v3": Family(
         architecture="deepseek2", kind=DeepseekV3Config, facts=_deepseek_facts, changes=_DEEPSEEK,

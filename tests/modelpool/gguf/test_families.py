@@ -9,7 +9,7 @@ import torch
 
 from modelpool import loader
 from test_support.factories import pool_of
-from tests.modelpool.compressed import logits, needs_quantised
+from tests.modelpool.compressed import held_bytes, logits, needs_quantised
 from tests.modelpool.gguf.families import FAMILIES, save, write
 
 
@@ -30,13 +30,19 @@ def test_logits_are_those_of_the_checkpoint(family: str, tmp_path: Path) -> None
 
 
 @needs_quantised
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [(family, "Q8_0") for family in FAMILIES] + [("gpt-oss", "MXFP4"), ("qwen35", "Q4_0")],
+)
 def test_blocks_compute_what_they_did(
-    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where a plain model is loaded, and then quantised."""
     save(family, tmp_path / "m")
-    file = write(family, tmp_path / "m", tmp_path / "m.gguf", "Q8_0")
-    found = logits(pool_of(file, dtype="float32").get("m"))
+    file = write(family, tmp_path / "m", tmp_path / "m.gguf", kind)
+    pool = pool_of(file)
+    said, packed = pool.plan("m").footprint.weight_bytes, pool.get("m")
+    assert said == pytest.approx(held_bytes(packed), rel=0.03)
+    found = logits(packed)
     monkeypatch.setattr(loader, "_keeps_blocks", lambda *_: False)
-    assert torch.equal(logits(pool_of(file, dtype="float32").get("m")), found)
+    assert torch.equal(logits(pool_of(file).get("m")), found)
