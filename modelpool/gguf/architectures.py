@@ -273,6 +273,10 @@ def _olmo2(facts: Facts, config: Config) -> Config:
     }
 
 
+def _glm4(facts: Facts, _: Config) -> Config:
+    return {"attention_bias": "blk.0.attn_q.bias" in facts.header.tensors}
+
+
 def _phi3(facts: Facts, config: Config) -> Config:
     found: Config = {"sliding_window": facts.count("attention.sliding_window") or None}
     original = config["rope_parameters"].get("original_max_position_embeddings")
@@ -447,7 +451,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         more=_granitehybrid,
         has_pairs=True,
     ),
-    "glm4": Architecture(kind="glm4", rope=partial_rotation, rotates_part=True),
+    "glm4": Architecture(kind="glm4", more=_glm4, rope=partial_rotation, rotates_part=True),
     "smollm3": Architecture(kind="smollm3", has_pairs=True),
     "olmo2": Architecture(kind="olmo2", more=_olmo2, rope=full_rotation),
     "deepseek2": Architecture(

@@ -615,11 +615,14 @@ FAMILIES: Mapping[str, Family] = {
                  r"input_linear\.": _halved("ffn_gate_shexp.weight", "ffn_up_shexp.weight")},
         tolerance=_ROUNDED,
     ),
-    "glm4": Family(
-        architecture="glm4", kind=Glm4Config, facts=_partial_facts,
-        settings={"head_dim": 32, "rope_parameters": {
-            "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
-    ),
+    **{
+        name: Family(
+            architecture="glm4", kind=Glm4Config, facts=_partial_facts,
+            settings={"head_dim": 32, "attention_bias": is_biased, "rope_parameters": {
+                "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+        )
+        for name, is_biased in (("glm4 9b", True), ("glm4 32b", False))
+    },
     "smollm3": Family(architecture="smollm3", kind=SmolLM3Config, changes=_PAIRS),
     "olmo2": Family(architecture="olmo2", kind=Olmo2Config),
     "olmo3": Family(
