@@ -29,9 +29,8 @@ class Placed:
 
     Attributes:
         names: tensors, each of which has a part of each of the `parts` (experts, heads).
-        rows: its last ones are so many groups, which `rows[1]` times `rows[2]` times
-            `rows[3]` rows are in, where the model has the second and the third the other way
-            round; `columns`: the same.
+        rows: the last rows lie as [groups, n, m, size] in the file, and as [groups, m, n, size] in
+            the model: these four numbers, or none where all rows lie alike. `columns`: the same.
     """
 
     names: tuple[str, ...]

@@ -615,6 +615,15 @@ FAMILIES: Mapping[str, Family] = {
                  r"input_linear\.": _halved("ffn_gate_shexp.weight", "ffn_up_shexp.weight")},
         tolerance=_ROUNDED,
     ),
+    "granitehybrid, dense": Family(
+        architecture="granitehybrid", kind=GraniteMoeHybridConfig, facts=_granite_hybrid_facts,
+        settings={**_GRANITE, "num_hidden_layers": 4, "layer_types": [_LINEAR, _FULL] * 2,
+                  "mamba_n_heads": 8, "mamba_d_head": 16},
+        changes={**_PAIRS, **_MAMBA2,
+                 r"input_linear\.": _halved("ffn_gate.weight", "ffn_up.weight"),
+                 r"output_linear\.": _renamed("ffn_down.weight")},
+        tolerance=_ROUNDED,
+    ),
     **{
         name: Family(
             architecture="glm4", kind=Glm4Config, facts=_partial_facts,
