@@ -81,7 +81,7 @@ def tokenizer_of(header: GgufHeader, ends: Collection[int]) -> PreTrainedTokeniz
     facts = {name: header.facts[f"tokenizer.{key}"] for key, name in names
              if f"tokenizer.{key}" in header.facts}  # fmt: skip
     unused = _unused(header, tokens) - {*ends}
-    count = next(one for one in range(len(tokens), 0, -1) if one - 1 not in unused)
+    count = max((one + 1 for one in range(len(tokens)) if one not in unused), default=0)
     facts |= {name: facts[name][:count] for name in _BY_TOKEN if name in facts}
     try:
         backend: Tokenizer = convert_gguf_tokenizer(header.facts["general.architecture"], facts)[0]
