@@ -309,23 +309,26 @@ export function Try({ marks, chains, chats, dtype, refused }) {
   const stopper = useRef(null);
   const [timed, measure] = useState([]);
   const [isMeasuring, setMeasuring] = useState(false);
-  const isRunning = routed.state === "running" || alone.state === "running" || isMeasuring;
+  const isRunning = routed.state === "running" || alone.state === "running";
   useEffect(() => () => stopper.current?.abort(), []);
 
   const run = async (asked) => {
     change(asked);
     choose(null);
+    stopper.current?.abort(); // what is still being measured
     stopper.current = new AbortController();
     const { signal } = stopper.current;
     showAlone(EMPTY);
     measure([]);
     const speculation = { reuse_outputs: false, ...(asked.chain && { chain: asked.chain.split(">") }) };
     const ways = [[speculation, showRouted], ["off", showAlone]];
+    const made = [];
     for (const [way, show] of ways) { // shown as it comes, and not timed
-      const made = await generate(asked, way, show, signal);
-      if (made.status === 401) refused(made.error);
-      if (made.state !== "done") return;
+      made.push(await generate(asked, way, show, signal));
+      if (made.at(-1).status === 401) refused(made.at(-1).error);
+      if (made.at(-1).state !== "done") return;
     }
+    if (firstDifference(...made) !== null) return;
     const timed = [];
     setMeasuring(true);
     while (!isDecided(timed.map(([a, b]) => a / b))) {
