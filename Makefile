@@ -38,8 +38,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-serve: install  ## serve the bundled models on http://127.0.0.1:8000
-	$(PYTHON) -m specrouter serve
+# SmolLM2 is fetched once; where it cannot be had, and with MODEL=tiny, the bundled models are served.
+serve: install  ## serve SmolLM2-135M, or MODEL=tiny, or any model, on http://127.0.0.1:8000
+	$(PYTHON) -m specrouter serve $(or $(MODEL),$$($(PYTHON) -m modelpool.checkpoint.released smollm2))
 
 check: install  ## ruff and mypy
 	$(PYTHON) -m ruff check .

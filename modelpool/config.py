@@ -78,11 +78,11 @@ class ModelConfig(BaseModel):
         source: `hub:ORG/NAME`, `hub:ORG/NAME:QUANT` (a GGUF file of the repository by how its name
             ends, such as Q4_K_M; without QUANT, where there are GGUF files alone: Q4_K_M, else
             another Q4, else the first), `path:DIR` (or a path that begins with "/", "." or "~"),
-            `gguf:FILE` (or a path that ends in ".gguf"), `bundled:NAME`; `quantised:TARGET`: the
-            target with int8 weights, or int4 if `weights` says so, on the CPU. Without a model:
-            `suffix` quotes the request's text and its tenant's earlier outputs, `ngram` the
-            request's text alone, `drafter:package.module:NAME` is a subclass of
-            `specrouter.execution.drafter.Drafter`.
+            `gguf:FILE` (or a path that ends in ".gguf"), `bundled:NAME`, `released:smollm2`
+            (SmolLM2-135M-Instruct, fetched once); `quantised:TARGET`: the target with int8 weights,
+            or int4 if `weights` says so, on the CPU. Without a model: `suffix` quotes the request's
+            text and its tenant's earlier outputs, `ngram` the request's text alone,
+            `drafter:package.module:NAME` is a subclass of `specrouter.execution.drafter.Drafter`.
         dtype: `auto` is the checkpoint's, but on the CPU float32 for drafters of fewer than 8M
             parameters and where the CPU has no kernels for a half precision (bfloat16 needs
             AVX-512), if there is memory. Packed weights (AWQ, GPTQ) of float16 become bfloat16.

@@ -37,7 +37,7 @@ from modelpool.fast.experts import can_quantise
 from modelpool.fast.graph_runner import CudaGraphs
 from modelpool.fast.lean_forward import is_quantised, lean_forward_of
 from modelpool.fast.panels import exact_kernels
-from modelpool.fast.quantised import Stored, give_back_freed, quantise_embedding
+from modelpool.fast.quantised import Stored, give_back_freed, quantise_embeddings
 from modelpool.fast.rotation import OwnFrequencies
 from modelpool.fast.thread_choice import ThreadChoice
 from modelpool.fast.tuning import PLAIN, Tuning
@@ -209,11 +209,13 @@ def _read_blocks(config: ModelConfig, directory: Path, tuning: Tuning) -> "_Read
     with init_empty_weights(include_buffers=False):
         model = loader.from_config(settings, dtype=dtype)
     blocks = {name: weights.blocks[name] for name in _quantisable(model) & weights.blocks.keys()}
-    own, named = dict(model.named_parameters()), dict(model.named_modules())
-    tables = (name for name in weights.blocks if isinstance(named.get(name), nn.Embedding))
-    embedding = next(tables, None)
-    kept = blocks.keys() | {embedding}
-    in_blocks = {name for name in own if name.removesuffix(".weight") in kept}
+    own, named = model.state_dict(), dict(model.named_modules())
+    tables = {
+        name: stored
+        for name, stored in weights.blocks.items()
+        if isinstance(named.get(name), nn.Embedding)
+    }
+    in_blocks = {name for name in own if name.removesuffix(".weight") in blocks | tables}
     plain = {
         name: weights.plain(name).to(own[name].dtype) for name in weights.placed.keys() - in_blocks
     }
@@ -222,8 +224,7 @@ def _read_blocks(config: ModelConfig, directory: Path, tuning: Tuning) -> "_Read
     left = {name for name, one in model.named_parameters() if one.is_meta}
     with torch.no_grad():
         quantise(config.name, model, blocks, weights=tuning.weights, in_int8=weights.in_int8)
-        if embedding is not None:
-            quantise_embedding(model, weights.blocks[embedding])
+        quantise_embeddings(model, tables)
     return _Read(model, sorted(left - in_blocks))
 
 

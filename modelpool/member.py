@@ -20,6 +20,7 @@ from modelpool.checkpoint.footprint import (
     read_checkpoint,
 )
 from modelpool.checkpoint.headers import Header
+from modelpool.checkpoint.released import SCHEME, download, find_released, released_path
 from modelpool.checkpoint.source import resolve_description, resolve_headers, resolve_source
 from modelpool.checkpoint.tokenizers import (
     files_fingerprint,
@@ -80,6 +81,8 @@ def open_member(
     """
     if is_gguf(config.source):
         return _open_gguf(config, field, config.source)
+    if config.source.startswith(SCHEME):
+        return _open_gguf(config, field, str(_released(config, field, headers_only, progress)))
     headers: Sequence[Header] | None = None
     source, remote_code = config.source, config.trust_remote_code
     resolve: dict[str, Any] = {
@@ -109,6 +112,30 @@ def open_member(
         path = inflated_source(path, config.inflate_to, dtype=config.dtype, field=field)
     facts = _read_facts(config, path, field, headers)
     return Member(config=config, field=field, path=path, facts=facts, headers=headers)
+
+
+def _released(
+    config: ModelConfig, field: str, headers_only: bool, progress: LoadProgress | None
+) -> Path:
+    """Raises `ConfigError`."""
+    wanted = find_released(config.source, field)
+    path = released_path(wanted)
+    if path.is_file():
+        return path
+    if headers_only:
+        reason = (
+            "is not in the cache, where its header would be read: `specrouter serve` downloads it"
+        )
+        raise ConfigError(f"{field}.source", f"{config.source!r} {reason}")
+    if progress is not None:
+        progress.begin("downloading", config.name)
+    try:
+        download(wanted)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{field}.source", f"{config.source!r} cannot be had: {error}") from error
+    if progress is not None:
+        progress.begin("reading", config.name)
+    return path
 
 
 def _open_gguf(config: ModelConfig, field: str, source: str) -> Member:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from modelpool.checkpoint.tokenizers import UNUSED_IDS
 from modelpool.config import ModelConfig, PoolConfig, validate_config
 from modelpool.device_manager import DeviceInfo, Placement, read_devices
 from modelpool.errors import ConfigError, UnsupportedModelError
@@ -104,6 +105,8 @@ class ModelPool:
         target = self._members[config.target]
         self.tokenizer: PreTrainedTokenizerBase = tokenizer_of(target)
         self.vocab_size = vocab_size_of(target, self.tokenizer)
+        # That are below it, and never chosen. What stands behind all ids that are used is cut off.
+        self.unused_ids: tuple[int, ...] = tuple(self.tokenizer.init_kwargs.get(UNUSED_IDS, ()))
         check_tokenizers(self._members, config.target, self.tokenizer)
         kv = kv_tokens if isinstance(kv_tokens, KVMemory) else kv_tokens(self.longest_sequence)
         self._placed = PlacedMembers(config, self._members, devices or read_devices(), kv)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from huggingface_hub import constants, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
+from modelpool.checkpoint.released import SCHEME, find_released
 from modelpool.checkpoint.source import resolve_description, resolve_source
 from modelpool.config import PoolConfig
 from modelpool.errors import ConfigError
@@ -31,6 +32,8 @@ def check_source(source: str, *, field: str, revision: str | None = None) -> Non
             open_header(source)
         except ConfigError as error:
             raise ConfigError(f"{field}.source", error.reason) from error
+    elif source.startswith(SCHEME):
+        find_released(source, field)
     elif source.startswith("hub:"):
         _check_hub(source, field, revision)
     else:

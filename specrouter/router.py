@@ -12,7 +12,7 @@ import queue
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -180,8 +180,12 @@ class ChainRouter:
             RequestError: for messages that the chat template cannot take, and as `generate`.
             ConfigError: `server.chat_template` cannot be read, or is no template.
         """
-        template = ChatTemplate(self.tokenizer, self.config.server.chat_template)
-        return self.generate(template.prompt(messages), params, speculation, slo)[0]
+        return self.generate(self._template.prompt(messages), params, speculation, slo)[0]
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        server = self.config.server
+        return ChatTemplate(self.tokenizer, server.chat_template, server.literal_user_text)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from specrouter.config import RouterConfig
 
 DEFAULT = "tiny"
-_SCHEMES = ("bundled:", "path:", "gguf:", "hub:", "quantised:")
+_SCHEMES = ("bundled:", "path:", "gguf:", "hub:", "quantised:", "released:")
 AUTO = "auto"  # what `specrouter pairs` finds
 _TWIN = "quantised"  # of the target, whatever that is called
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")

@@ -111,10 +111,12 @@ def save_model(
     seed: int = 0,
     dtype: str = "float64",
     tied: bool | None = None,
+    **others: Any,
 ) -> Path:
     """Write a random model with its tokenizer.
 
-    `head_dim`: by default the heads share `hidden`; `tied`: by default as its class has it.
+    `head_dim`: by default the heads share `hidden`; `tied`: by default as its class has it;
+    `others`: further settings, or others than these.
     """
     settings = {
         "hidden_size": hidden,
@@ -133,7 +135,7 @@ def save_model(
         settings["head_dim"] = head_dim
     if tied is not None:
         settings["tie_word_embeddings"] = tied
-    return _save(kind(**settings), Path(directory), seed=seed, dtype=dtype)
+    return _save(kind(**settings | others), Path(directory), seed=seed, dtype=dtype)
 
 
 save_llama = partial(save_model, LlamaConfig, tied=True)

@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from checks.exact.families import build, quiet, settings_of
 from checks.exact.named_families import NAMED
 from checks.exact.small_configs import Family
 from modelpool import ModelPool
+from modelpool.gguf.architectures import ARCHITECTURES
 from modelpool.outline import outline_of
 
 CHECKS = 18  # that a family passes
@@ -101,6 +103,7 @@ disk and from the hub: [quickstart](quickstart.md#your-own-models).
   on a CPU. It is read off the class, and no part of these checks.
 - GB, KiB: weights, and keys and values of a token, of a released shape in bfloat16. The shapes are
   from memory. Experts of gpt-oss count as they are kept, not as stored.
+{gguf}
 
 | family | class | forward | int8, int4 | released shape | GB | KiB |
 |---|---|---|---|---|---|---|
@@ -111,7 +114,19 @@ def page(verified: Iterable[str]) -> str:
     """Of the families of these names."""
     names = frozenset(verified)
     rows = [_row(family) for family in NAMED if family.name in names]
-    return _HEAD.format(checks=CHECKS) + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return _HEAD.format(checks=CHECKS, gguf=_gguf()) + "".join(
+        f"| {' | '.join(row)} |\n" for row in rows
+    )
+
+
+def _gguf() -> str:
+    read = ", ".join(f"`{name}`" for name in ARCHITECTURES)
+    told = (
+        f"- GGUF files are read of these architectures, as llama.cpp names them: {read}. Mixtral's"
+    )
+    told += " are of `llama`, OLMo 3's of `olmo2`, DeepSeek V2's and V3's of `deepseek2`, Mistral"
+    told += " Small 3's of `mistral3`, Phi 4's of `phi3`."
+    return textwrap.fill(told, 100, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def memory(config: PreTrainedConfig) -> tuple[int, int]:

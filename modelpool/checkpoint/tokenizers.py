@@ -24,6 +24,7 @@ _FILES = (
     "added_tokens.json",
     "special_tokens_map.json",
 )
+UNUSED_IDS = "unused_token_ids"  # an option of tokenizers of GGUF files
 _COMPARED = ("model", "normalizer", "pre_tokenizer", "decoder", "added_tokens")
 
 

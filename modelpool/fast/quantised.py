@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 from transformers.utils.logging import tqdm
 
+from modelpool.attention.latent import latent_weight
 from modelpool.checkpoint.architecture import chooses, expert_count
 from modelpool.checkpoint.block_values import BlockValues, StoredBlocks
 from modelpool.checkpoint.int4_values import in_4_bits
@@ -109,19 +110,22 @@ def embedded(embedding: nn.Module, tokens: Tensor, dtype: torch.dtype) -> Tensor
     return weight.detach().index_select(0, tokens).to(dtype)
 
 
-def quantise_embedding(model: Any, stored: StoredBlocks) -> None:
-    """Keeps the embedding of `model` in blocks, in place, once its linear layers are quantised. A
-    head of the same blocks shares them."""
-    kernels, head = exact_kernels(), _head(model)
+def quantise_embeddings(model: Any, stored: Mapping[str, StoredBlocks]) -> None:
+    """Keeps embeddings of `model`, by name, in blocks, in place, once its linear layers are
+    quantised. A head of the same blocks shares the first one's."""
+    kernels, head, first = exact_kernels(), _head(model), model.get_input_embeddings()
     assert kernels is not None, "there are blocks only with kernels"
-    if isinstance(head, QuantisedLinear) and head.hidden_parameters == 0:
-        weight = head.shared
-    else:
-        value = stored.read()[0]
-        assert value is not None
-        weight = BlockWeight(value, None, kernels)
-    assert isinstance(weight, PanelWeight)
-    model.set_input_embeddings(QuantisedEmbedding(weight, model.get_input_embeddings()))
+    is_tied = isinstance(head, QuantisedLinear) and head.hidden_parameters == 0
+    for name, blocks in stored.items():
+        plain = model.get_submodule(name)
+        if is_tied and plain is first:
+            weight: QuantisedWeight = cast(Any, head).shared
+        else:
+            value = blocks.read()[0]
+            assert value is not None
+            weight = BlockWeight(value, None, kernels)
+        assert isinstance(weight, PanelWeight)
+        model.set_submodule(name, QuantisedEmbedding(weight, plain))
 
 
 def quantise_linears(
@@ -163,6 +167,7 @@ def quantise_linears(
                 name: each
                 for name, each in parent.named_children()
                 if _is_linear(each)
+                and each is not latent_weight(parent)
                 and (prefix + name in given or not chooses(name, _outputs(each), experts))
             }
             fresh = {prefix + name: layer for name, layer in linears.items() if layer not in done}

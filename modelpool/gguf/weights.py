@@ -1,10 +1,12 @@
 """The weights of a GGUF file: as they are, or as a checkpoint of safetensors while they load."""
 
+import math
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +18,13 @@ from modelpool.checkpoint.block_values import BLOCK_BYTES, BlockValues, StoredBl
 from modelpool.checkpoint.temporary import temporary_folder, write_weights
 from modelpool.gguf.description import (
     NAME,
-    Placed,
     header_in,
     int8_weights,
     placed_in,
     weights_in_blocks,
 )
 from modelpool.gguf.header import GgufHeader, GgufTensor
+from modelpool.gguf.placement import Placed
 from modelpool.kernels.library import c_library
 
 _AT_ONCE = 2**24  # values
@@ -49,21 +51,24 @@ class _Blocks(StoredBlocks):
     def read(self, expert: int = 0) -> Sequence[BlockValues | None]:
         library = c_library()
         return [
-            BlockValues.of(one.type, np.concatenate(list(self._bytes(one, expert))), library)
-            if one.type in BLOCK_BYTES and library is not None
+            BlockValues.of(kind, rows, library)
+            if kind in BLOCK_BYTES and library is not None
             else None
-            for one in self.placed.tensors(self.header)
+            for kind, rows in self._rows(expert)
         ]
 
     def plain(self, expert: int = 0) -> Sequence[Tensor]:
-        return [
-            torch.cat([_values(rows, one.type) for rows in self._bytes(one, expert)])
-            for one in self.placed.tensors(self.header)
-        ]
+        return [_values(rows, kind) for kind, rows in self._rows(expert)]
 
-    def _bytes(self, tensor: GgufTensor, expert: int) -> Iterator[NDArray[np.uint8]]:
-        parts = tensor.shape[0] if len(tensor.shape) == 3 else 1
-        return _stored(tensor, self.placed, expert, parts)
+    def _rows(self, expert: int) -> Sequence[tuple[str, NDArray[np.uint8]]]:
+        """Of each tensor its type and its rows' bytes; a layer's are those of one."""
+        tensors = self.placed.tensors(self.header)
+        found = [np.concatenate(list(_stored(one, self.placed, expert))) for one in tensors]
+        if self.placed.form == "in turn, turned":
+            found = [np.stack(found, axis=1).reshape(-1, found[0].shape[1])]
+        elif self.placed.parts == 1:
+            found = [np.concatenate(found)]
+        return [(one.type, rows) for one, rows in zip(tensors, found, strict=False)]
 
 
 @dataclass(frozen=True)
@@ -105,18 +110,33 @@ class GgufWeights:
     def rows(self, name: str) -> Iterator[Tensor]:
         """A few at a time, [n, in] or all of a vector, in the model's order."""
         placed = self.placed[name]
+        made, changed = _OF_PARTS.get(placed.form), _OF_VALUES.get(placed.form)
         tensors = placed.tensors(self.header)
-        experts = tensors[0].shape[0] if placed.second else 1  # of which each has rows of both
-        for number in range(experts):
-            for tensor in tensors:
-                for stored in _stored(tensor, placed, number, experts):
-                    values = _values(stored, tensor.type)
-                    yield values - placed.added if placed.added else values
+        for number in range(placed.parts):
+            read = [_rows(one, placed, number) for one in tensors]
+            if made is not None:
+                yield made(*(torch.cat(list(rows)) for rows in read))
+                continue
+            for rows in chain.from_iterable(read):
+                yield rows if changed is None else changed(rows)
 
     def plain(self, name: str) -> Tensor:
         """A parameter."""
-        dtype, shape = self.dtype(name), self.placed[name].shape(self.header)
-        return torch.cat([rows.to(dtype) for rows in self.rows(name)]).view(shape)
+        dtype, shape = self.dtype(name), self.placed[name].shape
+        return torch.cat([rows.to(dtype).flatten() for rows in self.rows(name)]).view(shape)
+
+
+# By forms of parameters: of some rows, and of a part of each tensor.
+_OF_VALUES: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "less one": lambda rows: rows - 1.0,
+    "log": lambda rows: rows.neg().log(),
+}
+_OF_PARTS: Mapping[str, Callable[..., Tensor]] = {
+    "turned": lambda part: part.t(),
+    "in turn": lambda *parts: torch.stack(parts, 2).flatten(1),
+    "in turn, turned": lambda *parts: torch.stack(parts, 1).flatten(0, 1).t(),
+    "first turned": lambda first, second: torch.cat((first.t(), second)),
+}
 
 
 @contextmanager
@@ -130,31 +150,40 @@ def plain_checkpoint(folder: Path, dtype: str) -> Iterator[Plain]:
         yield Plain(folder)
         return
     weights = GgufWeights.of(folder, dtype)
-    planned = {
-        name: (weights.dtype(name), one.shape(weights.header))
-        for name, one in weights.placed.items()
-    }
+    planned = {name: (weights.dtype(name), one.shape) for name, one in weights.placed.items()}
     with temporary_folder(folder.parent) as out:
         shutil.copy(folder / "config.json", out)
         write_weights(out, planned, weights.rows)
         yield Plain(out, weights.in_int8, weights.blocks)
 
 
-def _stored(
-    tensor: GgufTensor, placed: Placed, number: int, parts: int
-) -> Iterator[NDArray[np.uint8]]:
-    """Rows' bytes, of one of so many equal parts."""
-    count = int(np.prod(tensor.shape[:-1]))
+def _rows(tensor: GgufTensor, placed: Placed, number: int) -> Iterator[Tensor]:
+    """As `_stored`, their values, with columns as the model has them."""
+    for stored in _stored(tensor, placed, number):
+        rows = _values(stored, tensor.type)
+        yield rows[:, _order(placed.columns, tensor.shape[-1])] if placed.columns else rows
+
+
+def _stored(tensor: GgufTensor, placed: Placed, number: int) -> Iterator[NDArray[np.uint8]]:
+    """Rows' bytes, of one of the parts."""
+    count = math.prod(tensor.shape[:-1]) if len(tensor.shape) > 1 or not placed.rows else (
+        tensor.shape[0]  # numbers that lie otherwise are rows
+    )  # fmt: skip
     laid = (count, tensor.size_bytes // count)
     stored = np.memmap(tensor.file, np.uint8, "r", tensor.start, laid)
-    order = None
-    if placed.heads:
-        order = np.arange(count).reshape(placed.heads, -1, 2).swapaxes(1, 2).reshape(-1)
+    order = _order(placed.rows, count) if placed.rows else None
     step = max(_AT_ONCE // tensor.shape[-1], 1)
-    first, end = number * count // parts, (number + 1) * count // parts
+    first, end = (part * count // placed.parts for part in (number, number + 1))
     for start in range(first, end, step):
         rows = slice(start, min(start + step, end))
         yield stored[rows] if order is None else stored[order[rows]]
+
+
+def _order(groups: Sequence[int], count: int) -> NDArray[np.int64]:
+    """See `Placed.rows`."""
+    places = np.arange(count)
+    moved = places[count - math.prod(groups) :].reshape(*groups).swapaxes(1, 2)
+    return np.concatenate((places[: count - moved.size], moved.reshape(-1)))
 
 
 def _values(stored: NDArray[np.uint8], kind: str) -> Tensor:

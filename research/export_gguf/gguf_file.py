@@ -23,7 +23,7 @@ from torch import Tensor
 
 from modelpool.checkpoint.stored_tensors import StoredTensors
 from modelpool.errors import ConfigError
-from modelpool.gguf.description import frequency_factors
+from modelpool.gguf.rotation import frequency_factors
 from modelpool.inflate.llama_sizes import LlamaShape, shape_of
 from research.export_gguf.gguf_tokenizer import GgufTokenizer, read_tokenizer
 from research.export_gguf.llama_tensors import (

@@ -221,7 +221,8 @@ def check_config(
         return _of_replicas(config, found, read_speed, progress)
     pool, too_large = _pool(config, found, progress)
     slos_by_class(config.slo_classes, pool.tokenizer)  # the ends of their stages
-    ChatTemplate(pool.tokenizer, config.server.chat_template)  # tried out
+    server = config.server
+    ChatTemplate(pool.tokenizer, server.chat_template, server.literal_user_text)  # tried out
     speed = None if read_speed is None else cache(read_speed)  # for each number of threads once
     members = tuple(
         _member(model, pool, speed)

@@ -38,6 +38,8 @@ class ServerConfig(Strict):
         cors_origins: origins of web pages that may call the service; "*" is any.
         log_format: of the log on stderr.
         chat_template: a file with a Jinja template, instead of the tokenizer's.
+        literal_user_text: special tokens in the contents of user and tool messages, such as
+            `<|im_end|>`, are read as the text that they are. Those of the template stay special.
         page: serves the page at `/`, which shows how requests are routed.
         page_hosts: host names under which clients reach the page, beside addresses, localhost,
             `*.internal`, `host` and this machine's name; without API keys on a loopback address
@@ -61,6 +63,7 @@ class ServerConfig(Strict):
     cors_origins: tuple[str, ...] = ()
     log_format: Literal["text", "json"] = "text"
     chat_template: Path | None = None
+    literal_user_text: bool = False
     page: bool = True
     page_hosts: tuple[str, ...] = ()
     tool_parser: ToolParser = "auto"

@@ -116,9 +116,9 @@ class InputValidation:
         self.context.check_request(len(tokens), params.max_new_tokens)
         _check_earlier(asked, params)
         self._check_vocabulary(params)
-        bad_words: tuple[tuple[int, ...], ...] = ()
+        bad_words: tuple[tuple[int, ...], ...] = tuple((one,) for one in self._pool.unused_ids)
         if params.bad_words or params.bad_words_ids:
-            bad_words = self._bad_words(params, longest=len(tokens) + params.max_new_tokens)
+            bad_words += self._bad_words(params, longest=len(tokens) + params.max_new_tokens)
         grammar = None
         if params.structure is not None:
             grammar = self._grammars.form(params.structure)

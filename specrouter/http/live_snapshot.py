@@ -31,6 +31,7 @@ def live_snapshot(router: ServingRouter) -> dict[str, Any]:
     return {
         "unix_s": time.time(),
         "target": router.pool.target,
+        "chats": bool(config.server.chat_template or router.pool.tokenizer.chat_template),
         "bits_depend_on": router.pool.bits_depend_on,
         "policy": {"scheduler": config.scheduler.policy},
         "requests": {"running": state.running, "waiting": state.waiting, "rows": state.rows},

@@ -66,7 +66,9 @@ class Service:
         self.openai_defaults = {"temperature": 1.0, **self.defaults}
         self.tokenizer = router.pool.tokenizer
         self.texts = TokenTexts(self.tokenizer)
-        self.template = ChatTemplate(self.tokenizer, self.config.chat_template)
+        self.template = ChatTemplate(
+            self.tokenizer, self.config.chat_template, self.config.literal_user_text
+        )
         self.reasoning = reasoning_of(self.config.reasoning_parser, self.template.source)
         self.tool_format = _tool_format(self.config.tool_parser, self.reasoning, self.template)
         tags = [tag for one in (self.tool_format, self.reasoning) if one for tag in one.tags]

@@ -81,7 +81,7 @@ class StructuredOutputs(InnerFields):
         field = f"structured_outputs.{asked[0]}"
         if structure.kind not in ("json_object", "json_schema"):
             raise RequestError(field, "goes with json and json_object only")
-        if pattern != (self.whitespace_pattern or pattern):
+        if self.disable_any_whitespace and self.whitespace_pattern:
             raise RequestError(field, "contradicts disable_any_whitespace")
         schema = json.loads(structure.source or '{"type": "object"}')
         if pattern is not None:

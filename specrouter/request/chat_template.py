@@ -20,6 +20,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from modelpool.errors import ConfigError
 from specrouter.request.conversation import Conversation
+from specrouter.request.literal_text import LiteralText
 from specrouter.request.params import RequestError
 
 # For models that know no chat: what a transcript looks like in plain text.
@@ -37,10 +38,20 @@ _RESERVED = {"messages", "self", "tokenize", *inspect.signature(_render).paramet
 
 
 class ChatTemplate:
-    """Raises `ConfigError` for a file that cannot be read, or is no template."""
+    """Raises `ConfigError` for a file that cannot be read, or is no template.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, file: Path | None) -> None:
+    Args:
+        literal_user_text: contents of `user` and `tool` hold no special tokens: see `LiteralText`.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        file: Path | None,
+        literal_user_text: bool = False,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._literal = LiteralText(tokenizer) if literal_user_text else None
         own = tokenizer.chat_template
         self._adds_special_tokens = file is None and own is None
         # None is the tokenizer's.
@@ -79,10 +90,13 @@ class ChatTemplate:
         }
         conversation.check_keys(self._reads)
         text = self._text(conversation, variables)
-        check(text)
+        written = text if self._literal is None else self._literal.put_back(text)
+        check(written)
         special = conversation.add_special_tokens
         if special is None:
             special = self._adds_special_tokens
+        if self._literal is not None and written != text:
+            return self._literal.token_ids(text, special)
         return list(self._tokenizer(text, add_special_tokens=special)["input_ids"])
 
     def _reads(self, name: str) -> bool:
@@ -105,6 +119,8 @@ class ChatTemplate:
             for turn in turns:
                 if turn["role"] == "developer" and not self._knows_developers:
                     turn["role"] = "system"  # its name before
+                if self._literal is not None and turn["role"] in ("user", "tool"):
+                    turn["content"] = self._literal.taken_out(turn["content"])
                 reasons = turn.get("reasoning_content") or turn.get("reasoning")
                 if reasons:  # newer transformers fill in these names, too, which templates know
                     takes_one = turn.get("tool_calls") and turn.get("content")  # gpt-oss's

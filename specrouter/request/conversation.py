@@ -144,8 +144,8 @@ def _turn(
     place: str, message: Message, null_contents: bool, text_arguments: bool
 ) -> dict[str, Any]:
     turn = {**message.model_dump(exclude_none=True, exclude={"refusal"}), "role": message.role}
-    if message.refusal is not None and message.content is not None:
-        raise RequestError(f"{place}.refusal", "stands beside a content: give one of them")
+    if message.refusal and (message.content or message.role != "assistant"):
+        raise RequestError(f"{place}.refusal", "is what an assistant says instead of a content")
     if isinstance(message.content, list):
         parts = [
             part_text(f"{place}.content[{at}]", part) for at, part in enumerate(message.content)
@@ -154,12 +154,12 @@ def _turn(
     elif message.content is None:
         if message.role != "assistant" or message.model_fields_set == {"role"}:
             raise RequestError(f"{place}.content", "is missing")
-        if message.refusal is not None:
-            turn["content"] = message.refusal
-        elif not message.tool_calls:  # as answers have it whose limit ended the thinking
+        if not message.tool_calls:  # as answers have it whose limit ended the thinking
             turn["content"] = ""
         elif null_contents:
             turn["content"] = None
+    if message.refusal:
+        turn["content"] = message.refusal
     if message.tool_calls:
         if message.role != "assistant":
             raise RequestError(f"{place}.tool_calls", "are an assistant's only")

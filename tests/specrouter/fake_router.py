@@ -520,6 +520,7 @@ def router_without_models(
         names=("small", "big"),
         tokenizer=tokenizer,
         vocab_size=len(tokenizer),
+        unused_ids=(),
         eos_token_ids=frozenset({0}),
         get=lambda name: None,
     )

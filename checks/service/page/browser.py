@@ -139,6 +139,7 @@ def generate(
     page.fill("#prompt", prompt)
     page.fill("#tokens", str(tokens))
     page.fill("#seed", str(seed))
+    page.get_by_label("Temperature").fill("0.8")
     if chain is not None:
         page.select_option("#chain", chain)
     page.click("#run")

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from modelpool.checkpoint.bundled import bundled_root
 from modelpool.errors import ConfigError
-from modelpool.gguf.description import frequency_factors
+from modelpool.gguf.rotation import frequency_factors
 from modelpool.inflate.llama_sizes import shape_of
 from research.__main__ import main
 from research.export_gguf.gguf_file import Type, export_gguf

@@ -103,7 +103,7 @@ function App() {
     ${trouble && html`<p class="trouble" role="status">${trouble}</p>`}
     ${asked && html`<${Key} asked=${asked} enter=${enter} />`}
     ${now && html`
-      <${Try} ...${{ marks, chains, dtype, refused }} />
+      <${Try} ...${{ marks, chains, chats: now.chats, dtype, refused }} />
       <section aria-labelledby="now"><h2 id="now">The decision of now</h2>
         <${Decision} now=${now} past=${past} marks=${marks} />
         <h3>How it changed, and why</h3><${Switches} now=${now} /></section>

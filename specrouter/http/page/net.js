@@ -17,8 +17,8 @@ export class Refusal extends Error {
   }
 }
 
-/** The events of a path, parsed, until `[DONE]` or the end. A body makes it a POST. */
-export async function* events(path, body, signal) {
+/** The answer of a path; a body makes it a POST. Throws a `Refusal`. */
+async function fetched(path, body, signal) {
   const headers = { "Content-Type": "application/json" };
   if (key) headers.Authorization = `Bearer ${key}`;
   const asked = body === undefined ? {} : { method: "POST", body: JSON.stringify(body) };
@@ -27,6 +27,15 @@ export async function* events(path, body, signal) {
     const error = await answer.json().catch(() => ({}));
     throw new Refusal(answer.status, error.error?.message ?? `the service answered ${answer.status}`);
   }
+  return answer;
+}
+
+/** What a path answers, parsed. */
+export const ask = async (path, body, signal) => (await fetched(path, body, signal)).json();
+
+/** The events of a path, parsed, until `[DONE]` or the end. */
+export async function* events(path, body, signal) {
+  const answer = await fetched(path, body, signal);
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   for (let text = "", end; ; ) {
     const { done, value } = await reader.read();

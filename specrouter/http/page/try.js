@@ -1,10 +1,26 @@
 // The prompt box: tokens coloured by who proposed them, the same seed without speculation beside
 // them, and the tree of each cycle. Texts are put in as text, never as markup.
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact-standalone.js";
-import { events } from "./net.js";
+import { ask, events } from "./net.js";
 import { chainText, mark, percent } from "./words.js";
 
-const FIRST = { prompt: "def fib(n):\n", tokens: 64, temperature: 0.8, seed: 1, chain: "" };
+const EDIT = `Rename the function total to sum_of_squares. Answer with the whole code.
+
+def total(values):
+    result = 0
+    for value in values:
+        result += value * value
+    return result
+
+def mean(values):
+    return total(values) / len(values)`;
+// What may be asked for at a click: of a model that chats, and of one that goes on with a text.
+const EXAMPLES = [
+  ["Edit code", EDIT, "def fib(n):\n"],
+  ["JSON", "List three countries of Europe with their capitals, as JSON.", '[{"country": "France", "capital": "Paris"}, {"country":'],
+  ["Prose", "Why is the sky blue? Answer in three sentences.", "The sea was calm that morning, and"],
+];
+const FIRST = { prompt: EXAMPLES[0][2], tokens: 64, temperature: 0, seed: 1, chain: "", isChat: false };
 const REDRAW_MS = 50; // long texts are many elements
 const EMPTY = { tokens: [], cycles: [], metrics: null, error: null, state: "idle" };
 
@@ -14,8 +30,9 @@ async function generate(form, speculation, show, signal) {
   show({ ...made });
   let shown = 0;
   try {
+    const messages = [{ role: "user", content: form.prompt }];
     const body = {
-      prompt: form.prompt,
+      prompt: form.isChat ? (await ask("tokenize", { messages }, signal)).tokens : form.prompt,
       max_new_tokens: Number(form.tokens),
       temperature: Number(form.temperature),
       seed: Number(form.seed),
@@ -252,7 +269,7 @@ function Field({ label, ...attributes }) {
   return html`<label>${label}<input type="number" required ...${attributes} /></label>`;
 }
 
-function Form({ form, change, chains, run, stop, isRunning }) {
+function Form({ form, change, chains, chats, run, stop, isRunning }) {
   const set = (name) => (event) => change({ ...form, [name]: event.target.value });
   const submit = (event) => {
     event.preventDefault();
@@ -262,12 +279,16 @@ function Form({ form, change, chains, run, stop, isRunning }) {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) submit(event);
   };
   return html`<form onSubmit=${submit} class="prompt">
+    <p class="examples">Try ${EXAMPLES.map(([name, message, text]) => html`<button type="button"
+        onClick=${() => change({ ...form, prompt: form.isChat ? message : text })}>${name}</button> `)}</p>
     <label class="wide">Prompt
       <textarea id="prompt" rows="3" required value=${form.prompt} onInput=${set("prompt")} onKeyDown=${enter}></textarea></label>
     <div class="row">
       <${Field} label="Tokens" id="tokens" min="1" max="1024" value=${form.tokens} onInput=${set("tokens")} />
       <${Field} label="Temperature" min="0" max="5" step="0.1" value=${form.temperature} onInput=${set("temperature")} />
       <${Field} label="Seed" id="seed" min="0" max=${2 ** 53 - 1} value=${form.seed} onInput=${set("seed")} />
+      ${chats && html`<label>As a chat message
+        <input type="checkbox" id="chat" checked=${form.isChat} onChange=${(event) => change({ ...form, isChat: event.target.checked })} /></label>`}
       <label>Chain
         <select id="chain" value=${form.chain} onChange=${set("chain")}>
           <option value="">the router decides</option>
@@ -280,31 +301,34 @@ function Form({ form, change, chains, run, stop, isRunning }) {
   </form>`;
 }
 
-export function Try({ marks, chains, dtype, refused }) {
-  const [form, change] = useState(FIRST);
+export function Try({ marks, chains, chats, dtype, refused }) {
+  const [form, change] = useState(chats ? { ...FIRST, prompt: EDIT, tokens: 128, isChat: true } : FIRST);
   const [routed, showRouted] = useState(EMPTY);
   const [alone, showAlone] = useState(EMPTY);
   const [chosen, choose] = useState(null);
   const stopper = useRef(null);
   const [timed, measure] = useState([]);
   const [isMeasuring, setMeasuring] = useState(false);
-  const isRunning = routed.state === "running" || alone.state === "running" || isMeasuring;
+  const isRunning = routed.state === "running" || alone.state === "running";
   useEffect(() => () => stopper.current?.abort(), []);
 
   const run = async (asked) => {
     change(asked);
     choose(null);
+    stopper.current?.abort(); // what is still being measured
     stopper.current = new AbortController();
     const { signal } = stopper.current;
     showAlone(EMPTY);
     measure([]);
     const speculation = { reuse_outputs: false, ...(asked.chain && { chain: asked.chain.split(">") }) };
     const ways = [[speculation, showRouted], ["off", showAlone]];
+    const made = [];
     for (const [way, show] of ways) { // shown as it comes, and not timed
-      const made = await generate(asked, way, show, signal);
-      if (made.status === 401) refused(made.error);
-      if (made.state !== "done") return;
+      made.push(await generate(asked, way, show, signal));
+      if (made.at(-1).status === 401) refused(made.at(-1).error);
+      if (made.at(-1).state !== "done") return;
     }
+    if (firstDifference(...made) !== null) return;
     const timed = [];
     setMeasuring(true);
     while (!isDecided(timed.map(([a, b]) => a / b))) {
@@ -337,7 +361,7 @@ export function Try({ marks, chains, dtype, refused }) {
     <h2 id="try">Try it</h2>
     <p>A small model, or what was written before, guesses the next words; the big model checks all guesses at once. Coloured words
       were guessed right. The text is exactly what the big model alone would write.</p>
-    <${Form} ...${{ form, change, chains, run, isRunning }} stop=${() => stopper.current.abort()} />
+    <${Form} ...${{ form, change, chains, chats, run, isRunning }} stop=${() => stopper.current.abort()} />
     ${failed && html`<p role="alert" class="verdict differs">${failed}</p>`}
     ${routed.state !== "idle" &&
     html`<${Verdict} ...${{ routed, alone, dtype }} />

@@ -65,9 +65,9 @@ def write(
     if pre is None:
         _put_sentencepiece(writer, config["vocab_size"])
     else:
-        _put_tokenizer(writer, checkpoint, config["vocab_size"], pre)
+        put_tokenizer(writer, checkpoint, config["vocab_size"], pre)
     for name, value in (facts or {}).items():
-        _put(writer, name, value)
+        put_fact(writer, name, value)
     for name, (tensor, _) in laid_out(family, checkpoint).items():
         if len(tensor.shape) == 1:
             writer.add_tensor(name, tensor)
@@ -201,7 +201,7 @@ def _put_facts(writer: gguf.GGUFWriter, family: str, config: Mapping[str, Any]) 
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
 
 
-def _put_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path, vocab_size: int, pre: str) -> None:
+def put_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path, vocab_size: int, pre: str) -> None:
     """Byte-level BPE; rows beyond the tokenizer are unused."""
     tokenizer = json.loads((checkpoint / "tokenizer.json").read_text())
     merges = tokenizer["model"]["merges"]
@@ -242,7 +242,7 @@ def _put_sentencepiece(writer: gguf.GGUFWriter, vocab_size: int) -> None:
     writer.add_unk_token_id(0)
 
 
-def _put(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
+def put_fact(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
     for kind, put in (
         (bool, writer.add_bool),
         (int, writer.add_uint32),

@@ -11,8 +11,8 @@ import pytest
 from transformers import AutoConfig, AutoTokenizer
 
 from modelpool.checkpoint.bundled import bundled_root
-from modelpool.gguf.description import frequency_factors
-from specrouter import ChainRouter, SamplingParams, Speculation
+from modelpool.gguf.rotation import frequency_factors
+from specrouter import ChainRouter, RequestError, SamplingParams, Speculation
 from specrouter.cli.main import main
 from test_support.factories import edit_config, pool_of
 from tests.modelpool.gguf.files import save, tokens_of, write
@@ -57,6 +57,88 @@ def test_texts_end_with_tokens_of_known_spelling_and_with_those_that_are_named(
         facts |= {"tokenizer.ggml.eot_token_id": 7, "tokenizer.ggml.eom_token_id": 8}
     file = write("llama", tmp_path / "m", tmp_path / "m.gguf", facts=facts)
     assert pool_of(file).eos_token_ids == {0, 300, 301} | ({7, 8} if named else set())
+
+
+def test_tokens_that_the_file_calls_unused_are_never_chosen(tmp_path: Path) -> None:
+    save("llama", tmp_path / "m")
+    size = json.loads((tmp_path / "m" / "config.json").read_text())["vocab_size"]
+    kinds = [1] * size
+    kinds[0], kinds[5], kinds[7], kinds[-3:] = 3, 5, 5, [5] * 3
+    facts: dict[str, Any] = {"tokenizer.ggml.token_type": kinds, "tokenizer.ggml.eot_token_id": 7}
+    facts["tokenizer.ggml.merges"] = ["t h"]
+    file = write("llama", tmp_path / "m", tmp_path / "m.gguf", facts=facts)
+    pool = pool_of(file)
+    assert (pool.vocab_size, pool.unused_ids) == (size - 3, (5,))  # 7 ends texts
+    settings = {"pool": {"target": "m", "models": [{"name": "m", "source": str(file)}]}}
+    with ChainRouter.from_config(settings) as router:
+        bias = {5: 100, 8: 50}
+        params = SamplingParams(max_new_tokens=4, logit_bias=bias, ignore_eos=True)
+        assert router.generate([[9]], params)[0].token_ids == [8] * 4
+        with pytest.raises(RequestError, match="must be from 0"):
+            router.generate([[size - 1]])
+
+
+@pytest.mark.parametrize(
+    ("spelled", "ends"),
+    [
+        (("<|end|>", "<|return|>"), 2),
+        (("<|end|>", "<|return|>", "<|call|>"), 2),
+        (("</s>", "<|tool_response>"), 1),
+    ],
+)
+def test_what_looks_like_an_end_may_be_an_ordinary_token(
+    spelled: tuple[str, ...], ends: int, tmp_path: Path
+) -> None:
+    """gpt-oss ends parts of an answer with `<|end|>`."""
+    save("llama", tmp_path / "m")
+    tokens = tokens_of(tmp_path / "m", 320)
+    tokens[300 : 300 + len(spelled)] = spelled
+    facts = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.merges": ["t h"]}
+    file = write("llama", tmp_path / "m", tmp_path / "m.gguf", facts=facts)
+    wanted = set(range(301, 300 + len(spelled))) | ({300} if ends == len(spelled) else set())
+    assert pool_of(file).eos_token_ids == {0} | wanted
+
+
+@pytest.mark.parametrize(
+    ("pre", "pieces"),
+    [
+        ("refact", ["a", "1", "2", "!", "b\u00e9"]),
+        ("glm4", ["a", "12", "!b\u00e9"]),
+        ("deepseek-coder", ["a", "1", "2", "!", "b\u00e9"]),
+        ("deepseek-v3", ["a", "12", "!b", "\u00e9"]),
+        ("deepseek-llm", ["a", "12", "!", "b", "\u00e9"]),
+    ],
+)
+def test_texts_are_split_as_the_file_s_name_for_it_says(
+    pre: str, pieces: list[str], tmp_path: Path
+) -> None:
+    save("llama", tmp_path / "m")
+    file = write("llama", tmp_path / "m", tmp_path / "m.gguf", pre=pre)
+    splitter = pool_of(file).tokenizer.backend_tokenizer.pre_tokenizer
+    text = "a12!b\u00e9"
+    found = [text[slice(*span)] for _, span in splitter.pre_tokenize_str(text)]
+    assert found == pieces
+
+
+def test_a_vocabulary_of_gemma_4_has_merges_of_whole_texts(tmp_path: Path) -> None:
+    save("llama", tmp_path / "m")
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
+    tokens = [*special, "\u2581", *"the\n", "th", "\u2581th", "\u2581the"]
+    tokens += [f"<0x{byte:02X}>" for byte in range(256)]
+    tokens += [f"[PAD{one}]" for one in range(320 - len(tokens))]
+    facts = {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [0.0] * 320,
+        "tokenizer.ggml.token_type": [3] * 5 + [1] * 315,
+        "tokenizer.ggml.merges": ["t h", "\u2581 th", "\u2581th e"],
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.add_bos_token": True,
+    }
+    tokenizer = pool_of(write("llama", tmp_path / "m", tmp_path / "m.gguf", facts=facts)).tokenizer
+    ids = tokenizer.encode("th the\n")
+    assert tokenizer.convert_ids_to_tokens(ids) == ["<bos>", "th", "\u2581the", "\n"]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "th the\n"
 
 
 def test_gemma_3_without_a_window_attends_to_all_and_may_cap_its_logits(tmp_path: Path) -> None:

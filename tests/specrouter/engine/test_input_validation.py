@@ -42,6 +42,7 @@ class Pool(SimpleNamespace):
             target="big",
             tokenizer=tokenizer,
             vocab_size=VOCAB_SIZE,
+            unused_ids=(),
             eos_token_ids=frozenset({EOS}),
             draft_only=("rules",),
             fit_together=lambda chain: True,

@@ -188,6 +188,8 @@ _OF_CLIENTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"role": "assistant", "content": "a"}, {"parsed": {"c": 1}, "provider_specific_fields": {}}),
     ({"role": "assistant", "content": "a"}, {"reasoning_content": "hm", "reasoning": "hm"}),
     ({"role": "assistant", "content": "a"}, {"content": None, "refusal": "a"}),
+    ({"role": "assistant", "content": "a"}, {"content": "", "refusal": "a"}),
+    ({"role": "assistant", "content": "a"}, {"refusal": ""}),
     ({**USER}, {"cache_control": {"type": "ephemeral"}}),
     (
         {**USER},
@@ -366,7 +368,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (called({**function(), "type": "custom"}), "messages[0].tool_calls[0].type"),
     ({"messages": [{**USER, "tool_calls": [function()]}]}, "messages[0].tool_calls"),
     (said(role="assistant", content="a", refusal="b"), "messages[0].refusal"),
-    (said(role="user", refusal="b"), "messages[0].content"),
+    (said(role="user", refusal="b"), "messages[0].refusal"),
     # What would be dropped
     (said(role="assistant", function_call={"name": "f"}), "messages[0].function_call"),
     (said(content="a", colour="red"), "messages[0].colour"),

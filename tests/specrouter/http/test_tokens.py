@@ -47,6 +47,7 @@ def test_tokens_are_text_again() -> None:
         ("/tokenize", {"prompt": 3}, "prompt"),
         ("/tokenize", {"messages": []}, "messages"),
         ("/tokenize", {"messages": [{"role": "user"}]}, "messages[0].content"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "a", "b": 1}]}, "messages[0].b"),
         (
             "/tokenize",
             {"messages": [{"role": "user", "content": "a"}], "chat_template": "b"},
