@@ -95,8 +95,7 @@ class, with the layers, rotations and scales of the released ones. Served in flo
 its windows, after cached prefixes, where rows are taken back and where another replica began,
 greedy texts are those of `transformers`' `generate` (with recurrent layers those of a plain loop in
 float64), and sampled ones are the same with drafts and without. **No released weights were run.**
-What is refused, and why: [guarantees](guarantees.md#supported-models). Which GGUF files are read, on
-disk and from the hub: [quickstart](quickstart.md#your-own-models).
+What is refused, and why: [guarantees](guarantees.md#supported-models).
 
 - forward: `direct` is a shorter way through the model to the same bits, `generic` the class's own.
 - int8, int4: of linear layers and experts, which ones `weights: int8` and `weights: int4` quantise
@@ -125,7 +124,8 @@ def _gguf() -> str:
         f"- GGUF files are read of these architectures, as llama.cpp names them: {read}. Mixtral's"
     )
     told += " are of `llama`, OLMo 3's of `olmo2`, DeepSeek V2's and V3's of `deepseek2`, Mistral"
-    told += " Small 3's of `mistral3`, Phi 4's of `phi3`."
+    told += " Small 3's of `mistral3`, Phi 4's of `phi3`. How those of the hub are named:"
+    told += " [quickstart](quickstart.md#your-own-models)."
     return textwrap.fill(told, 100, subsequent_indent="  ", break_on_hyphens=False)
 
 

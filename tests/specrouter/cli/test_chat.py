@@ -48,7 +48,7 @@ class Terminal:
         def stream(
             router: ChainRouter, prompt: list[int], params: SamplingParams
         ) -> Iterator[Delta]:
-            self.prompts.append(router.tokenizer.decode(prompt))
+            self.prompts.append(str(router.tokenizer.decode(prompt)))
             self.asked.append(params)
             self.answers.append("")
             for number, delta in enumerate(real(router, prompt, params)):  # type: ignore[operator]
