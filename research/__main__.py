@@ -154,7 +154,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
     from research.simulate import SimulateOptions, simulate
 
     if arguments.config is None and arguments.machine is None:
-        arguments.config = default_config(CONFIG)
+        arguments.config = default_config(f"{CONFIG}.yaml")
     options = SimulateOptions(**options_from(SimulateOptions, arguments))
     return measured(partial(simulate, options), load_table, options.json)
 

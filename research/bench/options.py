@@ -34,7 +34,7 @@ _RECORDED = {"new_tokens": 256, "temperature": 0.0, "by_category": True}
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--config", type=Path, default=default_config(CONFIG), metavar="FILE",
+        "--config", type=Path, default=default_config(f"{CONFIG}.yaml"), metavar="FILE",
         help="a YAML scenario, or the name of a bundled one, such as qwen2.5 (default: the bundled "
         "pool with an inflated target)",
     )  # fmt: skip

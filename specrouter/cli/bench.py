@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from specrouter.config import RouterConfig
     from specrouter.progress import Progress
 
-CONFIG = "bench-cpu.yaml"  # the bundled pool with an inflated target
+CONFIG = "bench-cpu"  # the bundled pool with an inflated target
 _STDOUT = Path("-")
 _PROMPTS = (
     "JSON lines with prompt, question, text or turns; each file is a category (default: a dozen "
@@ -70,7 +70,7 @@ def add_bench(commands: Commands) -> None:
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     """What all benchmarks have."""
-    add_target(parser, Path(CONFIG).stem)
+    add_target(parser, CONFIG)
     add_json(parser)
 
 
@@ -202,10 +202,10 @@ def _asked(arguments: argparse.Namespace) -> Iterator[RouterConfig]:
     """What is asked for, as far as it is wrong before PyTorch is imported. Raises `ConfigError`."""
     from specrouter.bench.prompts import load_prompts
 
-    asked = read_asked(arguments)
+    asked = read_asked(arguments, CONFIG)
     asked.check_sources()
     load_prompts(getattr(arguments, "prompts", ()))
-    arguments.config = arguments.target or arguments.config or arguments.default_target
+    arguments.config = arguments.target or arguments.config or CONFIG
     with naming(asked.arguments):
         yield asked.config
 

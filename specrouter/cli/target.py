@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from specrouter.cli.arguments import default_config
 from specrouter.scenarios import scenario_names
 from specrouter.target import DEFAULT, FRESH_TIMES, OPTIONS, Asked, Given, Option, asked_of
 
@@ -21,7 +22,6 @@ def add_target(parser: argparse.ArgumentParser, default: str = DEFAULT) -> None:
 
     `default`: the scenario without either.
     """
-    parser.set_defaults(default_target=default)
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
         "target", nargs="?", metavar="TARGET",
@@ -49,11 +49,14 @@ def add_fresh_times(parser: argparse.ArgumentParser) -> None:
     _add(parser, FRESH_TIMES)
 
 
-def read_asked(arguments: argparse.Namespace) -> Asked:
-    """The configuration that the arguments ask for. Raises `ConfigError`."""
+def read_asked(arguments: argparse.Namespace, default: str = DEFAULT) -> Asked:
+    """The configuration that the arguments ask for. `default`: as `add_target` has it.
+
+    Raises `ConfigError`.
+    """
     names = _SPELLED if arguments.config is None else {"target": "--config"}
     given = Given(
-        target=arguments.target or arguments.config or arguments.default_target,
+        target=arguments.target or arguments.config or str(default_config(f"{default}.yaml")),
         draft=arguments.draft,
         options={
             path: (name, value) for name, path, value in _options(arguments) if value is not None
