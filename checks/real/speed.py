@@ -8,7 +8,7 @@ Both servers run at once and are asked in turns, A B B A; nothing else may run. 
 medians of tokens per second and of the ratios of neighbouring turns, with the bootstrap's interval
 of 95%. Decoding includes a short prompt. Drafts are off without `--draft`. `--edits N`: N agents
 have files edited at once, prompts of some 300 tokens included, with what drafts by default.
-`--busy N`: N programs compute meanwhile. `--peer-url`: a server that is already running, such as vLLM's.
+`--busy N`: N programs compute meanwhile. `--peer-url`: a server that runs already, such as vLLM's.
 """
 
 import argparse
