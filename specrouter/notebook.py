@@ -20,17 +20,24 @@ _TEXT = "white-space:pre-wrap;font-family:monospace;line-height:1.6"
 _NOTE = "color:gray;font-size:smaller"
 
 
-def figures(output: RequestOutput) -> str:
-    """One line: `64 tokens (length) | 310.2 tokens/s | ttft 41 ms | acceptance length 2.78 | ...`,
-    the most used chain first."""
+def speed(output: RequestOutput) -> str:
+    """`64 tokens (length) | 310.2 tokens/s | ttft 41 ms | acceptance length 2.78`"""
     metrics, rate = output.metrics, output.metrics.tokens_per_s
     parts = [f"{metrics.output_tokens} tokens ({output.finish_reason})"]
     if rate is not None:
         parts += [f"{rate:.1f} tokens/s", f"ttft {metrics.ttft_ms:.0f} ms"]
     if metrics.cycles:
+        parts.append(f"acceptance length {metrics.acceptance_length:.2f}")
+    return " | ".join(parts)
+
+
+def figures(output: RequestOutput) -> str:
+    """One line: `speed`, and what else there is to tell; the most used chain first."""
+    metrics, parts = output.metrics, [speed(output)]
+    if metrics.cycles:
         chains = Counter(metrics.chains).most_common()
         shares = (f"{'>'.join(chain)} {count / metrics.cycles:.0%}" for chain, count in chains)
-        parts += [f"acceptance length {metrics.acceptance_length:.2f}", ", ".join(shares)]
+        parts.append(", ".join(shares))
     if metrics.attained is not None:
         parts.append("objective attained" if metrics.attained else "objective missed")
     return " | ".join([*parts, f"seed {output.seed}"])

@@ -34,7 +34,7 @@ _SPAN = re.compile(r"`([^`\n]+)`")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 _COMMAND = re.compile(
-    r"\bspecrouter (serve|check|pairs|generate|inflate"
+    r"\bspecrouter (serve|check|pairs|generate|chat|inflate"
     r"|bench (?:chains|load|turns|figures))\b(.*)"
 )
 

@@ -124,7 +124,8 @@ def _gguf() -> str:
         f"- GGUF files are read of these architectures, as llama.cpp names them: {read}. Mixtral's"
     )
     told += " are of `llama`, OLMo 3's of `olmo2`, DeepSeek V2's and V3's of `deepseek2`, Mistral"
-    told += " Small 3's of `mistral3`, Phi 4's of `phi3`."
+    told += " Small 3's of `mistral3`, Phi 4's of `phi3`. How those of the hub are named:"
+    told += " [quickstart](quickstart.md#your-own-models)."
     return textwrap.fill(told, 100, subsequent_indent="  ", break_on_hyphens=False)
 
 

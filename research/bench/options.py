@@ -12,15 +12,18 @@ from typing import Any, ClassVar
 from modelpool.errors import ConfigError
 from research.bench import tuning
 from research.named_policies import LIVE
+from specrouter.cli.arguments import default_config
 from specrouter.cli.bench import (
+    CONFIG,
     add_chains,
-    add_common,
     add_count,
+    add_json,
     add_seed,
     add_temperature,
     positive,
     whole,
 )
+from specrouter.cli.target import add_fresh_times
 from specrouter.request.params import MAX_DEPTH, MAX_WIDTH
 
 DEFAULT_POLICIES = ("target-only", "spec-4", "global-greedy", "goodput", "slo")
@@ -29,7 +32,18 @@ _ORDINARY = {"new_tokens": 64, "temperature": 1.0, "by_category": False}
 _RECORDED = {"new_tokens": 256, "temperature": 0.0, "by_category": True}
 
 
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--config", type=Path, default=default_config(CONFIG), metavar="FILE",
+        help="a YAML scenario, or the name of a bundled one, such as qwen2.5 (default: the bundled "
+        "pool with an inflated target)",
+    )  # fmt: skip
+    add_fresh_times(parser)
+    add_json(parser)
+
+
 def add_lineup(parser: argparse.ArgumentParser) -> None:
+    _add_common(parser)
     add_chains(parser)
     parser.set_defaults(**dict.fromkeys(_ORDINARY))
     parser.add_argument(
@@ -134,7 +148,7 @@ class LoadOptions:
 
 def add_load(parser: argparse.ArgumentParser) -> None:
     """`LoadOptions`, all but the policies."""
-    add_common(parser)
+    _add_common(parser)
     arrivals = parser.add_mutually_exclusive_group(required=True)
     arrivals.add_argument(
         "--trace", type=Path, metavar="FILE", help="a CSV file of AdaServe's or of Azure's format"

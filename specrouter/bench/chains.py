@@ -9,6 +9,7 @@ Contract: a bad argument raises `ConfigError` before anything is loaded.
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from modelpool import ModelPool
@@ -33,11 +34,10 @@ _HEAD = (
 )
 
 
-def bench_chains(options: argparse.Namespace, progress: Progress) -> dict[str, Any]:
+def bench_chains(
+    options: argparse.Namespace, config: RouterConfig, progress: Progress
+) -> dict[str, Any]:
     """Measure, and return the JSON document. Raises `ConfigError`, `MeasurementError`."""
-    config = RouterConfig.load(options.config)
-    if options.fresh_times:
-        config = config.with_fresh_times()
     sizes = batch_sizes(options.batch, config.engine.max_requests)
     loading = ShownLoad(progress)
     pool = ModelPool.from_config(config.pool, progress=loading)  # reads no weights
@@ -79,7 +79,7 @@ def batch_sizes(asked: Sequence[int] | None, max_requests: int) -> Sequence[int]
 def asked(options: argparse.Namespace, prompts: Mapping[str, Sequence[object]]) -> dict[str, Any]:
     """What of the options a figure is comparable by."""
     return {
-        "config": options.config.name,
+        "config": Path(options.config).name,
         "prompts": {category: len(found) for category, found in prompts.items()},
         "rounds": options.rounds,
         "new_tokens": options.new_tokens,

@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 from modelpool import ModelPool
@@ -34,6 +35,7 @@ from specrouter.progress import Progress, ShownLoad
 from specrouter.router import ChainRouter
 
 _WAYS = ("off", "on")  # speculation
+_OF_MODELS = {"target": "TARGET", "config": "--config", "draft": "--draft", "settings": "--set"}
 _WARM_UP_REQUESTS = 10
 _SEEDS_OF_A_ROUND = 100_000
 _HEAD = (
@@ -51,25 +53,24 @@ class WallClock:
         time.sleep(duration_s)
 
 
-def bench_load(options: argparse.Namespace, progress: Progress) -> dict[str, Any]:
+def bench_load(
+    options: argparse.Namespace, config: RouterConfig | None, progress: Progress
+) -> dict[str, Any]:
     """Measure, and return the JSON document. Raises `ConfigError`, `MeasurementError`.
 
-    Where `options` have a `server`, that has a configuration of its own.
+    `config`: None where `options` have a `server`, which has its own.
     """
-    if options.server is not None:
-        check_url("--server", options.server)
-        if options.config is not None:
-            raise ConfigError("--config", "is the server's own: not with --server")
     texts = load_prompts(options.prompts)
-    if options.server is not None:
+    if config is None:
+        check_url("--server", options.server)
+        for name, spelled in _OF_MODELS.items():
+            if getattr(options, name):
+                raise ConfigError(spelled, "is the server's own: not with --server")
         server = ServerService(options.server, read_api_key(API_KEY_VARIABLE))
         requests = load_requests(options, texts, server.tokenize, server.max_request_tokens)
         measured = _measure(server, requests, options, progress)
         where = {"server": options.server, "target": server.model, "cpu": cpu_name()}
         return {"conditions": {**where, **_asked(options)}, "ways": measured}
-    config = RouterConfig.load(options.config)
-    if options.fresh_times:
-        config = config.with_fresh_times()
     loading = ShownLoad(progress)
     pool = ModelPool.from_config(config.pool, progress=loading)  # reads no weights
 
@@ -161,7 +162,7 @@ def _run(service: Service, requests: Sequence[LoadRequest], way: str) -> list[Ou
 
 def _asked(options: argparse.Namespace) -> dict[str, Any]:
     return {
-        "config": None if options.config is None else options.config.name,
+        "config": None if options.config is None else Path(options.config).name,
         "poisson_per_s": options.poisson,
         "requests": options.requests,
         "prompts": [file.name for file in options.prompts],

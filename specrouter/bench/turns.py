@@ -36,19 +36,18 @@ class Turn:
     ttft_ms: Mapping[str, float]
 
 
-def bench_turns(options: argparse.Namespace, progress: Progress) -> dict[str, Any]:
+def bench_turns(
+    options: argparse.Namespace, config: RouterConfig, progress: Progress
+) -> dict[str, Any]:
     """Raises `MeasurementError` where a request fails, `ConfigError` for what does not fit."""
     said_before = (options.turns - 1) * options.new_tokens + (options.turns - 2) * options.said
     if options.history <= said_before:
         reason = f"must be at least {said_before + 1}: so much is said before"
         raise ConfigError("--history", reason)
     longest = options.history + options.said + options.new_tokens
-    config = RouterConfig.load(options.config)
     length = max(config.engine.max_model_len or 0, longest)
     changes = {"max_model_len": length, "max_requests": _ROWS, "prefix_cache": True}
     config = config.model_copy(update={"engine": config.engine.model_copy(update=changes)})
-    if options.fresh_times:
-        config = config.with_fresh_times()
     progress.note(f"loading {config.pool.target}")
     with ChainRouter.from_config(config, ShownLoad(progress)) as router:
         if router.limits.max_tokens < longest:

@@ -33,15 +33,3 @@ def complain(error: object) -> None:
 def default_config(name: str = "tiny.yaml") -> Path:
     """The file of a bundled scenario."""
     return scenario_folder() / name
-
-
-def add_config(
-    parser: argparse._ActionsContainer,
-    name: str = "tiny.yaml",
-    described: str = "the bundled tiny pool",
-) -> None:
-    parser.add_argument(
-        "--config", type=Path, default=default_config(name), metavar="FILE",
-        help="a YAML scenario, or the name of a bundled one, such as qwen2.5 "
-        f"(default: {described})",
-    )  # fmt: skip

@@ -12,18 +12,21 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specrouter.cli.arguments import Commands, add_config, complain, default_config
-from specrouter.cli.target import add_fresh_times
+from specrouter.cli.arguments import Commands, complain
+from specrouter.cli.target import add_target, read_asked
+from specrouter.target import naming
 
 if TYPE_CHECKING:
+    from specrouter.config import RouterConfig
     from specrouter.progress import Progress
 
-CONFIG = "bench-cpu.yaml"
+CONFIG = "bench-cpu.yaml"  # the bundled pool with an inflated target
 _STDOUT = Path("-")
 _PROMPTS = (
     "JSON lines with prompt, question, text or turns; each file is a category (default: a dozen "
@@ -40,6 +43,7 @@ def add_bench(commands: Commands) -> None:
         description="Contenders take turns; figures are medians of ratios within a round. "
         "Prints a table.",
     )
+    _add_common(chains)
     add_chains(chains)
     chains.add_argument(
         "--only", nargs="+", metavar="NAME",
@@ -64,10 +68,13 @@ def add_bench(commands: Commands) -> None:
         each.set_defaults(run=run, log_level=logging.WARNING)
 
 
-def add_common(parser: argparse.ArgumentParser) -> None:
+def _add_common(parser: argparse.ArgumentParser) -> None:
     """What all benchmarks have."""
-    add_config(parser, CONFIG, "the bundled pool with an inflated target")
-    add_fresh_times(parser)
+    add_target(parser, Path(CONFIG).stem)
+    add_json(parser)
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", type=_writable, metavar="FILE",
         help="write all figures and the conditions; - prints them as the last line",
@@ -75,8 +82,7 @@ def add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def add_chains(parser: argparse.ArgumentParser) -> None:
-    """All but who takes part."""
-    add_common(parser)
+    """All but who takes part, and what is loaded."""
     parser.add_argument(
         "--prompts", type=Path, nargs="+", default=[], metavar="FILE", help=_PROMPTS
     )
@@ -90,7 +96,7 @@ def add_chains(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_load(parser: argparse.ArgumentParser) -> None:
-    add_common(parser)
+    _add_common(parser)
     parser.add_argument(
         "--poisson", type=positive, required=True, metavar="RATE",
         help="requests per second, at random times",
@@ -118,11 +124,10 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
         help="a running specrouter server, under its own configuration, instead of a router here; "
         "it is sent the key in SPECROUTER_API_KEY",
     )  # fmt: skip
-    parser.set_defaults(config=None)  # to tell whether it is given
 
 
 def _add_turns(parser: argparse.ArgumentParser) -> None:
-    add_common(parser)
+    _add_common(parser)
     add_count(parser, "--chats", 12, "conversations")
     add_count(parser, "--turns", 5, "of each", least=2)
     add_count(parser, "--history", 1500, "tokens that the last turn repeats")
@@ -192,38 +197,38 @@ def _writable(text: str) -> Path:
     return path
 
 
-def _check_files(arguments: argparse.Namespace) -> None:
-    """Before PyTorch is imported. Raises `ConfigError`."""
-    from modelpool.source_check import check_sources
+@contextmanager
+def _asked(arguments: argparse.Namespace) -> Iterator[RouterConfig]:
+    """What is asked for, as far as it is wrong before PyTorch is imported. Raises `ConfigError`."""
     from specrouter.bench.prompts import load_prompts
-    from specrouter.config import RouterConfig
 
-    if arguments.config is not None:
-        check_sources(RouterConfig.load(arguments.config).pool)
+    asked = read_asked(arguments)
+    asked.check_sources()
     load_prompts(getattr(arguments, "prompts", ()))
+    arguments.config = arguments.target or arguments.config or arguments.default_target
+    with naming(asked.arguments):
+        yield asked.config
 
 
 def _bench_chains(arguments: argparse.Namespace) -> int:
-    _check_files(arguments)
-    from specrouter.bench.chains import bench_chains, chains_table
+    with _asked(arguments) as config:
+        from specrouter.bench.chains import bench_chains, chains_table
 
-    return measured(partial(bench_chains, arguments), chains_table, arguments.json)
+        return measured(partial(bench_chains, arguments, config), chains_table, arguments.json)
 
 
 def _bench_load(arguments: argparse.Namespace) -> int:
-    if arguments.config is None and arguments.server is None:
-        arguments.config = default_config(CONFIG)
-    _check_files(arguments)
-    from specrouter.bench.load import bench_load, load_table
+    with _asked(arguments) if arguments.server is None else nullcontext() as config:
+        from specrouter.bench.load import bench_load, load_table
 
-    return measured(partial(bench_load, arguments), load_table, arguments.json)
+        return measured(partial(bench_load, arguments, config), load_table, arguments.json)
 
 
 def _bench_turns(arguments: argparse.Namespace) -> int:
-    _check_files(arguments)
-    from specrouter.bench.turns import bench_turns, turns_table
+    with _asked(arguments) as config:
+        from specrouter.bench.turns import bench_turns, turns_table
 
-    return measured(partial(bench_turns, arguments), turns_table, arguments.json)
+        return measured(partial(bench_turns, arguments, config), turns_table, arguments.json)
 
 
 def measured(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from specrouter.cli.arguments import Commands, add_config
-from specrouter.cli.target import add_fresh_times
+from specrouter.cli.arguments import Commands
+from specrouter.cli.target import add_target, read_asked
+from specrouter.target import naming
 
 if TYPE_CHECKING:
     from specrouter import SamplingParams, Speculation
@@ -22,16 +24,9 @@ _SLO_OPTIONS = {**_TIMES, "slo_class": "--slo-class"}
 
 def add_generate(commands: Commands) -> None:
     parser = commands.add_parser("generate", help="continue one prompt on the terminal")
+    add_target(parser)
     parser.add_argument("prompt", metavar="PROMPT")
-    add_config(parser)
-    parser.add_argument("--max-new-tokens", type=int, metavar="N")
-    parser.add_argument("--temperature", type=float, metavar="T", help="0, the default, is greedy")
-    parser.add_argument("--top-k", type=int, metavar="K")
-    parser.add_argument("--top-p", type=float, metavar="P")
-    parser.add_argument("--seed", type=int, metavar="S")
-    parser.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="may be given several times"
-    )
+    add_sampling(parser)
     chain = parser.add_mutually_exclusive_group()
     chain.add_argument(
         "--chain", type=_chain, metavar="A,B,C", help="models, weakest first, the target last"
@@ -44,8 +39,18 @@ def add_generate(commands: Commands) -> None:
         told = f"objective: time {which}"
         parser.add_argument(option, dest=name, type=float, metavar="MS", help=told)
     parser.add_argument("--slo-class", metavar="NAME", help="objectives of the config's class")
-    add_fresh_times(parser)
     parser.set_defaults(run=_generate, log_level=logging.WARNING)
+
+
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--max-new-tokens", type=int, metavar="N")
+    parser.add_argument("--temperature", type=float, metavar="T", help="0, the default, is greedy")
+    parser.add_argument("--top-k", type=int, metavar="K")
+    parser.add_argument("--top-p", type=float, metavar="P")
+    parser.add_argument("--seed", type=int, metavar="S")
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="may be given several times"
+    )
 
 
 def _chain(text: str) -> tuple[str, ...]:
@@ -55,24 +60,24 @@ def _chain(text: str) -> tuple[str, ...]:
 def _generate(arguments: argparse.Namespace) -> int:
     """Returns the exit code. Raises `ConfigError`, `RequestError`."""
     import specrouter
-    from modelpool.source_check import check_sources
-    from specrouter.config import RouterConfig, slos_by_class
+    from specrouter.config import slos_by_class
     from specrouter.notebook import figures
     from specrouter.progress import Progress, ShownLoad
     from specrouter.request.objective import joined
 
     # All that is wrong with the arguments, before PyTorch is imported and models are loaded.
-    params, speculation = _sampling_params(arguments), _speculation(arguments)
+    sampling_params(arguments)
+    speculation = _speculation(arguments)
     times_ms = _given(arguments, _TIMES)
-    config = _for_one_request(RouterConfig.load(arguments.config), arguments)
+    asked = read_asked(arguments)
+    config = _for_one_request(asked.config, arguments)
     joined(arguments.slo_class, times_ms, slos_by_class(config.slo_classes, None), _SLO_OPTIONS)
-    check_sources(config.pool)
+    asked.check_sources()
     output: specrouter.RequestOutput | None = None
-    if arguments.fresh_times:
-        config = config.with_fresh_times()
-    with Progress() as progress:
+    with naming(asked.arguments), Progress() as progress:
         started = specrouter.ChainRouter.from_config(config, ShownLoad(progress))
     with started as router:
+        params = sampling_params(arguments, router.sampling_defaults)
         slo = joined(arguments.slo_class, times_ms, router.slo_classes, _SLO_OPTIONS)
         for delta in router.stream(arguments.prompt, params, speculation, slo):
             print(delta.text, end="", flush=True)
@@ -89,7 +94,6 @@ def _generate(arguments: argparse.Namespace) -> int:
 def _for_one_request(config: RouterConfig, arguments: argparse.Namespace) -> RouterConfig:
     """What the request will not use is not loaded before it. Raises `ConfigError`."""
     from specrouter.config import check_chain
-    from specrouter.target import naming
 
     if arguments.no_speculation:
         change: dict[str, Any] = {"policy": "target-only", "chain": None}
@@ -109,11 +113,15 @@ def _given(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, Any
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _sampling_params(arguments: argparse.Namespace) -> SamplingParams:
+def sampling_params(
+    arguments: argparse.Namespace, defaults: Mapping[str, Any] = MappingProxyType({})
+) -> SamplingParams:
+    """Of `add_sampling`. Raises `RequestError`."""
     from specrouter import SamplingParams
 
     names = ("max_new_tokens", "temperature", "top_k", "top_p", "seed")
-    return SamplingParams(stop=tuple(arguments.stop), **_given(arguments, names))
+    given = {**defaults, **_given(arguments, names)}
+    return SamplingParams(stop=tuple(arguments.stop), **given)
 
 
 def _speculation(arguments: argparse.Namespace) -> Speculation | Literal["off"] | None:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from specrouter.cli.arguments import BAD_INPUT, Parser, complain
 from specrouter.cli.bench import add_bench
+from specrouter.cli.chat import add_chat
 from specrouter.cli.check_command import add_check, add_pairs
 from specrouter.cli.cluster import add_cluster
 from specrouter.cli.generate import add_generate
@@ -64,6 +65,7 @@ def _parser() -> Parser:
     add_pairs(commands)
     add_cluster(commands)
     add_generate(commands)
+    add_chat(commands)
     add_verify(commands)
     add_inflate(commands)
     add_bench(commands)

@@ -1,4 +1,4 @@
-"""What `serve` and `check` are given: the arguments of `specrouter.target`."""
+"""What commands are given to load: the arguments of `specrouter.target`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ _SERVICE = {"host": "server.host", "port": "server.port", "log_format": "server.
 _SPELLED = {"target": "TARGET"}
 
 
-def add_target(parser: argparse.ArgumentParser) -> None:
-    """TARGET or `--config`, and what may be said of either."""
+def add_target(parser: argparse.ArgumentParser, default: str = DEFAULT) -> None:
+    """TARGET or `--config`, and what may be said of either.
+
+    `default`: the scenario without either.
+    """
+    parser.set_defaults(default_target=default)
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
         "target", nargs="?", metavar="TARGET",
         help="a folder with a checkpoint, a GGUF file, ORG/NAME on the hub, ORG/NAME:QUANT for a "
         "GGUF file there (ORG/NAME:Q4_K_M), a bundled scenario "
-        f"({', '.join(scenario_names())}) or model, or a YAML file (default: {DEFAULT})",
+        f"({', '.join(scenario_names())}) or model, or a YAML file (default: {default})",
     )  # fmt: skip
     what.add_argument("--config", metavar="FILE", help="a YAML scenario, or a bundled one's name")
     parser.add_argument(
@@ -49,7 +53,7 @@ def read_asked(arguments: argparse.Namespace) -> Asked:
     """The configuration that the arguments ask for. Raises `ConfigError`."""
     names = _SPELLED if arguments.config is None else {"target": "--config"}
     given = Given(
-        target=arguments.target or arguments.config,
+        target=arguments.target or arguments.config or arguments.default_target,
         draft=arguments.draft,
         options={
             path: (name, value) for name, path, value in _options(arguments) if value is not None

@@ -10,6 +10,7 @@ import yaml
 from modelpool.errors import ConfigError
 from specrouter.bench.turns import COLD, WARM, bench_turns, turns_table
 from specrouter.cli.main import _parser
+from specrouter.config import RouterConfig
 from specrouter.progress import Progress
 
 
@@ -22,7 +23,7 @@ def config(small_config: dict[str, Any], tmp_path: Path) -> Path:
 
 def turns(config: Path, options: str) -> dict[str, Any]:
     asked = _parser().parse_args(["bench", "turns", f"--config={config}", *options.split()])
-    return bench_turns(asked, Progress())
+    return bench_turns(asked, RouterConfig.load(config), Progress())
 
 
 def test_turns_find_what_was_said_before(config: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from modelpool.errors import ConfigError
 from specrouter import SLO, ChainRouter, SamplingParams, Speculation
 from specrouter.cli.main import main
+from specrouter.config import RouterConfig
 from specrouter.request.output import FinishReason
 from tests.specrouter.fake_router import FakeRouter
 from tests.specrouter.http.client import serve
@@ -104,6 +105,34 @@ def test_generate_hands_every_option_on(
     assert main(["generate", "p", "--config", str(config), *options]) == 0
     [(_, params, speculation)] = router.calls
     assert (params, speculation, *router.slos) == asked
+
+
+@pytest.mark.parametrize(
+    ("command", "argv", "sources"),
+    [
+        ("generate", "tiny-8m p", ["bundled:tiny-8m", "ngram"]),
+        ("generate", "tiny-8m p --draft tiny-1m ngram --set engine.max_requests=3",
+         ["bundled:tiny-8m", "bundled:tiny-1m", "ngram"]),
+        ("generate", "p --seed 1 --config tiny-ngram", ["ngram", "bundled:tiny-1m"]),
+        ("bench turns", "tiny-8m --draft tiny-1m", ["bundled:tiny-8m", "bundled:tiny-1m"]),
+        ("bench load", "tiny-8m --poisson 1", ["bundled:tiny-8m", "ngram"]),
+        ("bench chains", "tiny-8m", ["bundled:tiny-8m", "ngram"]),
+    ],
+)  # fmt: skip
+def test_what_is_loaded_may_be_named_as_for_serve(
+    command: str, argv: str, sources: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class LoadedError(Exception):
+        pass
+
+    def load(config: RouterConfig, *_: object) -> None:
+        assert [one.source for one in config.pool.models][: len(sources)] == sources
+        assert config.engine.max_requests == 3 or "--set" not in argv
+        raise LoadedError
+
+    monkeypatch.setattr(ChainRouter, "from_config", load)
+    with pytest.raises(LoadedError):
+        main([*command.split(), *argv.split()])
 
 
 @pytest.mark.parametrize("ends", ["length", "engine_dead"])
