@@ -50,7 +50,10 @@ def served(command: Sequence[str], port: int) -> Iterator[Server]:
                 raise RuntimeError(f"{command[0]} did not start")
             time.sleep(0.1)
         completed(url, "Hello", 1)
-        yield Server(url, process.pid, time.monotonic() - began)
+        start_s = time.monotonic() - began
+        while b'"loading"' in _health(url):  # drafters that come after the target
+            time.sleep(0.1)
+        yield Server(url, process.pid, start_s)
     finally:
         process.terminate()
         process.wait()
@@ -64,16 +67,25 @@ def posted(url: str, body: dict[str, Any]) -> Any:
         return json.load(answer)
 
 
+def uncached() -> dict[str, Any]:
+    """Of a request that reads its whole prompt; llama.cpp's name for it, and ours."""
+    return {"cache_prompt": False, "cache_salt": str(time.monotonic_ns())}
+
+
 def completed(url: str, prompt: str, tokens: int, **more: Any) -> Any:
     """A greedy completion of so many tokens, without a prefix cache."""
-    cached = {"cache_prompt": False, "cache_salt": str(time.monotonic_ns())}
     body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
-    return posted(f"{url}/v1/completions", {**body, **cached, **more})
+    return posted(f"{url}/v1/completions", {**body, **uncached(), **more})
 
 
 def _is_up(url: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=2):
-            return True
+        return bool(_health(url))
     except (urllib.error.URLError, OSError):
         return False
+
+
+def _health(url: str) -> bytes:
+    with urllib.request.urlopen(f"{url}/health", timeout=2) as answer:
+        found: bytes = answer.read()
+    return found

@@ -1,16 +1,19 @@
 """Start, memory and speed of a released model, beside llama-server on the same machine.
 
     python -m checks.real.speed FILE [--llama-server PATH] [--peer-url URL] [--pairs 12]
-        [--requests 1 4 8] [--prompts 64 512] [--busy 0] [--draft FILE]
+        [--requests 1 4 8] [--prompts 64 512] [--edits 8] [--busy 0] [--draft FILE]
+        [--llama-options="--spec-type ngram-simple"]
 
 Both servers run at once and are asked in turns, A B B A; nothing else may run. The report has
 medians of tokens per second and of the ratios of neighbouring turns, with the bootstrap's interval
-of 95%. Decoding includes a short prompt. Drafts are off without `--draft`. `--busy N`: N programs
-compute meanwhile. `--peer-url`: a server that is already running, such as vLLM's.
+of 95%. Decoding includes a short prompt. Drafts are off without `--draft`. `--edits N`: N agents
+have files edited at once, prompts of some 300 tokens included, with what drafts by default.
+`--busy N`: N programs compute meanwhile. `--peer-url`: a server that runs already, such as vLLM's.
 """
 
 import argparse
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -24,10 +27,19 @@ from typing import Any
 import numpy as np
 
 from checks.exact.report import conditions
-from checks.real.peer import completed, llama_command, served, specrouter_command
+from checks.real.peer import (
+    completed,
+    llama_command,
+    posted,
+    served,
+    specrouter_command,
+    uncached,
+)
+from checks.real.prompts import EDITS
 
 _PORTS = (9312, 9313)
 _TOKENS, _CONTEXT = 96, 2048  # of an answer, and of a request at most
+_EDIT_TOKENS = 220
 _DRAWS = 2000  # of the bootstrap
 _TEXT = "the quick brown fox jumps over a lazy dog near some river and tells its story"
 
@@ -41,15 +53,17 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--requests", type=int, nargs="*", default=[1, 4, 8])
     parser.add_argument("--prompts", type=int, nargs="*", default=[64, 512])
+    parser.add_argument("--edits", type=int, nargs="*", default=[])
+    parser.add_argument("--llama-options", type=shlex.split, default=[], metavar="TEXT")
     parser.add_argument("--busy", type=int, default=0)
     given = parser.parse_args()
-    most = max([1, *given.requests])
+    most = max([1, *given.requests, *given.edits])
     report: dict[str, Any] = {"file": given.file.name, "busy": given.busy, **conditions()}
     options = ["--set", f"engine.kv_budget_tokens={_CONTEXT * most}"]
     options += ["--draft", str(given.draft)] if given.draft else []
     commands = {"specrouter": specrouter_command(given.file, _PORTS[0], *options)}
     if given.llama_server is not None:
-        sizes = ("-c", str(_CONTEXT * most), "-np", str(most))
+        sizes = ("-c", str(_CONTEXT * most), "-np", str(most), *given.llama_options)
         commands["llama.cpp"] = llama_command(given.llama_server, given.file, _PORTS[1], *sizes)
     with ExitStack() as stack:
         started = {
@@ -64,6 +78,8 @@ def main() -> int:
             report[f"{count} requests"] = _compared(decoding, urls, given.pairs)
         for size in given.prompts:
             report[f"prompts of {size}"] = _compared(_prompts(size), urls, given.pairs)
+        for count in given.edits:
+            report[f"edits by {count}"] = _compared(_edits(count), urls, given.pairs)
         for name, one in started.items():
             memory = {"rss_mb": one.memory_mb("VmRSS"), "most_mb": one.memory_mb("VmHWM")}
             report[name] = {"start_s": round(one.start_s, 1), **memory}
@@ -97,6 +113,22 @@ def _prompts(size: int) -> Callable[[str], float]:
         began = time.perf_counter()
         answer = completed(url, prompt, 1)
         return float(answer["usage"]["prompt_tokens"] / (time.perf_counter() - began))
+
+    return measured
+
+
+def _edits(count: int) -> Callable[[str], float]:
+    def measured(url: str) -> float:
+        def answer(text: str) -> Any:
+            messages = [{"role": "user", "content": text}]
+            body = {"messages": messages, "max_tokens": _EDIT_TOKENS, "temperature": 0}
+            return posted(f"{url}/v1/chat/completions", {**body, **uncached()})
+
+        began = time.perf_counter()
+        with ThreadPoolExecutor(count) as pool:
+            answers = list(pool.map(answer, EDITS[:count]))
+        seconds = time.perf_counter() - began
+        return float(sum(one["usage"]["completion_tokens"] for one in answers) / seconds)
 
     return measured
 

@@ -26,7 +26,7 @@ from modelpool.gguf.header import GgufHeader, GgufTensor, open_header, read_head
 from modelpool.gguf.placement import Placed, placed_of
 
 NAME = "gguf.json"  # beside the configuration: the file, and by the model's names its tensors
-_FORMAT = "4"  # changes when a file would be described otherwise
+_FORMAT = "5"  # changes when a file would be described otherwise
 # Tokens that end a text in llama.cpp by their spelling, whatever else the file names.
 _TEXT_ENDS = frozenset((
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>",
