@@ -12,7 +12,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from modelpool.checkpoint.source import resolve_source
+from modelpool.source_check import check_source
 from specrouter.cli.main import main
 from specrouter.config import RouterConfig
 from specrouter.http.app import create_app
@@ -132,7 +132,7 @@ def test_a_bundled_scenario_is_valid(file: Path) -> None:
         if scheme == "hub":
             assert re.fullmatch(r"[\w.-]+/[\w.-]+", name)
         elif member.has_model:
-            resolve_source(member.source, field=member.name)
+            check_source(member.source, field=member.name)
 
 
 def sections(page: Path) -> Iterator[dict[str, Any]]:
