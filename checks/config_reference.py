@@ -43,7 +43,8 @@ slo_classes:
   interactive: {tpot_ms: 50, ttft_ms: 1000}
 ```
 
-`--config` also takes the name of a bundled file. Released models with their small siblings:
+`--config` also takes the name of a bundled file. A released model that is fetched once:
+[smollm2](../configs/smollm2.yaml). Released models with their small siblings:
 [qwen2.5](../configs/qwen2.5.yaml), [qwen3](../configs/qwen3.yaml),
 [llama3](../configs/llama3.yaml), [llama2-paper](../configs/llama2-paper.yaml) (the pool of
 SpecRouter's paper). The bundled family: [tiny](../configs/tiny.yaml),

@@ -33,6 +33,7 @@ NOT_RUN = {
     r"(export|echo|cd) .*": "is the shell's own",
     r"(\S*/)?specrouter serve\b.*": "runs until it is stopped; test_serve.py starts it",
     r".* --config (qwen|llama)\S*.*": "downloads a model",
+    r"(\S*/)?specrouter chat\b.*": "talks until its input ends; test_chat.py does",
     r".*examples\.openai_client\b.*": "needs a package that is not installed here",
     r".*-m tests\..*": "is a long check itself: `make exact`, or a target of the Makefile",
 }
