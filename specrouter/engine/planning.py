@@ -47,10 +47,14 @@ class _Decided:
 
 @dataclass(frozen=True)
 class _Measured:
-    """What a cycle of so many requests is for, where what drafts bring is measured."""
+    """What a cycle of so many requests is for, where what drafts bring is measured.
+
+    `is_open`: it tells; else others than the policy have a say in who drafts.
+    """
 
     meter: SpeedupMeter
     requests: int
+    is_open: bool
     drafts: bool
     resting: Speedup | None
 
@@ -99,22 +103,23 @@ class CyclePlanning:
         self._decided: _Decided | None = None  # of the last cycle in which the policies planned
         self._standing: _StandingPlan | None = None
         self._measured: _Measured | None = None  # in the cycle that runs
-        self._reads = False  # somebody reads a prompt in it
+        self._is_plain = False  # it was planned, nobody reads a prompt, and all drafters are there
+        self._drafters = frozenset[str]()  # that have ever been available
         self._left_out: dict[int, int] = {}  # cycles in a row, by row
         self._idle = 0  # cycles in a row in which nothing ran and nobody was admitted
 
     def begin(self, requests: int, is_open: bool) -> None:
-        """A cycle, with so many requests that run. `is_open`: whether they draft is left to the
-        policy, and none has an objective that depends on it."""
+        """A cycle, with so many requests that run, of which none has an objective that depends on
+        drafts; else 0. `is_open`: whether they draft is left to the policy."""
         policy, before = self.policies.current, self._measured
-        self._measured = None
-        if is_open and requests and policy.planner.scheduler.policy.evaluates:
+        self._measured, self._is_plain = None, False
+        if requests and policy.planner.scheduler.policy.evaluates:
             meter = policy.speedup
-            self._measured = _Measured(
-                meter, requests, meter.drafts(requests), meter.resting(requests)
-            )
+            resting = meter.resting(requests)
+            drafts = meter.drafts(requests) if is_open else resting is None
+            self._measured = _Measured(meter, requests, is_open, drafts, resting)
         if self._measured != before:
-            self.forget()
+            self.forget()  # what was planned for drafts, or without
 
     def admission(
         self, cycle: int, waiting: Mapping[int, RunningRequest], running: Collection[int]
@@ -128,7 +133,10 @@ class CyclePlanning:
             return None
         view = self._view_of(cycle, list(waiting.values()), self.policies.current.standing)
         measured = self._measured
-        if measured is not None and not measured.drafts:
+        if not view.available <= self._drafters:  # with new drafters all may be otherwise
+            self._drafters |= view.available
+            self.policies.current.speedup = SpeedupMeter()
+        elif measured is not None and not measured.drafts:
             view = replace(view, drafts=measured.resting is not None, resting=_why(measured))
         admission = self.policies.admits(view)
         self._check.check_admission(admission, waiting, running)
@@ -170,7 +178,8 @@ class CyclePlanning:
         plan = self.policies.current.plan(view, admission)
         self._check.check_plan(plan, left)
         self._check_patience(plan, left, admission)
-        self._reads = any(left.values())
+        self._is_plain = decided.view.available == self._drafters and not any(left.values())
+        self._is_plain &= plan.shadow_evaluation is None
         return plan
 
     def keep(self, cycle: int, plan: Plan) -> None:
@@ -190,15 +199,17 @@ class CyclePlanning:
             return None
         if cycle >= kept.cycle + PLAN_CYCLES or set(kept.plan.rows) != set(rows):
             return None
-        self._reads = False
+        self._is_plain = True
         return kept.plan
 
-    def measure(self, tokens: Sequence[int], elapsed_ms: float) -> None:
+    def measure(self, drafted: bool, tokens: Sequence[int], elapsed_ms: float) -> None:
         """What drafts bring, by a cycle in which nothing failed: tokens of each text."""
         measured = self._measured
-        if measured is None or self._reads or len(tokens) != measured.requests:
+        if measured is None or not (self._is_plain and measured.is_open):
             return
-        measured.meter.record(len(tokens), measured.drafts, sum(tokens), elapsed_ms)
+        if len(tokens) == measured.requests:
+            meter = measured.meter
+            meter.record(len(tokens), measured.drafts, drafted, sum(tokens), elapsed_ms)
 
     def judge(self, cycle: int, selection_failed: bool) -> None:
         """How a cycle came out; one for the target alone says nothing of the policies."""

@@ -73,9 +73,7 @@ class DecodingStep:
         started_s, book = self._clock(), self._book
         self.cycle += 1
         book.retire()
-        self._faults.each(
-            "planning", lambda: self.planning.begin(len(book.running), self._is_open())
-        )
+        self._faults.each("planning", self._begin)
         planned = self._again()
         if planned is None:
             with self._faults.part("planning"), self.planning.resting_after_failure(self.cycle):
@@ -86,6 +84,8 @@ class DecodingStep:
             "accounts", lambda: book.pace.note_queue(bool(book.waiting), self._clock())
         )
         if plan.rows:
+            drafters = {name for group in plan.groups for name in group.chain[:-1]}
+            is_loaded = all(map(self._executor.is_open, drafters))
             result = self._run(plan)
             result.is_regular &= plan is whole  # or it is not what was predicted
             produced = self._deliver(result, plan.budget_nodes)
@@ -96,7 +96,7 @@ class DecodingStep:
                 lambda: self.planning.judge(self.cycle, result.selection_failed),
                 lambda: self.quarantine.learn(result, self.cycle),
                 lambda: self._learn(plan, result, elapsed_s),
-                lambda: self._measure(plan is planned, result, produced, elapsed_s),
+                lambda: self._measure(is_loaded and plan is planned, result, produced, elapsed_s),
                 self._profiler.begin_cycle,
             )
             if not result.is_regular or result.failures or result.errors:
@@ -226,19 +226,22 @@ class DecodingStep:
         learn_cycle(self._profiler, plan, result, elapsed_s * 1000)
         self.cycles.note(plan, result, elapsed_s * 1000, self._profiler.spent_ms())
 
-    def _is_open(self) -> bool:
-        """Whether all that run leave it to the policy whether they draft, and none is in need."""
+    def _begin(self) -> None:
         book = self._book
-        return not book.has_objectives and all(
-            asked is None or (asked != "off" and not (asked.chain or asked.depth or asked.width))
-            for asked in (request.spec.speculation for request in book.running.values())
+        asked = [request.spec.speculation for request in book.running.values()]
+        is_open = all(
+            one is None or (one != "off" and not (one.chain or one.depth or one.width))
+            for one in asked
         )
+        self.planning.begin(0 if book.has_objectives else len(asked), is_open)
 
     def _measure(
-        self, is_planned: bool, result: CycleResult, produced: Sequence[int], elapsed_s: float
+        self, is_usual: bool, result: CycleResult, produced: Sequence[int], elapsed_s: float
     ) -> None:
-        if is_planned and not (result.failures or result.errors or result.selection_failed):
-            self.planning.measure(produced, elapsed_s * 1000)
+        """`is_usual`: the cycle ran as it was planned, and loaded nothing."""
+        if is_usual and not (result.failures or result.errors or result.selection_failed):
+            drafted = any(commit.drafted for commit in result.commits)
+            self.planning.measure(drafted, produced, elapsed_s * 1000)
 
 
 def _delta_of(request: RunningRequest, commit: Commit) -> Delta:

@@ -4,11 +4,14 @@ No text depends on drafts, so a few cycles may run without. Of each block of cyc
 load, `RUN` in a row, at a random place, are without drafts. Their tokens per second are compared
 with those of the block's other cycles of as many requests. What drafters have to catch up with
 afterwards counts against them. Where drafting turns out to be slower it rests, at first for
-`_REST` blocks, and twice as long each time that it was slower again.
+`_REST` blocks, and twice as long each time that it was slower again. A block in which nothing was
+drafted says nothing.
 
-The interval is an asymptotic confidence sequence, which holds at all times at once, so that it may
-be looked at after each block. Source: Waudby-Smith, Arbour, Sinha, Kennedy, Ramdas, "Time-uniform
-central limit theory and asymptotic confidence sequences", 2024, Theorem 2.2.
+The interval is an asymptotic confidence sequence, of the newest blocks that do not contradict each
+other: it may be looked at after each block. It is a new one where older blocks are left out, so
+that rest, which must not come about by chance within hours, asks for 99% where 95% are told.
+Source: Waudby-Smith, Arbour, Sinha, Kennedy, Ramdas, "Time-uniform central limit theory and
+asymptotic confidence sequences", 2024, Theorem 2.2.
 
 Contract: told by the engine's thread; `speedups` may be read by any. The random places are the same
 in every process.
@@ -31,9 +34,10 @@ _LEAST = 6  # blocks that an interval is made of,
 _MOST = 64  # and the newest that it is made of at most
 _DOUBTED = 2  # blocks from which on it may look slower
 _RECENT = (6, 12, 24)  # blocks that older ones may contradict
-_ERROR = 0.05  # of intervals that do not hold the truth at some time
+_ERROR = 0.05  # of intervals that do not hold the truth at some time,
+_REST_ERROR = 0.01  # and of those by which drafting rests
 _TIGHTEST = 20  # blocks at which the interval is as narrow as it can be
-_REST, _LONGEST_REST = 128, 1024  # blocks
+_REST, _LONGEST_REST = 32, 512  # blocks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +45,7 @@ class Speedup:
     """Tokens per second with drafts over those without, at one load.
 
     Attributes:
-        low, high: of the interval that holds the true ratio in 95 of 100 measurements.
+        low, high: of the interval that holds the true ratio in 19 of 20 measurements.
         is_resting: drafting was found to be slower, and rests.
     """
 
@@ -83,14 +87,21 @@ class SpeedupMeter:
         return self._load(requests).drafts
 
     def resting(self, requests: int) -> Speedup | None:
-        """Why drafting rests at this load; None: it does not."""
-        return self._load(requests).rests_for
+        """Why drafting rests in a cycle at this load, of which each one is asked for; None: it does
+        not."""
+        return self._load(requests).resting()
 
-    def record(self, requests: int, drafts: bool, tokens: float, elapsed_ms: float) -> None:
-        """A cycle in which so many requests decoded, and nothing else was done."""
+    def record(
+        self, requests: int, drafts: bool, drafted: bool, tokens: float, elapsed_ms: float
+    ) -> None:
+        """A cycle in which so many requests decoded, and nothing else was done.
+
+        Args:
+            drafts: what `drafts` said; `drafted`: anything was.
+        """
         load = self._load(requests)
         before = load.speedup
-        load.record(requests, drafts, tokens, elapsed_ms)
+        load.record(requests, drafts, drafted, tokens, elapsed_ms)
         if load.speedup is not None and load.speedup is not before:
             self.speedups = {**self.speedups, load_of(requests): load.speedup}
 
@@ -118,12 +129,15 @@ class _Block:
     size: int
     start: int
     at: int = 0
+    has_drafts: bool = False
     drafted: dict[int, _Cycles] = field(default_factory=dict)
     alone: dict[int, _Cycles] = field(default_factory=dict)
 
     def sums(self) -> tuple[float, float, float, float] | None:
         """Tokens and milliseconds with drafts and without, of as many cycles of as many requests;
-        None: there are no such cycles."""
+        None: there are no such cycles, or nothing was drafted in them."""
+        if not self.has_drafts:
+            return None
         both = [(self.drafted[n], one) for n, one in self.alone.items() if n in self.drafted]
         if not both:
             return None
@@ -137,11 +151,11 @@ class _Block:
 
 
 class _Load:
-    """Attributes: `speedup`: the last. `rests_for`: the one for which drafting rests."""
+    """Attributes: `speedup`: the last."""
 
     def __init__(self, places: random.Random) -> None:
         self.speedup: Speedup | None = None
-        self.rests_for: Speedup | None = None
+        self._rests_for: Speedup | None = None
         self._places = places
         self._sums: list[tuple[float, float, float, float]] = []
         self._rest, self._next_rest = 0, _REST * BLOCK  # cycles
@@ -150,15 +164,20 @@ class _Load:
     @property
     def drafts(self) -> bool:
         block = self._block
-        return self.rests_for is None and not block.start <= block.at < block.start + RUN
+        return self._rests_for is None and not block.start <= block.at < block.start + RUN
 
-    def record(self, requests: int, drafts: bool, tokens: float, ms: float) -> None:
-        if self.rests_for is not None:
+    def resting(self) -> Speedup | None:
+        if self._rests_for is not None:
             self._rest -= 1
-            if not self._rest:
-                self.rests_for = None
+            if self._rest < 0:
+                self._rests_for = None
+        return self._rests_for
+
+    def record(self, requests: int, drafts: bool, drafted: bool, tokens: float, ms: float) -> None:
+        if self._rests_for is not None:
             return
         block = self._block
+        block.has_drafts |= drafted
         (block.drafted if drafts else block.alone).setdefault(requests, _Cycles()).add(tokens, ms)
         block.at += 1
         if block.at == block.size:
@@ -184,10 +203,13 @@ class _Load:
             return
         middle, half = _interval(self._sums)
         low, ratio, high = (math.exp(each) for each in (middle - half, middle, middle + half))
-        self.speedup = Speedup(ratio=ratio, low=low, high=high, is_resting=high < 1.0)
-        if self.speedup.is_resting:
-            self.rests_for, self._rest, self._sums = self.speedup, self._next_rest, []
+        rests = middle + _interval(self._sums, _REST_ERROR)[1] < 0
+        self.speedup = Speedup(ratio=ratio, low=low, high=high, is_resting=rests)
+        if rests:
+            self._rests_for, self._rest, self._sums = self.speedup, self._next_rest, []
             self._next_rest = min(2 * self._next_rest, _LONGEST_REST * BLOCK)
+        elif low > 1.0:
+            self._next_rest = _REST * BLOCK
 
 
 def _log_ratio(sums: Sequence[float]) -> float:
@@ -199,7 +221,9 @@ def _contradict(one: tuple[float, float], other: tuple[float, float]) -> bool:
     return abs(one[0] - other[0]) > one[1] + other[1]
 
 
-def _interval(blocks: Sequence[tuple[float, float, float, float]]) -> tuple[float, float]:
+def _interval(
+    blocks: Sequence[tuple[float, float, float, float]], error: float = _ERROR
+) -> tuple[float, float]:
     """The logarithm of the ratio, and half of its interval's width."""
     count, found = len(blocks), np.array(blocks)
     sums = found.sum(axis=0)
@@ -207,8 +231,8 @@ def _interval(blocks: Sequence[tuple[float, float, float, float]]) -> tuple[floa
     errors = count * (found / sums) @ np.array([1.0, -1.0, -1.0, 1.0])
     # Of so few blocks the spread is itself uncertain: that of Student's t with count - 1.
     spread = float(np.std(errors, ddof=1)) * math.sqrt((count - 1) / (count - 3))
-    logs = -2.0 * math.log(_ERROR)
+    logs = -2.0 * math.log(error)
     rho2 = (logs + math.log(logs + 1.0)) / _TIGHTEST
     scale = count * rho2 + 1.0
-    half = math.sqrt(2.0 * scale / (count**2 * rho2) * math.log(math.sqrt(scale) / _ERROR))
+    half = math.sqrt(2.0 * scale / (count**2 * rho2) * math.log(math.sqrt(scale) / error))
     return _log_ratio(sums), spread * half

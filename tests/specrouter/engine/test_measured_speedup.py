@@ -41,7 +41,7 @@ def test_where_drafts_are_slower_nobody_drafts_for_a_while(router: ChainRouter) 
         meter = router.instruments.engine.policies.current.speedup
         load = meter._loads[1]
         slow = Speedup(ratio=0.8, low=0.7, high=0.9, is_resting=True)
-        load.rests_for, load._rest = slow, 10_000
+        load._rests_for, load._rest = slow, 10_000
         [resting] = router.generate("def", PARAMS)
         # The first cycle, which reads the prompt, is planned before it is known who runs.
         assert resting.metrics.chains["tiny-8m",] >= resting.metrics.cycles - 1

@@ -35,7 +35,7 @@ class Policy:
         if self.fails == "view":
             raise KeyError("no such row")
         seen = SimpleNamespace(with_running=lambda came: self)
-        return SimpleNamespace(without=lambda preempted: seen)
+        return SimpleNamespace(without=lambda preempted: seen, available=frozenset())
 
     def admit(self, view: Any) -> Any:
         if self.fails == "admission":

@@ -34,6 +34,7 @@ PLANTED: dict[str, Sequence[tuple[float, Drafter]]] = {
     "good": [(0.0, GOOD)],
     "useless": [(0.0, USELESS)],
     "turning bad": [(0.0, GOOD), (0.4, SLOW)],
+    "neither": [(0.0, Drafter(0.1, 0.1))],
 }
 
 
@@ -54,7 +55,7 @@ def test_cycles_are_compared_with_those_of_as_many_requests() -> None:
         # Without drafts fewer requests run: to ask how fast each cycle was would mislead.
         requests = 5 if not drafts or cycle % 2 else 8
         ms = ALONE_MS * requests * (0.8 if drafts else 1.0) * (1.0 + 0.001 * (cycle % 7))
-        meter.record(requests, drafts, requests, ms)
+        meter.record(requests, drafts, drafts, requests, ms)
     found = meter.speedups[8]
     assert found.ratio == pytest.approx(1.25, rel=0.01)
     assert found.low <= 1.25 <= found.high
@@ -63,20 +64,28 @@ def test_cycles_are_compared_with_those_of_as_many_requests() -> None:
 def test_drafting_rests_where_it_is_slower_and_is_tried_again_ever_more_seldom() -> None:
     meter, rested = SpeedupMeter(), list[int]()
     was_drafting = True
-    for cycle in range(420 * BLOCK):
+    for cycle in range(160 * BLOCK):
         rests = meter.resting(1) is not None
         if rests and was_drafting:
             rested.append(cycle)
         was_drafting = not rests
         assert not (_asked(meter, 1, SLOW) and rests)
     assert meter.drafts(2)  # another load
-    first, second, third = rested
-    assert third - second > 1.8 * (second - first) > 100 * BLOCK
+    first, second, third = rested[:3]
+    assert third - second > 1.8 * (second - first) > 25 * BLOCK
     [(load, found)] = meter.speedups.items()
     assert load == 1
     assert found.is_resting
     assert found.high < 1.0
     assert told(meter.speedups) == f"off at 1 request ({found})"
+
+
+def test_cycles_in_which_nothing_was_drafted_say_nothing() -> None:
+    meter = SpeedupMeter()
+    for _ in range(20 * BLOCK):  # to look for drafts costs time
+        meter.record(1, meter.drafts(1), False, 1, ALONE_MS * (1.1 if meter.drafts(1) else 1.0))
+    assert not meter.speedups
+    assert meter.resting(1) is None
 
 
 def test_what_has_changed_is_forgotten() -> None:
@@ -106,7 +115,7 @@ def _asked(
     noise = 1.0 if draws is None else math.exp(0.03 * draws.standard_normal())
     ms = ALONE_MS * (1.0 + drafter.cost if drafts else 1.0) * noise
     gained = drafter.accepted if draws is None else float(draws.poisson(drafter.accepted))
-    meter.record(requests, drafts, requests * (1.0 + gained if drafts else 1.0), ms)
+    meter.record(requests, drafts, drafts, requests * (1.0 + gained if drafts else 1.0), ms)
     return drafts
 
 
@@ -126,12 +135,13 @@ def _planted(drafters: Sequence[tuple[float, Drafter]], seed: int) -> tuple[floa
     speedup = np.array([one.speedup for _, one in drafters])[which - 1]
     meter, taken = SpeedupMeter(), np.zeros(cycles, dtype=np.bool_)
     for cycle in range(cycles):
+        meter.resting(1)
         taken[cycle] = drafts = meter.drafts(1)
         ms = ALONE_MS * machine[cycle]
         if drafts:
-            meter.record(1, True, 1 + int(gained[cycle]), ms * (1.0 + cost[cycle]))
+            meter.record(1, True, True, 1 + int(gained[cycle]), ms * (1.0 + cost[cycle]))
         else:
-            meter.record(1, False, 1, ms)
+            meter.record(1, False, False, 1, ms)
     best, used = np.maximum(speedup, 1.0), np.where(taken, speedup, 1.0)
     lost = 1.0 - float(np.mean(used / best))
     found = meter.speedups[1]
