@@ -62,8 +62,8 @@ const times = (one) => `${one.ratio.toFixed(2)}× (${one.low.toFixed(2)} to ${on
 /** What drafts were measured to bring, by load. */
 function Speedups({ now }) {
   if (!now.speedups.length)
-    return html`<p class="aside" id="speedups">How much faster requests are with drafts has not been measured yet: one cycle in a hundred
-      runs without them, which takes some thousands of cycles.</p>`;
+    return now.policy.scheduler === "adaptive" && html`<p class="aside" id="speedups">How much faster requests are with drafts has not been measured yet: one cycle in a hundred
+      runs without them, which takes thousands of cycles that draft.</p>`;
   return html`<p id="speedups">Measured while serving, with drafts over without: ${now.speedups.map((one) =>
     html`<b>${one.is_resting ? `off at ${one.requests}` : `${times(one)} at ${one.requests}`}</b>${one.is_resting && ` (${times(one)})`}. `)}</p>`;
 }

@@ -145,8 +145,9 @@ function Shares({ made, marks }) {
 function Figures({ made, speeds }) {
   const metrics = made.metrics;
   if (!metrics) return html`<p class="figures aside">${made.state === "running" ? "…" : " "}</p>`;
+  const speed = speeds.length ? median(speeds) : metrics.tpot_ms && 1000 / metrics.tpot_ms;
   return html`<p class="figures">
-    <b>${speeds.length ? median(speeds).toFixed(1) : "–"}</b> tokens/s
+    <b>${speed ? speed.toFixed(1) : "–"}</b> tokens/s
     <span> · <b>${metrics.acceptance_length.toFixed(2)}</b> tokens per pass</span>
   </p>`;
 }
@@ -172,16 +173,17 @@ const isDecided = (ratios) => {
 };
 
 /** How fast it was, measured in turns. */
-function Speedup({ ratios, drafted, isMeasuring }) {
+function Speedup({ ratios, drafted, isMeasuring, stop }) {
   const found = isDecided(ratios) ? interval(ratios) : null;
   if (found === null)
-    return isMeasuring && html`<p class="aside" id="speedup">Measuring both in turns: pair ${ratios.length + 1} of ${PAIRS} to ${MOST_PAIRS}…</p>`;
+    return isMeasuring && html`<p class="aside" id="speedup">Measuring both in turns: pair ${ratios.length + 1} of ${PAIRS} to ${MOST_PAIRS}…
+      <button type="button" onClick=${stop}>Stop</button></p>`;
   const [low, high] = found;
   const spread = `${low.toFixed(2)} to ${high.toFixed(2)}, ${ratios.length} pairs in turns`;
   return html`<p class="verdict equal" id="speedup">${low <= 1 && high >= 1
     ? html`<b>No difference in speed measurable</b> (${spread}).`
     : html`<b>${median(ratios).toFixed(2)}× ${median(ratios) > 1 ? "faster" : "the speed"}</b> with drafts (${spread}).`}
-    ${!drafted && " Drafting was off: it would cost time here."}</p>`;
+    ${!drafted && " Nothing was drafted."}</p>`;
 }
 
 function Detail({ token, place }) {
@@ -319,9 +321,12 @@ export function Try({ marks, chains, chats, dtype, refused }) {
     stopper.current = new AbortController();
     const { signal } = stopper.current;
     showAlone(EMPTY);
+    setMeasuring(false);
     measure([]);
     const speculation = { reuse_outputs: false, ...(asked.chain && { chain: asked.chain.split(">") }) };
-    const ways = [[speculation, showRouted], ["off", showAlone]];
+    const isLast = () => stopper.current.signal === signal; // else its panes are another run's
+    const shown = (show) => (made) => isLast() && show(made);
+    const ways = [[speculation, shown(showRouted)], ["off", shown(showAlone)]];
     const made = [];
     for (const [way, show] of ways) { // shown as it comes, and not timed
       made.push(await generate(asked, way, show, signal));
@@ -336,6 +341,7 @@ export function Try({ marks, chains, chats, dtype, refused }) {
       const first = timed.length % 2; // A B, then B A: a machine that becomes slower favours neither
       for (const which of [first, 1 - first]) {
         const made = await generate(asked, ways[which][0], () => {}, signal);
+        if (!isLast()) return;
         if (made.state !== "done" || !made.metrics.tpot_ms) return setMeasuring(false);
         speeds[which] = 1000 / made.metrics.tpot_ms;
       }
@@ -365,7 +371,7 @@ export function Try({ marks, chains, chats, dtype, refused }) {
     ${failed && html`<p role="alert" class="verdict differs">${failed}</p>`}
     ${routed.state !== "idle" &&
     html`<${Verdict} ...${{ routed, alone, dtype }} />
-      <${Speedup} ...${{ ratios, drafted, isMeasuring }} />
+      <${Speedup} ...${{ ratios, drafted, isMeasuring }} stop=${() => stopper.current.abort()} />
       <div class="panes">
         <div class="pane" id="routed"><h3>With drafts</h3>
           <${Figures} made=${routed} speeds=${timed.map(([speed]) => speed)} />
@@ -376,7 +382,7 @@ export function Try({ marks, chains, chats, dtype, refused }) {
           <${Tokens} made=${alone} label="Tokens without speculation" ...${{ marks, differs, chosen, choose }} shown=${place} /></div>
       </div>
       ${routed.state === "done" && !drafted && chains.length > 0 &&
-      html`<p class="hint">Nothing was drafted: the router predicts that here the target alone is quicker.
+      html`<p class="hint">Nothing was drafted: either the router predicts that here the target alone is quicker, or nobody could.
         <button type="button" onClick=${() => run({ ...form, chain: chains[0].join(">") })}>
           Draft with ${chains[0][0]} all the same</button></p>`}
       <${Detail} token=${token} place=${place} />
