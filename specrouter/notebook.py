@@ -145,9 +145,7 @@ class Comparison:
         else:
             speed = f"{self.speedup:.2f} times as fast with speculation {spread}"
         drafted = self.routed.metrics.chains.keys() - self.alone.metrics.chains.keys()
-        return f"{texts}, {speed}" + (
-            "" if drafted else "; nothing was drafted, as it would not pay"
-        )
+        return f"{texts}, {speed}" + ("" if drafted else "; nothing was drafted")
 
     def __repr__(self) -> str:
         return f"Comparison({self.verdict}: {self.routed!r})"
