@@ -8,6 +8,7 @@ came from. Imports nothing that takes long before something is read.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -225,6 +226,16 @@ def source_of(given: str, argument: str) -> str:
         f"{given!r} is no folder, no ORG/NAME on the hub, and nothing bundled; bundled are the "
         f"scenarios {', '.join(scenario_names())} and the models {', '.join(bundled_names())}",
     )
+
+
+def names_model(given: str) -> bool:
+    """Is it a model or a scenario, rather than a text?"""
+    from modelpool.checkpoint.bundled import bundled_names
+
+    if given in (*scenario_names(), *bundled_names()) or given.endswith(".gguf"):
+        return True
+    is_tagged = ":" in given and _REPOSITORY.fullmatch(given) is not None
+    return is_tagged or os.path.exists(os.path.expanduser(given))  # False for a long text
 
 
 def _name(source: str, taken: list[str]) -> str:
