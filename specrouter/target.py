@@ -185,8 +185,10 @@ def _found(target: str, argument: str) -> str:
     """A drafter on this machine, or the one without weights."""
     from modelpool.config import NGRAM
     from modelpool.drafters import candidates, find_target, picked
+    from specrouter.progress import Progress, ShownLoad
 
-    taken = picked(candidates(find_target(target, argument, may_fetch=True)))
+    with Progress() as progress:  # gigabytes may have to be downloaded
+        taken = picked(candidates(find_target(target, argument, ShownLoad(progress))))
     return NGRAM if taken is None else taken.source
 
 
