@@ -1,7 +1,8 @@
 """Models on this machine that may draft for a target, each with the reason for or against it.
 
-Contract: nothing is downloaded and no weights are read: configurations, tokenizers and headers of
-files tell, by the checks that a pool makes of its members. `picked` is what `--draft auto` takes.
+Contract: no drafter is downloaded and no weights are read: configurations, tokenizers and headers
+of files tell, by the checks that a pool makes of its members. `picked` is what `--draft auto`
+takes.
 """
 
 import re
@@ -22,6 +23,7 @@ from modelpool.families import family_of
 from modelpool.gguf.header import ENDING
 from modelpool.gguf.hub import find_gguf, tag_of, whole_models
 from modelpool.member import Member, check_tokenizers, files_of, open_member, tokenizer_of
+from modelpool.progress import LoadProgress
 
 LARGEST_SHARE = 0.5  # of what the target reads for a token; beyond it there is nothing to gain
 _FIELD = "drafter"
@@ -60,17 +62,17 @@ class Candidate:
         return _source(self.path)
 
 
-def find_target(source: str, field: str, may_fetch: bool = False) -> Member:
-    """A pool's `source` as a member. One of the hub's is taken from the local cache; what is not
-    there is described by the hub, or a GGUF file downloaded, only if one `may_fetch`.
+def find_target(source: str, field: str, fetching: LoadProgress | None = None) -> Member:
+    """A pool's `source` as a member. One of the hub's is taken from the local cache.
 
-    Raises `ConfigError`.
+    `fetching`: what is not there is described by the hub, or a GGUF file downloaded, which this is
+    told; None: it is an error. Raises `ConfigError`.
     """
     scheme, _, rest = source.partition(":")
     name = rest or source
     try:
         if scheme == "hub":
-            source = _of_hub(rest, field, may_fetch)
+            source = _of_hub(rest, field, fetching)
         elif scheme == "path":
             name = cached_name(expanded(rest).resolve()) or rest
         return _open(name, source)
@@ -78,18 +80,20 @@ def find_target(source: str, field: str, may_fetch: bool = False) -> Member:
         raise type(error)(field, error.reason) from error
 
 
-def _of_hub(name: str, field: str, may_fetch: bool) -> str:
+def _of_hub(name: str, field: str, fetching: LoadProgress | None) -> str:
     """The source of what the cache has of a repository, else itself. Raises `ConfigError`."""
     source = f"hub:{name}"
     cached = {one.name: one.path for one in _cached() if one.is_whole}
     if name in cached:
         return _source(cached[name])
     in_gguf = ":" in name or any(one.startswith(f"{name}:") for one in cached)
-    if in_gguf or (may_fetch and resolve_description(source, field=field) is None):
-        found = find_gguf(source, field=field, asks_hub=may_fetch)
-        found.download()
+    if in_gguf or (fetching and resolve_description(source, field=field) is None):
+        found = find_gguf(source, field=field, asks_hub=fetching is not None)
+        if fetching and found.missing:
+            fetching.begin("downloading", name)
+            found.download(fetching)
         return _source(found.file)
-    if not may_fetch:
+    if fetching is None:
         raise ConfigError(field, f"{name!r} is not in the local cache: hf download {name}")
     return source
 

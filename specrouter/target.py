@@ -8,6 +8,7 @@ came from. Imports nothing that takes long before something is read.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -184,8 +185,10 @@ def _found(target: str, argument: str) -> str:
     """A drafter on this machine, or the one without weights."""
     from modelpool.config import NGRAM
     from modelpool.drafters import candidates, find_target, picked
+    from specrouter.progress import Progress, ShownLoad
 
-    taken = picked(candidates(find_target(target, argument, may_fetch=True)))
+    with Progress() as progress:  # gigabytes may have to be downloaded
+        taken = picked(candidates(find_target(target, argument, ShownLoad(progress))))
     return NGRAM if taken is None else taken.source
 
 
@@ -225,6 +228,16 @@ def source_of(given: str, argument: str) -> str:
         f"{given!r} is no folder, no ORG/NAME on the hub, and nothing bundled; bundled are the "
         f"scenarios {', '.join(scenario_names())} and the models {', '.join(bundled_names())}",
     )
+
+
+def names_model(given: str) -> bool:
+    """Is it a model or a scenario, rather than a text?"""
+    from modelpool.checkpoint.bundled import bundled_names
+
+    if given in (*scenario_names(), *bundled_names()) or given.endswith(".gguf"):
+        return True
+    is_tagged = ":" in given and _REPOSITORY.fullmatch(given) is not None
+    return is_tagged or os.path.exists(os.path.expanduser(given))  # False for a long text
 
 
 def _name(source: str, taken: list[str]) -> str:

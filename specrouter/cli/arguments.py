@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from specrouter.scenarios import scenario_folder
 
@@ -19,9 +19,23 @@ Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with one line for an error instead of the usage and a line."""
+    """argparse, with one line for an error instead of the usage and a line.
+
+    `has_prompt`: a PROMPT behind the TARGET. Options may stand between the two.
+    """
+
+    has_prompt = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, left = super().parse_known_args(args, namespace)
+        is_parted = self.has_prompt and found.target is None and found.config is None
+        if is_parted and len(left) == 1 and not left[0].startswith("-"):
+            found.target, found.prompt, left = found.prompt, left[0], []
+        return found, left
 
     def error(self, message: str) -> NoReturn:
+        if message.endswith("required: PROMPT"):
+            message += " (--draft takes all words behind it: it stands behind TARGET and PROMPT)"
         self.exit(BAD_INPUT, f"{self.prog}: {message}\n")
 
 

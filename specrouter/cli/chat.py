@@ -55,7 +55,10 @@ class _Chat:
         from specrouter.request.chat_template import DEFAULT_TEMPLATE, ChatTemplate
 
         self._router, system = router, arguments.system
-        self._template = ChatTemplate(router.tokenizer, router.config.server.chat_template)
+        server = router.config.server
+        self._template = ChatTemplate(
+            router.tokenizer, server.chat_template, server.literal_user_text
+        )
         self._params = sampling_params(arguments, router.sampling_defaults)
         self._is_bounded = arguments.max_new_tokens is not None
         self._before = [] if system is None else [{"role": "system", "content": system}]

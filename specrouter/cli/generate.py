@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from specrouter.cli.arguments import Commands
 from specrouter.cli.target import add_target, read_asked
-from specrouter.target import naming
+from specrouter.target import DEFAULT, names_model, naming
 
 if TYPE_CHECKING:
     from specrouter import SamplingParams, Speculation
@@ -24,8 +24,11 @@ _SLO_OPTIONS = {**_TIMES, "slo_class": "--slo-class"}
 
 def add_generate(commands: Commands) -> None:
     parser = commands.add_parser("generate", help="continue one prompt on the terminal")
+    parser.has_prompt = True
     add_target(parser)
-    parser.add_argument("prompt", metavar="PROMPT")
+    parser.add_argument(
+        "prompt", metavar="PROMPT", help="behind TARGET, where there is one, and before --draft"
+    )
     add_sampling(parser)
     chain = parser.add_mutually_exclusive_group()
     chain.add_argument(
@@ -66,6 +69,9 @@ def _generate(arguments: argparse.Namespace) -> int:
     from specrouter.request.objective import joined
 
     # All that is wrong with the arguments, before PyTorch is imported and models are loaded.
+    if arguments.target is None and arguments.config is None and names_model(arguments.prompt):
+        asks = f"{arguments.prompt!r} is a TARGET; `--config {DEFAULT}` takes it for a PROMPT"
+        raise specrouter.RequestError("PROMPT", f"is missing: {asks}")
     sampling_params(arguments)
     speculation = _speculation(arguments)
     times_ms = _given(arguments, _TIMES)

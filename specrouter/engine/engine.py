@@ -267,7 +267,8 @@ class Engine:
                     self._executor.prepare_model(name)
                 except StageError as error:
                     self._quarantine.add(error.failure, self.steps.cycle)
-                    self._unloadable[name] = str(error.failure.error)
+                    # Anew: other threads may be looking through it.
+                    self._unloadable = {**self._unloadable, name: str(error.failure.error)}
         self._quarantine.awaited = tuple(others)
 
     # A cycle

@@ -20,7 +20,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import ExitStack, nullcontext
 from functools import partial
@@ -229,12 +229,12 @@ class _Server(uvicorn.Server):
 
     async def _until_over(self, router: ServingRouter) -> None:
         """Until there is nobody left to answer, or no time."""
-        is_loading = bool(router.health().loading)
+        awaited = router.health().loading
         while not self._signals and self._is_engine_well(router):
             await asyncio.sleep(_POLL_S)
-            if is_loading and not router.health().loading:
-                is_loading = False
-                logger.info("all drafters are loaded")
+            if awaited and not router.health().loading:
+                logger.info("%s", _told_drafters(router, awaited))
+                awaited = ()
                 gc.freeze()
         if self._signals:
             await self._drained(router)
@@ -264,6 +264,15 @@ class _Server(uvicorn.Server):
         if not router.is_healthy:
             self.failure = router.failure or "it has stopped"
         return self.failure is None
+
+
+def _told_drafters(router: ServingRouter, awaited: Iterable[str]) -> str:
+    """Those that are loaded, and of the others that were awaited why they are not."""
+    known, why = router.instruments.engine_state().weight_bytes, router.health().unloadable
+    loaded = [name for name in known if name != router.pool.target]
+    full = "the pool is full (it is loaded when it is first used)"
+    others = (f"{name} is not: {why.get(name, full)}" for name in awaited if name not in known)
+    return "; ".join([f"drafters that are loaded: {', '.join(loaded) or 'none'}", *others])
 
 
 def _in_thread(work: Callable[[], _Loaded]) -> Future[_Loaded]:

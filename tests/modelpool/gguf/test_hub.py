@@ -218,6 +218,16 @@ def test_a_disk_without_room_is_told_before_anything_is_fetched(
     assert hub.transfers == []
 
 
+def test_a_file_that_is_too_large_for_the_library_says_how_to_get_it(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "MAX_HTTP_DOWNLOAD_SIZE", len(DATA) - 1)
+    with refused(f"{FIELD}.source", f"`hf download {REPOSITORY} small-Q4_K_M.gguf`"):
+        fetch()
+    assert hub.transfers == []
+    assert incomplete(hub) == []
+
+
 def test_progress_counts_bytes_of_all_parts(hub: Hub) -> None:
     hub.files[REPOSITORY] = {name: DATA[:-1] + bytes([i]) for i, name in enumerate(SPLIT)}
     counted = list[tuple[int, int]]()

@@ -48,7 +48,7 @@ class Terminal:
         def stream(
             router: ChainRouter, prompt: list[int], params: SamplingParams
         ) -> Iterator[Delta]:
-            self.prompts.append(str(router.tokenizer.decode(prompt)))
+            self.prompts.append(str(router.tokenizer.decode(prompt, skip_special_tokens=True)))
             self.asked.append(params)
             self.answers.append("")
             for number, delta in enumerate(real(router, prompt, params)):  # type: ignore[operator]
@@ -116,3 +116,12 @@ def test_a_model_without_a_template_is_told_and_what_does_not_fit_ends_nothing(
     assert "(/reset begins anew)" in told
     most = 40 - terminal.asked[-1].max_new_tokens
     assert 0 < most < 40, "what is left of the context"
+
+
+@pytest.mark.parametrize(("is_literal", "left"), [("true", "<|endoftext|>"), ("false", "")])
+def test_special_tokens_that_are_typed_are_text_where_the_setting_says_so(
+    is_literal: str, left: str, terminal: Terminal
+) -> None:
+    argv = [*ARGV, "--set", f"server.literal_user_text={is_literal}"]
+    assert terminal.type("a<|endoftext|>b", argv=argv) == 0
+    assert terminal.prompts == [f"<system>S<user>a{left}b<answer>"]

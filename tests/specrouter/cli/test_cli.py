@@ -113,6 +113,9 @@ def test_generate_hands_every_option_on(
         ("generate", "tiny-8m p", ["bundled:tiny-8m", "ngram"]),
         ("generate", "tiny-8m p --draft tiny-1m ngram --set engine.max_requests=3",
          ["bundled:tiny-8m", "bundled:tiny-1m", "ngram"]),
+        ("generate", "tiny-8m --seed 1 p", ["bundled:tiny-8m", "ngram"]),
+        ("generate", "--draft tiny-1m -- tiny-8m p", ["bundled:tiny-8m", "bundled:tiny-1m"]),
+        ("generate", "tiny-8m --config tiny-ngram", ["ngram", "bundled:tiny-1m"]),
         ("generate", "p --seed 1 --config tiny-ngram", ["ngram", "bundled:tiny-1m"]),
         ("bench turns", "tiny-8m --draft tiny-1m", ["bundled:tiny-8m", "bundled:tiny-1m"]),
         ("bench load", "tiny-8m --poisson 1", ["bundled:tiny-8m", "ngram"]),
@@ -171,10 +174,26 @@ def test_bad_value_is_one_line_that_names_the_field(
 
 
 @pytest.mark.parametrize(
+    "target", ["tiny", "tiny-8m", "configs", "no/where.gguf", "org/name-GGUF:Q4_K_M"]
+)
+def test_a_target_alone_is_no_prompt(
+    target: str, install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    router = install(FakeRouter())
+    assert main(["generate", target]) == 2
+    assert f"PROMPT: is missing: {target!r} is a TARGET" in one_line(capsys.readouterr().err)
+    assert main(["generate", "and/or"]) == 0
+    assert [prompt for prompt, *_ in router.calls] == ["and/or"]
+
+
+@pytest.mark.parametrize(
     ("argv", "name"),
     [
         ([], "COMMAND"),
         (["generate"], "PROMPT"),
+        (["generate", "--draft", "auto", "tiny-8m", "p"], "it stands behind TARGET and PROMPT"),
+        (["generate", "tiny-8m", "--seed", "1", "p", "q"], "q"),
+        (["generate", "tiny-8m", "p", "--seed", "1", "q"], "q"),
         (["generate", "p", "--top-k", "x"], "--top-k"),
         (["generate", "p", "--tempratur", "1"], "--tempratur"),
         (["generate", "p", "--no-speculation", "--chain", "a,b"], "--chain"),

@@ -17,6 +17,7 @@ from specrouter import LLM, Speculation
 from specrouter.cli.main import main
 from specrouter.target import Given, asked_of
 from test_support.factories import save_llama
+from test_support.hub_server import serving_hub
 from tests.modelpool.gguf.files import save, write
 
 TARGET = "Qwen/Qwen3-4B"
@@ -263,3 +264,19 @@ def test_gguf_files_of_the_hub_s_cache_are_named_as_serve_takes_them(
     assert find_target("hub:org/both-GGUF", "TARGET").config.source.endswith("small-Q4_K_M.gguf")
     with pytest.raises(ConfigError, match="TARGET: 'org/both-GGUF:Q2_K' is not in the local cache"):
         find_target("hub:org/both-GGUF:Q2_K", "TARGET")
+
+
+def test_a_target_that_auto_has_to_download_is_shown(
+    ggufs: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("specrouter.progress.is_live", lambda _: True)
+    with serving_hub(tmp_path / "hub") as hub:
+        hub.files["org/big-GGUF"] = {"big-Q8_0.gguf": (ggufs / "big-Q8_0.gguf").read_bytes()}
+        for is_shown in (True, False):  # then it is in the cache
+            asked_of(Given(target="org/big-GGUF:Q8_0", draft=["auto"]))
+            shown = capsys.readouterr().err
+            assert ("downloading org/big-GGUF:Q8_0, 0." in shown) == is_shown
+        assert hub.transfers == ["big-Q8_0.gguf from 0"]

@@ -111,6 +111,16 @@ def test_tools_variables_and_calls_reach_the_template() -> None:
     assert "'type': 'function'" not in prompt_of([USER], TEMPLATE, tools=tools, tool_choice="none")
 
 
+def test_a_template_that_writes_tools_and_calls_as_json_reads_all_of_their_keys() -> None:
+    template = "{{ tools | tojson }}{% for m in messages %}{{ m.tool_calls | tojson }}{% endfor %}"
+    function = {"name": "f", "arguments": {}, "colour": "red"}
+    messages = [{"role": "assistant", "tool_calls": [{"function": function}]}]
+    tools = [{"type": "function", "function": {"name": "f", "examples": ["f()"]}}]
+    text = prompt_of(messages, template, tools=tools)
+    assert '"examples": ["f()"]' in text
+    assert '"colour": "red"' in text
+
+
 @pytest.mark.parametrize("name", ["turns", "variables", "conversation", "tokenizer", "kwargs"])
 def test_a_variable_may_have_any_name_that_the_service_does_not_give(name: str) -> None:
     template = f"{{{{ {name} }}}} {{{{ messages[0].content }}}}"

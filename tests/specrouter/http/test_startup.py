@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
+from itertools import chain, repeat
 
 import httpx
 import pytest
@@ -15,6 +17,7 @@ import pytest
 from modelpool.errors import ConfigError
 from modelpool.progress import LoadProgress
 from specrouter import ChainRouter
+from specrouter.engine.serving import Health
 from specrouter.http.startup import Startup
 from tests.specrouter.fake_router import FakeRouter
 from tests.specrouter.faults import wait_until
@@ -90,6 +93,27 @@ def test_the_log_says_what_a_long_load_is_at(
 
     monkeypatch.setattr(ChainRouter, "from_config", load)
     assert serve(lambda _: os.kill(os.getpid(), signal.SIGTERM)) == 0
+
+
+def test_the_log_says_which_drafters_came_to_be_loaded_and_why_others_did_not(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "specrouter.http.serve")
+    router, loading = FakeRouter(), Health("ok", loading=("a", "b", "c"))
+    healths = chain([loading] * 3, repeat(Health("ok", unloadable={"b": "no such file"})))
+    state = replace(router.engine_state(), weight_bytes={router.pool.target: 9, "a": 1})
+    monkeypatch.setattr(ChainRouter, "from_config", lambda *_, **__: router)
+    monkeypatch.setattr(router, "health", lambda: next(healths))
+    monkeypatch.setattr(router, "engine_state", lambda: state)
+
+    def act(_: str) -> None:
+        wait_until(lambda: "drafters" in caplog.text)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert serve(act) == 0
+    full = "c is not: the pool is full (it is loaded when it is first used)"
+    told = f"drafters that are loaded: a; b is not: no such file; {full}"
+    assert told in caplog.messages
 
 
 @pytest.mark.parametrize(

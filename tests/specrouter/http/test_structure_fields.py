@@ -16,6 +16,9 @@ NUMBER = {"type": "integer"}
 PAIR = {"type": "object", "properties": {"a": NUMBER, "b": NUMBER}, "required": ["a"]}
 ANY = {"properties": {"properties": PAIR}, "additionalProperties": True}
 TEXTS = ('{"a":1,"b":2}', '{"a": 1, "b": 2}', '{"a":\t1}', '{"a":1,"c":3}')
+SPREAD = {
+    "allOf": [{"properties": {"a": NUMBER}, "required": ["a"]}, {"properties": {"b": NUMBER}}]
+}
 WITHIN = ('{"properties":{"a":1},"c":3}', '{"properties":{"a":1,"c":3}}')
 
 
@@ -29,6 +32,7 @@ WITHIN = ('{"properties":{"a":1},"c":3}', '{"properties":{"a":1,"c":3}}')
         ({"json_object": True, "disable_any_whitespace": True}, TEXTS, (True, False, False, True)),
         ({"json_object": True, "disable_additional_properties": True}, TEXTS[3:], (True,)),
         ({"json": ANY, "disable_additional_properties": True}, WITHIN, (True, False)),
+        ({"json": SPREAD, "disable_additional_properties": True}, TEXTS[:1], (True,)),
         ({"json": {**PAIR, "x-guidance": {"whitespace_pattern": "\t"}}}, TEXTS[1:3], (False, True)),
     ],
 )
