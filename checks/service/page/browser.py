@@ -129,6 +129,8 @@ def visit(browser: Browser, **options: Any) -> Iterator[Visit]:
     try:
         yield Visit(context)
     finally:
+        for page in context.pages:  # it may be measuring still
+            page.unroute_all(behavior="ignoreErrors")
         context.close()
 
 
