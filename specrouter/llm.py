@@ -131,8 +131,8 @@ class LLM:
         self, prompt: PromptLike, params: SamplingParams | None = None, **sampling: Any
     ) -> Comparison:
         """One text with speculation and without: the same seed, and nothing kept of either is used
-        for the other. Both are served once untimed, then in turns, six times each, or twelve times
-        where six do not tell which is faster.
+        for the other. Both are served once untimed, then in pairs of random order, six times each,
+        or twelve times where six do not tell which is faster.
 
         Raises `RequestError`.
         """
@@ -154,8 +154,9 @@ class LLM:
                 pair = len(found.ratios) + 1
                 if shown is not None:
                     shown.show(f"comparing, pair {pair} of {PAIRS} to {MOST_PAIRS}")
-                # A B, then B A: a machine that becomes slower favours neither.
-                if pair % 2:
+                # By chance: whatever else the machine does favours neither, and no pair tells of
+                # another, as it would in the order A B, B A, where neighbours are of one kind.
+                if secrets.randbits(1):
                     routed, alone = serve(routing), serve("off")
                 else:
                     alone, routed = serve("off"), serve(routing)

@@ -115,7 +115,7 @@ class Comparison:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """That holds the true median in 19 of 20 comparisons; None: of too few pairs."""
+        """That holds the true median; see `median_interval`."""
         return median_interval(self.ratios)
 
     @property
@@ -159,13 +159,13 @@ class Comparison:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Two of the values, between which the median of all that could come lies with 95% or more,
-    whatever their distribution; None: fewer than six cannot say. Source: Conover, "Practical
-    Nonparametric Statistics", section 3.2."""
+    """Two of the values, between which the median of all that could come lies in all but one case
+    of 32, so that two looks miss it in at most one of 16, whatever the distribution; None: fewer
+    than six cannot say. Source: Conover, "Practical Nonparametric Statistics", section 3.2."""
     count, ordered, outside = len(values), sorted(values), 0.0
     for rank in range(count):
         outside += 2 * comb(count, rank) / 2**count  # that `rank` or fewer lie on one side
-        if outside > 0.05:
+        if outside > 1 / 32:
             return (ordered[rank - 1], ordered[count - rank]) if rank else None
     return None
 
