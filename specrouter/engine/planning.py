@@ -45,7 +45,7 @@ class _Decided:
     admission: Admission
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Measured:
     """What a cycle of so many requests is for, where what drafts bring is measured.
 
@@ -117,7 +117,9 @@ class CyclePlanning:
             meter = policy.speedup
             resting = meter.resting(requests)
             drafts = meter.drafts(requests) if is_open else resting is None
-            self._measured = _Measured(meter, requests, is_open, drafts, resting)
+            self._measured = _Measured(
+                meter=meter, requests=requests, is_open=is_open, drafts=drafts, resting=resting
+            )
         if self._measured != before:
             self.forget()  # what was planned for drafts, or without
 
