@@ -122,7 +122,7 @@ class _Cycles:
         self.cycles, self.tokens, self.ms = self.cycles + 1, self.tokens + tokens, self.ms + ms
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Block:
     """Cycles by the number of requests. From `start` on `RUN` of `size` are without drafts."""
 
@@ -191,7 +191,7 @@ class _Load:
         size = BLOCK
         if len(self._sums) >= _DOUBTED and _log_ratio(np.sum(self._sums[-_LEAST:], axis=0)) < 0:
             size = _DOUBTED_BLOCK
-        return _Block(size, self._places.randrange(size - RUN))
+        return _Block(size=size, start=self._places.randrange(size - RUN))
 
     def _judge(self) -> None:
         for recent in _RECENT:
