@@ -219,8 +219,8 @@ def test_a_slowdown_is_found_and_none_is_not(
 
     def generate(prompt: object, params: object, speculation: object) -> list[Text]:
         nonlocal burst
-        burst = draws.choice([0.0, 0.3]) if draws.random() < 0.2 else burst
-        e2e_ms = 100.0 * (1.0 + burst) * math.exp(0.05 * draws.gauss(0, 1))
+        burst = draws.choice([0.0, 0.2]) if draws.random() < 0.1 else burst
+        e2e_ms = 100.0 * (1.0 + burst) * math.exp(0.04 * draws.gauss(0, 1))
         e2e_ms *= 1.0 if speculation == "off" else 1.0 + slower
         text = text_of(["a", "b"])
         return [replace(text, metrics=replace(text.metrics, e2e_ms=e2e_ms))]
