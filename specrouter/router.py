@@ -180,10 +180,11 @@ class ChainRouter:
             RequestError: for messages that the chat template cannot take, and as `generate`.
             ConfigError: `server.chat_template` cannot be read, or is no template.
         """
-        return self.generate(self._template.prompt(messages), params, speculation, slo)[0]
+        return self.generate(self.chat_template.prompt(messages), params, speculation, slo)[0]
 
     @cached_property
-    def _template(self) -> ChatTemplate:
+    def chat_template(self) -> ChatTemplate:
+        """That of `chat`. Raises `ConfigError`: `server.chat_template` cannot be read."""
         server = self.config.server
         return ChatTemplate(self.tokenizer, server.chat_template, server.literal_user_text)
 

@@ -52,13 +52,10 @@ def _chat(arguments: argparse.Namespace) -> int:
 
 class _Chat:
     def __init__(self, router: ChainRouter, arguments: argparse.Namespace) -> None:
-        from specrouter.request.chat_template import DEFAULT_TEMPLATE, ChatTemplate
+        from specrouter.request.chat_template import DEFAULT_TEMPLATE
 
         self._router, system = router, arguments.system
-        server = router.config.server
-        self._template = ChatTemplate(
-            router.tokenizer, server.chat_template, server.literal_user_text
-        )
+        self._template = router.chat_template
         self._params = sampling_params(arguments, router.sampling_defaults)
         self._is_bounded = arguments.max_new_tokens is not None
         self._before = [] if system is None else [{"role": "system", "content": system}]

@@ -70,7 +70,7 @@ def _generate(arguments: argparse.Namespace) -> int:
 
     # All that is wrong with the arguments, before PyTorch is imported and models are loaded.
     if arguments.target is None and arguments.config is None and names_model(arguments.prompt):
-        asks = f"{arguments.prompt!r} is a TARGET; `--config {DEFAULT}` takes it for a PROMPT"
+        asks = f"{arguments.prompt!r} is a TARGET; with `--config {DEFAULT}` it is a PROMPT"
         raise specrouter.RequestError("PROMPT", f"is missing: {asks}")
     sampling_params(arguments)
     speculation = _speculation(arguments)

@@ -370,30 +370,19 @@ def without_own_formats(schema: Any) -> Any:
     """A JSON schema without formats that JSON Schema does not define, such as pydantic's `path` and
     OpenAPI's `binary`: they say nothing of a text, and llguidance refuses them. Raises
     `RecursionError`."""
-    return _changed(schema, _without_own_format)
-
-
-def _changed(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-    """A JSON schema with this change to each object of it that is a schema, the innermost first.
-    Raises `RecursionError`."""
     if isinstance(schema, list):
-        return [_changed(each, change) for each in schema]
+        return [without_own_formats(each) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
     found = {}
     for keyword, value in schema.items():
         if keyword in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
-            found[keyword] = {name: _changed(each, change) for name, each in value.items()}
-        else:
-            found[keyword] = value if keyword in _DATA else _changed(value, change)
-    return change(found)
-
-
-def _without_own_format(schema: dict[str, Any]) -> dict[str, Any]:
-    own = schema.get("format")
-    if not isinstance(own, str) or own in _FORMATS:
-        return schema
-    return {keyword: value for keyword, value in schema.items() if keyword != "format"}
+            found[keyword] = {name: without_own_formats(each) for name, each in value.items()}
+        elif keyword in _DATA:
+            found[keyword] = value
+        elif keyword != "format" or not isinstance(value, str) or value in _FORMATS:
+            found[keyword] = without_own_formats(value)
+    return found
 
 
 def _choice_grammar(texts: object) -> str:
