@@ -11,11 +11,13 @@ loaded.
 """
 
 import ctypes
+import fcntl
 import logging
 import os
 import stat
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -127,10 +129,24 @@ def library_file() -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     _check_owner(folder)
     made = folder / f"linear-{fingerprint(compiler)}"
-    file = cached_folder(made, partial(compile_library, compiler)) / NAME
+    with _alone(folder):
+        file = cached_folder(made, partial(compile_library, compiler)) / NAME
     _check_owner(made)
     _check_owner(file)
     return file
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Other processes wait meanwhile: to compile takes many seconds on all cores. Where the file
+    system has no locks they do not."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(opened)
 
 
 def _check_owner(path: Path) -> None:

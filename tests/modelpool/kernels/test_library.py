@@ -2,6 +2,7 @@
 
 import multiprocessing
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,24 +24,19 @@ needs_compiler = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the first call leaves in an empty cache."""
-    folder = tmp_path_factory.mktemp("compiled")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPECROUTER_CACHE", str(folder))
-        patch.setattr(compiler, "FLAGS", ("-O0", *compiler.FLAGS[1:]))  # is compiled faster
-        if shutil.which("cc") or shutil.which("gcc"):
-            library_file()
-    return folder
+def compiled() -> Path | None:
+    """The folder that the first call of all tests has left in a cache that was empty."""
+    return library_file().parent if shutil.which("cc") or shutil.which("gcc") else None
 
 
 @pytest.fixture(autouse=True)
-def cache(compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def cache(compiled: Path | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Which has the library already."""
-    shutil.copytree(compiled, tmp_path, dirs_exist_ok=True)
+    if compiled is not None:
+        (tmp_path / "kernels").mkdir(mode=0o700)
+        shutil.copytree(compiled, tmp_path / "kernels" / compiled.name)
     monkeypatch.setenv("SPECROUTER_CACHE", str(tmp_path))
     monkeypatch.delenv("SPECROUTER_KERNEL", raising=False)
-    monkeypatch.setattr(compiler, "FLAGS", ("-O0", *compiler.FLAGS[1:]))
     c_library.cache_clear()
     linear_kernels.cache_clear()
     yield tmp_path
@@ -76,15 +72,22 @@ def test_other_flags_and_options_of_the_compiler_have_another_file(
 
 
 @pytest.fixture
-def quickly_compiled(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To compile is to copy what `compiled` has compiled."""
-    [file] = (compiled / "kernels").glob(f"*/{compiler.NAME}")
-    monkeypatch.setattr(library, "compile_library", lambda _, folder: shutil.copy2(file, folder))
+def compilations(compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file with a line for each. To compile is to copy what was compiled, and takes a while."""
+    done = tmp_path / "compilations"
+
+    def copy(_: object, folder: Path) -> None:
+        with done.open("a") as file:
+            file.write("compiled\n")
+        time.sleep(0.1)
+        shutil.copy2(compiled / compiler.NAME, folder)
+
+    monkeypatch.setattr(library, "compile_library", copy)
+    return done
 
 
 @needs_compiler
-@pytest.mark.usefixtures("quickly_compiled")
-def test_several_processes_may_begin_at_once(cache: Path) -> None:
+def test_several_processes_begin_at_once_and_one_compiles(cache: Path, compilations: Path) -> None:
     shutil.rmtree(cache / "kernels")
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=library_file) for _ in range(3)]
@@ -93,6 +96,7 @@ def test_several_processes_may_begin_at_once(cache: Path) -> None:
     for process in processes:
         process.join(60.0)
     assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert compilations.read_text() == "compiled\n"
     assert len(list((cache / "kernels").iterdir())) == 1
     assert kernels_of(opened(library_file())) is not None
 
@@ -129,7 +133,7 @@ def test_a_compiler_that_fails_is_one_line(
 
 
 @needs_compiler
-@pytest.mark.usefixtures("quickly_compiled")
+@pytest.mark.usefixtures("compilations")
 @pytest.mark.parametrize("name", ["cut to half", "gone"])
 def test_a_damaged_file_is_compiled_anew(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """To map one that is cut would end the process."""

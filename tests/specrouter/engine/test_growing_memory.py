@@ -72,7 +72,7 @@ def texts_of(handles: list[RequestHandle]) -> list[list[int]]:
     return [handle.result(0).token_ids for handle in handles]
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=["sampled", pytest.param("greedy", marks=pytest.mark.exact)])
 def alone(request: pytest.FixtureRequest, small_config: dict[str, Any]) -> tuple[Any, Any]:
     """Sampling parameters, and texts of requests that had all the memory there is."""
     bench, params = EngineBench(small_config, max_requests=ROWS), KINDS[request.param]
