@@ -75,6 +75,7 @@ research-test: install  ## tests of the laboratory, research/
 
 # `make real REAL="FOLDER --only smollm2 --quick"`: see checks/real/README.md.
 real: install  ## released models give one text however they are served: downloads 1.7 GB, up to two hours
+	$(PYTHON) -m checks.real.first_start
 	$(PYTHON) -m checks.real.same_text --out real-results $(REAL)
 
 gpu: install  ## tests on a GPU: what only it can show, and the kernels' own

@@ -4,11 +4,9 @@ import functools
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
 from unittest import mock
 
-from modelpool.forward import ForwardOutput
 from modelpool.packed_model import PackedModel
 from specrouter import router
 from specrouter.execution import model_times
@@ -38,20 +36,21 @@ class MachineClock:
 @contextmanager
 def even_machine() -> Iterator[MachineClock]:
     """Forwards take the clock's time, and so does all that is measured."""
-    clock, original = MachineClock(), PackedModel.forward
+    clock, original = MachineClock(), PackedModel._threads_for
 
-    def forward(model: PackedModel, *arguments: Any, **options: Any) -> ForwardOutput:
-        output = original(model, *arguments, **options)
+    def threads_for(model: PackedModel, tokens: int) -> AbstractContextManager[None]:
+        """Within what a forward is measured by."""
         clock.passes(_TARGET_S if model.name == "target" else _DRAFTER_S)
-        return output
+        return original(model, tokens)
 
     with (
-        mock.patch.object(PackedModel, "forward", forward),
+        mock.patch.object(PackedModel, "_threads_for", threads_for),
         mock.patch.object(time, "perf_counter", clock),
         # Their own clocks are bound when they are imported.
         mock.patch.object(router, "RunningRequest", functools.partial(RunningRequest, clock=clock)),
         mock.patch.object(
             model_times, "profile_model", functools.partial(profile_model, clock=clock)
         ),
+        mock.patch.object(model_times, "is_too_slow", lambda *_: True),  # kept: the real machine's
     ):
         yield clock

@@ -15,7 +15,7 @@ Input = TypeVar("Input")
 
 @dataclass(frozen=True)
 class Timing:
-    """Of one call. A yardstick is 0.8 ms on the CPU of docs/results.md."""
+    """Of one call. A yardstick is 0.8 ms on the CPU of research/LOG.md."""
 
     ms: float
     yardsticks: float

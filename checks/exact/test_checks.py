@@ -1,6 +1,6 @@
 """The long checks (`make exact`), of such a size that all of them take two cores 20 minutes.
 
-Texts are as long as those of docs/results.md, of more prompts; of seeds, bursts and conversations
+Texts are as long as those of research/LOG.md, of more prompts; of seeds, bursts and conversations
 there are fewer, which the commands themselves have in full. They use the bundled pool and the
 bundled prompts; set SPECROUTER_PROMPTS to a folder of JSONL files to use others.
 """

@@ -2,7 +2,7 @@
 
     python -m checks.gpu.measure gemm forward [--dry]
 
-Prints Markdown tables, for docs/results.md, and one JSON document as the last line. `--dry`:
+Prints Markdown tables, for research/LOG.md, and one JSON document as the last line. `--dry`:
 tiny shapes, on a CPU if need be, to see that it runs.
 """
 

@@ -7,7 +7,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,10 +40,14 @@ def llama_command(path: Path, file: Path, port: int, *options: str) -> list[str]
 
 
 @contextmanager
-def served(command: Sequence[str], port: int) -> Iterator[Server]:
+def served(
+    command: Sequence[str], port: int, environment: Mapping[str, str] | None = None
+) -> Iterator[Server]:
     """Raises `RuntimeError` where it does not start."""
     url, began = f"http://127.0.0.1:{port}", time.monotonic()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
+    )
     try:
         while not _is_up(url):
             if process.poll() is not None or time.monotonic() - began > _START_S:
