@@ -1,4 +1,4 @@
-"""What a newcomer meets: the first model is fetched, served, and answers; then once without network.
+"""What a newcomer meets: the first model is fetched, served, and answers; again without network.
 
     python -m checks.real.first_start
 
@@ -13,9 +13,7 @@ from typing import Any
 from checks.real.peer import posted, served
 
 _PORT = 9314
-_SERVE = (
-    '"$0" -m specrouter serve "$("$0" -m modelpool.checkpoint.released smollm2)" --port "$1"'
-)
+_SERVE = '"$0" -m specrouter serve "$("$0" -m modelpool.checkpoint.released smollm2)" --port "$1"'
 _NOWHERE = "http://127.0.0.1:9"
 _OFFLINE = {
     "PIP_NO_INDEX": "1",
