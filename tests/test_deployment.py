@@ -16,12 +16,12 @@ from specrouter.cli.target import read_asked
 from specrouter.http_client import API_KEY_VARIABLE
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCS = ROOT / "docs"
+DEPLOY = ROOT / "deploy"
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
 
 
 def objects(recipe: str) -> dict[str, Any]:
-    return {one["kind"]: one for one in yaml.safe_load_all((DOCS / recipe).read_text())}
+    return {one["kind"]: one for one in yaml.safe_load_all((DEPLOY / recipe).read_text())}
 
 
 def of_the_image(name: str) -> str:
@@ -34,7 +34,7 @@ def container(deployment: dict[str, Any]) -> dict[str, Any]:
 
 
 KUBERNETES, KUBERAY = objects("kubernetes.yaml"), objects("kuberay.yaml")
-COMPOSE = yaml.safe_load((DOCS / "compose.yaml").read_text())["services"]
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
 IN_RAY = [
     shlex.split(line) for line in container(KUBERAY["Deployment"])["args"][0].split("&&")
 ]  # `ray start`, and what follows
@@ -83,6 +83,6 @@ def test_replicas_have_room_on_the_workers_and_nowhere_else() -> None:
 
 def test_the_composed_service_is_scraped_with_the_files_beside_it() -> None:
     mounted = [one.split(":")[0] for each in COMPOSE.values() for one in each.get("volumes", ())]
-    assert all((DOCS / one).is_file() for one in mounted if one.startswith("."))
-    [job] = yaml.safe_load((DOCS / "prometheus.yaml").read_text())["scrape_configs"]
+    assert all((DEPLOY / one).is_file() for one in mounted if one.startswith("."))
+    [job] = yaml.safe_load((DEPLOY / "prometheus.yaml").read_text())["scrape_configs"]
     assert job["static_configs"] == [{"targets": ["specrouter:8000"]}]

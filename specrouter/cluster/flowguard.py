@@ -2,7 +2,7 @@
 
 Pure. Source: StreamServe (arXiv 2604.09562), Equations 1 to 4 and Algorithm 2. The paper prints
 M/100 in Equation 3 where M is a share everywhere else, so that memory would play no part; here it
-is a share there, too (docs/design.md). How it norms queue and load is not published.
+is a share there, too (docs/architecture.md). How it norms queue and load is not published.
 """
 
 from collections.abc import Sequence

@@ -3,11 +3,11 @@
 SLOs-Serve's batches are each in time, as they must be where every run of ten tokens is judged. A
 TPOT that is the mean of the whole output is more lenient: a request that stands still for 100 ms
 while a prompt is read needs 1 ms less for each of the 100 tokens that it has left. Such cycles are
-*sustained* (docs/admission.md). Prompts that can wait are read in what strict batches leave. No
+*sustained* (docs/routing.md). Prompts that can wait are read in what strict batches leave. No
 cycle takes longer than the prompts that are unread allow, and whoever decodes without an objective
 sits out where there is no room. How requests decode is the planner's to choose, unless only the
 strict batches keep all in time: then they are kept to whole. Pure.
-Source: SLOs-Serve (arXiv 2504.08784), section 3.2; this relaxation is ours, see docs/design.md.
+Source: SLOs-Serve (arXiv 2504.08784), section 3.2; this relaxation is ours, see docs/architecture.md.
 """
 
 import math

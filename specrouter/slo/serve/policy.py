@@ -1,4 +1,4 @@
-"""Admission by objectives: the policy `slo` (docs/admission.md), and what SLOs-Serve's is made of.
+"""Admission by objectives: the policy `slo` (docs/routing.md), and what SLOs-Serve's is made of.
 
 `slo` asks again as long as a request could attain its objective. It lets no request starve: the
 oldest best-effort request that has waited `patience_ms` has its row before anybody else is

@@ -4,7 +4,7 @@ Requests that decode are known by how many there are of each tier; a tier is a T
 decoding has no objective. In a batch every request verifies as many tokens as suit its tier, so
 that it may take longer than a TPOT and read more (section 3.2.3, Appendix D).
 
-Source: SLOs-Serve (arXiv 2504.08784). Where it contradicts itself: docs/design.md.
+Source: SLOs-Serve (arXiv 2504.08784). Where it contradicts itself: docs/architecture.md.
 """
 
 from abc import ABC, abstractmethod

@@ -1,4 +1,4 @@
-"""Sorted: what a view's requests need, those with objectives and those without: docs/admission.md.
+"""Sorted: what a view's requests need, those with objectives and those without: docs/routing.md.
 
 `ttft_ms` is asked until the first token has come; a request that loses its row then has its prompt
 to read again, and no deadline for it. What is left of `e2e_ms` is shared between prompt and output

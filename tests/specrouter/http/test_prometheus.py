@@ -302,7 +302,7 @@ def test_queries_and_alerts_of_the_document_ask_for_series_that_exist(page: Page
 
 
 def test_the_dashboard_asks_for_series_that_exist(page: Page) -> None:
-    dashboard = json.loads((DOCS / "grafana-dashboard.json").read_text())
+    dashboard = json.loads((DOCS.parent / "deploy" / "grafana-dashboard.json").read_text())
     panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
     assert len(panels) >= 8
