@@ -1,7 +1,7 @@
-"""What answers are made of: the bases of their objects, and the shape of all errors.
+"""Base classes of the objects in answers, and the shape of all errors.
 
-Contract: imports nothing that takes long, so that errors can be told while models are loaded. They
-have OpenAI's shape, `{"error": {message, type, param, code}}`. The text below a field is its
+Contract: imports nothing that takes long, so that errors can be answered while models are loaded.
+They have OpenAI's shape, `{"error": {message, type, param, code}}`. The text below a field is its
 description in the API's schema.
 """
 
@@ -19,7 +19,7 @@ class Described(BaseModel):
 
 
 class Loose(Described):
-    """More fields may come with what is asked for."""
+    """Object with further fields for what the request asks for."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -56,9 +56,9 @@ def error_payload(
     code: str | None = None,
     details: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """`details`: further keys of the error."""
+    """Return the body of an error; `details` are further keys of its `error` object."""
     kind = "invalid_request_error" if status < 500 else "server_error"
-    # A field's name may hold half a surrogate pair, which UTF-8 cannot.
+    # A field's name may hold half a surrogate pair, which UTF-8 cannot encode.
     message, param = _encodable(message), None if param is None else _encodable(param)
     told = ErrorDetails(message=message, type=kind, param=param, code=code, **(details or {}))
     return ErrorAnswer(error=told).model_dump(exclude_unset=True)
@@ -76,7 +76,10 @@ def error_response(
 
 
 def overloaded(message: str, retry_after_s: int = 1, **headers: str) -> Response:
-    """By default the next try may come at once: behind a balancer it meets another server."""
+    """Return the 503 of a service that has too much to do.
+
+    The default `Retry-After` is short: behind a load balancer the retry meets another server.
+    """
     headers = {"Retry-After": str(retry_after_s), **headers}
     return error_response(503, message, code="overloaded", headers=headers)
 
@@ -86,7 +89,7 @@ def shutting_down() -> Response:
         503,
         "the service is shutting down and takes no new requests",
         code="shutting_down",
-        headers={"Retry-After": "1", "Connection": "close"},  # the next try meets another server
+        headers={"Retry-After": "1", "Connection": "close"},  # the retry meets another server
     )
 
 

@@ -1,7 +1,7 @@
-"""The HTTP service in front of a router: which endpoints there are.
+"""The HTTP service in front of a router: the list of its endpoints.
 
 Contract: a request is checked before anything is queued, and a bad one gets a 4xx that names the
-field. Starting and stopping the router is the caller's business.
+field. The caller starts and stops the router.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ _DESCRIPTION = (
 
 
 def create_app(router: ServingRouter, drain: Drain | None = None) -> FastAPI:
-    """The service in front of `router`, which must stay open as long as the app runs.
+    """Return the service in front of `router`, which must stay open as long as the app runs.
 
     Args:
-        drain: whose beginning `/health` tells.
+        router: serves all requests.
+        drain: `/health` answers 503 once it has begun.
 
     Raises:
-        ConfigError: for a chat template that is none.
+        ConfigError: for an invalid chat template.
     """
     app = FastAPI(
         title="SpecRouter",
@@ -46,11 +47,11 @@ def create_app(router: ServingRouter, drain: Drain | None = None) -> FastAPI:
         description=_DESCRIPTION,
         version=__version__,
         openapi_tags=TAGS,
-        docs_url=None,  # FastAPI's pages load scripts from elsewhere
+        docs_url=None,  # FastAPI's pages load scripts from other hosts
         redoc_url=None,
-        redirect_slashes=False,  # it would lead to whatever host the client has named
+        redirect_slashes=False,  # a redirect would lead to the host that the client named
     )
-    service, drain = Service(router), drain or Drain()  # by default one that never begins
+    service, drain = Service(router), drain or Drain()  # the default never drains
     add_error_handlers(app, frozenset(field_names()))
     add_completions(app, service)
     add_chat(app, service)

@@ -1,9 +1,9 @@
-"""Request bodies: taken as bytes in the event loop, read in a thread by whoever needs them.
+"""Request bodies: received as bytes in the event loop, parsed in a thread.
 
 Contract: nothing of a body is parsed in the event loop, so that streams and `/health` go on
-meanwhile. Whatever is no JSON for Python is told as such (`invalid_json`): bytes that are no UTF-8,
-nesting that is too deep, numbers with too many digits. What does not fit the declared fields is
-refused with the place of each mistake, as FastAPI refuses it.
+meanwhile. A body that Python cannot parse gets `invalid_json`, also for bytes that are not UTF-8,
+nesting that is too deep, and numbers with too many digits. What does not fit the declared fields
+is refused with the place of each mistake, as FastAPI refuses it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NO_JSON = {"type": "missing", "loc": ("body",), "msg": "is no JSON"}
 
 
 async def json_data(request: Request) -> bytes:
-    """The body of a request that says that it is JSON. Raises `RequestValidationError`."""
+    """Return a JSON body; `RequestValidationError` if it is empty or has another type."""
     told = Message()
     told["content-type"] = request.headers.get("content-type", "")
     main, sub = told.get_content_maintype(), told.get_content_subtype()
@@ -33,7 +33,7 @@ async def json_data(request: Request) -> bytes:
 
 
 def read_body(data: bytes, kind: TypeAdapter[Body]) -> Body:
-    """Raises `RequestValidationError`."""
+    """Parse and validate a body, or raise `RequestValidationError`."""
     try:
         return kind.validate_python(loaded(data))
     except json.JSONDecodeError as error:
@@ -48,7 +48,7 @@ def read_body(data: bytes, kind: TypeAdapter[Body]) -> Body:
 
 
 def loaded(body: bytes) -> Any:
-    """Raises `JSONDecodeError`, whatever is wrong."""
+    """Parse JSON; every failure is a `JSONDecodeError`."""
     try:
         return json.loads(body)
     except json.JSONDecodeError:
@@ -58,5 +58,5 @@ def loaded(body: bytes) -> Any:
         raise json.JSONDecodeError(reason, "", error.start) from error
     except RecursionError as error:
         raise json.JSONDecodeError("it is nested too deeply", "", 0) from error
-    except ValueError as error:  # Python reads no number of over 4,300 digits
+    except ValueError as error:  # Python parses no integer of over 4,300 digits
         raise json.JSONDecodeError("a number has too many digits", "", 0) from error

@@ -1,10 +1,9 @@
-"""BodyLimit: a request's body is read whole before anything else looks at it, within bounds, and
-while the service takes requests.
+"""BodyLimit: reads the whole body of a request, within limits, before the application sees it.
 
-Contract: a body of more than `max_bytes` is refused with 413, one that does not come in time with
-408, and one for which all bodies together would be too large with 503. A refused body is read to
-its end where that is near, and thrown away: a client that still sends would miss the answer. A POST
-is in flight from then on; once the service drains it is refused with 503.
+Contract: a body of more than `max_bytes` is refused with 413, one that does not arrive in time with
+408, and one with which all bodies together would be too large with 503. The rest of a refused body
+is read and thrown away unless it is too long: a client that still sends would miss the answer. A
+POST is in flight once its body has been read; if the service drains, it is refused with 503.
 """
 
 from __future__ import annotations
@@ -19,16 +18,17 @@ from specrouter.http.answers import error_response, overloaded, shutting_down
 from specrouter.http.drain import Drain
 from specrouter.http.prometheus import count_refusal
 
-SMALL_BYTES = 2**16  # of a body that counts for nothing: there are only so many connections
-_DISCARDED_BYTES = 64 * 2**20  # read and thrown away before a body is refused, at most
-_BODY_S = 60.0  # for a body to arrive
+SMALL_BYTES = 2**16  # smaller bodies are not counted: connections are limited
+_DISCARDED_BYTES = 64 * 2**20  # beyond the limit, so many are read and thrown away
+_BODY_S = 60.0  # time for a body to arrive
 _Missing = Literal["too large", "no room", "gone", "late"]
 
 
 class BodyLimit:
-    """A body that is still read does not hold up the end of the service: its client gets 503.
+    """Middleware that limits the size of bodies, alone and together, and their time to arrive.
 
-    `room`: bytes that may still be taken for bodies that are read or wait for an answer.
+    A body that is still arriving does not delay the end of the service: its client gets 503.
+    `room`: bytes that are left for bodies that are read or wait for an answer.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int, max_inflight_bytes: int, drain: Drain) -> None:
@@ -79,14 +79,14 @@ class BodyLimit:
 
 
 class _Arriving:
-    """One body; `held`: bytes that were taken of the room for it."""
+    """Body that arrives; `held`: bytes of the room that it takes."""
 
     def __init__(self, limits: BodyLimit) -> None:
         self._limits = limits
         self.held = 0
 
     async def read(self, scope: Scope, receive: Receive) -> bytes | _Missing:
-        """The whole body, or why there is none; "gone" is the client."""
+        """Return the whole body, or why there is none ("gone": the client left)."""
         chunks, count = list[bytes](), 0
         missing: _Missing | None = None
         most = self._limits.max_bytes + _DISCARDED_BYTES
@@ -109,7 +109,7 @@ class _Arriving:
         return "too large"
 
     def _objection(self, count: int) -> _Missing | None:
-        """What is against a body that has `count` bytes so far."""
+        """Return why a body of `count` bytes so far is refused, or take room for it."""
         if count > self._limits.max_bytes:
             return "too large"
         if count > SMALL_BYTES:
@@ -124,7 +124,7 @@ class _Arriving:
         self.held = 0
 
     def released_by(self, send: Send) -> Send:
-        """As `send`: once an answer begins, its request has been read."""
+        """Return `send`, which also releases the room: the request has been read by then."""
 
         async def answered(message: Message) -> None:
             self.release()
@@ -139,7 +139,7 @@ def _declared_bytes(scope: Scope) -> int:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """`receive` of a request whose body has been read: the body, then what comes next."""
+    """Return a `receive` that repeats the body that was read, and then goes on."""
     waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replayed() -> Message:

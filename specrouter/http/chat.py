@@ -1,8 +1,8 @@
-"""`POST /v1/chat/completions`: OpenAI's, with vLLM's additions and our own.
+"""`POST /v1/chat/completions`: OpenAI's endpoint, with vLLM's additions and our own.
 
-Tools are shown to the template. Reasoning and calls are read out of the text where the model's
-family writes them in a way that is known here; where calls are forced, the grammar makes the text
-nothing but calls behind its reasoning. A structure is that of the content, behind reasoning, too.
+Tools are shown to the template. Reasoning and calls are parsed from the text if the format of the
+model's family is known. Where calls are forced, the grammar allows nothing but calls after the
+reasoning. A structure applies to the content, also after reasoning.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from specrouter.http.tools.formats import HERMES, ToolFormat, has_single_calls
 from specrouter.request.output import Delta, RequestOutput, TokenLogprobs
 from specrouter.request.structure import Structure
 
-_PROMPT_END = 64  # tokens that may hold the beginning of the answer
+_PROMPT_END = 64  # last tokens of the prompt, in which the answer may begin
 _ENDS_BY_ITSELF = ("eos", "stop")
 _BODY = TypeAdapter(ChatRequest)
 _MakeReader = Callable[[], AnswerReader]
@@ -61,13 +61,13 @@ def add_chat(app: FastAPI, service: Service) -> None:
 
 
 def _asked(service: Service, body: ChatRequest, request: HttpRequest) -> Asked:
-    """Raises `RequestError`."""
+    """Return the requests and the answer of a body, or raise `RequestError`."""
     service.check_choices(1, body.samples)
     service.check_room()
     check = partial(service.router.limits.check_text, "messages")
     ids = service.template.token_ids(body, body.tool_choice != "none", check)
     structure, reader = _form(service, body, ids)
-    room = max(1, service.router.limits.max_tokens - len(ids))  # none: the router refuses it
+    room = max(1, service.router.limits.max_tokens - len(ids))  # no room: the router refuses it
     unasked = min(room, service.router.config.engine.unasked_tokens or room)
     params = body.sampling_params(
         service.openai_defaults,
@@ -75,7 +75,7 @@ def _asked(service: Service, body: ChatRequest, request: HttpRequest) -> Asked:
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         structure=structure,
         cache_salt=service.cache_salt(request, body),
-        # Readers look for the tags in the text.
+        # Readers need the tags in the text.
         shown_special_token_ids=None if reader is None else service.special_tag_ids,
     )
     answer = ChatAnswer(
@@ -87,7 +87,7 @@ def _asked(service: Service, body: ChatRequest, request: HttpRequest) -> Asked:
 def _form(
     service: Service, body: ChatRequest, ids: Sequence[int]
 ) -> tuple[Structure | None, _MakeReader | None]:
-    """What the text must look like, and what reads reasoning and calls out of it.
+    """Return the structure of the text, and a factory of readers of its reasoning and calls.
 
     Raises `RequestError`.
     """
@@ -102,7 +102,7 @@ def _form(
     if use is not None and is_forced:
         check = service.router.check_structure
         structure = forced_calls(use, form, check, service.tag_ids, around)
-    elif structure is not None:  # the content is what was asked for, whatever it says
+    elif structure is not None:  # the content is not parsed for calls
         structure, use = Structure(structure.kind, structure.source, around), None
     elif service.tool_format is None:
         use = None
@@ -121,15 +121,18 @@ def _form(
 
 
 def _answer_begins(service: Service, body: ChatRequest, ids: Sequence[int]) -> tuple[str, bool]:
-    """See `reasoning.formats`."""
+    """Return the arguments of `opening` in `reasoning.formats`."""
     if not body.continue_final_message:
         return service.texts.of(list(ids[-_PROMPT_END:])), False
     return str(body.turns()[-1].get("content") or ""), True
 
 
 class ChatAnswer(OpenAIAnswer):
-    """A stream's deltas, joined as OpenAI's clients join them, are the message of the whole answer,
-    but for the ids of its calls, which are drawn."""
+    """Answer of `/v1/chat/completions`, whole or in chunks.
+
+    A stream's deltas, joined as OpenAI's clients join them, are the message of the whole answer,
+    except for the ids of its calls, which are random.
+    """
 
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
     body: ChatRequest
@@ -142,7 +145,7 @@ class ChatAnswer(OpenAIAnswer):
         texts: TokenTexts,
         reader: _MakeReader | None = None,
     ) -> None:
-        """`reader`: of each choice; without it, the text is content."""
+        """Create an answer; `reader` makes each choice's reader, and without it all is content."""
         super().__init__(body, envelope, [prompt], texts)
         self._readers = defaultdict[int, AnswerReader](reader) if reader else None  # by choice
 
@@ -173,7 +176,7 @@ class ChatAnswer(OpenAIAnswer):
             if news.content or is_first:
                 said["content"] = news.content or (None if is_elsewhere else "")
             if news.reasoning and self.body.include_reasoning is not False:
-                # Under DeepSeek's name and vLLM's.
+                # DeepSeek's name of the field, and vLLM's.
                 said |= {"reasoning_content": news.reasoning, "reasoning": news.reasoning}
             if news.calls:
                 said["tool_calls"] = [_call(call, is_delta) for call in news.calls]
@@ -211,12 +214,12 @@ class ChatAnswer(OpenAIAnswer):
 
 
 def _has_called(reader: AnswerReader | None) -> bool:
-    """What a stop text cut in two is no call."""
+    """Return whether there are calls and the last is complete: a stop text may cut it."""
     return reader is not None and reader.calls > 0 and not reader.is_within_call
 
 
 def _call(news: CallNews, is_delta: bool) -> dict[str, Any]:
-    """A call, or more of one."""
+    """Return a new call, or more arguments of one, as OpenAI's object."""
     place = {"index": news.index} if is_delta else {}
     if news.name is None:
         return {**place, "function": {"arguments": news.arguments}}

@@ -1,7 +1,7 @@
-"""`POST /v1/completions`: OpenAI's, with vLLM's additions and our own.
+"""`POST /v1/completions`: OpenAI's endpoint, with vLLM's additions and our own.
 
-The choices of a prompt follow one another: choice `prompt * n + sample`. `echo` with `max_tokens` 0
-reads the prompt only: the router makes one token, which nobody sees.
+Choices are ordered by prompt: choice `prompt * n + sample`. `echo` with `max_tokens` 0 reads the
+prompt only: the router makes one token, which is not shown.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def add_completions(app: FastAPI, service: Service) -> None:
 
 
 def _asked(service: Service, body: CompletionRequest, request: HttpRequest) -> Asked:
-    """Raises `RequestError`."""
+    """Return the requests and the answer of a body, or raise `RequestError`."""
     service.check_choices(len(body.prompts), body.samples)
     salt = service.cache_salt(request, body)
     params = sampling_params(body, salt, service.openai_defaults)
@@ -73,7 +73,7 @@ def _asked(service: Service, body: CompletionRequest, request: HttpRequest) -> A
 def sampling_params(
     body: CompletionRequest, cache_salt: str | None, defaults: Mapping[str, Any]
 ) -> SamplingParams:
-    """Raises `RequestError`, by the names of `SamplingParams`."""
+    """Return the sampling parameters; `RequestError` names fields as `SamplingParams` does."""
     asked = _DEFAULT_TOKENS if body.asked_tokens is None else body.asked_tokens
     logprobs, prompt_logprobs = body.logprobs, body.prompt_logprobs
     if logprobs is not None and body.echo:
@@ -113,7 +113,7 @@ def _unseen(output: RequestOutput) -> RequestOutput:
 
 
 class CompletionAnswer(OpenAIAnswer):
-    """With OpenAI's older form of log-probabilities."""
+    """Answer of `/v1/completions`, with OpenAI's older form of log-probabilities."""
 
     kind = chunk_kind = "text_completion"
 
@@ -121,7 +121,7 @@ class CompletionAnswer(OpenAIAnswer):
 
     @cached_property
     def _logprobs(self) -> defaultdict[int, _LogprobLists]:
-        """By choice."""
+        """Lists of log-probabilities, by choice."""
         hidden = frozenset() if self.body.skip_special_tokens is False else self.texts.special_ids
         return defaultdict(partial(_LogprobLists, self.texts, self.body.logprobs or 0, hidden))
 
@@ -131,7 +131,7 @@ class CompletionAnswer(OpenAIAnswer):
         return super().whole(outputs)
 
     def chunk(self, prompt: int, delta: Delta) -> dict[str, Any] | None:
-        if self.body.asked_tokens == 0:  # only what is known of the prompts
+        if self.body.asked_tokens == 0:  # only the prompt is shown
             if delta.output is None:
                 return None
             output = _unseen(delta.output)
@@ -140,7 +140,7 @@ class CompletionAnswer(OpenAIAnswer):
         return super().chunk(prompt, delta)
 
     def chosen(self, outputs: Outputs) -> Outputs:
-        """Of `best_of` samples the likeliest, by mean log-probability."""
+        """Return the `n` likeliest of each prompt's samples, by mean log-probability."""
         kept = self.body.n or 1
         if all(output.index < kept for _, output in outputs):
             return outputs
@@ -184,9 +184,11 @@ class CompletionAnswer(OpenAIAnswer):
 
 
 class _LogprobLists:
-    """Of one choice. Offsets count the characters of the tokens, as far as they are whole.
+    """Lists of log-probabilities of one choice; offsets count complete characters.
 
     Args:
+        texts: the texts of tokens.
+        count: alternatives of each token.
         hidden: ids that the output's text leaves out.
     """
 
@@ -198,10 +200,12 @@ class _LogprobLists:
     def to_json(
         self, read: Prompt, tokens: Sequence[int], positions: Sequence[TokenLogprobs | None]
     ) -> dict[str, Any]:
-        """Of the tokens that come next; a position is None where nothing stands before it.
+        """Return the lists for the next tokens.
 
         Args:
-            read: the prompt with its text, where it is echoed before them.
+            read: the prompt with its text, if it is echoed before them; else empty.
+            tokens: the next ones of the output.
+            positions: of both; None for a token with nothing before it.
         """
         return {
             "tokens": [self._texts.text(token) for token in (*read.token_ids, *tokens)],
@@ -211,14 +215,14 @@ class _LogprobLists:
         }
 
     def _top(self, position: TokenLogprobs) -> dict[str, float]:
-        """The most likely ones and the chosen one; of those with the same text the likeliest."""
+        """Return the most likely tokens and the chosen one; of equal texts, the likeliest."""
         top: dict[str, float] = {}
         for token, logprob in (*position.top[: self._count], (position.token_id, position.logprob)):
             top.setdefault(self._texts.text(token), finite(logprob))
         return top
 
     def _offsets_in(self, prompt: Prompt) -> Iterable[int]:
-        """What the tokenizer added to the text is not shown."""
+        """Yield offsets in the prompt's text, which lacks what the tokenizer added."""
         text = prompt.text or ""
         for token in prompt.token_ids:
             yield self._offset
@@ -227,7 +231,7 @@ class _LogprobLists:
                 continue
             width = len(self._decoder.decode(self._texts.data(token)))
             begins_with_space = self._offset == 0 and shown[:1] == " " != text[:1]
-            self._offset += width - begins_with_space  # SentencePiece's own
+            self._offset += width - begins_with_space  # SentencePiece adds this space
 
     def _offsets(self, tokens: Sequence[int]) -> Iterable[int]:
         for token in tokens:

@@ -1,8 +1,8 @@
 """Drain: the generation requests in flight, and whether the service still takes new ones.
 
-Contract: once `begin` was called no request is let in any more; those that are in flight go on. One
-that is still being sent is not in flight: nobody waits for a client that may never go on. Belongs
-to the event loop's thread. Ending requests that take too long is the server's business.
+Contract: after `begin` no request is accepted any more; those in flight go on. A request that is
+still being sent is not in flight: its client may never go on. Everything runs in the event loop's
+thread. The server ends requests that take too long.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 _POLL_S = 0.05
-_LAST_ARRIVAL_S = 0.5  # for who is sending a request when the drain begins: to hear of it
+_LAST_ARRIVAL_S = 0.5  # time for requests that are being sent when the drain begins
 
 
 class Drain:
-    """`in_flight`: requests that were let in and whose last byte is not yet handed to the
-    connection."""
+    """State of a service that drains or not.
+
+    `in_flight`: accepted requests whose last byte has not been handed to the connection yet.
+    """
 
     def __init__(self) -> None:
         self.is_draining = False
@@ -33,7 +35,7 @@ class Drain:
 
     @asynccontextmanager
     async def arrival(self, timeout_s: float) -> AsyncIterator[None]:
-        """Within it, one request is read.
+        """Limit the time in which one request is read, within the context.
 
         Raises `TimeoutError` after `timeout_s`, or shortly after the drain has begun.
         """
@@ -47,7 +49,7 @@ class Drain:
 
     @contextmanager
     def flight(self) -> Iterator[None]:
-        """One request, from when it has been read to the end of its response."""
+        """Count a request as in flight, from when it has been read to the end of its response."""
         assert not self.is_draining, "a request is refused once the service drains"
         self.in_flight += 1
         try:
@@ -58,7 +60,10 @@ class Drain:
     async def wait_until_idle(
         self, timeout_s: float, is_cut_short: Callable[[], bool] = lambda: False
     ) -> bool:
-        """Whether nothing is in flight, after at most `timeout_s`, or less if it is cut short."""
+        """Wait until nothing is in flight, and return whether that is so.
+
+        The wait ends after `timeout_s`, or as soon as `is_cut_short()` is true.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         while self.in_flight and loop.time() < deadline and not is_cut_short():

@@ -1,8 +1,8 @@
-"""Errors of the service: which status, code and field each of them has.
+"""Errors of the service: the status, code and field of each.
 
-Contract: whatever a client sends gets a 4xx that names the field by the name that the client knows,
-never a 500. `param` is a path such as `messages[0].content`. What the engine fails at is a 500; a
-service that takes no requests now answers 503, with `Retry-After` where waiting may help.
+Contract: a client's mistake gets a 4xx that names the field as the client knows it, never a 500.
+`param` is a path such as `messages[0].content`. A failure of the engine is a 500; a service that
+takes no requests now answers 503, with `Retry-After` where waiting may help.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from specrouter.request.params import RequestError
 from specrouter.request.slo_fields import SloFields, StageFields
 
 SHOULD_RETRY_HEADER = "x-should-retry"  # OpenAI's clients obey it
-_LONGEST_PATH = 80  # characters that are told
+_LONGEST_PATH = 80  # characters of a path in a message
 
-# What the objects know that refuse other fields, by the last name before it in pydantic's places: a
-# class where there is a choice of several, else the field that holds them.
+# Fields of the objects that refuse unknown ones, by the last name before an unknown field in
+# pydantic's location: the class in a union, else the field that holds the object.
 _KNOWN = {
     name: ", ".join(field.alias or own for own, field in body.model_fields.items())
     for name, body in (
@@ -58,12 +58,12 @@ _KNOWN = {
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """Why an accepted request has no answer.
+    """Reason why an accepted request has no answer.
 
     Attributes:
-        param: the field that is to blame, if one is.
-        is_final: nothing is gained by asking again, which OpenAI's clients do after 408 and 5xx.
-        retry_after_s: when asking again may help, if that is known.
+        param: the field at fault, if there is one.
+        is_final: a retry does not help; OpenAI's clients would retry after 408 and 5xx.
+        retry_after_s: when a retry may help, if that is known.
         details: further keys of the error.
     """
 
@@ -87,7 +87,7 @@ class Failure:
         return error_payload(self.status, self.message, self.param, self.code, self.details)
 
 
-# Of texts that ended otherwise than texts do: status, code, message and `is_final`.
+# By finish reason of a failed text: status, code, message and `is_final`.
 _FAILURES: Mapping[str, tuple[int, str, str, bool]] = {
     "error": (500, "generation_failed", "generation failed", True),
     "timeout": (408, "timeout", "the request's time is up after {} tokens", True),
@@ -96,7 +96,7 @@ _FAILURES: Mapping[str, tuple[int, str, str, bool]] = {
 
 
 def failure_of(output: RequestOutput, structure_field: str) -> Failure | None:
-    """None for a text that ended as texts do. `structure_field`: the client's."""
+    """Return why a text failed, or None; `structure_field` is the client's name of `structure`."""
     reason, field = output.finish_reason, output.error_field
     if field == "unattainable":
         return _rejection(output)
@@ -107,8 +107,8 @@ def failure_of(output: RequestOutput, structure_field: str) -> Failure | None:
             status=400, code="invalid_value", message=message, is_final=True, param=field
         )
     if reason == "engine_dead":
-        # Without a token, it is as if it had come later. With some, it may be what the engine died
-        # of: no client should send it again by itself.
+        # Without tokens, it is like a request that came after the failure. With some, it may be the
+        # cause of the failure: no client should retry it automatically.
         cause, is_final = output.error, bool(output.token_ids)
         message = f"the engine has failed: {cause}; send the request again once GET /health is 200"
         return Failure(status=503, code="engine_dead", message=message, is_final=is_final)
@@ -120,7 +120,10 @@ def failure_of(output: RequestOutput, structure_field: str) -> Failure | None:
 
 
 def _rejection(output: RequestOutput) -> Failure:
-    """Waiting helps where the first token would come too late: others are served meanwhile."""
+    """Return the failure of a rejected request.
+
+    A retry helps if the first token would come too late: other requests end meanwhile.
+    """
     objective, feasible = output.metrics.objective, output.feasible or Feasible()
     asked_ms = None if objective is None else objective.ttft_ms
     late_ms = 0.0
@@ -147,11 +150,11 @@ class UnknownModelError(RequestError):
 
 @contextmanager
 def field_names(names: Callable[[], Mapping[str, str]]) -> Iterator[None]:
-    """Within it, `RequestError` names fields as the client does.
+    """Rename the fields of a `RequestError` to the client's names, within the context.
 
     Args:
-        names: gives the client's by our own. Those with an underscore are no plain words, and are
-            replaced in reasons too.
+        names: returns the client's names by our own. Own names with an underscore are replaced in
+            the reason too: they are no plain words.
     """
     try:
         yield
@@ -164,7 +167,7 @@ def field_names(names: Callable[[], Mapping[str, str]]) -> Iterator[None]:
         raise error.at(known.get(name, name) + bracket + number, reason) from error
 
 
-# Of requests that are refused: as what they are counted, status, and code.
+# By error of a refused request: the kind of refusal that is counted, status, and code.
 _REFUSALS: Mapping[type[Exception], tuple[Refusal, int, str]] = {
     RequestError: ("bad_request", 400, "invalid_value"),
     ContextLengthError: ("bad_request", 400, "context_length_exceeded"),
@@ -177,7 +180,7 @@ _REFUSALS: Mapping[type[Exception], tuple[Refusal, int, str]] = {
 
 
 def add_error_handlers(app: FastAPI, fields: Collection[str]) -> None:
-    """`fields`: the names of all fields of all request bodies."""
+    """Add handlers of all errors; `fields` are the names of all fields of request bodies."""
 
     @app.exception_handler(RequestValidationError)
     async def invalid_body(request: Request, error: RequestValidationError) -> Response:
@@ -219,15 +222,15 @@ async def _refused(
 def _invalid_body_response(
     errors: Sequence[Mapping[str, Any]], fields: Collection[str]
 ) -> Response:
-    """400 that names the first bad field.
+    """Return a 400 that names the first bad field.
 
-    A union reports each branch that did not fit: the one that got furthest knows best, and
-    branches that got equally far are joined ("a valid string, or a valid list").
+    A union reports each branch that did not fit. The error with the longest path is shown, and
+    reasons with the same path are joined ("a valid string, or a valid list").
     """
     if errors[0]["type"] == "json_invalid":
         position = f"{errors[0]['ctx']['error']} at character {errors[0]['loc'][-1]}"
         return error_response(400, f"malformed JSON: {position}", code="invalid_json")
-    # An unknown key first: a misspelt one is why a required one is missing.
+    # Unknown keys first: a misspelt one is why a required one is missing.
     errors = sorted(errors, key=lambda error: bool(error["type"] != "extra_forbidden"))
     paths = [_field_path(error, fields) for error in errors]
     if not paths[0]:
@@ -257,7 +260,7 @@ def _reason(error: Mapping[str, Any]) -> str:
 
 
 def _field_path(error: Mapping[str, Any], fields: Collection[str]) -> tuple[Any, ...]:
-    """Pydantic's location without the "body" in front and the names of union branches."""
+    """Return pydantic's location without the leading "body" and names of union branches."""
     location = error["loc"][1:]
     unknown = location[-1:] if error["type"] == "extra_forbidden" else ()
     return tuple(

@@ -1,4 +1,4 @@
-"""`POST /generate`: one prompt under our own names, with the router's metrics of the request."""
+"""`POST /generate`: one prompt, with our own names of fields and the router's metrics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BODY = TypeAdapter(GenerateRequest)
 
 
 class GenerateAnswerObject(Loose):
-    """With `n` above 1, texts are in `choices`."""
+    """Answer to a prompt; with `n` above 1, its texts are in `choices`."""
 
     seed: int
     """The same request with this seed gives the same tokens."""
@@ -61,7 +61,7 @@ def add_generate(app: FastAPI, service: Service) -> None:
 
 
 def _asked(service: Service, body: GenerateRequest, request: HttpRequest) -> Asked:
-    """Raises `RequestError`."""
+    """Return the requests and the answer of a body, or raise `RequestError`."""
     structure, _ = body.asked_structure
     prompt, salt = body.source(), service.cache_salt(request, body)
     params = body.sampling_params(service.defaults, structure=structure, cache_salt=salt)
@@ -73,7 +73,7 @@ def _asked(service: Service, body: GenerateRequest, request: HttpRequest) -> Ask
 
 @dataclass(kw_only=True)
 class GenerateAnswer(Answer):
-    """`numbered` where the prompt has several samples."""
+    """Answer of `/generate`; `numbered` if the prompt has several samples."""
 
     texts: TokenTexts
     numbered: bool

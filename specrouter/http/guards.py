@@ -1,15 +1,15 @@
-"""What stands between the network and the service: CORS, API keys, limits, and the drain.
+"""Middleware between the network and the service: CORS, API keys, limits, and the drain.
 
-Contract: a refusal has OpenAI's error shape and reaches nothing behind it; all but those of CORS
-are counted. Layers, outermost first:
+Contract: a refusal has OpenAI's error shape, and the layers behind it do not see the request; all
+refusals but those of CORS are counted. Layers, outermost first:
 
-    CORS        only where `server.cors_origins` names any; answers preflights itself, without a key
+    CORS        only if `server.cors_origins` names any; answers preflights itself, without a key
     concurrency 503 for a request beyond `limit_concurrency`, except on `PROBE_PATHS`
-    page        403 on the page's paths for what another page's script may have asked; on a service
-                for this machine alone without keys, on all but `PROBE_PATHS`
+    page        403 on the page's paths for a request that may be of another page's script; on a
+                service without keys that listens on loopback only, on all but `PROBE_PATHS`
     keys        401, except on `OPEN_PATHS`
     body limit  413, 408 and 503; a body is read before anything else, and a new generation request
-                (POST) refused once the service is stopping (`body_limit`)
+                (POST) is refused once the service is stopping (`body_limit`)
 
 Pure ASGI, since streams pass through: each layer costs a call per request, and nothing per token.
 """
@@ -39,17 +39,17 @@ from specrouter.http.prometheus import count_refusal
 from specrouter.http.request_log import HEADER as REQUEST_ID_HEADER
 
 PROBE_PATHS = frozenset({"/health", "/metrics"})
-# Probes and scrapers read without a key; the others show the API, which is public, and no data.
+# Probes and scrapers have no key; the other paths show the API, which is public, and no data.
 OPEN_PATHS = PROBE_PATHS | PAGE_PATHS | {"/docs", "/openapi.json"}
 
 
 def add_guards(app: FastAPI, config: ServerConfig, drain: Drain | None = None) -> None:
-    """Puts the layers around `app`. Raises `ConfigError` for a key that cannot be one."""
+    """Add the layers around `app`, or raise `ConfigError` for an invalid key."""
     app.add_middleware(
         BodyLimit,
         max_bytes=config.max_body_bytes,
         max_inflight_bytes=config.max_inflight_body_bytes,
-        drain=drain or Drain(),  # one that never begins
+        drain=drain or Drain(),  # the default never drains
     )
     keys = api_keys(config)
     is_open = not keys and is_loopback(config.host)
@@ -71,7 +71,7 @@ def add_guards(app: FastAPI, config: ServerConfig, drain: Drain | None = None) -
 
 
 def _declare_keys(app: FastAPI) -> None:
-    """In the API's schema, by which `/docs` and generated clients know to ask for a key."""
+    """Declare keys in the API's schema, so that `/docs` and generated clients ask for one."""
     undeclared = app.openapi
 
     def declared() -> dict[str, Any]:
@@ -84,17 +84,17 @@ def _declare_keys(app: FastAPI) -> None:
                 operation["security"] = []
         return schema
 
-    app.openapi = declared  # type: ignore[method-assign]  # as FastAPI's documentation has it
+    app.openapi = declared  # type: ignore[method-assign]  # as FastAPI documents it
 
 
 def api_keys_guard(app: ASGIApp, keys: Sequence[str]) -> ASGIApp:
-    """401 without `Authorization: Bearer KEY`, one of `keys`."""
+    """Return `app` behind a guard: 401 without `Authorization: Bearer KEY`, one of `keys`."""
     known = [key.encode() for key in keys]
 
     def is_known(scope: Scope) -> bool:
         scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
         sent = given.strip().encode("latin-1")
-        # Against every key, each in constant time: how long it takes tells nothing.
+        # Every key is compared, in constant time, so that the duration reveals nothing.
         matches = [hmac.compare_digest(sent, key) for key in known]
         return scheme.lower() == "bearer" and any(matches)
 
@@ -105,7 +105,7 @@ def api_keys_guard(app: ASGIApp, keys: Sequence[str]) -> ASGIApp:
         count_refusal(scope["app"], "unauthorized")
         refusal = error_response(
             401,
-            # OpenAI's words: LiteLLM knows a refused key by them, and by nothing else.
+            # OpenAI's words, by which alone LiteLLM recognizes a refused key.
             "Incorrect API key provided, or none: send Authorization: Bearer KEY",
             code="invalid_api_key",
             headers={"WWW-Authenticate": "Bearer"},
@@ -116,20 +116,22 @@ def api_keys_guard(app: ASGIApp, keys: Sequence[str]) -> ASGIApp:
 
 
 def page_guard(app: ASGIApp, hosts: Collection[str], is_open: bool) -> ASGIApp:
-    """403 on the page's paths where the browser shows another page: one whose own name leads to
-    this address (DNS rebinding), or one that asks from its own origin.
+    """Return `app` behind a guard: 403 on the page's paths for requests of another page.
+
+    Such a page has a name that resolves to this address (DNS rebinding), or another origin.
 
     Args:
-        hosts: names that are this service's, beside all addresses.
-        is_open: all that keeps others out is the address, which such a name leads to: the name is
-            looked at on every path. Origins are not: `server.cors_origins` says which may ask.
+        app: the layers behind the guard.
+        hosts: names of this service, beside all IP addresses.
+        is_open: only its address protects the service, and such a name resolves to it, so the name
+            is checked on every path. The origin is not: `server.cors_origins` says which may ask.
     """
 
     def is_page(path: str) -> bool:
         return path in PAGE_PATHS or path == FEED_PATH
 
     def refusal(path: str, headers: Headers) -> str | None:
-        host = headers.get("host", "")  # which all browsers send
+        host = headers.get("host", "")  # all browsers send it
         if not _is_own(host, hosts) and (host or is_page(path)):
             return f"{host!r} is no name of this service: add it to server.page_hosts"
         if not is_page(path):
@@ -137,7 +139,7 @@ def page_guard(app: ASGIApp, hosts: Collection[str], is_open: bool) -> ASGIApp:
         origin = headers.get("origin")
         if origin is not None and origin.partition("://")[2].lower() != host.lower():
             return f"a page of {origin} may not read this one"
-        # Browsers say so where they send no Origin. A link from elsewhere may lead to the page.
+        # Browsers send this where they send no Origin. Links of other sites to the page are fine.
         if path == FEED_PATH and headers.get("sec-fetch-site") in ("cross-site", "same-site"):
             return "another page may not read this one"
         return None
@@ -156,19 +158,19 @@ def page_guard(app: ASGIApp, hosts: Collection[str], is_open: bool) -> ASGIApp:
 
 
 def _is_own(host: str, names: Collection[str]) -> bool:
-    """`host`: with a port or without, as the header `Host` has it."""
+    """Return whether a `Host` header, with or without a port, names this service or an IP."""
     name = host.lower()
     name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
     try:
         ipaddress.ip_address(name)
     except ValueError:
-        # Nobody can own a name that ends so; containers know this machine as host.docker.internal.
+        # Such a name cannot be registered; containers reach this machine as host.docker.internal.
         return name in names or name.endswith((".localhost", ".internal"))
     return True
 
 
 def concurrency_limit(app: ASGIApp, most: int) -> ASGIApp:
-    """503 for a request beyond `most` that are being answered; probes and scrapers pass."""
+    """Return `app` behind a limit: 503 beyond `most` requests at a time, except for probes."""
     running = 0
 
     async def limited(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""Who may use the service: the keys that open it, and what stands open without one."""
+"""Access to the service: its API keys, and warnings about what is open without one."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from specrouter.http_client import API_KEY_VARIABLE
 
 
 def api_keys(config: ServerConfig) -> tuple[str, ...]:
-    """The configured keys and that of the environment; none: the service is open to all.
+    """Return the configured keys and the environment's; without any, the service is open to all.
 
-    Raises `ConfigError` for a variable that is set and holds no key: who set it wants a lock.
+    Raises `ConfigError` if the variable is set to an invalid key: its user wants access limited.
     """
     own = os.environ.get(API_KEY_VARIABLE)
     if own is None:
@@ -25,7 +25,7 @@ def api_keys(config: ServerConfig) -> tuple[str, ...]:
 
 
 def network_warnings(server: ServerConfig) -> Iterator[str]:
-    """Who may use the service without a key."""
+    """Yield warnings about access to the service without a key."""
     if api_keys(server):
         return
     if not is_loopback(server.host):

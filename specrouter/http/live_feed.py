@@ -1,8 +1,8 @@
-"""`GET /router/live`: what the page shows, as server-sent events, one a second.
+"""`GET /router/live`: the data of the page as server-sent events, one per second.
 
-Contract: read-only. All viewers share one snapshot a second, which is made beside the event loop
-and encoded once; nobody watches, nothing is made. A viewer that is slow misses snapshots, and one
-that reads nothing for `STALLED_S` gives up its place. Beyond `MAX_VIEWERS` the answer is 503.
+Contract: read-only. All viewers share one snapshot per second, which is made in a thread and
+encoded once; without viewers none is made. A slow viewer misses snapshots, and one that reads
+nothing for `STALLED_S` is disconnected. Beyond `MAX_VIEWERS` the answer is 503.
 Streams end when the service drains.
 """
 
@@ -44,18 +44,18 @@ def add_live_feed(app: FastAPI, router: ServingRouter, drain: Drain) -> None:
 
 
 class LiveFeed:
-    """Belongs to one event loop. `viewers`: that are answered, or will be."""
+    """Feed of one event loop; `viewers`: streams that run or are about to."""
 
     def __init__(self, router: ServingRouter, drain: Drain, interval_s: float = INTERVAL_S) -> None:
         self._router = router
         self._drain = drain
         self._interval_s = interval_s
         self.viewers = 0
-        self._event: asyncio.Task[bytes] | None = None  # the last one, which may not be made yet
+        self._event: asyncio.Task[bytes] | None = None  # the newest one, which may not be done yet
         self._began_s = 0.0
 
     async def events(self) -> AsyncGenerator[bytes]:
-        """Of one viewer."""
+        """Yield the events of one viewer."""
         while not self._drain.is_draining:
             yield await asyncio.shield(self._newest())
             await asyncio.sleep(self._interval_s)
@@ -71,14 +71,14 @@ class LiveFeed:
     def _encoded(self) -> bytes:
         try:
             return framed(encoded(_short(live_snapshot(self._router))))
-        except Exception:  # viewers are told that it is so, and the next may be well
+        except Exception:  # viewers get an error, and the next snapshot may succeed
             logger.exception("the page's snapshot failed")
             reason = "the snapshot failed; the service's log says why"
             return framed(encoded(error_payload(500, reason, code="snapshot_failed")))
 
 
 def _short(value: Any) -> Any:
-    """With three places of each number, and null for those that JSON has not."""
+    """Return `value` with numbers of three decimals, and None for infinity and NaN."""
     if isinstance(value, Mapping):
         return {key: _short(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -89,7 +89,7 @@ def _short(value: Any) -> Any:
 
 
 class _Watched(ClosedStream):
-    """Ends where nothing can be sent for `STALLED_S`: what was sent is not read."""
+    """Stream of one viewer; it ends if the viewer reads nothing for `STALLED_S`."""
 
     def __init__(self, feed: LiveFeed) -> None:
         super().__init__(feed.events())

@@ -1,10 +1,12 @@
-"""`GET /` and `/page/...`: the page that shows how requests are routed. `GET /docs`: the page that
-shows `/openapi.json` and sends requests.
+"""Pages of the service: the live page at `/` and `/page/...`, and the API's page at `/docs`.
 
-Contract: files of the package as they are, read once, and nothing of any request. They need nothing
-from elsewhere, so they work without the internet. The policy of the first lets a browser load these
-files and ask this service, nothing else; that of the second lets it load nothing. Paths are
-relative: behind a proxy they may stand under a prefix. Who may ask: see `specrouter.http.guards`.
+The first shows how requests are routed; the second shows `/openapi.json` and sends requests.
+
+Contract: files of the package, unchanged and read once, without data of any request. They load
+nothing from other hosts, so they work without the internet. The content security policy of the
+first lets a browser load these files and call this service, nothing else; that of the second lets
+it load no files. Paths are relative: a proxy may serve them under a prefix. The guards
+(`specrouter.http.guards`) decide who may ask.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ _HEADERS = {
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
         "require-trusted-types-for 'script'"
     ),
-    "Cache-Control": "no-cache",  # asked for again, and answered with 304
+    "Cache-Control": "no-cache",  # browsers ask again, and get 304
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",

@@ -1,6 +1,6 @@
-"""What the page shows of a router at one moment: counts and times, and no text of any request.
+"""Snapshot of a router for the live page: counts and times, and no text of any request.
 
-Counts are totals since the engine's start, so that whoever reads takes the differences.
+Counts are totals since the engine's start; the page takes the differences.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from specrouter.request.params import Chain
 from specrouter.routing.decision_record import DecisionRecord
 from specrouter.view import SCHEDULED, ChainDecision
 
-_SWITCHES = 24  # the last ones that are shown
+_SWITCHES = 24  # number of the latest ones that are shown
 
 
 def live_snapshot(router: ServingRouter) -> dict[str, Any]:
-    """As JSON has it. Waits for no cycle."""
+    """Return a snapshot that JSON can hold, without waiting for a cycle."""
     told: Instruments = router.instruments
     state, decoded = told.engine_state(), told.decoded()
     known, config = told.performance(), router.config
@@ -47,7 +47,7 @@ def live_snapshot(router: ServingRouter) -> dict[str, Any]:
             {"requests": requests_of(load), **asdict(one)}
             for load, one in sorted(state.speedups.items())
         ],
-        "cycles": [astuple(one) for one in told.cycles()],  # by place, since there are many
+        "cycles": [astuple(one) for one in told.cycles()],  # as arrays, since there are many
         "models": [_model(router, name, state, known) for name in router.pool.names],
         "objectives": {
             name: [one.attained, one.judged] for name, one in told.slo_accounts.counts().items()
@@ -64,7 +64,10 @@ def live_snapshot(router: ServingRouter) -> dict[str, Any]:
 
 
 def _decision(decision: ChainDecision | None, machine: float) -> dict[str, Any] | None:
-    """`predicted`: milliseconds per token by chain, the quickest first, of the machine as it is."""
+    """Return the decision as the page shows it.
+
+    `predicted`: ms per token by chain, the fastest first, at the machine's current speed.
+    """
     if decision is None:
         return None
     options = [one for one in (decision.predicted, *decision.alternatives) if one is not None]

@@ -1,4 +1,4 @@
-"""`GET /v1/models`: the target alone, since its output is served. `GET /version`."""
+"""`GET /v1/models`, which has only the target since its output is served; `GET /version`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fields and headers that say how fast a request is to be served.
+"""Fields and headers of a request that give its latency objective.
 
 Contract: an objective may come in the body (`slo`), in headers (`x-slo-tpot-ms`, `x-slo-ttft-ms`,
 `x-slo-e2e-ms`), or in both: headers add to the body's, and must not contradict it.
@@ -24,11 +24,11 @@ def asked_objective(
     classes: Mapping[str, SLO],
     token_id_of: TokenIdOf,
 ) -> SloLike:
-    """What the body's `slo` and the headers ask for together.
+    """Return the objective that the body's `slo` and the headers ask for together.
 
     Raises:
-        RequestError: names the field or the header that is no positive number, the header that
-            contradicts the body, and the stage whose end is no token.
+        RequestError: names a field or a header that is no positive number, a header that
+            contradicts the body, or a stage whose end is not a single token.
     """
     added = {
         name: _number_of(headers, header)
@@ -50,7 +50,7 @@ def _number_of(headers: Headers, name: str) -> float:
     if len(given) > 1:
         raise RequestError(name, "is given more than once")
     try:
-        if "_" in given[0]:  # Python would read 1_000
+        if "_" in given[0]:  # Python would accept 1_000
             raise ValueError
         return float(given[0])
     except ValueError:

@@ -1,7 +1,7 @@
-"""What answers to completions and chats have in common: the envelope, choices and usage.
+"""Common parts of the answers to completions and chats: the envelope, choices and usage.
 
-Contract: of one request. An answer keeps what a later chunk depends on, so its chunks are made
-in the order in which deltas come.
+Contract: an answer belongs to one request. It keeps what a later chunk depends on, so its chunks
+are made in the order of the deltas.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from specrouter.http.streams import Answer, Outputs
 from specrouter.http.token_texts import TokenTexts
 from specrouter.request.output import Delta, RequestMetrics, RequestOutput, TokenLogprobs
 
-LEAST_LOGPROB = -9999.0  # JSON has no infinity; this is what vLLM's clients know
+LEAST_LOGPROB = -9999.0  # JSON has no infinity; vLLM sends this instead
 _FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
 
 
@@ -41,16 +41,16 @@ class OpenAIObject(Loose):
 
 @dataclass(frozen=True)
 class Prompt:
-    """`text` is None where it was given as ids."""
+    """Prompt of a request; `text` is None if it was given as token ids."""
 
     token_ids: Sequence[int]
     text: str | None = None
 
 
 class Usage:
-    """The tokens of a request, as OpenAI counts them; it grows while the request runs.
+    """Tokens of a request, as OpenAI counts them; it grows while the request runs.
 
-    Each prompt counts once, whatever its samples. `reasoning_tokens` are part of the completion's.
+    A prompt counts once for all its samples. `reasoning_tokens` are part of the completion's.
     """
 
     def __init__(self, prompt_tokens: int) -> None:
@@ -59,7 +59,7 @@ class Usage:
         self._drafted = self._accepted = self._cached = 0
 
     def add(self, tokens: int, metrics: RequestMetrics | None, sample: int = 0) -> None:
-        """`tokens` that came; the `metrics` of one that has ended, of that sample."""
+        """Count new `tokens` and, if their text has ended, the `metrics` of this `sample`."""
         self._completion_tokens += tokens
         if metrics is not None:
             self._drafted += metrics.drafted_tokens
@@ -67,8 +67,11 @@ class Usage:
             self._cached += 0 if sample else metrics.cached_tokens
 
     def to_json(self) -> dict[str, Any]:
-        """Predictions are what drafters drafted and the target verified; those of a text count
-        once it has ended. So do cached tokens of the prompts, by each one's first sample."""
+        """Return the usage as OpenAI's object.
+
+        Predictions are draft tokens that the target verified. They count once their text has ended,
+        and so do cached tokens of a prompt, which its first sample reports.
+        """
         return {
             "prompt_tokens": self._prompt_tokens,
             "completion_tokens": self._completion_tokens,
@@ -83,8 +86,11 @@ class Usage:
 
 
 class OpenAIAnswer(Answer):
-    """`kind` is its `object`, `chunk_kind` that of its chunks; `envelope`: what all of them begin
-    with, `object` among it."""
+    """Answer in OpenAI's format.
+
+    `kind` is its `object`, `chunk_kind` that of its chunks; `envelope` has the keys that all of
+    them begin with, among them `object`.
+    """
 
     kind: str
     chunk_kind: str
@@ -105,7 +111,7 @@ class OpenAIAnswer(Answer):
         self._begun: set[int] = set()
         self._prompt_logprobs: dict[int, list[Any]] = {}  # by prompt
         self._is_single = len(prompts) * body.samples == 1
-        self._metrics: RequestMetrics | None = None  # of a single text that has ended
+        self._metrics: RequestMetrics | None = None  # those of a single text that has ended
         options = body.stream_options
         self._has_usage = options is not None and bool(options.include_usage)
         self._has_continuous_usage = options is not None and bool(options.continuous_usage_stats)
@@ -150,7 +156,7 @@ class OpenAIAnswer(Answer):
         return {**self._chunk_head, "choices": [], **self._ending()}
 
     def _ending(self) -> dict[str, Any]:
-        """Usage; of a single text also its metrics, as vLLM has them."""
+        """Return the usage, and for a single text its metrics, as vLLM does."""
         usage = {"usage": self._usage.to_json()}
         if not self._is_single or self._metrics is None:
             return usage
@@ -158,22 +164,25 @@ class OpenAIAnswer(Answer):
         return {**usage, "metrics": {name: getattr(self._metrics, name) for name in names}}
 
     def chosen(self, outputs: Outputs) -> Outputs:
-        """Those that the client sees, by prompt."""
+        """Return the outputs that the client gets, in the order of prompts."""
         return outputs
 
     @abstractmethod
     def choice(
         self, prompt: int, index: int, part: RequestOutput | Delta, is_first: bool
     ) -> dict[str, Any]:
-        """Of a whole answer, or of a chunk; `is_first` for each index once."""
+        """Return a choice of an answer or a chunk; `is_first` is true once for each index."""
 
     @abstractmethod
     def says_something(self, choice: Mapping[str, Any]) -> bool:
-        """Whether there is more of the text in it."""
+        """Return whether the choice of a chunk has new text or calls."""
 
     def of_prompt(self, prompt: int, part: RequestOutput | Delta) -> dict[str, Any]:
-        """What is asked of the prompt: ids, and log-probabilities as vLLM has them, by id, the most
-        likely and the prompt's own. These are made once for each prompt: its samples share them."""
+        """Return what the request asks for about the prompt: ids and log-probabilities.
+
+        Log-probabilities have vLLM's form: by id, the most likely tokens and the prompt's own. They
+        are made once for each prompt, and its samples share them.
+        """
         found: dict[str, Any] = {}
         count, positions = self.body.prompt_logprobs, part.prompt_logprobs
         if count is not None:
@@ -200,12 +209,12 @@ class OpenAIAnswer(Answer):
 
 
 def output_of(part: RequestOutput | Delta) -> RequestOutput | None:
-    """That a choice ends with; None where it goes on."""
+    """Return the output that a choice ends with, or None if it goes on."""
     return part.output if isinstance(part, Delta) else part
 
 
 def ending(output: RequestOutput | None) -> dict[str, Any]:
-    """How a choice ends: null where it goes on."""
+    """Return how a choice ends, with null reasons if it goes on."""
     if output is None:
         return {"finish_reason": None, "stop_reason": None}
     reason = _FINISH_REASONS[output.finish_reason]
@@ -213,10 +222,10 @@ def ending(output: RequestOutput | None) -> dict[str, Any]:
 
 
 def receipt(output: RequestOutput) -> dict[str, Any]:
-    """Nothing where none was asked for."""
+    """Return the receipt under its key, or nothing if none was requested."""
     return {} if output.receipt is None else {"receipt": output.receipt.model_dump(mode="json")}
 
 
 def finite(logprob: float) -> float:
-    """What JSON can hold."""
+    """Return the log-probability, at least `LEAST_LOGPROB`: JSON has no infinity."""
     return max(logprob, LEAST_LOGPROB) if math.isfinite(logprob) else LEAST_LOGPROB

@@ -1,6 +1,6 @@
-"""The bodies of the endpoints that OpenAI's and vLLM's clients know.
+"""Bodies of the endpoints that clients of OpenAI and vLLM use.
 
-What a body alone can tell is refused here, by `RequestError`s that name the client's field.
+What can be checked in a body alone is refused here, with `RequestError`s that name its field.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from specrouter.request.params import LogprobCount, RequestError, Samples, Specu
 
 
 def _prompt_kind(prompt: Any) -> str | None:
-    """By the first element, so that a list is read once and its error is the one that matters."""
+    """Return the kind of a prompt, by the first element of a list.
+
+    Thus a list is validated once, as one kind, and gets the errors of that kind only.
+    """
     if isinstance(prompt, str):
         return "one_text"
     if not isinstance(prompt, list):
@@ -44,7 +47,7 @@ Prompt = Annotated[
 
 
 class StreamOptions(InnerFields):
-    """`include_usage`: a last chunk with it; `continuous_usage_stats`: in every chunk, so far."""
+    """Options of a stream: which chunks have the usage."""
 
     include_usage: bool | None = None
     """A last chunk has the usage, and no choices."""
@@ -55,7 +58,7 @@ class StreamOptions(InnerFields):
 
 
 class OpenAIRequest(RequestFields):
-    """What completions and chats have in common. The temperature is 1 unless given."""
+    """Fields common to completions and chats; the default temperature is 1."""
 
     max_tokens: Count | None = None
     """Tokens of the output, at most."""
@@ -137,7 +140,7 @@ class Prediction(InnerFields):
     """A text, or parts of one."""
 
     def text(self) -> str:
-        """Raises `RequestError`."""
+        """Return the predicted text, or raise `RequestError`."""
         if isinstance(self.content, str):
             return self.content
         parts = enumerate(self.content)
@@ -185,7 +188,7 @@ class ChatRequest(OpenAIRequest, Conversation):
 
     @cached_property
     def tool_use(self) -> ToolUse | None:
-        """Raises `RequestError`."""
+        """Tools that the answer may call, or None; raises `RequestError`."""
         if not self.tools and self.tool_choice in (None, "none", "auto"):
             return None
         return asked_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
@@ -200,6 +203,6 @@ class ChatRequest(OpenAIRequest, Conversation):
         if self.top_logprobs and not self.logprobs:
             raise RequestError("top_logprobs", "goes with logprobs only")
         use, (structure, field) = self.tool_use, self.asked_structure
-        # OpenAI's form is that of an answer which calls nothing; the others are of the whole text.
+        # OpenAI's form applies to an answer without calls; the others apply to the whole text.
         if use and use.forced and structure and not field.startswith("response_format"):
             raise RequestError(field, "contradicts tool_choice, which makes the answer calls")

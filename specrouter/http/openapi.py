@@ -1,4 +1,4 @@
-"""What the API's schema says of endpoints beside their fields: groups, bodies, answers, errors."""
+"""Parts of the API's schema other than fields: groups of endpoints, bodies, answers, errors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def described(
     refusals: Iterable[int] = (401,),
     example: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Arguments of `app.get` and `app.post`. `example`: a body to try."""
+    """Return arguments of `app.get` or `app.post`; `example` is a body to try."""
     responses: dict[int | str, Any] = {
         200: {"model": answer},
         **{status: {"model": ErrorAnswer, "description": _REASONS[status]} for status in refusals},
@@ -73,7 +73,7 @@ def described(
 def generation(
     summary: str, answer: type[BaseModel], body: TypeAdapter[Any], **example: Any
 ) -> dict[str, Any]:
-    """The same for a text, whole or as a stream, with the headers of objectives."""
+    """Return arguments of `app.post` for generation, with streams and headers of objectives."""
     refusals = (*BODY_REFUSALS, 404, 408, 500, 503)
     found = described(GENERATION, summary, answer, body, refusals, example)
     found["responses"][200]["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
@@ -82,7 +82,7 @@ def generation(
 
 
 def with_shared_parts(schema: dict[str, Any]) -> dict[str, Any]:
-    """The API's schema, with the objects of which bodies are made beside those of answers."""
+    """Return the API's schema, with the parts of bodies moved to its shared components."""
     for operations in schema["paths"].values():
         for operation in operations.values():
             for content in operation.get("requestBody", {}).get("content", {}).values():

@@ -4,14 +4,14 @@ Contract: each application has a registry of its own, so that several routers ma
 process. A scrape copies totals that were counted anyway, and never waits for a cycle. All values
 are since the start of the engine. Units are in the names, times are seconds. Labels are bounded:
 models, classes and replicas by the configuration, chains by `DecodeCounts`, positions by
-`MAX_DEPTH`, estimates by `_TREES`. vLLM's names stand beside ours: dashboards and load balancers
-know them. Refusals are counted here, since the router never hears of most of them.
+`MAX_DEPTH`, estimates by `_TREES`. Some metrics also have vLLM's names, for dashboards and load
+balancers that use them. Refusals are counted here, since most never reach the router.
 
-`_TABLE` has every family that is read at a scrape: type, name (of counters without the ending
+`_TABLE` has every family that is read at a scrape: type, name (of counters without the suffix
 `_total`, which the format adds), labels, source and help; `docs/metrics.md` describes them. A path
-leads from one of `sources`: through a mapping it goes on from each entry, whose key is the label.
-What ends in `_ms` becomes seconds. The label `model_name`, which vLLM's metrics have, is the
-target's. Metrics of replicas are there where there are replicas.
+starts at a key of `sources`; in a mapping, it is followed for each entry, whose key is the label.
+Values of a path that ends in `_ms` become seconds. The label `model_name`, which vLLM's metrics
+have, is the target's name. Metrics of replicas exist only if there are replicas.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,8 +44,8 @@ from specrouter.request.objective import BY_VALUE, NO_OBJECTIVE
 from specrouter.request.params import Chain
 
 Refusal = Literal["bad_request", "overloaded", "unavailable", "unauthorized"]
-PREDICTED_TOKENS = (1, 8, 64)  # n of the T(n) that are shown
-_TREES = 64  # estimates of drafters and verifiers that are shown, those with most evidence
+PREDICTED_TOKENS = (1, 8, 64)  # values of n for which T(n) is shown
+_TREES = 64  # estimates of drafters and verifiers that are shown, those with most trials
 
 _TABLE = """
 gauge specrouter_requests_running = state.running: Requests that are being decoded.
@@ -205,8 +205,8 @@ histogram vllm:time_per_output_token_seconds{model_name} = decoded.between_token
 
 
 def add_metrics(app: FastAPI, router: ServingRouter) -> None:
-    """Mounts the page, and gives the application the counter for `count_refusal`."""
-    app.state.refusals = dict.fromkeys(get_args(Refusal), 0)  # all are there from the start
+    """Add the endpoint, and give the application the counter of `count_refusal`."""
+    app.state.refusals = dict.fromkeys(get_args(Refusal), 0)  # all kinds exist from the start
     registry = CollectorRegistry()
     registry.register(RouterCollector(router, app.state.refusals))
 
@@ -216,14 +216,16 @@ def add_metrics(app: FastAPI, router: ServingRouter) -> None:
         summary="Prometheus metrics, as text",
         response_class=PlainTextResponse,
     )
-    def metrics(request: Request) -> Response:  # not async: what it reads is behind locks
+    def metrics(request: Request) -> Response:  # not async, since it waits for locks
         encode, content_type = _encoder(request.headers.get("accept", ""))
         return Response(encode(registry), headers={"Content-Type": content_type})
 
 
 def _encoder(accepted: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
-    """The plain format where a version in `accepted` is none that can be compared ("0.0.4" in
-    quotes, "x")."""
+    """Return the encoder and the content type for the header `Accept`.
+
+    It is the plain format if a version in `accepted` cannot be compared ("0.0.4" in quotes, "x").
+    """
     try:
         return choose_encoder(accepted)
     except (TypeError, ValueError):
@@ -231,7 +233,7 @@ def _encoder(accepted: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
 
 
 def count_refusal(app: FastAPI, reason: Refusal) -> None:
-    """A request was refused before it was queued; nothing happens without `add_metrics`."""
+    """Count a request that was refused before it was queued; no effect without `add_metrics`."""
     if hasattr(app.state, "refusals"):
         app.state.refusals[reason] += 1
 
@@ -258,7 +260,7 @@ def families(sources: Mapping[str, Any], target: str) -> Iterator[Metric]:
 
 
 def _values(sources: Mapping[str, Any], path: str) -> Mapping[tuple[str, ...], Any]:
-    """By the values of the labels."""
+    """Return the values at a path, by the values of their labels."""
     first, _, rest = path.partition(".")
     found = sources[first]
     if rest:
@@ -300,7 +302,7 @@ _ROWS = [
 
 
 def sources(router: ServingRouter) -> dict[str, Any]:
-    """What the table of metrics reads, by the first names of its paths."""
+    """Return what the table of metrics reads, by the first name of its paths."""
     told = router.instruments
     state, decoded = told.engine_state(), told.decoded()
     totals, known = told.statistics(), told.performance()
@@ -327,9 +329,9 @@ def sources(router: ServingRouter) -> dict[str, Any]:
 
 
 def objective_sources(accounts: SloAccounts, configured: Iterable[str]) -> dict[str, Any]:
-    """What admission decided about objectives, and which were attained, by class.
+    """Return what admission decided about objectives, and which were attained, by class.
 
-    `configured`: classes, which show up before their first request, so that it is an increase.
+    `configured`: classes that are shown from the start, so that their first request is an increase.
     """
     classes = (*configured, BY_VALUE, NO_OBJECTIVE)
     stages = {

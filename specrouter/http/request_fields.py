@@ -1,12 +1,11 @@
-"""The fields that every request for a text has, and what they ask of the router; and the body of
-`POST /generate`, which has our own names.
+"""Fields of every request for a text, and the body of `POST /generate`, which has our own names.
 
 Contract: types and ranges are checked here, so that the API's schema shows them; what depends on
-several fields or on the models is refused by `SamplingParams` and the router. A field that is null
+several fields or on the models is checked by `SamplingParams` and the router. A field that is null
 or absent has its default. Unknown fields are accepted, because existing clients send fields that we
-do not have; those of OpenAI's and vLLM's that would change the text or its log-probabilities are
-refused, and so are other servers' names for a form of the text. No existing client sends what is
-our own, `speculation` and the body of `/generate`: an unknown key in it is an error.
+do not have. Unsupported fields of OpenAI and vLLM that would change the text or its
+log-probabilities are refused, and so are other servers' names for structures. No existing client
+sends `speculation` or the body of `/generate`, which are our own: an unknown key there is an error.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ from specrouter.request.params import (
 from specrouter.request.slo_fields import SloFields
 from specrouter.request.spec import MAX_PRIORITY
 
-MAX_STOPS = 64  # texts: each is looked for after every token
-MAX_STOP_CHARACTERS = 4096  # of all of them: to look for a beginning takes a square of its length
+MAX_STOPS = 64  # each is searched for after every token
+MAX_STOP_CHARACTERS = 4096  # in total: a search for partial matches takes quadratic time
 MAX_BAD_WORDS = 1024
 MAX_BIASES = 16_384  # ids of `logit_bias`
 MAX_STOP_IDS = 16_384
@@ -71,7 +70,8 @@ Stops = Annotated[Text | Annotated[list[Text], Field(max_length=MAX_STOPS)], Aft
 
 class SpeculationRequest(OwnFields):
     """A chain (weakest model first, the target last), a draft depth, and the token tree's width.
-    What is null is left open.
+
+    The router decides what is null.
     """
 
     chain: list[Text] | None = None
@@ -86,13 +86,13 @@ class SpeculationRequest(OwnFields):
 
 
 class RequestFields(StructureFields):
-    """What `/generate`, `/v1/completions` and `/v1/chat/completions` have in common."""
+    """Fields common to `/generate`, `/v1/completions` and `/v1/chat/completions`."""
 
     model: Text | None = None
     """The target's name; left out or empty, it is the target."""
     temperature: Temperature | None = None
     """0 is greedy. By default 1 at OpenAI's endpoints and 0 at `/generate`."""
-    top_k: Annotated[int, Field(ge=-1, le=MOST)] | None = None  # 0 and -1 are off
+    top_k: Annotated[int, Field(ge=-1, le=MOST)] | None = None
     """Sample among the k most probable tokens; 0 and -1 are off."""
     top_p: TopP | None = None
     """Sample among the most probable tokens that together have this probability."""
@@ -104,9 +104,9 @@ class RequestFields(StructureFields):
     """Subtracted once from tokens that are in the output."""
     frequency_penalty: Penalty | None = None
     """Subtracted from tokens of the output as often as they are in it."""
-    logit_bias: Annotated[dict[str, Bias], Field(max_length=MAX_BIASES)] | None = None  # by id
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=MAX_BIASES)] | None = None
     """Added to the logits, by token id (as text)."""
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None  # -1: none; modulo 2**64
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     """The same seed gives the same tokens; -1 is none, other negative ones count modulo 2^64."""
     n: Samples | None = None
     """Samples of each prompt."""
@@ -141,7 +141,7 @@ class RequestFields(StructureFields):
     """The request ends with 408 after so many seconds, waiting included."""
     speculation: Literal["off"] | SpeculationRequest | None = None
     """`off`: the target alone. An object: chain, depth, width. Null: the router decides."""
-    slo: Text | SloFields | None = None  # a class of the configuration, or values
+    slo: Text | SloFields | None = None
     """Latency objectives: the name of a class of the configuration, or values."""
     stream: bool | None = None
     """Answer with server-sent events; an event may hold several tokens."""
@@ -175,33 +175,34 @@ class RequestFields(StructureFields):
 
     @property
     def samples(self) -> int:
-        """Texts that the router makes of each prompt."""
+        """Number of texts that the router makes of each prompt."""
         return self.n or 1
 
     def field_names(self) -> dict[str, str]:
-        """What this body calls the fields of `SamplingParams` and the router."""
+        """Return this body's names for fields of `SamplingParams` and the router."""
         return {"structure": self.asked_structure[1]}
 
     @property
     def has_structure(self) -> bool:
-        """Whether there is a grammar to be compiled. Raises `RequestError`."""
+        """True if there is a grammar to compile; raises `RequestError`."""
         return self.asked_structure[0] is not None
 
     def check(self) -> None:
-        """Raises `RequestError` for fields that are refused, or contradict one another."""
+        """Raise `RequestError` for fields that are refused, or contradict one another."""
         check_refused(self)
 
     def sampling_params(self, defaults: Mapping[str, Any], **own: Any) -> SamplingParams:
-        """The sampling fields that were given, and `own` instead of what is called so here;
-        `defaults` of those that were not.
+        """Return the sampling parameters of the fields that were given.
+
+        `own` values replace fields of the same name; `defaults` apply to those not given.
 
         Raises:
-            RequestError: names the field by the name that `SamplingParams` has for it.
+            RequestError: names the field as `SamplingParams` does.
         """
         asked = {name: getattr(self, name, None) for name in _SAMPLING_FIELDS} | own
         told = {name: one for name, one in asked.items() if one is not None}
         given: dict[str, Any] = {**defaults, **told}
-        if self.seed == -1:  # vLLM's clients mean none by it
+        if self.seed == -1:  # vLLM's clients send it for no seed
             del given["seed"]
         elif self.seed is not None:
             given["seed"] = self.seed % 2**64
@@ -221,7 +222,7 @@ class RequestFields(StructureFields):
 
 
 class GenerateRequest(RequestFields, OwnFields):
-    """Exactly one of `prompt` and `input_ids`. Unknown fields are refused."""
+    """Body with exactly one of `prompt` and `input_ids`; unknown fields are refused."""
 
     model: Text | None = None
     """The target's name; another one is answered with 404."""
@@ -235,11 +236,11 @@ class GenerateRequest(RequestFields, OwnFields):
     """Log-probabilities of the output's tokens, with so many alternatives."""
     return_drafts: bool | None = None
     """Of every cycle: who proposed which token, and the drafted tree that the target verified."""
-    # OpenAI's name: refused, so that it is not overlooked.
+    # OpenAI's name is refused, so that it is not ignored silently.
     max_tokens: Refused = refused("this endpoint calls it max_new_tokens")
 
     def source(self) -> str | list[int]:
-        """The prompt in the form in which it was given; RequestError unless there is one."""
+        """Return the prompt as it was given; `RequestError` unless there is exactly one."""
         if self.prompt is not None and self.input_ids is not None:
             raise RequestError("input_ids", "give either prompt or input_ids, not both")
         if self.prompt is not None:

@@ -1,9 +1,9 @@
 """RequestLog: an id for every HTTP request, and one line in the log when it ends.
 
-Probes and scrapes come every few seconds for ever: their lines are of level DEBUG.
+Probes and scrapes come every few seconds, so their lines have the level DEBUG.
 
 Contract: the id is the client's own `x-request-id` (1 to 128 printable ASCII characters without
-spaces), else a fresh one. It is in the scope's state and in the answer, also of refusals and
+spaces), else a fresh one. It is in the scope's state and in the answer, also in refusals and
 failures: this is the outermost layer of the service. Queries and bodies are never logged.
 """
 
@@ -29,11 +29,11 @@ _PROBED = frozenset({"/health", "/metrics"})
 
 _USABLE = re.compile(r"[!-~]{1,128}")
 _CLIENT_CLOSED_REQUEST = 499  # nginx's number
-_FAILED = 500  # what the server answers where the application has not
+_FAILED = 500  # the server's answer if the application sent none
 
 
 class RequestLog:
-    """Pure ASGI: a stream passes through, message by message."""
+    """Pure ASGI middleware, through which a stream passes message by message."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -44,7 +44,7 @@ class RequestLog:
             return
         request_id = _request_id(Headers(scope=scope).get(HEADER))
         scope.setdefault("state", {})["request_id"] = request_id
-        # Not reset: the server, too, logs what goes wrong, after this. A request has its own task.
+        # Not reset, since the server logs errors after this; each request has its own task.
         REQUEST_ID.set(request_id)
         seen = {"status": _CLIENT_CLOSED_REQUEST, "bytes": 0, "client_left": False}
         is_complete, started_s = False, time.perf_counter()

@@ -1,6 +1,8 @@
-"""`GET /health`; what the router decided and did: `/router/` `decisions`, `statistics`,
-`calibration`, `slo`; and `POST /router/restart`, which replaces the replicas one after the other,
-while requests go on."""
+"""`GET /health`, the pages below `/router/`, and `POST /router/restart`.
+
+The pages `decisions`, `statistics`, `calibration` and `slo` show what the router decided and did. A
+restart replaces the replicas one after the other, while requests go on.
+"""
 
 from __future__ import annotations
 
@@ -139,13 +141,13 @@ def add_router_pages(app: FastAPI, router: ServingRouter, drain: Drain) -> None:
             return error_response(409, "there are no replicas", code="no_replicas")
         if not under_way.acquire(blocking=False):
             return error_response(409, "a restart is under way", code="restarting")
-        # A service that is told to stop does not wait for a daemon.
+        # The end of the process does not wait for a daemon thread.
         threading.Thread(target=_restart, args=(router, under_way), daemon=True).start()
         return JSONResponse({"status": "restarting"})
 
 
 def _restart(router: ServingRouter, under_way: threading.Lock) -> None:
-    """Nobody waits for it: how it ends is for the log, and `/health` says what is ready."""
+    """Restart the replicas, and log how it ends; `/health` shows which are ready."""
     try:
         router.restart_replicas()
     except CancelledError:

@@ -1,10 +1,10 @@
-"""Runs the HTTP service until it is told to stop, and says where it listens once it serves.
+"""Process of the HTTP service: it loads, announces its address, and stops on a signal.
 
 Contract: the port answers from the start on, with 503 and the progress while models are loaded; a
-load that fails ends the service. The first SIGTERM or SIGINT lets running requests finish within
-`server.drain_s`, while new ones and `/health` get 503; what is left then is ended, each request
-with its last message. A second signal ends it at once, a third waits for nothing. A service whose
-engine has failed for good stops, too: `EngineFailureError`.
+failed load ends the service. The first SIGTERM or SIGINT lets running requests finish within
+`server.drain_s`, while new ones and `/health` get 503; requests that are left are ended then, each
+with a last message. A second signal ends them at once, and a third does not wait for the messages
+either. A service whose engine has failed for good stops, too: `EngineFailureError`.
 
 Imports neither PyTorch nor the application: the thread that loads the models does.
 """
@@ -46,15 +46,15 @@ from specrouter.progress import Progress, ShownLoad, is_live
 if TYPE_CHECKING:
     from specrouter.engine.serving import ServingRouter
 
-    _Loaded = tuple[ServingRouter, ASGIApp]  # and the service in front of it
+    _Loaded = tuple[ServingRouter, ASGIApp]  # the application is the service in front of it
 
 logger = logging.getLogger(__name__)
 
-_TELL_S = 10.0  # between two lines of the log about a load that takes long
-_POLL_S = 0.2  # how often a signal or a failure is looked for
-_LAST_MESSAGES_S = 5.0  # for requests that were ended to be answered
-_KEEP_ALIVE_S = 75  # of an idle connection: longer than a load balancer's 60 s, which reuses it
-_CLOSE_S = 1  # for connections to close once their requests are answered, and cycles to end
+_TELL_S = 10.0  # between two lines of the log during a long load
+_POLL_S = 0.2  # between two checks for a signal or a failure
+_LAST_MESSAGES_S = 5.0  # time to answer requests that were ended
+_KEEP_ALIVE_S = 75  # idle connections: longer than load balancers keep them, 60 s
+_CLOSE_S = 1  # time for cycles to end, and for answered connections to close
 
 
 class EngineFailureError(RuntimeError):
@@ -62,15 +62,15 @@ class EngineFailureError(RuntimeError):
 
 
 class StoppedWhileLoadingError(RuntimeError):
-    """The service was told to stop before it was ready. A thread still loads models."""
+    """The service was stopped before it was ready, and a thread still loads models."""
 
 
 def serve(config: RouterConfig) -> None:
-    """Blocks until the process is told to stop; every request has been ended then.
+    """Run the service until a signal stops it; every request has been ended then.
 
     Raises:
-        ConfigError: naming the setting, also where the address cannot be listened on.
-        EngineFailureError: with the cause; every request has been told.
+        ConfigError: names the setting, also if the service cannot listen on its address.
+        EngineFailureError: with the cause; every request has been answered.
         StoppedWhileLoadingError: end the process without waiting for its threads.
     """
     check_server(config.server)
@@ -88,7 +88,7 @@ def serve(config: RouterConfig) -> None:
 
 
 def check_server(config: ServerConfig) -> None:
-    """What depends on this machine. Raises `ConfigError`."""
+    """Check the settings that depend on this machine, or raise `ConfigError`."""
     api_keys(config)
     template = config.chat_template
     if template is not None and not template.is_file():
@@ -96,7 +96,7 @@ def check_server(config: ServerConfig) -> None:
 
 
 def _load(config: RouterConfig, drain: Drain, progress: LoadProgress) -> _Loaded:
-    """Seconds to minutes of work, of which importing PyTorch is the first."""
+    """Import PyTorch, load the models and make the application: seconds to minutes of work."""
     from specrouter.http.app import create_app
     from specrouter.http.guards import add_guards
 
@@ -113,7 +113,7 @@ def _load(config: RouterConfig, drain: Drain, progress: LoadProgress) -> _Loaded
 
 
 def _router(config: RouterConfig, progress: LoadProgress) -> ServingRouter:
-    """With an engine in this process, or replicas in others."""
+    """Return a router with an engine in this process, or with replicas in others."""
     from specrouter.router import ChainRouter
 
     if config.cluster is None:
@@ -132,10 +132,10 @@ def _router(config: RouterConfig, progress: LoadProgress) -> ServingRouter:
 
 
 class _Server(uvicorn.Server):
-    """Loads once it listens; drains before uvicorn stops, which closes the listener first of all.
+    """Server that loads once it listens, and drains before uvicorn stops and closes the listener.
 
-    `load_error`: why there was nothing to serve. `failure`: of the engine, where that is why it
-    has stopped. `stack`: closes the router in the end.
+    `load_error`: why loading failed. `failure`: that of the engine, if the service stopped because
+    of it. `stack`: closes the router at the end.
     """
 
     def __init__(self, config: RouterConfig, port: int, stack: ExitStack) -> None:
@@ -175,12 +175,12 @@ class _Server(uvicorn.Server):
         await ticking
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """uvicorn would stop at the first signal, and raise it again in the end."""
+        """Count a signal; uvicorn would stop at the first one, and raise it again at the end."""
         self._signals += 1
         self.force_exit = self._signals > 2
 
     async def _loaded_router(self) -> ServingRouter | None:
-        """None where it could not be loaded, or where a signal came before."""
+        """Return the loaded router, or None if loading failed or a signal came first."""
         loading = asyncio.wrap_future(
             _in_thread(lambda: _load(self._settings, self._drain, self._progress))
         )
@@ -204,10 +204,10 @@ class _Server(uvicorn.Server):
             logger.exception("loading has failed")
             self.load_error = EngineFailureError(f"cannot load: {type(error).__name__}: {error}")
             return None
-        for sig in HANDLED_SIGNALS:  # what was loaded may have taken them: Ray does
+        for sig in HANDLED_SIGNALS:  # libraries may have replaced the handlers: Ray does
             signal.signal(sig, self.handle_exit)
         self._router = self._stack.enter_context(router)
-        gc.freeze()  # all of it stays: to look through it would hold every stream up
+        gc.freeze()  # all of it stays, and collecting it would delay every stream
         gc.enable()
         self._startup.hand_over(service)
         print(self._announcement(router.pool.target), flush=True)
@@ -218,7 +218,7 @@ class _Server(uvicorn.Server):
         reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         url = f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
         asks = "Open it in a browser, or try" if self._settings.server.page else "Try"
-        # Its shell has the key or is given it; a secret is not for the journal.
+        # The user's shell provides the key, which must not get into a log.
         has_keys = bool(api_keys(self._settings.server))
         key = """    -H "Authorization: Bearer $SPECROUTER_API_KEY" \\\n""" if has_keys else ""
         return (
@@ -228,7 +228,7 @@ class _Server(uvicorn.Server):
         )
 
     async def _until_over(self, router: ServingRouter) -> None:
-        """Until there is nobody left to answer, or no time."""
+        """Wait for a signal or a failure, and then for the last answers or their timeout."""
         awaited = router.health().loading
         while not self._signals and self._is_engine_well(router):
             await asyncio.sleep(_POLL_S)
@@ -267,7 +267,7 @@ class _Server(uvicorn.Server):
 
 
 def _told_drafters(router: ServingRouter, awaited: Iterable[str]) -> str:
-    """Those that are loaded, and of the others that were awaited why they are not."""
+    """Return a message: loaded drafters, and why the other `awaited` ones are not loaded."""
     known, why = router.instruments.engine_state().weight_bytes, router.health().unloadable
     loaded = [name for name in known if name != router.pool.target]
     full = "the pool is full (it is loaded when it is first used)"
@@ -276,7 +276,7 @@ def _told_drafters(router: ServingRouter, awaited: Iterable[str]) -> str:
 
 
 def _in_thread(work: Callable[[], _Loaded]) -> Future[_Loaded]:
-    """In a thread that the end of the process does not wait for."""
+    """Run `work` in a daemon thread: the end of the process does not wait for it."""
     result: Future[_Loaded] = Future()
 
     def run() -> None:
@@ -290,7 +290,7 @@ def _in_thread(work: Callable[[], _Loaded]) -> Future[_Loaded]:
 
 
 def _bound_socket(host: str, port: int) -> socket.socket:
-    """Bound before the models are loaded: a port in use is then known at once."""
+    """Bind a socket before the models are loaded, so that a port in use is reported at once."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

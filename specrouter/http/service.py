@@ -1,9 +1,9 @@
-"""Service: what the endpoints share, and the one way from a body to the router.
+"""Service: what the endpoints share, and the only path from a body to the router.
 
-Contract: everything about a request that can be refused is refused before anything is queued,
-with the client's names of fields. A request is parsed, tokenized, checked and queued in one job
-beside the event loop, since any of it may take long and streams must go on meanwhile; only one
-whose grammar is to be compiled goes on in another.
+Contract: every refusal comes before anything is queued, and uses the client's names of fields. A
+request is parsed, tokenized, checked and queued in one job outside the event loop, since each step
+may take long and streams must go on meanwhile; only a request whose grammar must be compiled
+continues in another job.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ Body = TypeVar("Body", bound=RequestFields)
 
 @dataclass(frozen=True)
 class Asked:
-    """What an endpoint makes of a body."""
+    """Requests that an endpoint makes of a body, and the answer to them."""
 
     requests: Sequence[Request]
     answer: Answer
 
 
 _Prepare = Callable[[Body, HttpRequest], Asked]
-_Accepted = tuple[Answer, bool]  # and whether it is streamed
+_Accepted = tuple[Answer, bool]  # True: it is streamed
 
 
 class Service:
-    """Raises `ConfigError` for a chat template that is none."""
+    """State that the endpoints share; `ConfigError` for an invalid chat template."""
 
     def __init__(self, router: ServingRouter) -> None:
         self.router = router
@@ -79,13 +79,13 @@ class Service:
         self._token_id_of = single_token(self.tokenizer)
 
     def check_model(self, asked: str | None) -> None:
-        """None and an empty name ask for what is served. Raises `UnknownModelError`."""
+        """Raise `UnknownModelError` for a model that is not served; no name means the target."""
         if asked and asked != self.model:
             reason = f"there is no model {asked[:80]!r}; {self.model!r} is served"
             raise UnknownModelError("model", reason)
 
     def check_choices(self, prompts: int, samples: int) -> None:
-        """Raises `RequestError` for more texts than one request may ask for, of "prompt" or "n"."""
+        """Raise `RequestError` of "prompt" or "n" for more texts than one request may have."""
         if prompts * samples > self.config.max_choices:
             reason = (
                 f"{prompts} prompts times {samples} samples of each are more than "
@@ -94,16 +94,16 @@ class Service:
             raise RequestError("prompt" if prompts > self.config.max_choices else "n", reason)
 
     def check_room(self) -> None:
-        """Raises what the router would refuse a request with that comes now.
+        """Raise the error with which the router would refuse a request now.
 
-        For before its prompts are read: a service with too much to do does nothing for it.
+        Called before prompts are tokenized: an overloaded service does no work for the request.
         """
         self.router.check_room(self.config.max_waiting)
 
     async def respond(
         self, request: HttpRequest, kind: TypeAdapter[Body], prepare: _Prepare[Body]
     ) -> Response:
-        """`kind`: of the body. Raises what the request is refused with."""
+        """Answer a request with a body of this `kind`, or raise the error that refuses it."""
         request.state.began_s = time.perf_counter()
         data = await json_data(request)
         lanes, stream = self.router.lanes, self.router.streams.open()
@@ -120,7 +120,7 @@ class Service:
     def _read(
         self, data: bytes, kind: TypeAdapter[Body], queue: Callable[[Body], _Accepted]
     ) -> _Accepted | Callable[[], _Accepted]:
-        """What is left to do where a grammar is to be compiled."""
+        """Read and queue a request; return the queueing instead if a grammar must be compiled."""
         body = read_body(data, kind)
         self.check_model(body.model)
         with field_names(body.field_names):
@@ -139,7 +139,7 @@ class Service:
         return asked.answer, bool(body.stream)
 
     def envelope(self, request: HttpRequest, prefix: str) -> dict[str, Any]:
-        """What all objects of an answer begin with; `object` is to be filled in."""
+        """Return the keys that all objects of an answer begin with; `object` is set later."""
         known = getattr(request.state, "request_id", None)
         return {
             "id": f"{prefix}-{known or uuid.uuid4().hex}",
@@ -150,8 +150,11 @@ class Service:
         }
 
     def cache_salt(self, request: HttpRequest, body: RequestFields) -> str | None:
-        """Under which it shares prefixes: what it asks for, or else its own key's, which nobody can
-        ask for."""
+        """Return the salt under which a request shares cached prefixes.
+
+        It is the requested salt, or else one of its API key, which no client can request; None if
+        the service has no keys.
+        """
         if body.cache_salt is not None:
             return f"salt {body.cache_salt}"
         if not self._has_keys:
@@ -167,7 +170,7 @@ class Service:
         prompts: Sequence[PromptLike],
         are_tokenized: Sequence[bool] = (False,),
     ) -> list[Request]:
-        """Raises `RequestError`."""
+        """Return a request for each prompt, or raise `RequestError`."""
         limit_s = self.config.request_timeout_s
         slo = asked_objective(body.slo, request.headers, self.router.slo_classes, self._token_id_of)
         speculation = body.speculation_override()
@@ -190,7 +193,7 @@ class Service:
 def _tool_format(
     name: ToolParser, reasoning: ReasoningFormat | None, template: ChatTemplate
 ) -> ToolFormat | Harmony | None:
-    """How the model writes calls; None where that is not known, or not to be read."""
+    """Return how the model writes calls; None if that is unknown, or calls are not parsed."""
     own = reasoning.calls if reasoning else None
     if own is not None and name != "none":
         return own

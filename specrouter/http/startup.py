@@ -1,7 +1,7 @@
-"""Startup: what answers until the service can, and then hands all requests on to it.
+"""Startup: answers requests until the service can, and then passes all of them on to it.
 
-Contract: until then every request gets 503 with `Retry-After`, but for the page at `/`, which shows
-what is being done and asks again; `/health` says it.
+Contract: until then every request gets 503 with `Retry-After`, except for the page at `/`, which
+shows the progress and asks again; `/health` has the progress, too.
 From `hand_over` on, requests reach the service, on the same port and the same connections.
 """
 
@@ -19,7 +19,7 @@ _RETRY_AFTER = {"Retry-After": "5"}
 
 
 class Startup:
-    """`target`: the name of the model that will be served; `has_page`: at `/`."""
+    """App until the service is loaded; `target`: its model; `has_page`: there is a page at `/`."""
 
     def __init__(self, target: str, progress: LoadProgress, has_page: bool = True) -> None:
         self._target = target
@@ -58,12 +58,12 @@ class Startup:
         return JSONResponse(body, status_code=503, headers=_RETRY_AFTER)
 
     def _refusal(self) -> Response:
-        # Nobody reads the rest of a body that is still being sent.
+        # The rest of a body that is still being sent is not read.
         headers = {**_RETRY_AFTER, "Connection": "close"}
         return error_response(503, self.message, code="loading", headers=headers)
 
     @property
     def message(self) -> str:
-        """What is being done, and for how long."""
+        """Refusal with the current step of the load, and the time since its start."""
         progress = self._progress
         return f"the service is not ready yet: {progress.step}, {progress.elapsed_s:.0f} s so far"

@@ -1,9 +1,9 @@
-"""An answer's way to the client: whole, or as server-sent events, and what happens if it leaves.
+"""Delivery of an answer: whole or as server-sent events, and cancelled if the client leaves.
 
 Contract: a client that leaves, in mid-stream or while it waits, cancels its request at once. A
 refusal is a status code, and so is a failure of all texts before their first tokens, since nothing
-is sent before; what fails later is an event `{"error": ...}`. A stream ends in `[DONE]`, however it
-went. What takes long, log-probabilities or drafts of many tokens, is made in a thread.
+is sent before; a later failure is an event `{"error": ...}`. Every stream ends with `[DONE]`. What
+takes long, log-probabilities or drafts of many tokens, is made in a thread.
 """
 
 from __future__ import annotations
@@ -28,41 +28,41 @@ from specrouter.request.output import Delta, RequestOutput
 logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
-_CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody is left to read it
+_CLIENT_CLOSED_REQUEST = 499  # nginx's number; no client is left to read it
 _DONE = b"data: [DONE]\n\n"
 _SLICE = 64  # entries of a list that are encoded at once
-# JSON may hold them as they are, and httpx's clients take them for the end of a line.
+# JSON may hold them unescaped, but httpx takes them for the end of a line.
 _LINE_ENDS = tuple((end.encode(), f"\\u{ord(end):04x}".encode()) for end in "\x85\u2028\u2029")
 
 Outputs = Sequence[tuple[int, RequestOutput]]
 
 
 class Answer(ABC):
-    """How one request's outputs look in JSON. Plain dicts: a chunk is made for every delta.
+    """JSON of one request's outputs, as plain dicts since a chunk is made for every delta.
 
-    `structure_field`: the client's, which is to blame where a structure fails.
+    `structure_field`: the client's name of the field at fault if a structure fails.
     """
 
     structure_field = "structure"
 
     @abstractmethod
     def whole(self, outputs: Outputs) -> dict[str, Any]:
-        """All outputs, none of which failed; by prompt, then by sample."""
+        """Return the answer for all outputs, none of which failed; by prompt, then by sample."""
 
     @abstractmethod
     def chunk(self, prompt: int, delta: Delta) -> dict[str, Any] | None:
-        """None where there is nothing to say yet. In the order in which deltas come."""
+        """Return a chunk, or None if there is nothing to send yet; called in the deltas' order."""
 
     def last_chunk(self) -> dict[str, Any] | None:
-        """After all others."""
+        """Return the chunk after all others, or None."""
         return None
 
     def partial(self, outputs: Outputs) -> dict[str, Any]:
-        """What stands beside the error where one of the outputs failed."""
+        """Return further keys of the error if one of the outputs failed."""
         return {}
 
     def place(self, delta: Delta) -> dict[str, Any]:
-        """What stands beside the error of one that failed in mid-stream."""
+        """Return further keys of the error of a text that failed in mid-stream."""
         return {}
 
 
@@ -82,7 +82,7 @@ async def _whole(request: Request, deltas: DeltaStream, answer: Answer) -> Respo
 
 async def _answer_of(outputs: Outputs, answer: Answer) -> Response:
     if any(one.logprobs or one.prompt_logprobs or one.drafts for _, one in outputs):
-        # Maybe seconds of work, for which streams would stand still.
+        # It may take seconds, in which the event loop would serve no stream.
         return await asyncio.to_thread(_answered, outputs, answer)
     return _answered(outputs, answer)
 
@@ -97,14 +97,14 @@ def _answered(outputs: Outputs, answer: Answer) -> Response:
 
 
 class PartsResponse(JSONResponse):
-    """For what may be long: to be made in a thread, beside which others run."""
+    """Response that may be long: made in a thread, in parts so that other threads run."""
 
     def render(self, content: Any) -> bytes:
         return _in_parts(content)
 
 
 async def _streamed(request: Request, deltas: DeltaStream, answer: Answer) -> Response:
-    """Waits for the first tokens, so that a refusal or a failure can still be a status code."""
+    """Wait for the first tokens, so that a refusal or a failure can still be a status code."""
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(aclosing(deltas))
         begun = await _unless_client_leaves(request, _beginning(deltas))
@@ -112,12 +112,12 @@ async def _streamed(request: Request, deltas: DeltaStream, answer: Answer) -> Re
             return Response(status_code=_CLIENT_CLOSED_REQUEST)
         if all(_failure(delta) for _, delta in begun):
             return await _answer_of(_ordered(begun), answer)
-        stack.pop_all()  # the response closes them
+        stack.pop_all()  # the response closes the deltas
         return ClosedStream(_events(begun, deltas, answer), deltas)
 
 
 async def _beginning(deltas: DeltaStream) -> Sequence[tuple[int, Delta]]:
-    """Up to the first one that is no failure: where one text fails, another may go on."""
+    """Return the deltas up to the first that is no failure: if one text fails, others go on."""
     begun = []
     async for at, delta in deltas:
         begun.append((at, delta))
@@ -127,9 +127,9 @@ async def _beginning(deltas: DeltaStream) -> Sequence[tuple[int, Delta]]:
 
 
 class ClosedStream(StreamingResponse):
-    """Server-sent events. Closes them, and what they are made of, however the response ends: that
-    is what cancels the request of a client that left. (Starlette alone leaves it to the garbage
-    collector.)
+    """Server-sent events that are closed, with their source, however the response ends.
+
+    This cancels the request of a client that left; Starlette leaves it to the garbage collector.
     """
 
     def __init__(self, events: AsyncGenerator[bytes], source: DeltaStream | None = None) -> None:
@@ -157,14 +157,14 @@ async def _events(
         if last is not None:
             yield _event(last)
     except Exception as error:
-        # The status line is out; only an event can still tell the client.
+        # The status line has been sent; only an event can report the error.
         logger.exception("a stream failed")
         yield _event(error_payload(500, str(error), code="generation_failed"))
     yield _DONE
 
 
 async def _event_of(answer: Answer, prompt: int, delta: Delta) -> bytes:
-    """Nothing where there is nothing to say yet."""
+    """Return the event of a delta; empty if there is nothing to send yet."""
     if delta.prompt_logprobs:  # as in `_answer_of`
         return await asyncio.to_thread(_event_now, answer, prompt, delta)
     return _event_now(answer, prompt, delta)
@@ -195,8 +195,10 @@ def framed(data: bytes) -> bytes:
 
 
 def _in_parts(value: Any, name: str = "") -> bytes:
-    """JSON, long lists by slices: json lets no other thread run while it encodes a value, however
-    large. Of lists, those of choices alone hold long ones."""
+    """Encode JSON, long lists in slices: `json` blocks other threads while it encodes a value.
+
+    Only the items of `choices` contain long lists themselves, and are encoded one by one.
+    """
     if isinstance(value, dict):
         members = (encoded(key) + b":" + _in_parts(one, key) for key, one in value.items())
         return b"{" + b",".join(members) + b"}"
@@ -218,7 +220,7 @@ async def _outputs(deltas: DeltaStream) -> Outputs:
 
 
 def _ordered(deltas: Sequence[tuple[int, Delta]]) -> Outputs:
-    """By prompt, then by sample."""
+    """Return the outputs by prompt, then by sample."""
     outputs = [(at, delta.output) for at, delta in deltas if delta.output is not None]
     if not outputs:
         raise RuntimeError("the request ended without an output")
@@ -226,7 +228,7 @@ def _ordered(deltas: Sequence[tuple[int, Delta]]) -> Outputs:
 
 
 async def _unless_client_leaves(request: Request, work: Awaitable[_Result]) -> _Result | None:
-    """The result of `work`, or None when the client left first; `work` is cancelled then."""
+    """Return the result of `work`, or None if the client left first; `work` is cancelled then."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_disconnect(request))
     try:

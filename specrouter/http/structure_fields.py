@@ -1,7 +1,7 @@
-"""The fields that ask for a form of the text, as OpenAI and vLLM spell them.
+"""Fields that ask for a structure of the text, as OpenAI and vLLM name them.
 
-Contract: at most one form per request. What is inside a form, such as a schema, is checked by
-the router's grammars; what is no JSON at all is refused here, by the name of its field.
+Contract: at most one form per request. The content of a form, such as a schema, is checked by the
+router's grammars; what is not JSON at all is refused here, by the name of its field.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from specrouter.request.fields import Fields, InnerFields, Text
 from specrouter.request.params import RequestError
 from specrouter.request.structure import Structure, StructureKind
 
-JsonSchema = dict[str, Any] | Text  # as an object, or as JSON text
+JsonSchema = dict[str, Any] | Text  # an object, or JSON text
 Choices = Annotated[list[Annotated[Text, Field(min_length=1)]], Field(min_length=1)]
 
 
 class NamedSchema(InnerFields):
-    """OpenAI wraps a schema, which is kept to whether it is strict or not."""
+    """OpenAI's wrapper of a schema, which is always enforced, strict or not."""
 
     name: Text | None = None
     """Ignored."""
@@ -45,7 +45,7 @@ class ResponseFormat(InnerFields):
 
 
 class StructuredOutputs(InnerFields):
-    """vLLM's: one form, and of JSON how it is written."""
+    """Form of the text, as vLLM names it, and options for the layout of JSON."""
 
     json_: JsonSchema | None = Field(default=None, alias="json")
     """A JSON schema, as an object or as JSON text."""
@@ -66,15 +66,15 @@ class StructuredOutputs(InnerFields):
     names them in several places, as by `allOf` or `patternProperties`."""
 
     def forms(self) -> list[tuple[str, Structure]]:
-        """Raises `RequestError`."""
+        """Return the given forms with their fields, or raise `RequestError`."""
         given = self.model_dump(by_alias=True)
         found = list(_given("structured_outputs.", ((kind, given[kind]) for kind in _FORMS)))
-        if not found:  # a misspelt one is not to be answered with free text
+        if not found:  # a misspelt form must not be answered with free text
             raise RequestError("structured_outputs", f"holds none of the forms {', '.join(_FORMS)}")
         return [(field, self._written(structure)) for field, structure in found]
 
     def _written(self, structure: Structure) -> Structure:
-        """With what is asked of JSON in the schema, as llguidance reads it."""
+        """Return the structure with the options for JSON in its schema, as llguidance reads it."""
         pattern = "" if self.disable_any_whitespace else self.whitespace_pattern
         asked = [name for name in _OF_JSON if getattr(self, name) not in (None, False)]
         if not asked:
@@ -118,10 +118,10 @@ class StructureFields(Fields):
 
     @cached_property
     def asked_structure(self) -> tuple[Structure | None, str]:
-        """What is asked for, and the name of its field.
+        """Requested structure, or None, and the name of its field.
 
         Raises:
-            RequestError: names the field: a second one, one that holds no JSON, or
+            RequestError: names a second field with a form, one that holds no JSON, or
                 `structured_outputs` without a form.
         """
         asked = list(self._of_response_format())
@@ -157,7 +157,7 @@ class StructureFields(Fields):
 
 
 def _given(prefix: str, forms: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Structure]]:
-    """Those that were."""
+    """Yield the forms that were given, with their fields."""
     for kind, form in forms:
         field = prefix + kind
         if kind == "json_object":

@@ -11,13 +11,13 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 # Byte-level vocabularies spell each byte as a character.
 _byte_characters: Callable[[], dict[int, str]] = bytes_to_unicode
-_BROKEN = "\ufffd"  # what half a character decodes to
+_BROKEN = "\ufffd"  # an incomplete character decodes to it
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # SentencePiece's fallback
-_SPACE = "\u2581"  # SentencePiece's
+_SPACE = "\u2581"  # SentencePiece's space
 
 
 class TokenTexts:
-    """Remembers what it was asked; there are no more ids than the vocabulary has."""
+    """Cache of the texts and bytes of tokens; its size is bounded by the vocabulary."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
@@ -27,19 +27,19 @@ class TokenTexts:
 
     @functools.cached_property
     def special_ids(self) -> frozenset[int]:
-        """Those that texts leave out unless they are asked for."""
+        """Ids of special tokens, which texts omit by default."""
         added = self._tokenizer.added_tokens_decoder
         return frozenset(one for one, token in added.items() if token.special)
 
     def of(self, tokens: list[int]) -> str:
-        """The text of several, special tokens included."""
+        """Return the text of several tokens, special ones included."""
         text = self._tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
-        assert isinstance(text, str)  # a list only for several sequences
+        assert isinstance(text, str)  # it is a list only for several sequences
         return text
 
     def _text(self, token: int) -> str:
         text, piece = self.of([token]), self._piece(token)
-        spaces = len(piece) - len(piece.lstrip(_SPACE))  # of which some decoders drop the first
+        spaces = len(piece) - len(piece.lstrip(_SPACE))  # some decoders drop the first one
         return " " * (spaces - (len(text) - len(text.lstrip(" ")))) + text
 
     def _data(self, token: int) -> bytes:

@@ -1,8 +1,8 @@
 """`POST /tokenize` and `POST /detokenize`, as vLLM has them.
 
-Contract: they have a thread of their own, so that no amount of such work holds up a request for a
-text; more than `MAX_WAITING_TOKENIZE` that wait for it are refused with 503. A text may be as long
-as a prompt's, and `LONG_CHARACTERS` in any case.
+Contract: they have a thread of their own, so that they never delay a request for a text; beyond
+`MAX_WAITING_TOKENIZE` waiting requests the answer is 503. A text may be as long as a prompt's, and
+have `LONG_CHARACTERS` in any case.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _detokenized(service: Service, body: DetokenizeRequest) -> Response:
 
 
 def _tokenized(service: Service, body: TokenizeRequest) -> Response:
-    """Seconds of work for a text as long as a body may be, during which streams go on."""
+    """Answer `/tokenize`: seconds of work for the longest text, while streams go on."""
     tokens = _tokens(service, body)
     pieces = None
     if body.return_token_strs:

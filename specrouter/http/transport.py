@@ -1,22 +1,21 @@
-"""Connections before there is a request: how large a header may be, how long it may take to come,
-and how many connections there may be.
+"""Limits of connections: the size of a header, the time for it to arrive, and their number.
 
 Contract: nothing here depends on what the application does, so that it holds while the application
-is busy. A header (the request line included, and trailers behind a chunked body) of more than
+is busy. A header (the request line included, and trailers after a chunked body) of more than
 `MAX_HEADER_BYTES` is answered with 431, one that has not ended after `HEADER_S` seconds with 408,
-and what is no HTTP with 400, each in the service's error shape; the connection is closed then.
-Beyond `limit_concurrency` connections, the one that has waited longest for its request to arrive is
-closed without an answer: one whose request is being answered never is.
+and invalid HTTP with 400, each in the service's error shape; the connection is closed then. Beyond
+`limit_concurrency` connections, the one that has waited longest for its request to arrive is closed
+without an answer; a connection whose request is being answered never is.
 
 A request that offers to upgrade, as Java's clients and `curl --http2` do to HTTP/2, is served in
 HTTP/1.1, since a server may ignore the offer (RFC 9110, section 7.8). The parser stops at such a
-header; a new one is given the request again, without it.
+header; a new parser gets the request again, without the offer.
 
-A client that speaks HTTP/1.0, as nginx does by default, knows no chunks (RFC 9112, section 7): an
+An HTTP/1.0 client, such as nginx by default, does not support chunks (RFC 9112, section 7): an
 answer without a length ends with its connection.
 
-A subclass of uvicorn's protocol, since uvicorn has no setting for the time of a header, nor one for
-connections that spares probes, and with httptools none for a header's size. With h11 it has the
+A subclass of uvicorn's protocol, since uvicorn has no setting for the time of a header, nor a limit
+of connections that exempts probes, and with httptools none for a header's size. With h11 it has the
 last, but a streamed chunk costs twice as much. Its tests run with the oldest and newest releases:
 `python -m checks.versions`.
 """
@@ -43,15 +42,15 @@ from specrouter.http.answers import error_payload
 logger = logging.getLogger(__name__)
 
 MAX_HEADER_BYTES = 2**16
-HEADER_S = 15.0  # for a header to arrive, from the connection's or the header's beginning on
-_SLICE = 2**16  # bytes that are parsed at once: httptools joins a header's pieces anew at each
+HEADER_S = 15.0  # time for a header to arrive, since the connection or the header began
+_SLICE = 2**16  # bytes per parser call: each call joins all pieces of a header again
 _LINGER_S = 2.0  # a client that still sends would miss the answer if the connection were closed
-_OFFERS = (b"connection", b"upgrade", b"http2-settings")  # headers of another protocol
-_OTHER_FILES = 128  # that the process may have open beside connections
+_OFFERS = (b"connection", b"upgrade", b"http2-settings")  # headers that offer another protocol
+_OTHER_FILES = 128  # files that the process may open beside connections
 
 
 def protocol_settings(config: ServerConfig) -> dict[str, Any]:
-    """Arguments of `uvicorn.Config`."""
+    """Return arguments of `uvicorn.Config`."""
     return {
         "http": BoundedProtocol,
         "ws": "none",
@@ -60,7 +59,7 @@ def protocol_settings(config: ServerConfig) -> dict[str, Any]:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. See the module."""
+    """Connection with the limits that the module describes."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -70,12 +69,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._waits_since_s = 0.0
         self._is_in_header = False
         self._is_refused = False
-        self._header_bytes = 0  # of the header or the trailers, behind the piece that began them
-        self._is_offer_gone = False  # of the request that is read
+        self._header_bytes = 0  # size of a header or trailers, after the piece in which they began
+        self._is_offer_gone = False  # the request is parsed again without its offer
 
     @property
     def is_waiting(self) -> bool:
-        """No whole request is here that has not been answered."""
+        """True if the connection waits for a request, or for the rest of one."""
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
             return True
@@ -83,7 +82,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._waits_since_s = time.monotonic()  # uvloop's own time is in milliseconds
+        self._waits_since_s = time.monotonic()  # uvloop's clock counts milliseconds
         self._start_clock()
         self._make_room()
 
@@ -115,7 +114,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._feed_without_offer(data[upgrade.args[0] :])
 
     def _offers(self) -> bool:
-        """Another protocol, with the request whose header has been read."""
+        """Return whether the request whose header has been read offers another protocol."""
         asked: bool = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
         return asked and not self._is_offer_gone
 
@@ -170,7 +169,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_refused = True
         self._stop_clock()
         logger.info("%s: %d, %s", self.client, status, message)
-        if not self._is_answered():  # an answer is on its way, and would be torn by another one
+        if not self._is_answered():  # another answer would corrupt the one that is being sent
             self.transport.close()
             return
         body = json.dumps(error_payload(status, message, code=code)).encode()
@@ -184,7 +183,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.loop.call_later(_LINGER_S, self.transport.abort)
 
     def _is_answered(self) -> bool:
-        """Every request so far."""
+        """Return whether every request so far has been answered."""
         return self.cycle is None or self.cycle.response_complete
 
     def _start_clock(self) -> None:
@@ -198,7 +197,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _late(self) -> None:
         self._clock = None
-        if not self._is_answered():  # reading rests while an earlier request is answered
+        if not self._is_answered():  # reading pauses while an earlier request is answered
             return
         if self._is_in_header:
             self._refuse(408, "header_timeout", f"the header did not arrive within {HEADER_S:g} s")
@@ -206,7 +205,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _make_room(self) -> None:
-        """Closes the connection that waits longest, where there are too many."""
+        """Close the connection that has waited longest, if there are too many."""
         most = self._most_connections
         if most is None or len(self.connections) <= most:
             return
@@ -217,15 +216,18 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 async def _send_without_chunks(cycle: RequestResponseCycle, send: Any, message: Any) -> None:
-    if message["type"] == "http.response.body":  # uvicorn would hold it against a length
+    if message["type"] == "http.response.body":  # uvicorn compares the body with this length
         cycle.expected_content_length = len(message.get("body", b""))
     await send(message)
 
 
 def _within_file_limit(connections: int) -> int:
-    """So many, or as many as the process may have files; raises its own limit as far as it may."""
+    """Return `connections`, or fewer if the process may not open as many files.
+
+    Its own limit is raised as far as it is allowed to.
+    """
     try:
-        import resource  # not everywhere
+        import resource  # not on every platform
     except ImportError:
         return connections
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,1 +1,1 @@
-"""Reasoning in answers: which text of an output is thought, which is said, and which calls."""
+"""Parsers that split an output into reasoning, content and tool calls."""

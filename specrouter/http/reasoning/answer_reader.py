@@ -1,4 +1,4 @@
-"""AnswerReader: an output as it comes, as reasoning, content and tool calls."""
+"""AnswerReader: splits an output, as it arrives, into reasoning, content and tool calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specrouter.http.tools.call_reader import CallReader
 
 @dataclass(frozen=True)
 class CallNews:
-    """Of the call `index`: its name where it begins, and more of its arguments."""
+    """New part of the call `index`: its name if it begins, and more of its arguments."""
 
     index: int
     name: str | None
@@ -22,7 +22,7 @@ class CallNews:
 
 @dataclass(frozen=True)
 class News:
-    """What a piece of text brought; calls by rising index, each once."""
+    """Result of reading a piece of text; calls are ordered by index, each once."""
 
     content: str
     calls: tuple[CallNews, ...] = ()
@@ -30,17 +30,18 @@ class News:
 
 
 class AnswerReader:
-    """
+    """Reader of one output.
+
     Args:
-        channels: makes those of the output; None: all of it is content.
-        reader: of calls within the content.
+        channels: makes the channels of the output; None: all of it is content.
+        reader: finds calls within the content.
         forced: the output is nothing but reasoning and calls.
-        max_calls: further ones are left out; None for none.
-        only: the name of the one function that may be called; None: there are several. Where the
-            call is forced, it is known as soon as it has begun.
+        max_calls: further calls are left out; None: no limit.
+        only: the name of the one function that may be called; None: there are several. A forced
+            call gets it if the output ends before its name.
 
     Attributes:
-        calls: begun so far.
+        calls: number of calls begun so far.
     """
 
     def __init__(
@@ -54,23 +55,25 @@ class AnswerReader:
         self.forced = forced
         self.calls = 0
         self._reader, self._max_calls = reader, max_calls
-        self._unnamed = only if forced else None  # of a call that was not told yet
-        self._is_cut = False  # before its name
+        self._unnamed = only if forced else None  # name of a forced call that is cut off before it
+        self._is_cut = False  # the call was cut off before its name
         self._channels = None if channels is None else channels()
         self._of_tokens = None if channels is None else channels()
-        self._arguments: list[str] = []  # of the last call
+        self._arguments: list[str] = []  # those of the last call
 
     @property
     def is_within_call(self) -> bool:
-        """The last one is not complete. A whole object of arguments ends a channel's call, too: its
-        end tag may be cut off."""
+        """True if the last call is not complete.
+
+        A channel's call is complete with a whole object of arguments: its end tag may be cut off.
+        """
         if self._is_cut or (self._reader is not None and self._reader.is_within_call):
             return True
         is_open = self._channels is not None and self._channels.field == "arguments"
         return is_open and object_of("".join(self._arguments)) is None
 
     def read(self, text: str, ends: bool = False) -> News:
-        """`ends`: nothing follows."""
+        """Read the next piece of text; `ends`: nothing follows."""
         reasoning, content = list[str](), list[str]()
         calls: dict[int, tuple[str | None, list[str]]] = {}
         for field, piece in self._pieces(text, ends):
@@ -92,7 +95,7 @@ class AnswerReader:
         return News("" if self.forced else "".join(content), told, "".join(reasoning))
 
     def is_reasoning(self, token: str) -> bool:
-        """Whether the output's next token is within the reasoning: neither tag nor header."""
+        """Read the next token, and return whether it is reasoning: neither tag nor header."""
         channels = self._of_tokens
         if channels is None:
             return False

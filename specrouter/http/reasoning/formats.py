@@ -1,18 +1,18 @@
-"""The formats of reasoning that are known, and which one a chat template speaks of.
+"""Known formats of reasoning, and the choice of one by the chat template.
 
 Contract: a format is pure, and has
 
-    tags: in the text; some are special tokens, which texts do not show by themselves.
-    calls: the form of calls that its channels read; None: they are part of the content.
-    is_taught(template): whether a chat template speaks of it.
-    opening(before, goes_on): what the answer begins with in the prompt that ends so; `before` of an
-        answer that `goes_on` is what there is of it.
-    channels(opening, functions): of an output behind it, which may call these. Their
-        `pieces(text, ends)` hang on the text alone, not on how it is cut, and are the text but for
-        tags and headers of messages; `field` is that of text that would come now, "name" where
-        that would be no text.
+    tags: those in the text; some are special tokens, which texts omit by default.
+    calls: the format of calls that its channels read; None: calls are part of the content.
+    is_taught(template): True if a chat template uses the format.
+    opening(before, goes_on): the beginning of the answer that the prompt contains already. `before`
+        is the end of the prompt, or, if the answer `goes_on`, the text that there is of it.
+    channels(opening, functions): the channels of an output after `opening`, which may call
+        `functions`. Their `pieces(text, ends)` depend on the text alone, not on how it is cut, and
+        are the text without tags and headers of messages; `field` is the field of text that would
+        come next, "name" if that would be part of a header.
     around(opening, ids, calls): the grammar of outputs, in Lark's notation, whose content, or
-        calls, are `@body`; `ids` are those of tags that are tokens of their own.
+        calls, are `@body`; `ids` are those of tags that are single tokens.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ FORMATS: Mapping[str, tuple[ReasoningFormat, ...]] = {
 
 
 def reasoning_of(name: ReasoningParser, template: str) -> ReasoningFormat | None:
-    """The first that the template speaks of; of one that is asked for by name, else its usual one.
-    None: an output is all content."""
+    """Return the first known format that the template uses; None: an output is all content.
+
+    For a format that was set by name, it is one of its variants, by default the first.
+    """
     known = FORMATS.get(name, ()) if name != "auto" else sum(FORMATS.values(), ())
     taught = (one for one in known if one.is_taught(template))
     return next(taught, None if name == "auto" else next(iter(known), None))

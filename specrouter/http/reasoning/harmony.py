@@ -1,10 +1,10 @@
-"""Harmony: messages with headers, as gpt-oss writes them.
+"""Harmony: the format of gpt-oss, messages with headers.
 
     <|start|>ROLE to=RECIPIENT<|channel|>CHANNEL to=RECIPIENT <|constrain|>json<|message|>...<|end|>
 
-Contract: pure. The prompt ends within the first header. The channel `analysis`, and what is said to
-tools of the model's own, is reasoning; a message to `functions.NAME` is a call, where the function
-may be called; all else is content. Text that has no place in the form is content, too.
+Contract: pure. The prompt ends within the first header. Messages in the channel `analysis`, and
+those to the model's built-in tools, are reasoning; a message to `functions.NAME` is a call if the
+function may be called; all else is content, also text that does not fit the format.
 Source: https://github.com/openai/harmony, docs/format.md
 """
 
@@ -29,13 +29,13 @@ _ROLE = rf"<\|start\|>\s*({'|'.join(_ROLES)}|functions\.\S*)?"
 _BEGUN = "|".join(sorted({role[:n] for role in _ROLES for n in range(len(role))}, reverse=True))
 _ROLE_OR_CUT = rf"<\|start\|>\s*({'|'.join(_ROLES)}|functions\.\S*|{_BEGUN})"
 _TO = r"(\s+t(o(=\S*\s*(<\|constrain\|>)?\s*\w*\s*)?)?)?"
-# Or its beginning.
+# A header, or the beginning of one.
 _HEADER = re.compile(rf"({_ROLE_OR_CUT})?{_TO}\s*(<\|channel\|>\s*[a-z]*{_TO}\s*)?")
 _ANY_TAG = re.compile("|".join(map(re.escape, _TAGS)))
 
 
 class Harmony:
-    """A format, see `formats`, and the form of its calls, as `ToolFormat` has it."""
+    """Format of reasoning (see `formats`), and of its calls (see `ToolFormat`)."""
 
     tags = _TAGS
     separator = tail = ""
@@ -69,7 +69,7 @@ class Harmony:
 
 
 class HarmonyChannels:
-    """See `formats`."""
+    """Channels of an output (see `formats`)."""
 
     def __init__(self, opening: str, functions: Collection[str]) -> None:
         self._cutter = TagCutter(*_TAGS)
@@ -95,7 +95,7 @@ class HarmonyChannels:
     def _tag(self, tag: str) -> Iterator[Piece]:
         header = self._header
         if header is None:
-            if tag in (_MESSAGE, _CONSTRAIN):  # has no meaning here
+            if tag in (_MESSAGE, _CONSTRAIN):  # no meaning within a message
                 return
             self._begin_header("" if tag in _ENDS else tag)
         elif tag == _MESSAGE:
@@ -123,12 +123,12 @@ class HarmonyChannels:
             self.field = "reasoning" if channel[1] == "analysis" or to_tool else "content"
 
     def _known(self, called: str) -> str | None:
-        """The longest name of a function that this begins with: names may have spaces."""
+        """Return the longest function name that `called` begins with: names may have spaces."""
         known = (one for one in self._functions if re.match(rf"{re.escape(one)}(\s|<|$)", called))
         return max(known, key=len, default=None)
 
     def _end_header(self) -> Iterator[Piece]:
-        """Of a message that did not come: text that is no header's."""
+        """End a header without a message, and yield its text if it is no header."""
         if self._header and not _HEADER.fullmatch(self._header):
             yield "content", self._no_header()
         if self._header is not None:

@@ -1,6 +1,6 @@
-"""Tags in a text that comes in pieces, and in a grammar; and what pieces of an output are.
+"""Tags in a text that arrives in pieces, and in a grammar; and the type of an output's pieces.
 
-Contract: pure. No tag begins with another, or has its first character twice.
+Contract: pure. No tag is a prefix of another, or has its first character twice.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from collections.abc import Iterator, Mapping
 from typing import Literal
 
 Field = Literal["reasoning", "content", "name", "arguments"]
-Piece = tuple[Field, str]  # a call's name begins it; its arguments follow, and end with the field
+Piece = tuple[Field, str]  # a call is its name, then arguments up to another field
 
 
 class TagCutter:
-    """Cuts a text at tags. What it tells, joined, is the text, and hangs on the text alone. `held`
-    is what a tag may begin with, and was not told yet."""
+    """Cutter of a text at its tags.
+
+    Its parts, joined, are the text, and its tags do not depend on how the text arrives. `held` is
+    the possible beginning of a tag at the end, which has not been returned yet.
+    """
 
     def __init__(self, *tags: str) -> None:
         self._tag = re.compile("|".join(map(re.escape, tags)))
@@ -25,8 +28,8 @@ class TagCutter:
         self.held = ""
 
     def parts(self, text: str, ends: bool = False) -> Iterator[str]:
-        """Tags, each alone, and the text between them. `ends`: nothing follows."""
-        if text and not self.held and self._firsts.isdisjoint(text):  # as nearly all pieces
+        """Yield tags, each alone, and the text between them; `ends`: nothing follows."""
+        if text and not self.held and self._firsts.isdisjoint(text):  # true of nearly all pieces
             yield text
             return
         text, at = self.held + text, 0
@@ -46,7 +49,7 @@ class TagCutter:
 
 
 def lark(text: str, ids: Mapping[str, int]) -> str:
-    """The text in Lark's notation, as llguidance reads it; tags that have `ids` by them."""
+    """Return the text in Lark's notation, as llguidance reads it, with `ids` in place of tags."""
     pieces = re.split(f"({'|'.join(map(re.escape, ids))})", text) if ids else [text]
     return " ".join(
         f"<[{ids[piece]}]>" if piece in ids else json.dumps(piece, ensure_ascii=False)
@@ -56,7 +59,7 @@ def lark(text: str, ids: Mapping[str, int]) -> str:
 
 
 def until(tag: str, ids: Mapping[str, int]) -> str:
-    """Rules of `thought`: any text, and the tag."""
+    """Return the rules of `thought`: any text, then the tag."""
     if tag in ids:
         return f"thought: TEXT <[{ids[tag]}]>\nTEXT: /(?s:.*)/"
     pattern = re.escape(tag).replace("/", r"\/")

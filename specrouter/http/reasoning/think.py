@@ -1,4 +1,4 @@
-"""Think: reasoning between two tags, at the answer's beginning.
+"""Think: the format with reasoning between two tags at the beginning of the answer.
 
 Contract: pure. Tags elsewhere are text. Many templates open the reasoning in the prompt.
 Sources: the chat templates of DeepSeek-R1, Qwen3, Seed-OSS, Magistral and Gemma 4.
@@ -12,7 +12,7 @@ from specrouter.http.reasoning.tags import Field, Piece, TagCutter, lark, until
 
 
 class Think:
-    """A format: see `formats`."""
+    """Format of reasoning between two tags (see `formats`)."""
 
     calls = None
 
@@ -41,7 +41,7 @@ class Think:
 
 
 class ThinkChannels:
-    """See `formats`."""
+    """Channels of an output (see `formats`)."""
 
     def __init__(self, opens: str, closes: str, opening: str) -> None:
         self._opens, self._closes = opens, closes

@@ -1,1 +1,1 @@
-"""Tool calls: what chats may call, how model families write calls, and how they are read back."""
+"""Tool calls: the functions of a chat, the formats of model families, and their parsers."""

@@ -1,6 +1,6 @@
-"""The JSON object of a call: where it ends, its name, its arguments, in the ways models write them.
+"""The JSON object of a call: its end, its name and its arguments, in the forms that models write.
 
-Contract: pure. What is None is no call.
+Contract: pure. A result of None means that the text is no call.
 """
 
 from __future__ import annotations
@@ -9,27 +9,27 @@ import json
 import re
 from typing import Any
 
-# An object up to its arguments. All other orders of its members are read as a whole.
+# An object up to its arguments. One with another order of members is parsed as a whole.
 _HEAD = re.compile(
     r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*'
     r'"(?:arguments|parameters)"\s*:\s*'
 )
 _CLOSES = {"{": "}", "[": "]"}
-# Outside of texts: punctuation, white space, numbers, and the letters of true, false and null.
+# Characters outside of strings: punctuation, white space, numbers, and true, false, null.
 _PLAIN = frozenset(",: \t\n\r" + "0123456789+-.eE" + "truefalsn")
 
 
 class JsonScanner:
-    """Where an object ends, of which `{` comes first. `depth`: how many brackets are open.
+    """Scanner that finds the end of an object, which begins with `{`.
 
-    It looks at one character at a time, so that it cannot matter how a text was cut. It refuses
-    what certainly is no JSON (a character outside of texts that JSON does not know, a bracket that
-    does not fit, a control character within a text); it does not check what a parser would: order,
-    numbers.
+    It reads one character at a time, so that it does not matter how a text was cut. It refuses
+    what cannot be JSON (a character outside of strings that JSON does not have, a bracket that does
+    not match, a control character in a string); unlike a parser, it checks neither order nor
+    numbers. `depth`: number of open brackets.
     """
 
     def __init__(self) -> None:
-        self._open: list[str] = []  # what closes them
+        self._open: list[str] = []  # the brackets that close them
         self._in_text = self._is_escaped = False
 
     @property
@@ -37,7 +37,7 @@ class JsonScanner:
         return len(self._open)
 
     def step(self, character: str) -> bool:
-        """Whether it may stand here; one that may not changes nothing."""
+        """Read a character, and return whether it may stand here; if not, nothing changes."""
         if self._in_text:
             return self._step_in_text(character)
         if character in _CLOSES:
@@ -65,7 +65,7 @@ class JsonScanner:
 
 
 def name_before_arguments(head: str) -> str | None:
-    """Of an object whose arguments come next, and after its name."""
+    """Return the name in the text of an object whose arguments come next, or None."""
     found = _HEAD.fullmatch(head)
     if found is None:
         return None
@@ -76,10 +76,11 @@ def name_before_arguments(head: str) -> str | None:
 
 
 def call_of(text: str, needs_arguments: bool) -> tuple[str, str] | None:
-    """Name and arguments, as JSON, of a whole object.
+    """Return the name and the arguments, as JSON, of a whole object; None if it is no call.
 
     Args:
-        needs_arguments: without them it is none; else they are an empty object.
+        text: the object, as JSON.
+        needs_arguments: True: an object without arguments is no call; False: they are empty then.
     """
     try:
         found = json.loads(text)
@@ -93,14 +94,14 @@ def call_of(text: str, needs_arguments: bool) -> tuple[str, str] | None:
 
 
 def _checked_name(name: Any) -> str | None:
-    """JSON can spell half a surrogate pair, which no answer can hold."""
+    """Return a valid name or None: JSON can spell half a surrogate pair, which UTF-8 cannot."""
     if not isinstance(name, str) or not name or any("\ud800" <= one <= "\udfff" for one in name):
         return None
     return name
 
 
 def object_of(given: Any) -> dict[str, Any] | None:
-    """Some models write the arguments as a text that holds JSON. None: they are no object."""
+    """Return arguments as an object, also from JSON in a string; None if they are not one."""
     if isinstance(given, str):
         try:
             given = json.loads(given)

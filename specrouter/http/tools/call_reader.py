@@ -1,10 +1,10 @@
-"""CallReader: a text as it comes, as content and tool calls.
+"""CallReader: splits a text, as it arrives, into content and tool calls.
 
-Contract: goes through the text by tags, and by characters between them, so that what all readings
-together say depends on the text alone, and not on how it was cut. A call is told when its name is
-known, and its arguments as they come, as the model wrote them; from where they are no JSON they go
-on to the end tag. What looks like a call and is none stays content, and so does all text around
-calls but the white space next to them.
+Contract: the text is read by tags, and by characters between them, so that the joined result
+depends on the text alone, and not on how it was cut. A call is reported when its name is known, and
+its arguments as they arrive, as the model wrote them; arguments that stop being JSON extend to the
+end tag. Text that looks like a call but is not one stays content, and so does all text around
+calls except for the white space next to them.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from specrouter.http.reasoning.tags import Piece, TagCutter
 from specrouter.http.tools.call_object import JsonScanner, call_of, name_before_arguments
 from specrouter.http.tools.formats import ToolFormat
 
-_Next = Generator[None, str, str]  # returns what comes behind it
+_Next = Generator[None, str, str]  # returns the character or tag after a call
 
 
 class CallReader:
-    """
+    """Reader of the calls in one text.
+
     Args:
-        names: of the functions that may be called.
+        form: how the model writes calls.
+        names: those of the functions that may be called.
 
     Attributes:
-        is_within_call: the last one is not complete.
+        is_within_call: the last call is not complete.
     """
 
     def __init__(self, form: ToolFormat, names: Collection[str]) -> None:
@@ -33,15 +35,15 @@ class CallReader:
         self._tags = form.tags
         self._cutter = TagCutter(*self._tags)
         self._told: list[Piece] = []
-        # Here an object may be a call without a tag: at the beginning, or behind another one.
+        # Here an object may be a call without a tag: at the beginning, or after another call.
         self._is_open = not form.is_tagged
-        self._follows_call = False  # nothing but white space since
+        self._follows_call = False  # only white space since a call
         self._may_close = False  # the end tag of a call may come
         self._reading = self._read()
         next(self._reading)
 
     def pieces(self, text: str, ends: bool = False) -> list[Piece]:
-        """`ends`: nothing follows."""
+        """Read the next part of the text and return its pieces; `ends`: nothing follows."""
         for part in self._cutter.parts(text):
             self._feed(part)
         if ends:
@@ -56,7 +58,7 @@ class CallReader:
         for one in (part,) if part in self._tags else part:
             self._reading.send(one)
 
-    # Each of these takes one character, or one whole tag, at a time; "" is the end.
+    # Each of these generators gets one character or one whole tag at a time; "" is the end.
 
     def _read(self) -> Generator[None, str, None]:
         form, one = self._form, (yield)
@@ -80,7 +82,7 @@ class CallReader:
         yield
 
     def _tagged(self, lead: str, one: str) -> _Next:
-        """What may be a call, with its tag if it has one. `lead`: before it."""
+        """Read what may be a call, with its tag if it has one; `lead`: the text before it."""
         if one == self._form.tag:
             lead += one
             one = yield
@@ -106,14 +108,14 @@ class CallReader:
                 return (yield)
             one = yield
         name = None if one else name_before_arguments(text)
-        if name is not None and self._may_call(name):  # cut off there
+        if name is not None and self._may_call(name):  # the text ends before the arguments
             self._begin(name)
         else:
             self._say(lead + text)
         return one
 
     def _arguments(self, scanner: JsonScanner, one: str) -> _Next:
-        """From their first character on, which the scanner has seen, to the object's end."""
+        """Read arguments from their first character, which the scanner has, to the object's end."""
         while scanner.depth > 1:
             self._told.append(("arguments", one))
             one = yield
@@ -143,7 +145,7 @@ class CallReader:
         self._is_open = self._follows_call = self._may_close = False
 
     def _may_call(self, name: str) -> bool:
-        """A tag says that it is a call; else only the name does."""
+        """Return whether an object is a call: if calls have no tag, its name must be known."""
         return self._form.is_tagged or name in self._names
 
     def _begin(self, name: str) -> None:

@@ -1,7 +1,7 @@
-"""The form of an answer that is nothing but calls, as a grammar.
+"""The grammar of an answer that is nothing but calls.
 
-Contract: written as the model's own family writes calls, so that the model knows what it is at, and
-`CallReader` reads it back.
+Contract: calls have the format of the model's own family, which the model has learned and
+`CallReader` parses.
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ Check = Callable[[Structure], None]  # raises `RequestError` for what cannot be 
 def forced_calls(
     use: ToolUse, form: ToolFormat | Harmony, check: Check, ids: Mapping[str, int], around: str = ""
 ) -> Structure:
-    """One call of these functions, and up to `use.max_calls` where the model goes on by itself.
+    """Return a structure of one call, or up to `use.max_calls` if the model goes on by itself.
 
     Args:
-        ids: of tags that are tokens of their own.
+        use: the functions, and the limit of calls.
+        form: the format of calls.
+        check: compiles a structure.
+        ids: those of tags that are single tokens.
         around: see `Structure`.
 
     Raises:
@@ -51,13 +54,13 @@ def _check_alone(function: Function, check: Check) -> None:
 
 
 def _grammar(use: ToolUse, form: ToolFormat | Harmony, ids: Mapping[str, int]) -> str:
-    """In Lark's notation, as llguidance reads it."""
+    """Return the grammar of the calls in Lark's notation, as llguidance reads it."""
     more = (use.max_calls or 1) - 1
     separator = lark(form.separator, {})
     rules = ["start: call"]
     if more:
         rules[0] += f" ({separator} call){{0,{more}}}"
-    if more and separator:  # which may be the beginning of anything else, too
+    if more and separator:  # text other than a call may follow it
         rules[0] += f" ({separator})?"
     alternatives = []
     for number, function in enumerate(use.functions):

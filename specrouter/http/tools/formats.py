@@ -1,7 +1,7 @@
-"""ToolFormat: how a family of models writes its calls, which its chat template teaches it.
+"""ToolFormat: how a family of models writes its calls, as its chat template shows.
 
-Contract: a call is a JSON object with a name and arguments; formats differ in what stands around
-it and in the name of the arguments.
+Contract: a call is a JSON object with a name and arguments; formats differ in the text around it
+and in the key of the arguments.
 Sources: the chat templates of Qwen2.5, Qwen3 and Hermes 2 Pro, and of Llama 3.1 and 3.2.
 """
 
@@ -19,15 +19,16 @@ ToolFormatName = Literal["hermes", "llama3_json"]
 
 @dataclass(frozen=True, kw_only=True)
 class ToolFormat:
-    """
+    """Format of the calls of a model family.
+
     Attributes:
-        tag: what stands before a call's object.
-        end_tag: what stands behind it; empty for nothing.
-        is_tagged: no object is a call without the tag. Else one at the text's beginning is, or
-            right behind another call, if it names a function of the request.
-        separator: between two calls, as the model writes it.
-        padding: between tags and the object, as the model writes it.
-        arguments: the name of the arguments, as the model writes it; both are read.
+        tag: text before a call's object.
+        end_tag: text after it; empty if there is none.
+        is_tagged: no object is a call without the tag. Otherwise, an object at the text's beginning
+            or right after another call is one too, if it names a function of the request.
+        separator: text between two calls, as the model writes it.
+        padding: text between tags and the object, as the model writes it.
+        arguments: the key of the arguments, as the model writes it; both keys are read.
     """
 
     name: ToolFormatName
@@ -44,11 +45,11 @@ class ToolFormat:
 
     @property
     def tail(self) -> str:
-        """Behind the arguments of a call."""
+        """Text after the arguments of a call."""
         return "}" + (self.padding + self.end_tag if self.is_tagged else "")
 
     def head(self, name: str) -> str:
-        """Before the arguments of a call of this function."""
+        """Return the text before the arguments of a call of this function."""
         opening = self.tag + self.padding if self.is_tagged else ""
         name = json.dumps(name, ensure_ascii=False)
         return f'{opening}{{"name": {name}, "{self.arguments}": '
@@ -75,14 +76,14 @@ LLAMA3_JSON = ToolFormat(
 
 FORMATS: Mapping[str, ToolFormat] = {one.name: one for one in (HERMES, LLAMA3_JSON)}
 
-# In templates that have Hermes' tag, but no JSON within it: Qwen3-Coder's and GLM's.
+# Marks of templates with Hermes' tag, but no JSON within it: Qwen3-Coder's and GLM's.
 _NO_JSON_WITHIN = ("<function=", "<arg_key>")
 # With these words Llama 3's templates refuse a turn with several calls.
 _SINGLE_CALLS = "only supports single tool-call"
 
 
 def format_of(template: str) -> ToolFormat | None:
-    """What a chat template teaches; None where it teaches nothing that is known here."""
+    """Return the format that a chat template shows, or None if it shows no known one."""
     if HERMES.tag in template:
         return None if any(mark in template for mark in _NO_JSON_WITHIN) else HERMES
     if LLAMA3_JSON.tag in template or "Environment: ipython" in template:
@@ -91,7 +92,7 @@ def format_of(template: str) -> ToolFormat | None:
 
 
 def added_tags(tags: Collection[str], tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-    """Ids of the tags that are tokens of their own, or hold a special one."""
+    """Return the ids of tags that are single tokens, and of special tokens within tags."""
     return {
         token.content: one
         for one, token in tokenizer.added_tokens_decoder.items()
@@ -100,5 +101,5 @@ def added_tags(tags: Collection[str], tokenizer: PreTrainedTokenizerBase) -> dic
 
 
 def has_single_calls(template: str) -> bool:
-    """Whether a chat with several calls in one turn could not go on."""
+    """Return whether the template refuses a turn with several calls."""
     return _SINGLE_CALLS in template

@@ -1,7 +1,7 @@
-"""ToolUse: which functions a chat may call, and whether it must: `tools` and `tool_choice`.
+"""ToolUse: the functions that a chat may or must call, from `tools` and `tool_choice`.
 
-Contract: whatever is wrong is refused with `RequestError`, which names the place. Schemas are only
-looked at here; they are compiled where calls are forced.
+Contract: every mistake is refused with a `RequestError` that names the place. Schemas are only
+inspected here; they are compiled if calls are forced.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Any
 from specrouter.request.params import RequestError
 
 MAX_TOOLS = 128  # OpenAI's
-MAX_CALLS = 16  # of one answer that must call something: else a weak model may never end
+MAX_CALLS = 16  # in an answer with forced calls: a weak model might never end
 _LONGEST_NAME = 128
 
-# Where one of these stands, the members of an object are named in several places.
+# With one of these, the members of an object are named in several places.
 _SPREAD = ("allOf", "if", "dependentSchemas", "unevaluatedProperties", "patternProperties")
 _NAMED = ("properties", "$defs", "definitions")  # schemas by name
 _LISTED = ("anyOf", "oneOf", "prefixItems")
-_ALTERNATIVES = ("anyOf", "oneOf", "$ref")  # which beside members name further ones
+_ALTERNATIVES = ("anyOf", "oneOf", "$ref")  # beside `properties`, they name further members
 
 ToolChoice = str | Mapping[str, Any] | None
 
 
 @dataclass(frozen=True)
 class Function:
-    """`place`: in the request; `schema`: of its arguments, an object's."""
+    """Function of a request; `place`: its path there; `schema`: that of its arguments."""
 
     place: str
     name: str
@@ -36,7 +36,7 @@ class Function:
 
 @dataclass(frozen=True)
 class ToolUse:
-    """`forced`: the answer is nothing but calls. `max_calls`: None is any number."""
+    """Allowed calls; `forced`: the answer is nothing else; `max_calls`: None for no limit."""
 
     functions: tuple[Function, ...]
     forced: bool
@@ -50,10 +50,12 @@ class ToolUse:
 def asked_tools(
     tools: Sequence[Mapping[str, Any]] | None, choice: ToolChoice, parallel: bool | None
 ) -> ToolUse | None:
-    """None where nothing may be called.
+    """Return the calls that are allowed, or None if there are none.
 
     Args:
-        parallel: False for at most one call.
+        tools: those of the request.
+        choice: its `tool_choice`.
+        parallel: its `parallel_tool_calls`; False for at most one call.
 
     Raises:
         RequestError: names the field: `tools`, `tool_choice`, or a place in them.
@@ -125,13 +127,12 @@ def _named(choice: Mapping[str, Any], functions: Sequence[Function]) -> Function
 
 
 def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema without members that it does not name.
+    """Return the schema without members that it does not name.
 
-    A JSON schema allows them unless it says otherwise, and clients seldom say it; where calls are
-    forced, a model would go on with arguments that the function does not have. What the narrower
-    schema allows, the client's allows too: `additionalProperties: false` stands at every object
-    that names its members in one place, and says nothing of others. Unchanged where members are
-    spread over several schemas.
+    A JSON schema allows them unless it forbids them, and clients rarely do; with forced calls, a
+    model would go on with arguments that the function does not have. The client's schema allows
+    all that the narrower one does: `additionalProperties: false` is added only to objects that
+    name their members in one place. A schema is unchanged if members are spread over several.
     """
     return dict(schema) if _is_spread(schema) else _closed(schema)
 
@@ -147,7 +148,7 @@ def _is_spread(schema: Any) -> bool:
 
 
 def _are_named(schema: Mapping[str, Any], properties: Mapping[str, Any]) -> bool:
-    """Whether all that it requires is among its properties."""
+    """Return whether all required members are among the properties."""
     required = schema.get("required")
     return not isinstance(required, list) or all(each in properties for each in required)
 
