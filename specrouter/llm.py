@@ -6,10 +6,11 @@
     llm.chat("Why is the sky blue?")
     llm.compare("def fib(n):")
 
-Contract: what it serves is what `specrouter serve` would with the same arguments. One is open at a
-time: the next one closes it before models are loaded, so a notebook's cell can be run again. It is
-closed when nobody holds it, its `router` or one of its streams, at the latest at the interpreter's
-end. Nothing here needs an event loop, or minds one that runs. Two at once are two `ChainRouter`s.
+Contract: it serves what `specrouter serve` would serve with the same arguments. One LLM is open at
+a time: a new one closes the old one before it loads models, so a notebook's cell can be run again.
+It closes when the last reference to it, to its `router` or to one of its streams is gone, at the
+latest when the interpreter ends. It needs no event loop, and works inside a running one. For two at
+once, make two `ChainRouter`s.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import gc
 import secrets
 import sys
+import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -26,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelpool.errors import ConfigError
 from specrouter.engine.request import PromptLike
-from specrouter.notebook import MOST_PAIRS, PAIRS, Comparison, Text, Texts
+from specrouter.notebook import PAIRS, Comparison, Text, Texts
 from specrouter.progress import Progress, ShownLoad, is_live
 from specrouter.request.errors import UnavailableError
 from specrouter.request.output import Delta, RequestOutput
@@ -34,30 +36,29 @@ from specrouter.request.params import RequestError, SamplingParams, Speculation
 from specrouter.request.spec import SpeculationOverride
 from specrouter.target import OPTIONS, Asked, Given, asked_of, naming
 
-if TYPE_CHECKING:  # an error of the arguments is told before PyTorch is imported
+if TYPE_CHECKING:  # errors of the arguments come before PyTorch is imported
     from specrouter.router import ChainRouter
 
 _SETTINGS = {option.name: option.setting for option in OPTIONS}
 _SAMPLING = {*(one.name for one in fields(SamplingParams)), "max_tokens"}
+_COMPARED_S = 20.0  # of a comparison, after which it ends at the next test
 _open: weakref.ref[LLM] | None = None
 
 
 class LLM:
-    """See the module.
+    """A model with its drafters; see the module.
+
+    Sampling parameters of the methods are those of `SamplingParams`, as keywords or as one object
+    in `params`; `speculation` overrides the router's choice. Raises `ConfigError`, which names the
+    argument.
 
     Args:
-        target: what `specrouter serve` takes for TARGET; None: the bundled scenario.
-        draft: names of drafters, as `--draft` has them, "auto" for one on this machine; None:
-            `ngram`, which has no weights.
+        target: as TARGET of `specrouter serve`; None: the bundled scenario.
+        draft: names of drafters, as for `--draft`; "auto" finds one on this machine; None: `ngram`,
+            which has no weights.
         set: any settings, by their keys in a configuration file: `{"engine.prefill_chunk": 512}`.
-        progress: shows on stderr what is loaded, and how much of it is; None: on a terminal and in
-            a notebook.
+        progress: shows the progress of loading on stderr; None: on a terminal and in a notebook.
         options: `max_model_len`, `max_requests`, `generation_defaults`, `fresh_times`.
-
-    Sampling parameters of the methods are those of `SamplingParams`, by keyword, or one in
-    `params`; `speculation` overrides the router's choice.
-
-    Raises `ConfigError`, which names the argument.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class LLM:
 
     @property
     def router(self) -> ChainRouter:
-        """For all else. Raises `UnavailableError` once this is closed."""
+        """The router, for all other calls. Raises `UnavailableError` if this LLM is closed."""
         if self._router is None:
             raise UnavailableError("this LLM is closed; the next one that is made closes it")
         return self._router
@@ -98,7 +99,7 @@ class LLM:
         speculation: SpeculationOverride = None,
         **sampling: Any,
     ) -> Texts:
-        """A list, also of one prompt; the samples of a prompt follow one another.
+        """Return the texts in a list, also for one prompt; samples of a prompt are consecutive.
 
         Raises `RequestError`, which names the field.
         """
@@ -112,7 +113,7 @@ class LLM:
         speculation: SpeculationOverride = None,
         **sampling: Any,
     ) -> Text:
-        """The answer to a message, or to a conversation as OpenAI has it. Raises `RequestError`."""
+        """Answer a message, or a conversation in OpenAI's format. Raises `RequestError`."""
         said = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
         return _text(self.router.chat(said, self._params(params, sampling), speculation))
 
@@ -123,18 +124,18 @@ class LLM:
         speculation: SpeculationOverride = None,
         **sampling: Any,
     ) -> Iterator[Delta]:
-        """Parts of the text as they come; leaving the loop cancels it. Raises `RequestError`."""
+        """Yield parts of the text as they come; leaving the loop cancels. Raises `RequestError`."""
         parts = self.router.stream(prompt, self._params(params, sampling), speculation)
         return self._held_while(parts)
 
     def compare(
         self, prompt: PromptLike, params: SamplingParams | None = None, **sampling: Any
     ) -> Comparison:
-        """One text with speculation and without: the same seed, and nothing kept of either is used
-        for the other. Both are served once untimed, then in pairs of random order, six times each,
-        or twelve times where six do not tell which is faster.
+        """Serve one prompt with speculation and without, and compare texts and speeds.
 
-        Raises `RequestError`.
+        Both use the same seed, and neither can reuse what was kept of the other. Each is served
+        once untimed, then in pairs of random order: eight, or up to 16 and 32 where these do not decide
+        which is faster and took less than 20 s. Raises `RequestError`.
         """
         is_ids = isinstance(prompt, Sequence) and all(isinstance(one, int) for one in prompt)
         if not isinstance(prompt, str) and not (is_ids and prompt):
@@ -150,12 +151,15 @@ class LLM:
 
         with Progress() if is_live(sys.stderr) else nullcontext() as shown:
             found = Comparison(serve(routing), serve("off"))  # untimed
+            until_s = time.monotonic() + _COMPARED_S
             while found.equal and found.routed.token_ids and not found.is_decided:
+                if found.is_at_test and time.monotonic() > until_s:
+                    break
                 pair = len(found.ratios) + 1
                 if shown is not None:
-                    shown.show(f"comparing, pair {pair} of {PAIRS} to {MOST_PAIRS}")
-                # By chance: whatever else the machine does favours neither, and no pair tells of
-                # another, as it would in the order A B, B A, where neighbours are of one kind.
+                    shown.show(f"comparing, pair {pair} of {PAIRS[0]} to {PAIRS[-1]}")
+                # A random order: other work of the machine favours neither, and pairs are
+                # independent; in the order A B, B A neighbours would be of one kind.
                 if secrets.randbits(1):
                     routed, alone = serve(routing), serve("off")
                 else:
@@ -164,7 +168,7 @@ class LLM:
         return found
 
     def close(self) -> None:
-        """Ends what runs, and gives the models' memory back."""
+        """End running requests, and free the models' memory."""
         self._closing()
         self._router = None
         gc.collect()
@@ -182,11 +186,11 @@ class LLM:
         return f"LLM({target!r}, drafted for by {', '.join(drafters) or 'nobody'})"
 
     def _held_while(self, parts: Iterator[Delta]) -> Iterator[Delta]:
-        """Nobody else may hold this: `LLM().stream(...)`."""
+        """Yield from `parts` with a reference to this LLM, which may be the only one."""
         yield from parts
 
     def _params(self, params: SamplingParams | None, given: Mapping[str, Any]) -> SamplingParams:
-        """Raises `RequestError`."""
+        """Merge `params`, keywords and defaults. Raises `RequestError`."""
         unknown = next((name for name in given if name not in _SAMPLING), None)
         if unknown is not None:
             raise RequestError(unknown, "is no sampling parameter: `SamplingParams` has them")
@@ -209,7 +213,7 @@ def _asked(
     settings: Mapping[str, Any],
     options: Mapping[str, Any],
 ) -> Asked:
-    """Raises `ConfigError`."""
+    """Return the configuration for the arguments of `LLM`. Raises `ConfigError`."""
     unknown = next((name for name in options if name not in _SETTINGS), None)
     if unknown is not None:
         raise ConfigError(unknown, f"is no option: there are {', '.join(_SETTINGS)}, and set")

@@ -1,6 +1,6 @@
-"""Texts as a notebook shows them: each token in the colour of the model that proposed it.
+"""Display of texts in notebooks: each token in the colour of the model that proposed it.
 
-Contract: tokens are escaped, and can be told apart without colours: what a drafter proposed is
+Contract: tokens are escaped, and distinct without colours: tokens proposed by a drafter are
 underlined, and the title of a token names its model and its cycle.
 """
 
@@ -13,15 +13,19 @@ from statistics import median
 
 from specrouter.request.output import RequestOutput
 
-# Of drafters. Pale, under dark text; the target's own tokens have none.
+# Background colours of drafters, pale under dark text; the target's own tokens have none.
 _COLOURS = ("#fde68a", "#bfdbfe", "#bbf7d0", "#fbcfe8", "#ddd6fe", "#fed7aa", "#a5f3fc", "#e5e7eb")
-PAIRS, MOST_PAIRS = 6, 12  # of a comparison: at first, and where these do not tell
+PAIRS = (8, 16, 32)  # of a comparison, after each of which it is decided whether to go on
+_MISSES = 1 / 128  # largest probability that the interval after so many misses the median
 _TEXT = "white-space:pre-wrap;font-family:monospace;line-height:1.6"
 _NOTE = "color:gray;font-size:smaller"
 
 
 def speed(output: RequestOutput) -> str:
-    """`64 tokens (length) | 310.2 tokens/s | ttft 41 ms | acceptance length 2.78`"""
+    """Return the length and speed of an output in one line.
+
+    Example: `64 tokens (length) | 310.2 tokens/s | ttft 41 ms | acceptance length 2.78`.
+    """
     metrics, rate = output.metrics, output.metrics.tokens_per_s
     parts = [f"{metrics.output_tokens} tokens ({output.finish_reason})"]
     if rate is not None:
@@ -32,7 +36,10 @@ def speed(output: RequestOutput) -> str:
 
 
 def figures(output: RequestOutput) -> str:
-    """One line: `speed`, and what else there is to tell; the most used chain first."""
+    """Return `speed`, the shares of chains, whether the objective was attained, and the seed.
+
+    All are in one line, the most used chain first.
+    """
     metrics, parts = output.metrics, [speed(output)]
     if metrics.cycles:
         chains = Counter(metrics.chains).most_common()
@@ -45,7 +52,7 @@ def figures(output: RequestOutput) -> str:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Text(RequestOutput):
-    """An output that a notebook shows: see `RequestOutput`. It was asked for with its `drafts`."""
+    """An output for display in a notebook (see `RequestOutput`), requested with its `drafts`."""
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -53,7 +60,7 @@ class Text(RequestOutput):
 
     @property
     def tokens(self) -> Iterator[tuple[str, str, int]]:
-        """Of each what it adds to the text, the model that proposed it, and the cycle."""
+        """The text of each token, the model that proposed it, and its cycle."""
         for draft in self.drafts or ():
             for text, model in zip(draft.texts, draft.proposed_by, strict=True):
                 yield text, model, draft.cycle
@@ -76,7 +83,7 @@ class Text(RequestOutput):
 
 
 class Texts(list[Text]):
-    """One after the other."""
+    """A list of texts, displayed one below the other."""
 
     def _repr_html_(self) -> str:
         return "<hr>".join(text._repr_html_() for text in self)
@@ -84,11 +91,11 @@ class Texts(list[Text]):
 
 @dataclass(frozen=True)
 class Comparison:
-    """The same request, `routed` and by the target `alone`, several times in turns.
+    """The same request served `routed` and by the target `alone`, several times in turns.
 
     Attributes:
         routed, alone: the last answers.
-        ratios: of pairs that ran one after the other, tokens/s routed to alone.
+        ratios: tokens/s of routed over alone, for each pair of consecutive runs.
     """
 
     routed: Text
@@ -97,7 +104,7 @@ class Comparison:
 
     @property
     def first_difference(self) -> int | None:
-        """The first token that differs, from 0; None: the texts are equal."""
+        """Index of the first token that differs, from 0; None if the texts are equal."""
         routed, alone = self.routed.token_ids, self.alone.token_ids
         shorter = min(len(routed), len(alone))
         at = next((at for at in range(shorter) if routed[at] != alone[at]), shorter)
@@ -109,31 +116,38 @@ class Comparison:
 
     @property
     def speedup(self) -> float | None:
-        """Tokens/s, routed to alone, the median of the pairs: of one request, so it is no
-        benchmark."""
+        """Median over the pairs of tokens/s routed over alone; one request is not a benchmark."""
         return median(self.ratios) if self.ratios else None
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """That holds the true median; see `median_interval`."""
+        """An interval that contains the true median; see `median_interval`."""
         return median_interval(self.ratios)
 
     @property
     def is_decided(self) -> bool:
-        """There is a difference after some pairs, or there have been enough. It is looked at twice
-        alone: who looks after every pair finds differences where there are none."""
+        """True if the pairs show a difference, or if there are as many as there can be.
+
+        It tests at the points in `PAIRS` only: a test after every pair would find differences where
+        there are none.
+        """
         low, high = self.interval or (0.0, 2.0)
-        is_other = len(self.ratios) == PAIRS and not low <= 1.0 <= high
-        return is_other or len(self.ratios) >= MOST_PAIRS
+        is_other = self.is_at_test and not low <= 1.0 <= high
+        return is_other or len(self.ratios) >= PAIRS[-1]
+
+    @property
+    def is_at_test(self) -> bool:
+        """True after as many pairs as `PAIRS` names."""
+        return len(self.ratios) in PAIRS
 
     def followed_by(self, routed: Text, alone: Text) -> "Comparison":
-        """With another pair, of texts that have tokens."""
+        """Return the comparison with another pair, of texts that have tokens."""
         ratio = (routed.tokens_per_s or nan) / (alone.tokens_per_s or nan)
         return Comparison(routed, alone, (*self.ratios, ratio))
 
     @property
     def verdict(self) -> str:
-        """`equal, 1.37 times as fast with speculation (1.30 to 1.44)`, or no difference."""
+        """The result, such as `equal, 1.37 times as fast with speculation (1.30 to 1.44)`."""
         texts = "equal" if self.equal else f"different from token {self.first_difference} on"
         interval = self.interval
         if interval is None:
@@ -159,13 +173,16 @@ class Comparison:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Two of the values, between which the median of all that could come lies in all but one case
-    of 32, so that two looks miss it in at most one of 16, whatever the distribution; None: fewer
-    than six cannot say. Source: Conover, "Practical Nonparametric Statistics", section 3.2."""
+    """Return two of the values as a confidence interval of the median, or None for fewer than eight.
+
+    The interval misses the median with a probability of at most 1/128, for any distribution, so
+    three tests miss it with at most 3/128. Source: Conover, "Practical Nonparametric Statistics", section
+    3.2.
+    """
     count, ordered, outside = len(values), sorted(values), 0.0
     for rank in range(count):
-        outside += 2 * comb(count, rank) / 2**count  # that `rank` or fewer lie on one side
-        if outside > 1 / 32:
+        outside += 2 * comb(count, rank) / 2**count  # chance of `rank` or fewer on one side
+        if outside > _MISSES:
             return (ordered[rank - 1], ordered[count - rank]) if rank else None
     return None
 
