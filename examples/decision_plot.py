@@ -1,8 +1,8 @@
-"""Draws what the router expected of each way to decode when it last switched.
+"""Plot of the token times that the router predicted for each chain when it last compared some.
 
     python -m examples.decision_plot --plot FILE.png [--config FILE] [--prompt TEXT]
 
-Generates some text, takes the last decision that compared alternatives, and draws the predicted
+It generates some text, takes the last decision that compared alternatives, and draws the predicted
 time of a token for the best shape of each chain, the chosen one and the others. Needs matplotlib.
 """
 
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def best_of_each_chain(record: DecisionRecord) -> list[Option]:
-    """The alternative with the least time of a token, for each chain; the fastest first."""
+    """Return the alternative with the least time per token of each chain, fastest first."""
     known = list(record.decision.alternatives)
     if record.decision.predicted is not None:
         known.append(record.decision.predicted)

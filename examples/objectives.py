@@ -1,10 +1,10 @@
 """Two kinds of requests at once, each with its own objective: `python -m examples.objectives`.
 
-Half of the requests are in a hurry, the other half is background work; there are more of them than
-run together. Those in a hurry have the lower `priority` number, so they are admitted first. Printed
-is what each class got: how many requests attained their objective, and their times. Objectives are
-given as multiples of what a token takes when the target serves one request alone; make them tighter
-(`--interactive 3`) or bring more requests, and see who is served in time.
+Half of the requests are urgent, the other half is background work; there are more of them than can
+run together. The urgent ones have the lower `priority` number, so they are admitted first. The
+program prints for each class how many requests attained their objective, and their times.
+Objectives are multiples of the time of a token when the target serves one request alone; make them
+tighter (`--interactive 3`) or send more requests, and see which are served in time.
 """
 
 import argparse

@@ -3,9 +3,9 @@
     pip install openai
     python -m examples.openai_client [--url http://127.0.0.1:8000] [--api-key KEY]
 
-The answer is streamed; a chunk holds as many tokens as one pass of the target brought. What
-OpenAI's interface lacks goes into `extra_body`: here, the same request with and without
-speculation, whose texts are equal because they have the same seed.
+The answer is streamed; a chunk has all tokens that one pass of the target committed. Options that
+OpenAI's interface lacks go into `extra_body`: here, the same request with and without speculation,
+whose texts are equal because they have the same seed.
 """
 
 import argparse

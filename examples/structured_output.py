@@ -1,8 +1,8 @@
 """Text that fits a JSON schema, for several seeds: `python -m examples.structured_output`.
 
-Drafters know nothing of the schema: what they propose against it is pruned, and every verifier is
-masked, so speculation changes nothing here either. The bundled models are far too small to say
-anything sensible; that even their answers parse is the point.
+Drafters ignore the schema: drafts that violate it are pruned, and every verifier is masked, so
+speculation does not change the text here either. The bundled models are far too small to say
+anything sensible; the point is that even their answers parse.
 """
 
 import argparse

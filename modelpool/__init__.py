@@ -1,8 +1,8 @@
-"""Models: their declaration, loading, devices, memory, eviction, and packed attention.
+"""Models: declaration, loading, devices, memory, eviction and packed attention.
 
-Knows nothing of requests or token trees. Importing it imports neither PyTorch, which the first use
-of `ModelPool` does, nor transformers' modelling code, which `ModelPool.get` does: an error of the
-configuration is told without either.
+This package depends on neither requests nor token trees. Importing it imports neither PyTorch,
+which the first use of `ModelPool` imports, nor the modelling code of transformers, which
+`ModelPool.get` imports: an error in the configuration is reported without either.
 """
 
 from __future__ import annotations

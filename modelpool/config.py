@@ -1,7 +1,7 @@
-"""The declaration of a pool, and how it is read from a mapping.
+"""The declaration of a pool, and its validation from a mapping.
 
-Keys are strict: an unknown one is an error that names it. What depends on the machine or on
-files (sources, devices, tokenizers) is checked by `ModelPool`, not here.
+Keys are strict: an unknown one is an error that names it. Settings that depend on the machine or on
+files (sources, devices, tokenizers) are checked by `ModelPool`, not here.
 """
 
 import re
@@ -24,27 +24,27 @@ from modelpool.errors import ConfigError
 Dtype = Literal["auto", "bfloat16", "float16", "float32", "float64"]
 KVDtype = Literal["auto", "bfloat16", "float16", "float32"]
 Weights = Literal["auto", "int8", "int4", "exact"]
-KeptWeights = Literal["plain", "int8", "int4"]  # by the linear layers of a loaded model
+KeptWeights = Literal["plain", "int8", "int4"]  # form of the linear layers of a loaded model
 
-# Sources of members that draft from texts that are there already.
+# Sources of text drafters.
 NGRAM = "ngram"
 SUFFIX = "suffix"
 TEXT_SOURCES = (NGRAM, SUFFIX)
-OWN_DRAFTER = "drafter:"  # before `package.module:NAME`, a kind of drafter of one's own
+OWN_DRAFTER = "drafter:"  # before `package.module:NAME`, a user's own kind of drafter
 QUANTISED = "quantised:"  # before the target's name: its twin in int8 or int4
 _OF_WEIGHTS = (
     "dtype", "kv_dtype", "weights", "device", "threads", "attention", "tensor_parallel",
     "inflate_to", "revision", "trust_remote_code",
 )  # fmt: skip
 
-# That it may have for itself.
+# Settings that a twin may have for itself.
 _OF_A_TWIN = ("dtype", "kv_dtype", "weights", "device", "threads", "attention")
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
 def _form(pattern: str, reason: str) -> AfterValidator:
-    """A text is of this form, or refused for `reason`: a pattern tells a reader little."""
+    """Return a validator that refuses texts of another form, with a readable `reason`."""
 
     def check(text: str) -> str:
         if re.fullmatch(pattern, text) is None:
@@ -75,33 +75,35 @@ class ModelConfig(BaseModel):
 
     Attributes:
         name: the name in chains, and of the target for clients; without spaces, ">" and ",".
-        source: `hub:ORG/NAME`, `hub:ORG/NAME:QUANT` (a GGUF file of the repository by how its name
-            ends, such as Q4_K_M; without QUANT, where there are GGUF files alone: Q4_K_M, else
+        source: `hub:ORG/NAME`, `hub:ORG/NAME:QUANT` (a GGUF file of the repository by the end of
+            its name, such as Q4_K_M; without QUANT, if there are only GGUF files: Q4_K_M, else
             another Q4, else the first), `path:DIR` (or a path that begins with "/", "." or "~"),
             `gguf:FILE` (or a path that ends in ".gguf"), `bundled:NAME`, `released:smollm2`
-            (SmolLM2-135M-Instruct, fetched once); `quantised:TARGET`: the target with int8 weights,
-            or int4 if `weights` says so, on the CPU. Without a model: `suffix` quotes the request's
-            text and its tenant's earlier outputs, `ngram` the request's text alone,
-            `drafter:package.module:NAME` is a subclass of `specrouter.execution.drafter.Drafter`.
+            (SmolLM2-135M-Instruct, downloaded once); `quantised:TARGET`: the target with int8
+            weights, or int4 if `weights` says so, on the CPU. Without a model: `suffix` drafts from
+            the request's text and its tenant's earlier outputs, `ngram` only from the request's
+            text, `drafter:package.module:NAME` is a subclass of
+            `specrouter.execution.drafter.Drafter`.
         dtype: `auto` is the checkpoint's, but on the CPU float32 for drafters of fewer than 8M
             parameters and where the CPU has no kernels for a half precision (bfloat16 needs
             AVX-512), if there is memory. Packed weights (AWQ, GPTQ) of float16 become bfloat16.
-        kv_dtype: of keys and values. `auto` is float16 where weights are quantised, which attend in
-            float32, else the model's dtype. On a GPU it is the model's dtype.
-        weights: of the linear layers. `auto` is the checkpoint's (also compressed-tensors W8A8;
-            AWQ, GPTQ and W4A16 become plain; a GGUF file's, on the CPU where dtype is auto,
-            `exact`, else plain); `int8` and `int4` (groups of 32, the head in int8) quantise at
-            load, which changes the text; `exact` keeps them as the checkpoint has them (blocks of a
-            GGUF file, groups of AWQ, GPTQ and W4A16) and rounds the rest (q2_K and q3_K to int4).
-            CPU only; one that has no kernels for them keeps plain weights, with a warning.
+        kv_dtype: dtype of keys and values. `auto` is float16 where weights are quantised, which
+            attend in float32, else the model's dtype. On a GPU it is the model's dtype.
+        weights: form of the linear layers' weights. `auto` is the checkpoint's (also
+            compressed-tensors W8A8; AWQ, GPTQ and W4A16 become plain; a GGUF file's are `exact` on
+            the CPU where dtype is auto, else plain); `int8` and `int4` (groups of 32, the head in
+            int8) quantise at load, which changes the text; `exact` keeps them as the checkpoint has
+            them (blocks of a GGUF file, groups of AWQ, GPTQ and W4A16) and rounds the rest (q2_K
+            and q3_K to int4). CPU only; a CPU that has no kernels for them keeps plain weights,
+            with a warning.
         device: `auto` (by free memory, the target first, then the largest), `cpu`, `cuda` or
             `cuda:N`.
         threads: CPU threads of its forwards. By default 1 for a drafter of fewer than 4M
             parameters, else torch's setting.
-        attention: as `pool.attention`, for this member.
+        attention: `pool.attention` for this member.
         tensor_parallel: must be 1. A model too large for one device is spread by whole layers
             (`device: auto` or `cuda`).
-        inflate_to: at least so many parameters: the source, a Llama, is inflated to the same
+        inflate_to: minimum number of parameters: the source, a Llama, is inflated to the same
             function at a larger model's cost.
         pinned: never evicted when idle.
         revision: branch, tag or commit of a hub repository.
@@ -126,7 +128,7 @@ class ModelConfig(BaseModel):
 
     @property
     def has_model(self) -> bool:
-        """Else it only drafts, and has no files, no device and no memory of the pool's."""
+        """False if it only drafts, and has no files, no device and no memory of the pool."""
         return not (self.reads_texts or self.source.startswith(OWN_DRAFTER))
 
     @property
@@ -135,7 +137,7 @@ class ModelConfig(BaseModel):
 
     @property
     def quotes_outputs(self) -> bool:
-        """Earlier ones too."""
+        """True if it also drafts from the tenant's earlier outputs."""
         return self.source == SUFFIX
 
     @property
@@ -144,17 +146,17 @@ class ModelConfig(BaseModel):
 
     @property
     def is_placed(self) -> bool:
-        """It goes where it is told to: not without weights, and a twin is on the CPU."""
+        """True if its device may be chosen: not without weights, and a twin is on the CPU."""
         return self.has_model and self.twin_of is None
 
     @property
     def twin_of(self) -> str | None:
-        """The name of the target, whose weights it has in int8 or int4."""
+        """The name of the target, if this member has its weights in int8 or int4."""
         return self.source.removeprefix(QUANTISED) if self.source.startswith(QUANTISED) else None
 
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
-        """Those that its source leaves open."""
+        """Refuse settings that have no meaning for the source."""
         for field in _OF_WEIGHTS:
             value = getattr(self, field)
             if value == type(self).model_fields[field].default:
@@ -175,13 +177,13 @@ class PoolConfig(BaseModel):
     Attributes:
         target: the name of the model whose output is served.
         models: the target and its drafters, all with the same tokenizer.
-        max_loaded_models: beyond it, idle models are evicted, the least recently used first.
+        max_loaded_models: above it, idle models are evicted, the least recently used first.
         memory_limit_mb: the same, for weights and KV of the loaded models on all devices.
         pack_weights: lays out linear weights where that is faster on the CPU; the last bit of large
             float32 layers may change.
-        attention: kernels. `auto` is `triton` on CUDA where it can be, else `path`: on a CPU in C,
-            on a GPU in plain PyTorch, which is slow. `flashinfer`, on CUDA, has never run (half
-            precision, head sizes 64, 128, 256).
+        attention: kernels. `auto` is `triton` on CUDA where it is possible, else `path`: on a CPU
+            in C, on a GPU in plain PyTorch, which is slow. `flashinfer`, on CUDA, has never run
+            (half precision, head sizes 64, 128, 256).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -220,7 +222,7 @@ class PoolConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check_twins(self) -> Self:
-        """There is one at most, of a target whose weights are not as small themselves."""
+        """Check that there is at most one twin, in fewer bits than the target's weights."""
         twins = [index for index, model in enumerate(self.models) if model.twin_of is not None]
         if not twins:
             return self
@@ -241,7 +243,7 @@ class PoolConfig(BaseModel):
         return self
 
     def described(self, model: ModelConfig) -> ModelConfig:
-        """`model`; a twin with all that it has of the target, in fewer bits on the CPU."""
+        """Return `model`; a twin gets the target's settings, with fewer bits on the CPU."""
         if model.twin_of is None:
             return model
         own = {field: getattr(model, field) for field in ("name", "threads", "attention", "pinned")}
@@ -252,7 +254,7 @@ class PoolConfig(BaseModel):
 
     @property
     def quoting(self) -> str | None:
-        """The name of the member that quotes earlier outputs, if there is one."""
+        """The name of the member that drafts from earlier outputs, if there is one."""
         return next((model.name for model in self.models if model.quotes_outputs), None)
 
     @property
@@ -281,10 +283,10 @@ class PoolConfig(BaseModel):
 def validate_config(
     model: type[_Model], data: _Model | Mapping[str, Any], field: str = ""
 ) -> _Model:
-    """`data` as a validated `model`.
+    """Return `data` as a validated `model`.
 
-    `field` is where `data` stands in the whole configuration ("pool", or "" for its root).
-    Raises `ConfigError` for the first thing that is wrong.
+    `field` is the place of `data` in the whole configuration ("pool", or "" for its root). Raises
+    `ConfigError` for the first fault.
     """
     if isinstance(data, model):
         return data

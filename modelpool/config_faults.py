@@ -1,6 +1,7 @@
-"""What pydantic finds wrong with a configuration, as a `ConfigError` with the field's name.
+"""Faults that pydantic finds in a configuration, as `ConfigError` with the field's name.
 
-Pure. An unknown key is answered with the nearest known one; values of secret settings are not told.
+Pure. For an unknown key the nearest known one is suggested; values of secret settings are not
+shown.
 """
 
 import difflib
@@ -16,12 +17,12 @@ from modelpool.errors import ConfigError
 def config_error(
     error: ValidationError, field: str = "", model: type[BaseModel] | None = None
 ) -> ConfigError:
-    """The first fault of a pydantic error, under its dotted path below `field`.
+    """Return the first fault of a pydantic error, under its dotted path below `field`.
 
-    `model`, the validated class, lets an unknown key be answered with the nearest known one, and
-    tells which values are secret.
+    `model`, the validated class, gives the nearest known key for an unknown one, and the settings
+    whose values are secret.
     """
-    # An unknown key first: a misspelt one is why a required one is missing.
+    # Unknown keys come first: a misspelt key is often the reason why a required one is missing.
     faults = sorted(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
     fault = faults[0]
     path = _dotted(field, fault["loc"])
@@ -34,7 +35,7 @@ def config_error(
         return type(cause)(_dotted(path, (cause.field,) if cause.field else ()), cause.reason)
     settings = list(_settings(model, fault["loc"]))
     given = fault["input"]
-    if given is None:  # in YAML, a key with nothing after it
+    if given is None:  # in YAML, a key without a value
         is_required = bool(settings) and settings[-1].is_required()
         remedy = "this setting is required" if is_required else "fill it in, or remove it"
         return ConfigError(path, f"is empty; {remedy}")
@@ -43,7 +44,7 @@ def config_error(
 
 
 def _reason(fault: Mapping[str, Any]) -> str:
-    """In the words of a YAML file, where pydantic's are Python's."""
+    """Return the message of a fault, in terms of YAML where pydantic uses those of Python."""
     if fault["type"] in ("tuple_type", "list_type"):
         return "must be a list, such as [a, b]"
     if fault["type"] in ("model_type", "dict_type"):
@@ -81,7 +82,7 @@ def _known_keys(model: type[BaseModel] | None, location: tuple[int | str, ...]) 
 def _settings(
     model: type[BaseModel] | None, location: tuple[int | str, ...]
 ) -> Iterator[FieldInfo]:
-    """What a location leads through, outermost first; indices and names of entries are skipped."""
+    """Yield the settings on the way to a location, outermost first, without indices and entries."""
     is_entry = False
     for part in location:
         if is_entry or isinstance(part, int):
@@ -96,7 +97,7 @@ def _settings(
 
 
 def _nested_model(annotation: Any) -> type[BaseModel] | None:
-    """The model that a field's type holds: itself, or inside tuple[...], dict[...] or `| None`."""
+    """Return the model in a field's type: itself, or in tuple[...], dict[...] or `| None`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     for argument in getattr(annotation, "__args__", ()):

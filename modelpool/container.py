@@ -1,7 +1,7 @@
-"""What a container may take of its machine's memory, which `/proc/meminfo` does not tell.
+"""Memory limits of a container, which `/proc/meminfo` does not show.
 
-Linux keeps it in control groups, version 2 or 1. A group's limit holds for all beneath it, so the
-groups above one's own count as well; in a container they are often not to be seen.
+Linux keeps them in control groups, version 2 or 1. The limit of a group holds for all groups below
+it, so the groups above one's own count as well; in a container they are often not visible.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ ROOT = Path("/")
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """Bytes that a group may hold at most, and those of them that it could still take."""
+    """Bytes that a group may hold at most, and those of them that are still free."""
 
     total_bytes: int
     free_bytes: int
@@ -25,7 +25,7 @@ class _Version:
     mount: str
     limit: str
     usage: str
-    cache: tuple[str, ...]  # in `memory.stat`, of all groups beneath too
+    cache: tuple[str, ...]  # fields of `memory.stat`, which include all groups below
 
 
 _VERSIONS = (
@@ -47,7 +47,7 @@ _VERSIONS = (
 
 
 def memory_limits(root: Path = ROOT) -> tuple[MemoryLimit, ...]:
-    """The limits of this process's groups; empty where there are none. `root`: for tests."""
+    """Return the limits of this process's groups, if there are any; `root` is for tests."""
     found = []
     for version in _VERSIONS:
         for group in _groups(version, root):
@@ -58,7 +58,7 @@ def memory_limits(root: Path = ROOT) -> tuple[MemoryLimit, ...]:
 
 
 def _groups(version: _Version, root: Path) -> Iterator[Path]:
-    """The directories of this process's group and of those above it."""
+    """Yield the directories of this process's group and of those above it."""
     mount = root / version.mount
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -72,12 +72,12 @@ def _limit(version: _Version, group: Path) -> MemoryLimit | None:
     if not most.isdecimal() or not used.isdecimal():  # "max", or no such file
         return None
     stat = dict(line.split() for line in _read(group / "memory.stat").splitlines())
-    cache = sum(int(stat.get(name, 0)) for name in version.cache)  # given up when asked for
+    cache = sum(int(stat.get(name, 0)) for name in version.cache)  # the kernel frees it on demand
     return MemoryLimit(int(most), max(0, int(most) - max(0, int(used) - cache)))
 
 
 def _read(file: Path) -> str:
-    """Empty where it cannot be read."""
+    """Return the text of a file, empty if it cannot be read."""
     try:
         return file.read_text()
     except OSError:

@@ -1,9 +1,9 @@
-"""Where models live: whole models on devices, largest first, weights and KV accounted.
+"""Placement of whole models on devices, largest first, with weights and KV accounted.
 
-`place` is a pure function over what devices have and models need. An accelerator is preferred
-to the CPU. A model too large for one accelerator is spread over several; a drafter that finds no
-room on any goes to the CPU, with a warning; the target never does so unasked. A model's KV store is
-taken as a whole, on any device, and where its layers are.
+`place` is a pure function of the devices' memory and the models' demands. An accelerator is
+preferred to the CPU. A model too large for one accelerator is spread over several; a drafter that
+fits on none goes to the CPU, with a warning; the target goes there only on request. The KV store of
+a model is allocated as a whole, on any device, at the place of its layers.
 """
 
 import os
@@ -17,13 +17,13 @@ from modelpool.checkpoint.footprint import ModelFootprint
 from modelpool.container import ROOT, memory_limits
 from modelpool.errors import ConfigError, DoesNotFitError
 
-_HEADROOM = 0.05  # of a device's memory: activations, workspaces, fragmentation
+_HEADROOM = 0.05  # share of a device's memory: activations, workspaces, fragmentation
 _GIB = 2**30
 
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """A device and what is free on it. `load` counts the models that it already runs."""
+    """A device and its free memory; `load` is the number of models that it already runs."""
 
     name: str
     free_bytes: int
@@ -36,22 +36,22 @@ class DeviceInfo:
 
     @property
     def usable_bytes(self) -> int:
-        """What models may take."""
+        """Bytes that models may take."""
         return max(0, self.free_bytes - int(_HEADROOM * self.total_bytes))
 
 
 def is_cpu(device: str) -> bool:
-    """Whether a device's name is the CPU's; tests divide it into `cpu:0` and `cpu:1`."""
+    """Return whether a device is the CPU, which tests divide into `cpu:0` and `cpu:1`."""
     return device.partition(":")[0] == "cpu"
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a model goes: one device, or several.
+    """The place of a model: one device, or several.
 
     `max_memory` (the most bytes of weights per device) is set for a model that is spread with
-    `accelerate`, which fills them in this order; `device` is then the first of them. `warning`
-    says why a model is not where one would expect it.
+    `accelerate`, which fills them in this order; `device` is then the first of them. `warning` says
+    why a model is not at the expected place.
     """
 
     device: str
@@ -74,13 +74,16 @@ def place(
     target: str,
     kv_tokens: int,
 ) -> dict[str, Placement]:
-    """A place for each model: the target first, then the largest.
+    """Return a place for each model: the target first, then the largest.
 
-    Among devices with room the one with the most free memory is taken, then the least loaded.
+    Among the devices with room, the one with the most free memory is taken, then the least loaded.
     Raises `ConfigError` for a device that is not there, and for a target that fits nowhere.
 
     Args:
-        kv_tokens: how many tokens each model's KV store has memory for.
+        models: demands of all members.
+        devices: available devices.
+        target: name of the target.
+        kv_tokens: number of tokens for which each model's KV store has memory.
     """
     state = {device.name: device for device in devices}
     placements: dict[str, Placement] = {}
@@ -92,7 +95,7 @@ def place(
 
 
 def bytes_by_device(placement: Placement, model: ModelFootprint, kv_tokens: int) -> dict[str, int]:
-    """What a model takes of each of its devices, weights and KV; the most of one that is spread."""
+    """Return the bytes of weights and KV on each device; at most so many if a model is spread."""
     if not placement.max_memory:
         return {placement.device: model.total_bytes(kv_tokens)}
     taken, left = {}, model.weight_bytes
@@ -105,7 +108,7 @@ def bytes_by_device(placement: Placement, model: ModelFootprint, kv_tokens: int)
 
 
 def read_devices() -> tuple[DeviceInfo, ...]:
-    """This machine's accelerators, and its CPU."""
+    """Return this machine's accelerators and its CPU."""
     found = []
     for index in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(index)
@@ -114,7 +117,7 @@ def read_devices() -> tuple[DeviceInfo, ...]:
 
 
 def _read_cpu(root: Path = ROOT) -> DeviceInfo:
-    """What the machine has, or a container's part of it. `root`: for tests."""
+    """Return the memory of the machine, or a container's part of it; `root` is for tests."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     free = _available_bytes(root, total)
     for limit in memory_limits(root):
@@ -124,7 +127,7 @@ def _read_cpu(root: Path = ROOT) -> DeviceInfo:
 
 def _available_bytes(root: Path, total: int) -> int:
     meminfo = root / "proc/meminfo"
-    if meminfo.is_file():  # unlike SC_AVPHYS_PAGES this counts the page cache as free, which it is
+    if meminfo.is_file():  # unlike SC_AVPHYS_PAGES it counts the page cache as free, which it is
         for line in meminfo.read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
@@ -163,7 +166,7 @@ def _place_one(
 
 
 def _wanted(model: ModelFootprint, state: Mapping[str, DeviceInfo]) -> list[DeviceInfo]:
-    """The devices that a model may go to: accelerators before the CPU, unless it asks for one."""
+    """Return the devices for a model: accelerators before the CPU, unless it asks for one."""
     accelerators = [device for device in state.values() if device.is_accelerator]
     on_cpu = [device for device in state.values() if not device.is_accelerator]
     if model.device == "auto":
@@ -181,9 +184,9 @@ def _wanted(model: ModelFootprint, state: Mapping[str, DeviceInfo]) -> list[Devi
 
 
 def _spread(model: ModelFootprint, devices: Sequence[DeviceInfo], kv_tokens: int) -> Placement:
-    """On each device as many weights as it has room for together with the KV of their layers.
+    """Put on each device as many weights as fit there together with the KV of their layers.
 
-    Not counted: that a layer is not divided.
+    This ignores that a layer is not divided.
     """
     shares = [(d.name, model.part_within(d.usable_bytes, kv_tokens)) for d in devices]
     most = tuple(share for share in shares if share[1])

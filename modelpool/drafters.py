@@ -1,8 +1,8 @@
 """Models on this machine that may draft for a target, each with the reason for or against it.
 
-Contract: no drafter is downloaded and no weights are read: configurations, tokenizers and headers
-of files tell, by the checks that a pool makes of its members. `picked` is what `--draft auto`
-takes.
+Contract: no drafter is downloaded and no weights are read: the checks that a pool makes of its
+members need only configurations, tokenizers and headers of files. `picked` is the choice of
+`--draft auto`.
 """
 
 import re
@@ -25,14 +25,17 @@ from modelpool.gguf.hub import find_gguf, tag_of, whole_models
 from modelpool.member import Member, check_tokenizers, files_of, open_member, tokenizer_of
 from modelpool.progress import LoadProgress
 
-LARGEST_SHARE = 0.5  # of what the target reads for a token; beyond it there is nothing to gain
+LARGEST_SHARE = 0.5  # of the target's bytes read for a token; above it nothing is gained
 _FIELD = "drafter"
 _UNFINISHED = "its download is not finished"
 
 
 @dataclass(frozen=True)
 class Found:
-    """A model's folder, or its GGUF file. `name`: the hub's, or the path as `--draft` takes it."""
+    """A model's folder, or its GGUF file.
+
+    `name`: its name on the hub, or the path as `--draft` takes it.
+    """
 
     name: str
     path: Path
@@ -41,12 +44,13 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """
+    """A model that may draft for the target, with the reason if it cannot.
+
     Attributes:
-        parameters, read_bytes: the latter of weights, for a token; None where it cannot be read.
-        share: of what the target reads for a token.
-        refusal: why it cannot draft; None: it fits.
-        is_sibling: the list of families has it beside the target.
+        parameters, read_bytes: None if it cannot be read; the latter are of weights, for a token.
+        share: `read_bytes` over those of the target.
+        refusal: the reason why it cannot draft; None: it fits.
+        is_sibling: it is in a family of `FAMILIES` with the target.
     """
 
     name: str
@@ -63,10 +67,10 @@ class Candidate:
 
 
 def find_target(source: str, field: str, fetching: LoadProgress | None = None) -> Member:
-    """A pool's `source` as a member. One of the hub's is taken from the local cache.
+    """Return a pool's `source` as a member; a hub model is taken from the local cache.
 
-    `fetching`: what is not there is described by the hub, or a GGUF file downloaded, which this is
-    told; None: it is an error. Raises `ConfigError`.
+    `fetching` records the progress of downloads: the hub describes a model that is not in the
+    cache, or a GGUF file is downloaded. Without it, such a model is an error. Raises `ConfigError`.
     """
     scheme, _, rest = source.partition(":")
     name = rest or source
@@ -81,7 +85,7 @@ def find_target(source: str, field: str, fetching: LoadProgress | None = None) -
 
 
 def _of_hub(name: str, field: str, fetching: LoadProgress | None) -> str:
-    """The source of what the cache has of a repository, else itself. Raises `ConfigError`."""
+    """Return the source of a repository's cached model, else the hub's; may raise `ConfigError`."""
     source = f"hub:{name}"
     cached = {one.name: one.path for one in _cached() if one.is_whole}
     if name in cached:
@@ -99,10 +103,10 @@ def _of_hub(name: str, field: str, fetching: LoadProgress | None) -> str:
 
 
 def candidates(target: Member, folders: Iterable[Path] = ()) -> list[Candidate]:
-    """Of the local cache, of the folders, and of those beside the target: what fits by what it
-    reads, then the others by name.
+    """Return models of the local cache, of the folders, and beside the target.
 
-    Raises `ConfigError` for a folder that is none.
+    Those that fit come first, by the bytes that they read, then the others by name. Raises
+    `ConfigError` for a folder that does not exist.
     """
     found = {one.path.resolve(): one for one in _all_found(target, folders)}
     tokenizer, own = tokenizer_of(target), _place(target).resolve()
@@ -117,13 +121,13 @@ def candidates(target: Member, folders: Iterable[Path] = ()) -> list[Candidate]:
 
 
 def picked(found: Iterable[Candidate]) -> Candidate | None:
-    """Of those that fit the siblings first, then what reads least."""
+    """Return the fitting sibling that reads least, else the fitting model that does, or None."""
     fitting = [one for one in found if one.refusal is None]
     return min(fitting, key=lambda one: (not one.is_sibling, _reads(one)), default=None)
 
 
 def read_bytes(member: Member) -> int:
-    """Of weights, for a token; all of them where that depends on the token."""
+    """Return the bytes of weights read for a token; all of them if that depends on the token."""
     facts = member.facts
     return facts.weight_bytes if facts.read_bytes is None else facts.read_bytes
 
@@ -146,14 +150,14 @@ def _all_found(target: Member, folders: Iterable[Path]) -> Iterator[Found]:
 
 
 def _cached() -> Iterator[Found]:
-    """Of the hub's local cache, at the revision that `main` was, or at the only one."""
+    """Yield models of the hub's local cache, at the revision of `main`, or at the only one."""
     for folder in sorted(Path(constants.HF_HUB_CACHE).glob("models--*--*")):
         snapshots = {one.name: one for one in folder.glob("snapshots/*")}
         main = folder / "refs" / "main"
         told = main.read_text(errors="replace").strip() if main.is_file() else None
         revision = next(iter(snapshots), "") if told is None else told
         path = snapshots.get(revision, folder)
-        is_left = any(folder.glob("blobs/*.incomplete"))  # maybe by an attempt before another
+        is_left = any(folder.glob("blobs/*.incomplete"))  # maybe by an earlier attempt
         is_whole = path is not folder and (not is_left or _has_weights(path))
         name = cached_name(folder / "snapshots" / "any") or folder.name
         ggufs = _gguf_files(path, path.rglob(f"*{ENDING}"))
@@ -163,7 +167,7 @@ def _cached() -> Iterator[Found]:
 
 
 def _has_weights(folder: Path) -> bool:
-    """Also where an index is none: what is wrong with it is told when it is opened."""
+    """Return whether the weights are there; True for a bad index, which fails when opened."""
     try:
         return has_weights(folder)
     except (ValueError, LookupError, TypeError):
@@ -171,7 +175,7 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _inside(folder: Path) -> Iterator[Found]:
-    """The folder itself, or those in it, and GGUF files in either."""
+    """Yield the folder itself, or those in it, and GGUF files in either."""
     checkpoints = [folder] if (folder / "config.json").is_file() else _folders(folder)
     files = [*folder.glob(f"*{ENDING}"), *folder.glob(f"*/*{ENDING}")]
     found = [*checkpoints, *_gguf_files(folder, files).values()]
@@ -179,7 +183,7 @@ def _inside(folder: Path) -> Iterator[Found]:
 
 
 def _gguf_files(folder: Path, files: Iterable[Path]) -> dict[str, Path]:
-    """By its name in the folder each model that is whole, and its first file."""
+    """Return the first file of each complete model, by the model's name in the folder."""
     models = whole_models(str(one.relative_to(folder)) for one in files if one.is_file())
     return {stem: folder / parts[0] for stem, parts in models.items()}
 
@@ -193,19 +197,19 @@ def _source(path: Path) -> str:
 
 
 def _place(member: Member) -> Path:
-    """A folder, or a GGUF file."""
+    """Return the folder of a member, or its GGUF file."""
     first = files_of(member.path)[0]
     return first if first.suffix == ENDING else member.path
 
 
 def _open(name: str, source: str) -> Member:
-    """Raises `ConfigError`."""
+    """Open a source by its headers only; may raise `ConfigError`."""
     named = ModelConfig(name=re.sub(r"[\s>,]+", "-", name), source=source)
     return open_member(named, _FIELD, headers_only=True)
 
 
 def _judged(found: Found, target: Member, tokenizer: PreTrainedTokenizerBase) -> Candidate:
-    """Whatever is in a cache refuses itself at most."""
+    """Return a model with the result of its checks; any error of reading it becomes its refusal."""
     family = family_of(target.config.name)
     is_sibling = family is not None and found.name in family.hub_ids
     one = Candidate(name=found.name, path=found.path, is_sibling=is_sibling)
@@ -221,7 +225,7 @@ def _judged(found: Found, target: Member, tokenizer: PreTrainedTokenizerBase) ->
 def _compared(
     one: Candidate, found: Found, target: Member, tokenizer: PreTrainedTokenizerBase
 ) -> Candidate:
-    """Raises whatever reading it raises."""
+    """Return `one` with its facts and its refusal; raise any error of reading it."""
     has_index = (found.path / "model.safetensors.index.json").is_file()
     if not found.is_whole or (has_index and not _has_weights(found.path)):
         return replace(one, refusal=_UNFINISHED)
@@ -240,7 +244,7 @@ def _compared(
 def _misfit(
     member: Member, target: Member, tokenizer: PreTrainedTokenizerBase, share: float
 ) -> str | None:
-    """Why a model that can be served does not draft for this target."""
+    """Return the reason why a model that can be served does not draft for this target, or None."""
     if member.facts.is_quantized:
         return "its weights are quantised by a method that is only known to run once it is loaded"
     if share > LARGEST_SHARE:

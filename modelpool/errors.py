@@ -1,4 +1,4 @@
-"""What can be wrong with a configuration, always with the name of the field."""
+"""Errors of a configuration, always with the name of the field."""
 
 
 class ConfigError(ValueError):

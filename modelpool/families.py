@@ -1,7 +1,7 @@
 """FAMILIES: published models that share a tokenizer, of which one may draft for another.
 
-Names are from memory and documentation. None was downloaded or looked up here: whether a checkpoint
-is there, fits and can be served is told by `specrouter check`.
+Names are from memory and documentation. None was downloaded or looked up: `specrouter check` shows
+whether a checkpoint exists, fits and can be served.
 """
 
 from collections.abc import Sequence
@@ -10,16 +10,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Family:
-    """
+    """Models that share a tokenizer.
+
     Attributes:
-        hub_ids: on the Hugging Face hub, from the largest model to the smallest.
+        name: name for users.
+        hub_ids: names on the Hugging Face hub, from the largest model to the smallest.
     """
 
     name: str
     hub_ids: tuple[str, ...]
 
     def smaller_than(self, hub_id: str) -> Sequence[str]:
-        """From the largest to the smallest. Raises `ValueError` for one that is not of it."""
+        """Return the smaller models, largest first; raise `ValueError` for an unknown `hub_id`."""
         return self.hub_ids[self.hub_ids.index(hub_id) + 1 :]
 
 

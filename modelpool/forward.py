@@ -1,8 +1,8 @@
-"""ForwardOutput: what a forward over a pack gives, whichever way it is computed.
+"""ForwardOutput: the result of a forward over a pack, for every way to compute it.
 
-Contract: hidden states are those that transformers gives as `hidden_states`, by their indices
-there: 0 is the embedded tokens, i what the i-th layer gives, the last one is behind the final norm.
-Where none are asked for, none are kept.
+Contract: hidden states have the indices that they have in `hidden_states` of transformers: 0 is the
+embedded tokens, i the output of the i-th layer, and the last one follows the final norm. If none
+are asked for, none are kept.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,19 +14,19 @@ from torch import Tensor
 
 from modelpool.attention.kv_view import AttentionLayer, KVView
 
-HiddenLayers = tuple[int, ...]  # rising indices of hidden states
+HiddenLayers = tuple[int, ...]  # increasing indices of hidden states
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardOutput:
     logits: Tensor  # [n, vocab_size] of the wanted tokens, in the model's dtype
     hidden: Tensor | None = (
-        None  # [T, layers, hidden_size] of all tokens; None: none were asked for
+        None  # [T, layers, hidden_size] of all tokens; None if none were asked for
     )
 
 
 class Forward(Protocol):
-    """See `PackedModel.forward`."""
+    """Signature of `PackedModel.forward`."""
 
     def __call__(
         self,
@@ -40,7 +40,7 @@ class Forward(Protocol):
 
 
 class SizedForward(Forward, Protocol):
-    """The same, of tensors on the host or the device; `sizes`: see `PackedModel`."""
+    """Forward for tensors on the host or the device; for `sizes` see `PackedModel`."""
 
     @property
     def sizes(self) -> tuple[int, ...]: ...
@@ -52,18 +52,21 @@ class SizedForward(Forward, Protocol):
         hidden: HiddenLayers,
         /,
     ) -> None:
-        """Whatever makes passes over this memory faster, which nobody has written to."""
+        """Prepare faster passes over this memory, to which nothing has been written yet."""
 
 
 def spans(hidden: HiddenLayers, layers: int) -> Iterator[tuple[int, int]]:
-    """First and last plus one of the layers up to each hidden state, and of those after them."""
+    """Return the first layer, and the last plus one, up to each hidden state and after the last."""
     return zip((0, *hidden), (*hidden, layers), strict=True)
 
 
 def stacked(
     states: Sequence[Tensor], hidden: HiddenLayers, layers: int, norm: Callable[[Tensor], Tensor]
 ) -> Tensor | None:
-    """[T, layers asked for, hidden_size] of what the layers of each span give, [T, hidden_size]."""
+    """Stack the states after each span, [T, hidden_size] each, to [T, layers, hidden_size].
+
+    None if no hidden states are asked for; `norm` is applied to the last layer's.
+    """
     if not hidden:
         return None
     *others, last = states[: len(hidden)]

@@ -1,7 +1,8 @@
-"""InFlight: things that a device may still read, taken in turn, each again once it has been read.
+"""InFlight: objects that a device may still read, reused in turn once it has read them.
 
-Contract: what is given back with a mark is not given out before the device has come to it. Where
-all are in flight there is one more, up to `most`; only then the host waits, for the oldest.
+Contract: an object that was given back with a mark is not given out before the device has reached
+the mark. If all are in flight, one more is made, up to `most`; only then does the host wait, for
+the oldest.
 """
 
 from collections import deque
@@ -14,17 +15,17 @@ Thing = TypeVar("Thing")
 
 
 class Mark(Protocol):
-    """A place in what a device has to do, as `torch.cuda.Event`."""
+    """A point in a device's queue, such as `torch.cuda.Event`."""
 
     def query(self) -> bool:
-        """Has the device come to it?"""
+        """Return whether the device has reached it."""
 
     def synchronize(self) -> None:
-        """Waits until it has."""
+        """Wait until the device has reached it."""
 
 
 class Reached:
-    """Implements `Mark`: of a device that has done what it was told when the call returns."""
+    """Implementation of `Mark` for a device that has finished when a call returns."""
 
     def query(self) -> bool:
         return True
@@ -34,7 +35,7 @@ class Reached:
 
 
 def mark_on(device: torch.device) -> Mark:
-    """Behind all that the device was told so far, in its current stream."""
+    """Return a mark after all work queued so far in the device's current stream."""
     if device.type != "cuda":
         return Reached()
     make_event: Any = torch.cuda.Event  # typed in some versions only
@@ -45,7 +46,7 @@ def mark_on(device: torch.device) -> Mark:
 
 
 class InFlight(Generic[Thing]):
-    """Args: `make`: one more of them."""
+    """Pool of reusable objects; `make` returns a new one, `most` times."""
 
     def __init__(self, make: Callable[[], Thing], most: int) -> None:
         self._make = make
@@ -53,7 +54,7 @@ class InFlight(Generic[Thing]):
         self._returned: deque[tuple[Thing, Mark]] = deque()
 
     def take(self) -> Thing:
-        """Raises `RuntimeError` where all that there may be were taken, and none was given back."""
+        """Return an object; raise `RuntimeError` if `most` are taken and none was given back."""
         if self._left and not (self._returned and self._returned[0][1].query()):
             self._left -= 1
             return self._make()

@@ -1,4 +1,4 @@
-"""KVMemory: how much memory all models' keys and values may take, as a configuration says it."""
+"""KVMemory: memory for the keys and values of all models, as a configuration states it."""
 
 import math
 import re
@@ -18,12 +18,13 @@ _FORMS = 'a share of the device between 0 and 1, or an amount such as "8GiB" or 
 
 @dataclass(frozen=True)
 class KVMemory:
-    """Either is set: `share` of all memory of the device that the target runs on, or `bytes`.
+    """Memory for keys and values: `share` of all memory of the target's device, or `bytes`.
 
     Attributes:
         block: tokens; as many as fit are taken in whole blocks.
         field: its place in the configuration.
-        bounds: of the longest sequence, the least and the most tokens, whatever there is room for.
+        bounds: returns for the longest sequence the least and the most tokens, which hold for any
+            room.
     """
 
     block: int
@@ -34,7 +35,7 @@ class KVMemory:
 
     @classmethod
     def of(cls, value: float | str, block: int, field: str) -> "KVMemory":
-        """Raises `ValueError`."""
+        """Parse a value of the configuration; raise `ValueError` for an invalid one."""
         if isinstance(value, str):
             found = _AMOUNT.fullmatch(value.strip())
             if found is None:
@@ -50,12 +51,14 @@ class KVMemory:
         return cls(block, field, share=float(value))
 
     def tokens(self, bytes_per_token: int, device_bytes: int, longest: int = 0) -> int:
-        """Of each model's store. Raises `ConfigError` where there is no room for a block.
+        """Return the tokens of each model's store.
+
+        Raises `ConfigError` if there is no room for a block.
 
         Args:
-            bytes_per_token: of all models together.
+            bytes_per_token: KV bytes of all models together.
             device_bytes: all memory of the target's device.
-            longest: tokens of a sequence that all models can be used at.
+            longest: tokens of a sequence at which all models can be used.
         """
         room = self.bytes if self.share is None else int(self.share * device_bytes)
         assert room is not None

@@ -1,7 +1,7 @@
-"""LoadedModels: the models in memory, who holds them, and which goes when there is no room.
+"""LoadedModels: the models in memory, their use, and eviction when there is no room.
 
-Contract: under the pool's limits the least recently used model that nobody holds is evicted; the
-target, pinned models and models in use never are. The target is always let in. Thread-safe.
+Contract: under the pool's limits the least recently used model that is not held is evicted; the
+target, pinned models and models in use never are. The target may always be loaded. Thread-safe.
 """
 
 import logging
@@ -35,7 +35,7 @@ class LoadedModels:
             return name in self._loaded
 
     def touch(self, name: str, hold: bool) -> "PackedModel | None":
-        """A model that is used now, if it is loaded. `hold`: until it is released."""
+        """Return a model if it is loaded, and mark it as used; `hold`: until it is released."""
         with self._lock:
             model = self._loaded.get(name)
             if model is not None:
@@ -54,7 +54,7 @@ class LoadedModels:
             self._uses[name] -= 1
 
     def evict(self, name: str) -> bool:
-        """Drops an idle model's weights; False where it is not loaded, in use, or kept."""
+        """Drop an idle model's weights; return False if it is not loaded, in use, or kept."""
         with self._lock:
             if name not in self._loaded or not self._may_evict(name):
                 return False
@@ -62,19 +62,19 @@ class LoadedModels:
             return True
 
     def fit(self, names: Collection[str]) -> bool:
-        """Would so many, and no others, be within the pool's limits?"""
+        """Return whether these models, and no others, would be within the pool's limits."""
         limit, memory = self._config.max_loaded_models, self._config.memory_limit_mb
         if limit is not None and len(names) > limit:
             return False
         return memory is None or sum(map(self._members.bytes_of, names)) <= memory * _MIB
 
     def has_room(self, name: str) -> bool:
-        """Could it be loaded, or is it, without evicting another model?"""
+        """Return whether it is loaded, or could be without evicting another model."""
         with self._lock:
             return name in self._loaded or not self._is_full_for(name)
 
     def make_room(self, name: str) -> None:
-        """Evicts until `name` fits, least recently used first; or `PoolFullError`."""
+        """Evict models, least recently used first, until `name` fits, or raise `PoolFullError`."""
         with self._lock:
             while name not in self._loaded and self._is_full_for(name):
                 idle = next((other for other in self._loaded if self._may_evict(other)), None)

@@ -1,7 +1,7 @@
-"""Loading one checkpoint: safetensors only, onto its place, wrapped for packed attention.
+"""Loading of one checkpoint: safetensors only, onto its place, wrapped for packed attention.
 
-Importing this module imports transformers' modelling code, which takes seconds; the pool does
-it when the first model is loaded, so that a bad configuration is refused at once.
+Importing this module imports transformers' modelling code, which takes seconds; the pool imports it
+when the first model is loaded, so that a bad configuration is refused at once.
 """
 
 import copy
@@ -58,7 +58,7 @@ def load_model(
     field: str,
     tuning: Tuning = PLAIN,
 ) -> PackedModel:
-    """The model of `directory` on its place.
+    """Load the model of `directory` onto its place.
 
     Not reentrant: transformers sets process-wide state while it loads. `field` is the member's
     place in the configuration. Raises `UnsupportedModelError`, `ConfigError` for weights that
@@ -67,17 +67,17 @@ def load_model(
     started = time.perf_counter()
     keeps_blocks = _keeps_blocks(config, directory, placement, tuning)
     try:
-        # Plain weights are computed by torch, as transformers does it, in all else too.
+        # Models with plain weights compute all in torch, like transformers, including frequencies.
         with nullcontext() if tuning.weights == "plain" else OwnFrequencies():
             if keeps_blocks:
                 read = _read_blocks(config, directory, tuning)
             else:
                 read = _read_plain(config, directory, placement)
     except torch.OutOfMemoryError:
-        raise  # a RuntimeError too, which is also what weights of other shapes are told by
+        raise  # a RuntimeError too, which also reports weights of other shapes
     except (OSError, ValueError, KeyError, ImportError, SafetensorError, RuntimeError) as error:
         raise ConfigError(f"{field}.source", f"cannot load {str(directory)!r}: {error}") from error
-    if read.missing:  # transformers would go on with random numbers in their place
+    if read.missing:  # transformers would continue with random numbers
         reason = f"{str(directory)!r} lacks {len(read.missing)} weights, such as {read.missing[0]}"
         raise ConfigError(f"{field}.source", reason)
     _check_devices(read.model, placement)
@@ -103,7 +103,7 @@ def load_model(
             packed.bits_depend_on = None if moving == THREADS else moving
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"{field}.{key}", error.reason) from error
-    except OSError as error:  # blocks are read now
+    except OSError as error:  # blocks are read here
         raise ConfigError(f"{field}.source", f"cannot load {str(directory)!r}: {error}") from error
     packed.thread_choice = _thread_choice(packed, tuning, moving)
     give_back_freed()
@@ -112,7 +112,10 @@ def load_model(
 
 
 def _thread_choice(packed: PackedModel, tuning: Tuning, moving: str | None) -> ThreadChoice | None:
-    """`moving`: of a target, what moves its bits, one thread included."""
+    """Return the thread choice of a model, or None.
+
+    `moving`: what changes the bits of a target, including the use of one thread.
+    """
     if tuning.others is None or packed.threads == 1:
         return None
     if not tuning.is_target:
@@ -136,15 +139,15 @@ def _log(packed: PackedModel, placement: Placement, seconds: float) -> None:
 
 
 def _wrap_plain(name: str, model: PreTrainedModel, vocab_size: int, tuning: Tuning) -> PackedModel:
-    """Before its plain weights are laid out otherwise."""
+    """Wrap a model without packing its plain weights."""
     return PackedModel.wrap(name, model, vocab_size, replace(tuning, pack_weights=False))
 
 
 def _shorten(packed: PackedModel, tuning: Tuning) -> None:
-    """Of quantised layers. What is not quantised is packed where that is asked."""
+    """Set the shortcut of a model with quantised layers; pack the other layers if asked."""
     if tuning.pack_weights:
         packed.pack_weights()
-    packed.shortcut = direct_forward_of(packed)  # by which its shape is known to be right
+    packed.shortcut = direct_forward_of(packed)  # it verifies the model's shape
     if is_quantised(packed.model):
         packed.shortcut = lean_forward_of(packed) or packed.shortcut
 
@@ -159,7 +162,7 @@ def _wrap(name: str, model: PreTrainedModel, vocab_size: int, tuning: Tuning) ->
 
 
 def _graphed(packed: PackedModel) -> CudaForward | None:
-    """Of a member that runs on kernels of Triton, which is imported here."""
+    """Return the forward of a member on Triton kernels, which are imported here."""
     from modelpool.fast.layer_kernels import triton_kernels
 
     return cuda_forward_of(packed, triton_kernels(), CudaGraphs(packed.device))
@@ -168,7 +171,10 @@ def _graphed(packed: PackedModel) -> CudaForward | None:
 def _wrap_drafter(
     name: str, model: PreTrainedModel, vocab_size: int, tuning: Tuning
 ) -> PackedModel:
-    """With the lean forward, which packs weights by itself: they would be in memory twice."""
+    """Wrap a drafter with the lean forward if possible.
+
+    It packs weights itself; otherwise they would be in memory twice.
+    """
     packed = _wrap_plain(name, model, vocab_size, tuning)
     lean = lean_forward_of(packed)
     if lean is not None:
@@ -181,8 +187,11 @@ def _wrap_drafter(
 
 @dataclass(frozen=True, eq=False)
 class _Read:
-    """A model, the weights that it lacks, those that the checkpoint has in int8 or 4 bits, by
-    layer, and names of layers that are not to be in int4."""
+    """A model, and facts about its weights.
+
+    `missing`: weights that the checkpoint lacks. `stored`: weights that it has in int8 or 4 bits,
+    by layer. `in_int8`: layers that must not be in int4.
+    """
 
     model: PreTrainedModel
     missing: Sequence[str]
@@ -193,19 +202,19 @@ class _Read:
 def _keeps_blocks(
     config: ModelConfig, directory: Path, placement: Placement, tuning: Tuning
 ) -> bool:
-    """Do blocks go from the file to the kernels? In float64 weights become plain."""
+    """Return whether blocks go from the file to the kernels; in float64 weights become plain."""
     is_kept = config.weights == "exact" and tuning.weights != "plain" and placement.is_on_cpu
     is_kept = is_kept and config.dtype != "float64"
     return is_kept and (directory / GGUF).is_file() and exact_kernels() is not None
 
 
 def _read_blocks(config: ModelConfig, directory: Path, tuning: Tuning) -> "_Read":
-    """A model whose weights in blocks are read when their layers are quantised."""
+    """Read a model whose weights in blocks are read when their layers are quantised."""
     weights = GgufWeights.of(directory, config.dtype)
     settings: Any = read_config(directory, trust_remote_code=False)
     dtype = settings.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
     loader: Any = AutoModelForCausalLM
-    # For the whole process while it lasts, but no other thread makes modules.
+    # This affects the whole process while it lasts, but no other thread creates modules.
     with init_empty_weights(include_buffers=False):
         model = loader.from_config(settings, dtype=dtype)
     blocks = {name: weights.blocks[name] for name in _quantisable(model) & weights.blocks.keys()}
@@ -229,7 +238,7 @@ def _read_blocks(config: ModelConfig, directory: Path, tuning: Tuning) -> "_Read
 
 
 def _quantisable(model: PreTrainedModel) -> set[str]:
-    """Of layers that are linear their names, of experts those of their weights."""
+    """Return the names of linear layers, and of the weights of experts."""
     found = set[str]()
     for name, module in model.named_modules():
         if type(module) is nn.Linear:
@@ -258,7 +267,7 @@ def _read(config: ModelConfig, found: Unpacked, placement: Placement) -> _Read:
 
 
 def _from_int8(config: ModelConfig, part: TextPart, directory: Path) -> _Read:
-    """Its weights in floating point, too, as transformers makes a model of them."""
+    """Read int8 weights, also in floating point, from which transformers makes a model."""
     weights, stored = read_int8(directory)
     weights = {part.rename(name): one for name, one in weights.items() if part.has(name)}
     stored = part.layers(stored)
@@ -290,13 +299,13 @@ def _from_pretrained(
         options |= {"config": part.config, "key_mapping": dict(part.renamed)}
     if stored_as(part.config) == "mxfp4":
         options["quantization_config"] = Mxfp4Config(dequantize=True)
-    if config.dtype == "float64":  # for which experts have no other kernels
+    if config.dtype == "float64":  # experts have no other kernels for it
         options["experts_implementation"] = "eager"
     if placement.max_memory:
-        options["device_map"] = "sequential"  # as was accounted; "auto" evens the parts out
+        options["device_map"] = "sequential"  # as accounted; "auto" balances the parts
         options["max_memory"] = {_accelerate_key(name): n for name, n in placement.max_memory}
     elif not placement.is_on_cpu:
-        options["device_map"] = {"": placement.device}  # straight there, not through the CPU
+        options["device_map"] = {"": placement.device}  # directly, not through the CPU
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         str(found.folder),
         dtype="auto" if config.dtype == "auto" else getattr(torch, config.dtype),
@@ -318,17 +327,17 @@ def _from_pretrained(
 
 
 def _check_unexpected(model: PreTrainedModel, names: Iterable[str]) -> None:
-    """Raises `ValueError` for weights that its class has not: it computes something else."""
+    """Raise `ValueError` for weights that its class lacks: it computes something else."""
     strange = sorted(name for name in names if not name.endswith(NOT_PARAMETERS))
     if strange:
         raise ValueError(f"{type(model).__name__} has no {strange[0]}")
 
 
 def _check_devices(model: PreTrainedModel, placement: Placement) -> None:
-    """Raises `torch.OutOfMemoryError` for a model that is not all where it was placed.
+    """Raise `torch.OutOfMemoryError` if a part of a model is not where it was placed.
 
-    accelerate divides no layer, and keeps room for the largest one beside what it puts on the
-    first device: where that makes it run out of devices it goes on with the disk.
+    accelerate divides no layer, and keeps room for the largest one on the first device: if it runs
+    out of devices for that reason, it continues with the disk.
     """
     where: dict[str, Any] = getattr(model, "hf_device_map", None) or {}
     elsewhere = sorted(part for part, device in where.items() if device in ("cpu", "disk", "meta"))
@@ -338,12 +347,12 @@ def _check_devices(model: PreTrainedModel, placement: Placement) -> None:
 
 
 def _accelerate_key(device: str) -> int | str:
-    """accelerate names an accelerator by its index."""
+    """Return accelerate's name for a device: an index for an accelerator."""
     return int(device.partition(":")[2]) if ":" in device else device
 
 
 def _read_in(model: PreTrainedModel) -> None:
-    """On the CPU weights are mapped only: else the first forward would wait for all of them."""
+    """Read weights on the CPU, which are only mapped: else the first forward would wait for all."""
     for parameter in tqdm(list(model.parameters()), disable=True):
         if parameter.device.type == "cpu":
             parameter.detach().flatten().view(torch.uint8)[::_PAGE_BYTES].sum()

@@ -1,6 +1,6 @@
-"""Member: a model of the pool as its configuration and checkpoint describe it, weights aside.
+"""Member: a model of the pool as its configuration and checkpoint describe it, without weights.
 
-Contract: what a source lacks, or what does not fit the other members, raises `ConfigError` with the
+Contract: faults of a source, and misfits with the other members, raise `ConfigError` with the
 field's name.
 """
 
@@ -49,8 +49,8 @@ class Member:
     path: Path
     facts: CheckpointFacts
     headers: Sequence[Header] | None = None  # of weights that are not in `path`
-    states: int = 0  # of rows, that its place must have room for if layers are recurrent
-    packs: bool = False  # a head is laid out beside the embedding that it is tied to
+    states: int = 0  # rows for whose states its place must have room if layers are recurrent
+    packs: bool = False  # a tied head is copied beside its embedding
 
     @property
     def footprint(self) -> ModelFootprint:
@@ -59,14 +59,14 @@ class Member:
         return facts.footprint(config.name, self.field, config.device, self.states, copies_head)
 
     def packed(self) -> "Member":
-        """The same on the CPU with a packed head, which it asks for if that is a copy."""
+        """Return it on the CPU with a packed head; if the head is a copy, it asks for the CPU."""
         packed = replace(self, packs=True)
         if packed.footprint == self.footprint:
             return packed
         return replace(packed, config=self.config.model_copy(update={"device": "cpu"}))
 
     def on_cpu(self, dtype: str) -> "Member":
-        """The same, asking for the CPU and a dtype."""
+        """Return it with a request for the CPU and a dtype."""
         config = self.config.model_copy(update={"dtype": dtype, "device": "cpu"})
         facts = _read_facts(config, self.path, self.field, self.headers)
         return replace(self, config=config, facts=facts)
@@ -75,9 +75,9 @@ class Member:
 def open_member(
     config: ModelConfig, field: str, headers_only: bool, progress: LoadProgress | None = None
 ) -> Member:
-    """`headers_only`: weights are not downloaded but to be inflated. `progress`: see `ModelPool`.
+    """Open a member; may raise `ConfigError`.
 
-    Raises `ConfigError`.
+    `headers_only`: weights are not downloaded, except to be inflated. `progress`: see `ModelPool`.
     """
     if is_gguf(config.source):
         return _open_gguf(config, field, config.source)
@@ -90,7 +90,7 @@ def open_member(
         "revision": config.revision,
         "remote_code": remote_code,
     }
-    if source.startswith("hub:"):  # what cannot be served is not downloaded
+    if source.startswith("hub:"):  # models that cannot be served are not downloaded
         described = None if tag_in(source) else resolve_description(source, **resolve)
         if described is None:
             found = find_gguf(source, field=field, revision=config.revision)
@@ -117,7 +117,7 @@ def open_member(
 def _released(
     config: ModelConfig, field: str, headers_only: bool, progress: LoadProgress | None
 ) -> Path:
-    """Raises `ConfigError`."""
+    """Return the file of a released model, after a download if needed, or raise `ConfigError`."""
     wanted = find_released(config.source, field)
     path = released_path(wanted)
     if path.is_file():
@@ -139,7 +139,10 @@ def _released(
 
 
 def _open_gguf(config: ModelConfig, field: str, source: str) -> Member:
-    """On the CPU linear layers keep as few bits as the file has, unless a dtype is asked for."""
+    """Open a GGUF file.
+
+    On the CPU linear layers keep as few bits as the file has, unless a dtype is asked for.
+    """
     if config.inflate_to is not None:
         raise ConfigError(f"{field}.inflate_to", "a GGUF file cannot be inflated")
     found = describe(source, field)
@@ -153,7 +156,7 @@ def _open_gguf(config: ModelConfig, field: str, source: str) -> Member:
 
 
 def files_of(path: Path) -> tuple[Path, ...]:
-    """The files of a model: `path` is its checkpoint's, or describes a GGUF file."""
+    """Return the files of a model; `path` is its checkpoint, or describes a GGUF file."""
     if not (path / GGUF).is_file():
         return tuple(sorted(one for one in path.iterdir() if one.suffix in _FILES))
     header = header_in(path)
@@ -179,13 +182,13 @@ def _read_facts(
 
 
 def _kept(weights: Weights) -> Kept:
-    """The library is compiled, or opened, only for whoever asks for quantised weights."""
+    """Return what the CPU can keep; only a request for quantised weights loads the library."""
     has_kernels = weights != "auto" and exact_kernels() is not None
     return Kept(weights, has_int8=quantised_refusal() is None, has_kernels=has_kernels)
 
 
 def weakest_first(members: Mapping[str, Member], target: str) -> tuple[str, ...]:
-    """By parameters, the target last; equal ones in the order of the configuration."""
+    """Return names by number of parameters, the target last; equal ones in configured order."""
     return tuple(
         sorted(members, key=lambda name: (name == target, members[name].facts.parameter_count))
     )
@@ -198,14 +201,14 @@ def tokenizer_of(member: Member) -> PreTrainedTokenizerBase:
 
 
 def vocab_size_of(target: Member, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Ids that the target embeds and its tokenizer has."""
+    """Return the number of ids that the target embeds and its tokenizer has."""
     return min(id_count(tokenizer), target.facts.vocab_rows)
 
 
 def check_tokenizers(
     members: Mapping[str, Member], target: str, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """All members read text as the target does, and know each id that it does."""
+    """Check that all members have the target's tokenizer, and embed each id that it uses."""
     vocab_size = vocab_size_of(members[target], tokenizer)
     needed = max(vocab_size, id_count(tokenizer, least=True))
     equal = {files_fingerprint(members[target].path)}

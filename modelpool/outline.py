@@ -1,14 +1,13 @@
-"""ModelOutline: what a model keeps of every token, learned from a forward without weights.
+"""ModelOutline: the data that a model stores for each token, found by a forward without weights.
 
 Contract: the model is built on the meta device, whose tensors have shapes and no values, and reads
 a few tokens through the engine's own attention. A model that the engine cannot serve exactly is
 refused here, with the layer and the reason, before a byte of its weights is read or downloaded.
-Beside what its attention asks for, it is watched whether anything that a layer attends with depends
-on a token's place in the pack instead of its position (`PlaceTracker`): such a text would depend on
-its neighbours. That is told at any scale, also where a forward of a few tokens would compute the
-same.
+Besides the features that attention needs, `PlaceTracker` finds layers that attend with values that
+depend on a token's place in the pack instead of its position: such a text would depend on its
+neighbours. They are found at any scale, also if a forward of a few tokens would compute the same.
 
-Not here: values. `PackedModel.wrap` compares those once the weights are there.
+Not here: values. `PackedModel.wrap` compares those once the weights are loaded.
 """
 
 import copy
@@ -42,13 +41,14 @@ _META = torch.device("meta")
 
 @dataclass(frozen=True)
 class ModelOutline:
-    """
+    """Shapes of the data that a model stores for tokens and rows.
+
     Attributes:
-        recurrent_layers: the states that layers keep of each row.
-        kv_layers: by the index of a layer that attends, what it keeps of a token.
-        parameter_count: of the class that would be loaded.
-        features: that its layers ask of attention.
-        has_plain_experts: some are in a form that is not quantised.
+        recurrent_layers: the states that layers keep for each row.
+        kv_layers: what a layer that attends stores for a token, by the layer's index.
+        parameter_count: number of parameters of the class that would be loaded.
+        features: features that its layers need from attention.
+        has_plain_experts: some experts are in a form that is not quantised.
     """
 
     kv_layers: Mapping[int, KVLayer]
@@ -62,7 +62,7 @@ class ModelOutline:
         return sum(layer.elements_per_token for layer in self.kv_layers.values())
 
     def state_bytes(self, dtype: str) -> int:
-        """Of the recurrent layers of a row, of a model in `dtype`."""
+        """Return the bytes of a row's recurrent states, for a model in `dtype`."""
         loaded: torch.dtype = getattr(torch, dtype)
         return sum(layer.row_bytes(loaded) for layer in self.recurrent_layers.values())
 
@@ -76,7 +76,7 @@ class UnservedModel(Exception):
 
 
 def outline_of(config: Any, trust_remote_code: bool = False) -> ModelOutline:
-    """The outline of a model of this configuration, of a composite's text part.
+    """Return the outline of a model of this configuration, or of a composite's text part.
 
     Raises `UnservedModel`.
     """
@@ -104,7 +104,7 @@ def _outline_of(key: _Key) -> ModelOutline:
             windows, outline = _tried(model)
     except UnsupportedAttention as error:
         raise UnservedModel(str(error)) from error
-    except Exception as error:  # whatever a model's own code raises
+    except Exception as error:  # any error of a model's own code
         reason = f"a trial forward without weights failed: {type(error).__name__}: {error}"
         raise UnservedModel(reason) from error
     ignored = ignored_window(key.config, windows)
@@ -114,7 +114,10 @@ def _outline_of(key: _Key) -> ModelOutline:
 
 
 def _built(key: _Key) -> PreTrainedModel:
-    """In float32 whatever its dtype: another one would be set for the whole process meanwhile."""
+    """Build a model without weights, in float32.
+
+    Another dtype would be set for the whole process meanwhile.
+    """
     kind: Any = AutoModelForCausalLM
     with _META:
         model: PreTrainedModel = kind.from_config(
@@ -123,7 +126,7 @@ def _built(key: _Key) -> PreTrainedModel:
     model.train(False)
     use_packed_attention(model)
     for part in model.modules():
-        if isinstance(part, PreTrainedModel):  # a piece of advice, for which tokens are looked at
+        if isinstance(part, PreTrainedModel):  # a warning, for which it would read the tokens
             vars(part)["warn_if_padding_and_no_attention_mask"] = lambda *_: None
     if model._can_set_experts_implementation():
         model.set_experts_implementation("batched_mm")  # the others count tokens by expert
@@ -157,7 +160,7 @@ def _tried(model: PreTrainedModel) -> tuple[Mapping[int, int | None], ModelOutli
 
 
 def _counts_from_padding(named: tuple[str, nn.Module]) -> bool:
-    """RoBERTa's way: a row for padding lies among those of positions."""
+    """Return whether a row for padding is among those of positions, as in RoBERTa."""
     name, module = named
     is_table = isinstance(module, nn.Embedding) and name.endswith("position_embeddings")
     return is_table and module.padding_idx is not None
@@ -169,7 +172,7 @@ def _are_plain_experts(module: nn.Module) -> bool:
 
 
 class _OutlineView(ProbeView):
-    """Learns shapes, and attends to nothing: what attention adds has no values here."""
+    """View that learns shapes; the outputs of its attention have no values."""
 
     def __init__(self, tracker: PlaceTracker) -> None:
         super().__init__(_META, _TOKENS)
@@ -191,7 +194,7 @@ class _OutlineView(ProbeView):
 
     def attend(self, view: KVView, layer: AttentionLayer, query: Tensor) -> Tensor:
         self._check_places(layer.number, query)
-        if layer.number in self._attended:  # keys of one would be those of the other
+        if layer.number in self._attended:  # both would have the same keys
             raise UnsupportedAttention(f"layer {layer.number} attends more than once in a forward")
         self._attended.add(layer.number)
         if layer.sinks is not None:
@@ -206,9 +209,9 @@ class _OutlineView(ProbeView):
 
 
 def use_packed_attention(model: PreTrainedModel) -> None:
-    """Switches a model's attention to the plug-in, and its recurrent layers to the view of a pack.
+    """Switch a model's attention to the plug-in, and its recurrent layers to the view of a pack.
 
-    Raises `UnsupportedAttention` where attention stays as it was: an architecture that does not
+    Raises `UnsupportedAttention` if attention was not switched: an architecture that does not
     dispatch it only warns.
     """
     with _quiet():
@@ -221,7 +224,7 @@ def use_packed_attention(model: PreTrainedModel) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' advice on a model that is only tried."""
+    """Suppress transformers' warnings about a model that is only tried."""
     logger = logging.getLogger("transformers")
     level = logger.level
     logger.setLevel(logging.ERROR)

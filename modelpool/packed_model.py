@@ -1,10 +1,10 @@
 """A loaded model behind one call: a pack of tokens in, logits of chosen tokens out.
 
-Contract: `PackedModel.wrap` refuses, with the reason, every model whose attention the plug-in
-would not honour. It asserts that the plug-in took effect, allows only known layer types, caps
-models whose rotary embedding depends on their neighbours' positions, compares a short packed
-forward of the tuned model with its ordinary one, and checks the sliding windows, which so short
-a forward need not reach. After that `forward` may be trusted.
+Contract: `PackedModel.wrap` refuses, with the reason, every model whose attention the plug-in would
+not honour. It asserts that the plug-in took effect, allows only known layer types, limits the
+length of models whose rotary embedding depends on their neighbours' positions, compares a short
+packed forward of the tuned model with its ordinary one, and checks the sliding windows, which so
+short a forward need not reach. After that `forward` can be trusted.
 """
 
 import logging
@@ -47,11 +47,11 @@ logger = logging.getLogger(__name__)
 _Watch = Callable[[int, float], AbstractContextManager[None]]
 _Pack = Sequence[tuple[int, int]]  # by row: first position and the one after the last
 
-# Two texts, together and alone: tokens stand in the packs at other places than in the texts.
+# Two texts, together and alone: tokens have other places in the packs than in the texts.
 _PROBE_TOKENS = 9
-# Of logits, of their spread, by quantised weights.
+# Allowed difference of logits, as a share of their spread, by the form of quantised weights.
 _MOST_DIFFERENCE: Mapping[KeptWeights, float] = {"int8": MOST_DIFFERENCE, "int4": 0.5}
-_OF_ROUTERS = 0.3  # more, where a small difference may choose another expert
+_OF_ROUTERS = 0.3  # added if there are routers: a small difference may choose another expert
 _PROBE_PACKS: tuple[_Pack, ...] = (((0, 6), (0, 5)), ((6, 6), (5, 9)), ((6, 9), (9, 9)))
 
 
@@ -68,7 +68,7 @@ class PackedModel:
         tuning: Tuning = PLAIN,
         recurrent_layers: Mapping[StateKey, RecurrentLayer] | None = None,
     ) -> None:
-        """`tuning`: by default a forward has the CPU threads that torch is set to now."""
+        """Keep the parts; by default a forward has the CPU threads that torch is set to now."""
         self.name = name
         self.model = model
         self.vocab_size = vocab_size
@@ -76,20 +76,20 @@ class PackedModel:
         self.kv_layers = kv_layers
         self.recurrent_layers = recurrent_layers or {}
         self.threads: int = tuning.threads or torch.get_num_threads()
-        self.thread_choice: ThreadChoice | None = None  # else it always has all its threads
-        self.bits_depend_on: str | None = None  # beside a token's own text: see `bit_trial`
+        self.thread_choice: ThreadChoice | None = None  # None: it always has all its threads
+        self.bits_depend_on: str | None = None  # besides a token's own text: see `bit_trial`
         self.attention = tuning.attention
         self.attend = tuning.attention.load()
         self.device: torch.device = _input_device(model)
         self._is_spread = len({parameter.device for parameter in model.parameters()}) > 1
-        # Entered around each forward, by whoever wants to know how long it takes: with the tokens
-        # of the pack, and the pairs of query and slot that attention computes.
+        # Entered around each forward, to measure its time: with the number of tokens in the pack,
+        # and of the pairs of query and slot that attention computes.
         self.watch: _Watch = lambda *_: nullcontext()
-        # A shorter way to the same logits: to the bit, or up to rounding for drafters.
+        # A faster forward with the same logits: to the bit, or up to rounding for drafters.
         self.shortcut: Forward | None = None
-        # Its description, where a direct forward that was made of it had the model's bits.
+        # The model's description, if a direct forward made from it gave the model's bits.
         self.shape: ModelShape | None = None
-        # The same for CUDA: it copies a pack by itself, and may fill it up.
+        # The same for CUDA: it copies a pack by itself, and may pad it.
         self.sized: SizedForward | None = None
         self.dtype: torch.dtype = model.dtype
         self.parameter_count = parameter_count(model)
@@ -101,7 +101,7 @@ class PackedModel:
 
     @property
     def computed_by(self) -> str:
-        """What the bits of its logits depend on beside its files; of the C library on no CPU."""
+        """Backend that determines the bits of its logits; with the C library no CPU matters."""
         if getattr(self.shortcut, "is_portable", False):
             return "C library"
         return f"torch {torch.__version__} on {self.device}"
@@ -115,11 +115,13 @@ class PackedModel:
     def wrap(
         cls, name: str, model: PreTrainedModel, vocab_size: int, tuning: Tuning = PLAIN
     ) -> "PackedModel":
-        """Checks `model`, switches its attention to the plug-in, and tunes it.
+        """Check `model`, switch its attention to the plug-in, and tune it.
 
         Args:
+            name: name of the member.
+            model: model as transformers loaded it.
             vocab_size: ids that texts may have; logits beyond it are padding and are cut off.
-            tuning: applied before the model is compared with what it was.
+            tuning: applied before the model is compared with its ordinary forward.
 
         Raises:
             UnsupportedModelError: with the reason why packed attention would not be exact.
@@ -148,7 +150,7 @@ class PackedModel:
         expected = torch.cat([_picked(alone, pack) for pack in _PROBE_PACKS])
         allowed = allowed_difference(expected.dtype, is_recurrent=bool(probe.recurrent))
         if any(isinstance(one, QuantisedLinear) for one in model.modules()):
-            allowed = MOST_DIFFERENCE  # the least rounding may move a level
+            allowed = MOST_DIFFERENCE  # the least rounding may change a level
         check_parity(field, expected, got, allowed)
         width = model.config.get_text_config().hidden_size
         moving = moving_layer(model, width) if probe.recurrent else None
@@ -176,12 +178,13 @@ class PackedModel:
         logit_index: Tensor,
         hidden: HiddenLayers = (),
     ) -> ForwardOutput:
-        """One pass over a pack.
+        """Run one pass over a pack.
 
         Args:
-            tokens, positions: [T] int64 on the host or the model's device.
+            tokens: [T] int64 on the host or the model's device.
+            positions: positions of `tokens`, in the same form.
             view: where keys and values of this pack go, and what each token may attend to.
-            logit_index: [n] int64, as these; the tokens of the pack whose logits are wanted.
+            logit_index: [n] int64, like these; the tokens of the pack whose logits are wanted.
             hidden: the hidden states that are wanted of all tokens.
         """
         with (
@@ -206,7 +209,7 @@ class PackedModel:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Tokens that packs are filled up to, rising; none where they run as they are."""
+        """Sizes in tokens to which packs are padded, rising; empty if packs run unpadded."""
         return () if self.sized is None else self.sized.sizes
 
     def prepare(
@@ -215,18 +218,22 @@ class PackedModel:
         block_slots: int,
         hidden: HiddenLayers,
     ) -> None:
-        """For passes over keys and values [slots, ...] of layers by number, not yet written to, in
-        blocks of so many slots."""
+        """Prepare passes over keys and values to which nothing has been written yet.
+
+        `arena` returns those of a layer by its number, [slots, ...], in blocks of `block_slots`
+        slots.
+        """
         if self.sized is not None:
             with torch.inference_mode():
                 self.sized.prepare(lambda layer: arena(layer.number), block_slots, hidden)
 
     def pack_weights(self, every: bool = False) -> int:
-        """Lays out its linear layers where that pays, as `Tuning.pack_weights` does in `wrap`, or
-        `every` one; how many those were.
+        """Pack its linear layers where that pays, or `every` one; return the number of them.
+
+        `Tuning.pack_weights` does the same in `wrap`.
 
         Raises:
-            UnsupportedModelError: its logits would not be what they were.
+            UnsupportedModelError: its logits would change.
         """
         field, parts = f"pool.models[{self.name}]", ((0, 6), (6, _PROBE_TOKENS))
         with torch.inference_mode():
@@ -243,10 +250,10 @@ class PackedModel:
         weights: KeptWeights = "int8",
         in_int8: Collection[str] = (),
     ) -> None:
-        """Keeps its linear layers in int8 or int4, as `quantise_linears` does.
+        """Keep its linear layers in int8 or int4, as `quantise_linears` does.
 
         Raises:
-            UnsupportedModelError: its logits would be far from what they were.
+            UnsupportedModelError: its logits would change too much.
         """
         field, parts = f"pool.models[{self.name}]", ((0, 6), (6, _PROBE_TOKENS))
         with torch.inference_mode():
@@ -255,20 +262,23 @@ class PackedModel:
             let_go_of_file(self.model.parameters())
             try:
                 got, _ = probed(self.forward, self, parts)
-            except (RuntimeError, TypeError, AttributeError) as failed:  # as reading a weight
+            except (RuntimeError, TypeError, AttributeError) as failed:  # such as reading a weight
                 reason = f"weights: {weights}: a trial forward failed: {failed}"
                 raise UnsupportedModelError(field, reason) from failed
         allowed = _MOST_DIFFERENCE[weights] + (_OF_ROUTERS if routed else 0.0)
         check_parity(field, expected, got, allowed, f"weights: {weights}")
 
     def keep_kv_in(self, dtype: torch.dtype) -> None:
-        """From now on keys and values are stored in it; on the CPU, whose attention reads any."""
+        """Store keys and values in `dtype` from now on; on the CPU, whose attention reads any."""
         self.kv_layers = {at: replace(one, dtype=dtype) for at, one in self.kv_layers.items()}
         self._count_kv()
 
     def check_hidden(self, layers: HiddenLayers) -> None:
-        """Raises `UnsupportedModelError` where it does not tell these hidden states: a drafter that
-        reads them would cost every request its next token."""
+        """Check that the model can return these hidden states.
+
+        Raises `UnsupportedModelError` if not: with a drafter that reads them, every request would
+        fail at its next token.
+        """
         probe = ProbeView(self.device, 1, self.kv_layers)
         probe.begin(0, 1)
         first = torch.zeros(1, dtype=torch.int64, device=self.device)
@@ -290,7 +300,7 @@ class PackedModel:
         logit_index: Tensor,
         hidden: HiddenLayers = (),
     ) -> ForwardOutput:
-        if self._is_spread:  # it picks from what may be on any of the devices
+        if self._is_spread:  # the head may be on any of the devices
             logit_index = logit_index.cpu()
         asked = {"output_hidden_states": list(hidden)} if hidden else {}
         opaque = OpaqueView(view, self.attend)
@@ -317,8 +327,10 @@ def quantise(
     weights: KeptWeights = "int8",
     in_int8: Collection[str] = (),
 ) -> int:
-    """As `quantise_linears`, experts too; how many modules of experts those were. `name`: in the
-    log."""
+    """Quantise linear layers and experts; return the number of modules of experts.
+
+    See `quantise_linears`; `name` is for the log.
+    """
     left = quantise_linears(model, stored, only_stored, weights, in_int8)
     routed = 0 if only_stored else quantise_experts(model, weights == "int4", in_int8, stored)
     for kept, errors in roundings(model).items():
@@ -330,18 +342,18 @@ def quantise(
 
 
 def _probe_rows(device: torch.device, vocab_size: int) -> list[Tensor]:
-    """[2][tokens] of two texts."""
+    """Return the tokens of two texts, [2][tokens]."""
     tokens = torch.arange(2 * _PROBE_TOKENS, device=device)
     return list(((tokens * 7919 + 11) % vocab_size).view(2, _PROBE_TOKENS))
 
 
 def _picked(rows: Sequence[Tensor], pack: _Pack) -> Tensor:
-    """Of each row what stands at the positions that a pack has of it."""
+    """Return the part of each row at the positions that a pack has of it."""
     return torch.cat([row[slice(*span)] for row, span in zip(rows, pack, strict=True)])
 
 
 def _refuse(model: PreTrainedModel, vocab_size: int, field: str) -> None:
-    """Raises `UnsupportedModelError` for what can be told without a forward."""
+    """Raise `UnsupportedModelError` for a fault that can be found without a forward."""
     reason = refusal(model.config)
     if reason is not None:
         raise UnsupportedModelError(field, reason)
@@ -350,13 +362,13 @@ def _refuse(model: PreTrainedModel, vocab_size: int, field: str) -> None:
 
 
 def _input_device(model: PreTrainedModel) -> torch.device:
-    """Of the embedding; a quantised one is on the CPU, and so is its model."""
+    """Return the device of the embedding; a quantised one is on the CPU, like its model."""
     weight = next(model.get_input_embeddings().parameters(), None)
     return torch.device("cpu") if weight is None else weight.device
 
 
 def _output_rows(model: PreTrainedModel) -> int:
-    """Ids that the model has logits for."""
+    """Return the number of ids for which the model has logits."""
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     if isinstance(head, QuantisedLinear):
         return head.out_features

@@ -1,13 +1,13 @@
-"""PlaceTracker: which values of a forward depend on where a token stands in the pack.
+"""PlaceTracker: finds values of a forward that depend on the place of a token in the pack.
 
-A pack holds tokens of several requests; only their positions may tell them apart. A model that
+A pack holds tokens of several requests; only their positions may distinguish them. A model that
 counts the tokens of the pack itself (`arange(length)`) gives a token other logits among other
-neighbours. Every operation of a forward is seen: what is made by counting is marked, and so is
-whatever is computed from it. To be an index leaves no mark, since who gathers by a counted index
-and puts back by it (experts do) computes the same for any place; the rows of an embedding are the
-exception.
+neighbours. The tracker sees every operation of a forward: results of counting are marked, and so is
+all that is computed from them. Use as an index leaves no mark, because code that gathers by a
+counted index and scatters by it (experts do) computes the same for any place; the rows of an
+embedding are the exception.
 
-Works on any device, the meta device included. Not seen: counts that never are tensors.
+Works on any device, including the meta device. Counts that never are tensors are not seen.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 _COUNTING = frozenset({"aten::arange", "aten::range", "aten::linspace"})
 _RUNNING = frozenset({"aten::cumsum", "aten::cumprod", "aten::cummax", "aten::logcumsumexp"})
-# By operation, which argument is an index.
+# Position of the index among the arguments, by operation.
 _INDEX: Mapping[str, int] = {
     **dict.fromkeys(("index", "index_put", "index_put_", "_unsafe_index"), 1),
     **dict.fromkeys(("index_select", "index_add", "index_add_", "index_copy", "index_copy_"), 2),
@@ -28,12 +28,12 @@ _INDEX: Mapping[str, int] = {
 
 
 class PlaceTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Args: `tokens`: of the pack; counts of other lengths are of no interest."""
+    """Mode that marks tensors; counts of other lengths than `tokens` of the pack are ignored."""
 
     def __init__(self, tokens: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._tokens = tokens
-        self._marked: dict[int, Tensor] = {}  # by identity; kept, so that none is used again
+        self._marked: dict[int, Tensor] = {}  # by identity; kept, so that no id is used again
         self._is_paused = False
 
     def depends(self, tensor: Tensor) -> bool:
@@ -67,7 +67,7 @@ class PlaceTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _counts(self, name: str, args: tuple[Any, ...], outputs: Sequence[Tensor]) -> bool:
-        """Whether the operation numbers the tokens of the pack."""
+        """Return whether the operation numbers the tokens of the pack."""
         if name in _COUNTING:
             return any(one.numel() == self._tokens for one in outputs)
         if name in _RUNNING:

@@ -1,8 +1,8 @@
-"""PlacedMembers: where the pool's members run, in which dtype, and with which tuning.
+"""PlacedMembers: the devices, dtypes and tunings of the pool's members.
 
-Contract: every member has a place from the beginning. What `dtype: auto` means depends on a
-member's place, and its place on its bytes: both are settled together, and again for a member that
-its device has no memory for.
+Contract: every member has a place from the beginning. The meaning of `dtype: auto` depends on a
+member's place, and its place on its bytes: both are settled together, and again for a member for
+which its device has no memory.
 """
 
 import logging
@@ -38,12 +38,12 @@ _MIB = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class MemberPlan:
-    """How a member will run: `threads` are CPU threads, None on an accelerator.
+    """Plan of how a member will run: `threads` are CPU threads, None on an accelerator.
 
-    `dtype` is what it computes in, `attention` the kernels that attend, `weights` how its linear
-    layers keep theirs; `warning` what one should know of it. `read_bytes`: of weights, for one
-    token, where that is known; `int8_read_bytes`, `int4_read_bytes`: those in so few bits, where
-    that can be had; `is_recurrent`: some layers keep states.
+    It computes in `dtype`, attends with `attention`, and keeps its linear layers in the form
+    `weights`; `warning` is for the user. `read_bytes`: bytes of weights read for one token, if
+    known; `int8_read_bytes`, `int4_read_bytes`: the same with weights in so few bits, if possible;
+    `is_recurrent`: some layers keep states.
     """
 
     footprint: ModelFootprint
@@ -60,7 +60,7 @@ class MemberPlan:
 
 
 class PlacedMembers:
-    """By name, those that have a model."""
+    """Members that have a model, by name."""
 
     def __init__(
         self,
@@ -69,11 +69,14 @@ class PlacedMembers:
         devices: Sequence[DeviceInfo],
         kv: KVMemory | int = 0,
     ) -> None:
-        """`kv`: tokens that each model's store has memory for, or what all of them take."""
+        """Place the members.
+
+        `kv`: tokens for which each model's store has memory, or the memory of all stores.
+        """
         self._config = config
         self._members = members
         self._devices = devices
-        self._threads = torch.get_num_threads()  # now: a forward may change it for its own time
+        self._threads = torch.get_num_threads()  # read now: a forward may change it for a while
         self._others = OtherPrograms()
         self.kv_tokens = 0 if isinstance(kv, KVMemory) else kv
         if isinstance(kv, KVMemory):
@@ -88,11 +91,11 @@ class PlacedMembers:
         return self._members[name]
 
     def placement(self, name: str) -> Placement:
-        """Where a model is, or will be loaded."""
+        """Return where a model is, or will be loaded."""
         return self._placements[name]
 
     def plan(self, name: str) -> MemberPlan:
-        """What a model takes, and how it will run, once it is loaded where it is placed."""
+        """Return what a model takes, and how it will run, once it is loaded at its place."""
         member, placement = self._members[name], self._placements[name]
         tuning = self.tuning(name)
         return MemberPlan(
@@ -110,7 +113,7 @@ class PlacedMembers:
         )
 
     def tuning(self, name: str) -> Tuning:
-        """How a model is run where it is placed."""
+        """Return how a model runs at its place."""
         on_cpu = self._placements[name].is_on_cpu
         asked, _ = self._asked_attention(name)
         return tuning_for(
@@ -125,11 +128,11 @@ class PlacedMembers:
         )
 
     def bytes_of(self, name: str) -> int:
-        """Weights, and the KV memory that its place must have room for."""
+        """Return the bytes of the weights and the KV for which its place must have room."""
         return self._members[name].footprint.total_bytes(self.kv_tokens)
 
     def move_to_cpu(self, name: str) -> None:
-        """Raises `PoolFullError` where it has no room there either."""
+        """Move a model to the CPU; raise `PoolFullError` if the CPU has no room either."""
         before = self._members[name], self._placements[name]
         self._placements[name] = Placement("cpu")
         self._pack(name)
@@ -140,7 +143,7 @@ class PlacedMembers:
             raise PoolFullError(f"no room to load {name}: neither on its device nor on the CPU")
 
     def where(self, name: str) -> str:
-        """The devices of a model, for a message."""
+        """Return the devices of a model, for a message."""
         return ", ".join(self._placements[name].devices)
 
     def _placed(self) -> dict[str, Placement]:
@@ -148,7 +151,7 @@ class PlacedMembers:
         return place(footprints, self._devices, target=target, kv_tokens=self.kv_tokens)
 
     def _settle_kv(self, kv_memory: KVMemory) -> None:
-        """How many tokens fit depends on the members' dtypes, these on what fits on the CPU."""
+        """Settle the number of KV tokens; it depends on dtypes, and these on the CPU's memory."""
         totals = {device.name: device.total_bytes for device in self._devices}
         for _ in range(2):
             self._settle_dtypes()
@@ -159,9 +162,9 @@ class PlacedMembers:
             self.kv_tokens = kv_memory.tokens(per_token, device_bytes, longest)
 
     def _settle_dtypes(self) -> dict[str, str]:
-        """What `dtype: auto` means depends on a member's place, its place on its bytes.
+        """Settle `dtype: auto`, which depends on a member's place, as the place does on its bytes.
 
-        Returns why members are on the CPU that asked for no place: they ask for it from here on.
+        Returns why members that asked for no place are on the CPU: they ask for it from here on.
         """
         placements = self._placed()
         on_cpu = [name for name, placement in placements.items() if placement.is_on_cpu]
@@ -173,7 +176,7 @@ class PlacedMembers:
         return {name: warning for name, warning in warnings.items() if warning is not None}
 
     def _placed_as_warned(self, warnings: Mapping[str, str]) -> dict[str, Placement]:
-        """`warnings`: of the placement before dtypes were settled."""
+        """Place the members; `warnings` are from the placement before dtypes were settled."""
         placements = self._placed()
         for name, placement in placements.items():
             warning = placement.warning or warnings.get(name)
@@ -183,14 +186,14 @@ class PlacedMembers:
         return placements
 
     def _pack(self, name: str) -> None:
-        """Counts the copy that a packed head is, of a member that is placed on the CPU."""
+        """Count the copy that a packed head is, for a member that is placed on the CPU."""
         member = self._members[name]
         is_target = name == self._config.target
         if self._config.pack_weights or is_lean(member.facts, is_target=is_target, on_cpu=True):
             self._members[name] = member.packed()
 
     def _settle_on_cpu(self, name: str, on_cpu: Sequence[str]) -> None:
-        """`on_cpu`: the members that share the CPU's memory."""
+        """Settle the dtype of a member; those of `on_cpu` share the CPU's memory."""
         member = self._members[name]
         is_target = name == self._config.target
         dtype = dtype_for(member.config, member.facts, is_target, computes_in)
@@ -203,7 +206,7 @@ class PlacedMembers:
             logger.warning(warning)
 
     def _fit_on_cpu(self, names: Sequence[str]) -> bool:
-        """Have those of them that may be loaded together room there?"""
+        """Return whether the CPU has room for all of them that may be loaded together."""
         others = sorted(
             (self.bytes_of(name) for name in names if name != self._config.target), reverse=True
         )
@@ -234,7 +237,7 @@ class PlacedMembers:
         return f"{member.field}.source: {weights} are {how}, {size}"
 
     def _kept_plain(self, name: str) -> str | None:
-        """What to say of a member whose weights should be quantised, and cannot be."""
+        """Return a warning about a member whose weights should be quantised, and cannot be."""
         member, reason = self._members[name], quantised_refusal()
         asks = member.config.weights != "auto" or member.facts.stored == "int8"
         if reason is None or not asks or member.facts.weights != "plain":
@@ -249,7 +252,7 @@ class PlacedMembers:
         return f"{member.field}.weights: {name!r} keeps its experts in {facts.dtype}: {reason}"
 
     def _emulation(self, name: str) -> str | None:
-        """What to say of a member on the CPU in a dtype that this has no kernels for."""
+        """Return a warning about a member on the CPU in a dtype for which it has no kernels."""
         member = self._members[name]
         dtype = member.facts.dtype
         if member.facts.is_quantized or computes_in(dtype):
@@ -264,14 +267,14 @@ class PlacedMembers:
         )
 
     def _check_attention(self, name: str) -> None:
-        """Raises `ConfigError` for kernels that a member cannot run on where it is placed."""
+        """Raise `ConfigError` for kernels on which a member cannot run at its place."""
         asked, field = self._asked_attention(name)
         reason = refusal_of(asked, self._attention_place(name))
         if reason is not None:
             raise ConfigError(field, f"{name!r}: {reason}")
 
     def _check_twin(self, name: str) -> None:
-        """Raises `ConfigError` for a twin that would not be one, or that nothing computes."""
+        """Raise `ConfigError` for a twin that saves no bits, or for which there are no kernels."""
         if name != self._config.twin:
             return
         member, target = self._members[name], self._config.target
@@ -288,7 +291,7 @@ class PlacedMembers:
             raise ConfigError(f"{member.field}.device", reason)
 
     def _check_weights(self, name: str) -> None:
-        """Raises `ConfigError` for quantised weights where nothing computes with them."""
+        """Raise `ConfigError` for quantised weights for which there are no kernels."""
         member, placement = self._members[name], self._placements[name]
         field, asked, kept = f"{member.field}.weights", member.config.weights, member.facts.weights
         if member.facts.is_quantized and asked != "auto":
@@ -297,20 +300,20 @@ class PlacedMembers:
         if member.facts.stored == "int8" and asked == "int4":
             raise ConfigError(field, "the checkpoint is in int8 already")
         if kept == "plain" and member.facts.stored == "int8":
-            kept = "int8"  # read by this CPU, though it is kept plain
+            kept = "int8"  # the form in the file, though this CPU keeps it plain
         if kept != "plain" and not placement.is_on_cpu:
             where = self.where(name)
             reason = f"{kept} has no kernels on {where}, where {name!r} is placed; set device: cpu"
             raise ConfigError(field, reason + (" or weights: auto" if asked != "auto" else ""))
 
     def _can_quantise(self, name: str) -> bool:
-        """Could its weights be quantised, or are they?"""
+        """Return whether its weights are quantised, or could be."""
         is_foreign = self._members[name].facts.is_quantized
         on_cpu = self._placements[name].is_on_cpu
         return on_cpu and not is_foreign and quantised_refusal() is None
 
     def _asked_attention(self, name: str) -> tuple[AttentionName, str]:
-        """What is asked for, and the key that asks."""
+        """Return the attention that is asked for, and the key that asks for it."""
         member = self._members[name]
         if member.config.attention is None:
             return self._config.attention, "pool.attention"

@@ -1,14 +1,14 @@
-"""The models that requests may be routed through, loaded on first use.
+"""The models through which requests may be routed, loaded on first use.
 
-Contract: at construction every source is resolved, every tokenizer compared, every model
-placed; what is wrong raises `ConfigError` with the field's name. No weights are read. A drafter
-that cannot be served is left out, with a warning, where another one remains. `get` loads
-on first use, once, whatever the number of threads. Under a limit the least recently used model
-that nobody holds is evicted; the target, pinned models and models in use never are.
+Contract: at construction every source is resolved, every tokenizer compared, every model placed; a
+fault raises `ConfigError` with the field's name. No weights are read. A drafter that cannot be
+served is left out, with a warning, if another one remains. `get` loads on first use, once, for any
+number of threads. Under a limit the least recently used model that is not held is evicted; the
+target, pinned models and models in use never are.
 
-A model stays in memory as long as somebody holds it: hold it between `acquire` and `release`.
-A member that only drafts (`source: ngram`, `suffix` or `drafter:`) has a name and no model: it is
-always there, takes no place or memory, counts for no limit, and cannot be acquired.
+A model stays in memory as long as it is held: hold it between `acquire` and `release`. A member
+that only drafts (`source: ngram`, `suffix` or `drafter:`) has a name and no model: it is always
+there, takes no place or memory, counts for no limit, and cannot be acquired.
 """
 
 import logging
@@ -50,7 +50,7 @@ _MIB = 2**20
 _UNLIMITED = 2**31  # tokens
 
 
-# How many tokens of KV each loaded model takes, where sequences have at most so many tokens.
+# Tokens of KV that each loaded model takes, given the most tokens of a sequence.
 KVTokens = Callable[[int], int]
 Loader = Callable[[ModelConfig, Path, Placement, int, str, Tuning], "PackedModel"]
 
@@ -60,10 +60,10 @@ def _no_kv(longest: int) -> int:
 
 
 class ModelPool:
-    """See the module. Thread-safe."""
+    """Pool of models; see the module. Thread-safe."""
 
-    # One model at a time in a process: while transformers loads one, it changes what all threads
-    # see of torch.
+    # One model at a time in a process: while transformers loads one, it changes the state of torch
+    # for all threads.
     _loading = threading.Lock()
 
     def __init__(
@@ -77,18 +77,22 @@ class ModelPool:
         headers_only: bool = False,
         progress: LoadProgress | None = None,
     ) -> None:
-        """
+        """Open, compare and place the members.
+
         Args:
-            kv_tokens: tokens of KV that each model's place must have room for, a function of
-                `longest_sequence`; or what all models' KV takes together, for as many as fit.
-            row_states: of rows, that a place must have room for if a model's layers are recurrent.
-            devices: what to place on; by default this machine's devices.
+            config: declaration of the pool.
+            kv_tokens: tokens of KV for which each model's place must have room, a function of
+                `longest_sequence`; or the memory of all models' KV together, for as many as fit.
+            row_states: rows for whose states a place must have room if a model's layers are
+                recurrent.
+            devices: devices to place on; by default this machine's devices.
             loader: `modelpool.loader.load_model`, or a stand-in for it.
-            headers_only: weights are not downloaded but to be inflated, and nothing can be loaded.
-            progress: told what takes time.
+            headers_only: weights are not downloaded, except to be inflated, and nothing can be
+                loaded.
+            progress: records the steps that take time.
 
         Attributes:
-            left_out: by name, why a drafter that cannot be served is no member.
+            left_out: why a drafter that cannot be served is no member, by name.
             models: members that have a model, weakest first, the target last.
             draft_only: the others. `names`: these and the models.
         """
@@ -96,7 +100,7 @@ class ModelPool:
         self.target = config.target
         self.progress = progress or LoadProgress()
         modelless = [model for model in config.models if not model.has_model]
-        only = sorted(modelless, key=lambda model: not model.reads_texts)  # those of texts first
+        only = sorted(modelless, key=lambda model: not model.reads_texts)  # text drafters first
         self.draft_only = tuple(model.name for model in only)
         members, self.left_out = self._open_all(headers_only)
         self._members = {name: replace(one, states=row_states) for name, one in members.items()}
@@ -105,7 +109,7 @@ class ModelPool:
         target = self._members[config.target]
         self.tokenizer: PreTrainedTokenizerBase = tokenizer_of(target)
         self.vocab_size = vocab_size_of(target, self.tokenizer)
-        # That are below it, and never chosen. What stands behind all ids that are used is cut off.
+        # Ids below `vocab_size` that are never chosen. Unused ids after all used ones are cut off.
         self.unused_ids: tuple[int, ...] = tuple(self.tokenizer.init_kwargs.get(UNUSED_IDS, ()))
         check_tokenizers(self._members, config.target, self.tokenizer)
         kv = kv_tokens if isinstance(kv_tokens, KVMemory) else kv_tokens(self.longest_sequence)
@@ -122,13 +126,13 @@ class ModelPool:
         row_states: int = 0,
         progress: LoadProgress | None = None,
     ) -> "ModelPool":
-        """A pool from the `pool:` section of a configuration. Raises `ConfigError`."""
+        """Return a pool from the `pool:` section of a configuration; may raise `ConfigError`."""
         checked = validate_config(PoolConfig, config, "pool")
         return cls(checked, kv_tokens=kv_tokens, row_states=row_states, progress=progress)
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
-        """The ids that end a text of the target, as `generate` would have it."""
+        """The ids that end a text of the target, as in `generate`."""
         told = self._members[self.target].facts.eos_token_ids
         found = frozenset(end for end in told if end < self.vocab_size)
         if found or self.tokenizer.eos_token_id is None:
@@ -136,64 +140,66 @@ class ModelPool:
         return frozenset([int(self.tokenizer.eos_token_id)])
 
     def path(self, name: str) -> Path:
-        """The directory of a model's checkpoint, for `transformers`."""
+        """Return the directory of a model's checkpoint, for `transformers`."""
         return self._member(name).path
 
     @property
     def quoters(self) -> frozenset[str]:
-        """The members that quote texts."""
+        """The members that are text drafters."""
         return frozenset(one.name for one in self.config.models if one.reads_texts)
 
     def opened(self, name: str) -> ModelConfig:
-        """The configuration of a model, with what its file decided."""
+        """Return the configuration of a model, with the settings that its file decided."""
         return self._placed[name].config
 
     def files(self, name: str) -> tuple[Path, ...]:
-        """What a model's text depends on: weights, configuration and tokenizer.
+        """Return the files that determine a model's text: weights, configuration and tokenizer.
 
-        Raises `ValueError` where a GGUF file has changed since.
+        Raises `ValueError` if a GGUF file has changed since it was read.
         """
         return files_of(self.path(name))
 
     def parameter_count(self, name: str) -> int:
-        """0 for a member without a model."""
+        """Return the number of parameters, 0 for a member without a model."""
         return 0 if name in self.draft_only else self._member(name).facts.parameter_count
 
     def max_positions(self, name: str) -> int:
-        """The longest sequence that a model can be used at, in tokens."""
+        """Return the longest sequence at which a model can be used, in tokens."""
         return _UNLIMITED if name in self.draft_only else self._member(name).facts.max_positions
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens that each loaded model's KV store has memory for."""
+        """Number of tokens for which each loaded model's KV store has memory."""
         return self._placed.kv_tokens
 
     @property
     def bits_depend_on(self) -> str | None:
-        """What moves the last bits of the target beside the text that it reads, if that was found
-        when it was loaded (`bit_trial`): texts may differ between batches."""
+        """Cause of changes in the target's last bits besides its text, or None if none is known.
+
+        It is found when the target is loaded (`bit_trial`): texts may then differ between batches.
+        """
         model = self._loaded.touch(self.target, hold=False)
         return None if model is None else model.bits_depend_on
 
     @property
     def longest_sequence(self) -> int:
-        """The most tokens of a sequence that every model can be used at."""
+        """The most tokens of a sequence at which every model can be used."""
         return min(member.facts.max_positions for member in self._members.values())
 
     def placement(self, name: str) -> Placement:
-        """Where a model is, or will be loaded."""
+        """Return where a model is, or will be loaded."""
         return self._placed.placement(self._member(name).config.name)
 
     def plan(self, name: str) -> MemberPlan:
-        """What a model takes, and how it will run, once it is loaded where it is placed."""
+        """Return what a model takes, and how it will run, once it is loaded at its place."""
         return self._placed.plan(self._member(name).config.name)
 
     def is_loaded(self, name: str) -> bool:
-        """Can it be used without loading anything?"""
+        """Return whether it can be used without loading anything."""
         return name in self.draft_only or name in self._loaded
 
     def weight_bytes(self) -> dict[str, int]:
-        """Of the models that are loaded; 0 of those without weights."""
+        """Return the bytes of the weights of loaded models; 0 for members without weights."""
         loaded = [name for name in self.names if self.is_loaded(name)]
         return {
             name: 0 if name in self.draft_only else self.plan(name).footprint.weight_bytes
@@ -201,50 +207,50 @@ class ModelPool:
         }
 
     def has_room(self, name: str) -> bool:
-        """Could it be loaded, or is it, without evicting another model?"""
+        """Return whether it is loaded, or could be without evicting another model."""
         return name in self.draft_only or self._loaded.has_room(name)
 
     def fit_together(self, names: Iterable[str]) -> bool:
-        """Could they be in memory at once, beside the target and the pinned models?"""
+        """Return whether they fit in memory at once, beside the target and the pinned models."""
         asked = {name for name in names if name not in self.draft_only} - {self.target}
-        if not asked:  # the target is always let in
+        if not asked:  # the target may always be loaded
             return True
         kept = {name for name, member in self._members.items() if member.config.pinned}
         return self._loaded.fit(asked | kept | {self.target})
 
     def get(self, name: str) -> "PackedModel":
-        """A model, loaded if it is not.
+        """Return a model, and load it first if it is not loaded.
 
-        Raises `KeyError` for a name that is not in the pool, `ValueError` for a draft-only
-        member, `UnsupportedModelError` for an architecture that the plug-in refuses, `ConfigError`
-        for weights that cannot be read or a target that its device has no memory for, and
-        `PoolFullError` where the pool's limits leave no room.
+        Raises `KeyError` for a name that is not in the pool, `ValueError` for a draft-only member,
+        `UnsupportedModelError` for an architecture that the plug-in refuses, `ConfigError` for
+        weights that cannot be read or a target for which its device has no memory, and
+        `PoolFullError` if the pool's limits leave no room.
         """
         return self._get(name, hold=False)
 
     def acquire(self, name: str) -> "PackedModel":
-        """`get`, and the model is not evicted until it is released as often as acquired."""
+        """Return a model, like `get`, and keep it until it is released as often as acquired."""
         return self._get(name, hold=True)
 
     def release(self, name: str) -> None:
-        """Ends one `acquire`."""
+        """End one `acquire`."""
         self._loaded.release(name)
 
     def evict(self, name: str) -> bool:
-        """Drops an idle model's weights; False where it is not loaded, in use, or kept."""
+        """Drop an idle model's weights; return False if it is not loaded, in use, or kept."""
         return self._loaded.evict(name)
 
     def make_room(self, name: str) -> None:
-        """Evicts models, the least recently used first, until `name` fits; or `PoolFullError`.
+        """Evict models, least recently used first, until `name` fits, or raise `PoolFullError`.
 
-        For callers who hold memory of evicted models to let go of before `name` is loaded.
+        For callers that hold memory of evicted models, and release it before `name` is loaded.
         """
         self._loaded.make_room(self._member(name).config.name)
 
     def _open_all(self, headers_only: bool) -> tuple[dict[str, Member], dict[str, str]]:
-        """The members that have a model, and why drafters are left out that cannot be served.
+        """Open the members that have a model; return them, and why other drafters are left out.
 
-        Raises `UnsupportedModelError` for the target, and where no other drafter remains.
+        Raises `UnsupportedModelError` for the target, and if no other drafter remains.
         """
         members, refused = dict[str, Member](), dict[str, UnsupportedModelError]()
         for index, model in enumerate(self.config.models):

@@ -1,7 +1,7 @@
 """ProbeView: a short text through a model's attention, to compare one forward with another.
 
-It stands in for a KV store: keys and values of one request, as the layers hand them over. On its
-way it learns the layers' shapes and sliding windows.
+It replaces a KV store and holds the keys and values of a few requests as the layers give them. It
+also learns the layers' shapes and sliding windows.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ from modelpool.recurrent import RecurrentKind, RecurrentLayer, StateKey, Tensors
 T = TypeVar("T")
 
 _PACKED = "packed attention"
-MOST_DIFFERENCE = 0.2  # of logits, of their spread, whatever the dtype
+MOST_DIFFERENCE = 0.2  # limit for logits, as a share of their spread, for any dtype
 
 
 class HasVocabulary(Protocol):
@@ -47,7 +47,7 @@ def probed(
     parts: Sequence[tuple[int, int]],
     kind: "type[ProbeView] | None" = None,
 ) -> tuple[Tensor, dict[int, int | None]]:
-    """All logits of a few tokens that `forward` reads in parts, and the windows of its layers."""
+    """Return all logits of a few tokens that `forward` reads in parts, and its layers' windows."""
     length = parts[-1][1]
     tokens = (torch.arange(length, device=model.device) * 7919 + 11) % model.vocab_size
     probe, logits = (kind or ProbeView)(model.device, length, model.kv_layers), []
@@ -62,8 +62,8 @@ def probed(
 class ProbeView:
     """A few requests in a store of their own, for the parity probe.
 
-    It learns the layers' shapes, which of them share keys and values, and `windows`: those that
-    they attend within.
+    It learns the layers' shapes, which of them share keys and values, and `windows`: those of their
+    attention.
     """
 
     def __init__(
@@ -73,31 +73,37 @@ class ProbeView:
         layers: Mapping[int, KVLayer] | None = None,
         rows: int = 1,
     ) -> None:
-        """`device`: of the tokens; `slots`: of each row; `layers`: those that are known; the others
-        are learned."""
+        """Make an empty store.
+
+        `device`: device of the tokens; `slots`: slots of each row; `layers`: those that are known;
+        the others are learned.
+        """
         self._device = device
         self._slots = slots
         self._rows = rows
         self._kv: dict[int, tuple[Tensor, Tensor]] = {}
         self._sources: dict[int, int] = {}  # by layer that shares: the first that has its keys
         self._first: dict[tuple[object, ...], int] = {}
-        self._held: list[Tensor] = []  # so that no memory is used again before all is learned
+        self._held: list[Tensor] = []  # so that no memory is reused before all is learned
         for number, layer in (layers or {}).items():
             self._open(number, layer)
-        self.recurrent: dict[StateKey, RecurrentLayer] = {}  # that were learned
-        self._states: dict[tuple[StateKey, int], Tensors] = {}  # by row
-        self._counts: list[int] = []  # of each row's tokens in the pack
+        self.recurrent: dict[StateKey, RecurrentLayer] = {}  # the learned ones
+        self._states: dict[tuple[StateKey, int], Tensors] = {}  # by state and row
+        self._counts: list[int] = []  # tokens of each row in the pack
         self.windows: dict[int, int | None] = {}
         self._layouts: dict[object, object] = {}
         self.pack: PackSlots
 
     def begin(self, start: int, stop: int) -> None:
-        """A pack of the first request's tokens at these positions."""
+        """Begin a pack of the first request's tokens at these positions."""
         self.begin_pack([(start, stop)])
 
     def begin_pack(self, spans: Sequence[tuple[int, int]]) -> None:
-        """A pack of several requests' tokens, row after row. `spans`: first position and the one
-        after the last, of each row; the rest of the rows have none."""
+        """Begin a pack of several requests' tokens, row after row.
+
+        `spans`: first position and the one after the last, of each row; the other rows have no
+        tokens.
+        """
         self._counts = [stop - start for start, stop in spans]
         rows = np.array([row for row, (start, stop) in enumerate(spans) if stop > start])
         starts, stops = np.array(spans)[rows].T
@@ -115,8 +121,10 @@ class ProbeView:
         self._layouts.clear()
 
     def begin_tree(self, start: int, parents: Sequence[int]) -> Ints:
-        """A pack of a tree behind so many tokens of the first request, whose positions it tells.
-        `parents`: of its nodes, -1 for the last of those tokens. Not for recurrent layers."""
+        """Begin a pack of a tree behind `start` tokens of the first request; return its positions.
+
+        `parents`: parents of its nodes, -1 for the last of those tokens. Not for recurrent layers.
+        """
         paths: list[list[int]] = []
         for node, parent in enumerate(parents):
             paths.append([*(paths[parent] if parent >= 0 else ()), node])
@@ -183,7 +191,7 @@ class ProbeView:
         return cast(T, self._layouts[build])
 
     def layers(self) -> dict[int, KVLayer]:
-        """By their indices in the model, ascending."""
+        """Return the layers by their indices in the model, ascending."""
         return {
             layer: _kv_layer(*parts, self._sources.get(layer))
             for layer, parts in sorted(self._kv.items())
@@ -191,7 +199,7 @@ class ProbeView:
 
 
 def _kv_layer(keys: Tensor, values: Tensor, source: int | None) -> KVLayer:
-    """Of keys [.., kv_heads, head_dim] and values [.., kv_heads, value_dim]."""
+    """Return the layer of keys [.., kv_heads, head_dim] and values [.., kv_heads, value_dim]."""
     return KVLayer(
         device=keys.device,
         dtype=keys.dtype,
@@ -204,14 +212,14 @@ def _kv_layer(keys: Tensor, values: Tensor, source: int | None) -> KVLayer:
 
 
 def _memory(tensor: Tensor) -> tuple[object, ...]:
-    """The same of tensors that are one, whatever object each is."""
+    """Return a key that is equal for tensors of the same memory and layout."""
     return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride()
 
 
 def allowed_difference(dtype: torch.dtype, is_recurrent: bool = False) -> float:
-    """Of logits that rounding alone may tell apart, in the mean, of their spread."""
-    # Some models compute softmax or norms in float32 whatever their dtype, and recurrent layers
-    # all: transformers sums them in chunks, the engine token by token.
+    """Return the mean difference of logits, over their spread, that rounding alone may cause."""
+    # Some models compute softmax or norms in float32 for any dtype, and so do all recurrent layers:
+    # transformers sums them in chunks, the engine token by token.
     least = torch.finfo(torch.float32).eps if is_recurrent else 4e-9
     return min(300.0 * max(torch.finfo(dtype).eps, least), MOST_DIFFERENCE)
 
@@ -219,11 +227,14 @@ def allowed_difference(dtype: torch.dtype, is_recurrent: bool = False) -> float:
 def check_parity(
     field: str, expected: Tensor, got: Tensor, allowed: float | None = None, cause: str = _PACKED
 ) -> None:
-    """Raises `UnsupportedModelError` where logits are not what they were, or were no numbers.
+    """Raise `UnsupportedModelError` if logits have changed, or were no numbers before.
 
     Args:
-        allowed: mean difference, of their spread; by default the rounding of the dtype.
-        cause: what changed them.
+        field: place of the model in the configuration.
+        expected: logits before the change.
+        got: logits after it.
+        allowed: mean difference, over their spread; by default the rounding of the dtype.
+        cause: cause of the change.
     """
     if not bool(expected.isfinite().all()):
         dtype = str(expected.dtype).removeprefix("torch.")

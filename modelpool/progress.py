@@ -1,6 +1,6 @@
-"""LoadProgress: what is being done before a pool's models can be used, for others to ask.
+"""LoadProgress: the current step until a pool's models can be used, for other threads to read.
 
-Contract: one thread tells, any may look. Importing this module imports nothing that takes long.
+Contract: one thread writes, any may read. Importing this module imports nothing that takes long.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ LoadStage = Literal[
 
 @dataclass(frozen=True)
 class LoadStep:
-    """
+    """A step of loading.
+
     Attributes:
-        model: its name in the pool; None where it is about none.
-        since_s: of `monotonic`.
-        done_bytes, total_bytes: of the model's weights; 0 where they are not counted.
+        model: its name in the pool; None if the step concerns no model.
+        since_s: its start, of `monotonic`.
+        done_bytes, total_bytes: bytes of the model's weights; 0 if they are not counted.
     """
 
     stage: LoadStage
@@ -37,7 +38,7 @@ class LoadStep:
     total_bytes: int = 0
 
     def __str__(self) -> str:
-        """`loading big, 402.3 of 988.1 MB`"""
+        """Return a text such as `loading big, 402.3 of 988.1 MB`."""
         doing = self.stage if self.model is None else f"{self.stage} {self.model}"
         if not self.total_bytes:
             return doing
@@ -52,11 +53,11 @@ class LoadProgress:
 
     def begin(self, stage: LoadStage, model: str) -> None:
         self._step = LoadStep(stage, model, time.monotonic())
-        is_long = stage in ("downloading", "inflating")  # the others are told when they are done
+        is_long = stage in ("downloading", "inflating")  # the others are logged when they are done
         logger.log(logging.INFO if is_long else logging.DEBUG, "%s %s", stage, model)
 
     def count(self, done_bytes: int, total_bytes: int) -> None:
-        """So much of the step is done."""
+        """Record how much of the step is done."""
         self._step = replace(self._step, done_bytes=done_bytes, total_bytes=total_bytes)
 
     @property
@@ -65,7 +66,6 @@ class LoadProgress:
 
     @property
     def elapsed_s(self) -> float:
-        """Since the start."""
         return time.monotonic() - self._started_s
 
 
@@ -73,10 +73,15 @@ class LoadProgress:
 def counted_loops(
     progress: LoadProgress, model: str, total_bytes: int, is_mapped: bool
 ) -> Iterator[None]:
-    """Within it, loops over what `transformers.utils.logging.tqdm` is given tell how far they are,
-    in place of a bar of its own: the first that a model is loaded, later ones that it is packed.
+    """Report the progress of loops over `transformers.utils.logging.tqdm` that run within it.
+
+    Their own bars are not shown. The first loop is that of loading a model, later ones that of
+    packing it.
 
     Args:
+        progress: records it.
+        model: name of the model.
+        total_bytes: bytes of its weights.
         is_mapped: transformers maps files without reading them, so its own loop does not count.
     """
     from transformers.utils import logging as transformers_logging

@@ -1,7 +1,7 @@
-"""What is wrong with a pool's sources, told before PyTorch is imported, which takes seconds.
+"""Check of a pool's sources before PyTorch is imported, which takes seconds.
 
-Contract: names, folders and the headers of GGUF files are looked at. A pool looks at them again,
-and at all else: what is fine here may be refused there.
+Contract: only names, folders and the headers of GGUF files are checked. A pool checks them again,
+and all else: a source that passes here may be refused there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from modelpool.gguf.hub import find_gguf, tag_in
 
 
 def check_sources(pool: PoolConfig) -> None:
-    """Raises `ConfigError` for the first `source` that is not there, or of another kind."""
+    """Raise `ConfigError` for the first `source` that is not there, or of another kind."""
     for index, model in enumerate(pool.models):
         if model.is_placed:
             field = f"pool.models[{index}]"
@@ -26,7 +26,7 @@ def check_sources(pool: PoolConfig) -> None:
 
 
 def check_source(source: str, *, field: str, revision: str | None = None) -> None:
-    """Raises `ConfigError` for `{field}.source`."""
+    """Raise `ConfigError` for a `{field}.source` that is not there, or of another kind."""
     if is_gguf(source):
         try:
             open_header(source)
@@ -41,7 +41,10 @@ def check_source(source: str, *, field: str, revision: str | None = None) -> Non
 
 
 def _check_hub(source: str, field: str, revision: str | None) -> None:
-    """Does the hub have it, or offline the local cache? What is fetched here is needed later."""
+    """Check that the hub has the source, or offline the local cache.
+
+    Files that are fetched here are needed later.
+    """
     tag, is_offline = tag_in(source), constants.HF_HUB_OFFLINE
     if tag is None and not is_offline and _is_cached(source.removeprefix("hub:"), revision):
         return
@@ -52,9 +55,9 @@ def _check_hub(source: str, field: str, revision: str | None) -> None:
 
 
 def _is_cached(repository: str, revision: str | None) -> bool:
-    """At least its configuration."""
+    """Return whether at least its configuration is in the cache."""
     try:
         found = try_to_load_from_cache(repository, "config.json", revision=revision)
-    except HFValidationError:  # which asking for it tells better
+    except HFValidationError:  # the hub's answer reports it better
         return False
     return isinstance(found, str)

@@ -1,8 +1,8 @@
-"""What the target and its twin in int8 have in common is in memory once.
+"""Weights that the target and its twin share in memory.
 
-Contract: linear layers are the twin's own. What is left of its weights, embeddings before all, is
-the target's tensor where that is the same to the bit and on the same device. Neither may write to
-it; inference does not. Memory is accounted as if nothing were shared.
+Contract: the twin has its own linear layers. Its other weights, mainly embeddings, are the target's
+tensors if they are equal to the bit and on the same device. Neither model may write to them;
+inference does not. Memory is accounted as if nothing were shared.
 """
 
 import torch
@@ -10,7 +10,7 @@ from torch import nn
 
 
 def share_weights(twin: nn.Module, target: nn.Module) -> int:
-    """Lets parameters of `twin` be those of `target`; the bytes that this spares."""
+    """Make equal parameters of `twin` those of `target`; return the bytes that this saves."""
     known = dict(target.named_parameters())
     spared = 0
     for name, own in twin.named_parameters():

@@ -1,7 +1,7 @@
 """Beam: a beam search over many rows at once, on the device until its end.
 
-At each depth a row's best continuations of its beam stay (AdaServe, 4.1), or as many children of
-each node as `branching` says (SpecInfer). Nothing here waits for the device but `tree`.
+At each depth the best continuations of a row's beam stay (AdaServe, 4.1), or as many children of
+each node as `branching` says (SpecInfer). Only `tree` waits for the device.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from processors.token_tree import ROOT, Ints, TokenTree
 
 
 class Beam:
-    """The beams of B rows on the device, step by step; a row that is done stays as it is."""
+    """Beams of B rows on the device, grown step by step; a finished row stays as it is."""
 
     def __init__(
         self, rows: Ints, depths: Ints, width: int, branching: Sequence[int] | None = None
@@ -25,11 +25,11 @@ class Beam:
         self._width = width
         self._branching = branching
         self._steps: list[tuple[Tensor, Tensor, Tensor]] = []  # tokens, parents, log-probs [B, w]
-        self._lineage: Tensor  # [B, w, step] each node's ancestors, and itself, in their steps
+        self._lineage: Tensor  # [B, w, step] places of a node's path in each step
         self._paths: Tensor  # [B, w, step] their tokens
 
     def begin(self, tokens: Tensor, log_probs: Tensor) -> None:
-        """The first nodes, [B, w] each; fewer where the vocabulary is smaller than the beam."""
+        """Set the first nodes, [B, w] each; fewer if the vocabulary is smaller than the beam."""
         if self._branching is not None:
             tokens, log_probs = tokens[:, : self._branching[0]], log_probs[:, : self._branching[0]]
         missing = self._width - tokens.shape[1]
@@ -40,7 +40,7 @@ class Beam:
         self._paths = tokens.unsqueeze(2)
 
     def grow(self, active: Tensor, tokens: Tensor, log_probs: Tensor) -> None:
-        """One step down for rows `active` [A]: their children's ids and log-probs [A * w, w]."""
+        """Add a step for rows `active` [A], from their children's ids and log-probs [A * w, w]."""
         batch, width = len(active), self._width
         before = self._of(active, self._steps[-1][2])
         total = before.unsqueeze(2) + log_probs.view(batch, width, -1)
@@ -59,25 +59,25 @@ class Beam:
         self._lineage, self._paths = self._spread(active, lineage), self._spread(active, paths)
 
     def tokens(self, active: Tensor) -> Tensor:
-        """[A * w] of the last step."""
+        """Return the tokens of the last step, [A * w]."""
         return self._of(active, self._steps[-1][0]).reshape(-1)
 
     def paths(self, active: Tensor) -> Tensor:
-        """[A * w, step] the tokens down to each node of the last step."""
+        """Return the tokens down to each node of the last step, [A * w, step]."""
         return self._of(active, self._paths).flatten(0, 1)
 
     def parents(self, active: Tensor) -> Tensor:
-        """[A, w] the place in the step before of each parent of the last step's nodes."""
+        """Return the places of the last nodes' parents in the step before, [A, w]."""
         return self._of(active, self._steps[-1][1])
 
     def routes(self, active: Tensor) -> Tensor:
-        """[A * w, step] int32: the speculative slots down to each node of the last step."""
+        """Return the speculative slots down to each last node, [A * w, step] int32."""
         lineage = self._of(active, self._lineage).flatten(0, 1)
         steps = torch.arange(lineage.shape[1], device=lineage.device)
         return (lineage + self._width * steps).to(torch.int32)
 
     def tree(self) -> TokenTree:
-        """All nodes, on the host: the one wait of a draft."""
+        """Return all nodes, on the host; this is a draft's only wait for the device."""
         tokens, parents, log_probs = (
             torch.stack(values, dim=1).flatten(1) for values in zip(*self._steps, strict=True)
         )
@@ -99,13 +99,13 @@ class Beam:
         )
 
     def _of(self, active: Tensor, values: Tensor) -> Tensor:
-        """[B, ...] -> [A, ...]"""
+        """Select the active rows: [B, ...] to [A, ...]."""
         if len(active) == len(self._rows):
             return values
         return values.index_select(0, active)
 
     def _spread(self, active: Tensor, values: Tensor) -> Tensor:
-        """[A, ...] -> [B, ...], zeros where a row is done."""
+        """Expand from active rows, [A, ...] to [B, ...], with zeros for finished rows."""
         if len(active) == len(self._rows):
             return values
         everyone = values.new_zeros((len(self._rows), *values.shape[1:]))

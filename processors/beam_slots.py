@@ -1,4 +1,4 @@
-"""BeamSlots: where a drafter's state holds the nodes of a beam while it grows."""
+"""BeamSlots: the slots of a drafter's state that hold the nodes of a growing beam."""
 
 import numpy as np
 from torch import Tensor
@@ -11,15 +11,15 @@ from statemgr import ForwardView, ModelState, TokenOrder
 
 
 class BeamSlots:
-    """The slots of the nodes that are fed back, all taken now: `depths[i] - 1` levels of a row.
+    """Slots of the nodes that are fed back, all taken at once: `depths[i] - 1` levels of row i.
 
-    A step's queries do not see those of later steps: their positions are larger.
+    A step's queries do not see the nodes of later steps, whose positions are larger.
     """
 
     def __init__(
         self, state: ModelState, rows: Ints, first_positions: Ints, depths: Ints, width: int
     ) -> None:
-        """`first_positions`: [B] of the first level."""
+        """Take the slots; `first_positions`, [B], are those of the first level."""
         self.width = width
         self._state = state
         self._rows = rows
@@ -31,18 +31,20 @@ class BeamSlots:
         counts, unknown = (depths - 1) * width, np.full(int(real.sum()), -1)
         self._slots = np.full(shape, NO_SLOT)
         self._slots[real] = state.append(rows, counts, unknown, positions[real])
-        self._starts = np.full(len(state.ends), state.slots)  # beyond other rows
+        self._starts = np.full(len(state.ends), state.slots)  # other rows: beyond their slots
         self._starts[rows] = state.ends[rows] - counts
 
     def paths(self, beam: Beam, going_on: Tensor) -> TreePaths | None:
-        """Who descends from whom on the last level, for attention; None: positions say so."""
+        """Return the ancestors of the last level for attention; None if positions suffice."""
         if self.width == 1:
             return None
         return TreePaths(self._starts, beam.routes(going_on))
 
     def order(self, beam: Beam, going_on: Tensor, which: Ints, step: int) -> TokenOrder | None:
-        """Whom the nodes of a level follow, for recurrent layers; waits for the device. None:
-        there are no such layers."""
+        """Return what the nodes of a level follow, for recurrent layers; None without such layers.
+
+        This waits for the device.
+        """
         if not self._state.is_recurrent:
             return None
         if step == 1:  # the root, in the slot before the nodes'
@@ -61,7 +63,7 @@ class BeamSlots:
         paths: TreePaths | None,
         order: TokenOrder | None = None,
     ) -> tuple[Ints, ForwardView]:
-        """Positions [A * w] and view of a forward over a level, the first being step 1."""
+        """Return positions [A * w] and view of a forward over a level, the first being step 1."""
         positions = np.repeat(self._first_positions[which] + step - 1, self.width)
         view = self._state.view(
             self._rows[which],
@@ -74,12 +76,12 @@ class BeamSlots:
         return positions, view
 
     def hold(self, tree: TokenTree) -> FedTree:
-        """Tells the state the tokens, now that they are known."""
+        """Set the tokens in the state, now that they are known, and return the fed tree."""
         fed = FedTree(tree, np.full(tree.tokens.shape, NO_SLOT))
         fed.flat_slots[:, : self._slots[0].size] = self._slots.reshape(len(tree.rows), -1)
         taken = self._slots[self._slots != NO_SLOT]
         self._state.set_tokens(taken, tree.tokens[fed.flat_slots != NO_SLOT])
-        # Impossible nodes are no drafts: of places that a level lacks several have the same token.
+        # Impossible nodes are not drafts: unused places of a level repeat a token.
         fed.flat_slots[np.isneginf(tree.log_probs)] = NO_SLOT
         return fed
 

@@ -1,7 +1,7 @@
-"""Noise and choice in Triton, for CUDA: the scores of a pack are made, looked at and forgotten.
+"""Triton kernels for noise and choice on CUDA, which do not store the scores of a pack.
 
-Contract: the noise is `processors.noise.gumbel`'s: Philox 4x64-10 keyed by (seed, stream), counter
-(1 + id // 4, position, 0, 0), word id % 4. Its integers are numpy's; the logarithms of two
+Contract: the noise is that of `processors.noise.gumbel`: Philox 4x64-10 keyed by (seed, stream),
+counter (1 + id // 4, position, 0, 0), word id % 4. Its integers are numpy's; the logarithms of two
 libraries may differ in the last bit, 1e-15. A score is `logits / temperature + noise` in float64,
 at temperature 0 the logits. `block_best` finds the best few of a block of ids, `joined_best` the
 best of all blocks, `scores_at` the scores of single ids. Ties go to the lowest id; a row that holds
@@ -17,14 +17,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_IDS = 1024  # of a program
-_ASKED = 128  # single ids of a program
+_IDS = 1024  # per program
+_ASKED = 128  # single ids per program
 _NO_ID = tl.constexpr(2**30)
 
 
 @dataclass(frozen=True, eq=False)
 class NoiseKeys:
-    """Of n places, on the device."""
+    """Keys of the noise at n places, on the device."""
 
     numbers: Tensor  # [3, n] int64: the bits of seed, stream and position
     temperatures: Tensor  # [n] float64; 0: no noise
@@ -32,7 +32,7 @@ class NoiseKeys:
 
 @dataclass(frozen=True, eq=False)
 class Best:
-    """Of n places, best first."""
+    """The best ids at n places, best first."""
 
     ids: Tensor  # [n, w] int64
     scores: Tensor  # [n, w] float64; all NaN where the logits hold NaN
@@ -40,19 +40,17 @@ class Best:
 
 
 def best_of(logits: Tensor, keys: NoiseKeys, width: int, rows: int = 1, ids: int = _IDS) -> Best:
-    """The `width` best ids of each place.
+    """Return the `width` best ids of each place, 1 <= width <= V.
 
-    Args:
-        logits: [n, V], the ids contiguous.
-        width: 1 <= width <= V; equal scores come in the order of ids.
-        rows, ids: places and ids of a program; no result depends on them but for rounding.
+    `logits` are [n, V], with contiguous ids. Equal scores come in the order of ids. `rows` and
+    `ids` are places and ids per program; they change results by rounding only.
     """
     count, size = logits.shape
-    # Each width is compiled by itself, which takes a second: few are.
+    # Each width is compiled by itself, which takes a second, so few are used.
     wanted, width = width, triton.next_power_of_2(width)
     ids = max(ids, width)
     blocks = triton.cdiv(size, ids)
-    peaks, sums = (  # each begins at a multiple of 16 bytes, or kernels are compiled once more
+    peaks, sums = (  # each begins at a multiple of 16 bytes, or kernels would be compiled again
         logits.new_empty((count, blocks, width), dtype=torch.float64) for _ in range(2)
     )
     found = logits.new_empty((count, blocks, width), dtype=torch.int32)
@@ -74,7 +72,7 @@ def best_of(logits: Tensor, keys: NoiseKeys, width: int, rows: int = 1, ids: int
 
 
 def scores_of(logits: Tensor, keys: NoiseKeys, places: Tensor, tokens: Tensor) -> Tensor:
-    """[m] float64, the scores of `tokens` [m] at `places` [m], both int64; -inf of unknown ids."""
+    """Return the scores [m], float64, of `tokens` [m] at `places` [m]; -inf for unknown ids."""
     out = logits.new_empty((len(tokens),), dtype=torch.float64)
     if len(tokens):
         count, size = logits.shape
@@ -91,14 +89,14 @@ def block_best(
     logit_row, count, size, blocks,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, IDS: tl.constexpr,
 ):  # fmt: skip
-    """Of some places and a block of ids: the best, the summed exponentials, the first NaN."""
+    """Find the best, the summed exponentials and the first NaN of a block, for some places."""
     row, block = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
     is_row = row < count
     ids = block * IDS + tl.arange(0, IDS)
     known = is_row[:, None] & (ids < size)[None, :]
     temperature = tl.load(temperatures + row, mask=is_row, other=0.0)
     place = row.to(tl.int64)[:, None] * logit_row + ids[None, :]
-    # What is no id is worse than the worst, and comes behind it.
+    # Places without an id have the worst score, and come after all ids.
     value = tl.load(logits + place, mask=known, other=-float("inf")).to(tl.float64)
     quads = block * (IDS // 4) + tl.arange(0, IDS // 4)
     w0, w1, w2, w3 = _words(numbers, row, is_row, count, quads)
@@ -128,7 +126,7 @@ def joined_best(
     scores, sums, found, first_nan, best_scores, best_ids, totals, count, blocks,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr, CANDIDATES: tl.constexpr,
 ):  # fmt: skip
-    """Of some places: the best of all blocks, and the total."""
+    """Find the best of all blocks, and the total, for some places."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     is_row, start = row < count, row.to(tl.int64) * blocks
     block = tl.arange(0, BLOCKS)
@@ -164,7 +162,7 @@ def scores_at(
     logits, numbers, temperatures, places, tokens, out, logit_row, count, size, asked,
     ASKED: tl.constexpr,
 ):  # fmt: skip
-    """The scores of single ids."""
+    """Compute the scores of single ids."""
     one = tl.program_id(0) * ASKED + tl.arange(0, ASKED)
     is_asked = one < asked
     row, token = tl.load(places + one, is_asked, 0), tl.load(tokens + one, is_asked, -1)
@@ -182,7 +180,7 @@ def scores_at(
 
 @triton.jit
 def _score(value, temperature, bits):
-    """float64, from logits in float64; at temperature 0 they themselves, and at NaN that."""
+    """Return float64 scores from float64 logits: the logits at temperature 0, NaN for NaN."""
     uniform = (bits >> 11).to(tl.int64).to(tl.float64) * 1.1102230246251565e-16  # 2^-53
     uniform = tl.maximum(uniform, 5.551115123125783e-17)  # 2^-54
     noise = -tl.log(-tl.log(uniform))
@@ -192,7 +190,7 @@ def _score(value, temperature, bits):
 
 @triton.jit
 def _words(numbers, row, is_row, count, quads):
-    """Four words each for ids 4 * quads and behind: Philox 4x64-10, keys and counters as numpy."""
+    """Return four words for each of `quads`: Philox 4x64-10, with numpy's keys and counters."""
     seed, stream = _number(numbers, 0, row, is_row, count), _number(numbers, 1, row, is_row, count)
     position = _number(numbers, 2, row, is_row, count)
     c0 = (quads + 1).to(tl.uint64)

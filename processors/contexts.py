@@ -1,4 +1,4 @@
-"""Contexts: the places in requests' tokens after which a model is asked for a token."""
+"""Contexts: places in requests' tokens after which a model is asked for a token."""
 
 from dataclasses import dataclass
 
@@ -10,22 +10,23 @@ from processors.token_tree import Ints
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Contexts:
-    """n places. Each stands after its row's committed tokens and the tokens of its path.
+    """The n places at which tokens are chosen.
 
-    Rows, positions and depths are known on the host; the paths may be on the device alone.
-    Drafters' places have no masks: what they draft is free. Those of `are_past` stand within the
-    committed text instead, before tokens that are there already, and have no paths.
+    Each place follows its row's committed tokens and the tokens of its path. Rows, positions and
+    depths are known on the host; the paths may be on the device alone. Places of drafters have no
+    masks, because grammars do not restrict drafts. With `are_past`, places are within the committed
+    text instead, before tokens that exist already, and have no paths.
     """
 
     rows: Ints  # [n]
     positions: Ints  # [n] output position of the token that is chosen there
     depths: Ints  # [n] tokens of the path
-    paths: Tensor | None = None  # [n, L]; of path i the first depths[i]. None: nobody needs them
+    paths: Tensor | None = None  # [n, L]; path i has depths[i] tokens; None: not needed
     masks: Tensor | None = None  # [n, ceil(V / 8)] what grammars allow there, `grammar.Bits`
     are_past: bool = False
 
     def take(self, own: slice | Ints) -> "Contexts":
-        """Some of the places: a slice of them, which is not copied, or in the order of indices."""
+        """Return some of the places: a slice, which is not copied, or indices in their order."""
 
         def taken(part: Tensor | None) -> Tensor | None:
             if part is None:

@@ -1,10 +1,10 @@
-"""DraftProcessor: one model drafts token trees for many requests at once. Stateless.
+"""DraftProcessor: drafts token trees with one model for many requests at once, without state.
 
-Beam search of depth d and width w: at each depth a row's w best continuations of its beam stay,
-scored by the model's perturbed logits, which is how its verifier will choose (AdaServe, 4.1;
+It is a beam search of depth d and width w: at each depth the w best continuations of a row's beam
+stay, scored by the model's perturbed logits, by which its verifier will also choose (AdaServe, 4.1;
 `Sampler`). With `branching`, trees have a fixed form instead: so many children of each node
 (SpecInfer). The loop never waits for the device: slots and positions of all its steps are known
-beforehand, tokens and their descent stay on the device until its end.
+beforehand, and tokens and their descent stay on the device until its end.
 """
 
 import numpy as np
@@ -26,12 +26,12 @@ class DraftProcessor:
         self._sampler = sampler
 
     def draft(self, active: ActiveModel, request: DraftRequest) -> DraftResult:
-        """Drafts trees of at least one level. What the rows' state lacks is fed first.
+        """Draft trees of at least one level, after reading what the rows' state lacks.
 
-        If a forward raises, its slots are scrubbed; the caller rolls back what went before.
+        If a forward raises, its slots are scrubbed; the caller rolls back what came before.
 
         Raises:
-            NonFiniteLogits: the model is of no use for these rows.
+            NonFiniteLogits: logits hold NaN, so the model cannot draft for these rows.
         """
         model, rows, depths = active.model, request.rows, request.depths
         rank, width = self._sampler.rank, request.width
@@ -66,21 +66,21 @@ class DraftProcessor:
 
 
 def _index(which: Ints, rows: int, device: torch.device) -> Tensor:
-    """Rows that go on, on the device; nothing is copied where all do."""
+    """Return the rows that continue, on the device; nothing is copied if all do."""
     if len(which) == rows:
         return torch.arange(rows, device=device)
     return torch.from_numpy(which).to(device, non_blocking=True)
 
 
 def _contexts(request: DraftRequest, which: Ints, step: int, paths: Tensor) -> Contexts:
-    """After `paths` [n, step], which follow the outputs of the request's rows `which` [n]."""
+    """Return the places after `paths` [n, step], in the request's rows `which` [n]."""
     depths = np.full(len(which), step, dtype=np.int64)
     positions = request.output_positions[which] + step
     return Contexts(rows=request.rows[which], positions=positions, depths=depths, paths=paths)
 
 
 def _places(depths: Ints, width: int) -> Ints:
-    """[B, 1 + D * w]: where the logits after the root and each fed node stand, -1 for none."""
+    """Return where the logits after the root and each fed node are, [B, 1 + D * w], or -1."""
     batch, deepest = len(depths), int(depths.max())
     places = np.full((batch, 1 + deepest * width), -1)
     places[:, 0] = np.arange(batch)

@@ -1,4 +1,4 @@
-"""What a drafter is asked for, and what one level of a chain hands to the next."""
+"""Request to a drafter, and the draft that one level of a chain passes to the next."""
 
 from dataclasses import dataclass, replace
 
@@ -12,10 +12,10 @@ from processors.token_tree import ROOT, Ints, TokenTree
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DraftRequest:
-    """Trees of `depths[i]` levels for row i, with at most `width` nodes on each level.
+    """Request for trees of `depths[i]` levels in row i, with at most `width` nodes on each level.
 
-    `branching`: children of every node by depth, as many entries as there are levels; `width` is
-    their product. Without it a level keeps its best `width` nodes, whosever children they are.
+    `branching` has the children of every node by depth, one entry for each level; `width` is their
+    product. Without it a level keeps its best `width` nodes, of any parents.
     """
 
     rows: Ints  # [B] ascending
@@ -34,18 +34,18 @@ class DraftResult:
 
     tree: TokenTree
     logits: Tensor  # [n, V]
-    places: Ints  # [B, 1 + W'] where the logits after the root and after each node stand, or -1
+    places: Ints  # [B, 1 + W'] where the logits after the root and after each node are, or -1
     fed: FedTree  # what the drafter's own state holds
 
     @classmethod
     def without_logits(cls, tree: TokenTree) -> "DraftResult":
-        """Of a drafter that has no model."""
+        """Return the result of a drafter without a model."""
         fed = FedTree(tree, np.full(tree.tokens.shape, NO_SLOT))
         places = np.full((len(tree.rows), 1 + tree.tokens.shape[1]), -1)
         return cls(tree, torch.zeros((0, 0)), places, fed)
 
     def of_rows(self, rows: Ints) -> "DraftResult":
-        """What it drafted for some rows, which may be others' as well. `logits` stay whole."""
+        """Return the drafts of those of `rows` that it has; `logits` stay whole."""
         which = np.isin(self.tree.rows, rows)
         if which.all():
             return self
@@ -54,6 +54,6 @@ class DraftResult:
         )
 
     def place(self, index: int, node: int) -> int:
-        """Where the logits after a node (ROOT: the root) of the index-th row stand, or -1."""
+        """Return where the logits after a node (or ROOT) of the index-th row are, or -1."""
         origin = ROOT if node == ROOT else int(self.tree.origins[index, node])
         return int(self.places[index, origin + 1])

@@ -5,10 +5,10 @@ from numpy.typing import NDArray
 
 
 class NonFiniteLogits(RuntimeError):
-    """A model's logits hold NaN for some rows, whose cache may hold NaN too; others' does not.
+    """Error raised if a model's logits hold NaN for some rows, whose cache may hold NaN too.
 
     Attributes:
-        rows: these rows, ascending.
+        rows: these rows, ascending; the cache of other rows is not affected.
     """
 
     def __init__(self, model: str, rows: NDArray[np.int64]) -> None:
@@ -17,4 +17,4 @@ class NonFiniteLogits(RuntimeError):
 
 
 class RowFault(RuntimeError):
-    """Our own code failed on one row's settings, grammar or text: no token can be chosen for it."""
+    """Error of our code on one row's settings, grammar or text: it can choose no token."""

@@ -1,10 +1,10 @@
-"""FusedSampler: a sampler whose plain rows are chosen for by kernels, where the logits are on CUDA.
+"""FusedSampler: a sampler that chooses for plain rows by kernels, if the logits are on CUDA.
 
-Contract: a plain row (temperature alone) has its noise drawn, its scores made and its best ids
-found in one pass over its logits (`processors.choice_kernels`), and takes no memory for noise
-there. Every other row, with edits, limits, a grammar or processors of its own, goes the way of
-`Sampler`; so do all rows on other devices. Choices are those of `Sampler` but where two scores are
-within 1e-14 of each other: the logarithms of two libraries.
+Contract: for a plain row (temperature alone), noise, scores and best ids are computed in one pass
+over its logits (`processors.choice_kernels`), and no memory is used for noise there. Every other
+row, with edits, limits, a grammar or processors of its own, is handled by `Sampler`; so are all
+rows on other devices. Choices are those of `Sampler` unless two scores are within 1e-14 of each
+other, because of the logarithms of two libraries.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ from processors.token_tree import Ints
 
 
 class FusedSampler(Sampler):
-    """Args: `device_type`: of the logits that kernels take; another one for tests."""
+    """A sampler whose kernels take logits on `device_type`; tests use another one."""
 
     def __init__(self, vocab_size: int, window: int, device_type: str = "cuda") -> None:
         super().__init__(vocab_size, window)
@@ -84,7 +84,7 @@ class FusedSampler(Sampler):
         return best.ids[:, 0], best.scores[:, 0], shares, asked
 
     def _is_fused(self, logits: Tensor, contexts: Contexts) -> NDArray[np.bool_]:
-        """[n]"""
+        """Return a mask, [n], of the places that kernels choose for."""
         if logits.device.type != self._device_type:
             return np.zeros(len(contexts.rows), dtype=np.bool_)
         return self._is_plain(contexts)
@@ -93,7 +93,7 @@ class FusedSampler(Sampler):
         return best_of(logits, self._keys(contexts, logits.device), width)
 
     def _keys(self, contexts: Contexts, device: torch.device) -> NoiseKeys:
-        """In one copy: four numbers of each place."""
+        """Copy the keys to the device at once, four numbers for each place."""
         numbers = np.empty((4, len(contexts.rows)), dtype=np.uint64)
         numbers[:2] = self._seeds[contexts.rows].T
         numbers[2] = contexts.positions
@@ -103,5 +103,5 @@ class FusedSampler(Sampler):
 
 
 def _known(totals: Tensor) -> Tensor:
-    """0 where every score is -inf, as `processors.logits.log_total` has it."""
+    """Replace totals by 0 where every score is -inf, like `processors.logits.log_total`."""
     return totals.masked_fill(totals.isneginf(), 0.0)

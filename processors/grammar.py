@@ -1,11 +1,11 @@
-"""Grammars: which ids may follow a row's text, and token trees under them.
+"""Grammars: the ids that may follow a row's text, and token trees under them.
 
-Contract: a grammar's mask depends on the text alone, and not on who drafted it, so that tokens
-stay a function of logits, seed and structure. Drafts are free; `prune` takes out of them what no
-verifier could choose, in one pass on the host. Verifiers alone are masked (`Sampler.masks`).
-A grammar that does not bind drafts masks the target alone and prunes nothing: drafts are as good
-and cost as much as if the target had said the text by itself.
-Not here: what a grammar is compiled from (`specrouter.request.grammar`).
+Contract: a grammar's mask depends on the text alone, not on the drafter, so that tokens stay a
+function of logits, seed and structure. Drafts are free; `prune` removes from them what no verifier
+could choose, in one pass on the host. Only verifiers are masked (`Sampler.masks`). A grammar that
+does not bind drafts masks the target alone and prunes nothing: drafts are as good and cost as much
+as if the target produced the text without a grammar. Compiling a grammar is in
+`specrouter.request.grammar`.
 """
 
 from collections.abc import Mapping
@@ -18,42 +18,43 @@ from torch import Tensor
 
 from processors.token_tree import ROOT, Bools, TokenTree
 
-Bits = NDArray[np.uint8]  # id v is bit v % 8, from the lowest on, of byte v // 8
+Bits = NDArray[np.uint8]  # id v is bit v % 8, counted from the lowest, of byte v // 8
 Path = tuple[int, ...]
 
 
 class GrammarError(RuntimeError):
-    """A grammar has no way on, or takes more than it may to find one."""
+    """Error raised if a grammar allows no continuation, or exceeds its limits to find one."""
 
 
 class TokenGrammar(Protocol):
-    """Where one row's text stands in its grammar.
+    """Position of one row's text in its grammar.
 
-    `binds_drafts`: drafts are pruned by it and intermediate models go by it; else the target alone.
+    With `binds_drafts`, drafts are pruned by it and intermediate models follow it; else only the
+    target does.
     """
 
     @property
     def binds_drafts(self) -> bool: ...
 
     def advance(self, tokens: list[int]) -> None:
-        """Output tokens were committed. Those behind an end-of-text id count for nothing."""
+        """Advance by committed output tokens; those after an end-of-text id are ignored."""
 
     def mask(self, path: Path) -> Bits | None:
-        """The ids [ceil(V / 8)] that may follow the committed text and a path behind it.
+        """Return the ids, [ceil(V / 8)], that may follow the committed text and a path after it.
 
-        None where no text gets to: behind an id that is not allowed, or behind the text's end.
-        Paths that share a beginning cost least one after the other, depth first.
+        Returns None for a path that no text has: after an id that is not allowed, or after the
+        text's end. Paths that share a beginning cost least one after the other, depth first.
 
         Raises:
-            GrammarError: of this path. Others may still be asked about.
+            GrammarError: it fails for this path; others may still be asked for.
         """
 
 
 def prune(tree: TokenTree, grammars: Mapping[int, TokenGrammar]) -> TokenTree:
-    """The tree without the nodes that a row's grammar does not allow, and what stands on them.
+    """Return the tree without nodes that a row's grammar does not allow, nor their subtrees.
 
-    `grammars`: by row; a row without one that binds drafts keeps its nodes. Where a grammar fails,
-    the tree ends.
+    `grammars` are by row; a row without one that binds drafts keeps its nodes. If a grammar fails,
+    the tree ends there.
     """
     binding = {row for row, grammar in grammars.items() if grammar.binds_drafts}
     restrained = [index for index, row in enumerate(tree.rows.tolist()) if row in binding]
@@ -77,7 +78,7 @@ def allows(mask: Bits, token: int) -> bool:
 
 
 def exclude_others(scores: Tensor, masks: Tensor) -> None:
-    """-inf for all ids that a mask does not allow; NaN stays NaN.
+    """Set all ids that a mask does not allow to -inf; NaN stays NaN.
 
     Args:
         scores: [n, V], changed in place.
@@ -91,6 +92,6 @@ def exclude_others(scores: Tensor, masks: Tensor) -> None:
 def is_legal(grammar: TokenGrammar, text: Path) -> bool:
     try:
         before = grammar.mask(text[:-1])
-    except Exception:  # a verifier that comes here meets it too, and says so
+    except Exception:  # a verifier that gets here meets it too, and reports it
         return False
     return before is not None and allows(before, text[-1])

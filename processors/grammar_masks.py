@@ -1,6 +1,6 @@
-"""GrammarMasks: what the grammars of rows allow at the places of their trees.
+"""GrammarMasks: the ids that the grammars of rows allow at the places of their trees.
 
-Contract: verifiers alone are masked; drafts know no grammar. A grammar that fails allows nothing
+Contract: only verifiers are masked; drafters ignore grammars. A grammar that fails allows nothing
 where it failed, which concerns its own row alone.
 """
 
@@ -13,9 +13,12 @@ from processors.token_tree import Ints
 
 
 class GrammarMasks:
-    """Args: `errors`: by row the first one, whoever met it.
+    """Grammars of the open rows, and their masks.
 
-    Attributes: `by_row`: where the output of each row that has a grammar stands in it.
+    `errors` takes each row's first error, and may have errors from elsewhere.
+
+    Attributes:
+        by_row: the grammars of rows that have one, advanced by the rows' output.
     """
 
     def __init__(self, vocab_size: int, errors: dict[int, Exception]) -> None:
@@ -42,14 +45,11 @@ class GrammarMasks:
     def at(
         self, rows: Ints, positions: Ints, depths: Ints, paths: Ints, of_target: bool = True
     ) -> Bits | None:
-        """What grammars allow at n places, [n, ceil(V / 8)]; None if no row has a grammar.
+        """Return the masks at n places, [n, ceil(V / 8)]; None if no row has a grammar.
 
-        Every id is allowed where a row has none, and where no path gets to.
-
-        Args:
-            rows, positions, depths: [n], as in `Contexts`.
-            paths: [n, L], on the host.
-            of_target: the places are the target's; else only grammars that bind drafts count.
+        Every id is allowed in a row without a grammar, and after a path that no text has. `rows`,
+        `positions` and `depths` are [n] as in `Contexts`; `paths` are [n, L] on the host. Unless
+        the places are `of_target`, only grammars that bind drafts count.
         """
         numbers = rows.tolist()
         counting = {row for row, one in self.by_row.items() if of_target or one.binds_drafts}

@@ -1,8 +1,8 @@
-"""What is done to logits before a token is chosen from them. Pure functions, row by row.
+"""Operations on logits before a token is chosen from them: pure functions, row by row.
 
-Scores are [n, V], float64 but for drafts, and changed in place; a column is [n, 1]. What is
-excluded is at -inf, and NaN stays NaN: where any number turns NaN on the way, the row's best score
-is NaN, so that what was chosen is not taken for a choice. Nothing here waits for the device.
+Scores are [n, V], float64 except for drafts, and changed in place; a column is [n, 1]. Excluded ids
+are at -inf, and NaN stays NaN: if any number turns NaN on the way, the row's best score is NaN, so
+that the result is not taken for a choice. Nothing here waits for the device.
 Semantics: those of `transformers`' processors; presence and frequency penalties as in OpenAI's API.
 """
 
@@ -16,18 +16,19 @@ from torch import Tensor
 
 from processors.token_tree import Ints
 
-_BLOCK = 64  # ids whose maximum is taken first
+_BLOCK = 64  # ids of a block, whose maximum is taken first
 _IN_BLOCK = torch.arange(_BLOCK)
 _MANY = 2**15  # ids from which on a CPU sorts only those that may stay
-# Scores that are worked on at once, each of 8 bytes and with a few copies beside it.
-_CPU_PART = 2**19  # of one thread: what its caches hold; more would take memory anew each time
+# Scores that are processed at once, of 8 bytes each, with a few copies.
+_CPU_PART = 2**19  # per thread: what its caches hold; more would allocate memory each time
 _DEVICE_PART = 2**25  # beside the models' weights and caches
 
 
 def parts(count: int, like: Tensor) -> Iterator[slice]:
-    """`count` rows of scores like those of `like` [..., V], in consecutive pieces.
+    """Yield consecutive slices of `count` rows of scores, which are like `like` [..., V].
 
-    A piece holds a row at least, on a CPU one for each thread. Without rows it is an empty one.
+    A slice has at least one row, on a CPU one for each thread. Without rows there is an empty
+    slice.
     """
     size = like.shape[-1]
     if like.device.type == "cpu":
@@ -40,7 +41,7 @@ def parts(count: int, like: Tensor) -> Iterator[slice]:
 
 
 def change_rows(scores: Tensor, which: Sequence[int], change: Callable[[Tensor], None]) -> None:
-    """Runs `change`, which works in place, on some of the rows."""
+    """Apply `change`, which works in place, to some of the rows."""
     if len(which) == len(scores):
         change(scores)
     elif len(which) > 0:
@@ -51,7 +52,7 @@ def change_rows(scores: Tensor, which: Sequence[int], change: Callable[[Tensor],
 
 
 def add_entries(scores: Tensor, rows: Ints, ids: Ints, values: Tensor) -> None:
-    """Adds `values[i]` to the score of `ids[i]` in `rows[i]`; an entry may come several times."""
+    """Add `values[i]` to the score of `ids[i]` in `rows[i]`; an entry may be repeated."""
     where = (on_device(rows, scores.device), on_device(ids, scores.device))
     scores.index_put_(where, values, accumulate=True)
 
@@ -64,11 +65,10 @@ def penalize(
     presence: Tensor,
     frequency: Tensor,
 ) -> None:
-    """The repetition penalty, over prompt and output; then presence and frequency, over the output.
+    """Apply the repetition penalty over prompt and output, then the others over the output.
 
-    Args:
-        in_prompt, counts: [n, V] bool, and how often each id stands in the output.
-        repetition, presence, frequency: columns; 1, 0 and 0 change nothing.
+    `in_prompt` is [n, V] bool, and `counts` [n, V] how often each id is in the output. The
+    penalties are columns; 1, 0 and 0 change nothing.
     """
     in_output = counts > 0
     penalized = torch.where(scores < 0, scores * repetition, scores / repetition)
@@ -77,15 +77,15 @@ def penalize(
 
 
 def keep_top_k(scores: Tensor, top_k: Sequence[int]) -> None:
-    """Excludes what is below the k-th largest, 1 <= k <= V; ties with it stay."""
+    """Exclude scores below the k-th largest, 1 <= k <= V; ties with it stay."""
     ranks = on_device(np.array(top_k, dtype=np.int64) - 1, scores.device).unsqueeze(1)
     _exclude_below(scores, top(scores, max(top_k))[0].gather(1, ranks))
 
 
 def keep_top_p(scores: Tensor, top_p: Tensor) -> None:
-    """Keeps the smallest set of most probable ids that holds `top_p`; ties to the lowest id.
+    """Keep the smallest set of most probable ids that holds `top_p`; the lowest id wins ties.
 
-    Rows with NaN, or with no id that is left, stay as they are.
+    Rows with NaN, or with no id left, stay as they are.
     """
     _mark(scores, top_p)
     if scores.device.type == "cpu" and scores.shape[-1] >= _MANY:
@@ -101,10 +101,10 @@ def keep_top_p(scores: Tensor, top_p: Tensor) -> None:
 
 
 def _keep_share(scores: Tensor, share: float) -> None:
-    """As `keep_top_p`, of one row [V], by a sort of those ids alone that may stay.
+    """Apply `keep_top_p` to one row [V] by sorting only those ids that may stay.
 
     Ids that each have less than (1 - share) / V of the probability have less than 1 - share of it
-    together, so those before them hold `share`. Half of that, since sums are rounded.
+    together, so those before them hold `share`. Half of that is used, because sums are rounded.
     """
     probabilities = scores.softmax(dim=-1)
     able = (probabilities >= (1.0 - share) / (2 * len(scores))).nonzero().squeeze(1)
@@ -120,23 +120,23 @@ def _keep_share(scores: Tensor, share: float) -> None:
 
 
 def keep_min_p(scores: Tensor, min_p: Tensor) -> None:
-    """Keeps what is at least `min_p` times as probable as the most probable id."""
+    """Keep ids that are at least `min_p` times as probable as the most probable id."""
     _exclude_below(scores, scores.amax(dim=-1, keepdim=True) + min_p.log())
 
 
 def _exclude_below(scores: Tensor, least: Tensor) -> None:
-    """`least`: a column."""
+    """Exclude scores below `least`, a column."""
     scores.masked_fill_(scores < least, -math.inf)
     _mark(scores, least)
 
 
 def _mark(scores: Tensor, limit: Tensor) -> None:
-    """Writes NaN into rows where a column has it: it is unknown there what is to be excluded."""
+    """Write NaN into rows with a NaN limit: it is unknown what to exclude there."""
     scores[:, :1].masked_fill_(limit.isnan(), math.nan)
 
 
 def best(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Columns of the largest score, NaN if there is one, and of the lowest id that has it."""
+    """Return columns of the largest score, NaN if there is one, and of the lowest id with it."""
     if not _in_blocks(scores):
         values, ids = scores.max(dim=-1, keepdim=True)
         return values, ids
@@ -147,9 +147,9 @@ def best(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def top(scores: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """The `width` best scores and ids, best first; of ties any, but in the first place the lowest.
+    """Return the `width` best scores and ids, best first; fewer if there are no more ids.
 
-    1 <= width; fewer where there are no more ids.
+    Any of ties may be chosen, but in the first place the lowest id. `width` is at least 1.
     """
     if width == 1:
         return best(scores)
@@ -165,9 +165,10 @@ def top(scores: Tensor, width: int) -> tuple[Tensor, Tensor]:
 
 
 def log_shares(scores: Tensor, values: Tensor, ids: Tensor) -> Tensor:
-    """Log-softmax [n, k] float64 of scores, at `ids`, whose scores are `values`; at most 0.
+    """Return the log-softmax [n, k] of scores at `ids`, float64, at most 0.
 
-    -inf of what is excluded, even where everything is; NaN where `values` are.
+    `values` are the scores of these ids. The result is -inf for excluded ids, even if all are
+    excluded, and NaN where `values` are.
     """
     wide = scores if scores.dtype == torch.float64 else scores.float()
     shares = wide.log_softmax(dim=-1).gather(1, ids)
@@ -175,9 +176,9 @@ def log_shares(scores: Tensor, values: Tensor, ids: Tensor) -> Tensor:
 
 
 def log_total(scores: Tensor) -> Tensor:
-    """The log of the summed exponentials, a float64 column, of scores in any precision.
+    """Return the log of the summed exponentials, a float64 column, of scores in any precision.
 
-    0 where every score is -inf: what is excluded has the log-probability -inf there too.
+    It is 0 if every score is -inf, so that excluded ids have the log-probability -inf there too.
     """
     wide = scores if scores.dtype == torch.float64 else scores.float()
     total = wide.logsumexp(dim=-1, keepdim=True).double()
@@ -185,7 +186,7 @@ def log_total(scores: Tensor) -> Tensor:
 
 
 def _best_first(scores: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """`topk`, which takes any of ties, but with the lowest of the largest in the first place."""
+    """Return `topk`, with the lowest id of the largest score in the first place."""
     values, ids = scores.topk(width, dim=-1)
     first = scores.max(dim=-1, keepdim=True).indices
     ids = torch.where(ids == first, ids[:, :1], ids)
@@ -194,12 +195,12 @@ def _best_first(scores: Tensor, width: int) -> tuple[Tensor, Tensor]:
 
 
 def _in_blocks(scores: Tensor) -> bool:
-    """Whether the best is found sooner by way of the maxima of blocks: a CPU vectorises those."""
+    """Return whether the best is found faster by maxima of blocks, which a CPU vectorises."""
     return scores.device.type == "cpu" and scores.shape[-1] >= 8 * _BLOCK
 
 
 def _block_maxima(scores: Tensor) -> Tensor:
-    """[n, ceil(V / _BLOCK)]"""
+    """Return the maximum of each block, [n, ceil(V / _BLOCK)]."""
     blocks = scores.shape[-1] // _BLOCK
     whole = blocks * _BLOCK
     maxima = scores[:, :whole].view(len(scores), blocks, _BLOCK).amax(dim=-1)
@@ -209,7 +210,10 @@ def _block_maxima(scores: Tensor) -> Tensor:
 
 
 def _candidates(scores: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores and ids [n, k * _BLOCK] in `blocks` [n, k]; beyond the last id, -inf and that id."""
+    """Return scores and ids [n, k * _BLOCK] in `blocks` [n, k].
+
+    Beyond the last id they are -inf and the last id.
+    """
     ids = (blocks.unsqueeze(2) * _BLOCK + _IN_BLOCK).flatten(1)
     last = scores.shape[-1] - 1
     if scores.shape[-1] % _BLOCK == 0:
@@ -223,7 +227,7 @@ def column(
     device: torch.device,
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
-    """[n, 1]"""
+    """Return values as a column, [n, 1]."""
     values = np.array(values, dtype=np.float64).reshape(-1, 1)
     return torch.from_numpy(values).to(device, dtype, non_blocking=True)
 

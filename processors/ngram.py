@@ -1,10 +1,10 @@
-"""NgramDraftProcessor: drafts from texts that are there already, without a model. Stateless.
+"""NgramDraftProcessor: drafts from texts that exist already, without a model and without state.
 
-A candidate is weighed as a model of the chain would choose: log-probability plus the noise of its
-output position, then a softmax. The noise of what the table has not seen is not looked up: of all
-those ids the best is `log(their mass)` plus one Gumbel variable, whose median stands for it.
+A candidate is weighted as a model of the chain would choose: log-probability plus the noise of its
+output position, then a softmax. The noise of ids that the table has not seen is not looked up: the
+best of them is `log(their mass)` plus one Gumbel variable, for which its median is used.
 
-To draft a token costs next to nothing, so a path goes on as long as it is likely to be right.
+Drafting a token costs almost nothing, so a path continues as long as it is likely to be right.
 """
 
 import math
@@ -21,7 +21,7 @@ from statemgr.suffix_table import Place
 # (row, output position, ids [n], which may repeat) -> the Gumbel noise [n], zeros if greedy.
 NoiseLookup = Callable[[int, int, Ints], Floats]
 
-_LEAST_PROBABLE = math.log(0.05)  # of a path that goes to a verifier
+_LEAST_PROBABLE = math.log(0.05)  # least log-probability of a path for a verifier
 _MEDIAN_NOISE = 1.0 / math.log(2.0)  # exp of a Gumbel variable's median
 
 
@@ -44,9 +44,11 @@ class NgramDraftProcessor:
         most: int,
         least: float,
     ) -> list[tuple[int, float]]:
-        """What most probably follows a row's text [n], with the probability of each token after
-        those before it: at most `most` tokens, of which all but the first together have a
-        probability of at least `least`."""
+        """Return the most probable continuation of a row's text [n], with each token's probability.
+
+        Probabilities are conditional on the tokens before. There are at most `most` tokens; after
+        the first one, the path continues only while its probability is at least `least`.
+        """
         found, together = list[tuple[int, float]](), 1.0
         node = _Node(0, ROOT, 0, 0.0, table.end(row, text))
         while len(found) < most:
@@ -70,10 +72,10 @@ class NgramDraftProcessor:
         noise: NoiseLookup,
         request: DraftRequest,
     ) -> TokenTree:
-        """The tree that a beam search over the table finds, level after level.
+        """Return the tree that a beam search over the table finds, level after level.
 
-        The rows are open in the table, which reads what it lacks of their tokens. A row whose
-        tokens say nothing of what follows gets no nodes, nor does one of depth 0.
+        The rows are open in the table, which reads the tokens that it lacks. A row without
+        predictions gets no nodes, nor does one of depth 0.
         """
         found: list[list[_Node]] = []
         columns = request.rows, request.output_positions, request.depths
@@ -101,7 +103,7 @@ def _children(
     beam: Sequence[tuple[int, _Node]],
     width: int,
 ) -> list[_Node]:
-    """The `width` most probable children of a level's nodes (with their indices), best first."""
+    """Return the `width` most probable children of nodes with indices, best first."""
     predicted = [table.predict(row, node.where) for _, node in beam]
     counts = [len(ids) for ids, _ in predicted]
     if not any(counts):
@@ -137,8 +139,11 @@ def _child(
     beam: Sequence[tuple[int, _Node]],
     width: int,
 ) -> list[_Node]:
-    """`_children` of one node where the best is wanted: a long path has many, most of them with
-    one candidate, for which calls of numpy would take several times as long."""
+    """Return the best child of a single node, like `_children`.
+
+    A long path has many such nodes, most with one candidate, and numpy would take several times as
+    long.
+    """
     [(parent, node)] = beam
     ids, probabilities = table.predict(row, node.where)
     if not len(ids):

@@ -1,8 +1,9 @@
-"""The noise that makes one seed one output: `Gumbel(seed, position, id)`, a pure function.
+"""Noise that makes one seed one output: `Gumbel(seed, position, id)`, a pure function.
 
 Contract: Philox 4x64 keyed by (seed, stream), counter (id, position). Neither the vocabulary's
-size, nor who asks, nor the order of asking changes a value. Every model of a chain perturbs its
-logits with the same values, so a drafter with its verifier's logits drafts what that will choose.
+size, nor the caller, nor the order of calls changes a value. Every model of a chain perturbs its
+logits with the same values, so a drafter with its verifier's logits drafts what the verifier will
+choose.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,16 +19,16 @@ from modelpool.kernels.library import linear_kernels
 from processors.philox import Words, word_at
 from processors.token_tree import Ints
 
-ARITHMETIC = 2  # raised when a seed has other noise
-_SMALLEST_UNIFORM = 2.0**-54  # below what the generator can tell from 0; its log is finite
+ARITHMETIC = 2  # to be raised when a seed has other noise
+_SMALLEST_UNIFORM = 2.0**-54  # below the generator's resolution; its log is finite
 _ONE, _ROOT = 0x3FF0000000000000, 0x3FE6A09E667F3BCD  # bits of 1 and of sqrt(1/2)
-_LOG_2 = (0.6931471803691238, 1.9082149292705877e-10)  # its digits, and what is behind them
+_LOG_2 = (0.6931471803691238, 1.9082149292705877e-10)  # its leading digits, and the rest
 _SERIES = (
     *(0.6666666666666735, 0.3999999999940942, 0.2857142874366239, 0.22222198432149784),
     *(0.1818357216161805, 0.15313837699209373, 0.14798198605116586),
 )
 _NO_BLOCK = -1
-_MANY = 2**15  # ids, from which on to draw takes longer than to ask a thread for it
+_MANY = 2**15  # ids from which on drawing takes longer than passing it to a thread
 _HOST = torch.device("cpu")
 
 
@@ -38,11 +39,12 @@ def gumbel(
     stream: int = 0,
     out: NDArray[np.float64] | None = None,
 ) -> NDArray[np.float64]:
-    """Standard Gumbel noise of one output position, [vocab_size].
+    """Return standard Gumbel noise of one output position, [vocab_size].
 
     Args:
         seed: 0 .. 2**64 - 1.
-        position: of the output token, from 0.
+        position: position of the output token, from 0.
+        vocab_size: number of ids.
         stream: distinguishes samples of one request that share a seed.
         out: [vocab_size] where it is written, instead of new memory.
     """
@@ -62,9 +64,9 @@ def gumbel(
 def gumbel_at(
     seeds: Words, streams: Words | Ints, positions: Ints, ids: Ints
 ) -> NDArray[np.float64]:
-    """[m] what `gumbel` of `seeds[i]` and so on has at `ids[i]`, without the rest of it.
+    """Return, [m], what `gumbel` of `seeds[i]`, `streams[i]` and `positions[i]` has at `ids[i]`.
 
-    It takes 0.2 ms, and 0.1 ms more for 1,000 values.
+    Other ids are not drawn. It takes 0.2 ms, and 0.1 ms more for 1,000 values.
     """
     keys = np.stack((seeds, streams.astype(np.uint64)))
     bits = word_at(keys, positions, ids)
@@ -72,7 +74,7 @@ def gumbel_at(
 
 
 def gumbel_of_place(seed: int, stream: int, position: int, ids: Ints) -> NDArray[np.float64]:
-    """[m] what `gumbel` has at some ids of one place, in microseconds where the library is."""
+    """Return `gumbel` at some ids of one place, [m], in microseconds with the library."""
     kernels = linear_kernels()
     if kernels is None:
         key = np.array([[seed, stream]], dtype=np.uint64).repeat(len(ids), axis=0)
@@ -84,15 +86,17 @@ def gumbel_of_place(seed: int, stream: int, position: int, ids: Ints) -> NDArray
 
 
 def _from_uniforms(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """In place."""
+    """Turn uniform numbers into Gumbel noise, in place."""
     np.maximum(values, _SMALLEST_UNIFORM, out=values)
     values[:] = -_logarithm(-_logarithm(values))
     return values
 
 
 def _logarithm(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Natural, of positive normal numbers, step by step as choose.c has it: numpy's own has other
-    bits on another CPU. Source: fdlibm's `e_log.c`."""
+    """Return natural logarithms of positive normal numbers, step by step as in choose.c.
+
+    numpy's own have other bits on another CPU. Source: fdlibm's `e_log.c`.
+    """
     bits = values.view(np.int64) + (_ONE - _ROOT)
     k = ((bits >> 52) - 1023).astype(np.float64)
     f = ((bits & (2**52 - 1)) + _ROOT).view(np.float64) - 1.0
@@ -111,12 +115,11 @@ _Missed = tuple[int, int, int]  # row, place, and the place's new position
 
 
 class NoiseBank:
-    """Noise of the positions near each row's end, drawn once for all the devices that ask for it.
+    """Noise of the positions near each row's end, drawn once for all devices that need it.
 
     A row keeps a ring of `window` positions on each of them; a row without noise takes no memory.
-
-    One thread at a time asks. Positions of many ids are drawn by several threads at once,
-    `threads`, by default torch's.
+    One thread at a time may call it. Positions of many ids are drawn by several threads at once,
+    `threads`, by default torch's number.
     """
 
     def __init__(self, vocab_size: int, window: int, threads: int | None = None) -> None:
@@ -125,12 +128,12 @@ class NoiseBank:
         self._window = window
         self._blocks = np.zeros(0, dtype=np.int64)  # of each row, or _NO_BLOCK
         self._free: list[int] = []
-        self._size = 0  # blocks
+        self._size = 0  # number of blocks
         self._keys: dict[int, tuple[int, int]] = {}  # row -> seed, stream
         self._rings: dict[torch.device, _Rings] = {}
 
     def open(self, row: int, seed: int, stream: int = 0) -> None:
-        """Raises where a device has no memory left for the row."""
+        """Open a row; raise if a device has no memory left for it."""
         assert row not in self._keys, "a row is open"
         if not self._free:
             self._grow()
@@ -144,7 +147,7 @@ class NoiseBank:
             rings.positions[block * self._window : (block + 1) * self._window] = -1
 
     def missing(self, rows: Ints) -> set[int]:
-        """Those of the rows that are not open."""
+        """Return those of the rows that are not open."""
         return set(rows.tolist()).difference(self._keys)
 
     def close(self, row: int) -> None:
@@ -154,7 +157,7 @@ class NoiseBank:
             del self._keys[row]
 
     def hold_on(self, device: torch.device) -> "_Rings":
-        """The memory that a device needs, taken once. Raises where it has not as much."""
+        """Return a device's memory, allocated once; raise if the device has too little."""
         if device not in self._rings:
             self._rings[device] = _Rings(self._size * self._window, self._vocab_size, device)
         return self._rings[device]
@@ -166,9 +169,9 @@ class NoiseBank:
         positions: Sequence[int] | Ints,
         dtype: torch.dtype = torch.float64,
     ) -> Tensor:
-        """[n, vocab_size] copies, the noise of `positions[i]` of `rows[i]`.
+        """Return copies, [n, vocab_size], of the noise of `positions[i]` of `rows[i]`.
 
-        `dtype`: float64, or float32, rounded.
+        `dtype` is float64, or float32, to which values are rounded.
         """
         places = self._find(device, np.asarray(rows), np.asarray(positions))
         return self._rings[device].copied(places, dtype)
@@ -180,8 +183,10 @@ class NoiseBank:
         positions: Ints,
         dtype: torch.dtype = torch.float64,
     ) -> Tensor:
-        """[n, vocab_size] as `take`, of positions that may be long past: the ring keeps those that
-        are ahead."""
+        """Return the noise, [n, vocab_size], of positions that may be long past.
+
+        The ring keeps positions that are ahead; the others are drawn again.
+        """
         values = np.empty((len(rows), self._vocab_size))
         places = self._blocks[rows] * self._window + positions % self._window
         rings = self.hold_on(device)
@@ -197,14 +202,14 @@ class NoiseBank:
         return found
 
     def _find(self, device: torch.device, rows: Ints, positions: Ints) -> Ints:
-        """[n] places that hold what is asked for, on a device."""
+        """Return the places, [n], of noise on a device, which is drawn if it is missing."""
         self.hold_on(device)
         blocks = self._blocks[rows]
         assert (blocks != _NO_BLOCK).all(), "a row has no noise"
         places: Ints = blocks * self._window + positions % self._window
         missing = self._rings[device].positions[places] != positions
         if missing.any():
-            new = dict.fromkeys(  # once, however often it is asked for
+            new = dict.fromkeys(  # each of them once
                 zip(
                     np.asarray(rows)[missing].tolist(),
                     places[missing].tolist(),
@@ -218,7 +223,7 @@ class NoiseBank:
         return places
 
     def _fill(self, missed: list[_Missed]) -> None:
-        """On every device: to copy is much less work than to draw."""
+        """Draw noise for every device, because copying is much less work than drawing."""
         host = self._rings.get(_HOST)
 
         def drawn(one: _Missed) -> NDArray[np.float64]:
@@ -236,11 +241,14 @@ class NoiseBank:
 
     @cached_property
     def _workers(self) -> ThreadPoolExecutor:
-        """They end with the bank."""
+        """Threads that draw noise, and end with the bank."""
         return ThreadPoolExecutor(self._threads, "specrouter-noise")
 
     def _grow(self) -> None:
-        """Doubles the blocks; if that fails on one device, none is in use that another lacks."""
+        """Double the blocks.
+
+        If that fails on one device, no block is in use that another device lacks.
+        """
         size = max(1, 2 * self._size)
         for rings in self._rings.values():
             rings.grow(size * self._window)
@@ -249,20 +257,20 @@ class NoiseBank:
 
 
 class _Rings:
-    """Those of all rows on one device, one after the other.
+    """The rings of all rows on one device, one after the other.
 
-    Once somebody asked for float32 on a CPU, a rounded copy stands beside each position.
+    After the first request for float32 on a CPU, a rounded copy is kept of each position.
     """
 
     def __init__(self, places: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._device = device
-        self.positions = np.full(places, -1, dtype=np.int64)  # in each place
+        self.positions = np.full(places, -1, dtype=np.int64)  # of each place
         self.values = self._empty(places, torch.float64)  # [places, vocab_size]
         self._rounded: Tensor | None = None  # [places, vocab_size] float32
 
     def grow(self, places: int) -> None:
-        """What is there stays where it is."""
+        """Add places, and keep the contents of the others."""
         old = len(self.positions)
         if places <= old:
             return
@@ -276,7 +284,7 @@ class _Rings:
         self.positions = np.pad(self.positions, (0, places - old), constant_values=-1)
 
     def put(self, place: int, position: int, noise: Tensor | None) -> None:
-        """`noise`: [vocab_size] on the host; None: it stands there already."""
+        """Store `noise`, [vocab_size] on the host, in a place; None: it is there already."""
         if noise is not None:
             self.values[place].copy_(noise, non_blocking=True)
         if self._rounded is not None:
@@ -284,11 +292,11 @@ class _Rings:
         self.positions[place] = position
 
     def copied(self, places: Ints, dtype: torch.dtype) -> Tensor:
-        """[n, vocab_size] float64, or float32, rounded."""
+        """Return copies, [n, vocab_size], in float64, or rounded to float32."""
         index = torch.from_numpy(places).to(self._device, non_blocking=True)
         if dtype == torch.float64:
             return self.values.index_select(0, index)
-        if self._device.type != "cpu":  # where to round costs less than the memory
+        if self._device.type != "cpu":  # rounding costs less there than the memory
             return self.values.index_select(0, index).to(dtype)
         if self._rounded is None:
             self._rounded = self._empty(len(self.positions), torch.float32)
@@ -296,5 +304,5 @@ class _Rings:
         return self._rounded.index_select(0, index)
 
     def _empty(self, places: int, dtype: torch.dtype) -> Tensor:
-        with torch.inference_mode(False):  # rows are opened outside of inference
+        with torch.inference_mode(False):  # rows are opened outside inference mode
             return torch.empty((places, self._vocab_size), dtype=dtype, device=self._device)

@@ -1,4 +1,4 @@
-"""Running one model over a pack: committed tokens that its state lacks, then a tree's nodes.
+"""A model's pass over a pack: committed tokens that its state lacks, then a tree's nodes.
 
 Contract: `run_pack` takes slots, runs the forward and returns logits; hidden states that a drafter
 reads (`ActiveModel.hidden`) go to the state. If the forward raises, the slots that it took are
@@ -26,25 +26,25 @@ NO_SLOT = np.int64(-1)
 
 @dataclass(frozen=True, eq=False)
 class ActiveModel:
-    """What every forward of a cycle needs, while the model is held."""
+    """A model that is held for a cycle, with what each of its forwards needs."""
 
     model: PackedModel
     state: ModelState
     manager: StateManager
-    hidden: HiddenLayers = ()  # that drafters read of it
+    hidden: HiddenLayers = ()  # hidden states that drafters read
 
     def lag(self, rows: Ints) -> Ints:
-        """[R] committed tokens that the state lacks, the last one not counted."""
+        """Return the committed tokens, [R], that the state lacks, without the last one."""
         missing: Ints = self.manager.counts[rows] - 1 - self.state.lengths(rows)
         return missing
 
 
 @dataclass(frozen=True, eq=False)
 class FedTree:
-    """Where a model's state holds the nodes of a tree: what rolling back must know."""
+    """A tree with the slots of its nodes in a model's state, for the rollback."""
 
     tree: TokenTree
-    flat_slots: Ints  # [B, W]; NO_SLOT where a node was not fed, or can be no text
+    flat_slots: Ints  # [B, W]; NO_SLOT where a node was not fed, or is impossible
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,10 +56,10 @@ class PackResult:
 
 @dataclass(frozen=True, eq=False)
 class PackPlan:
-    """Row i feeds `committed[i]` tokens, then its nodes in `tree`, which may lack the row.
+    """Plan of a pack: row i feeds `committed[i]` tokens, then its nodes in `tree`, if any.
 
-    Logits are wanted from a row's last committed token on, if `wanted[i]`; and, apart from those,
-    of the last `earlier[i]` of the other committed tokens that it feeds.
+    Logits are wanted from a row's last committed token on, if `wanted[i]`, and also of the last
+    `earlier[i]` of the other committed tokens that it feeds.
     """
 
     rows: Ints  # [R] ascending
@@ -69,7 +69,7 @@ class PackPlan:
 
 
 def run_pack(active: ActiveModel, plan: PackPlan, tree: TokenTree) -> PackResult:
-    """One forward; the tree's rows are among the plan's."""
+    """Run one forward; the tree's rows are among the plan's."""
     model, state, device = active.model, active.state, active.model.device
     pack = _Layout.of(active, plan, tree)
     slots = state.append(plan.rows, pack.counts, pack.tokens, pack.positions)
@@ -100,7 +100,7 @@ def run_pack(active: ActiveModel, plan: PackPlan, tree: TokenTree) -> PackResult
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Layout:
-    """The T tokens of a pack: of each row its committed ones, then its nodes."""
+    """The T tokens of a pack: for each row its committed ones, then its nodes."""
 
     counts: Ints  # [R]
     tokens: Ints  # [T]
@@ -139,7 +139,7 @@ class _Layout:
 
 
 def _node_slots(pack: _Layout, tree: TokenTree, slots: Ints) -> Ints:
-    """[B, W] numbers of the nodes' slots."""
+    """Return the numbers of the nodes' slots, [B, W]."""
     node_slots = np.full(tree.tokens.shape, NO_SLOT)
     node_slots[tree.real] = slots[pack.is_node]
     return node_slots
@@ -148,7 +148,10 @@ def _node_slots(pack: _Layout, tree: TokenTree, slots: Ints) -> Ints:
 def _order(
     active: ActiveModel, plan: PackPlan, pack: _Layout, tree: TokenTree, slots: Ints
 ) -> TokenOrder:
-    """For recurrent layers. A row's last committed token may yet be rolled back, as its nodes."""
+    """Return the order of tokens for recurrent layers.
+
+    A row's last committed token may be rolled back later, like its nodes.
+    """
     first = np.cumsum(pack.counts) - pack.counts
     unread = active.manager.counts[plan.rows] - 1 - pack.positions[first]
     certain = np.clip(unread, 0, plan.committed)
@@ -168,9 +171,9 @@ def tree_contexts(
     device: torch.device,
     of_target: bool = True,
 ) -> Contexts:
-    """The places after each root and each node, row after row, with their grammars' masks.
+    """Return the places after each root and node, row after row, with their grammars' masks.
 
-    `positions`: [B] after the roots. `of_target`: see `GrammarMasks.at`.
+    `positions`, [B], are those after the roots; for `of_target` see `GrammarMasks.at`.
     """
     counts = tree.sizes + 1
     which = np.repeat(np.arange(len(tree.rows)), counts)
@@ -194,7 +197,7 @@ def tree_contexts(
 
 
 def _tree_paths(active: ActiveModel, tree: TokenTree, is_node: NDArray[np.bool_]) -> TreePaths:
-    """Who descends from whom."""
+    """Return the descent of the nodes, for attention."""
     state = active.state
     starts = np.full(len(state.ends), state.slots)  # rows without nodes: beyond every slot
     starts[tree.rows] = state.ends[tree.rows] - tree.sizes

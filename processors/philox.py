@@ -1,7 +1,7 @@
-"""Philox 4x64-10 at any counters at once: numpy's generator draws them only one after the other.
+"""Philox 4x64-10 at any counters at once, whereas numpy's generator draws one after the other.
 
 Contract: the words are those of `numpy.random.Philox` with the same keys and counters, to the bit.
-A word costs some 15 times what numpy's own takes, so this is for few of many.
+A word costs some 15 times as much as one of numpy's, so this is for few of many.
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
 """
 
@@ -19,7 +19,10 @@ _ROUNDS = 10
 
 
 def philox(keys: Words, counters: Words) -> Words:
-    """[4, m] words of m blocks. `keys`: [2, m]; `counters`: [4, m], the first word the lowest."""
+    """Return the words, [4, m], of m blocks.
+
+    `keys` are [2, m], and `counters` [4, m] with the lowest word first.
+    """
     key = [keys[0].copy(), keys[1].copy()]
     c0, c1, c2, c3 = counters
     for _ in range(_ROUNDS):
@@ -32,8 +35,10 @@ def philox(keys: Words, counters: Words) -> Words:
 
 
 def word_at(keys: Words, position: Any, index: NDArray[np.int64]) -> Words:
-    """[m] the word `index[i]` of numpy's stream for keys [2, m] and the counter (0, position, 0,
-    0), which numpy increments before the first block."""
+    """Return, [m], the word `index[i]` of numpy's stream for keys [2, m].
+
+    Its counter is (0, position, 0, 0), which numpy increments before the first block.
+    """
     counters = np.zeros((4, len(index)), dtype=np.uint64)
     counters[0] = index // 4 + 1
     counters[1] = position
@@ -42,7 +47,7 @@ def word_at(keys: Words, position: Any, index: NDArray[np.int64]) -> Words:
 
 
 def _product(values: Words, factor: np.uint64) -> tuple[Words, Words]:
-    """The high and the low half of the product, of four products of 32 bits each."""
+    """Return the high and low halves of the product, from four products of 32 bits each."""
     low, high = values & _LOW, values >> _HALF
     factor_low, factor_high = factor & _LOW, factor >> _HALF
     cross = high * factor_low + (low * factor_low >> _HALF)

@@ -1,8 +1,8 @@
-"""RollbackProcessor: after a cycle, every model keeps what was committed and forgets the rest.
+"""RollbackProcessor: lets every model keep what a cycle committed, and forget the rest.
 
-It compares the trees that a model was fed with the committed tokens, so it needs no account of who
-drafted or accepted what. The last committed token is forgotten with the rest: the next forward
-writes its key and value. Stateless.
+It compares the trees that a model was fed with the committed tokens, so it does not depend on which
+model drafted or accepted them. The last committed token is forgotten too: the next forward writes
+its key and value. The processor has no state.
 """
 
 from collections.abc import Sequence
@@ -18,17 +18,16 @@ NOTHING: Ints = np.zeros(0, dtype=np.int64)
 
 class RollbackProcessor:
     def kept(self, manager: StateManager, rows: Ints, bases: Ints, fed: Sequence[FedTree]) -> Ints:
-        """[K] flat slots of the nodes that were committed. Changes nothing.
+        """Return the flat slots, [K], of the nodes that were committed, and change nothing.
 
-        Args:
-            bases: [R] committed tokens of each row before the cycle.
-            fed: what the state was fed beyond them, each of some of the rows; no row twice.
+        `bases`, [R], are the committed tokens of each row before the cycle. `fed` are the trees
+        that the state was fed after them, each for some of the rows; no row occurs twice.
         """
         counts = manager.counts[rows]
         slots = [NOTHING]
         for one in fed:
             mine = np.searchsorted(rows, one.tree.rows)
-            # The node at depth k stands for the committed token k; the last one is not kept.
+            # The node at depth k is the cycle's k-th committed token; the last one is not kept.
             fresh = counts[mine] - 1 - bases[mine]
             index = bases[mine][:, None] + np.arange(max(0, int(fresh.max(initial=0))))
             texts = manager.tokens[one.tree.rows[:, None], np.minimum(index, manager.slots - 1)]
@@ -44,10 +43,8 @@ class RollbackProcessor:
         bases: Ints,
         kept: Ints = NOTHING,
     ) -> None:
-        """Leaves what was committed before the cycle, and `kept` [K] of what was fed in it. What is
-        missing of the text is read again.
+        """Keep what was committed before the cycle, and `kept` [K] of what was fed in it.
 
-        Args:
-            bases: as of `kept`.
+        Missing tokens of the text are read again later. `bases` are as in `kept`.
         """
         state.commit(rows, np.minimum(bases, manager.counts[rows] - 1), kept)

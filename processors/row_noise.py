@@ -1,7 +1,7 @@
 """RowNoise: the noise of the rows that sample, which all models of a chain share.
 
-Contract: a row takes memory for noise once that is asked for: those that kernels draw for take
-none. What is drawn is a pure function of a row's seed and stream and the place
+Contract: a row takes memory for noise when noise is first requested: rows that kernels draw for
+take none. The noise is a pure function of a row's seed and stream and the place
 (`processors.noise`).
 """
 
@@ -16,25 +16,25 @@ from processors.noise import NoiseBank, gumbel_at, gumbel_of_place
 from processors.sampling_row import SamplingSettings
 from processors.token_tree import Ints
 
-# Where at most a 32nd of many ids can win, to draw for these alone takes half the time at most.
+# If at most 1/32 of many ids can win, drawing for these alone takes at most half the time.
 _MANY, _FEW = 2**15, 32
-# No id wins over one whose score is so much larger without noise: noise is between -log(54 log 2)
-# and 53 log 2, -3.63 and 36.74. At a small temperature that leaves few ids.
+# An id cannot win if another's score without noise is larger by this: noise is between
+# -log(54 log 2) and 53 log 2, -3.63 and 36.74. At a low temperature that leaves few ids.
 _FAR, _COLD = 41.0, 0.5
 
 
 class RowNoise:
-    """Args: `window`: the most output positions of a row that one cycle may look at."""
+    """Noise of the open rows; a cycle may read at most `window` output positions of a row."""
 
     def __init__(self, vocab_size: int, window: int) -> None:
         self._seeds: dict[int, tuple[int, int]] = {}  # row -> seed, stream; rows that sample
-        self._limited = set[int]()  # those where few ids can win, by their settings
+        self._limited = set[int]()  # rows where few ids can win, by their settings
         self._bank = NoiseBank(vocab_size, window)
 
     def open(
         self, row: int, settings: SamplingSettings, device: torch.device | None = None
     ) -> None:
-        """`device`: see `Sampler.open`."""
+        """Open a row; for `device` see `Sampler.open`."""
         self.close(row)
         if settings.temperature == 0:
             return
@@ -58,11 +58,10 @@ class RowNoise:
         sampled: "list[int] | slice" = slice(None),
         dtype: torch.dtype = torch.float64,
     ) -> Tensor:
-        """[len(sampled), V] Gumbel noise, of its own memory.
+        """Return Gumbel noise, [len(sampled), V], in its own memory.
 
-        Args:
-            like: [..., V], whose vocabulary and device it takes.
-            sampled: those of the contexts whose rows sample.
+        `like`, [..., V], has its vocabulary and device. `sampled` are the contexts whose rows
+        sample.
         """
         rows, positions = contexts.rows[sampled], contexts.positions[sampled]
         self._hold(rows)
@@ -70,14 +69,14 @@ class RowNoise:
         return noise(like.device, rows, positions, dtype)[:, : like.shape[-1]]
 
     def is_sparse(self, logits: Tensor, rows: Ints) -> bool:
-        """Whether `add_to` may draw for few of the ids at places of all these rows."""
+        """Return whether `add_to` may draw for few of the ids at places of all these rows."""
         is_large = logits.device.type == "cpu" and logits.shape[-1] >= _MANY
         return is_large and self._limited.issuperset(rows.tolist())
 
     def add_to(self, scores: Tensor, contexts: Contexts, sampled: list[int]) -> None:
-        """Adds noise to some of the scores [n, V], where it may change which is the largest.
+        """Add noise to some of the scores [n, V], where it may change which is the largest.
 
-        On a CPU, where few ids among many can win, these alone get it: the same values.
+        On a CPU, if few ids among many can win, only these get noise, with the same values.
         """
         few = self._few_able(scores, contexts, sampled)
         if few:
@@ -93,7 +92,7 @@ class RowNoise:
             scores.index_add_(0, where, noise)
 
     def _few_able(self, scores: Tensor, contexts: Contexts, sampled: list[int]) -> dict[int, Ints]:
-        """By place, the ids that can win there: of the places where they are few among many."""
+        """Return by place the ids that can win, for places where they are few among many."""
         rows, able = contexts.rows, dict[int, Ints]()
         for index in sampled:
             if self.is_sparse(scores, rows[index : index + 1]):
@@ -115,12 +114,12 @@ class RowNoise:
         values[at, ids] += noise.astype(values.dtype)
 
     def at(self, row: int, position: int, ids: Ints) -> NDArray[np.float64]:
-        """The shared noise of a row's output position at some ids, on the host; 0 if greedy."""
+        """Return the noise of a row's output position at some ids, on the host; 0 if greedy."""
         if row not in self._seeds:
             return np.zeros(len(ids))
         return gumbel_of_place(*self._seeds[row], position, ids)
 
     def _hold(self, rows: Ints) -> None:
-        """Take memory for these rows."""
+        """Allocate memory for these rows."""
         for row in self._bank.missing(rows):
             self._bank.open(row, *self._seeds[row])

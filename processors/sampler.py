@@ -1,11 +1,11 @@
-"""One rule by which every model of a chain chooses a token from its logits.
+"""Sampler: the one rule by which every model of a chain chooses a token from its logits.
 
 The token at output position k is the argmax of `processed logits / temperature + Gumbel(seed, k)`,
 plain argmax at temperature 0; ties go to the lowest id. It depends on the logits, the row's
 settings, its tokens and k, and on no other row of the batch. Order: logit bias, repetition,
-frequency and presence penalties, bad words, least length, own processors, the row's grammar; then,
-above temperature 0, temperature, top-k, top-p, min-p, noise. Drafts know no grammar.
-Not here: a row's settings and text (`sampling_row`), what changes its scores (`score_edits`).
+frequency and presence penalties, bad words, minimum length, own processors, the row's grammar;
+then, above temperature 0, temperature, top-k, top-p, min-p, noise. Drafts ignore grammars. A row's
+settings and text are in `sampling_row`, the changes of its scores in `score_edits`.
 Source: the Gumbel-max trick; Daliri, Musco, Suresh, arXiv 2408.07978 (shared noise as a coupling).
 """
 
@@ -31,12 +31,12 @@ from processors.token_tree import Ints
 
 
 class Sampler:
-    """Args: `window`: the most output positions of a row that one cycle may look at."""
+    """Choice of tokens; a cycle may read at most `window` output positions of a row."""
 
     def __init__(self, vocab_size: int, window: int) -> None:
         self._vocab_size = vocab_size
         self._rows: dict[int, SamplingRow] = {}
-        # By row, for a look at many contexts at once; a closed row is not plain.
+        # By row, to read many contexts at once; a closed row is not plain.
         self._temperatures = np.zeros(0)
         self._plain = np.zeros(0, dtype=np.bool_)
         self._seeds = np.zeros((0, 2), dtype=np.uint64)  # and streams
@@ -46,7 +46,7 @@ class Sampler:
 
     @property
     def grammars(self) -> Mapping[int, TokenGrammar]:
-        """Of the rows that have one."""
+        """The grammars of the rows that have one."""
         return self._masks.by_row
 
     def open(
@@ -57,10 +57,10 @@ class Sampler:
         output: Sequence[int] = (),
         device: torch.device | None = None,
     ) -> None:
-        """Args:
-        prompt, output: the committed text so far.
-        device: on which a sampled row will need noise in any case. Without memory for it this
-            raises, which concerns the row alone; later that may be in a pack of many.
+        """Open a row with its committed text, `prompt` and `output`.
+
+        `device` is where a sampled row will need noise in any case. Without memory for it this
+        raises, which concerns the row alone; later the error could occur in a pack of many rows.
         """
         self._errors.pop(row, None)
         self._rows[row] = opened = SamplingRow(settings, prompt, output, self._vocab_size)
@@ -79,7 +79,7 @@ class Sampler:
         return device
 
     def extend(self, row: int, tokens: Sequence[int]) -> None:
-        """Output tokens were committed."""
+        """Add committed output tokens to a row."""
         self._rows[row].extend(tokens)
         self._masks.extend(row, list(tokens))
 
@@ -91,30 +91,32 @@ class Sampler:
         self._noise.close(row)
 
     def take_errors(self) -> dict[int, Exception]:
-        """Rows whose own processors or grammars failed since the last call, and their first errors.
+        """Return the first errors, by row, of own processors or grammars since the last call.
 
-        No token may be chosen where it failed, which matters only if the text comes there.
+        No token may be chosen where one failed, which matters only if the text gets there.
         """
         errors = dict(self._errors)
         self._errors.clear()
         return errors
 
     def forget_errors(self, rows: Ints) -> None:
-        """Whatever failed for these rows so far: drafters met it, and it concerns drafts alone."""
+        """Forget the errors of these rows, which drafters met and which concern drafts only."""
         for row in rows.tolist() if self._errors else ():
             self._errors.pop(row, None)
 
     def refuse(self, row: int, error: Exception) -> None:
-        """No token can be chosen for a row, since its own settings or text cannot be dealt with."""
+        """Record that no token can be chosen for a row, due to its own settings or text."""
         self._errors.setdefault(row, error)
 
     def needs_paths(self, rows: Ints) -> bool:
-        """Whether the settings of any of the rows look at the text."""
+        """Return whether the settings of any of the rows depend on the text."""
         return any(self._rows[row].reads_text for row in rows.tolist())
 
     def can_look_back(self, rows: Ints) -> NDArray[np.bool_]:
-        """[R] rows whose earlier choices can be made again: no setting of theirs looks at the text,
-        which is longer now."""
+        """Return a mask, [R], of rows whose earlier choices can be made again.
+
+        None of their settings depends on the text, which is longer now.
+        """
         able = [
             not self._rows[row].reads_text and row not in self.grammars for row in rows.tolist()
         ]
@@ -123,19 +125,19 @@ class Sampler:
     def masks(
         self, rows: Ints, positions: Ints, depths: Ints, paths: Ints, of_target: bool = True
     ) -> Bits | None:
-        """What grammars allow at n places; see `GrammarMasks.at`."""
+        """Return what grammars allow at n places; see `GrammarMasks.at`."""
         return self._masks.at(rows, positions, depths, paths, of_target)
 
     def scores(self, logits: Tensor, contexts: Contexts) -> Tensor:
-        """What the choice is the argmax of, [n, V] float64; plain greedy: `logits` itself.
+        """Return the scores whose argmax is the choice, [n, V] float64.
 
-        `logits`: [n, V] in any precision; left as they are.
-        Waits for the device only if a row has processors of its own.
+        `logits` are [n, V] in any precision, and are not changed; for plain greedy they are
+        returned. This waits for the device only if a row has processors of its own.
         """
         return self._scores(logits, contexts, torch.float64)
 
     def choose(self, logits: Tensor, contexts: Contexts) -> tuple[Tensor, Tensor]:
-        """Choices [n] int64, and their scores [n]: NaN where logits hold NaN."""
+        """Return the choices [n] int64 and their scores [n], NaN where logits hold NaN."""
         if logits.device.type != "cpu" or logits.dtype is not torch.float32:
             return self._chosen(logits, contexts)
         kernels = linear_kernels()
@@ -147,14 +149,14 @@ class Sampler:
         return ids, scores
 
     def _is_plain(self, contexts: Contexts) -> NDArray[np.bool_]:
-        """[n] places of rows with a temperature alone, or none."""
+        """Return a mask, [n], of the places of rows with no settings but a temperature."""
         plain = self._plain[contexts.rows]
         if contexts.masks is not None:
             plain &= ~np.isin(contexts.rows, list(self.grammars))
         return plain
 
     def _chosen_by(self, library: Any, logits: Tensor, contexts: Contexts) -> tuple[Tensor, Tensor]:
-        """As `choose`, of plain places, without memory for noise."""
+        """Choose for plain places, without memory for noise."""
         logits = logits if logits.stride(1) == 1 else logits.contiguous()
         rows, positions = contexts.rows, contexts.positions.astype(np.uint64)
         keys = np.column_stack((self._seeds[rows], positions))
@@ -175,12 +177,12 @@ class Sampler:
         return ids.squeeze(1), values.squeeze(1)
 
     def rank(self, logits: Tensor, contexts: Contexts, width: int) -> tuple[Tensor, Tensor]:
-        """The `width` best ids [n, width], best first, and their log-softmax of the scores.
+        """Return the `width` best ids [n, width], best first, and their log-softmax of the scores.
 
         The first is the choice, up to rounding: drafts need not be exact, and their scores are
-        float32 unless logits are float64 or a row's are edited.
-        Log-probabilities are float64, at most 0, NaN where logits hold NaN. Ties behind the first
-        place are in no order.
+        float32 unless logits are float64 or a row's scores are edited. Log-probabilities are
+        float64, at most 0, and NaN where logits hold NaN. Ties after the first place are in no
+        order.
         """
         pieces = parts(len(logits), logits)
         ids, log_probs = _joined(
@@ -197,10 +199,9 @@ class Sampler:
     def rescore(
         self, logits: Tensor, contexts: Contexts, parents: Ints, tokens: Ints
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """`choose`, and log-probabilities under the same scores.
+        """Choose, and return log-probabilities under the same scores.
 
-        Args:
-            parents, tokens: [m], a context, and an id after it.
+        `parents` and `tokens`, [m], are a context and an id after it.
 
         Returns:
             Choices [n], their scores [n], their log-probabilities [n] float64, and those of the
@@ -220,7 +221,7 @@ class Sampler:
     def _rescore(
         self, logits: Tensor, contexts: Contexts, parents: Ints, tokens: Ints
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """As `rescore`, but columns for what is of contexts."""
+        """Return the results of `rescore`, as columns for those of contexts."""
         scores = self.scores(logits, contexts)
         values, ids = best(scores)
         total = log_total(scores)
@@ -229,7 +230,7 @@ class Sampler:
         return ids, values, own, _log_probabilities(scores, total, *where)
 
     def noise_at(self, row: int, position: int, ids: Ints) -> NDArray[np.float64]:
-        """The shared noise of a row's output position at some ids, on the host."""
+        """Return the shared noise of a row's output position at some ids, on the host."""
         return self._noise.at(row, position, ids)
 
     def _rows_of(self, contexts: Contexts) -> list[SamplingRow]:
@@ -238,13 +239,13 @@ class Sampler:
     # Processing
 
     def _scores(self, logits: Tensor, contexts: Contexts, precision: torch.dtype) -> Tensor:
-        """See `scores`. `precision`: float64, or float32 for rows that are not edited."""
+        """Return the scores; `precision` is float64, or float32 for rows that are not edited."""
         temperatures = self._temperatures[contexts.rows]
         plain = contexts.masks is None and bool(self._plain[contexts.rows].all())
         if plain and not temperatures.any():
             return logits
         if plain and temperatures.all() and not self._noise.is_sparse(logits, contexts.rows):
-            noise = self._noise.of(logits, contexts, dtype=precision)  # scores go in here
+            noise = self._noise.of(logits, contexts, dtype=precision)  # becomes the scores
             if (temperatures == 1.0).all():
                 return noise.add_(logits)
             return noise.add_(logits.to(precision) / column(temperatures, logits.device, precision))
@@ -260,7 +261,7 @@ class Sampler:
     def _processed(
         self, logits: Tensor, rows: list[SamplingRow], contexts: Contexts, precision: torch.dtype
     ) -> Tensor:
-        """Scores without noise, of its own memory unless all rows are plain greedy."""
+        """Return scores without noise, in their own memory unless all rows are plain greedy."""
         scores = logits
         if contexts.masks is not None or any(row.edits for row in rows):
             scores = logits.to(torch.float64, copy=True)
@@ -272,14 +273,14 @@ class Sampler:
         return scores
 
 
-Choice = tuple[Tensor, ...]  # of n places each
+Choice = tuple[Tensor, ...]  # each for n places
 _Choose = Callable[[Tensor, Contexts], Choice]
 
 
 def by_kind(
     logits: Tensor, contexts: Contexts, is_first: NDArray[np.bool_], first: _Choose, other: _Choose
 ) -> Choice:
-    """What `first` says of the places where `is_first` [n], and `other` of the others."""
+    """Return what `first` gives for the places in `is_first` [n], and `other` for the others."""
     if is_first.all():
         return first(logits, contexts)
     if not is_first.any():
@@ -296,7 +297,7 @@ def rows_of(logits: Tensor, index: Ints) -> Tensor:
 
 
 def merged(found: Sequence[tuple[Ints, Choice]]) -> Choice:
-    """Of parts that stand at `index` each, all in their places; scores become float64."""
+    """Merge parts by the `index` of their places; scores become float64."""
     order = np.argsort(np.concatenate([index for index, _ in found]))
     joined = []
     for alike in zip(*(choice for _, choice in found), strict=True):
@@ -312,7 +313,7 @@ def _joined(found: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
 
 
 def _log_probabilities(scores: Tensor, total: Tensor, places: Tensor, tokens: Tensor) -> Tensor:
-    """[m] float64; -inf of ids that the vocabulary does not hold."""
+    """Return log-probabilities, [m] float64; -inf for ids outside the vocabulary."""
     size = scores.shape[-1]
     known = (tokens >= 0) & (tokens < size)
     values = scores[places, tokens.clamp(0, size - 1)].double() - total.squeeze(1)[places]

@@ -1,8 +1,8 @@
-"""How one row chooses its tokens: what was asked for, and what that needs to know of its text.
+"""Sampling settings of one row, with the data that they need about its text.
 
-Contract: `SamplingSettings` is asked for, once and for all. `SamplingRow` holds it in the shape in
-which batches of rows take it up, together with the committed text where that is looked at.
-Not here: what is done to scores (`processors.score_edits`), and the choice (`processors.sampler`).
+Contract: `SamplingSettings` is what was requested, and does not change. `SamplingRow` holds it in a
+form for batches of rows, with the committed text if the settings depend on it. The changes of
+scores are in `processors.score_edits`, the choice is in `processors.sampler`.
 """
 
 import itertools
@@ -21,7 +21,7 @@ from processors.token_tree import Ints
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingSettings:
-    """Of one row. The defaults are greedy, and everything else off.
+    """Settings of one row; by default greedy, with everything else off.
 
     Raises `ValueError` for NaN, which no comparison with a limit would notice.
     """
@@ -38,10 +38,10 @@ class SamplingSettings:
     min_tokens: int = 0
     end_token_ids: tuple[int, ...] = ()  # excluded while fewer than min_tokens were chosen
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
-    # of `transformers`: (input_ids [1, L], scores [1, V]) -> [1, V]
+    # as in `transformers`: (input_ids [1, L], scores [1, V]) -> [1, V]
     logits_processors: tuple[Any, ...] = ()
     stream: int = 0  # distinguishes samples that share a seed, below 2**32
-    # At its beginning. `min_tokens` then holds an end back only where something else may follow.
+    # At its beginning. `min_tokens` then excludes an end only if another token may follow.
     grammar: TokenGrammar | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -54,26 +54,26 @@ class SamplingSettings:
 
 @dataclass
 class TokenCounts:
-    """Of a row's committed text, on one device."""
+    """Counts of a row's committed text, on one device."""
 
     in_prompt: Tensor  # [vocab_size] bool
     in_output: Tensor  # [vocab_size] int32
-    length: int  # of the text that was counted
+    length: int  # of the counted text
 
 
 class SamplingRow:
-    """An open row: its settings, what they ask for, and its text if they look at that.
+    """An open row: its settings, what follows from them, and its text if they depend on it.
 
     Attributes:
         biased, biases: [b] ids, and what is added to their scores (float64).
-        penalized: whether a penalty is on, so that `counts` are needed.
-        excludes: whether `excluded` holds anything at any position.
+        penalized: a penalty is on, so that `counts` are needed.
+        excludes: `excluded` has an id at some position.
         phrases: bad words of several tokens, by their length L: [p, L] each.
         end_bits: the ids that end a text, of a row with a grammar.
-        reads_text: whether any setting looks at the text.
-        edits: whether scores change before the temperature, a grammar aside.
-        warps: whether ids are excluded after the temperature.
-        text: prompt and output so far; empty where no setting looks at it.
+        reads_text: a setting depends on the text.
+        edits: scores change before the temperature, apart from a grammar.
+        warps: ids are excluded after the temperature.
+        text: prompt and output so far; empty if no setting depends on it.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class SamplingRow:
         words = set(settings.bad_words_ids)
         self._bad = np.array(sorted(word[0] for word in words if len(word) == 1), dtype=np.int64)
         self._bad_or_end = np.union1d(self._bad, np.array(settings.end_token_ids, dtype=np.int64))
-        is_held = settings.grammar is None and settings.min_tokens > 0  # else its mask sees to it
+        is_held = settings.grammar is None and settings.min_tokens > 0  # a grammar's mask does it
         self._held_until = settings.min_tokens if is_held else 0
         self.excludes = len(self._bad) > 0 or (is_held and len(settings.end_token_ids) > 0)
         ends = np.isin(np.arange(vocab_size if settings.grammar else 0), settings.end_token_ids)
@@ -113,17 +113,17 @@ class SamplingRow:
         self._counts: dict[torch.device, TokenCounts] = {}
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Output tokens were committed."""
+        """Add committed output tokens."""
         if self.reads_text:
             self.text.extend(tokens)
 
     def excluded(self, position: int) -> Ints:
-        """Ids that may not stand at an output position, whatever stands before it."""
+        """Return the ids that are excluded at an output position for any text before it."""
         return self._bad_or_end if position < self._held_until else self._bad
 
     def counts(self, device: torch.device) -> TokenCounts:
-        """Of the committed text, brought up to date. Only of a row that `reads_text`."""
-        with torch.inference_mode(False):  # they are changed outside of inference, too
+        """Return updated counts of the committed text, for a row that `reads_text` only."""
+        with torch.inference_mode(False):  # they also change outside inference mode
             if device not in self._counts:
                 in_prompt = torch.zeros(self._vocab_size, dtype=torch.bool)
                 in_prompt[self.text[: self._prompt_length]] = True
@@ -142,6 +142,9 @@ class SamplingRow:
 
 
 def _by_length(phrases: Iterable[tuple[int, ...]]) -> dict[int, Ints]:
-    """Not padded: one long phrase beside many short ones takes no more memory than its own ids."""
+    """Group phrases by length, without padding.
+
+    One long phrase beside many short ones takes no more memory than its own ids.
+    """
     groups = itertools.groupby(sorted(phrases, key=lambda phrase: (len(phrase), phrase)), key=len)
     return {length: np.array(list(group), dtype=np.int64) for length, group in groups}

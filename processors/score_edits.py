@@ -1,10 +1,9 @@
-"""What rows' settings change in scores before a token is chosen: which rows, in which order.
+"""Changes of scores by rows' settings before a token is chosen, in their order.
 
-Contract: `edit` is all that comes before the temperature, `warp` the temperature and all that comes
-after it. Places are independent of one another, but each step takes all that need it at once. The
-order is told in `processors.sampler`, the arithmetic of a step in `processors.logits`. Nothing here
-waits for the device but a row's own processors.
-Not here: noise, and the choice.
+Contract: `edit` is everything before the temperature, `warp` the temperature and everything after
+it. Places are independent of one another, but each step handles all places that need it at once.
+`processors.sampler` documents the order, and `processors.logits` has the arithmetic of a step. Only
+a row's own processors wait for the device. Noise and the choice are not here.
 """
 
 import math
@@ -29,17 +28,17 @@ from processors.logits import (
 )
 from processors.sampling_row import SamplingRow, SamplingSettings
 
-Rows = Sequence[SamplingRow]  # [n] that of each place
+Rows = Sequence[SamplingRow]  # [n] the row of each place
 
 _NO_TOKEN = -1  # fills short texts
 
 
 def edit(scores: Tensor, rows: Rows, contexts: Contexts) -> dict[int, Exception]:
-    """Changes scores [n, V] float64 in place, as rows and `contexts.masks` ask for.
+    """Change scores [n, V] float64 in place, by the rows' settings and `contexts.masks`.
 
     Returns:
-        The first error of each row, by its number, whose own processors failed. No id is left
-        where one did.
+        The first error of each row whose own processors failed, by its number. All ids are excluded
+        where one failed.
     """
     if any(contexts.depths[i] for i, row in enumerate(rows) if row.reads_text):
         assert contexts.paths is not None, "settings look at the text, but paths are unknown"
@@ -64,11 +63,9 @@ def edit(scores: Tensor, rows: Rows, contexts: Contexts) -> dict[int, Exception]
 
 
 def warp(scores: Tensor, settings: Sequence[SamplingSettings], precision: torch.dtype) -> Tensor:
-    """Scores [n, V] of memory of their own, those at temperature 0 as they were but for precision.
+    """Return scores [n, V] in new memory, where those at temperature 0 change in precision only.
 
-    Args:
-        settings: [n] that of each place.
-        precision: float64 or float32.
+    `settings`, [n], are those of each place; `precision` is float64 or float32.
     """
     # A greedy row's divisor is 1.
     divisors = [s.temperature if s.temperature > 0 else 1.0 for s in settings]
@@ -121,7 +118,7 @@ def _penalize(scores: Tensor, rows: Rows, which: list[int], contexts: Contexts) 
 
 
 def _exclude_ids(scores: Tensor, rows: Rows, which: list[int], contexts: Contexts) -> None:
-    """Bad words of one token, and ends that come too early."""
+    """Exclude bad words of one token, and ends that come too early."""
     excluded = [rows[index].excluded(int(contexts.positions[index])) for index in which]
     ids = np.concatenate(excluded)
     places = np.repeat(which, [len(one) for one in excluded])
@@ -131,9 +128,9 @@ def _exclude_ids(scores: Tensor, rows: Rows, which: list[int], contexts: Context
 
 
 def _exclude_endings(scores: Tensor, rows: Rows, which: list[int], contexts: Contexts) -> None:
-    """The last ids of bad words whose other ids the text ends with."""
+    """Exclude the last ids of bad words whose other ids the text ends with."""
     lengths = sorted({length for index in which for length in rows[index].phrases})
-    reach = lengths[-1] - 1  # of the committed text
+    reach = lengths[-1] - 1  # tokens of the committed text
     texts = _tails(rows, which, reach, contexts, scores.device)
     ends = reach + contexts.depths[which]
     for length in lengths:
@@ -153,8 +150,10 @@ def _exclude_endings(scores: Tensor, rows: Rows, which: list[int], contexts: Con
 def _tails(
     rows: Rows, which: list[int], reach: int, contexts: Contexts, device: torch.device
 ) -> Tensor:
-    """[len(which), reach + L] the last `reach` committed ids, `_NO_TOKEN` in front of fewer, and
-    the path behind them."""
+    """Return the last `reach` committed ids, then the path, [len(which), reach + L].
+
+    Shorter texts have `_NO_TOKEN` in front.
+    """
     committed = np.full((len(which), reach), _NO_TOKEN, dtype=np.int64)
     for line, index in enumerate(which):
         tail = rows[index].text[-reach:]
@@ -166,7 +165,7 @@ def _tails(
 
 
 def _run_processors(scores: Tensor, rows: Rows, contexts: Contexts) -> dict[int, Exception]:
-    """Those of the caller, place by place; see `edit` for what is returned."""
+    """Run the caller's processors, place by place, and return errors as in `edit`."""
     errors: dict[int, Exception] = {}
     for index, row in enumerate(rows):
         if not row.settings.logits_processors:
@@ -186,7 +185,7 @@ def _run_processors(scores: Tensor, rows: Rows, contexts: Contexts) -> dict[int,
 
 
 def _result(processor: Any, text: Tensor, scores: Tensor) -> Tensor:
-    """What a processor makes of `scores` [1, V], which it cannot change itself."""
+    """Return a processor's result for `scores` [1, V], which it cannot change itself."""
     result = processor(text, scores.clone())
     if not isinstance(result, Tensor) or result.shape != scores.shape:
         shape = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__

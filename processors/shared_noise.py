@@ -3,9 +3,8 @@
 The choice at an output position is the argmax of the processed logits plus Gumbel noise of (seed,
 position), plain argmax at temperature 0. It depends on the verifier's logits and the noise alone. A
 drafted token is accepted if it equals the verifier's choice: walk down from the root, follow the
-child that is the choice there, stop where there is none, and emit that choice. So whatever was
-drafted, by however many levels, a seed gives one text, and its tokens follow the target's
-distribution.
+child that is the choice there, stop if there is none, and emit that choice. So for any drafts, from
+any number of levels, a seed gives one text, and its tokens follow the target's distribution.
 Source: Daliri, Musco, Suresh, arXiv 2408.07978 (shared noise as a coupling).
 """
 
@@ -19,9 +18,9 @@ from processors.verify_result import VerifierForward, VerifyResult
 
 
 def accept(sampler: Sampler, forward: VerifierForward, rescore: bool) -> VerifyResult:
-    """Decide what a verifier accepts of the trees that it has read. Waits for the device once.
+    """Decide what a verifier accepts of the trees it has read, with one wait for the device.
 
-    `rescore`: also find log-probabilities of nodes and choices, for the next level.
+    With `rescore`, it also finds log-probabilities of nodes and choices, for the next level.
     """
     if rescore:
         found = _rescored(sampler, forward)
@@ -33,15 +32,18 @@ def accept(sampler: Sampler, forward: VerifierForward, rescore: bool) -> VerifyR
 
 
 def _rescored(sampler: Sampler, forward: VerifierForward) -> tuple[Tensor, ...]:
-    """`Sampler.rescore` of all nodes, row after row."""
+    """Run `Sampler.rescore` for all nodes, row after row."""
     tree = forward.tree
     parents = np.take_along_axis(forward.places, tree.parents + 1, axis=1)[tree.real]
     return sampler.rescore(forward.logits, forward.contexts, parents, tree.tokens[tree.real])
 
 
 def _result(forward: VerifierForward, values: Floats, rescored: bool) -> VerifyResult:
-    """`values`: what was chosen at each place, its scores, and if `rescored` its
-    log-probabilities and those of the nodes, one after the other."""
+    """Return the result for `values` at all places.
+
+    These are the choices, their scores, and if `rescored` the log-probabilities of choices and of
+    nodes, one after the other.
+    """
     tree, places = forward.tree, forward.places
     here = places >= 0
     count, nodes = int(here.sum()), int(tree.sizes.sum())

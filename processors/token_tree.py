@@ -1,9 +1,9 @@
-"""Token trees of several requests: what one level of a chain hands to the next.
+"""Token trees of several requests, which one level of a chain passes to the next.
 
-A row's root is its request's last committed token; it is no node. Nodes stand in arrays padded to
+A row's root is its request's last committed token, and not a node. Nodes are in arrays padded to
 the widest row, parents before children, so that everything here is a few array operations for all
-requests at once. Siblings have different tokens. Trees live on the host: a drafting loop keeps its
-tokens on the device and hands them over once, at its end.
+requests at once. Siblings have different tokens. Trees are on the host: a drafting loop keeps its
+tokens on the device and copies them once, at its end.
 Sources: SpecInfer's token trees; AdaServe, section 4.1 (candidate trees from beam search).
 """
 
@@ -20,13 +20,13 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 ROOT = -1  # the parent of a node of depth 1
-# What stands in the arrays of a tree where there is no node.
+# Values of a tree's arrays where there is no node.
 _PADDING = {"tokens": 0, "parents": ROOT, "depths": 0, "log_probs": -np.inf, "origins": 0}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TokenTree:
-    """B rows of at most W nodes. Of row i the first `sizes[i]` entries are nodes."""
+    """Trees of B rows, at most W nodes each; the first `sizes[i]` entries of row i are nodes."""
 
     rows: Ints  # [B] ascending
     tokens: Ints  # [B, W]
@@ -38,7 +38,7 @@ class TokenTree:
 
     @classmethod
     def empty(cls, rows: Ints) -> "TokenTree":
-        """Roots only: what a target verifies when nobody drafted."""
+        """Return trees of roots only, which a target verifies without drafts."""
         none = np.zeros((len(rows), 0), dtype=np.int64)
         return cls(
             rows=rows,
@@ -54,7 +54,7 @@ class TokenTree:
     def path(
         cls, rows: Ints, tokens: Ints, sizes: Ints, log_probs: Floats | None = None
     ) -> "TokenTree":
-        """Trees of width 1, of tokens [B, W]; without `log_probs` [B, W] all are 0."""
+        """Return trees of width 1 from tokens [B, W]; without `log_probs` [B, W] all are 0."""
         index = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
         real = index < sizes[:, None]
         return cls(
@@ -69,12 +69,12 @@ class TokenTree:
 
     @property
     def real(self) -> Bools:
-        """[B, W] where the nodes are."""
+        """Mask of the nodes, [B, W]."""
         real: Bools = np.arange(self.tokens.shape[1]) < self.sizes[:, None]
         return real
 
     def of_rows(self, rows: Ints) -> "TokenTree":
-        """The trees of some of the rows, as wide as they were."""
+        """Return the trees of some of the rows, in arrays of the same width."""
         if len(rows) == len(self.rows):
             return self
         which = np.isin(self.rows, rows)
@@ -82,36 +82,39 @@ class TokenTree:
 
     @property
     def height(self) -> int:
-        """The depth of the deepest node, 0 without nodes."""
+        """Depth of the deepest node, 0 without nodes."""
         return int(self.depths.max(initial=0))
 
     @property
     def is_path(self) -> bool:
-        """No node has a sibling or a cousin: positions alone say who descends from whom."""
+        """True if no node has a sibling or a cousin, so that positions determine descent."""
         index = np.arange(self.tokens.shape[1])
         return bool(((self.parents == index - 1) | ~self.real).all())
 
     @cached_property
     def lineage(self) -> Ints:
-        """[B, W, height]: the ancestors of each node, itself first, then its parent; then ROOT."""
+        """Ancestors of each node, [B, W, height]: the node, its parent and so on, then ROOT."""
         steps = [np.where(self.real, np.arange(self.tokens.shape[1]), ROOT)]
         for _ in range(self.height - 1):
             steps.append(_follow(self.parents, steps[-1], ROOT))
         return np.stack(steps, axis=2) if self.height else np.zeros((*self.tokens.shape, 0), int)
 
     def routes(self) -> Ints:
-        """[B, W, height] nodes from the root's child down to each node, which the rest repeats."""
+        """Return the nodes from the root's child down to each node, [B, W, height].
+
+        The node itself is repeated at the end.
+        """
         step = self.depths[:, :, None] - 1 - np.arange(self.height)  # how far up the k-th node is
         nodes: Ints = np.take_along_axis(self.lineage, np.maximum(step, 0), axis=2)
         return nodes
 
     def paths(self) -> Ints:
-        """[B, W, height] tokens from the root's child down to each node; beyond its depth 0."""
+        """Return the tokens from the root's child down to each node, then 0, [B, W, height]."""
         tokens = self.tokens[np.arange(len(self.rows))[:, None, None], self.routes()]
         return np.where(np.arange(self.height) < self.depths[:, :, None], tokens, 0)
 
     def select(self, limits: Ints, heights: Ints) -> "TokenTree":
-        """The `limits[i]` most probable nodes of row i, at most `heights[i]` deep.
+        """Return the `limits[i]` most probable nodes of row i, at most `heights[i]` deep.
 
         A path is never more probable than its beginning and ties go to the shallower node, so the
         result is a tree. Impossible nodes (log-probability -inf) are left out.
@@ -124,7 +127,7 @@ class TokenTree:
         return self.keep(wanted & (rank < limits[:, None]))
 
     def keep(self, kept: Bools) -> "TokenTree":
-        """The tree of the nodes in `kept` [B, W], which must hold every kept node's parent."""
+        """Return the tree of the nodes in `kept` [B, W], which must hold all their parents."""
         if kept.all():
             return self
         sizes = kept.sum(axis=1)
@@ -140,24 +143,22 @@ class TokenTree:
         return TokenTree(rows=self.rows, sizes=sizes, **columns)
 
     def holds_parents(self, kept: Bools) -> bool:
-        """Whether `kept` [B, W] are nodes, and holds the parent of each."""
+        """Return whether `kept` [B, W] marks only nodes, and the parent of each."""
         is_tree = kept.shape == self.tokens.shape and kept.dtype == np.bool_
         return is_tree and not (kept & ~(self.real & (_follow(kept, self.parents, 1) == 1))).any()
 
     def matching(self, choices: Ints) -> Bools:
-        """[B, W]: is the node on the path that the choices take?
+        """Return a mask, [B, W], of the nodes on the path that the choices take.
 
-        Args:
-            choices: [B, W + 1], the token chosen after the root (first) and after each node.
+        `choices`, [B, W + 1], are the tokens chosen after the root (first) and after each node.
         """
         after_parent = np.take_along_axis(choices, self.parents + 1, axis=1)
         return self._whole_paths((self.tokens == after_parent) & self.real)
 
     def on_text(self, texts: Ints, lengths: Ints) -> Bools:
-        """[B, W]: is the path to the node the beginning of row i's output?
+        """Return a mask, [B, W], of the nodes whose path is the beginning of row i's output.
 
-        Args:
-            texts: [B, L] tokens after the root, of which row i has `lengths[i]`.
+        `texts`, [B, L], are tokens after the root, of which row i has `lengths[i]`.
         """
         if not texts.shape[1]:
             return np.zeros(self.tokens.shape, dtype=np.bool_)
@@ -166,14 +167,14 @@ class TokenTree:
         return self._whole_paths(equal & self.real & (self.depths <= lengths[:, None]))
 
     def _whole_paths(self, good: Bools) -> Bools:
-        """The nodes that are good with all their ancestors."""
+        """Return the nodes that are good with all their ancestors."""
         for _ in range(self.height - 1):
             good = good & (_follow(good.astype(np.int64), self.parents, 1) == 1)
         return good
 
 
 def join(trees: Sequence[TokenTree]) -> TokenTree:
-    """Trees of different rows as one, rows ascending."""
+    """Join trees of different rows into one, rows ascending."""
     trees = [tree for tree in trees if len(tree.rows)] or list(trees[:1])
     if len(trees) == 1:
         return trees[0]
@@ -193,7 +194,7 @@ def join(trees: Sequence[TokenTree]) -> TokenTree:
 
 
 def _follow(values: NDArray[Any], index: Ints, at_root: int) -> NDArray[Any]:
-    """`values[b, index[b, i]]`, `at_root` where the index is ROOT."""
+    """Return `values[b, index[b, i]]`, or `at_root` where the index is ROOT."""
     if not values.shape[1]:
         return np.full_like(index, at_root)
     return np.where(

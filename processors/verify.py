@@ -1,8 +1,8 @@
 """VerifyProcessor: a model reads token trees, and accepts what it would choose itself.
 
-One forward over all trees, with the target's prefill chunks in the same pack. The target's walk is
-committed; an intermediate's result is the next level's draft (`VerifyResult.draft`).
-A row's grammar masks every verifier, at every place of its tree (`processors.grammar`).
+There is one forward over all trees, with the target's prefill chunks in the same pack. The target's
+walk is committed; an intermediate's result is the next level's draft (`VerifyResult.draft`). A
+row's grammar masks every verifier, at every place of its tree (`processors.grammar`).
 """
 
 import logging
@@ -24,16 +24,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class PrefillChunks:
-    """Of P rows without trees: chunks that end before the rows' last committed tokens."""
+    """Chunks of P rows without trees, which end before the rows' last committed tokens."""
 
     rows: Ints  # [P]
     counts: Ints  # [P] tokens of each chunk
-    earlier: Ints | None = None  # [P] of the last tokens of each, whose logits are wanted
+    earlier: Ints | None = None  # [P] last tokens of each whose logits are wanted
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class VerifyRequest:
-    """Trees to verify, of B rows. `rescore`: see `accept`."""
+    """Trees of B rows to verify; for `rescore` see `accept`."""
 
     tree: TokenTree
     output_positions: Ints  # [B] of the token after each root
@@ -43,17 +43,18 @@ class VerifyRequest:
 
 
 class VerifyProcessor:
-    """Stateless."""
+    """Stateless verifier."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
 
     def verify(self, active: ActiveModel, request: VerifyRequest) -> VerifyResult:
-        """One forward over the trees' rows and prefill chunks.
+        """Run one forward over the trees' rows and prefill chunks, and decide on the trees.
 
-        If the forward raises, its slots are scrubbed and the state is as it was before. Where
-        choosing tokens fails, it is tried for each row by itself: the rows that it fails for emit
-        none (`Sampler.take_errors` says why), and all others what they would have.
+        If the forward raises, its slots are scrubbed and the state is as it was before. If choosing
+        tokens fails, each row is tried by itself: rows that fail emit no tokens
+        (`Sampler.take_errors` has the reasons), and all others emit the same as without the
+        failure.
         """
         plan, tree = _plan(active, request), request.tree
         pack = run_pack(active, plan, tree)
@@ -70,7 +71,7 @@ class VerifyProcessor:
     def _accept(
         self, request: VerifyRequest, tree: TokenTree, pack: PackResult, earlier: dict[int, Tensor]
     ) -> VerifyResult:
-        """Of all rows, or of one."""
+        """Decide for all rows, or for one."""
         at = np.searchsorted(request.tree.rows, tree.rows)
         positions, device = request.output_positions[at], pack.logits.device
         is_target = not request.rescore
@@ -81,7 +82,7 @@ class VerifyProcessor:
     def _accept_alone(
         self, request: VerifyRequest, index: int, pack: PackResult, earlier: dict[int, Tensor]
     ) -> VerifyResult | None:
-        """Of one row; None where it fails."""
+        """Decide for one row; return None if that fails."""
         whole = request.tree
         start = int((whole.sizes[:index] + 1).sum())
         logits = pack.logits[start : start + int(whole.sizes[index]) + 1]
@@ -121,7 +122,7 @@ def _by_row(plan: PackPlan, earlier: Tensor) -> dict[int, Tensor]:
 
 
 def _places(tree: TokenTree) -> Ints:
-    """[B, W + 1] where, in row-after-row order, root and nodes stand; -1 for none."""
+    """Return the places of roots and nodes in row-after-row order, [B, W + 1], or -1."""
     counts = tree.sizes + 1
     starts = np.cumsum(counts) - counts
     place = np.arange(tree.tokens.shape[1] + 1)

@@ -1,6 +1,6 @@
 """VerifyResult: what a verifier accepts of token trees, and what it would choose itself.
 
-`VerifierForward` is what is decided by, `VerifyResult` what is decided.
+`VerifierForward` is the basis of the decision, `VerifyResult` is the decision.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,26 +21,26 @@ class VerifierForward:
     """One verifier's forward over trees of B rows, at most W nodes each."""
 
     tree: TokenTree
-    places: Ints  # [B, W + 1] where the logits after the root and after each node stand, or -1
+    places: Ints  # [B, W + 1] where the logits after the root and after each node are, or -1
     contexts: Contexts  # of the same n places
     pack: PackResult
-    earlier: Mapping[int, Tensor]  # by row: logits [n, V] before roots, where they were asked for
+    earlier: Mapping[int, Tensor]  # by row: logits [n, V] before roots, if requested
 
     @property
     def logits(self) -> Tensor:
-        """[sum(sizes + 1), V] after roots and nodes, row after row."""
+        """Logits after roots and nodes, row after row, [sum(sizes + 1), V]."""
         return self.pack.logits
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class VerifyResult(VerifierForward):
-    """And what is decided by it of the tree's B rows, on the host but for the logits."""
+    """A forward and the decisions on its B rows, on the host except for the logits."""
 
     accepted: Bools  # [B, W] nodes on the verifier's walk
     choices: Ints  # [B, W + 1] the verifier's choice after the root and after each node
     choice_log_probs: Floats  # [B, W + 1]
     node_log_probs: Floats  # [B, W] of each node after its parent, by the verifier
-    finite: Bools  # [B, W + 1] the choice there is one of an allowed token by real numbers
+    finite: Bools  # [B, W + 1] the choice there is an allowed token with a finite score
     broken: Bools  # [B, W + 1] the logits there hold NaN, on the walk or not
 
     @property
@@ -49,54 +49,57 @@ class VerifyResult(VerifierForward):
 
     @cached_property
     def sound(self) -> Bools:
-        """[B]: are all choices on the walk finite?"""
+        """Mask of rows, [B], whose choices on the walk are all finite."""
         return np.asarray((self.finite | ~self._on_walk).all(axis=1))
 
     @property
     def broken_rows(self) -> Bools:
-        """[B] rows on whose walk logits hold NaN."""
+        """Mask of rows, [B], with NaN in the logits on their walk."""
         return np.asarray((self.broken & self._on_walk).any(axis=1))
 
     @property
     def poisoned(self) -> Bools:
-        """[B, W] nodes off the walk after which logits hold NaN.
+        """Mask of nodes, [B, W], off the walk after which logits hold NaN.
 
-        So may their slots, and a masked NaN would poison the row's next forward.
+        Their slots may hold NaN too, and a masked NaN would spoil the row's next forward.
         """
         return self.broken[:, 1:] & ~self.accepted & self.tree.real
 
     @property
     def _on_walk(self) -> Bools:
-        """[B, W + 1] roots and nodes."""
+        """Mask of roots and nodes on the walk, [B, W + 1]."""
         return np.concatenate((np.ones((len(self.accepted), 1), np.bool_), self.accepted), 1)
 
     def sound_length(self, index: int) -> int:
-        """How many tokens of a row's path come before the first choice that is not finite."""
+        """Return how many tokens of a row's path precede the first choice that is not finite."""
         finite = self.finite[index, np.append(ROOT, self.walk(index)) + 1]
         return len(finite) if finite.all() else int(np.argmin(finite))
 
     def walk(self, index: int) -> Ints:
-        """The nodes on a row's walk, from the root down."""
+        """Return the nodes on a row's walk, from the root down."""
         nodes = np.flatnonzero(self.accepted[index])
         walk: Ints = nodes[np.argsort(self.tree.depths[index, nodes])]
         return walk
 
     def path(self, index: int) -> Ints:
-        """Accepted tokens of a row, then the verifier's own choice, [accepted + 1]."""
+        """Return the accepted tokens of a row, then the verifier's own choice, [accepted + 1]."""
         walk = self.walk(index)
         last = walk[-1] if len(walk) else ROOT
         return np.append(self.tree.tokens[index, walk], self.choices[index, last + 1])
 
     def draft(self, is_path: bool) -> DraftResult:
-        """What the next level is to verify: the accepted path and the choice at its end, or the
-        whole tree re-scored with the verifier's own choices as further children."""
+        """Return the draft that the next level verifies.
+
+        It is the accepted path and the choice at its end, or the whole tree, rescored, with the
+        verifier's own choices as further children.
+        """
         tree = self._walks() if is_path else self._extended()
-        nowhere = np.full((len(tree.rows), 1), -1)  # the logits after the verifier's own choices
+        nowhere = np.full((len(tree.rows), 1), -1)  # no logits after the verifier's own choices
         places = np.concatenate((self.places, nowhere), axis=1)
         return DraftResult(tree, self.logits, places, self.fed)
 
     def _walks(self) -> TokenTree:
-        """The tree of the rows' paths; the last node of each is the verifier's own."""
+        """Return the tree of the rows' paths; the last node of each is the verifier's choice."""
         tree = self.tree
         paths = [self.path(index) for index in range(len(tree.rows))]
         width = max(map(len, paths), default=0)
@@ -116,7 +119,7 @@ class VerifyResult(VerifierForward):
         return replace(made, origins=origins, log_probs=total)
 
     def _extended(self) -> TokenTree:
-        """All nodes with the verifier's probabilities, and its choice after each as a child."""
+        """Return all nodes with the verifier's log-probs, and its choice after each as a child."""
         tree = self.tree
         batch, width = tree.tokens.shape
         real = tree.real
@@ -157,14 +160,17 @@ def joined(
     earlier: Mapping[int, Tensor],
     found: Sequence[VerifyResult | None],
 ) -> VerifyResult:
-    """Of rows that were looked at one by one; there may be none, where only prompts were read.
-    None: of a row, no choice is one (`finite`)."""
+    """Join the results of rows that were tried one by one.
+
+    `found` may be empty, if only prompts were read. None is for a row without a valid choice
+    (`finite`).
+    """
     width = tree.tokens.shape[1]
     places_of_one = np.zeros((1, width + 1))
     nothing = {
         "accepted": np.zeros((1, width), np.bool_),
         "choices": places_of_one.astype(np.int64),
-        "choice_log_probs": np.full_like(places_of_one, -np.inf),  # nothing is handed on
+        "choice_log_probs": np.full_like(places_of_one, -np.inf),  # nothing is passed on
         "node_log_probs": np.zeros((1, width)),
         "finite": places_of_one.astype(np.bool_),
         "broken": places_of_one.astype(np.bool_),

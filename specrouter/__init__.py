@@ -1,7 +1,7 @@
-"""SpecRouter: text from a large language model faster, drafted by smaller ones of its family.
+"""SpecRouter: faster text from a large language model, with drafts of smaller models of its family.
 
-A name is imported when it is first used: PyTorch takes seconds, which `specrouter --help` and an
-error of the command line should not wait for.
+Names are imported lazily, when they are first used: importing PyTorch takes seconds, and
+`specrouter --help` and errors of the command line should not wait for it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a decoding cycle is asked to do, and what comes of it: the executor's data, and no more."""
+"""Data of the executor: what a decoding cycle has to do, and its results."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,16 +16,16 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 
-CATCH_UP_TOKENS = 8  # of a row, that a model reads in passing, in the forward that it drafts with
-CONTEXT_STEP = 128  # tokens: policies are told how long contexts are in whole steps
-LEAST_CHUNK = 2  # tokens that a model may read in a cycle: a row grows by one while it does
+CATCH_UP_TOKENS = 8  # most unread tokens of a row that a model reads in its first drafting pass
+CONTEXT_STEP = 128  # tokens: policies see context lengths in multiples of this
+LEAST_CHUNK = 2  # tokens a model may read per cycle; with 1 it would never catch up with a row
 
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """Drafted nodes of B requests. Nodes of worth 0 are never taken; parents may stand anywhere."""
+    """Drafted nodes of B requests, in any order; nodes of worth 0 are never selected."""
 
-    worth: Floats  # [B, W] chance of being on the verifier's walk, at most the parent's; 0: no node
+    worth: Floats  # [B, W] chance to be on the accepted path, at most the parent's; 0: no node
     depths: Ints  # [B, W] 1 for children of the root; 0 where there is no node
 
     def __post_init__(self) -> None:
@@ -33,29 +33,29 @@ class Candidates:
 
     @cached_property
     def order(self) -> Ints:
-        """[B, W] indices by falling worth; ties to the shallower, then to the lower index."""
+        """Indices [B, W] by falling worth; ties: the shallower node, then the lower index."""
         return np.lexsort((self.depths, -self.worth), axis=1)
 
     @cached_property
     def gains(self) -> Floats:
-        """[B, W] worths in `order`: what each further node adds."""
+        """Worths [B, W] in `order`: what each further node adds."""
         return np.take_along_axis(self.worth, self.order, axis=1)
 
     @cached_property
     def levels(self) -> Ints:
-        """[B, W] depths in `order`."""
+        """Depths [B, W] in `order`."""
         return np.take_along_axis(self.depths, self.order, axis=1)
 
     @cached_property
     def counts(self) -> Ints:
-        """[B] how many nodes a request has that are worth anything."""
+        """Number of nodes [B] of each request with a worth above 0."""
         counts: Ints = (self.worth > 0).sum(axis=1)
         return counts
 
     @classmethod
     def together(cls, parts: "Sequence[Candidates]") -> "Candidates":
-        """Those of several groups one after the other, as wide as the widest."""
-        if len(parts) == 1:  # as in most cycles
+        """Concatenate the candidates of several groups, padded to the widest one."""
+        if len(parts) == 1:  # the usual case
             return parts[0]
         width = max(one.worth.shape[1] for one in parts)
         worth, depths = (
@@ -65,7 +65,10 @@ class Candidates:
         return cls(np.concatenate(worth), np.concatenate(depths))
 
     def best(self, counts: Ints) -> Bools:
-        """[B, W] the first `counts[i]` nodes of row i in `order`; none below 0."""
+        """Return a mask [B, W] of the first `counts[i]` nodes of row i in `order`.
+
+        A count below 0 selects none.
+        """
         chosen = np.zeros(self.worth.shape, dtype=np.bool_)
         first = np.arange(self.worth.shape[1]) < counts[:, None]
         np.put_along_axis(chosen, self.order, first, axis=1)
@@ -74,9 +77,9 @@ class Candidates:
 
 @dataclass(frozen=True)
 class DraftShape:
-    """Draft trees of `depth` levels of `width` nodes; depth 0: nobody drafts.
+    """Draft trees of `depth` levels of `width` nodes; with depth 0 there are no drafts.
 
-    `nodes`: of each request's tree, in the mean, that the target verifies; 0: all of them.
+    `nodes` is the mean number of nodes per request that the target verifies; 0 means all of them.
     """
 
     depth: int = 0
@@ -84,19 +87,23 @@ class DraftShape:
     nodes: int = 0
 
 
-# Of the candidate trees of rows [B], where so many nodes of other trees are verified beside them:
-# what the target verifies, [B, W].
+# From rows [B], their candidates, and the number of nodes of other trees in the same pass: a mask
+# [B, W] of the nodes that the target verifies.
 TreeSelector = Callable[[Ints, Candidates, int], Bools]
 
 
 def select_nodes(
     selector: TreeSelector, rows: Sequence[Ints], parts: Sequence[Candidates], aside: int
 ) -> list[Bools]:
-    """What the target verifies of each group, [B, W]: a selector looks at all groups at once.
+    """Return the nodes that the target verifies, one mask [B, W] for each group.
+
+    The selector is called once for all groups.
 
     Args:
-        rows: [B] of each group; `parts`: its candidates.
-        aside: nodes of other trees that are verified beside them.
+        selector: chooses among the candidates.
+        rows: rows [B] of each group.
+        parts: candidates of each group.
+        aside: number of nodes of other trees that are verified in the same pass.
     """
     chosen = selector(np.concatenate(rows), Candidates.together(parts), aside)
     ends = np.cumsum([len(one) for one in rows])
@@ -108,21 +115,21 @@ def select_nodes(
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One way to run a cycle, and what is predicted of it."""
+    """A way to run a cycle, with its predicted time and tokens."""
 
     chain: Chain
     shape: DraftShape = DraftShape()
     cycle_ms: float = 0.0
     tokens: float = 1.0  # committed per request
-    ms_per_token: float = 0.0  # T_eff of all in the cycle, catching up included
-    levels_ms: float = 0.0  # of the cycle, before the target's pass
-    plain_ms: float = 0.0  # of the cycle, and tokens, before earlier outcomes corrected them
-    plain_tokens: float = 1.0
-    sampled: bool = True  # of the workload that it is predicted for
+    ms_per_token: float = 0.0  # T_eff of all requests in the cycle, catching up included
+    levels_ms: float = 0.0  # part of the cycle before the target's pass
+    plain_ms: float = 0.0  # `cycle_ms` before its correction by earlier outcomes
+    plain_tokens: float = 1.0  # `tokens` before that correction
+    sampled: bool = True  # the prediction is for sampled requests, not for greedy ones
 
     @property
     def route(self) -> tuple[Chain, DraftShape]:
-        """All but the prediction."""
+        """The chain and the shape, without the prediction."""
         return self.chain, self.shape
 
 
@@ -130,12 +137,14 @@ class Option:
 class ChainGroup:
     """Requests that decode through one chain, with trees of one shape.
 
-    `whole`: the target verifies all nodes; else those that the cycle's selector leaves.
-    `branching`: of trees of a fixed form, see `DraftProcessor.draft`.
-    `quotes`: a member without weights that drafts one path where texts are quoted, in the chain's
-    place where it promises more for a row.
-    `quoted_ms` [K + 1]: what the cycle takes by the quoted tokens that are verified, where nobody
-    else drafts and no request has an objective, of `requests` in all; else the selector picks them.
+    Attributes:
+        whole: the target verifies all nodes; otherwise those that the cycle's selector chooses.
+        branching: for trees of a fixed form, see `DraftProcessor.draft`.
+        quotes: a text drafter in the group. It drafts one path where a text repeats itself, and
+            replaces the chain for rows where it promises more.
+        quoted_ms: [K + 1] predicted time of the cycle by the number of quoted tokens verified, for
+            `requests` requests in all. Given only where no other drafter drafts and no request has
+            an objective; otherwise the selector chooses the quoted tokens.
     """
 
     chain: Chain
@@ -143,21 +152,24 @@ class ChainGroup:
     rows: Ints  # ascending
     whole: bool = True
     branching: tuple[int, ...] | None = None
-    predicted: Option | None = None  # whose outcome the cycle tells; a time of 0.0 is not told
+    predicted: Option | None = None  # compared with the outcome; a time of 0.0 is not
     quotes: str | None = None
     quoted_ms: Floats | None = None
     requests: int = 0
 
     @property
     def leaves_choice(self) -> bool:
-        """A selector may pick among its nodes."""
+        """True if the selector may choose among the group's nodes."""
         return not self.whole
 
 
 @dataclass(frozen=True)
 class ShadowEvaluation:
-    """An idle drafter reads what it has missed of a row, and says what it would have drafted before
-    each of the last `tokens` output tokens."""
+    """A shadow evaluation of an idle drafter on one row.
+
+    The drafter reads the tokens of the row that it has not read, and returns what it would have
+    drafted before each of the last `tokens` output tokens.
+    """
 
     model: str
     row: int
@@ -169,25 +181,28 @@ class CyclePlan:
     groups: Sequence[ChainGroup]
     prefill_rows: Ints  # ascending, none of them in a group
     prefill_counts: Ints  # tokens of each chunk; all end before the last committed token
-    selector: TreeSelector | None = None  # of groups that do not verify whole trees
-    shadow_evaluation: ShadowEvaluation | None = None  # before the drafts
-    budget_nodes: int | None = None  # that it is good for; None where whole drafts are verified
+    selector: TreeSelector | None = None  # for groups that do not verify whole trees
+    shadow_evaluation: ShadowEvaluation | None = None  # runs before the drafts
+    budget_nodes: int | None = None  # most verified; None where whole drafts are
 
     @property
     def rows(self) -> list[int]:
-        """Of all requests that take part."""
+        """Rows of all requests that take part in the cycle."""
         decoding = [row for group in self.groups for row in group.rows.tolist()]
         return [*decoding, *self.prefill_rows.tolist()]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Commit:
-    """What a row gained in a cycle. `drafted`: tokens that the target verified for it; `draft`:
-    which they were, where its request asks."""
+    """Tokens that a row gained in a cycle.
+
+    `drafted` is the number of draft tokens that the target verified for the row; `draft` holds
+    these tokens if the request asks for them.
+    """
 
     row: int
     tokens: list[int]
-    chain: Chain  # as it was used, shorter than planned after a failure
+    chain: Chain  # as used: shorter than planned after a failure
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     drafted: int = 0
@@ -202,18 +217,18 @@ class ModelFailure:
 
 @dataclass(kw_only=True)
 class CycleResult:
-    """What a cycle brought.
+    """The results of a cycle.
 
     Attributes:
-        errors: why rows cannot go on, whose requests alone are affected.
-        chains: of the rows that were drafted for, as they were used.
-        cut_rows: whose trees were cut short by the end of their texts.
-        behind_rows: that decoded without a draft, since a model has not read enough of their texts.
-        quoted_rows: whose drafts were quoted, not made by the chain that was planned.
-        caught_up: models read of texts what they lacked, which took time beside the planned.
-        is_regular: nothing else did, all of it took place, no model failed, and few trees were cut
-            short.
-        selection_failed: the plan's selector could not be used, whose groups went without drafts.
+        errors: by row, why it cannot continue; only the requests of these rows are affected.
+        chains: by row that had a draft, the chain that was used.
+        cut_rows: rows whose trees were cut because their texts end soon.
+        behind_rows: rows that decoded without a draft, because a model has too many unread tokens.
+        quoted_rows: rows whose drafts came from a text drafter instead of the planned chain.
+        caught_up: models read tokens that they lacked, which took time beyond the plan.
+        is_regular: apart from that, the cycle took no time beyond the plan, ran completely without
+            a failed model, and cut few trees.
+        selection_failed: the plan's selector failed, and its groups decoded without drafts.
     """
 
     commits: list[Commit] = field(default_factory=list)
@@ -229,9 +244,9 @@ class CycleResult:
 
 
 class TargetError(RuntimeError):
-    """The target failed; the requests that were in its pack cannot go on.
+    """The target failed; the requests in its pack cannot continue.
 
-    `failures`: of other models, before it in the same cycle.
+    `failures` holds the failures of other models earlier in the same cycle.
     """
 
     def __init__(self, reason: str, failures: Sequence[ModelFailure]) -> None:
@@ -240,7 +255,7 @@ class TargetError(RuntimeError):
 
 
 def share_shortest_first(wanted: Ints, chunk: int) -> Ints:
-    """[R] of `chunk` tokens, what each row gets that wants so many."""
+    """Return how many of `chunk` tokens each row gets [R], the smallest demand first."""
     order = np.argsort(wanted, kind="stable")
     shares = np.zeros_like(wanted)
     shares[order] = share_chunk(wanted[order], chunk)

@@ -1,6 +1,7 @@
-"""Requests to servers elsewhere: without a proxy, which would be measured too, and with a key.
+"""HTTP client for JSON servers, with an API key and without a proxy.
 
-Contract: a key's text is in no message and in no document.
+A proxy would be part of what benchmarks measure. Contract: no message and no document contains a
+key.
 """
 
 import http.client
@@ -13,17 +14,17 @@ from typing import Any
 from modelpool.errors import ConfigError
 from specrouter.config import is_api_key
 
-API_KEY_VARIABLE = "SPECROUTER_API_KEY"  # the service's own
-# What a call raises where the server is to blame, or the way to it.
+API_KEY_VARIABLE = "SPECROUTER_API_KEY"  # the service reads the same one
+# What a call raises if the server or the network fails.
 FAILURES = (OSError, ValueError, LookupError, TypeError, http.client.HTTPException)
 
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def read_api_key(variable: str, given: str | None = None) -> str | None:
-    """`given` by --api-key, or what the environment has; None: neither, or an empty variable.
+    """Return the key given by --api-key, else that of the environment variable.
 
-    Raises `ConfigError` for one that cannot be sent.
+    An unset or empty variable gives None. Raises `ConfigError` for a key that a header cannot hold.
     """
     key = os.environ.get(variable) or None if given is None else given
     if key is not None and not is_api_key(key):
@@ -38,7 +39,7 @@ def check_url(argument: str, url: str) -> None:
 
 
 class Server:
-    """A server at `url`, asked in JSON. Calls raise `FAILURES`."""
+    """A JSON server at `url`; calls raise `FAILURES`."""
 
     def __init__(self, url: str, key: str | None) -> None:
         self._url, self._key = url, key
@@ -50,23 +51,25 @@ class Server:
         timeout_s: float,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        """The response, to be closed. Without a `body` it is a GET."""
+        """Return the open response, which the caller closes; without a `body` the method is GET."""
         data = None if body is None else json.dumps(body).encode()
         sent = {"Content-Type": "application/json", **(headers or {})}
         request = urllib.request.Request(self._url + path, data, sent)
-        if self._key is not None:  # not for whom the server may redirect to
+        if self._key is not None:  # not sent to a host that the server redirects to
             request.add_unredirected_header("Authorization", f"Bearer {self._key}")
         return _direct.open(request, timeout=timeout_s)
 
     def ask(self, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> Any:
-        """The JSON that it answers."""
+        """Return the answer's JSON."""
         with self.open(path, body, timeout_s) as response:
             return json.load(response)
 
 
 def events(lines: Iterator[bytes]) -> Iterator[Mapping[str, Any]]:
-    """The JSON objects of a stream of server-sent events; comments and empty lines are none. An
-    event that is called an error becomes an object with `error`."""
+    """Yield the JSON objects of a stream of server-sent events; skip comments and empty lines.
+
+    An event named "error" becomes an object with the key `error`.
+    """
     for line in lines:
         name, _, value = line.decode("utf-8").strip().partition(":")
         if name == "error":

@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # errors of the arguments come before PyTorch is imported
 
 _SETTINGS = {option.name: option.setting for option in OPTIONS}
 _SAMPLING = {*(one.name for one in fields(SamplingParams)), "max_tokens"}
-_COMPARED_S = 20.0  # of a comparison, after which it ends at the next test
+_COMPARED_S = 20.0  # time of a comparison, which then ends at its next test
 _open: weakref.ref[LLM] | None = None
 
 
@@ -134,8 +134,8 @@ class LLM:
         """Serve one prompt with speculation and without, and compare texts and speeds.
 
         Both use the same seed, and neither can reuse what was kept of the other. Each is served
-        once untimed, then in pairs of random order: eight, or up to 16 and 32 where these do not decide
-        which is faster and took less than 20 s. Raises `RequestError`.
+        once untimed, then in pairs of random order: eight, or up to 16 and 32 if these do not
+        decide which is faster and took less than 20 s. Raises `RequestError`.
         """
         is_ids = isinstance(prompt, Sequence) and all(isinstance(one, int) for one in prompt)
         if not isinstance(prompt, str) and not (is_ids and prompt):

@@ -1,7 +1,7 @@
-"""What log lines look like: text, or JSON with one object per line.
+"""Format of log lines: text, or JSON with one object per line.
 
-Contract: a line that is written while an HTTP request is served carries its id, wherever it comes
-from in that request's task. Only the command line calls `configure_logs`.
+Contract: a line that is logged while an HTTP request is served carries the request's id, from any
+module that runs in the request's task. Only the command line calls `configure_logs`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LogFormat = Literal["text", "json"]
 
 REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
 
-# What logging itself gives every record; anything else is what the caller added.
+# Attributes that logging gives every record; all others were added by the caller.
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {
     "asctime",
     "color_message",  # uvicorn's, for terminals
@@ -28,22 +28,25 @@ _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {
 
 
 def configure_logs(level: int, log_format: LogFormat = "text") -> None:
-    """Logs to stderr from `level` on. Handlers that an embedding program has set up stay."""
+    """Log to stderr from `level` on; handlers of an embedding program stay."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     handler.addFilter(add_request_id)
     logging.basicConfig(level=level, handlers=[handler])
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # we announce the start ourselves
-    for client in ("httpx", "httpx2"):  # a line for each request that asks the hub
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # we log the start ourselves
+    for client in ("httpx", "httpx2"):  # they log a line for each request to the hub
         logging.getLogger(client).setLevel(logging.WARNING)
-    if log_format == "json":  # every line of stderr that can be
+    if log_format == "json":  # as many lines of stderr as possible are JSON
         logging.captureWarnings(True)
         if "transformers" in sys.modules:
             adopt_transformers()
 
 
 def adopt_transformers() -> None:
-    """Its lines come out as ours. Apart, since it takes seconds to import."""
+    """Send the log lines of transformers through our handlers.
+
+    A function of its own, because importing transformers takes seconds.
+    """
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_default_handler()
@@ -51,14 +54,17 @@ def adopt_transformers() -> None:
 
 
 def add_request_id(record: logging.LogRecord) -> bool:
-    """A filter that lets all pass; a line that names a request's id itself keeps it."""
+    """Add the request's id to a record unless it has one; a filter that passes all records."""
     if not hasattr(record, "request_id"):
         record.request_id = REQUEST_ID.get()
     return True
 
 
 class TextFormatter(logging.Formatter):
-    """`2026-11-21T14:03:05.123Z INFO specrouter.engine.engine: message [request id]`"""
+    """Formatter for lines of text.
+
+    Example: `2026-11-21T14:03:05.123Z INFO specrouter.engine.engine: message [request id]`.
+    """
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -73,9 +79,9 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """`{"time", "level", "logger", "message", "request_id", ...}` and, in `exception`, a traceback.
+    """Formatter for lines `{"time", "level", "logger", "message", "request_id", ...}`.
 
-    What the caller added with `extra` stands beside them, under its own name.
+    Fields that the caller added with `extra` keep their names; `exception` holds a traceback.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -97,6 +103,6 @@ class JsonFormatter(logging.Formatter):
 
 
 def _time(record: logging.LogRecord) -> str:
-    """UTC, to the millisecond."""
+    """Return the record's time in UTC, to the millisecond."""
     moment = datetime.fromtimestamp(record.created, UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

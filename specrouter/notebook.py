@@ -15,8 +15,8 @@ from specrouter.request.output import RequestOutput
 
 # Background colours of drafters, pale under dark text; the target's own tokens have none.
 _COLOURS = ("#fde68a", "#bfdbfe", "#bbf7d0", "#fbcfe8", "#ddd6fe", "#fed7aa", "#a5f3fc", "#e5e7eb")
-PAIRS = (8, 16, 32)  # of a comparison, after each of which it is decided whether to go on
-_MISSES = 1 / 128  # largest probability that the interval after so many misses the median
+PAIRS = (8, 16, 32)  # of a comparison; after each of these numbers it may end
+_MISSES = 1 / 128  # largest probability that the interval misses the median
 _TEXT = "white-space:pre-wrap;font-family:monospace;line-height:1.6"
 _NOTE = "color:gray;font-size:smaller"
 
@@ -173,11 +173,11 @@ class Comparison:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return two of the values as a confidence interval of the median, or None for fewer than eight.
+    """Return two of the values as a confidence interval of the median, or None for too few values.
 
     The interval misses the median with a probability of at most 1/128, for any distribution, so
-    three tests miss it with at most 3/128. Source: Conover, "Practical Nonparametric Statistics", section
-    3.2.
+    three tests miss it with at most 3/128. Eight values suffice. Source: Conover, "Practical
+    Nonparametric Statistics", section 3.2.
     """
     count, ordered, outside = len(values), sorted(values), 0.0
     for rank in range(count):

@@ -1,8 +1,8 @@
-"""Progress: what a long command is at, on stderr.
+"""Progress of a long command, shown on stderr.
 
-Contract: on a terminal and in a notebook a line that changes, with a bar where steps are counted;
-lines of the log stand above it. Elsewhere, within the `with` block, a line every ten seconds,
-however long a step takes: a thread writes it. Any thread may tell what is being done.
+Contract: a terminal and a notebook show one line that changes, with a bar where steps are counted,
+and log lines above it. Other streams get a line every ten seconds within the `with` block, from a
+thread, also during a long step. All methods are safe to call from any thread.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ from tqdm import tqdm
 from modelpool.progress import LoadProgress, LoadStage
 
 _EVERY_S = 10.0
-_NOTEBOOK = "ipykernel"  # whose streams are no terminals, and show a line that changes all the same
+_NOTEBOOK = "ipykernel"  # its streams are not terminals, but can show a line that changes
 _BAR = "{desc} {bar} {n_fmt}/{total_fmt}, about {remaining} left"
 _COUNTED = "{desc}: {n_fmt} of {total_fmt} done in {elapsed}, about {remaining} left"
 _UNCOUNTED = "{desc}: {elapsed} so far"
 
 
 class Progress:
-    """
+    """A display of what is being done.
+
     Args:
-        doing: what is shown first.
-        every_s: between two lines where `stream`, by default stderr, is no terminal.
+        doing: the first text to show.
+        stream: stderr by default.
+        every_s: time between two lines where `stream` is not a terminal.
         clock: in seconds.
     """
 
@@ -45,7 +47,7 @@ class Progress:
         self._stream, self._every_s, self._clock = stream or sys.stderr, every_s, clock
         self._is_terminal = is_live(self._stream)
         self._doing = doing
-        self._shown = ""  # on a terminal
+        self._shown = ""  # the line on a terminal
         self._total = self._done = 0
         self._since_s = clock()
         self._lock = threading.RLock()
@@ -72,18 +74,18 @@ class Progress:
             self._clear()
 
     def expect(self, steps: int) -> None:
-        """So many steps are counted from now on, until all are done."""
+        """Count `steps` steps from now on."""
         with self._lock:
             self._total, self._done, self._since_s = steps, 0, self._clock()
 
     def step(self) -> None:
-        """One more is done."""
+        """Count one more step as done."""
         with self._lock:
             self._done += 1
             self._draw()
 
     def show(self, text: str, goes_on: bool = False) -> None:
-        """What is being done now. `goes_on`: it is what was being done before."""
+        """Show what is being done now; with `goes_on` its time continues from before."""
         with self._lock:
             if not (self._is_counted or goes_on):
                 self._since_s = self._clock()
@@ -91,13 +93,13 @@ class Progress:
             self._draw()
 
     def note(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         with self._lock:
             self._clear()
             print(text, file=self._stream, flush=True)
 
     def line(self) -> str:
-        """What is being done, what is left of it, and how long that has taken and may take."""
+        """Return the line: what is being done, the count of steps, the time so far, an estimate."""
         with self._lock:
             form = _UNCOUNTED
             if self._is_counted:
@@ -111,7 +113,7 @@ class Progress:
                 ncols=shutil.get_terminal_size().columns - 1 if self._is_terminal else None,
                 prefix=self._doing or "",
                 bar_format=form,
-                ascii=True,  # whatever the terminal can show
+                ascii=True,  # every terminal can show it
             )
 
     @property
@@ -130,7 +132,10 @@ class Progress:
             self._shown = ""
 
     def _make_way(self, _: logging.LogRecord) -> bool:
-        """A filter that lets all pass: the line is drawn again by what is told next."""
+        """Clear the line before a log line; a filter that passes all records.
+
+        The next update draws the line again.
+        """
         with self._lock:
             self._clear()
         return True
@@ -143,7 +148,7 @@ class Progress:
 
 
 class ShownLoad(LoadProgress):
-    """What loading a pool's models is at, shown."""
+    """A `LoadProgress` that shows how far a pool's models are loaded."""
 
     def __init__(self, progress: Progress) -> None:
         super().__init__()
@@ -159,5 +164,5 @@ class ShownLoad(LoadProgress):
 
 
 def is_live(stream: TextIO) -> bool:
-    """Does it show a line that changes?"""
+    """Return True if the stream can show a line that changes."""
     return stream.isatty() or type(stream).__module__.startswith(_NOTEBOOK)

@@ -1,9 +1,8 @@
-"""Registry: policies of one kind by name, those that come with SpecRouter and one's own.
+"""Registry: policies of one kind by name, built-in ones and the user's own.
 
-A policy that comes with SpecRouter is imported when it is first asked for. One's own is registered
-in Python (`register`), or named `package.module:NAME` in a configuration file (`find`), which
-imports it in every process that reads the configuration, replicas included. Requests cannot name
-policies.
+A built-in policy is imported when it is first used. A user's policy is registered in Python
+(`register`), or named `package.module:NAME` in a configuration file (`find`), and then imported in
+every process that reads the configuration, replicas included. Requests cannot name policies.
 """
 
 from collections.abc import Mapping
@@ -14,10 +13,12 @@ from modelpool.errors import ConfigError
 
 
 class Registry:
-    """Args:
-    kind: what the policies are, for messages, such as "chain policy".
-    base: "module:Class" that each is an instance of.
-    built_in: "module:NAME" by name.
+    """Policies of one kind by name.
+
+    Args:
+        kind: the kind in error messages, such as "chain policy".
+        base: "module:Class" of which each policy must be an instance.
+        built_in: "module:NAME" by name.
     """
 
     def __init__(self, kind: str, base: str, built_in: Mapping[str, str]) -> None:
@@ -29,34 +30,34 @@ class Registry:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All that are registered, built-in ones first."""
+        """Names of all registered policies, built-in ones first."""
         return (*self._built_in, *self._own)
 
     def register(self, name: str, policy: Any) -> None:
-        """Makes `policy` known as `name`, which may replace an earlier one of one's own.
+        """Register `policy` as `name`, which may replace an earlier policy of the user's.
 
         Raises:
-            ValueError: `name` is a built-in policy's.
-            TypeError: it is no policy of this kind.
+            ValueError: `name` is the name of a built-in policy.
+            TypeError: it is not a policy of this kind.
         """
         if name in self._built_in:
             raise ValueError(f"{name!r} is a {self._kind} that comes with SpecRouter")
         self._own[name] = self._checked(name, policy)
 
     def check(self, name: str) -> None:
-        """Raises `ConfigError` where there is no such policy.
+        """Raise `ConfigError` if there is no such policy.
 
-        One that comes with SpecRouter is not imported: it needs PyTorch, which an error elsewhere
-        in a configuration should not wait for.
+        A built-in policy is not imported: it needs PyTorch, and other errors of a configuration
+        should not wait for that import.
         """
         if name not in self._built_in:
             self.find(name)
 
     def find(self, name: str) -> Any:
-        """The policy of this name, or of `package.module:NAME`, which is imported.
+        """Return the policy of this name; one named `package.module:NAME` is imported.
 
         Raises:
-            ConfigError: there is none, or it cannot be imported. Its field is the caller's to say.
+            ConfigError: there is none, or it cannot be imported. The caller sets its field.
         """
         if name in self._own:
             return self._own[name]
@@ -75,8 +76,8 @@ class Registry:
     def _import(self, name: str, module: str, attribute: str) -> Any:
         try:
             return self._checked(name, getattr(import_module(module), attribute))
-        except Exception as error:  # what an import runs may fail in any way
-            reason = " ".join(str(error).split())  # of one line
+        except Exception as error:  # an import can raise anything
+            reason = " ".join(str(error).split())  # on one line
             raise ConfigError(
                 "", f"{self._kind} {name!r}: {type(error).__name__}: {reason}"
             ) from error

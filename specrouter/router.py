@@ -1,9 +1,9 @@
-"""ChainRouter: the public entry. It queues checked requests, and hands back what comes out.
+"""ChainRouter: the public entry point, which queues checked requests and returns their outputs.
 
-Contract: a request that is accepted ends in exactly one last delta; one that cannot be served is
-refused with `RequestError` before it is queued. Requests join and leave at any cycle. An
-`EngineThread` runs the cycles, so callers may be threads, coroutines or a script.
-Source: SpecRouter, section 4.1 and Listing 1.
+Contract: an accepted request ends in exactly one last delta; one that cannot be served is refused
+with `RequestError` before it is queued. Requests join and leave at any cycle. An `EngineThread`
+runs the cycles, so callers may be threads, coroutines or a script. Source: SpecRouter, section 4.1
+and Listing 1.
 """
 
 import itertools
@@ -55,26 +55,27 @@ _PATIENCE_S = 30.0
 
 
 class ChainRouter:
-    """Serves prompts with a pool of models, routed through chains of them.
+    """An engine with a pool of models, which routes prompts through chains of them.
 
         with ChainRouter.from_config("tiny") as router:
             [output] = router.generate("def fib(n):", SamplingParams(max_new_tokens=64))
             print(output.text, output.metrics.acceptance_length)
 
-    `generate` waits for whole outputs, `stream` and `astream` give their parts as they come, `chat`
-    answers a conversation, and `submit` gives a handle to wait for or cancel. All may be called
-    from any thread; requests of all callers share the models. Close it, or use it as a context
-    manager.
+    `generate` waits for whole outputs, `stream` and `astream` yield their parts as they come,
+    `chat` answers a conversation, and `submit` returns a handle to wait for or cancel. All may be
+    called from any thread; requests of all callers share the models. Close it, or use it as a
+    context manager.
 
     Attributes:
-        config: what it was made of.
+        config: the configuration.
         pool: the models.
         slo_classes: objectives by the name that requests ask for.
-        sampling_defaults: sampling parameters of requests that do not say their own.
-        lanes, streams: for `submit_each`: the threads in which it is called, what it tells.
-        limits: how long a request may be.
+        sampling_defaults: sampling parameters for what a request leaves out.
+        lanes: threads in which `submit_each` is called.
+        streams: source of the streams that `submit_each` takes.
+        limits: limits of a request's length.
         fingerprint: changes where the same seed may give another text.
-        instruments: statistics, decisions, metrics, and what measurements set.
+        instruments: statistics, decisions, metrics, and settings for measurements.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class ChainRouter:
         self.streams = DeltaStreams()
         self._thread = thread
         self.instruments = EngineInstruments(thread)
-        thread.start()  # raises what is wrong with the target
+        thread.start()  # raises errors of the target
         self.fingerprint = with_bits(self.fingerprint, self.pool)
         self._served: ServedModel | None = None
         self._reading = threading.Lock()
@@ -118,14 +119,15 @@ class ChainRouter:
         progress: LoadProgress | None = None,
         loads_later: bool = False,
     ) -> "ChainRouter":
-        """From a YAML file, the name of a bundled scenario ("tiny"), a mapping or a configuration.
+        """Make a router from a YAML file, a bundled scenario's name, a mapping or a configuration.
 
         Returns when the models are loaded. Raises `ConfigError`.
 
         Args:
-            progress: told what is being done.
-            loads_later: it returns when the target is loaded. Drafters are loaded while requests
-                are served, which at most wait for one of them; `health` says which are left.
+            source: one of these.
+            progress: gets each step of loading.
+            loads_later: return when the target is loaded. Drafters are loaded while requests are
+                served, which wait for at most one of them; `health` lists those still to load.
         """
         return cls(RouterConfig.load(source), progress, loads_later)
 
@@ -138,28 +140,31 @@ class ChainRouter:
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> list[RequestOutput]:
-        """Serves all prompts together, and returns their outputs in the same order.
+        """Serve all prompts together, and return their outputs in the same order.
 
-        The samples of a prompt (`params.n`) follow one another, by index.
+        The samples of a prompt (`params.n`) are consecutive, by index.
 
         Args:
-            prompts: texts or lists of token ids; one of either is a list of one.
-            params, speculation: one for all prompts, or one for each.
-            slo: an objective or the name of a class of the configuration; also for all or for each.
-            priority: those of a lower number are admitted first: each step of it is worth ten
-                seconds of waiting, so that nobody starves.
-            timeout_s: after which a request ends with what it has, "timeout" its finish reason.
+            prompts: texts or lists of token ids; a single one of either is a list of one.
+            params: one for all prompts, or one for each.
+            speculation: one for all prompts, or one for each.
+            slo: an objective or the name of a class of the configuration; one for all, or one for
+                each.
+            priority: lower numbers are admitted first: each step is worth ten seconds of waiting,
+                so no request starves.
+            timeout_s: time after which a request ends with what it has, and the finish reason
+                "timeout".
 
         Raises:
-            RequestError: a prompt or a parameter is refused, and of several prompts which; none of
-                them is served then.
+            RequestError: a prompt or a parameter is refused; of several prompts, it says which.
+                None of them is served then.
         """
         each = args_of_each(prompts, params, speculation, slo, priority, timeout_s)
         accepted = [sample for _, sample in self._validation.accept_all(each)]
         handles = self._enqueue(accepted)
         try:
             return [handle.result() for handle in handles]
-        except BaseException:  # Ctrl-C: nobody waits for them any more
+        except BaseException:  # such as Ctrl-C: the caller no longer waits for them
             for handle in handles:
                 handle.cancel()
             raise
@@ -171,26 +176,29 @@ class ChainRouter:
         speculation: SpeculationOverride = None,
         slo: SloLike = None,
     ) -> RequestOutput:
-        """The answer to a conversation; with `params.n` above 1 the first sample.
+        """Answer a conversation; with `params.n` above 1, return the first sample.
 
         Args:
-            messages: each with a `role` and a `content`, as OpenAI has them.
+            messages: each with a `role` and a `content`, in OpenAI's format.
+            params: as in `generate`.
+            speculation: as in `generate`.
+            slo: as in `generate`.
 
         Raises:
-            RequestError: for messages that the chat template cannot take, and as `generate`.
-            ConfigError: `server.chat_template` cannot be read, or is no template.
+            RequestError: the chat template cannot take the messages, or as in `generate`.
+            ConfigError: `server.chat_template` cannot be read, or is not a template.
         """
         return self.generate(self.chat_template.prompt(messages), params, speculation, slo)[0]
 
     @cached_property
     def chat_template(self) -> ChatTemplate:
-        """That of `chat`. Raises `ConfigError`: `server.chat_template` cannot be read."""
+        """The template of `chat`. Raises `ConfigError` if `server.chat_template` cannot be read."""
         server = self.config.server
         return ChatTemplate(self.tokenizer, server.chat_template, server.literal_user_text)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The target's, which all models share."""
+        """The target's tokenizer, which all models share."""
         return self.pool.tokenizer
 
     def stream(
@@ -202,8 +210,10 @@ class ChainRouter:
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> Iterator[Delta]:
-        """Deltas of all samples as they come; the first one that is asked for submits the request,
-        and leaving the loop cancels it. Raises `RequestError`, before that."""
+        """Yield the deltas of all samples as they come. Raises `RequestError` at the call.
+
+        The request is submitted when the first delta is asked for; leaving the loop cancels it.
+        """
         asked = _asked(prompt, params, speculation, slo, priority, timeout_s)
         return self._deltas(self._validation.accept_samples(asked))
 
@@ -230,7 +240,7 @@ class ChainRouter:
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[Delta]:
-        """`stream` for coroutines; closing the generator cancels the request."""
+        """Yield deltas like `stream`, for coroutines; closing the generator cancels the request."""
         asked = _asked(prompt, params, speculation, slo, priority, timeout_s)
         async with streamed(self, [asked]) as deltas:
             async for _, delta in deltas:
@@ -247,12 +257,11 @@ class ChainRouter:
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> RequestHandle:
-        """Queues one request for one sample.
+        """Queue one request for one sample.
 
-        Args:
-            generated: output tokens that an earlier attempt produced. They count as output: the
-                text goes on after them exactly as if it had not been interrupted.
-            slo: judged over the tokens of this attempt.
+        `generated` holds the output tokens of an earlier attempt. They count as output: the text
+        continues after them exactly as if it had not been interrupted. `slo` is judged over the
+        tokens of this attempt. The other arguments are those of `generate`.
 
         Raises:
             RequestError: names the field; nothing was queued.
@@ -272,7 +281,7 @@ class ChainRouter:
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> list[RequestHandle]:
-        """Queues all samples of one prompt: `params.n` handles, by index.
+        """Queue all samples of one prompt, and return `params.n` handles, by index.
 
         Raises:
             RequestError: names the field; nothing was queued.
@@ -283,19 +292,20 @@ class ChainRouter:
     def submit_each(
         self, asked: Sequence[Request], stream: DeltaStream, max_waiting: int | None = None
     ) -> None:
-        """Queues all samples of several requests, or none; the stream tells what they say.
+        """Queue all samples of several requests, or none of them.
 
-        One that asks for a `sample` is served that one of its `params.n`; with `generated`, from
-        where an attempt elsewhere has got to: the text goes on exactly as if it had not been
+        A request with a `sample` is served only that one of its `params.n`. With `generated` it
+        continues an attempt of another replica: the text is exactly as if it had not been
         interrupted, and with `elapsed_s` and `arrivals` its times count from the first submission.
 
         Args:
-            stream: of `streams`.
-            max_waiting: requests that may be waiting already.
+            asked: the requests.
+            stream: one of `streams`, which receives their deltas.
+            max_waiting: most requests that may wait.
 
         Raises:
             RequestError: names the field.
-            OverloadedError: more wait than `max_waiting` - 1.
+            OverloadedError: more than `max_waiting` - 1 requests wait already.
             UnavailableError: the router is closed or has failed.
         """
         accepted = self._validation.accept_all(asked)
@@ -304,18 +314,18 @@ class ChainRouter:
         stream.begin(self._enqueue(samples, listeners, max_waiting))
 
     def check_structure(self, structure: Structure) -> None:
-        """Compiles it, which may take a second; a request that asks for it finds it compiled.
+        """Compile a structure, which may take a second, for the requests that will ask for it.
 
         Raises:
-            RequestError: of the field "structure".
+            RequestError: for the field "structure".
         """
         self._validation.check_structure(structure)
 
     def check_room(self, max_waiting: int | None = None) -> None:
-        """For who has work to do before a request can be queued, such as to tokenize its prompt.
+        """Check for room before work that a request needs, such as tokenizing its prompt.
 
         Raises:
-            OverloadedError: more wait than `max_waiting` - 1.
+            OverloadedError: more than `max_waiting` - 1 requests wait.
             UnavailableError: the router is closed or has failed.
         """
         self._thread.check_room(max_waiting)
@@ -334,7 +344,7 @@ class ChainRouter:
 
     @property
     def failure(self) -> str | None:
-        """Why the engine has stopped for good; None while it runs, and after a close."""
+        """Why the engine has stopped for good; None while it runs, and after `close`."""
         return self._thread.failure
 
     def restart_replicas(self) -> None:
@@ -347,12 +357,13 @@ class ChainRouter:
         admission: str | None = None,
         **settings: Any,
     ) -> None:
-        """Routes by another policy from now on; what was learned stays.
+        """Route by another policy from now on; what the profiler has learned stays.
 
         Args:
-            trees: of the section `trees` (`TreesConfig`); None keeps the configured ones.
-            admission: of the section `engine`; None keeps the configured one.
-            settings: of the scheduler (`SchedulerConfig`), such as a chain for `static`.
+            policy: name of the chain policy.
+            trees: keys of the section `trees` (`TreesConfig`); None keeps the configured ones.
+            admission: as in the section `engine`; None keeps the configured one.
+            settings: keys of the scheduler (`SchedulerConfig`), such as a chain for `static`.
 
         Raises:
             ConfigError: names the field.
@@ -370,10 +381,10 @@ class ChainRouter:
         self._thread.run_idle(lambda: engine.set_policy(checked, shapes, admits))
 
     def close(self, patience_s: float = _PATIENCE_S) -> None:
-        """Ends what runs with "cancelled", and the router's threads.
+        """End running requests with "cancelled", and the router's threads.
 
-        A forward of the target that goes on for `patience_s` longer is left behind: its requests
-        end with an error, and its thread with the process.
+        If a forward of the target takes longer than `patience_s`, its requests end with an error,
+        and its thread ends with the process.
         """
         _close(self.lanes, self._thread, patience_s)
 
@@ -384,7 +395,7 @@ class ChainRouter:
         self.close()
 
     def _served_model(self) -> ServedModel:
-        """Reads the target's files, once. Raises `RequestError`."""
+        """Return the identity of the target's files, which are read once. Raises `RequestError`."""
         with self._reading:
             if self._served is None:
                 try:
@@ -399,7 +410,7 @@ class ChainRouter:
         listeners: Sequence[Listener] | None = None,
         max_waiting: int | None = None,
     ) -> list[RequestHandle]:
-        """All of them or none."""
+        """Queue all of the requests, or none."""
         each: Sequence[Listener | None] = listeners or [None] * len(prompts)
         requests = [
             RunningRequest(
@@ -416,7 +427,10 @@ class ChainRouter:
 
 
 def close_when_dropped(router: ChainRouter) -> Callable[[], object]:
-    """Called, it closes the router; as is done when nobody holds that, or the interpreter ends."""
+    """Close the router when its last reference is gone or the interpreter ends.
+
+    Returns a function that closes it at once.
+    """
     return weakref.finalize(router, _close, router.lanes, router._thread, _PATIENCE_S)
 
 

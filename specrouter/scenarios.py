@@ -1,6 +1,7 @@
-"""The bundled scenarios: configuration files that came with this package, by name.
+"""The bundled scenarios: configuration files of this package, by name.
 
-Contract: imports nothing of ours and reads no file, so that the command line may use it at once.
+Contract: imports no other module of the project and reads no file, so the command line can use it
+at once.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def scenario_folder() -> Path:
-    """Inside an installed package, or beside the packages in a checkout."""
+    """Return the folder inside an installed package, or beside the packages in a checkout."""
     installed = _PACKAGE / "configs"
     return installed if installed.is_dir() else _PACKAGE.parent / "configs"
 
@@ -21,7 +22,7 @@ def scenario_names() -> tuple[str, ...]:
 
 
 def find_scenario(given: str | Path) -> Path:
-    """A file; where there is none of this name, the bundled scenario that is called so."""
+    """Return the given file if it exists, else the bundled scenario of that name."""
     bundled = scenario_folder() / f"{given}.yaml"
     is_name = str(given) in scenario_names()
     return bundled if is_name and not Path(given).is_file() else Path(given)

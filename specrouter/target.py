@@ -1,9 +1,9 @@
-"""What is served: a scenario, or a model with its drafters, and settings of either.
+"""Target of a command: a scenario, or a model with its drafters, and settings for either.
 
-Contract: whatever is given becomes one strict `RouterConfig`, as a file would. The command line and
-`LLM` have the same options, by one table, and each its own spelling of them. A setting that is
-wrong, also one that only the models' files show to be wrong, is an error of the argument that it
-came from. Imports nothing that takes long before something is read.
+Contract: all arguments become one strict `RouterConfig`, as a file would. The command line and
+`LLM` share one table of options, each with its own spelling. An error in a setting names the
+argument that set it, also if only the models' files show the error. Slow imports wait until a file
+is read.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 DEFAULT = "tiny"
 _SCHEMES = ("bundled:", "path:", "gguf:", "hub:", "quantised:", "released:")
-AUTO = "auto"  # what `specrouter pairs` finds
-_TWIN = "quantised"  # of the target, whatever that is called
+AUTO = "auto"  # the drafter that `specrouter pairs` finds
+_TWIN = "quantised"  # the target in int8
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 _PATH_PART = re.compile(r"[^.\[\]]+|\[\d+\]")
 _DRAFT_WITHOUT_MODEL = (
@@ -36,7 +36,7 @@ _DRAFT_WITHOUT_MODEL = (
 class Option:
     """A setting with a name of its own: `max_model_len` of `LLM`, `--max-model-len`.
 
-    `kind`: of its value; a `bool` is a flag.
+    `kind` is the type of its value; a `bool` is a flag.
     """
 
     name: str
@@ -81,13 +81,14 @@ OPTIONS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """
+    """The arguments, as the command line or `LLM` took them.
+
     Attributes:
         target: a scenario or its file, or a model; None: the bundled scenario.
         draft: drafters for a target that is a model.
-        options: by the setting that each becomes, its name and its value.
-        settings: any others, by their paths.
-        spelled: how an argument is called, in errors.
+        options: name and value by the setting that each option sets.
+        settings: any other settings, by their paths.
+        spelled: how an argument is spelled in error messages.
     """
 
     target: str | None = None
@@ -99,26 +100,26 @@ class Given:
 
 @dataclass(frozen=True)
 class Asked:
-    """`arguments`: by the setting that each of them became."""
+    """The configuration, and `arguments`: by setting, the argument that set it."""
 
     config: RouterConfig
     arguments: Mapping[str, str]
 
     def check_sources(self) -> None:
-        """What is not there, or of another kind, is told before PyTorch is imported.
+        """Check that the models' files exist and are of the right kind, before PyTorch is imported.
 
         Raises `ConfigError`, which names the argument.
         """
         from modelpool.source_check import check_sources
 
         cluster = self.config.cluster
-        if cluster is None or cluster.address == "local":  # else files lie on other machines
+        if cluster is None or cluster.address == "local":  # else the files are on other machines
             with naming(self.arguments):
                 check_sources(self.config.pool)
 
 
 def asked_of(given: Given) -> Asked:
-    """The configuration that is asked for. Raises `ConfigError`."""
+    """Return the configuration for the given arguments. Raises `ConfigError`."""
     from specrouter.config import RouterConfig
 
     spelled = given.spelled
@@ -134,7 +135,7 @@ def asked_of(given: Given) -> Asked:
 
 
 def _base(given: Given) -> tuple[dict[Any, Any], dict[str, str]]:
-    """The settings of a file or of a pool, and the arguments that they came from."""
+    """Return the settings of a file or of a pool, and the arguments that they came from."""
     from modelpool.errors import ConfigError
     from specrouter.config.yaml_file import read_mapping
 
@@ -161,11 +162,11 @@ def _is_scenario(target: str) -> bool:
 def _pool(
     target: str, drafters: Sequence[str], spelled: Callable[[str], str]
 ) -> tuple[dict[Any, Any], dict[str, str]]:
-    """A pool of the target, the first of its models, and its drafters."""
+    """Return a pool of the target, its first model, and its drafters."""
     from modelpool.config import NGRAM, QUANTISED
 
     if not drafters and target != NGRAM:
-        drafters = [NGRAM]  # costs nothing, and the router uses it where it pays
+        drafters = [NGRAM]  # costs nothing, and the router uses it only where it is faster
     if AUTO in drafters:
         found = _found(checked_source(target, spelled("target")), spelled("target"))
         drafters = list(dict.fromkeys(found if one == AUTO else one for one in drafters))
@@ -182,7 +183,7 @@ def _pool(
 
 
 def _found(target: str, argument: str) -> str:
-    """A drafter on this machine, or the one without weights."""
+    """Return a drafter on this machine, or `ngram` if there is none."""
     from modelpool.config import NGRAM
     from modelpool.drafters import candidates, find_target, picked
     from specrouter.progress import Progress, ShownLoad
@@ -193,10 +194,10 @@ def _found(target: str, argument: str) -> str:
 
 
 def checked_source(given: str, argument: str, may_fetch: bool = True) -> str:
-    """`source_of`, of a model that is there as far as can be told before PyTorch is imported.
+    """Return `source_of`, checked as far as possible before PyTorch is imported.
 
-    Of a repository that the local cache does not have the hub is asked if one `may_fetch`.
-    Raises `ConfigError`.
+    With `may_fetch`, the hub is asked about a repository that is not in the local cache. Raises
+    `ConfigError`.
     """
     from modelpool.source_check import check_source
 
@@ -208,7 +209,7 @@ def checked_source(given: str, argument: str, may_fetch: bool = True) -> str:
 
 
 def source_of(given: str, argument: str) -> str:
-    """As a pool's `source` has it. Raises `ConfigError` for what is none."""
+    """Return a model's name in the form of a pool's `source`. Raises `ConfigError`."""
     from modelpool.checkpoint.bundled import bundled_names
     from modelpool.config import TEXT_SOURCES
     from modelpool.errors import ConfigError
@@ -231,7 +232,7 @@ def source_of(given: str, argument: str) -> str:
 
 
 def names_model(given: str) -> bool:
-    """Is it a model or a scenario, rather than a text?"""
+    """Return True if the text names a model or a scenario."""
     from modelpool.checkpoint.bundled import bundled_names
 
     if given in (*scenario_names(), *bundled_names()) or given.endswith(".gguf"):
@@ -241,7 +242,7 @@ def names_model(given: str) -> bool:
 
 
 def _name(source: str, taken: list[str]) -> str:
-    """The hub's own, or the folder's; another one where it is taken."""
+    """Return the hub's or the folder's name for the model, made unique among `taken`."""
     from modelpool.checkpoint.cache_dir import cached_name, expanded
 
     scheme, separator, rest = source.partition(":")
@@ -262,7 +263,7 @@ def _name(source: str, taken: list[str]) -> str:
 
 
 def _put(settings: dict[Any, Any], path: str, value: Any, argument: str) -> None:
-    """Sets `pool.models[0].dtype`, say. A section that is not there comes into being."""
+    """Set a key such as `pool.models[0].dtype`; missing sections are created."""
     from modelpool.errors import ConfigError
 
     place: Any = settings
@@ -286,7 +287,7 @@ def _put(settings: dict[Any, Any], path: str, value: Any, argument: str) -> None
 
 @contextmanager
 def naming(arguments: Mapping[str, str]) -> Iterator[None]:
-    """Within it, a `ConfigError` of a setting names the argument that it came from."""
+    """Make a `ConfigError` of a setting name the argument that set it, within the `with` block."""
     from modelpool.errors import ConfigError
 
     try:

@@ -1,3 +1,3 @@
-"""The version, which the package, the command line and the service have from here."""
+"""The version, for the package, the command line and the service."""
 
 __version__ = "0.1.0"

@@ -1,8 +1,8 @@
 """EngineView: all that policies may know of the engine at the beginning of a cycle.
 
-Contract: frozen, and made of plain values: whoever decides from a view decides the same from it
-again, in the engine, in a simulation or long after. What a policy wants to know in the next cycle
-of what it decided in this one goes out with its plan as `Standing`, and comes back with the view.
+Contract: frozen, and made of plain values: the same view always gives the same decision, in the
+engine, in a simulation or later. What a policy needs in the next cycle from this one leaves with
+its plan as `Standing`, and returns with the next view.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -19,19 +19,20 @@ from specrouter.request.objective import Stage
 from specrouter.request.params import Chain
 from specrouter.request.spec import SpeculationOverride
 
-Override = tuple[int | None, int | None]  # depth and width that requests ask for; None: left open
+Override = tuple[int | None, int | None]  # depth and width that a request asks for; None: not given
 SCHEDULED: Override = (None, None)
 
-NOT_BELIEVED = 1.0  # of `EngineView.prediction_error`: nothing has been learned yet
-LEAST_PACE_MARGIN = 0.1  # of `EngineView.pace_margin`; where nothing has been learned yet
+NOT_BELIEVED = 1.0  # `EngineView.prediction_error` before anything is learned
+LEAST_PACE_MARGIN = 0.1  # least `EngineView.pace_margin`, and its value before anything is learned
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChainDecision:
-    """What was chosen, why, and what the alternatives were predicted to cost.
+    """The chosen chain, the reason, and the predicted costs of the alternatives.
 
-    `alternatives`: the best options of all other chains that were looked at, best first.
-    `rests`: nobody drafts, since that was measured to be slower.
+    Attributes:
+        alternatives: the best options of all other chains that were considered, best first.
+        rests: there are no drafts, because drafting was measured to be slower.
     """
 
     chain: Chain
@@ -41,7 +42,7 @@ class ChainDecision:
     alternatives: tuple[Option, ...] = ()
     rests: bool = False
     predicted_ms: Mapping[Chain, float] = field(default_factory=dict)  # per token, by chain
-    # Of every chain that drafts: what its trees of any shape promise.
+    # Predictions for the trees of any shape, by chain that drafts.
     grids: Mapping[Chain, OptionGrid] = field(default_factory=dict, repr=False)
 
     @property
@@ -51,11 +52,13 @@ class ChainDecision:
 
 @dataclass(frozen=True)
 class InUse:
-    """A decision in use, for requests that leave the same things open.
+    """A decision in use, for requests that leave the same parameters open.
 
     Attributes:
-        requests, others: that it was made for, and that decoded in the same pass.
-        cycle: in which it was made; `since`: in which the first such decision was.
+        requests: number of requests that it was made for.
+        others: number of other requests that decoded in the same pass.
+        cycle: cycle in which it was made.
+        since: cycle in which the first such decision was made.
     """
 
     decision: ChainDecision
@@ -67,13 +70,14 @@ class InUse:
 
 @dataclass(frozen=True)
 class Standing:
-    """What earlier cycles left behind for the next decision.
+    """State that earlier cycles leave for the next decision.
 
     Attributes:
-        waited: cycles in a row that requests have sat out, by id.
-        foreseen: predictions for chains that requests name, with the cycle they were made in.
+        in_use: decisions in use.
+        waited: number of consecutive cycles without a turn, by request id.
+        foreseen: predictions for chains that requests name, with the cycle of the prediction.
         evaluated_at: cycle of the last shadow evaluation.
-        memories: of a policy that gives each request a depth of its own, by id.
+        memories: by request id, the state of a policy that gives each request its own depth.
     """
 
     in_use: Mapping[Override, InUse] = field(default_factory=dict)
@@ -85,30 +89,33 @@ class Standing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestView:
-    """One request.
+    """A request.
 
     Attributes:
-        priority_key: who has the least is admitted first.
+        priority_key: the request with the lowest key is admitted first.
         row: None while it waits.
         prompt_left: tokens before its last one that the target has not read; 0: it decodes.
-        decoded: tokens after its first one; `decode_ms`: time since that.
-        remaining: tokens that it may still gain.
-        missed: tokens of it that each model has not read; none for models without weights.
-        repeatable: output tokens whose choice could be made again, as shadow evaluations do.
+        decoded: tokens after its first one.
+        decode_ms: time since its first token.
+        remaining: most tokens that it can still get.
+        missed: unread tokens by model; models without weights have no entry.
+        repeatable: output tokens whose choice can be repeated, as shadow evaluations do.
         slots: KV slots that attention reads for it.
-        kv_tokens: KV memory that it needs to begin, or, while it runs, that is free when it ends.
-        implied_ttft_ms: of a request that states no deadline; it is never too late for it.
-        e2e_ms: objective of the end-to-end latency.
-        stages: that are left, the current one first. `tpot_ms` is then the current one's, and
-            `decoded` and `decode_ms` are since the end of the one before.
-        run_ms: since `decoded` was a multiple of ten, where TPOT is judged by such runs; else None.
-        output_tokens: length of its output, where it is known, as in a simulation.
-        declined: it is served as if it had no objective.
-        rejects: it ends, instead, when it is declined.
-        promised: it is predicted to attain its objective, since it was given its row.
-        awaits_first: it runs, and its first token has not come.
-        drafts: cycles in which something was drafted for it; `acceptance`: share of the last draft
-            that the target accepted.
+        kv_tokens: KV memory that it needs to begin or, while it runs, frees at its end.
+        implied_ttft_ms: implied TTFT of a request without a deadline; a request is never too late
+            for it.
+        e2e_ms: objective for the end-to-end latency.
+        stages: remaining stages, the current one first. `tpot_ms` is then the objective of the
+            current stage, and `decoded` and `decode_ms` count from the end of the stage before.
+        run_ms: time since `decoded` was a multiple of ten, if TPOT is judged by such runs; else
+            None.
+        output_tokens: length of its output, if known, as in a simulation.
+        declined: it is served as best effort.
+        rejects: it ends with an error when it is declined.
+        promised: since it got its row, it is predicted to attain its objective.
+        awaits_first: it runs, and has no first token yet.
+        drafts: cycles in which it had a draft.
+        acceptance: share of the last draft that the target accepted.
     """
 
     id: int
@@ -143,27 +150,27 @@ class RequestView:
 
     @property
     def has_deadline(self) -> bool:
-        """Of more than the pace of its output."""
+        """True if its objective has a TTFT or an end-to-end latency."""
         return not (self.ttft_ms is self.e2e_ms is None)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class EngineView:
-    """See the module.
+    """The engine at the beginning of a cycle; see the module.
 
     Attributes:
-        now_s: of the clock that `RequestView.arrived_s` is of.
-        running: in the order of their admission.
-        waiting: those that may be admitted next, first come those that are to be.
-        kv_free_tokens: of KV memory that nobody holds, without what running requests are about to
-            take; None: without bound.
+        now_s: time on the clock of `RequestView.arrived_s`.
+        running: running requests in the order of their admission.
+        waiting: requests that may be admitted next, in the order of admission.
+        kv_free_tokens: KV memory that is not reserved, less what running requests will take next;
+            None: without a limit.
         available: models that are not in quarantine.
-        loaded: models that could draft at once.
-        drafts: False in the few cycles without drafts that these are measured by.
-        resting: why nobody drafts, where drafting was measured to be slower; else None.
-        output_tokens: usual lengths of outputs by SLO class, None: of those without one.
-        pace_margin: share of every TPOT that admission keeps back for what it cannot foresee.
-        prediction_error: share of admission's predictions that have not come true of late.
+        loaded: models that can draft at once.
+        drafts: False in the few cycles without drafts that measure the speedup of drafting.
+        resting: why drafting rests, if it was measured to be slower; else None.
+        output_tokens: usual output length by SLO class; None: requests without a class.
+        pace_margin: share of every TPOT that admission reserves for what it cannot predict.
+        prediction_error: share of admission's recent predictions that were wrong.
     """
 
     cycle: int
@@ -184,37 +191,41 @@ class EngineView:
 
     @cached_property
     def by_row(self) -> dict[int, RequestView]:
-        """Running requests, ascending by row."""
+        """Running requests by row, in ascending order."""
         placed = {request.row: request for request in self.running if request.row is not None}
         return dict(sorted(placed.items()))
 
     def with_running(self, came: Sequence[RequestView]) -> "EngineView":
-        """The view after requests that waited were given rows, seen as they are with these."""
+        """Return the view after waiting requests got rows; `came` replaces their views."""
         ids = {request.id for request in came}
         left = tuple(request for request in self.waiting if request.id not in ids)
         return replace(self, running=(*self.running, *came), waiting=left)
 
     def without(self, preempted: Collection[int]) -> "EngineView":
-        """The view after running requests, by id, have given up their rows: they are nowhere in it
-        until the next cycle."""
+        """Return the view without preempted requests, given by id.
+
+        They are in neither list until the next cycle.
+        """
         if not preempted:
             return self
         left = tuple(request for request in self.running if request.id not in preempted)
         return replace(self, running=left)
 
     def slots_of(self, rows: Ints) -> Ints:
-        """[R] KV slots that attention reads for each of the rows."""
+        """Return the KV slots [R] that attention reads for each of the rows."""
         return np.array([self.by_row[row].slots for row in rows.tolist()], dtype=np.int64)
 
     def missed(self, model: str, rows: Ints) -> Ints:
-        """[R] tokens of each of the rows that a model has not read."""
+        """Return the unread tokens [R] of a model, for each of the rows."""
         requests = self.by_row
         lacking = [requests[row].missed.get(model, 0) for row in rows.tolist()]
         return np.array(lacking, dtype=np.int64)
 
     def evaluable(self, model: str, rows: Ints) -> Ints:
-        """[R] output tokens of each of the rows that a drafter could be evaluated on: that it has
-        not read, and whose choice could be made again."""
+        """Return the output tokens [R] of each row that a shadow evaluation of a drafter can use.
+
+        The drafter has not read these tokens, and their choice can be repeated.
+        """
         if model not in self.loaded:
             return np.zeros_like(rows)
         again = [self.by_row[row].repeatable for row in rows.tolist()]

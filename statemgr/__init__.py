@@ -1,4 +1,4 @@
-"""State: KV memory, cache masks, rows and slots. Knows neither requests nor acceptance."""
+"""State of the models: KV memory, cache masks, rows and slots, without requests or acceptance."""
 
 from statemgr.blocks import BLOCK_SLOTS, NoFreeBlocksError
 from statemgr.forward_view import ForwardView

@@ -1,4 +1,4 @@
-"""Arrays on the host, by what they hold."""
+"""Types of host arrays, by their elements."""
 
 import numpy as np
 from numpy.typing import NDArray

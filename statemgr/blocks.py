@@ -1,12 +1,15 @@
-"""Block tables: where each row's slots lie in the memory that all rows and cached prefixes share.
+"""Block tables, which map each row's slots to the memory that all rows and cached prefixes share.
 
-Contract: a block is `BLOCK_SLOTS` slots, the same in every model's store, so one table serves all
-models: row r's slot s is arena slot `table[r, s // BLOCK_SLOTS] * BLOCK_SLOTS + s % BLOCK_SLOTS`.
-Tables and the prefix cache hold references; a block without any is free. A block with more than
-one is not written to, but where a model has nothing in it yet: a row that must copies it first.
-Rows take blocks as they grow. Cached ones that no row has go to whoever needs them.
+Contract: a block has `BLOCK_SLOTS` slots, the same number in every model's store, so one table
+serves all models: slot s of row r is arena slot
+`table[r, s // BLOCK_SLOTS] * BLOCK_SLOTS + s % BLOCK_SLOTS`. Tables and the prefix cache hold
+references to blocks; a block without references is free. A block with several references is not
+written to, except by a model that has not filled it yet: a row that must write to it copies it
+first. Rows take blocks as they grow. Cached blocks that no row has are evicted when blocks are
+needed.
 
-Bookkeeping only: what lies in the blocks is in the stores of those who use them (`BlockUser`).
+This module does the bookkeeping only: the contents of blocks are in the stores of their users
+(`BlockUser`).
 """
 
 from collections.abc import Mapping
@@ -21,48 +24,48 @@ BLOCK_SLOTS = 32  # a power of two
 
 
 class NoFreeBlocksError(ValueError):
-    """Rows have all the blocks."""
+    """Error raised when rows hold all the blocks."""
 
 
 class BlockUser(Protocol):
-    """A model's part of the blocks."""
+    """A user of the blocks that keeps data for them, such as a model's state."""
 
     def copy_block(self, source: int, destination: int) -> None: ...
 
     def forget_blocks(self, blocks: Ints) -> None:
-        """They are free: nothing in them is of use."""
+        """Forget the contents of blocks that have become free."""
 
 
 class BlockCache(Protocol):
-    """Who holds blocks for rows that may come.
+    """Protocol of a cache that holds blocks for later rows.
 
     Attributes:
-        is_cached: [blocks] those that it holds.
+        is_cached: [blocks] True for the blocks that the cache holds.
     """
 
     is_cached: Bools
 
     @property
     def blocks(self) -> int:
-        """That no row has: so many `evict` gives back one by one."""
+        """Number of cached blocks that no row has; `evict` can give back each of them."""
 
     def evict(self) -> bool:
-        """Gives back a block that no row has; False: it holds none."""
+        """Give back a block that no row has; return False if there is none."""
 
     def uncache(self, block: int) -> None:
-        """Gives back a block, if it holds it, and those that are of no use without it."""
+        """Give back a block, if it is cached, and the cached blocks that depend on it."""
 
 
 class BlockTables:
-    """The blocks, and a table of them for each row.
+    """Blocks, their reference counts, and a table of blocks for each row.
 
     Attributes:
-        table: [rows, width] blocks; behind a row's own any valid ones.
-        sizes: [rows] blocks that a row has.
-        expected: [rows] blocks that it is likely to need: what it lacks of them is not for others
-            to begin with.
-        references: [blocks] by tables and the cache.
-        cache: None: nothing is cached.
+        table: [rows, width] blocks; entries beyond a row's own blocks are any valid ones.
+        sizes: [rows] number of blocks that each row has.
+        expected: [rows] number of blocks that each row is likely to need; those that it still lacks
+            are not available to rows that begin.
+        references: [blocks] number of references from tables and the cache.
+        cache: the prefix cache; None if nothing is cached.
     """
 
     def __init__(
@@ -78,7 +81,7 @@ class BlockTables:
 
     @classmethod
     def whole(cls, rows: int, width: int) -> "BlockTables":
-        """Of rows that may all be as long as a row can be."""
+        """Create tables with enough blocks for all rows to have the maximum length."""
         return cls(rows, width, rows * width)
 
     @property
@@ -87,33 +90,36 @@ class BlockTables:
 
     @property
     def free(self) -> int:
-        """Blocks that no row has."""
+        """Number of blocks that no row has, cached ones included."""
         return len(self._free) + (self.cache.blocks if self.cache is not None else 0)
 
     @property
     def unclaimed(self) -> int:
-        """The same, without what rows are expected to take: for rows that begin."""
+        """Number of free blocks that running rows are not expected to take, for new rows."""
         return max(0, self.free - int(np.maximum(self.expected - self.sizes, 0).sum()))
 
     def flat(self, numbers: Ints) -> Ints:
-        """Arena slots of slots by their numbers, `row * width * BLOCK_SLOTS + slot`."""
+        """Map slot numbers, `row * width * BLOCK_SLOTS + slot`, to arena slots."""
         blocks = self.table.reshape(-1)[numbers // BLOCK_SLOTS].astype(np.int64)
         slots: Ints = blocks * BLOCK_SLOTS + numbers % BLOCK_SLOTS
         return slots
 
     def of(self, row: int) -> Ints:
-        """The row's blocks, a copy."""
+        """Return a copy of the row's blocks."""
         return self.table[row, : self.sizes[row]].astype(np.int64)
 
     def unshared(self, row: int) -> int:
-        """Blocks that the row alone has: with the row's end they are free."""
+        """Count the blocks that no other row has; they are free once this row ends."""
         blocks = self.of(row)
         owners = self.references[blocks] - (self.cache.is_cached[blocks] if self.cache else 0)
         return int((owners == 1).sum())
 
     def grow(self, rows: Ints, slots: Ints, partly: bool = False) -> Ints:
-        """Takes the blocks that rows lack for `slots[i]` slots, the first rows first; `partly`: or
-        as many as there are. Returns the rows that lack some still."""
+        """Give rows the blocks that they lack for `slots[i]` slots, the first rows first.
+
+        With `partly`, a row takes as many as are free if there are too few. Returns the rows that
+        still lack some.
+        """
         needed = blocks_of(slots)
         lacking = []
         for at in np.flatnonzero(needed > self.sizes[rows]).tolist():
@@ -128,8 +134,10 @@ class BlockTables:
         return np.array(lacking, dtype=np.int64)
 
     def share(self, row: int, start: int, blocks: Ints) -> None:
-        """From its block `start` on the row has these, which others have as well; what it had there
-        goes."""
+        """Set the row's blocks from index `start` on to blocks that others have as well.
+
+        The blocks that the row had there are released.
+        """
         self.references[blocks] += 1
         stop = start + len(blocks)
         self.release(self.table[row, start : min(stop, int(self.sizes[row]))].astype(np.int64))
@@ -137,8 +145,11 @@ class BlockTables:
         self.sizes[row] = max(stop, int(self.sizes[row]))
 
     def unshare(self, row: int, index: int) -> bool:
-        """Gives the row a copy of a block that others have as well, for it to write to; False: no
-        block is free."""
+        """Give the row a copy of a block that others have as well, so that it can write to it.
+
+        If no block is free for the copy and no other row has this one, the cache gives it up
+        instead. Returns False if no block is free.
+        """
         shared = int(self.table[row, index])
         taken = self.take(1)
         if taken is None:
@@ -153,24 +164,27 @@ class BlockTables:
         return True
 
     def sharers(self, row: int, index: int) -> Bools:
-        """[rows] other rows that have one of the row's blocks. It has the same place in all."""
+        """Return a mask, [rows], of the other rows that have the row's block at `index`.
+
+        A shared block has the same index in all rows.
+        """
         has: Bools = (self.sizes > index) & (self.table[:, index] == self.table[row, index])
         has[row] = False
         return has
 
     def shrink(self, row: int, size: int) -> None:
-        """A row gives back its blocks from number `size` on."""
+        """Release the row's blocks from index `size` on."""
         blocks = self.of(row)[size:]
         self.sizes[row] -= len(blocks)
         self.release(blocks)
 
     def end(self, row: int) -> None:
-        """A row gives back all of its blocks, and what it was expected to need."""
+        """Release all blocks of a row and reset the number that it is expected to need."""
         self.expected[row] = 0
         self.shrink(row, 0)
 
     def take(self, count: int) -> Ints | None:
-        """So many blocks, each with one reference; None: there are fewer."""
+        """Take `count` blocks with one reference each; return None if fewer are free."""
         if len(self._free) < count and self.free < count:
             return None
         while len(self._free) < count:
@@ -182,11 +196,11 @@ class BlockTables:
         return taken
 
     def hold(self, blocks: Ints) -> None:
-        """One more reference to each of these blocks, which differ."""
+        """Add one reference to each of these blocks, which must be distinct."""
         self.references[blocks] += 1
 
     def release(self, blocks: Ints) -> None:
-        """One reference less to each of these blocks, which differ."""
+        """Remove one reference from each of these blocks, which must be distinct."""
         self.references[blocks] -= 1
         free = blocks[self.references[blocks] == 0]
         if len(free):
@@ -195,8 +209,10 @@ class BlockTables:
                 user.forget_blocks(free)
 
     def check_integrity(self, cached: Ints) -> None:
-        """Asserts that every block is free, or referenced by as many as hold it. `cached`: blocks
-        that the cache holds, each once."""
+        """Assert that every block is free, or has as many references as holders.
+
+        `cached` lists the blocks that the cache holds, each once.
+        """
         rows = range(len(self.sizes))
         held = np.concatenate([cached, *map(self.of, rows)])
         counts = np.bincount(held, minlength=self.blocks)
@@ -206,11 +222,11 @@ class BlockTables:
 
 
 def blocks_of(slots: Ints) -> Ints:
-    """[n] blocks that hold so many slots."""
+    """Return the numbers of blocks, [n], that hold these numbers of slots."""
     blocks: Ints = -(-slots // BLOCK_SLOTS)
     return blocks
 
 
 def whole_blocks(slots: int) -> int:
-    """The least whole blocks' slots that so many fit in."""
+    """Round a number of slots up to whole blocks."""
     return -(-slots // BLOCK_SLOTS) * BLOCK_SLOTS

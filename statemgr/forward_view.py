@@ -1,4 +1,4 @@
-"""What one forward pass sees of a model's state: where its tokens go, and what its rows hold."""
+"""View of a model's state for one forward pass: where its tokens are written and read."""
 
 from collections.abc import Callable
 from typing import TypeVar, cast
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class ForwardView:
-    """Implements `KVView` over a model's store."""
+    """Implementation of `KVView` over a model's store."""
 
     def __init__(
         self, store: KVStore, pack: PackSlots, recurrent: RecurrentPass | None = None
@@ -31,7 +31,7 @@ class ForwardView:
         return self._recurrent.scan(layer, kind, tokens)
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
-        if layer in self._store.shared:  # they are another layer's, and there already
+        if layer in self._store.shared:  # another layer has written them already
             return
         keys, values = self._store.layer(layer)
         slots = self._slots_on(keys.device)

@@ -1,9 +1,9 @@
-"""Keys and values of one model: flat slots, allocated once.
+"""Keys and values of one model, in flat slots that are allocated once.
 
-Contract: a slot holds the key and value that one token has in every layer. The store knows nothing
-of rows (`BlockTables`) or of validity (`ModelState`), and clears nothing: what is no key of a query
-is never read. Layers of equal shape on one device share a tensor, so that copying slots is one
-operation for all of them. A layer that reads another one's keys and values keeps none.
+Contract: a slot holds the key and value of one token in every layer. The store knows neither rows
+(`BlockTables`) nor validity (`ModelState`), and clears nothing: slots that are not keys of a query
+are never read. Layers of equal shape on one device share a tensor, so that slots of all of them are
+copied in one operation. A layer that reads another layer's keys and values has none of its own.
 """
 
 import math
@@ -17,13 +17,16 @@ from torch import Tensor
 from modelpool.attention.kv_view import KVLayer
 from statemgr.arrays import Ints
 
-# Not shared with forked processes; Windows has no fork.
+# Memory that is not shared with forked processes; Windows has no fork.
 _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-_CHECKED_SLOTS = 1024  # at once: they are copied for it
+_CHECKED_SLOTS = 1024  # per step, because they are copied for the check
 
 
 class KVStore:
-    """Args: `layers`: those that attend, by their indices in the model."""
+    """Memory for the keys and values of all attention layers of a model.
+
+    `layers` maps the index of each attention layer in the model to its shape.
+    """
 
     def __init__(self, layers: Mapping[int, KVLayer], slots: int) -> None:
         self.slots = slots
@@ -34,14 +37,14 @@ class KVStore:
             widths = layer.head_dim, layer.value_dim
             key = (layer.device, layer.dtype, layer.kv_heads, *widths, layer.is_latent)
             groups.setdefault(key, []).append(number)
-        # [layers, 2, slots, kv_heads, head_dim] per group; 0 is the key, 1 the value. Where these
-        # differ in width, two tensors [layers, 1, slots, kv_heads, width]; of latents the first.
+        # [layers, 2, slots, kv_heads, head_dim] per group; 0 is the key, 1 the value. If these
+        # differ in width: two tensors [layers, 1, slots, kv_heads, width], for latents the first.
         self._tensors: list[Tensor] = []
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         for (device, dtype, heads, key_dim, value_dim, is_latent), members in groups.items():
             parts = [(2, key_dim)] if key_dim == value_dim else [(1, key_dim), (1, value_dim)]
             parts = [(1, key_dim)] if is_latent else parts
-            with torch.inference_mode(False):  # rows are also emptied outside of inference
+            with torch.inference_mode(False):  # rows are also cleared outside inference mode
                 tensors = [
                     _zeros((len(members), count, slots, heads, width), dtype, device)
                     for count, width in parts
@@ -50,7 +53,7 @@ class KVStore:
             for index, number in enumerate(members):
                 kept = [part for tensor in tensors for part in tensor[index]]
                 self._layers[number] = kept[0], kept[-1][..., :value_dim]
-        self.own = tuple(sorted(self._layers))  # numbers of the layers that keep anything
+        self.own = tuple(sorted(self._layers))  # numbers of layers with their own memory
         self.latent = frozenset(at for at, one in layers.items() if one.is_latent)
         sources = {at: one.source for at, one in layers.items() if one.source is not None}
         self.shared = frozenset(sources)
@@ -62,19 +65,19 @@ class KVStore:
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
-        """The devices of the layers, each once."""
+        """The distinct devices of the layers."""
         return tuple(dict.fromkeys(tensor.device for tensor in self._tensors))
 
     def layer(self, number: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer, [slots, kv_heads, width] each, not copied."""
+        """Return the keys and values of a layer, [slots, kv_heads, width] each, not copied."""
         return self._layers[number]
 
     def kept(self, number: int) -> Sequence[Tensor]:
-        """The same, of latents the keys alone."""
+        """Return the tensors that a layer stores: keys and values, or the keys alone if latent."""
         return self._layers[number][: 1 if number in self.latent else 2]
 
     def copy(self, source: Ints, destination: Ints) -> None:
-        """Copies slots `source` to `destination`, in all layers; the two may overlap."""
+        """Copy slots `source` to `destination` in all layers; the two may overlap."""
         if not len(source) or np.array_equal(source, destination):
             return
         slots = self._on_devices(np.stack((source, destination)))
@@ -83,26 +86,28 @@ class KVStore:
             tensor.index_copy_(2, given, tensor.index_select(2, taken))
 
     def is_finite(self, slots: Ints) -> bool:
-        """Whether slots hold numbers only. Waits for each device."""
+        """Return whether slots hold only finite numbers; this waits for each device."""
         for start in range(0, len(slots), _CHECKED_SLOTS):
             index = self._on_devices(slots[start : start + _CHECKED_SLOTS])
             for tensor in self._tensors:
                 part = tensor.index_select(2, index[tensor.device])
-                # A sum of finite halves overflows in their own type.
+                # A sum of finite half-precision numbers could overflow in their own type.
                 total = part.sum(dtype=torch.promote_types(tensor.dtype, torch.float))
                 if not bool(torch.isfinite(total)):
                     return False
         return True
 
     def _on_devices(self, slots: Ints) -> dict[torch.device, Tensor]:
-        """Copied once to each device, which the host does not wait for."""
+        """Copy slots once to each device, without waiting for the copies."""
         host = torch.from_numpy(slots)
         return {device: host.to(device, non_blocking=True) for device in self.devices}
 
 
 def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """On the CPU memory that the system gives page by page, when it is written; `torch.zeros` would
-    write all of it. Raises `MemoryError`."""
+    """Allocate zeros; on the CPU the system provides each page when it is first written.
+
+    `torch.zeros` would write all of it at once. Raises `MemoryError`.
+    """
     count = math.prod(shape)
     if device.type != "cpu" or not count:
         return torch.zeros(*shape, dtype=dtype, device=device)

@@ -1,16 +1,16 @@
 """One model's cache: tokens, positions and the validity of every slot, row by row.
 
-A row's slots are numbered by position: slot j holds committed token j. The nodes of a tree that
-nobody decided on yet lie behind them, parents before their children, until `commit` moves the
-accepted ones to where their positions say. Rolling back clears mask bits and moves nothing.
-Between cycles a row's valid slots are `0 .. length - 1`, and hold a prefix of its committed tokens.
+A row's slots are numbered by position: slot j holds committed token j. The nodes of a tree that is
+not decided yet follow them, parents before their children, until `commit` moves the accepted ones
+to the slots of their positions. A rollback clears mask bits and moves nothing. Between cycles a
+row's valid slots are `0 .. length - 1`, and hold a prefix of its committed tokens.
 
-Bookkeeping is in host arrays by row and slot, keys and values in the `KVStore` on the model's
-device, where the `BlockTables` say. Slots are known by their numbers, `row * slots + slot`.
-Of each block `filled` tells how many of its first slots hold what others may take over: committed,
-and numbers. They are not written again while anybody else has the block.
-Any beginning of a row can be gone on from in the `KVStore`; in the `RecurrentStore` only where the
-row ends, and where a copy of its state was kept.
+The bookkeeping is in host arrays by row and slot; keys and values are in the `KVStore` on the
+model's device, at the places that the `BlockTables` give. A slot's number is `row * slots + slot`.
+For each block, `filled` is the number of its first slots that others may take over: their tokens
+are committed and their values finite. These slots are not written again while anything else refers
+to the block. A row can continue from any prefix of another row in the `KVStore`, but in the
+`RecurrentStore` only from the row's end and from where a copy of its state was kept.
 Source: SpecRouter, section 4.4 (cache mask, logical rollback).
 """
 
@@ -44,8 +44,11 @@ class ModelState:
         recurrent: Mapping[StateKey, RecurrentLayer] | None = None,
         wanted: Mapping[int, Collection[int]] | None = None,
     ) -> None:
-        """`tables`: by default all rows may have all `slots`; `recurrent`: layers of that form;
-        `wanted`: see `RecurrentStore`."""
+        """Allocate the stores of a model.
+
+        `tables` are the block tables; by default all rows may use all their `slots`. `recurrent`
+        lists the recurrent layers; for `wanted` see `RecurrentStore`.
+        """
         self.slots = whole_blocks(slots)
         self.tables = tables or BlockTables.whole(rows, self.slots // BLOCK_SLOTS)
         self.store = KVStore(layers, self.tables.blocks * BLOCK_SLOTS)
@@ -57,31 +60,30 @@ class ModelState:
         self.positions: Ints = np.zeros(shape, dtype=np.int64)
         self.cache_mask: Bools = np.zeros(shape, dtype=np.bool_)
         self.ends: Ints = np.zeros(rows, dtype=np.int64)  # first free slot of each row
-        self._lengths: Ints = np.zeros(rows, dtype=np.int64)  # its largest valid position, plus one
+        self._lengths: Ints = np.zeros(rows, dtype=np.int64)  # largest valid position, plus one
         self.filled: Ints = np.zeros(self.tables.blocks, dtype=np.int64)
         self.hidden = HiddenStates(self.slots)
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether any of its layers keeps a state of each row."""
+        """True if any layer of the model keeps a recurrent state for each row."""
         return bool(self.recurrent.layers)
 
     @property
     def nbytes(self) -> int:
-        """That its layers keep of all rows."""
+        """Bytes that the layers keep for all rows."""
         return self.store.nbytes + self.recurrent.nbytes
 
     def lengths(self, rows: Ints) -> Ints:
-        """[R] tokens of each row that the model has read, a tree's deepest path included."""
+        """Return the tokens, [R], that the model has read, including a tree's deepest path."""
         lengths: Ints = self._lengths[rows]
         return lengths
 
     def append(self, rows: Ints, counts: Ints, tokens: Ints, positions: Ints) -> Ints:
-        """Takes and marks valid the next free slots: `counts[i]` of `rows[i]`.
+        """Take the next free slots, `counts[i]` of `rows[i]`, and mark them valid.
 
-        Args:
-            tokens, positions: [sum(counts)], row after row. A token that is not known on the host
-                yet may be given as anything and set later by `set_tokens`.
+        `tokens` and `positions` are [sum(counts)], row after row. A token that is not known on the
+        host yet may have any value, and is set later by `set_tokens`.
 
         Returns:
             [sum(counts)] numbers of the slots.
@@ -107,8 +109,10 @@ class ModelState:
         return flat
 
     def claim(self, rows: Ints, ends: Ints) -> Ints:
-        """Takes all blocks that `append` needs up to the rows' slots `ends[i]`, the first rows
-        first. Returns the rows that lack some still."""
+        """Take all blocks that `append` needs up to the rows' slots `ends[i]`.
+
+        The first rows are served first. Returns the rows that still lack some.
+        """
         lacking = self.tables.grow(rows, ends)
         has_grown = ~np.isin(rows, lacking)
         grown = rows[has_grown]
@@ -127,9 +131,9 @@ class ModelState:
         tree: TreePaths | None = None,
         order: TokenOrder | None = None,
     ) -> ForwardView:
-        """The view of a forward over appended tokens; rows must ascend.
+        """Return the view of a forward over appended tokens; rows must ascend.
 
-        `order`: for recurrent layers; by default each token follows the one before it in its row,
+        `order` is for recurrent layers; by default each token follows the one before it in its row,
         and may be rolled back.
         """
         used = int(blocks_of(self.ends[rows]).max(initial=0))
@@ -151,21 +155,20 @@ class ModelState:
         return ForwardView(self.store, pack, recurrent)
 
     def rollback(self, rows: Ints, lengths: Ints) -> None:
-        """Logical rollback: positions from `lengths[i]` on become invalid in `rows[i]`."""
+        """Invalidate positions from `lengths[i]` on in `rows[i]` (logical rollback)."""
         self._forget(rows, lengths)
         self._tell_hidden(rows)
         self._truncate(rows)
         self._follow(rows)
 
     def commit(self, rows: Ints, bases: Ints, accepted: Ints) -> None:
-        """Keeps the accepted paths of token trees, in order, and drops all other speculative slots.
+        """Keep the accepted paths of token trees, in order, and drop all other speculative slots.
 
-        Args:
-            bases: [R] positions from here on are speculative.
-            accepted: flat slots on the paths, of any of the rows; one per row and position from
-                the row's base on. Those that were given back since stay forgotten.
+        `bases`, [R], are the positions from which on a row is speculative. `accepted` are the flat
+        slots on the paths, of any of the rows; one per row and position from the row's base on.
+        Those that were given back since stay forgotten.
         """
-        # A stage that failed may have had the row rolled back after another one had fed it.
+        # A failed stage may have rolled the row back after another stage had appended to it.
         accepted = accepted[accepted % self.slots < self.ends[accepted // self.slots]]
         self._forget(rows, bases)
         self.cache_mask.reshape(-1)[accepted] = True
@@ -176,10 +179,10 @@ class ModelState:
         self._follow(rows)
 
     def scrub(self, flat_slots: Ints) -> None:
-        """Forgets slots of a failed forward."""
+        """Forget the slots of a failed forward."""
         rows = np.unique(flat_slots // self.slots)
         self.cache_mask.reshape(-1)[flat_slots] = False
-        self.hidden.forget(rows)  # their slots will be others'
+        self.hidden.forget(rows)  # the slots will be reused
         self._truncate(rows)
         most = int(self.ends[rows].max(initial=0))
         valid = np.where(self.cache_mask[rows, :most], self.positions[rows, :most], -1)
@@ -191,17 +194,20 @@ class ModelState:
                     self._fall_back(row)
 
     def free(self, row: int) -> None:
-        """Forgets all that the model has of a row."""
+        """Forget all that the model has of a row."""
         self.cache_mask[row] = False
         self.ends[row] = self._lengths[row] = 0
         self.hidden.drop(row)
         self.recurrent.drop(row)
 
-    # What rows share
+    # Blocks and states that rows share
 
     def vouch(self, row: int, most: int) -> None:
-        """Notes in the row's blocks that others may take over its first tokens, `most` at most, as
-        far as they are numbers. It waits for the devices where that was not known."""
+        """Let others take over the row's first tokens, at most `most`, if their values are finite.
+
+        This updates `filled` of the row's blocks. It waits for the devices if some tokens were not
+        checked yet.
+        """
         most, blocks = min(most, int(self._lengths[row])), self.tables.of(row)
         known = self.covered(blocks, most)
         if known < most and self.store.is_finite(self.slots_of(row, most)[known:]):
@@ -212,7 +218,7 @@ class ModelState:
             self.filled[own] = np.maximum(self.filled[own], within)
 
     def covered(self, blocks: Ints, most: int) -> int:
-        """Of how many tokens, `most` at most, a chain of blocks has keys and values for others."""
+        """Return for how many tokens, at most `most`, blocks have keys and values for others."""
         filled = self.filled[blocks]
         whole = filled == BLOCK_SLOTS
         count = len(blocks) if whole.all() else int(whole.argmin())
@@ -220,8 +226,11 @@ class ModelState:
         return min(most, count * BLOCK_SLOTS + rest)
 
     def inherit(self, row: int, tokens: Ints, states: KeptStates | None = None) -> None:
-        """A row goes on behind committed tokens that it did not read: their keys and values are in
-        its blocks, their recurrent state in `states`. `tokens`: those behind what it has."""
+        """Continue a row after committed tokens, `tokens`, that the model did not read for it.
+
+        They follow the tokens that the row has. Their keys and values are in the row's blocks, and
+        the recurrent state after them is in `states`.
+        """
         start, stop = int(self._lengths[row]), int(self._lengths[row]) + len(tokens)
         assert start == self.ends[row], "a tree is open"
         if self.is_recurrent:
@@ -237,8 +246,7 @@ class ModelState:
         self.ends[row] = self._lengths[row] = stop
 
     def take_copy(self, row: int, start: int, source: Ints) -> None:
-        """Writes to a row's slots from `start` on, which are no token's yet, what stands in the
-        arena slots `source`."""
+        """Copy arena slots `source` to the row's slots from `start` on, which are still unused."""
         one, stop = np.array([row]), start + len(source)
         if len(self.tables.grow(one, np.array([stop]))):
             raise NoFreeBlocksError("a row has no free slots left")
@@ -246,34 +254,35 @@ class ModelState:
         self.store.copy(source, self.slots_of(row, stop)[start:])
 
     def reach(self, row: int, most: int) -> int:
-        """Of how many of a row's first tokens, `most` at most, another row may take over what is
-        kept."""
+        """Return how many first tokens of a row, at most `most`, another row can take over."""
         most = min(most, int(self._lengths[row]))
         return self.recurrent.reach(row, most) if self.is_recurrent else most
 
     def passed(self, row: int) -> KeptStates | None:
-        """The same of those that it has passed, its own one not among them."""
+        """Return the recurrent states that were kept on the row's way, without its current one."""
         return self.recurrent.passed(row) if self.is_recurrent else None
 
     def kept(self, row: int) -> dict[int, KeptState] | None:
-        """Recurrent states of a row by number of tokens, none where they are no numbers; None: keys
-        and values are all it has."""
+        """Return a row's recurrent states by number of tokens; None if no layer is recurrent.
+
+        The result is empty if the row's current states are not finite.
+        """
         if not self.is_recurrent:
             return None
         return self.recurrent.kept(row) if self.recurrent.is_finite(row) else {}
 
     def slots_of(self, row: int, length: int) -> Ints:
-        """[length] arena slots of a row's first tokens."""
+        """Return the arena slots, [length], of a row's first tokens."""
         return self.tables.flat(row * self.slots + np.arange(length))
 
     def copy_block(self, source: int, destination: int) -> None:
-        """See `BlockUser`, as of `forget_blocks`."""
+        """Copy a block and its `filled` count; see `BlockUser`."""
         within = np.arange(BLOCK_SLOTS)
         self.store.copy(source * BLOCK_SLOTS + within, destination * BLOCK_SLOTS + within)
         self.filled[destination] = self.filled[source]
 
     def fill_block(self, destination: int, source: int) -> None:
-        """Copies what a block of the same tokens has more of."""
+        """Copy the slots that a block of the same tokens has filled beyond this one."""
         start, stop = int(self.filled[destination]), int(self.filled[source])
         if start < stop:
             within = np.arange(start, stop)
@@ -284,7 +293,7 @@ class ModelState:
         self.filled[blocks] = 0
 
     def _make_writable(self, rows: Ints, first: Ints, ends: Ints) -> None:
-        """Rows are about to write to their slots `first[i] .. ends[i] - 1`."""
+        """Prepare rows for writing to their slots `first[i] .. ends[i] - 1`."""
         which, places, within, lacking = self._unshare(rows, first, ends)
         if lacking:
             raise NoFreeBlocksError("no block is free for a copy")
@@ -292,12 +301,15 @@ class ModelState:
         self.filled[blocks] = np.minimum(self.filled[blocks], within)
 
     def _unshare(self, rows: Ints, first: Ints, ends: Ints) -> tuple[Ints, Ints, Ints, set[int]]:
-        """Of what others have of the slots `first[i] .. ends[i] - 1` rows get copies, but of what
-        the model has not filled: that the first of these rows fills for all.
+        """Give rows copies of the shared blocks with their slots `first[i] .. ends[i] - 1`.
+
+        A block that the model has not filled needs no copy: the first of these rows fills it for
+        all.
 
         Returns:
-            [n] for each block: whose it is, as a place among `rows`; its place in the row; how many
-            of its slots are before the first. And the rows that find no block for a copy.
+            For each block, [n]: the index in `rows` of the row that has it, its index in the row,
+            and the number of its slots before the row's first one. Last, the rows that find no
+            block for a copy.
         """
         filling, lacking = set[int](), set[int]()
         low = first // BLOCK_SLOTS
@@ -318,7 +330,7 @@ class ModelState:
         return which, places, within, lacking
 
     def _follow(self, rows: Ints) -> None:
-        """Recurrent layers keep what of these rows is valid, as far as they can."""
+        """Commit the valid tokens of rows in the recurrent layers, or fall back to a kept state."""
         for row in rows.tolist() if self.is_recurrent else ():
             valid, held = np.flatnonzero(self.cache_mask[row]), self.recurrent.held(row)
             path = (row * self.slots + valid[held:]).tolist()
@@ -326,13 +338,13 @@ class ModelState:
                 self._fall_back(row)
 
     def _fall_back(self, row: int) -> None:
-        """To a recurrent state that was kept; the row reads on from there."""
+        """Reset a row to a recurrent state that was kept; the model reads on from there."""
         one = np.array([row])
         self._forget(one, np.array([self.recurrent.fall_back(row, int(self._lengths[row]))]))
         self._truncate(one)
 
     def check_integrity(self, row: int, committed: Ints) -> None:
-        """Asserts the invariant of a row between cycles. `committed`: its tokens, [n]."""
+        """Assert the invariant of a row between cycles, given its committed tokens, [n]."""
         slots = np.flatnonzero(self.cache_mask[row])
         length = len(slots)
         assert length <= max(0, len(committed) - 1), "the last token must not be cached"
@@ -352,7 +364,7 @@ class ModelState:
         assert not self.cache_mask[row].any(), f"row {row} has valid slots"
 
     def _put_in_place(self, flat_slots: Ints) -> None:
-        """Moves slots to where their positions say."""
+        """Move slots to the places of their positions."""
         row, slot = flat_slots // self.slots, flat_slots % self.slots
         position = self.positions[row, slot]
         moved = slot != position
@@ -368,8 +380,10 @@ class ModelState:
         self.cache_mask[row, position] = True
 
     def _forget(self, rows: Ints, lengths: Ints) -> None:
-        """Clears the mask from positions `lengths[i]` on: a slot's number is no less than its
-        position."""
+        """Clear the mask from positions `lengths[i]` on.
+
+        A slot's number is never less than its position, so only slots from there on are searched.
+        """
         counts = np.maximum(self.ends[rows] - lengths, 0)
         starts = np.cumsum(counts) - counts
         first = rows * self.slots + lengths
@@ -379,7 +393,7 @@ class ModelState:
         self._lengths[rows] = np.minimum(self._lengths[rows], lengths)
 
     def _truncate(self, rows: Ints) -> None:
-        """Frees the invalid slots at the ends of rows."""
+        """Free the invalid slots at the ends of rows."""
         most = int(self.ends[rows].max(initial=0))
         masks = self.cache_mask[rows, :most][:, ::-1]
         if most:

@@ -1,8 +1,8 @@
-"""OutputStore: earlier outputs by tenant, of a bounded number of tokens, for drafts of later ones.
+"""OutputStore: earlier outputs of each tenant, as a source of drafts, in bounded memory.
 
-Contract: what was kept of one tenant is found by that tenant only. Where there is no room left, the
-oldest output of the tenant that holds most goes first, so that nobody can push others out by
-sending much. To keep an output takes time in proportion to it. A token takes about a third of a
+Contract: only the tenant itself finds its outputs. If there is no room left, the oldest output of
+the tenant that holds the most is dropped first, so that no tenant can push others out by sending
+much. Keeping an output takes time in proportion to its length. A token takes about a third of a
 kilobyte.
 """
 
@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from statemgr.suffix_index import SuffixIndex
 
 ORDERS = (4, 16)
-_OF_TENANT = 64  # tokens that count for a tenant itself: its tables take as much memory
+_OF_TENANT = 64  # tokens charged for a tenant itself, whose tables take as much memory
 
 
 class OutputStore:
-    """Args: `tokens`: of all tenants together; 0 keeps nothing."""
+    """Outputs of all tenants, of at most `tokens` tokens together; 0 keeps nothing."""
 
     def __init__(self, tokens: int) -> None:
         self._most = tokens
@@ -23,14 +23,17 @@ class OutputStore:
         self._tenants: dict[str, SuffixIndex] = {}  # the least recently kept first
 
     def __len__(self) -> int:
-        """Tokens that are kept."""
+        """Return the number of tokens that are kept."""
         return self._held
 
     def of(self, tenant: str) -> SuffixIndex | None:
         return self._tenants.get(tenant)
 
     def keep(self, tenant: str, tokens: Sequence[int]) -> None:
-        """An output, or its end if all of it has no room. One that is too short to find is none."""
+        """Keep an output of a tenant, or its end if there is no room for all of it.
+
+        An output that is too short to be found is not kept.
+        """
         room = self._most - _OF_TENANT - 1
         if len(tokens) <= ORDERS[0] or room <= ORDERS[0]:
             return
@@ -47,8 +50,10 @@ class OutputStore:
             self._drop()
 
     def _drop(self) -> None:
-        """The oldest output of the tenant that holds most; of equals, who kept nothing for the
-        longest time."""
+        """Drop the oldest output of the tenant that holds the most.
+
+        Of equal tenants it is the one whose last output is the oldest.
+        """
         tenant = max(self._tenants, key=lambda name: len(self._tenants[name]))
         index = self._tenants[tenant]
         before = len(index)

@@ -1,12 +1,12 @@
-"""PrefixCache: blocks whose keys and values rows that begin with the same tokens go on from.
+"""PrefixCache: blocks whose keys and values are reused by rows that begin with the same tokens.
 
-Contract: a radix tree for each salt, whose edges are blocks: what a block holds follows from the
-salt and the tokens down to it. Texts are compared token by token, and found to the token: the last
-block of a match may be shared in part. Who asks under another salt finds nothing. The cache has a
-reference to each of its blocks; where memory is needed, those that no row has go, the least
-recently used texts first and of a text the end before the beginning.
+Contract: each salt has a radix tree whose edges are blocks: the contents of a block follow from the
+salt and the tokens down to it. Texts are compared token by token, and match to the exact token: the
+last block of a match may be shared in part. A request with another salt finds nothing. The cache
+has a reference to each of its blocks. When memory is needed, blocks that no row has are evicted,
+those of the least recently used texts first, and the end of a text before its beginning.
 
-Not here: how far models have filled the blocks (`ModelState.filled`).
+How far models have filled the blocks is in `ModelState.filled`.
 Sources: the block hashes of vLLM's automatic prefix caching; SGLang's RadixAttention (Zheng et al.,
 arXiv 2312.07104) for the tree and the order of eviction.
 """
@@ -26,7 +26,7 @@ NO_BLOCK = -1
 
 
 class TokenChain:
-    """A text's tokens, and those of each of its whole blocks as a key."""
+    """A text's tokens, and a key for the tokens of each of its whole blocks."""
 
     def __init__(self, tokens: Sequence[int] | Ints) -> None:
         self.tokens: Ints = np.array(tokens, dtype=np.int64)
@@ -36,11 +36,11 @@ class TokenChain:
 
 @dataclass(frozen=True)
 class CacheUse:
-    """What a request wants of the cache.
+    """A request's use of the cache.
 
     Attributes:
-        salt: only requests with the same one share prefixes; None: it shares nothing.
-        reads: False: it reads its whole prompt, and leaves it to others.
+        salt: only requests with the same salt share prefixes; None: it shares nothing.
+        reads: if False, it reads its whole prompt itself, and later requests may reuse that.
     """
 
     salt: str | None = None
@@ -49,14 +49,16 @@ class CacheUse:
 
 @dataclass(kw_only=True)
 class CacheCounts:
-    """Since the start.
+    """Counts since the start.
 
     Attributes:
-        lookups: requests that were looked for; `hits`: that found something.
-        lookup_tokens: of these requests; `cached_tokens`: that they did not read again.
+        lookups: requests for which the cache was searched.
+        hits: those that found something.
+        lookup_tokens: prompt tokens of `lookups`, except for the last of each.
+        cached_tokens: tokens that rows did not have to read again.
         evictions: cached blocks that were given up for memory.
-        failures: of what was to be kept or taken over, and was read again.
-        imported_tokens: whose keys and values came from another process.
+        failures: errors while a prefix was kept or taken over; it is then read again.
+        imported_tokens: tokens whose keys and values came from another process.
     """
 
     lookups: int = 0
@@ -70,16 +72,16 @@ class CacheCounts:
 
 @dataclass(eq=False, kw_only=True)
 class CachedBlock:
-    """A node of a salt's tree; its root has no block.
+    """A node of a salt's tree, whose root has no block.
 
     Attributes:
-        tokens: of the block, fewer than it has slots only where the text ends.
-        whole: children by all of their tokens; `by_first`: by the first one, those that are not
-            whole included.
-        states: by model with recurrent layers, their states by number of tokens of the text, which
-            end in this block.
-        used: when a text with it was used last.
-        salt: of a root.
+        tokens: tokens of the block; fewer than it has slots only if the text ends there.
+        whole: children that are whole blocks, by all of their tokens.
+        by_first: all children, by their first token.
+        states: states of models with recurrent layers, by model and by number of tokens of the
+            text, which end in this block.
+        used: number of the last use of a text with this block.
+        salt: salt of the tree; set for roots only.
     """
 
     block: int
@@ -93,7 +95,7 @@ class CachedBlock:
 
     @property
     def above(self) -> "list[CachedBlock]":
-        """The blocks of its text, its own the last one."""
+        """The blocks of its text from the root, with this block last."""
         return [*self.parent.above, self] if self.parent is not None else []
 
     @property
@@ -119,29 +121,32 @@ class CachedBlock:
 
 
 class PrefixCache:
-    """`counts` is kept by who uses it, but for evictions."""
+    """Cached blocks in a tree for each salt.
+
+    Users of the cache update `counts`, except for evictions.
+    """
 
     def __init__(self, tables: BlockTables) -> None:
         self.counts = CacheCounts()
         self._tables = tables
         self._roots: dict[str, CachedBlock] = {}  # by salt
-        # By block, the least recently used first; of a text the end before the beginning.
+        # By block, least recently used first; the end of a text before its beginning.
         self._nodes: OrderedDict[int, CachedBlock] = OrderedDict()
         self._uses = 0
         self.is_cached: Bools = np.zeros(tables.blocks, dtype=np.bool_)
         tables.cache = self
 
     def __iter__(self) -> Iterator[CachedBlock]:
-        """Least recently used first."""
+        """Iterate over the nodes, least recently used first."""
         return iter(list(self._nodes.values()))
 
     @property
     def blocks(self) -> int:
-        """That no row has. May be asked from any thread."""
+        """Number of cached blocks that no row has; may be read from any thread."""
         return int((self.is_cached & (self._tables.references == 1)).sum())
 
     def walk(self, chain: TokenChain, limit: int, salt: str) -> list[CachedBlock]:
-        """The whole blocks that a text begins with, up to `limit` tokens."""
+        """Return the whole blocks that a text begins with, up to `limit` tokens."""
         node, path = self._roots.get(salt), list[CachedBlock]()
         for piece in chain.pieces[: limit // BLOCK_SLOTS]:
             node = None if node is None else node.whole.get(piece)
@@ -153,8 +158,10 @@ class PrefixCache:
     def below(
         self, path: Sequence[CachedBlock], chain: TokenChain, limit: int, salt: str
     ) -> list[tuple[CachedBlock, int]]:
-        """Blocks behind a path that `walk` gave which share some of the text's next tokens, and
-        how many."""
+        """Return the blocks after a path of `walk` that share some of the text's next tokens.
+
+        Each comes with the number of tokens that it shares.
+        """
         node, start = path[-1] if path else self._roots.get(salt), len(path) * BLOCK_SLOTS
         wanted = chain.tokens[start:limit]
         if node is None or not len(wanted):
@@ -163,26 +170,26 @@ class PrefixCache:
         return [(each, common_start(each.tokens, wanted)) for each in likes]
 
     def parent_of(self, path: Sequence[CachedBlock], salt: str) -> CachedBlock:
-        """Where the next block of a path belongs."""
+        """Return the node that the next block of a path is added to."""
         if path:
             return path[-1]
         return self._roots.setdefault(salt, _root(salt))
 
     def add(self, parent: CachedBlock, tokens: Ints, block: int) -> CachedBlock:
-        """A block that is not cached yet; it has not been used (`touch`)."""
+        """Add a block that is not cached yet, without marking it as used (`touch`)."""
         node = CachedBlock(block=block, tokens=tokens.copy(), parent=parent)
         parent.add(node)
         self._hold(node)
         return node
 
     def replace(self, node: CachedBlock, block: int) -> None:
-        """Another block holds what the node's did."""
+        """Replace the block of a node by one with the same contents."""
         self._give_back(node)
         node.block = block
         self._hold(node)
 
     def remove(self, node: CachedBlock) -> None:
-        """One that has no children."""
+        """Remove a node that has no children."""
         assert not node.by_first, "what follows would be lost"
         assert node.parent is not None, "the root is no block"
         node.parent.remove(node)
@@ -191,14 +198,14 @@ class PrefixCache:
         self._give_back(node)
 
     def touch(self, path: Sequence[CachedBlock]) -> None:
-        """A text has been used, from its beginning on."""
+        """Mark the blocks of a text as used, given from its beginning on."""
         self._uses += 1
         for node in reversed(path):
             self._nodes.move_to_end(node.block)
             node.used = self._uses
 
     def evict(self) -> bool:
-        """See `BlockCache`."""
+        """Give back a block that no row has; see `BlockCache`."""
         for _ in range(len(self._nodes)):
             block, node = next(iter(self._nodes.items()))
             if not node.by_first and self._tables.references[block] == 1:
@@ -206,7 +213,7 @@ class PrefixCache:
                 self.counts.evictions += 1
                 return True
             self._nodes.move_to_end(block)  # in use, or not the end of a text
-        for block in self._nodes:  # rows have what follows it, and a copy of their own of this one
+        for block in self._nodes:  # rows have blocks below it, and their own copy of this one
             if self._tables.references[block] == 1:
                 self.uncache(block)
                 self.counts.evictions += 1
@@ -214,20 +221,25 @@ class PrefixCache:
         return False
 
     def uncache(self, block: int) -> None:
-        """See `BlockCache`."""
+        """Remove a block and all blocks below it; see `BlockCache`."""
         top = self._nodes.get(block)
         for node in reversed(_with_all_below([top] if top else [])):
             self.remove(node)
 
     def drop_unfilled(self, is_filled: Bools) -> None:
-        """Blocks go in which no model has anything, [blocks], but for those that lead to others."""
+        """Remove blocks that no model has filled, except those that lead to filled ones.
+
+        `is_filled` is a mask, [blocks].
+        """
         for node in reversed(_with_all_below(self._roots.values())):
             if node.block != NO_BLOCK and not (node.by_first or is_filled[node.block]):
                 self.remove(node)
 
     def trim_states(self, name: str, most: int) -> None:
-        """Leaves so many recurrent states of a model: those of texts that were used last, and of
-        one text those with the most tokens."""
+        """Keep at most `most` recurrent states of a model.
+
+        States of texts that were used last stay, and of one text those with the most tokens.
+        """
         held = [
             (node.used, count, node.states[name])
             for node in self._nodes.values()
@@ -252,7 +264,7 @@ class PrefixCache:
         self._tables.release(np.array([node.block]))
 
     def check_integrity(self) -> None:
-        """Asserts that each salt's tree has all blocks, and no others."""
+        """Assert that the trees have exactly the cached blocks."""
         found = dict[int, CachedBlock]()
         for node in _with_all_below(self._roots.values()):
             whole = [each for each in node.children if len(each.tokens) == BLOCK_SLOTS]
@@ -268,16 +280,19 @@ def _root(salt: str) -> CachedBlock:
 
 
 def _with_all_below(nodes: Iterable[CachedBlock]) -> list[CachedBlock]:
-    """Parents before their children."""
+    """Return nodes and all nodes below them, parents before their children."""
     found = list(nodes)
-    for node in found:  # which grows
+    for node in found:  # the list grows in the loop
         found += node.children
     return found
 
 
 def states_on(path: Sequence[CachedBlock], name: str) -> KeptStates:
-    """A model's states behind tokens of a path, by their number: its own, and those on the way to
-    blocks that part from it."""
+    """Return a model's states that apply to a path, by number of tokens.
+
+    They are the states on the path, and those of its siblings up to the token where these part from
+    it.
+    """
     found = dict[int, KeptState]()
     for place, node in enumerate(path):
         assert node.parent is not None, "the root is on no path"
@@ -288,12 +303,15 @@ def states_on(path: Sequence[CachedBlock], name: str) -> KeptStates:
 
 
 def deepest(states: KeptStates | None, most: int) -> int:
-    """The most tokens, of `most`, that states can be gone on from; None: any number."""
+    """Return the most tokens, up to `most`, at which there is a state to continue from.
+
+    If `states` is None, a row can continue from any number of tokens.
+    """
     return most if states is None else max((n for n in states if n <= most), default=0)
 
 
 def common_start(ours: Ints, theirs: Ints) -> int:
-    """How many numbers two arrays begin with together."""
+    """Return how many leading numbers two arrays have in common."""
     count = min(len(ours), len(theirs))
     if not count:
         return 0

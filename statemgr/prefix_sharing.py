@@ -1,10 +1,10 @@
-"""PrefixSharing: what rows need not read, since it was read before or is being read.
+"""PrefixSharing: tokens that a row need not read, since others have read or are reading them.
 
-Contract: a row refers to the whole blocks of tokens that it begins with, of a cached prefix or of a
-row that runs, under its own salt only, and copies the rest to the token; of recurrent layers it
-copies a state that was kept, and goes on from there. What others are still reading it may wait for:
-it follows one leader, whose blocks it takes over as they are filled, and the rest where the two
-part. Only committed tokens are ever shared, and numbers.
+Contract: a row refers to the whole blocks of its first tokens that a cached prefix or a running row
+has under the same salt, and copies the rest to the exact token. For recurrent layers it copies a
+kept state and continues from there. It may wait for tokens that another row is still reading: it
+follows one leader, takes over the leader's blocks as they are filled, and copies the rest where
+their texts part. Only committed tokens with finite values are ever shared.
 """
 
 import logging
@@ -29,18 +29,21 @@ from statemgr.recurrent_store import KEPT_STATES, KeptState, KeptStates
 
 logger = logging.getLogger(__name__)
 
-_STRIDE = 2048  # tokens of a prompt between two of them
+_STRIDE = 2048  # tokens of a prompt between two kept recurrent states
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Found:
-    """What is known of a text.
+    """Search result for a text: the tokens of it that are in the cache or in a row.
 
     Attributes:
-        lengths: by model, of how many of its tokens there are keys and values in one place.
-        path, row: that place: cached blocks, the last one maybe in part, or a row; `shared`: tokens
-            that it has in common with the text; `parts`: that any place has.
-        leader: a row that will have read `expected` of its tokens, more than there are now.
+        lengths: by model, number of its first tokens with keys and values in one place.
+        path: that place, if it is cached blocks, of which the last may be used in part.
+        row: that place, if it is a running row.
+        shared: tokens that the place has in common with the text.
+        parts: the most tokens that any place has in common with the text.
+        leader: a row that will have read `expected` tokens of the text, more than are usable now.
+        expected: see `leader`.
     """
 
     use: CacheUse
@@ -55,14 +58,14 @@ class Found:
 
 @dataclass(kw_only=True)
 class _Sharer:
-    """A row.
+    """A row that shares prefixes.
 
     Attributes:
-        leader: whom it follows, with the number of that row's request.
-        expected: tokens that the leader will have read of its own.
-        taken: by model, tokens that the row took over. What it takes over again, after the model's
-            state was lost, counts once.
-        reached: by model, how many of its first tokens there were at most after that.
+        leader: the row that it follows, and the number of that row's request.
+        expected: number of the row's tokens that the leader will have read.
+        taken: by model, tokens that the row took over. Tokens taken over again, after the model's
+            state was lost, count once.
+        reached: by model, the most of its first tokens that it had after taking over.
     """
 
     number: int
@@ -73,7 +76,7 @@ class _Sharer:
     reached: dict[str, int] = field(default_factory=dict)
 
     def note(self, model: str, own: int, length: int) -> None:
-        """Tokens `own` .. `length - 1` were taken over."""
+        """Count tokens `own` .. `length - 1` as taken over."""
         reached = max(own, self.reached.get(model, 0))
         self.taken[model] = self.taken.get(model, 0) + max(0, length - reached)
         self.reached[model] = max(reached, length)
@@ -85,10 +88,13 @@ class _Sharer:
 
 
 class PrefixSharing:
-    """Args: `states`: by name, those that there are now; `committed`: a row's tokens.
+    """Sharing of prefixes between running rows and the cache.
+
+    `states` has the states of the models that are loaded, by name; `committed` returns a row's
+    tokens.
 
     Attributes:
-        target: the model that decides what a row takes over, where there are several.
+        target: the model that decides what a row takes over, if there are several.
     """
 
     def __init__(
@@ -107,7 +113,7 @@ class PrefixSharing:
         self._requests = 0
 
     def cached(self, chain: TokenChain, use: CacheUse) -> Found:
-        """What is kept of a text, without its last token, whose logits are wanted."""
+        """Return what is cached of a text without its last token, whose logits are needed."""
         best, limit = Found(use=use), len(chain.tokens) - 1
         if use.salt is None or not use.reads:
             return best
@@ -126,7 +132,7 @@ class PrefixSharing:
         return best
 
     def find(self, chain: TokenChain, use: CacheUse) -> Found:
-        """The same, and what running rows have read of it or will read."""
+        """Return what is cached of a text, and what running rows have read or will read of it."""
         best, limit = self.cached(chain, use), len(chain.tokens) - 1
         if use.salt is None or not use.reads:
             return best
@@ -137,7 +143,7 @@ class PrefixSharing:
             shared = common_start(self._committed(row), chain.tokens[:limit])
             if shared > expected:
                 leader, expected = row, shared
-            if shared > usable:  # whoever will have read the most may have read nothing yet
+            if shared > usable:  # the row that will have read the most may have read nothing yet
                 lengths = self._reach(row, shared)
                 if self._usable(lengths) > usable:
                     usable = self._usable(lengths)
@@ -148,14 +154,14 @@ class PrefixSharing:
         return replace(best, leader=leader, expected=expected)
 
     def held(self, found: Found) -> int:
-        """Blocks of what was found that rows have: whoever shares them takes no memory."""
+        """Count the found blocks that rows have already, so that sharing them takes no memory."""
         whole = max(found.lengths.values(), default=0) // BLOCK_SLOTS
         if found.row is not None:
             return whole
         return int((self._tables.references[_blocks_on(found.path[:whole])] > 1).sum())
 
     def begin(self, row: int, found: Found) -> None:
-        """A row begins with what was found for it."""
+        """Start a row with what was found for it."""
         salt, counts = found.use.salt, self.cache.counts
         if salt is None:
             return
@@ -173,7 +179,7 @@ class PrefixSharing:
         counts.hits += sharer.inherited() > 0
 
     def end(self, row: int, keep: bool) -> None:
-        """A row ends. `keep`: what it has read is good for others."""
+        """End a row; with `keep`, cache what it has read for others."""
         self.wanted.pop(row, None)
         sharer = self._rows.pop(row, None)
         if keep and sharer is not None:
@@ -184,11 +190,11 @@ class PrefixSharing:
                 self.cache.counts.failures += 1
 
     def inherited(self, row: int, model: str | None = None) -> int:
-        """See `StateManager.inherited`."""
+        """Return the tokens that a row took over; see `StateManager.inherited`."""
         return self._rows[row].inherited(model) if row in self._rows else 0
 
     def leaders(self) -> dict[int, tuple[int, int]]:
-        """See `StateManager.leaders`."""
+        """Return the leaders of rows; see `StateManager.leaders`."""
         return {
             row: (sharer.leader[0], sharer.expected)
             for row, sharer in self._rows.items()
@@ -196,7 +202,7 @@ class PrefixSharing:
         }
 
     def follow(self) -> list[int]:
-        """See `StateManager.follow`."""
+        """Let rows take over tokens from others; see `StateManager.follow`."""
         followed = [
             row
             for row, sharer in self._rows.items()
@@ -205,7 +211,7 @@ class PrefixSharing:
         return sorted({*followed, *self._catch_up()})
 
     def waits(self, name: str, rows: Ints) -> Bools:
-        """See `StateManager.waits`."""
+        """Return the rows that should not read now; see `StateManager.waits`."""
         waits = np.zeros(len(rows), dtype=np.bool_)
         if (state := self._states.get(name)) is not None:
             for at in self._sharing_next(state, rows).tolist():
@@ -215,7 +221,7 @@ class PrefixSharing:
         return waits
 
     def forget_model(self, name: str) -> None:
-        """A model's store is gone."""
+        """Forget the states of a model whose store is gone, and blocks that only it had filled."""
         self.cache.forget_states(name)
         is_filled = np.zeros(self._tables.blocks, dtype=np.bool_)
         for state in self._states.values():
@@ -223,8 +229,10 @@ class PrefixSharing:
         self.cache.drop_unfilled(is_filled)
 
     def check_integrity(self) -> None:
-        """Asserts that blocks are shared by rows of the same tokens only, and none is that may be
-        written to."""
+        """Assert that rows share blocks of the same tokens only.
+
+        No shared block may be one that a row may still write to.
+        """
         tables, cache = self._tables, self.cache
         cache.check_integrity()
         tables.check_integrity(np.array([node.block for node in cache], dtype=np.int64))
@@ -244,22 +252,22 @@ class PrefixSharing:
                     assert texts.setdefault(block, own) == own, "a block of other tokens is shared"
 
     def _follow(self, row: int, sharer: _Sharer, leader: tuple[int, int]) -> bool:
-        """Whether the row has taken over anything."""
-        if not self._is_there(leader):  # it has ended, and what it has read is cached
+        """Take over what a leader has read; return whether the row has taken over anything."""
+        if not self._is_there(leader):  # it has ended, and its tokens are cached
             sharer.leader = None
             chain = TokenChain(self._committed(row))
             return self._take_found(row, self.cached(chain, CacheUse(sharer.salt)))
         reach = self._reach(leader[0], sharer.expected)
-        # A leader that has passed what was wanted of it has no state there, and never will.
+        # A leader that is past the expected tokens will not keep a state there any more.
         if any(self._has_read(each, sharer.expected) for each in (row, leader[0])):
             sharer.leader = None
-        else:  # the rest of a block is copied once, when they part
+        else:  # a partial block is copied once, when the two rows part
             for name, state in self._states.items():
                 reach[name] -= 0 if state.is_recurrent else reach[name] % BLOCK_SLOTS
         return self._take_row(row, leader[0], reach)
 
     def _catch_up(self) -> list[int]:
-        """Models go on behind what others have filled meanwhile of the blocks that rows share."""
+        """Move rows past tokens that others have filled in shared blocks; return these rows."""
         caught = []
         every = np.array(sorted(self._rows), dtype=np.int64)
         for name, state in self._states.items():
@@ -277,15 +285,18 @@ class PrefixSharing:
         return caught
 
     def _sharing_next(self, state: ModelState, rows: Ints) -> Ints:
-        """Places among `rows` of those whose next block for a model to fill others have as well."""
+        """Return the indices of rows whose next block to fill is shared with others."""
         place = state.ends[rows] // BLOCK_SLOTS
         has = place < self._tables.sizes[rows]
         blocks = self._tables.table[rows, np.where(has, place, 0)]
         return np.flatnonzero(has & (self._tables.references[blocks] > 1))
 
     def _has_read(self, row: int, tokens: int) -> bool:
-        """Whether the target has, or all models where there is none; the others read what they
-        lack themselves: with their leader, which lacks it as well."""
+        """Return whether the target, or every model if there is no target, has read the tokens.
+
+        The other models read the tokens that they lack themselves, together with the leader, which
+        lacks them as well.
+        """
         known = self._lengths(row)
         if self.target in known:
             return known[self.target] >= tokens
@@ -300,7 +311,7 @@ class PrefixSharing:
         return {name: int(state.lengths(rows)[0]) for name, state in self._states.items()}
 
     def _lengths_on(self, path: Sequence[CachedBlock], shared: int) -> dict[str, int]:
-        """By model: how many of a path's tokens, `shared` at most, a row need not read."""
+        """Return by model how many tokens of a path, at most `shared`, a row need not read."""
         blocks, lengths = _blocks_on(path), dict[str, int]()
         for name, state in self._states.items():
             states = states_on(path, name) if state.is_recurrent else None
@@ -335,12 +346,10 @@ class PrefixSharing:
         lengths: Mapping[str, int],
         states: Mapping[str, KeptStates | None],
     ) -> bool:
-        """Returns whether any tokens were taken over.
+        """Take over tokens for a row; return whether there were any.
 
-        Args:
-            blocks: of the row's first tokens.
-            lengths: by model, for how many of these it is to go on from there.
-            states: by model, recurrent states that go with them.
+        `blocks` are those of the row's first tokens. By model, `lengths` is the number of these
+        tokens to continue after, and `states` the recurrent states that go with them.
         """
         sharer, tokens, own = self._rows[row], self._committed(row), self._lengths(row)
         lengths = {name: length for name, length in lengths.items() if length > own[name]}
@@ -349,10 +358,10 @@ class PrefixSharing:
         before, has_taken = sharer.inherited(), False
         blocks = blocks[: -(-max(lengths.values()) // BLOCK_SLOTS)]
         whole, held = max(lengths.values()) // BLOCK_SLOTS, blocks
-        self._tables.hold(blocks)  # as long as anything is copied
+        self._tables.hold(blocks)  # until everything is copied
         try:
             start = self._refer(row, blocks, whole, own) * BLOCK_SLOTS
-            if start >= whole * BLOCK_SLOTS:  # if nothing else is free, the row has the rest itself
+            if start >= whole * BLOCK_SLOTS:  # the row may get the last block itself
                 self._tables.release(blocks[whole:])
                 held = blocks[:whole]
             for name, length in lengths.items():
@@ -362,7 +371,7 @@ class PrefixSharing:
                         places = np.arange(first, length)
                         source = blocks[places // BLOCK_SLOTS] * BLOCK_SLOTS + places % BLOCK_SLOTS
                         state.take_copy(row, first, source)
-                except NoFreeBlocksError:  # it reads them itself
+                except NoFreeBlocksError:  # the row reads these tokens
                     length = own[name] if state.is_recurrent else first
                 except Exception:
                     logger.exception("%s: row %d could not copy what is kept", name, row)
@@ -378,8 +387,10 @@ class PrefixSharing:
         return has_taken
 
     def _refer(self, row: int, blocks: Ints, whole: int, own: Mapping[str, int]) -> int:
-        """The row refers to the first `whole` ones of `blocks`, if nothing that it has itself is
-        lost. Returns how many of them it has then."""
+        """Let the row refer to the first `whole` blocks, unless it would lose tokens that it has.
+
+        Returns how many of these blocks it has afterwards.
+        """
         common = common_start(self._tables.of(row), blocks)
         known = {name: self._states[name].covered(blocks, has) for name, has in own.items()}
         is_lost = any(max(known[name], common * BLOCK_SLOTS) < has for name, has in own.items())
@@ -389,7 +400,7 @@ class PrefixSharing:
         return whole
 
     def _keep(self, row: int, salt: str) -> None:
-        """Caches what a row has read, and what a model that gave it up since had read before."""
+        """Cache what a row has read, and what models had read before they dropped the row."""
         states, blocks = dict[str, dict[int, KeptState]](), self._tables.of(row)
         last, filled = len(self._committed(row)) - 1, np.zeros(len(blocks), dtype=np.int64)
         for name, state in self._states.items():
@@ -411,13 +422,13 @@ class PrefixSharing:
                 if fits:
                     node.take_over({name: fits})
         self.cache.touch(path)
-        for name in states:  # there is room for so many as rows have that run
+        for name in states:  # as many as running rows may have
             self.cache.trim_states(name, KEPT_STATES * len(self._tables.sizes))
 
     def _cache_block(
         self, path: Sequence[CachedBlock], salt: str, piece: Ints, block: int
     ) -> CachedBlock:
-        """The node behind a path that holds what a row's block does, and maybe more."""
+        """Return the node after a path that holds at least what a row's block does."""
         parent, cache = self.cache.parent_of(path, salt), self.cache
         parts = list[CachedBlock]()
         for node in tuple(parent.by_first.get(int(piece[0]), ())):
@@ -438,8 +449,10 @@ class PrefixSharing:
         return added
 
     def _fill(self, block: int, other: int) -> bool:
-        """Whether a block holds all that another one does, whose tokens it begins with: it is
-        given what it lacks, if nobody else has it."""
+        """Return whether a block holds all that `other` does, and copy what it lacks if necessary.
+
+        `block` begins with the tokens of `other`. Nothing is copied to a block with other users.
+        """
         states = self._states.values()
         if all(state.filled[block] >= state.filled[other] for state in states):
             return True
@@ -450,8 +463,11 @@ class PrefixSharing:
         return True
 
     def _usable(self, lengths: Mapping[str, int]) -> int:
-        """Tokens whose reading a place saves: where the target goes on from few places, what it
-        need not read; other models read what they lack then in little time."""
+        """Return how many tokens of a place save reading time.
+
+        A recurrent target can continue from few places only, so its count decides: the other models
+        read what they lack then in little time. Otherwise the largest count does.
+        """
         target = self._states.get(self.target or "")
         if self.target is not None and target is not None and target.is_recurrent:
             return lengths.get(self.target, 0)
@@ -461,9 +477,11 @@ class PrefixSharing:
         return {name: state.reach(row, most) for name, state in self._states.items()}
 
     def _want(self, row: int, found: Found) -> None:
-        """Where recurrent states are to be kept on the row's way: before the last token of its
-        prompt, which may be sent again; where texts part; and now and then. And where it parts from
-        its leader, on the leader's way."""
+        """Choose the numbers of tokens at which recurrent states of the row are kept.
+
+        They are before the last token of its prompt, which may be sent again, where texts part, and
+        every `_STRIDE` tokens. The leader also keeps one where the row parts from it.
+        """
         last = len(self._committed(row)) - 1
         wanted = [last, found.parts, *range(last // _STRIDE * _STRIDE, 0, -_STRIDE)]
         known = min(found.lengths.values(), default=0)

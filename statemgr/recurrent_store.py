@@ -1,14 +1,13 @@
-"""RecurrentStore: the states of a model's recurrent layers, and what of them may be rolled back.
+"""RecurrentStore: the states of a model's recurrent layers, with rollback of uncommitted tokens.
 
-Contract: a row's states stand behind its first tokens, of which `held` tells the number. A pass
-begins with `begin`. Tokens that are sure to stay go straight into the states; of each other one the
-pass leaves an entry, known by the number of its slot, from which its update can be repeated to the
-bit. A commit names the entries that stay, and computes nothing: the row's next pass applies them
-before anything else, in all layers. To roll back is to forget entries; trees branch where entries
-have the same parent. A pass that fails after it has changed states leaves a row that must
-`fall_back` to a state that was kept.
+Contract: a row's states are those after its first `held` tokens. A pass begins with `begin`. Tokens
+that are sure to stay update the states at once; for each other token the pass leaves an entry,
+identified by its slot number, from which its update can be repeated bit by bit. A commit names the
+entries that stay, and computes nothing: the row's next pass applies them first, in all layers. To
+roll back is to forget entries; trees branch where entries have the same parent. A pass that fails
+after it has changed states leaves a row that must `fall_back` to a kept state.
 
-Copies are kept on the way behind those numbers of tokens that are `wanted` of a row.
+Copies of a row's states are kept after the numbers of tokens that are `wanted` of it.
 """
 
 from collections import Counter
@@ -23,19 +22,19 @@ from torch import Tensor
 from modelpool.recurrent import RecurrentKind, RecurrentLayer, StateKey, Tensors
 from statemgr.arrays import Ints
 
-KeptState = Mapping[StateKey, Tensors]  # nobody writes to it
+KeptState = Mapping[StateKey, Tensors]  # read-only
 KeptStates = Mapping[int, KeptState]  # by number of tokens
-KEPT_STATES = 4  # that a row which begins takes over, or keeps of its prompt on its way, at most
+KEPT_STATES = 4  # most states that a row takes over, or keeps while it reads its prompt
 
 
 @dataclass(frozen=True, eq=False)
 class TokenOrder:
-    """What recurrent layers must know of the tokens of a pack.
+    """Order of the tokens of a pack, for recurrent layers.
 
     Attributes:
-        certain: [R] tokens of each row, its first ones in the pack, that are sure to stay.
-        parents: [T] number of the slot of the token that each follows; -1: the one before it in
-            its row, which None says of all.
+        certain: [R] number of each row's first tokens in the pack that are sure to stay.
+        parents: [T] slot number of the token that each token follows; -1: the one before it in its
+            row. None means -1 for all.
     """
 
     certain: Ints
@@ -44,13 +43,13 @@ class TokenOrder:
 
 @dataclass(eq=False)
 class _Entry:
-    """A token that follows `parent`; None: what the row's states have."""
+    """A token that follows the entry `parent`, or the row's states if that is None."""
 
     parent: "_Entry | None"
     parts: dict[StateKey, Tensors] = field(default_factory=dict)
 
     def path(self) -> "list[_Entry]":
-        """From the row's states down to it."""
+        """Return the entries from the row's states down to this one."""
         path, entry = [self], self.parent
         while entry is not None:
             path.append(entry)
@@ -60,11 +59,13 @@ class _Entry:
 
 @dataclass(eq=False, kw_only=True)
 class _Row:
-    """
+    """Bookkeeping of a row's states.
+
     Attributes:
-        count: tokens that the states have.
-        pending: committed entries behind them, in order; `tip`: the entry that was read last.
-        kept: by number of tokens, copies of states.
+        count: tokens that the states have read.
+        pending: committed entries after them, in order.
+        tip: the entry that was read last.
+        kept: copies of states, by number of tokens.
     """
 
     count: int = 0
@@ -75,8 +76,11 @@ class _Row:
 
 @dataclass(frozen=True, eq=False)
 class _RowPass:
-    """A row's tokens of a pack, the first of which stands at `start` and follows `held` others:
-    `certain` ones that stay, then one of each entry."""
+    """A row's tokens in a pack.
+
+    The first one is at index `start` of the pack, and follows `held` others of the row. The first
+    `certain` tokens stay; then comes one token for each entry.
+    """
 
     row: int
     start: int
@@ -86,10 +90,12 @@ class _RowPass:
 
 
 class RecurrentStore:
-    """Args:
-    layers: the states of those that are recurrent.
-    width: a slot's number is `row * width + slot`.
-    wanted: by row, the numbers of tokens behind which its states are to be kept.
+    """States of the recurrent layers, for all rows.
+
+    Args:
+        layers: the recurrent layers.
+        width: a slot's number is `row * width + slot`.
+        wanted: by row, the numbers of tokens after which its states are kept.
     """
 
     def __init__(
@@ -104,7 +110,7 @@ class RecurrentStore:
         self._wanted = wanted
         self._rows = [_Row() for _ in range(rows)]
         self._entries: dict[int, _Entry] = {}  # by number of the slot
-        with torch.inference_mode(False):  # rows also change outside of inference
+        with torch.inference_mode(False):  # rows also change outside inference mode
             self._states = {key: _zeros(layer, rows) for key, layer in layers.items()}
 
     @property
@@ -117,25 +123,25 @@ class RecurrentStore:
 
     @property
     def form(self) -> tuple[str, ...]:
-        """Of each state its kind, and what that keeps of a row: equal where bytes can be taken."""
+        """Kind, shapes and dtypes of each state; stores of equal form can exchange bytes."""
         return tuple(
             ", ".join((layer.kind.name, *(f"{list(p.shape[1:])} {p.dtype}" for p in parts)))
             for layer, parts in zip(self.layers.values(), self._states.values(), strict=True)
         )
 
     def held(self, row: int) -> int:
-        """Tokens that a row's states have, or will have before its next pass."""
+        """Return the tokens that a row's states have read, or will have before its next pass."""
         return self._rows[row].count + len(self._rows[row].pending)
 
     def parts(self, row: int) -> list[Tensor]:
-        """All that the layers keep of a row, layer after layer, not copied."""
+        """Return all that the layers keep of a row, layer after layer, not copied."""
         self._settle(row)
         return [part for key in self.layers for part in self._state(key, row)]
 
     # Passes
 
     def begin(self, rows: Ints, counts: Ints, slots: Ints, order: TokenOrder) -> "RecurrentPass":
-        """A pass over appended tokens. `slots`: [T] their numbers."""
+        """Begin a pass over appended tokens, whose slot numbers are `slots`, [T]."""
         passes, starts = [], np.cumsum(counts) - counts
         parents = np.full_like(slots, -1) if order.parents is None else order.parents
         for row, start, count, certain in zip(
@@ -160,7 +166,10 @@ class RecurrentStore:
     def scan(
         self, layer: int, kind: RecurrentKind, tokens: Tensors, part: _RowPass
     ) -> list[Tensor]:
-        """Outputs [n, ...] of a row's tokens of a pack, in pieces; `tokens` are of all rows."""
+        """Return the outputs, [n, ...], of a row's tokens in a pack, in pieces.
+
+        `tokens` holds the tokens of all rows.
+        """
         key, outputs = (layer, kind.name), list[Tensor]()
         state = self._state(key, part.row)
         wanted = (at - part.held for at in self._wanted.get(part.row, ()))
@@ -178,7 +187,7 @@ class RecurrentStore:
         return outputs
 
     def _settle(self, row: int) -> None:
-        """Applies what was committed."""
+        """Apply the committed entries of a row."""
         own = self._rows[row]
         for entry in own.pending:
             for key, layer in self.layers.items():
@@ -189,7 +198,7 @@ class RecurrentStore:
         own.pending = []
 
     def _note(self, row: int, count: int, key: StateKey, state: Tensors) -> None:
-        """One of a row's states has `count` tokens."""
+        """Keep a copy of a row's state, which has read `count` tokens, if it is wanted."""
         if count in self._wanted.get(row, ()):
             kept = self._rows[row].kept.setdefault(count, {})
             kept[key] = [part.clone() for part in state]
@@ -197,8 +206,10 @@ class RecurrentStore:
     # Commits
 
     def commit(self, row: int, slots: Sequence[int]) -> bool:
-        """Of a row's entries those in `slots` stay, in this order, and no others. False: they do
-        not follow one another; nothing of the row can be relied on."""
+        """Keep a row's entries in `slots`, in this order, and forget the others.
+
+        Returns False if they do not follow one another; then nothing of the row can be relied on.
+        """
         entries = [self._entries.get(slot) for slot in slots]
         self.forget(row)
         before = None
@@ -210,28 +221,28 @@ class RecurrentStore:
         return True
 
     def forget(self, row: int) -> None:
-        """All entries that were not committed."""
+        """Forget all entries of a row that were not committed."""
         self._rows[row].tip = None
         if self._entries:
             for slot in [slot for slot in self._entries if slot // self._width == row]:
                 del self._entries[slot]
 
     def scrub(self, slots: Iterable[int]) -> None:
-        """Forgets entries of a failed forward."""
+        """Forget the entries of a failed forward."""
         gone = {self._entries.pop(slot) for slot in slots if slot in self._entries}
         for own in self._rows:
             while own.tip in gone:
                 own.tip = own.tip.parent
 
     def move(self, source: Ints, destination: Ints) -> None:
-        """Slots have other numbers."""
+        """Renumber the entries of slots that have moved."""
         if self._entries:
             pairs = zip(source.tolist(), destination.tolist(), strict=True)
             moved = {new: self._entries.pop(old) for old, new in pairs if old in self._entries}
             self._entries |= moved
 
     def drop(self, row: int) -> None:
-        """All of a row, contents included."""
+        """Forget all of a row, and clear its states."""
         if self.layers:
             self.forget(row)
             self._rows[row] = _Row()
@@ -241,17 +252,19 @@ class RecurrentStore:
     # Kept states
 
     def reach(self, row: int, most: int) -> int:
-        """The most tokens, of `most`, behind which the row's states were kept; 0: none."""
+        """Return the most tokens, up to `most`, after which a state was kept, or 0."""
         return max((at for at in self.passed(row) if at <= most), default=0)
 
     def passed(self, row: int) -> dict[int, KeptState]:
-        """By number of tokens, states that were kept on the way. One of a pass that failed lacks
-        layers."""
+        """Return the states that were kept on the way, by number of tokens.
+
+        States of a pass that failed lack layers, and are left out.
+        """
         kept = self._rows[row].kept
         return {count: each for count, each in kept.items() if len(each) == len(self.layers)}
 
     def kept(self, row: int) -> dict[int, KeptState]:
-        """The same, and the row's own."""
+        """Return the states that were kept on the way, and a copy of the current one."""
         self._settle(row)
         count, kept = self._rows[row].count, self.passed(row)
         if count:
@@ -261,7 +274,10 @@ class RecurrentStore:
         return kept
 
     def restore(self, row: int, count: int, states: KeptStates) -> None:
-        """Goes on behind `count` tokens. What is kept last before is good for the row, too."""
+        """Set a row to its state in `states` after `count` tokens.
+
+        The last states before that stay available to the row.
+        """
         self.forget(row)
         for key, parts in states[count].items():
             for part, kept in zip(self._state(key, row), parts, strict=True):
@@ -270,8 +286,10 @@ class RecurrentStore:
         self._rows[row] = _Row(count=count, kept={at: dict(states[at]) for at in known})
 
     def fall_back(self, row: int, most: int) -> int:
-        """Goes back to the most tokens, of `most`, behind which the states were kept. Returns how
-        many; 0: the row is empty."""
+        """Go back to the last state that was kept after at most `most` tokens.
+
+        Returns its number of tokens; 0 if there is none and the row is empty.
+        """
         count, kept = self.reach(row, most), self.passed(row)
         if count:
             self.restore(row, count, kept)
@@ -280,11 +298,11 @@ class RecurrentStore:
         return count
 
     def begin_at(self, row: int, count: int) -> None:
-        """The row's states were written from outside (`parts`), and have `count` tokens."""
+        """Set the number of tokens of states that were written from outside (`parts`)."""
         self._rows[row] = _Row(count=count)
 
     def is_finite(self, row: int) -> bool:
-        """Whether states hold numbers only. Waits for each device."""
+        """Return whether a row's states are finite numbers; this waits for each device."""
         return all(bool(part.isfinite().all()) for part in self.parts(row))
 
     def _state(self, key: StateKey, row: int) -> list[Tensor]:
@@ -292,7 +310,7 @@ class RecurrentStore:
 
 
 class RecurrentPass:
-    """What a forward sees of the rows' states; see `modelpool.attention.kv_view.KVView.scan`."""
+    """The rows' states in a forward pass; see `modelpool.attention.kv_view.KVView.scan`."""
 
     def __init__(self, store: RecurrentStore, rows: Sequence[_RowPass], tokens: int) -> None:
         self._store = store
@@ -307,13 +325,18 @@ class RecurrentPass:
 
 
 def _own(part: Tensor) -> Tensor:
-    """It stays until the row's next pass, and as a view would keep what all rows have read."""
+    """Return the part, copied if it is a view of much larger memory.
+
+    It stays until the row's next pass, and as a view would keep the data of all rows alive.
+    """
     return part.clone() if part.untyped_storage().nbytes() > 4 * part.nbytes else part
 
 
 class _Below:
-    """Reads entries of a pass, parents first. The states of those that have children in the pass
-    are copies, which the last child goes on with."""
+    """Reader of the entries of a pass, parents first.
+
+    Entries with children in the pass have copies of the state, which the last child modifies.
+    """
 
     def __init__(
         self, kind: RecurrentKind, key: StateKey, state: Tensors, entries: Sequence[_Entry]
@@ -321,7 +344,7 @@ class _Below:
         self._kind = kind
         self._key = key
         self._state = state
-        self._waiting = Counter(entry.parent for entry in entries)  # children to be read
+        self._waiting = Counter(entry.parent for entry in entries)  # children not read yet
         self._states: dict[_Entry, Tensors] = {}
 
     def read(self, entry: _Entry, token: Tensors) -> Tensor:
@@ -340,7 +363,7 @@ class _Below:
         return output
 
     def _behind(self, entry: _Entry) -> Tensors:
-        """Of an entry of an earlier pass: the updates down to it are repeated."""
+        """Return the state after an entry; updates of earlier passes are repeated down to it."""
         if entry not in self._states:
             state = [part.clone() for part in self._state]
             for each in entry.path():

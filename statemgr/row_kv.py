@@ -1,12 +1,12 @@
-"""RowKV: what layers keep of a row's tokens outside of any store, for another process to go on.
+"""RowKV: the data that layers keep of a row's tokens, exported for another process.
 
-Contract: contiguous memory of the host that any transport can carry, with a header by which whoever
-takes it sees whether it fits. The bits are the store's, of any dtype, since memory is carried as
-bytes; neither batches nor places in stores play a part. What was read so far may be exported piece
-by piece, and is imported in the same order. Recurrent layers' states go with the piece that ends
-before the row's last token: without it the others are of no use.
+Contract: contiguous host memory that any transport can carry, with a header by which the receiver
+checks that it fits. The bits are those of the store, of any dtype, since memory is carried as
+bytes; they do not depend on batches or on places in stores. Tokens read so far may be exported
+piece by piece, and are imported in the same order. The states of recurrent layers go with the piece
+that ends before the row's last token; without that piece the others are of no use.
 
-Not here: how the bytes travel, and which model a row goes on with.
+This module does not decide how the bytes travel, or which model a row continues with.
 """
 
 import hashlib
@@ -26,20 +26,20 @@ Bytes = NDArray[np.uint8]
 
 
 class KVMismatchError(ValueError):
-    """Keys and values that a row must not go on from."""
+    """Error raised for keys and values that a row must not continue from."""
 
 
 @dataclass(frozen=True)
 class KVFormat:
-    """What keys and values are of.
+    """Format of exported keys and values.
 
     Attributes:
-        model: a fingerprint of all that their bits depend on beside the tokens.
-        dtype: such as `bfloat16`.
-        layers: of each that keeps keys and values its KV heads, and the widths of the two; of
-            latents, which are both, 0 for the second.
-        recurrent: of each recurrent layer the name of its kind, which tells its arithmetic, and the
-            shapes and dtypes of its states.
+        model: a fingerprint of everything besides the tokens that their bits depend on.
+        dtype: name such as `bfloat16`.
+        layers: for each layer that keeps keys and values: its KV heads, the width of keys and the
+            width of values, which is 0 for latents, as these are both.
+        recurrent: for each recurrent layer: the name of its kind, which determines its arithmetic,
+            and the shapes and dtypes of its states.
     """
 
     model: str
@@ -49,7 +49,11 @@ class KVFormat:
 
     @classmethod
     def of(cls, state: ModelState, model: str) -> "KVFormat":
-        """Raises `ValueError` where layers are of different dtypes."""
+        """Return the format of a model's state.
+
+        Raises:
+            ValueError: layers have different dtypes.
+        """
         parts = [state.store.kept(number) for number in state.store.own]
         dtypes = sorted({str(keys.dtype).removeprefix("torch.") for keys, *_ in parts})
         if len(dtypes) > 1:
@@ -61,20 +65,20 @@ class KVFormat:
 
     @property
     def token_bytes(self) -> int:
-        """Of all layers."""
+        """Bytes of a token in all layers."""
         item = torch.empty(0, dtype=getattr(torch, self.dtype)).element_size()
         return sum(heads * (key + value) * item for heads, key, value in self.layers)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RowKV:
-    """Of the tokens at positions `start .. start + count - 1`.
+    """Exported data of the tokens at positions `start .. start + count - 1`.
 
     Attributes:
         text: a digest of all tokens up to the last of them.
         data: [count * format.token_bytes], layer after layer, keys before values, each of them
             [count, kv_heads, width]. It may be read-only.
-        state: of the recurrent layers behind the last of them; empty where another piece has it.
+        state: the recurrent states after the last of them; empty if another piece has them.
     """
 
     format: KVFormat
@@ -92,11 +96,9 @@ class RowKV:
 def export_row(
     state: ModelState, row: int, start: int, stop: int, committed: Ints, model: str
 ) -> RowKV:
-    """What a row has of the positions `start .. stop - 1`, copied.
+    """Copy what a row has of the positions `start .. stop - 1`.
 
-    Args:
-        committed: the row's tokens, [n].
-        model: see `KVFormat`.
+    `committed` holds the row's tokens, [n]; for `model` see `KVFormat`.
     """
     assert 0 <= start < stop <= int(state.lengths(np.array([row]))[0]), "it has not read so far"
     store, slots = state.store, state.slots_of(row, stop)[start:]
@@ -114,14 +116,13 @@ def export_row(
 
 
 def import_row(state: ModelState, row: int, kv: RowKV, committed: Ints, model: str) -> int:
-    """Appends what a row lacks of `kv`; what it has stays. Returns how many tokens were added.
+    """Append the tokens of `kv` that a row lacks, and return their number.
 
-    It takes all blocks for them before it writes.
-
-    Args: see `export_row`.
+    Tokens that the row has stay. All blocks are taken before anything is written. For `committed`
+    and `model` see `export_row`.
 
     Raises:
-        KVMismatchError: it is of another model or text, or does not follow what the row has.
+        KVMismatchError: `kv` is of another model or text, or does not follow what the row has.
         ValueError: the row has no room.
     """
     held = int(state.lengths(np.array([row]))[0])
@@ -147,7 +148,11 @@ def import_row(state: ModelState, row: int, kv: RowKV, committed: Ints, model: s
 
 
 def check_kv(state: ModelState, kv: RowKV, held: int, committed: Ints, model: str) -> None:
-    """Whether a row that has read `held` tokens may go on from `kv`. Raises `KVMismatchError`."""
+    """Check that a row that has read `held` tokens may continue from `kv`.
+
+    Raises:
+        KVMismatchError: it may not.
+    """
     own, theirs = KVFormat.of(state, model), kv.format
     if theirs.model != own.model:
         raise KVMismatchError(f"of the model {theirs.model}, not {own.model}")
@@ -171,7 +176,7 @@ def check_kv(state: ModelState, kv: RowKV, held: int, committed: Ints, model: st
 
 
 def _pieces(store: KVStore, data: Bytes) -> Iterator[tuple[Tensor, Bytes]]:
-    """Keys or values of each layer, [slots, kv_heads, width], and their part of the bytes."""
+    """Yield each layer's keys or values, [slots, kv_heads, width], with their part of the bytes."""
     parts = [part for number in store.own for part in store.kept(number)]
     sizes = [part[0].numel() * part.element_size() for part in parts]
     count, start = len(data) // max(sum(sizes), 1), 0
@@ -189,13 +194,13 @@ def _load_state(state: ModelState, row: int, kv: RowKV) -> None:
 
 
 def _bytes_of(tensor: Tensor) -> Bytes:
-    """The memory of a contiguous tensor of the host, flat, not copied."""
+    """Return the memory of a contiguous host tensor as flat bytes, not copied."""
     flat: Bytes = tensor.view(torch.uint8).numpy().reshape(-1)
     return flat
 
 
 def _write(part: Tensor, data: Bytes) -> None:
-    """Fills a contiguous piece of a store."""
+    """Write bytes to a contiguous piece of a store."""
     if part.device.type == "cpu":
         _bytes_of(part)[:] = data
         return

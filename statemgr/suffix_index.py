@@ -1,14 +1,14 @@
-"""SuffixIndex: where the end of a text has stood before, in texts of any length.
+"""SuffixIndex: earlier occurrences of the end of a text, in texts of any length.
 
 Contract: texts are appended token by token and the oldest ones are dropped, both in amortised
 constant time and with memory in proportion to what is kept. A look-up finds the latest occurrences
-of the last tokens of a context, with the whole length that they share with it.
+of the last tokens of a context, each with the whole length that it shares with the context.
 
-Why no suffix automaton: it would find the longest match in one walk, but nothing can be dropped
-from it, and its states take several times the memory. Here contexts of a few fixed orders are
-hashed. Occurrences of the longest order that has any are compared with the context, so a match is
-as long as it is, and the longest one is missed only where its last `orders[-1]` tokens have
-occurred more than `MAX_MATCHES` times since.
+A suffix automaton would find the longest match in one walk, but nothing can be dropped from it, and
+its states take several times the memory. Here contexts of a few fixed orders are hashed.
+Occurrences of the longest order that has any are compared with the context, so that the length of a
+match is exact. The longest match is missed only if its last `orders[-1]` tokens have occurred more
+than `MAX_MATCHES` times since.
 Sources: SuffixDecoding (Oliaro et al., arXiv 2411.04975) for what is looked up; Saxena, prompt
 lookup decoding, for the hashed contexts.
 """
@@ -18,72 +18,77 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-MAX_MATCHES = 16  # of a look-up
-END = -1  # follows the last token of a text that is over
+MAX_MATCHES = 16  # per look-up
+END = -1  # follows the last token of a text that has ended
 _NOWHERE = -1
 
 
 class Match(NamedTuple):
-    """`place`: of the token that followed; `length`: tokens before it that the context shares."""
+    """An occurrence of the end of a context.
+
+    Attributes:
+        place: place of the token that followed.
+        length: tokens before it that the context shares.
+    """
 
     place: int
     length: int
 
 
 class SuffixIndex:
-    """Args: `orders`: lengths of the contexts that are hashed, rising."""
+    """Index of texts by contexts, whose lengths are `orders`, rising."""
 
     def __init__(self, orders: Sequence[int] = (4, 16)) -> None:
         assert list(orders) == sorted(set(orders)), "orders rise"
         self._orders = tuple(orders)
-        self._tokens = array("i")  # of all texts that are kept, each but the last with its end
+        self._tokens = array("i")  # of all texts that are kept; each but the last ends with END
         self._base = 0  # place of the first of them
         self._starts = deque([0])  # places where texts begin
-        # By order: hash of a context -> the latest place after it; and of each place the one before
-        # it after the same hash.
+        # By order: hash of a context -> the latest place after it; and for each place the previous
+        # place with the same hash.
         self._latest: list[dict[int, int]] = [{} for _ in orders]
         self._earlier = [array("q") for _ in orders]
 
     def __len__(self) -> int:
-        """Tokens that are kept, ends of texts included."""
+        """Return the number of tokens that are kept, ends of texts included."""
         return self._base + len(self._tokens) - self._starts[0]
 
     def token(self, place: int) -> int:
-        """What stands at the place of a match: a token, or `END`."""
+        """Return the token at the place of a match, or `END`."""
         return self._tokens[place - self._base]
 
     def further(self, match: Match, token: int) -> Match | None:
-        """The match one token on; None if it goes on otherwise, or its text ends there."""
+        """Return the match after one more token; None if its text differs or ends there."""
         at = match.place - self._base
         if self._tokens[at] != token or at + 1 == len(self._tokens) or self._tokens[at + 1] == END:
             return None
         return Match(match.place + 1, match.length + 1)
 
     def tail(self, count: int) -> "array[int]":
-        """The last tokens of the text that goes on, at most `count`."""
+        """Return the last tokens of the current text, at most `count`."""
         end = len(self._tokens)
         return self._tokens[max(self._starts[-1] - self._base, end - count) : end]
 
     def append(self, tokens: Sequence[int]) -> None:
-        """The text goes on."""
+        """Append tokens to the current text."""
         old = len(self._tokens)
         self._tokens.extend(tokens)
         start = self._starts[-1] - self._base
         for order, latest, earlier in zip(self._orders, self._latest, self._earlier, strict=True):
             earlier.extend([_NOWHERE] * len(tokens))
-            # The context before each new token: one without a follower would match itself.
+            # Contexts are entered with the next token: one without it would match itself.
             for at in range(max(old, start + order), len(self._tokens)):
                 key = self._key(at, order)
                 earlier[at] = latest.get(key, _NOWHERE)
                 latest[key] = self._base + at
 
     def end_text(self) -> None:
-        """Another text begins. No match leads across its beginning."""
+        """End the current text and begin another one; no match crosses its beginning."""
         self.append([END])
         self._starts.append(self._base + len(self._tokens))
 
     def drop_text(self) -> None:
-        """Forgets the oldest text. The one that goes on cannot be dropped."""
+        """Drop the oldest text, which must not be the current one."""
         assert len(self._starts) > 1, "the text goes on"
         first, after = self._starts.popleft(), self._starts[0]
         for order, latest in zip(self._orders, self._latest, strict=True):
@@ -92,14 +97,17 @@ class SuffixIndex:
                 if latest[key] == place:  # no later text has the context
                     del latest[key]
         dead = after - self._base
-        if 2 * dead > len(self._tokens):  # so a token is moved at most once, in the mean
+        if 2 * dead > len(self._tokens):  # so that a token is moved at most once on average
             for kept in (self._tokens, *self._earlier):
                 del kept[:dead]
             self._base = after
 
     def matches(self, context: "array[int]") -> list[Match]:
-        """Of the longest order that has any: the latest occurrences of the context's end, the most
-        recent first, at most `MAX_MATCHES`. None leads to the end of a text."""
+        """Return the latest occurrences of the context's end, the most recent first.
+
+        They are of the longest order that has any, at most `MAX_MATCHES`. None is followed by the
+        end of a text.
+        """
         for level in reversed(range(len(self._orders))):
             found = self._matches(context, level)
             if found:
@@ -112,17 +120,19 @@ class SuffixIndex:
             return found
         place = self._latest[level].get(hash(context[-order:].tobytes()), _NOWHERE)
         for _ in range(MAX_MATCHES):
-            if place < self._starts[0]:  # nowhere, or in a text that was dropped
+            if place < self._starts[0]:  # no place, or one in a text that was dropped
                 break
             length = self._shared(context, place)
-            if length >= order and self.token(place) != END:  # no collision of hashes
+            if length >= order and self.token(place) != END:  # not a hash collision
                 found.append(Match(place, length))
             place = self._earlier[level][place - self._base]
         return found
 
     def _shared(self, context: "array[int]", place: int) -> int:
-        """Tokens before a place that are the last ones of the context: galloping, then halving, by
-        comparisons of whole slices."""
+        """Return how many tokens before a place are the last ones of the context.
+
+        The search doubles the length, then halves the interval, and compares whole slices.
+        """
         most = min(len(context), place - self._starts[0])
         end, at = len(context), place - self._base
 

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterator
 
+KINDS = {"prose": (0, 2, 4), "code": (1, 8), "sums": (6, 7)}  # of the ten kinds of chats
 _TOPICS = (
     "the tides", "a small bakery", "the history of bridges", "learning to swim", "honey bees",
     "a night train", "public libraries", "growing tomatoes", "the first computers", "old maps",
@@ -132,3 +133,10 @@ def _summaries() -> Iterator[str]:
     for number, topic in enumerate(_TOPICS, start=11):
         note = _NOTE.format(topic=topic, number=number)
         yield f"{note} {note}\n\nSay in two sentences what happened, and quote the last sentence."
+
+
+def texts(kind: str) -> list[str]:
+    """Return the prompts of one of `KINDS`, or `edits`."""
+    if kind == "edits":
+        return list(EDITS)
+    return [text for at, text in enumerate(chats()) if at % 10 in KINDS[kind]]

@@ -23,12 +23,11 @@ from typing import Any
 import numpy as np
 
 from checks.exact.report import conditions
-from checks.real.prompts import EDITS, chats
+from checks.real.prompts import KINDS, texts
 from specrouter import LLM, RequestOutput, SamplingParams, Speculation
 from specrouter.request.chat_template import ChatTemplate
 
 _DRAWS, _SEED = 2000, 11
-_KINDS = {"prose": (0, 2, 4), "code": (1, 8), "sums": (6, 7)}  # of the ten kinds of chats
 _TOKENS = {"edits": 192}  # of an output, and 96 of others
 _ON = Speculation(reuse_outputs=False)
 
@@ -47,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="FILE.jsonl")
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 4, 8])
-    parser.add_argument("--kinds", nargs="+", default=[*_KINDS, "edits"])
+    parser.add_argument("--kinds", nargs="+", default=[*KINDS, "edits"])
     parser.add_argument("--pairs", type=int, default=12)
     given = parser.parse_args(arguments)
     named = {"file": given.file.name, "draft": given.draft}
@@ -103,10 +102,7 @@ def _ms(turn: Sequence[RequestOutput]) -> float:
 
 def _prompts(llm: LLM, kind: str) -> Iterator[Sequence[int]]:
     """Tokens of prompts, again and again; they are messages where the model has a template."""
-    if kind == "edits":
-        found = list(EDITS)
-    else:
-        found = [text for at, text in enumerate(chats()) if at % 10 in _KINDS[kind]]
+    found = texts(kind)
     tokenizer = llm.router.tokenizer
     if not tokenizer.chat_template:
         return itertools.cycle([tokenizer.encode(text) for text in found])

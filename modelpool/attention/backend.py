@@ -1,12 +1,12 @@
-"""Attention backends: what each can do, and on which one a member runs.
+"""Attention backends: their requirements, and the choice of one for a member.
 
-Contract: pure, and imports no kernels: what a backend needs is imported when a model that runs on
-it is loaded (`AttentionBackend.load`), so a CPU imports no Triton. Whoever depends on a backend
-asks for what it can do. A new one is a file with a function that returns its `Attention`, and an
-entry in `BACKENDS` under a name of `BackendName`.
+Contract: this module is pure and imports no kernels. The package of a backend is imported when a
+model that runs on it is loaded (`AttentionBackend.load`), so a CPU imports no Triton. Other modules
+depend on the properties of a backend, not on its name. To add a backend, write a file with a
+function that returns its `Attention`, and an entry in `BACKENDS` under a name of `BackendName`.
 
-`auto` is `triton` where its kernels were compiled for the device and the model is on one, and
-`path` everywhere else.
+`auto` is `triton` where its kernels were compiled for the device and the model is on one device,
+and `path` everywhere else.
 """
 
 from collections.abc import Mapping
@@ -20,31 +20,33 @@ from modelpool.errors import UnsupportedAttention
 if TYPE_CHECKING:
     from modelpool.attention.kv_view import Attention
 
-# What reading a row's keys and values costs, in queries. Of the kernel in C it is 0.1 to 1.8 at 256
-# keys, by the shape of heads.
+# Cost of reading a row's keys and values, in queries. For the kernel in C it is 0.1 to 1.8 at 256
+# keys, depending on the shape of the heads.
 READING_QUERIES = 1.6
 
 BackendName = Literal["path", "triton", "flashinfer"]
 AttentionName = Literal["auto", BackendName]
-# What layers may ask of a backend beside windows and soft caps.
+# Features that layers may need from a backend besides windows and soft caps.
 Feature = Literal["attention sinks", "keys and values of two widths"]
 
 
 @dataclass(frozen=True)
 class CudaKernels:
-    """What kernels for CUDA need, and where they come from."""
+    """Requirements of kernels for CUDA, and the package that has them."""
 
     dtypes: tuple[str, ...]
     head_sizes: tuple[int, ...]
-    package: str  # what is imported
+    package: str  # name of the module to import
     source: str
     features: frozenset[Feature] = frozenset()
 
 
 @dataclass(frozen=True)
 class AttentionPlace:
-    """What the choice depends on: a member's (first) device, dtype, head sizes and layers.
-    `is_tried`: it is on one device; a GPU is of Ampere or later."""
+    """Properties of a member on which the choice of a backend depends.
+
+    `device` is its first device. `is_tried`: it is on one device, which is no GPU before Ampere.
+    """
 
     device: str  # "cpu", "cuda:0"
     dtype: str
@@ -55,12 +57,13 @@ class AttentionPlace:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionBackend:
-    """
+    """An attention backend.
+
     Attributes:
         kernels: `module:function` that returns its `Attention`.
-        is_fused: kernels of its kind also compute what stands between a layer's matrix products,
-            and choose tokens; a forward may run as a graph.
-        on_cuda: what it needs there, and it runs nowhere else; None: it runs everywhere.
+        is_fused: its kernels also compute the operations between a layer's matrix products, and
+            choose tokens; a forward may run as a graph.
+        on_cuda: its requirements on CUDA, the only device it runs on; None: it runs everywhere.
     """
 
     name: BackendName
@@ -69,7 +72,10 @@ class AttentionBackend:
     on_cuda: CudaKernels | None = None
 
     def load(self) -> "Attention":
-        """Its kernels. Raises `UnsupportedAttention` where their package cannot be imported."""
+        """Return its kernels.
+
+        Raises `UnsupportedAttention` if their package cannot be imported.
+        """
         module, _, function = self.kernels.partition(":")
         try:
             attention: Attention = getattr(import_module(module), function)()
@@ -79,7 +85,7 @@ class AttentionBackend:
         return attention
 
     def refusal(self, place: AttentionPlace) -> str | None:
-        """Why a member cannot run on it, or None."""
+        """Return the reason why a member cannot run on this backend, or None."""
         needs, name = self.on_cuda, self.name
         if needs is None:
             return None
@@ -112,7 +118,7 @@ TRITON = AttentionBackend(
 FLASHINFER = AttentionBackend(
     name="flashinfer",
     kernels="modelpool.attention.paged:flashinfer_attention",
-    on_cuda=CudaKernels(  # of its FA2 kernels, which alone take masks
+    on_cuda=CudaKernels(  # only its FA2 kernels take masks
         dtypes=_HALF,
         head_sizes=(64, 128, 256),
         package="flashinfer",
@@ -125,13 +131,15 @@ BACKENDS: Mapping[BackendName, AttentionBackend] = {
 
 
 def refusal_of(asked: AttentionName, place: AttentionPlace) -> str | None:
-    """Why a member cannot run on what is asked for, or None."""
+    """Return the reason why a member cannot run on the backend it asks for, or None."""
     return None if asked == "auto" else BACKENDS[asked].refusal(place)
 
 
 def backend_for(asked: AttentionName, place: AttentionPlace) -> AttentionBackend:
-    """What runs where nothing speaks against `asked`; on the CPU, where a member may end, `path`
-    for kernels that are CUDA's."""
+    """Return the backend for a member that may run on the one it asks for.
+
+    A member may be placed on the CPU in the end: there `path` replaces a backend for CUDA.
+    """
     if asked == "auto":
         return TRITON if place.is_tried and TRITON.refusal(place) is None else PATH
     backend = BACKENDS[asked]

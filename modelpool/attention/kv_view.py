@@ -1,9 +1,9 @@
-"""KVView: what a forward sees of a model's keys and values, and what attends over it.
+"""KVView: the keys and values of a model as a forward sees them, and the attention over them.
 
-Contract: a view says where the slots of a pack's rows are and what they hold, and nothing that one
-backend alone needs: that a backend builds for itself from `PackSlots`, once a pass
-(`KVView.layout`). K is stored after the rotary embedding. Key j of a token has position j; it lies
-in the row's slot j, or, from the row's tree on, in the slot that the token's path names.
+Contract: a view says where the slots of a pack's rows are and what they hold, and nothing that only
+one backend needs: a backend builds that from `PackSlots`, once per pass (`KVView.layout`). K is
+stored after the rotary embedding. Key j of a token has position j. It lies in slot j of the row,
+or, from the start of the row's tree on, in the slot that the token's path names.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,33 +25,34 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class TreePaths:
-    """Who descends from whom among the speculative slots of a pack's rows.
+    """Paths of tokens through the speculative slots of a pack's rows.
 
-    Row r's tree begins at slot `starts[r]` of the row, beyond all slots where it has none. The path
-    of token t are the slots `starts[r] + paths[t, 0]`, `starts[r] + paths[t, 1]`, and so on, down
-    to its own, which the rest repeats. With a token of no tree stand zeros.
+    The tree of row r begins at slot `starts[r]` of the row; without a tree, `starts[r]` is beyond
+    all slots. The path of token t is the slots `starts[r] + paths[t, 0]`,
+    `starts[r] + paths[t, 1]`, and so on, down to its own, which the remaining entries repeat.
+    Tokens outside a tree have zeros.
     """
 
-    starts: Ints  # by row of the store
+    starts: Ints  # indexed by row of the store
     paths: Tensor  # [T, P] int32, on the host or on the device
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PackSlots:
-    """The R rows of a pack and its T tokens, `counts[i]` consecutive ones of `rows[i]`.
+    """The R rows of a pack and its T tokens: `counts[i]` consecutive tokens of `rows[i]`.
 
-    On the host. Slot s of a row lies in block `s // block_slots` of the row's table: it is slot
-    `tables[i, s // block_slots] * block_slots + s % block_slots` of the arena.
+    All arrays are on the host. Slot s of a row lies in block `s // block_slots` of the row's table:
+    it is slot `tables[i, s // block_slots] * block_slots + s % block_slots` of the arena.
     """
 
     rows: Ints  # [R] ascending
     counts: Ints  # [R]
     positions: Ints  # [T]
-    slots: Ints  # [T] of the arena, where the tokens' keys and values go
-    tables: Int32s  # [R, N] blocks; behind a row's own ones any valid numbers
+    slots: Ints  # [T] slots of the arena for the tokens' keys and values
+    tables: Int32s  # [R, N] blocks; any valid numbers after a row's own ones
     block_slots: int
-    lengths: Ints  # [R] slots of each row that are valid
-    devices: Sequence[torch.device]  # of the layers
+    lengths: Ints  # [R] number of valid slots of each row
+    devices: Sequence[torch.device]  # devices of the layers
     tree: TreePaths | None = None
 
 
@@ -75,7 +76,7 @@ class KVLayer:
 
     @property
     def elements_per_token(self) -> int:
-        """That it keeps."""
+        """Number of elements that the layer stores for each token."""
         if self.source is not None:
             return 0
         return self.kv_heads * (self.head_dim + (0 if self.is_latent else self.value_dim))
@@ -83,13 +84,13 @@ class KVLayer:
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayer:
-    """How one layer of a model attends."""
+    """Attention settings of one layer of a model."""
 
     number: int
-    scale: float  # of the scores
-    window: int | None = None  # of positions, the own one included
+    scale: float  # factor of the scores
+    window: int | None = None  # window in positions, including the own one
     softcap: float | None = None
-    # [heads] one more score of each query, of a key without a value: it takes weight, adds nothing
+    # [heads] one additional score of each query, for a key without a value: it takes weight only
     sinks: Tensor | None = field(default=None, compare=False)
 
 
@@ -98,22 +99,22 @@ class KVView(Protocol):
     def pack(self) -> PackSlots: ...
 
     def scan(self, layer: int, kind: RecurrentKind, tokens: Tensors) -> Tensor:
-        """Runs a recurrent layer over the pack: each token reads the state of the text before it.
+        """Run a recurrent layer over the pack: each token reads the state of the text before it.
 
-        `tokens`: [T, ...] each, what `kind` reads of them. Returns [T, ...].
+        `tokens` are the inputs of `kind`, [T, ...] each. Returns [T, ...].
         """
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Stores the pack's keys [T, kv_heads, head_dim] and values [T, kv_heads, value_dim]."""
+        """Store the pack's keys [T, kv_heads, head_dim] and values [T, kv_heads, value_dim]."""
 
     def arena(self, layer: AttentionLayer) -> tuple[Tensor, Tensor]:
-        """All that a layer reads: keys [slots, kv_heads, head_dim], values [.., value_dim]."""
+        """Return the keys [slots, kv_heads, head_dim] and values [.., value_dim] a layer reads."""
 
     def layout(self, build: Callable[["KVView"], T]) -> T:
-        """What a backend builds of this view: once, for all layers."""
+        """Return the layout that `build` makes of this view, built once for all layers."""
 
 
-# A view, a layer, and a pack's queries [heads, T, head_dim], to [T, heads, value_dim].
+# Maps a view, a layer and a pack's queries [heads, T, head_dim] to [T, heads, value_dim].
 Attend = Callable[[KVView, AttentionLayer, Tensor], Tensor]
 
 
@@ -121,8 +122,10 @@ class Attention(Protocol):
     """The kernels of a backend, for one model."""
 
     def __call__(self, view: KVView, layer: AttentionLayer, query: Tensor, /) -> Tensor:
-        """[heads, T, head_dim] queries of a pack to [T, heads, value_dim]."""
+        """Map queries [heads, T, head_dim] of a pack to outputs [T, heads, value_dim]."""
 
     def attended(self, view: KVView) -> float:
-        """Pairs of query and key that it computes; to read a row's keys and values costs as much as
-        some queries more (`READING_QUERIES`)."""
+        """Return the cost of attention over the view, in computed pairs of query and key.
+
+        Reading a row's keys and values costs as much as `READING_QUERIES` more queries.
+        """

@@ -1,13 +1,13 @@
-"""The attention plug-in: one code path for every architecture that `transformers` dispatches.
+"""Attention plug-in: one code path for every architecture that `transformers` dispatches.
 
-Contract: all tokens of a step, of all requests, go through a model as one pack of `T` tokens
+Contract: all tokens of a pass, of all requests, go through a model as one pack of `T` tokens
 (`input_ids [1, T]`). For each layer the plug-in writes the pack's keys and values into the KV view
-that it was handed, and attends with the model's kernels (`modelpool.attention.backend`). It knows
-the KV store only as the `KVView` protocol. No mask function is registered for its name:
-`transformers` then skips its own mask building, which would look for packed sequences and
-synchronise with the device.
+that it is given, and attends with the model's kernels (`modelpool.attention.backend`). It knows the
+KV store only as the `KVView` protocol. No mask function is registered for its name: `transformers`
+then skips its own mask building, which would look for packed sequences and synchronise with the
+device.
 
-Not here: where keys and values live and which of them are valid (`statemgr`).
+Not here: where keys and values are stored and which of them are valid (`statemgr`).
 """
 
 from contextvars import ContextVar
@@ -22,7 +22,7 @@ from modelpool.errors import UnsupportedAttention
 
 ATTENTION_NAME = "specrouter_packed"
 
-# What models pass down that has no bearing on attention over a view.
+# Arguments of models that have no effect on attention over a view.
 _HARMLESS = frozenset(
     {
         "cache_position",
@@ -39,9 +39,9 @@ _HARMLESS = frozenset(
 
 
 class OpaqueView:
-    """Hides a view from `accelerate`, whose `send_to_device` copies whatever has `.to`.
+    """Wrapper that hides a view from `accelerate`, whose `send_to_device` would copy it.
 
-    `attend`: the kernels that attend over it.
+    `attend` is the function that attends over the view.
     """
 
     __slots__ = ("attend", "view")
@@ -62,8 +62,11 @@ def run_packed(
     logits_to_keep: Tensor | int,
     **asked: Any,
 ) -> Any:
-    """The output of a model whose attention is the plug-in's. Layers that are not given the keyword
-    arguments of the forward (StableLM's) have the view all the same."""
+    """Return the output of a model whose attention is the plug-in.
+
+    A context variable also holds the view, for layers that are not given the keyword arguments of
+    the forward (StableLM's).
+    """
     token = _HANDED_OVER.set(view)
     try:
         return model(
@@ -93,7 +96,7 @@ def packed_attention_forward(
     packed_kv: OpaqueView | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Writes, then attends. Returns [1, T, heads, head_dim].
+    """Write the pack's keys and values, then attend; return [1, T, heads, head_dim].
 
     Raises:
         UnsupportedAttention: an argument that is not known to be harmless has a value.
@@ -121,7 +124,7 @@ def packed_attention_forward(
         read = packed_kv.attend(view, layer, query[0])
     else:
         read = latents.told(packed_kv.attend(view, layer, latents.asked(query[0])))
-    # As SDPA of transformers returns it: some models take a view of it.
+    # Contiguous like the output of SDPA in transformers: some models take a view of it.
     return read.unsqueeze(0).contiguous(), None
 
 

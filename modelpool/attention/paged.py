@@ -1,13 +1,14 @@
-"""Attention through FlashInfer's kernels, for CUDA: an arena is a paged cache with pages of a slot.
+"""Attention with FlashInfer's kernels, for CUDA: an arena is a paged cache with one-slot pages.
 
-Contract: what a pack attends to is planned once for each kind of layer, and all layers of the kind
-run by that plan. Texts are causal; trees and windows are bits over all slots of a row
-(`modelpool.attention.pages`): the kernels' own windows go by a token's place among the queries,
-which in a tree is not its depth. So FA2 is asked for, the only kernels that take masks. Where the
-keys of a row are split depends on what is computed beside it, and with it the last bits.
+Contract: attention over a pack is planned once for each kind of layer, and all layers of the kind
+run with that plan. Texts are causal; trees and windows are bits over all slots of a row
+(`modelpool.attention.pages`), because the windows of the kernels depend on a token's index among
+the queries, which in a tree is not its depth. FA2 is therefore requested: only its kernels take
+masks. Where the keys of a row are split depends on the other rows in the pass, and so do the last
+bits.
 
-What is called is `BatchPrefillWithPagedKVCacheWrapper`, as of FlashInfer 0.6.2 to 0.7.2. A plan
-copies from pinned memory of its wrapper, so a wrapper plans again only when that was read.
+The class used is `BatchPrefillWithPagedKVCacheWrapper` of FlashInfer 0.6.2 to 0.7.2. A plan copies
+from pinned memory of its wrapper, so a wrapper plans again only after that copy.
 """
 
 from collections.abc import Callable
@@ -23,12 +24,12 @@ from modelpool.attention.path import PathLayout, pairs_of
 from modelpool.errors import UnsupportedAttention
 from modelpool.in_flight import InFlight, Mark, mark_on
 
-WORKSPACE_BYTES = 2**27  # of a device, for sums of split keys: what FlashInfer recommends
-_WRAPPERS = 8  # of a kind of layer, at most; each takes 8 MiB on the device and as much pinned
+WORKSPACE_BYTES = 2**27  # per device, for sums of split keys; FlashInfer recommends this size
+_WRAPPERS = 8  # at most for a kind of layer; each takes 8 MiB on the device and 8 MiB pinned
 
 
 class Wrapper(Protocol):
-    """What is used of `BatchPrefillWithPagedKVCacheWrapper`."""
+    """The used part of `BatchPrefillWithPagedKVCacheWrapper`."""
 
     @property
     def plan(self) -> Callable[..., None]: ...
@@ -38,7 +39,7 @@ class Wrapper(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class _Kind:
-    """Layers that attend alike."""
+    """Properties of layers that share a plan."""
 
     device: torch.device
     dtype: torch.dtype
@@ -51,12 +52,12 @@ class _Kind:
 
 
 def pages_of(view: KVView) -> PackRows:
-    """What attention by pages needs of a view; another for each pack."""
+    """Return the rows of a view's pack for paged attention, one object for each pack."""
     return PackRows.of(view.pack)
 
 
 class PagedAttention:
-    """Implements `Attention`; of one model."""
+    """Implementation of `Attention` for one model."""
 
     def __init__(
         self,
@@ -66,20 +67,20 @@ class PagedAttention:
         self._make_wrapper = make_wrapper
         self._mark = mark
         self._wrappers: dict[_Kind, InFlight[Wrapper]] = {}
-        self._rows: PackRows | None = None  # of the pack that is planned
-        self._planned: dict[_Kind, tuple[Wrapper, Mark]] = {}  # marks: behind the plans' copies
+        self._rows: PackRows | None = None  # rows of the planned pack
+        self._planned: dict[_Kind, tuple[Wrapper, Mark]] = {}  # the marks follow the plans' copies
 
     def attended(self, view: KVView) -> float:
         return pairs_of(view.pack)
 
     def __call__(self, view: KVView, layer: AttentionLayer, query: Tensor) -> Tensor:
-        """[heads, T, head_dim] to [T, heads, head_dim]."""
+        """Map queries [heads, T, head_dim] to outputs [T, heads, head_dim]."""
         keys, values = view.arena(layer)
         rows = view.layout(pages_of)
         heads, _, dim = query.shape
         window = layer.window
         if window is not None and window >= int(rows.lengths.max(initial=0)):
-            window = None  # nothing is as far away
+            window = None  # no text is longer than the window
         kind = _Kind(
             device=query.device,
             dtype=query.dtype,
@@ -116,7 +117,10 @@ class PagedAttention:
 
 
 def _plan(wrapper: Wrapper, view: KVView, kind: _Kind) -> None:
-    """Index arrays stay on the host, where FlashInfer reads them; it copies them by itself."""
+    """Plan a pack for layers of one kind.
+
+    Index arrays stay on the host, where FlashInfer reads them; it copies them itself.
+    """
     rows = view.layout(pages_of)
     table, mask = PageTable.of(rows), None
     if not is_causal(rows, kind.window):
@@ -139,16 +143,21 @@ def _plan(wrapper: Wrapper, view: KVView, kind: _Kind) -> None:
 
 
 def _tell_bytes(wrapper: Wrapper, mask_starts: Tensor) -> None:
-    """Where each row's bits begin: a plan with a packed mask counts bits where its kernels read
-    bytes, so all rows but the first would have others' bits (FlashInfer's #2201, open in 0.7.2)."""
+    """Set the byte at which each row's mask begins.
+
+    A plan with a packed mask counts bits where its kernels read bytes, so all rows but the first
+    would read the bits of others (FlashInfer's #2201, open in 0.7.2).
+    """
     if not hasattr(wrapper, "_mask_indptr_buf"):
         raise UnsupportedAttention("this version of flashinfer keeps its masks otherwise")
     wrapper._mask_indptr_buf = mask_starts
 
 
 def flashinfer_attention() -> PagedAttention:
-    """Imports FlashInfer, which takes seconds. Its kernels are compiled at their first use, if they
-    were not installed with it, which takes minutes."""
+    """Import FlashInfer, which takes seconds, and return its attention.
+
+    Kernels that were not installed with it are compiled at their first use, which takes minutes.
+    """
     from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
     workspaces: dict[torch.device, Tensor] = {}

@@ -1,9 +1,10 @@
-"""Pages: where attention by pages finds a pack's keys, and which of them a token sees, in bits.
+"""Pages: where paged attention finds a pack's keys, and masks of the slots that a token sees.
 
-Contract: pages are of one slot, so an arena is a paged cache as it stands. Pure functions:
-index arrays on the host, bits on the device, where the paths of a tree may be known alone; nothing
-waits for it. The bits of a row are [tokens, slots], one after the other, the first in the lowest
-bit of a byte, and each row begins with a whole byte (`numpy.packbits` with bitorder "little").
+Contract: a page is one slot, so an arena is a paged cache without changes. All functions are pure.
+Index arrays are on the host and bits on the device, because the paths of a tree may be known only
+there; nothing waits for the device. The bits of a row are [tokens, slots], one after the other, the
+first in the lowest bit of a byte, and each row begins at a whole byte (`numpy.packbits` with
+bitorder "little").
 """
 
 from dataclasses import dataclass
@@ -23,9 +24,9 @@ Int32s = NDArray[np.int32]
 class PackRows:
     """The R rows of a pack, on the host; a row may have no tokens.
 
-    Row r's tokens see at most the first `lengths[r]` slots of the row, their own among them.
-    Without a tree these are in the order of positions, and the last ones are the tokens'; with one
-    its `nodes[r]` slots are the last ones.
+    The tokens of row r see at most the first `lengths[r]` slots of the row, including their own.
+    Without a tree these are in the order of positions, and the last ones are the tokens'; with a
+    tree, its `nodes[r]` slots are the last ones.
     """
 
     counts: Ints  # [R] tokens
@@ -36,7 +37,10 @@ class PackRows:
 
     @classmethod
     def of(cls, pack: PackSlots) -> "PackRows":
-        """Each row has a token at least, the last of them in its highest slot."""
+        """Return the rows of a pack.
+
+        Each row has at least one token, and its last token has the highest slot of the row.
+        """
         slots = pack.slots[np.cumsum(pack.counts) - 1]
         block, place = np.divmod(slots, pack.block_slots)
         lengths = (pack.tables == block[:, None]).argmax(axis=1) * pack.block_slots + place + 1
@@ -48,12 +52,12 @@ class PackRows:
 
 @dataclass(frozen=True, eq=False)
 class PageTable:
-    """Where the rows' queries, pages and bits begin, and which pages they read; on the host.
+    """Starts of the rows' queries, pages and bits, and the pages of each row; on the host.
 
     Attributes:
         query_starts, page_starts: [R + 1].
         pages: [page_starts[R]] slots of the arena.
-        last_lengths: [R] slots in use of each row's last page: 1, or 0 of a row without any.
+        last_lengths: [R] slots in use of each row's last page: 1, or 0 if the row has no page.
         mask_starts: [R + 1] in bytes.
     """
 
@@ -80,19 +84,21 @@ class PageTable:
 
 
 def is_causal(rows: PackRows, window: int | None) -> bool:
-    """Each token sees the slots up to its own: nothing is to be said by bits."""
+    """Return whether each token sees exactly the slots up to its own, so no mask is needed."""
     return window is None and not rows.nodes.any()
 
 
 def packed_mask(rows: PackRows, table: PageTable, paths: KeyPaths, window: int | None) -> Tensor:
-    """Which slots of its row each token sees.
+    """Return a mask of the slots of its row that each token sees.
 
     Args:
-        paths: of the pack's tokens.
-        window: of positions, the own one included.
+        rows: the rows of the pack.
+        table: the pages of `rows`.
+        paths: paths of the pack's tokens.
+        window: number of positions, including the own one.
 
     Returns:
-        [table.mask_starts[R]] uint8, on the device of `paths`; what fills up a row's bytes is 0.
+        [table.mask_starts[R]] uint8, on the device of `paths`; the padding bits of a row are 0.
     """
     device = paths.positions.device
     numbers = np.zeros((4, len(table.query_starts)), dtype=np.int64)
@@ -113,7 +119,7 @@ def packed_mask(rows: PackRows, table: PageTable, paths: KeyPaths, window: int |
 
 
 def _sees(paths: KeyPaths, token: Tensor, slot: Tensor, nodes: int, window: int | None) -> Tensor:
-    """Does the token see the slot of its row? Both of one shape."""
+    """Return whether each token sees the slot of its row, for tensors of equal shape."""
     position, tail = paths.positions.long()[token], paths.tails.long()[token]
     # A slot before the row's tree has its own number as its position.
     in_tree = slot >= tail
@@ -124,8 +130,10 @@ def _sees(paths: KeyPaths, token: Tensor, slot: Tensor, nodes: int, window: int 
 
 
 def _steps(paths: KeyPaths, nodes: int) -> Tensor:
-    """[T, nodes + 1] at which step of a token's path a slot of the tree stands; -1 where at none.
-    The last column is of no slot."""
+    """Return [T, nodes + 1]: the step of a token's path at which a slot of the tree is, or -1.
+
+    The last column belongs to no slot.
+    """
     along = torch.arange(paths.path.shape[1], device=paths.path.device).expand_as(paths.path)
     is_step = along <= (paths.positions - paths.tails).unsqueeze(1)
     where = torch.where(is_step, paths.path, nodes).long()
@@ -134,7 +142,7 @@ def _steps(paths: KeyPaths, nodes: int) -> Tensor:
 
 
 def _starts(counts: Ints) -> Int32s:
-    """[R] to [R + 1]: where each begins, and the end of the last."""
+    """Return [R + 1] offsets for [R] counts: where each begins, and the end of the last."""
     starts = np.zeros(len(counts) + 1, dtype=np.int32)
     np.cumsum(counts, out=starts[1:])
     return starts

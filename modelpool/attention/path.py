@@ -1,11 +1,11 @@
-"""Path attention: a token's keys in the order of positions, the end of them along its own path.
+"""Path attention: a token's keys in the order of positions, the last ones along its own path.
 
 Contract: key j of a token has position j. It lies in the token's row: in slot j before the row's
-tree, and from there on in the slots that the token's path through the tree names. Where a row's
-slots are in the arena its table of blocks says. A token therefore
-reads the same keys in the same order whether it stands in a tree, in a chain or alone, and a kernel
-that splits them at fixed positions gives it the same bits. `reference` says in torch what the
-kernels compute; nothing here imports them.
+tree, and from there on in the slots that the token's path through the tree names. The row's table
+of blocks gives the place of its slots in the arena. A token therefore reads the same keys in the
+same order whether it is in a tree, in a sequence or alone, and a kernel that splits them at fixed
+positions gives it the same bits. `reference` defines in torch what the kernels compute; this module
+imports no kernels.
 """
 
 from collections.abc import Callable
@@ -19,38 +19,40 @@ from modelpool.attention.backend import READING_QUERIES
 from modelpool.attention.kv_view import Attention, AttentionLayer, Int32s, KVView, PackSlots
 
 NO_TAIL = 2**30  # a position that no token has
-_PIECE = 2**22  # numbers of keys that the reference looks at together
+_PIECE = 2**22  # numbers of keys that the reference processes at once
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class KeyPaths:
-    """Where the keys of T tokens lie: int32 tensors on one device.
+    """Place of the keys of T tokens: int32 tensors on one device.
 
-    Key j of token t is in slot s of its row: j for j < tails[t], else
-    `tails[t] + path[t, j - tails[t]]`, for j up to `positions[t]`. Slot s of row r is slot
+    Key j of token t, for j up to `positions[t]`, is in slot s of its row: s is j for j < tails[t],
+    else `tails[t] + path[t, j - tails[t]]`. Slot s of row r is slot
     `tables[r, s // block_slots] * block_slots + s % block_slots` of the arena.
     """
 
-    rows: Tensor  # [T] of `tables`
+    rows: Tensor  # [T] indices into `tables`
     positions: Tensor  # [T]
-    tails: Tensor  # [T] positions; NO_TAIL, or beyond all others, without a tree
-    path: Tensor  # [T, P], P >= 1; without any tree it may be of any shape
+    tails: Tensor  # [T] positions where trees begin; NO_TAIL, or beyond all others, without a tree
+    path: Tensor  # [T, P], P >= 1; of any shape if there is no tree
     tables: Tensor  # [R, N] blocks
     block_slots: int
-    longest: int  # the most keys of a token, or more
+    longest: int  # the most keys of a token, or an upper bound
 
 
 @dataclass(frozen=True, eq=False)
 class PackPlaces:
-    """Where the T tokens of a pack and their keys stand, on the host; the paths of a tree may be
-    on the device alone. A row's slots are in the order of positions up to its tree, whose nodes lie
-    behind them in any order that puts parents before children."""
+    """Places of a pack's T tokens and of their keys, on the host.
+
+    The paths of a tree may be on the device only. The slots of a row are in the order of positions
+    up to its tree, whose nodes follow in any order that puts parents before children.
+    """
 
     numbers: Int32s  # [4, T] slots of the tokens; rows, positions, tails of `KeyPaths`
     tables: Int32s  # [R, N]
     block_slots: int
-    path: Tensor | None  # [T, P] int32; None without any tree
-    longest: int  # the most keys of a token, or more
+    path: Tensor | None  # [T, P] int32; None if there is no tree
+    longest: int  # the most keys of a token, or an upper bound
 
     @classmethod
     def of(cls, pack: PackSlots) -> "PackPlaces":
@@ -70,7 +72,7 @@ class PackPlaces:
     def on(self, device: torch.device) -> KeyPaths:
         rows, positions, tails = torch.from_numpy(self.numbers[1:]).to(device, non_blocking=True)
         tables = torch.from_numpy(self.tables).to(device, non_blocking=True)
-        path = rows.unsqueeze(1)  # nobody looks at it
+        path = rows.unsqueeze(1)  # any shape: there is no tree
         if self.path is not None:
             path = self.path.to(device, non_blocking=True)
         return KeyPaths(
@@ -85,7 +87,7 @@ class PackPlaces:
 
 
 class PathLayout:
-    """What path attention needs of a view."""
+    """Layout of a view for path attention: its places, and a copy on each device that asks."""
 
     def __init__(self, view: KVView) -> None:
         self.places = PackPlaces.of(view.pack)
@@ -102,7 +104,7 @@ PathKernels = Callable[[Tensor, Tensor, Tensor, KeyPaths, AttentionLayer], Tenso
 
 @dataclass(frozen=True)
 class PathAttention:
-    """Implements `Attention`."""
+    """Implementation of `Attention` with the given kernels."""
 
     kernels: PathKernels
 
@@ -116,7 +118,7 @@ class PathAttention:
 
 
 def pairs_of(pack: PackSlots) -> float:
-    """`Attention.attended` of kernels that read a row's keys, and no others."""
+    """Return `Attention.attended` for kernels that read only the keys of each row."""
     return float(((pack.counts + READING_QUERIES) * pack.lengths).sum())
 
 
@@ -127,15 +129,17 @@ def reference_attention() -> Attention:
 def reference(
     query: Tensor, keys: Tensor, values: Tensor, paths: KeyPaths, layer: AttentionLayer
 ) -> Tensor:
-    """Path attention in plain torch, in the queries' precision.
+    """Compute path attention in plain torch, in the queries' precision.
 
     Args:
-        query: [T, heads, head_dim], or more rows, behind those of the tokens.
-        keys, values: [slots, kv_heads, head_dim], the arena of a layer; values may have another
-            width.
+        query: [T, heads, head_dim]; more rows may follow those of the tokens.
+        keys: [slots, kv_heads, head_dim], the arena of a layer.
+        values: as `keys`, but their width may differ.
+        paths: places of the tokens' keys.
+        layer: settings of the layer.
 
     Returns:
-        [T, heads, the width of the values], as many rows as `query`: no numbers behind the tokens'
+        [T, heads, width of the values], with as many rows as `query`; NaN after the tokens' rows.
     """
     rows, query = len(query), query[: len(paths.positions)]
     place = torch.arange(paths.longest, device=query.device)
@@ -148,7 +152,7 @@ def reference(
 
 
 def filled(own: Tensor, rows: int) -> Tensor:
-    """[rows, ...], no numbers behind its own."""
+    """Return `own` extended with NaN to [rows, ...]."""
     if len(own) == rows:
         return own
     return torch.cat((own, own.new_full((rows - len(own), *own.shape[1:]), torch.nan)))
@@ -162,7 +166,7 @@ def _attended(
     values: Tensor,
     layer: AttentionLayer,
 ) -> Tensor:
-    # What is not seen may hold no numbers: it is neither multiplied nor added.
+    # Slots that are not seen may hold NaN, so they are set to zero before they are multiplied.
     own_keys, own_values = (
         part[slots].to(query.dtype).masked_fill(~seen[..., None, None], 0)
         for part in (keys, values)
@@ -184,7 +188,7 @@ def _attended(
 
 
 def _slots(paths: KeyPaths, place: Tensor) -> Tensor:
-    """[T, L] arena slots of the keys; any where there is none."""
+    """Return the arena slots [T, L] of the keys; any valid slot where there is no key."""
     tails, positions = paths.tails.long()[:, None], paths.positions.long()[:, None]
     on_path = (place >= tails) & (place <= positions)
     if bool(on_path.any()):
@@ -198,7 +202,7 @@ def _slots(paths: KeyPaths, place: Tensor) -> Tensor:
 
 
 def _seen(paths: KeyPaths, place: Tensor, window: int | None) -> Tensor:
-    """[T, L] is there a key that the token attends to?"""
+    """Return [T, L]: whether the token attends to a key at this position."""
     positions = paths.positions.long()[:, None]
     seen = place <= positions
     return seen if window is None else seen & (place > positions - window)

@@ -1,9 +1,9 @@
 """Path attention on the CPU, in the C library (`attend.c`): see `modelpool.attention.path`.
 
-Contract: sums are in float32 of keys and values in float32, float16 or bfloat16, in float64 of
-float64. All instruction sets and plain C have the same bits, whatever the threads. A kernel is used
-once it has had the bits of plain C in a trial. Where there is no C library, the reference computes
-in torch: slowly, and its bits depend on what torch does.
+Contract: keys and values in float32, float16 or bfloat16 are summed in float32, those in float64 in
+float64. All instruction sets give the bits of plain C, with any number of threads. A kernel is used
+only if it gave the bits of plain C in a trial. Without the C library, the reference computes in
+torch: it is slow, and its bits depend on torch.
 """
 
 import ctypes
@@ -26,16 +26,16 @@ from modelpool.kernels.library import KERNELS, c_library, linear_kernels
 
 logger = logging.getLogger(__name__)
 
-ARITHMETIC = 2  # raised when the same keys and values, or positions, give other bits
+ARITHMETIC = 2  # increased when the same keys and values, or positions, give other bits
 PLAIN = 0
-# Instruction sets by their numbers in attend.c, the best first.
+# Instruction sets by their numbers in attend.c, best first.
 INSTRUCTION_SETS: Mapping[int, str] = {2: "AVX-512", 1: "AVX2", 3: "NEON", PLAIN: "plain C"}
 _AVX2_KERNELS = KERNELS["avx2"] | KERNELS["avx-vnni"]
 _KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
 
 
 class _Places(ctypes.Structure):
-    """`Places` of attend.h."""
+    """The structure `Places` of attend.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("rows", "positions", "tails", "path", "tables")),
@@ -45,7 +45,7 @@ class _Places(ctypes.Structure):
 
 
 class _Layer(ctypes.Structure):
-    """`AttendLayer` of attend.h."""
+    """The structure `AttendLayer` of attend.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("keys", "values")),
@@ -59,25 +59,28 @@ class _Layer(ctypes.Structure):
 
 def cpu_attention() -> Attention:
     library = c_library()
-    if library is None:  # which was said
+    if library is None:  # `c_library` has logged the reason
         return reference_attention()
     return PathAttention(CpuKernels(library, best_set()))
 
 
 def attention_arithmetic() -> str:
-    """What the bits of attention depend on, on the CPU: instruction sets are alike."""
+    """Return the name of the arithmetic that determines the bits of attention on the CPU.
+
+    All instruction sets give the same bits.
+    """
     return "torch" if c_library() is None else f"C library {ARITHMETIC}"
 
 
 def available_sets(library: ctypes.CDLL) -> tuple[int, ...]:
-    """That this CPU has, the best first."""
+    """Return the instruction sets that this CPU has, best first."""
     found = library.sr_attend_kernels()
     return tuple(number for number in INSTRUCTION_SETS if found >> number & 1)
 
 
 @cache
 def best_set() -> int:
-    """Of this process: the best with the bits of plain C that `SPECROUTER_KERNEL` allows."""
+    """Return the best set that has the bits of plain C and that `SPECROUTER_KERNEL` allows."""
     library, linear = c_library(), linear_kernels()
     assert library is not None
     sets = available_sets(library)
@@ -100,13 +103,15 @@ def attend(
     paths: KeyPaths,
     settings: AttentionLayer,
 ) -> Tensor:
-    """As `modelpool.attention.path.reference`; a head's numbers are contiguous everywhere."""
+    """Compute `modelpool.attention.path.reference`; the numbers of a head must be contiguous."""
     return CpuKernels(library, instruction_set)(query, keys, values, paths, settings)
 
 
 class CpuKernels:
-    """Implements `PathKernels`, for one model: what the library is told of a pack and of a layer is
-    kept for the calls that follow."""
+    """Implementation of `PathKernels` for one model.
+
+    The library's structures for a pack and for each layer are kept for the calls that follow.
+    """
 
     def __init__(self, library: ctypes.CDLL, instruction_set: int) -> None:
         self._attend, self.instruction_set = library.sr_attend, instruction_set
@@ -135,7 +140,7 @@ class CpuKernels:
         return out.to(asked)
 
     def places(self, paths: KeyPaths) -> ctypes.Structure:
-        """Where the keys of a pack's tokens lie, for the library; it lasts until the next pack."""
+        """Return the places of a pack's keys for the library, valid until the next pack."""
         if self._pack is None or self._pack[0] is not paths:
             path, tables = paths.path.contiguous(), paths.tables.contiguous()
             parts = paths.rows, paths.positions, paths.tails, path, tables
@@ -147,7 +152,7 @@ class CpuKernels:
     def layer(
         self, keys: Tensor, values: Tensor, heads: int, settings: AttentionLayer
     ) -> ctypes.Structure:
-        """How a layer attends, for the library, which writes these keys and values, too."""
+        """Return a layer's settings for the library, which also writes these keys and values."""
         known = self._layers.get(settings.number)
         if known is not None and known[0] is keys and known[1] is settings:
             return known[2]
@@ -167,7 +172,10 @@ class CpuKernels:
 
 
 def _has_plain_bits(library: ctypes.CDLL, instruction_set: int) -> bool:
-    """Of three texts of 300 positions and the nodes of two trees, in all types."""
+    """Return whether an instruction set gives the bits of plain C in a trial.
+
+    The trial has tokens of a text of 300 positions and four nodes of a tree, in several dtypes.
+    """
     chance = torch.Generator().manual_seed(0)
     tokens, slots, block = 9, 32 * 12, 32
     table = torch.randperm(slots // block, generator=chance).int()[None]

@@ -1,12 +1,12 @@
-"""Path attention in Triton, for CUDA: see `modelpool.attention.path` for what is computed.
+"""Path attention in Triton, for CUDA: see `modelpool.attention.path` for the definition.
 
-Two kernels. `partial_sums`: a program takes one token, one split of its keys and one key/value
-head; its rows are the query heads that share that head, filled up to 16, the least of a matrix
-product. `joined_sums` adds a token's splits up, first to last. Splits and blocks begin at fixed
-positions, so the bits of a token depend on its own keys in their order, and on nothing beside it.
-What a token does not see is not loaded, so it may be no numbers.
+There are two kernels. In `partial_sums`, a program processes one token, one split of its keys and
+one KV head; its rows are the query heads that share that head, padded to 16, the minimum for a
+matrix product. `joined_sums` adds a token's splits, first to last. Splits and blocks begin at fixed
+positions, so the bits of a token depend only on its own keys in their order. Keys that a token does
+not see are not loaded, so they may be NaN.
 
-Compiled for sm_80 and sm_90; tested by Triton's interpreter and on an H200.
+Compiled for sm_80 and sm_90; tested with Triton's interpreter and on an H200.
 """
 
 import torch
@@ -17,13 +17,13 @@ from torch import Tensor
 from modelpool.attention.kv_view import Attention, AttentionLayer
 from modelpool.attention.path import KeyPaths, PathAttention
 
-SPLIT = 256  # keys of a program: a constant, or the bits of a text would depend on it
-_ROWS = 16  # the least that a matrix product takes
-# Of keys that a product takes, by the bytes of a number: more, and registers are spilled to memory.
+SPLIT = 256  # keys of a program: a constant, because the bits of a text depend on it
+_ROWS = 16  # the minimum for a matrix product
+# Bytes of keys in one product, by the bytes of a number: with more, registers spill to memory.
 _BLOCK_BYTES = {2: 2**14, 4: 2**13}
 
 
-# What changes from pack to pack: kernels are not compiled anew for each kind of it.
+# Arguments that change from pack to pack: their values cause no new compilation of a kernel.
 _OF_A_PACK = ["path_token", "table_row", "splits"]
 _ARRAYS = ["rows", "positions", "tails", "path", "tables"]
 
@@ -35,12 +35,15 @@ def triton_attention() -> Attention:
 def path_attention(
     query: Tensor, keys: Tensor, values: Tensor, paths: KeyPaths, settings: AttentionLayer
 ) -> Tensor:
-    """As `modelpool.attention.path.reference`, on the device, with sums in float32.
+    """Compute `modelpool.attention.path.reference` on the device, with sums in float32.
 
     Args:
-        query: [rows, heads, head_dim], the last of them contiguous; float32, float16 or bfloat16.
-            The T tokens', and behind them what is not looked at; as many rows are returned.
-        keys, values: [slots, kv_heads, head_dim], of equal strides.
+        query: [rows, heads, head_dim], the last dimension contiguous; float32, float16 or bfloat16.
+            The first T rows are the tokens'; the others are not read. As many rows are returned.
+        keys: [slots, kv_heads, head_dim].
+        values: as `keys`, with equal strides.
+        paths: places of the tokens' keys.
+        settings: settings of the layer.
     """
     (rows, heads, dim), tokens = query.shape, len(paths.positions)
     group, kv_heads = heads // keys.shape[1], keys.shape[1]
@@ -73,7 +76,7 @@ def path_attention(
 
 
 def block_of(dim: int, dtype: torch.dtype) -> int:
-    """Keys of a matrix product, 16 to 64."""
+    """Return the number of keys in a matrix product, 16 to 64."""
     return max(16, min(64, _BLOCK_BYTES[dtype.itemsize] // (dim * dtype.itemsize)))
 
 
@@ -85,7 +88,7 @@ def partial_sums(
     BLOCK: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr, IS_CAPPED: tl.constexpr,
     BLOCK_SLOTS: tl.constexpr, IN_FLOAT32: tl.constexpr,
 ):  # fmt: skip
-    """Of a token's keys in one split: the sum of weighted values, the largest score, the total."""
+    """Compute the weighted sum, largest score and total weight of one split of a token's keys."""
     token, split, kv = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     position = tl.load(positions + token)
     begin = _first_seen(position, WINDOW)
@@ -125,7 +128,7 @@ def joined_sums(
     HEADS: tl.constexpr, DIM: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
-    """The output of one token and head, from its splits in their order."""
+    """Compute the output of one token and head from its splits, in their order."""
     token, head = tl.program_id(0), tl.program_id(1)
     position = tl.load(positions + token)
     dim = tl.arange(0, DIM)
@@ -150,7 +153,7 @@ def joined_sums(
 
 @triton.jit
 def _first_seen(position, WINDOW: tl.constexpr):
-    """The first position that a token attends to. WINDOW: 0 for all."""
+    """Return the first position that a token attends to; WINDOW is 0 if there is none."""
     if WINDOW > 0:
         return tl.maximum(position + 1 - WINDOW, 0)
     else:  # noqa: RET505 (Triton compiles one of the branches)
@@ -159,7 +162,7 @@ def _first_seen(position, WINDOW: tl.constexpr):
 
 @triton.jit
 def _slot(path, table, key, tail, seen, BLOCK_SLOTS: tl.constexpr):
-    """Where in the arena each key lies, of 64 bits: it is multiplied by what a slot takes."""
+    """Return each key's slot in the arena, in 64 bits: it is multiplied by the size of a slot."""
     on_path = seen & (key >= tail)
     step = tl.load(path + (key - tail), mask=on_path, other=0)
     slot = tl.where(on_path, tail + step, key)
@@ -184,7 +187,7 @@ def _product(left, right, IN_FLOAT32: tl.constexpr):
 
 @triton.jit
 def _capped(scores, cap):
-    """cap * tanh(scores / cap): by its series where exponentials would cancel out."""
+    """Return cap * tanh(scores / cap), by its series where exponentials would cancel out."""
     x = scores / cap
     e = tl.exp(-2.0 * tl.abs(x))
     y = x * x

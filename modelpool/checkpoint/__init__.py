@@ -1,1 +1,1 @@
-"""What lies on disk: sources, sizes, tokenizers, architectures."""
+"""Checkpoints on disk: sources, sizes, tokenizers, architectures."""

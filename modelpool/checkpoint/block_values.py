@@ -1,9 +1,10 @@
-"""Weights in blocks, as checkpoints have them: whole numbers of 4 to 8 bits, and a few scales.
+"""Weights in blocks, as checkpoints have them: integers of 4 to 8 bits, and a few scales.
 
 Contract: a weight is `((number - zero) * scale * step - centre * base) * unit`, where scale and
 centre are small integers of an output and `GROUP` inputs (or half as many: two scales a group),
-step and base are float16 of an output and a block, and unit is one float of an output. What is
-None counts one; with neither bases nor centres nothing is taken. Source: ggml-common.h of ggml.
+step and base are float16 of an output and a block, and unit is one float of an output. A part that
+is None counts as one; with neither bases nor centres nothing is subtracted. Source: ggml-common.h
+of ggml.
 """
 
 import ctypes
@@ -19,15 +20,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 GROUP = 32  # inputs
-BYTES_ZERO = 128  # of numbers of 8 bits
-_LEVELS = 127  # of either sign, of weights that are rounded to 8 bits
-_MOST_STEP = 256.0  # of an output: smaller ones keep their digits in float16
+BYTES_ZERO = 128  # zero of 8-bit numbers
+_LEVELS = 127  # levels of either sign, for weights that are rounded to 8 bits
+_MOST_STEP = 256.0  # largest step of an output: smaller steps keep their digits in float16
 _TINY = 1e-30
 _Bytes = NDArray[Any]  # uint8
 
 
 class _Form(NamedTuple):
-    """Of a type. `bytes`, `bases` and so on: how many a block of `size` inputs has."""
+    """Layout of a type: how many bytes, bases and so on a block of `size` inputs has."""
 
     bytes: int
     size: int
@@ -56,10 +57,10 @@ BLOCK_BYTES = {name: form.bytes for name, form in _FORMS.items()}
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BlockValues:
-    """A weight.
+    """A weight in blocks.
 
     Attributes:
-        numbers: [out, in] uint8, of 4, 5, 6 or 8 `bits`; of 6 with two scales a group.
+        numbers: [out, in] uint8, of 4, 5, 6 or 8 `bits`; 6 bits have two scales a group.
         steps, bases: [out, blocks] float16.
         scales: [out, groups] or [out, 2 * groups] int8.
         centres: [out, groups] uint8.
@@ -77,9 +78,12 @@ class BlockValues:
 
     @classmethod
     def of(cls, kind: str, stored: _Bytes, library: ctypes.CDLL) -> "BlockValues | None":
-        """Of rows' bytes, [out, bytes]. None: a scale is too large or too small for float16.
+        """Return the weight in stored bytes; None if a scale is too large or small for float16.
 
-        Args: `kind`: of `BLOCK_BYTES`; `library`: of C.
+        Args:
+            kind: a key of `BLOCK_BYTES`.
+            stored: the bytes of the rows, [out, bytes].
+            library: the C library.
         """
         form, stored = _FORMS[kind], np.ascontiguousarray(stored)
         outputs, blocks = len(stored), stored.shape[1] // form.bytes
@@ -106,7 +110,7 @@ class BlockValues:
 
     @classmethod
     def rounded(cls, weight: Tensor) -> "BlockValues":
-        """The nearest to `weight` [out, in] in 8 bits, with one step for each group."""
+        """Return `weight` [out, in] rounded to 8 bits, with one step for each group."""
         outputs, inputs = weight.shape
         plain = F.pad(weight.detach().float(), (0, -inputs % GROUP)).view(outputs, -1, GROUP)
         largest = plain.abs().amax(dim=2) / _LEVELS
@@ -123,18 +127,18 @@ class BlockValues:
 
     @property
     def groups_of_block(self) -> int:
-        """Groups that share a step and a base."""
+        """Number of groups that share a step and a base."""
         groups = -(-self.numbers.shape[1] // GROUP)
         return 1 if self.steps is None else groups // self.steps.shape[1]
 
     @property
     def parts(self) -> int:
-        """Scales of a group."""
+        """Number of scales of a group."""
         groups = -(-self.numbers.shape[1] // GROUP)
         return 1 if self.scales is None else self.scales.shape[1] // groups
 
     def plain(self) -> Tensor:
-        """[out, in] float32."""
+        """Return the weight in float32, [out, in]."""
         (outputs, inputs), size = self.numbers.shape, GROUP // self.parts
         levels = self.numbers.float().sub_(self.zero)
         if inputs % GROUP:
@@ -152,13 +156,13 @@ class BlockValues:
         return levels if self.units is None else levels.mul_(self.units.unsqueeze(1))
 
     def _of_group(self, halves: Tensor | None) -> Tensor:
-        """[out, groups, 1, 1] float32."""
+        """Return values of blocks for each group, [out, groups, 1, 1] float32."""
         if halves is None:
             return torch.ones(self.out_features, 1, 1, 1)
         return halves.float().repeat_interleave(self.groups_of_block, 1)[:, :, None, None]
 
     def relative_error(self, weight: Tensor) -> float:
-        """See `Int8Values.relative_error`."""
+        """Return the relative error of this weight; see `Int8Values.relative_error`."""
         plain = weight.detach().float()
         changed = torch.linalg.vector_norm(self.plain() - plain)
         return float(changed / torch.linalg.vector_norm(plain).clamp(min=_TINY))
@@ -169,12 +173,12 @@ class StoredBlocks(ABC):
 
     @abstractmethod
     def read(self, expert: int = 0) -> "Sequence[BlockValues | None]":
-        """Of those whose outputs stand side by side in one weight; None is not in blocks, or there
-        is no library that reads them.
+        """Return the weights whose outputs are side by side in one weight.
 
-        Raises `OSError`, `ValueError`.
+        An entry is None if it is not in blocks, or if no library can read it. Raises `OSError`,
+        `ValueError`.
         """
 
     @abstractmethod
     def plain(self, expert: int = 0) -> Sequence[Tensor]:
-        """All of them as plain numbers, [out, in] each. Raises as `read`."""
+        """Return all of them as plain numbers, [out, in] each; raise the errors of `read`."""

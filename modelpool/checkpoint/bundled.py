@@ -1,11 +1,11 @@
-"""The models that came with this package."""
+"""Models that are part of this package."""
 
 from importlib import resources
 from pathlib import Path
 
 
 def bundled_names() -> tuple[str, ...]:
-    """The names that `bundled:` accepts."""
+    """Return the names that `bundled:` accepts."""
     return tuple(sorted(file.parent.name for file in bundled_root().glob("*/config.json")))
 
 

@@ -1,7 +1,7 @@
-"""Where this program keeps what it can make again, and how it tells what is no more of use there.
+"""The cache folder of this program, and functions that find and remove what is of no more use.
 
-Contract: what lies in the cache may have been damaged, cut or replaced by anything: it is told
-apart from what was written, and may be taken away. Nothing here blocks on a pipe.
+Contract: files in the cache may have been damaged, cut or replaced. This is detected, and such
+files may be removed. No function here blocks on a pipe.
 """
 
 import os
@@ -12,30 +12,30 @@ import zlib
 from contextlib import suppress
 from pathlib import Path
 
-_LEFT_S = 3600.0  # what has not been written to for so long was left behind
+_LEFT_S = 3600.0  # a file that was not written to for so long was left behind
 _CHUNK = 2**24  # bytes
 
 
 def expanded(path: str | Path) -> Path:
-    """With a user's home for `~`; as it stands where there is no such user."""
+    """Return the path with the user's home for `~`, unchanged if there is no such user."""
     return Path(os.path.expanduser(path))
 
 
 def cache_dir() -> Path:
-    """`$SPECROUTER_CACHE`, else `$XDG_CACHE_HOME/specrouter`, else `~/.cache/specrouter`.
+    """Return `$SPECROUTER_CACHE`, else `$XDG_CACHE_HOME/specrouter`, else `~/.cache/specrouter`.
 
-    It need not exist. Raises `RuntimeError` where it would be in a home that cannot be found.
+    It need not exist. Raises `RuntimeError` if it would be in a home that cannot be found.
     """
     own, shared = os.environ.get("SPECROUTER_CACHE"), os.environ.get("XDG_CACHE_HOME")
     if own:
         return Path(own).expanduser().absolute()
-    if shared and Path(shared).is_absolute():  # a relative one is to be ignored, says its standard
+    if shared and Path(shared).is_absolute():  # the standard says to ignore a relative path
         return Path(shared) / "specrouter"
     return Path.home() / ".cache" / "specrouter"
 
 
 def cached_name(folder: Path) -> str | None:
-    """The id of a hub's repository whose snapshot in its local cache this is; else None."""
+    """Return the id of the hub repository whose cached snapshot the folder is, else None."""
     repository = folder.parent.parent.name
     if folder.parent.name != "snapshots" or not repository.startswith("models--"):
         return None
@@ -43,17 +43,17 @@ def cached_name(folder: Path) -> str | None:
 
 
 def make_folder(folder: Path) -> None:
-    """With its parents, in place of a file of that name. Raises `OSError`."""
+    """Create a folder and its parents, in place of a file of that name; may raise `OSError`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:  # no folder; another process may be putting one there meanwhile
+    except FileExistsError:  # there is a file; another process may be creating the folder meanwhile
         with suppress(OSError):
             folder.unlink()
         folder.mkdir(parents=True, exist_ok=True)
 
 
 def remove(path: Path) -> None:
-    """A file, a folder with all that is in it, or whatever it is. Raises `OSError`."""
+    """Remove a file, a folder with all its content, or any other path; may raise `OSError`."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -62,7 +62,7 @@ def remove(path: Path) -> None:
 
 
 def remove_left(folder: Path, pattern: str) -> None:
-    """What killed processes have left behind, as far as it can be removed."""
+    """Remove what killed processes have left behind, as far as possible."""
     with suppress(OSError):
         for path in folder.glob(pattern):
             with suppress(OSError):
@@ -71,7 +71,10 @@ def remove_left(folder: Path, pattern: str) -> None:
 
 
 def checksum(file: Path) -> tuple[int, int]:
-    """Size and CRC-32 of a regular file: some 0.3 s for each gigabyte. Raises `OSError`."""
+    """Return size and CRC-32 of a regular file; takes about 0.3 s per gigabyte.
+
+    Raises `OSError`.
+    """
     size, crc = 0, 0
     with file.open("rb") as stream:
         while chunk := stream.read(_CHUNK):
@@ -80,7 +83,10 @@ def checksum(file: Path) -> tuple[int, int]:
 
 
 def is_regular(path: Path) -> bool:
-    """A file, not a pipe or what else is opened like one. Raises `OSError` where nothing is."""
+    """Return whether the path is a regular file, not a pipe or another special file.
+
+    Raises `OSError` if there is nothing.
+    """
     return stat.S_ISREG(path.stat().st_mode)
 
 

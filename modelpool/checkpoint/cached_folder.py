@@ -1,9 +1,9 @@
 """Folders of the cache, each written once.
 
-Contract: a folder is written under another name and renamed, so any number of processes may ask at
-once; the last to finish throws its copy away. Its files' checksums lie beside them and are read
-each time: a folder that is damaged is made anew, with a warning. What a killed process has left
-behind goes after an hour.
+Contract: a folder is written under another name and renamed, so any number of processes may write
+it at once; the last to finish discards its copy. The checksums of its files are stored beside them
+and are checked each time: a damaged folder is written again, with a warning. What a killed process
+has left behind is removed after an hour.
 """
 
 import json
@@ -24,7 +24,7 @@ _UNFINISHED = ".unfinished-"
 
 
 def cached_folder(folder: Path, write: Callable[[Path], None]) -> Path:
-    """`folder`, which `write` has filled under another name if it was not there.
+    """Return `folder`; if it is missing, `write` fills it under another name first.
 
     Raises `OSError`, and what `write` raises.
     """
@@ -35,7 +35,10 @@ def cached_folder(folder: Path, write: Callable[[Path], None]) -> Path:
 
 
 def _remove_damaged(folder: Path) -> None:
-    """Other processes may have its files open, which does them no harm. Raises `OSError`."""
+    """Remove a damaged folder; may raise `OSError`.
+
+    Other processes may have its files open, which does no harm.
+    """
     remove_left(folder.parent, f"{_UNFINISHED}*")
     if not os.path.lexists(folder):
         return
@@ -64,13 +67,13 @@ def _write(folder: Path, write: Callable[[Path], None]) -> None:
 
 
 def write_checksums(folder: Path) -> None:
-    """Of all files in the folder. Raises `OSError`."""
+    """Write the checksums of all files in the folder; may raise `OSError`."""
     found = {file.name: checksum(file) for file in sorted(_files(folder))}
     (folder / CHECKSUMS).write_text(json.dumps(found, indent=1))
 
 
 def damage(folder: Path) -> str | None:
-    """What is wrong with a folder that `write_checksums` has seen. Reads it all."""
+    """Return the damage of a folder since `write_checksums`, or None; reads all its files."""
     try:
         known = json.loads(_read(folder / CHECKSUMS))
         if not isinstance(known, dict) or not known:
@@ -86,7 +89,7 @@ def damage(folder: Path) -> str | None:
                 return f"{name} has another checksum"
     except FileNotFoundError as error:
         return f"there is no {Path(error.filename).name}"
-    except Exception as error:  # any content of the file that names them
+    except Exception as error:  # the file of checksums may hold anything
         return f"{type(error).__name__}: {error}"
     return None
 

@@ -1,8 +1,7 @@
-"""What a checkpoint is and needs, read from its headers without loading it.
+"""Facts about a checkpoint and its memory, read from its headers without loading it.
 
-Whether it can be served, and what it keeps of a token, is told by its outline, before any file of
-weights is opened. Parameters are counted from the safetensors headers, by the types that these
-give.
+The model's outline decides whether it can be served, and what it stores for each token, before any
+weight file is opened. Parameters are counted from the safetensors headers, by their types.
 """
 
 import json
@@ -49,11 +48,12 @@ _UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, Recu
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFootprint:
-    """What placing a model needs to know of it.
+    """Demands of a model on the devices where it is placed.
 
     `state_bytes` are those of recurrent layers' states, of all rows and kept ones together;
     `outer_bytes` are those of the weights that are in no layer: embeddings, the head. `field` is
-    its place in the configuration; `device` what that asks for ("auto", "cpu", "cuda", "cuda:1").
+    its place in the configuration; `device` is the one asked for there ("auto", "cpu", "cuda",
+    "cuda:1").
     """
 
     name: str
@@ -66,34 +66,35 @@ class ModelFootprint:
     state_bytes: int = 0
 
     def total_bytes(self, kv_tokens: int) -> int:
-        """Weights, and what is kept of rows."""
+        """Return the bytes of the weights and of what is stored for rows."""
         return self.weight_bytes + self.row_bytes(kv_tokens)
 
     def row_bytes(self, kv_tokens: int) -> int:
-        """A KV store for `kv_tokens` tokens, and recurrent states."""
+        """Return the bytes of a KV store for `kv_tokens` tokens, and of recurrent states."""
         return self.kv_bytes_per_token * kv_tokens + self.state_bytes
 
     def part_bytes(self, weight_bytes: int, kv_tokens: int) -> int:
-        """The most that a part of the weights takes, the KV of its layers included."""
+        """Return the most bytes that a part of the weights takes with the KV of its layers."""
         layers, kv = self._layers_and_kv(kv_tokens)
         return -(-weight_bytes * (layers + kv) // layers)
 
     def part_within(self, room_bytes: int, kv_tokens: int) -> int:
-        """The most bytes of weights that have room with the KV of their layers."""
+        """Return the most bytes of weights that `room_bytes` hold with the KV of their layers."""
         layers, kv = self._layers_and_kv(kv_tokens)
         return room_bytes * layers // (layers + kv)
 
     def _layers_and_kv(self, kv_tokens: int) -> tuple[int, int]:
-        """Bytes of the layers, among which the KV is divided, and of the KV."""
+        """Return the bytes of the layers, among which the KV is divided, and of the KV."""
         layers = max(self.weight_bytes - self.outer_bytes, 1)
         return layers, self.row_bytes(kv_tokens)
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What is asked of the linear layers' weights, and what the CPU can have of it.
+    """Requested form of the linear layers' weights, and the kernels that the CPU has for it.
 
-    `has_kernels`: for blocks of 4 and 8 bits; else weights are rounded to int8.
+    `has_kernels`: the CPU has kernels for blocks of 4 and 8 bits; without them, weights are rounded
+    to int8.
     """
 
     asked: Weights = "auto"
@@ -101,7 +102,7 @@ class Kept:
     has_kernels: bool = True
 
     def weights(self, stored: Stored, parameters: Iterable[StoredParameter]) -> KeptWeights:
-        """How they are kept, of a checkpoint that stores these so."""
+        """Return the form in which the linear layers of a checkpoint are kept."""
         if not (self.has_kernels or self.has_int8):
             return "plain"
         if self.asked in ("int4", "exact") and stored in KEPT_PLAIN:
@@ -116,7 +117,10 @@ class Kept:
         has_plain_experts: bool = False,
         has_plain_tables: bool = False,
     ) -> Callable[[StoredParameter], int | None]:
-        """What a weight takes that is quantised; None for another one. `experts`: of a mixture."""
+        """Return a function that gives the bytes of a quantised weight, and None for another one.
+
+        `experts`: the number of experts in a mixture.
+        """
         weights, has_small = self.weights(stored, parameters), _has_small(parameters)
         if weights == "plain":
             return lambda _: None
@@ -149,32 +153,32 @@ def _has_small(parameters: Iterable[StoredParameter]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointFacts:
-    """What a checkpoint's headers and configuration say, for the dtype that it is loaded in."""
+    """Facts of a checkpoint's headers and configuration, for the dtype that it is loaded in."""
 
     parameter_count: int
-    dtype: str  # that it computes in
+    dtype: str  # dtype that it computes in
     stored: Stored
-    weights: KeptWeights  # of the linear layers, once it is loaded
+    weights: KeptWeights  # form of the linear layers' weights, once it is loaded
     weight_bytes: int
-    outer_bytes: int  # of the weights, those in no layer
-    read_bytes: int | None  # of the weights, for a token: see `WeightBytes`
+    outer_bytes: int  # bytes of the weights that are in no layer
+    read_bytes: int | None  # weights read for one token: see `WeightBytes`
     int8_read_bytes: int | None  # the same with `weights: int8`, and with `weights: int4`
     int4_read_bytes: int | None
-    kv_dtype: str  # of keys and values
+    kv_dtype: str  # dtype of keys and values
     kv_bytes_per_token: int
-    state_bytes: int  # of recurrent layers, of a row
-    head_dims: frozenset[int]  # of the layers' keys
-    features: frozenset[Feature]  # that its layers ask of attention
+    state_bytes: int  # states of recurrent layers, for one row
+    head_dims: frozenset[int]  # widths of the layers' keys
+    features: frozenset[Feature]  # features that its layers need from attention
     has_blocks: bool  # some weights are in blocks of 4 bits
-    has_plain_experts: bool  # some are kept in `dtype`, whatever is asked
+    has_plain_experts: bool  # some experts stay in `dtype` for any request
     max_positions: int
     vocab_rows: int  # rows of the embedding: the tokenizer's length, or more (padded)
-    tied_elements: int  # of the embedding, where it is the head too and is not quantised
+    tied_elements: int  # elements of an embedding that is also the head and is not quantised
     eos_token_ids: frozenset[int]
 
     @property
     def is_quantized(self) -> bool:
-        """By something that is left to `transformers`."""
+        """True if the quantisation is left to `transformers`."""
         return self.stored == "other"
 
     @property
@@ -184,8 +188,11 @@ class CheckpointFacts:
     def footprint(
         self, name: str, field: str, device: str, states: int = 0, copies_head: bool = False
     ) -> ModelFootprint:
-        """These facts as a demand on a device. `states`: of rows, that recurrent layers keep;
-        `copies_head`: a tied head is laid out beside its embedding."""
+        """Return these facts as a demand on a device.
+
+        `states`: rows for which recurrent layers keep states; `copies_head`: a tied head is a copy
+        beside its embedding.
+        """
         copied = self.tied_bytes if copies_head else 0
         return ModelFootprint(
             name=name,
@@ -209,32 +216,38 @@ def read_checkpoint(
     trust_remote_code: bool = False,
     headers: Iterable[Header] | None = None,
 ) -> CheckpointFacts:
-    """The facts of a checkpoint as loaded in `dtype`. Raises `ConfigError` for `{field}.source`.
+    """Return the facts of a checkpoint as loaded in `dtype`.
 
-    `kept`: by default as the checkpoint has them. `headers`: of weights that are not in the
-    directory.
+    Raises `ConfigError` for `{field}.source`. `kept`: form of the weights, by default the
+    checkpoint's. `headers`: headers of weights that are not in the directory.
     """
     with _naming(field, directory):
         return _read(directory, dtype, kv_dtype, kept or Kept(), trust_remote_code, headers)
 
 
 def kv_dtype_of(asked: KVDtype, weights: KeptWeights, dtype: str) -> str:
-    """Of keys and values. It depends on the file and on what is asked for, not on the CPU."""
+    """Return the dtype of keys and values.
+
+    It depends on the file and on the request, not on the CPU.
+    """
     if asked != "auto":
         return asked
     return dtype if weights == "plain" or dtype == "float64" else "float16"
 
 
 def check_served(directory: Path, field: str, trust_remote_code: bool = False) -> None:
-    """Whether a model can be served, by its configuration alone. Raises `UnsupportedModelError`
-    for `{field}.source`, or `ConfigError` where the configuration cannot be read."""
+    """Check by its configuration alone that a model can be served.
+
+    Raises `UnsupportedModelError` for `{field}.source`, or `ConfigError` if the configuration
+    cannot be read.
+    """
     with _naming(field, directory):
         _outline(read_config(directory, trust_remote_code), trust_remote_code)
 
 
 @contextmanager
 def _naming(field: str, directory: Path) -> Iterator[None]:
-    """Within it, errors of a checkpoint name its place in the configuration."""
+    """Add a checkpoint's place in the configuration to errors that are raised within."""
     try:
         yield
     except UnsupportedModelError as error:
@@ -247,7 +260,8 @@ def _naming(field: str, directory: Path) -> Iterator[None]:
 
 
 def _outline(config: PreTrainedConfig, trust_remote_code: bool) -> "ModelOutline":
-    # Imports the models' own code: an error of the configuration does not wait for it.
+    # Imported late, because it imports the models' own code: errors in the configuration come
+    # first.
     from modelpool.outline import UnservedModel, outline_of
 
     try:
@@ -257,7 +271,7 @@ def _outline(config: PreTrainedConfig, trust_remote_code: bool) -> "ModelOutline
 
 
 def read_config(directory: Path, trust_remote_code: bool) -> PreTrainedConfig:
-    """The configuration of a local checkpoint."""
+    """Read the configuration of a local checkpoint."""
     config: PreTrainedConfig = AutoConfig.from_pretrained(
         str(directory), trust_remote_code=trust_remote_code, local_files_only=True
     )
@@ -287,7 +301,7 @@ def _read(
     parameters = [one for one in read if part.has(one.name)]
     count = sum(one.count for one in parameters)
     lacking = outline.parameter_count - count
-    if lacking > 0 and stored != "other":  # which transformers would fill with random numbers
+    if lacking > 0 and stored != "other":  # transformers would fill them with random numbers
         raise ConfigError("", f"lacks {lacking:,} of its {outline.parameter_count:,} parameters")
     own = _own_dtype(config, text, parameters)
     own = own if packing is None else unpacked_dtype(own)
@@ -304,7 +318,7 @@ def _read(
         return bytes_of(quantised_bytes=kept.quantised_bytes(stored, parameters, *facts))
 
     taken = taken_by(kept)
-    read_bytes = {  # what is not asked for is told as if the CPU could have it
+    read_bytes = {  # other forms are counted as if the CPU had their kernels
         asked: taken_by(kept if asked == kept.asked else Kept(asked)).read
         for asked in QUANTISED_WEIGHTS
     }
@@ -337,7 +351,7 @@ def _read(
 def _own_dtype(
     config: PreTrainedConfig, text: PreTrainedConfig, tensors: Iterable[StoredParameter]
 ) -> str:
-    """What `auto` is to transformers: the configuration's dtype, else the weights'."""
+    """Return the dtype that `auto` is in transformers: the configuration's, else the weights'."""
     declared = getattr(config, "dtype", None) or getattr(text, "dtype", None)
     name = str(declared).removeprefix("torch.")
     if name in WIDTHS:
@@ -351,7 +365,7 @@ def _own_dtype(
 
 
 def _eos_token_ids(directory: Path, config: PreTrainedConfig) -> frozenset[int]:
-    """The ids that end a text: the generation config's, as `generate` has it, else the config's."""
+    """Return the ids that end a text: the generation config's, else the config's."""
     file = directory / "generation_config.json"
     content = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     if not isinstance(content, dict):

@@ -1,6 +1,6 @@
-"""What the headers of safetensors files say of a checkpoint's parameters, and what these will take.
+"""Parameters of a checkpoint, from the headers of safetensors files, and their future memory.
 
-Pure but for reading the headers, which costs milliseconds.
+All functions are pure except those that read headers, which takes milliseconds.
 """
 
 import json
@@ -23,40 +23,43 @@ NOT_PARAMETERS = (
     ".attention.masked_bias",
     ".inv_freq",
 )
-# Beside quantised weights, and no parameters.
+# Tensors beside quantised weights that are no parameters.
 _SCALES: Mapping[Stored, tuple[str, ...]] = {
     "int8": (".weight_scale", ".weight_zero_point"),
     "mxfp4": ("_scales",),
 }
 _BLOCKS = "_blocks"  # [experts, out, in / 32, 16 bytes] in MXFP4
-_HEAD = "lm_head.weight"  # stored by some though it is tied to the embedding
+_HEAD = "lm_head.weight"  # stored by some checkpoints although it is tied to the embedding
 _HEADS = (_HEAD, "embed_out.weight")
 _EXPERT = ".experts."
 _LATENT = ".kv_b_proj.weight"
-_STACKED = ("up_proj", "down_proj")  # how names end of what all experts have in one tensor
+_STACKED = ("up_proj", "down_proj")  # ends of the names of tensors that hold all experts
 _LAYER = re.compile(r"\.\d+\.")  # model.layers.0.mlp.up_proj.weight
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_LFS_POINTER = b"version https://git-lfs"  # how the text begins that stands for a file
-_MOST_HEADER, _MOST_BYTES = 100_000_000, 2**63  # as safetensors has it; of any file
-_SCALE_BYTES = 4  # of a channel whose weights are int8
+_LFS_POINTER = b"version https://git-lfs"  # start of the text that stands for a missing file
+_MOST_HEADER, _MOST_BYTES = 100_000_000, 2**63  # limit of safetensors; of any file
+_SCALE_BYTES = 4  # scale of a channel of int8 weights
 _INT4_GROUP = 32  # inputs
-# Of a weight in blocks, as it is kept: of a GGUF file's types, and of groups of so many inputs.
+# Bits of a weight that is kept in blocks, by its type in GGUF files; then of grouped weights.
 _SMALL_BITS = {"Q4_0": 4.5, "Q4_1": 5.0, "Q4_K": 4.625}
 _WIDE_BITS = {
     "Q5_0": 5.5, "Q5_1": 6.0, "Q8_0": 8.5, "Q5_K": 5.625, "Q6_K": 6.5625, "IQ4_NL": 8.5,
     "IQ4_XS": 8.3125, "MXFP4": 8.5,
 }  # fmt: skip
 _BLOCK_BITS = _SMALL_BITS | _WIDE_BITS
-_ROUNDED_SMALL = ("Q2_K", "Q3_K")  # are kept in 4 bits, and no blocks
+_ROUNDED_SMALL = ("Q2_K", "Q3_K")  # are kept in 4 bits, but not in blocks
 _GROUPED, _GROUP_BITS = "GROUP", 4.25
 ROUNDED = "Q8_0"  # the form of weights that are rounded to 8 bits
 
-Header = Mapping[str, Mapping[str, Any]]  # of a file of weights: by tensor its dtype and shape
+Header = Mapping[str, Mapping[str, Any]]  # dtype and shape of each tensor in a file of weights
 
 
 @dataclass(frozen=True)
 class StoredParameter:
-    """`dtype` as safetensors names it; of a weight in blocks as a GGUF file does, or `grouped`."""
+    """A parameter of a checkpoint.
+
+    `dtype` is its name in safetensors; of a weight in blocks its name in a GGUF file, or `grouped`.
+    """
 
     name: str
     dtype: str
@@ -81,7 +84,7 @@ class StoredParameter:
 
     @property
     def is_table(self) -> bool:
-        """An embedding, which a forward looks up."""
+        """True for an embedding, from which a forward looks up rows."""
         return len(self.shape) == 2 and not self.in_layer and not self.is_head
 
     @property
@@ -90,7 +93,7 @@ class StoredParameter:
 
     @property
     def is_linear(self) -> bool:
-        """The weight of a linear layer, or of an expert's or all experts'?"""
+        """True for the weight of a linear layer, of an expert or of all experts."""
         if self.is_expert and len(self.shape) == 3:
             return self.name.endswith(_STACKED)
         is_matrix = len(self.shape) == 2 and self.name.endswith(".weight")
@@ -98,17 +101,20 @@ class StoredParameter:
 
     @property
     def stays_plain(self) -> bool:
-        """Whatever is asked: it is applied to no token (`attention.latent`)."""
+        """True for a weight that stays plain: it is applied to no token (`attention.latent`)."""
         return self.name.endswith(_LATENT)
 
     @property
     def _outputs(self) -> int:
-        """Rows of a matrix, or of all experts'; of some these are columns, and nearly as many."""
+        """Number of rows of a matrix, or of all experts' matrices.
+
+        Some experts have columns here instead, and nearly as many.
+        """
         return math.prod(self.shape[:-1])
 
     @property
     def int8_bytes(self) -> int:
-        """In int8, with scales."""
+        """Bytes in int8, with scales."""
         return self.count + _SCALE_BYTES * self._outputs
 
     @property
@@ -117,17 +123,17 @@ class StoredParameter:
 
     @property
     def is_in_small_blocks(self) -> bool:
-        """In 4 bits."""
+        """True if its blocks have 4 bits."""
         return self.dtype in _SMALL_BITS or self.dtype.startswith(_GROUPED)
 
     @property
     def is_small(self) -> bool:
-        """The checkpoint has it in 4 bits or fewer."""
+        """True if the checkpoint has it in 4 bits or fewer."""
         return self.is_in_small_blocks or self.dtype in _ROUNDED_SMALL
 
     @property
     def block_bytes(self) -> int:
-        """In its blocks, with a number for each output."""
+        """Bytes in its own blocks, with a number for each output."""
         bits = _BLOCK_BITS.get(self.dtype)
         if bits is None:
             bits = _GROUP_BITS + 32 / int(self.dtype.removeprefix(_GROUPED))
@@ -135,29 +141,29 @@ class StoredParameter:
 
     @property
     def rounded_bytes(self) -> int:
-        """In blocks of 8 bits."""
+        """Bytes in blocks of 8 bits."""
         return round(self.count * _BLOCK_BITS[ROUNDED] / 8) + _SCALE_BYTES * self._outputs
 
     @property
     def int4_bytes(self) -> int:
-        """In int4, with a scale and a centre for each group, and a number for each output."""
+        """Bytes in int4, with a scale and a centre for each group, and a number for each output."""
         return self.count // 2 + 2 * self.count // _INT4_GROUP + _SCALE_BYTES * self._outputs
 
 
 def grouped(inputs: int) -> str:
-    """The dtype of numbers of 4 bits with a scale and a zero for so many inputs."""
+    """Return the dtype of 4-bit numbers with a scale and a zero for so many inputs."""
     return f"{_GROUPED}{inputs}"
 
 
 @dataclass(frozen=True)
 class WeightBytes:
-    """What weights take once they are loaded.
+    """Bytes of weights once they are loaded.
 
     Attributes:
-        outer: of those in no layer.
-        read: of those that a token's forward reads: embeddings are looked up. None where that
-            depends on the token (experts).
-        tied_elements: of an embedding that is the head too, where that is not quantised.
+        outer: bytes of the weights that are in no layer.
+        read: bytes of the weights that a token's forward reads, without embeddings, which are
+            looked up; None if that depends on the token (experts).
+        tied_elements: elements of an embedding that is also the head and is not quantised.
     """
 
     total: int
@@ -169,11 +175,12 @@ class WeightBytes:
 def parameters_of(
     headers: Iterable[Header], *, is_tied: bool, stored: Stored = "plain"
 ) -> list[StoredParameter]:
-    """The parameters of a checkpoint.
+    """Return the parameters of a checkpoint.
 
     Args:
+        headers: headers of the weight files.
         is_tied: the head is the embedding.
-        stored: experts in MXFP4 are told as what they become.
+        stored: experts in "mxfp4" get the names and shapes that they have when unpacked.
     """
     skipped = NOT_PARAMETERS + ((_HEAD,) if is_tied else ()) + _SCALES.get(stored, ())
     found = [
@@ -199,12 +206,14 @@ def weight_bytes(
     quantised_bytes: Callable[[StoredParameter], int | None] = lambda _: None,
     tied_rows: int | None = None,
 ) -> WeightBytes:
-    """
+    """Return the bytes of weights once they are loaded.
+
     Args:
+        parameters: parameters of a checkpoint.
         width: bytes of an element that is not quantised.
-        quantised_bytes: of a weight that is.
-        tied_rows: of the embedding, where the head is the same weight. A quantised head is a
-            copy of a plain embedding; a packed one is too, and is not counted here.
+        quantised_bytes: returns the bytes of a quantised weight, or None for another one.
+        tied_rows: rows of the embedding, if the head is the same weight. A quantised head is a copy
+            of a plain embedding; a packed one is also a copy, but is not counted here.
     """
 
     def taken(one: StoredParameter) -> float:
@@ -226,9 +235,10 @@ def weight_bytes(
 
 
 def header_of(file: Path) -> Header:
-    """What a safetensors file says of each tensor. Raises `ConfigError` for one that is not whole.
+    """Return the dtype and shape of each tensor in a safetensors file.
 
-    Its length tells: it is 8 bytes, the header, and the data up to the last tensor's end.
+    Raises `ConfigError` for a file that is not whole. Its length shows this: it is 8 bytes, the
+    header, and the data up to the last tensor's end.
     """
     size = file.stat().st_size
     with file.open("rb") as stream:
@@ -236,7 +246,7 @@ def header_of(file: Path) -> Header:
         if start == _LFS_POINTER:
             reason = "is a Git LFS pointer, not weights: run `git lfs pull`, or use hub:ORG/NAME"
             raise ConfigError("", f"{str(file)!r} {reason}")
-        data = 8 + int.from_bytes(start[:8], "little")  # where it begins
+        data = 8 + int.from_bytes(start[:8], "little")  # offset of the data
         stream.seek(8)
         found = _parsed(stream.read(data - 8)) if data <= min(size, _MOST_HEADER) else None
     if found is None:
@@ -251,7 +261,7 @@ def header_of(file: Path) -> Header:
 
 
 def _parsed(text: bytes) -> tuple[Header, int] | None:
-    """A file's header, and where its last tensor ends; None for what is none."""
+    """Return a file's header and the end of its last tensor, or None for an invalid header."""
     try:
         header: dict[str, Any] = json.loads(text)
         header.pop("__metadata__", None)
@@ -262,8 +272,10 @@ def _parsed(text: bytes) -> tuple[Header, int] | None:
 
 
 def headers_of(directory: Path) -> list[Header]:
-    """Of the files of its weights. Raises `ConfigError` for one that is not whole, or an index that
-    is not theirs."""
+    """Return the headers of a checkpoint's weight files.
+
+    Raises `ConfigError` for a file that is not whole, or an index that does not fit them.
+    """
     headers = {file.name: header_of(file) for file in weight_files(directory)}
     for tensor, file in (_weight_map(directory) or {}).items():
         if tensor not in headers[file]:
@@ -272,14 +284,16 @@ def headers_of(directory: Path) -> list[Header]:
 
 
 def has_weights(directory: Path) -> bool:
-    """Are all files of its weights there?"""
+    """Return whether all of a checkpoint's weight files are there."""
     files = weight_files(directory)
     return bool(files) and all(file.is_file() for file in files)
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The files that transformers would load; others may lie beside them. Raises `ConfigError` for
-    an index that is none."""
+    """Return the files that transformers would load; other ones may lie beside them.
+
+    Raises `ConfigError` for an invalid index.
+    """
     where = _weight_map(directory)
     if where is not None:
         return [directory / name for name in sorted(set(where.values()))]
@@ -288,8 +302,10 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def _weight_map(directory: Path) -> Mapping[str, str] | None:
-    """Of divided weights, the file of each tensor. None for others: an index beside a single file
-    is not looked at."""
+    """Return the file of each tensor if the weights are in several files, else None.
+
+    An index beside a single file is ignored.
+    """
     index = directory / _INDEX
     if (directory / _SINGLE).is_file() or not index.is_file():
         return None

@@ -11,16 +11,18 @@ from torch.nn import functional as F
 from modelpool.checkpoint.block_values import GROUP, BlockValues
 from modelpool.checkpoint.int8_values import INT8_LEVELS
 
-_NIBBLES = 15  # the largest
+_NIBBLES = 15  # the largest nibble
 _MOST_SCALE = 17  # 15 * 17 is the largest byte
-_MOST_LEVEL = 120  # of the largest weight, so that rounding stays within int8
-_TINY = 1e-30  # the least unit: an output of zeros stays one
-_ROWS = 256  # outputs that are quantised at once, which bounds the memory that it takes
+_MOST_LEVEL = 120  # level of the largest weight, so that rounding stays within int8
+_TINY = 1e-30  # least unit, which keeps an output of zeros at zero
+_ROWS = 256  # outputs that are quantised at once, which limits the memory
 
 
 def in_4_bits(weight: Tensor) -> BlockValues:
-    """Of `weight` [out, in]: of all scales the one with the least squared error in its group, the
-    range of the group centred."""
+    """Return `weight` [out, in] in 4 bits.
+
+    Each group has the scale of the least squared error, and its range is centred.
+    """
     parts = [_quantised(each.float()) for each in torch.split(weight.detach(), _ROWS)]
     numbers, scales, centres, units = (torch.cat(each) for each in zip(*parts, strict=True))
     return BlockValues(
@@ -29,7 +31,7 @@ def in_4_bits(weight: Tensor) -> BlockValues:
 
 
 def _quantised(weight: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Nibbles, scales, centres and units of [out, in] float32."""
+    """Return nibbles, scales, centres and units of [out, in] float32."""
     outputs, inputs = weight.shape
     grouped = F.pad(weight, (0, -inputs % GROUP)).view(outputs, -1, GROUP)
     units = weight.abs().amax(dim=1).div_(_MOST_LEVEL).clamp_(min=_TINY)

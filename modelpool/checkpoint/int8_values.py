@@ -1,8 +1,8 @@
 """Weights in int8: quantised here, or by a compressed-tensors checkpoint (W8A8).
 
-Contract: what `modelpool.checkpoint.quantization.stored_as` calls "int8". Such a checkpoint has
-`X.weight` in int8 and `X.weight_scale`, one for each output channel, where another has `X.weight`
-alone.
+Contract: these are the weights that `modelpool.checkpoint.quantization.stored_as` calls "int8".
+Such a checkpoint has `X.weight` in int8 and `X.weight_scale`, one for each output channel, where
+another has only `X.weight`.
 """
 
 from collections.abc import Mapping
@@ -16,8 +16,8 @@ from modelpool.checkpoint.stored_tensors import StoredTensors
 
 _SCALE = ".weight_scale"
 _ZERO_POINT = ".weight_zero_point"
-INT8_LEVELS = 127  # of either sign
-_TINY = 1e-30  # the least scale: a channel of zeros stays one
+INT8_LEVELS = 127  # levels of either sign
+_TINY = 1e-30  # least scale, which keeps a channel of zeros at zero
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +29,7 @@ class Int8Values:
 
     @classmethod
     def of(cls, weight: Tensor) -> "Int8Values":
-        """The nearest to `weight` [out, in]: symmetric, one scale for each output channel."""
+        """Return `weight` [out, in] rounded: symmetric, with one scale for each output channel."""
         plain = weight.detach().float()
         scales = plain.abs().amax(dim=1).div_(INT8_LEVELS).clamp_(min=_TINY)
         levels = (plain / scales.unsqueeze(1)).round_().clamp_(-INT8_LEVELS, INT8_LEVELS)
@@ -40,21 +40,21 @@ class Int8Values:
         return len(self.levels)
 
     def plain(self) -> Tensor:
-        """[out, in] float32."""
+        """Return the weight in float32, [out, in]."""
         return self.levels.float() * self.scales.unsqueeze(1)
 
     def relative_error(self, weight: Tensor) -> float:
-        """Root mean square of what rounding changed, over that of `weight` [out, in]."""
+        """Return the root mean square of the rounding errors over that of `weight` [out, in]."""
         plain = weight.detach().float()
         changed = torch.linalg.vector_norm(self.plain() - plain)
         return float(changed / torch.linalg.vector_norm(plain).clamp(min=_TINY))
 
 
 def read_int8(directory: Path) -> tuple[dict[str, Tensor], Mapping[str, Int8Values]]:
-    """All weights in floating point, by their names, and the quantised ones by their layers'.
+    """Return all weights in floating point by their names, and the quantised ones by layer.
 
-    Raises `ValueError` for weights that are not what the configuration declares, and what
-    safetensors raises.
+    Raises `ValueError` for weights that do not match the configuration, and what safetensors
+    raises.
     """
     tensors = dict(StoredTensors(directory))
     quantised: dict[str, Int8Values] = {}

@@ -1,7 +1,7 @@
 """JsonCache: small facts that can be found again, kept on disk for the next start.
 
-Contract: nothing here fails. Whatever lies where a file should be, one that cannot be read, or is
-not what was written, costs a warning, and the next file takes its place.
+Contract: no method fails. If a file cannot be read, is not what was written, or is something else
+than a file, there is a warning, and the next file replaces it.
 """
 
 import json
@@ -24,15 +24,20 @@ _MOST_BYTES = 2**20
 
 
 class JsonCache:
-    """One file per key in a folder, which need not exist. `what` it keeps, for messages."""
+    """Cache with one file per key in a folder, which need not exist.
+
+    `what` names its content in messages.
+    """
 
     def __init__(self, folder: Path, what: str) -> None:
         self.folder = folder
         self._what = what
 
     def load(self, key: str, parse: Callable[[Any], T]) -> T | None:
-        """None where nothing of use is kept, by what `parse` raises, too; the warning says why, if
-        there is a file."""
+        """Return the parsed facts, or None if there are none or `parse` raises.
+
+        If there is a file, a warning gives the reason.
+        """
         path = self._path(key)
         try:
             return parse(self._read(path))
@@ -44,7 +49,7 @@ class JsonCache:
             return None
 
     def store(self, key: str, facts: Any) -> None:
-        """Readers see the old file or the new one, never a part."""
+        """Write the facts; readers see the old file or the new one, never a part."""
         path = self._path(key)
         try:
             make_folder(self.folder)

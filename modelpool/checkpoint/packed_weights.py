@@ -1,8 +1,9 @@
-"""Weights that a checkpoint has packed, as the numbers that they stand for.
+"""Packed weights of a checkpoint, unpacked to the numbers that they stand for.
 
 Contract: a value is `(number - zero) * scale`, or FP8 times its block's scale, in float32, which is
-exact but for FP8. Headers alone tell which tensors a layer needs, and that they fit together.
-Sources: AutoAWQ (`gemm`), AutoGPTQ, compressed-tensors (`pack-quantized`), DeepSeek's FP8.
+exact except for FP8. The headers alone show which tensors a layer needs, and whether they fit
+together. Sources: AutoAWQ (`gemm`), AutoGPTQ, compressed-tensors (`pack-quantized`), DeepSeek's
+FP8.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,11 +18,11 @@ from modelpool.checkpoint.headers import Header, grouped
 from modelpool.checkpoint.quantization import Packing
 from modelpool.errors import ConfigError
 
-_AT_ONCE = 2**22  # values that are unpacked at once, which bounds the memory that it takes
+_AT_ONCE = 2**22  # values that are unpacked at once, which limits the memory
 _WORD = 32  # bits
-_MOST_BITS = 4  # of numbers in blocks
-_AWQ_PLACES = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])  # by output, in a word of eight
-_ORDERS = ("g_idx", "weight_g_idx")  # by input the number of its group
+_MOST_BITS = 4  # limit for numbers that are kept in blocks
+_AWQ_PLACES = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])  # place of each output in a word of eight
+_ORDERS = ("g_idx", "weight_g_idx")  # tensors with the number of each input's group
 _ZERO_POINT = "weight_zero_point"
 _OPTIONAL = (*_ORDERS, _ZERO_POINT, "weight_shape")
 _FLOATS = ("F16", "BF16", "F32")
@@ -35,9 +36,9 @@ _DTYPES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """A linear layer's.
+    """The packed weight of a linear layer.
 
-    `shape` is [out, in], of the plain weight; `parts` are how its tensors' names end.
+    `shape` is [out, in], of the plain weight; `parts` are the ends of its tensors' names.
     """
 
     layer: str
@@ -46,9 +47,10 @@ class PackedWeight:
     parts: tuple[str, ...]
 
     def rows(self, tensor: Callable[[str], Tensor]) -> Iterator[Tensor]:
-        """All values, in parts of [n, in] float32. `tensor`: of the checkpoint, by its name.
+        """Yield all values, in parts of [n, in] float32.
 
-        Raises `ValueError` for an input of a group that is not there, and for padded rows.
+        `tensor` returns a tensor of the checkpoint by its name. Raises `ValueError` for an input
+        whose group does not exist, and for padded rows.
         """
         outputs, inputs = self.shape
         parts = {part: tensor(f"{self.layer}.{part}") for part in self.parts}
@@ -67,18 +69,20 @@ class PackedWeight:
 
     @property
     def group(self) -> int:
-        """Inputs that share a scale."""
+        """Number of inputs that share a scale."""
         return self.packing.group or self.shape[1]
 
     @property
     def has_blocks(self) -> bool:
-        """Are they numbers of at most 4 bits, in groups as kernels have them?"""
+        """True for numbers of at most 4 bits, in groups that the kernels support."""
         is_small = self.packing.stored != "fp8" and self.packing.bits <= _MOST_BITS
         return is_small and self.group % GROUP == self.shape[1] % self.group == 0
 
     def blocks(self, tensor: Callable[[str], Tensor]) -> BlockValues | None:
-        """The same values, where `has_blocks`; None: groups are out of order, or a scale is not in
-        float16. `tensor`: see `rows`."""
+        """Return the same values in blocks; call it only if `has_blocks`.
+
+        None if groups are out of order, or a scale is not in float16. `tensor`: see `rows`.
+        """
         parts = {part: tensor(f"{self.layer}.{part}") for part in self.parts}
         scales, zeros = self._scales(parts), self._zeros(parts)
         steps, plain = scales.half(), torch.arange(self.shape[1]) // self.group
@@ -93,7 +97,7 @@ class PackedWeight:
         return BlockValues(numbers=nibbles, bits=4, steps=steps, bases=steps, centres=centres)
 
     def _scales(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """[out, groups] float32."""
+        """Return the scales, [out, groups] float32."""
         stored = self.packing.stored
         if stored == "fp8":
             scales = parts["weight_scale_inv"].float()
@@ -101,7 +105,7 @@ class PackedWeight:
         return (parts["weight_scale"] if stored == "packed" else parts["scales"].t()).float()
 
     def _zeros(self, parts: Mapping[str, Tensor]) -> Tensor | None:
-        """[out, groups] float32. None: it has none."""
+        """Return the zeros, [out, groups] float32, or None if it has none."""
         bits = self.packing.bits
         if "qzeros" in parts:
             found = self._fields(parts["qzeros"]).add_(self.packing.added)
@@ -113,7 +117,7 @@ class PackedWeight:
         return found.sub_(2.0 ** (bits - 1))
 
     def _numbers(self, parts: Mapping[str, Tensor], span: slice) -> Tensor:
-        """Of the outputs of `span`, [n, in]."""
+        """Return the numbers of the outputs in `span`, [n, in]."""
         stored, bits = self.packing.stored, self.packing.bits
         if stored == "awq":
             words = slice(span.start * bits // _WORD, span.stop * bits // _WORD)
@@ -125,7 +129,7 @@ class PackedWeight:
         return parts["weight"][span]
 
     def _fields(self, words: Tensor) -> Tensor:
-        """[n, words] to [n, numbers]."""
+        """Unpack [n, words] to [n, numbers]."""
         bits = self.packing.bits
         fields = words.unsqueeze(2) >> torch.arange(0, _WORD, bits, dtype=torch.int32)
         fields.bitwise_and_(2**bits - 1)
@@ -134,13 +138,13 @@ class PackedWeight:
         return fields.flatten(1)
 
     def _groups(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """[in] int64, by input the number of its group."""
+        """Return the number of each input's group, [in] int64."""
         inputs = self.shape[1]
         size = self.packing.block[1] if self.packing.stored == "fp8" else self.packing.group
         plain = torch.arange(inputs) // (size or inputs)
         for name in (one for one in _ORDERS if one in parts):
             given, most = parts[name].long(), int(plain[-1])
-            if bool((given == -1).all()):  # compressed-tensors: none is meant
+            if bool((given == -1).all()):  # in compressed-tensors: no order
                 return plain
             if int(given.min()) < 0 or int(given.max()) > most:
                 raise ValueError(f"{self.layer}.{name} has a group that is none of 0 to {most}")
@@ -150,7 +154,7 @@ class PackedWeight:
 
 @dataclass(frozen=True)
 class PackedBlocks(StoredBlocks):
-    """`tensor`: see `PackedWeight.rows`."""
+    """A packed weight that is read in blocks; for `tensor` see `PackedWeight.rows`."""
 
     weight: PackedWeight
     tensor: Callable[[str], Tensor]
@@ -163,10 +167,10 @@ class PackedBlocks(StoredBlocks):
 
 
 def packed_weights(header: Header, packing: Packing) -> dict[str, PackedWeight]:
-    """By the names of the plain weights. `header`: of all files together.
+    """Return the packed weights by the names of the plain ones.
 
-    Raises `ConfigError` for a tensor that is missing, or has not the shape or the dtype that the
-    others ask for; it names the tensor.
+    `header`: header of all files together. Raises `ConfigError`, with the tensor's name, for one
+    that is missing, or whose shape or dtype does not fit the others.
     """
     first, *others = packing.parts
     ends = tuple(f".{part}" for part in (packing.parts if first != "weight" else others))
@@ -191,8 +195,10 @@ def packed_weights(header: Header, packing: Packing) -> dict[str, PackedWeight]:
 
 
 def plain_header(header: Header, packed: Mapping[str, PackedWeight]) -> Header:
-    """With the plain weights in the place of what was packed. Raises `ConfigError` for another
-    tensor whose dtype is none that is kept."""
+    """Return the header with plain weights in place of packed ones.
+
+    Raises `ConfigError` for another tensor whose dtype is not supported.
+    """
     gone = {f"{one.layer}.{part}" for one in packed.values() for part in one.parts}
     plain = {name: entry for name, entry in header.items() if name not in gone}
     for name, entry in plain.items():
@@ -208,7 +214,7 @@ def plain_header(header: Header, packed: Mapping[str, PackedWeight]) -> Header:
 
 
 def _checked(layer: str, entries: Header, packing: Packing) -> tuple[int, int]:
-    """The shape [out, in] of a weight, whose parts fit it."""
+    """Return the shape [out, in] of a weight, after a check that its parts fit it."""
     first = packing.parts[0]
     stored = tuple(entries[first]["shape"])
     in_word = _WORD // packing.bits

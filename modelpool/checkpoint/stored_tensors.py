@@ -1,4 +1,4 @@
-"""StoredTensors: a checkpoint's tensors by name, each read when it is asked for."""
+"""StoredTensors: a checkpoint's tensors by name, each read on access."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,8 +11,10 @@ from modelpool.checkpoint.headers import weight_files
 
 
 class StoredTensors(Mapping[str, Tensor]):
-    """Of the files that transformers would load. Raises `ConfigError` for an index that is none,
-    and what safetensors raises."""
+    """Tensors of the files that transformers would load.
+
+    Raises `ConfigError` for an invalid index, and what safetensors raises.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._files: dict[str, Path] = {}
@@ -34,5 +36,8 @@ class StoredTensors(Mapping[str, Tensor]):
 
 
 def _opened(file: Path) -> Any:
-    """Closed when it is let go: a file that stays open keeps all that was read of it in memory."""
+    """Open a file until the result is released.
+
+    A file that stays open keeps all that was read from it in memory.
+    """
     return safe_open(file, framework="pt")

@@ -1,7 +1,7 @@
-"""A checkpoint of safetensors that is there only while it is loaded.
+"""A checkpoint of safetensors that exists only while it is loaded.
 
-Contract: little is in memory at a time: a model's file is written, part by part, into the cache,
-from where `transformers` maps it, and is gone once it is loaded.
+Contract: little memory is used at a time: a model's file is written, part by part, into the cache,
+from where `transformers` maps it, and is removed once it is loaded.
 """
 
 import json
@@ -25,7 +25,7 @@ _PREFIX = ".loading-"
 
 @contextmanager
 def temporary_folder(parent: Path) -> Iterator[Path]:
-    """In the cache's folder `parent`. Raises `OSError`."""
+    """Yield a new folder in the cache's folder `parent`, and remove it; may raise `OSError`."""
     make_folder(parent)
     remove_left(parent, f"{_PREFIX}*")
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
@@ -40,14 +40,18 @@ def write_weights(
     planned: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
     parts: Callable[[str], Iterable[Tensor]],
 ) -> None:
-    """
-    Args:
-        planned: of each tensor what it is in, and its shape.
-        parts: of a tensor all values, in any number of parts of any dtype. Each is asked for once.
+    """Write tensors to the file of weights in `folder`.
 
-    Raises `OSError` before anything is written where the disk lacks room.
+    Args:
+        folder: existing folder for the file.
+        planned: dtype and shape of each tensor.
+        parts: returns all values of a tensor, in any number of parts of any dtype; called once
+            each.
+
+    Raises:
+        OSError: the disk lacks room; nothing is written then.
     """
-    names = sorted(planned, key=lambda name: -planned[name][0].itemsize)  # aligned, that is
+    names = sorted(planned, key=lambda name: -planned[name][0].itemsize)  # widest first: aligned
     entries, start = dict[str, Any](), 0
     for name in names:
         dtype, shape = planned[name]

@@ -1,9 +1,9 @@
-"""TextPart: what of a checkpoint is served: all of it, or the text model of a composite.
+"""TextPart: the served part of a checkpoint: all of it, or the text model of a composite.
 
 Contract: a pure function of a configuration. Composites (text beside images or sound) are an
-allow-list: of each the text model alone is loaded, by a causal class of `transformers`, and its
-weights are found under their names in the composite. What the other parts hold is never read.
-Llama 4 is served within its first chunk, where all its attention is ordinary.
+allow-list: only the text model is loaded, by a causal class of `transformers`, and its weights are
+found under their names in the composite. The other parts are never read. Llama 4 is served within
+its first chunk, where all its attention is ordinary.
 """
 
 import copy
@@ -17,8 +17,8 @@ from transformers import Qwen2Config, Qwen3Config
 _T = TypeVar("_T")
 
 # By the composite's model type: the configuration of a causal class that computes the same for
-# text, where the text part has no such class of its own. Rotary positions in three dimensions are
-# ordinary ones where all three are equal, as they are for text.
+# text, if the text part has no such class of its own. Rotary positions in three dimensions are
+# ordinary ones if all three are equal, as they are for text.
 _COMPOSITES: Mapping[str, type[Any] | None] = {
     "gemma3": None,
     "gemma3n": None,
@@ -44,10 +44,12 @@ _OTHER_PARTS = re.compile(
 
 @dataclass(frozen=True)
 class TextPart:
-    """
+    """The served part of a checkpoint.
+
     Attributes:
-        config: of the causal class that is loaded; not the checkpoint's own if `is_changed`.
-        renamed: patterns of the checkpoint's names, and what the class has in their place.
+        config: configuration of the causal class that is loaded; not the checkpoint's own if
+            `is_changed`.
+        renamed: patterns of the checkpoint's names, and their replacements in the class's names.
     """
 
     config: Any
@@ -56,23 +58,23 @@ class TextPart:
     renamed: Mapping[str, str] = field(default_factory=dict)
 
     def has(self, name: str) -> bool:
-        """Whether a weight of the checkpoint is the text model's."""
+        """Return whether a weight of the checkpoint belongs to the text model."""
         return not self.is_composite or _OTHER_PARTS.search(name) is None
 
     def rename(self, name: str) -> str:
-        """The name of a weight in the text model."""
+        """Return the name of a weight in the text model."""
         for pattern, replacement in self.renamed.items():
             name = re.sub(pattern, replacement, name)
         return name
 
     def layers(self, stored: Mapping[str, _T]) -> dict[str, _T]:
-        """What a checkpoint has of its layers, by the layers' names in the text model."""
-        dotted = {f"{layer}.": one for layer, one in stored.items()}  # as patterns end
+        """Return items that are stored by layer, by the layers' names in the text model."""
+        dotted = {f"{layer}.": one for layer, one in stored.items()}  # patterns end with a dot
         return {self.rename(name)[:-1]: one for name, one in dotted.items() if self.has(name)}
 
 
 def text_part(config: Any) -> TextPart:
-    """The part of a model of this configuration that is served."""
+    """Return the part of a model of this configuration that is served."""
     text = config.get_text_config(decoder=True)
     if config.model_type not in _COMPOSITES or text is config:
         first = _first_chunk(config)
@@ -87,8 +89,11 @@ def text_part(config: Any) -> TextPart:
 
 
 def _first_chunk(config: Any) -> Any:
-    """Of a Llama 4 one that computes the same up to where a second chunk or the tuning of the
-    temperature begins. That follows the place in a pass, and not the position."""
+    """Return the configuration of a Llama 4 within its first chunk; others unchanged.
+
+    It ends where a second chunk or the tuning of the temperature begins: that depends on the place
+    in a pass, and not on the position. Up to there it computes the same.
+    """
     if config.model_type != "llama4_text":
         return config
     first = copy.deepcopy(config)
@@ -104,7 +109,7 @@ def _first_chunk(config: Any) -> Any:
 
 
 def _as(kind: type[Any], text: Any) -> Any:
-    """The configuration of a text model as one of another class that has all its settings."""
+    """Return the configuration of a text model in another class that has all its settings."""
     settings = {key: value for key, value in text.to_dict().items() if key != "model_type"}
     rope = dict(settings.get("rope_parameters") or {})
     for key in _MULTIMODAL_ROPE:

@@ -1,8 +1,8 @@
-"""One pool, one tokenizer: what members exchange are token ids, so an id must mean the same.
+"""Comparison of tokenizers: members exchange token ids, so an id must mean the same in all.
 
 Tokenizers are compared by content, never by `vocab_size`: families pad their embeddings
-differently. Chat templates, padding, truncation, the tokens put around a prompt and which id
-ends a text are not compared: the target's are used for all members.
+differently. Chat templates, padding, truncation, the tokens around a prompt and the ids that end a
+text are not compared: the target's are used for all members.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ _COMPARED = ("model", "normalizer", "pre_tokenizer", "decoder", "added_tokens")
 def load_tokenizer(
     directory: Path, *, field: str, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer of a checkpoint. Raises `ConfigError` for `{field}.source`."""
+    """Load the tokenizer of a checkpoint; raise `ConfigError` for `{field}.source`."""
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             str(directory), trust_remote_code=trust_remote_code, local_files_only=True
@@ -43,8 +43,11 @@ def load_tokenizer(
 
 
 def id_count(tokenizer: PreTrainedTokenizerBase, least: bool = False) -> int:
-    """One more than the largest id; `least`: without special tokens that were added, as of images,
-    for which a model of texts may have no rows."""
+    """Return the largest token id plus one.
+
+    With `least`, added special tokens but BOS and EOS are ignored, such as those of images, for
+    which a text model may have no rows.
+    """
     added = tokenizer.added_tokens_decoder
     used = {tokenizer.bos_token_id, tokenizer.eos_token_id}
     ids = tokenizer.get_vocab().values()
@@ -54,7 +57,7 @@ def id_count(tokenizer: PreTrainedTokenizerBase, least: bool = False) -> int:
 
 
 def files_fingerprint(directory: Path) -> str:
-    """A hash of the tokenizer's files: equal hashes spare building the second tokenizer."""
+    """Return a hash of the tokenizer's files: if it is equal, no second tokenizer is built."""
     digest = hashlib.sha256()
     for name in _FILES:
         file = directory / name
@@ -68,7 +71,7 @@ def files_fingerprint(directory: Path) -> str:
 def tokenizer_difference(
     first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase
 ) -> str | None:
-    """What makes two tokenizers map text to ids differently, in words; None where nothing does."""
+    """Return in words why two tokenizers map text to different ids, or None if they do not."""
     vocabulary = _vocabulary_difference(first, second)
     if vocabulary is not None:
         return vocabulary
@@ -99,9 +102,9 @@ def _token(vocabulary: dict[str, int], index: int) -> str | None:
 
 
 def _behaviour(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """The serialised backend, without what an id's meaning does not depend on."""
+    """Return the parts of the serialised backend on which the meaning of an id depends."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:  # a tokenizer in Python: its class and its special ids are what is known
+    if backend is None:  # a tokenizer in Python: only its class and its special ids are known
         return {"model": type(tokenizer).__name__, "added_tokens": tokenizer.all_special_ids}
     serialised = json.loads(backend.to_str())
     parts = {part: serialised.get(part) for part in _COMPARED}

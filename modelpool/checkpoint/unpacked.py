@@ -1,6 +1,7 @@
-"""A checkpoint whose weights are packed, as a plain one while it is loaded.
+"""A checkpoint with packed weights, as a plain one while it is loaded.
 
-Contract: see `checkpoint.temporary`; values are rounded once, to what the model is kept in.
+Contract: see `checkpoint.temporary`; values are rounded once, to the dtype that the model is kept
+in.
 """
 
 import json
@@ -27,8 +28,11 @@ from modelpool.checkpoint.temporary import temporary_folder, write_weights
 
 @dataclass(frozen=True)
 class Unpacked:
-    """`blocks`: by layer, weights in 4 bits; `zero_biases`: those of GPTQ's layers, which add
-    nothing: old checkpoints have some that their models do not."""
+    """A folder with the plain checkpoint, and facts about its packed weights.
+
+    `blocks`: weights in 4 bits, by layer. `zero_biases`: biases of GPTQ's layers that are zero: old
+    checkpoints have some that their models do not have.
+    """
 
     folder: Path
     blocks: Mapping[str, StoredBlocks] = field(default_factory=dict)
@@ -37,9 +41,9 @@ class Unpacked:
 
 @contextmanager
 def unpacked_checkpoint(folder: Path, dtype: str, trust_remote_code: bool) -> Iterator[Unpacked]:
-    """What `folder` has; `folder` itself where nothing is packed.
+    """Yield a plain checkpoint of `folder`, which is `folder` itself if nothing is packed.
 
-    `dtype`: that is asked for. Raises `OSError`, `ValueError`, `KeyError`, `ConfigError`, and what
+    `dtype`: the one asked for. Raises `OSError`, `ValueError`, `KeyError`, `ConfigError`, and what
     safetensors raises.
     """
     packing = packing_of(read_config(folder, trust_remote_code))
@@ -55,7 +59,7 @@ def unpacked_checkpoint(folder: Path, dtype: str, trust_remote_code: bool) -> It
 
 
 def _write_config(folder: Path, out: Path) -> str:
-    """Of a model that is not quantised; what it is kept in."""
+    """Write the configuration of the plain model, and return the dtype that it is kept in."""
     config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     text = config.get("text_config")
     own = "bfloat16"

@@ -1,1 +1,1 @@
-"""Faster forwards and linear layers than the plain ones."""
+"""Faster forwards and linear layers than those of transformers."""

@@ -1,12 +1,12 @@
-"""Has a token the same bits whatever is computed beside it? Tried when a target is loaded.
+"""Trial of whether a token has the same bits in any batch, made when a target is loaded.
 
 Contract: attention sums in one order for any pack, tree and number of threads, and products of
-whole numbers are exact. What else a forward calls, products of torch and oneDNN above all, is tried
-as a whole: a short text is read in one pack and token by token, in chunks of many sizes, beside
-others, along a tree among siblings, and with one thread. What keeps its bits there may still lose
-them at a size that was not tried. Where they move, small layers that were left as they are get
-packed (`linear`), and all is tried again. The verdict is kept in the cache: the passes take a large
-model seconds.
+integers are exact. Everything else that a forward calls, above all products of torch and oneDNN, is
+tried as a whole: a short text is read in one pack and token by token, in chunks of many sizes,
+beside other rows, along a tree among siblings, and with one thread. A model that keeps its bits in
+the trial may still lose them at a size that was not tried. If bits change, small layers that were
+left as they are get packed (`linear`), and everything is tried again. The verdict is cached,
+because the passes take seconds for a large model.
 """
 
 import logging
@@ -35,13 +35,13 @@ from modelpool.probe import ProbeView
 logger = logging.getLogger(__name__)
 
 PACK, BATCH, TREE, THREADS, UNTRIED = "pack sizes", "batches", "trees", "threads", "not tried"
-MOST_TOKENS = 32  # of a pack that is tried with one thread
+MOST_TOKENS = 32  # of a pack that may run on one thread, after the trial
 
-_VERSION = 1  # raised where forwards call other operators, or other things are tried
+_VERSION = 1  # to be raised when forwards call other operators, or the trial changes
 _SIZES = (1, 2, 3, 5, 8, 16)
-_TOKENS = sum(_SIZES)  # of the text
-_Pack = Sequence[tuple[int, int]]  # by row: first position and the one after the last
-# The rest is compared with these: most of the text in one pack, the end of it token by token.
+_TOKENS = sum(_SIZES)  # tokens of the text
+_Pack = Sequence[tuple[int, int]]  # for each row: first position and the one after the last
+# The reference for the others: most of the text in one pack, its end token by token.
 _ALONE: Sequence[_Pack] = [[(0, 26)], *([(at, at + 1)] for at in range(26, _TOKENS))]
 _CHUNKS: Sequence[_Pack] = [[span] for span in pairwise(accumulate(_SIZES, initial=0))]
 _LONG: Sequence[_Pack] = [[(0, 33)], [(33, _TOKENS)]]
@@ -50,19 +50,24 @@ _BATCHES: Sequence[_Pack] = [
     [(0, _TOKENS)] * 3,
 ]
 _TREE_AT, _PARENTS = 20, (-1, -1, 0, 0, 3, 1, 4, 4)
-_OF_TEXT = [0, 3, 4, 7]  # nodes that go on with the text; the others have other tokens
+_OF_TEXT = [0, 3, 4, 7]  # nodes with the tokens of the text; the others have different ones
 
 
 @dataclass(frozen=True)
 class BitVerdict:
-    """`depends_on`: what moves bits, if anything; `is_packed`: once all layers were packed."""
+    """Result of a trial.
+
+    Attributes:
+        depends_on: what changes bits, if anything.
+        is_packed: True if all layers had to be packed for this result.
+    """
 
     depends_on: str | None
     is_packed: bool = False
 
     @classmethod
     def of_json(cls, kept: Any) -> "BitVerdict":
-        """Raises for what `to_json` has not made."""
+        """Return the verdict that `to_json` has made; raise an exception for anything else."""
         depends_on, is_packed = kept["depends_on"], kept["is_packed"]
         if not isinstance(is_packed, bool) or depends_on not in (None, PACK, BATCH, TREE, THREADS):
             raise ValueError("no verdict")
@@ -73,12 +78,12 @@ class BitVerdict:
 
 
 def settle_bits(model: PackedModel, directory: Path, may_pack: bool) -> str | None:
-    """What the bits of a target on the CPU depend on, all its layers packed if that changes it.
+    """Return what the bits of a CPU target depend on; pack all its layers if that changes it.
 
-    `THREADS` does no harm to a model that always has the same. The others are told in a warning.
-    Raises `UnsupportedModelError`, as `PackedModel.pack_weights`.
+    `THREADS` does no harm to a model that always has the same number of threads. The other results
+    are logged as warnings. Raises `UnsupportedModelError`, like `PackedModel.pack_weights`.
     """
-    if model.dtype == torch.float64:  # whose last bits choose no token
+    if model.dtype == torch.float64:  # its last bits do not change the chosen token
         return THREADS
     said = "texts may differ in last bits between batches"
     try:
@@ -116,15 +121,18 @@ def _verdict(model: PackedModel, directory: Path, may_pack: bool) -> str | None:
 
 
 def _pack_all(model: PackedModel) -> bool:
-    """Small layers, too; False where there were none."""
-    direct, model.shortcut = model.shortcut, None  # it calls the layers that there were
+    """Pack small layers too; return False if there were none."""
+    direct, model.shortcut = model.shortcut, None  # it calls the layers from before packing
     is_packed = model.pack_weights(every=True) > 0
     model.shortcut = direct_forward_of(model) if is_packed and direct is not None else direct
     return is_packed
 
 
 def bits_depend_on(model: PackedModel) -> str | None:
-    """The first of `PACK`, `BATCH`, `TREE` and `THREADS` that moves them. Takes some 30 passes."""
+    """Return the first of `PACK`, `BATCH`, `TREE` and `THREADS` that changes bits, or None.
+
+    The trial takes about 30 passes.
+    """
     if model.max_positions < _TOKENS:
         return THREADS
     tokens = (torch.arange(_TOKENS) * 7919 + 11) % model.vocab_size
@@ -160,7 +168,7 @@ def _keeps_in_tree(model: PackedModel, tokens: Tensor, expected: Tensor) -> bool
 
 
 def _read(model: PackedModel, tokens: Tensor, packs: Sequence[_Pack]) -> list[Tensor]:
-    """Logits of each pack; every row reads the text from its beginning."""
+    """Return the logits of each pack; every row reads the text from its beginning."""
     view = ProbeView(model.device, _TOKENS, model.kv_layers, max(map(len, packs)))
     return [_forward(model, view, tokens, spans) for spans in packs]
 

@@ -1,11 +1,11 @@
-"""Decoders whose linear layers are in int8 or int4: a pass is one call into C.
+"""Decoders with int8 or int4 linear layers, whose pass is one call into C.
 
-Contract: what stands between the products of a token is many small operators, and their dispatch in
-Python takes longer than some products. `layer.c` computes all of it in float32, row by row,
-whatever the rows beside and the threads. Its sums have another order than torch's, so texts depend
-on `layer_arithmetic` too, which is one for a whole process. A model with a layer of another shape
-than Llama's or Gemma's, or with a weight that the library does not have, is computed by torch's
-operators.
+Contract: between the matrix products of a token there are many small operators, and their dispatch
+in Python takes longer than some products. `layer.c` computes all of them in float32, row by row,
+independently of other rows and of the threads. It sums in another order than torch, so texts also
+depend on `layer_arithmetic`, which is the same in a whole process. A model is computed by torch's
+operators if a layer has another shape than Llama's or Gemma's, or a weight that the library does
+not support.
 """
 
 import ctypes
@@ -36,7 +36,7 @@ _FACTORS = ("before_eps", "between_eps", "heads_eps", "attention_eps", "mlp_eps"
 
 
 class _Layer(ctypes.Structure):
-    """`Layer` of layer.c."""
+    """The struct `Layer` of layer.c."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in (*_LINEARS, "attend", *_NORMS)),
@@ -46,13 +46,13 @@ class _Layer(ctypes.Structure):
 
 
 class _Angles(ctypes.Structure):
-    """`Angles` of layer.c."""
+    """The struct `Angles` of layer.c."""
 
     _fields_ = (("cos", ctypes.c_void_p), ("sin", ctypes.c_void_p), ("stride", ctypes.c_int64))
 
 
 class _Pass(ctypes.Structure):
-    """`Pass` of layer.c."""
+    """The struct `Pass` of layer.c."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("layers", "places", "slots", "angles", "x")),
@@ -64,7 +64,7 @@ class _Pass(ctypes.Structure):
 
 
 class CompiledLayers:
-    """The layers of a decoder, and what follows them."""
+    """The layers of a decoder, with its norm and head if the library has them."""
 
     def __init__(
         self,
@@ -74,12 +74,12 @@ class CompiledLayers:
         shape: ModelShape,
         head: PanelWeight | None,
     ) -> None:
-        """`head`: None: one of torch's reads what the last layer gives."""
+        """Describe the layers to the library; if `head` is None, torch computes norm and head."""
         self._attend, self._head, self.has_head = attend, head, head is not None
         self._attends = [(layer.attention, layer.heads) for layer in layers]
-        self._arena: Tensor | None = None  # the keys of the first layer that the library was told
+        self._arena: Tensor | None = None  # keys of the first layer, as passed to the library
         self._told = list[ctypes.Structure]()
-        self._kept = list[Any]()  # that the library reads
+        self._kept = list[Any]()  # memory that the library reads
         told = [self._layer(*pair) for pair in zip(layers, shape.layers, strict=True)]
         self._layers = (_Layer * len(told))(*told)
         self._norm, self._eps = self._norm_of(rms_scale(shape.norm) if head else None)
@@ -108,7 +108,7 @@ class CompiledLayers:
         )
 
     def _norm_of(self, found: tuple[Tensor, float] | None) -> tuple[int | None, float]:
-        """Where its weight is, and its epsilon."""
+        """Return the address of a norm's weight, and its epsilon."""
         if found is None:
             return None, 0.0
         weight = found[0].float().contiguous()
@@ -118,11 +118,11 @@ class CompiledLayers:
     def __call__(
         self, x: Tensor, angles: Sequence[Table], view: KVView, index: Tensor, hidden: HiddenLayers
     ) -> tuple[Tensor, list[Tensor]]:
-        """What comes of embedded tokens [T, hidden], which are changed in place.
+        """Run the layers on embedded tokens [T, hidden], which are changed in place.
 
         Returns:
-            Of the tokens of `index` the logits [n, outputs of the head], or without a head of the
-            library's what the last layer gives; and the hidden states that are asked for.
+            For the tokens of `index`, the logits [n, outputs of the head], or without a head the
+            outputs of the last layer; and the hidden states that are requested.
         """
         assert x.is_contiguous()
         assert index.is_contiguous()
@@ -159,7 +159,7 @@ class CompiledLayers:
         return y, states
 
     def _attend_to(self, view: KVView) -> None:
-        """Tells layers where their keys and values are; they are all of one store."""
+        """Set the addresses of the layers' keys and values, which are all in one store."""
         if view.arena(self._attends[0][0])[0] is self._arena:
             return
         self._told = [
@@ -174,17 +174,16 @@ class CompiledLayers:
 def compiled_layers(
     layers: Sequence[ShortLayer], shape: ModelShape, attend: Attend, head: Any
 ) -> CompiledLayers | None:
-    """What computes the layers of `shape`, and None where the library cannot.
+    """Return the compiled layers of `shape`, or None if the library does not support them.
 
-    Args:
-        head: the model's.
+    `head` is the model's output layer.
     """
     linears = [_linear(layer, name) for layer in layers for name in _LINEARS]
     are_panels = all(
         isinstance(one, Quantised) and isinstance(one.shared, PanelWeight) for one in linears
     )
     if not are_panels or not all(one.is_sequential for one in shape.layers):
-        return None  # without having opened the library, which may be compiled for it
+        return None  # without opening the library, which may need compiling
     kernels = exact_kernels()
     paths = attend.kernels if isinstance(attend, PathAttention) else None
     if kernels is None or not isinstance(paths, CpuKernels):
@@ -197,7 +196,7 @@ def compiled_layers(
 
 
 def _linear(layer: ShortLayer, name: str) -> Any:
-    """Without what becomes of its outputs, which the shape tells."""
+    """Return a linear layer without the operators on its outputs, which the shape describes."""
     found = getattr(layer, name)
     while isinstance(found, After):
         found = found.layer
@@ -205,7 +204,7 @@ def _linear(layer: ShortLayer, name: str) -> Any:
 
 
 def _told(table: Table) -> _Angles:
-    if not table:  # of layers that do not rotate
+    if not table:  # for layers that do not rotate
         return _Angles()
     cos, sin = table
     assert cos.dtype is sin.dtype is torch.float32
@@ -215,6 +214,6 @@ def _told(table: Table) -> _Angles:
 
 
 def layer_arithmetic(is_w8a8: bool) -> str:
-    """Which one quantised layers have here, of W8A8 checkpoints or of others."""
+    """Return the arithmetic of quantised layers here, for W8A8 checkpoints or for others."""
     kernels = int8_kernels() if is_w8a8 else exact_kernels()
     return "torch" if kernels is None else "C library"

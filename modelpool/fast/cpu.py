@@ -1,4 +1,4 @@
-"""What this machine's CPU can compute in."""
+"""Number formats that this machine's CPU supports, and torch's threads."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ import torch
 
 @contextmanager
 def cpu_threads(count: int) -> Iterator[None]:
-    """Sets torch's threads for a while; a change costs less than a microsecond."""
+    """Set torch's number of threads in a context; a change costs less than a microsecond."""
     before = torch.get_num_threads()
     if before == count:
         yield
@@ -23,9 +23,9 @@ def cpu_threads(count: int) -> Iterator[None]:
 
 @cache
 def computes_in(dtype: str) -> bool:
-    """Does torch have kernels for `dtype` on this CPU?
+    """Return whether torch has kernels for `dtype` on this CPU.
 
-    Without them it emulates half precisions: on a CPU with AVX2 alone a product of 64 rows in
+    Without them it emulates half precision: on a CPU with only AVX2, a product of 64 rows in
     bfloat16 takes 20 times as long as in float32.
     """
     if dtype not in ("bfloat16", "float16"):
@@ -42,12 +42,12 @@ def computes_in(dtype: str) -> bool:
 
 @cache
 def int8_refusal() -> str | None:
-    """Why this CPU cannot serve weights in int8, or None.
+    """Return why this CPU cannot serve int8 weights, or None if it can.
 
-    Without VNNI or AMX oneDNN adds pairs of products in 16 bits, which saturate. So a product of
-    the largest numbers is tried, with one row and with several. On one thread: whoever asks would
-    otherwise come to have OpenMP workers, and with more of them in a process than cores all sleep
-    at every barrier (`specrouter.engine.engine_thread`).
+    Without VNNI or AMX, oneDNN adds pairs of products in 16 bits, which saturate. So a product of
+    the largest numbers is tried, with one row and with several. It runs on one thread: otherwise
+    the calling thread would get OpenMP workers, and if a process has more of them than cores, all
+    of them sleep at every barrier (`specrouter.engine.engine_thread`).
     """
     operators = ("qlinear_prepack", "qlinear_pointwise")
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
@@ -59,11 +59,11 @@ def int8_refusal() -> str | None:
     return None if exact else "this CPU does not sum int8 products exactly (it has no VNNI)"
 
 
-_SUMMED = 256  # products of the largest levels whose sum float32 holds exactly
+_SUMMED = 256  # number of products of the largest levels; float32 holds their sum exactly
 
 
 def _int8_sum(rows: int) -> float:
-    """A sum of the largest products, in each of `rows` rows; NaN where they differ."""
+    """Sum the largest products, in each of `rows` rows; return NaN if the rows differ."""
     weight = torch.full((32, _SUMMED), 127, dtype=torch.int8)
     packed = torch.ops.onednn.qlinear_prepack(weight, None)
     x = torch.full((rows, _SUMMED), 255, dtype=torch.uint8)
@@ -76,6 +76,6 @@ def _int8_sum(rows: int) -> float:
 
 @cache
 def has_amx() -> bool:
-    """Does this CPU multiply matrices in tiles (Intel AMX), which oneDNN does where it can?"""
+    """Return whether this CPU multiplies matrix tiles (Intel AMX), which oneDNN then uses."""
     ask = getattr(torch.cpu, "_is_amx_tile_supported", None)
     return ask is not None and bool(ask())

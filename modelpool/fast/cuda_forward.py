@@ -1,13 +1,13 @@
-"""CudaForward: a Llama-shaped model's forward in ten launches a layer, as a graph where it can be.
+"""CudaForward: a Llama-shaped model's forward in ten launches a layer, as a graph if possible.
 
-Contract: the function of a checked model up to rounding, over the pack's inputs and the arenas of a
-view that walks paths. A token's bits depend on its own path alone: cuBLAS sums a row in another
-order by how many there are (bfloat16, some weights), so it is always given `_ROWS` of them; the
-rest is path attention and one kernel for each token.
-`cuda_forward_of` compares logits with the model's own; kernels are for models whose shape
-(`model_shape`) is Llama's. With `LayerKernels` of the reference it runs on a CPU, for tests.
+Contract: it computes the function of a checked model up to rounding, over the pack's inputs and the
+arenas of a view that walks paths. A token's bits depend on its own path alone: cuBLAS may sum a row
+in an order that depends on the number of rows (bfloat16, some weights), so it is always given
+`_ROWS` of them; the rest is path attention and one kernel for each token. `cuda_forward_of`
+compares logits with the model's own; the kernels are for models of Llama's shape (`model_shape`).
+With the `LayerKernels` of the reference it runs on a CPU, for tests.
 
-Layers that are computed together share one weight, of which the model's own become views.
+Layers that are computed together share one weight, and the model's own weights become views of it.
 """
 
 import logging
@@ -37,8 +37,8 @@ from modelpool.packed_model import PackedModel
 
 logger = logging.getLogger(__name__)
 
-_MOST_POSITIONS = 2**18  # whose rotations are kept
-_ROWS = 128  # of a product: on an H200 the most that take as long as one row
+_MOST_POSITIONS = 2**18  # most positions whose rotations are kept
+_ROWS = 128  # rows of a product: on an H200 the most that take as long as one
 
 _Norm = tuple[Tensor, float]  # weight and eps
 
@@ -49,11 +49,11 @@ class _Linear:
     bias: Tensor | None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[rows, in] to [rows, out], of a multiple of `_ROWS`."""
+        """Map [rows, in] to [rows, out]; the number of rows is a multiple of `_ROWS`."""
         return _joined([F.linear(one, self.weight, self.bias) for one in torch.split(x, _ROWS)])
 
     def add_to(self, residual: Tensor, x: Tensor) -> None:
-        """Adds the layer's output to it, in one launch where there is no bias."""
+        """Add the layer's output to `residual`, in one launch if there is no bias."""
         for sums, one in zip(torch.split(residual, _ROWS), torch.split(x, _ROWS), strict=True):
             sums.addmm_(one, self.weight.t())
         if self.bias is not None:
@@ -73,7 +73,7 @@ class _Layer:
 
 
 class CudaForward:
-    """The forward of one model; see `cuda_forward_of`."""
+    """Forward of one model; see `cuda_forward_of`."""
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -83,7 +83,7 @@ class CudaForward:
         kernels: LayerKernels,
         graphs: GraphMaker | None = None,
     ) -> None:
-        """`packed` holds a model of Llama's shape. Without `graphs` all packs run eagerly."""
+        """Prepare a model of Llama's shape; without `graphs`, all packs run eagerly."""
         shape = _llama_shape(packed)
         assert shape is not None, "not of Llama's shape"
         core: Any = packed.model.model
@@ -103,7 +103,7 @@ class CudaForward:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Tokens that packs are filled up to; none where they run as they are."""
+        """Numbers of tokens that packs are padded to; empty if they run as they are."""
         return self._run.sizes
 
     def __call__(
@@ -114,7 +114,7 @@ class CudaForward:
         logit_index: Tensor,
         hidden: HiddenLayers = (),
     ) -> ForwardOutput:
-        """One pass over a pack, as `PackedModel.forward`; positions are taken from the view."""
+        """Run a pass over a pack, like `PackedModel.forward`; positions are taken from the view."""
         arenas = self._arenas(view.arena)
         places = view.layout(PathLayout).places
         return self._run(Pack(tokens, places, logit_index, hidden), arenas)
@@ -130,9 +130,9 @@ class CudaForward:
     def compute(
         self, inputs: PackInputs, arenas: Sequence[Arena], hidden: HiddenLayers
     ) -> ForwardOutput:
-        """Nothing here waits for the device, or depends on its values.
+        """Compute a pass; nothing here waits for the device or depends on its values.
 
-        What stands in rows behind the tokens' is of any numbers, and nothing looks at it.
+        Rows after those of the tokens hold arbitrary numbers, which are never read.
         """
         tokens, wanted = len(inputs.tokens), len(inputs.logit_index)
         x = _chosen(self._embedding, inputs.tokens)  # [rows, hidden]
@@ -146,11 +146,11 @@ class CudaForward:
             if hidden:
                 states.append(x[:tokens].clone())
         logits = self._head(self._norm(_chosen(x, inputs.logit_index)))
-        own = logits[:wanted].clone()  # the rest would be kept with it
+        own = logits[:wanted].clone()  # a view would keep the rest in memory
         return ForwardOutput(own, stacked(states, hidden, len(self._layers), self._norm))
 
     def _attention(self, layer: _Layer, x: Tensor, inputs: PackInputs, arena: Arena) -> Tensor:
-        """[rows, hidden] to [rows, heads * head_dim]: writes, then attends."""
+        """Write keys and values, then attend: [rows, hidden] to [rows, heads * head_dim]."""
         qkv = layer.qkv(x).view(len(x), -1, self._head_dim)
         query = self._kernels.rotate_and_write(
             qkv, inputs, self._rotations, arena, layer.head_norms
@@ -163,10 +163,10 @@ class CudaForward:
 def cuda_forward_of(
     packed: PackedModel, kernels: LayerKernels, graphs: GraphMaker | None = None
 ) -> CudaForward | None:
-    """A forward that says what `packed` says, or None where there is none."""
+    """Return a forward that gives the logits of `packed`, or None if there is none."""
     if _llama_shape(packed) is None:
         return None
-    reason = check(packed, CudaForward(packed, kernels))  # without graphs of its short text
+    reason = check(packed, CudaForward(packed, kernels))  # no graphs for its short text
     if reason is not None:
         logger.info("%s keeps its ordinary forward: %s", packed.name, reason)
         return None
@@ -174,14 +174,14 @@ def cuda_forward_of(
 
 
 def _llama_shape(packed: PackedModel) -> ModelShape | None:
-    """What the kernels compute, over positions whose rotations can be kept."""
+    """Return the model's shape if the kernels support it and its rotations can be kept."""
     found = shape_of(packed.model, packed.attend)
     is_short = max_positions(packed.model.config) <= _MOST_POSITIONS
     return found if found is not None and found.is_llama and is_short else None
 
 
 def _chosen(table: Tensor, index: Tensor) -> Tensor:
-    """[rows, ...] the rows of `table` at `index` [n], filled up to a multiple of `_ROWS`."""
+    """Return the rows of `table` at `index` [n], padded to a multiple of `_ROWS`."""
     rows = -(-len(index) // _ROWS) * _ROWS
     out = table.new_empty((rows, *table.shape[1:]))
     torch.index_select(table, 0, index, out=out[: len(index)])
@@ -219,7 +219,7 @@ def _layer(one: LayerShape) -> _Layer:
 
 
 def _fused(*parts: Any) -> _Linear:
-    """One layer that computes the outputs of several, side by side."""
+    """Return one layer that computes the outputs of several, side by side."""
     biases = [part.bias.detach() for part in parts if part.bias is not None]
     bias = torch.cat(biases) if biases else None
     if len(parts) == 1:

@@ -1,11 +1,10 @@
-"""A target's forward without its modules: the same operators on the same values, hence its bits.
+"""DirectForward: a target's forward without its modules, with the same operators and bits.
 
-Contract: what a small target spends in a forward is largely Python around modules, and operators
-that could be one. `DirectForward` calls the linear layers of a checked model by themselves, and
-keeps every rounding where `transformers` has it: nothing is fused whose result would be another in
-the last bit. Its operators are chosen from the model's shape (`model_shape`) when it is made.
-`direct_forward_of` compares bits on packs of several sizes, and a model whose bits differ keeps its
-ordinary forward.
+Contract: a small target spends much of a forward in Python code around modules, and in operators
+that could be merged. `DirectForward` calls the linear layers of a checked model by themselves, and
+rounds wherever `transformers` does: nothing is fused if the result would differ in the last bit.
+Its operators are chosen from the model's shape (`model_shape`) when it is made. `direct_forward_of`
+compares bits on packs of several sizes, and a model whose bits differ keeps its ordinary forward.
 """
 
 import logging
@@ -37,18 +36,17 @@ from modelpool.probe import probed
 
 logger = logging.getLogger(__name__)
 
-_PROBES = ((0, 6), (6, 7), (7, 24))  # packs of a prompt, of a step, and of a tree
+_PROBES = ((0, 6), (6, 7), (7, 24))  # spans of a prompt, of a step, and of a tree
 
-_NORMED, _EPS = 16, 1e-6  # rows of a trial, and what it adds to their mean squares
+_NORMED, _EPS = 16, 1e-6  # rows of a trial, and its epsilon
 
 
 class DirectForward(ShortForward):
-    """The forward of one model; see `direct_forward_of`."""
+    """Forward of one model; see `direct_forward_of`."""
 
     _is_lean = False
 
     def __init__(self, packed: PackedModel, shape: ModelShape) -> None:
-        """`shape`: of `packed`'s model."""
         core: Any = packed.model.model
         self._vocab_size = packed.vocab_size
         self._embedding, self._dtype = core.embed_tokens, packed.dtype
@@ -68,12 +66,12 @@ class DirectForward(ShortForward):
         logit_index: Tensor,
         hidden: HiddenLayers = (),
     ) -> ForwardOutput:
-        """One pass over a pack, as `PackedModel.forward`; positions are below the maximum."""
+        """Run a pass over a pack, like `PackedModel.forward`; positions are below the maximum."""
         x = embedded(self._embedding, tokens, self._dtype)  # [T, hidden]
         if self._scale != 1.0:
             x.mul_(self._scale)
         angles = [self._angles(one, x, positions) for one in self._rotations]
-        angles.append(())  # of layers that do not rotate
+        angles.append(())  # for layers that do not rotate
         states = []
         for first, stop in spans(hidden, len(self._layers)):
             for layer in self._layers[first:stop]:
@@ -120,10 +118,10 @@ class DirectForward(ShortForward):
 
 @optional
 def direct_forward_of(packed: PackedModel) -> DirectForward | None:
-    """A forward with the bits of `packed`'s own, or None where there is none.
+    """Return a forward with the bits of `packed`'s own, or None if there is none.
 
-    Where there is one, packed and quantised layers that read the same input share a weight from
-    then on, and `packed` has its shape.
+    If there is one, packed and quantised layers that read the same input share a weight from then
+    on, and `packed.shape` is set.
     """
     with torch.inference_mode(), cpu_threads(packed.threads):
         shape = shape_of(packed.model, packed.attend)
@@ -141,7 +139,7 @@ def direct_forward_of(packed: PackedModel) -> DirectForward | None:
 
 
 def _norm(module: Any) -> Operator:
-    """`module`'s forward in as few calls as have its bits, or as it is."""
+    """Return `module`'s forward in as few calls as keep its bits, or as it is."""
     found = rms_scale(module)
     if found is None:
         forward: Operator = module.forward
@@ -155,7 +153,7 @@ def _norm(module: Any) -> Operator:
 
 
 def _rms_norms(scale: Tensor, eps: float, dtype: torch.dtype) -> Iterator[Operator]:
-    """RMSNorm as Llama rounds it, and as Gemma does: behind the weight."""
+    """Yield RMSNorm as Llama rounds it, and as Gemma does: after the weight."""
     shape, is_one = scale.shape, scale.device.type == "cpu" and dtype != torch.float64
     weight, wide = scale.to(dtype), scale.float()
     if is_one and _is_one_call(len(scale)):
@@ -167,13 +165,16 @@ def _rms_norms(scale: Tensor, eps: float, dtype: torch.dtype) -> Iterator[Operat
 
 
 def _spelled_out(x: Tensor, eps: float) -> Tensor:
-    """RMSNorm without a weight, step by step as transformers has it."""
+    """Compute RMSNorm without a weight, step by step as in transformers."""
     wide = x.to(torch.float32)
     return (wide * wide.pow(2).mean(-1, keepdim=True).add_(eps).rsqrt_()).to(x.dtype)
 
 
 @cache
 def _is_one_call(size: int) -> bool:
-    """Has torch's own RMSNorm the same bits on the CPU? In float32, where no rounding hides any."""
+    """Return whether torch's own RMSNorm has the same bits on the CPU.
+
+    It is tried in float32, where no rounding hides a difference.
+    """
     x = torch.randn(_NORMED, size, generator=torch.Generator().manual_seed(0))
     return torch.equal(F.rms_norm(x, (size,), None, _EPS), _spelled_out(x, _EPS))

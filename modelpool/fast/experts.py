@@ -1,8 +1,8 @@
-"""Experts in int8 and int4, in the place of a mixture's own, on the CPU.
+"""Experts in int8 and int4, which replace those of a mixture of experts on the CPU.
 
-Contract: a row has the same bits whatever stands beside it, and whichever experts others chose:
-each expert is multiplied by the rows that chose it (`Int8Weight`: exact sums), and a row adds up
-its experts in the order of their numbers, in float32.
+Contract: a row has the same bits beside any other rows, for any experts that these chose: each
+expert is multiplied by the rows that chose it (`Int8Weight`: exact sums), and the outputs for a row
+are added in the order of the experts' numbers, in float32.
 """
 
 import inspect
@@ -24,11 +24,11 @@ from modelpool.fast.quantised import (
     weight_of,
 )
 
-_MARKS = ("has_gate", "has_bias", "has_post_expert_norm", "is_transposed")  # by transformers
+_MARKS = ("has_gate", "has_bias", "has_post_expert_norm", "is_transposed")  # set by transformers
 
 
 class QuantisedExperts(nn.Module):
-    """What transformers calls `experts`, of which `plain` keeps all but the weights."""
+    """Replacement of transformers' `experts`; `plain` keeps all but their weights."""
 
     def __init__(
         self,
@@ -37,8 +37,11 @@ class QuantisedExperts(nn.Module):
         in_int8: Collection[str] = (),
         stored: Mapping[str, Stored] | None = None,
     ) -> None:
-        """`plain`: `are_experts`. Its weights are let go. `in_int8`: of its weights those that are
-        not in 4 bits; `stored`: what the checkpoint has in blocks."""
+        """Quantise the weights of `plain` (see `are_experts`), and free the plain ones.
+
+        `in_int8` names the weights that are not in 4 bits; `stored` has those that the checkpoint
+        stores in blocks.
+        """
         super().__init__()
         self.plain = plain
         self.hidden_parameters = 0
@@ -50,9 +53,10 @@ class QuantisedExperts(nn.Module):
         self.down = self._taken(down, in_int4 and down not in in_int8, blocks.get(down))
 
     def forward(self, hidden: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
-        """[T, hidden_size] to the same.
+        """Map [T, hidden_size] to the same shape.
 
-        `experts`: [T, K] numbers of those that each row chose, from their count on of none.
+        `experts` are the numbers [T, K] that each row chose; a number from the count of experts on
+        means none.
         """
         total = torch.zeros(hidden.shape, dtype=torch.float32)
         chosen = experts.flatten().numpy()
@@ -70,7 +74,10 @@ class QuantisedExperts(nn.Module):
         return total.to(hidden.dtype)
 
     def _taken(self, name: str, in_int4: bool, stored: Stored | None) -> Sequence[QuantisedWeight]:
-        """By expert. The plain weight goes when the last one is quantised."""
+        """Return the quantised weights, by expert.
+
+        The plain weight is freed when the last one is quantised.
+        """
         plain: Tensor = getattr(self.plain, name).detach()
         biases: Any = getattr(self.plain, f"{name}_bias") if self.plain.has_bias else None
         found = []
@@ -92,12 +99,12 @@ class QuantisedExperts(nn.Module):
 
 
 def are_experts(module: Any) -> bool:
-    """Experts that can be quantised, on the CPU."""
+    """Return whether a module is experts on the CPU that can be quantised."""
     return can_quantise(module) and module.down_proj.device.type in ("cpu", "meta")
 
 
 def can_quantise(module: Any) -> bool:
-    """Are they marked as transformers marks its experts, and not changed by hooks?"""
+    """Return whether a module has the marks of transformers' experts, and no hooks."""
     if not all(hasattr(module, mark) for mark in _MARKS) or is_hooked(module):
         return False
     if len(inspect.signature(module.forward).parameters) != 3:
@@ -115,9 +122,9 @@ def quantise_experts(
     in_int8: Collection[str] = (),
     stored: Mapping[str, Stored] | None = None,
 ) -> int:
-    """Replaces, in place, the experts of `model`; how many modules of them those were.
+    """Replace the experts of `model` in place; return the number of modules replaced.
 
-    `in_int8`: names of weights that are not in 4 bits; `stored`: by name, those in blocks.
+    `in_int8` names the weights that are not in 4 bits; `stored` has those in blocks, by name.
     """
     found = 0
     for path, parent in list(model.named_modules()):

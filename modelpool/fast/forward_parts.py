@@ -1,7 +1,7 @@
-"""ShortForward: what forwards without modules have in common, their parts called by name.
+"""ShortForward: the common part of forwards that call a model's operators without its modules.
 
 Contract: operators are chosen from a model's shape (`model_shape`) when a forward is made, so that
-a pass asks nothing.
+a pass decides nothing.
 """
 
 import logging
@@ -26,8 +26,11 @@ _Find = Callable[Concatenate[PackedModel, P], T | None]
 
 
 def optional(find: _Find[P, T]) -> _Find[P, T]:
-    """`find` a forward of a model; None where it fails. A model's ordinary forward works without,
-    and what its own code may raise nobody knows. Raises `torch.OutOfMemoryError`."""
+    """Make `find`, which returns a forward of a model, return None if it fails.
+
+    The model's ordinary forward works without it, and the model's own code may raise anything.
+    Raises `torch.OutOfMemoryError`.
+    """
 
     @wraps(find)
     def found(packed: PackedModel, /, *args: P.args, **options: P.kwargs) -> T | None:
@@ -48,7 +51,7 @@ def unchanged(x: Tensor, *_: Tensor) -> Tensor:
 
 
 def then(first: Callable[..., Tensor], *following: Operator | None) -> Callable[..., Tensor]:
-    """`first`, and on what it gives those of the others that there are."""
+    """Compose `first` with those of the following operators that are not None."""
     for last in following:
         if last is not None:
             first = _both(first, last)
@@ -60,11 +63,11 @@ def _both(first: Callable[..., Tensor], last: Operator) -> Callable[..., Tensor]
 
 
 def run_alone(module: Callable[[Tensor], Any]) -> Operator:
-    """A module that transformers gives [1, T, hidden_size], as an operator on [T, hidden_size]."""
+    """Return a module that takes [1, T, hidden_size] as an operator on [T, hidden_size]."""
 
     def run(x: Tensor) -> Tensor:
         y = module(x.unsqueeze(0))
-        y = y[0] if isinstance(y, tuple) else y  # beside them the scores of a router
+        y = y[0] if isinstance(y, tuple) else y  # a tuple also has a router's scores
         own: Tensor = y[0]
         return own
 
@@ -76,12 +79,12 @@ class ShortLayer:
     """The operators of one layer.
 
     Attributes:
-        qkv: queries, keys and values, side by side.
-        head_norms: of queries and keys [T, heads + kv_heads, head_dim].
-        angles: which ones it rotates by.
-        out, down: what is added; of a lean forward with `add_to`.
-        between: None: the MLP reads what attention reads.
-        rotated: heads of queries and of keys.
+        qkv: gives queries, keys and values, side by side.
+        head_norms: norms of queries and keys [T, heads + kv_heads, head_dim].
+        angles: index of the angles that it rotates by.
+        out, down: give what is added to the residual; in a lean forward they have `add_to`.
+        between: None if the MLP reads the same input as attention.
+        rotated: number of heads of queries and of keys.
     """
 
     before: Operator
@@ -100,7 +103,10 @@ class ShortLayer:
     head_dim: int
 
     def projected(self, x: Tensor, angles: Table) -> tuple[Tensor, Tensor]:
-        """[T, hidden] to queries and keys [T, rotated, head_dim], and values [T, kv_heads, ...]."""
+        """Return queries and keys [T, rotated, head_dim], and values [T, kv_heads, ...].
+
+        The input `x` is [T, hidden].
+        """
         qkv = self.qkv(x).view(x.shape[0], -1, self.head_dim)
         both = qkv[:, : self.rotated]
         if self.head_norms is not None:
@@ -108,31 +114,34 @@ class ShortLayer:
         return self.rotate(both, *angles), qkv[:, self.rotated :]
 
     def add_to(self, residual: Tensor, read: Tensor, seen: Tensor) -> None:
-        """Adds what becomes of what attention has `seen`, and then the MLP's, in place; of a lean
-        forward. `read`: what attention read."""
+        """Add the outputs of attention and then of the MLP to `residual`, in place.
+
+        This is for lean forwards. `read` is the input of attention, and `seen` its result before
+        `out`.
+        """
         self.out.add_to(residual, seen)
         gate_up = self.gate_up(read if self.between is None else self.between(residual))
         self.down.add_to(residual, self.gate(gate_up))
 
 
 class ShortForward:
-    """Subclasses say how each part of a layer is computed."""
+    """Base class of forwards whose subclasses define how parts of a layer are computed."""
 
     _layers: tuple[ShortLayer, ...]
     _norm: Operator
     _head: Operator
     _attend: Attend
     _is_lean: bool
-    _normed: Callable[[Any], Operator]  # of a norm, or of None
-    _side_by_side: Callable[[Any, Sequence[str]], Operator]  # linear layers of a module
+    _normed: Callable[[Any], Operator]  # for a norm or None
+    _side_by_side: Callable[[Any, Sequence[str]], Operator]  # for linear layers of a module
     _linear: Callable[[Any, str], Any]
-    _whole: Callable[[Any], Any]  # an MLP that is run as it is
+    _whole: Callable[[Any], Any]  # for an MLP that is run as it is
     _gate_up: Callable[[Any, Sequence[str]], Callable[[Tensor], Any]]
-    _gate: Callable[[Operator], Callable[[Any], Tensor]]  # of what the former gives
-    _added: Callable[[LayerShape, Any, Any], Any]  # what a part adds, behind its norm
+    _gate: Callable[[Operator], Callable[[Any], Tensor]]  # for the output of `_gate_up`
+    _added: Callable[[LayerShape, Any, Any], Any]  # a part's output after its norm
 
     def _attention(self, layer: ShortLayer, x: Tensor, angles: Table, view: KVView) -> Tensor:
-        """[T, hidden] to [T, heads * head_dim]: writes, then attends."""
+        """Write keys and values, then attend: [T, hidden] to [T, heads * head_dim]."""
         both, value = layer.projected(x, angles)
         view.write(layer.attention.number, both[:, layer.heads :], value)
         query = both[:, : layer.heads].transpose(0, 1)

@@ -1,15 +1,15 @@
-"""GraphRunner: a forward as CUDA graphs, one for each size of pack, over inputs that stay in place.
+"""GraphRunner: a forward as CUDA graphs, one for each size of pack, with inputs at fixed addresses.
 
-Contract: a pack is filled up to the next size with copies of its last token, which compute and
-write what that writes: no row is kept for padding. What a graph was captured for are tokens, width
-of the tree's paths, length of the longest row and rows, each up to the next size, the hidden states
-that are wanted, and the arenas. A capture takes as long as some dozens of passes: `prepare` makes
-those that most packs need before there are any. Packs with many tokens and few logits (prompts),
-and larger ones than the largest size, run eagerly; so does everything once a capture has failed,
-with one warning. A pack's index arrays go to the device in one copy
-(`modelpool.fast.pack_sender`), filled up on the host.
+Contract: a pack is padded to the next size with copies of its last token, which compute and write
+the same values: no row is reserved for padding. A graph is captured for a number of tokens, a width
+of the tree's paths, a length of the longest row and a number of rows, each rounded up to the next
+size, and for the hidden states that are requested and the arenas. A capture takes as long as some
+dozens of passes: `prepare` makes those that most packs need before the first pack. Packs with many
+tokens and few logits (prompts), and packs beyond the largest size, run eagerly; so does everything
+after a capture has failed, with one warning. A pack's index arrays are padded on the host, and go
+to the device in one copy (`modelpool.fast.pack_sender`).
 
-`GraphMaker` is CUDA's, or a stand-in for tests.
+`GraphMaker` is implemented by CUDA graphs, and by a stand-in in tests.
 """
 
 import logging
@@ -33,27 +33,27 @@ from modelpool.forward import ForwardOutput, HiddenLayers
 logger = logging.getLogger(__name__)
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # tokens
-_KEYS = 1024  # of the shortest row that graphs tell apart; longer ones by powers of two
-_PATH = 32  # steps, likewise
-_ROWS = 64  # whose tables a graph has room for; more, and each number has graphs of its own
-_PREPARED = 256  # tokens, at most: each graph keeps its logits, and few cycles have more
-_ARENAS = 2  # whose graphs are kept: a model is timed in one for many rows, and one for long ones
-_WARM_UPS = 2  # kernels compile, and libraries take their workspaces, before a capture
+_KEYS = 1024  # smallest limit of row lengths; larger limits are powers of two
+_PATH = 32  # smallest limit of path steps, likewise
+_ROWS = 64  # rows that a graph has tables for; each larger number has its own graphs
+_PREPARED = 256  # most tokens: each graph keeps its logits, and few cycles have more
+_ARENAS = 2  # sets with kept graphs: a model is timed with one for many rows, one for long ones
+_WARM_UPS = 2  # before a capture: kernels compile, and libraries allocate workspaces
 
 Compute = Callable[[PackInputs, Sequence[Arena], HiddenLayers], ForwardOutput]
 
 
 class GraphMaker(Protocol):
     def capture(self, run: Callable[[], ForwardOutput]) -> tuple[Callable[[], None], ForwardOutput]:
-        """What replays `run`, and where its result then stands.
+        """Return a function that replays `run`, and the memory of its result.
 
-        Raises `RuntimeError` where it cannot be captured.
+        Raises `RuntimeError` if it cannot be captured.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Size:
-    """What a graph is captured for."""
+    """The dimensions that a graph is captured for."""
 
     tokens: int
     path: int
@@ -77,17 +77,19 @@ class _Size:
 @dataclass(frozen=True, eq=False)
 class _Captured:
     layout: PackLayout
-    numbers: Tensor  # what it reads
+    numbers: Tensor  # its input
     replay: Callable[[], None]
-    output: ForwardOutput  # of all its T tokens, logits too
+    output: ForwardOutput  # for all its T tokens, logits too
 
 
 class GraphRunner:
     def __init__(
         self, compute: Compute, sender: PackSender, graphs: GraphMaker | None = None
     ) -> None:
-        """`compute`: depends on nothing on the host but the shapes of what it is given. Without
-        `graphs` all packs run eagerly."""
+        """Run `compute` in graphs, or eagerly without `graphs`.
+
+        `compute` depends on nothing on the host except the shapes of its arguments.
+        """
         self._compute = compute
         self._sender = sender
         self._graphs = graphs
@@ -95,11 +97,11 @@ class GraphRunner:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Tokens that packs are filled up to; none where all run eagerly."""
+        """Numbers of tokens that packs are padded to; empty if all packs run eagerly."""
         return () if self._graphs is None else SIZES
 
     def __call__(self, pack: Pack, arenas: list[Arena]) -> ForwardOutput:
-        """Of memory of its own."""
+        """Run a pack; the result has its own memory."""
         size = size_of(pack)
         if size is None or self._graphs is None:
             return self._eagerly(pack, arenas)
@@ -116,8 +118,8 @@ class GraphRunner:
         return ForwardOutput(logits[: len(pack.logit_index)].clone(), own)
 
     def prepare(self, arenas: list[Arena], block_slots: int, hidden: HiddenLayers) -> None:
-        """Captures passes of most sizes, in arenas that hold nothing yet and hold nothing after."""
-        for tokens in reversed(SIZES):  # the memory of the largest serves all
+        """Capture passes of most sizes, in arenas that are empty before and afterwards."""
+        for tokens in reversed(SIZES):  # the others reuse the memory of the largest
             if tokens <= _PREPARED and self._graphs is not None:
                 self(_first_token(tokens, block_slots, hidden), arenas)
         for part in chain.from_iterable(arenas):
@@ -138,7 +140,7 @@ class GraphRunner:
     def _capture(
         self, graphs: GraphMaker, size: _Size, pack: Pack, arenas: list[Arena]
     ) -> _Captured | None:
-        """With the pack in its inputs; None where it cannot be."""
+        """Capture a graph with the pack as its input; return None if that fails."""
         layout = size.layout
         numbers = buffer_on(arenas[0][0].device, layout)
         inputs = self._sender.send(layout, pack, numbers, size.longest)
@@ -150,7 +152,7 @@ class GraphRunner:
             for _ in range(_WARM_UPS):
                 run()
             captured = _Captured(layout, numbers, *graphs.capture(run))
-        except RuntimeError as error:  # of CUDA
+        except RuntimeError as error:  # raised by CUDA
             logger.warning("no CUDA graphs, forwards run eagerly: %s", error)
             self._graphs = None
             self._captured.clear()
@@ -160,23 +162,22 @@ class GraphRunner:
 
 
 class CudaGraphs:
-    """Implements `GraphMaker`: all graphs of a model share their memory, and let it go together."""
+    """Implementation of `GraphMaker`; all graphs of a model share memory and free it together."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         make_stream: Any = torch.cuda.Stream
-        self._stream = make_stream(device)  # torch's own is on whichever device was first
+        self._stream = make_stream(device)  # torch's own is on the device that was used first
         self._pool: Any = None
         self._graphs = WeakSet[Any]()
 
     def capture(self, run: Callable[[], ForwardOutput]) -> tuple[Callable[[], None], ForwardOutput]:
         graph, stream = torch.cuda.CUDAGraph(), self._stream
-        if not self._graphs:  # a pool ends with its last graph
+        if not self._graphs:  # a pool is freed with its last graph
             self._pool = torch.cuda.graph_pool_handle()
         with torch.cuda.device(self._device):
             torch.cuda.synchronize()
-            # Another thread may work on another device meanwhile: what it allocates is no part of
-            # this.
+            # Another thread may allocate on another device, which must not join this capture.
             with torch.cuda.graph(graph, self._pool, stream, capture_error_mode="thread_local"):
                 result = run()
         self._graphs.add(graph)
@@ -184,7 +185,7 @@ class CudaGraphs:
 
 
 def size_of(pack: Pack) -> _Size | None:
-    """What its graph is captured for; None: it has none."""
+    """Return the size of a pack's graph, or None if the pack runs eagerly."""
     tokens = len(pack.tokens)
     if not 0 < tokens <= SIZES[-1] or 2 * len(pack.logit_index) < tokens:
         return None
@@ -203,7 +204,7 @@ def size_of(pack: Pack) -> _Size | None:
 
 
 def _first_token(tokens: int, block_slots: int, hidden: HiddenLayers) -> Pack:
-    """So many copies of one, in the first slot of all."""
+    """Return a pack of `tokens` copies of one token, all in the first slot."""
     numbers = np.zeros((4, tokens), dtype=np.int32)
     numbers[3] = NO_TAIL
     index = torch.arange(tokens)

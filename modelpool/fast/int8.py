@@ -1,13 +1,13 @@
-"""Linear layers whose weights are int8, for the CPU: half the bytes of bfloat16, and its products.
+"""Linear layers with int8 weights and products on the CPU, at half the bytes of bfloat16.
 
-Contract: a row has the same bits whatever stands beside it. Weights have one scale for each output
-channel. Each row of activations is quantised by a scale of its own; its products with the weights
-are summed in int32, which is exact, so that neither the number of rows nor blocks, threads or
-kernels can move a bit; and both scales are multiplied in afterwards, element by element. Hence no
-row is ever computed twice, as `PackedLinear` must.
+Contract: a row has the same bits beside any other rows. Weights have one scale for each output
+channel. Each row of activations is quantised with its own scale; its products with the weights are
+summed in int32, which is exact, so that neither the number of rows nor blocks, threads or kernels
+can change a bit. Both scales are multiplied in afterwards, element by element. So no row has to be
+computed twice, unlike in `PackedLinear`.
 
-Activations are uint8 around 128: with signed ones oneDNN falls into a reference kernel on CPUs
-without AMX, hundreds of times slower. Which CPUs sum exactly `modelpool.fast.cpu` says.
+Activations are uint8 around 128: with signed ones oneDNN uses a reference kernel on CPUs without
+AMX, which is hundreds of times slower. `modelpool.fast.cpu` checks which CPUs sum exactly.
 """
 
 from collections.abc import Sequence
@@ -22,20 +22,23 @@ from modelpool.fast.row_sizes import filled
 
 _ZERO = 128  # the unsigned level that stands for 0
 _HALF = torch.tensor(_ZERO + 0.5)
-_TINY = 1e-30  # the least scale: a row of zeros stays one
+_TINY = 1e-30  # the smallest scale: a row of zeros stays zero
 
 
 def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """[T, in] to levels [T, in] uint8, and the largest magnitude of each row [T, 1] float32."""
+    """Quantise [T, in] to uint8 levels [T, in].
+
+    Also returns the largest magnitude of each row, [T, 1] float32.
+    """
     plain = x.float()
     largest = plain.abs().amax(dim=-1, keepdim=True).clamp_(min=_TINY)
-    # Truncation rounds down: the half makes it the nearest level, between 1 and 255.
+    # Truncation rounds down: adding 0.5 gives the nearest level, between 1 and 255.
     levels = torch.add(_HALF, plain / largest, alpha=INT8_LEVELS)
     return levels.to(torch.uint8).contiguous(), largest
 
 
 def rounded_to_levels(x: Tensor) -> Tensor:
-    """Activations [T, in] as kernels read them that have a scale for each group, in float32."""
+    """Round activations [T, in] as kernels with a scale for each group do, in float32."""
     padded = F.pad(x.float(), (0, -x.shape[1] % GROUP)).view(-1, GROUP)
     levels, largest = quantise_rows(padded)
     rounded = (levels.float() - _ZERO) * (largest / INT8_LEVELS)
@@ -43,12 +46,12 @@ def rounded_to_levels(x: Tensor) -> Tensor:
 
 
 class Int8Weight:
-    """The weights of one layer, or of several side by side, in oneDNN's layout."""
+    """Weights of one layer, or of several side by side, in oneDNN's layout."""
 
-    others: "Sequence[Int8Weight]" = ()  # whose outputs follow its own
+    others: "Sequence[Int8Weight]" = ()  # weights whose outputs follow its own
 
     def __init__(self, values: Int8Values, bias: Tensor | None) -> None:
-        """`bias`: [out]."""
+        """Pack the values; `bias` is [out]."""
         self.out_features, self.in_features = values.levels.shape
         # Opaque: it can be neither moved, cast, nor stored.
         self._packed = torch.ops.onednn.qlinear_prepack(values.levels, None)
@@ -57,13 +60,13 @@ class Int8Weight:
         self._bias = None if bias is None else bias.detach().float()
 
     def followed_by(self, others: "Sequence[Int8Weight]") -> "Int8Weight":
-        """With the outputs of `others`, of the same inputs, behind its own."""
+        """Append the outputs of `others`, which have the same inputs, and return itself."""
         self.others = others
         self.out_features += sum(one.out_features for one in others)
         return self
 
     def multiply(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """[..., in] to [..., out], for any leading shape; `dtype` is by default that of `x`."""
+        """Map [..., in] to [..., out], for any leading shape; `dtype` is by default that of `x`."""
         shape = (*x.shape[:-1], self.out_features)
         if not x.numel():
             return x.new_empty(shape, dtype=dtype)
@@ -73,7 +76,7 @@ class Int8Weight:
         return y.to(dtype or x.dtype).view(shape)
 
     def _product(self, levels: Tensor, largest: Tensor) -> Tensor:
-        """Of its own outputs, float32."""
+        """Return the outputs of its own weights, in float32."""
         y: Tensor = torch.ops.onednn.qlinear_pointwise(
             filled(levels), 1.0, _ZERO, self._packed, self._scales, self._zeros, None,
             1.0, 0, torch.float32, "none", [], "",

@@ -1,11 +1,11 @@
-"""Layers that read the same input, query, key and value or gate and up, computed as one.
+"""Layers that read the same input (query, key and value, or gate and up), computed as one.
 
-Contract: joined layers give the bits that each of them gives alone. Quantised ones always do.
-Packed ones come to share a weight where a trial shows that oneDNN sums the outputs of the wider
-product in the same order: one product instead of three.
+Contract: joined layers give the bits that each of them gives alone. Quantised layers always do.
+Packed layers share a weight if a trial shows that oneDNN sums the outputs of the wider product in
+the same order: one product instead of three.
 
-Not here: who calls a shared weight. A module of the model computes all outputs and keeps its own,
-so weights are joined only for forwards that call `joined` layers together.
+This module does not call the shared weights. A module of the model computes all outputs and keeps
+its own, so weights are joined only for forwards that call `joined` layers together.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,12 +19,12 @@ from modelpool.fast.panels import PanelWeight
 from modelpool.fast.quantised import QuantisedLinear, chained
 from modelpool.fast.sum_order import cancelling
 
-# Tried: alone, few, a batch, and more than AMX takes at once.
+# Rows of a trial: one, few, a batch, and more than AMX takes at once.
 _ROWS = (1, 2, 5, 16, 33, 64)
 
 
 def joined(*layers: nn.Module) -> Callable[[Tensor], Sequence[Tensor]]:
-    """The outputs of layers that read the same input, computed at once where they share weights."""
+    """Return a function that computes layers of one input, at once if they share weights."""
     sharing = _sharing(layers)
     if sharing:
         shared, sizes = sharing[0].shared, [layer.out_features for layer in sharing]
@@ -34,7 +34,7 @@ def joined(*layers: nn.Module) -> Callable[[Tensor], Sequence[Tensor]]:
 
 
 def side_by_side(*layers: nn.Module) -> Callable[[Tensor], Tensor]:
-    """The same as one tensor."""
+    """Return a function like that of `joined`, with the outputs in one tensor."""
     sharing = _sharing(layers)
     if sharing:
         return sharing[0].shared.multiply
@@ -43,10 +43,10 @@ def side_by_side(*layers: nn.Module) -> Callable[[Tensor], Tensor]:
 
 
 def join_layers(parents: Iterable[nn.Module]) -> int:
-    """Lets packed and quantised layers of `parents` that read the same input share a weight, in
-    place, where that leaves all bits as they are; how many products that spares.
+    """Let layers of `parents` that read the same input share a weight, in place.
 
-    The weights of one group are in memory twice until it is joined.
+    This concerns packed and quantised layers, and changes no bits. The weights of one group are in
+    memory twice until it is joined. Returns the number of products saved.
     """
     spared = 0
     for parent in parents:
@@ -64,14 +64,17 @@ def join_layers(parents: Iterable[nn.Module]) -> int:
 
 
 def _sharing(layers: Sequence[nn.Module]) -> list[QuantisedLinear | PackedLinear]:
-    """The layers, where they are all outputs of one weight, side by side; else none."""
+    """Return the layers if all are outputs of one weight, side by side; else an empty list."""
     known = [layer for layer in layers if isinstance(layer, QuantisedLinear | PackedLinear)]
     weights = {id(layer.shared) for layer in known}
     return known if len(known) == len(layers) > 1 and len(weights) == 1 else []
 
 
 def _can_join(layers: Sequence[PackedLinear]) -> bool:
-    """Each of its own, of the same inputs, biased together or not at all, and with its own bits."""
+    """Return whether packed layers can share a weight and keep their bits.
+
+    They have separate weights, the same inputs, and all or none a bias.
+    """
     inputs = {layer.in_features for layer in layers}
     biased = {layer.bias is None for layer in layers}
     weights = {id(layer.shared) for layer in layers}
@@ -83,7 +86,7 @@ def _can_join(layers: Sequence[PackedLinear]) -> bool:
 
 
 def _are_alike(layers: Sequence[QuantisedLinear]) -> bool:
-    """Each of its own, of the same inputs, and computed by the same library."""
+    """Return whether layers have separate weights, the same inputs and the same library."""
     weights = [layer.shared for layer in layers]
     inputs = {layer.in_features for layer in layers}
     in_panels = {isinstance(weight, PanelWeight) for weight in weights}
@@ -110,10 +113,9 @@ def _join(layers: Sequence[PackedLinear]) -> None:
 
 @cache
 def keeps_bits(inputs: int, outputs: tuple[int, ...], dtype: torch.dtype, threads: int) -> bool:
-    """Does one product have the bits of several, `outputs` wide, with so many threads?
+    """Return whether one product has the bits of several, `outputs` wide.
 
-    Args:
-        threads: those that torch is set to now.
+    `threads` is the number that torch is set to now.
     """
     x, weight = cancelling(max(_ROWS), inputs, sum(outputs), dtype)
     with torch.inference_mode():

@@ -1,6 +1,6 @@
-"""What stands between the matrix products of a Llama-shaped layer, in Triton, for CUDA.
+"""Triton kernels for what is between the matrix products of a Llama-shaped layer, on CUDA.
 
-Contract: `modelpool.fast.layer_reference` says in torch what is computed. Each function is one
+Contract: `modelpool.fast.layer_reference` defines in torch what is computed. Each function is one
 launch; sums and products are in float32 and rounded once.
 
 Compiled for sm_80 and sm_90; tested by Triton's interpreter and on an H200.
@@ -14,13 +14,13 @@ from torch import Tensor
 from modelpool.attention.path_kernels import path_attention
 from modelpool.fast.layer_reference import Arena, HeadNorms, LayerKernels, PackInputs
 
-_COLUMNS = 1024  # of a program
+_COLUMNS = 1024  # per program
 
 
 def rotate_and_write(
     qkv: Tensor, inputs: PackInputs, rotations: Tensor, arena: Arena, norms: HeadNorms | None
 ) -> Tensor:
-    """See `layer_reference.rotate_and_write`."""
+    """Launch the kernel for `layer_reference.rotate_and_write`."""
     (rows, _, dim), tokens = qkv.shape, len(inputs.tokens)
     keys, values = arena
     kv_heads = keys.shape[1]
@@ -40,7 +40,7 @@ def rotate_and_write(
 
 
 def gated(gate_up: Tensor) -> Tensor:
-    """See `layer_reference.gated`."""
+    """Launch the kernel for `layer_reference.gated`."""
     tokens, both = gate_up.shape
     out = gate_up.new_empty((tokens, both // 2))
     assert gate_up.is_contiguous()
@@ -59,7 +59,7 @@ def rotate_heads(
     qkv, positions, slots, rotations, weight, query, keys, values, eps, kv_slot, kv_head,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HAS_NORMS: tl.constexpr,
 ):  # fmt: skip
-    """One token and one head of queries or keys; with a key goes its value."""
+    """Process one token and one head of queries or keys; a key's value is copied with it."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     dim = tl.arange(0, DIM)
     half = (dim + DIM // 2) % DIM

@@ -1,7 +1,7 @@
-"""What stands between the matrix products of a Llama-shaped layer, in plain torch.
+"""Operations between the matrix products of a Llama-shaped layer, in plain torch.
 
-Contract: `modelpool.fast.layer_kernels` computes the same in one launch each. What both take is
-here, and the kernels' types, so that a forward may be made of either.
+Contract: `modelpool.fast.layer_kernels` computes the same in one launch each. The arguments of both
+are defined here, and the kernels' types, so that a forward may use either.
 """
 
 from collections.abc import Callable
@@ -19,22 +19,22 @@ HeadNorms = tuple[Tensor, float]  # [heads + kv_heads, head_dim] weights of RMS 
 
 @dataclass(frozen=True, eq=False)
 class PackInputs:
-    """All that a forward over T tokens reads beside weights and arenas: int32, on the device."""
+    """All inputs of a forward over T tokens besides weights and arenas: int32, on the device."""
 
     tokens: Tensor  # [T]
-    slots: Tensor  # [T] where keys and values go
+    slots: Tensor  # [T] where keys and values are written
     paths: KeyPaths
     logit_index: Tensor  # [n] the tokens whose logits are wanted
 
     @property
     def positions(self) -> Tensor:
-        """[T]"""
+        """The tokens' positions, [T]."""
         return self.paths.positions
 
 
 @dataclass(frozen=True)
 class LayerKernels:
-    """What a forward calls between its matrix products."""
+    """The functions that a forward calls between its matrix products."""
 
     rotate_and_write: Callable[[Tensor, PackInputs, Tensor, Arena, HeadNorms | None], Tensor]
     attend: Callable[[Tensor, Tensor, Tensor, KeyPaths, AttentionLayer], Tensor]
@@ -44,15 +44,14 @@ class LayerKernels:
 def rotate_and_write(
     qkv: Tensor, inputs: PackInputs, rotations: Tensor, arena: Arena, norms: HeadNorms | None
 ) -> Tensor:
-    """Norms and rotates queries and keys, writes keys and values into a layer's arena.
+    """Norm and rotate queries and keys, and write keys and values into a layer's arena.
 
-    Args:
-        qkv: [rows, heads + 2 * kv_heads, head_dim], of the T tokens and of nothing behind them.
-        rotations: [positions, 2, head_dim] cosines and sines, these with the signs of a half turn.
-        norms: of models that norm queries and keys head by head.
+    `qkv` is [rows, heads + 2 * kv_heads, head_dim]; rows after the T tokens are ignored.
+    `rotations` is [positions, 2, head_dim], cosines and sines, the latter with the signs of a half
+    turn. `norms` is for models that norm queries and keys head by head.
 
     Returns:
-        [rows, heads, head_dim], the queries; of any numbers where no token is.
+        [rows, heads, head_dim], the queries; rows without a token hold arbitrary numbers.
     """
     keys, values = arena
     rows, qkv = len(qkv), qkv[: len(inputs.tokens)]
@@ -71,6 +70,6 @@ def rotate_and_write(
 
 
 def gated(gate_up: Tensor) -> Tensor:
-    """[rows, 2 * size] to [rows, size]: silu of the first half, times the second."""
+    """Map [rows, 2 * size] to [rows, size]: silu of the first half, times the second."""
     gate, up = gate_up.chunk(2, dim=1)
     return F.silu(gate) * up

@@ -1,15 +1,15 @@
-"""A short way through decoders, for drafters and for quantised weights.
+"""LeanForward: a forward with few operators, for drafters and for quantised weights.
 
 Contract: a small drafter spends most of a forward in Python and in the dispatch of tiny operators.
 `LeanForward` reads the weights of a checked model and computes the same function in far fewer
-operators, through the same `KVView`. Its rounding differs from the model's own: it is for
-members whose logits change the speed and never the text, and for quantised layers, whose text is
-another anyway; with these a row's bits are its own. There is none for a model of which
-`model_shape` has no description, nor for quantised layers unless a direct forward had the model's
-bits: what a lean forward may differ by would hide a description that is nearly right.
+operators, through the same `KVView`. Its rounding differs from the model's own: it is for drafters,
+whose logits change the speed and never the text, and for quantised layers, whose text differs
+anyway; with these a row's bits do not depend on other rows. There is none for a model that
+`model_shape` does not describe, nor for quantised layers unless a direct forward had the model's
+bits: the tolerance for a lean forward would hide a description that is nearly right.
 
-Layers that are not packed share their memory with the model, which goes on to work; packed ones
-exist twice until `release`. Nothing that stays refers to the checkpoint's file.
+Layers that are not packed share their memory with the model, which still works; packed ones exist
+twice until `release`. Nothing that stays refers to the checkpoint's file.
 """
 
 import copy
@@ -49,11 +49,11 @@ _LINEARS = (QuantisedLinear, PackedLinear, nn.Linear)
 
 
 class _Norm:
-    """RMS norm over the last axis, then a weight of any shape that broadcasts."""
+    """RMS norm over the last axis, times a weight of any shape that broadcasts."""
 
     def __init__(self, weight: Tensor, eps: float) -> None:
         self._shape, self._eps = weight.shape[-1:], eps
-        # On a CPU torch composes its own of many operators. |x| / sqrt(n) is the root mean square.
+        # On a CPU torch's own has many operators. |x| / sqrt(n) is the root mean square.
         self._is_short = weight.device.type == "cpu" and weight.dtype.itemsize >= 4
         root = weight.shape[-1] ** 0.5
         self._floor = torch.tensor(root * eps**0.5, dtype=weight.dtype)
@@ -67,7 +67,7 @@ class _Norm:
 
 
 class LeanForward(ShortForward):
-    """The forward of one model; see `lean_forward_of`."""
+    """Forward of one model; see `lean_forward_of`."""
 
     _is_lean = True
 
@@ -76,30 +76,27 @@ class LeanForward(ShortForward):
     def __init__(
         self, model: PreTrainedModel, shape: ModelShape, vocab_size: int, attend: Attend
     ) -> None:
-        """
-        The weights of layers that are computed together move into one tensor, of which the
-        model's own become views.
+        """Build the forward of `model`, which has the shape `shape`.
 
-        Args:
-            shape: of `model`.
-            vocab_size: logits beyond it are padding and are not computed.
+        The weights of layers that are computed together move into one tensor, and the model's own
+        become views of it. Logits beyond `vocab_size` are padding and are not computed.
         """
         core: Any = model.model
         config: Any = model.config
         self._vocab_size = vocab_size
-        if not is_quantised(model):  # of which nothing is a file's
+        if not is_quantised(model):  # a quantised one has nothing in the file's memory
             let_go_of_file(_unpacked(model))
-        self._embedded = core.embed_tokens  # its weight may come to be shared with another model's
-        # Quantised layers read and give float32: nothing is rounded in between.
+        self._embedded = core.embed_tokens  # its weight may be shared with another model later
+        # Quantised layers read and return float32, without rounding in between.
         is_half = model.dtype.itemsize == 2
         self._dtype = torch.float32 if is_half and is_quantised(model) else model.dtype
-        self._plain_dtype = model.dtype  # of what is not quantised
+        self._plain_dtype = model.dtype  # dtype of layers that are not quantised
         self._scale = shape.embedding_scale
         like = torch.empty(1, dtype=self._dtype, device=model.device)
         positions = max_positions(config)
         with torch.inference_mode():
             self._angles = [angles_of(r, shape.rotary, like, positions) for r in shape.rotations]
-        self._originals: list[tuple[nn.Module, str]] = []  # that a packed layer stands for
+        self._originals: list[tuple[nn.Module, str]] = []  # layers that packed ones replace
         self._layers = tuple(self._layer(one, shape) for one in shape.layers)
         self._compiled: CompiledLayers | None = None
         if self._dtype is torch.float32:
@@ -107,7 +104,7 @@ class LeanForward(ShortForward):
         self._has_head = self._compiled is not None and self._compiled.has_head
         self._norm: Operator = self._normed(shape.norm)
         self._on_logits = then(unchanged, shape.on_logits)
-        # Whether every operation of a pass has the same bits on any CPU.
+        # True if every operation of a pass has the same bits on any CPU.
         self.is_portable = self._has_head and shape.on_logits is None
         self._head = self._own_head(model, vocab_size)
         self._attend = attend
@@ -116,7 +113,7 @@ class LeanForward(ShortForward):
         )
 
     def release(self) -> None:
-        """Frees the plain weights of packed layers: the model's own forward ends here."""
+        """Free the plain weights of packed layers, after which the model's own forward fails."""
         for parent, name in self._originals:
             child: Any = getattr(parent, name)
             shape = (child.in_features, child.out_features, child.bias is not None)
@@ -131,12 +128,12 @@ class LeanForward(ShortForward):
         logit_index: Tensor,
         hidden: HiddenLayers = (),
     ) -> ForwardOutput:
-        """One pass over a pack, as `PackedModel.forward`; positions are below the maximum."""
+        """Run a pass over a pack, like `PackedModel.forward`; positions are below the maximum."""
         x = embedded(self._embedded, tokens, self._dtype)  # [T, hidden]
         if self._scale != 1.0:
             x.mul_(self._scale)
         angles = [of(positions) for of in self._angles]
-        angles.append(())  # of layers that do not rotate
+        angles.append(())  # for layers that do not rotate
         run = self._by_operators if self._compiled is None else self._compiled
         x, states = run(x, angles, view, logit_index, hidden)
         if not self._has_head:
@@ -148,14 +145,14 @@ class LeanForward(ShortForward):
     def _by_operators(
         self, x: Tensor, angles: Sequence[Table], view: KVView, index: Tensor, hidden: HiddenLayers
     ) -> tuple[Tensor, list[Tensor]]:
-        """Of the tokens of `index` what the last layer gives, and the hidden states asked for."""
+        """Return the last layer's outputs for the tokens of `index`, and hidden states."""
         states, count = list[Tensor](), len(self._layers)
         last: Any = None if hidden[-1:] == (count,) else self._layers[-1]
         for first, stop in spans(hidden, count):
             for layer in self._layers[first:stop]:
                 read = layer.before(x)
                 seen = self._attention(layer, read, angles[layer.angles], view)
-                if layer is last:  # what follows is for each token alone
+                if layer is last:  # the rest is computed for each token alone
                     x, seen = x.index_select(0, index), seen.index_select(0, index)
                     read = read.index_select(0, index) if layer.between is None else read
                 layer.add_to(x, read, seen)
@@ -164,7 +161,7 @@ class LeanForward(ShortForward):
         return x if last is not None else x.index_select(0, index), states
 
     def _head_norms(self, one: LayerShape) -> Operator | None:
-        """In one call where both are RMS norms of single heads."""
+        """Return the head norms, as one call if both are RMS norms of single heads."""
         joint = one.joint_norm()
         if joint is None:
             return super()._head_norms(one)
@@ -207,7 +204,7 @@ class LeanForward(ShortForward):
         return part if factor == 1.0 else After(part, lambda y: y.mul_(factor))
 
     def _own_head(self, model: Any, vocab_size: int) -> Callable[[Tensor], Tensor]:
-        """It is not fused with anything: packed or not, its weight is the model's own."""
+        """Return the head; it is never fused, so its weight is the model's own, packed or not."""
         head = model.lm_head
         if is_quantised(model):
             return head.forward  # type: ignore[no-any-return]
@@ -218,7 +215,7 @@ class LeanForward(ShortForward):
         return own
 
     def _fused(self, parent: nn.Module, *names: str) -> Linear:
-        """One layer that computes the outputs of several, side by side."""
+        """Return one layer that computes the outputs of several, side by side."""
         parts: list[Any] = [getattr(parent, name) for name in names]
         if isinstance(parts[0], QuantisedLinear):
             return Quantised(parts)
@@ -237,9 +234,9 @@ class LeanForward(ShortForward):
 @optional
 @torch.inference_mode()
 def lean_forward_of(packed: PackedModel) -> LeanForward | None:
-    """A lean forward that says what `packed` says, or None where there is none.
+    """Return a lean forward that agrees with `packed`, or None if there is none.
 
-    The caller may `release` it when `packed` need not compute any more by itself.
+    The caller may `release` it when `packed` itself need not compute any more.
     """
     shape = packed.shape if is_quantised(packed.model) else shape_of(packed.model, packed.attend)
     if shape is None:
@@ -253,7 +250,7 @@ def lean_forward_of(packed: PackedModel) -> LeanForward | None:
 
 
 def check(packed: PackedModel, lean: Forward) -> str | None:
-    """How the logits or the windows of `lean` differ from those of `packed`, or None."""
+    """Return how the logits or windows of `lean` differ from those of `packed`, or None."""
     parts = ((0, 6), (6, _PROBE_TOKENS))
     expected, windows = probed(packed.forward, packed, parts)
     got, own_windows = probed(lean, packed, parts)
@@ -261,7 +258,7 @@ def check(packed: PackedModel, lean: Forward) -> str | None:
         return f"it would attend within {own_windows}, not {windows}"
     difference = float((expected.double() - got.double()).abs().mean() / expected.double().std())
     allowed = allowed_difference(packed.dtype)
-    if is_quantised(packed.model):  # in which the least rounding may move a level
+    if is_quantised(packed.model):  # the smallest rounding error may change a level
         allowed = MOST_DIFFERENCE
     if not difference <= allowed:
         return f"its logits differ by {difference:.2g} of their spread, {allowed:.2g} allowed"
@@ -269,7 +266,7 @@ def check(packed: PackedModel, lean: Forward) -> str | None:
 
 
 def is_quantised(model: Any) -> bool:
-    """Are all linear layers quantised, but for the head and for routers?"""
+    """Return whether all linear layers are quantised, except for the head and routers."""
     named = getattr(model, "model", nn.Identity()).named_modules()
     experts = expert_count(getattr(model, "config", None))
     linears = [(name, each) for name, each in named if isinstance(each, _LINEARS)]
@@ -278,7 +275,7 @@ def is_quantised(model: Any) -> bool:
 
 
 def _unpacked(model: nn.Module) -> Iterator[nn.Parameter]:
-    """What will not be packed."""
+    """Yield the parameters that will not be packed."""
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if name != "weight" or type(module) is not nn.Linear or not gains(parameter):

@@ -1,4 +1,4 @@
-"""The linear layers of a lean forward: plain, packed, or quantised; several as one."""
+"""Linear layers of a lean forward: plain, packed, or quantised, or several as one."""
 
 from collections.abc import Callable, Sequence
 
@@ -18,13 +18,13 @@ class Plain:
         self._bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[T, in] to [T, out]."""
+        """Map [T, in] to [T, out]."""
         if self._bias is None:
             return torch.mm(x, self._transposed)
         return torch.addmm(self._bias, x, self._transposed)
 
     def add_to(self, residual: Tensor, x: Tensor) -> None:
-        """Adds the layer's output for `x` [T, in] to `residual` [T, out], in place."""
+        """Add the layer's output for `x` [T, in] to `residual` [T, out], in place."""
         residual.addmm_(x, self._transposed)
         if self._bias is not None:
             residual.add_(self._bias)
@@ -38,7 +38,7 @@ class Packed:
         plain.weight = nn.Parameter(weight, requires_grad=False)
         if bias is not None:
             plain.bias = nn.Parameter(bias, requires_grad=False)
-        self._forward = PackedLinear(plain).forward  # without what `nn.Module.__call__` adds
+        self._forward = PackedLinear(plain).forward  # without the overhead of `nn.Module.__call__`
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._forward(x)
@@ -64,7 +64,7 @@ class Quantised:
 
 
 class After:
-    """A layer whose outputs become something else before they are added."""
+    """A layer whose outputs pass an operator before they are added."""
 
     def __init__(self, layer: Callable[[Tensor], Tensor], then: Operator) -> None:
         self.layer, self._then = layer, then
@@ -80,5 +80,5 @@ Linear = Plain | Packed | Quantised | After
 
 
 def linear_of(weight: Tensor, bias: Tensor | None) -> Linear:
-    """In the layout that was fastest for 1 to 64 rows; `weight` is [out, in]."""
+    """Return a layer in the layout that was fastest for 1 to 64 rows; `weight` is [out, in]."""
     return Packed(weight, bias) if gains(weight) else Plain(weight, bias)

@@ -1,9 +1,9 @@
 """RMSNorm in one call of torch, for drafters on the CPU.
 
-transformers spells it out in seven operations, and one call takes a fifth less. A module is
-replaced only where a trial says that both compute the same, so `1 + weight` (Gemma) or
-a norm of another kind stays. Sums are in another order: not for a target, whose bits are
-transformers'.
+transformers computes it in seven operations, and one call takes a fifth less time. A module is
+replaced only if a trial shows that both compute the same, so `1 + weight` (Gemma) or a norm of
+another kind stays. Sums are in another order, so this is not for a target, whose bits are those of
+transformers.
 """
 
 from typing import Any
@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from modelpool.fast.linear import is_hooked
 
 _TRIAL_ROWS = 4
-_TOLERANCE = 1e-5  # of the largest value of a row, in float32
+_TOLERANCE = 1e-5  # relative to the largest value of a row, in float32
 
 
 class LeanRMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * weight over the last axis."""
+    """RMSNorm over the last axis: x / sqrt(mean(x^2) + eps) * weight."""
 
     def __init__(self, weight: nn.Parameter, eps: float) -> None:
         super().__init__()
@@ -27,16 +27,16 @@ class LeanRMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., n] to [..., n]"""
+        """Map [..., n] to [..., n]."""
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 def replace_norms(model: nn.Module) -> int:
-    """Replaces, in place, each RMSNorm of `model` that is `LeanRMSNorm`; how many those were.
+    """Replace, in place, each RMSNorm of `model` that equals `LeanRMSNorm`; return their number.
 
     Modules in float64 stay: transformers' norms round to float32 there, `F.rms_norm` does not.
     """
-    lean: dict[nn.Module, LeanRMSNorm] = {}  # one norm may stand in several places
+    lean: dict[nn.Module, LeanRMSNorm] = {}  # one norm may be used in several places
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             found = lean.get(child) or _equivalent(child)
@@ -47,8 +47,11 @@ def replace_norms(model: nn.Module) -> int:
 
 
 def rms_scale(norm: nn.Module | None) -> tuple[Tensor, float] | None:
-    """Weight [n] and epsilon of a module that computes what `LeanRMSNorm` does; Gemma's weight is
-    one more than it says. None: it computes something else."""
+    """Return weight [n] and epsilon of a module that computes the same as `LeanRMSNorm`.
+
+    For Gemma the weight is its parameter plus one. Returns None for a module that computes
+    something else.
+    """
     weight = getattr(norm, "weight", None)
     eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
     if norm is None or not type(norm).__name__.endswith("RMSNorm") or not isinstance(eps, float):
@@ -74,7 +77,7 @@ def _equivalent(norm: nn.Module) -> LeanRMSNorm | None:
 def _is_same(norm: nn.Module, weight: Tensor, eps: float) -> bool:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(_TRIAL_ROWS, len(weight), generator=generator)
-    x[::2] *= max(eps, 1e-30) ** 0.5  # rows so quiet that epsilon decides
+    x[::2] *= max(eps, 1e-30) ** 0.5  # rows small enough for epsilon to dominate
     x = x.to(weight.device)
     with torch.inference_mode():
         expected = norm(x)

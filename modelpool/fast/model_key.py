@@ -1,4 +1,4 @@
-"""By what a model is known again in the cache, with what was measured of it."""
+"""Keys under which measurements of a model are cached."""
 
 import hashlib
 import json
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def key_of(model: "PackedModel", path: Path, *others: Any) -> str:
-    """Names all that a model's times depend on, and `others`; fit for a file's name.
+    """Return a file name for all that a model's times depend on, and for `others`.
 
-    `path` is the checkpoint's directory. The layers' classes tell weights that were laid out anew.
+    `path` is the checkpoint's directory. The layers' classes show how weights were laid out.
     """
     config = path / "config.json"
     weights = [(file.name, file.stat()) for file in sorted(path.glob("*.safetensors"))]

@@ -1,12 +1,13 @@
-"""ModelShape: what a decoder computes, so that it may be run without its modules.
+"""ModelShape: what a decoder computes, so that it can be run without its modules.
 
-Contract: which part of a layer is what, the names of its modules say; all must be known. What a
-layer's attention does with queries and keys, its own forward shows: norms, rotation or none, scale,
-window, soft cap, sinks are learned from one pass over positions that are spread over all that the
-model has, to the bit. In it attention, gated MLPs and the head read numbers of all magnitudes, so
-that clipping shows. No class is known by its name. What the description cannot express has no
-shape, nor has a model with hooks, or with weights that are spread or that transformers quantises;
-and the forwards that are made of a shape are compared with the model's own.
+Contract: the names of a layer's modules give their roles; all must be known. What a layer's
+attention does with queries and keys is found from its own forward: norms, rotation or none, scale,
+window, soft cap and sinks are learned to the bit from one pass over positions that are spread over
+the model's whole range. In this pass attention, gated MLPs and the head read numbers of all
+magnitudes, so that clipping is noticed. No class is recognised by its name. A model that the
+description cannot express has no shape, nor has a model with hooks, with weights on several
+devices, or with weights that transformers quantises. Forwards that are made from a shape are
+compared with the model's own.
 """
 
 import logging
@@ -34,10 +35,10 @@ Operator = Callable[[Tensor], Tensor]
 logger = logging.getLogger(__name__)
 
 _TOKENS = 9
-_MAGNITUDES = (1e-3, 1.0, 1e3)  # of what parts are tried with, row by row
-_CORE_PARTS = frozenset({"embed_tokens", "layers", "norm"})  # and "rotary_emb"
-# By the names of a layer's norms, where they stand: before attention, on its output, before the
-# MLP, on its output. With one alone the MLP reads what attention reads.
+_MAGNITUDES = (1e-3, 1.0, 1e3)  # of the trial inputs, row by row
+_CORE_PARTS = frozenset({"embed_tokens", "layers", "norm"})  # and optionally "rotary_emb"
+# The places of a layer's norms, by their names: before attention, on its output, before the MLP,
+# on its output. With a single norm the MLP reads the same input as attention.
 _NORM_PLACES: Mapping[frozenset[str], Sequence[str]] = {
     frozenset(name for name in places if name): places
     for places in (
@@ -61,16 +62,18 @@ _ACTIVATIONS = ("act_fn", "activation_fn", "activation")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LayerShape:
-    """
+    """Description of one layer.
+
     Attributes:
-        module: the attention.
+        module: the attention module.
         projections: its linear layers that give queries, keys and values, side by side.
-        head_norms: of queries and keys, if any; `normed_last`: behind the rotation.
-        rotation: None: it knows nothing of positions.
+        head_norms: norms of queries and keys, if any.
+        normed_last: the head norms follow the rotation.
+        rotation: None if it does not depend on positions.
         before, after_attention, between, after_mlp: norms, if any.
-        is_parallel: the MLP reads what attention reads.
-        multiplier: of what attention and the MLP add.
-        gated: linear layers of a gated MLP, the last one down, the others side by side; none: it is
+        is_parallel: the MLP reads the same input as attention.
+        multiplier: factor of the outputs of attention and of the MLP.
+        gated: linear layers of a gated MLP, the last one down, the others side by side; empty for
             another MLP, which runs as it is.
     """
 
@@ -94,7 +97,7 @@ class LayerShape:
 
     @property
     def activation(self) -> Operator:
-        """Of a gated MLP."""
+        """The activation function of a gated MLP."""
         found = _activation(self.mlp)
         if isinstance(found, nn.SiLU | SiLUActivation):
             return F.silu
@@ -102,12 +105,15 @@ class LayerShape:
 
     @property
     def norms_are_whole(self) -> bool:
-        """All heads are normed together, not each by itself."""
+        """True if all heads are normed together, not each by itself."""
         weight = getattr(self.head_norms[0], "weight", None) if self.head_norms else None
         return isinstance(weight, Tensor) and weight.shape[-1] != self.head_dim
 
     def normed_heads(self, normed: Callable[[Any], Operator]) -> Operator | None:
-        """Of queries and keys [T, heads + kv_heads, head_dim], by norms that are `normed`."""
+        """Return the norm of queries and keys [T, heads + kv_heads, head_dim], if any.
+
+        `normed` returns the operator of a norm module.
+        """
         if not self.head_norms:
             return None
         counts, (query, key) = [self.heads, self.kv_heads], map(normed, self.head_norms)
@@ -123,8 +129,10 @@ class LayerShape:
         return both
 
     def joint_norm(self) -> tuple[Tensor, float] | None:
-        """Weight [heads + kv_heads, head_dim] and epsilon of both head norms, where these are RMS
-        norms of single heads."""
+        """Return weight [heads + kv_heads, head_dim] and epsilon of both head norms.
+
+        Returns None unless both are RMS norms of single heads.
+        """
         found = [rms for rms in map(rms_scale, self.head_norms) if rms is not None]
         if self.norms_are_whole or len(found) < 2 or len({eps for _, eps in found}) > 1:
             return None
@@ -134,12 +142,12 @@ class LayerShape:
 
     @property
     def is_gelu(self) -> bool:
-        """By its tanh."""
+        """True if the activation is GELU by its tanh approximation."""
         return isinstance(_activation(self.mlp), GELUTanh)
 
     @property
     def is_sequential(self) -> bool:
-        """The shape of Llama, Qwen3, Granite or Gemma, and nothing beside it."""
+        """True for the shape of Llama, Qwen3, Granite or Gemma, without additions."""
         rotation = self.rotation
         return (
             len(self.projections) == 3
@@ -158,19 +166,21 @@ class LayerShape:
 
     @property
     def is_llama(self) -> bool:
-        """The shape of Llama and Qwen3, and nothing beside it."""
+        """True for the shape of Llama and Qwen3, without additions."""
         is_plain = self.multiplier == 1.0 and not (self.after_attention or self.after_mlp)
         return is_plain and self.is_sequential and not self.is_gelu
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ModelShape:
-    """
+    """Description of a model.
+
     Attributes:
-        rotary: the embedding that gives angles; `rotations`: of the layers, each once.
-        norm: behind the last layer.
-        embedding_scale: of the embedded tokens.
-        on_logits: what becomes of the head's output.
+        rotary: the embedding that gives angles.
+        rotations: the layers' rotations, each once.
+        norm: the norm after the last layer.
+        embedding_scale: factor of the embedded tokens.
+        on_logits: operator on the head's output, if any.
     """
 
     layers: Sequence[LayerShape]
@@ -188,17 +198,17 @@ class ModelShape:
 
     @property
     def is_llama(self) -> bool:
-        """The shape of Llama and Qwen3, and nothing beside it."""
+        """True for the shape of Llama and Qwen3, without additions."""
         is_plain = self.embedding_scale == 1.0 and self.on_logits is None
         is_plain = is_plain and len(self.rotations) == 1 and rms_scale(self.norm) is not None
         return is_plain and all(one.is_llama for one in self.layers)
 
 
-@torch.inference_mode()  # weights may be of it, where a model is loaded in the middle of a step
+@torch.inference_mode()  # weights may be inference tensors, if a model is loaded within a step
 def shape_of(model: PreTrainedModel, attend: Attend) -> ModelShape | None:
-    """The shape of a model whose attention is the plug-in's; None: it has none that is known.
+    """Return the shape of a model whose attention is the plug-in's, or None if it has none.
 
-    Code of a checkpoint's own may raise anything here.
+    A checkpoint's own code may raise anything here.
     """
     core: Any = getattr(model, "model", None)
     if core is None or not _is_known(model, core):
@@ -257,7 +267,7 @@ def _has_known_parts(layer: Any) -> bool:
 
 
 def _are_biased_alike(linears: Sequence[Any]) -> bool:
-    """Together or not at all."""
+    """Return whether all or none of the layers have a bias."""
     return len({linear.bias is None for linear in linears}) <= 1
 
 
@@ -270,7 +280,7 @@ def _mlp(layer: Any) -> Any:
 
 
 def _gated(mlp: Any) -> tuple[str, ...]:
-    """The linear layers of a gated MLP, the last one down; none where it is another MLP."""
+    """Return the names of a gated MLP's linear layers, down last; none for another MLP."""
     names = _named(mlp, [(*up, down) for up in _GATE_UP for down in _DOWN])
     is_all = _parts(mlp) - set(_ACTIVATIONS) == set(names)
     return names if is_all and _activation(mlp) is not None else ()
@@ -286,13 +296,13 @@ def _all(parent: Any, names: Iterable[str]) -> list[Any]:
 
 
 def _named(module: Any, choices: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """The first of `choices` that are all parts of a module."""
+    """Return the first of `choices` whose names are all parts of a module."""
     parts = _parts(module)
     return next((names for names in choices if parts.issuperset(names)), ())
 
 
 def _parts(module: nn.Module) -> frozenset[str]:
-    """Dropout does nothing here."""
+    """Return the names of a module's children, except for dropout, which does nothing here."""
     named = module.named_children()
     return frozenset(name for name, part in named if not isinstance(part, nn.Dropout))
 
@@ -302,13 +312,13 @@ def _is_linear(module: Any) -> bool:
 
 
 def _is_hooked(module: nn.Module) -> bool:
-    """Or has another `forward` in its place, as `accelerate` does it, too."""
+    """Return whether a module has hooks or a replaced `forward`, such as accelerate's."""
     return is_hooked(module) or "forward" in vars(module)
 
 
 @dataclass(kw_only=True)
 class _Seen:
-    """Of one layer's attention: what it read, its angles, and what it made of them."""
+    """Record of one layer's attention: its input, its angles and its results."""
 
     hidden: Tensor  # [1, T, hidden_size]
     positions: Tensor  # [T]
@@ -323,7 +333,7 @@ class _Seen:
 
 @dataclass(kw_only=True)
 class _Head:
-    """What the head gave, and what the model made of it: [1, n, vocabulary]."""
+    """Record of the head's output, and of the model's logits, [1, n, vocabulary]."""
 
     raw: Tensor = field(init=False)
     logits: Tensor = field(init=False)
@@ -334,19 +344,21 @@ class _Head:
 
 
 def _all_magnitudes(like: Tensor) -> Tensor:
-    """Random numbers in the place of [.., T, size]."""
-    most = torch.finfo(like.dtype).max ** 0.25  # of float16 16: products must not overflow
+    """Return random numbers of several magnitudes, of the shape [.., T, size] of `like`."""
+    most = torch.finfo(like.dtype).max ** 0.25  # 16 for float16: products must not overflow
     factors = [min(_MAGNITUDES[row % len(_MAGNITUDES)], most) for row in range(like.shape[-2])]
     x = torch.randn(like.shape, generator=torch.Generator().manual_seed(0))
     return (x * torch.tensor(factors).unsqueeze(1)).to(like)
 
 
 def _observed(model: Any, attend: Attend) -> tuple[list[_Seen], _Head]:
-    """By layer, what its attention does in a forward of a few tokens, far from one another; and
-    what becomes of the head's output."""
+    """Record each layer's attention and the head's output in a forward.
+
+    The forward reads a few tokens that are far from one another.
+    """
     core, device = model.model, model.device
     seen, head = list[_Seen](), _Head()
-    asked: list[tuple[Tensor, tuple[Any, ...]]] = []  # cosines, and what they were asked with
+    asked: list[tuple[Tensor, tuple[Any, ...]]] = []  # cosines, and the other arguments
 
     def embedded(_: Any, args: Any, options: Any, given: Any) -> None:
         values = (*args, *options.values())
@@ -403,10 +415,10 @@ def _observed(model: Any, attend: Attend) -> tuple[list[_Seen], _Head]:
 
 
 def _layer_shape(layer: Any, seen: _Seen, alike: dict[Any, bool]) -> LayerShape | None:
-    """None where its attention is no candidate's.
+    """Return the shape of a layer, or None if no candidate computes its attention.
 
-    `alike`: by kind, which gated MLPs compute what their linear layers and activation do. Others
-    run as they are.
+    `alike` has, by kind, the gated MLPs that compute what their linear layers and activation do.
+    Others run as they are.
     """
     attention, mlp, both, value = layer.self_attn, _mlp(layer), seen.both, seen.value
     before, after, between, after_mlp = (
@@ -446,7 +458,7 @@ def _layer_shape(layer: Any, seen: _Seen, alike: dict[Any, bool]) -> LayerShape 
 
 
 def _turned(shape: LayerShape, both: Tensor, seen: _Seen) -> Iterator[tuple[LayerShape, Tensor]]:
-    """What every candidate makes of queries and keys as they were projected."""
+    """Yield every candidate, with its result for queries and keys as they were projected."""
     normed = shape.normed_heads(lambda norm: norm.forward)
     rotations: Iterable[Rotation] = ()
     if seen.angles is not None:
@@ -466,7 +478,10 @@ def _turned(shape: LayerShape, both: Tensor, seen: _Seen) -> Iterator[tuple[Laye
 
 
 def _is_gated(mlp: Any, x: Tensor, alike: dict[Any, bool]) -> bool:
-    """Compared once for each kind: a class and all settings that are its own."""
+    """Return whether a gated MLP computes what its linear layers and activation do.
+
+    It is compared once for each kind: a class and all its own settings.
+    """
     names = _gated(mlp)
     if not names:
         return False

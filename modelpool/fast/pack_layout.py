@@ -1,9 +1,9 @@
-"""PackLayout: where the index arrays of a pass stand in one buffer of int32.
+"""PackLayout: places of a pass's index arrays in one buffer of int32.
 
-Contract: a pass has eight of them; they are laid out on the host and copied to the device at once.
-A layout may be larger than a pack: its arrays are then filled up by repeating their last entries,
-and paths by zeros that nothing looks at. What only the device knows (the tokens of a draft and
-their paths) is left out on the host, and put in its place there.
+Contract: a pass has eight arrays, which are laid out on the host and copied to the device at once.
+A layout may be larger than a pack: its arrays are then padded by repeating their last entries, and
+paths by zeros that are never read. Arrays that only the device knows (the tokens of a draft and
+their paths) are left out on the host, and filled in on the device.
 """
 
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ from modelpool.attention.path import KeyPaths, PackPlaces
 from modelpool.fast.layer_reference import PackInputs
 from modelpool.forward import HiddenLayers
 
-_ALIGNED = 4  # numbers, 16 bytes: Triton builds kernels of their own for other addresses
+_ALIGNED = 4  # numbers, 16 bytes: Triton builds separate kernels for other addresses
 
 _Array = Tensor | NDArray[np.int32]
 
 
 @dataclass(frozen=True, eq=False)
 class Pack:
-    """What a forward over T tokens is given: on the host, but for what only the device knows."""
+    """Input of a forward over T tokens, on the host unless only the device knows it."""
 
     tokens: Tensor  # [T] of integers
     places: PackPlaces
@@ -37,7 +37,7 @@ class Pack:
         return 1 if self.places.path is None else self.places.path.shape[1]
 
     def arrays(self) -> tuple[_Array, ...]:
-        """In the order of a layout."""
+        """Return the arrays in the order of a layout."""
         path: _Array | None = self.places.path
         if path is None:
             path = np.zeros((len(self.tokens), 1), dtype=np.int32)
@@ -46,8 +46,11 @@ class Pack:
 
 @dataclass(frozen=True, kw_only=True)
 class PackLayout:
-    """Of T `tokens` with paths of P `path` steps, n `logits`, and tables of R `rows` with N
-    `blocks` of `block_slots`; each is at least 1 if T is."""
+    """Sizes of a pass's arrays, each at least 1 if there are tokens.
+
+    There are T `tokens` with paths of P `path` steps, n `logits`, and tables of R `rows` with N
+    `blocks` of `block_slots`.
+    """
 
     tokens: int
     path: int
@@ -58,7 +61,7 @@ class PackLayout:
 
     @classmethod
     def of(cls, pack: Pack) -> "PackLayout":
-        """That a pack fills."""
+        """Return the layout that a pack fills exactly."""
         rows, blocks = pack.places.tables.shape
         return cls(
             tokens=len(pack.tokens),
@@ -71,30 +74,30 @@ class PackLayout:
 
     @cached_property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of tokens, slots, rows, positions, tails, logit index, paths and tables."""
+        """Shapes of tokens, slots, rows, positions, tails, logit index, paths and tables."""
         own = *[(self.tokens,)] * 5, (self.logits,), (self.tokens, self.path)
         return *own, (self.rows, self.blocks)
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
-        """Where they begin, and the end of all."""
+        """Offsets of the arrays, and the end of the last one."""
         sizes = [-(-int(np.prod(shape)) // _ALIGNED) * _ALIGNED for shape in self.shapes]
         return tuple(int(start) for start in np.cumsum([0, *sizes]))
 
     @property
     def size(self) -> int:
-        """Numbers of the buffer."""
+        """Numbers in the buffer."""
         return self.starts[-1]
 
     def views(self, buffer: Tensor) -> list[Tensor]:
-        """The arrays in a buffer [size or more] of int32."""
+        """Return the arrays in a buffer [size or more] of int32."""
         return [
             buffer.narrow(0, start, int(np.prod(shape))).view(shape)
             for start, shape in zip(self.starts, self.shapes, strict=False)
         ]
 
     def inputs(self, buffer: Tensor, longest: int) -> PackInputs:
-        """What a forward reads from a buffer. `longest`: see `KeyPaths`."""
+        """Return the input of a forward as views of a buffer; for `longest` see `KeyPaths`."""
         tokens, slots, rows, positions, tails, logit_index, path, tables = self.views(buffer)
         paths = KeyPaths(
             rows=rows,
@@ -108,7 +111,7 @@ class PackLayout:
         return PackInputs(tokens, slots, paths, logit_index)
 
     def fill(self, host: NDArray[np.int32], pack: Pack) -> None:
-        """Writes what the host knows into a buffer of the host."""
+        """Write the arrays that the host knows into a host buffer."""
         for start, shape, values in zip(self.starts, self.shapes, pack.arrays(), strict=False):
             there = host[start : start + int(np.prod(shape))].reshape(shape)
             if isinstance(values, np.ndarray):
@@ -117,7 +120,7 @@ class PackLayout:
                 _fill(there, values.numpy())
 
     def fill_rest(self, there: Tensor, pack: Pack) -> None:
-        """Writes what the device alone knows into a buffer of the device, which holds the rest."""
+        """Write the arrays that only the device knows into a device buffer with the others."""
         for view, values in zip(self.views(there), pack.arrays(), strict=True):
             if isinstance(values, Tensor) and values.device.type != "cpu":
                 _fill_on_device(view, values)
@@ -148,5 +151,5 @@ def _fill_on_device(there: Tensor, values: Tensor) -> None:
 
 
 def buffer_on(device: torch.device, layout: PackLayout) -> Tensor:
-    """[size] int32, of any numbers."""
+    """Return [size] int32, not initialised."""
     return torch.empty(layout.size, dtype=torch.int32, device=device)

@@ -1,8 +1,8 @@
-"""PackSender: a pass's index arrays from the host to the device, in one copy.
+"""PackSender: copies a pass's index arrays from the host to the device, at once.
 
-Contract: arrays are written into a buffer of the host, copied as one, and the host goes on: the
+Contract: arrays are written into a host buffer and copied together, and the host does not wait: the
 next pass is written into another buffer. A buffer is written again only when its copy has ended
-(`modelpool.in_flight`). For CUDA buffers are pinned: a copy from other memory may wait for the
+(`modelpool.in_flight`). For CUDA, buffers are pinned: a copy from other memory may wait for the
 stream, and cannot be captured in a graph.
 """
 
@@ -15,23 +15,25 @@ from modelpool.fast.layer_reference import PackInputs
 from modelpool.fast.pack_layout import Pack, PackLayout
 from modelpool.in_flight import InFlight, Mark, Reached, mark_on
 
-# More than the passes of a cycle that begin before the host waits for one: a draft's steps.
+# More than the passes that a cycle starts before the host waits for one: a draft's steps.
 _BUFFERS = 32
 
 
 class HostMemory:
-    """Where passes to a device are written, and how they are copied."""
+    """Host memory for passes to a device, and how it is copied."""
 
     def __init__(self, device: torch.device) -> None:
         self._is_pinned = device.type != "cpu"
 
     def empty(self, size: int) -> Tensor:
-        """[size] int32, on the host."""
+        """Return [size] int32 on the host, not initialised."""
         return torch.empty(size, dtype=torch.int32, pin_memory=self._is_pinned)
 
     def copy(self, here: Tensor, there: Tensor) -> Mark:
-        """Begins to copy what `there` has room for to a device. `here` may be written again when it
-        has come to the mark."""
+        """Start to copy from `here` to the device, as much as `there` has room for.
+
+        `here` may be written again when the mark is reached.
+        """
         there.copy_(here[: len(there)], non_blocking=True)
         return mark_on(there.device)
 
@@ -42,11 +44,9 @@ class PackSender:
         self._buffers = InFlight(lambda: _Buffer(memory), _BUFFERS)
 
     def send(self, layout: PackLayout, pack: Pack, there: Tensor, longest: int) -> PackInputs:
-        """Writes a pack into `there`, a buffer of its device for the layout and no more. `longest`:
-        that kernels are to know of; the pack's own or more.
+        """Write a pack into `there`, a device buffer of exactly the layout's size.
 
-        Returns:
-            Views of `there`.
+        `longest`, for the kernels, is that of the pack or more. Returns views of `there`.
         """
         buffer = self._buffers.take()
         mark: Mark = Reached()
@@ -61,14 +61,14 @@ class PackSender:
 
 
 class _Buffer:
-    """Memory of the host that grows with what is asked for."""
+    """Host memory that grows on demand."""
 
     def __init__(self, memory: HostMemory) -> None:
         self._memory = memory
         self._numbers: tuple[Tensor, NDArray[np.int32]] | None = None
 
     def numbers(self, size: int) -> tuple[Tensor, NDArray[np.int32]]:
-        """[size or more], twice the same memory."""
+        """Return the same memory, [size or more], as a tensor and as an array."""
         if self._numbers is None or len(self._numbers[0]) < size:
             numbers = self._memory.empty(1 << (size - 1).bit_length())
             self._numbers = numbers, numbers.numpy()

@@ -1,8 +1,8 @@
 """Linear layers whose weights are in 4 or 8 bits, for the CPU.
 
-Contract: a row has the same bits whatever the kernel, the rows beside it, and the threads
-(`modelpool/kernels/linear.c`). Without kernels, or with some that compute something else, weights
-are rounded to int8 (`Int8Weight`).
+Contract: a row has the same bits for any kernel, any rows beside it, and any number of threads
+(`modelpool/kernels/linear.c`). Without kernels, or if they compute something else, weights are
+rounded to int8 (`Int8Weight`).
 """
 
 import ctypes
@@ -25,12 +25,11 @@ from modelpool.kernels.library import LayerWeight, LinearKernels, linear_kernels
 logger = logging.getLogger(__name__)
 
 _PANEL = 32  # outputs
-_ALIGNED = 64  # bytes, and inputs of a layer
+_ALIGNED = 64  # bytes of memory, and inputs of a layer
 
 
 class PanelWeight:
-    """The weights of one layer, or of several side by side, as the kernels read them: in panels of
-    32 outputs."""
+    """Weights of one layer, or of several side by side, in the kernels' panels of 32 outputs."""
 
     def __init__(
         self,
@@ -41,28 +40,30 @@ class PanelWeight:
         form: Mapping[str, int],
         packed: Mapping[str, Tensor],
     ) -> None:
-        """
+        """Describe the weights to the library.
+
         Args:
-            given: inputs.
-            units: [out] float32, a level's worth.
+            given: number of inputs.
+            units: [out] float32, the value of one level.
             bias: [out].
+            kernels: the library's kernels.
             form: facts of the whole weight, by their names in the library.
-            packed: what the panels hold, which are full, by its name in the library, in `_memory`.
+            packed: contents of full panels, by their names in the library, in `_memory`.
         """
         self.in_features, self.out_features = given, len(units)
         self._kernels, self.others = kernels, list[PanelWeight]()
-        outputs = -len(units) % _PANEL  # that are missing in the last panel
+        outputs = -len(units) % _PANEL  # missing in the last panel
         parts = dict(packed)
         parts["units"] = F.pad(units / INT8_LEVELS, (0, outputs))
         if bias is not None:
             parts["bias"] = F.pad(bias.detach().float(), (0, outputs))
-        self._parts = parts  # whose memory the kernels read
+        self._parts = parts  # the kernels read their memory
         pointers = {name: each.data_ptr() for name, each in parts.items()}
         sizes = {"inputs": given + _missing(given), "given": given, "outputs": len(units)}
         self.described = LayerWeight(**pointers, **sizes, **form)  # for the library
 
     def rows(self, ids: Tensor) -> Tensor:
-        """[n] int64, below `out_features`, to the weights of these outputs [n, in] float32."""
+        """Map ids [n], int64 below `out_features`, to weights of these outputs [n, in] float32."""
         ids, y = ids.contiguous(), torch.empty(len(ids), self.in_features)
         self._kernels.library.sr_rows(
             ctypes.byref(self.described), ids.data_ptr(), len(ids), y.data_ptr()
@@ -70,7 +71,7 @@ class PanelWeight:
         return y
 
     def followed_by(self, others: "Sequence[PanelWeight]") -> "PanelWeight":
-        """With the outputs of `others`, of the same inputs, behind its own."""
+        """Append the outputs of `others`, which have the same inputs, and return itself."""
         for one, after in pairwise((self, *others)):
             one.described.next = ctypes.addressof(after.described)
             self.out_features += after.out_features
@@ -80,9 +81,9 @@ class PanelWeight:
     def multiply(
         self, x: Tensor, dtype: torch.dtype | None = None, kernel: str | None = None
     ) -> Tensor:
-        """[..., in] to [..., out], for any leading shape; `dtype` is by default that of `x`.
+        """Map [..., in] to [..., out], for any leading shape.
 
-        Args: `kernel`: one of the library's, by name.
+        `dtype` is by default that of `x`; `kernel` is the name of one of the library's.
         """
         shape, wanted = (*x.shape[:-1], self.out_features), dtype or x.dtype
         if not x.numel():
@@ -97,11 +98,14 @@ class PanelWeight:
 
 
 class BlockWeight(PanelWeight):
-    """Weights in blocks as they are. Activations have a scale for each group of 32 inputs, whose
-    sums are exact; groups are added in float32."""
+    """Weights in blocks, as they are stored.
+
+    Activations have a scale for each group of 32 inputs, whose sums are exact; groups are added in
+    float32.
+    """
 
     def __init__(self, values: BlockValues, bias: Tensor | None, kernels: LinearKernels) -> None:
-        """`bias`: [out]."""
+        """Pack the blocks; `bias` is [out]."""
         outputs, given = values.numbers.shape
         more, missing = -outputs % _PANEL, _missing(given)
         groups = (given + missing) // GROUP
@@ -123,11 +127,13 @@ class BlockWeight(PanelWeight):
 
 
 class Int8PanelWeight(PanelWeight):
-    """Weights of W8A8 checkpoints for the same kernels, which are exact also where oneDNN is not:
-    activations have a scale for each row."""
+    """Weights of W8A8 checkpoints, with a scale for each row of activations.
+
+    The kernels are also exact on CPUs where oneDNN is not.
+    """
 
     def __init__(self, values: Int8Values, bias: Tensor | None, kernels: LinearKernels) -> None:
-        """`bias`: [out]."""
+        """Pack the levels; `bias` is [out]."""
         numbers = values.levels.view(torch.uint8) ^ BYTES_ZERO
         super().__init__(
             numbers.shape[1],
@@ -145,7 +151,7 @@ def _missing(inputs: int) -> int:
 
 @cache
 def exact_kernels() -> LinearKernels | None:
-    """Of this process; None: there are none that have int8's bits."""
+    """Return the kernels of this process; None if there are none with int8's bits."""
     found = linear_kernels()
     if found is None or is_exact(found):
         return found
@@ -154,9 +160,11 @@ def exact_kernels() -> LinearKernels | None:
 
 
 def is_exact(kernels: LinearKernels) -> bool:
-    """Does the kernel in use compute what whole numbers say, to the bit what plain C computes, for
-    few rows and for many?"""
-    with cpu_threads(1):  # as in `int8_refusal`: whoever asks must not come to have workers
+    """Return whether the kernel in use gives plain C's bits, and these are right.
+
+    Both are tried with few rows and with many; plain C is compared with exact sums of integers.
+    """
+    with cpu_threads(1):  # as in `int8_refusal`: the calling thread must not get workers
         for weight, x, expected in _trials(kernels):
             plain = weight.multiply(x, kernel="plain")
             if not torch.allclose(plain, expected, rtol=1e-4, atol=1e-4 * float(expected.std())):
@@ -169,7 +177,7 @@ def is_exact(kernels: LinearKernels) -> bool:
 
 
 def _trials(kernels: LinearKernels) -> Iterator[tuple[PanelWeight, Tensor, Tensor]]:
-    """Weights, some rows, and what comes of them by whole numbers."""
+    """Yield weights, some rows, and the expected products."""
     draws = torch.Generator().manual_seed(0)
     values = Int8Values.of(torch.randn(70, 100, generator=draws))
     x = torch.randn(33, 100, generator=draws)
@@ -189,13 +197,13 @@ def _trials(kernels: LinearKernels) -> Iterator[tuple[PanelWeight, Tensor, Tenso
 
 
 def quantised_refusal() -> str | None:
-    """Why this CPU can serve neither int8 nor int4, or None."""
+    """Return why this CPU can serve neither int8 nor int4, or None if it can."""
     reason = int8_refusal()
     return None if reason is None or exact_kernels() is not None else reason
 
 
 def _packed(numbers: Tensor, bits: int, kernels: LinearKernels) -> dict[str, Tensor]:
-    """[out, in] uint8 as the kernels have them, by their names: see `Weight` of linear.c."""
+    """Pack [out, in] uint8 for the kernels, by their names (see `Weight` of linear.c)."""
     outputs, given = numbers.shape
     count = (outputs + -outputs % _PANEL) * (given + _missing(given))
     names = ("bytes",) if bits == 8 else ("nibbles", "fifths", "sixths")[: bits - 3]
@@ -206,19 +214,19 @@ def _packed(numbers: Tensor, bits: int, kernels: LinearKernels) -> dict[str, Ten
 
 
 def _by_panel(of_groups: Tensor) -> Tensor:
-    """[out, groups] to [panels, groups, 32]."""
+    """Rearrange [out, groups] to [panels, groups, 32]."""
     panels = of_groups.reshape(len(of_groups) // _PANEL, _PANEL, -1)
     return panels.transpose(1, 2).contiguous()
 
 
 def _aligned(tensor: Tensor) -> Tensor:
-    """A copy of its bytes."""
+    """Copy a tensor's bytes into `_memory`."""
     plain = tensor.view(torch.uint8).flatten()
     return _memory(len(plain)).copy_(plain)
 
 
 def _memory(size: int) -> Tensor:
-    """So many bytes, from a multiple of 64 on, and behind them what kernels fetch ahead."""
+    """Return `size` bytes from a multiple of 64 on, followed by bytes that kernels prefetch."""
     memory = torch.empty(size + _ALIGNED, dtype=torch.uint8)
     start = -memory.data_ptr() % _ALIGNED
     return memory[start : start + size]

@@ -1,10 +1,10 @@
-"""Linear layers in int8 and int4, in the place of a model's own, on the CPU.
+"""Linear layers in int8 and int4, which replace a model's own on the CPU.
 
 Contract: see `Int8Weight`. Layers that read the same input (query, key and value; gate and up) may
-come to share one product (`fast.joined`); each of them alone then computes all and keeps its part.
+share one product (`fast.joined`); each of them alone then computes all outputs and keeps its part.
 
-With `int4` a layer whose weights 4 bits hold badly is in int8, and so is the head, whose error no
-later layer makes good. Blocks of a GGUF file are kept as they are where there are kernels for them.
+With `int4`, a layer that loses too much in 4 bits is in int8, and so is the head, whose error no
+later layer corrects. Blocks of a GGUF file are kept as they are if there are kernels for them.
 Routers and gates of one number stay plain, unless the checkpoint has them in so few bits.
 """
 
@@ -30,19 +30,19 @@ from modelpool.fast.linear import is_hooked
 from modelpool.fast.panels import BlockWeight, Int8PanelWeight, PanelWeight, exact_kernels
 from modelpool.kernels.library import LinearKernels
 
-ARITHMETIC = 9  # raised when the same weights give other texts
+ARITHMETIC = 9  # to be raised when the same weights give other texts
 
 
-Values = Int8Values | BlockValues  # what a checkpoint has of a weight
+Values = Int8Values | BlockValues  # a weight as the checkpoint stores it
 Stored = Int8Values | StoredBlocks  # the same, before it is read
 QuantisedWeight = Int8Weight | PanelWeight
 
-# Of weights in int4: of normally distributed ones 0.08, of those with heavy tails more.
+# Limit for int4: normally distributed weights have 0.08, those with heavy tails more.
 _MOST_ERROR = 0.1
 
 
 class QuantisedLinear(nn.Module):
-    """A linear layer in int8 or int4: the outputs from `start` on of a weight that it may share."""
+    """A linear layer in int8 or int4: the outputs from `start` on of a weight it may share."""
 
     def __init__(
         self,
@@ -53,11 +53,16 @@ class QuantisedLinear(nn.Module):
         is_tied: bool,
         rounding: tuple[KeptWeights, float] | None = None,
     ) -> None:
-        """
+        """Use outputs of a quantised weight.
+
         Args:
-            bias: its part of the weight's.
+            weight: the quantised weight.
+            start: its first output that belongs to the layer.
+            out_features: number of the layer's outputs.
+            bias: the layer's part of the weight's bias.
             is_tied: an embedding keeps the plain weight.
-            rounding: to what, and its relative error; None where the checkpoint has the weight so.
+            rounding: the format it was rounded to, and its relative error; None if the checkpoint
+                has the weight in that format.
         """
         super().__init__()
         self.roundings = [] if rounding is None else [rounding]
@@ -67,21 +72,21 @@ class QuantisedLinear(nn.Module):
         self.shared, self._start = weight, start
 
     def share(self, weight: QuantisedWeight, start: int) -> None:
-        """Lets its own weight go for one that has the same outputs from `start` on."""
+        """Replace its own weight by one that has the same outputs from `start` on."""
         self.shared, self._start = weight, start
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., in_features] to [..., out_features], for any leading shape."""
+        """Map [..., in_features] to [..., out_features], for any leading shape."""
         return self.shared.multiply(x).narrow(-1, self._start, self.out_features)
 
 
 class QuantisedEmbedding(nn.Module):
-    """An embedding whose rows are the outputs of a weight in panels, which a tied head shares."""
+    """An embedding whose rows are outputs of a weight in panels, which a tied head shares."""
 
     max_norm = None
 
     def __init__(self, weight: PanelWeight, plain: nn.Embedding) -> None:
-        """`plain`: in whose place it stands; its weight may be on the device `meta`."""
+        """Replace `plain`, whose weight may be on the device `meta`."""
         super().__init__()
         self.num_embeddings, self.embedding_dim = plain.num_embeddings, plain.embedding_dim
         self.hidden_parameters = self.num_embeddings * self.embedding_dim
@@ -90,11 +95,11 @@ class QuantisedEmbedding(nn.Module):
             self.embed_scale = plain.embed_scale
 
     def rows(self, ids: Tensor) -> Tensor:
-        """[n] int64 to [n, embedding_dim] float32, not scaled."""
+        """Map [n] int64 to [n, embedding_dim] float32, not scaled."""
         return self.shared.rows(ids)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """[...] to [..., embedding_dim] in the model's dtype."""
+        """Map [...] to [..., embedding_dim] in the model's dtype."""
         found = self.rows(ids.flatten()).to(self._dtype).view(*ids.shape, -1)
         if hasattr(self, "embed_scale"):
             found = found * torch.as_tensor(self.embed_scale).to(self._dtype)
@@ -102,7 +107,7 @@ class QuantisedEmbedding(nn.Module):
 
 
 def embedded(embedding: nn.Module, tokens: Tensor, dtype: torch.dtype) -> Tensor:
-    """[T] to [T, hidden] in `dtype`, not scaled."""
+    """Map tokens [T] to [T, hidden] in `dtype`, not scaled."""
     if isinstance(embedding, QuantisedEmbedding):
         return embedding.rows(tokens).to(dtype)
     weight = embedding.weight
@@ -111,8 +116,10 @@ def embedded(embedding: nn.Module, tokens: Tensor, dtype: torch.dtype) -> Tensor
 
 
 def quantise_embeddings(model: Any, stored: Mapping[str, StoredBlocks]) -> None:
-    """Keeps embeddings of `model`, by name, in blocks, in place, once its linear layers are
-    quantised. A head of the same blocks shares the first one's."""
+    """Replace embeddings of `model`, by name, with the checkpoint's blocks, in place.
+
+    Its linear layers are quantised already. A tied head shares its weight with the first embedding.
+    """
     kernels, head, first = exact_kernels(), _head(model), model.get_input_embeddings()
     assert kernels is not None, "there are blocks only with kernels"
     is_tied = isinstance(head, QuantisedLinear) and head.hidden_parameters == 0
@@ -135,24 +142,25 @@ def quantise_linears(
     weights: KeptWeights = "int8",
     in_int8: Collection[str] = (),
 ) -> list[str]:
-    """Replaces, in place, the linear layers of `model`; the names of those that it cannot.
+    """Quantise the linear layers of `model` in place; return the names of those that it cannot.
 
-    The plain weights of a module's layers are let go before the next module's are quantised;
+    The plain weights of a module's layers are freed before the next module's are quantised;
     `stored` ones may be on the device `meta`. An embedding that shares a weight keeps it.
 
     Args:
+        model: the model.
         stored: weights that the checkpoint has in int8 or in blocks, by the layer's name. They are
             taken as they are.
         only_stored: other layers stay as they are.
-        weights: `int4`: in 4 bits, but for the head and for layers that these hold badly.
+        weights: `int4`: in 4 bits, except for the head and for layers that lose too much.
         in_int8: names of more layers that are not in 4 bits.
     """
     given = stored or {}
     embeddings = {id(each.weight) for each in model.modules() if isinstance(each, nn.Embedding)}
     head, experts = _head(model), expert_count(getattr(model, "config", None))
-    done: dict[nn.Module, QuantisedLinear] = {}  # one layer may stand in several places
+    done: dict[nn.Module, QuantisedLinear] = {}  # one layer may be used in several places
     left: list[str] = []
-    exact_kernels()  # found once, and not by several threads
+    exact_kernels()  # found here once, and not by several threads
     is_inference = torch.is_inference_mode_enabled()
 
     def replaced(name: str, layer: nn.Module) -> QuantisedLinear:
@@ -185,14 +193,14 @@ def quantise_linears(
 
 
 def give_back_freed() -> None:
-    """Has glibc return what was freed: a model's many copies leave pieces that it would keep."""
+    """Make glibc return freed memory: a model's many copies leave pieces that it would keep."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def roundings(model: nn.Module) -> dict[KeptWeights, list[float]]:
-    """The relative errors of weights that were rounded, by what to."""
+    """Return the relative errors of rounded weights, by their format."""
     found = dict[KeptWeights, list[float]]()
     for module in model.modules():
         for kept, error in getattr(module, "roundings", ()):
@@ -203,7 +211,7 @@ def roundings(model: nn.Module) -> dict[KeptWeights, list[float]]:
 def _replaced(
     layer: nn.Module, kept: Stored | None, is_tied: bool, in_int4: bool
 ) -> QuantisedLinear:
-    """Of a layer, which loses its weight. `kept`: what the checkpoint has of it."""
+    """Return a layer's replacement; the layer loses its weight, `kept` is the checkpoint's."""
     bias = layer.bias.detach() if isinstance(layer.bias, Tensor) else None
     plain = _weight(layer).detach()
     value = kept.read()[0] if isinstance(kept, StoredBlocks) else kept
@@ -218,12 +226,11 @@ def _replaced(
 def weight_of(
     plain: Tensor, value: Values | None, bias: Tensor | None, in_int4: bool
 ) -> tuple[QuantisedWeight, tuple[KeptWeights, float] | None]:
-    """A weight [out, in] as the checkpoint has it, in int4 where that is asked and holds it well,
-    else in int8; and its rounding, as `QuantisedLinear` has it.
+    """Return a weight [out, in] in its final format, and its rounding.
 
-    Args:
-        value: what the checkpoint has of it. With kernels the plain one is not read then.
-        bias: [out].
+    The format is the checkpoint's, or int4 if that is requested and accurate enough, else int8. The
+    rounding is as in `QuantisedLinear`. `value` is the checkpoint's form of the weight; with
+    kernels, `plain` is not read then. `bias` is [out].
     """
     kernels = exact_kernels()
     kept, rounding = _kept(plain, value, in_int4, kernels is not None)
@@ -236,8 +243,10 @@ def weight_of(
 
 
 def chained(weights: Sequence[QuantisedWeight]) -> QuantisedWeight:
-    """All outputs of weights of the same inputs, which are all in panels or none; in the place of
-    the first."""
+    """Join weights of the same inputs in the first one, which then has all outputs.
+
+    All of them are in panels, or none is.
+    """
     first, *others = cast(Any, weights)
     return cast(QuantisedWeight, first.followed_by(others) if others else first)
 
@@ -245,7 +254,7 @@ def chained(weights: Sequence[QuantisedWeight]) -> QuantisedWeight:
 def _kept(
     plain: Tensor, value: Values | None, in_int4: bool, has_kernels: bool
 ) -> tuple[Values, tuple[KeptWeights, float] | None]:
-    """A weight, and what rounding it changed."""
+    """Return a weight in its final format, and its rounding."""
     if value is not None and (has_kernels or isinstance(value, Int8Values)):
         return value, None
     if in_int4 and has_kernels:
@@ -258,9 +267,11 @@ def _kept(
 
 
 def int8_kernels() -> LinearKernels | None:
-    """For W8A8 checkpoints. None: oneDNN, which sums exactly and is as fast. With AVX-512 and
-    without AMX the kernels take 0.4 to 0.6 of its time for 1 to 8 rows, as long for 64, and 1.1
-    times as long for 512 (two threads)."""
+    """Return the kernels for W8A8 checkpoints, or None where oneDNN is exact and as fast.
+
+    With AVX-512 and without AMX the kernels take 0.4 to 0.6 of its time for 1 to 8 rows, as long
+    for 64, and 1.1 times as long for 512 (two threads).
+    """
     kernels = exact_kernels()
     is_faster = kernels is not None and kernels.name == "avx512-vnni" and not has_amx()
     return kernels if is_faster or int8_refusal() is not None else None
@@ -287,6 +298,6 @@ def _outputs(layer: nn.Module) -> int:
 
 
 def _weight(layer: nn.Module) -> Tensor:
-    """[out, in]; GPT-2's layers keep it the other way round."""
+    """Return the weight [out, in]; GPT-2's layers keep it transposed."""
     assert isinstance(layer.weight, Tensor)
     return layer.weight.t() if isinstance(layer, Conv1D) else layer.weight

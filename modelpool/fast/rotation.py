@@ -1,9 +1,9 @@
-"""Rotation: how a layer turns its queries and keys by their positions.
+"""Rotation: how a layer rotates its queries and keys by their positions.
 
-Contract: a model's own rotary embedding computes the angles. What is done with them differs: halves
-of a head are turned, or pairs of neighbours; all of a head, or its first numbers; products are
-rounded to the model's dtype before they are added, or not. `candidates` are tried in turn by
-`model_shape`, which compares bits.
+Contract: a model's own rotary embedding computes the angles. Their use differs: halves of a head
+are rotated, or pairs of neighbours; all of a head, or its first numbers; products are rounded to
+the model's dtype before they are added, or not. `candidates` are tried in turn by `model_shape`,
+which compares bits.
 """
 
 import itertools
@@ -17,24 +17,25 @@ from torch.overrides import TorchFunctionMode
 
 from modelpool.fast.trigonometry import cosine, sine
 
-_MOST_KEPT = 2**24  # cosines of a rotation: of heads of 128 those of 131,072 positions
+_MOST_KEPT = 2**24  # cosines of a rotation: for heads of 128 those of 131,072 positions
 
 Table = tuple[Tensor, ...]  # cosines and signed sines, [T, 1, size] each; () without a rotation
 Arithmetic = Literal["own", "wide", "float"]
-Turn = Callable[..., Tensor]  # of queries and keys [T, heads, head_dim] and a table
+Turn = Callable[..., Tensor]  # takes queries and keys [T, heads, head_dim] and a table
 
 
 @dataclass(frozen=True)
 class Rotation:
-    """
+    """A form of rotary embedding.
+
     Attributes:
-        pairs: each number is turned with its neighbour; else halves with one another.
-        repeated: of the angles that the embedding gives, the first half are those of pairs, or all
-            are those of half of the numbers.
+        pairs: each number is rotated with its neighbour; else halves with one another.
+        repeated: with `pairs`, the first half of the embedding's angles are those of the pairs;
+            else all of them are those of half of the numbers.
         arithmetic: `own`: products are rounded before they are added; `wide`: sums are, in the
-            wider of both dtypes; `float`: queries and keys are brought to float32 before.
-        size: numbers of a head that are turned, the first ones.
-        embedding: what the rotary embedding is given beside positions, such as a kind of layer.
+            wider of both dtypes; `float`: queries and keys are converted to float32 before.
+        size: number of a head's first numbers that are rotated.
+        embedding: arguments of the rotary embedding besides positions, such as a kind of layer.
     """
 
     pairs: bool
@@ -44,8 +45,10 @@ class Rotation:
     embedding: tuple[Any, ...] = ()
 
     def table(self, cos: Tensor, sin: Tensor, positions: Tensor) -> Table:
-        """Of what the rotary embedding gives, [1, T, size], for positions [T]; `sin` is changed in
-        place."""
+        """Return the table for the embedding's output, [1, T, size], and positions [T].
+
+        `sin` is changed in place.
+        """
         cos, sin = cos[0].unsqueeze(1), sin[0].unsqueeze(1)
         half = self.size // 2
         if self.repeated and self.pairs:
@@ -57,7 +60,7 @@ class Rotation:
         return cos, sin
 
     def operator(self, head_dim: int, is_lean: bool = False) -> Turn:
-        """Turns queries and keys as transformers rounds it; `is_lean`: in fewer operators."""
+        """Return the rotation with transformers' rounding; `is_lean`: in fewer operators."""
         multiply, half = _lean if is_lean else _ARITHMETIC[self.arithmetic], self.size // 2
 
         def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -73,11 +76,12 @@ class Rotation:
 
 @dataclass(frozen=True)
 class TunedRotation(Rotation):
-    """Queries become larger with their position, as Llama 4 has it.
+    """A rotation that also scales queries up with their position, as in Llama 4.
 
     Attributes:
-        beta, original: how fast, and how many positions each step has.
-        heads: of queries.
+        beta: rate of the growth.
+        original: number of positions in each step.
+        heads: number of query heads.
     """
 
     beta: float = 0.0
@@ -103,11 +107,10 @@ class TunedRotation(Rotation):
 def candidates(
     angles: int, embedding: tuple[Any, ...], ropes: Mapping[str, Any], heads: int
 ) -> Iterator[Rotation]:
-    """Of an embedding that was given `embedding` and gave so many angles.
+    """Yield the possible rotations for an embedding that gave `angles` angles.
 
-    Args:
-        ropes: the configuration's.
-        heads: of queries.
+    `embedding` has its further arguments, `ropes` is the configuration's `rope_parameters`, and
+    `heads` is the number of query heads.
     """
     for arithmetic in _ARITHMETIC:
         for pairs, repeated in itertools.product((False, True), repeat=2):
@@ -121,11 +124,10 @@ def candidates(
 
 
 def rotation_table(rotation: Rotation, rotary: Any, like: Tensor, positions: int) -> Tensor:
-    """[positions, 2, 1, size] cosines and signed sines, in the dtype and on the device of `like`;
-    whatever else a rotation has behind them.
+    """Return cosines and signed sines, [positions, 2, 1, size], for positions from 0 on.
 
-    Args:
-        rotary: the model's rotary embedding.
+    They have the dtype and the device of `like`. Further parts of a rotation's table follow them.
+    `rotary` is the model's rotary embedding.
     """
     return torch.stack(_angles(rotation, rotary, like, torch.arange(positions)), dim=1)
 
@@ -133,7 +135,7 @@ def rotation_table(rotation: Rotation, rotary: Any, like: Tensor, positions: int
 def angles_of(
     rotation: Rotation, rotary: Any, like: Tensor, positions: int
 ) -> Callable[[Tensor], Table]:
-    """From positions [T] to their angles, which are kept for all where that is not too much."""
+    """Return a function from positions [T] to angles, with a table unless it is too large."""
     if positions * rotation.size > _MOST_KEPT:
         return lambda index: _angles(rotation, rotary, like, index)
     table = rotation_table(rotation, rotary, like, positions)
@@ -141,9 +143,11 @@ def angles_of(
 
 
 class OwnFrequencies(TorchFunctionMode):
-    """Within it, a model is made whose rotary embedding turns by the same frequencies on every CPU:
-    torch's vectorised powers have other bits on some. Powers of a number are computed in float64,
-    one by one, and rounded once."""
+    """Mode in which models are made whose rotary frequencies are the same on every CPU.
+
+    torch's vectorised powers have other bits on some CPUs. Here powers of a number are computed in
+    float64, one by one, and rounded once.
+    """
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -158,7 +162,7 @@ class OwnFrequencies(TorchFunctionMode):
 
 
 class _OwnTrigonometry(TorchFunctionMode):
-    """Within it, bits of cosines and sines depend on no CPU."""
+    """Mode in which cosines and sines have the same bits on every CPU."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -178,11 +182,11 @@ def _angles(rotation: Rotation, rotary: Any, like: Tensor, positions: Tensor) ->
 
 
 def _of_first(size: int, turn: Turn) -> Turn:
-    """Of the first numbers of a head; the others stay."""
+    """Rotate only the first numbers of a head."""
     return lambda x, *table: torch.cat((turn(x[..., :size], *table), x[..., size:]), dim=-1)
 
 
-# `other`: a copy of what each number is turned with.
+# `other` is a copy of the numbers that each number is rotated with.
 def _own(x: Tensor, other: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (x * cos).add_(other.mul_(sin))
 

@@ -1,9 +1,9 @@
-"""In which order oneDNN sums a packed product, found by trial.
+"""The order in which oneDNN sums a packed product, found by trial.
 
 Contract: a row's bits depend on the order in which its products are summed, which oneDNN chooses by
-the sizes of a product, its rows and the threads. Trials are on sums of pairs that cancel out: what
-is left of them is rounding, which the least change of the order moves. Sums of random numbers hide
-most changes, once they are rounded to bfloat16. Each trial is made once in a process.
+the sizes of a product, its rows and the threads. Trials use sums of pairs that cancel out: the
+remainder is rounding error, which changes with the smallest change of the order. Sums of random
+numbers hide most changes once they are rounded to bfloat16. Each trial is made once in a process.
 """
 
 from functools import cache
@@ -11,27 +11,27 @@ from functools import cache
 import torch
 from torch import Tensor
 
-_ROWS_HINT = 16  # for how many rows oneDNN chooses the layout; it serves any number
-_COUNTS = (1, 2, 3, 4, 5, 8, 15, 16, 17, 24, 32)  # of rows that are tried
-_LEAST = (1, 2, 4, 8, 16)  # of rows from which on a row may have the same bits
-_KINDS = 64  # of weight rows in a trial, repeated
+_ROWS_HINT = 16  # oneDNN chooses the layout for this many rows; it works for any number
+_COUNTS = (1, 2, 3, 4, 5, 8, 15, 16, 17, 24, 32)  # numbers of rows that are tried
+_LEAST = (1, 2, 4, 8, 16)  # possible results of `least_rows`
+_KINDS = 64  # different weight rows in a trial, which are repeated
 
 
 def pack(weight: Tensor) -> Tensor:
-    """A weight [out, in] in oneDNN's layout."""
+    """Return a weight [out, in] in oneDNN's layout."""
     with torch.no_grad():
         packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS_HINT)
     return packed
 
 
 def product(x: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
-    """[..., in] to [..., out], as oneDNN sums it."""
+    """Map [..., in] to [..., out], as oneDNN sums it."""
     y: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
     return y
 
 
 def cancelling(rows: int, inputs: int, outputs: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Rows [rows, inputs] and a weight [outputs, inputs] whose products all sum up to zero."""
+    """Return rows [rows, inputs] and a weight [outputs, inputs] whose products sum to zero."""
     chance, half = torch.Generator().manual_seed(0), inputs // 2
     other = torch.randperm(half, generator=chance)
     weight = torch.randn(min(outputs, _KINDS), half, generator=chance)
@@ -45,10 +45,9 @@ def cancelling(rows: int, inputs: int, outputs: int, dtype: torch.dtype) -> tupl
 
 @cache
 def least_rows(inputs: int, outputs: int, dtype: torch.dtype, threads: int) -> int:
-    """From how many rows on each is summed in one order.
+    """Return the number of rows from which on each row is summed in one order.
 
-    Args:
-        threads: those that torch is set to now.
+    `threads` is the number that torch is set to now.
     """
     x, weight = cancelling(max(_COUNTS), inputs, outputs, dtype)
     with torch.inference_mode():

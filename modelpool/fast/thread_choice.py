@@ -1,9 +1,9 @@
-"""How many CPU threads a model's forwards have while other programs want the same cores.
+"""ThreadChoice: the CPU threads of a model's forwards while other programs use the same cores.
 
-Contract: with as many threads as cores, every one of a forward's barriers waits for the thread that
-has no core just now: with one busy program beside, two threads take some ten times as long as one.
-So while other programs use the cores, one thread is tried now and then, and used where it is
-faster. On cores of its own a model has all its threads, and nothing is measured.
+Contract: with as many threads as cores, each of a forward's barriers waits for the thread that has
+no core at the moment: beside one busy program, two threads take some ten times as long as one. So
+while other programs use the cores, one thread is tried now and then, and used if it is faster. On
+cores of its own a model has all its threads, and nothing is measured.
 
 Forwards are compared with others of the same moment, not with the fastest ever: a service that
 starts beside a busy program has no such time.
@@ -21,18 +21,20 @@ from modelpool.fast.cpu import cpu_threads
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S = 0.25  # between two looks at the cores
-_BUSY, _FREE = 0.4, 0.2  # cores beyond those that are left over, from which and to which on
-_ENOUGH = 2  # forwards of about a size with one thread and with all, to compare the two
+_LOOK_S = 0.25  # between two measurements of the cores
+_BUSY, _FREE = 0.4, 0.2  # used cores beyond the spare ones: from here busy, from here free again
+_ENOUGH = 2  # forwards of similar size with one thread, and with all, for a comparison
 _COMPARE_AGAIN_S = 30.0
 
-# Seconds that all programs have used of this one's cores, and those of this one; None if unknown.
+# CPU seconds of all programs on this one's cores, and of this one; None if unknown.
 Usage = Callable[[], tuple[float, float] | None]
 
 
 class OtherPrograms:
-    """How many of the cores that this process may use others use. Not exact: where threads race,
-    one of them looks twice."""
+    """Measurement of how many of this process's cores other programs use.
+
+    It is not exact: if threads race, one of them measures twice.
+    """
 
     def __init__(
         self, usage: Usage | None = None, clock: Callable[[], float] = time.monotonic
@@ -42,7 +44,10 @@ class OtherPrograms:
         self._cores = 0.0
 
     def cores(self) -> float:
-        """In the mean of the last quarter of a second or longer, until now or shortly before."""
+        """Return the mean number of cores in the last quarter of a second or longer.
+
+        The interval ends now or shortly before.
+        """
         now_s = self._clock()
         elapsed_s = now_s - self._looked_s
         if self._before is not None and elapsed_s >= _LOOK_S:
@@ -55,12 +60,12 @@ class OtherPrograms:
 
 
 class ThreadChoice:
-    """Of one model. Not thread-safe: a model runs one forward at a time.
+    """Choice of the threads of one model; not thread-safe, as a model runs one forward at a time.
 
     Args:
-        most: the threads that it has on cores of its own.
-        cores: that this process may use.
-        most_tokens: of a pack that may have one thread; larger ones always have all.
+        most: threads of the model on cores of its own.
+        cores: cores that this process may use.
+        most_tokens: most tokens of a pack that may have one thread; larger ones always have all.
     """
 
     def __init__(
@@ -76,16 +81,16 @@ class ThreadChoice:
         self._name, self._most, self._others, self._clock = name, most, others, clock
         self._left_over = max(0, (cores or _core_count()) - most)
         self._most_tokens = most_tokens
-        self._is_busy = False  # are there others?
-        self._has_one = False  # was one thread faster?
+        self._is_busy = False  # other programs use the cores
+        self._has_one = False  # one thread was faster
         self._compared_s = 0.0
         self._count = 0
-        # ms, by the power of two of the tokens, and whether it was one thread.
+        # Times in ms, by the power of two of the tokens, and by whether one thread was used.
         self._times: dict[tuple[int, bool], deque[float]] = {}
 
     @contextmanager
     def chosen(self, tokens: int) -> Iterator[None]:
-        """Around a forward of so many tokens."""
+        """Set the threads for a forward of `tokens` tokens, in a context."""
         is_small = tokens <= self._most_tokens
         threads = self.threads() if is_small else self._most
         is_compared = is_small and self._is_busy and not self._has_one
@@ -96,7 +101,7 @@ class ThreadChoice:
             self.took(tokens, threads, (self._clock() - began_s) * 1000)
 
     def threads(self) -> int:
-        """For the next forward that may have one."""
+        """Return the threads of the next forward that may have one."""
         beyond = self._others.cores() - self._left_over
         was_busy, self._is_busy = self._is_busy, beyond > (_FREE if self._is_busy else _BUSY)
         if not self._is_busy:
@@ -111,7 +116,7 @@ class ThreadChoice:
         return 1 if self._count % 2 else self._most
 
     def took(self, tokens: int, threads: int, ms: float) -> None:
-        """Tells how long a forward took while it is not known which threads are faster."""
+        """Record the time of a forward while the faster number of threads is not known."""
         size = tokens.bit_length()
         times = self._times.setdefault((size, threads == 1), deque(maxlen=_ENOUGH))
         times.append(ms)
@@ -131,7 +136,7 @@ def _core_count() -> int:
 
 
 def _usage() -> tuple[float, float] | None:
-    """By Linux' account in /proc/stat, which counts hundredths of a second."""
+    """Return the usage from Linux' /proc/stat, which counts hundredths of a second."""
     try:
         names = {f"cpu{core}" for core in os.sched_getaffinity(0)}
         with open("/proc/stat", encoding="ascii") as file:

@@ -1,9 +1,9 @@
 """Cosines and sines with the same bits on every CPU.
 
-Contract: what is computed is float64, by additions and multiplications alone, which IEEE 754
-defines to the bit, and is rounded once. torch takes them from a math library, which has other bits
-on other CPUs. Angles are reduced by pi/2 in three parts of 33 bits, as fdlibm does: exact up to
-2**20 quarter turns, which are 1.6 million positions. Taylor's series end below 1e-16.
+Contract: everything is computed in float64, by additions and multiplications alone, which IEEE 754
+defines to the bit, and is rounded once. torch uses a math library, which has other bits on other
+CPUs. Angles are reduced by pi/2 in three parts of 33 bits, as in fdlibm: exact up to 2**20 quarter
+turns, which are 1.6 million positions. Taylor's series end below 1e-16.
 """
 
 import math
@@ -14,21 +14,21 @@ from torch import Tensor
 _HALF_PI = (1.57079632673412561417, 6.07710050630396597660e-11, 2.02226624871116645580e-21)
 _SINE = tuple((-1) ** n / math.factorial(2 * n + 1) for n in range(9))
 _COSINE = tuple((-1) ** n / math.factorial(2 * n) for n in range(9))
-_AT_ONCE = 2**15  # numbers: intermediate results stay in the CPU's cache
+_AT_ONCE = 2**15  # numbers, so that intermediate results stay in the CPU's cache
 
 
 def cosine(angles: Tensor) -> Tensor:
-    """In radians, float32 or float64, of any shape; so is the result."""
+    """Return the cosines of angles in radians, float32 or float64, of any shape."""
     return _by_parts(angles, 1)
 
 
 def sine(angles: Tensor) -> Tensor:
-    """As `cosine`."""
+    """Return the sines of angles in radians, float32 or float64, of any shape."""
     return _by_parts(angles, 0)
 
 
 def _by_parts(angles: Tensor, quarters: int) -> Tensor:
-    """Sines of angles that are so many quarter turns further."""
+    """Return the sines of angles that are advanced by `quarters` quarter turns."""
     found = torch.empty_like(angles, memory_format=torch.contiguous_format)
     flat, to = angles.flatten(), found.view(-1)
     for start in range(0, len(flat), _AT_ONCE):

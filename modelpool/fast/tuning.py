@@ -1,7 +1,7 @@
-"""What makes a member fast in its place: decided here, from what it is and where it goes.
+"""Tuning: how a model is run fast, decided from its checkpoint, its role and its device.
 
-Only a target's bits reach a caller, so its dtype is the checkpoint's where the CPU computes in it.
-Pure; the model applies it (`PackedModel.wrap`).
+Only a target's bits reach a caller, so its dtype is the checkpoint's if the CPU computes in it.
+This module is pure; the model applies the result (`PackedModel.wrap`).
 """
 
 from collections.abc import Callable
@@ -13,25 +13,25 @@ from modelpool.config import Dtype, KeptWeights, ModelConfig
 from modelpool.fast.thread_choice import OtherPrograms
 
 _HALF = ("bfloat16", "float16")
-_FLOAT32_BELOW = 8_000_000  # parameters; in bfloat16 a small model waits for conversions
-_ONE_THREAD_BELOW = 4_000_000  # parameters; small layers lose by a second thread
+_FLOAT32_BELOW = 8_000_000  # parameters; conversions slow a small model down in bfloat16
+_ONE_THREAD_BELOW = 4_000_000  # parameters; a second thread slows small layers down
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """How a loaded model is run. By default nothing is touched.
+    """Settings for running a loaded model; by default nothing is changed.
 
     Attributes:
         threads: CPU threads of its forwards; None for torch's setting when it is wrapped.
         pack_weights: lay out linear weights once where that pays (`fast.linear`).
-        lean: the short way through a decoder (`lean_forward`), or one call per RMSNorm
-            (`lean_norm`) in the others.
-        attention: the kernels that attend.
-        kv_dtype: of keys and values, if not the model's.
+        lean: use a lean forward for decoders (`lean_forward`), or one call per RMSNorm
+            (`lean_norm`) for other models.
+        attention: the attention kernels.
+        kv_dtype: dtype of keys and values, if not the model's.
         weights: `int8`, `int4`: linear layers are quantised once the model is loaded
             (`fast.quantised`).
-        others: it may have one thread while these use the cores (`thread_choice`).
-        is_target: its bits reach texts, so that it may do so only where they stay.
+        others: the model may have one thread while these use the cores (`thread_choice`).
+        is_target: its bits reach texts, so it may have one thread only if that keeps them.
     """
 
     threads: int | None = None
@@ -50,9 +50,9 @@ PLAIN = Tuning()
 def dtype_for(
     config: ModelConfig, facts: CheckpointFacts, is_target: bool, computes_in: Callable[[str], bool]
 ) -> Dtype:
-    """What `dtype: auto` means on a CPU: float32 for a half precision where that is faster.
+    """Return the dtype for `dtype: auto` on a CPU: float32 if half precision is slower.
 
-    It is for a small drafter, and for any member whose dtype the CPU has no kernels for
+    That is so for a small drafter, and for any model whose dtype the CPU has no kernels for
     (`modelpool.fast.cpu.computes_in`).
     """
     if config.dtype != "auto" or facts.is_quantized or facts.dtype not in _HALF:
@@ -76,7 +76,7 @@ def tuning_for(
     attention: AttentionBackend = PATH,
     others: OtherPrograms | None = None,
 ) -> Tuning:
-    """How a member is run. `default_threads`: torch's setting."""
+    """Return the settings of a model; `default_threads` is torch's setting."""
     is_cpu_drafter = on_cpu and not is_target
     is_small = facts.parameter_count < _ONE_THREAD_BELOW
     return Tuning(

@@ -1,1 +1,1 @@
-"""GGUF files, as llama.cpp and what is built on it write them, as checkpoints."""
+"""GGUF files, as llama.cpp and projects based on it write them, as checkpoints."""

@@ -1,7 +1,7 @@
-"""The architectures of llama.cpp that are read, and what `transformers` calls them and theirs.
+"""Supported architectures of llama.cpp, with their settings in `transformers`.
 
-Contract: a row is data: settings by their facts, and how tensors lie otherwise in the file. What a
-file does not say and its models do not share is refused.
+Contract: an entry is data: settings by their facts, and tensors that differ in the file. If a file
+lacks a setting that differs between models of the architecture, it is refused.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,23 +27,26 @@ from modelpool.gguf.rotation import (
 Config = dict[str, Any]
 _EMBEDDING = "token_embd.weight"
 _ROTATED, _NEXT = "rope.dimension_count", "nextn_predict_layers"
-_LARGEST_GEMMAS = {"gemma2": 46, "gemma3": 62}  # layers of those that scale scores otherwise
-_SOFTMAX, _SIGMOID = 1, 2  # how experts are chosen
+_LARGEST_GEMMAS = {"gemma2": 46, "gemma3": 62}  # layers of the models that scale scores differently
+_SOFTMAX, _SIGMOID = 1, 2  # functions that choose experts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """
+    """An architecture of llama.cpp.
+
     Attributes:
         kind: the model type of `transformers`.
-        facts: by setting, the fact and its default, or the type of one that must be there.
+        facts: the fact and its default by setting, or a type instead of a default if it is
+            required.
         more: settings that follow from several facts, given those that were found.
         rope: `rope_parameters`, given the size of a head.
-        has_whole_heads: keys and values are as wide, and rotated as a whole, unless it
+        has_whole_heads: keys and values are equally wide, and rotated as a whole, unless it
             `rotates_part`.
-        has_pairs: of queries and keys rotated pairs stand side by side.
-        raised: pattern of the parameters that the file has 1 added to.
-        has_experts_in_turn: the outputs of gates and of what they multiply alternate, and inputs
+        rotates_part: only a part of each head is rotated.
+        has_pairs: rotated pairs of queries and keys are adjacent.
+        raised: pattern of the parameters to which the file adds 1.
+        has_experts_in_turn: outputs of gates alternate with those that they multiply, and inputs
             come before outputs.
         rotating: tensors that are read as settings.
     """
@@ -61,7 +64,7 @@ class Architecture:
 
 
 def architecture_of(header: GgufHeader) -> tuple[str, Architecture]:
-    """Its name in llama.cpp, and what is known of it. Raises `ConfigError` for another one."""
+    """Return the name in llama.cpp and the architecture; raise `ConfigError` if it is unknown."""
     name = header.fact("general.architecture", str)
     if name not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
@@ -70,7 +73,7 @@ def architecture_of(header: GgufHeader) -> tuple[str, Architecture]:
 
 
 def config_of(header: GgufHeader) -> Config:
-    """The configuration but for ends of texts and dtype, checked against the embedding's shape."""
+    """Return the configuration without text ends and dtype; check it against the embedding."""
     name, architecture = architecture_of(header)
     facts = Facts(header, name)
     if _EMBEDDING not in header.tensors:
@@ -88,7 +91,7 @@ def config_of(header: GgufHeader) -> Config:
             raise header.error(f"{what} is {said}, and {_EMBEDDING!r} is [{rows}, {width}]")
     if blocks > len(header.tensors):
         raise facts.error("block_count", f"is {blocks}: more than there are tensors")
-    layers = blocks - facts.count(_NEXT)  # those that guess further tokens are not read
+    layers = blocks - facts.count(_NEXT)  # layers that predict further tokens are not read
     if layers < 1:
         raise facts.error(_NEXT, f"is {facts.count(_NEXT)}, of {blocks} layers")
     head = facts.size("attention.key_length", max(hidden // heads, 1))
@@ -104,7 +107,7 @@ def config_of(header: GgufHeader) -> Config:
         "rms_norm_eps": facts.number("attention.layer_norm_rms_epsilon"),
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "rope_parameters": architecture.rope(facts, head),
-        "pad_token_id": None,  # a class's own may be beyond the vocabulary
+        "pad_token_id": None,  # the default of a class may be beyond the vocabulary
     }
     rotated = head if architecture.rotates_part else facts.size(_ROTATED, head)
     is_whole = facts.size("attention.value_length", head) == rotated == head
@@ -120,7 +123,7 @@ def config_of(header: GgufHeader) -> Config:
 
 
 def _experts(facts: Facts, _: Config) -> Config:
-    """Of those that are chosen by a softmax, and share nothing."""
+    """Check that experts are chosen by a softmax, without shared ones or groups."""
     for name, served in (("gating_func", _SOFTMAX), ("shared_count", 0), ("group_count", 0)):
         if (found := facts.count(f"expert_{name}")) not in (served, 0):
             raise facts.error(f"expert_{name}", f"is {found}, which is not read")
@@ -131,11 +134,11 @@ def _experts(facts: Facts, _: Config) -> Config:
 
 
 def _normed_experts(facts: Facts, config: Config) -> Config:
-    return _experts(facts, config) | {"norm_topk_prob": True}  # as llama.cpp computes all of them
+    return _experts(facts, config) | {"norm_topk_prob": True}  # llama.cpp does so for all of them
 
 
 def _llama(facts: Facts, config: Config) -> Config:
-    """Mixtral's files are of the same architecture."""
+    """Return the settings of Mixtral for a file with experts, which has the same architecture."""
     if not facts.count("expert_count"):
         return {}
     count, used = facts.size("expert_count"), facts.size("expert_used_count")
@@ -159,14 +162,14 @@ def _gemma3(facts: Facts, config: Config) -> Config:
 
 
 def _scaled_head(facts: Facts, config: Config) -> int:
-    """By whose root scores are divided."""
+    """Return the number by whose square root scores are divided."""
     if config["num_hidden_layers"] == _LARGEST_GEMMAS[facts.architecture]:
         return int(config["hidden_size"] // config["num_attention_heads"])
     return int(config["head_dim"])
 
 
 def _gemma4(facts: Facts, config: Config) -> Config:
-    """Heads and their sizes differ by the kind of layer, and in one kind values may be keys."""
+    """Return settings of heads, which differ by the kind of layer; some have keys as values."""
     layers = config["num_hidden_layers"]
     kinds, widths = facts.windows(layers, 6), facts.of_layers("feed_forward_length", layers)
     kv_heads = facts.of_layers("attention.head_count_kv", layers)
@@ -221,7 +224,7 @@ def _gpt_oss(facts: Facts, config: Config) -> Config:
 
 
 def _mistral3(facts: Facts, config: Config) -> Config:
-    """Small 3 is a Mistral; Ministral 3 makes scores larger where texts are long."""
+    """Return settings of Mistral Small 3, or of Ministral 3, which scales scores in long texts."""
     scale, rope = facts.number("attention.temperature_scale", 0.0), config["rope_parameters"]
     if not scale:
         return {"model_type": "mistral", "sliding_window": None}
@@ -259,7 +262,7 @@ def _granitehybrid(facts: Facts, config: Config) -> Config:
 
 
 def _olmo2(facts: Facts, config: Config) -> Config:
-    """With windows they are OLMo 3."""
+    """Return the settings of OLMo 3 for a file with windows."""
     window, full = facts.count("attention.sliding_window"), config["rope_parameters"]
     if not window:
         return {}
@@ -284,7 +287,7 @@ def _phi3(facts: Facts, config: Config) -> Config:
 
 
 def _deepseek2(facts: Facts, config: Config) -> Config:
-    """Heads as they are once latents are expanded; V3 chooses experts by a sigmoid."""
+    """Return the sizes of heads with expanded latents; V3 chooses experts by a sigmoid."""
     rotated = facts.size(_ROTATED)
     key, value = (
         facts.size(f"attention.{one}_length_mla", facts.size(f"attention.{one}_length"))
@@ -296,7 +299,7 @@ def _deepseek2(facts: Facts, config: Config) -> Config:
         raise facts.error("expert_gating_func", f"is {gating}, which is not read")
     found: Config = {
         "num_key_value_heads": config["num_attention_heads"],
-        "head_dim": rotated,  # that its rotation is made of
+        "head_dim": rotated,  # the size from which its rotation is made
         "qk_rope_head_dim": rotated,
         "qk_nope_head_dim": key - rotated,
         "v_head_dim": value,
@@ -337,7 +340,7 @@ def _lfm2moe(facts: Facts, config: Config) -> Config:
 
 
 def _falcon_h1(facts: Facts, config: Config) -> Config:
-    """Its multipliers are in the weights."""
+    """Return settings without multipliers, which are part of the weights."""
     inner, heads = facts.size("ssm.inner_size"), config["mamba_n_heads"]
     return {
         "mamba_d_ssm": inner,
@@ -394,7 +397,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "gemma3": Architecture(kind="gemma3_text", more=_gemma3, rope=local_rotation, raised=_NORMS),
     "qwen3moe": Architecture(kind="qwen3_moe", facts=_EXPERTS, more=_normed_experts),
-    "qwen3vl": Architecture(kind="qwen3"),  # in a text its three positions are one
+    "qwen3vl": Architecture(kind="qwen3"),  # a text has only one position per token
     "qwen3vlmoe": Architecture(kind="qwen3_moe", facts=_EXPERTS, more=_normed_experts),
     "qwen35": Architecture(
         kind="qwen3_5_text",
@@ -410,7 +413,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             **_GATED_DELTANET,
             **_EXPERTS,
             "shared_expert_intermediate_size": ("expert_shared_feed_forward_length", int),
-            "intermediate_size": ("feed_forward_length", 1),  # of layers that it does not have
+            "intermediate_size": ("feed_forward_length", 1),  # for layers that it does not have
         },
         more=_qwen35,
         rope=mixed_rotation,

@@ -1,8 +1,8 @@
-"""A GGUF file's configuration and tokenizer as `transformers` has them, in a folder of the cache.
+"""A GGUF file's configuration and tokenizer in the form of `transformers`, in a cache folder.
 
-Contract: what reads a checkpoint's folder reads this one; its weights stay in the file until they
-are loaded (`modelpool.gguf.weights`). A fact or a tensor that the model would compute otherwise
-with is refused with `ConfigError`, which names it.
+Contract: code that reads a checkpoint's folder can read this one; its weights stay in the file
+until they are loaded (`modelpool.gguf.weights`). A fact or a tensor with which the model would
+compute something else is refused with a `ConfigError` that names it.
 """
 
 import hashlib
@@ -25,29 +25,29 @@ from modelpool.gguf.architectures import config_of
 from modelpool.gguf.header import GgufHeader, GgufTensor, open_header, read_header
 from modelpool.gguf.placement import Placed, placed_of
 
-NAME = "gguf.json"  # beside the configuration: the file, and by the model's names its tensors
-_FORMAT = "5"  # changes when a file would be described otherwise
-# Tokens that end a text in llama.cpp by their spelling, whatever else the file names.
+NAME = "gguf.json"  # beside the configuration: the file, and its tensors by the model's names
+_FORMAT = "5"  # changes when files are described differently
+# Tokens that llama.cpp recognises as ends of a text by their spelling, besides those of the file.
 _TEXT_ENDS = frozenset((
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>",
     "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]",
     "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "[e~[",
     "<\uff5cend\u2581of\u2581sentence\uff5c>",
 ))  # fmt: skip
-# Where a vocabulary has all of these, the last one is an ordinary token.
+# If a vocabulary has all tokens of an entry, the last one is an ordinary token.
 _NO_END = (
     ("<|return|>", "<|call|>", "<|end|>"),
     ("<|flush|>", "<|calls|>", "<|end|>"),
     ("<|tool_response>", "</s>"),
 )
-_DTYPES = {"F32": "float32", "F16": "float16"}  # of the rest: bfloat16
+_DTYPES = {"F32": "float32", "F16": "float16"}  # bfloat16 for the other types
 PLAIN = ("F32", "F16", "BF16")
 _INT4_TYPES = ("Q4_0", "Q4_1", "Q4_K", "IQ4_NL", "IQ4_XS", "MXFP4", "Q3_K", "Q2_K")
 
 
 @dataclass(frozen=True)
 class Described:
-    """`weights`: as the file's types have them."""
+    """A GGUF file as a checkpoint; `weights` is the form of the weights in the file."""
 
     folder: Path
     header: GgufHeader
@@ -66,7 +66,7 @@ class Described:
 
 
 def describe(source: str, field: str) -> Described:
-    """Of `gguf:PATH`, or a path. Raises `ConfigError` for `{field}.source`."""
+    """Describe `gguf:PATH`, or a path; raise `ConfigError` for `{field}.source`."""
     try:
         header = open_header(source)
         folder = cached_folder(_folder(header), partial(_write, header, field))
@@ -80,13 +80,16 @@ def describe(source: str, field: str) -> Described:
 
 
 def placed_in(folder: Path) -> dict[str, Placed]:
-    """By the model's names. Raises `OSError`, `ValueError`."""
+    """Return where the tensors are, by the model's names; may raise `OSError`, `ValueError`."""
     stored = json.loads((folder / NAME).read_text(encoding="utf-8"))
     return {name: Placed.of(one) for name, one in stored["tensors"].items()}
 
 
 def header_in(folder: Path) -> GgufHeader:
-    """Of the file that a folder describes. Raises `ValueError` where that has changed since."""
+    """Return the header of the file that a folder describes.
+
+    Raises `ValueError` if the file has changed since then.
+    """
     stored = json.loads((folder / NAME).read_text(encoding="utf-8"))
     header = read_header(Path(stored["file"]))
     if _folder(header).name != folder.name:
@@ -99,8 +102,11 @@ def _matrix_types(header: GgufHeader) -> set[str]:
 
 
 def int8_weights(header: GgufHeader, placed: Mapping[str, Placed]) -> frozenset[str]:
-    """Names of the weights that are in int8 where other ones are in int4: of linear layers that
-    the file has in more bits. None where it has none in 4 bits."""
+    """Return the names of weights that are in int8 where others are in int4.
+
+    These are weights of linear layers that have more bits in the file. Empty if the file has no
+    weights in 4 bits.
+    """
     if not _matrix_types(header) & set(_INT4_TYPES):
         return frozenset()
     return frozenset(
@@ -112,8 +118,10 @@ def int8_weights(header: GgufHeader, placed: Mapping[str, Placed]) -> frozenset[
 
 
 def weights_in_blocks(header: GgufHeader, placed: Mapping[str, Placed]) -> frozenset[str]:
-    """Names of the weights of linear layers and embeddings of which the file has some in blocks
-    that are kept."""
+    """Return the names of linear weights and embeddings that the file has in blocks that are kept.
+
+    Some parts of such a weight may be in another form.
+    """
 
     def is_kept(name: str, one: Placed) -> bool:
         told = StoredParameter(name, "", one.shape)
@@ -139,19 +147,19 @@ def _folder(header: GgufHeader) -> Path:
 
 
 def _header(header: GgufHeader, placed: Mapping[str, Placed]) -> Header:
-    """As safetensors has it, of what may be kept of each tensor."""
+    """Return a header in the form of safetensors, with the dtype that each tensor may keep."""
     in_int8, in_blocks = int8_weights(header, placed), weights_in_blocks(header, placed)
 
     def dtype(name: str, one: Placed) -> str:
         types = {each.type for each in one.tensors(header)}
         if name in in_blocks:
-            return max(types & BLOCK_BYTES.keys())  # the one of more bits, as they are named
+            return max(types & BLOCK_BYTES.keys())  # the one with more bits, by name
         if name in in_int8:
             return ROUNDED
         if _is_linear(name, one) and types <= set(_INT4_TYPES) and one.keeps_rows(header):
             return max(types)
         kept = {each if each in PLAIN else "BF16" for each in types}
-        return kept.pop() if len(kept) == 1 else "F32"  # has the values of any two
+        return kept.pop() if len(kept) == 1 else "F32"  # float32 has the values of any two
 
     return {name: {"dtype": dtype(name, one), "shape": one.shape} for name, one in placed.items()}
 
@@ -175,7 +183,7 @@ def _write(header: GgufHeader, field: str, folder: Path) -> None:
 
 
 def _dtype(tensors: Iterable[GgufTensor]) -> str:
-    """That most bytes are meant for."""
+    """Return the dtype for which most bytes of the file are intended."""
     sizes = dict[str, int]()
     for one in tensors:
         name = _DTYPES.get(one.type, "bfloat16")

@@ -1,4 +1,4 @@
-"""What a GGUF file says of the model in it, by the names after its architecture's."""
+"""Facts that a GGUF file states about its model, by their names after the architecture's."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,21 +9,24 @@ from modelpool.gguf.header import GgufHeader
 
 @dataclass(frozen=True)
 class Facts:
-    """Its methods raise `ConfigError` where a fact is missing without a default, or no number of
-    its kind."""
+    """Facts of a model.
+
+    The methods raise `ConfigError` if a fact is missing without a default, or is not a number of
+    the right kind.
+    """
 
     header: GgufHeader
     architecture: str
 
     def size(self, name: str, default: int | None = None) -> int:
-        """From 1 on."""
+        """Return a number of at least 1."""
         found = self.header.fact(f"{self.architecture}.{name}", int, default)
         if not 0 < found < 2**31:
             raise self.error(name, f"is {found}")
         return found
 
     def count(self, name: str) -> int:
-        """0 where it is missing."""
+        """Return a number, 0 if it is missing."""
         return self.size(name) if self._value(name) else 0
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -36,7 +39,7 @@ class Facts:
         return self.header.fact(f"{self.architecture}.{name}", bool, default)
 
     def of_layers(self, name: str, layers: int, default: int | None = None) -> list[int]:
-        """By layer, where one number may stand for all; 0 may be among several."""
+        """Return a number for each layer, which may be one for all; several may include 0."""
         if not isinstance(self._value(name), list):
             return [self.size(name, default)] * layers
         found = self.header.fact(f"{self.architecture}.{name}", list)[:layers]
@@ -46,8 +49,10 @@ class Facts:
         return found
 
     def windows(self, layers: int, period: int) -> list[str]:
-        """The layers' types. `period`: how many layers lie from one without a window to the next,
-        if the file does not say."""
+        """Return the types of the layers.
+
+        `period`: every so many layers one has no window, if the file does not say.
+        """
         name, kinds = "attention.sliding_window_pattern", ("full_attention", "sliding_attention")
         if isinstance(self._value(name), list):
             return [kinds[bool(one)] for one in self.of_layers(name, layers)]

@@ -1,8 +1,9 @@
-"""What a GGUF file says of itself: its facts, and where each tensor lies.
+"""Header of a GGUF file: its facts, and the place of each tensor.
 
-Contract: nothing that the file says is believed before it fits the file's size, and no weights are
-read: a count, a length or an offset beyond it is an error that names the field, before anything of
-that size is allocated.
+Contract: nothing in the file is trusted before it fits the file's size, and no weights are read: a
+count, a length or an offset beyond it is an error that names the field, before anything of that
+size is allocated.
+
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
@@ -32,8 +33,8 @@ _STRING, _ARRAY = 8, 9
 _LEAST_FACT, _LEAST_TENSOR = 13, 32  # bytes
 _DIMENSIONS, _MOST_ELEMENTS, _MOST_ITEMS = 4, 2**48, 2**22
 _ALIGNMENT = "general.alignment"
-_MOST_SHOWN = 8  # files beside one that is not there
-# By their numbers in the file: name, values of a block, bytes of a block.
+_MOST_SHOWN = 8  # files in the folder of a missing one
+# Name, values of a block and bytes of a block, by their numbers in the file.
 _TYPES = {
     0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2), 2: ("Q4_0", 32, 18),
     3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34),
@@ -45,7 +46,10 @@ _TYPES = {
 
 @dataclass(frozen=True, kw_only=True)
 class GgufTensor:
-    """`shape` [out, in], the other way round than the file has it; `start` in the file."""
+    """A tensor of a GGUF file.
+
+    `shape` is [out, in], in reverse of the order in the file; `start` is its offset in the file.
+    """
 
     file: Path
     name: str
@@ -62,7 +66,10 @@ class GgufHeader:
     tensors: Mapping[str, GgufTensor]
 
     def fact(self, name: str, kind: type[_Value], default: _Value | None = None) -> _Value:
-        """Raises `ConfigError` where it is missing without a default, or of another kind."""
+        """Return a fact, or the default.
+
+        Raises `ConfigError` if both are missing, or if the fact is of another kind.
+        """
         found = self.facts.get(name, default)
         if found is None:
             raise self.error(f"has no {name}")
@@ -84,15 +91,21 @@ def is_gguf(source: str) -> bool:
 
 
 def open_header(source: str) -> GgufHeader:
-    """Of `gguf:PATH`, or a path. Raises `ConfigError`, also where the package `gguf` is missing."""
+    """Read the header of `gguf:PATH`, or a path.
+
+    Raises `ConfigError`, also if the package `gguf` is missing.
+    """
     if importlib.util.find_spec("gguf") is None:
         raise ConfigError("", "GGUF files need the package gguf: pip install 'specrouter[gguf]'")
-    # Links are kept: parts lie beside each other by their names, as in the hub's cache.
+    # Links are not resolved: parts lie beside each other by their names, as in the hub's cache.
     return read_header(expanded(source.removeprefix("gguf:").removeprefix("path:")).absolute())
 
 
 def read_header(first: Path) -> GgufHeader:
-    """Of a file, or of all parts of a split one, whose first it is. Raises `ConfigError`."""
+    """Read the header of a file, or of all parts of a split one, whose first it is.
+
+    Raises `ConfigError`.
+    """
     header = _read(first)
     parts = header.fact("split.count", int, 1)
     if parts <= 1:
@@ -134,7 +147,7 @@ def _read(file: Path) -> GgufHeader:
 
 
 def _beside(file: Path) -> str:
-    """What may have been meant by one that is not there: those of the most similar names first."""
+    """Return a hint for a missing file: files beside it, the most similar names first."""
     if not file.parent.is_dir():
         return f"there is no folder {str(file.parent)!r}"
     names = [one.name for one in file.parent.glob(f"*{ENDING}")]
@@ -149,7 +162,7 @@ def _error(file: Path, reason: str) -> ConfigError:
 
 
 class _Reader:
-    """Goes through a file's header once."""
+    """Reader that goes through a file's header once."""
 
     def __init__(self, file: Path, data: mmap.mmap) -> None:
         self._file, self._data, self._at = file, data, 0
@@ -184,7 +197,7 @@ class _Reader:
         return self._number(self._form(kind, name), name)
 
     def _list(self, kind: int, name: str) -> list[Any]:
-        form = "<Q" if kind == _STRING else self._form(kind, name)  # a text's length
+        form = "<Q" if kind == _STRING else self._form(kind, name)  # length of a text
         width = struct.calcsize(form)
         count = self._count("<Q", f"the length of {name}", width)
         if count > _MOST_ITEMS:
@@ -238,7 +251,7 @@ class _Reader:
                 raise _error(self._file, f"tensors {before.name!r} and {after.name!r} overlap")
 
     def _tensor(self, number: int) -> tuple[str, int, tuple[int, ...], int]:
-        """Name, type, shape and offset."""
+        """Return name, type, shape and offset."""
         name = self._text(f"the name of tensor {number}")
         dimensions = self._number("<I", f"the dimensions of tensor {name!r}")
         if not 1 <= dimensions <= _DIMENSIONS:
@@ -255,7 +268,7 @@ class _Reader:
         return name, type_, shape, self._number("<Q", f"the offset of tensor {name!r}")
 
     def _texts(self, count: int, name: str) -> list[str]:
-        """As `_text` each; a vocabulary has hundreds of thousands."""
+        """Read many texts, each like `_text`: a vocabulary has hundreds of thousands."""
         data, at, size = self._data, self._at, len(self._data)
         length, found = struct.Struct("<Q"), list[str]()
         for _ in range(count):
@@ -278,7 +291,7 @@ class _Reader:
             raise _error(self._file, f"{name} is no UTF-8") from error
 
     def _count(self, form: str, name: str, least_bytes: int) -> int:
-        """Of things that take at least so many bytes each."""
+        """Read a number of items that take at least so many bytes each."""
         count: int = self._number(form, name)
         if count * least_bytes > len(self._data) - self._at:
             raise _error(self._file, f"{name} is {count}, more than the file has room for")

@@ -1,9 +1,9 @@
 """GGUF files of the Hugging Face hub: `hub:ORG/REPO:QUANT` becomes a file in the hub's cache.
 
-Contract: the hub's library lists, transfers and keeps files. What its cache has is found offline,
-and where the hub cannot be reached. A download that broke off goes on at the next try where it did.
-A file gets into the cache only with the size and the SHA-256 that the hub lists; of one without
-a SHA-256 there, the log says so.
+Contract: the hub's library lists, transfers and keeps files. Files in its cache are found offline,
+and when the hub cannot be reached. An interrupted download continues at the next try. A file enters
+the cache only with the size and the SHA-256 that the hub lists; if the hub lists no SHA-256, the
+log says so.
 """
 
 import errno
@@ -40,12 +40,12 @@ logger = logging.getLogger(__name__)
 _PART = re.compile(r"-\d{5}-of-(\d{5})$")
 _TAG = re.compile(r"(?:^|[-._/])((?:UD-)?(?:[IT]?Q\d\w*|BF16|FP?16|FP?32|MXFP4\w*))$", re.I)
 _NO_MODEL = re.compile(r"mmproj|imatrix", re.I)
-_DEFAULT, _NEXT = "q4_k_m", "q4"  # where no tag is given: this one, else one with that in it
+_DEFAULT, _NEXT = "q4_k_m", "q4"  # if no tag is given: this one, else one that contains the second
 
 
 @dataclass(frozen=True)
 class _Listed:
-    """A file as the hub lists it. `sha256`: None where it does not say."""
+    """A file as the hub lists it; `sha256` is None if the hub does not list it."""
 
     name: str
     size: int
@@ -53,7 +53,7 @@ class _Listed:
 
 
 def tag_in(source: str) -> str | None:
-    """The QUANT of `hub:ORG/REPO:QUANT`."""
+    """Return the QUANT of `hub:ORG/REPO:QUANT`."""
     return source.removeprefix("hub:").partition(":")[2] or None
 
 
@@ -63,10 +63,10 @@ class HubGguf:
 
     Attributes:
         asked: `ORG/REPO:QUANT`, or `ORG/REPO`.
-        folder: in the hub's cache.
+        folder: folder in the hub's cache.
         parts: names of its files in the folder.
-        missing: of these, what has to be downloaded.
-        total_bytes: of all parts, where some are missing.
+        missing: those of them that have to be downloaded.
+        total_bytes: size of all parts, if some are missing.
     """
 
     asked: str
@@ -80,11 +80,11 @@ class HubGguf:
 
     @property
     def file(self) -> Path:
-        """The first part."""
+        """Path of the first part."""
         return self.folder / self.parts[0]
 
     def download(self, progress: LoadProgress | None = None) -> None:
-        """What is missing. Raises `ConfigError`."""
+        """Download the missing files; may raise `ConfigError`."""
         repository = self.asked.partition(":")[0]
         done = self.total_bytes - sum(one.size for one in self.missing)
         bar = _bar(progress or LoadProgress(), done, self.total_bytes)
@@ -96,9 +96,9 @@ class HubGguf:
 def find_gguf(
     source: str, *, field: str, revision: str | None = None, asks_hub: bool = True
 ) -> HubGguf:
-    """The model of `hub:ORG/REPO:QUANT`, or of `hub:ORG/REPO`.
+    """Return the model of `hub:ORG/REPO:QUANT`, or of `hub:ORG/REPO`.
 
-    `asks_hub`: else the cache is looked through. Raises `ConfigError` for `{field}.source`.
+    `asks_hub`: if False, only the cache is searched. Raises `ConfigError` for `{field}.source`.
     """
     asked = source.removeprefix("hub:")
     repository = asked.partition(":")[0]
@@ -134,7 +134,7 @@ def find_gguf(
 
 
 def whole_models(names: Iterable[str]) -> dict[str, list[str]]:
-    """By its name without part and ending each model that has all of its parts, and their files."""
+    """Return the files of each complete model, by its name without part and ending."""
     found = dict[str, list[str]]()
     for name in sorted(names):
         stem = name.removesuffix(".gguf")
@@ -144,7 +144,7 @@ def whole_models(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def tag_of(stem: str) -> str:
-    """`Q4_K_M`, say; its name where that has no such ending."""
+    """Return the quantisation at the end of a name, such as `Q4_K_M`, else the name."""
     match = _TAG.search(stem)
     return match[1] if match else stem.rpartition("/")[2]
 
@@ -155,7 +155,7 @@ def _count_of(file: str) -> int:
 
 
 def _parts(names: Iterable[str], asked: str) -> list[str]:
-    """The files of what is asked for. Raises `LookupError` where there is none."""
+    """Return the files of the requested model; raise `LookupError` if there is none."""
     names = list(names)
     models = whole_models(names)
     repository, _, tag = asked.partition(":")
@@ -178,7 +178,7 @@ def _parts(names: Iterable[str], asked: str) -> list[str]:
 
 
 def _listed(repository: str, commit: str) -> tuple[Mapping[str, _Listed], Exception | None]:
-    """Files by their names, or why the hub does not tell."""
+    """Return files by their names, and the error if the hub does not list them."""
     try:
         told = HfApi().model_info(repository, revision=commit, files_metadata=True)
         found = dict[str, _Listed]()
@@ -186,7 +186,7 @@ def _listed(repository: str, commit: str) -> tuple[Mapping[str, _Listed], Except
             sha256 = None if one.lfs is None else one.lfs.sha256
             found[one.rfilename] = _Listed(one.rfilename, one.size or 0, sha256)
         return found, None
-    except Exception as error:  # classes of many libraries; told where the cache does not do
+    except Exception as error:  # classes of many libraries; used if the cache has no such model
         return {}, error
 
 
@@ -209,7 +209,10 @@ def _download(repository: str, commit: str, file: _Listed, bar: type[tqdm]) -> N
 
 
 def _transfer(repository: str, url: str, file: _Listed, part: Path, bar: type[tqdm]) -> None:
-    """The whole file as `part`, whatever that has of it. The library begins each time anew."""
+    """Complete `part`, which may hold the beginning of the file.
+
+    The library alone would download it from the beginning each time.
+    """
     if part.exists() and part.stat().st_size > file.size:
         part.unlink()
     if file.size > constants.MAX_HTTP_DOWNLOAD_SIZE:  # `http_get` refuses it
@@ -260,7 +263,7 @@ def _fault(part: Path, file: _Listed) -> str | None:
 
 
 def _bar(progress: LoadProgress, done: int, total: int) -> type[tqdm]:
-    """Shown by `progress` alone."""
+    """Return a class of progress bars that are shown only by `progress`."""
 
     class Bar(tqdm):
         def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -280,7 +283,7 @@ def _bar(progress: LoadProgress, done: int, total: int) -> type[tqdm]:
 
 
 def _check_room(folder: Path, size: int) -> None:
-    """Raises `OSError`."""
+    """Raise `OSError` if the disk lacks room."""
     free = shutil.disk_usage(folder).free
     if free < size:
         reason = f"{size / 1e9:.2f} GB are to come, and {free / 1e9:.2f} GB are free"

@@ -1,7 +1,7 @@
-"""Which tensors of a GGUF file are which parameter of its model, and how they lie otherwise.
+"""Mapping from the tensors of a GGUF file to the parameters of its model.
 
-Contract: each parameter has tensors of its shape, and no tensor is left over but those of layers
-that are not read. What differs is refused with `ConfigError`, which names the tensor.
+Contract: each parameter has tensors of its shape, and no tensor is left over except those of layers
+that are not read. A difference is refused with a `ConfigError` that names the tensor.
 """
 
 import math
@@ -17,9 +17,9 @@ from modelpool.gguf.architectures import Architecture, architecture_of
 from modelpool.gguf.header import GgufHeader, GgufTensor
 
 Shape = tuple[int, ...]
-# What a part of a parameter is of the tensors' parts: their rows one after the other, each value
-# less one, the logarithm of its negative; or with inputs before outputs, the two tensors' outputs
-# in turn, both, or the first tensor's rows as columns.
+# How a part of a parameter is made of the tensors' parts: their rows one after the other, each
+# value less one, the logarithm of its negative; or, with inputs before outputs, the outputs of two
+# tensors alternating, both, or the first tensor's rows as columns.
 Form = Literal["", "less one", "log", "turned", "in turn", "in turn, turned", "first turned"]
 
 
@@ -29,8 +29,8 @@ class Placed:
 
     Attributes:
         names: tensors, each of which has a part of each of the `parts` (experts, heads).
-        rows: the last rows lie as [groups, n, m, size] in the file, and as [groups, m, n, size] in
-            the model: these four numbers, or none where all rows lie alike. `columns`: the same.
+        rows: the last rows are [groups, n, m, size] in the file, and [groups, m, n, size] in the
+            model: these four numbers, or none if the order is the same. `columns`: the same.
     """
 
     names: tuple[str, ...]
@@ -42,7 +42,7 @@ class Placed:
 
     @classmethod
     def of(cls, stored: Mapping[str, Any]) -> "Placed":
-        """Of what JSON has of its fields."""
+        """Return a parameter from its fields in JSON."""
         fields: dict[str, Any] = {
             name: tuple(one) if isinstance(one, list) else one for name, one in stored.items()
         }
@@ -52,13 +52,14 @@ class Placed:
         return tuple(header.tensors[name] for name in self.names)
 
     def keeps_rows(self, header: GgufHeader) -> bool:
-        """Are its outputs rows of the file?"""
+        """Return whether its outputs are rows of the file."""
         is_one = len({one.type for one in self.tensors(header)}) == 1
         keeps = is_one if self.form == "in turn, turned" else self.form in ("", "turned")
         return keeps and not self.columns and (is_one or self.parts > 1)
 
 
-# By the ends of parameters' names, what `gguf` has no names for; the first choice that is there.
+# Names that `gguf` does not have, by the ends of parameters' names; the first existing choice
+# counts.
 _PLACES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "experts.gate_up_proj": (
         ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
@@ -84,13 +85,13 @@ _PLACES: Mapping[str, tuple[tuple[str, ...], ...]] = {
 }
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 _SHARED = ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight")
-# Of Gated DeltaNet, what has a row for each value, and for each head of values.
+# Parameters of Gated DeltaNet with a row for each value, and for each head of values.
 _VALUES = ("in_proj_qkv.weight", "in_proj_z.weight", "conv1d.weight")
 _VALUE_HEADS = ("in_proj_a.weight", "in_proj_b.weight", "A_log", "dt_bias")
 
 
 def placed_of(header: GgufHeader, config: Mapping[str, Any]) -> dict[str, Placed]:
-    """By the parameters of a model of `config`. Raises `ConfigError`."""
+    """Return where the parameters of a model of `config` are; may raise `ConfigError`."""
     import gguf  # optional, and slow to import
 
     name, architecture = architecture_of(header)
@@ -129,7 +130,7 @@ def _choices(parameter: str) -> tuple[tuple[str, ...], ...]:
 
 
 def _unread(header: GgufHeader, name: str, config: Mapping[str, Any]) -> set[str]:
-    """Tensors of layers that guess further tokens, and of keys that a layer has of another one."""
+    """Return tensors of layers that predict further tokens, and of keys that layers share."""
     layers, shared = config["num_hidden_layers"], config.get("num_kv_shared_layers", 0)
     blocks = header.fact(f"{name}.block_count", int)
     guessing = tuple(f"blk.{layer}." for layer in range(layers, blocks))
@@ -172,7 +173,7 @@ def _placed(
 
 
 def _wanted(one: Placed, config: Mapping[str, Any]) -> Sequence[Shape]:
-    """The tensors' shapes."""
+    """Return the shapes that the tensors must have."""
     *first, rows, width = (1, *one.shape)
     count = len(one.names)
     if one.form == "first turned":
@@ -186,7 +187,7 @@ def _wanted(one: Placed, config: Mapping[str, Any]) -> Sequence[Shape]:
 
 
 def _are_alike(found: Shape, wanted: Shape) -> bool:
-    """But for dimensions of one, and a vector that is in rows."""
+    """Return whether shapes are equal but for dimensions of one and a vector that is in rows."""
     plain, asked = ([size for size in shape if size > 1] for shape in (found, wanted))
     return plain == asked or (len(asked) <= 1 and math.prod(found) == math.prod(wanted))
 

@@ -1,6 +1,6 @@
-"""How a GGUF file's model rotates queries and keys, as `transformers` has it in `rope_parameters`.
+"""Rotation of queries and keys in a GGUF file's model, as `rope_parameters` of `transformers`.
 
-Contract: a fact or a tensor that the model would rotate otherwise with is refused, and named.
+Contract: a fact or a tensor that would give the model another rotation is refused by name.
 """
 
 import math
@@ -15,7 +15,7 @@ from modelpool.gguf.facts import Facts
 
 FREQUENCIES = "rope_freqs.weight"
 LONG_FACTORS = ("rope_factors_long.weight", "rope_factors_short.weight")
-_LOCAL_THETA = 10_000.0  # of layers with a window, and of others if the file does not say
+_LOCAL_THETA = 10_000.0  # for layers with a window, and for others if the file does not say
 _PLAIN = {
     "freq_base_swa": _LOCAL_THETA, "scaling.attn_factor": 1.0, "scaling.yarn_ext_factor": 1.0,
     "scaling.yarn_attn_factor": 1.0, "scaling.yarn_beta_fast": 32.0, "scaling.yarn_beta_slow": 1.0,
@@ -23,16 +23,17 @@ _PLAIN = {
 }  # fmt: skip
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _LLAMA3_POSITIONS = 8192
-_NOT_ROTATED = 1e29  # from here on a frequency's divisor leaves a pair as it is
-_DIGITS = 6  # of a scale, which the file has in float32
+_NOT_ROTATED = 1e29  # from here on a frequency's divisor leaves a pair unchanged
+_DIGITS = 6  # digits of a scale, which the file has in float32
 
 
 def rotation(facts: Facts, size: int, theta: float = _LOCAL_THETA, *read: str) -> dict[str, Any]:
-    """Of one that is plain, scaled, or Llama 3's.
+    """Return a rotation: plain, scaled, or that of Llama 3.
 
     Args:
-        size: elements of a head that are rotated.
-        theta: if the file does not say.
+        facts: facts of the model.
+        size: number of rotated elements of a head.
+        theta: default if the file does not say.
         read: facts that the caller reads itself.
     """
     base: dict[str, Any] = {"rope_type": "default"}
@@ -62,39 +63,42 @@ def rotation(facts: Facts, size: int, theta: float = _LOCAL_THETA, *read: str) -
 
 
 def partial_rotation(facts: Facts, head: int) -> dict[str, Any]:
-    """Of the first part of each head, or of all."""
+    """Return a rotation of the first part of each head, or of all of it."""
     size = facts.size("rope.dimension_count", head)
     return rotation(facts, size) | {"partial_rotary_factor": size / head}
 
 
 def mixed_rotation(facts: Facts, head: int) -> dict[str, Any]:
-    """Of three positions, which are one in a text: Qwen 3.5."""
+    """Return the rotation of Qwen 3.5, by three positions, which are equal in a text."""
     name = "rope.dimension_sections"
     sections = [size for size in facts.of_layers(name, 4) if size]
     return partial_rotation(facts, head) | {"mrope_section": sections, "mrope_interleaved": True}
 
 
 def untruncated_rotation(facts: Facts, head: int) -> dict[str, Any]:
-    """gpt-oss: YaRN's bounds are no whole numbers."""
+    """Return the rotation of gpt-oss, where the bounds of YaRN are no whole numbers."""
     found = rotation(facts, head)
     return found | ({"truncate": False} if found["rope_type"] == "yarn" else {})
 
 
 def full_rotation(facts: Facts, head: int) -> dict[str, Any]:
-    """Of OLMo 3's layers without a window; the others' is told beside."""
+    """Return the rotation of OLMo 3's layers without a window; `_olmo2` sets that of the others."""
     return rotation(facts, head, _LOCAL_THETA, "freq_base_swa")
 
 
 def local_rotation(facts: Facts, head: int) -> dict[str, Any]:
-    """Gemma 3: layers with a window have another one."""
+    """Return the rotations of Gemma 3, where layers with a window have another one."""
     local = {"rope_type": "default", "rope_theta": _local_theta(facts)}
     found = rotation(facts, head, 1e6, "freq_base_swa")
     return {"full_attention": found, "sliding_attention": local}
 
 
 def proportional_rotation(facts: Facts, head: int) -> dict[str, Any]:
-    """Gemma 4: in layers without a window some pairs are not rotated, whose frequencies are
-    divided by very much."""
+    """Return the rotations of Gemma 4.
+
+    In layers without a window some pairs are not rotated: their frequencies have very large
+    divisors.
+    """
     stored, turned = _vector(facts, FREQUENCIES, head // 2), head // 2
     if stored is not None:
         turned = int((stored == 1.0).sum())
@@ -108,7 +112,7 @@ def proportional_rotation(facts: Facts, head: int) -> dict[str, Any]:
 
 
 def long_rotation(facts: Facts, head: int) -> dict[str, Any]:
-    """Phi 3: with other frequencies beyond the length that it was first trained with."""
+    """Return the rotation of Phi 3, with other frequencies beyond the original training length."""
     size = facts.size("rope.dimension_count", head)
     length = facts.size("context_length")
     original = facts.size("rope.scaling.original_context_length", length)
@@ -132,8 +136,10 @@ def long_rotation(facts: Facts, head: int) -> dict[str, Any]:
 
 
 def scaled_rotation(facts: Facts, size: int) -> dict[str, Any]:
-    """Ministral 3 and DeepSeek: what YaRN makes of scores' size is told by a factor, which
-    DeepSeek's files have a tenth of."""
+    """Return the rotation of Ministral 3 and DeepSeek.
+
+    A factor gives the scale that YaRN applies to scores; DeepSeek's files have a tenth of it.
+    """
     name = "scaling.yarn_log_multiplier"
     found = rotation(facts, size, _LOCAL_THETA, name)
     is_tenth = facts.architecture == "deepseek2"
@@ -148,7 +154,7 @@ def _local_theta(facts: Facts) -> float:
 
 
 def _vector(facts: Facts, name: str, size: int) -> Any:
-    """[size] float32 of a tensor; None where there is none."""
+    """Return a tensor as [size] float32, or None if there is none."""
     tensor = facts.header.tensors.get(name)
     if tensor is None:
         return None
@@ -159,7 +165,7 @@ def _vector(facts: Facts, name: str, size: int) -> Any:
 
 
 def _llama3(facts: Facts, theta: float, size: int) -> dict[str, Any]:
-    """Of the frequencies' factors, where they are those of Llama 3."""
+    """Return the rotation of Llama 3, after a check that the factors of frequencies are its own."""
     stored = _vector(facts, FREQUENCIES, size // 2)
     factor = float(stored.max(initial=0.0))
     found = {"rope_type": "llama3", "factor": factor, **_LLAMA3}
@@ -172,7 +178,7 @@ def _llama3(facts: Facts, theta: float, size: int) -> dict[str, Any]:
 
 
 def frequency_factors(parameters: Mapping[str, Any], head_dim: int) -> Tensor | None:
-    """[d / 2] what llama.cpp divides each frequency by, of Llama 3's rotation; None of others.
+    """Return llama.cpp's divisors of the frequencies, [d / 2], for Llama 3's rotation, else None.
 
     Source: "The Llama 3 Herd of Models" (2407.21783), as `transformers` computes it.
     """

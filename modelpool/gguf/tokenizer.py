@@ -1,9 +1,9 @@
 """The tokenizer and the chat template of a GGUF file, by the converter of `transformers`.
 
-Tokens that the file calls unused are never to be chosen. Those behind all others, with which
-embeddings are padded, are left out: the vocabulary ends before them, and no logits of theirs are
-looked at. The option `UNUSED_IDS` of the tokenizer has those between others, which cost each token
-a ban: no released file that was looked at has any.
+Tokens that the file calls unused must never be chosen. Those after all others, with which
+embeddings are padded, are left out: the vocabulary ends before them, and their logits are never
+read. The tokenizer's option `UNUSED_IDS` has those between others, which cost a ban for each token:
+no released file that was inspected has any.
 """
 
 from collections.abc import Collection
@@ -25,7 +25,7 @@ _MODEL, _PRE, _TOKENS = (f"tokenizer.ggml.{name}" for name in ("model", "pre", "
 _PREFIX, _SPACE = "tokenizer.ggml.add_space_prefix", "\u2581"
 _BYTE_LEVEL, _SENTENCEPIECE, _MERGED = "gpt2", "llama", "gemma4"
 _KINDS = (_BYTE_LEVEL, _SENTENCEPIECE, _MERGED)
-_DIGITS = ("smollm", "refact", "starcoder")  # split off each digit in front of what `gpt-2` does
+_DIGITS = ("smollm", "refact", "starcoder")  # split off each digit, then split as `gpt-2`
 _PLAIN = ("gpt-2", "gpt2", "olmo", "granite-docling")
 # Split by one pattern after the other. Source: `tokenizer.json` of DeepSeek's models, and of GLM-4.
 _HAN = r"[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
@@ -52,22 +52,23 @@ _SPLITS = {
         r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     ),
 }
-# Of these llama.cpp begins texts with a token where the file does not say otherwise.
+# Kinds whose texts begin with a token in llama.cpp, unless the file says otherwise.
 _BEGUN = (
     "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "tekken", "midm-2.0",
     "lfm2", "jina-v5-nano",
 )  # fmt: skip
-_UNUSED = 5  # of tokenizer.ggml.token_type
+_UNUSED = 5  # value in tokenizer.ggml.token_type
 _BY_TOKEN = ("tokens", "scores", "token_type")
-_WHOLE_WORDS = (*_BEGUN, "glm4")  # a word that is a token is taken whole, whatever merges make
+_WHOLE_WORDS = (*_BEGUN, "glm4")  # a word that is a token stays whole, with any merges
 _SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 
 def tokenizer_of(header: GgufHeader, ends: Collection[int]) -> PreTrainedTokenizerFast:
-    """Raises `ConfigError` for one that would split text otherwise than the file says.
+    """Build the tokenizer; raise `ConfigError` if it would split text differently from the file.
 
     Args:
-        ends: ids that end a text, whatever the file calls them.
+        header: header of the file.
+        ends: ids that end a text, whatever their type in the file.
     """
     kind, tokens = header.fact(_MODEL, str), header.fact(_TOKENS, list)
     if kind not in _KINDS:
@@ -85,7 +86,7 @@ def tokenizer_of(header: GgufHeader, ends: Collection[int]) -> PreTrainedTokeniz
     facts |= {name: facts[name][:count] for name in _BY_TOKEN if name in facts}
     try:
         backend: Tokenizer = convert_gguf_tokenizer(header.facts["general.architecture"], facts)[0]
-    except Exception as error:  # of the tokenizers library, which raises bare ones
+    except Exception as error:  # the tokenizers library raises bare exceptions
         reason = f"the tokenizer cannot be made: {type(error).__name__}: {error}"
         raise ConfigError("", f"{str(header.file)!r}: {reason}") from error
     if pre in _SPLITS:
@@ -114,7 +115,10 @@ def tokenizer_of(header: GgufHeader, ends: Collection[int]) -> PreTrainedTokeniz
 
 
 def _leave_out_prefix(backend: Tokenizer) -> None:
-    """The converter does not read `_PREFIX`: it puts a space before texts, and takes one away."""
+    """Make the tokenizer put no space before texts, and remove none.
+
+    The converter does not read `_PREFIX`.
+    """
     if backend.normalizer is not None:  # Gemma's, which puts none there
         return
     backend.pre_tokenizer = pre_tokenizers.Metaspace(_SPACE, prepend_scheme="never", split=False)
@@ -138,7 +142,7 @@ def _check(header: GgufHeader, tokens: list[Any], kind: str) -> None:
 
 
 def _unused(header: GgufHeader, tokens: list[Any]) -> set[int]:
-    """Ids, without the special ones that the file names."""
+    """Return the unused ids, without the special ones that the file names."""
     kinds: list[Any] = header.facts.get("tokenizer.ggml.token_type", [])
     special = set(_special(header, tokens).values())
     return {one for one, kind in enumerate(kinds) if kind == _UNUSED and tokens[one] not in special}
@@ -159,9 +163,9 @@ def _special(header: GgufHeader, tokens: list[Any]) -> dict[str, str]:
 def _put_around(
     header: GgufHeader, backend: Tokenizer, special: dict[str, str], adds_bos: bool
 ) -> None:
-    """The tokens that begin and end a text, as the file asks for them.
+    """Set the tokens that begin and end a text, as the file asks for them.
 
-    `adds_bos`: if it does not say.
+    `adds_bos`: default if the file does not say.
     """
     pattern = ["$A"]
     if _asks(header, "bos", adds_bos) and "bos_token" in special:

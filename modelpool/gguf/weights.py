@@ -27,7 +27,7 @@ from modelpool.gguf.header import GgufHeader, GgufTensor
 from modelpool.gguf.placement import Placed
 from modelpool.kernels.library import c_library
 
-_AT_ONCE = 2**24  # values
+_AT_ONCE = 2**24  # values that are read at once
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _WIDE = ("float32", "float64")
 _EMBEDDING, _HEAD = "model.embed_tokens", "lm_head"
@@ -35,8 +35,11 @@ _EMBEDDING, _HEAD = "model.embed_tokens", "lm_head"
 
 @dataclass(frozen=True)
 class Plain:
-    """A checkpoint of safetensors, names of layers that are in no fewer bits than int8, and by
-    layer the weights that the file has in blocks."""
+    """A checkpoint of safetensors, with facts about the file's weights.
+
+    `in_int8`: layers that need at least int8. `blocks`: weights that the file has in blocks, by
+    layer.
+    """
 
     folder: Path
     in_int8: frozenset[str] = frozenset()
@@ -61,7 +64,7 @@ class _Blocks(StoredBlocks):
         return [_values(rows, kind) for kind, rows in self._rows(expert)]
 
     def _rows(self, expert: int) -> Sequence[tuple[str, NDArray[np.uint8]]]:
-        """Of each tensor its type and its rows' bytes; a layer's are those of one."""
+        """Return the type and the rows' bytes of each tensor; a layer's tensors are joined."""
         tensors = self.placed.tensors(self.header)
         found = [np.concatenate(list(_stored(one, self.placed, expert))) for one in tensors]
         if self.placed.form == "in turn, turned":
@@ -73,7 +76,7 @@ class _Blocks(StoredBlocks):
 
 @dataclass(frozen=True)
 class GgufWeights:
-    """By the model's names; `is_wide`: quantised weights that become plain are float32."""
+    """Weights by the model's names; if `is_wide`, quantised ones that become plain are float32."""
 
     header: GgufHeader
     placed: Mapping[str, Placed]
@@ -81,18 +84,18 @@ class GgufWeights:
 
     @classmethod
     def of(cls, folder: Path, dtype: str) -> "GgufWeights":
-        """Of what `folder` describes, for a model in `dtype`. Raises `OSError`, `ValueError`."""
+        """Read what `folder` describes for a model in `dtype`; raise `OSError`, `ValueError`."""
         return cls(header_in(folder), placed_in(folder), dtype in _WIDE)
 
     @cached_property
     def in_int8(self) -> frozenset[str]:
-        """Layers that are in no fewer bits than int8."""
+        """Layers that need at least int8."""
         names = int8_weights(self.header, self.placed)
         return frozenset(name.removesuffix(".weight") for name in names)
 
     @cached_property
     def blocks(self) -> Mapping[str, StoredBlocks]:
-        """By layer the weights that the file has in blocks; a tied head has the embedding's."""
+        """Weights that the file has in blocks, by layer; a tied head has the embedding's."""
         found = {
             name.removesuffix(".weight"): _Blocks(self.header, self.placed[name])
             for name in weights_in_blocks(self.header, self.placed)
@@ -102,13 +105,16 @@ class GgufWeights:
         return found
 
     def dtype(self, name: str) -> torch.dtype:
-        """Of a parameter."""
+        """Return the dtype of a parameter."""
         wide = torch.float32 if self.is_wide else torch.bfloat16
         tensors = self.placed[name].tensors(self.header)
         return reduce(torch.promote_types, (_PLAIN.get(one.type, wide) for one in tensors))
 
     def rows(self, name: str) -> Iterator[Tensor]:
-        """A few at a time, [n, in] or all of a vector, in the model's order."""
+        """Yield the values of a parameter in the model's order, a few rows [n, in] at a time.
+
+        A vector comes as a whole.
+        """
         placed = self.placed[name]
         made, changed = _OF_PARTS.get(placed.form), _OF_VALUES.get(placed.form)
         tensors = placed.tensors(self.header)
@@ -121,12 +127,12 @@ class GgufWeights:
                 yield rows if changed is None else changed(rows)
 
     def plain(self, name: str) -> Tensor:
-        """A parameter."""
+        """Return a whole parameter."""
         dtype, shape = self.dtype(name), self.placed[name].shape
         return torch.cat([rows.to(dtype).flatten() for rows in self.rows(name)]).view(shape)
 
 
-# By forms of parameters: of some rows, and of a part of each tensor.
+# Conversions by the form of a parameter: of some rows, and of a part of each tensor.
 _OF_VALUES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "less one": lambda rows: rows - 1.0,
     "log": lambda rows: rows.neg().log(),
@@ -141,9 +147,9 @@ _OF_PARTS: Mapping[str, Callable[..., Tensor]] = {
 
 @contextmanager
 def plain_checkpoint(folder: Path, dtype: str) -> Iterator[Plain]:
-    """What `folder` describes with its weights; `folder` itself where it has them.
+    """Yield a checkpoint of what `folder` describes; `folder` itself if it has weights.
 
-    `dtype`: that is asked for; in half precision quantised weights are bfloat16. Raises `OSError`,
+    `dtype`: the one asked for; in half precision, quantised weights are bfloat16. Raises `OSError`,
     `ValueError`, `ConfigError`.
     """
     if not (folder / NAME).is_file():
@@ -158,16 +164,16 @@ def plain_checkpoint(folder: Path, dtype: str) -> Iterator[Plain]:
 
 
 def _rows(tensor: GgufTensor, placed: Placed, number: int) -> Iterator[Tensor]:
-    """As `_stored`, their values, with columns as the model has them."""
+    """Yield the values of `_stored`, with columns in the model's order."""
     for stored in _stored(tensor, placed, number):
         rows = _values(stored, tensor.type)
         yield rows[:, _order(placed.columns, tensor.shape[-1])] if placed.columns else rows
 
 
 def _stored(tensor: GgufTensor, placed: Placed, number: int) -> Iterator[NDArray[np.uint8]]:
-    """Rows' bytes, of one of the parts."""
+    """Yield the bytes of the rows of one of the parts."""
     count = math.prod(tensor.shape[:-1]) if len(tensor.shape) > 1 or not placed.rows else (
-        tensor.shape[0]  # numbers that lie otherwise are rows
+        tensor.shape[0]  # numbers in another order are rows
     )  # fmt: skip
     laid = (count, tensor.size_bytes // count)
     stored = np.memmap(tensor.file, np.uint8, "r", tensor.start, laid)
@@ -180,14 +186,14 @@ def _stored(tensor: GgufTensor, placed: Placed, number: int) -> Iterator[NDArray
 
 
 def _order(groups: Sequence[int], count: int) -> NDArray[np.int64]:
-    """See `Placed.rows`."""
+    """Return the order in which the model has rows of the file; see `Placed.rows`."""
     places = np.arange(count)
     moved = places[count - math.prod(groups) :].reshape(*groups).swapaxes(1, 2)
     return np.concatenate((places[: count - moved.size], moved.reshape(-1)))
 
 
 def _values(stored: NDArray[np.uint8], kind: str) -> Tensor:
-    """Of rows' bytes."""
+    """Return the values in the bytes of rows."""
     if kind in _PLAIN:
         return torch.from_numpy(np.array(stored)).view(_PLAIN[kind])
     import gguf  # optional, and slow to import

@@ -1,4 +1,4 @@
-"""A target that costs what a real one costs: a larger checkpoint of the same function.
+"""A target with the cost of a real one: a larger checkpoint of the same function.
 
 Benchmarks then have the acceptance rates of a trained small model *and* the cost ratio of a real
 pair. In exact arithmetic the logits are those of the source:
@@ -8,11 +8,11 @@ pair. In exact arithmetic the logits are those of the source:
   exactly in binary floating point.
 - New attention heads have zero columns in the output projection, new MLP columns in the down
   projection; new layers have zero output and down projections.
-- Whatever else is new is random, so that no kernel multiplies by easy zeros.
+- All other new weights are random, so that no kernel multiplies by easy zeros.
 
-In floating point, sums of another length may round differently. Only the Llama architecture.
-The result is marked in its config: `specrouter_inflated`, `specrouter_inflated_from`. Name it so
-wherever a figure shows it.
+In floating point, sums of another length may round differently. Only the Llama architecture is
+supported. The result is marked in its config: `specrouter_inflated`, `specrouter_inflated_from`.
+Every figure that shows it must name it so.
 """
 
 import json
@@ -32,12 +32,12 @@ from modelpool.errors import ConfigError
 from modelpool.inflate.llama_sizes import Growth, LlamaShape, realistic_growth, shape_of
 from modelpool.inflate.tensors import InflatedTensors
 
-# What comes along unchanged.
+# Files that are copied unchanged.
 COPIED = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "generation_config.json")
-# What a damaged checkpoint, a full disk or too little memory raise here, beside `ConfigError`.
+# Errors of a damaged checkpoint, a full disk or too little memory, besides `ConfigError`.
 FAULTS = (OSError, RuntimeError, ValueError, KeyError, SafetensorError)
-_EPS = 1e-6  # of a LlamaConfig that does not say
-_CONFIG, _WEIGHTS = "config.json", "model.safetensors"  # that are written
+_EPS = 1e-6  # default of LlamaConfig
+_CONFIG, _WEIGHTS = "config.json", "model.safetensors"  # files that are written
 _SIZES = (
     "hidden_size",
     "num_hidden_layers",
@@ -48,15 +48,18 @@ _SIZES = (
 
 
 def inflate(source: Path, out: Path, growth: Growth, *, dtype: str = "bfloat16") -> LlamaShape:
-    """Writes a wider and deeper copy of a Llama checkpoint, with its tokenizer.
+    """Write a wider and deeper copy of a Llama checkpoint, with its tokenizer.
 
     Args:
-        dtype: of the written weights. One narrower than the source's rounds them.
+        source: folder of the checkpoint.
+        out: folder to write.
+        growth: change of the source's sizes.
+        dtype: dtype of the written weights. One narrower than the source's rounds them.
 
     Raises:
-        ConfigError: for a source that is no plain Llama; for `out` where that would overwrite a
-            file of the source's.
-        Any of `FAULTS`: the source cannot be read, or `out` not be written.
+        ConfigError: for a source that is no plain Llama; for `out` if that would overwrite a file
+            of the source.
+        Any of `FAULTS`: the source cannot be read, or `out` cannot be written.
     """
     config = _read_config(source)
     _check_out(source, out)
@@ -82,13 +85,13 @@ def inflate(source: Path, out: Path, growth: Growth, *, dtype: str = "bfloat16")
 def inflate_to(
     source: Path, out: Path, min_parameters: int, *, dtype: str = "bfloat16"
 ) -> LlamaShape:
-    """`inflate` to the proportions of a real model, of at least `min_parameters`."""
+    """Inflate to the proportions of a real model of at least `min_parameters`; see `inflate`."""
     growth = realistic_growth(shape_of(_read_config(source)), min_parameters)
     return inflate(source, out, growth, dtype=dtype)
 
 
 def inflated_shape(source: Path, min_parameters: int) -> LlamaShape:
-    """What `inflate_to` would write. Raises `ConfigError` where it cannot."""
+    """Return the shape that `inflate_to` would write; raise `ConfigError` if it cannot."""
     old = shape_of(_read_config(source))
     return realistic_growth(old, min_parameters).of(old)
 
@@ -115,7 +118,7 @@ def _read_config(source: Path) -> dict[str, Any]:
 
 
 def _check_out(source: Path, out: Path) -> None:
-    """A link in `out` to the source's weights would be written through, too."""
+    """Refuse to overwrite a file of the source, also through a link in `out`."""
     own = [file for file in source.iterdir() if file.is_file()]
     names = {_CONFIG, _WEIGHTS, *(file.name for file in _copied(source))}
     for file in (out / name for name in names):
@@ -148,7 +151,7 @@ def _inflated_config(
 
 
 def main() -> None:
-    """A process of its own: source, out, min_parameters and dtype as arguments.
+    """Inflate in a separate process, with source, out, min_parameters and dtype as arguments.
 
     Its standard input ends when the process that waits for it does.
     """
@@ -160,4 +163,4 @@ def main() -> None:
 def _end_with_parent() -> None:
     while os.read(sys.stdin.fileno(), 1):  # not by a buffer, whose lock would be held at the end
         pass
-    os._exit(1)  # nobody is told, and nobody waits for the files
+    os._exit(1)  # the waiting process has ended, and the files are not needed

@@ -1,9 +1,10 @@
 """Inflated checkpoints, each written once into the cache (`inflate_to` of a pool's member).
 
-Contract: that of `cached_folder`. The name holds what the content depends on: source, size, dtype.
+Contract: that of `cached_folder`. The name depends on all that the content depends on: source,
+size, dtype.
 
-The work is done by another process: torch in this thread would start a second OpenMP pool, which
-slows each later forward of the engine's thread.
+A separate process does the work: torch in this thread would start a second OpenMP pool, which slows
+each later forward of the engine's thread.
 """
 
 import hashlib
@@ -23,16 +24,16 @@ from modelpool.inflate.inflate import COPIED, FAULTS, inflated_shape
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = "1"  # changes when the same arguments would give another content
+_FORMAT = "1"  # changes when the same arguments would give other content
 _HASHED_BYTES = 64 * 2**20  # of larger files only size and time of change count
 _PROGRAM = "from modelpool.inflate.inflate import main; main()"
 
 
 def inflated_source(source: Path, min_parameters: int, *, dtype: Dtype, field: str) -> Path:
-    """The folder of `source` inflated to at least `min_parameters`, made if it is not there.
+    """Return the folder of `source` inflated to `min_parameters` or more; write it if missing.
 
-    `dtype`: of the stored weights; "auto" is the source's. `field` is the member's place, such as
-    `pool.models[1]`. Raises `ConfigError` for `{field}.inflate_to`.
+    `dtype`: dtype of the stored weights; "auto" is the source's. `field` is the member's place,
+    such as `pool.models[1]`. Raises `ConfigError` for `{field}.inflate_to`.
     """
     try:
         written_dtype = _stored_dtype(source) if dtype == "auto" else dtype
@@ -56,7 +57,7 @@ def inflated_source(source: Path, min_parameters: int, *, dtype: Dtype, field: s
 def _inflate_elsewhere(source: Path, out: Path, min_parameters: int, dtype: str) -> None:
     root = str(Path(__file__).resolve().parents[2])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    theirs, ours = os.pipe()  # which the process reads: it ends with this one, however that ends
+    theirs, ours = os.pipe()  # the process reads it, so it ends with this one in any case
     try:
         done = subprocess.run(
             [sys.executable, "-c", _PROGRAM, str(source), str(out), str(min_parameters), dtype],

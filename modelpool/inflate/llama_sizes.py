@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-_REAL_HIDDEN = 640  # the narrowest hidden state that passes for a real model's
+_REAL_HIDDEN = 640  # the narrowest hidden state of a real model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +30,11 @@ class LlamaShape:
 
 @dataclass(frozen=True)
 class Growth:
-    """What a checkpoint is inflated to.
+    """Sizes that a checkpoint is inflated to.
 
     Attributes:
-        width_exponent: k; the hidden state becomes 4^k times as wide, of as many times more heads.
+        width_exponent: k; the hidden state becomes 4^k times as wide, with as many times more
+            heads.
         layers, mlp: their new number, at least the source's.
     """
 
@@ -54,10 +55,10 @@ class Growth:
 
 
 def realistic_growth(old: LlamaShape, min_parameters: int) -> Growth:
-    """To a shape of at least `min_parameters`.
+    """Return the growth to a realistic shape of at least `min_parameters`.
 
-    As wide as the narrowest real models, heads in proportion, an MLP four times as wide as the
-    hidden state, and as many layers as it takes.
+    It is as wide as the narrowest real models, with heads in proportion, an MLP four times as wide
+    as the hidden state, and as many layers as needed.
     """
     width_exponent = 0
     while old.hidden * 4**width_exponent < _REAL_HIDDEN:
@@ -70,7 +71,7 @@ def realistic_growth(old: LlamaShape, min_parameters: int) -> Growth:
 
 
 def shape_of(config: dict[str, Any]) -> LlamaShape:
-    """Of a checkpoint's `config.json`."""
+    """Return the sizes in a checkpoint's `config.json`."""
     heads = config["num_attention_heads"]
     return LlamaShape(
         hidden=config["hidden_size"],

@@ -11,7 +11,7 @@ _NOISE = 0.02  # spread of new weights, as in the initialisation of real models
 
 
 class InflatedTensors:
-    """See `modelpool.inflate.inflate` for what makes them the same function."""
+    """Tensors of the larger model, for the same function: see `modelpool.inflate.inflate`."""
 
     def __init__(
         self,
@@ -55,34 +55,34 @@ class InflatedTensors:
             yield prefix + name, self._norm(prefix + name)
 
     def _into(self, name: str, rows: Tensor | None, count: int) -> Tensor:
-        """[count, hidden] a projection out of the hidden state; new rows and columns random."""
+        """Return a projection of the hidden state, [count, hidden]; new weights are random."""
         weight = self._random(count, self._new.hidden)
         if rows is not None:
             weight[rows, : self._old.hidden] = self._weights[name].to(weight.dtype)
         return weight
 
     def _back(self, name: str, columns: Tensor | None, count: int) -> Tensor:
-        """[hidden, count] a projection into the hidden state; all that is new is zero."""
+        """Return a projection into the hidden state, [hidden, count]; new weights are zero."""
         weight = torch.zeros(self._new.hidden, count, dtype=self._dtype)
         if columns is not None:
             weight[: self._old.hidden, columns] = self._weights[name]
         return weight
 
     def _norm(self, name: str) -> Tensor:
-        """[hidden] what belongs to the padding scales zeros: it may be anything."""
+        """Return the weights of a norm, [hidden]; those of the padding only scale zeros."""
         weight = torch.ones(self._new.hidden, dtype=self._dtype)
         if name in self._weights:
             weight[: self._old.hidden] = self._weights[name]
         return weight * self._norm_scale
 
     def _padded(self, weight: Tensor) -> Tensor:
-        """[V, hidden] the embedding: its padding must be zero."""
+        """Return the embedding, [V, hidden]; its padding must be zero."""
         padded = torch.zeros(weight.shape[0], self._new.hidden, dtype=self._dtype)
         padded[:, : self._old.hidden] = weight
         return padded
 
     def _widened(self, weight: Tensor) -> Tensor:
-        """[V, hidden] an untied output embedding: it reads zeros there, so anything will do."""
+        """Return an untied output embedding, [V, hidden]; it is random where it reads zeros."""
         widened = self._random(weight.shape[0], self._new.hidden)
         widened[:, : self._old.hidden] = weight
         return widened

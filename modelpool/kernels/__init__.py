@@ -1,1 +1,1 @@
-"""Kernels in C, for the CPU: their source, the library that is made of it, and its functions."""
+"""CPU kernels in C: their source, the library compiled from it, and its functions."""

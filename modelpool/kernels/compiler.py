@@ -1,8 +1,8 @@
-"""The C library's sources, and how they are compiled: on first use, or into a wheel (`setup.py`).
+"""Sources of the C library and their compilation, on first use or into a wheel (`setup.py`).
 
-Contract: no instructions that not every CPU has but behind a question to the CPU, and no reordering
-of sums: the library has the same bits wherever it was compiled. Imports nothing that is not
-Python's own.
+Contract: instructions that some CPUs lack are used only after a check of the CPU, and sums are not
+reordered: the library has the same bits wherever it was compiled. This module imports only Python's
+standard library.
 """
 
 import hashlib
@@ -35,8 +35,8 @@ _COMPILE_S = 120.0
 
 
 def find_compiler() -> Sequence[str]:
-    """The command. Raises `RuntimeError` where there is none."""
-    asked = os.environ.get("CC", "")  # may have options: "ccache gcc"
+    """Return the command of the C compiler; raise `RuntimeError` if there is none."""
+    asked = os.environ.get("CC", "")  # may have options, such as "ccache gcc"
     try:
         given = shlex.split(asked)
     except ValueError as error:
@@ -50,7 +50,7 @@ def find_compiler() -> Sequence[str]:
 
 
 def fingerprint(compiler: Sequence[str]) -> str:
-    """Of sources, flags and compiler."""
+    """Return a hash of sources, flags and compiler."""
     version = subprocess.run(
         (*compiler, "--version"), capture_output=True, check=True, timeout=_COMPILE_S
     ).stdout
@@ -60,7 +60,7 @@ def fingerprint(compiler: Sequence[str]) -> str:
 
 
 def compile_library(compiler: Sequence[str], folder: Path) -> None:
-    """`NAME` in `folder`. File by file, as many at once as there are cores.
+    """Compile `NAME` in `folder`, file by file, as many at once as there are cores.
 
     Raises `RuntimeError`, and what `subprocess.run` raises.
     """

@@ -1,13 +1,12 @@
 """The C library of layers, attention, recurrences and the choice of tokens: found or compiled.
 
-Contract: `c_library` is None where there is no compiler, `linear_kernels` where the CPU has none:
-one line says why, and models are computed otherwise, or slower. A wheel may
-bring the library beside this file; else it is compiled into the cache under a name that tells
-source, flags and compiler, in a folder with its checksum: a damaged one would end the process, and
-is compiled anew (`cached_folder`). Whatever lies there and does not belong to this user is not
-loaded.
+Contract: `c_library` returns None without a compiler, and `linear_kernels` if the CPU lacks the
+instructions: a log line says why, and models are computed in another way, or slower. A wheel may
+contain the library beside this file. Otherwise it is compiled into the cache, in a folder named by
+source, flags and compiler, with its checksum: a damaged library would end the process, and is
+compiled again (`cached_folder`). Files there that do not belong to this user are not loaded.
 
-`SPECROUTER_KERNEL`: `off`, or the name of one kernel.
+`SPECROUTER_KERNEL` is `off`, or the name of one kernel.
 """
 
 import ctypes
@@ -38,7 +37,7 @@ _SWITCH = "SPECROUTER_KERNEL"
 
 
 class LayerWeight(ctypes.Structure):
-    """`Weight` of linear.c."""
+    """The struct `Weight` of linear.c."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("nibbles", "fifths", "sixths", "bytes")),
@@ -53,7 +52,7 @@ class LayerWeight(ctypes.Structure):
 
 @dataclass(frozen=True)
 class LinearKernels:
-    """`name`: of the kernel in use, the best of those `available`."""
+    """Kernels of the library; `name` is the one in use, by default the best `available`."""
 
     library: ctypes.CDLL
     name: str
@@ -62,7 +61,7 @@ class LinearKernels:
     def multiply(
         self, weight: LayerWeight, x: Tensor, y: Tensor, kernel: str | None = None
     ) -> None:
-        """`x` [T, given] to `y` [T, outputs], both contiguous, in bfloat16 or float32."""
+        """Map `x` [T, given] to `y` [T, outputs], both contiguous, in bfloat16 or float32."""
         failed = self.library.sr_linear(
             ctypes.byref(weight), x.data_ptr(), x.dtype is torch.bfloat16,
             y.data_ptr(), y.dtype is torch.bfloat16, len(x),
@@ -72,8 +71,11 @@ class LinearKernels:
             raise MemoryError(f"no memory for {len(x)} rows of a linear layer")
 
     def pack(self, numbers: Tensor, bits: int, to: Sequence[Tensor]) -> None:
-        """`numbers` [out, in] uint8, contiguous, to panels. `to`: nibbles or bytes, and where there
-        are more bits than 4 the fifth ones and the sixth."""
+        """Pack `numbers` [out, in], contiguous uint8, into panels.
+
+        `to` is memory for nibbles or bytes, and for the fifth and sixth bits if there are more than
+        4.
+        """
         outputs, given = numbers.shape
         memory = [one.data_ptr() for one in to] + [None] * (3 - len(to))
         self.library.sr_pack(numbers.data_ptr(), outputs, given, bits, *memory)
@@ -81,7 +83,7 @@ class LinearKernels:
 
 @cache
 def c_library() -> ctypes.CDLL | None:
-    """Of this process; None: see the module."""
+    """Return the library of this process, or None as the module explains."""
     if os.environ.get(_SWITCH, "") == "off":
         return None
     try:
@@ -95,7 +97,7 @@ def c_library() -> ctypes.CDLL | None:
 
 @cache
 def linear_kernels() -> LinearKernels | None:
-    """Of this process; None: see the module."""
+    """Return the kernels of this process, or None as the module explains."""
     library = c_library()
     if library is None:
         return None
@@ -111,13 +113,13 @@ def linear_kernels() -> LinearKernels | None:
 
 
 def kernels_of(library: ctypes.CDLL) -> LinearKernels | None:
-    """That this CPU has; None: it has none."""
+    """Return the kernels that this CPU supports, or None."""
     available = tuple(name for name, bit in KERNELS.items() if library.sr_kernels() & bit)
     return LinearKernels(library, available[0], available) if available else None
 
 
 def library_file() -> Path:
-    """Beside this file, or in the cache, where it is compiled if it is not there yet.
+    """Return the library's file, beside this one or in the cache, where it is compiled if missing.
 
     Raises `OSError`, `RuntimeError` without a compiler, and what `subprocess.run` raises.
     """
@@ -138,8 +140,10 @@ def library_file() -> Path:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Other processes wait meanwhile: to compile takes many seconds on all cores. Where the file
-    system has no locks they do not."""
+    """Make other processes wait: compiling takes many seconds on all cores.
+
+    They do not wait if the file system has no locks.
+    """
     opened = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):
@@ -156,7 +160,7 @@ def _check_owner(path: Path) -> None:
 
 
 def opened(file: Path) -> ctypes.CDLL:
-    """Raises `OSError`, and `RuntimeError` where the file is another version's."""
+    """Load the library; raise `OSError`, or `RuntimeError` if it is of another version."""
     library = ctypes.CDLL(str(file))
     if not hasattr(library, "sr_gumbel_at"):
         raise RuntimeError(f"{file} is of another version")
@@ -182,8 +186,10 @@ def opened(file: Path) -> ctypes.CDLL:
 
 
 def _share_threads(library: ctypes.CDLL) -> None:
-    """Lets it run on the threads of torch's own OpenMP: a second pool would fight for the cores.
-    On one thread where these functions are not found."""
+    """Let the library use the threads of torch's OpenMP: two pools would compete for the cores.
+
+    It runs on one thread if these functions are not found.
+    """
     process = ctypes.CDLL(None)
     try:
         found = [

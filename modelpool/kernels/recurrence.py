@@ -1,7 +1,7 @@
 """Matrix states of recurrent layers in the C library (`recurrence.c`).
 
-Contract: bits are those of one token after the other, whatever a call has of them, and whatever the
-threads; not those of torch's products, which sum in another order.
+Contract: the bits are those of reading one token after the other, for any number of tokens in a
+call and any number of threads. They are not those of torch's products, which sum in another order.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ _SIZES = ("tokens", "heads", "key_dim", "value_dim", "key_stride", "query_stride
 
 
 class _Scan(ctypes.Structure):
-    """`Scan` of recurrence.c."""
+    """The struct `Scan` of recurrence.c."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in _POINTERS),
@@ -29,7 +29,7 @@ class _Scan(ctypes.Structure):
 
 @dataclass(frozen=True)
 class MatrixKernels:
-    """On the CPU, in float32. Tensors of several tokens begin with [T]."""
+    """Kernels on the CPU, in float32; tensors of several tokens begin with [T]."""
 
     library: ctypes.CDLL
 
@@ -44,14 +44,12 @@ class MatrixKernels:
         overlap: Tensor,
         keeps: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Outputs, and what is added, [T, heads, V] each, of tokens that follow one another.
+        """Return outputs and what is added, [T, heads, V] each, of consecutive tokens.
 
-        Args:
-            state: [heads, K, V], which is put behind them unless it `keeps`, with one token.
-            key, query: [T, heads, K]; heads of all tokens are equally far apart.
-            value: [T, heads, V].
-            decay, overlap: [T, heads, 1].
-            rate: the same; None: values are added as they are.
+        `state` is [heads, K, V], and is advanced by the tokens unless it `keeps`, which is for one
+        token only. `key` and `query` are [T, heads, K], with the heads of all tokens equally far
+        apart; `value` is [T, heads, V]; `decay`, `overlap` and `rate` are [T, heads, 1]. Without
+        `rate`, values are added as they are.
         """
         tokens, heads, key_dim = key.shape
         value, decay, overlap = value.contiguous(), decay.contiguous(), overlap.contiguous()
@@ -85,7 +83,7 @@ class MatrixKernels:
         return out, added
 
     def advance(self, state: Tensor, key: Tensor, added: Tensor, decay: Tensor) -> None:
-        """Puts one token behind `state`, as `scan` does. [heads, K], [heads, V], [heads, 1]."""
+        """Advance `state` by one token like `scan`, by [heads, K], [heads, V] and [heads, 1]."""
         heads, key_dim, value_dim = state.shape
         _check(state, key, added, decay)
         self.library.sr_advance(
@@ -95,7 +93,7 @@ class MatrixKernels:
 
 
 def _check(state: Tensor, *others: Tensor) -> None:
-    """What the library is given is read by its address."""
+    """Check the tensors, because the library reads their memory by address."""
     if not state.is_contiguous():
         raise ValueError("a state that is not contiguous")
     for tensor in (state, *others):
@@ -104,13 +102,13 @@ def _check(state: Tensor, *others: Tensor) -> None:
 
 
 def _evenly(keys: Tensor) -> Tensor:
-    """[T, heads, K] with one stride from each head to the next, also into the next token."""
+    """Return [T, heads, K] with one stride between heads, also from one token to the next."""
     is_even = keys.stride(2) == 1 and keys.stride(0) == keys.shape[1] * keys.stride(1)
     return keys if is_even or (len(keys) == 1 and keys.stride(2) == 1) else keys.contiguous()
 
 
 @cache
 def matrix_kernels() -> MatrixKernels | None:
-    """Of this process; None: see `linear_kernels`."""
+    """Return the kernels of this process, or None as for `linear_kernels`."""
     found = linear_kernels()
     return None if found is None else MatrixKernels(found.library)

@@ -1,1 +1,1 @@
-"""Layers that keep a state of each row: a file for each arithmetic, and the registry."""
+"""Layers that keep a state for each row: one file for each arithmetic, and the registry."""

@@ -1,8 +1,8 @@
-"""Causal convolutions over packs, and what mixers share: functions with fixed bits.
+"""Causal convolutions over packs, and functions with fixed bits that mixers share.
 
-A token's bits must not depend on what stands beside it. torch's sigmoid, silu and softplus compute
-the last elements of a tensor by other code; `exp`, `log1p`, `reciprocal`, `rsqrt` and sums over a
-last axis do not, and these are made of them.
+The bits of a token must not depend on its neighbours. torch's sigmoid, silu and softplus compute
+the last elements of a tensor with other code; `exp`, `log1p`, `reciprocal`, `rsqrt` and sums over a
+last axis do not, so these functions are made of them.
 """
 
 import torch
@@ -15,7 +15,7 @@ from modelpool.recurrent import RecurrentKind, StatePart, Tensors
 class Window(RecurrentKind):
     """The kind of a convolution: a row's last inputs, `[taps - 1, channels]`, in its dtype.
 
-    A token is its input, which also is its entry; it reads `[taps, channels]`, the last its own.
+    A token is its input, which is also its entry; it reads `[taps, channels]`, the last its own.
     """
 
     name = "window-1"
@@ -37,7 +37,7 @@ class Window(RecurrentKind):
 
 
 def convolve(view: KVView, layer: int, inputs: Tensor, conv: nn.Conv1d) -> Tensor:
-    """[T, C] to [T, C], each channel by itself, tap after tap in float32 at least."""
+    """Map [T, C] to [T, C], each channel by itself, tap after tap in float32 at least."""
     channels, taps = conv.weight.shape[0], conv.weight.shape[-1]
     windows = view.scan(layer, Window(taps, channels), (inputs,))  # [T, taps, C]
     weight = _wide(conv.weight[:, 0])
@@ -50,24 +50,24 @@ def convolve(view: KVView, layer: int, inputs: Tensor, conv: nn.Conv1d) -> Tenso
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    """In float32 at least, rounded as `x` is."""
+    """Return the sigmoid, computed in float32 at least and rounded to the dtype of `x`."""
     return (1 + torch.exp(-_wide(x))).reciprocal().to(x.dtype)
 
 
 def silu(x: Tensor) -> Tensor:
-    """The same."""
+    """Return SiLU, computed in float32 at least and rounded to the dtype of `x`."""
     wide = _wide(x)
     return (wide * (1 + torch.exp(-wide)).reciprocal()).to(x.dtype)
 
 
 def softplus(x: Tensor) -> Tensor:
-    """The same."""
+    """Return softplus, computed in float32 at least and rounded to the dtype of `x`."""
     wide = _wide(x)
     return torch.where(wide > 20, wide, torch.log1p(torch.exp(wide.clamp(max=20)))).to(x.dtype)
 
 
 def rms(x: Tensor, eps: float) -> Tensor:
-    """Over the last axis."""
+    """Divide by the root mean square over the last axis."""
     return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps)
 
 

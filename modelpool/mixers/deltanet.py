@@ -10,11 +10,11 @@ from modelpool.attention.kv_view import KVView
 from modelpool.mixers.convolution import convolve, rms, sigmoid, silu, softplus
 from modelpool.mixers.matrix_state import DeltaRule
 
-_NORM_EPS = 1e-6  # of keys and queries, beside the sum of their squares
+_NORM_EPS = 1e-6  # for keys and queries, added to the sum of their squares
 
 
 def project(module: Any, hidden: Tensor) -> tuple[Tensor, ...]:
-    """Queries, keys and values [T, channels], gates [T, heads, V], rates and steps [T, heads]."""
+    """Return queries, keys, values [T, channels], gates [T, heads, V], rates, steps [T, heads]."""
     if hasattr(module, "in_proj_qkvz"):  # Qwen3-Next joins them
         joined = module.in_proj_qkvz(hidden), module.in_proj_ba(hidden)
         parts = module.fix_query_key_value_ordering(*joined)
@@ -26,7 +26,7 @@ def project(module: Any, hidden: Tensor) -> tuple[Tensor, ...]:
 
 
 def mix(module: Any, view: KVView, projected: Sequence[Tensor]) -> Tensor:
-    """See `Arithmetic`. transformers: `GatedDeltaNet`."""
+    """Compute `Arithmetic.mix`, like `GatedDeltaNet` of transformers."""
     mixed, gate, rate, step = projected
     convolved = silu(convolve(view, module.layer_idx, mixed, module.conv1d))
     kind = DeltaRule(module.num_v_heads, module.head_k_dim, module.head_v_dim, mixed.device)
@@ -35,7 +35,10 @@ def mix(module: Any, view: KVView, projected: Sequence[Tensor]) -> Tensor:
 
 
 def _tokens(module: Any, mixed: Tensor, rate: Tensor, step: Tensor) -> tuple[Tensor, ...]:
-    """What `DeltaRule` reads of [T, channels] in float32. Heads of values share heads of keys."""
+    """Return the inputs of `DeltaRule`, from [T, channels] in float32.
+
+    Heads of values share heads of keys.
+    """
     parts = [module.key_dim, module.key_dim, module.value_dim]
     query, key, value = torch.split(mixed, parts, -1)
     heads = (len(mixed), -1, module.head_k_dim)
@@ -59,6 +62,6 @@ def _normed(x: Tensor) -> Tensor:
 
 
 def _gated(norm: Any, x: Tensor, gate: Tensor) -> Tensor:
-    """[..., n] normed, then multiplied by SiLU of the gate, as `RMSNormGated` of these models."""
+    """Normalise [..., n], then multiply by SiLU of the gate, as `RMSNormGated` of these models."""
     normed: Tensor = norm.weight * rms(x.float(), norm.variance_epsilon).to(x.dtype)
     return (normed * silu(gate.float())).to(x.dtype)

@@ -12,7 +12,7 @@ from modelpool.mixers.matrix_state import StateSpace
 
 
 def project(module: Any, hidden: Tensor) -> tuple[Tensor, ...]:
-    """Gates [T, inner], what is convolved [T, channels], and steps [T, heads]."""
+    """Return gates [T, inner], inputs of the convolution [T, channels], and steps [T, heads]."""
     if hasattr(module, "mup_vector"):  # Falcon-H1
         joined = module.in_proj(hidden * module.ssm_in_multiplier) * module.mup_vector
     else:
@@ -22,7 +22,7 @@ def project(module: Any, hidden: Tensor) -> tuple[Tensor, ...]:
 
 
 def mix(module: Any, view: KVView, projected: Sequence[Tensor]) -> Tensor:
-    """See `Arithmetic`. transformers: `Mamba2Mixer` and its likes."""
+    """Compute `Arithmetic.mix`, like `Mamba2Mixer` of transformers and similar classes."""
     gate, mixed, step = projected
     convolved = silu(convolve(view, module.layer_idx, mixed, module.conv1d)).float()
     keys = module.n_groups * module.ssm_state_size
@@ -34,7 +34,10 @@ def mix(module: Any, view: KVView, projected: Sequence[Tensor]) -> Tensor:
 
 
 def _tokens(module: Any, x: Tensor, key: Tensor, query: Tensor, step: Tensor) -> tuple[Tensor, ...]:
-    """What `StateSpace` reads, in float32. Heads of values share groups of keys and queries."""
+    """Return the inputs of `StateSpace`, in float32.
+
+    Heads of values share groups of keys and queries.
+    """
     groups = (len(x), module.n_groups, module.ssm_state_size)
     shared = module.num_heads // module.n_groups
     key, query = (each.reshape(groups).repeat_interleave(shared, 1) for each in (key, query))
@@ -45,7 +48,7 @@ def _tokens(module: Any, x: Tensor, key: Tensor, query: Tensor, step: Tensor) ->
 
 
 def _gated(norm: nn.Module, x: Tensor, gate: Tensor) -> Tensor:
-    """[T, n] normed by groups and multiplied by SiLU of the gate, in the order of the class."""
+    """Normalise [T, n] by groups and multiply by SiLU of the gate, in the order of the class."""
     if isinstance(norm, nn.Identity):
         return x * silu(gate)
     given: Any = norm

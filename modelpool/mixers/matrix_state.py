@@ -1,11 +1,11 @@
-"""Kinds whose state is a matrix S [K, V] of each head, in float32 whatever the model's dtype.
+"""Kinds whose state is a matrix S [K, V] of each head, in float32 for any dtype of the model.
 
-A token fades S by its decay d and adds the product of a key and a value to it. Every token goes
-through this recurrence, those of prompts too: transformers' forms of chunks give other bits by
-where a pass begins.
+A token multiplies S by its decay d and adds the product of a key and a value to it. Every token
+goes through this recurrence, including those of prompts: the chunked forms of transformers give
+bits that depend on where a pass begins.
 
-On a CPU the C library computes it where there is one, in a third of the time. It sums in another
-order than torch, so the names tell which of the two it is.
+On a CPU the C library computes it, if there is one, in a third of the time. It sums in another
+order than torch, so the two have different names.
 """
 
 from abc import abstractmethod
@@ -30,7 +30,10 @@ class _Asked(NamedTuple):
 
 
 class _MatrixState(RecurrentKind):
-    """An entry is a token's key [heads, K], what is added [heads, V], and its decay [heads, 1]."""
+    """Kind with a matrix as its state.
+
+    An entry is a token's key [heads, K], what is added [heads, V], and its decay [heads, 1].
+    """
 
     rule: str
 
@@ -60,15 +63,17 @@ class _MatrixState(RecurrentKind):
 
     @abstractmethod
     def _read(self, state: Tensor, token: Tensors) -> tuple[Tensor, Tensors]:
-        """By torch."""
+        """Compute `read` in torch."""
 
     @abstractmethod
     def _asked(self, tokens: Tensors) -> _Asked:
-        """Of tokens [n, ...]."""
+        """Return the kernels' inputs for tokens [n, ...]."""
 
 
 class DeltaRule(_MatrixState):
-    """Of Gated DeltaNet, with the rate b: u = b (v - d k S), o = d q S + (q k) u, S = d S + k u^T.
+    """Recurrence of Gated DeltaNet.
+
+    With the rate b: u = b (v - d k S), o = d q S + (q k) u, S = d S + k u^T.
 
     A token is its key and query [heads, 2, K], value [heads, V], and decay, rate and product of
     query and key, [heads, 1] each.
@@ -88,7 +93,7 @@ class DeltaRule(_MatrixState):
 
 
 class StateSpace(_MatrixState):
-    """Of Mamba-2: o = d q S + (q k) u, S = d S + k u^T.
+    """Recurrence of Mamba-2: o = d q S + (q k) u, S = d S + k u^T.
 
     A token is its query (C) [heads, 1, K], key (B) [heads, K], u [heads, V], and decay and product
     of query and key, [heads, 1] each.

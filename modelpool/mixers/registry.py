@@ -1,9 +1,9 @@
-"""Which recurrent layers are served, each by its class.
+"""Registry of the recurrent layers that are served, by their class.
 
 Contract: a mixer is a class of modules that computes a recurrent layer. It is registered for one
-type of model, with a forward that goes through the view of the pack (`KVView.scan`) in place of its
-own. What is not registered is refused. Between its linear layers a token has the same bits whatever
-is beside it in a pass: that is tried when a model is loaded.
+type of model, with a forward that uses the view of the pack (`KVView.scan`) in place of its own.
+Layers that are not registered are refused. Between its linear layers a token has the same bits with
+any neighbours in a pass: this is tried when a model is loaded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,24 +20,25 @@ from modelpool.mixers import deltanet, mamba2, short_conv
 from modelpool.probe import ProbeView
 from modelpool.recurrent import RecurrentLayer, StateKey
 
-_TRIAL_TOKENS = 33  # of three heads some elements are computed as vectors then, others not
+_TRIAL_TOKENS = 33  # with three heads, vector code computes some elements and scalar code others
 
 
 class Arithmetic(Protocol):
-    """Of a layer over a pack, around its state."""
+    """Arithmetic of a layer over a pack, around its state."""
 
     def project(self, module: Any, hidden: Tensor, /) -> Sequence[Tensor]:
-        """[1, T, hidden] to what the rest reads of each token, [T, ...] each: linear layers."""
+        """Apply linear layers to [1, T, hidden]; return the inputs of `mix`, [T, ...] each."""
 
     def mix(self, module: Any, view: KVView, projected: Sequence[Tensor], /) -> Tensor:
-        """[T, channels], what the module's `out_proj` reads."""
+        """Return [T, channels], the input of the module's `out_proj`."""
 
 
 @dataclass(frozen=True)
 class Mixer:
-    """
+    """A class of modules, with its forward over packs.
+
     Attributes:
-        model_type: of the configurations whose layers of `layer_type` it computes.
+        model_type: type of the configurations whose layers of `layer_type` it computes.
         module: module and name of its class, which is imported only with its models.
     """
 
@@ -47,7 +48,7 @@ class Mixer:
     arithmetic: Arithmetic
 
     def forward(self, module: Any, hidden_states: Tensor, packed_kv: Any, **_: Any) -> Any:
-        """In place of the module's own. `packed_kv`: an `OpaqueView`."""
+        """Run in place of the module's own forward; `packed_kv` is an `OpaqueView`."""
         projected = self.arithmetic.project(module, hidden_states)
         mixed = self.arithmetic.mix(module, packed_kv.view, projected)
         return module.out_proj(mixed.to(hidden_states.dtype)).unsqueeze(0)
@@ -57,19 +58,21 @@ _MIXERS: dict[str, Mixer] = {}
 
 
 def register_mixer(mixer: Mixer) -> None:
-    """Has models served that have such layers."""
+    """Register a mixer, so that models with such layers are served."""
     _MIXERS[mixer.module] = mixer
 
 
 def recurrent_types(config: Any) -> frozenset[str]:
-    """The `layer_types` of a configuration that mixers are registered for."""
+    """Return the `layer_types` of a configuration for which mixers are registered."""
     kind = getattr(config, "model_type", None)
     return frozenset(mixer.layer_type for mixer in _MIXERS.values() if mixer.model_type == kind)
 
 
 def use_mixers(model: nn.Module) -> None:
-    """Has the registered mixers of a model go through the view of a pack. Raises
-    `UnsupportedAttention` for one whose convolution is not followed by SiLU."""
+    """Make the registered mixers of a model use the view of a pack.
+
+    Raises `UnsupportedAttention` for one whose convolution is not followed by SiLU.
+    """
     for module in model.modules():
         mixer = _MIXERS.get(name_of(type(module)))
         if mixer is None:
@@ -82,14 +85,16 @@ def use_mixers(model: nn.Module) -> None:
 
 
 def name_of(module: type[nn.Module]) -> str:
-    """As `Mixer.module` has it."""
+    """Return the name of a class in the form of `Mixer.module`."""
     return f"{module.__module__}.{module.__qualname__}"
 
 
 @torch.inference_mode()
 def moving_layer(model: nn.Module, hidden_size: int) -> int | None:
-    """The first recurrent layer, of each kind and size, in which bits of a token depend on what is
-    beside it in a pass, from random inputs; None: in none."""
+    """Return the first recurrent layer in which a token's bits depend on its neighbours, or None.
+
+    One layer of each kind and size is tried, with random inputs.
+    """
     tried = set[str]()
     for module in model.modules():
         mixer, form = _MIXERS.get(name_of(type(module))), repr(module)
@@ -113,8 +118,10 @@ def moving_layer(model: nn.Module, hidden_size: int) -> int | None:
 
 
 def unserved_layer(config: Any, seen: Mapping[StateKey, RecurrentLayer]) -> str | None:
-    """Why a layer of a recurrent type would not be served, or None. `seen`: states of those that
-    scanned."""
+    """Return the reason why a layer of a recurrent type would not be served, or None.
+
+    `seen`: states of the layers that scanned.
+    """
     scanned, types = {layer for layer, _ in seen}, recurrent_types(config)
     for layer, kind in enumerate(getattr(config, "layer_types", None) or ()):
         if kind in types and layer not in scanned:
@@ -123,7 +130,7 @@ def unserved_layer(config: Any, seen: Mapping[StateKey, RecurrentLayer]) -> str 
 
 
 def _register(arithmetic: Arithmetic, layer_type: str, modules: Mapping[str, str]) -> None:
-    """`modules`: by type of the model, the class of its layers."""
+    """Register mixers; `modules` has the class of the layers by type of the model."""
     for kind, name in modules.items():
         folder = kind.removesuffix("_text")
         module = f"transformers.models.{folder}.modeling_{folder}.{name}"

@@ -1,4 +1,4 @@
-"""Benchmarks: contenders that take turns on the same prompts, and what their times say.
+"""Benchmarks: contenders that take turns on the same prompts, and figures from their times.
 
-Nothing of the service imports this package; the command line does, when it is asked to.
+The service does not import this package; the command line does so on demand.
 """

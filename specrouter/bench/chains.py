@@ -1,7 +1,7 @@
-"""`specrouter bench chains`: how fast the chains of a pool are, and the policies that pick them.
+"""`specrouter bench chains`: speed of a pool's chains, and of the policies that choose among them.
 
-In every round, one after the other and on the same prompts and seeds: the target alone, every
-static chain, the policies. Nothing else should run meanwhile.
+In every round the target alone, every static chain and the policies run one after the other, on the
+same prompts and seeds. The machine should be idle otherwise.
 
 Contract: a bad argument raises `ConfigError` before anything is loaded.
 """
@@ -26,7 +26,7 @@ from specrouter.router import ChainRouter
 from specrouter.routing.scheduler import candidate_chains
 
 _DEFAULT_BATCHES = (1, 4, 8, 16)
-_ALL_CHAINS_UP_TO = 5  # models; a larger pool's chains of four models and more are left out
+_ALL_CHAINS_UP_TO = 5  # models; in a larger pool, chains have at most three
 _ADAPTIVE, STATIC = "adaptive", "static"
 _HEAD = (
     f"{'':44}{'tokens/s':>9}{'req/s':>7}{'over off':>10}{'quartiles':>14}{'TPOT ms':>9}"
@@ -68,7 +68,7 @@ def bench_chains(
 
 
 def batch_sizes(asked: Sequence[int] | None, max_requests: int) -> Sequence[int]:
-    """Those to measure on `max_requests` rows. Raises `ConfigError` for one that is larger."""
+    """Return the batch sizes to measure. Raises `ConfigError` for one above `max_requests`."""
     for batch in asked or ():
         if batch > max_requests:
             reason = f"{batch} is above engine.max_requests, which is {max_requests}"
@@ -77,7 +77,7 @@ def batch_sizes(asked: Sequence[int] | None, max_requests: int) -> Sequence[int]
 
 
 def asked(options: argparse.Namespace, prompts: Mapping[str, Sequence[object]]) -> dict[str, Any]:
-    """What of the options a figure is comparable by."""
+    """Return the options that a figure depends on."""
     return {
         "config": Path(options.config).name,
         "prompts": {category: len(found) for category, found in prompts.items()},
@@ -92,7 +92,7 @@ def chain_name(chain: Chain) -> str:
 
 
 def static_chains(pool: ModelPool) -> list[Chain]:
-    """The chains with a drafter that fit a device together."""
+    """Return the chains with a drafter whose models fit a device together."""
     parameters = {name: pool.parameter_count(name) for name in pool.names}
     longest = None if len(pool.names) <= _ALL_CHAINS_UP_TO else 3
     chains = candidate_chains(pool.names, parameters, pool.target, longest)
@@ -100,7 +100,7 @@ def static_chains(pool: ModelPool) -> list[Chain]:
 
 
 def chosen(pool: ModelPool, only: Sequence[str] | None) -> tuple[list[Chain], list[str]]:
-    """The chains and the policies that take part beside the target alone.
+    """Return the chains and the policies to measure besides the target alone.
 
     Raises `ConfigError` for a name that the pool does not have.
     """
@@ -113,10 +113,10 @@ def chosen(pool: ModelPool, only: Sequence[str] | None) -> tuple[list[Chain], li
 
 
 def own_policies(names: Sequence[str], known: Sequence[str]) -> Sequence[str]:
-    """`names`, each of which is a chain policy. Raises `ConfigError` for any other."""
+    """Return `names`, each of which is a chain policy. Raises `ConfigError` for any other."""
     for name in names:
         try:
-            if name == STATIC:  # here all chains, not the policy of that name
+            if name == STATIC:  # here it means all chains, not the policy of that name
                 raise ValueError("the pool has no chain with a drafter")
             CHAIN_POLICIES.find(name)
         except ValueError as error:
@@ -126,7 +126,7 @@ def own_policies(names: Sequence[str], known: Sequence[str]) -> Sequence[str]:
 
 
 def chains_table(document: Mapping[str, Any]) -> str:
-    """One block per batch size, then the ratios by category."""
+    """Return one block per batch size, each followed by its figures by category."""
     lines = [model_sizes(document["conditions"])]
     for batch, result in document["batches"].items():
         rows = result["contenders"]

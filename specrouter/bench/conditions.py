@@ -1,4 +1,4 @@
-"""What a figure was measured under: machine, models, versions; and how tables show figures."""
+"""Conditions of a measurement (machine, models, versions), and formats of figures in tables."""
 
 import json
 import platform
@@ -17,7 +17,10 @@ from statemgr import row_tokens
 
 
 def conditions(router: ChainRouter) -> dict[str, Any]:
-    """As JSON has them, after the runs, when models in use are loaded. Inflated ones are marked."""
+    """Return the conditions as JSON has them, with inflated models marked.
+
+    Call it after the runs, when the models in use are loaded.
+    """
     pool = router.pool
     target = pool.get(pool.target)
     device = target.device
@@ -42,7 +45,7 @@ def conditions(router: ChainRouter) -> dict[str, Any]:
 def _model(pool: ModelPool, model: ModelConfig) -> dict[str, Any]:
     if not model.has_model:
         return {"parameters": 0, "dtype": None, "weights": None, "is_inflated": False}
-    # Only a loaded model says what became of "auto".
+    # "auto" is resolved only in a loaded model.
     loaded = str(pool.get(model.name).dtype) if pool.is_loaded(model.name) else None
     config = json.loads((pool.path(model.name) / "config.json").read_text(encoding="utf-8"))
     return {
@@ -54,7 +57,7 @@ def _model(pool: ModelPool, model: ModelConfig) -> dict[str, Any]:
 
 
 def request_limit(config: RouterConfig, pool: ModelPool) -> int:
-    """Tokens of a request, prompt and output, that every model can read and the memory can hold."""
+    """Return the most tokens of a request that every model can read and the memory can hold."""
     kv_tokens = pool.kv_tokens or config.engine.kv_tokens(pool.longest_sequence)
     longest = config.engine.max_request_tokens(pool.longest_sequence, kv_tokens)
     if config.engine.kv_memory is not None:
@@ -63,7 +66,7 @@ def request_limit(config: RouterConfig, pool: ModelPool) -> int:
 
 
 def model_sizes(conditions: Mapping[str, Any]) -> str:
-    """`small 1.1M, big 201.9M int8 (inflated)`."""
+    """Return the models' sizes, such as `small 1.1M, big 201.9M int8 (inflated)`."""
     parts = []
     for name, model in conditions["models"].items():
         size = f" {model['parameters'] / 1e6:.1f}M" if model["parameters"] else ""

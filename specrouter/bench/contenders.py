@@ -1,8 +1,8 @@
 """Contenders that take turns on the same work, and those that are this service itself.
 
-The latter are one router, asked to decode in different ways, since every router loads the target
-and has an engine thread with OpenMP workers of its own. So the policies know what the other
-contenders' runs taught the profiler, as those of a service that has been up for a while do.
+The latter share one router, which decodes in different ways: every router loads the target, and has
+an engine thread with OpenMP workers of its own. So the profiler has learned from the other
+contenders' runs, as in a service that has run for a while.
 """
 
 import secrets
@@ -22,18 +22,18 @@ from specrouter.router import ChainRouter
 
 
 class MeasurementError(RuntimeError):
-    """A contender failed."""
+    """Raised when a contender fails."""
 
 
 class Contender(Protocol):
     name: str
 
     def run(self, work: Work) -> Sample:
-        """Raises `MeasurementError`."""
+        """Serve the work and return its sample. Raises `MeasurementError`."""
 
 
 class OwnContender:
-    """The router under a policy with its settings; `speculation` overrides it in every request."""
+    """The router under a policy and its settings; `speculation` overrides it in every request."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class OwnContender:
         ]
         prompts = [prompt.token_ids for prompt in work.prompts]
         self.router.set_policy(self._policy, **self._settings)
-        # What other contenders do would teach the adaptive one for nothing.
+        # Only runs of policies that learn may change what the engine has learned.
         learns = self._speculation is None and CHAIN_POLICIES.find(self._policy).learns
         engine.set_learning(learns)
         before, started = engine.statistics(), time.perf_counter()
@@ -80,11 +80,11 @@ class OwnContender:
         )
 
     def params(self, work: Work, prompt: BenchPrompt, seed: int, tenant: str) -> SamplingParams:
-        """What a prompt is asked with.
+        """Return the sampling parameters of a prompt.
 
-        Contenders are given the same prompts and seeds, and say the same: what one of them has
-        read or said must not help the next, so nothing is kept of prompts, and every run is a
-        tenant's own.
+        All contenders get the same prompts and seeds, and give the same texts. One's prompts and
+        outputs must not help the next, so prompts are not cached, and every run has a tenant of its
+        own.
         """
         return SamplingParams(
             max_new_tokens=work.new_tokens,
@@ -103,10 +103,16 @@ def measure(
     label: str,
     progress: Progress,
 ) -> dict[str, list[list[Sample]]]:
-    """Samples by contender, [round][batch of the round]. A round before the first one warms up.
+    """Measure all contenders, and return samples by contender, as [round][batch of the round].
+
+    A round before the first one warms up.
 
     Args:
-        deal: the work of a round, by its number.
+        contenders: take turns on each batch.
+        deal: returns the work of a round, by its number.
+        rounds: number of rounds.
+        label: names the measurement in the progress.
+        progress: shows it.
 
     Raises:
         MeasurementError: a contender failed.

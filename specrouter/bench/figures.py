@@ -1,7 +1,7 @@
-"""Samples, and what they say: medians over rounds of ratios within a round. Pure functions.
+"""Figures from samples: medians over rounds of ratios within a round. Pure functions.
 
-A machine that other work shares drifts from minute to minute. Contenders that take turns within a
-round drift together, so their ratio is steady where their speeds are not.
+The speed of a shared machine drifts from minute to minute. Contenders that take turns within a
+round drift together, so their ratio is stable where their speeds are not.
 """
 
 import statistics
@@ -18,15 +18,15 @@ class Sample:
     """One batch of one contender.
 
     Attributes:
-        tokens: of all outputs.
-        seconds: from the first request's start to the last one's end.
-        distinct: of each output, the share of its 4-grams that are distinct.
-        acceptance_length: tokens per target pass, the mean over outputs; None where unknown.
-        cycle_ms: of an engine of our own, of which `control_ms` are neither a model's nor spent on
-            logits; 0 of others.
-        chains: request cycles by chain.
-        requests: how many the batch had.
-        tpot_ms: mean time of a token after the first, the mean over outputs; None where unknown.
+        tokens: tokens of all outputs.
+        seconds: time from the first request's start to the last one's end.
+        distinct: for each output, the share of its 4-grams that are distinct.
+        acceptance_length: tokens per target pass, the mean over outputs; None if unknown.
+        cycle_ms: time of cycles of this project's engine; 0 for other contenders.
+        control_ms: part of `cycle_ms` spent neither in models nor on logits.
+        chains: number of request cycles by chain.
+        requests: number of requests in the batch.
+        tpot_ms: mean time of a token after the first, the mean over outputs; None if unknown.
     """
 
     tokens: int
@@ -50,19 +50,19 @@ class Spread(TypedDict):
 
 
 def mean_of_known(values: Iterable[float | None]) -> float | None:
-    """None where nothing is known."""
+    """Return the mean of the values that are not None, or None if there is none."""
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None
 
 
 def distinct_share(token_ids: Sequence[int]) -> float:
-    """Distinct 4-grams over all of them; 1 for an output that is too short to have two."""
+    """Return the share of distinct 4-grams; 1 for an output without 4-grams."""
     grams = [tuple(token_ids[i : i + _NGRAM]) for i in range(len(token_ids) - _NGRAM + 1)]
     return len(set(grams)) / len(grams) if grams else 1.0
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Median and quartiles; of one value, that value."""
+    """Return median and quartiles; a single value is all three."""
     if len(values) < 2:
         return Spread(median=values[0], low=values[0], high=values[0])
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -70,22 +70,22 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def speeds(rounds: Rounds) -> list[float]:
-    """Tokens per second of each round."""
+    """Return tokens per second of each round."""
     return [sum(s.tokens for s in samples) / sum(s.seconds for s in samples) for samples in rounds]
 
 
 def ratios(ours: Rounds, base: Rounds) -> list[float]:
-    """Speed over the base's, round by round."""
+    """Return the speed over the base's, round by round."""
     return [a / b for a, b in zip(speeds(ours), speeds(base), strict=True)]
 
 
 def request_rates(rounds: Rounds) -> list[float]:
-    """Requests per second of each round."""
+    """Return requests per second of each round."""
     return [sum(s.requests for s in one) / sum(s.seconds for s in one) for one in rounds]
 
 
 def tpots(rounds: Rounds) -> list[float]:
-    """Mean TPOT of a round's requests, in ms, of each round whose batches all say theirs."""
+    """Return the mean TPOT in ms of each round in which every batch has one."""
     return [
         sum((s.tpot_ms or 0.0) * s.requests for s in samples) / sum(s.requests for s in samples)
         for samples in rounds
@@ -99,12 +99,13 @@ def row(
     bases: Sequence[str],
     categories: Sequence[str | None],
 ) -> dict[str, Any]:
-    """All figures of one contender at one batch size, as JSON has them.
+    """Return all figures of one contender at one batch size, as JSON has them.
 
     Args:
-        samples: of every contender, over the same rounds and batches.
+        samples: samples of every contender, over the same rounds and batches.
+        name: the contender.
         bases: contenders that its speed is divided by.
-        categories: of the batches of a round, in their order; None where they are mixed.
+        categories: categories of the batches of a round, in order; None for a mixed batch.
     """
 
     def of(category: str, contender: str) -> Rounds:
@@ -134,7 +135,7 @@ def row(
 
 
 def _engine_figures(samples: Sequence[Sample]) -> dict[str, Any]:
-    """Of a contender of our own: where its time went that no model had, and its chains."""
+    """Return the share of time outside models, and the chains, of this project's engine."""
     cycle_ms = sum(sample.cycle_ms for sample in samples)
     if not cycle_ms:
         return {}

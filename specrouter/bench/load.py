@@ -1,9 +1,9 @@
-"""`specrouter bench load`: which requests get their tokens in time, with speculation and without.
+"""`specrouter bench load`: share of requests that attain objectives, with and without speculation.
 
-The same requests arrive at the same random times in both, whatever the state of the service.
+The same requests arrive at the same random times in both cases, independent of the service's state.
 
-Contract: a bad argument raises `ConfigError` before anything is loaded. Attainment is decided
-here, by the times that a request got, not by what the service says of it.
+Contract: a bad argument raises `ConfigError` before anything is loaded. Attainment is computed here
+from the measured times, not taken from the service.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def bench_load(
 ) -> dict[str, Any]:
     """Measure, and return the JSON document. Raises `ConfigError`, `MeasurementError`.
 
-    `config`: None where `options` have a `server`, which has its own.
+    `config` is None if `options` name a `server`, which has its own.
     """
     texts = load_prompts(options.prompts)
     if config is None:
@@ -88,10 +88,15 @@ def bench_load(
 def load_requests(
     options: argparse.Namespace, texts: Texts, tokenize: Tokenize, limit: int
 ) -> list[LoadRequest]:
-    """Requests at random times, with prompts drawn from `texts`; the same for the same options.
+    """Return requests at random times, with prompts drawn from `texts`.
+
+    The same options give the same requests.
 
     Args:
-        limit: tokens of a request, prompt and output.
+        options: the command's arguments.
+        texts: prompts by category.
+        tokenize: returns a text's ids.
+        limit: most tokens of a request, prompt and output.
 
     Raises:
         ConfigError: a request is longer.
@@ -131,7 +136,7 @@ def _measure(
     options: argparse.Namespace,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Medians over rounds of the figures, with speculation and without, which take turns."""
+    """Return medians over rounds of the figures with and without speculation, which take turns."""
     first = [replace(one, at_s=0.0) for one in requests[:_WARM_UP_REQUESTS]]
     for way in _WAYS[::-1]:
         progress.show(f"warm-up, speculation {way}")
@@ -153,7 +158,7 @@ def _measure(
 
 
 def _run(service: Service, requests: Sequence[LoadRequest], way: str) -> list[Outcome]:
-    """As a tenant of its own: the same requests have been answered before."""
+    """Replay the requests as a new tenant, because the same ones were answered before."""
     tenant = secrets.token_hex(8)
     speculation: Literal["off"] | None = "off" if way == "off" else None
     own = [replace(one, tenant=tenant, speculation=speculation) for one in requests]
@@ -185,7 +190,7 @@ def load_table(document: Mapping[str, Any]) -> str:
 
 
 def load_rows(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """The figures of runs on the same requests, by name."""
+    """Yield the lines of the table, with one line of figures for each run by name."""
     yield _HEAD
     for name, row in rows.items():
         e2e_s = {p: None if ms is None else ms / 1000 for p, ms in row["e2e_ms"].items()}

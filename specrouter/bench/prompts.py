@@ -1,4 +1,4 @@
-"""Prompts: read from files, mixed by category, and dealt out round by round.
+"""Prompts: read from files, mixed by category, and dealt to rounds.
 
 Contract: a category is a file (or a kind of built-in prompt). Every round has every category, and
 all contenders of a round get the same prompts and seeds.
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from modelpool.errors import ConfigError
 
 Texts = Mapping[str, Sequence[str]]  # by category
-Tokenize = Callable[[str], Sequence[int]]  # a text's ids, as a prompt of the model has them
+Tokenize = Callable[[str], Sequence[int]]  # returns a text's ids, as in a prompt of the model
 
 _FIELDS = ("prompt", "question", "text")
 
@@ -53,7 +53,7 @@ class BenchPrompt:
 
 @dataclass(frozen=True)
 class Work:
-    """Prompts that are served together, `new_tokens` each."""
+    """Prompts that are served together, with `new_tokens` output tokens each."""
 
     prompts: tuple[BenchPrompt, ...]
     seeds: tuple[int, ...]
@@ -62,13 +62,13 @@ class Work:
 
     @property
     def category(self) -> str | None:
-        """That all prompts share; None where they do not."""
+        """Category of all prompts; None if they differ."""
         known = {prompt.category for prompt in self.prompts}
         return known.pop() if len(known) == 1 else None
 
 
 def load_prompts(files: Sequence[Path]) -> Texts:
-    """Texts by file name. Raises `ConfigError` for a file that cannot be read or has none."""
+    """Return texts by file name. Raises `ConfigError` for a file that is unreadable or has none."""
     if not files:
         return BUILT_IN
     texts: dict[str, list[str]] = {}
@@ -78,7 +78,7 @@ def load_prompts(files: Sequence[Path]) -> Texts:
 
 
 def tokenize(texts: Texts, tokenizer: Tokenizer, limit: int) -> dict[str, list[BenchPrompt]]:
-    """The prompts by category; what is longer than `limit` tokens is cut from the left."""
+    """Return the prompts by category; those above `limit` tokens lose their beginning."""
     return {
         category: [_tokenized(category, text, tokenizer, limit) for text in found]
         for category, found in texts.items()
@@ -92,9 +92,9 @@ def deal(
     new_tokens: int,
     temperature: float,
 ) -> list[Work]:
-    """The work of one round: as many batches as it takes to have each category.
+    """Return the work of one round, with enough batches for all categories.
 
-    The categories take turns, and each goes round in its own prompts.
+    The categories take turns, and each cycles through its own prompts.
     """
     categories = list(prompts.values())
     count = -(-len(categories) // batch) * batch
@@ -117,9 +117,9 @@ def _tokenized(category: str, text: str, tokenizer: Tokenizer, limit: int) -> Be
 
 
 def read_entries(file: Path) -> list[tuple[str, Any]]:
-    """A file's JSON lines, each with its place in words. Raises `ConfigError` without any."""
+    """Return a file's JSON lines, each with its place in words. Raises `ConfigError` if empty."""
     try:
-        # JSON may hold what else ends a line for `splitlines`, such as U+2028.
+        # Not `splitlines`: JSON may contain other line ends, such as U+2028.
         lines = file.read_text(encoding="utf-8").split("\n")
     except OSError as error:
         raise ConfigError("--prompts", f"cannot read {file}: {error.strerror}") from error
@@ -138,7 +138,7 @@ def read_entries(file: Path) -> list[tuple[str, Any]]:
 
 
 def text_of(where: str, entry: Any) -> str:
-    """Of an entry of `read_entries`. Raises `ConfigError` where it has none."""
+    """Return the text of an entry of `read_entries`. Raises `ConfigError` if it has none."""
     found = None
     if isinstance(entry, dict):
         turns = entry.get("turns")

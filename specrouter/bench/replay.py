@@ -1,12 +1,12 @@
-"""Open-loop replay: requests are sent at their times, whatever the state of the service.
+"""Open-loop replay: requests are sent at their times, independent of the state of the service.
 
-Contract: every request has an outcome; one that is refused, fails or does not end has its error
-there. The clock comes in. What answers is a `Service`: a router here, or a server elsewhere.
+Contract: every request has an outcome; one that is refused, fails or does not end has an error in
+it. The clock is an argument. A `Service` answers: a router here, or a server elsewhere.
 
-Figures of outcomes are attainment, goodput and latencies; all and by category. An error counts as
-a violation of the objective that the request had. Goodput is tokens of requests that attained
-theirs over the time from the first submission to the last end; what had no objective is in no
-attainment and in no goodput, but in the throughput. Source: AdaServe, section 6.1.
+The figures of outcomes are attainment, goodput and latencies, in total and by category. An error
+counts as a violation of the request's objective. Goodput is the tokens of requests that attained
+their objective, over the time from the first submission to the last end. Requests without an
+objective count in the throughput, but not in attainment and goodput. Source: AdaServe, section 6.1.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,19 +20,25 @@ from specrouter.bench.figures import mean_of_known
 from specrouter.request.objective import Stage
 
 _PERCENTILES = (50, 95, 99)
-_TICK_S = 0.2  # between two looks at what runs, and of the sleep before a request is due
-_ROUNDING = 1.0 + 1e-9  # of times that were added up
+_TICK_S = 0.2  # period of the watch, also while it waits for the next request's time
+_ROUNDING = 1.0 + 1e-9  # tolerance for sums of times
 _DRAIN_S = 600.0  # after the last request was sent
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadRequest:
-    """`at_s`: from the first one's time. `objective_ms`: of a token's time after the first;
-    `e2e_ms`: of the time from sending to the last token; `ttft_ms`: to the first. None: no such
-    objective. `stages`: in the place of `objective_ms`, where there are any; simulated only.
-    `judges_runs`: TPOT is judged over every run of ten tokens instead of over the whole output or
-    stage (SLOs-Serve, section 6); simulated only. `tenant`: whose outputs a service may quote for
-    it, and keeps its own with."""
+    """A request of a load; objectives that are None do not exist.
+
+    Attributes:
+        at_s: time after the first request.
+        objective_ms: objective for the mean time of a token after the first.
+        e2e_ms: objective for the time from sending to the last token.
+        ttft_ms: objective for the time from sending to the first token.
+        stages: replace `objective_ms` if there are any; simulation only.
+        judges_runs: TPOT is judged over every run of ten tokens instead of over the whole output or
+            stage (SLOs-Serve, section 6); simulation only.
+        tenant: the service may quote outputs of this tenant for it, and stores its output there.
+    """
 
     at_s: float
     category: str
@@ -56,15 +62,15 @@ class LoadRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What became of a request, by the clock of its service.
+    """The result of a request, on the clock of its service.
 
     Attributes:
-        ttft_ms: from submission to the first token; None where there was none.
+        ttft_ms: from submission to the first token; None without a token.
         tpot_ms: mean time of a token after the first; None for fewer than two.
-        error: None, or why the output is not what was asked for.
-        attained_stages: of the request's stages that had tokens, which kept their TPOT.
-        worst_run_ms: greatest mean time of a token in a full run of ten; None where there is none,
-            or nobody asked.
+        error: why the output is not as requested; None if it is.
+        attained_stages: for each stage of the request that had tokens, whether it kept its TPOT.
+        worst_run_ms: greatest mean time of a token in a full run of ten; None without one, or if it
+            was not measured.
     """
 
     ttft_ms: float | None = None
@@ -77,7 +83,7 @@ class Answer:
 
     @property
     def e2e_ms(self) -> float | None:
-        """From submission to the last token; None where there was none."""
+        """Time from submission to the last token; None without a token."""
         if self.ttft_ms is None:
             return None
         return self.ttft_ms + (self.tpot_ms or 0.0) * max(self.tokens - 1, 0)
@@ -85,7 +91,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A request, when it was sent (from the replay's start), and its answer."""
+    """A request, the time it was sent (from the replay's start), and its answer."""
 
     request: LoadRequest
     sent_s: float
@@ -93,16 +99,16 @@ class Outcome:
 
     @property
     def end_s(self) -> float:
-        """When its last token came; when it was sent, where none came."""
+        """Time of its last token; without a token, the time it was sent."""
         return self.sent_s + (self.answer.e2e_ms or 0.0) / 1000
 
     @property
     def is_attained(self) -> bool | None:
-        """Whether its tokens came as fast as asked, the first one's time left out, and the first
-        and the last one in time.
+        """True if it attained its objectives for TPOT, end-to-end latency and TTFT.
 
-        None: it had no objective, or came without an error and has too few tokens to be judged.
-        Source: AdaServe, section 6.1; SpecRouter, section 6, for the end-to-end latency.
+        None: it had no objective, or ended without an error and has too few tokens to be judged.
+        The time of the first token is not part of TPOT. Source: AdaServe, section 6.1; SpecRouter,
+        section 6, for the end-to-end latency.
         """
         request, answer = self.request, self.answer
         if not request.has_objective:
@@ -131,12 +137,12 @@ class Pending(Protocol):
     def cancel(self) -> None: ...
 
     def answer(self) -> Answer:
-        """Waits for the end, and does not raise."""
+        """Wait for the end and return the answer; never raise."""
 
 
 class Service(Protocol):
     def send(self, request: LoadRequest) -> Pending:
-        """Returns at once, and does not raise: a refusal is an answer."""
+        """Send without waiting and never raise: a refusal is an answer."""
 
 
 class Clock(Protocol):
@@ -145,7 +151,7 @@ class Clock(Protocol):
     def sleep_s(self, duration_s: float) -> None: ...
 
 
-Watch = Callable[[float, int, int], None]  # elapsed seconds, requests sent, of those running
+Watch = Callable[[float, int, int], None]  # elapsed seconds, requests sent, requests running
 
 
 def replay(
@@ -155,11 +161,15 @@ def replay(
     watch: Watch = lambda elapsed_s, sent, running: None,
     drain_s: float = _DRAIN_S,
 ) -> list[Outcome]:
-    """Outcomes in the order of the requests, when all have ended.
+    """Replay the requests, and return their outcomes in the same order when all have ended.
 
     Args:
         requests: by rising time.
-        drain_s: what has not ended so long after the last was sent is cancelled, an error.
+        service: answers them.
+        clock: time of the replay.
+        watch: called regularly with the elapsed time and the numbers of sent and running requests.
+        drain_s: requests that have not ended this long after the last was sent are cancelled, and
+            count as errors.
     """
     started_s = clock.now_s()
     sent: list[tuple[LoadRequest, float, Pending]] = []
@@ -186,7 +196,7 @@ def replay(
 
 
 def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Of one run, as JSON has them, with those `by_category`; there must be an outcome."""
+    """Return the figures of one run as JSON has them, also `by_category`; needs an outcome."""
     duration_s = max(o.end_s for o in outcomes) - min(o.sent_s for o in outcomes)
     categories = sorted({o.request.category for o in outcomes})
     late_s = (o.sent_s - o.request.at_s for o in outcomes)
@@ -202,7 +212,7 @@ def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def medians(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The median of every figure over rounds; None where no round has it."""
+    """Return the median of every figure over rounds; None if no round has it."""
     result: dict[str, Any] = {}
     for name, first in rounds[0].items():
         values = [one[name] for one in rounds if one[name] is not None]
@@ -226,7 +236,7 @@ def _of_group(outcomes: Sequence[Outcome], duration_s: float) -> dict[str, Any]:
         "tpot_ms": _percentiles([o.answer.tpot_ms for o in outcomes]),
         "mean_tpot_ms": mean_of_known(o.answer.tpot_ms for o in outcomes),
         "e2e_ms": _percentiles([o.answer.e2e_ms for o in outcomes]),
-        # Little's law: those that wait for a row are in.
+        # By Little's law; requests that wait for a row are included.
         "mean_running": _per_s(sum(o.end_s - o.sent_s for o in outcomes), duration_s),
         "acceptance_length": mean_of_known(o.answer.acceptance_length for o in outcomes),
     }

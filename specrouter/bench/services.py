@@ -1,7 +1,7 @@
-"""Who answers a replay: a router in this process, or a server over HTTP.
+"""Services for a replay: a router in this process, or a server over HTTP.
 
 Contract: a request that is refused or fails has an answer with its error. A router's times are the
-engine's own; a server's are its client's, so they include HTTP.
+engine's own; a server's are measured at the client, so they include HTTP.
 """
 
 import threading
@@ -20,8 +20,8 @@ from specrouter.request.objective import SLO
 from specrouter.request.params import RequestError, SamplingParams
 from specrouter.router import ChainRouter
 
-_END_S = 60.0  # within which one that was cancelled must end
-_SILENCE_S = 600.0  # of a server between two events
+_END_S = 60.0  # limit for the end of a cancelled request
+_SILENCE_S = 600.0  # limit for a server's silence between two events
 _FIRST_TIMEOUT_S = 10.0
 
 
@@ -37,7 +37,7 @@ class OwnService:
             temperature=request.temperature,
             seed=request.seed,
             ignore_eos=True,
-            prefix_cache=False,  # services are given the same prompts
+            prefix_cache=False,  # the same prompts are sent several times
             cache_salt=request.tenant,
         )
         slo = None
@@ -52,7 +52,7 @@ class OwnService:
 
 @dataclass(frozen=True)
 class _OwnPending:
-    """`handle`: None where the request was refused, for the reason `refusal`."""
+    """A request to the router; `handle` is None if it was refused, for the reason `refusal`."""
 
     handle: RequestHandle | None
     refusal: str = ""
@@ -85,11 +85,11 @@ class _OwnPending:
 class ServerService:
     """A SpecRouter server elsewhere, with a thread and a connection for each request.
 
-    Raises `ConfigError` where nothing healthy answers, or nothing that says what it serves.
+    Raises `ConfigError` if the server is not healthy, or does not return its model.
 
     Attributes:
-        model: the name of what it serves.
-        max_request_tokens: of a request there, prompt and output.
+        model: name of the served model.
+        max_request_tokens: most tokens of a request, prompt and output.
     """
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
@@ -106,7 +106,7 @@ class ServerService:
             raise ConfigError("--server", f"{url} does not say what it serves: {error}") from error
 
     def tokenize(self, text: str) -> Sequence[int]:
-        """Its own ids, which are its model's; each text is asked for once.
+        """Return the server's ids for a text, which is asked for once.
 
         Raises `MeasurementError`.
         """
@@ -140,13 +140,13 @@ class ServerService:
 
 
 class _ServerPending:
-    """Args: `send`: opens the stream of the answer."""
+    """A request to the server; `send` opens the stream of its answer."""
 
     def __init__(self, send: Callable[[], Any]) -> None:
         self._send = send
         self._answer: Answer | None = None
         self._is_cancelled = False
-        self._started_s = time.perf_counter()  # before the thread's start, which can be late
+        self._started_s = time.perf_counter()  # before the thread's start, which may be delayed
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -155,7 +155,7 @@ class _ServerPending:
         return self._answer is not None
 
     def cancel(self) -> None:
-        """At its next event. The server notices that the connection is closed."""
+        """Close the connection at the next event, which the server notices."""
         self._is_cancelled = True
 
     def answer(self) -> Answer:
@@ -163,7 +163,7 @@ class _ServerPending:
         return self._answer or Answer(error="the server does not end its answer")
 
     def _run(self) -> None:
-        """Times are the client's."""
+        """Read the answer, with times measured at the client."""
         first_s = last_s = 0.0
         tokens = 0
         end: Mapping[str, Any] = {"error": "the answer has no end"}
@@ -198,7 +198,7 @@ class _ServerPending:
 
 
 def _cause(end: Mapping[str, Any]) -> str | None:
-    """Why an answer is not what was asked for, by the event that ended it."""
+    """Return why an answer is not as requested, from the event that ended it."""
     error = end.get("error")
     if isinstance(error, Mapping):
         error = error.get("message")

@@ -1,7 +1,7 @@
 """`specrouter bench turns`: the time to the first token in a conversation, with the prefix cache.
 
-Every turn is asked twice, with what is cached and read whole, in alternating order. Conversations
-come one after the other, each under a salt of its own.
+Every turn is sent twice, with the prefix cache and without, in alternating order. Conversations run
+one after the other, each under its own salt.
 """
 
 import argparse
@@ -24,12 +24,12 @@ from specrouter.request.params import SamplingParams
 from specrouter.router import ChainRouter
 
 WARM, COLD = "cached", "read whole"
-_ROWS = 4  # of KV memory, for one request at a time and what earlier ones left in the cache
+_ROWS = 4  # of KV memory: for one request at a time, and for the cache of earlier ones
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A turn, asked twice: milliseconds to the first token, by way."""
+    """A turn sent both ways: milliseconds to the first token, by way."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -39,7 +39,10 @@ class Turn:
 def bench_turns(
     options: argparse.Namespace, config: RouterConfig, progress: Progress
 ) -> dict[str, Any]:
-    """Raises `MeasurementError` where a request fails, `ConfigError` for what does not fit."""
+    """Measure, and return the JSON document.
+
+    Raises `MeasurementError` if a request fails, `ConfigError` if turns do not fit.
+    """
     said_before = (options.turns - 1) * options.new_tokens + (options.turns - 2) * options.said
     if options.history <= said_before:
         reason = f"must be at least {said_before + 1}: so much is said before"
@@ -57,7 +60,7 @@ def bench_turns(
         progress.expect((1 + options.chats) * options.turns)
         first = options.history - said_before
         chats = [_chat(router, options, first, at, progress) for at in range(-1, options.chats)]
-        turns = zip(*chats[1:], strict=True)  # the first one warms up
+        turns = zip(*chats[1:], strict=True)  # the first chat warms up
         return {
             "conditions": conditions(router),
             "chats": options.chats,
@@ -84,7 +87,7 @@ def turns_table(document: Mapping[str, Any]) -> str:
 def _chat(
     router: ChainRouter, options: argparse.Namespace, first: int, chat: int, progress: Progress
 ) -> list[Turn]:
-    """`first`: tokens of the first turn's prompt."""
+    """Run one conversation; `first` is the length of its first prompt in tokens."""
     draws = np.random.default_rng([7, chat + 1])
     texts = itertools.chain.from_iterable(BUILT_IN.values())
     known = np.unique([token for text in texts for token in router.tokenizer(text)["input_ids"]])
@@ -115,7 +118,7 @@ def _ttft_ms(output: RequestOutput) -> float:
 
 
 def _medians(turns: Sequence[Turn]) -> dict[str, Any]:
-    """Of one turn of all chats; `ratio` is that of the ratios within a turn."""
+    """Return medians of one turn over all chats; `ratio` is the median of the turns' ratios."""
     return {
         "prompt_tokens": median(turn.prompt_tokens for turn in turns),
         "cached_tokens": median(turn.cached_tokens for turn in turns),

@@ -1,7 +1,7 @@
-"""Arguments that several commands have, and how their errors are told: in one line.
+"""Arguments that several commands share, and one-line error messages for them.
 
-Contract: a bad argument ends with exit code 2 and one line on stderr that names it. What declares
-arguments imports nothing that takes long: `--help` and such errors come at once.
+Contract: a bad argument ends with exit code 2 and one line on stderr that names it. Modules that
+declare arguments import nothing slow: `--help` and such errors come at once.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with one line for an error instead of the usage and a line.
+    """An argparse parser whose errors are one line, without the usage.
 
-    `has_prompt`: a PROMPT behind the TARGET. Options may stand between the two.
+    With `has_prompt`, a PROMPT follows the TARGET, and options may stand between the two.
     """
 
     has_prompt = False
@@ -40,10 +40,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def complain(error: object) -> None:
-    """One line, whatever a library's message looks like."""
+    """Print an error as one line, also if its message has several."""
     print(f"specrouter: {' '.join(str(error).split())}", file=sys.stderr)
 
 
 def default_config(name: str = "tiny.yaml") -> Path:
-    """The file of a bundled scenario."""
+    """Return the file of a bundled scenario."""
     return scenario_folder() / name

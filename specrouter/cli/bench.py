@@ -1,7 +1,7 @@
-"""`specrouter bench chains`, `load` and `turns`: their arguments, and how their results are told.
+"""`specrouter bench chains`, `load` and `turns`: their arguments, and the output of their results.
 
-Contract: what could not be written is refused before anything is measured. A file that cannot be
-written all the same ends the command with 1, after the result was printed.
+Contract: an output file that cannot be written is refused before the measurement. If writing fails
+afterwards, the result is printed and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def add_bench(commands: Commands) -> None:
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
-    """What all benchmarks have."""
+    """Add the arguments of all benchmarks."""
     add_target(parser, CONFIG)
     add_json(parser)
 
@@ -82,7 +82,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def add_chains(parser: argparse.ArgumentParser) -> None:
-    """All but who takes part, and what is loaded."""
+    """Add the arguments of `bench chains`, except contenders and models."""
     parser.add_argument(
         "--prompts", type=Path, nargs="+", default=[], metavar="FILE", help=_PROMPTS
     )
@@ -109,7 +109,7 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
         "--input-tokens", type=whole(), metavar="N",
         help="of each prompt, cut or repeated to it (default: the prompts' own)",
     )  # fmt: skip
-    add_count(parser, "--output-tokens", 64, "of each request", least=2)  # one has no TPOT
+    add_count(parser, "--output-tokens", 64, "of each request", least=2)  # one token has no TPOT
     for name, which in (
         ("--tpot-ms", "mean time of a token after the first"),
         ("--ttft-ms", "time to the first token"),
@@ -148,13 +148,13 @@ def add_temperature(parser: argparse.ArgumentParser) -> None:
 
 
 def add_seed(parser: argparse.ArgumentParser) -> None:
-    """Rounds count up from it."""
+    """Add `--seed`; rounds count up from it."""
     told = "default: 0"
     parser.add_argument("--seed", type=whole(0, 2**63), default=0, metavar="S", help=told)
 
 
 def whole(least: int = 1, most: float = math.inf) -> Callable[[str], int]:
-    """How argparse reads a whole number."""
+    """Return a type for argparse: a whole number from `least` to `most`."""
 
     def number(text: str) -> int:
         value = int(text)
@@ -169,7 +169,7 @@ def whole(least: int = 1, most: float = math.inf) -> Callable[[str], int]:
 
 def positive(text: str) -> float:
     value = float(text)
-    if not 0.0 < value < math.inf:  # NaN is not
+    if not 0.0 < value < math.inf:  # false for NaN
         raise argparse.ArgumentTypeError(f"must be above 0, not {text}")
     return value
 
@@ -199,7 +199,10 @@ def _writable(text: str) -> Path:
 
 @contextmanager
 def _asked(arguments: argparse.Namespace) -> Iterator[RouterConfig]:
-    """What is asked for, as far as it is wrong before PyTorch is imported. Raises `ConfigError`."""
+    """Yield the configuration, checked as far as possible before PyTorch is imported.
+
+    Raises `ConfigError`.
+    """
     from specrouter.bench.prompts import load_prompts
 
     asked = read_asked(arguments, CONFIG)
@@ -236,10 +239,12 @@ def measured(
     table: Callable[[Mapping[str, Any]], str],
     path: Path | None,
 ) -> int:
-    """Measure, show what that is at, and print the table. Returns the exit code.
+    """Measure with a display of the progress, print the table, and return the exit code.
 
     Args:
-        path: where the JSON document is written; `-`: the last line of stdout.
+        measure: makes the JSON document.
+        table: formats it.
+        path: file for the JSON document; `-`: the last line of stdout.
     """
     from specrouter.bench.contenders import MeasurementError
     from specrouter.progress import Progress
@@ -252,20 +257,20 @@ def measured(
         return 1
     try:
         print(table(document), flush=True)
-    finally:  # also where stdout was closed early
+    finally:  # also if stdout was closed early
         is_written = path is None or _write(json.dumps(document), path)
     return 0 if is_written else 1
 
 
 def _write(line: str, path: Path) -> bool:
-    """Whether it is where it was wanted; where not, it is printed."""
+    """Write the line to the file and return True; if that fails, print it and return False."""
     if path == _STDOUT:
         print(line, flush=True)
         return True
     try:
         path.write_text(f"{line}\n", encoding="utf-8")
     except OSError as error:
-        print(line, flush=True)  # what was measured may have taken hours
+        print(line, flush=True)  # the measurement may have taken hours
         complain(f"cannot write {path}: {error.strerror or error}")
         return False
     print(f"wrote {path}", file=sys.stderr)

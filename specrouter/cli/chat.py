@@ -1,7 +1,7 @@
 """`specrouter chat`: a conversation on the terminal.
 
-Contract: answers go to stdout, all else to stderr. What has come of an answer that was stopped
-stays in the conversation.
+Contract: answers go to stdout, everything else to stderr. The part of a stopped answer that has
+been printed stays in the conversation.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def add_chat(commands: Commands) -> None:
 
 
 def _chat(arguments: argparse.Namespace) -> int:
-    """Returns the exit code. Raises `ConfigError`, `RequestError`."""
+    """Run the conversation and return the exit code. Raises `ConfigError`, `RequestError`."""
     from specrouter.progress import Progress, ShownLoad
 
-    sampling_params(arguments)  # what is wrong is told before PyTorch is imported
+    sampling_params(arguments)  # errors come before PyTorch is imported
     asked = read_asked(arguments)
     asked.check_sources()
     with naming(asked.arguments), Progress("starting") as progress:
@@ -68,7 +68,7 @@ class _Chat:
 
     def run(self) -> None:
         with suppress(ImportError):
-            import readline  # noqa: F401 (input() has a history and keys to edit with it)
+            import readline  # noqa: F401 (gives input() a history and editing keys)
         _tell(f"{self._router.pool.target}: {_KEYS}")
         while (text := _read()) is not None:
             if text.strip() == "/reset":
@@ -103,14 +103,14 @@ class _Chat:
 
 
 def _read() -> str | None:
-    """A line; None at the end."""
+    """Return a line of input, or None at its end."""
     while True:
         try:
             return input("> " if sys.stdin.isatty() else "")
         except EOFError:
             print(flush=True)
             return None
-        except KeyboardInterrupt:  # the line is begun anew
+        except KeyboardInterrupt:  # discard the line
             print(flush=True)
 
 

@@ -1,10 +1,10 @@
 """`specrouter check`: is a configuration valid, and do its models fit this machine?
 
-Contract: reads configurations, tokenizers and the headers of checkpoints, never weights. Of a
+Contract: reads configurations, tokenizers and the headers of checkpoints, never weights. From a
 `hub:` source that is not in the cache only these are downloaded; but a member with `inflate_to` is
-downloaded and made, as when it is served. What is invalid raises `ConfigError`; what does not fit
-is in the report. Memory is counted as the device manager does: weights, and for each model a KV
-store, which is taken as a whole.
+downloaded and made, as when it is served. An invalid setting raises `ConfigError`; models that do
+not fit are in the report. Memory is counted as in the device manager: weights, and a KV store for
+each model, which is allocated as a whole.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from specrouter.routing.scheduler import ModelChainScheduler
 from statemgr import row_tokens
 
 _MIB = 2**20
-_ROOMY = 2**60  # bytes; for the figures of a pool that does not fit
+_ROOMY = 2**60  # bytes; stands for unlimited memory in the figures of a pool that does not fit
 
 
-ReadSpeed = Callable[[int], float]  # of memory, in bytes/s, with so many threads
+ReadSpeed = Callable[[int], float]  # bytes/s of the memory, by number of threads
 _PAIRS_HEADER = ("drafter", "parameters", "reads", "ms", "of target", "")
 
 
 @dataclass(frozen=True)
 class WeightReads:
-    """What a forward of one token reads of the weights.
+    """Bytes of weights that a forward of one token reads.
 
-    `bound_tokens_per_s`: of one request without speculation, if nothing but these reads took time;
-    None where the memory's speed is not known.
+    `bound_tokens_per_s` is the most tokens per second of one request without speculation, if only
+    these reads took time; None if the memory's speed is unknown.
     """
 
     bytes: int
@@ -53,11 +53,14 @@ class WeightReads:
 
 @dataclass(frozen=True, kw_only=True)
 class MemberReport:
-    """A model: its place, and what it takes there.
+    """A model, its place, and the memory it takes there.
 
-    `threads`: of the CPU; None elsewhere. `attention`: the kernels that attend. `weights`: how its
-    linear layers keep theirs ("plain", "int8", "int4"). `reads`: as they are, `reads_in_int8` and
-    `reads_in_int4`: as they would be; None where it is not known, or cannot be had.
+    Attributes:
+        threads: CPU threads; None on other devices.
+        attention: the attention kernels.
+        weights: format of the weights of its linear layers ("plain", "int8", "int4").
+        reads: reads in the present format.
+        reads_in_int8, reads_in_int4: reads in these formats; None if unknown or not possible.
     """
 
     name: str
@@ -79,7 +82,11 @@ class MemberReport:
 
 @dataclass(frozen=True)
 class DeviceReport:
-    """`usable_bytes`: what is free now, less a headroom; `needed_bytes`: of all models together."""
+    """A device's memory.
+
+    `usable_bytes` is the memory that is free now, less a headroom; `needed_bytes` that of all
+    models.
+    """
 
     name: str
     needed_bytes: int
@@ -93,9 +100,10 @@ class DeviceReport:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckReport:
-    """What would be served, with what. `problems` say what does not fit and what would help.
+    """A report of what would be served; `problems` say what does not fit and what would help.
 
-    `kv_tokens`: slots of each model's KV store, for the tokens of requests and their trees.
+    `kv_tokens` is the number of slots of each model's KV store, for requests' tokens and their
+    trees.
     """
 
     target: str
@@ -185,7 +193,7 @@ def _shown_reads(reads: WeightReads | None) -> tuple[str, str]:
 def _table(
     header: Sequence[str], rows: Iterable[Sequence[str]], right: Collection[int] = ()
 ) -> Iterator[str]:
-    """Lines of aligned columns; those of the indices `right` to the right."""
+    """Yield lines of aligned columns; those with indices in `right` are right-aligned."""
     lines = [header, *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
@@ -206,11 +214,13 @@ def check_config(
     read_speed: ReadSpeed | None = None,
     progress: LoadProgress | None = None,
 ) -> CheckReport:
-    """
+    """Check a configuration, and return the report.
+
     Args:
-        devices: what to place on; by default this machine's devices.
-        read_speed: of the CPU's memory; without it nothing is said of what that permits.
-        progress: told what is downloaded or made.
+        config: the configuration.
+        devices: devices to place models on; this machine's by default.
+        read_speed: measures the CPU memory's read speed; without it the report has no such bounds.
+        progress: gets what is downloaded or made.
 
     Raises:
         ConfigError: names the setting that cannot be served.
@@ -220,10 +230,10 @@ def check_config(
     if config.cluster is not None and config.cluster.address == "local":
         return _of_replicas(config, found, read_speed, progress)
     pool, too_large = _pool(config, found, progress)
-    slos_by_class(config.slo_classes, pool.tokenizer)  # the ends of their stages
+    slos_by_class(config.slo_classes, pool.tokenizer)  # checks the ends of their stages
     server = config.server
-    ChatTemplate(pool.tokenizer, server.chat_template, server.literal_user_text)  # tried out
-    speed = None if read_speed is None else cache(read_speed)  # for each number of threads once
+    ChatTemplate(pool.tokenizer, server.chat_template, server.literal_user_text)  # checks it
+    speed = None if read_speed is None else cache(read_speed)  # once for each number of threads
     members = tuple(
         _member(model, pool, speed)
         for model in config.pool.models
@@ -257,7 +267,7 @@ def _of_replicas(
     read_speed: ReadSpeed | None,
     progress: LoadProgress | None,
 ) -> CheckReport:
-    """Of all replicas on one machine, where what they take adds up."""
+    """Return the report of all replicas on one machine, with the sum of their memory."""
     configs = config.replicas()
     distinct = {id(own): own for own in configs.values()}
     found = {key: check_config(own, devices, read_speed, progress) for key, own in distinct.items()}
@@ -288,7 +298,7 @@ def _of_replicas(
 def _pool(
     config: RouterConfig, devices: Sequence[DeviceInfo], progress: LoadProgress | None
 ) -> tuple[ModelPool, DoesNotFitError | None]:
-    """The pool; where the target fits nowhere, as it would be placed with room for everything."""
+    """Return the pool; if the target fits nowhere, placed with unlimited memory, and the error."""
     pool = partial(
         ModelPool,
         config.pool,
@@ -304,7 +314,7 @@ def _pool(
 
 
 def _drafters_without_room(config: RouterConfig, pool: ModelPool) -> tuple[str, ...]:
-    """Those of the policy's choice that the pool's limits never let in beside the target.
+    """Return the policy's drafters that never fit beside the target within the pool's limits.
 
     Raises `ConfigError` for a configured chain that they leave no room for.
     """
@@ -369,7 +379,7 @@ def _problems(
 def _advice(
     device: DeviceReport, members: Sequence[MemberReport], engine: EngineConfig, longest: int
 ) -> str:
-    """What to change so that the device is large enough."""
+    """Return changes that would make the device large enough."""
     here = [member for member in members if device.name in member.bytes_by_device]
     per_token = sum(_share(member, device) * member.kv_bytes_per_token for member in here)
     weights = sum(_share(member, device) * member.weight_bytes for member in here)
@@ -391,7 +401,7 @@ def _advice(
 
 
 def _share(member: MemberReport, device: DeviceReport) -> float:
-    """Of a model that is spread over several devices."""
+    """Return the device's share of a model that is spread over several devices."""
     return member.bytes_by_device[device.name] / max(sum(member.bytes_by_device.values()), 1)
 
 
@@ -445,7 +455,7 @@ def _server_warnings(server: ServerConfig, pool: ModelPool) -> Iterator[str]:
 
 
 def shown_pairs(target: Member, found: Sequence[Candidate], speed: float) -> str:
-    """The table of `specrouter pairs`. `speed`: of the CPU's memory, in bytes/s, as measured."""
+    """Return the table of `specrouter pairs`; `speed` is the CPU's memory speed in bytes/s."""
     taken, own = picked(found), read_bytes(target)
     rows = [
         (target.config.name, *_costs(target.facts.parameter_count, own, speed), "", "target"),
@@ -469,7 +479,7 @@ def _costs(parameters: int | None, read: int | None, speed: float) -> tuple[str,
 
 
 def _siblings(target: Member, found: Sequence[Candidate]) -> list[str]:
-    """Smaller models of the target's family that are not here, by what is known of families."""
+    """Return a line with the target's smaller family members that are not on this machine."""
     name = target.config.name
     family = family_of(name)
     if family is None:

@@ -1,4 +1,4 @@
-"""`specrouter check` and `pairs`: print what `specrouter.cli.check` finds."""
+"""`specrouter check` and `pairs`: print the results of `specrouter.cli.check`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _check(arguments: argparse.Namespace) -> int:
     try:
         asked = read_asked(arguments)
         asked.check_sources()
-        # Imports the models' own code, which other commands do when they load them.
+        # This imports the models' code; other commands do so when they load them.
         from modelpool.fast.memory_speed import read_bytes_per_s
         from specrouter.cli.check import check_config
 

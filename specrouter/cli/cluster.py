@@ -1,4 +1,4 @@
-"""`specrouter cluster status` and `restart`: the replicas of a service that runs."""
+"""`specrouter cluster status` and `restart`: the replicas of a running service."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _restart(arguments: argparse.Namespace) -> int:
 
 
 def _asked(url: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, dict[str, Any]]:
-    """Status and JSON object of an answer, whatever its status; 0 where there is none."""
+    """Return status and JSON object of an answer with any status; 0 if there is no answer."""
     from urllib.error import HTTPError
 
     from specrouter.http_client import API_KEY_VARIABLE, FAILURES, Server, read_api_key
@@ -69,7 +69,7 @@ def _asked(url: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, di
 
 
 def _cause(answer: Mapping[str, Any]) -> str | None:
-    """What its error says, if there is one."""
+    """Return the message of the answer's error, if there is one."""
     error = answer.get("error")
     return error.get("message") if isinstance(error, dict) else None
 

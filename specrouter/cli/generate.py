@@ -1,4 +1,4 @@
-"""`specrouter generate`: continues one prompt on the terminal, and says how fast."""
+"""`specrouter generate`: continues one prompt on the terminal, and prints its speed."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def _chain(text: str) -> tuple[str, ...]:
 
 
 def _generate(arguments: argparse.Namespace) -> int:
-    """Returns the exit code. Raises `ConfigError`, `RequestError`."""
+    """Generate, and return the exit code. Raises `ConfigError`, `RequestError`."""
     import specrouter
     from specrouter.config import slos_by_class
     from specrouter.notebook import figures
     from specrouter.progress import Progress, ShownLoad
     from specrouter.request.objective import joined
 
-    # All that is wrong with the arguments, before PyTorch is imported and models are loaded.
+    # Errors of the arguments come before PyTorch is imported and models are loaded.
     if arguments.target is None and arguments.config is None and names_model(arguments.prompt):
         asks = f"{arguments.prompt!r} is a TARGET; with `--config {DEFAULT}` it is a PROMPT"
         raise specrouter.RequestError("PROMPT", f"is missing: {asks}")
@@ -98,7 +98,7 @@ def _generate(arguments: argparse.Namespace) -> int:
 
 
 def _for_one_request(config: RouterConfig, arguments: argparse.Namespace) -> RouterConfig:
-    """What the request will not use is not loaded before it. Raises `ConfigError`."""
+    """Reduce the configuration to the models of the request. Raises `ConfigError`."""
     from specrouter.config import check_chain
 
     if arguments.no_speculation:
@@ -122,7 +122,7 @@ def _given(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, Any
 def sampling_params(
     arguments: argparse.Namespace, defaults: Mapping[str, Any] = MappingProxyType({})
 ) -> SamplingParams:
-    """Of `add_sampling`. Raises `RequestError`."""
+    """Return the parameters from the arguments of `add_sampling`. Raises `RequestError`."""
     from specrouter import SamplingParams
 
     names = ("max_new_tokens", "temperature", "top_k", "top_p", "seed")

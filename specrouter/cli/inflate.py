@@ -1,4 +1,4 @@
-"""`specrouter inflate`: a larger checkpoint, made of one that is there."""
+"""`specrouter inflate`: makes a larger checkpoint from a small one."""
 
 from __future__ import annotations
 

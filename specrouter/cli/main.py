@@ -2,7 +2,7 @@
 
 Contract: a bad argument or configuration ends with exit code 2 and one line on stderr that names
 the field; a generation or a measurement that fails, and a pool that does not fit, with 1; a service
-whose engine has failed, with 3. Only here is logging configured.
+whose engine has failed, with 3. Logging is configured only here.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from specrouter.cli.verify import add_verify
 from specrouter.logs import configure_logs
 from specrouter.version import __version__
 
-_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+_INTERRUPTED = 130  # 128 + SIGINT, as in shells
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns the exit code."""
+    """Run one command and return the exit code."""
     return run(_parser(), argv)
 
 
 def run(parser: Parser, argv: Sequence[str] | None) -> int:
-    """Runs the command that is asked for, and tells its errors; returns the exit code."""
+    """Run the command in `argv`, print its errors, and return the exit code."""
     arguments = parser.parse_args(argv)
-    # After the arguments: what follows may take seconds to import, their errors should not.
+    # Imported after parsing: errors of the arguments should not wait for seconds of imports.
     from modelpool.errors import ConfigError
     from specrouter.request.params import RequestError
     from specrouter.target import naming
@@ -42,7 +42,7 @@ def run(parser: Parser, argv: Sequence[str] | None) -> int:
     try:
         if arguments.log_level is not None:
             configure_logs(arguments.log_level)
-        with naming({"config": "--config"}):  # of commands that have no TARGET
+        with naming({"config": "--config"}):  # for commands without a TARGET
             exit_code: int = arguments.run(arguments)
         return exit_code
     except (ConfigError, RequestError) as error:
@@ -51,7 +51,7 @@ def run(parser: Parser, argv: Sequence[str] | None) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
-        # The reader left (`| head`). Python flushes stdout once more at exit: let it go nowhere.
+        # The reader closed the pipe (`| head`). Python flushes stdout at exit, so redirect it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 

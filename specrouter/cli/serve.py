@@ -1,4 +1,4 @@
-"""`specrouter serve`: the HTTP service, until it is told to stop."""
+"""`specrouter serve`: runs the HTTP service until it gets a signal to stop."""
 
 from __future__ import annotations
 
@@ -38,13 +38,16 @@ def add_serve(commands: Commands) -> Parser:
     parser.add_argument(
         "--log-format", choices=("text", "json"), help="of the log (default: the config's, text)"
     )
-    parser.set_defaults(run=serve_asked, log_level=None)  # its format is in the configuration
+    parser.set_defaults(run=serve_asked, log_level=None)  # the configuration has its format
     return parser
 
 
 def serve_asked(arguments: argparse.Namespace) -> int:
-    """Until its models are loaded, a process makes half a million objects that stay: nothing is
-    looked through for garbage before (`serve` begins it), which would take a sixth of the start."""
+    """Serve without garbage collection until the models are loaded; return the exit code.
+
+    Loading makes half a million objects that stay. Collections would take a sixth of the start;
+    `serve` enables them after it.
+    """
     gc.disable()
     try:
         return _serve(arguments)
@@ -74,8 +77,10 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _leave(code: int) -> NoReturn:
-    """A thread still loads, or hangs in a forward: Python would wait for it, or abort in the middle
-    of PyTorch."""
+    """Exit at once: a thread still loads or hangs in a forward.
+
+    Python would wait for it, or abort in the middle of PyTorch.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,4 +1,4 @@
-"""What commands are given to load: the arguments of `specrouter.target`."""
+"""Command-line arguments for what to load: those of `specrouter.target`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from specrouter.target import DEFAULT, FRESH_TIMES, OPTIONS, Asked, Given, Optio
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Of the service alone, by where they stand in the configuration.
+# Options of the service only, with their settings.
 _SERVICE = {"host": "server.host", "port": "server.port", "log_format": "server.log_format"}
 _SPELLED = {"target": "TARGET"}
 
 
 def add_target(parser: argparse.ArgumentParser, default: str = DEFAULT) -> None:
-    """TARGET or `--config`, and what may be said of either.
+    """Add TARGET or `--config`, and the options of either.
 
-    `default`: the scenario without either.
+    `default` is the scenario without either.
     """
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
@@ -50,7 +50,7 @@ def add_fresh_times(parser: argparse.ArgumentParser) -> None:
 
 
 def read_asked(arguments: argparse.Namespace, default: str = DEFAULT) -> Asked:
-    """The configuration that the arguments ask for. `default`: as `add_target` has it.
+    """Return the configuration for the arguments; `default` as in `add_target`.
 
     Raises `ConfigError`.
     """
@@ -76,7 +76,7 @@ def _add(parser: argparse.ArgumentParser, option: Option) -> None:
 
 
 def _options(arguments: argparse.Namespace) -> Iterator[tuple[str, str, Any]]:
-    """Names, the settings that they become, and values."""
+    """Yield names, the settings that they set, and values."""
     places = {option.name: option.setting for option in OPTIONS} | _SERVICE
     for name, path in places.items():
         yield name, path, getattr(arguments, name, None)
@@ -89,7 +89,7 @@ def _flag(name: str) -> str:
 
 
 def _setting(text: str) -> tuple[str, Any]:
-    """`KEY=VALUE`, the value as YAML has it."""
+    """Return key and value of `KEY=VALUE`, with the value read as YAML."""
     from modelpool.errors import ConfigError
     from specrouter.config.yaml_file import read_value
 

@@ -1,4 +1,4 @@
-"""`specrouter verify`: computes the text of a receipt again, and says whether it is the same."""
+"""`specrouter verify`: computes the text of a receipt again, and compares the two."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from specrouter.router import ChainRouter
 
 _DIFFERS = 1
-_BY_ITSELF = ("eos", "stop", "length")  # why a text ends that nothing cut off
+_BY_ITSELF = ("eos", "stop", "length")  # finish reasons of texts that were not interrupted
 
 
 def add_verify(commands: Commands) -> None:
@@ -39,7 +39,7 @@ def add_verify(commands: Commands) -> None:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    """Returns the exit code. Raises `ConfigError`, `RequestError`."""
+    """Verify the receipt, and return the exit code. Raises `ConfigError`, `RequestError`."""
     import specrouter
     from specrouter.progress import Progress, ShownLoad
     from specrouter.request.receipt import first_difference
@@ -89,12 +89,12 @@ def _read(path: str) -> Receipt:
 
 
 def _config(receipt: Receipt, target: str | None) -> dict[str, Any]:
-    """Raises `ConfigError`."""
+    """Return a configuration of the receipt's target alone. Raises `ConfigError`."""
     from specrouter.request.receipt import OF_NUMBERS
     from specrouter.target import checked_source
 
     served = receipt.served
-    # Receipts come from anybody: nothing of one may run code.
+    # A receipt is not trusted: none of its settings may run code.
     settings = {name: one for name, one in served.settings.items() if name in OF_NUMBERS}
     argument = "receipt.served.source" if target is None else "TARGET"
     source = checked_source(target or served.source, argument)
@@ -110,14 +110,14 @@ def _config(receipt: Receipt, target: str | None) -> dict[str, Any]:
 
 
 def _again(router: ChainRouter, receipt: Receipt) -> Receipt:
-    """As it is computed here. Raises `RequestError`."""
+    """Return the receipt as computed here. Raises `RequestError`."""
     from specrouter.request.params import RequestError
 
     params = receipt.sampling()
-    if receipt.finish_reason not in _BY_ITSELF:  # as far as it came
+    if receipt.finish_reason not in _BY_ITSELF:  # interrupted: compute as many tokens
         least = min(params.min_tokens, len(receipt.token_ids))
         params = replace(params, max_new_tokens=len(receipt.token_ids), min_tokens=least)
-    # Samples of one prompt draw each a stream of their own.
+    # Each sample of a prompt has a random stream of its own.
     params = replace(params, n=receipt.sample + 1)
     output = router.generate(list(receipt.prompt_token_ids), params)[-1]
     if output.receipt is None or output.error is not None:
@@ -126,7 +126,7 @@ def _again(router: ChainRouter, receipt: Receipt) -> Receipt:
 
 
 def _other_model(before: ServedModel, now: ServedModel) -> Iterator[str]:
-    """What differs beside files, of which bits may depend."""
+    """Yield differences, other than of files, that bits may depend on."""
     if before.settings != now.settings:
         yield f"settings were {before.settings}, and are {now.settings}"
     if before.arithmetic != now.arithmetic:

@@ -1,1 +1,1 @@
-"""Replicas: which of them a request goes to, and how it goes on where one is lost."""
+"""Replicas: which replica serves a request, and how the request continues if one is lost."""

@@ -1,8 +1,7 @@
-"""Whether a replica can attain a request's objective, by its own measured times.
+"""Prediction of whether a replica can attain a request's objective, from its own measured times.
 
 Pure. The router ranks replicas by it, and the replica decides by it again, with its state of that
-moment. Source: SLOs-Serve (arXiv 2504.08784), section 4.2: load is balanced by
-attainability.
+moment. Source: SLOs-Serve (arXiv 2504.08784), section 4.2: load is balanced by attainability.
 """
 
 import math
@@ -15,15 +14,15 @@ from specrouter.request.objective import Objective
 
 @dataclass(frozen=True)
 class Attainability:
-    """What a replica would give a request.
+    """The times that a request would get at a replica.
 
     Attributes:
-        ttft_ms: since the request was submitted first; what it has waited so far included.
-        tpot_ms: of its tokens.
+        ttft_ms: from the first submission, including the time waited so far.
+        tpot_ms: predicted TPOT.
         total_ms: from now to the last token that may come.
-        slack: share by which the tightest part of its objective could be tighter; below 0: it
+        slack: share by which the tightest part of the objective could be tighter; below 0: it
             cannot be attained. Infinite without an objective.
-        why: of a slack below 0.
+        why: reason for a slack below 0.
     """
 
     ttft_ms: float
@@ -44,48 +43,51 @@ def attainability(
     sent_tokens: int = 0,
     correction: Correction = AS_TOLD,
 ) -> Attainability:
-    """`sent`: requests that are on their way there, and the tokens of their prompts."""
+    """Predict the times of a request at a replica, corrected by `correction`.
+
+    `sent` and `sent_tokens` are the requests on their way there, and the tokens of their prompts.
+    """
     told = _expected(state, request, sent, sent_tokens)
     tpot_ms = told.tpot_ms * correction.tpot
     first_ms = told.wait_ms + told.first_ms * correction.ttft
     ttft_ms = request.elapsed_ms + first_ms
     total_ms = first_ms + tpot_ms * max(0, request.remaining - 1)
-    # What is told is a mean; its engine keeps back as much, for prompts that come meanwhile.
+    # The reported TPOT is a mean; the engine reserves this margin for prompts that arrive later.
     careful_ms = max(tpot_ms, told.tpot_ms / (1.0 - state.pace_margin))
     slack, why = _slack(request, ttft_ms, careful_ms, total_ms)
     promised_ms = state.tightest_tpot_ms
     if request.objective and promised_ms is not None and careful_ms > promised_ms and slack >= 0:
-        # Those that run were promised theirs first.
+        # The objectives of running requests were promised first.
         slack = 1.0 - careful_ms / promised_ms
         why = f"{careful_ms:.0f} ms a token, where {promised_ms:.0f} ms are promised to another"
     return Attainability(ttft_ms, tpot_ms, total_ms, slack, why)
 
 
 def at_view(view: ReplicaView, request: RoutedRequest) -> Attainability:
-    """There, to the router's knowledge."""
+    """Predict the times of a request at a replica as the router knows it."""
     return attainability(view.state, request, view.sent, view.sent_tokens, view.correction)
 
 
 def expected_at(view: ReplicaView, request: RoutedRequest) -> Expected:
-    """What is expected of an attempt there."""
+    """Return what is expected of an attempt at a replica."""
     told = _expected(view.state, request, view.sent, view.sent_tokens)
     is_promised = at_view(view, request).attained
     return replace(told, correction=view.correction, is_promised=is_promised)
 
 
 def _expected(state: ReplicaState, request: RoutedRequest, sent: int, sent_tokens: int) -> Expected:
-    """As told."""
+    """Return the expected times before correction."""
     requests, unread = state.requests + sent, state.unread_tokens + sent_tokens
     tpot_ms = state.tpot_at(min(requests + 1, state.rows))
     wait_ms = 0.0 if requests < state.rows else _wait_ms(state, requests)
     wait_ms = max(wait_ms, _memory_wait_ms(state, request, sent, tpot_ms))
-    # Prompts are read in turn, in the same cycles as decoding.
+    # Prompts are read one after the other, in the same cycles as decoding.
     first_ms = (unread + request.prompt_tokens) * state.prefill_ms + tpot_ms
     return Expected(wait_ms=wait_ms, first_ms=first_ms, tpot_ms=tpot_ms)
 
 
 def _wait_ms(state: ReplicaState, requests: int) -> float:
-    """For a row: those that wait before are given rows as the last ones were."""
+    """Estimate the wait for a row, in proportion to the number of requests ahead."""
     before = max(1, requests - state.rows + 1)
     return state.retry_after_s * 1000 * before / max(1, state.waiting + 1)
 
@@ -93,8 +95,11 @@ def _wait_ms(state: ReplicaState, requests: int) -> float:
 def _memory_wait_ms(
     state: ReplicaState, request: RoutedRequest, sent: int, tpot_ms: float
 ) -> float:
-    """For KV memory, of which those that wait will take as much as those that run have: one ends in
-    the time that this one's tokens take, over the number of those that run."""
+    """Estimate the wait for KV memory.
+
+    Waiting requests are assumed to take as much as running ones have. Of the running requests, one
+    ends in each n-th part of the time of this request's tokens, where n is their number.
+    """
     running = max(1, state.running)
     each = max(1.0, state.kv_reserved_tokens / running)
     before = (state.waiting + sent) * each + request.prompt_tokens + request.remaining
@@ -119,7 +124,7 @@ def _slack(
 def _parts(
     request: RoutedRequest, ttft_ms: float, tpot_ms: float, total_ms: float
 ) -> list[tuple[str, float, float]]:
-    """What the objective asks: its name, what is predicted, and what is asked."""
+    """Return the parts of the objective: name, predicted time and requested time."""
     objective = request.objective or Objective()
     parts = []
     if objective.ttft_ms is not None and not request.has_begun:

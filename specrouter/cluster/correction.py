@@ -1,16 +1,15 @@
 """Correction: how much slower a replica is than it reports, relative to the other replicas.
 
-A replica reports the times of its own cycles. Other work of its machine, drafters that read
-prompts, and prompts that arrive while a request decodes are not in them. So the router compares,
-for each replica, measured times with reported ones: the median ratio of the last requests.
+A replica reports the times of its own cycles. These do not include other work of its machine,
+drafters that read prompts, and prompts that arrive while a request decodes. So for each replica the
+router compares measured times with reported ones, by the median ratio of the last requests.
 
-What all replicas take longer than they report does not decide where a request should go, and
-engines learn by themselves how much of an objective to keep back for it (`PaceMargin`). So the
-smallest ratio of all replicas is divided out.
+A slowdown that all replicas share does not matter for routing, and engines learn a margin for it
+(`PaceMargin`). So all ratios are divided by the smallest one.
 
 Contract: pure. Requests that were not expected to attain their objectives wait for the others, so
-of them only ratios below the median count. Otherwise a replica that gets no other requests would be
-taken for slow for ever.
+of them only ratios below the median count. Otherwise a replica that gets no other requests would
+stay slow in the router's view for ever.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,14 +18,14 @@ from functools import cached_property
 from statistics import median
 from typing import Self
 
-_WINDOW = 16  # requests that are remembered
-_FEW = 4  # with fewer than so many a replica is taken at its word
-_LEAST_TOKENS = 8  # after the first, of which a TPOT is a mean
+_WINDOW = 16  # last requests that count
+_FEW = 4  # with fewer requests, a replica's times are not corrected
+_LEAST_TOKENS = 8  # after the first; a TPOT is a mean of at least these
 
 
 @dataclass(frozen=True)
 class Correction:
-    """Factors of what is told: of a token's time, and of the first one's, once there is a row."""
+    """Factors for a replica's reported TPOT, and for its TTFT after a request has a row."""
 
     tpot: float = 1.0
     ttft: float = 1.0
@@ -37,13 +36,14 @@ AS_TOLD = Correction()
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """Of an attempt, before it began. By default nothing is, and nothing learned.
+    """Expected times of an attempt, before it began; by default unknown, and nothing is learned.
 
     Attributes:
-        wait_ms: by what the replica tells, until the request has row and memory; `first_ms`: from
-            then to its first token; `tpot_ms`: of its tokens.
-        correction: that was applied to these.
-        is_promised: it was found to attain its objective there.
+        wait_ms: reported time until the request has a row and memory.
+        first_ms: time from then to its first token.
+        tpot_ms: expected TPOT.
+        correction: correction that was applied in the prediction.
+        is_promised: the request was predicted to attain its objective there.
     """
 
     wait_ms: float = 0.0
@@ -56,8 +56,10 @@ class Expected:
 def measured_ms(
     began_s: float, came: Sequence[tuple[float, int]]
 ) -> tuple[float | None, float | None]:
-    """TTFT and TPOT of an attempt; None where there was none, or too few tokens. `came`: when
-    tokens came, and how many, by the clock of `began_s`."""
+    """Return TTFT and TPOT of an attempt; None without a token, or with too few of them.
+
+    `came` holds the times and numbers of tokens, on the clock of `began_s`.
+    """
     if not came:
         return None, None
     (first_s, _), (last_s, _) = came[0], came[-1]
@@ -68,19 +70,21 @@ def measured_ms(
 
 @dataclass(frozen=True)
 class Experience:
-    """Of one replica: measured over told, of its last requests, the oldest first."""
+    """Ratios of measured to reported times of a replica's last requests, the oldest first."""
 
     tpot: tuple[float, ...] = ()
     ttft: tuple[float, ...] = ()
 
     @cached_property
     def factors(self) -> tuple[float, float]:
-        """Of TPOT and TTFT; 1 where too little is known. So one that is never chosen is tried when
-        the others turn out to take longer than they tell."""
+        """Factors for TPOT and TTFT; 1 with too few requests.
+
+        So a replica that is never chosen is tried when the others turn out slower than they report.
+        """
         return _usual(self.tpot), _usual(self.ttft)
 
     def after(self, expected: Expected, ttft_ms: float | None, tpot_ms: float | None) -> Self:
-        """An attempt, as measured. TTFTs of requests that waited for a row are left out."""
+        """Add an attempt's measured times; TTFTs of requests that waited for a row are left out."""
         is_promised, (usual_tpot, usual_ttft) = expected.is_promised, self.factors
         first_ms = 0.0 if expected.wait_ms else expected.first_ms
         tpot = _ratio(tpot_ms, expected.tpot_ms, is_promised, usual_tpot)
@@ -89,7 +93,7 @@ class Experience:
 
 
 def corrections(known: Mapping[str, Experience]) -> dict[str, Correction]:
-    """Of each replica, relative to the fastest one."""
+    """Return the correction of each replica, relative to the fastest one."""
     tpot = _over_least({name: one.factors[0] for name, one in known.items()})
     ttft = _over_least({name: one.factors[1] for name, one in known.items()})
     return {name: Correction(tpot[name], ttft[name]) for name in known}
@@ -103,7 +107,7 @@ def _over_least(factors: Mapping[str, float]) -> dict[str, float]:
 def _ratio(
     took_ms: float | None, told_ms: float, is_promised: bool, usual: float
 ) -> tuple[float, ...]:
-    """What is learned, if anything."""
+    """Return the ratio of measured to reported time, or nothing if it must not count."""
     if took_ms is None or not told_ms:
         return ()
     ratio = took_ms / told_ms

@@ -1,8 +1,8 @@
-"""Dispatcher: asks the routing policy where an attempt goes, and keeps what was decided and why.
+"""Dispatcher: applies the routing policy to each attempt, and records the decisions.
 
-Contract: one record for every decision, with the terms of every replica that was looked at and the
-reason why the others were not. Keeps the last 256. Belongs to the fleet's loop; records may be read
-from any thread.
+Contract: one record for every decision, with the terms of every replica that was considered and the
+reason for each that was not. It keeps the last 256. It belongs to the fleet's loop; records may be
+read from any thread.
 """
 
 import itertools
@@ -25,16 +25,21 @@ from specrouter.config import RoutingConfig
 from specrouter.request.output import Feasible
 
 _RECORDS = 256
-_ASKED = 4  # replicas, in turn: each that declines costs the first token a round trip
-# Among them `metrics_s` and `silence_s` by default, and the aim for 99%: 0.6.
+_ASKED = 4  # replicas, one after the other: each refusal delays the first token by a round trip
+# They contain the defaults of `metrics_s` and `silence_s`, and 0.6, the aim for 99%.
 _AGE_BOUNDS_S = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.5)
 
 
 class Dispatcher:
-    """Args:
-    caches_prefixes: replicas keep what they have read.
-    pairs: by name; see `arranged`.
-    clock: seconds, that the roster's times are of.
+    """Routing of attempts among the fleet's replicas.
+
+    Args:
+        fleet: the replicas.
+        config: the section `cluster.routing`.
+        longest_queue: most requests that may wait.
+        caches_prefixes: replicas have a prefix cache.
+        pairs: pairs by name; see `arranged`.
+        clock: the clock of the roster's times, in seconds.
     """
 
     def __init__(
@@ -51,18 +56,17 @@ class Dispatcher:
         self._caches_prefixes = caches_prefixes
         self._config = config
         self._settings = RoutingSettings(longest_queue)
-        self.numbers = itertools.count()  # of decisions
+        self.numbers = itertools.count()  # numbers of decisions
         self.ages = state_ages()
         self._records: deque[Mapping[str, Any]] = deque(maxlen=_RECORDS)
 
     @property
     def records(self) -> list[Mapping[str, Any]]:
-        """Oldest first."""
+        """Records of decisions, oldest first."""
         return list(self._records)
 
     def may_decline(self, ranking: Ranking, request: RoutedRequest) -> Sequence[str]:
-        """Replicas that are asked whether they attain the request's objective, before one has to
-        take it."""
+        """Return the replicas that may decline the request, before one has to take it."""
         if request.objective is None or not ranking.asks:
             return ()
         return ranking.order[:_ASKED]
@@ -70,9 +74,15 @@ class Dispatcher:
     def rank(
         self, request: RoutedRequest, keys: Sequence[bytes], avoided: Mapping[str, float]
     ) -> Ranking | None:
-        """`keys`: of the prompt's blocks. `avoided`: replicas that have failed it, and when; chosen
-        only where there is no other, and once they have told something since: one that has died
-        fails whatever is sent there before that is known. None: no replica can be chosen now."""
+        """Rank the replicas for a request; None if no replica can be chosen now.
+
+        Args:
+            request: what is still to be served of the request.
+            keys: keys of the prompt's blocks.
+            avoided: replicas that have failed the request, and when. One of them is chosen only if
+                there is no other and it has reported since: a dead replica fails all requests until
+                its death is known.
+        """
         now_s = self._clock()
         views = self._fleet.ready(now_s, keys)
         for view in views:
@@ -94,7 +104,7 @@ class Dispatcher:
     def expected(
         self, replica: str, request: RoutedRequest, keys: Sequence[bytes]
     ) -> tuple[RoutedRequest, Expected]:
-        """Of an attempt at a replica: what it has to read there, and the times that this takes."""
+        """Return what a replica has to read of a request, and the expected times of the attempt."""
         views = self._fleet.ready(self._clock(), keys)
         view = next((view for view in views if view.name == replica), None)
         if view is None:
@@ -103,7 +113,7 @@ class Dispatcher:
         return left, expected_at(view, left)
 
     def note_sent(self, replica: str, keys: Sequence[bytes]) -> None:
-        """A prompt was taken there. Who hears of it after the replica was lost is too late."""
+        """Note that a replica accepted a prompt; ignored if the replica was lost meanwhile."""
         member = self._fleet.members[replica]
         if self._caches_prefixes and member.state is not None and member.standing == "ready":
             member.prompts.note(keys, member.state.kv_capacity_tokens)
@@ -116,7 +126,10 @@ class Dispatcher:
         attempt: Mapping[str, Any],
         reason: str | None = None,
     ) -> None:
-        """`attempt`: its request, sample and number. `reason`: replaces the ranking's."""
+        """Record a decision.
+
+        `attempt` holds its request id, sample and number; `reason` replaces the ranking's reason.
+        """
         self._records.append(
             {
                 "unix_s": round(time.time(), 3),
@@ -134,7 +147,7 @@ class Dispatcher:
 
 
 def feasible(ranking: Ranking) -> Feasible:
-    """The best that any replica would give."""
+    """Return the best times that any replica could give."""
     terms = ranking.terms.values()
     return Feasible(
         min((one["ttft_ms"] for one in terms if "ttft_ms" in one), default=None),
@@ -143,12 +156,12 @@ def feasible(ranking: Ranking) -> Feasible:
 
 
 def _shown(terms: Mapping[str, float]) -> dict[str, float | None]:
-    """JSON has no infinity."""
+    """Round the terms, with None for infinity, which JSON does not have."""
     return {name: round(each, 4) if math.isfinite(each) else None for name, each in terms.items()}
 
 
 def state_ages() -> Histogram:
-    """Is told how old the state of every replica was at every decision."""
+    """Return a histogram of the age of every replica's state at every decision."""
     return Histogram(
         "specrouter_replica_state_age_at_use_seconds",
         "How old what a replica had told was, when a request was routed by it.",

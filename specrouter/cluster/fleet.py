@@ -1,9 +1,9 @@
-"""Fleet: the replicas as the router knows them, and what they can take together.
+"""Fleet: the replicas as the router knows them, and their common limits.
 
-Contract: a replica is alive as long as it speaks. Each is listened to for as long as the fleet is
-open; what it told last counts from when it was heard. One that is silent for `silence_s`, or whose
-feed ends, is lost: its requests are told at once, and it is listened to again. Belongs to one event
-loop; names, states and reports may be read from any thread.
+Contract: a replica is alive as long as it sends news. The fleet listens to each one while it is
+open; a state counts from the time it was received. A replica that is silent for `silence_s`, or
+whose feed ends, is lost: its requests move at once, and the fleet tries to listen to it again. A
+fleet belongs to one event loop; names, states and reports may be read from any thread.
 """
 
 import asyncio
@@ -29,13 +29,13 @@ logger = logging.getLogger(__name__)
 
 Cause = Literal["error", "silence", "drain", "lost"]
 
-_LOST = ("lost", "draining", "failed")  # a silent replica may still have its caches
-_WATCH_S = 0.1  # how often silence is looked for
-_AGAIN_S = 0.2  # before a replica that was lost is listened to anew
+_LOST = ("lost", "draining", "failed")  # without caches, which a silent replica may still have
+_WATCH_S = 0.1  # period of the check for silence
+_AGAIN_S = 0.2  # before listening to a lost replica again
 
 
 class Moved(Exception):
-    """A request has to go on at another replica."""
+    """Raised when a request has to continue at another replica."""
 
     def __init__(self, cause: Cause, reason: str) -> None:
         super().__init__(reason)
@@ -47,8 +47,9 @@ class InFlight:
     """An attempt at a replica, since `began_s`.
 
     Attributes:
-        scope: which its listener is in; `moved`: why it has to leave that.
-        came: when tokens came, and how many.
+        scope: the timeout in which its listener runs.
+        moved: why it has to leave the replica.
+        came: times and numbers of tokens.
     """
 
     scope: asyncio.Timeout
@@ -61,20 +62,22 @@ class InFlight:
             self.came.append((time.monotonic(), tokens))
 
     def evict(self, cause: Cause, reason: str) -> None:
-        """The first cause counts."""
+        """Make the attempt leave the replica; only the first cause counts."""
         if self.moved is None:
-            with suppress(RuntimeError):  # it is about to leave
+            with suppress(RuntimeError):  # the attempt is ending anyway
                 self.scope.reschedule(0.0)
                 self.moved = Moved(cause, reason)
 
 
 @dataclass(eq=False, kw_only=True)
 class Member(KnownReplica):
-    """A replica that runs.
+    """A replica of the fleet.
 
     Attributes:
-        past: what it had counted before it began anew.
-        moves: requests that had to leave it, by cause; `attempts`, `declined`: that came.
+        past: counts of the replica from before its last restart.
+        attempts: attempts at the replica.
+        declined: attempts that it declined.
+        moves: requests that had to leave it, by cause.
     """
 
     link: ReplicaLink
@@ -100,27 +103,27 @@ class Member(KnownReplica):
         )
 
     def evict(self, cause: Cause, reason: str) -> None:
-        """Tells every attempt that is there to go on elsewhere."""
+        """Make every attempt at the replica continue at another one."""
         for one in list(self.in_flight):
             one.evict(cause, reason)
 
 
 class Fleet(Roster[Member]):
-    """Args: `links`: at least one."""
+    """The replicas at the other ends of `links`, at least one."""
 
     def __init__(self, links: Sequence[ReplicaLink], config: ClusterConfig) -> None:
         super().__init__(Member(name=link.name, link=link) for link in links)
         self._config = config
-        self.fingerprint: str | None = None  # of all, once all have told theirs
+        self.fingerprint: str | None = None  # the common one, once all have reported
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def all_ready(self, timeout_s: float) -> None:
-        """Returns when every replica has told its state.
+        """Return when every replica has reported its state.
 
         Raises:
-            ConfigError: they are not of one fingerprint.
-            TimeoutError: one has told nothing.
+            ConfigError: their fingerprints differ.
+            TimeoutError: one has not reported.
         """
         await self.until(lambda: all(one.state for one in self.members.values()), timeout_s)
         told = {
@@ -140,7 +143,7 @@ class Fleet(Roster[Member]):
         self.fingerprint = next(iter(told.values()))
 
     def start(self) -> None:
-        """In the loop that it belongs to."""
+        """Start listening; call it in the loop that the fleet belongs to."""
         for member in self.members.values():
             self._tasks.append(asyncio.create_task(self._listen(member)))
         self._tasks.append(asyncio.create_task(self._watch()))
@@ -152,19 +155,21 @@ class Fleet(Roster[Member]):
 
     @property
     def max_request_tokens(self) -> int:
-        """Of a request, so that every replica can serve it, since it may have to move to any of
-        them; by the last states of all, those that are lost included, as are the next ones."""
+        """Most tokens of a request that every replica can serve, since it may move to any of them.
+
+        It follows from the last states of all replicas, also of lost ones, which are expected back.
+        """
         return min(state.max_request_tokens for state in self._states())
 
     def can_ever_fit(self, tokens: int) -> bool:
         return tokens <= self.max_request_tokens
 
     def baseline_tpot_ms(self) -> float:
-        """The fastest replica's: an objective relative to it means the same wherever it runs."""
+        """Return the fastest replica's baseline, so relative objectives are the same everywhere."""
         return min(state.baseline_tpot_ms for state in self._states())
 
     def predicted_prefill_ms(self) -> float:
-        """The slowest replica's: what is implied of a first token can be kept anywhere."""
+        """Return the slowest replica's time, so an implied TTFT can be attained anywhere."""
         return max(state.prefill_ms for state in self._states())
 
     def _states(self) -> list[ReplicaState]:
@@ -172,14 +177,14 @@ class Fleet(Roster[Member]):
         return [state for state in states if state is not None]
 
     async def wait_for_change(self, timeout_s: float) -> None:
-        """Until some replica comes or goes, or the time is up."""
+        """Wait until a replica comes or goes, or the time is up."""
         self._changed.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
 
     async def until(self, condition: Callable[[], bool], timeout_s: float) -> None:
-        """Returns when it holds. Raises `TimeoutError`."""
+        """Return when the condition holds. Raises `TimeoutError`."""
         async with asyncio.timeout(timeout_s):
             while not condition():
                 await self.wait_for_change(_WATCH_S)
@@ -188,8 +193,10 @@ class Fleet(Roster[Member]):
     async def attempt(
         self, name: str, prompt_tokens: int, expected: Expected, left_s: float | None
     ) -> AsyncIterator[InFlight]:
-        """Within it, an attempt is at a replica. What comes of it is compared with what was
-        expected. Raises `Moved` as soon as it has to leave, `TimeoutError` after `left_s`."""
+        """Run an attempt at a replica within the `with` block, and learn from its times.
+
+        Raises `Moved` as soon as it has to leave the replica, `TimeoutError` after `left_s`.
+        """
         member = self.members[name]
         member.attempts += 1
         try:
@@ -210,9 +217,11 @@ class Fleet(Roster[Member]):
             raise
 
     async def restart(self, name: str, timeout_s: float) -> None:
-        """Empties and replaces a replica once all others serve; returns when it serves. Raises
-        `TimeoutError`, where a step takes longer, and what went wrong; then the old process, if it
-        still speaks, serves again."""
+        """Empty and replace a replica once all others serve; return when it serves.
+
+        Raises `TimeoutError` if a step takes longer than `timeout_s`, or the error of the restart;
+        then the old process serves again, if it still sends news.
+        """
         own = self.members[name]
         others = [one for one in self.members.values() if one is not own]
         await self.until(lambda: all(one.standing == "ready" for one in others), timeout_s)
@@ -237,7 +246,7 @@ class Fleet(Roster[Member]):
                     async for news in feed:
                         self._hear(member, news)
             except Exception as error:
-                if _is_cancelled():  # what a feed raises while it is closed takes its place
+                if _is_cancelled():  # an error of the closing feed has replaced the cancellation
                     raise asyncio.CancelledError from error
                 why = f"{type(error).__name__}: {error}"
             if member.standing not in ("failed", "draining"):
@@ -292,16 +301,18 @@ class Fleet(Roster[Member]):
 
 
 def _is_cancelled() -> bool:
-    """Whether the running task is being cancelled."""
+    """Return True if the running task is being cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def overload_of(views: Sequence[ReplicaView], max_waiting: int | None) -> OverloadedError | None:
-    """Says how many wait over all replicas, and when the first of them would give one more request
-    a row; None: one more request can be taken. Views are of the replicas that may be chosen, at
-    least one. A row that is free anywhere is room: what waits at other replicas does not wait for
-    it."""
+    """Return an error if all replicas are full and `max_waiting` requests wait; else None.
+
+    The error says how many requests wait over all replicas, and when the first replica could give
+    one more request a row. `views` are of the replicas that may be chosen, at least one. A free row
+    anywhere is room: requests that wait at other replicas do not wait for it.
+    """
     there = [view.state.requests + view.sent for view in views]
     if any(count < view.state.rows for count, view in zip(there, views, strict=True)):
         return None

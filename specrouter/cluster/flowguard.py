@@ -1,8 +1,8 @@
 """FlowGuard: StreamServe's score of a worker, and its bound of overload.
 
-Pure. Source: StreamServe (arXiv 2604.09562), Equations 1 to 4 and Algorithm 2. The paper prints
-M/100 in Equation 3 where M is a share everywhere else, so that memory would play no part; here it
-is a share there, too (docs/architecture.md). How it norms queue and load is not published.
+Pure. Source: StreamServe (arXiv 2604.09562), Equations 1 to 4 and Algorithm 2. Equation 3 prints
+M/100 where M is a share everywhere else, so that memory would have almost no weight; here it is a
+share there, too (docs/architecture.md). How the paper normalises queue and load is not published.
 """
 
 from collections.abc import Sequence
@@ -10,15 +10,21 @@ from dataclasses import dataclass
 
 from specrouter.cluster.state import ReplicaState
 
-# As published: of cache hits, free memory, an empty queue and idle rows.
+# Published weights of cache hits, free memory, an empty queue and idle rows.
 WEIGHTS = (0.4, 0.1, 0.3, 0.2)
-OVERLOAD = 0.85  # from which a worker is left out, as published
+OVERLOAD = 0.85  # published bound, above which a worker is left out
 
 
 @dataclass(frozen=True)
 class WorkerMetrics:
-    """All from 0 to 1: cache hits of this request, held memory, the queue out of the longest
-    one, and running requests out of rows."""
+    """Metrics of a worker, all from 0 to 1.
+
+    Attributes:
+        cache: share of this request's tokens in the prefix cache.
+        memory: share of memory that is held.
+        queue: waiting requests over the longest queue.
+        load: running requests over rows.
+    """
 
     cache: float
     memory: float
@@ -29,7 +35,10 @@ class WorkerMetrics:
 def metrics_of(
     state: ReplicaState, waiting: int, running: int, hit_rate: float, longest_queue: int
 ) -> WorkerMetrics:
-    """`waiting`, `running`: to the router's knowledge. `hit_rate`: of the prompt's tokens."""
+    """Return a worker's metrics.
+
+    `waiting` and `running` are as the router knows them, `hit_rate` is of the prompt's tokens.
+    """
     return WorkerMetrics(
         hit_rate,
         state.kv_share,
@@ -39,7 +48,7 @@ def metrics_of(
 
 
 def score(worker: WorkerMetrics) -> float:
-    """Equation 1."""
+    """Return the score (Equation 1)."""
     cache, memory, queue, load = WEIGHTS
     return (
         cache * worker.cache
@@ -50,13 +59,15 @@ def score(worker: WorkerMetrics) -> float:
 
 
 def overload(worker: WorkerMetrics) -> float:
-    """Equation 3."""
+    """Return the overload (Equation 3)."""
     return worker.memory + 2.0 * worker.queue
 
 
 def ranked(workers: Sequence[WorkerMetrics]) -> list[int]:
-    """Algorithm 2: places of the workers, best first, without those that are overloaded; where all
-    are, all of them, the shortest queue first. Ties: the lowest place."""
+    """Return the indices of the workers, best first, without overloaded ones (Algorithm 2).
+
+    If all are overloaded, return all of them, the shortest queue first. Ties: the lowest index.
+    """
     sound = [place for place, worker in enumerate(workers) if overload(worker) <= OVERLOAD]
     if sound:
         return sorted(sound, key=lambda place: -score(workers[place]))

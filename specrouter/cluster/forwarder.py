@@ -1,8 +1,8 @@
-"""RequestForwarder: brings a sample to a replica, and on to another where that is lost.
+"""RequestForwarder: sends a sample to a replica, and to another one if that is lost.
 
 Contract: the listener gets every token once, in order, and the end once. Nothing is fenced: a
-replica that was taken for dead and was not costs compute, and its tokens are dropped. Belongs to
-the loop of the fleet.
+replica that was wrongly considered dead costs compute, and its tokens are dropped. It belongs to
+the fleet's loop.
 """
 
 import asyncio
@@ -28,15 +28,15 @@ from specrouter.request.output import UNATTAINABLE, Delta, FinishReason
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S = 1.0  # how often a request without a replica looks whether its time is up
-_OVERDUE_S = 1.0  # beyond its time, after which a replica is not waited for to say so
+_LOOK_S = 1.0  # period in which a request without a replica checks its time limit
+_OVERDUE_S = 1.0  # time beyond the limit that a replica has to report the timeout itself
 
 Outcome = Literal["done", "declined", "moved", "handed over"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ForwardingContext:
-    """What all forwarders share."""
+    """Objects that all forwarders share."""
 
     fleet: Fleet
     dispatcher: Dispatcher
@@ -47,7 +47,13 @@ class ForwardingContext:
 
 
 class RequestForwarder:
-    """Args: `listener`: is told all news, in the fleet's loop."""
+    """A sample on its way through replicas.
+
+    Args:
+        context: shared by all forwarders.
+        progress: what the sample has received so far.
+        listener: gets all deltas, in the fleet's loop.
+    """
 
     def __init__(
         self,
@@ -62,12 +68,12 @@ class RequestForwarder:
         self._has_ended = False
         self._avoided = dict[str, float]()  # replicas that have failed it, and when
         self._failures = 0
-        self._tickets: list[str] = []  # of what the first half of a pair has read
-        self._declined: str | None = None  # why the last replica that was asked declined
-        self._decliner = ""  # which one that was: of a pair, the half
+        self._tickets: list[str] = []  # of KV that the first half of a pair has read
+        self._declined: str | None = None  # why the last replica declined
+        self._decliner = ""  # name of that replica; of a pair, the half
 
     async def run(self) -> None:
-        """To the end; cancelling it cancels the request."""
+        """Serve the sample to its end; cancelling this coroutine cancels the request."""
         try:
             while True:
                 routed = self._routed()
@@ -85,12 +91,12 @@ class RequestForwarder:
             self._end("error", f"{type(error).__name__}: {error}")
 
     def stop(self) -> None:
-        """Ends it as it stands; nothing happens where it has ended."""
+        """End the sample with what it has, unless it has ended."""
         if not self._has_ended:
             self._end("cancelled", None)
 
     async def _waited(self) -> bool:
-        """For a replica to come; False where the time is up."""
+        """Wait for a change of the replicas; return False if the request's time is up."""
         left_s = self._progress.left_s()
         if left_s == 0.0:
             self._end("timeout", None)
@@ -101,7 +107,7 @@ class RequestForwarder:
         return True
 
     async def _tried(self, ranking: Ranking, routed: RoutedRequest) -> bool:
-        """Asks the replicas in turn; False where the request has to be ranked anew."""
+        """Ask the replicas in turn; return False if the request has to be ranked again."""
         asked = self._context.dispatcher.may_decline(ranking, routed)
         rejects = bool(asked) and self._progress.rejects
         offers = [(name, True) for name in asked]
@@ -114,21 +120,21 @@ class RequestForwarder:
             if outcome != "declined":
                 return outcome == "done"
         if rejects:
-            # By what replicas have told with their answers since, and by the time that has gone.
+            # Ranked again, with the replicas' states from their answers, and the elapsed time.
             now = self._progress.routed(routed.number)
             self._reject(self._ranked(now) or ranking)
             return True
         return self._failed(self._decliner, self._declined or "no replica takes it") == "done"
 
     def _routed(self) -> RoutedRequest:
-        """As it stands now."""
+        """Return the request in its present state, for a new decision."""
         return self._progress.routed(next(self._context.dispatcher.numbers))
 
     def _ranked(self, routed: RoutedRequest) -> Ranking | None:
         return self._context.dispatcher.rank(routed, self._progress.keys, self._avoided)
 
     def _is_there(self, name: str) -> bool:
-        """One that was lost since the ranking is not to be asked: calls to it would wait."""
+        """Return True if the replica is ready; a call to one that was lost would wait."""
         members = self._context.fleet.members
         halves = self._context.dispatcher.pairs.get(name, (name,))
         return all(members[half].standing == "ready" for half in halves)
@@ -142,7 +148,7 @@ class RequestForwarder:
         if pair is None:
             return await self._serve(name, ranking, routed, may_decline, why)
         slack = ranking.terms.get(name, {}).get("slack", 0.0)
-        if may_decline and slack < 0.0:  # its first half is asked for a first token only
+        if may_decline and slack < 0.0:  # its first half checks only the first token
             return self._decline(pair[1], f"{name} would be late by {-slack:.0%}")
         self._tickets = []
         first = reading(routed)
@@ -150,7 +156,7 @@ class RequestForwarder:
         return await self._gone_on(pair, ranking) if outcome == "handed over" else outcome
 
     async def _gone_on(self, pair: Halves, ranking: Ranking) -> Outcome:
-        """At the half that decodes, from what the other one has read."""
+        """Continue at the decode half of a pair, with the KV that the prefill half has read."""
         prefill, decode = pair
         if not self._is_there(decode):
             return "moved"
@@ -173,18 +179,22 @@ class RequestForwarder:
         reads_only: bool = False,
         kv: tuple[str, ...] = (),
     ) -> Outcome:
-        """A part of the sample's way, at one replica.
+        """Serve a part of the sample at one replica.
 
         Args:
-            why: it goes there, where that is not the ranking's reason.
-            reads_only: up to its next token; then the other half of a pair goes on.
-            kv: tickets of what that other half has read.
+            name: the replica.
+            ranking: the ranking in which it was chosen.
+            asked: the request as the policy saw it.
+            may_decline: the replica may decline.
+            why: reason for this replica, if it is not the ranking's.
+            reads_only: only up to the next token; then the other half of a pair continues.
+            kv: tickets of the KV that the other half has read.
         """
         context, progress = self._context, self._progress
         progress.attempts += 1
         number, args = progress.attempts, replace(progress.args(), prefill_only=reads_only)
         routed, expected = context.dispatcher.expected(name, asked, progress.keys)
-        if kv:  # nothing is read there, and nothing learned of a first token's time
+        if kv:  # no prompt is read there, so the TTFT teaches nothing
             expected = replace(expected, first_ms=0.0)
         attempt = Attempt(
             args=args,
@@ -209,7 +219,7 @@ class RequestForwarder:
             return "done"
 
     async def _listen(self, name: str, attempt: Attempt, in_flight: InFlight) -> Outcome:
-        """Raises `Moved` where the request has to go on elsewhere."""
+        """Process the replies of an attempt. Raises `Moved` if the request must move."""
         member = self._context.fleet.members[name]
         async with aclosing(_replies(member.link, attempt)) as replies:
             async for reply in replies:
@@ -221,7 +231,7 @@ class RequestForwarder:
     def _heard(
         self, reply: Reply, member: Member, in_flight: InFlight, may_decline: bool
     ) -> Outcome | None:
-        """None: there is more to come. Raises `Moved`."""
+        """Process one reply; return None if more will come. Raises `Moved`."""
         name = member.name
         if reply.state is not None:
             member.note(reply.state, time.monotonic())
@@ -265,7 +275,7 @@ class RequestForwarder:
         return "moved" if moved.cause == "drain" else self._failed(name, str(moved))
 
     def _failed(self, name: str, cause: str) -> Outcome:
-        """What becomes of the request: one failure too many ends it."""
+        """Count a failure, and return its outcome: one too many ends the request."""
         self._failures += 1
         self._avoided[name] = time.monotonic()
         if self._failures <= self._context.config.limit:
@@ -302,7 +312,7 @@ class RequestForwarder:
 
 
 async def _replies(link: ReplicaLink, attempt: Attempt) -> AsyncGenerator[Reply]:
-    """Raises `Moved` where the link raises anything."""
+    """Yield the link's replies. Raises `Moved` for any error of the link."""
     try:
         async with aclosing(link.stream(attempt)) as replies:
             async for reply in replies:
@@ -312,7 +322,7 @@ async def _replies(link: ReplicaLink, attempt: Attempt) -> AsyncGenerator[Reply]
 
 
 def _failure_of_replica(delta: Delta) -> str | None:
-    """Why a sample has ended, where the replica is to blame, and not the request."""
+    """Return why a sample has ended if the replica is the cause, not the request; else None."""
     output = delta.output
     if output is None or output.error_field is not None:
         return None

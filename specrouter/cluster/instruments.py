@@ -1,7 +1,6 @@
-"""ClusterInstruments: what is measured of all replicas together, as old as they last told.
+"""ClusterInstruments: measurements of all replicas together, as of their last reports.
 
-Contract: a request that two replicas served is one request here, with the times that its caller
-saw.
+Contract: a request that two replicas served counts as one, with the times that its caller saw.
 """
 
 import time
@@ -33,7 +32,7 @@ Record = TypeVar("Record", DecisionRecord, AdmissionRecord, PrefixRecord)
 
 
 class ClusterAccounts(SloAccounts):
-    """Args: `reports`: of the replicas, which count what their admission decides."""
+    """Accounts of the cluster; `reports` of the replicas hold the counts of their admission."""
 
     def __init__(self, reports: Callable[[], Sequence[ReplicaReport]], meter: RequestMeter) -> None:
         super().__init__()
@@ -41,7 +40,7 @@ class ClusterAccounts(SloAccounts):
         self._meter = meter
 
     def ended(self, output: RequestOutput, elapsed_s: float) -> None:
-        """A sample has ended, so long after it was submitted."""
+        """Record a sample that ended `elapsed_s` after its submission."""
         now_s = time.monotonic()
         self.record(output.metrics, output.metrics.output_tokens, now_s - elapsed_s, now_s)
         self._meter.record(output, elapsed_s)
@@ -52,14 +51,14 @@ class ClusterAccounts(SloAccounts):
 
 
 class ClusterInstruments:
-    """See `Instruments`."""
+    """The `Instruments` of a cluster."""
 
     def __init__(self, fleet: Fleet, dispatcher: Dispatcher, meter: RequestMeter) -> None:
         self._fleet, self._dispatcher, self._meter = fleet, dispatcher, meter
         self.slo_accounts = ClusterAccounts(self._reports, meter)
 
     def performance(self) -> PerformanceSnapshot:
-        """Of the first replica that has told: estimates of several do not add up."""
+        """Return the estimates of one replica, the first with a report: they cannot be added."""
         return next(
             (one.performance for one in self._reports()),
             PerformanceSnapshot(times={}, parameters={}),
@@ -72,8 +71,10 @@ class ClusterInstruments:
         return total(one.decoded for one in self._reports())
 
     def engine_state(self) -> EngineState:
-        """Of the replicas that take requests, or of all where none does; what is counted, of
-        all."""
+        """Return the state of all ready replicas together, or of all if none is ready.
+
+        Counters are sums over all replicas in both cases.
+        """
         members = [one for one in self._fleet.members.values() if one.report is not None]
         ready = [one for one in members if one.standing == "ready"] or members
         engines = [report.engine for report in self._reports()]
@@ -93,7 +94,7 @@ class ClusterInstruments:
         return {one.name: one.figures(now_s) for one in self._fleet.members.values()}
 
     def decision(self) -> ChainDecision | None:
-        """The last switch of any replica."""
+        """Return the latest scheduled decision of any replica."""
         scheduled = [one for one in self.decisions() if one.asked == SCHEDULED]
         return scheduled[-1].decision if scheduled else None
 
@@ -101,7 +102,7 @@ class ClusterInstruments:
         return ()
 
     def decisions(self) -> Sequence[DecisionRecord]:
-        """Of all replicas, by their times; so are the others."""
+        """Return the decisions of all replicas by time; the other records are sorted likewise."""
         return _by_time(report.decisions for report in self._reports())
 
     def admissions(self) -> Sequence[AdmissionRecord]:
@@ -114,7 +115,7 @@ class ClusterInstruments:
         return self._dispatcher.records
 
     def _reports(self) -> list[ReplicaReport]:
-        """The last of each replica, then what they had counted before."""
+        """Return the last report of each replica, then the counts from before restarts."""
         members = self._fleet.members.values()
         reports = [*(one.report for one in members), *(one.past for one in members)]
         return [report for report in reports if report is not None]

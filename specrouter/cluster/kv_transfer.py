@@ -1,9 +1,9 @@
-"""KVTransfer: keys and values on their way from the process that has read a prompt to another one.
+"""KVTransfer: moves the KV of a prompt from the process that has read it to another one.
 
-Contract: what is given to a transport is known by a ticket, a text that any message can carry, and
-is taken once. What cannot be carried is lost and logged. That costs time and changes no text: a
-replica that gets nothing for a ticket reads the prompt itself. Imports nothing of weight, so that
-the mailbox can be a process.
+Contract: a transport gives each piece of KV a ticket, a text that any message can carry; a ticket
+can be used once. KV that cannot be moved is lost and logged. That costs time and changes no text: a
+replica without the KV reads the prompt itself. This module imports nothing slow, so the mailbox can
+be a process of its own.
 """
 
 import asyncio
@@ -22,33 +22,35 @@ if TYPE_CHECKING:  # PyTorch takes seconds to import
 logger = logging.getLogger(__name__)
 
 _PATIENCE_S = 1.5  # as long as a replica may be silent; then the prompt is read again
-_KEPT_S = 30.0  # a hand-over takes milliseconds, and seconds where a row has to be waited for
+_KEPT_S = 30.0  # a transfer takes milliseconds, or seconds if the request waits for a row
 
 News = tuple[Delta, ...]
 Left = TypeVar("Left")
 
 
 class KVLostError(RuntimeError):
-    """Keys and values did not come."""
+    """Raised when KV does not arrive."""
 
 
 class KVTransport(Protocol):
     async def give(self, kv: "RowKV") -> str:
-        """Returns a ticket for it. Raises whatever went wrong."""
+        """Return a ticket for the KV. Raises any error of the transport."""
 
     async def take(self, ticket: str) -> "RowKV":
-        """Raises `KVLostError` where it is not there, else whatever went wrong."""
+        """Return the KV of a ticket. Raises `KVLostError` without it, or any other error."""
 
 
 class KVTransfer:
-    """A replica's end of a transport: both directions."""
+    """A replica's end of a transport, for both directions."""
 
     def __init__(self, transport: KVTransport) -> None:
         self._transport = transport
 
     async def received(self, tickets: Sequence[str]) -> HandedKV | None:
-        """As much from the beginning as there is; None: no tickets. All are asked for at once: what
-        a part takes is mostly the way there and back."""
+        """Return the parts that arrive, up to the first that is lost; None without tickets.
+
+        All parts are requested at once, because a part takes mostly the time of a round trip.
+        """
         parts: list[RowKV] = []
         coming = [asyncio.ensure_future(self._transport.take(ticket)) for ticket in tickets]
         try:
@@ -65,15 +67,18 @@ class KVTransfer:
         return HandedKV(parts) if tickets else None
 
     async def sent(self, deltas: News) -> AsyncGenerator[tuple[News, tuple[str, ...]]]:
-        """News, and tickets of what was read. A first token does not wait for what is carried: its
-        end, which the text's next part waits for, comes behind."""
+        """Yield deltas for the caller, with tickets of KV that was read.
+
+        A first token does not wait for the transfer of KV. The end of this attempt, on which the
+        continuation waits, follows after it.
+        """
         parts = [delta.kv for delta in deltas if delta.kv is not None]
         if not parts:
             yield deltas, ()
             return
         plain = tuple(delta for delta in deltas if delta.kv is None)
         if any(delta.finish_reason is not None and not delta.goes_on for delta in plain):
-            yield plain, ()  # nothing goes on
+            yield plain, ()  # no other replica continues it
             return
         if plain:
             news = tuple(
@@ -84,7 +89,7 @@ class KVTransfer:
         yield tuple(ends), await self._tickets(parts)
 
     async def _tickets(self, parts: "Sequence[RowKV]") -> tuple[str, ...]:
-        """As many from the beginning as could be given."""
+        """Return tickets of the parts that could be given, up to the first that failed."""
         tickets: list[str] = []
         try:
             async with asyncio.timeout(_PATIENCE_S):
@@ -96,10 +101,10 @@ class KVTransfer:
 
 
 class KVMailbox(Generic[Left]):
-    """Where keys and values of a prompt wait until another process takes them, once.
+    """A store in which the KV of a prompt waits until another process takes it, once.
 
-    What is not taken for 30 s, because its request has ended or went on elsewhere, is dropped when
-    the next is left: until then it stays in memory. Args: `clock`: monotonic, in seconds.
+    KV that is not taken for 30 s, because its request has ended or moved, is dropped when the next
+    is left; until then it stays in memory. `clock` is monotonic, in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -115,7 +120,7 @@ class KVMailbox(Generic[Left]):
         self._left[key] = (now_s, left)
 
     def take(self, key: str) -> Left | None:
-        """None: it is not there, or not any more."""
+        """Return the item and remove it; None if it is not there, or no longer."""
         _, left = self._left.pop(key, (0.0, None))
         return left
 

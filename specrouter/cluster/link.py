@@ -1,8 +1,8 @@
-"""ReplicaLink: the way to one replica, in this process or on another machine.
+"""ReplicaLink: the connection to one replica, in this process or on another machine.
 
-Contract: a replica that is gone ends its feed, with or without an exception, and its streams with
-an exception. One that hangs does neither: the listener needs a timeout. Closing a
-stream cancels its request without waiting for the replica.
+Contract: if a replica is gone, its feed ends, with or without an exception, and its streams end
+with an exception. If it hangs, neither happens: the listener needs a timeout. Closing a stream
+cancels its request without waiting for the replica.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -17,12 +17,12 @@ from specrouter.request.output import Delta
 
 
 class ReplicaLostError(RuntimeError):
-    """There is no replica at the other end, for now."""
+    """Raised when there is no replica at the other end, for now."""
 
 
 @dataclass(frozen=True)
 class Feed:
-    """News that a replica tells by itself. `report`: now and then."""
+    """Periodic news of a replica, with a `report` in some of them."""
 
     state: ReplicaState
     report: ReplicaReport | None = None
@@ -30,15 +30,16 @@ class Feed:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One sample of a request, from where earlier attempts have got to.
+    """One sample of a request, continued from earlier attempts.
 
     Attributes:
         args: prompt and `generated` as token ids, with seed and sample.
-        number: of the attempt, from 1 on; `request_id`: of the HTTP request. Both are for the log.
-        may_decline: where its objective cannot be attained there.
-        kv: tickets of what another replica has read for it.
-        routed: of it, what the replica has not read yet, to the router's knowledge.
-        correction: of what the replica predicts, by what was measured of it.
+        routed: the request, without what the replica has read already as far as the router knows.
+        number: number of the attempt, from 1 on, for the log.
+        request_id: id of the HTTP request, for the log.
+        may_decline: the replica may decline if it cannot attain the objective.
+        kv: tickets of KV that another replica has read for it.
+        correction: correction of the replica's predictions, from its measured times.
     """
 
     args: Request
@@ -52,9 +53,12 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Reply:
-    """A message of an attempt. The first one says whether it was taken; `deltas` follow, as many as
-    have come. `state`: with the first message and with the last. `kv`: tickets of what was read for
-    an attempt that is to go on elsewhere."""
+    """A message of an attempt.
+
+    The first one says whether the attempt was accepted; the next ones carry all new `deltas`. The
+    first and the last carry a `state`. `kv` holds tickets of KV that was read for an attempt that
+    another replica continues.
+    """
 
     state: ReplicaState | None = None
     declined: str | None = None
@@ -63,28 +67,28 @@ class Reply:
 
 
 class ReplicaLink(Protocol):
-    """Another replica takes the place of one that is lost, sooner or later."""
+    """A connection to one replica; if that is lost, another one will replace it."""
 
     @property
     def name(self) -> str: ...
 
     def feed(self) -> AsyncGenerator[Feed]:
-        """From now on, every so often."""
+        """Yield news periodically, from now on."""
 
     def stream(self, attempt: Attempt) -> AsyncGenerator[Reply]: ...
 
     async def restart(self) -> None:
-        """Puts a new replica in the place of this one, which has nothing to do any more."""
+        """Replace this replica, which has no requests, by a new one."""
 
 
 class ReplicaHost(Protocol):
-    """Where replicas run."""
+    """The place where replicas run."""
 
     @property
     def links(self) -> Sequence[ReplicaLink]: ...
 
     async def leave(self) -> None:
-        """Lets go of what lives in the loop that has called the links, before it ends."""
+        """Release what lives in the loop that called the links, before the loop ends."""
 
     def close(self) -> None:
-        """Ends all replicas, once, when no stream is open any more. Not from an event loop."""
+        """End all replicas, once no stream is open; do not call it from an event loop."""

@@ -1,11 +1,11 @@
-"""Multiplexing: the replies of all attempts at a replica, in as few messages as they wait for.
+"""Multiplexing: the replies of all attempts at a replica, in few messages.
 
-Contract: a message between processes costs more than what is in it, and an engine's cycle has news
-of every request that runs. So what waits for a caller travels together: attempts one way, replies
-the other. Replies of one attempt stay in order. Where the messages end, all streams end, with an
-exception. Closing a stream cancels its attempt without waiting for it.
+Contract: a message between processes costs more than its contents, and each cycle of an engine has
+news of every running request. So all pending items for a receiver travel in one message: attempts
+in one direction, replies in the other. Replies of one attempt stay in order. If the messages end,
+all streams end with an exception. Closing a stream cancels its attempt without waiting for it.
 
-Not here: how messages travel.
+How messages travel is not part of this module.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Order:
-    """`attempt`: to be begun; None: the one of this key is cancelled."""
+    """An `attempt` to begin under a key; None cancels the attempt of this key."""
 
     key: int
     attempt: Attempt | None
@@ -30,7 +30,10 @@ class Order:
 
 @dataclass(frozen=True)
 class Piece:
-    """Of one attempt. `reply`: None with the last piece; `error`: why it failed, if it did."""
+    """A part of one attempt's replies.
+
+    `reply` is None in the last piece; `error` says why the attempt failed, if it did.
+    """
 
     key: int
     reply: Reply | None
@@ -44,7 +47,7 @@ Post = Callable[[Sequence[Order]], Awaitable[None]]
 
 
 class ReplySender:
-    """In the replica's process, for one caller. Args: `serve`: an attempt."""
+    """The replica's end, for one caller; `serve` serves an attempt."""
 
     def __init__(self, serve: Serve) -> None:
         self._serve = serve
@@ -60,7 +63,10 @@ class ReplySender:
                 self._running.pop(order.key).cancel()
 
     async def messages(self) -> AsyncGenerator[Pieces]:
-        """An empty one first: from now on attempts may come. Closing it cancels all of them."""
+        """Yield messages; closing the generator cancels all attempts.
+
+        The first one is empty, and says that attempts may come.
+        """
         try:
             yield ()
             while True:
@@ -93,11 +99,11 @@ class ReplySender:
 
 
 class ReplyReceiver:
-    """The caller's end, in one event loop; of no use once `is_closed`.
+    """The caller's end, in one event loop; unusable once `is_closed`.
 
     Args:
-        listen: to the sender's messages. `post`: brings orders to it; either raises where the
-            replica is lost.
+        listen: yields the sender's messages.
+        post: sends orders to it. Both raise if the replica is lost.
     """
 
     def __init__(self, listen: Listen, post: Post) -> None:
@@ -149,7 +155,7 @@ class ReplyReceiver:
             self._send(Order(key, None))
 
     async def _carry(self) -> None:
-        """Until the replica is lost."""
+        """Distribute messages until the replica is lost."""
         error: Exception = ReplicaLostError("its replies have ended")
         posting = None
         try:
@@ -167,7 +173,7 @@ class ReplyReceiver:
                 inbox.put_nowait(error)
 
     async def _post_all(self) -> None:
-        """In order; those that come while some are on their way go together."""
+        """Send orders in order; those that come during a call travel together in the next one."""
         while True:
             await self._came.wait()
             self._came.clear()
@@ -186,5 +192,5 @@ class ReplyReceiver:
     def _hand_out(self, pieces: Pieces) -> None:
         for piece in pieces:
             inbox = self._inboxes.get(piece.key)
-            if inbox is not None:  # else its stream is closed
+            if inbox is not None:  # its stream may be closed
                 inbox.put_nowait(piece)

@@ -1,10 +1,9 @@
-"""Stream pairs: two replicas, of which one reads prompts and the other one goes on from there.
+"""Stream pairs: two replicas, of which one reads prompts and the other continues from there.
 
 Contract: pure. A pair is one choice of the routing policy. Each half can serve whole requests, and
-does where the other one cannot be chosen, or has no row left while it has: no half is idle while
-the other one is overloaded.
-Sources: StreamServe (stream pairs); SLOs-Serve (arXiv 2504.08784), section 2.3 and appendix A,
-against a fixed division of the work.
+does so if the other one cannot be chosen, or has no free row while it has one: no half is idle
+while the other is overloaded. Sources: StreamServe (stream pairs); SLOs-Serve (arXiv 2504.08784),
+section 2.3 and appendix A, against a fixed division of the work.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,8 +18,10 @@ Halves = tuple[str, str]  # names of prefill and decode
 def arranged(
     views: Sequence[ReplicaView], pairs: Mapping[str, Halves]
 ) -> tuple[list[ReplicaView], dict[str, str]]:
-    """What a request may be sent to, of replicas that may be chosen: replicas, pairs as one each,
-    and halves that serve it whole. Then what is left out for that, and why."""
+    """Return the choices for a request, and the replicas that are left out, with the reason.
+
+    The choices are replicas, pairs as one each, and halves that serve a request whole.
+    """
     by_name = {view.name: view for view in views}
     found, left_out = [], dict[str, str]()
     pair_of = {prefill: name for name, (prefill, _) in pairs.items()}
@@ -37,8 +38,11 @@ def arranged(
 
 
 def joined(name: str, prefill: ReplicaView, decode: ReplicaView) -> ReplicaView:
-    """A pair as policies see it: its memory and its speed are those of the half that decodes, its
-    queue and its prompts those of the one that reads, its rows those of both."""
+    """Return a pair's view for policies.
+
+    Memory and speed are those of the decode half, queue and prompts those of the prefill half, rows
+    those of both.
+    """
     return replace(
         decode,
         name=name,
@@ -53,7 +57,7 @@ def joined(name: str, prefill: ReplicaView, decode: ReplicaView) -> ReplicaView:
 
 
 def reading(routed: RoutedRequest) -> RoutedRequest:
-    """What the half that reads the prompt is asked: a first token in time."""
+    """Return the request for the prefill half: a first token in time."""
     objective = routed.objective
     if objective is not None and objective.ttft_ms is None:
         objective = None
@@ -63,7 +67,7 @@ def reading(routed: RoutedRequest) -> RoutedRequest:
 
 
 def _is_full(view: ReplicaView) -> bool:
-    """A further request would wait for a row."""
+    """Return True if a further request would wait for a row."""
     return view.state.requests + view.sent >= view.state.rows
 
 

@@ -1,9 +1,9 @@
-"""Routing policies: which replica a request goes to.
+"""Routing policies: which replica serves a request.
 
 Contract: pure: `(request, views, settings) -> Ranking`. Views are of replicas that may be chosen,
 at least one, in the configuration's order. Every ranking holds the terms that decided.
 
-To write another one, make a `ReplicaPolicy` of such a function, and name it in a configuration:
+To write another policy, make a `ReplicaPolicy` of such a function, and name it in a configuration:
 `cluster.routing.policy: my_package.my_module:MY_POLICY`.
 """
 
@@ -19,7 +19,7 @@ from specrouter.config.policies import REPLICA_POLICIES
 
 logger = logging.getLogger(__name__)
 
-_CLOSE = 0.1  # of an objective: what predictions are off by, so more says nothing
+_CLOSE = 0.1  # of an objective: predictions are not accurate enough for smaller differences
 
 Views = Sequence[ReplicaView]
 Terms = Mapping[str, Mapping[str, float]]
@@ -27,22 +27,24 @@ Terms = Mapping[str, Mapping[str, float]]
 
 @dataclass(frozen=True)
 class RoutingSettings:
-    """`longest_queue`: of requests that may wait, which queues are shares of."""
+    """Settings of policies; `longest_queue` is the most requests that may wait."""
 
     longest_queue: int
 
 
 @dataclass(frozen=True)
 class ReplicaPolicy:
-    """Attributes:
-    rank: puts the replicas in order, best first.
-    """
+    """A routing policy; `rank` orders the replicas, best first."""
 
     rank: Callable[[RoutedRequest, Views, RoutingSettings], Ranking]
 
 
 def rank(policy: str, request: RoutedRequest, views: Views, settings: RoutingSettings) -> Ranking:
-    """By the policy of this name. One that fails, or names no replica, costs no request."""
+    """Rank by the policy of this name.
+
+    If the policy fails, or names no replica, the request goes to the replica with the fewest
+    requests.
+    """
     found: ReplicaPolicy = REPLICA_POLICIES.find(policy)
     names = {view.name for view in views}
     try:
@@ -67,7 +69,7 @@ def _join_shortest(request: RoutedRequest, views: Views, settings: RoutingSettin
 
 
 def _p2c(request: RoutedRequest, views: Views, settings: RoutingSettings) -> Ranking:
-    """The power of two choices (Mitzenmacher, 2001)."""
+    """Rank by the power of two choices (Mitzenmacher, 2001)."""
     rest = list(views)
     drawn = [rest.pop(int(die * len(rest))) for die in request.dice[: len(rest)]]
     order = [*sorted(drawn, key=_requests), *sorted(rest, key=_requests)]
@@ -75,8 +77,10 @@ def _p2c(request: RoutedRequest, views: Views, settings: RoutingSettings) -> Ran
 
 
 def _flowguard(request: RoutedRequest, views: Views, settings: RoutingSettings) -> Ranking:
-    """With what was sent since the last state: metrics of 500 ms ago alone would send every
-    request of that time to the same replica."""
+    """Rank by FlowGuard's score, with requests sent since the last state included.
+
+    Metrics that are up to 500 ms old would send every request of that time to the same replica.
+    """
     workers = [
         flowguard.metrics_of(
             view.state,
@@ -115,9 +119,12 @@ def guarded(views: Views, workers: Sequence[WorkerMetrics]) -> Ranking:
 
 
 def _slo(request: RoutedRequest, views: Views, settings: RoutingSettings) -> Ranking:
-    """First the replicas that attain the objective: in turn those whose slack is within `_CLOSE` of
-    the most, then the others by slack. Then, and without an objective, those where the request is
-    done first: a request that is late anyway delays others least there.
+    """Rank by attainability of the objective.
+
+    Replicas that attain the objective come first: in turn those whose slack is within `_CLOSE` of
+    the largest, then the others by slack. Then come, and without an objective only these, the
+    replicas by the time at which the request would be done: a late request delays others least at
+    the first of them.
     """
     found = {view.name: at_view(view, unread(request, view)) for view in views}
     terms = {view.name: _terms(found[view.name], view, request) for view in views}
@@ -157,7 +164,7 @@ def hit_rate(request: RoutedRequest, view: ReplicaView) -> float:
 
 
 def unread(request: RoutedRequest, view: ReplicaView) -> RoutedRequest:
-    """Without what the replica should have in its prefix cache."""
+    """Return the request without the tokens that the replica's prefix cache should hold."""
     left = max(1, request.prompt_tokens - view.matched_tokens)
     return replace(request, prompt_tokens=left)
 

@@ -1,9 +1,9 @@
-"""SentPrompts: which prompts a replica has been sent, to guess what its prefix cache holds.
+"""SentPrompts: prompts that a replica was sent, as a guess of its prefix cache.
 
-Contract: a guess, by what this router has sent; the replica's cache may have forgotten more, or
-know prompts from elsewhere. Prompts count in whole blocks, as caches keep them, and only for
-requests of the same salt. Bounded: as many blocks as the replica's KV memory has, the least
-recently sent ones are forgotten. Belongs to one event loop.
+Contract: a guess from what this router has sent; the replica's cache may have evicted more, or hold
+prompts of other origin. Prompts count in whole blocks, as in caches, and only for requests of the
+same salt. Bounded by the number of blocks in the replica's KV memory: the least recently sent ones
+are dropped. Belongs to one event loop.
 """
 
 import hashlib
@@ -11,11 +11,11 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 
-BLOCK_TOKENS = 128  # of the KV memory's blocks
+BLOCK_TOKENS = 128  # of a block here: four blocks of KV memory
 
 
 def block_keys(tokens: Sequence[int], salt: str | None) -> tuple[bytes, ...]:
-    """One for each whole block of a prompt, which stands for it and all blocks before it."""
+    """Return a key for each whole block of a prompt, which covers it and all blocks before it."""
     keys = []
     digest = hashlib.blake2b((salt or "").encode(), digest_size=16)
     for end in range(BLOCK_TOKENS, len(tokens) + 1, BLOCK_TOKENS):
@@ -29,12 +29,12 @@ class SentPrompts:
         self._sent = OrderedDict[bytes, None]()
 
     def matched_tokens(self, keys: Sequence[bytes]) -> int:
-        """Of a prompt's beginning that was sent there."""
+        """Return how many tokens at the prompt's beginning were sent there before."""
         known = next((at for at, key in enumerate(keys) if key not in self._sent), len(keys))
         return known * BLOCK_TOKENS
 
     def note(self, keys: Sequence[bytes], capacity_tokens: int) -> None:
-        """A prompt was sent; `capacity_tokens`: of the replica's KV memory."""
+        """Note a sent prompt; `capacity_tokens` is the size of the replica's KV memory."""
         for key in keys:
             self._sent[key] = None
             self._sent.move_to_end(key)

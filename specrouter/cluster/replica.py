@@ -1,7 +1,7 @@
 """ReplicaServer: a router with an engine, as other processes see it.
 
-Contract: it accepts or declines an attempt by its state of that moment. It knows nothing of how
-messages travel, nor of other replicas.
+Contract: it accepts or declines an attempt by its state of that moment. It does not know how
+messages travel, nor other replicas.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 Figures = TypeVar("Figures", EngineStatistics, PerformanceSnapshot)
 
-_REPORT_EVERY = 4  # states: reports are for people and dashboards
+_REPORT_EVERY = 4  # states per report: reports only serve people and dashboards
 
 
 class ReplicaEngine(ServingRouter, Protocol):
@@ -39,7 +39,7 @@ class ReplicaEngine(ServingRouter, Protocol):
 
 
 class ReplicaServer:
-    """Args: `transport`: to and from the other halves of pairs."""
+    """A replica's server; `transport` connects it to the other halves of pairs."""
 
     def __init__(self, router: ReplicaEngine, metrics_s: float, transport: KVTransport) -> None:
         self._router = router
@@ -86,7 +86,7 @@ class ReplicaServer:
         )
 
     async def feed(self) -> AsyncGenerator[Feed]:
-        """Until it has failed for good."""
+        """Yield news periodically until the engine has failed for good."""
         for number in count():
             self._learn()
             state = self.state()
@@ -96,15 +96,18 @@ class ReplicaServer:
             await asyncio.sleep(self._metrics_s)
 
     def _learn(self) -> None:
-        """One batch each time: all of them together take milliseconds, in which no token is made.
-        States that are told with answers have what was learned last."""
+        """Update the predictions, for one batch size per call.
+
+        All sizes together would take milliseconds in which the engine makes no token. States in
+        replies contain the latest values.
+        """
         size = next(self._turns)
         self._tpot_ms[size] = self._router.instruments.predicted_tpot_ms(size)
         self._prefill_ms = self._router.instruments.predicted_prefill_ms()
         self._baseline_ms = self._router.instruments.baseline_tpot_ms()
 
     async def stream(self, attempt: Attempt) -> AsyncGenerator[Reply]:
-        """Serves it, or declines: never an exception for what is wrong with the request."""
+        """Serve or decline an attempt; an invalid request gives a reply, not an exception."""
         REQUEST_ID.set(attempt.request_id)
         state = self.state()
         why = self._declines(attempt, state)
@@ -117,7 +120,7 @@ class ReplicaServer:
         try:
             asked = replace(attempt.args, kv=await self._kv.received(attempt.kv))
             async with streamed(self._router, [asked]) as stream:
-                async for deltas in stream.together():  # a message costs more than what is in it
+                async for deltas in stream.together():  # a message costs more than its contents
                     async for part, tickets in self._kv.sent(deltas):
                         is_last = bool(part) and part[-1].finish_reason is not None
                         yield Reply(self.state() if is_last else None, deltas=part, kv=tickets)
@@ -134,13 +137,13 @@ class ReplicaServer:
 
 
 def _plain(figures: Figures) -> Figures:
-    """A copy that can be sent: of its fields that are given, with mappings that are plain."""
+    """Return a copy that can be sent: of its init fields, with plain mappings."""
     given = {field.name: getattr(figures, field.name) for field in fields(figures) if field.init}
     plain: Any = {name: dict(each) for name, each in given.items() if isinstance(each, Mapping)}
     return replace(figures, **plain)
 
 
 def batches(rows: int) -> tuple[int, ...]:
-    """Numbers of requests that speeds are told of: powers of two, and all rows."""
+    """Return the batch sizes for which TPOTs are reported: powers of two, and all rows."""
     sizes = {1 << power for power in range(rows.bit_length()) if 1 << power < rows}
     return (*sorted(sizes), rows)

@@ -1,4 +1,4 @@
-"""ReplicaReport: what is shown of a replica's engine, and how reports of several add up."""
+"""ReplicaReport: figures of a replica's engine for display, and sums of several reports."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -20,7 +20,7 @@ Figures = TypeVar("Figures")
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaReport:
-    """What is shown of a replica's engine; see `ChainRouter` for each."""
+    """Figures of a replica's engine for display; see `ChainRouter` for each."""
 
     engine: EngineState
     statistics: EngineStatistics
@@ -33,15 +33,21 @@ class ReplicaReport:
 
 
 def total(every: Iterable[Figures]) -> Figures:
-    """The sum of at least one: field by field of dataclasses, entry by entry of mappings and
-    tuples, the union of sets. What is None adds nothing."""
+    """Return the sum of at least one value.
+
+    Dataclasses are added by field, mappings and tuples by entry; sets are united. None adds
+    nothing.
+    """
     return reduce(_added, every)
 
 
 def counted_before(
     past: ReplicaReport | None, last: ReplicaReport, now: ReplicaReport
 ) -> ReplicaReport | None:
-    """What a replica had counted before it began anew, `past` included: sums must not fall."""
+    """Return the counts from before the replica's last restart, so that sums never fall.
+
+    `past` is included.
+    """
     if now.statistics.cycles >= last.statistics.cycles:
         return past
     ended = replace(last, decisions=(), admissions=(), prefixes=())
@@ -51,8 +57,11 @@ def counted_before(
 
 
 def total_state(every: Iterable[EngineState]) -> EngineState:
-    """A sum, but for the tightest objective, the widest margin, and the speedups of the first that
-    has measured any."""
+    """Return the sum of states, except for three fields.
+
+    These are the tightest objective, the widest margin, and the speedups of the first that has
+    some.
+    """
     states = list(every)
     tightest = [one.tightest_tpot_ms for one in states if one.tightest_tpot_ms is not None]
     widest = max(one.pace_margin for one in states)

@@ -1,9 +1,9 @@
-"""Progress: what a sample has received so far, from whichever replicas, and how it goes on.
+"""Progress: what a sample has received so far, from all replicas, and how it continues.
 
 Contract: the text does not depend on where an attempt ended: noise is a function of seed and
-position, and tokens that are handed on count as output. Whatever the caller was told is part of
-the progress, and nothing else is: what a lost replica had produced beyond it is produced again. All
-attempts share one clock, which begins with the first submission.
+position, and tokens of earlier attempts count as output. The progress is exactly what the caller
+has received: tokens that a lost replica had produced beyond it are produced again. All attempts
+share one clock, which begins with the first submission.
 """
 
 import random
@@ -24,8 +24,11 @@ from specrouter.request.spec import RequestSpec
 
 
 class Progress:
-    """Args:
-    asked: the call's arguments; `spec`: what was accepted of them, with the seed that was drawn.
+    """The tokens and metrics that a sample has received so far.
+
+    Args:
+        asked: the call's arguments.
+        spec: the accepted request, with the seed that was drawn.
     """
 
     def __init__(self, asked: Request, spec: RequestSpec) -> None:
@@ -37,7 +40,7 @@ class Progress:
         self._logprobs: list[TokenLogprobs] = []
         self._prompt_logprobs: list[TokenLogprobs | None] | None = None
         self._drafts: list[CycleDraft] = []
-        self._cached_tokens = 0  # of the prompt, where it was read for another replica
+        self._cached_tokens = 0  # of the prompt, as reported by a prefill half
         self.attempts = 0
         salt, is_cached = spec.params.cache_salt, spec.params.prefix_cache
         self.keys = block_keys(spec.token_ids, salt) if is_cached else ()  # of the prompt's blocks
@@ -52,7 +55,7 @@ class Progress:
 
     @property
     def rejects(self) -> bool:
-        """Whether it ends where its objective cannot be attained."""
+        """True if an unattainable objective ends it with an error, before its first token."""
         objective = self._spec.objective
         return (
             objective is not None and objective.on_unattainable == "reject" and not self.has_begun
@@ -62,7 +65,7 @@ class Progress:
         return time.monotonic() - self.submitted_s
 
     def left_s(self) -> float | None:
-        """Until its time is up; None: it has no limit."""
+        """Return the time until its time limit; None without a limit."""
         limit_s = self._spec.timeout_s
         return None if limit_s is None else max(0.0, limit_s - self.elapsed_s())
 
@@ -79,17 +82,17 @@ class Progress:
         )
 
     def args(self) -> Request:
-        """Of the next attempt."""
+        """Return the arguments of the next attempt."""
         spec = self._spec
         params = replace(spec.params, seed=spec.seed)
-        if self._prompt_logprobs is not None:  # they came with the first tokens
+        if self._prompt_logprobs is not None:  # they have been received
             params = replace(params, prompt_logprobs=None)
         return replace(
             self._asked,
             prompt=spec.token_ids,
             is_tokenized=True,
             params=params,
-            slo=spec.objective,  # in milliseconds: a ratio means the same at every replica
+            slo=spec.objective,  # in milliseconds, so that a ratio is the same at every replica
             generated=tuple(self._tokens),
             sample=spec.sample,
             elapsed_s=self.elapsed_s(),
@@ -97,7 +100,7 @@ class Progress:
         )
 
     def take(self, delta: Delta) -> Delta:
-        """What the caller is told of a replica's news; the last has everything."""
+        """Add a replica's delta, and return the caller's; the last one has the whole output."""
         if delta.token_ids:
             self._tokens += delta.token_ids
             self._arrivals.append((self.elapsed_s(), len(delta.token_ids)))
@@ -119,7 +122,7 @@ class Progress:
         tokenizer: PreTrainedTokenizerBase,
         eos_token_ids: frozenset[int],
     ) -> Delta:
-        """The last news where no replica is left to tell it: what there is, and why no more."""
+        """Return the last delta where no replica can send it: the text so far, and why it ends."""
         spec = replace(
             self._spec,
             generated=tuple(self._tokens),
@@ -134,14 +137,14 @@ class Progress:
         return replace(delta, output=self._whole(delta.output))
 
     def _whole(self, output: RequestOutput) -> RequestOutput:
-        """With the log-probabilities, logits and drafts of all attempts."""
+        """Return the output with log-probabilities, logits and drafts of all attempts."""
         logprobs = None if self._spec.params.logprobs is None else list(self._logprobs)
         cached_tokens = max(self._cached_tokens, output.metrics.cached_tokens)
         metrics = replace(output.metrics, cached_tokens=cached_tokens)
         told = self._prompt_logprobs
         drafts = list(self._drafts) if self._spec.params.return_drafts else None
         receipt = output.receipt
-        if receipt is not None:  # the attempt's has logits of its own tokens alone
+        if receipt is not None:  # an attempt's receipt has only the logits of its own tokens
             logits = [one.logit for one in self._logprobs]
             receipt = receipt.model_copy(update={"logits": encoded_logits(logits)})
         return replace(
@@ -155,6 +158,6 @@ class Progress:
 
 
 def draw(seed: int, sample: int, attempt: int) -> tuple[float, float]:
-    """Two numbers below 1 that a request's seed gives each attempt, for policies that draw."""
+    """Return two numbers below 1 for an attempt, from the request's seed, for random policies."""
     dice = random.Random(f"{seed} {sample} {attempt}")
     return dice.random(), dice.random()

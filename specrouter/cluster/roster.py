@@ -1,8 +1,8 @@
 """Roster: the replicas as a router knows them, and which of them may be chosen.
 
-Contract: one that stands "ready" may be chosen; where its engine is stuck in a cycle, only while
-all others' are. Times are seconds of one clock, which comes in: the fleet's, or a simulation's.
-Belongs to one thread.
+Contract: a replica whose standing is "ready" may be chosen; if its engine is stuck in a cycle, only
+while all others' are stuck, too. Times are seconds of one clock, which is an argument: the fleet's,
+or a simulation's. Belongs to one thread.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ from specrouter.cluster.state import ReplicaState, ReplicaView
 
 Standing = Literal["ready", "silent", "lost", "draining", "failed"]
 
-STUCK_S = 10.0  # in one cycle; to load a drafter may take as long
+STUCK_S = 10.0  # in one cycle; also the loading of a drafter may take as long
 
 
 @dataclass(eq=False, kw_only=True)
@@ -23,11 +23,13 @@ class KnownReplica:
     """A replica.
 
     Attributes:
-        standing: whether it is chosen; only "ready" is. `why`: it is not.
-        state: of its last words, heard at `heard_s`; `told`: what it told by itself, at `told_s`.
-        experience: of how true its times are.
-        prompts: that were sent there since it began.
-        uncounted: tokens of the prompts that were sent there since `state`, by request.
+        standing: only a "ready" replica is chosen.
+        why: why it is not ready.
+        state: its last state, also from replies, received at `heard_s`.
+        told: its last state from its feed, received at `told_s`.
+        experience: measured over reported times.
+        prompts: prompts sent there since its start.
+        uncounted: tokens of the prompts sent there since `state`, by request.
     """
 
     name: str
@@ -42,16 +44,16 @@ class KnownReplica:
     uncounted: dict[Hashable, int] = field(default_factory=dict)
 
     def note(self, state: ReplicaState, now_s: float) -> None:
-        """What an answer of its brings along."""
+        """Store a state that came with a reply."""
         self.state, self.heard_s = state, now_s
 
     def tell(self, state: ReplicaState, now_s: float) -> None:
-        """News of its own."""
+        """Store a state that came with the feed."""
         self.note(state, now_s)
         self.told, self.told_s = state, now_s
 
     def view(self, now_s: float, keys: Sequence[bytes]) -> ReplicaView | None:
-        """None: it may not be chosen."""
+        """Return the router's view of it; None if it may not be chosen."""
         if self.standing != "ready" or self.state is None or self.told is None:
             return None
         sent = list(self.uncounted.values())
@@ -70,13 +72,16 @@ KnownT = TypeVar("KnownT", bound=KnownReplica)
 
 
 class Roster(Generic[KnownT]):
-    """Args: `members`: in their order."""
+    """The replicas, in the order of `members`."""
 
     def __init__(self, members: Iterable[KnownT]) -> None:
         self.members: Mapping[str, KnownT] = {one.name: one for one in members}
 
     def ready(self, now_s: float, keys: Sequence[bytes] = ()) -> list[ReplicaView]:
-        """That may be chosen, in their order, for a prompt whose blocks have these `keys`."""
+        """Return views of the replicas that may be chosen, in order.
+
+        `keys` are those of the prompt's blocks.
+        """
         found = [member.view(now_s, keys) for member in self.members.values()]
         views = [view for view in found if view is not None]
         views = [view for view in views if view.told.step_s <= STUCK_S] or views
@@ -84,13 +89,13 @@ class Roster(Generic[KnownT]):
         return [replace(view, correction=known[view.name]) for view in views]
 
     def excluded(self, chosen: Iterable[ReplicaView]) -> dict[str, str]:
-        """The others, and why."""
+        """Return the replicas that are not in `chosen`, with the reason."""
         others = self.members.keys() - {view.name for view in chosen}
         return {name: _why_not(one) for name, one in self.members.items() if name in others}
 
 
 def _why_not(member: KnownReplica) -> str:
-    """It is not chosen."""
+    """Return why a replica is not chosen."""
     if member.standing != "ready" or member.told is None:
         return f"{member.standing}: {member.why}"
     return f"in one cycle for {member.told.step_s:.0f} s"

@@ -1,11 +1,11 @@
-"""ClusterRouter: replicas behind the face of one router.
+"""ClusterRouter: replicas behind the interface of one router.
 
-Contract: as `ChainRouter`, a request that is accepted ends in exactly one last delta, one that
+Contract: as in `ChainRouter`, an accepted request ends in exactly one last delta, and one that
 cannot be served is refused before it is sent anywhere. Its text does not depend on which replicas
-serve it, nor on how many of them are lost meanwhile. Prompts are read and refused in this process;
-no weights are loaded here.
+serve it, nor on how many of them are lost meanwhile. Prompts are tokenized and checked in this
+process; no weights are loaded here.
 
-Not here: how messages travel (`ReplicaLink`), and which replica is chosen (`policy`).
+Other modules define how messages travel (`ReplicaLink`), and which replica is chosen (`policy`).
 """
 
 import asyncio
@@ -45,18 +45,21 @@ logger = logging.getLogger(__name__)
 Start = Callable[[], ReplicaHost]
 Result = TypeVar("Result")
 
-_FIRST_NEWS_S = 600.0  # of a replica that is being started: large models take minutes
+_FIRST_NEWS_S = 600.0  # for a replica's start: large models take minutes
 _ROOMY = 2**60  # bytes
 
 
 class ClusterRouter:
-    """Args:
-    start: the replicas, once the rest of the configuration is found to be right. Their host is
-        closed with the router.
-    progress: told what is being done.
+    """A router over replicas.
 
-    Raises `ConfigError` where the replicas are not of one fingerprint: texts would depend on which
-    of them serves a request.
+    Raises `ConfigError` if the replicas' fingerprints differ: texts would depend on which of them
+    serves a request.
+
+    Args:
+        config: a configuration with a cluster.
+        start: starts the replicas, after the rest of the configuration was checked. Their host is
+            closed with the router.
+        progress: gets each step of the start.
     """
 
     def __init__(
@@ -66,7 +69,7 @@ class ClusterRouter:
         self.config = config
         self.pool = _unplaced(next(iter(config.replicas().values())).pool, progress)
         engine = config.engine.model_copy(update={"kv_memory": None, "kv_budget_tokens": None})
-        judged_by = config.model_copy(update={"engine": engine})  # what fits is what replicas say
+        judged_by = config.model_copy(update={"engine": engine})  # replicas know what fits
         self._validation = InputValidation(judged_by, self.pool, lambda: self._fleet)
         self.slo_classes = self._validation.slo_classes
         self.sampling_defaults = self._validation.sampling_defaults
@@ -102,7 +105,7 @@ class ClusterRouter:
     def submit_each(
         self, asked: Sequence[Request], stream: DeltaStream, max_waiting: int | None = None
     ) -> None:
-        """See `ChainRouter.submit_each`. Each sample is sent to a replica by itself."""
+        """Queue requests like `ChainRouter.submit_each`; each sample is routed separately."""
         accepted = self._validation.accept_all(asked)
         self.check_room(max_waiting)
         running = [
@@ -121,11 +124,11 @@ class ClusterRouter:
         return running
 
     def check_structure(self, structure: Structure) -> None:
-        """See `ChainRouter`."""
+        """Compile a structure; see `ChainRouter`."""
         self._validation.check_structure(structure)
 
     def check_room(self, max_waiting: int | None = None) -> None:
-        """See `ChainRouter`."""
+        """Check for room; see `ChainRouter`."""
         if not self.is_healthy:
             raise UnavailableError("the router is closed")
         views = self._fleet.ready(time.monotonic())
@@ -137,13 +140,13 @@ class ClusterRouter:
 
     @property
     def fingerprint(self) -> str:
-        """Of all replicas."""
+        """The common fingerprint of all replicas."""
         assert self._fleet.fingerprint is not None, "all have told theirs"
         return self._fleet.fingerprint
 
     @property
     def is_healthy(self) -> bool:
-        """Also while no replica serves: one will again."""
+        """True until it is closed, also while no replica serves: one is expected back."""
         return not self._is_closed
 
     @property
@@ -151,7 +154,7 @@ class ClusterRouter:
         return None
 
     def health(self) -> Health:
-        """Down only where no replica takes requests."""
+        """Return the health, which is "stopped" only if no replica takes requests."""
         members = self._fleet.members.values()
         replicas = {one.name: one.standing + (f": {one.why}" if one.why else "") for one in members}
         ready = len(self._fleet.ready(time.monotonic()))
@@ -160,22 +163,22 @@ class ClusterRouter:
         return Health("ok" if ready == len(replicas) else "degraded", replicas)
 
     def restart_replicas(self) -> None:
-        """One replica after the other, each emptied first: its requests go on elsewhere.
+        """Restart the replicas one after the other; requests of each continue elsewhere.
 
-        Raises `TimeoutError` where one does not come back, or cannot be replaced: those after it
-        are left as they are; `CancelledError` where the router is closed meanwhile.
+        Raises `TimeoutError` if one does not come back, or cannot be replaced, and does not restart
+        those after it; `CancelledError` if the router is closed meanwhile.
         """
         for name in self._fleet.members:
             self._loop.run(self._fleet.restart(name, _FIRST_NEWS_S))
 
     def close(self, patience_s: float = 30.0) -> None:
-        """Ends what runs with "cancelled", and the replicas."""
-        with self._closing:  # who comes second waits for the first
+        """End running requests with "cancelled", and the replicas."""
+        with self._closing:  # a second caller waits for the first
             if self._is_closed:
                 return
             self._is_closed = True
             self.lanes.close()
-            with ExitStack() as last:  # whatever fails before
+            with ExitStack() as last:  # also after errors
                 last.callback(self._host.close)
                 last.callback(self._loop.close)
                 for job in list(self._jobs.values()):
@@ -191,7 +194,7 @@ class ClusterRouter:
 
 
 class LoopThread:
-    """An event loop in a thread of its own. Close it from outside of its loop."""
+    """An event loop in a thread of its own; close it from outside the loop."""
 
     def __init__(self, name: str) -> None:
         self._loop, self._is_over = asyncio.new_event_loop(), asyncio.Event()
@@ -199,11 +202,11 @@ class LoopThread:
         self._thread.start()
 
     def start(self, work: Coroutine[Any, Any, Result]) -> "Future[Result]":
-        """From any thread; cancelling what it returns cancels the work."""
+        """Start work from any thread; cancelling the returned future cancels the work."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Waits for it. Raises what it raises."""
+        """Run work to its end, and return its result or raise its error."""
         done = self.start(work)
         try:
             return done.result()
@@ -212,7 +215,7 @@ class LoopThread:
             raise
 
     def call(self, function: Callable[[], Result]) -> Result:
-        """In the loop, between what runs there."""
+        """Call a function in the loop's thread, and return its result."""
 
         async def work() -> Result:
             return function()
@@ -220,7 +223,7 @@ class LoopThread:
         return self.run(work())
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """What still runs there is cancelled; what does not end in time is left behind."""
+        """Cancel the work in the loop; a thread that does not end in time is abandoned."""
         self._loop.call_soon_threadsafe(self._is_over.set)
         self._thread.join(timeout_s)
 
@@ -230,8 +233,10 @@ class LoopThread:
 
 
 def _unplaced(config: PoolConfig, progress: LoadProgress | None) -> ModelPool:
-    """Nothing is loaded here: devices, memory and kernels are the replicas', and need not be this
-    machine's."""
+    """Return the pool for tokenizers and headers, with nothing loaded.
+
+    Devices, memory and kernels are the replicas', and may differ from this machine's.
+    """
     models = tuple(model.model_copy(update={"attention": None}) for model in config.models)
     asked = config.model_copy(update={"models": models, "attention": "auto"})
     names = dict.fromkeys(

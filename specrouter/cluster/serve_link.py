@@ -1,13 +1,13 @@
 """ServeHost: replicas in processes of Ray Serve, each an application of its own.
 
-Contract: Ray Serve starts the processes, restarts those that die, and carries messages, over gRPC;
-it routes nothing. A replica is spoken to through its own handle only. A dead one is replaced by
-Serve; until then calls to it wait, so only the feed may call one that does not feed.
+Contract: Ray Serve starts the processes, restarts those that die, and carries messages over gRPC;
+it does not route. Calls to a replica use only its own handle. Serve replaces a dead replica; until
+then calls to it wait, so only the feed may call a replica whose feed has ended.
 
-Keys and values go through Ray's object store: written there once, and read in place by processes of
-the same machine. What a process has written is lost with it.
+KV goes through Ray's object store: written there once, and read in place by processes of the same
+machine. What a process has written is lost with it.
 
-The only module that imports Ray. Import it where a configuration has a cluster, and nowhere else.
+This is the only module that imports Ray. Import it only where a configuration has a cluster.
 """
 
 import asyncio
@@ -21,15 +21,15 @@ from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
 
-# Read when Ray is imported: messages go over gRPC, handles live in the loop that calls them, and
-# nothing but our own service listens to HTTP. Who reaches Ray's ports runs code: they want a token.
+# Ray reads these at its import: messages go over gRPC, handles live in the loop that calls them,
+# and only our own service listens to HTTP. Access to Ray's ports can run code: they need a token.
 os.environ.setdefault("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1")
 os.environ.setdefault("RAY_SERVE_ENABLE_DIRECT_INGRESS", "0")
 os.environ.setdefault("RAY_AUTH_MODE", "token")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # cuda:1 is the machine's
-os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # else a call after the end starts a new Ray
+os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # else a late call starts a new Ray
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-# Else Ray's processes yield to all others of the machine, and an engine is what it is there for.
+# Else Ray's processes have a lower priority than all others of the machine.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
 import ray
@@ -49,20 +49,22 @@ logger = logging.getLogger(__name__)
 MakeRouter = Callable[[RouterConfig], ReplicaEngine]
 
 _MAILBOX = {"name": "specrouter-kv-mailbox", "namespace": "specrouter"}
-_PREFIX = "specrouter-"  # of the applications' names
-# Of Ray's object store, which carries nothing of ours, or what the halves of pairs hand over: some
-# prompts at once. What does not fit goes to the disk.
+_PREFIX = "specrouter-"  # prefix of the applications' names
+# Size of Ray's object store, without pairs and with them: it carries the KV between their halves,
+# some prompts at once. What does not fit goes to the disk.
 _STORE_BYTES, _PAIR_STORE_BYTES = 128 * 2**20, 2**30
-_MANY = 100_000  # requests at once: how many there may be is the router's business
-_HEALTH_PERIOD_S, _HEALTH_TIMEOUT_S = 5.0, 15.0  # before Serve replaces a replica that hangs
-_END_S = 5.0  # for a replica to end what it does
+_MANY = 100_000  # concurrent requests: no limit here, since the router limits them
+_HEALTH_PERIOD_S, _HEALTH_TIMEOUT_S = 5.0, 15.0  # then Serve replaces a replica that hangs
+_END_S = 5.0  # for a replica to end its requests
 
 
 class ServeHost:
-    """Starts or joins Ray, and a replica for each of the configuration; returns when all serve.
+    """A host that starts or joins Ray and starts the replicas; its constructor waits for them.
 
     Args:
-        make: a router of a replica's configuration. It is called in the replica's process.
+        config: a configuration with a cluster.
+        make: makes the router of a replica's configuration, in the replica's process.
+        progress: gets each step of the start.
     """
 
     def __init__(
@@ -71,8 +73,8 @@ class ServeHost:
         assert config.cluster is not None, "there is a section for it"
         self._cluster = config.cluster
         self._names = tuple(config.replicas())
-        self._mailbox: Any = None  # where keys and values wait to be taken, if there are pairs
-        # Ray is begun and ended in one thread: its end takes ten seconds longer in another one.
+        self._mailbox: Any = None  # for KV, if there are pairs
+        # Ray is started and ended in one thread: ending it from another takes ten seconds longer.
         self._thread = ThreadPoolExecutor(1, "specrouter-ray")
         self.links: list[ServeLink] = []
         progress = progress or LoadProgress()
@@ -92,7 +94,7 @@ class ServeHost:
                 logger.warning("a replica was left with an error: %r", error)
 
     def close(self) -> None:
-        """Ends the replicas, and Ray where it was started here, which ends all its processes."""
+        """End the replicas; a Ray that was started here ends with all its processes."""
         self._thread.submit(self._end).result()
         self._thread.shutdown()
 
@@ -105,7 +107,10 @@ class ServeHost:
         ray.shutdown()
 
     def _connect(self) -> None:
-        """A local Ray is reached from this machine only: who reaches it can run code."""
+        """Start or join Ray.
+
+        A local Ray is reachable only from this machine: any process that reaches it can run code.
+        """
         quiet = {"log_to_driver": True, "configure_logging": False}
         if self._cluster.address != "local":
             ray.init(address=self._cluster.address, **quiet)
@@ -145,7 +150,7 @@ class ServeHost:
 
 
 class ServedReplica:
-    """A replica in its process: what is asked goes to `ReplicaServer`."""
+    """A replica in its process, which forwards calls to `ReplicaServer`."""
 
     def __init__(self, name: str, config: RouterConfig, make: MakeRouter, metrics_s: float) -> None:
         configure_logs(logging.INFO, config.server.log_format)
@@ -160,7 +165,7 @@ class ServedReplica:
             yield news
 
     async def replies(self, caller: str) -> AsyncGenerator[Pieces]:
-        """To all attempts of a caller, until it hangs up."""
+        """Yield the replies to all attempts of a caller, until it closes the stream."""
         sender = self._senders[caller] = ReplySender(self._server.stream)
         try:
             async with aclosing(sender.messages()) as messages:
@@ -170,26 +175,26 @@ class ServedReplica:
             del self._senders[caller]
 
     async def take(self, caller: str, orders: Sequence[Order]) -> None:
-        """Raises `KeyError` where this process has not heard of the caller."""
+        """Begin or cancel attempts. Raises `KeyError` for a caller without an open stream."""
         self._senders[caller].take(orders)
 
     def process(self) -> int:
         return os.getpid()
 
     def check_health(self) -> None:
-        """For Serve, which replaces a replica that raises."""
+        """Raise if the engine has failed; Serve then replaces the replica."""
         if not self._router.is_healthy:
             raise RuntimeError(self._router.failure or f"{self._name} has stopped")
 
     def end(self) -> None:
-        """Ends the process shortly after; Serve puts another one in its place."""
+        """End the process shortly after; Serve replaces it."""
         threading.Timer(0.1, os._exit, (0,)).start()
 
 
 class ServeLink:
     def __init__(self, name: str) -> None:
         self.name = name
-        self._handle: Any = None  # made in the loop that calls it
+        self._handle: Any = None  # created in the loop that calls it
         self._replies: ReplyReceiver | None = None
 
     async def feed(self) -> AsyncGenerator[Feed]:
@@ -214,13 +219,13 @@ class ServeLink:
             await self._handle.shutdown_async()
 
     async def process(self) -> int:
-        """The replica's, which serves now."""
+        """Return the id of the replica's present process."""
         return int(await self._calls().process.remote())
 
     async def restart(self) -> None:
-        """Returns when the process is gone; another one is started meanwhile."""
+        """Restart the replica; return when the old process is gone, while a new one starts."""
         old = await self.process()
-        with suppress(Exception):  # it may be gone before it has answered
+        with suppress(Exception):  # it may end before it answers
             await self._calls().end.remote()
         while await self._is_there(old):
             await asyncio.sleep(0.1)
@@ -249,14 +254,17 @@ class ServeLink:
 
 
 def start_mailbox() -> Any:
-    """Returns what keeps it; the mailbox of a Ray that has one. Ray drops what has no reference, so
-    a mailbox in a process of its own keeps references until they are taken."""
+    """Return the mailbox of this Ray, which is started if there is none.
+
+    Ray drops objects without references, so a mailbox in a process of its own holds references
+    until they are taken.
+    """
     options = {**_MAILBOX, "get_if_exists": True, "num_cpus": 0, "max_restarts": -1}
     return ray.remote(KVMailbox).options(**options).remote()
 
 
 class ObjectStoreTransport:
-    """Keys and values through Ray's object store, where a mailbox has been started."""
+    """A transport of KV through Ray's object store; it needs a mailbox."""
 
     def __init__(self) -> None:
         self._mailbox: Any = None
@@ -264,7 +272,7 @@ class ObjectStoreTransport:
     async def give(self, kv: RowKV) -> str:
         ticket, mailbox = uuid.uuid4().hex, await self._found()
         reference = await asyncio.to_thread(ray.put, kv)
-        await mailbox.leave.remote(ticket, [reference])  # in a list: else it would be fetched there
+        await mailbox.leave.remote(ticket, [reference])  # a list, else Ray would fetch it there
         return ticket
 
     async def take(self, ticket: str) -> RowKV:

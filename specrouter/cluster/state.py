@@ -1,7 +1,7 @@
-"""ReplicaState: what a replica tells of itself; ReplicaView: the same as the router may know it.
+"""ReplicaState: what a replica reports of itself; ReplicaView: the same as the router knows it.
 
-Contract: frozen, made of plain values that any transport can carry, without a clock: the receiver
-notes the time. Policies see views, and nothing else.
+Contract: frozen, and made of plain values that any transport can carry, without a clock: the
+receiver notes the time. Policies see views, and nothing else.
 """
 
 from collections.abc import Mapping
@@ -18,18 +18,20 @@ Status = Literal["ready", "failed"]
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaState:
-    """Attributes:
-    running, waiting: requests with a row and without, out of `rows`.
-    unread_tokens: of prompts whose first token has not come, at most.
-    tpot_ms: of each request, where so many decode together: pairs, ascending; by the replica's own
-        times and what its chains gain.
-    prefill_ms: of a prompt token, in full chunks.
-    tightest_tpot_ms: of the objectives that run.
-    baseline_tpot_ms: of one request alone on the target.
-    max_request_tokens: prompt and output.
-    retry_after_s: when one more request would be given a row.
-    pace_margin: share of a TPOT that has to be kept back, as its admission has learned.
-    step_s: seconds since the cycle that runs began.
+    """The state that a replica reports of itself.
+
+    Attributes:
+        running, waiting: requests with a row and without, out of `rows`.
+        unread_tokens: tokens of prompts whose first token has not come, at most.
+        tpot_ms: pairs of batch size and TPOT, ascending, from the replica's own times and the gain
+            of its chains.
+        prefill_ms: time of a prompt token, in full chunks.
+        tightest_tpot_ms: smallest TPOT objective of running requests.
+        baseline_tpot_ms: TPOT of one request alone on the target.
+        max_request_tokens: most tokens of a request, prompt and output.
+        retry_after_s: time until one more request would get a row.
+        pace_margin: share of a TPOT to reserve, as its admission has learned.
+        step_s: seconds since the start of the present cycle.
     """
 
     running: int
@@ -56,25 +58,26 @@ class ReplicaState:
 
     @property
     def kv_share(self) -> float:
-        """Of KV memory that is held, 0 to 1."""
+        """Share of KV memory that is held, 0 to 1."""
         return min(1.0, self.kv_reserved_tokens / max(1, self.kv_capacity_tokens))
 
     def tpot_at(self, requests: int) -> float:
-        """Milliseconds a token, where so many decode together; linear between what is known."""
+        """Return the TPOT of a batch size in ms, linear between the reported ones."""
         sizes, times_ms = zip(*self.tpot_ms, strict=True)
         return float(np.interp(requests, sizes, times_ms))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaView:
-    """A replica at one moment, to the router's knowledge.
+    """A replica at one moment, as the router knows it.
 
     Attributes:
-        state: the last that it told, with its answers too; `age_s` old.
-        told: the last that it told by itself, every so often.
-        sent: requests that went there since `state`; `sent_tokens`: their prompts.
-        matched_tokens: of the request's prompt, that its prefix cache should hold.
-        correction: of the times that it reports, relative to the others.
+        state: its last state, also from replies, `age_s` old.
+        told: its last state from its feed.
+        sent: requests sent there since `state`.
+        sent_tokens: tokens of their prompts.
+        matched_tokens: tokens of the request's prompt that its prefix cache should hold.
+        correction: correction of its reported times, relative to the other replicas.
     """
 
     name: str
@@ -89,15 +92,15 @@ class ReplicaView:
 
 @dataclass(frozen=True, kw_only=True)
 class RoutedRequest:
-    """What policies know of a request.
+    """A request as policies see it.
 
     Attributes:
-        number: of the decision, from 0 on.
-        prompt_tokens: to be read before the next token, those that were generated included.
+        number: number of the decision, from 0 on.
+        prompt_tokens: tokens to read before the next one, including generated ones.
         remaining: output tokens that may still come.
-        elapsed_ms: since it was submitted first.
-        has_begun: its caller has seen a token.
-        dice: two numbers from 0 to below 1, for policies that draw.
+        elapsed_ms: time since its first submission.
+        has_begun: its caller has received a token.
+        dice: two numbers from 0 to below 1, for random policies.
     """
 
     number: int
@@ -111,11 +114,11 @@ class RoutedRequest:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Which replicas to ask, the best first.
+    """The replicas to ask, best first.
 
     Attributes:
-        terms: of each replica that was looked at, by name: the numbers that decided.
-        excluded: replicas that are not to be asked, and why.
+        terms: the numbers that decided, by name of each replica that was considered.
+        excluded: replicas not to ask, and why.
         asks: replicas that do not attain the objective may decline.
     """
 

@@ -1,4 +1,4 @@
-"""The configuration: one YAML file per scenario, one tree of strict models."""
+"""The configuration: one YAML file per scenario, as a tree of strict models."""
 
 from specrouter.config.cluster import ClusterConfig, ResumeConfig, RoutingConfig
 from specrouter.config.engine import TREE_SLOTS, EngineConfig

@@ -1,4 +1,4 @@
-"""ClusterConfig: replicas of the pool in processes of their own, and how requests get to them."""
+"""ClusterConfig: replicas of the pool in separate processes, and routing among them."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ class ReplicaConfig(Strict):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of each replica."""
+        """Name of each replica."""
         if self.count == 1:
             return (self.name,)
         return tuple(f"{self.name}-{number}" for number in range(self.count))
@@ -65,12 +65,12 @@ class PairConfig(Strict):
 
     @property
     def halves(self) -> tuple[str, str]:
-        """The names that prefill and decode are known by."""
+        """Names of the prefill and the decode half."""
         return f"{self.name}-prefill", f"{self.name}-decode"
 
 
 class RoutingConfig(Strict):
-    """Which replica a request goes to.
+    """The choice of a replica for each request.
 
     Attributes:
         policy: `slo`: a replica that can attain the objective, by its own measured times;
@@ -84,7 +84,7 @@ class RoutingConfig(Strict):
 
 
 class ResumeConfig(Strict):
-    """When a request goes on at another replica, with the same text.
+    """Limits for continuing a request at another replica, with the same text.
 
     Attributes:
         limit: failures of replicas that a request survives.
@@ -153,5 +153,5 @@ class ClusterConfig(Strict):
 
     @property
     def threads(self) -> dict[str, int]:
-        """Of each process, by its name."""
+        """CPU threads by name of the process."""
         return {name: one.threads for _, one in self.processes for name in one.names}

@@ -1,4 +1,4 @@
-"""EngineConfig: limits of what runs together."""
+"""EngineConfig: limits of the engine."""
 
 from typing import Literal
 
@@ -12,11 +12,11 @@ from specrouter.request.params import MAX_TREE_TOKENS
 
 _KV_BLOCK = 32  # tokens: `statemgr.BLOCK_SLOTS`
 
-_USUAL_TOKENS = 1024  # of a request: `max_requests` of them have room where no length is given
-_UNASKED_TOKENS = 2048  # of an output
-_ONE_REQUEST = 0.1  # of the target's device, that the KV of a longer one may take
+_USUAL_TOKENS = 1024  # per request: without a length, `max_requests` such requests have room
+_UNASKED_TOKENS = 2048  # per output
+_ONE_REQUEST = 0.1  # share of the target's device for the KV of one longer request
 
-# Of every row, beyond its tokens: a tree, and what verifiers add to a draft of width 1.
+# Slots of every row beyond its tokens: a tree, and what verifiers add to a draft of width 1.
 TREE_SLOTS = MAX_TREE_TOKENS + 16
 
 
@@ -91,7 +91,7 @@ class EngineConfig(Strict):
 
     @property
     def kv_limit(self) -> KVMemory | None:
-        """What all models' KV takes together; None: `kv_tokens`."""
+        """Limit of the KV memory of all models together; None: `kv_tokens` applies."""
         settings = self.kv_memory, self.max_model_len, self.kv_budget_tokens
         if settings != (None, None, None):
             return self._kv_memory
@@ -100,20 +100,23 @@ class EngineConfig(Strict):
 
     @property
     def unasked_tokens(self) -> int | None:
-        """Of an answer in a conversation, at most, where the request does not say; None: what
-        fits."""
+        """Most tokens of a chat answer without a limit of its own; None: as many as fit."""
         return _UNASKED_TOKENS if self.max_model_len is None else None
 
     def _kv_bounds(self, longest: int) -> tuple[int, int]:
-        """Tokens of KV, at least and at most, where no length is given and no memory."""
+        """Return least and most KV tokens, for a configuration without a length and a memory."""
         from statemgr import row_slots
 
         usual = row_slots(min(_USUAL_TOKENS, longest), TREE_SLOTS)
         return self.max_requests * usual, row_slots(longest, TREE_SLOTS)
 
     def max_request_tokens(self, longest: int, kv_tokens: int) -> int:
-        """Of a request, prompt and output, where models can be used at `longest` tokens and their
-        KV stores have memory for `kv_tokens`."""
+        """Return the most tokens of a request, prompt and output.
+
+        Args:
+            longest: tokens that the models can read.
+            kv_tokens: tokens that the models' KV stores have memory for.
+        """
         if self.max_model_len is not None:
             return min(self.max_model_len, longest)
         from statemgr import row_tokens
@@ -122,26 +125,29 @@ class EngineConfig(Strict):
 
     @property
     def most_batch_tokens(self) -> int:
-        """Of prompts and of decoding requests, that admission plans a cycle with."""
+        """Most prompt and decode tokens of a cycle in admission's plan."""
         return self.prefill_chunk + self.max_requests
 
     def row_slots(self, longest: int) -> int:
-        """Slots that the longest request has in every model's KV store, its trees included."""
-        # Imports PyTorch, which an error of the configuration should not wait for.
+        """Return the slots of the longest request in every model's KV store, its trees included."""
+        # It imports PyTorch, and errors of the configuration should not wait for that.
         from statemgr import row_slots
 
         return row_slots(min(self.max_model_len or longest, longest), TREE_SLOTS)
 
     @property
     def row_states(self) -> int:
-        """That a model with recurrent layers keeps: of all rows, on their way, and of prefixes."""
+        """States kept by a model with recurrent layers: of rows, on their way, and of prefixes."""
         from statemgr import KEPT_STATES
 
         return self.max_requests * (1 + 2 * KEPT_STATES)
 
     def kv_tokens(self, longest: int) -> int:
-        """That each model's place must have KV memory for without `kv_memory`: all slots of as
-        many of the longest requests as may run, or what these may hold together."""
+        """Return the tokens that each model needs KV memory for, without `kv_memory`.
+
+        These are all slots of `max_requests` of the longest requests, or `kv_budget_tokens` if
+        less.
+        """
         from statemgr import row_slots
 
         whole, budget = self.max_requests * self.row_slots(longest), self.kv_budget_tokens

@@ -1,6 +1,6 @@
-"""Keys and values of earlier versions, which are still read.
+"""Keys and values of earlier versions, which are still accepted.
 
-Contract: pure. What it does not know is left as it is, for validation to judge.
+Contract: pure. Unknown keys and values stay as they are, for validation to check.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ _TREE_KEYS = (
     *("max_depth", "min_depth", "max_width", "drafter_tokens", "c1", "c2"),
 )
 
-# Path of a key -> what to do instead.
+# Path of a key -> advice or replacement.
 _WITHOUT_EFFECT: Mapping[tuple[str, ...], str] = {
     ("scheduler", "inner_rounds"): "an intermediate model judges each draft once",
     ("scheduler", "groups"): "requests that decode together share one chain",
@@ -28,7 +28,7 @@ _WITHOUT_EFFECT: Mapping[tuple[str, ...], str] = {
     ("engine", "output_store_file"): "earlier outputs are quoted until the service ends",
     ("cluster", "transport"): "keys and values of a pair move through Ray's object store",
 }
-# Path of a key -> new value by old one.
+# Path of a key -> old value -> new value.
 _RENAMED_VALUES: Mapping[tuple[str, ...], Mapping[str, str]] = {
     ("scheduler", "policy"): {
         "ssd-tuned": "static",
@@ -52,9 +52,9 @@ _RENAMED_VALUES: Mapping[tuple[str, ...], Mapping[str, str]] = {
 
 
 def in_new_spelling(settings: Mapping[Any, Any]) -> tuple[dict[Any, Any], tuple[str, ...]]:
-    """The settings as this version spells them, and a line for each old spelling.
+    """Return the settings as this version spells them, and a line for each old spelling.
 
-    A line names the key, and what replaces it.
+    A line names the key and its replacement.
     """
     result, lines = dict(settings), []
     for path, instead in _WITHOUT_EFFECT.items():

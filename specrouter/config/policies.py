@@ -1,4 +1,4 @@
-"""The policies that a configuration may name, by the key that names them."""
+"""Registries of the policies that a configuration may name, one for each key."""
 
 from typing import Annotated, Any
 
@@ -58,7 +58,7 @@ def _names(registry: Registry) -> Any:
     return Field(examples=list(registry.names))
 
 
-# What a key accepts that names one.
+# Types of the keys that name a policy.
 ChainPolicyName = Annotated[str, _known(CHAIN_POLICIES), _names(CHAIN_POLICIES)]
 NodeSelectionName = Annotated[str, _known(NODE_SELECTIONS), _names(NODE_SELECTIONS)]
 AdmissionPolicyName = Annotated[str, _known(ADMISSION_POLICIES), _names(ADMISSION_POLICIES)]

@@ -1,4 +1,4 @@
-"""RouterConfig: a scenario, one tree of strict sections."""
+"""RouterConfig: a scenario, as a tree of strict sections."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +20,7 @@ from specrouter.request.objective import BY_VALUE, NO_OBJECTIVE
 from specrouter.request.params import RequestError, Speculation
 from specrouter.scenarios import find_scenario
 
-# Of `engine`, what texts depend on, or what requests are routed by.
+# Keys of `engine` that texts or routing depend on.
 _OF_ALL_REPLICAS = ("exact", "generation_defaults", "prefix_cache")
 
 
@@ -42,7 +42,7 @@ class RouterConfig(Strict):
     trees: TreesConfig = Field(default_factory=TreesConfig)
     engine: EngineConfig = Field(default_factory=EngineConfig)
     server: ServerConfig = ServerConfig()
-    slo_classes: dict[str, SloConfig] = Field(default_factory=dict)  # by the name to ask for
+    slo_classes: dict[str, SloConfig] = Field(default_factory=dict)  # by name
 
     cluster: ClusterConfig | None = None
 
@@ -70,9 +70,9 @@ class RouterConfig(Strict):
 
     @classmethod
     def load(cls, source: "str | Path | Mapping[str, Any] | RouterConfig") -> "RouterConfig":
-        """From a YAML file, the name of a bundled scenario, a mapping or a configuration.
+        """Load a YAML file, a bundled scenario by name, a mapping or a configuration.
 
-        A file of that name comes before a scenario. Raises `ConfigError`.
+        A file of that name takes precedence over a scenario. Raises `ConfigError`.
         """
         if isinstance(source, RouterConfig):
             return source
@@ -80,13 +80,13 @@ class RouterConfig(Strict):
         settings, warnings = in_new_spelling(given)
         try:
             config = validate_config(cls, settings)
-        except ConfigError as error:  # which may be of what an old spelling was read as
+        except ConfigError as error:  # its cause may be an old spelling
             raise ConfigError(error.field, "; ".join((error.reason, *warnings))) from error
         config._warnings = warnings
         return config
 
     def replicas(self) -> "dict[str, RouterConfig]":
-        """What each replica is made of, by name. Raises `ConfigError`."""
+        """Return the configuration of each replica by name. Raises `ConfigError`."""
         found: dict[str, RouterConfig] = {}
         for field, replica in self.cluster.processes if self.cluster else ():
             config = self._of_replica(f"cluster.{field}", replica)
@@ -112,18 +112,18 @@ class RouterConfig(Strict):
         return self.model_copy(update={"engine": checked, "pool": pool, "cluster": None})
 
     def with_fresh_times(self) -> "RouterConfig":
-        """The same, but the models are timed anew."""
+        """Return a copy of the configuration that times the models anew."""
         engine = self.engine.model_copy(update={"fresh_times": True})
         return self.model_copy(update={"engine": engine})
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """A line for each old spelling that was read: the key, and what replaces it."""
+        """A line for each old spelling that was read: the key and its replacement."""
         return self._warnings
 
 
 def check_chain(config: RouterConfig) -> None:
-    """Raises `ConfigError` unless the scheduler's chain, if there is one, is one of the pool."""
+    """Raise `ConfigError` if the scheduler has a chain that is not one of the pool."""
     chain = config.scheduler.chain
     if chain is None:
         return

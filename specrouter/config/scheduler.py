@@ -1,4 +1,4 @@
-"""How chains and trees are chosen, and what of the trees is verified."""
+"""Configuration of the choice of chains and trees, and of the nodes to verify."""
 
 from pydantic import Field, model_validator
 
@@ -9,7 +9,7 @@ from specrouter.request.params import MAX_TREE_TOKENS, Depth, Width
 
 
 class SchedulerConfig(Strict):
-    """How chains and trees are chosen.
+    """The choice of chains and trees.
 
     Attributes:
         policy: `adaptive`: measured times and acceptance decide; `static`: always `chain`;
@@ -31,7 +31,7 @@ class SchedulerConfig(Strict):
     @model_validator(mode="after")
     def _policy_has_what_it_needs(self) -> "SchedulerConfig":
         if self.policy == type(self).model_fields["policy"].default and self.chain is None:
-            return self  # the default needs nothing, and is not imported: `Registry.check`
+            return self  # the default needs nothing, and is not imported (see `Registry.check`)
         policy = CHAIN_POLICIES.find(self.policy)
         if policy.needs_chain and self.chain is None:
             raise ConfigError("chain", f"the policy {self.policy} needs a chain")
@@ -49,7 +49,7 @@ class SchedulerConfig(Strict):
 
 
 class TreesConfig(Strict):
-    """Which nodes of the draft trees the target verifies.
+    """The choice of the nodes of draft trees that the target verifies.
 
     Attributes:
         selection: `goodput`: the highest expected rate of tokens that arrive in time (default of

@@ -80,7 +80,7 @@ class ServerConfig(Strict):
     @classmethod
     def _keys_can_be_sent(cls, keys: tuple[str, ...]) -> tuple[str, ...]:
         for number, key in enumerate(keys, start=1):
-            if not is_api_key(key):  # its text is a secret, also in an error
+            if not is_api_key(key):  # its text is a secret: errors must not contain it
                 raise ConfigError("", f"key {number} must be printable ASCII without spaces")
         return keys
 
@@ -107,5 +107,5 @@ class ServerConfig(Strict):
 
 
 def is_api_key(text: str) -> bool:
-    """Whether a client can send it in a header."""
+    """Return True if a client can send the key in a header."""
     return _API_KEY.fullmatch(text) is not None

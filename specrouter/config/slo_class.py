@@ -1,4 +1,4 @@
-"""SloConfig: a class of objectives, by the name that requests ask for."""
+"""SloConfig: a named class of objectives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specrouter.request.objective import SLO, check_vocabulary
 from specrouter.request.params import RequestError
 from specrouter.request.slo_fields import SloFields, single_token
 
-if TYPE_CHECKING:  # a file is checked before what takes seconds to import
+if TYPE_CHECKING:  # it takes seconds to import, and files are checked before that
     from transformers import PreTrainedTokenizerBase
 
 
@@ -31,8 +31,11 @@ class SloConfig(SloFields):
 def slos_by_class(
     classes: Mapping[str, SloConfig], tokenizer: PreTrainedTokenizerBase | None
 ) -> dict[str, SLO]:
-    """Without a tokenizer, yet, the ends of stages are any. Raises `ConfigError` where one is no
-    token of the tokenizer."""
+    """Return the objective of each class.
+
+    Without a tokenizer, the ends of stages are not checked. Raises `ConfigError` if one of them is
+    not a single token of the tokenizer.
+    """
     token_id_of, slos = _any_token if tokenizer is None else single_token(tokenizer), {}
     for name, one in classes.items():
         try:
@@ -49,5 +52,5 @@ def _place(error: RequestError) -> str:
 
 
 def _any_token(field: str, text: str) -> int:
-    """While there is no tokenizer yet."""
+    """Stand in for a tokenizer that is not loaded yet."""
     return 0

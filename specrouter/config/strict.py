@@ -4,6 +4,6 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Strict(BaseModel):
-    """Unknown keys are errors, and nothing changes once it is checked."""
+    """A frozen section of the configuration; unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

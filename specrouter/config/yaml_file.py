@@ -1,8 +1,8 @@
-"""A configuration's YAML file, read so that nothing in it is lost or taken for something else.
+"""Reader for a configuration's YAML file, which neither drops nor reinterprets any of its text.
 
-Contract: safe, as `yaml.safe_load` is. A key that a mapping has twice is an error, where PyYAML
-would let the last one win; a merge (`<<`) may bring keys that the mapping has itself. What looks
-like a date is text: no setting is one, and a revision may be called so.
+Contract: safe, like `yaml.safe_load`. A duplicate key of a mapping is an error, where PyYAML would
+keep the last one; keys from a merge (`<<`) may be overridden. Dates stay text: no setting is a
+date, and a revision may look like one.
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ from specrouter.scenarios import scenario_names
 _MERGE = "tag:yaml.org,2002:merge"
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
 _MOST_BYTES = 2**22
-# What is taken for a scenario by mistake, and what to give instead.
+# Files given as a scenario by mistake, and what to give instead.
 _OTHER_KINDS = {
     ".gguf": "is a GGUF file, and no YAML file: a model is given as TARGET",
     ".safetensors": "holds weights, and is no YAML file: give the folder of the checkpoint",
@@ -25,7 +25,7 @@ _OTHER_KINDS = {
 
 
 def read_mapping(file: str | Path) -> dict[Any, Any]:
-    """What the file holds at its top level. Raises `ConfigError` for `config`, with the file."""
+    """Return the file's top-level mapping. Raises `ConfigError` for `config`, with the file."""
     _check_kind(Path(file))
     try:
         found = yaml.load(Path(file).read_text(encoding="utf-8"), Loader=_Loader)
@@ -47,7 +47,7 @@ def read_mapping(file: str | Path) -> dict[Any, Any]:
 
 
 def _check_kind(file: Path) -> None:
-    """A file of weights may have gigabytes."""
+    """Refuse files of weights before they are read: they may have gigabytes."""
     instead = _OTHER_KINDS.get(file.suffix.lower())
     if file.is_file() and instead is not None:
         raise ConfigError("config", f"{file} {instead}")
@@ -57,7 +57,7 @@ def _check_kind(file: Path) -> None:
 
 
 def read_value(text: str, field: str) -> Any:
-    """A single value, such as `[a, b]`. Raises `ConfigError` for `field`."""
+    """Return a single value, such as `[a, b]`. Raises `ConfigError` for `field`."""
     try:
         return yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, RecursionError) as error:
@@ -66,7 +66,7 @@ def read_value(text: str, field: str) -> Any:
 
 class _Loader(yaml.SafeLoader):
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """Here a mapping has its own keys only: merges are resolved later."""
+        """Refuse duplicate keys; merges are not resolved yet, so all keys are the mapping's own."""
         node = super().compose_mapping_node(anchor)
         lines: dict[tuple[str, str], int] = {}
         for key, _ in node.value:
@@ -80,7 +80,10 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """PyYAML lets Python's own errors through, for what only begins like a number, say."""
+        """Turn Python's own errors, which PyYAML lets through, into errors of the file.
+
+        They come from text that only begins like a number, for example.
+        """
         try:
             return super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError) as error:

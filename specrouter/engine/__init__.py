@@ -1,1 +1,1 @@
-"""The decoding loop: its requests, its queue and its thread."""
+"""The decoding loop: its requests, queue and thread."""

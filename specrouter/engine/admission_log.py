@@ -1,7 +1,7 @@
-"""AdmissionLog: what admission lately decided about requests' objectives, and why.
+"""A log of admission's last 256 decisions about objectives, each with its reason.
 
-Contract: told by the engine's thread, read by any; keeps the last 256. Requests that are given rows
-as `fcfs` gives them, in their order, are not told of.
+Contract: the engine's thread writes it, any thread may read it. Requests that are given rows in
+their order, as `fcfs` does, are not recorded.
 """
 
 import time
@@ -23,15 +23,16 @@ Outcome = Literal["admitted", "best_effort", "resumed", "declined", "rejected", 
 
 @dataclass(frozen=True, kw_only=True)
 class AdmissionRecord:
-    """A decision about a request, or about the order that admission follows from now on, which is
-    of none.
+    """A decision of admission about a request, or about the order that it follows from then on.
+
+    A record of a change of order belongs to no request.
 
     Attributes:
-        unix_s: when it was, in seconds since 1970.
-        request: its number, as in the log; `request_id`: of its HTTP request.
-        waited_ms: since its submission.
-        running: requests with a row once the cycle had decided.
-        feasible: of a rejected one: what could have been attained, where that was found.
+        unix_s: time of the decision, in seconds since 1970.
+        request: the request's number, as in the log; `request_id`: that of its HTTP request.
+        waited_ms: time since the request's submission.
+        running: requests that had a row after the cycle's decisions.
+        feasible: for a rejected request, what it could have attained, if that was found.
     """
 
     cycle: int
@@ -57,7 +58,7 @@ class AdmissionLog:
 
     @property
     def records(self) -> list[AdmissionRecord]:
-        """Oldest first."""
+        """The kept records, oldest first."""
         return list(self._records)
 
     def note(
@@ -68,8 +69,15 @@ class AdmissionLog:
         declined: Sequence[RunningRequest],
         preempted: Sequence[RunningRequest],
     ) -> None:
-        """Of a cycle, after which so many have a row: who was given one, who was declined, and who
-        lost the row."""
+        """Record a cycle's decisions.
+
+        Args:
+            cycle: its number.
+            running: requests that have a row after it.
+            came: requests that were given a row.
+            declined: requests whose objectives admission does not promise.
+            preempted: requests that lost their row.
+        """
         for request in preempted:
             names = ", ".join(str(one.handle.request_id) for one in came)
             why = f"its row or its KV memory is needed for requests {names}"
@@ -91,7 +99,7 @@ class AdmissionLog:
                 self._keep(cycle, running, request, "best_effort", why)
 
     def note_order(self, cycle: int, running: int, order: Order, why: str) -> None:
-        """Another one is followed from this cycle on."""
+        """Record that admission follows another order from this cycle on."""
         self._records.append(
             AdmissionRecord(
                 cycle=cycle, unix_s=time.time(), outcome=order, reason=why, running=running

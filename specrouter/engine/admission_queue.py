@@ -1,7 +1,4 @@
-"""AdmissionQueue: requests that wait for a row, by their admission keys, then by their arrival.
-
-AdmissionPace: how long they wait.
-"""
+"""The queue of requests that wait for a row, and an estimate of how long they wait."""
 
 import bisect
 import itertools
@@ -14,45 +11,50 @@ WAITING_SHOWN = 64  # requests of the queue, of each kind, that a policy may cho
 
 
 def _asks(request: RunningRequest) -> bool:
-    """Has it an objective that may still be attained?"""
+    """Return whether a request has an objective that was not declined."""
     return request.has_objective and not request.is_declined
 
 
 class AdmissionQueue:
-    """Belongs to the engine's thread; its length may be asked for anywhere."""
+    """Requests that wait for a row, sorted by admission key, then by arrival.
+
+    Belongs to the engine's thread; any thread may read its length.
+    """
 
     def __init__(self) -> None:
         self._sorted: list[tuple[float, float, RunningRequest]] = []
         self._arrivals = itertools.count()
-        self._objectives = 0  # requests that came with one and wait
+        self._objectives = 0  # waiting requests that came with one
 
     def __len__(self) -> int:
         return len(self._sorted)
 
     def __iter__(self) -> Iterator[RunningRequest]:
-        """In their order."""
+        """Iterate over the requests in their order."""
         return (request for *_, request in self._sorted)
 
     @property
     def has_objectives(self) -> bool:
-        """Does anybody wait who came with an objective?"""
+        """True if any waiting request came with an objective."""
         return self._objectives > 0
 
     def push(self, request: RunningRequest) -> None:
         self._objectives += request.has_objective
-        # Those that gave way, whose key is the least, come again in their order.
+        # Requests that gave up their KV memory have the lowest key; they keep their earlier order.
         then = request.place if request.gave_way else next(self._arrivals)
         bisect.insort(self._sorted, (request.admission_key, then, request))
 
     def first_of(
         self, count: int, those: Callable[[RunningRequest], bool] = lambda request: True
     ) -> list[RunningRequest]:
-        """At most so many, in their order."""
+        """Return the first `count` requests for which `those` holds, in their order."""
         return list(itertools.islice(filter(those, self), count))
 
     def shown(self, count: int = WAITING_SHOWN) -> list[RunningRequest]:
-        """The first, in their order, and behind them whoever else is among the first that have
-        objectives: many without any in front do not hide them from admission."""
+        """Return the first `count` requests, and the first `count` with an open objective.
+
+        Admission thus sees requests with objectives behind many requests without one.
+        """
         first = self.first_of(count)
         if not self.has_objectives or len(first) == len(self):
             return first
@@ -61,12 +63,12 @@ class AdmissionQueue:
         return [*first, *(request for request in asking if id(request) not in seen)]
 
     def remove(self, request: RunningRequest) -> None:
-        """It is soon found: those that are admitted are among the first."""
+        """Remove a request; the search is short, because admitted requests are near the front."""
         del self._sorted[next(at for at, each in enumerate(self) if each is request)]
         self._objectives -= request.has_objective
 
     def take_out(self, leaves: Callable[[RunningRequest], bool]) -> list[RunningRequest]:
-        """Those that leave without having been admitted."""
+        """Remove and return the requests for which `leaves` holds."""
         out, staying = list[RunningRequest](), list[tuple[float, float, RunningRequest]]()
         for item in self._sorted:
             if leaves(item[-1]):
@@ -79,34 +81,34 @@ class AdmissionQueue:
 
 
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0
-_RECENT_ENDS = 64  # of requests, whose pace tells how long others will wait
+_RECENT_ENDS = 64  # ends of requests from which the waiting time of others is estimated
 
 
 class AdmissionPace:
-    """How long it takes that a request ends while others wait: time without a queue says nothing.
+    """The mean time between ends of running requests, measured only while others wait.
 
-    Times are in seconds, of one clock. May be asked from any thread; it is told from one.
+    Times are in seconds, of one clock. One thread records; any thread may read.
     """
 
     def __init__(self) -> None:
         self._gaps_s: deque[float] = deque(maxlen=_RECENT_ENDS)  # before each of the last ends
-        self._since_s: float | None = None  # the last end, or the queue's beginning; None: no queue
+        self._since_s: float | None = None  # last end, or start of the queue; None: no queue
 
     def note_queue(self, is_waiting: bool, now_s: float) -> None:
-        """Whether requests wait from now on."""
+        """Record whether requests wait from now on."""
         if not is_waiting:
             self._since_s = None
         elif self._since_s is None:
             self._since_s = now_s
 
     def note_end(self, now_s: float) -> None:
-        """A request that ran has ended."""
+        """Record that a running request has ended."""
         if self._since_s is not None:
             self._gaps_s.append(now_s - self._since_s)
             self._since_s = now_s
 
     def seconds_per_request(self, now_s: float) -> float | None:
-        """None: nobody has waited yet."""
+        """Return the mean time between two ends, or None if no request has waited yet."""
         gaps_s, since_s = list(self._gaps_s), self._since_s
         going_on_s = 0.0 if since_s is None else now_s - since_s
         if not gaps_s and not going_on_s:
@@ -115,6 +117,6 @@ class AdmissionPace:
 
 
 def waiting_time_s(seconds_per_request: float | None, requests: int) -> float:
-    """Until so many have been admitted, within bounds that a caller can be told."""
+    """Return the time until so many requests are admitted, between 1 and 60 s."""
     wait_s = requests * (seconds_per_request or 0.0)
     return min(max(_SHORTEST_WAIT_S, wait_s), _LONGEST_WAIT_S)  # NaN: the shortest

@@ -1,8 +1,8 @@
-"""ContextLimit: how long a request may be, and the refusal of what is longer.
+"""The maximum length of a request, and the refusal of longer ones.
 
-Contract: what is certainly too long is refused before it is read: a text by its characters before
-it is tokenized, a list of ids before they are looked at. Messages have OpenAI's words, by which
-LiteLLM and others know that a conversation has to be cut.
+Contract: a prompt that is certainly too long is refused before it is read: a text by its number of
+characters before it is tokenized, a list of ids before its elements are checked. Messages have the
+wording of OpenAI's, by which LiteLLM and others recognise that a conversation must be cut.
 """
 
 import functools
@@ -15,7 +15,7 @@ from specrouter.request.params import RequestError
 
 
 class Limits(Protocol):
-    """What requests are judged by: an engine's, or those of all replicas."""
+    """Limits and speed that requests are checked against, of one engine or of all replicas."""
 
     @property
     def max_request_tokens(self) -> int: ...
@@ -28,13 +28,16 @@ class Limits(Protocol):
 
 
 class ContextLengthError(RequestError):
-    """A request for more tokens than one may have."""
+    """Error for a request with more tokens than the limit."""
 
 
 class ContextLimit:
-    """Args:
-    kv_tokens: that a request may have by its KV memory, as `field` of the configuration has it.
-    engine: gives the one that runs now.
+    """Length checks against the limits of the running engine.
+
+    Args:
+        kv_tokens: most tokens of a request by the KV memory that `field` of the configuration
+            sets; None: no such limit.
+        engine: returns the engine that runs now.
     """
 
     def __init__(
@@ -51,32 +54,32 @@ class ContextLimit:
 
     @property
     def max_tokens(self) -> int:
-        """Of a request, prompt and output."""
+        """Most tokens of a request, prompt and output together."""
         limit, budget = self._engine().max_request_tokens, self._kv_tokens
         return limit if budget is None else min(limit, budget)
 
     @property
     def max_characters(self) -> int:
-        """Of a prompt's text: `max_tokens` times the longest token.
+        """Most characters of a prompt's text: `max_tokens` times the longest token.
 
-        A tokenizer that drops characters (white space at the ends, say) could make fewer tokens of
-        a longer text; such a text is refused all the same.
+        A longer text is refused even if its tokenizer drops characters (white space at the ends,
+        for example) and would make few enough tokens of it.
         """
         return self.max_tokens * self._longest_token
 
     def check_text(self, field: str, text: str) -> None:
-        """Before it is tokenized, which takes time and memory. Raises `ContextLengthError`."""
+        """Raise `ContextLengthError` for a text that is too long to be tokenized cheaply."""
         if len(text) > self.max_characters:
             reason = f"the text has {len(text)} characters: at most {self.max_characters} can fit"
             raise ContextLengthError(field, self._words() + reason)
 
     def check_prompt(self, tokens: int) -> None:
-        """Before its ids are looked at. Raises `ContextLengthError`."""
+        """Check a prompt's number of tokens; raise `ContextLengthError` if it is too long."""
         if tokens > self.max_tokens:
             self._refuse(tokens)
 
     def check_request(self, prompt_tokens: int, new_tokens: int) -> None:
-        """Whether both together can ever be served. Raises `ContextLengthError`."""
+        """Raise `ContextLengthError` unless prompt and new tokens together can ever be served."""
         asked = prompt_tokens + new_tokens
         if self._engine().can_ever_fit(asked):
             return
@@ -102,5 +105,5 @@ class ContextLimit:
 
     @functools.cached_property
     def _longest_token(self) -> int:
-        """In characters, at least: vocabularies spell bytes as characters."""
+        """Upper bound of a token's characters, because vocabularies spell bytes as characters."""
         return max(map(len, self._tokenizer.get_vocab()), default=1)

@@ -1,7 +1,7 @@
-"""CycleLog: where the time of the last cycles went.
+"""A log of the last cycles: the time spent in each model, and the tokens gained.
 
-Contract: a note costs microseconds; differences are taken when somebody asks. Told by the engine's
-thread, may be asked by any.
+Contract: a note costs microseconds; differences are computed when the log is read. The engine's
+thread writes it, any thread may read it.
 """
 
 from collections import deque
@@ -12,18 +12,21 @@ from itertools import pairwise
 from specrouter.cycle import CyclePlan, CycleResult
 from specrouter.request.params import Chain
 
-_CYCLES = 96  # that are told
+_CYCLES = 96  # cycles that are kept
 
 
 @dataclass(frozen=True, kw_only=True)
 class CycleTimes:
-    """One cycle. What the parts leave of `elapsed_ms` is work on logits, and the control plane's.
+    """Times and tokens of one cycle.
+
+    The rest of `elapsed_ms` is work on logits, and the control plane's.
 
     Attributes:
-        chain: the longest that a group decoded through; () where only prompts were read.
-        draft_ms: forwards of models that are neither of the following.
-        rescore_ms: of intermediates of the cycle's chains; `verify_ms`: of the target.
-        requests: that gained `tokens`.
+        chain: the longest one of the cycle's groups; () if only prompts were read.
+        draft_ms: time in forwards of all other models.
+        rescore_ms: time in forwards of intermediates of the cycle's chains.
+        verify_ms: time in forwards of the target.
+        requests: requests that gained tokens; `tokens`: what they gained together.
     """
 
     chain: Chain
@@ -37,7 +40,7 @@ class CycleTimes:
 
 @dataclass(frozen=True)
 class _Noted:
-    """`spent_ms`: up to the cycle's end, since the start, by model."""
+    """A cycle as noted; `spent_ms` is each model's total time from the start to the cycle's end."""
 
     chains: tuple[Chain, ...]
     elapsed_ms: float
@@ -57,13 +60,13 @@ class CycleLog:
         elapsed_ms: float,
         spent_ms: Mapping[str, float],
     ) -> None:
-        """`spent_ms`: up to now; see `PerformanceProfiler`."""
+        """Record a cycle; `spent_ms` is each model's total time up to now, from the profiler."""
         chains = tuple(group.chain for group in plan.groups)
         gained = tuple(len(commit.tokens) for commit in result.commits)
         self._noted.append(_Noted(chains, elapsed_ms, gained, spent_ms))
 
     def last(self) -> list[CycleTimes]:
-        """Oldest first."""
+        """Return the kept cycles, oldest first."""
         return [self._times(before, one) for before, one in pairwise(list(self._noted))]
 
     def _times(self, before: _Noted, one: _Noted) -> CycleTimes:

@@ -1,7 +1,7 @@
-"""DecodeCounts: what decoding has brought since the start, by chain, by position, against the plan.
+"""Totals of decoding since the start, by chain, by draft position, and against the plan.
 
-Contract: told once a cycle, in a few operations per row, and bounded whatever callers ask for: 64
-chains, `MAX_DEPTH` positions, fixed bounds of times. Thread-safe: the engine tells, anybody asks.
+Contract: recorded once a cycle, in a few operations per row. Memory is bounded for any requests: 64
+chains, `MAX_DEPTH` positions, fixed bounds of times. Thread-safe.
 """
 
 import threading
@@ -12,9 +12,9 @@ from itertools import accumulate
 
 from specrouter.request.params import MAX_DEPTH, Chain
 
-OTHER_CHAINS: Chain = ("(other)",)  # all that come after so many:
+OTHER_CHAINS: Chain = ("(other)",)  # all chains beyond the first 64
 _CHAINS = 64
-# Seconds, of a cycle or between tokens.
+# Upper bounds of the buckets, for times of a cycle and times between tokens.
 TIME_BOUNDS_S = (
     *(0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075),
     *(0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0),
@@ -23,13 +23,14 @@ TIME_BOUNDS_S = (
 
 @dataclass(frozen=True)
 class Gain:
-    """What one request gained in a cycle.
+    """Tokens that one request gained in a cycle.
 
     Attributes:
-        drafted: tokens that the target verified for it.
-        committed: tokens that the target's walk brought, its own choice included.
-        produced: those of them that belong to the text, which may have ended before.
-        since_s: since its last tokens; None for its first.
+        chain: the chain that it decoded through.
+        drafted: draft tokens that the target verified for it.
+        committed: accepted tokens and the target's next one.
+        produced: those of them that belong to the text, which may have ended before the last.
+        since_s: seconds since its last tokens; None for its first.
     """
 
     chain: Chain
@@ -41,10 +42,10 @@ class Gain:
 
 @dataclass(frozen=True)
 class ChainCounts:
-    """`cycles` are those of each request, so that all chains' add up to the target's passes.
+    """Counts of one chain, in which each request of a cycle counts as a cycle of its own.
 
-    `between_s`: from each request's tokens before to those of the chain, `timed_tokens` of its
-    text: what a token took, as the request saw it.
+    `between_s` / `timed_tokens` is the time per token as requests saw it: the sum of the times from
+    a request's previous tokens to those that the chain brought, over the number of these.
     """
 
     cycles: int
@@ -55,7 +56,7 @@ class ChainCounts:
 
 @dataclass(frozen=True)
 class TimeFigures:
-    """`counts`: how many times did not exceed each of `TIME_BOUNDS_S`, and all of them."""
+    """A histogram: for each of `TIME_BOUNDS_S`, the times up to it; last, the count of all."""
 
     counts: tuple[int, ...]
     sum_s: float
@@ -66,16 +67,16 @@ class DecodeFigures:
     """Totals since the start.
 
     Attributes:
-        prompt_tokens: of requests that were given a row.
-        produced_tokens: of all texts.
-        drafts: cycles of requests in which the target verified drafted tokens.
-        drafted_tokens, accepted_tokens: that it verified, and that were on its walk.
-        accepted_at: by position in the draft, how often a token there was accepted.
-        budget_tokens: drafted tokens that cycles with a selection had planned with;
-            `budgeted_tokens` those that the target verified in these cycles.
-        chains: requests' cycles and committed tokens.
+        prompt_tokens: tokens of the prompts of requests that were given a row.
+        produced_tokens: output tokens of all requests.
+        drafts: drafts that the target verified, one per request and cycle.
+        drafted_tokens, accepted_tokens: nodes that it verified, and those that it accepted.
+        accepted_at: accepted tokens by position in the draft.
+        budget_tokens: draft tokens that cycles with a selection were planned with.
+        budgeted_tokens: those that the target verified in these cycles.
+        chains: counts of each chain.
         between_tokens: time between tokens of a request; those that come together share it.
-        cycle_times: of cycles.
+        cycle_times: times of cycles.
     """
 
     prompt_tokens: int
@@ -92,8 +93,10 @@ class DecodeFigures:
 
 
 class TimeCounts:
-    """Times in buckets. The client library's histogram would lock once per value, and cannot
-    count a value several times."""
+    """A histogram of times.
+
+    That of the Prometheus client locks once per value and cannot count a value several times.
+    """
 
     def __init__(self, bounds_s: Sequence[float] = TIME_BOUNDS_S) -> None:
         self._bounds_s, self._counts = bounds_s, [0] * (len(bounds_s) + 1)
@@ -108,7 +111,7 @@ class TimeCounts:
 
 
 class DecodeCounts:
-    """See the module."""
+    """Totals of decoding, recorded by the engine and read by any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -117,11 +120,11 @@ class DecodeCounts:
         self._between_tokens = TimeCounts()
         self._produced = self._drafts = self._drafted = self._accepted = 0
         self._budget = self._budgeted = 0
-        self._lengths = [0] * (MAX_DEPTH + 1)  # of drafts, by how many tokens were accepted
+        self._lengths = [0] * (MAX_DEPTH + 1)  # drafts by their number of accepted tokens
         self._chains: dict[Chain, ChainCounts] = {}
 
     def record_prompt(self, tokens: int) -> None:
-        """A request was given a row."""
+        """Record the prompt of a request that was given a row."""
         with self._lock:
             self._prompt_tokens += tokens
 
@@ -130,7 +133,7 @@ class DecodeCounts:
             self._cycle_times.add(elapsed_s)
 
     def record(self, gains: Sequence[Gain], budget_tokens: int | None) -> None:
-        """A cycle's gains. `budget_tokens` None: whole drafts were verified."""
+        """Record a cycle's gains; `budget_tokens` None: whole drafts were verified."""
         with self._lock:
             for gain in gains:
                 self._record(gain)
@@ -173,6 +176,6 @@ class DecodeCounts:
             self._drafts += 1
             self._drafted += gain.drafted
             self._accepted += accepted
-            self._lengths[min(accepted, MAX_DEPTH)] += 1  # verifiers may have lengthened a path
+            self._lengths[min(accepted, MAX_DEPTH)] += 1  # intermediates may lengthen a path
         if gain.since_s is not None and gain.produced:
             self._between_tokens.add(gain.since_s / gain.produced, gain.produced)

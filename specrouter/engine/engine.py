@@ -1,6 +1,6 @@
-"""Engine: models, state and requests of one decoding loop, whose cycles are `DecodingStep`'s.
+"""The engine: models, state and requests of one decoding loop, which runs `DecodingStep`.
 
-Belongs to the engine's thread; what says so may be asked from any.
+Belongs to the engine's thread, except for the members that are marked for any thread.
 """
 
 import logging
@@ -47,9 +47,13 @@ logger = logging.getLogger(__name__)
 
 
 class Engine:
-    """Attributes, to be read from any thread:
-    profiler: what was learned. `policies`: in use, and those before.
-    book: its requests, and what was counted of them; `steps`: their cycles.
+    """One decoding loop over a pool of models.
+
+    Attributes:
+        profiler: measured times and acceptance. Any thread may read all four attributes.
+        policies: the policies in use, and earlier ones.
+        book: the requests, and their totals.
+        steps: runs the cycles.
     """
 
     def __init__(self, config: RouterConfig, pool: ModelPool) -> None:
@@ -84,11 +88,11 @@ class Engine:
         )
         self._quarantine = self.steps.quarantine
         self._unloadable: dict[str, str] = {}
-        self._baseline_ms: float | None = None  # the last that made sense
-        self._prefill_ms = 0.0  # of a prompt token
-        self._began_s: float | None = None  # when the step that runs began
+        self._baseline_ms: float | None = None  # the last finite one
+        self._prefill_ms = 0.0  # per prompt token
+        self._began_s: float | None = None  # start of the step that runs
 
-    # What may be asked from any thread
+    # For any thread
 
     @property
     def has_work(self) -> bool:
@@ -96,12 +100,12 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for a row."""
+        """Number of requests that wait for a row."""
         return len(self.book.waiting)
 
     @property
     def free_rows(self) -> int:
-        """That requests can have at once: none while the first in the queue waits for memory."""
+        """Rows that requests can have at once; 0 while the first of the queue waits for memory."""
         return 0 if self.steps.is_full else self._manager.rows - len(self.book.running)
 
     @property
@@ -112,7 +116,7 @@ class Engine:
 
     @property
     def decision(self) -> ChainDecision:
-        """In use for requests that leave all open; before there was one, what one would get."""
+        """The decision in use for requests that override nothing, or what one would get now."""
         in_use = self.policies.current.standing.in_use.get(SCHEDULED)
         if in_use is not None:
             return in_use.decision
@@ -120,12 +124,12 @@ class Engine:
 
     @property
     def awaited(self) -> tuple[str, ...]:
-        """Drafters that are yet to be loaded."""
+        """Drafters that are not loaded yet but will be."""
         return self._quarantine.awaited
 
     @property
     def unloadable(self) -> dict[str, str]:
-        """Drafters that could not be loaded, and why."""
+        """Drafters that could not be loaded, with the reasons."""
         return {
             name: why for name, why in self._unloadable.items() if not self._pool.is_loaded(name)
         }
@@ -160,7 +164,7 @@ class Engine:
         )
 
     def seconds_until_admitted(self, waiting: int) -> float:
-        """When that many will have been admitted, if others end as they did while some waited."""
+        """Return the expected time until `waiting` requests are admitted, from recent ends."""
         each_s = self._looked_up(lambda: self.book.pace.seconds_per_request(time.perf_counter()))
         return waiting_time_s(each_s, waiting)
 
@@ -169,9 +173,9 @@ class Engine:
         return self._manager.can_ever_fit(tokens) and (budget is None or tokens <= budget)
 
     def baseline_tpot_ms(self) -> float:
-        """The time of a token of one request alone on the target, by the times measured so far.
+        """Return the time per token of one request alone on the target, from measured times.
 
-        It is what objectives relative to the baseline latency are times of (AdaServe, Table 2).
+        It is the unit of objectives relative to the baseline latency (AdaServe, Table 2).
         """
         alone_ms = self._looked_up(self._alone_ms)
         if alone_ms is not None and math.isfinite(alone_ms):
@@ -185,14 +189,16 @@ class Engine:
         return target_only(snapshot, alone, self._pool.target).cycle_ms
 
     def _looked_up(self, look: Callable[[], float | None]) -> float | None:
-        """None where it fails."""
+        """Return what `look` returns, or None if it fails."""
         with self._faults.part("accounts"):
             return look()
         return None
 
     def predicted_prefill_ms(self) -> float:
-        """Of a prompt token on the target, in full chunks; the last one that was known. At first
-        0.0: an implied TTFT is then the least that there is."""
+        """Return the target's time per prompt token in full chunks, the last known one.
+
+        It is 0.0 at first; implied TTFTs then have their minimum.
+        """
         self._faults.each("accounts", self._predict_prefill)
         return self._prefill_ms
 
@@ -203,15 +209,17 @@ class Engine:
             self._prefill_ms = found_ms
 
     def predict(self, chain: Chain, shape: DraftShape, requests: int) -> float:
-        """See `ChainRouter.predict`."""
+        """Return the predicted time per token; see `EngineInstruments.predict`."""
         snapshot, workload = self.profiler.snapshot(), Workload(requests=requests)
         scheduler = self.policies.current.planner.scheduler
         option = scheduler.predict(snapshot, workload, chain, shape)
         return option.ms_per_token * snapshot.machine
 
     def predicted_tpot_ms(self, requests: int) -> float:
-        """Of each of so many requests that decode together, by the chain that would be chosen; by
-        the target alone where the policy fails."""
+        """Return the predicted TPOT of each of `requests` requests that decode together.
+
+        The chain is the one that would be chosen, or the target alone if the policy fails.
+        """
         snapshot, workload = self.profiler.snapshot(), Workload(requests=requests)
         scheduler = self.policies.current.planner.scheduler
         option = target_only(snapshot, workload, self._pool.target)
@@ -232,31 +240,31 @@ class Engine:
     def set_policy(
         self, config: SchedulerConfig, trees: TreesConfig, admission: str | None = None
     ) -> None:
-        """Routes by another policy from now on; what was learned stays. See `PoliciesInUse`."""
+        """Use another policy from now on; what was learned stays. See `PoliciesInUse`."""
         self.policies.use((config, trees), admission)
 
     # Before the first cycle
 
     def warm_up(self) -> None:
-        """Loads the target and takes its times, or finds those of an earlier process.
+        """Load the target and time it, or read the times that an earlier process kept.
 
-        Raises what is wrong with the target; `StageError` where its state has no memory.
+        Raises the target's load error, or `StageError` if there is no memory for its state.
         """
         self._pool.get(self._pool.target)
         self._executor.states.prepare(self._pool.target)
-        self.baseline_tpot_ms()  # the first, to fall back on
+        self.baseline_tpot_ms()  # kept as a fallback
 
     def await_drafters(self) -> None:
-        """Those that the policy may choose are used once `load_next` has loaded them."""
+        """Mark the drafters that the policy may choose as not available until they are loaded."""
         if self._config.engine.preload:
             drafters = self.policies.current.planner.scheduler.drafters
             wanted = (name for name in drafters if not self._executor.is_open(name))
             self._quarantine.awaited = tuple(wanted)
 
     def load_next(self) -> None:
-        """Loads and times the next awaited drafter, if there is room for it.
+        """Load and time the next awaited drafter, if the pool has room for it.
 
-        One that fails rests, as after a cycle.
+        A drafter that fails is put in quarantine, as after a failure in a cycle.
         """
         name, *others = self._quarantine.awaited
         if not self._pool.has_room(name):
@@ -267,7 +275,7 @@ class Engine:
                     self._executor.prepare_model(name)
                 except StageError as error:
                     self._quarantine.add(error.failure, self.steps.cycle)
-                    # Anew: other threads may be looking through it.
+                    # A new dict, because other threads may be iterating over the old one.
                     self._unloadable = {**self._unloadable, name: str(error.failure.error)}
         self._quarantine.awaited = tuple(others)
 
@@ -282,7 +290,7 @@ class Engine:
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        """Around what must end within a time."""
+        """Record when the enclosed work began, for `step_s`."""
         self._began_s = time.monotonic()
         try:
             yield
@@ -292,12 +300,14 @@ class Engine:
     # Ends
 
     def cancel_all(self) -> None:
-        """Ends every request, waiting ones included."""
+        """End every request as cancelled, waiting ones included."""
         self.book.end_all([(one, "cancelled", None) for one in self.book])
 
     def abandon(self, cause: str, others: Sequence[RunningRequest] = ()) -> None:
-        """Tells all requests that the engine has failed, and `others`, which may not be queued
-        here."""
+        """End all requests, and `others`, which may not be queued here, because the engine failed.
+
+        The error that they end with has `cause`.
+        """
         self.book.abandon(cause, others)
 
 

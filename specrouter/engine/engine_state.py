@@ -1,4 +1,4 @@
-"""EngineState: what may be shown of the engine at any time."""
+"""The state of an engine that is shown to operators."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,21 +10,21 @@ from statemgr import CacheCounts
 
 @dataclass(frozen=True, kw_only=True)
 class EngineState:
-    """How the engine stands now, of which not all need be of the same cycle.
+    """The engine's state now; its values may come from different cycles.
 
     Attributes:
-        rows: that requests may have.
-        kv_reserved_tokens: held by the running requests, out of `kv_capacity_tokens`.
-        kv_bytes: of the stores of models in memory.
-        quarantines: how often each model was put to rest; `quarantined` rest now.
-        weight_bytes: of models in memory, 0 of those without weights.
-        unread_tokens: of prompts whose first token has not come, at most.
-        tightest_tpot_ms: of the objectives of running requests; None where there is none.
+        rows: the most requests that run at once.
+        kv_reserved_tokens: KV slots held by running requests, out of `kv_capacity_tokens`.
+        kv_bytes: size of each loaded model's KV store.
+        quarantines: how often each model was put in quarantine; `quarantined`: the models in it.
+        weight_bytes: size of each loaded model's weights; 0 for drafters without weights.
+        unread_tokens: an upper bound of the prompt tokens left to read before first tokens.
+        tightest_tpot_ms: lowest TPOT objective of running requests; None if there is none.
         control_faults: failures by part of the control plane, see `FaultGuard`.
-        kv_cached_tokens: of cached prefixes; they have what is not held.
-        cache: what the prefix cache was good for.
-        pace_margin: share of every TPOT objective that admission keeps back now.
-        speedups: what drafts were measured to bring, by load; see `SpeedupMeter`.
+        kv_cached_tokens: slots of cached prefixes, which use memory that no request holds.
+        cache: counts of the prefix cache.
+        pace_margin: share of every TPOT objective that admission keeps in reserve now.
+        speedups: measured speedup by drafts, by load; see `SpeedupMeter`.
     """
 
     running: int

@@ -1,9 +1,9 @@
-"""EngineThread: runs the decoding cycles until it is closed or the engine fails.
+"""The thread that runs the decoding cycles until it is closed or the engine fails.
 
-Contract: every request that it takes ends in one last delta. What the engine cannot mend ends it:
-a cycle that fails, a forward of a drafter that does not return, a cycle that does not end. Every
-request is told why, and no more are taken; whoever runs the process restarts it. Callers may be any
-threads.
+Contract: every request that it takes ends in one last delta. The engine ends after a failure that
+it cannot recover from: a cycle that fails, a forward of a drafter that does not return, a cycle
+that does not end. All requests then end with the reason, and no more are taken; a supervisor has to
+restart the process. Any thread may call it.
 
 Not here: which requests are accepted (`InputValidation`), and what a cycle does (`Engine`).
 """
@@ -29,20 +29,22 @@ from specrouter.request.running import RunningRequest
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S = 1.0  # how often it is looked for a hang, at least
-# Drafters are loaded one by one while no request has run for so long; where some always run, one
-# after so long, for which they wait.
+_LOOK_S = 1.0  # longest time between two checks for a hang
+# The next drafter is loaded after `_QUIET_S` without work, or after `_BUSY_S` with requests that
+# run all the time; they wait while it is loaded.
 _QUIET_S, _BUSY_S = 1.0, 30.0
 
 
 class EngineThread:
-    """Start it once; close it.
+    """The engine's thread, and the one that watches it; start it once, and close it.
 
     Args:
-        loads_later: drafters are loaded while requests are served, which they wait for one at a
-            time; else before the first.
+        engine: runs in the thread.
+        step_timeout_s: the most time that a cycle may take.
+        loads_later: load drafters one by one between cycles, while requests are served; else
+            before the first request.
 
-    Attributes, to be read:
+    Attributes:
         failure: why the engine has failed; None while it runs, and after a close.
     """
 
@@ -53,25 +55,25 @@ class EngineThread:
         self._loads_later = loads_later
         self._wakeup = threading.Condition()
         self._arrived: deque[RunningRequest] = deque()
-        self._calls = _CallQueue()  # that are run between steps
+        self._calls = _CallQueue()  # functions to run between steps
         self._closing = False
         self._finishing = False
-        self._hangs = False  # the engine's thread, when all was ended
-        self._ready: Future[None] = Future()  # the models are loaded that are to be
+        self._hangs = False  # the watching thread had to end the requests
+        self._ready: Future[None] = Future()  # set when models are loaded
         self._ended = threading.Event()
         self._cpu_threads = torch.get_num_threads()
         self._thread = self._made("engine", self._load_and_run)
         self._watch = self._made("watch", self._look_for_hangs)
 
     def start(self) -> None:
-        """Returns when models are loaded, the target at least.
+        """Start the threads; return when the models are loaded, or only the target (`loads_later`).
 
-        Raises what is wrong with the target; `ConfigError` where its state has no memory.
+        Raises the target's load error, or `ConfigError` if there is no memory for its state.
         """
         self._thread.start()
         try:
             self._ready.result()
-        except BaseException:  # a notebook's cell is interrupted, say: nobody could close it
+        except BaseException:  # an interrupted notebook cell, for example, could not close it later
             with self._wakeup:
                 self._closing = True
                 self._wakeup.notify()
@@ -82,25 +84,22 @@ class EngineThread:
         return self.failure is None and not self._closing
 
     def state(self) -> EngineState:
-        """The engine's, with the requests that it has not taken yet."""
+        """Return the engine's state; `waiting` includes requests that it has not taken yet."""
         state = self.engine.state()
         return replace(state, waiting=state.waiting + len(self._arrived))
 
     def enqueue(self, requests: Sequence[RunningRequest], max_waiting: int | None) -> None:
-        """All of them or none.
-
-        Raises: see `check_room`.
-        """
+        """Queue all requests or none; raises what `check_room` raises."""
         with self._wakeup:
             self.check_room(max_waiting)
             self._arrived.extend(requests)
             self._wakeup.notify()
 
     def check_room(self, max_waiting: int | None) -> None:
-        """Whether it would take requests now; those that will be admitted at once do not count.
+        """Check that requests can be queued now; free rows are subtracted from those that wait.
 
         Raises:
-            OverloadedError: more wait than `max_waiting` - 1.
+            OverloadedError: `max_waiting` requests or more wait.
             UnavailableError: it is closed; `EngineDeadError`: it has failed.
         """
         if not self.is_healthy:
@@ -110,17 +109,17 @@ class EngineThread:
             raise OverloadedError(waiting, self.engine.seconds_until_admitted(waiting))
 
     def seconds_until_admitted(self) -> float:
-        """Of a request that comes now; 0.0 where a row is free."""
+        """Return the expected wait for a row of a request that comes now; 0.0 if one is free."""
         waiting = len(self._arrived) + self.engine.waiting - self.engine.free_rows
         return 0.0 if waiting < 0 else self.engine.seconds_until_admitted(waiting + 1)
 
     def wake(self) -> None:
-        """Looks at the requests again, of which one was cancelled."""
+        """Wake the engine's thread, because a request was cancelled."""
         with self._wakeup:
             self._wakeup.notify()
 
     def run_idle(self, function: Callable[[], Any]) -> Any:
-        """See `EngineInstruments.run_idle`."""
+        """Run a function between cycles; see `EngineInstruments.run_idle`."""
         if threading.current_thread() is self._thread:
             return function()
         with self._wakeup:
@@ -131,28 +130,30 @@ class EngineThread:
         return result.result()
 
     def close(self, patience_s: float | None = None) -> None:
-        """Ends what runs with "cancelled", and the threads.
+        """End all requests as "cancelled", and the threads.
 
-        A cycle that goes on for `patience_s` longer is left behind, and its requests end with an
-        error.
+        If the running cycle does not end within `patience_s`, it is abandoned, and its requests end
+        with an error.
         """
         with self._wakeup:
             self._closing = True
             self._wakeup.notify()
         if threading.current_thread() in (self._thread, self._watch):
-            return  # a collection of garbage found the router there: it ends by itself
+            return  # called by the garbage collector in that thread, which ends by itself
         if not self._ended.wait(patience_s):
             self._finish("the engine did not stop when it was closed")
         self._ended.wait()
-        # To their very end: a thread that is still in torch when the interpreter ends would abort
-        # the process. Nobody waits for one that hangs.
+        # A thread that is still in torch when the interpreter ends would abort the process, so both
+        # are joined, unless the engine's thread hangs.
         for thread in (self._thread, self._watch):
             if thread.ident is not None and not (thread is self._thread and self._hangs):
                 thread.join()
 
     def _made(self, role: str, target: Callable[[], None]) -> threading.Thread:
-        """A thread with as many threads of torch as where this was made: torch gives a new one what
-        any thread has set last, its model's."""
+        """Return a thread with the creating thread's number of torch threads.
+
+        A new thread otherwise gets the number that any thread has set last, for its model.
+        """
 
         def run() -> None:
             torch.set_num_threads(self._cpu_threads)
@@ -161,11 +162,11 @@ class EngineThread:
         return threading.Thread(target=run, name=f"specrouter-{role}", daemon=True)
 
     def _load_and_run(self) -> None:
-        """The engine's thread. It loads the models too.
+        """Load the models and serve; the body of the engine's thread.
 
         A thread that uses torch starts OpenMP workers of its own, and with more of them than cores
         libgomp's workers sleep at every barrier instead of spinning: a forward of 29 ms took 34 ms
-        where the caller's thread had loaded the model.
+        when the caller's thread had loaded the model.
         """
         try:
             self.engine.warm_up()
@@ -177,14 +178,14 @@ class EngineThread:
         try:
             self._serve()
         except BaseException as error:
-            if not self._finishing:  # else it has hung, and all have been told
+            if not self._finishing:  # else it has hung, and the requests have already ended
                 logger.exception("the engine has failed")
             self._finish(f"{type(error).__name__}: {error}")
         else:
             self._finish(None)
 
     def _serve(self) -> None:
-        """Sleeps while there is nothing to do. Returns when it is closed."""
+        """Run cycles, and sleep while there is no work; return when it is closed."""
         engine = self.engine
         engine.await_drafters()
         while engine.awaited and not (self._loads_later or self._closing):
@@ -203,13 +204,15 @@ class EngineThread:
                 engine.step()
 
     def _wait_for_work(self) -> bool:
-        """Hands over what arrived; False when it is to close. Where a drafter is to be loaded, it
-        returns without work after a while."""
+        """Wait for work and give new requests to the engine; return False when it is to close.
+
+        If a drafter is yet to be loaded, it returns without work after `_QUIET_S`.
+        """
         with self._wakeup:
             while not (self._closing or self._arrived or self.engine.has_work or self._calls):
                 if not self._wakeup.wait(_QUIET_S if self.engine.awaited else None):
                     break
-            while self._arrived:  # one that cannot be queued is not lost: it is told with the rest
+            while self._arrived:  # removed only once queued: if that fails, `_finish` ends it
                 self.engine.enqueue(self._arrived[0])
                 self._arrived.popleft()
             return not self._closing
@@ -224,7 +227,7 @@ class EngineThread:
                 self._finish(f"a cycle has taken more than {limit_s:g} s")
 
     def _finish(self, cause: str | None) -> None:
-        """Ends what is left, with `cause` if the engine failed or hangs. The first call counts."""
+        """End what is left, with `cause` if the engine failed or hangs; later calls do nothing."""
         with self._wakeup:
             if self._finishing:
                 return
@@ -247,7 +250,7 @@ class EngineThread:
             self.engine.abandon(f"{type(error).__name__}: {error}", arrived)
         finally:
             self._calls.close(self._gone())
-            if not self._ready.done():  # it failed while it loaded drafters
+            if not self._ready.done():  # closed or failed while it loaded drafters
                 self._ready.set_exception(self._gone())
             self._ended.set()
 
@@ -258,8 +261,10 @@ class EngineThread:
 
 
 class _CallQueue:
-    """What others have run in the engine's thread, between its steps: every call is answered once,
-    with what it returns or raises, or that the engine has ended."""
+    """Functions of other threads that run in the engine's thread, between its steps.
+
+    Every call gets one answer: its result, its exception, or an error that the engine has ended.
+    """
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
@@ -276,16 +281,16 @@ class _CallQueue:
     def run_next(self) -> None:
         function, result = self._waiting.popleft()
         self._running = result
-        with suppress(InvalidStateError):  # it has hung, and `close` has told the caller
+        with suppress(InvalidStateError):  # it has hung, and `close` has answered the caller
             try:
                 value = function()
-            except BaseException as error:  # the caller's affair, `SystemExit` too
+            except BaseException as error:  # for the caller to handle, `SystemExit` too
                 result.set_exception(error)
             else:
                 result.set_result(value)
 
     def close(self, error: Exception) -> None:
-        """Nothing is run any more, and the call that runs has no result."""
+        """Answer the call that runs, and all that wait, with `error`."""
         left = [result for _, result in self._waiting]
         self._waiting.clear()
         for result in (self._running, *left):
@@ -295,8 +300,10 @@ class _CallQueue:
 
 
 def _config_error(error: BaseException) -> ConfigError | None:
-    """Where the target is loaded, and memory has run out for its state, or drafters ask of it what
-    it does not have; else None."""
+    """Return the configuration error behind a failure to open the target's state, or None.
+
+    It is that memory has run out, or that drafters ask for layers that the target does not have.
+    """
     cause = error.__cause__
     if isinstance(error, StageError) and isinstance(cause, ConfigError):
         return cause
@@ -312,7 +319,7 @@ def _config_error(error: BaseException) -> ConfigError | None:
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:
-    """On a CPU torch has no exception of its own for it."""
+    """Return whether memory has run out; on a CPU torch has no exception class for that."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)

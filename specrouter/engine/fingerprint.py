@@ -1,4 +1,4 @@
-"""What a text depends on, as a fingerprint: the target, its dtype and weights, and this version."""
+"""A fingerprint of all that texts depend on: the target, its dtype and weights, and the version."""
 
 import hashlib
 from pathlib import Path
@@ -17,13 +17,15 @@ _VARIES = "_varies"
 
 
 def with_bits(fingerprint: str, pool: ModelPool) -> str:
-    """The same with what a trial of the target has found, once it is loaded: whether texts may
-    also depend on what is computed beside them."""
+    """Return the fingerprint with a suffix if texts may depend on other tokens of a pack.
+
+    A trial of the loaded target determines that.
+    """
     return fingerprint + _VARIES if pool.bits_depend_on is not None else fingerprint
 
 
 def fingerprint_of(config: PoolConfig, pool: ModelPool) -> str:
-    """Not of drafters, nor of how they are used: texts do not depend on them."""
+    """Return the fingerprint of the target; texts do not depend on drafters or their use."""
     placeless = _target(config).model_dump_json(exclude={"device"})
     facts = (__version__, placeless, *_arithmetic(config, pool))
     digest = hashlib.sha256(" ".join(facts).encode())
@@ -31,9 +33,9 @@ def fingerprint_of(config: PoolConfig, pool: ModelPool) -> str:
 
 
 def served_model(config: PoolConfig, pool: ModelPool) -> ServedModel:
-    """What a receipt says of the target. Reads its files, a second or two for each gigabyte.
+    """Return a receipt's data about the target; hashing its files takes 1 to 2 s per gigabyte.
 
-    Raises `ConfigError`, `OSError` where they cannot be read any more.
+    Raises `ConfigError` or `OSError` if the files can no longer be read.
     """
     opened = pool.opened(config.target)
     settings = opened.model_dump(include=set(OF_NUMBERS), exclude_defaults=True)
@@ -51,8 +53,8 @@ def _target(config: PoolConfig) -> ModelConfig:
 
 
 def _arithmetic(config: PoolConfig, pool: ModelPool) -> tuple[str, ...]:
-    """What bits depend on beside files and settings."""
-    plan = pool.plan(config.target)  # "auto" may be another on another machine, and int8 refused
+    """Return the kinds of arithmetic that bits depend on, beside files and settings."""
+    plan = pool.plan(config.target)  # depends on the machine: "auto" is resolved, int8 may be off
     facts = [plan.dtype, plan.weights, f"noise {noise.ARITHMETIC}"]
     if plan.weights in ("int8", "int4"):
         is_w8a8 = pool.opened(config.target).weights == "auto"

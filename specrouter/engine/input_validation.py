@@ -1,10 +1,10 @@
-"""InputValidation: turns what a caller asks into checked prompts, or refuses it.
+"""Validation of requests: each becomes checked specs, or is refused.
 
-Contract: all that can be refused about a request itself is refused here, with a `RequestError` that
+Contract: every refusal that depends on the request itself is made here, with a `RequestError` that
 names the field, before anything is queued. Runs in the caller's thread, where a long prompt or
-a structure may take long, and changes nothing; thread-safe.
+a structure may take long, and changes no state; thread-safe.
 
-Not here: values that no model matters for, which `params` and `slo` check as they are made, and
+Not here: checks that need no model, which `params` and `slo` make when they are constructed, and
 whether there is room, which `EngineThread` knows.
 """
 
@@ -44,9 +44,9 @@ from specrouter.request.structure import Structure
 from specrouter.routing.scheduler import NO_ROOM
 from statemgr import row_tokens
 
-MAX_BAD_WORD_IDS = 8192  # of all bad words of a request: each is looked at after every token
+MAX_BAD_WORD_IDS = 8192  # of all bad words of a request: each is checked after every token
 
-_KEPT_WORDS = 4  # lists of bad words whose ids are kept: the prompts of a call share theirs
+_KEPT_WORDS = 4  # lists of bad words whose ids are cached: the prompts of a call share theirs
 _PROMPT_FIELDS = ("prompt", "input_ids")
 
 
@@ -60,10 +60,10 @@ def _context_limit(
 
 
 class InputValidation:
-    """Args: `engine` gives the one that runs now, by whose limits and speed requests are judged.
+    """Checks of requests against the pool, and the limits and speed of the running engine.
 
-    Raises `ConfigError` where the end of a class's stage is no token, and for a checkpoint's
-    sampling parameters that no request may have.
+    `engine` returns the engine that runs now. Raises `ConfigError` if the end of a class's stage is
+    no token, and for a checkpoint's sampling parameters that no request may have.
     """
 
     def __init__(self, config: RouterConfig, pool: ModelPool, engine: Callable[[], Limits]) -> None:
@@ -76,7 +76,7 @@ class InputValidation:
         self._ids_of_words = functools.lru_cache(_KEPT_WORDS)(self._read_words)
 
     def accept_all(self, asked: Sequence[Request]) -> list[tuple[int, RequestSpec]]:
-        """All samples, each with its prompt's number; the refusal of a prompt tells the number."""
+        """Return all samples, each with its prompt's number, which a refusal also contains."""
         accepted: list[tuple[int, RequestSpec]] = []
         for number, one in enumerate(asked):
             try:
@@ -90,11 +90,11 @@ class InputValidation:
         return accepted
 
     def check_structure(self, structure: Structure) -> None:
-        """Raises `RequestError`."""
+        """Compile a structure; raise `RequestError` if that is impossible."""
         self._grammars.form(structure)
 
     def accept_samples(self, asked: Request) -> list[RequestSpec]:
-        """One for each sample that is asked for, by index."""
+        """Return a spec for each sample that the request asks for, by index."""
         accepted = self.accept(asked)
         if asked.sample is not None:
             return [accepted]
@@ -103,7 +103,7 @@ class InputValidation:
         return [replace(accepted, sample=index) for index in range(accepted.params.n)]
 
     def accept(self, asked: Request) -> RequestSpec:
-        """The sample that is asked for, or the first. Raises `RequestError`."""
+        """Return the spec of the sample named, or the first; raise `RequestError` on refusal."""
         params = SamplingParams(**self.sampling_defaults) if asked.params is None else asked.params
         if not isinstance(params, SamplingParams):
             raise RequestError("params", "must be SamplingParams")
@@ -154,8 +154,10 @@ class InputValidation:
     def _speculation(
         self, asked: SpeculationOverride
     ) -> tuple[SpeculationOverride, tuple[int, ...], bool]:
-        """What is left to override; the predicted tokens, none if nothing would read them; and
-        whether outputs are reused."""
+        """Return the override that is left, the predicted tokens, and whether outputs are reused.
+
+        Predicted tokens are empty if the pool has no draft-only member to read them.
+        """
         if not isinstance(asked, Speculation):
             if asked not in (None, "off"):
                 reason = f'must be None, "off" or a Speculation, not {asked!r}'
@@ -210,7 +212,7 @@ class InputValidation:
         return self._known_ids(field, tokens)
 
     def _known_ids(self, field: str, ids: Sequence[int]) -> tuple[int, ...]:
-        """Ids in range: a tokenizer may have tokens, as for images, that the models lack."""
+        """Check that ids are in range; a tokenizer may have tokens, as for images, beyond it."""
         tokens, vocabulary = tuple(ids), self._pool.vocab_size
         if tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary:
             raise RequestError(field, f"token ids must be from 0 to {vocabulary - 1}")
@@ -224,7 +226,7 @@ class InputValidation:
             raise RequestError("logit_bias", f"token ids must be below {vocabulary}")
 
     def _bad_words(self, params: SamplingParams, longest: int) -> tuple[tuple[int, ...], ...]:
-        """The banned sequences, those of the texts first, that a text of `longest` ids can hold."""
+        """Return the banned sequences of at most `longest` ids, those of the texts first."""
         words = self._ids_of_words(params.bad_words)
         _check_count("bad_words_ids", (*words, *params.bad_words_ids))
         for field, banned in (("bad_words", words), ("bad_words_ids", params.bad_words_ids)):
@@ -242,10 +244,10 @@ class InputValidation:
         return found
 
     def _spellings(self, word: str) -> list[tuple[int, ...]]:
-        """Ids of a word at the beginning of a text, and after a space, as vLLM has them.
+        """Return the ids of a word at the beginning of a text, and after a space, as in vLLM.
 
-        The spaced form counts only where the space is part of the first token; where it is a token
-        of its own, the plain form bans the word already.
+        The spaced form is added only if the space is part of the first token; if it is a token of
+        its own, the plain form bans the word already.
         """
         plain, spaced = (
             tuple(self._pool.tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -259,11 +261,11 @@ class InputValidation:
 
 
 def _generation_defaults(config: RouterConfig, pool: ModelPool) -> dict[str, Any]:
-    """Sampling parameters that the checkpoint recommends; none with `neutral`.
+    """Return the sampling parameters that the checkpoint recommends; none with `neutral`.
 
-    Raises `ConfigError` for values that no request may have. The pool has read the file before.
-    As `generate` of transformers has it, nothing is sampled without `do_sample`, and with it the
-    temperature is 1 where the file says none.
+    As in `generate` of transformers, decoding is greedy without `do_sample`, and with it the
+    temperature is 1 unless the file has one. Raises `ConfigError` for values that no request may
+    have. The pool has read the file before.
     """
     if config.engine.generation_defaults == "neutral":
         return {}

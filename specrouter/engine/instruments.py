@@ -1,6 +1,6 @@
-"""EngineInstruments: what is measured of the engine, and what measurements set.
+"""Access to an engine's measurements, and the switches that benchmarks need.
 
-Contract: nothing waits for a cycle but `run_idle` and `check_integrity`.
+Contract: only `run_idle` and `check_integrity` wait for a cycle.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,27 +34,27 @@ class EngineInstruments:
 
     @property
     def slo_accounts(self) -> SloAccounts:
-        """What is counted of objectives and of admission, to be read."""
+        """Counts of objectives and of admission; read-only."""
         return self.engine.book.slo_accounts
 
     def performance(self) -> PerformanceSnapshot:
-        """What the scheduler knows now."""
+        """Return the measurements that the scheduler decides by now."""
         return self.engine.profiler.snapshot()
 
     def statistics(self) -> EngineStatistics:
-        """Totals since the start: cycles, tokens, and where the time went."""
+        """Return totals since the start: cycles, tokens, and times by model and stage."""
         return self.engine.profiler.statistics()
 
     def decoded(self) -> DecodeFigures:
-        """Totals of the engine since it began: by chain, by position, against what was planned."""
+        """Return totals of decoding since the start: by chain, by draft position, against plans."""
         return self.engine.steps.counts.figures()
 
     def engine_state(self) -> EngineState:
-        """Requests, KV memory and quarantines now."""
+        """Return the current requests, KV memory and quarantines."""
         return self._thread.state()
 
     def ended_requests(self) -> Iterator[Metric]:
-        """Of the requests that have ended, in Prometheus' form."""
+        """Yield Prometheus metrics of the requests that have ended."""
         return self.engine.book.meter.collect()
 
     def replicas(self) -> Mapping[str, ReplicaFigures]:
@@ -64,23 +64,23 @@ class EngineInstruments:
         return ()
 
     def decision(self) -> ChainDecision:
-        """In use for requests that leave all open; before there was one, what one would get."""
+        """Return the decision in use for requests that override nothing, or what one would get."""
         return self.engine.decision
 
     def cycles(self) -> Sequence[CycleTimes]:
-        """Where the time of the last ones went, oldest first."""
+        """Return the times of the last cycles, oldest first."""
         return self.engine.steps.cycles.last()
 
     def decisions(self) -> list[DecisionRecord]:
-        """The last switches of chain or trees, each with its alternatives, oldest first."""
+        """Return the last switches of chain or trees, each with its alternatives, oldest first."""
         return list(self.engine.policies.current.records)
 
     def admissions(self) -> list[AdmissionRecord]:
-        """The last decisions of admission about objectives, each with its reason, oldest first."""
+        """Return admission's last decisions about objectives, with reasons, oldest first."""
         return self.engine.book.admissions.records
 
     def prefixes(self) -> list[PrefixRecord]:
-        """How much of their prompts the last requests found in the prefix cache, oldest first."""
+        """Return the last ended requests' cached prompt tokens, oldest first."""
         return list(self.engine.book.prefixes)
 
     def predict(
@@ -91,42 +91,45 @@ class EngineInstruments:
         nodes: int | None = None,
         requests: int = 1,
     ) -> float:
-        """Milliseconds per token of a request that are predicted now for a way to decode.
+        """Return the predicted milliseconds per token of a request, for a chain and tree shape.
 
         Args:
-            nodes: of each tree that the target verifies; None: all.
-            requests: that decode together, sampled.
+            chain: names of its models, the target last.
+            depth: levels of each tree.
+            width: nodes in a level.
+            nodes: nodes of each tree that the target verifies; None: all.
+            requests: number of sampled requests that decode together.
         """
         return self.engine.predict(tuple(chain), DraftShape(depth, width, nodes or 0), requests)
 
     def predicted_tpot_ms(self, requests: int) -> float:
-        """Of each of so many requests that decode together, as the scheduler would serve them."""
+        """Return the predicted TPOT of each of `requests` requests that decode together."""
         return self.engine.predicted_tpot_ms(requests)
 
     def predicted_prefill_ms(self) -> float:
-        """Of a prompt token on the target, in chunks of `engine.prefill_chunk`."""
+        """Return the target's time per prompt token, in chunks of `engine.prefill_chunk`."""
         return self.engine.predicted_prefill_ms()
 
     def baseline_tpot_ms(self) -> float:
-        """Of one request alone on the target."""
+        """Return the time per token of one request alone on the target."""
         return self.engine.baseline_tpot_ms()
 
     def seconds_until_admitted(self) -> float:
-        """Of a request that comes now, as the last ones were given rows."""
+        """Return the expected wait for a row of a request that comes now, from recent ends."""
         return self._thread.seconds_until_admitted()
 
     def set_learning(self, is_learning: bool) -> None:
-        """Whether cycles teach the scheduler. Off, a benchmark's other runs teach it nothing."""
+        """Set whether the scheduler learns from cycles; benchmarks turn it off for other runs."""
         self.engine.profiler.is_learning = is_learning
 
     def run_idle(self, function: Callable[[], Any]) -> Any:
-        """Runs something in the engine's thread, whose OpenMP workers it shares, between cycles.
+        """Run a function in the engine's thread, between cycles, with that thread's OpenMP workers.
 
-        For measurements, when no request runs: those that do wait for it. Raises what `function`
-        raises; `UnavailableError` where the router is closed before its turn.
+        For measurements while no request runs; running requests wait for it. Raises what `function`
+        raises, or `UnavailableError` if the router is closed before its turn.
         """
         return self._thread.run_idle(function)
 
     def check_integrity(self) -> None:
-        """Asserts the invariants of all state. For when no request runs."""
+        """Assert the invariants of all state, while no request runs."""
         self.run_idle(self.engine.check_integrity)

@@ -1,7 +1,7 @@
-"""Whether a policy's decisions can be run at all: the one place where they are checked.
+"""Checks that a policy's decisions can be run; there are no other checks of them.
 
-Contract: what passes here ends no request, whatever it costs. `PlanError` names what is wrong.
-Not here: whether a decision is a good one.
+Contract: a decision that passes ends no request, though it may be slow. `PlanError` names the
+fault. Not here: whether a decision is a good one.
 """
 
 import math
@@ -17,16 +17,17 @@ from specrouter.slo.admission import Admission
 
 
 class PlanError(ValueError):
-    """A decision that makes no sense."""
+    """Error for a decision that cannot be run."""
 
 
 @dataclass(frozen=True)
 class PlanCheck:
-    """What decisions may be about.
+    """Checks of admissions and plans, for the models of a pool.
 
     Attributes:
-        models: of the pool, the target included; `draft_only`: those that cannot verify.
-        prompt_tokens: that the target reads in a cycle at most.
+        models: names of the pool's models, the target included.
+        draft_only: models that cannot verify.
+        prompt_tokens: most prompt tokens that the target reads in a cycle.
     """
 
     models: Collection[str]
@@ -37,10 +38,14 @@ class PlanCheck:
     def check_admission(
         self, admission: Admission, waiting: Collection[int], running: Collection[int]
     ) -> None:
-        """Memory is not looked at: who finds none waits on.
+        """Raise `PlanError` for an admission that cannot be followed.
+
+        Memory is not checked: a request that finds none keeps waiting.
 
         Args:
-            waiting: ids of the requests that may be admitted; `running`: of those that run.
+            admission: the decision to check.
+            waiting: ids of the requests that may be admitted.
+            running: ids of the requests that run.
         """
         _expect(isinstance(admission, Admission), "it is no Admission")
         known = {*waiting, *running}
@@ -70,7 +75,7 @@ class PlanCheck:
         _expect(is_time, "a budget of time", budget_ms)
 
     def check_plan(self, plan: CyclePlan, left: Mapping[int, int]) -> None:
-        """`left`: by running row, tokens before its last that the target has not read."""
+        """Raise `PlanError` for a plan that cannot be run; `left`: see `CyclePlanning.plan`."""
         _expect(isinstance(plan, CyclePlan), "it is no CyclePlan")
         for group in plan.groups:
             self._check_group(group)

@@ -1,9 +1,9 @@
-"""CyclePlanning: what a cycle is to do, decided by the policies as long as they make sense.
+"""The plan of a cycle: decisions of the policies, checked, and a pause for policies that fail.
 
-Contract: where building the view, admission, the planner or the selection of nodes fails, or
-decides what cannot be run (`plan_check`), the error is raised and the policies rest, for 4 cycles
-at first and twice as long each time until they do well. Whoever plans without them (`target_alone`)
-may do so whatever is raised here.
+Contract: if building the view, admission, the planner or the selection of nodes fails, or a
+decision cannot be run (`plan_check`), the error is raised and the policies rest: for 4 cycles at
+first, and twice as long after each further failure, until a cycle succeeds. `target_alone` plans
+without them and needs nothing that may have failed here.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -26,20 +26,18 @@ from specrouter.slo.admission import Admission, Admit
 from specrouter.slo.serve.feasible import MOST_TOLD, earliest_feasible
 from specrouter.view import EngineView, RequestView, Standing
 
-# In a row, that a request which decodes may be left out, or all that wait while nothing runs,
+# Most consecutive cycles in which a decoding request has no part, or requests wait and none runs.
 _MOST_CYCLES_OUT = 128
-_MOST_CYCLES_PAUSED = 1 << 14  # and where admission pauses requests, for others' objectives
+_MOST_CYCLES_PAUSED = 1 << 14  # the same, if admission pauses requests for others' objectives
 
-PLAN_CYCLES = 4  # that a plan is good for, while the same rows run and nothing else happens
+PLAN_CYCLES = 4  # cycles that a plan may be used for, if the same rows run and no request waits
 
-# Of a cycle, the requests that may be admitted, in their order, and what earlier cycles left.
+# (cycle, requests that may be admitted in their order, what earlier cycles left) -> view
 ViewOf = Callable[[int, Sequence[RunningRequest], Standing], EngineView]
 
 
 @dataclass(frozen=True, eq=False)
 class _Decided:
-    """What was admitted in a cycle, and by which view."""
-
     cycle: int
     view: EngineView
     admission: Admission
@@ -47,9 +45,14 @@ class _Decided:
 
 @dataclass(frozen=True, kw_only=True)
 class _Measured:
-    """What a cycle of so many requests is for, where what drafts bring is measured.
+    """The part of a cycle in the measurement of the speedup by drafts.
 
-    `is_open`: it tells; else others than the policy have a say in who drafts.
+    Attributes:
+        meter: collects the measurements.
+        requests: running requests.
+        is_open: requests leave drafting to the policy; else the cycle is not measured.
+        drafts: requests may draft in this cycle.
+        resting: the measured speedup because of which drafting rests; None if it does not.
     """
 
     meter: SpeedupMeter
@@ -61,7 +64,7 @@ class _Measured:
 
 @dataclass(frozen=True, eq=False)
 class _StandingPlan:
-    """A plan that may be run again, of a cycle and a policy."""
+    """A plan that may be run again, with its cycle and policy."""
 
     cycle: int
     plan: Plan
@@ -69,7 +72,7 @@ class _StandingPlan:
 
 
 class Policies(Protocol):
-    """Those in use: see `PoliciesInUse`."""
+    """The policies in use; see `PoliciesInUse`."""
 
     @property
     def current(self) -> Policy: ...
@@ -82,10 +85,10 @@ class Policies(Protocol):
 
 
 class CyclePlanning:
-    """Belongs to the engine's thread; `policies` may be read anywhere.
+    """The calls of the policies in each cycle, and what is kept between cycles.
 
     A cycle calls `begin`, then `admission` and `plan` inside `resting_after_failure`, then `keep`,
-    `judge` and `measure`.
+    `judge` and `measure`. Belongs to the engine's thread; any thread may read `policies`.
     """
 
     def __init__(
@@ -100,17 +103,21 @@ class CyclePlanning:
         self._check = check
         self._faults = faults
         self._rest = BackOff()
-        self._decided: _Decided | None = None  # of the last cycle in which the policies planned
+        self._decided: _Decided | None = None  # in the last cycle that the policies planned
         self._standing: _StandingPlan | None = None
         self._measured: _Measured | None = None  # in the cycle that runs
-        self._is_plain = False  # it was planned, nobody reads a prompt, and all drafters are there
-        self._drafters = frozenset[str]()  # that have ever been available
-        self._left_out: dict[int, int] = {}  # cycles in a row, by row
-        self._idle = 0  # cycles in a row in which nothing ran and nobody was admitted
+        self._is_plain = False  # planned, no prompts or evaluation, all drafters available
+        self._drafters = frozenset[str]()  # models that have ever been available
+        self._left_out: dict[int, int] = {}  # consecutive cycles without a part in them, by row
+        self._idle = 0  # consecutive cycles in which requests waited and none ran
 
     def begin(self, requests: int, is_open: bool) -> None:
-        """A cycle, with so many requests that run, of which none has an objective that depends on
-        drafts; else 0. `is_open`: whether they draft is left to the policy."""
+        """Begin a cycle.
+
+        Args:
+            requests: running requests; 0 if any request has an objective.
+            is_open: the requests leave it to the policy whether they draft.
+        """
         policy, before = self.policies.current, self._measured
         self._measured, self._is_plain = None, False
         if requests and policy.planner.scheduler.policy.evaluates:
@@ -121,21 +128,23 @@ class CyclePlanning:
                 meter=meter, requests=requests, is_open=is_open, drafts=drafts, resting=resting
             )
         if self._measured != before:
-            self.forget()  # what was planned for drafts, or without
+            self.forget()  # it was planned with drafts, or without
 
     def admission(
         self, cycle: int, waiting: Mapping[int, RunningRequest], running: Collection[int]
     ) -> Admission | None:
-        """None: the policies rest.
+        """Return the checked decision of admission, or None if the policies rest.
 
         Args:
-            waiting: by id, the requests that may be admitted; `running`: ids.
+            cycle: its number.
+            waiting: the requests that may be admitted, by id.
+            running: ids of the running requests.
         """
         if self._rest.lasts(cycle):
             return None
         view = self._view_of(cycle, list(waiting.values()), self.policies.current.standing)
         measured = self._measured
-        if not view.available <= self._drafters:  # with new drafters all may be otherwise
+        if not view.available <= self._drafters:  # speedups may differ with a new drafter
             self._drafters |= view.available
             self.policies.current.speedup = SpeedupMeter()
         elif measured is not None and not measured.drafts:
@@ -150,7 +159,7 @@ class CyclePlanning:
         return admission
 
     def _foresee(self, view: EngineView, declined: Sequence[RunningRequest]) -> None:
-        """What the first that are rejected could attain; see `MOST_TOLD`."""
+        """Find what the first `MOST_TOLD` rejected requests could attain."""
         asked = {one.id: one for one in view.waiting}
         for request in [one for one in declined if one.rejects][:MOST_TOLD]:
             seen = asked[request.handle.request_id]
@@ -163,13 +172,14 @@ class CyclePlanning:
         left: Mapping[int, int],
         waits: Mapping[int, int],
     ) -> Plan:
-        """Of the running requests, at least one, after this cycle's `admission`.
+        """Return the checked plan of at least one running request, after this cycle's `admission`.
 
         Args:
-            came: those that were just given a row, in that order.
+            cycle: its number.
+            came: requests that were just given a row, in that order.
             left: by row, in the order of admission: tokens before its last one that the target has
                 not read; 0: it decodes.
-            waits: rows by those of who waits for what they read.
+            waits: by waiting row, the row that reads the prefix that both share.
         """
         decided = self._decided
         assert decided is not None, "nothing is planned without an admission"
@@ -185,7 +195,7 @@ class CyclePlanning:
         return plan
 
     def keep(self, cycle: int, plan: Plan) -> None:
-        """What the policies leave for the next cycle, where the plan of this one is theirs."""
+        """Keep the plan and its `Standing` for the next cycles, if the policies have made it."""
         if self._is_theirs(cycle):
             policy = self.policies.current
             policy.keep(plan)
@@ -194,8 +204,11 @@ class CyclePlanning:
             self._standing = kept if lasts else None
 
     def again(self, cycle: int, rows: Collection[int]) -> Plan | None:
-        """The last plan, if it is good for this cycle too, in which nobody waits and nobody has an
-        objective: to plan takes as long as a tenth of a small model's pass."""
+        """Return the last plan if it can be used for this cycle too, else None.
+
+        For cycles without waiting requests and objectives. It saves a tenth of a small model's
+        pass, which is the time that planning takes.
+        """
         kept = self._standing
         if kept is None or kept.policy is not self.policies.current:
             return None
@@ -205,7 +218,7 @@ class CyclePlanning:
         return kept.plan
 
     def measure(self, drafted: bool, tokens: Sequence[int], elapsed_ms: float) -> None:
-        """What drafts bring, by a cycle in which nothing failed: tokens of each text."""
+        """Record a cycle without failures for the speedup; `tokens`: each request's new ones."""
         measured = self._measured
         if measured is None or not (self._is_plain and measured.is_open):
             return
@@ -214,7 +227,7 @@ class CyclePlanning:
             meter.record(len(tokens), measured.drafts, drafted, sum(tokens), elapsed_ms)
 
     def judge(self, cycle: int, selection_failed: bool) -> None:
-        """How a cycle came out; one for the target alone says nothing of the policies."""
+        """End or extend the policies' rest by a cycle's outcome, if they have planned it."""
         if not self._is_theirs(cycle):
             return
         if selection_failed:
@@ -235,27 +248,24 @@ class CyclePlanning:
             raise
 
     def forget(self) -> None:
-        """The last plan is good for no other cycle."""
+        """Drop the last plan, so that it is not used again."""
         self._standing = None
 
     def rest_from(self, cycle: int) -> None:
-        """The policies have failed in this cycle.
-
-        What they left behind for the next cycle may be what they failed by.
-        """
+        """Begin a rest after a failure, and drop the `Standing`, which may be its cause."""
         self._decided = None
         self._left_out, self._idle = {}, 0
         self.policies.current.standing = Standing()
         self._rest = self._rest.longer(cycle)
 
     def _check_idle(self, is_idle: bool) -> None:
-        """Nothing that runs could make room for who waits: somebody is admitted before long."""
+        """Raise `PlanError` if requests wait for too many cycles while none runs."""
         self._idle = self._idle + 1 if is_idle else 0
         if self._idle > _MOST_CYCLES_OUT:
             raise PlanError(f"nothing has run for {_MOST_CYCLES_OUT} cycles while requests wait")
 
     def _check_patience(self, plan: Plan, left: Mapping[int, int], admission: Admission) -> None:
-        """Whoever decodes takes part now and then, and who is paused before long."""
+        """Raise `PlanError` if a decoding request is left out of too many consecutive plans."""
         out = left.keys() - set(plan.rows)
         known = self._left_out
         self._left_out = {row: known.get(row, 0) + 1 for row in out if not left[row]}
@@ -265,8 +275,10 @@ class CyclePlanning:
 
 
 def without_waiting(admission: Admission, view: EngineView, waits: Mapping[int, int]) -> Admission:
-    """Nobody reads what another one reads in this very cycle, and both begin with: that one reads
-    as much as who waits for it was to, whose objective may be the tighter."""
+    """Return the admission without chunks of rows that wait for another row to read their prefix.
+
+    The row that reads gets the larger of the two chunks: the other's objective may be the tighter.
+    """
     if not waits:
         return admission
     reading = {row: one for row, one in view.by_row.items() if one.prompt_left}
@@ -280,7 +292,7 @@ def without_waiting(admission: Admission, view: EngineView, waits: Mapping[int, 
 
 
 def target_alone(target: str, left: Mapping[int, int], prompt_tokens: int) -> Plan:
-    """All that decode in one group, and prompts in the order of admission; see `plan`."""
+    """Return a plan without drafts, with prompts in the order of admission; `left`: see `plan`."""
     decoding: list[int] = []
     chunks: dict[int, int] = {}
     for row, unread in left.items():
@@ -304,7 +316,7 @@ def target_alone(target: str, left: Mapping[int, int], prompt_tokens: int) -> Pl
 
 
 def without_row(plan: Plan, row: int) -> Plan:
-    """What the others do."""
+    """Return the plan without one row."""
     groups = [replace(group, rows=group.rows[group.rows != row]) for group in plan.groups]
     reads, evaluation = plan.prefill_rows != row, plan.shadow_evaluation
     return replace(

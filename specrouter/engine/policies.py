@@ -1,4 +1,4 @@
-"""Policies: the planners of an engine, of which one plans, and what each decided so far."""
+"""The policies of an engine: one plans, and each keeps what it has decided so far."""
 
 import time
 from collections import deque
@@ -21,12 +21,15 @@ from specrouter.view import EngineView, Standing
 
 PolicyKey = tuple[SchedulerConfig, TreesConfig]
 
-_RECORDS = 256  # of switches, that are kept of a policy
+_RECORDS = 256  # switches that are kept of a policy
 
 
 @dataclass
 class Policy:
-    """`records`: of the last switches, oldest first. `speedup`: what its drafts bring."""
+    """A planner and its state.
+
+    `records` has the last switches, oldest first; `speedup` measures what its drafts gain.
+    """
 
     key: PolicyKey
     planner: Planner
@@ -38,14 +41,14 @@ class Policy:
         return self.planner.plan(view, admission)
 
     def keep(self, plan: Plan) -> None:
-        """What a plan that is run leaves behind."""
+        """Keep the standing and the records of a plan that was run."""
         self.standing = plan.standing
         now_s = time.time() if plan.records else 0.0
         self.records.extend(replace(record, unix_s=now_s) for record in plan.records)
 
 
 class Models(Protocol):
-    """What a planner is told of the models: `names`, weakest first, the target last."""
+    """The models as planners see them; `names`: weakest first, the target last."""
 
     @property
     def names(self) -> Sequence[str]: ...
@@ -55,7 +58,7 @@ class Models(Protocol):
 
     @property
     def quoters(self) -> Collection[str]:
-        """Names of those that quote texts."""
+        """Names of the text drafters."""
         ...
 
     def fit_together(self, names: Collection[str]) -> bool: ...
@@ -68,9 +71,9 @@ def planner_of(
     key: PolicyKey,
     selection: NodeSelection | None = None,
 ) -> Planner:
-    """Of one policy, for requests that run and for simulated ones.
+    """Return the planner of a policy, for an engine or a simulation.
 
-    `selection`: instead of the one that `key` names.
+    `selection`: used instead of the one that `key` names.
     """
     config, trees = key
     strict = engine.exact == "strict"
@@ -95,8 +98,9 @@ class PoliciesInUse:
     """The policies used so far.
 
     Attributes:
-        current: plans; `admits`: gives rows, and says what each reads.
-        admission: the name of that.
+        current: the policy that plans.
+        admits: the admission policy, which gives rows and prompt chunks.
+        admission: its name.
     """
 
     def __init__(
@@ -110,9 +114,9 @@ class PoliciesInUse:
         self._admit(engine.admission)
 
     def use(self, key: PolicyKey, admission: str | None = None) -> None:
-        """From now on. What a policy decided before is decided anew when it is its turn again.
+        """Use a policy from now on; `admission` None: the configured one.
 
-        `admission` None: the configured one.
+        A policy that is used again makes all its decisions anew.
         """
         self._admit(admission or self._engine.admission)
         if key == self.current.key:
@@ -124,7 +128,7 @@ class PoliciesInUse:
 
     @property
     def preempts(self) -> bool:
-        """Whether rows may be taken back."""
+        """True if admission may take rows back."""
         return self._admission.preempts
 
     def _admit(self, admission: str) -> None:

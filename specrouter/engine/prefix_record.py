@@ -1,4 +1,4 @@
-"""How much of its prompt a request that has ended found in the prefix cache."""
+"""Records of how many prompt tokens ended requests found in the prefix cache."""
 
 import time
 from dataclasses import asdict, dataclass
@@ -9,12 +9,13 @@ from specrouter.request.running import RunningRequest
 
 @dataclass(frozen=True)
 class PrefixRecord:
-    """A request that has ended, and had tokens.
+    """A request that has ended, and produced tokens.
 
     Attributes:
-        unix_s: when it was, in seconds since 1970.
-        request: its number, as in the log; `request_id`: of its HTTP request.
-        cached_tokens: of the prompt's, that were read before.
+        unix_s: time of its end, in seconds since 1970.
+        request: its number, as in the log; `request_id`: that of its HTTP request.
+        prompt_tokens: tokens of its prompt.
+        cached_tokens: those of them that it did not have to read.
     """
 
     unix_s: float

@@ -1,5 +1,7 @@
-"""Quarantine: models that failed rest, each time for twice as long (`BackOff`). Who is yet to be
-loaded is not available either."""
+"""The quarantine of models that failed: each rest is twice as long as the last (`BackOff`).
+
+Models that are not loaded yet are not available either.
+"""
 
 import logging
 from collections import Counter
@@ -15,7 +17,7 @@ _FIRST_CYCLES, _MOST_CYCLES = 4, 1024
 
 @dataclass(frozen=True)
 class BackOff:
-    """A rest of `cycles`, which ends before the cycle `until_cycle`. The first is none."""
+    """A rest of `cycles`, which ends before the cycle `until_cycle`; by default, no rest."""
 
     until_cycle: int = 0
     cycles: int = 0
@@ -24,7 +26,7 @@ class BackOff:
         return cycle < self.until_cycle
 
     def longer(self, cycle: int) -> "BackOff":
-        """The next one, which begins now."""
+        """Return the next rest, which begins now."""
         cycles = min(2 * self.cycles or _FIRST_CYCLES, _MOST_CYCLES)
         return BackOff(cycle + cycles, cycles)
 
@@ -33,8 +35,12 @@ _NONE = BackOff()
 
 
 class Quarantine:
-    """`counts`: how often each model was put to rest. `awaited`: models that are yet to be loaded,
-    in this order."""
+    """Models that rest after failures.
+
+    Attributes:
+        counts: how often each model was put in quarantine.
+        awaited: models that are not loaded yet, in the order of loading.
+    """
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -42,11 +48,11 @@ class Quarantine:
         self._rests: dict[str, BackOff] = {}
 
     def __contains__(self, name: str) -> bool:
-        """Whether its last forwards failed, and none was good since."""
+        """Return whether a model has failed, and has not succeeded since."""
         return name in self._rests
 
     def available(self, names: Iterable[str], cycle: int) -> frozenset[str]:
-        """Models that may be used: one that rested may be tried again after its time."""
+        """Return the models that neither rest nor await their first load."""
         return frozenset(names) - self.resting(names, cycle) - frozenset(self.awaited)
 
     def resting(self, names: Iterable[str], cycle: int) -> frozenset[str]:
@@ -54,8 +60,10 @@ class Quarantine:
         return frozenset(name for name in names if rests.get(name, _NONE).lasts(cycle))
 
     def learn(self, result: CycleResult, cycle: int) -> None:
-        """Models that failed rest, once however many groups they failed in this cycle; of those
-        that took part and did well, what was before is forgotten."""
+        """Let models that failed in a cycle rest; forget earlier failures of those that succeeded.
+
+        A model that failed in several groups of the cycle rests once.
+        """
         by_model = {failure.model: failure for failure in result.failures}
         for failure in by_model.values():
             self.add(failure, cycle)

@@ -1,4 +1,4 @@
-"""Request: what a caller asks for, prompt by prompt, before anything of it is checked."""
+"""Requests as callers make them, one per prompt, before any check."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ PromptLike = str | Sequence[int]
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is asked of one prompt: see `ChainRouter.submit`. Samples of it are `RequestSpec`s.
+    """A request for one prompt; see `ChainRouter.submit`. Its samples become `RequestSpec`s.
 
     Attributes:
-        model: that is to serve it; None: the target.
-        is_tokenized: the prompt is ids that the pool's own tokenizer made, or that were checked
+        model: name of the model that is to serve it; None: the target.
+        is_tokenized: the prompt is ids from the pool's own tokenizer, or ids that were checked
             before: only their range is checked.
-        sample: the one of `params.n` that is asked for; None: all of them.
-        generated, elapsed_s, arrivals: what earlier attempts at it brought: see `RequestSpec`.
+        sample: index of the sample to serve, of `params.n`; None: all of them.
+        generated, elapsed_s, arrivals: results of earlier attempts; see `RequestSpec`.
         prefill_only, kv: see `RequestSpec`.
     """
 
@@ -50,10 +50,10 @@ def args_of_each(
     priority: int,
     timeout_s: float | None,
 ) -> list[Request]:
-    """A call with several prompts, prompt by prompt: see `ChainRouter.generate`.
+    """Split a call with several prompts into requests; see `ChainRouter.generate`.
 
     Raises:
-        RequestError: options that are neither one for all prompts nor one for each.
+        RequestError: an option is neither one for all prompts nor one for each.
     """
     several = _as_prompts(prompts)
     each = zip(
@@ -77,7 +77,7 @@ def args_of_each(
 
 
 def lane_for(asked: Sequence[Request]) -> Lane:
-    """In which they are tokenized and checked."""
+    """Return the lane in which requests are tokenized and checked."""
     if any(one.params is not None and one.params.structure is not None for one in asked):
         return "structures"
     overrides = {id(one.speculation): one.speculation for one in asked}.values()
@@ -96,7 +96,7 @@ def _as_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
 
 
 def _one_each(field: str, value: Any, single: Any, prompts: Sequence[PromptLike]) -> list[Any]:
-    """`value` for every prompt, or its elements if it is a sequence of as many."""
+    """Return `value` for every prompt, or its elements if it is a sequence of as many."""
     if value is None or isinstance(value, single):
         return [value] * len(prompts)
     if not isinstance(value, Sequence):

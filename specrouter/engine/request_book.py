@@ -1,7 +1,7 @@
-"""RequestBook: the engine's requests, those that wait and those that run; how they begin and end.
+"""The engine's waiting and running requests, from the queue to their last delta.
 
-Contract: every request ends once, whatever fails. Its row is free and it is in the accounts before
-its caller is told, who may rely on either. Belongs to the engine's thread.
+Contract: every request ends exactly once, even after failures. Its row is free and it is counted
+before its caller gets the last delta. Belongs to the engine's thread.
 """
 
 import itertools
@@ -33,21 +33,26 @@ from specrouter.slo.serve.promises import Promises
 
 logger = logging.getLogger(__name__)
 
-_PREFIXES = 256  # requests of which it is told how much of their prompts was cached
-# To look at each of thousands that wait takes milliseconds, so that it is done now and then.
+_PREFIXES = 256  # prefix records that are kept
+# Checking thousands of waiting requests takes milliseconds: a longer queue is checked less often.
 _LONG_QUEUE, _LOOK_S = 256, 0.25
 
 
 @dataclass(kw_only=True)
 class RequestBook:
-    """`executor`: has the rows. `running`: by row, in the order of admission. `lengths`: of outputs
-    that ended by themselves. `promises`: of admission, and how they ended.
-    `order`: that admission follows. `places`: numbers of those that are given rows. `clock`:
-    seconds, that requests' times are of. `looked_s`: when it was last looked who of a long queue
-    leaves.
+    """The requests of an engine, and the accounts of them.
 
-    `is_abandoned`: the engine has failed and all have been told, so that a cycle which still ends
-    may find its requests ended.
+    Attributes:
+        executor: owns the rows.
+        lengths: output lengths of requests that were not cancelled and did not fail.
+        running: running requests by row, in the order of admission.
+        promises: objectives that admission has promised, and whether they were attained.
+        order: the order that admission follows.
+        places: consecutive numbers for requests that are given rows.
+        is_abandoned: the engine has failed and all requests have ended; a cycle that returns
+            later may find its requests ended.
+        looked_s: time of the last search of a long queue for requests that leave.
+        clock: returns seconds; all times of requests are its times.
     """
 
     executor: RowExecutor
@@ -84,7 +89,10 @@ class RequestBook:
     def follow_admission(
         self, cycle: int, admission: Admission, waiting: Mapping[int, RunningRequest]
     ) -> dict[int, int]:
-        """Takes rows back, notes who is declined, and gives rows: by id."""
+        """Carry out a decision of admission: preempt, decline, and give rows.
+
+        Returns the new rows by request id.
+        """
         by_id = {one.handle.request_id: one for one in self.running.values()}
         for name, request in (*by_id.items(), *waiting.items()):
             request.rank = admission.ranks.get(name, 0.0)
@@ -113,7 +121,7 @@ class RequestBook:
         return rows
 
     def admit(self, cycle: int, requests: Iterable[RunningRequest]) -> None:
-        """Gives rows without a decision of admission, in this order."""
+        """Give rows in the given order, without a decision of admission."""
         rows = self._give_rows(requests)
         self.faults.each("accounts", lambda: self._note(cycle, rows))
 
@@ -124,7 +132,7 @@ class RequestBook:
         declined: Sequence[RunningRequest] = (),
         preempted: Sequence[RunningRequest] = (),
     ) -> None:
-        """Who was given a row, who was declined, and who lost the row."""
+        """Record the requests that were given a row, were declined, or lost their row."""
         came = [self.running[row] for row in rows.values()]
         self.faults.each(
             "accounts",
@@ -139,19 +147,18 @@ class RequestBook:
                 self.counts.record_prompt(len(request.spec.token_ids))
 
     def by_order(self) -> list[int]:
-        """Running rows, from whoever keeps its KV memory longest."""
+        """Return the running rows in their order; the last one gives up its KV memory first."""
         return sorted(self.running, key=lambda row: self.running[row].order)
 
     def give_way(self, cycle: int, row: int) -> None:
-        """A row's request gives up its KV memory and waits again, before all that are behind it in
-        the order."""
+        """Preempt a row's request to free KV memory; it waits again, at its place in the order."""
         request = self.running[row]
         request.gave_way = True
         self._preempt(request)
         self.faults.each("accounts", lambda: self._note(cycle, {}, preempted=[request]))
 
     def _in_order(self, admitted: Iterable[RunningRequest]) -> list[RunningRequest]:
-        """Nobody is given a row before those that gave way and are before it in the order."""
+        """Return the admitted requests, each after those that gave up memory and precede it."""
         gave_way = list(itertools.takewhile(lambda one: one.gave_way, self.waiting))
         ordered = list[RunningRequest]()
         for request in admitted:
@@ -160,7 +167,7 @@ class RequestBook:
         return ordered
 
     def _preempt(self, request: RunningRequest) -> None:
-        """It keeps its tokens and its place in the queue; nothing fails between its two places."""
+        """Move a running request back to the queue, with its tokens and its admission key."""
         assert request.row is not None, "only who runs is preempted"
         self.executor.close(request.row, keep=True)
         del self.running[request.row]
@@ -169,7 +176,7 @@ class RequestBook:
         self.waiting.push(request)
 
     def retire(self) -> None:
-        """Ends what was cancelled, and what has run out of time."""
+        """End requests that were cancelled or are past their timeout."""
         now_s = self.clock()
         looks = len(self.waiting) <= _LONG_QUEUE or now_s >= self.looked_s + _LOOK_S
         self.looked_s = now_s if looks else self.looked_s
@@ -179,8 +186,10 @@ class RequestBook:
             self.end_all(leaving)
 
     def _give_rows(self, requests: Iterable[RunningRequest]) -> dict[int, int]:
-        """Gives requests that wait their rows, as far as there are rows and memory: rows by id,
-        without those that cannot begin and end alone."""
+        """Give waiting requests rows, while there are rows and memory; return the rows by id.
+
+        A request that fails to begin ends with an error, and no other is affected.
+        """
         rows: dict[int, int] = {}
         for request in requests:
             try:
@@ -188,7 +197,7 @@ class RequestBook:
                 row = self.executor.allocate(spec)
                 if row is None:
                     break
-                request.row, self.running[row] = row, request  # whatever fails now, it is closed
+                request.row, self.running[row] = row, request  # closed even after a failure below
                 self.waiting.remove(request)
                 if not request.gave_way:
                     request.place = next(self.places)
@@ -198,18 +207,18 @@ class RequestBook:
                     self.executor.prepare(row, spec)
                     self._note_inherited(request)
                 rows[request.handle.request_id] = row
-            except Exception as error:  # no memory for its noise, say: nobody else suffers by it
+            except Exception as error:  # no memory for its noise, for example
                 logger.exception("request %d cannot begin", request.handle.request_id)
                 self.end_all([(request, "error", f"{type(error).__name__}: {error}")])
         return rows
 
     def follow(self) -> None:
-        """Requests take over what others have read meanwhile of prompts that they share."""
+        """Let rows take over what other rows have read of a shared prompt."""
         for row in self.executor.prefixes.follow():
             self._note_inherited(self.running[row])
 
     def _note_inherited(self, request: RunningRequest) -> None:
-        if not request.preemptions:  # what it finds again after one is its own
+        if not request.preemptions:  # after a preemption, cached tokens may be its own
             assert request.row is not None
             request.cached_tokens = self.executor.prefixes.inherited(request.row)
 
@@ -223,7 +232,7 @@ class RequestBook:
         self.conclude(request, last_delta(request, reason, error))
 
     def end_all(self, requests: Sequence[tuple[RunningRequest, FinishReason, str | None]]) -> None:
-        """A request stays in the queue until it has ended: what fails in between loses none."""
+        """End requests; waiting ones leave the queue only then, so that no failure loses one."""
         try:
             for request, reason, error in requests:
                 self.end(request, reason, error)
@@ -231,7 +240,7 @@ class RequestBook:
             self.waiting.take_out(lambda request: request.handle.is_done)
 
     def conclude(self, request: RunningRequest, delta: Delta) -> None:
-        """Hands over the last delta of a request."""
+        """Free the row of a request, and deliver its last delta."""
         if request.row is not None:
             self.executor.close(request.row, keep=delta.finish_reason != "error")
         is_first = self._tell(request, delta)
@@ -241,8 +250,10 @@ class RequestBook:
             request.row = None
 
     def abandon(self, cause: str, others: Iterable[RunningRequest]) -> None:
-        """Tells all requests, and `others`, that the engine has failed. Its rows are beyond use; so
-        may be what usually tells them."""
+        """End all requests, and `others`, because the engine has failed.
+
+        Rows are not freed. A request whose usual delivery fails gets its last delta directly.
+        """
         self.is_abandoned = True
         for request in (*self, *others):
             try:
@@ -253,7 +264,7 @@ class RequestBook:
                 request.handle.give_up(last_delta(request, "engine_dead", cause))
 
     def _tell(self, request: RunningRequest, delta: Delta) -> bool:
-        """Whether it is the first time that its caller is told; the accounts are first."""
+        """Count a request's end and deliver its last delta; return False if it had one before."""
         ended_s, output = self.clock(), delta.output
         assert output is not None, "only the last delta ends a request"
         submitted_s, metrics = request.submitted_s, output.metrics
@@ -286,7 +297,6 @@ class RequestBook:
 
 
 def _unattainable(request: RunningRequest) -> str:
-    """The error of a request that is rejected."""
     feasible = request.feasible or Feasible()
     given = [
         f"{name} {value_ms:.4g}"

@@ -1,7 +1,7 @@
-"""RequestMeter: what is counted and timed when a request ends, for Prometheus.
+"""Prometheus counts and histograms of requests, recorded when they end.
 
-Contract: every request that ends is recorded once; a request costs some microseconds, at its end.
-May be told and asked by any thread. Times in seconds, as Prometheus wants them.
+Contract: every request that ends is recorded once, which takes some microseconds. Thread-safe.
+Times are in seconds, the unit of Prometheus.
 
 Not here: the totals of decoding (`DecodeCounts`) and attainment (`SloAccounts`), which
 `RouterCollector` reads at the scrape.
@@ -25,7 +25,7 @@ _REQUEST_BOUNDS_S = (
     *(0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5),
     *(5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 40.0, 60.0, 120.0, 300.0, 600.0),
 )
-# Names, descriptions and bounds of TTFT, TPOT and end-to-end latency; then vLLM's names of them.
+# Names, descriptions and bounds of TTFT, TPOT and end-to-end latency; then vLLM's names for them.
 _TIMES = (
     (
         "time_to_first_token_seconds",
@@ -44,7 +44,7 @@ _VLLM_TIMES = (
     "request_time_per_output_token_seconds",
     "e2e_request_latency_seconds",
 )
-# vLLM's names of what ended a request.
+# vLLM's names of finish reasons.
 _VLLM_REASONS: dict[FinishReason, str] = {
     "eos": "stop",
     "stop": "stop",
@@ -54,13 +54,15 @@ _VLLM_REASONS: dict[FinishReason, str] = {
     "timeout": "abort",
     "engine_dead": "error",
 }
-_REJECTED = "unattainable"  # what ended a request that asked to be rejected; vLLM knows no such
+_REJECTED = "unattainable"  # finish reason of rejected requests; vLLM has none for them
 
 
 class RequestMeter:
-    """Args:
-    model: the target, under whose name vLLM's metrics stand.
-    slo_classes: of the configuration; they show up before their first request ends.
+    """Metrics of ended requests, under this program's names and under vLLM's.
+
+    Args:
+        model: the target's name, the label of vLLM's metrics.
+        slo_classes: the configuration's classes; their series exist before a request ends.
     """
 
     def __init__(self, model: str, slo_classes: Iterable[str] = ()) -> None:
@@ -88,7 +90,7 @@ class RequestMeter:
         self._show_at_zero(slo_classes)
 
     def record(self, output: RequestOutput, elapsed_s: float) -> None:
-        """A request has ended, `elapsed_s` after its submission."""
+        """Record a request that ended `elapsed_s` after its submission."""
         metrics, slo_class = output.metrics, class_of(output.metrics)
         is_rejected = output.error_field == _REJECTED
         self._ended.labels(_REJECTED if is_rejected else output.finish_reason).inc()
@@ -103,7 +105,7 @@ class RequestMeter:
             self._vllm_tpot_s.observe(metrics.tpot_ms / 1000)
 
     def collect(self) -> Iterator[Metric]:
-        """What was recorded, without the times at which each series began."""
+        """Yield the metrics, without the times at which series were created."""
         yield from map(without_created, self._registry.collect())
 
     def _histogram(
@@ -112,7 +114,7 @@ class RequestMeter:
         return Histogram(name, described, labels, registry=self._registry, buckets=bounds)
 
     def _show_at_zero(self, slo_classes: Iterable[str]) -> None:
-        """So that the first of a kind is an increase, not a series that begins at 1."""
+        """Create series at 0, so that the first request of a kind shows as an increase."""
         for reason in (*get_args(FinishReason), _REJECTED):
             self._ended.labels(reason)
         for name in (*slo_classes, BY_VALUE, NO_OBJECTIVE):
@@ -121,6 +123,6 @@ class RequestMeter:
 
 
 def without_created(family: Metric) -> Metric:
-    """The library adds to each series when it began, in a family of its own, which nobody reads."""
+    """Remove the unused `_created` samples that the Prometheus client adds to each series."""
     family.samples = [each for each in family.samples if not each.name.endswith("_created")]
     return family

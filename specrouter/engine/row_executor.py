@@ -1,7 +1,7 @@
-"""RowExecutor: what a decoding cycle asks of whatever runs its plans.
+"""The interface through which a decoding cycle has its plans run.
 
-It is `specrouter.execution.Executor` over models, or a simulated machine. Requests, admission,
-planning and learning are the same code over either, with times of a clock that comes in.
+`specrouter.execution.Executor` runs them with models, and a simulated machine without. Requests,
+admission, planning and learning are the same code with both, and take the time from a given clock.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ from statemgr import RowKV, TokenChain
 
 
 class Prefixes(Protocol):
-    """See `CachedPrefixes`."""
+    """Interface of `CachedPrefixes`."""
 
     @property
     def are_kept(self) -> bool: ...
@@ -28,7 +28,7 @@ class Prefixes(Protocol):
 
 
 class HandOver(Protocol):
-    """See `KVHandOver`."""
+    """Interface of `KVHandOver`."""
 
     def expected(self, request: RequestSpec) -> int: ...
 
@@ -36,7 +36,7 @@ class HandOver(Protocol):
 
 
 class RowStates(Protocol):
-    """See `ModelStates`."""
+    """Interface of `ModelStates`."""
 
     def lag(self, name: str, rows: Ints) -> Ints: ...
 
@@ -46,7 +46,7 @@ class RowStates(Protocol):
 
 
 class RowExecutor(Protocol):
-    """See `Executor`. Rows are numbers from 0 on."""
+    """Interface of `Executor`; rows are numbers from 0 on."""
 
     @property
     def states(self) -> RowStates: ...

@@ -1,7 +1,7 @@
-"""ServingRouter: what the HTTP service asks of a router, whether it has one engine or many.
+"""The interface between the HTTP service and a router, with one engine or with replicas.
 
-`ChainRouter` has an engine in this process, `ClusterRouter` replicas in others. What is shown of
-engines is as old as the last they told; nothing here waits for a cycle.
+`ChainRouter` has an engine in this process, `ClusterRouter` replicas in others. Figures of replicas
+are as old as their last report; no call waits for a cycle.
 """
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -33,13 +33,14 @@ from specrouter.view import ChainDecision
 
 @dataclass(frozen=True)
 class Health:
-    """Whether requests are taken.
+    """The health of a router.
 
     Attributes:
-        status: "degraded": they are, by fewer replicas than there should be.
-        replicas: what each one is doing; none where there is one engine only.
+        status: "degraded": requests are taken, by fewer replicas than there should be.
+        replicas: state of each replica, by name; empty with a single engine.
         loading: drafters that are loaded while requests are served.
-        unloadable: those that could not be, and why; texts are served without them.
+        unloadable: drafters that could not be loaded, with the reasons; requests are served
+            without them.
     """
 
     status: Literal["ok", "degraded", "stopped"]
@@ -50,12 +51,14 @@ class Health:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaFigures:
-    """What a cluster counts of one replica.
+    """A cluster's figures of one replica.
 
     Attributes:
-        state_age_s: None: it has told nothing. Of its state: None where it takes no requests.
-        attempts: samples that were sent there; of them, those that it `declined`, and those that
-            went on elsewhere (`moves`, by cause).
+        state_age_s: age of its last report; None before the first.
+        running, waiting, rows, kv_share: from that report; None if it takes no requests.
+        attempts: samples that were sent to it.
+        declined: those of them that it declined.
+        moves: those of them that were moved to another replica, by cause.
     """
 
     is_up: bool
@@ -70,7 +73,7 @@ class ReplicaFigures:
 
 
 class Instruments(Protocol):
-    """What is measured of a router; see `EngineInstruments`."""
+    """Measurements of a router; see `EngineInstruments`."""
 
     @property
     def slo_accounts(self) -> SloAccounts: ...
@@ -84,19 +87,19 @@ class Instruments(Protocol):
     def engine_state(self) -> EngineState: ...
 
     def ended_requests(self) -> Iterator[Metric]:
-        """What is counted as requests end, and as they are routed."""
+        """Yield Prometheus metrics of ended requests, and of their routing."""
         ...
 
     def replicas(self) -> Mapping[str, ReplicaFigures]:
-        """By name; none where there is one engine only."""
+        """Return figures of the replicas by name; empty with a single engine."""
         ...
 
     def decision(self) -> ChainDecision | None:
-        """In use for requests that leave all open; None: nobody has told."""
+        """Return the decision in use for requests that override nothing; None if not known yet."""
         ...
 
     def cycles(self) -> Sequence[CycleTimes]:
-        """The last ones, oldest first; none where there are replicas."""
+        """Return the last cycles, oldest first; empty with replicas."""
         ...
 
     def decisions(self) -> Sequence[DecisionRecord]: ...
@@ -106,15 +109,17 @@ class Instruments(Protocol):
     def prefixes(self) -> Sequence[PrefixRecord]: ...
 
     def routings(self) -> Sequence[Mapping[str, Any]]:
-        """The last requests that were given replicas, with terms and reasons, oldest first."""
+        """Return the last assignments of requests to replicas, with reasons, oldest first."""
         ...
 
 
 class ServingRouter(Protocol):
-    """See `ChainRouter` for what is not described here. Close it.
+    """A router as the HTTP service uses it; see `ChainRouter` for members without a description.
 
-    Attributes, to be read:
-        pool: its names and its tokenizer; models need not be loaded in this process.
+    It has to be closed. All attributes are read-only.
+
+    Attributes:
+        pool: names of the models, and the tokenizer; models need not be loaded in this process.
     """
 
     config: RouterConfig
@@ -133,7 +138,7 @@ class ServingRouter(Protocol):
 
     @property
     def is_healthy(self) -> bool:
-        """False: it will not serve again."""
+        """True unless the router will not serve again."""
         ...
 
     @property
@@ -150,7 +155,7 @@ class ServingRouter(Protocol):
     def health(self) -> Health: ...
 
     def restart_replicas(self) -> None:
-        """One after the other; returns when all serve again. Not where there are none."""
+        """Restart the replicas, if there are any, in turn; return when all serve again."""
         ...
 
     def close(self, patience_s: float = 30.0) -> None: ...
@@ -164,11 +169,11 @@ class ServingRouter(Protocol):
 async def streamed(
     router: ServingRouter, asked: Sequence[Request], max_waiting: int | None = None
 ) -> AsyncIterator[DeltaStream]:
-    """Deltas of several requests. All of these are queued or none; leaving cancels what still runs.
+    """Queue several requests, all or none, and yield the stream of their deltas.
 
-    Raises: see `ChainRouter.submit_each`.
+    Leaving the context cancels requests that still run. Raises what `ChainRouter.submit_each` does.
     """
-    router.check_room(max_waiting)  # before anything is done for it, and again at the end
+    router.check_room(max_waiting)  # before the work of tokenizing, and again when queued
     async with aclosing(router.streams.open()) as stream:
         await router.lanes.run(lane_for(asked), router.submit_each, asked, stream, max_waiting)
         yield stream

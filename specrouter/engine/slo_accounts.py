@@ -1,7 +1,7 @@
-"""How many requests attained their objectives, by class and in total.
+"""Counts of requests that attained their objectives, by class and in total.
 
-Contract: every request that ends is counted once, when it ends. May be told and asked by any
-thread. Times come in as seconds of one clock; there is none here.
+Contract: every request is counted once, when it ends. Thread-safe. Times are arguments, in seconds
+of one clock.
 """
 
 import math
@@ -28,9 +28,13 @@ class Percentiles:
 
 @dataclass(frozen=True, kw_only=True)
 class SloCounts:
-    """Of the requests of a class that have ended; see `SloFigures`. `attained_tokens` are those of
-    requests that attained their objectives. `implied`: with an implied TTFT that had a first token;
-    `implied_kept`: whose first token came by then."""
+    """Counts of the ended requests of a class; see `SloFigures` for attributes not listed here.
+
+    Attributes:
+        attained_tokens: tokens of requests that attained their objectives.
+        implied: requests with an implied TTFT that produced a first token.
+        implied_kept: those of them whose first token came in that time.
+    """
 
     requests: int = 0
     judged: int = 0
@@ -47,20 +51,20 @@ class SloCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class SloFigures:
-    """Of the requests of a class that have ended, or of all.
+    """Figures of the ended requests of a class, or of all.
 
     Attributes:
         requests: all of them, cancelled and failed ones included.
         judged: those with an objective.
         attained: those that attained it.
-        attainment: attained / judged; None where there is nothing to judge.
-        tokens: that they produced.
+        attainment: attained / judged; None if none is judged.
+        tokens: tokens that they produced.
         tokens_per_s: tokens / time.
-        goodput_tokens_per_s: tokens of those that attained their objectives / time, which is that
-            of the whole report: from the first submission to the latest end, of whichever class.
-            So goodputs of classes add up to the total's.
-        ttft_ms, tpot_ms, e2e_ms: over the last 1024 that ended, as far as they have one; None
-            where none has. e2e: from submission to the last token.
+        goodput_tokens_per_s: tokens of those that attained their objectives / time. The time is
+            that of the whole report, from the first submission to the last end in all classes, so
+            that goodputs of classes add up to the total's.
+        ttft_ms, tpot_ms, e2e_ms: percentiles over those of the last 1024 ended requests that have
+            one; None if none has. e2e: from submission to the last token.
     """
 
     requests: int
@@ -77,8 +81,13 @@ class SloFigures:
 
 @dataclass(frozen=True)
 class SloReport:
-    """`classes` by the name in the configuration; "default" are objectives that were given by
-    value, "none" requests without one. `duration_s`: see `SloFigures`."""
+    """Figures of all requests and of each class.
+
+    Attributes:
+        duration_s: the time of `SloFigures.goodput_tokens_per_s`.
+        classes: figures by the class's name in the configuration; "default": objectives given by
+            value, "none": requests without one.
+    """
 
     duration_s: float
     total: SloFigures
@@ -87,13 +96,13 @@ class SloReport:
 
 @dataclass(frozen=True)
 class AdmissionCounts:
-    """What admission decided about the requests of a class.
+    """Counts of admission's decisions about the requests of a class.
 
     Attributes:
-        admitted: given a row for the first time, so that their objectives are attained.
-        best_effort: given one for the first time without an objective, or after being declined.
-        declined: whose objectives would not be attained; those that were rejected among them.
-        rejected: ended, since they had asked for that.
+        admitted: requests with an objective, not declined, that were given their first row.
+        best_effort: requests without one, or declined, that were given their first row.
+        declined: requests whose objective was declined, the rejected ones included.
+        rejected: those of them that ended with an error, because they asked for that.
         preempted: rows that were taken back.
     """
 
@@ -122,12 +131,14 @@ class SloAccounts:
         ended_s: float,
         stages_before: int = 0,
     ) -> None:
-        """A request has ended.
+        """Record a request that has ended.
 
         Args:
-            tokens: that it produced; those of an earlier attempt do not count.
-            submitted_s, ended_s: of one clock, the same for all requests.
-            stages_before: that had ended before its first token here.
+            metrics: its times and attainment.
+            tokens: number of tokens that it produced, without those of an earlier attempt.
+            submitted_s: time of its submission, by the one clock of all requests.
+            ended_s: time of its end, by the same clock.
+            stages_before: stages that had ended before its first token in this engine.
         """
         with self._lock:
             self._first_s = min(self._first_s, submitted_s)
@@ -147,7 +158,7 @@ class SloAccounts:
         declined: Sequence[RunningRequest],
         preempted: Sequence[RunningRequest],
     ) -> None:
-        """Of a cycle: who was given a row, who was declined, and who lost the row."""
+        """Count a cycle's requests that were given a row, were declined, or lost their row."""
         with self._lock:
             for request in came:
                 if request.preemptions:  # it was counted when it first came
@@ -167,12 +178,12 @@ class SloAccounts:
         self._admissions.setdefault(name, Counter())[what] += 1
 
     def admissions(self) -> dict[str, AdmissionCounts]:
-        """By class. `fcfs` declines and preempts nobody."""
+        """Return admission's counts by class; `fcfs` declines and preempts no request."""
         with self._lock:
             return {name: AdmissionCounts(**counts) for name, counts in self._admissions.items()}
 
     def stages(self) -> dict[str, tuple[tuple[int, int], ...]]:
-        """By class, of each stage in its order: how often it was judged, and attained."""
+        """Return (judged, attained) of each stage, in order, by class."""
         with self._lock:
             return {
                 name: tuple((judged, attained) for judged, attained in each)
@@ -181,7 +192,7 @@ class SloAccounts:
             }
 
     def counts(self) -> dict[str, SloCounts]:
-        """By class, without the percentiles that `report` has to work out."""
+        """Return the counts by class, without the percentiles, which `report` computes."""
         with self._lock:
             return {name: one.counts() for name, one in self._classes.items()}
 
@@ -193,7 +204,7 @@ class SloAccounts:
 
 
 class _Account:
-    """Not locked."""
+    """Figures of one class, or of all; not thread-safe."""
 
     def __init__(self) -> None:
         self._counts = Counter[str]()  # by the names of `SloCounts`
@@ -236,7 +247,7 @@ class _Account:
 
 
 def class_of(metrics: RequestMetrics) -> str:
-    """The name that a request is counted under."""
+    """Return the class name that a request is counted under."""
     return class_named(metrics.objective)
 
 

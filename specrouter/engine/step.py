@@ -1,7 +1,7 @@
-"""DecodingStep: one decoding cycle, over a row executor.
+"""One decoding cycle, with a row executor that runs its plan.
 
-Ends what leaves, admits, plans, runs the plan, hands over tokens, learns. The engine takes its
-steps here, and so does a simulation. Belongs to the engine's thread.
+It ends requests that leave, admits, plans, runs the plan, delivers tokens, and learns. The engine
+and simulations use it. Belongs to the engine's thread.
 """
 
 import itertools
@@ -26,20 +26,22 @@ from specrouter.view import EngineView, Standing
 
 logger = logging.getLogger(__name__)
 
-# Cycles in a row whose target fails: it is not the requests, and another engine may do better.
+# Consecutive failures of the target after which the engine ends, as requests are not the cause.
 MOST_TARGET_FAILURES = 8
 
 
 class DecodingStep:
-    """Args:
-    names: of all models, weakest first, the target last.
-    prefill_chunk: prompt tokens of a cycle, where the policies rest.
+    """The decoding cycles of an engine or a simulation.
+
+    Args:
+        names: all models, weakest first, the target last.
+        prefill_chunk: most prompt tokens of a cycle while the policies rest.
 
     Attributes:
-        cycle: the number of the one that runs.
-        is_full: for the first that waits.
-        counts, quarantine, planning: of the requests, the models and the policies.
-        cycles: the last ones.
+        cycle: number of the cycle that runs, or of the last one.
+        is_full: a row is free, but the first waiting request lacks memory.
+        counts, quarantine, planning: totals of decoding, models that rest, calls of the policies.
+        cycles: log of the last cycles.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class DecodingStep:
         self._faults = book.faults
         self._names = names
         self._prefill_chunk = prefill_chunk
-        self._target_failures = 0  # cycles in a row
+        self._target_failures = 0  # in consecutive cycles
         self._clock = book.clock
 
     def run(self) -> None:
@@ -87,7 +89,7 @@ class DecodingStep:
             drafters = {name for group in plan.groups for name in group.chain[:-1]}
             is_loaded = all(map(self._executor.is_open, drafters))
             result = self._run(plan)
-            result.is_regular &= plan is whole  # or it is not what was predicted
+            result.is_regular &= plan is whole  # predictions are for the whole plan
             produced = self._deliver(result, plan.budget_nodes)
             elapsed_s = self._clock() - started_s
             self._faults.each(
@@ -103,7 +105,7 @@ class DecodingStep:
                 self.planning.forget()
 
     def _again(self) -> Plan | None:
-        """The last plan, while nothing happens."""
+        """Return the last plan if it can be used again: no request waits or has an objective."""
         book = self._book
         if book.waiting or book.has_objectives:
             self.planning.forget()
@@ -112,9 +114,10 @@ class DecodingStep:
         return self.planning.again(self.cycle, book.running)
 
     def _decide(self) -> Plan:
-        """By the policies: who is given a row, and what all that have one do. While they rest,
-        `_first_come` but for the order, which is the queue's. Where this fails halfway, who moved
-        has moved."""
+        """Let the policies admit and plan; while they rest, use `_first_come`.
+
+        If it fails halfway, rows that were given or taken back stay so.
+        """
         book, planning, cycle = self._book, self.planning, self.cycle
         book.follow()
         has_row = len(book.running) < self._executor.rows
@@ -133,8 +136,10 @@ class DecodingStep:
         return planning.plan(cycle, came, left, self._executor.prefixes.waits(left))
 
     def _first_come(self, first: Sequence[RunningRequest] | None = None) -> Plan:
-        """Without a decision of the policies: rows for as many as there is room for, in order, and
-        the target decodes alone. `first`: that wait; None: as they stand in the queue."""
+        """Give rows in order, while there is room, and plan for the target alone.
+
+        `first`: the waiting requests to consider; None: the first ones of the queue.
+        """
         book = self._book
         if first is None:
             first = list(itertools.islice(book.waiting, WAITING_SHOWN))
@@ -148,9 +153,11 @@ class DecodingStep:
         self.is_full = is_left and waits_for_memory
 
     def _with_memory(self, plan: Plan) -> Plan:
-        """The plan, of rows that have KV memory for all that they write without drafts. While there
-        is too little, the last request in the order gives way, be it in the plan or not; the first
-        never does, whose text alone has room."""
+        """Return the plan, of rows that have KV memory for what they write without drafts.
+
+        While memory is short, the last request in the order is preempted, planned or not; the first
+        is never preempted, because its text alone fits.
+        """
         order = self._book.by_order()
         while plan.rows and self._lacks_memory(plan, order) and len(order) > 1:
             self._book.give_way(self.cycle, order[-1])
@@ -158,7 +165,10 @@ class DecodingStep:
         return plan
 
     def _lacks_memory(self, plan: Plan, order: Sequence[int]) -> bool:
-        """Where that cannot be told, the target takes what it needs, or fails."""
+        """Return whether a planned row lacks KV memory; False if the check fails.
+
+        The target's pass then takes the memory that it needs, or fails.
+        """
         with self._faults.part("rows"):
             return len(self._executor.lacking(plan, order)) > 0
         return False
@@ -174,8 +184,10 @@ class DecodingStep:
         return self.views.build(cycle, waiting, available, standing)
 
     def _run(self, plan: Plan) -> CycleResult:
-        """Where the target fails, the requests of the plan end, and nobody gains anything. Raises
-        its error where it does nothing else."""
+        """Run a plan; if the target fails, end the plan's requests and return an empty result.
+
+        Raises the target's error after `MOST_TARGET_FAILURES` failures in consecutive cycles.
+        """
         try:
             result = self._executor.run(plan)
         except TargetError as error:
@@ -185,14 +197,17 @@ class DecodingStep:
             if self._target_failures >= MOST_TARGET_FAILURES:
                 raise
             return CycleResult(failures=list(error.failures), is_regular=False)
-        if self._book.is_abandoned:  # a cycle that was stuck: all have been told
+        if self._book.is_abandoned:  # the cycle was stuck, and the requests have been ended
             raise RuntimeError("a cycle has ended after its engine")
         self._target_failures = 0
         return result
 
     def _deliver(self, result: CycleResult, budget_nodes: int | None) -> list[int]:
-        """Hands tokens over to the requests, and ends those that are done. It is counted before
-        anybody hears of it. `budget_nodes`: see `CyclePlan`. Returns what each text gained."""
+        """Give committed tokens to the requests, and end those that are done.
+
+        Tokens are counted before they are delivered. `budget_nodes`: see `CyclePlan`. Returns the
+        number of new tokens of each text.
+        """
         book = self._book
         rows = [(book.running[commit.row], commit) for commit in result.commits]
         news = [(request, commit, _delta_of(request, commit)) for request, commit in rows]
@@ -207,12 +222,12 @@ class DecodingStep:
             else:
                 request.handle.deliver(delta)
         for row, error in result.errors.items():
-            if row in book.running:  # else its text has ended before the place that failed
+            if row in book.running:  # else its text has ended before the position that failed
                 book.end(book.running[row], "error", error)
         return [len(delta.token_ids) for _, _, delta in news]
 
     def _hand_out(self) -> None:
-        """What was read since the last cycle for requests whose texts go on elsewhere."""
+        """Deliver newly read keys and values of requests that another process continues."""
         for row, request in self._book.running.items():
             if request.spec.prefill_only:
                 part = self._executor.hand_over.read_since(row, request.handed_tokens)
@@ -238,14 +253,17 @@ class DecodingStep:
     def _measure(
         self, is_usual: bool, result: CycleResult, produced: Sequence[int], elapsed_s: float
     ) -> None:
-        """`is_usual`: the cycle ran as it was planned, and loaded nothing."""
+        """Record a cycle without failures for the speedup by drafts.
+
+        `is_usual`: it ran as planned, and loaded no model.
+        """
         if is_usual and not (result.failures or result.errors or result.selection_failed):
             drafted = any(commit.drafted for commit in result.commits)
             self.planning.measure(drafted, produced, elapsed_s * 1000)
 
 
 def _delta_of(request: RunningRequest, commit: Commit) -> Delta:
-    """What a request makes of its tokens. One whose text cannot be made ends, and no other."""
+    """Return a request's delta for its tokens; an error if its text cannot be made."""
     try:
         return request.accept(
             commit.tokens,

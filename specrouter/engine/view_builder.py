@@ -1,4 +1,4 @@
-"""ViewBuilder: the engine's requests, rows and measurements as a frozen `EngineView`."""
+"""The builder of `EngineView`s from the engine's requests, rows and measurements."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,16 +15,16 @@ from specrouter.request.spec import RequestSpec
 from specrouter.view import EngineView, RequestView, Standing
 from statemgr import TokenChain
 
-SNAPSHOT_CYCLES = 3  # that a snapshot is good for: taking one costs time
-# Requests that wait whose prefixes are looked up again in a cycle: among hundreds of prefixes each
-# takes milliseconds.
+SNAPSHOT_CYCLES = 3  # cycles that a snapshot is used for, because taking one costs time
+# Waiting requests whose prefixes are looked up again in a cycle; with hundreds of cached prefixes,
+# each look-up takes milliseconds.
 LOOKED_UP = 8
 _NOTHING = Objective(tpot_ms=None, ttft_ms=None)
 
 
 @dataclass
 class _Waiting:
-    """`cached`: by model, tokens of its text that it need not read, by the look of a cycle."""
+    """A waiting request, with cached tokens of its text by model, as found in cycle `looked_at`."""
 
     spec: RequestSpec
     text: TokenChain
@@ -33,7 +33,12 @@ class _Waiting:
 
 
 class ViewBuilder:
-    """Args: `models`: that can verify, weakest first, the target last; `draft_only`: the others."""
+    """Builder of views of one engine.
+
+    Args:
+        models: models that can verify, weakest first, the target last.
+        draft_only: the others.
+    """
 
     def __init__(
         self,
@@ -59,7 +64,7 @@ class ViewBuilder:
         available: frozenset[str],
         standing: Standing,
     ) -> EngineView:
-        """Of the requests that run, in the order of admission, and those that are given."""
+        """Return the view of running requests, in admission order, and of those in `waiting`."""
         book, executor, now_s = self._book, self._executor, self._book.clock()
         return EngineView(
             cycle=cycle,
@@ -78,11 +83,11 @@ class ViewBuilder:
         )
 
     def admitted(self, came: Mapping[int, RunningRequest]) -> tuple[RequestView, ...]:
-        """Requests that were just given a row, by row, in that order."""
+        """Return the views of requests that were just given a row, in that order."""
         return self._running(came, self._book.clock())
 
     def _performance(self, cycle: int, standing: Standing) -> PerformanceSnapshot:
-        """After a shadow evaluation there is news."""
+        """Return the snapshot, a new one every few cycles and after a shadow evaluation."""
         known, age = self._snapshot, cycle - self._snapshot_cycle
         if known is None or age >= SNAPSHOT_CYCLES or standing.evaluated_at == cycle - 1:
             known = self._snapshot = self._profiler.snapshot()
@@ -111,12 +116,14 @@ class ViewBuilder:
     def _waiting(
         self, requests: Sequence[RunningRequest], now_s: float, cycle: int
     ) -> tuple[RequestView, ...]:
-        """As they would begin now, with what is cached of their texts; what running rows have read
-        of these is not looked at."""
+        """Return views of requests as if they began now, with cached tokens taken as read.
+
+        Tokens that running rows have read of a shared prompt do not count as cached.
+        """
         self._look_up(requests, cycle)
         views = []
         for request in requests:
-            unread = int(request.committed_tokens) - 1  # fails for NaN: nobody would ever admit it
+            unread = int(request.committed_tokens) - 1  # fails for NaN, which is never admitted
             known = self._known.get(request.handle.request_id)
             cached = known.cached if known else {}
             missed = {name: unread - cached.get(name, 0) for name in self._drafters}
@@ -127,8 +134,7 @@ class ViewBuilder:
         return tuple(views)
 
     def _look_up(self, requests: Sequence[RunningRequest], cycle: int) -> None:
-        """What is cached of the texts of those that are new, and of a few that were looked up
-        longest ago."""
+        """Look up the cached prefixes of new requests, and of those with the oldest look-ups."""
         prefixes, before = self._executor.prefixes, self._known
         self._known = {}
         if not prefixes.are_kept:

@@ -1,1 +1,1 @@
-"""The only part of the control plane that touches tensors: it runs what a plan asks."""
+"""The execution of plans, the only part of the control plane that uses tensors."""

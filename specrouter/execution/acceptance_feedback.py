@@ -1,7 +1,6 @@
-"""AcceptanceFeedback: what verification tells the profiler about who accepts what.
+"""Statistics of acceptance: recorded from verifications, and used to predict acceptance.
 
-And the other way round: how probable it is, by what was seen so far, that the target accepts a
-drafted node.
+The profiler keeps them. A prediction is the probability that the target accepts a node.
 """
 
 import numpy as np
@@ -22,18 +21,18 @@ class AcceptanceFeedback:
         self._comparison = comparison
 
     def learn_from_target(self, draft: GroupDraft, result: VerifyResult) -> None:
-        """What the target accepted of a group's trees, in its verification of all groups."""
+        """Record the target's acceptance of a group's nodes, from its pass over all groups."""
         left, tree = draft.result, draft.candidates
         if left is None or tree is None or draft.selected is None:
             return
         target, used = self._target, tuple(draft.used)
-        if draft.group.branching is None:  # a fixed form says nothing of beams
+        if draft.group.branching is None:  # trees of a fixed form say nothing about beams
             index = np.searchsorted(result.tree.rows, left.tree.rows)
             on_walk = result.accepted[index][:, : left.tree.tokens.shape[1]]
             accepted = np.zeros(tree.tokens.shape, dtype=np.bool_)
             accepted[draft.selected] = on_walk[left.tree.real]
             seen, sound = draft.selected, result.sound[index]
-            if draft.is_quoted:  # first tokens have taught already, see `Quotations`
+            if draft.is_quoted:  # first tokens are recorded already, see `Quotations`
                 seen = seen & (tree.depths > 1)
             if seen.any():
                 self._record((used, target), draft, tree, seen, accepted, sound)
@@ -42,7 +41,7 @@ class AcceptanceFeedback:
     def learn_from_intermediate(
         self, draft: GroupDraft, before: DraftResult, name: str, result: VerifyResult
     ) -> None:
-        """What an intermediate accepted of the draft that it was given, `before`."""
+        """Record an intermediate's acceptance of `before`, the draft that it was given."""
         tree, used = before.tree, draft.used
         drafters = tuple(used[: used.index(name)] if name in used else used)
         if draft.group.branching is None:
@@ -51,7 +50,7 @@ class AcceptanceFeedback:
         self._comparison.compare(before, drafters[-1], name, result)
 
     def accept_prob(self, draft: GroupDraft, tree: TokenTree) -> Floats:
-        """[B, W] how probably each node is on the target's walk, by what was seen so far."""
+        """Return [B, W]: the probability that the target accepts each node, from statistics."""
         probable = np.zeros(tree.tokens.shape)
         log_probs = np.where(tree.real, tree.log_probs, -np.inf)
         for mode in (True, False):
@@ -72,12 +71,15 @@ class AcceptanceFeedback:
         accepted: Bools,
         counts: Bools,
     ) -> None:
-        """Sampled and greedy rows apart.
+        """Record acceptance, separately for sampled and greedy rows.
 
         Args:
-            pair: who drafted, and who verified.
-            seen, accepted: [B, W] nodes of `tree`.
-            counts: [B] rows whose choices are all finite.
+            pair: the models that drafted, and the verifier.
+            draft: the group's draft.
+            tree: its nodes.
+            seen: [B, W] True for nodes of `tree` that were verified.
+            accepted: [B, W] True for those that were accepted.
+            counts: [B] rows to record: those without NaN.
         """
         for mode in (True, False):
             which = counts & (draft.sampled == mode)

@@ -1,10 +1,10 @@
-"""ChainDrafter: runs the chains of a cycle up to their target, and returns what they offer it.
+"""The part of a cycle before the target's pass: all chains draft, level after level.
 
-The first member drafts; each intermediate verifies what it is given and hands its own draft on.
-A member that fails is passed over: what the others have drafted is still good. A group whose
-drafting fails decodes with the target alone.
+The first model drafts; each intermediate verifies the draft and passes on an extended one. A model
+that fails is skipped, and the draft of the others is used. A group whose drafting fails decodes
+with the target alone.
 
-Not here: which of the drafted nodes the target verifies (`leave_selected`), and the verification.
+Not here: the selection of nodes for the target (`leave_selected`), and its verification.
 """
 
 import time
@@ -36,7 +36,7 @@ from specrouter.execution.quotations import Quotations
 from specrouter.execution.runtime import Runtime
 from specrouter.request.params import MAX_TREE_TOKENS
 
-_FEW = 0.125  # of a group's rows near their ends: a cycle is as long as was predicted
+_FEW = 0.125  # largest share of rows with smaller trees at which a cycle counts as regular
 
 
 class ChainDrafter:
@@ -55,12 +55,12 @@ class ChainDrafter:
         self._quotations = Quotations(runtime)
 
     def forget(self, row: int) -> None:
-        """The row's request has ended."""
+        """Forget a row whose request has ended."""
         self._quotations.forget(row)
 
     def offered(self, plan: CyclePlan, result: CycleResult) -> list[GroupDraft]:
-        """The drafts of all groups, with the nodes that the plan's selector leaves."""
-        for group in plan.groups:  # KV memory for its largest trees, or as much as there is
+        """Return the drafts of all groups, with the nodes that the plan's selector picks."""
+        for group in plan.groups:  # KV memory for the largest trees, or all that is free
             if len(group.chain) > 1:
                 slots = self._manager.counts[group.rows] + _most_nodes(group)
                 self._manager.grow(group.rows, slots, partly=True)
@@ -83,7 +83,10 @@ class ChainDrafter:
     def _selected(
         self, plan: CyclePlan, drafts: list[GroupDraft], result: CycleResult
     ) -> list[GroupDraft]:
-        """Where the selector fails, the groups that it was for decode with the target alone."""
+        """Apply the plan's selector; if it fails, return only drafts that need no selection.
+
+        The other groups then decode with the target alone.
+        """
         try:
             leave_selected(drafts, plan.selector, self._feedback.accept_prob)
         except Exception as error:
@@ -93,12 +96,12 @@ class ChainDrafter:
         return drafts
 
     def draft(self, group: ChainGroup) -> list[GroupDraft]:
-        """What a group offers the target: one draft, or two where some rows quote."""
+        """Return a group's drafts: the chain's, and that of rows with a text drafter's draft."""
         quoted, rest = self._quotations.instead(group)
         return [*quoted, *([self._draft_group(rest)] if len(rest.rows) else [])]
 
     def _draft_group(self, group: ChainGroup) -> GroupDraft:
-        """A model that fails is passed over, and rows that one has not read do not draft."""
+        """Run the chain for a group; failed models are skipped, and rows that lag do not draft."""
         draft = self._begun(group, *self._prefill.read(group))
         failed = {failure.model for failure in draft.failures}
         names = [name for name in group.chain[:-1] if name not in failed]
@@ -118,14 +121,17 @@ class ChainDrafter:
     def _begun(
         self, group: ChainGroup, readers: list[str], failures: list[ModelFailure]
     ) -> GroupDraft:
-        """The rows that draft: whose tokens have been read. `readers`: models that have read."""
+        """Return an empty draft of the rows that can draft: read by the chain, and with room.
+
+        `readers`: models that have read tokens for the group in this cycle.
+        """
         room = self._manager.room(group.rows)
         limits = np.minimum(self._rows.remaining(group.rows) - 1, room)
-        levels = np.minimum(limits, room // group.shape.width)  # that there is memory for
+        levels = np.minimum(limits, room // group.shape.width)  # as far as memory goes
         failed = {failure.model for failure in failures}
         names = [name for name in group.chain[:-1] if name not in failed]
         is_read = self._prefill.has_read(names, group.rows)
-        drafting = (levels > 0) & is_read  # a row's last token is the target's own
+        drafting = (levels > 0) & is_read  # the last token of a text is always the target's
         rows = group.rows[drafting]
         depths = np.minimum(group.shape.depth, levels[drafting])
         positions = self._rows.output_positions(rows)
@@ -161,7 +167,7 @@ class ChainDrafter:
         self._hand_on(draft, result)
 
     def _verify_with(self, name: str, draft: GroupDraft, before: DraftResult) -> None:
-        """An intermediate verifies the draft, and its result is the draft from here on."""
+        """Let an intermediate verify the draft; its result replaces the draft."""
         group, rows = draft.group, draft.rows
         request = VerifyRequest(
             tree=before.tree,
@@ -184,12 +190,12 @@ class ChainDrafter:
         self._hand_on(draft, replace(after, tree=tree))
 
     def _hand_on(self, draft: GroupDraft, result: DraftResult) -> None:
-        tree = prune(result.tree, self._sampler.grammars)  # no verifier could choose the others
+        tree = prune(result.tree, self._sampler.grammars)  # illegal nodes are never accepted
         draft.result = result if tree is result.tree else replace(result, tree=tree)
 
 
 def _note(drafts: Sequence[GroupDraft], result: CycleResult) -> None:
-    """What drafts of a cycle tell of it."""
+    """Add failures and special rows of a cycle's drafts to its result."""
     result.failures += [failure for draft in drafts for failure in draft.failures]
     result.is_regular &= all(draft.is_regular for draft in drafts)
     result.caught_up |= any(draft.caught_up for draft in drafts)
@@ -199,14 +205,15 @@ def _note(drafts: Sequence[GroupDraft], result: CycleResult) -> None:
 
 
 def _most_nodes(group: ChainGroup) -> int:
-    """Of a row's tree, at any model of a chain that quotes nothing."""
+    """Return the most nodes that a row's tree has, at any model of the group's chain."""
     return min(MAX_TREE_TOKENS, group.shape.depth * group.shape.width + len(group.chain))
 
 
 def _scrubbed(active: ActiveModel, result: VerifyResult) -> FedTree:
-    """What an intermediate's state holds once nodes with NaN off its walk are gone.
+    """Free the slots of an intermediate's nodes with NaN, and return what its state keeps.
 
-    The target may commit them, or what is below them: such a tree is read anew.
+    These nodes are off its walk, but the target may commit them or their descendants: a row with
+    such nodes keeps no node, and is read again.
     """
     poisoned, fed = result.poisoned, result.fed
     if not poisoned.any():

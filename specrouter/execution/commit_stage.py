@@ -1,8 +1,7 @@
-"""CommitStage: what rows gain of a verification, committed row by row.
+"""The last stage of a cycle: verified tokens are committed, row by row.
 
-Contract: a row for which choosing, log-probabilities or committing fails gains nothing, or what
-came before the failure, and ends with the reason in `CycleResult.errors`. Others gain what they
-would have.
+Contract: a row for which choosing, log-probabilities or committing fails gains no tokens, or those
+before the failure, and ends with the reason in `CycleResult.errors`. Other rows are not affected.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,10 +31,10 @@ class CommitStage:
     def commit(
         self, verified: VerifyResult, drafts: Sequence[GroupDraft], result: CycleResult
     ) -> None:
-        """`drafts`: that it is a verification of."""
+        """Commit each row's tokens to `result`; `drafts`: the verified drafts."""
         paths = self._sound_paths(verified, result)
         logprobs: dict[int, list[TokenLogprobs]] = {}
-        with self._faults.part("rows"):  # together, and one by one if that fails
+        with self._faults.part("rows"):  # all rows together; one by one below if that fails
             logprobs = self._logprobs(verified, paths)
         for index, path in paths.items():
             row = int(verified.tree.rows[index])
@@ -59,7 +58,7 @@ class CommitStage:
     def _draft(
         self, verified: VerifyResult, drafts: Sequence[GroupDraft], index: int
     ) -> CycleDraft | None:
-        """None where the row's request does not ask, or nobody drafted for it."""
+        """Return a row's draft, or None if its request does not ask or it had none."""
         row = int(verified.tree.rows[index])
         if self._rows.returns_drafts(row):
             with self._faults.part("feedback"):
@@ -67,7 +66,7 @@ class CommitStage:
         return None
 
     def _sound_paths(self, verified: VerifyResult, result: CycleResult) -> dict[int, Ints]:
-        """By index: what each row gains, as far as tokens could be chosen."""
+        """Return the tokens that each row gains, by index, up to the first that failed."""
         paths, failed = dict[int, Ints](), dict[int, Exception]()
         with self._faults.part("rows"):
             failed = self._rows.sampler.take_errors()
@@ -77,7 +76,7 @@ class CommitStage:
                 continue
             with RowGuard(result.errors, row, "choosing its tokens"):
                 path = verified.path(index)
-                if not verified.sound[index]:  # what comes before is good, and may end the text
+                if not verified.sound[index]:  # earlier tokens are valid, and may end the text
                     result.errors[row] = self._reason(row, failed, verified.broken[index].any())
                     path = path[: verified.sound_length(index)]
                 if len(path):
@@ -85,7 +84,6 @@ class CommitStage:
         return paths
 
     def _reason(self, row: int, failed: Mapping[int, Exception], is_broken: bool) -> str:
-        """Why no token could be chosen for a row."""
         if row in failed:
             error = failed[row]
             if isinstance(error, GrammarError):
@@ -98,7 +96,7 @@ class CommitStage:
         return NO_TOKEN_LEFT
 
     def _note_prompts(self, verified: VerifyResult, result: CycleResult) -> None:
-        """A request whose log-probabilities are forgotten ends."""
+        """Keep prompt log-probabilities; a request for which this fails ends."""
         for row, logits in verified.earlier.items():
             with RowGuard(result.errors, row, "log-probabilities of the prompt"):
                 self._rows.prompt_logprobs.note(row, logits)
@@ -106,7 +104,7 @@ class CommitStage:
     def _logprobs(
         self, verified: VerifyResult, paths: Mapping[int, Ints]
     ) -> dict[int, list[TokenLogprobs]]:
-        """By index: of the paths' tokens, where the request asked for them."""
+        """Return log-probabilities of the paths' tokens, by index, for requests that ask."""
         asked = {}
         for index, path in paths.items():
             count = self._rows.logprobs(int(verified.tree.rows[index]))

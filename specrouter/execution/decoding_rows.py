@@ -1,7 +1,7 @@
-"""DecodingRows: what a cycle must know of the requests in the rows.
+"""The data of running requests that a cycle needs, by row.
 
-How far each may go, how its tokens are chosen, and what drafters and log-probabilities need of its
-text. Rows are those that the state manager has allocated; it is not told here when they are freed.
+These are limits of length, the sampler's settings, and requests for log-probabilities and drafts.
+The state manager allocates and frees the rows.
 """
 
 from collections.abc import Callable, Collection
@@ -28,11 +28,14 @@ class _RowFacts:
 
 
 class DecodingRows:
-    """`sampler` and `prompt_logprobs` know the rows that are open here.
+    """The open rows; `sampler` and `prompt_logprobs` have the same rows.
 
     Args:
-        eos_token_ids: that end a text, unless its request goes on.
-        window: the most output positions of a row that a cycle may look at.
+        manager: allocates the rows, and has their tokens.
+        vocab_size: of the target.
+        eos_token_ids: tokens that end a text, unless its request goes on after them.
+        window: the most output positions of a row that a cycle uses.
+        make_sampler: makes a sampler of `vocab_size` and `window`.
     """
 
     def __init__(
@@ -50,7 +53,7 @@ class DecodingRows:
         self._facts: dict[int, _RowFacts] = {}
 
     def open(self, row: int, request: RequestSpec, device: torch.device | None = None) -> None:
-        """`device`: see `Sampler.open`."""
+        """Begin a row's request; `device`: see `Sampler.open`."""
         params = request.params
         self._facts[row] = _RowFacts(
             prompt_tokens=len(request.token_ids),
@@ -66,10 +69,10 @@ class DecodingRows:
     def close(self, row: int) -> None:
         self.sampler.close(row)
         self.prompt_logprobs.close(row)
-        self._facts.pop(row, None)  # it may never have been opened whole
+        self._facts.pop(row, None)  # None: `open` may have failed halfway
 
     def extend(self, row: int, tokens: Ints) -> None:
-        """Commits tokens of a row."""
+        """Commit tokens to a row."""
         facts, length = self._facts[row], int(self._manager.counts[row]) + len(tokens)
         limit = facts.prompt_tokens + facts.most_tokens
         assert length <= limit, "a tree was deeper than the request may go"
@@ -77,34 +80,36 @@ class DecodingRows:
         self.sampler.extend(row, tokens.tolist())
 
     def output_positions(self, rows: Ints) -> Ints:
-        """[R] the position among the output tokens of the next one."""
+        """Return [R]: the position of each row's next token among its output tokens."""
         prompts = [self._facts[row].prompt_tokens for row in rows.tolist()]
         return self._manager.counts[rows] - np.array(prompts, dtype=np.int64)
 
     def remaining(self, rows: Ints) -> Ints:
-        """[R] tokens that each row may still commit."""
+        """Return [R]: the tokens that each row may still commit."""
         limits = [self._facts[row].most_tokens for row in rows.tolist()]
         return np.array(limits, dtype=np.int64) - self.output_positions(rows)
 
     def sampled(self, rows: Ints) -> NDArray[np.bool_]:
-        """[R] rows that are not greedy."""
+        """Return [R]: True for rows that are not greedy."""
         return np.array([self._facts[row].sampled for row in rows.tolist()], dtype=np.bool_)
 
     def is_sampled(self, row: int) -> bool:
         return self._facts[row].sampled
 
     def logprobs(self, row: int) -> int | None:
-        """How many log-probabilities beside each output token's are asked for; None: none at all,
-        not even its own."""
+        """Return the number of likeliest tokens whose log-probabilities a row's request asks for.
+
+        None: it asks for none, not even those of its own tokens.
+        """
         return self._facts[row].logprobs
 
     def returns_drafts(self, row: int) -> bool:
-        """Whether it is asked who proposed which token."""
+        """Return whether a row's request asks for its drafts (`SamplingParams.return_drafts`)."""
         return self._facts[row].returns_drafts
 
 
 def sampling_settings(request: RequestSpec, eos_token_ids: Collection[int]) -> SamplingSettings:
-    """How a request's tokens are chosen. Its grammar, if it has one, stands at its beginning."""
+    """Return a request's sampler settings, with its grammar, if any, in the initial state."""
     params = request.params
     ends = set(params.stop_token_ids) | (set() if params.goes_on_after_eos else set(eos_token_ids))
     return SamplingSettings(

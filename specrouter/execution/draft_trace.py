@@ -1,10 +1,10 @@
-"""Who proposed what of a request's draft, for a request that asks (`SamplingParams.return_drafts`).
+"""The proposers of a draft's tokens, for requests that ask (`SamplingParams.return_drafts`).
 
-A node keeps its place in the tree that its level of the chain was given (`TokenTree.origins`), so
-who proposed it is found by going back level by level, and costs nothing where nobody asks.
+A node keeps its index in the tree that its level of the chain was given (`TokenTree.origins`), so
+its proposer is found by going back level by level, and other requests cost nothing.
 
-Contract: of other requests nothing is told. What was quoted of their outputs and not accepted has a
-place in the tree, and neither token nor probability; so has what a model proposed below it.
+Contract: nothing of other requests is revealed. Rejected nodes that were copied from their outputs,
+and all nodes below them, have a place in the tree, but neither token nor probability.
 """
 
 from collections.abc import Collection, Sequence
@@ -25,9 +25,9 @@ def traced(
     target: str,
     quoters: Collection[str],
 ) -> CycleDraft | None:
-    """Of the row at `index` of what was verified; None where nobody drafted for it.
+    """Return the draft of the row at `index` of a verification, or None if it had none.
 
-    `quoters`: drafters that quote outputs of other requests.
+    `quoters`: drafters that propose from outputs of other requests.
     """
     tree, row = verified.tree, int(verified.tree.rows[index])
     count = int(tree.sizes[index])
@@ -57,7 +57,7 @@ def traced(
 
 
 def _proposers(draft: GroupDraft, row: int, origins: Ints) -> Ints:
-    """[n] place in `draft.used` of who proposed each node."""
+    """Return [n]: the index in `draft.used` of each node's proposer."""
     found, places = np.zeros_like(origins), origins
     for level in range(len(draft.given), 0, -1):
         before = draft.given[level - 1]

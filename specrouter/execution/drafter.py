@@ -1,9 +1,9 @@
-"""Drafter: a member of a chain that drafts for its target.
+"""The interface of drafters, the first members of chains, and the drafter that is a model.
 
 Contract: a new kind is one file with a subclass, and its source in `KINDS`, or in a configuration
-`source: drafter:package.module:NAME`. What a drafter does wrong costs its group the
-draft of a cycle, and the drafter a rest. It is told of committed tokens only: whatever it keeps of
-its own drafts it forgets by itself. All is called by the engine's thread, between its forwards.
+`source: drafter:package.module:NAME`. After an error, its group decodes one cycle without a draft,
+and the drafter rests. It is given committed tokens only, and has to discard any state of its own
+drafts itself. All methods are called in the engine's thread, between forwards.
 
 Not here: verification by intermediates (`ChainDrafter`), and when a drafter is used (policies).
 """
@@ -26,7 +26,7 @@ from specrouter.execution.runtime_parts import RuntimeParts
 from specrouter.request.spec import RequestSpec
 from statemgr import OutputStore
 
-# By the sources of members that have no model, where their kinds are.
+# Addresses of the classes of members without a model, by their source.
 KINDS: Mapping[str, str] = {
     NGRAM: "specrouter.execution.text_drafter:TextDrafter",
     SUFFIX: "specrouter.execution.text_drafter:SuffixDrafter",
@@ -36,11 +36,14 @@ Quoted = tuple[int, float]  # a token and its probability after those before it
 
 
 class Drafter:
-    """Attributes:
-    hidden: rising indices of the target's hidden states that `feed` brings, see `ForwardOutput`.
-    reach: the most tokens that `quote` may be asked for; None: it does not quote.
-    outputs: earlier outputs that it quotes, of other requests too: nobody is told what of them it
-        proposed in vain.
+    """A member of a chain that drafts for its target.
+
+    Attributes:
+        hidden: ascending indices of the target's hidden states that `feed` gets, see
+            `ForwardOutput`.
+        reach: the most tokens that `quote` may be asked for; None: it has no `quote`.
+        outputs: earlier outputs that it proposes from, of other requests too; tokens of them that
+            were rejected must not be revealed.
     """
 
     hidden: HiddenLayers = ()
@@ -53,53 +56,58 @@ class Drafter:
 
     @property
     def is_open(self) -> bool:
-        """Whether it could draft at once, without `prepare`."""
+        """True if it can draft at once, without `prepare`."""
         return True
 
     def prepare(self) -> None:
-        """Loads and times what it needs; the target is loaded."""
+        """Load and time what it needs; the target is loaded already."""
 
     def open(self, row: int, request: RequestSpec) -> None:
-        """A row begins, none of whose tokens were fed."""
+        """Begin a row; none of its tokens were fed."""
 
     def close(self, row: int) -> None:
-        """A row ends, be it open or not; its committed tokens are still there."""
+        """End a row, open or not; its committed tokens can still be read."""
 
     def lag(self, rows: Ints) -> Ints:
-        """[R] committed tokens that are to be read before it drafts, the last one not counted."""
+        """Return [R]: committed tokens to read before it can draft, without the last one."""
         return np.zeros_like(rows)
 
     def feed(self, rows: Ints, tokens: Ints, positions: Ints, hidden: Tensor) -> None:
-        """Committed tokens that the target has read, those of prompts too; where this fails they
-        are not told again.
+        """Take committed tokens that the target has read, prompts included.
+
+        After an error they are not given again.
 
         Args:
-            rows, tokens, positions: [n] each; of a row in rising order.
-            hidden: [n, layers, H], of `hidden`, what the target made of them.
+            rows: [n] the row of each token.
+            tokens: [n] token ids.
+            positions: [n] positions in the texts, ascending in each row.
+            hidden: [n, layers, H] the target's hidden states that the attribute `hidden` names.
         """
 
     def draft(self, draft: GroupDraft) -> DraftResult:
-        """Trees for `draft.request`; rows without nodes decode with the target alone.
+        """Return trees for `draft.request`; rows without nodes decode with the target alone.
 
-        Its time is told, per level: one pass for k levels takes a k-th of it
+        It has to record its time per level: a pass that drafts k levels counts as k forwards
         (`PerformanceProfiler.record_forward`).
         """
         raise TypeError(f"{type(self).__name__} has no method draft")
 
     def quote(self, row: int, position: int, most: int, least: float) -> list[Quoted]:
-        """What one with a `reach` drafts in next to no time: the tokens that most probably follow,
-        with the probability of each after those before it. Asked in every cycle.
+        """Return the tokens that most probably follow, each with its conditional probability.
+
+        For drafters with a `reach`; it is called in every cycle, and has to be very fast.
 
         Args:
-            position: of the first one among the row's output.
-            most: tokens.
-            least: what is less probable, all tokens of it together, is not verified.
+            row: the row to propose for.
+            position: position of the first proposed token in the row's output.
+            most: most tokens to return.
+            least: lowest product of probabilities at which a token may be verified.
         """
         raise TypeError(f"{type(self).__name__} has a reach and no method quote")
 
 
 def create_drafters(runtime: RuntimeParts) -> dict[str, Drafter]:
-    """Of all members but the target, by name. Raises `ConfigError`."""
+    """Return the drafters of all members but the target, by name; may raise `ConfigError`."""
     pool, found = runtime.pool, dict[str, Drafter]()
     for index, model in enumerate(pool.config.models):
         if model.name in pool.names and model.name != pool.target:
@@ -122,11 +130,11 @@ def _kind(address: str, field: str) -> type[Drafter]:
 
 
 class EvictedError(Exception):
-    """A model was evicted in the midst of the cycle. That is no fault of its own."""
+    """Error for a model that was evicted during the cycle; it does not count as its failure."""
 
 
 class ModelDrafter(Drafter):
-    """A model of the pool drafts, the target's quantised twin among them."""
+    """A drafter that is a model of the pool, such as a quantised copy of the target."""
 
     def __init__(self, name: str, runtime: RuntimeParts) -> None:
         super().__init__(name, runtime)
@@ -152,13 +160,13 @@ class ModelDrafter(Drafter):
             places, steps = len(request.rows) * request.width, int(request.depths.max())
             self._runtime.record_stage("draft", places, started, times=steps)
             self._states.touch(active.state, request.rows, result.fed)
-        # Places of the beam that hold no token are no nodes.
+        # Remove the beam's places that hold no token.
         tree = result.tree.select(request.depths * request.width, request.depths)
         return replace(result, tree=tree)
 
 
 def check_read(active: ActiveModel, draft: GroupDraft) -> None:
-    """The last tokens are read with the draft. Raises `EvictedError` where there are more."""
+    """Raise `EvictedError` if rows lag by more tokens than are read together with the draft."""
     behind = int(active.lag(draft.rows).max(initial=0))
     if behind > CATCH_UP_TOKENS:
         raise EvictedError

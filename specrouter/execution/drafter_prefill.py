@@ -1,10 +1,10 @@
-"""DrafterPrefill: drafters and intermediates read what they lack, a chunk each in a cycle.
+"""Prefill of drafters and intermediates that lag: at most a chunk per model and cycle.
 
-Contract: `begin` shares out each model's chunk among all rows of the cycle, `read` reads a group's
-part of it. In a cycle no model reads more than a chunk here, however many rows and groups lag.
-Where a prompt's end is passed, the model is compared with the target, which has read it before.
+Contract: `begin` divides each model's chunk among all rows of the cycle, `read` reads a group's
+part of it. No model reads more than a chunk here in a cycle, for any number of rows and groups.
+When a model reads the end of a prompt, it is compared with the target, which has read it before.
 
-Not here: who is to be caught up at all (`specrouter.routing.catch_up` of the planner).
+Not here: which rows are to be caught up (`specrouter.routing.catch_up` of the planner).
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from specrouter.execution.runtime import Runtime
 
 
 class DrafterPrefill:
-    """Reads at most a chunk per model and cycle; `LEAST_CHUNK` at least."""
+    """Prefill by chunks of `prefill_chunk` tokens, or of `LEAST_CHUNK` if that is larger."""
 
     def __init__(self, runtime: Runtime, comparison: ModelComparison) -> None:
         self._drafters = runtime.drafters
@@ -37,10 +37,10 @@ class DrafterPrefill:
         self._comparison = comparison
         self._prefill = PrefillProcessor(max(runtime.settings.prefill_chunk, LEAST_CHUNK))
         self._shares: dict[str, Ints] = {}  # by model, [manager.rows] tokens of this cycle
-        self._failed: dict[str, ModelFailure] = {}  # models that could not say what they lack
+        self._failed: dict[str, ModelFailure] = {}  # models whose shares could not be computed
 
     def begin(self, groups: Sequence[ChainGroup]) -> None:
-        """A cycle of these groups, whose rows are disjoint, begins to draft."""
+        """Divide the models' chunks among the rows of a cycle's groups, which are disjoint."""
         self._shares, self._failed = {}, {}
         parts: dict[str, list[Ints]] = {}
         for group in groups:
@@ -59,7 +59,7 @@ class DrafterPrefill:
             self._shares[name][rows] = share_shortest_first(wanted, self._prefill.chunk)
 
     def read(self, group: ChainGroup) -> tuple[list[str], list[ModelFailure]]:
-        """The models that have read something for the group, and those that failed in it."""
+        """Read a group's part; return the models that have read, and those that failed."""
         readers: list[str] = []
         failures = [self._failed[name] for name in group.chain[:-1] if name in self._failed]
         for name in group.chain[:-1]:
@@ -76,27 +76,30 @@ class DrafterPrefill:
         return readers, failures
 
     def has_read(self, names: Sequence[str], rows: Ints) -> Bools:
-        """[R] rows of which all these models lack no more than they read in passing."""
+        """Return [R]: True for rows that none of the models lags by more than `CATCH_UP_TOKENS`."""
         read = np.ones(len(rows), dtype=np.bool_)
         for name in names:
             read &= self._drafters[name].lag(rows) <= CATCH_UP_TOKENS
         return read
 
     def _wanted(self, name: str, rows: Ints) -> Ints:
-        """[R] tokens that a model is to read. A prompt that is new to it is read here however short
-        it is, where the two models can be compared at its end."""
+        """Return [R]: the tokens that a model is to read.
+
+        Even a short prompt that is new to it is read here if the model can be compared with the
+        target at its end.
+        """
         lags = self._drafters[name].lag(rows)
         is_new = lags == self._manager.counts[rows] - 1
         wanted = lags > CATCH_UP_TOKENS
         if is_new.any():
             wanted |= is_new & (self._comparison.prompt_ends(rows)[1] > 0)
         if wanted.any():
-            wanted &= self._rows.remaining(rows) > 1  # the last token is the target's own
+            wanted &= self._rows.remaining(rows) > 1  # the last token is always the target's
             wanted[wanted] = ~self._manager.waits(name, rows[wanted])
         return np.where(wanted, lags, 0)
 
     def _read(self, active: ActiveModel, rows: Ints, left: Ints) -> None:
-        """So many tokens of each row, in one forward, or in two where prompts end in between."""
+        """Read `left` tokens of each row, in one forward, or in two if prompts end in between."""
         firsts, lengths = self._comparison.prompt_ends(rows)
         left = np.minimum(left, active.lag(rows))
         while (left > 0).any():

@@ -1,10 +1,10 @@
-"""Executor: runs one decoding cycle with the processors, over the committed tokens of all rows.
+"""The executor, which runs the plan of a decoding cycle on the committed tokens of all rows.
 
 Contract: `run` drafts with each group's chain, verifies all groups' trees and the prefill chunks in
 one pass of the target, commits what it chose, and rolls every model back to the committed tokens.
-A drafter or intermediate that fails costs its group the speculation of this cycle, nothing else;
-so does anything around it. A target that fails raises `TargetError`; nothing is committed then.
-What fails for one row is told in `CycleResult.errors`, and other rows go on.
+If a drafter or intermediate fails, or the code around it, the group decodes this cycle without its
+draft. If the target fails, `TargetError` is raised and nothing is committed. A failure for one row
+is noted in `CycleResult.errors`, and does not affect other rows.
 
 Not here: requests, stop conditions, which chain is used (`ChainRouter`, `ModelChainScheduler`); how
 a chain drafts (`ChainDrafter`) and the target verifies (`TargetStage`); which models hold which
@@ -47,7 +47,7 @@ class Executor:
         self._pool = runtime.pool
         self._target = runtime.pool.target
         self._manager = runtime.manager
-        self.rows = runtime.manager.rows  # that requests may have
+        self.rows = runtime.manager.rows  # number of rows
         self._decoding = runtime.rows
         self._faults = runtime.faults
         self._drafters = runtime.drafters
@@ -66,19 +66,19 @@ class Executor:
 
     @property
     def free_tokens(self) -> int | None:
-        """KV slots that requests which begin may count on; None: without bound."""
+        """KV slots that new requests can have; None if every row has room for the longest."""
         return self._manager.free_slots if self._manager.is_bounded else None
 
     def needed_tokens(self, committed: int, most: int) -> int:
-        """What `free_tokens` falls by when a request begins with so many tokens of `most`."""
+        """Return the KV slots that a request with `committed` tokens, of `most`, needs to begin."""
         return self._manager.slots_to_begin(committed, most)
 
     def held_tokens(self, row: int) -> int:
-        """What `free_tokens` rises by when a row's request ends."""
+        """Return the KV slots that are free for others when a row's request ends."""
         return self._manager.released_by(row)
 
     def allocate(self, request: RequestSpec) -> int | None:
-        """A row for a request; None where there is no row or memory now."""
+        """Return a row for a request, or None if no row or not enough memory is free now."""
         use = CacheUse()
         with self._faults.part("prefixes"):
             asked = self.prefixes.use(request)
@@ -87,25 +87,30 @@ class Executor:
         return self._manager.allocate(request.committed, request.total_tokens, use)
 
     def open(self, row: int, request: RequestSpec) -> None:
-        """Prepares a row that the state manager has allocated for a request."""
+        """Prepare a row that the state manager has allocated for a request."""
         self._decoding.open(row, request, self._pool.get(self._target).device)
 
     def prepare(self, row: int, request: RequestSpec) -> None:
-        """What only the speed of an open row depends on: keys and values that came with its
-        request, and what drafters know of it."""
+        """Open a row in the drafters, and import the keys and values that came with its request.
+
+        A failure here affects only speed.
+        """
         opens = (*self._opens, self.hand_over.take)
         self._faults.each("prefixes", *(partial(each, row, request) for each in opens))
 
     def close(self, row: int, keep: bool = False) -> None:
-        """`keep`: what the row's request has read is good for others."""
+        """Free a row; `keep`: other requests may use the tokens that it has read."""
         forgets = self._comparison.forget, self._drafting.forget
         closes = (self._decoding.close, *forgets, *self._closes)
         self._faults.each("rows", *(partial(close, row) for close in closes))
         self._manager.free(row, keep)
 
     def lacking(self, plan: CyclePlan, order: Sequence[int]) -> Ints:
-        """Takes the memory that a plan's rows need without drafts, those first that are first in
-        `order`. Returns the rows that find none, though others gave back what their trees had."""
+        """Take the memory that a plan's rows need without drafts, in `order`.
+
+        If it is short, rows first give back blocks without committed tokens. Returns the rows that
+        still lack memory.
+        """
         manager, state = self._manager, self._manager.state(self._target)
         ends, reading, planned = manager.counts.copy(), plan.prefill_rows, set(plan.rows)
         unread = self.states.lag(self._target, reading)
@@ -119,7 +124,7 @@ class Executor:
         return lacking
 
     def run(self, plan: CyclePlan) -> CycleResult:
-        """One cycle. Raises `TargetError`, after which nothing is committed."""
+        """Run one cycle; raise `TargetError`, with nothing committed, if the target fails."""
         with torch.inference_mode(), self.states.cycle():
             result = CycleResult()
             drafts, started_s = self._offered(plan, result), time.perf_counter()
@@ -134,38 +139,38 @@ class Executor:
                     self._learn(verified, drafts, started_s)
                 self._commits.commit(verified, drafts, result)
         self.states.forget_evicted()
-        # Who drafts takes the memory that is left, and it is nobody's fault that there is none.
+        # Drafts use the memory that is left; a lack of it is no failure of the model.
         result.failures = [
             one for one in result.failures if not isinstance(one.error, NoFreeBlocksError)
         ]
         return result
 
-    # What views tell of the rows
+    # For views
 
     def unread(self, rows: Iterable[int]) -> dict[int, int]:
-        """By row: tokens before its last one that the target has not read."""
+        """Return, by row, the tokens before its last one that the target has not read."""
         every = list(rows)
         left = self.states.lag(self._target, np.array(every, dtype=np.int64))
         return dict(zip(every, np.maximum(left, 0).tolist(), strict=True))
 
     def repeatable(self, rows: Ints) -> Ints:
-        """[R] output tokens of each row whose choice could be made again."""
+        """Return [R]: the output tokens of each row whose choice can be repeated."""
         return self._evaluator.repeatable(rows)
 
     def is_open(self, model: str) -> bool:
-        """Whether a model could draft at once."""
+        """Return whether a model can draft at once."""
         drafter = self._drafters.get(model)
         return self.states.is_open(model) if drafter is None else drafter.is_open
 
     def prepare_model(self, name: str) -> None:
-        """Loads and times a drafter. Raises `StageError` where that fails."""
+        """Load and time a drafter; raise `StageError` if that fails."""
         with put_down_to(name):
             self._drafters[name].prepare()
 
     # A cycle
 
     def _offered(self, plan: CyclePlan, result: CycleResult) -> list[GroupDraft]:
-        """Nothing where that fails."""
+        """Return the drafts of all groups, or none if drafting fails as a whole."""
         with self._faults.part("drafting"):
             self._feed(result)
             if plan.shadow_evaluation is not None:
@@ -175,7 +180,7 @@ class Executor:
         return []
 
     def _feed(self, result: CycleResult) -> None:
-        """Drafters hear of what the target has read and was committed since they last did."""
+        """Feed drafters the target's hidden states of tokens committed since the last call."""
         state = self._manager.state(self._target)
         for rows, positions, hidden in () if state is None else state.hidden.take_committed():
             tokens = self._manager.tokens[rows, positions]
@@ -196,18 +201,18 @@ class Executor:
             self._feedback.learn_from_target(draft, verified)
 
     def _evaluate(self, evaluation: ShadowEvaluation, result: CycleResult) -> None:
-        result.is_regular = False  # it takes time beside the planned
+        result.is_regular = False  # it takes additional time
         try:
             self._evaluator.run(evaluation)
         except StageError as stage:
             result.failures.append(stage.failure)
-        except Exception as error:  # nothing was learned: it must not be tried all the time
+        except Exception as error:  # noted as a failure, so that it is not repeated at once
             self._faults.note("evaluation", error)
             result.failures.append(ModelFailure(evaluation.model, error))
 
 
 class CachedPrefixes:
-    """What requests need not read, since others have read it, or read it now."""
+    """Tokens that requests need not read, because other rows have read them, or do so now."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._manager = runtime.manager
@@ -216,30 +221,30 @@ class CachedPrefixes:
 
     @property
     def are_kept(self) -> bool:
-        """Whether anything is cached that nobody runs with."""
+        """True if any cached prefix is in use by no row."""
         return self._manager.cached_slots > 0
 
     def use(self, request: RequestSpec) -> CacheUse:
-        """Who wants the log-probabilities of a prompt reads all of it."""
+        """Return the use of the cache by a request: no prefix if it asks for prompt logprobs."""
         params = request.params
         if not (self._is_on and params.prefix_cache):
             return CacheUse()
         return CacheUse(params.cache_salt or "", reads=params.prompt_logprobs is None)
 
     def cached(self, request: RequestSpec, text: TokenChain) -> dict[str, int]:
-        """By model: tokens of a request that waits that it would not have to read."""
+        """Return, by model, the cached tokens of a waiting request."""
         return self._manager.cached(text, self.use(request))
 
     def inherited(self, row: int) -> int:
-        """Tokens of a row that the target did not read for it."""
+        """Return the tokens of a row that the target did not have to read."""
         return self._manager.inherited(row, self._target)
 
     def follow(self) -> list[int]:
-        """Rows take over what others have read since. Returns those that did."""
+        """Let rows take over what others have read of a shared prompt; return rows that did."""
         return self._manager.follow()
 
     def waits(self, left: Mapping[int, int]) -> dict[int, int]:
-        """By row: another one that is to read, by itself, at least half of what the row has left.
+        """Return, for each row that should wait, the row that reads half or more of what it lacks.
 
         `left`: by row, tokens before its last one that the target has not read.
         """

@@ -1,11 +1,11 @@
-"""FaultGuard: around what no request may depend on: plans, drafts, accounts and times.
+"""Guards that catch failures: in work that no request may depend on, and in work for one row.
 
-A phase of the engine has one boundary, and what fails inside costs what that phase is for, as noted
-at `Part`. A failure is counted by part (the metric `specrouter_control_faults_total`), and the log
-has one line a minute for each part.
-RowGuard: around what concerns one row. A failure there ends that row's request, and no other.
+`FaultGuard` is for plans, drafts, accounts and times. Each phase of the engine is one part; a
+failure costs the part's result, as noted at `Part`. Failures are counted by part (the metric
+`specrouter_control_faults_total`), and the log has at most one line a minute for each part.
+`RowGuard` is for work for one row: a failure ends that row's request, and no other.
 
-Both leave a `BaseException` alone that is no `Exception`.
+Both let a `BaseException` that is no `Exception` pass.
 """
 
 import logging
@@ -19,22 +19,23 @@ logger = logging.getLogger(__name__)
 
 Part = Literal[
     "planning",  # view, admission, planner, scheduler: the next cycles run with the target alone
-    "selection",  # of the drafted nodes that the target verifies: the same
-    "drafting",  # all that a chain does before the target: its group decodes with the target alone
+    "selection",  # of the nodes that the target verifies: the same
+    "drafting",  # a chain's work before the target: its group decodes with the target alone
     "evaluation",  # of an idle drafter
-    "feedback",  # what verifications say of drafters
+    "feedback",  # statistics of acceptance
     "timing",  # of forwards and stages
-    "accounts",  # what cycles teach, totals, records, meters, objectives: each fact by itself
-    "prefixes",  # that are shared: each request reads its own prompt
-    "rows",  # what is done for several rows at once, and the closing of rows
+    "accounts",  # learning, totals, records, meters, objectives: each by itself
+    "prefixes",  # shared ones: each request then reads its own prompt
+    "rows",  # work for several rows at once, and the closing of rows
 ]
-_SILENT_S = 60.0  # after a line about a part
+_SILENT_S = 60.0  # least time between two log lines about a part
 
 
 class FaultGuard:
-    """`with guard.part("timing"): ...` Thread-safe; `counts` may be read anywhere.
+    """A guard that catches and counts failures: `with guard.part("timing"): ...`; thread-safe.
 
-    Attributes: `counts`: failures so far, of every part.
+    Attributes:
+        counts: failures so far, by part; any thread may read it.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -48,13 +49,13 @@ class FaultGuard:
         return self._parts[part]
 
     def each(self, part: Part, *tasks: Callable[[], object]) -> None:
-        """Runs tasks in turn; one that fails costs no other."""
+        """Run tasks in turn, also after one has failed."""
         for task in tasks:
             with self.part(part):
                 task()
 
     def note(self, part: Part, error: BaseException) -> None:
-        """A failure that was caught elsewhere."""
+        """Count and log a failure that was caught elsewhere."""
         now_s = self._clock()
         with self._lock:
             self.counts[part] = count = self.counts[part] + 1
@@ -67,7 +68,7 @@ class FaultGuard:
 
 
 class _Guarded:
-    """Has no state: it may be entered again inside itself."""
+    """The context of one part; it has no state, so it may be nested in itself."""
 
     def __init__(self, guard: FaultGuard, part: Part) -> None:
         self._guard = guard
@@ -84,11 +85,12 @@ class _Guarded:
 
 
 class RowGuard:
-    """`with RowGuard(errors, row, "its text"): ...`: a failure is put down to the row.
+    """A guard that notes a failure as the row's error: `with RowGuard(errors, row, "its text"):`.
 
     Args:
-        errors: by row, why it cannot go on; the first reason stays.
-        what: failed, as the request is told.
+        errors: error messages by row; the first one of a row stays.
+        row: the row that the work is for.
+        what: name of the work, for the message.
     """
 
     def __init__(self, errors: dict[int, str], row: int, what: str) -> None:

@@ -1,8 +1,8 @@
-"""ForwardClock: how long each forward of a model takes.
+"""A clock that measures how long each forward of a model takes.
 
-On a CPU that is the time between a forward's beginning and its return. On an accelerator forwards
-return before they are computed, so events are put into the stream around each, and read when the
-stage that ran them has waited for its results: the clock itself never waits.
+On a CPU it is the time between call and return. On an accelerator forwards return before they are
+computed, so events are put into the stream around each, and read after the stage that ran them has
+waited for its results: the clock itself never waits.
 """
 
 import math
@@ -19,7 +19,7 @@ Report = Callable[[str, int, float, float, int], None]
 
 
 class _Forward(NamedTuple):
-    """`begin`: its time in ms, or the event before it; `end`: the event after it."""
+    """A forward; `begin`: its time in ms, or the event before it; `end`: the event after it."""
 
     began_s: float
     size: tuple[str, int, float]
@@ -28,16 +28,16 @@ class _Forward(NamedTuple):
 
 
 class _Taken(threading.local):
-    """The forwards of one thread that nobody has been told of."""
+    """The forwards of one thread that were not reported yet."""
 
     def __init__(self) -> None:
         self.pending: list[_Forward] = []
 
 
 class ForwardClock:
-    """Each thread that uses it has the times of its own forwards.
+    """A clock for forwards; each thread that uses it has the times of its own.
 
-    Args: `report` is told of forwards when `take_ms` is called, in any of the threads.
+    `report` is called with the forwards when a thread calls `take_ms`.
     """
 
     def __init__(self, report: Report) -> None:
@@ -50,7 +50,7 @@ class ForwardClock:
         device: torch.device,
         around: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> Callable[[int, float], AbstractContextManager[None]]:
-        """What `PackedModel.watch` is to be; `around` is entered inside, around the forward."""
+        """Return a value for `PackedModel.watch`; `around` is entered inside it at each forward."""
 
         @contextmanager
         def inside(tokens: int, attended: float) -> Iterator[None]:
@@ -61,7 +61,7 @@ class ForwardClock:
                 elapsed_ms = (time.perf_counter() - began_s) * 1000
                 self._taken.pending.append(_Forward(began_s, size, elapsed_ms))
                 return
-            event: Any = torch.cuda.Event  # typed in some versions only
+            event: Any = torch.cuda.Event  # has types in some versions only
             begin, end = event(enable_timing=True), event(enable_timing=True)
             stream = torch.cuda.current_stream(device)  # `record` takes the current device's
             begin.record(stream)
@@ -73,11 +73,11 @@ class ForwardClock:
         return inside
 
     def take_ms(self, since_s: float = -math.inf, until_s: float = math.inf) -> float:
-        """Tells of the forwards of this thread that began before `until_s`, and returns the time of
-        those of them that began after `since_s`, by `time.perf_counter`.
+        """Report this thread's forwards that began up to `until_s`; return the time of some.
 
-        For after a stage has waited for them. One whose results nobody has looked at may still be
-        computed: it is told later.
+        These are the ones that began at `since_s` or later, by `time.perf_counter`. It is called
+        after a stage has waited for its results; a forward that is still computed is reported
+        later.
         """
         pending, self._taken.pending = self._taken.pending, []
         seen, total_ms = dict[tuple[str, int, float], list[float]](), 0.0
@@ -94,9 +94,9 @@ class ForwardClock:
         return total_ms
 
     def own_ms(self, started_s: float, ended_s: float) -> float:
-        """The time between the two, by `time.perf_counter`, that was not spent in forwards.
+        """Return the time between the two, by `time.perf_counter`, that was not spent in forwards.
 
-        For after a stage has waited for them.
+        It is called after a stage has waited for its results.
         """
         elapsed_ms = (ended_s - started_s) * 1000
         return max(elapsed_ms - self.take_ms(started_s, ended_s), 1e-3)

@@ -1,8 +1,7 @@
-"""GroupDraft: what a group's chain offers, level after level, and what of it the target verifies.
+"""The draft of a group, level after level of its chain, and the selection for the target.
 
-The chain's draft is whole until `leave_selected` has asked the cycle's selector, which looks at all
-groups at once. The whole tree is kept beside what is left of it: what was selected tells how good
-the draft was.
+A draft is whole until `leave_selected` applies the cycle's selector, which needs all groups at
+once. The whole tree is kept beside the selected nodes, for the statistics of acceptance.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,20 +24,22 @@ from specrouter.cycle import (
 
 @dataclass(eq=False, kw_only=True)
 class GroupDraft:
-    """How far a group's chain has come: what it offers the next level, and who took part.
+    """A group's draft so far, and the models that took part.
 
     Attributes:
-        request: of the rows of the group that draft at all.
-        sampled: [B] rows that are not greedy.
-        cut_rows: of the group, those near their ends: their trees are less deep, or they have none.
-        behind_rows: of the group, those that do not draft since a model of the chain lags.
+        group: the group of the plan.
+        request: the draft request for the group's rows that draft.
+        sampled: [B] True for rows that are not greedy.
+        cut_rows: rows of the group with less deep trees, or none, near the end of text or memory.
+        behind_rows: rows of the group that do not draft, because a model of the chain lags.
         result: the draft for the next level.
         used: the models that took part.
-        worth: [B, W] how probably the target accepts each node of `result`, where that was asked.
-        candidates: the draft's tree before the target's selection.
-        selected: [B, W] what of it was selected.
         given: the tree that each used model but the first was given.
-        is_quoted: drafted in the place of the group's chain, for rows for which this promised more.
+        worth: [B, W] probability that the target accepts each node of `result`, if known already.
+        candidates: the draft's tree before the selection.
+        selected: [B, W] True for nodes of it that were selected.
+        failures: models that failed.
+        is_quoted: a text drafter's draft, used instead of the chain's because it promised more.
         caught_up, is_regular: see `CycleResult`.
     """
 
@@ -60,7 +61,7 @@ class GroupDraft:
 
     @property
     def rows(self) -> Ints:
-        """[B] that draft."""
+        """The rows that draft, [B]."""
         return self.request.rows
 
 
@@ -69,14 +70,15 @@ def leave_selected(
     selector: TreeSelector | None,
     accept_prob: Callable[[GroupDraft, TokenTree], Floats],
 ) -> None:
-    """Leaves the nodes to the target that the selector picks, of all requests.
+    """Reduce the drafts to the nodes that the selector picks, over all requests.
 
     Args:
-        selector: None: every node is left.
-        accept_prob: [B, W] the probability of each node of a draft's tree to be accepted.
+        drafts: of all groups.
+        selector: picks the nodes; None: all nodes stay.
+        accept_prob: returns [B, W] the probability that each node of a draft's tree is accepted.
 
     Raises:
-        ValueError: the probabilities are no numbers, or what the selector picked are no trees.
+        ValueError: a probability is not finite, or nodes were picked without their parents.
     """
     drafted = [(draft, draft.result) for draft in drafts if draft.result is not None]
     for draft, result in drafted:

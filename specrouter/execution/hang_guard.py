@@ -1,7 +1,7 @@
-"""HangGuard: notices a model whose forward does not return.
+"""A guard that detects a model whose forward does not return.
 
-Nothing can stop a thread that is stuck in a forward. Whoever looks ends the engine, whose process
-a supervisor restarts.
+A thread that is stuck in a forward cannot be stopped. The thread that checks the guard ends the
+engine, and a supervisor restarts the process.
 
 The time is the host's: on an accelerator, where a forward returns before it has been computed, a
 stuck kernel shows only as a cycle that does not end.
@@ -13,10 +13,11 @@ from contextlib import contextmanager
 
 
 class HangGuard:
-    """For the forwards of one thread; `overdue` may be asked from any.
+    """A guard for the forwards of one thread; any thread may call `overdue`.
 
     Args:
-        limit_s: that a forward may take.
+        limit_s: most time that a forward may take.
+        clock: returns seconds.
     """
 
     def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -26,7 +27,7 @@ class HangGuard:
 
     @contextmanager
     def inside(self, model: str) -> Iterator[None]:
-        """Around a forward."""
+        """Enclose a forward of a model."""
         self._running = model, self._clock()
         try:
             yield

@@ -1,7 +1,7 @@
-"""KVHandOver: what the target has read goes to another process, or comes from one.
+"""The transfer of the target's keys and values to another process, or from one.
 
 Contract: a row whose keys and values do not come, or do not fit, reads its tokens itself: slower,
-with the same text. Only the target's are handed over; drafters catch up as they do anyway.
+with the same text. Only the target's are transferred; drafters catch up as they always do.
 """
 
 import logging
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class KVHandOver:
-    """Args: `fingerprint`: of what texts depend on; keys and values of another one do not fit."""
+    """Export and import of rows; keys and values with another `fingerprint` do not fit."""
 
     def __init__(self, pool: ModelPool, manager: StateManager, fingerprint: str) -> None:
         self._target = pool.target
@@ -33,9 +33,10 @@ class KVHandOver:
         self._fingerprint = fingerprint
 
     def expected(self, request: RequestSpec) -> int:
-        """Tokens that a request need not read, by what came with it; what does not fit is dropped.
+        """Return the tokens that a request need not read, because keys and values came with it.
 
-        Who wants the log-probabilities of a prompt reads all of it.
+        Parts that do not fit are dropped; all of them if the request asks for log-probabilities of
+        its prompt, which has to be read whole.
         """
         state, kv = self._manager.state(self._target), request.kv
         if kv is None:
@@ -61,7 +62,7 @@ class KVHandOver:
         return parts
 
     def take(self, row: int, request: RequestSpec) -> None:
-        """A row begins with what came with its request."""
+        """Import the keys and values that came with a row's request."""
         state = self._manager.state(self._target)
         if request.kv is None or state is None or not self.expected(request):
             return
@@ -70,7 +71,7 @@ class KVHandOver:
         self._manager.cache_counts.imported_tokens += added
 
     def read_since(self, row: int, start: int) -> RowKV | None:
-        """What the target has read of a row from position `start` on; None: nothing."""
+        """Return keys and values of a row's read tokens from `start` on, or None without any."""
         state = self._manager.state(self._target)
         stop = 0 if state is None else int(state.lengths(np.array([row]))[0])
         if state is None or stop <= start:

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens, as the target has them, before any processing."""
+"""Log-probabilities of tokens by the target's logits, before any processing of these."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,17 +16,18 @@ from specrouter.request.output import TokenLogprobs
 
 @dataclass(frozen=True, eq=False)
 class AskedLogprobs:
-    """Of n tokens of one request, and beside each of the `count` likeliest ids."""
+    """The n tokens of one request that it asks for, each with the `count` likeliest ids."""
 
-    places: Ints  # [n] where the logits before each token stand
+    places: Ints  # [n] indices of the logits before each token
     tokens: Ints  # [n]
     count: int
 
 
 def token_logprobs(logits: Tensor, asked: Sequence[AskedLogprobs]) -> list[list[TokenLogprobs]]:
-    """By `logits` [m, V], for each that asks. Waits for the device once, however many ask.
+    """Return log-probabilities by `logits` [m, V], for each request, with one wait for the device.
 
-    Raises `RowFault` where one of them is no number.
+    Raises:
+        RowFault: one of them is NaN.
     """
     groups: dict[int, list[int]] = {}
     for index, one in enumerate(asked):
@@ -54,8 +55,10 @@ def token_logprobs(logits: Tensor, asked: Sequence[AskedLogprobs]) -> list[list[
 
 
 def _shares(logits: Tensor, tokens: Tensor, count: int) -> Tensor:
-    """[n, 2 + 2k] float64: log-probabilities and logits of the tokens, then the likeliest ids and
-    their log-probabilities."""
+    """Return [n, 2 + 2k] float64: two values per token, then its k likeliest ids, then theirs.
+
+    The two are the log-probability and the logit; those of the ids are log-probabilities.
+    """
     values = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
     chosen = [one.gather(1, tokens.unsqueeze(1)).double() for one in (values, logits)]
     best, ids = values.topk(min(count, values.shape[1]), dim=1)
@@ -85,7 +88,7 @@ class _Reading:
 
 
 class PromptLogprobs:
-    """Of the requests that ask for those of their prompts, as the target reads them."""
+    """Log-probabilities of prompts, collected as the target reads them, for requests that ask."""
 
     def __init__(self) -> None:
         self._rows: dict[int, _Reading] = {}
@@ -99,15 +102,15 @@ class PromptLogprobs:
         self._rows.pop(row, None)
 
     def asked(self, rows: Ints) -> NDArray[np.bool_]:
-        """[R] rows whose prompts are not done."""
+        """Return [R]: True for rows whose prompt log-probabilities are not complete."""
         if not self._rows:
             return np.zeros(len(rows), dtype=np.bool_)
         return np.isin(rows, list(self._rows))
 
     def note(self, row: int, logits: Tensor) -> None:
-        """`logits` [n, V] after the next n tokens that the target has read of the text.
+        """Add the logits [n, V] after the next n tokens of a text that the target has read.
 
-        Tokens behind the prompt, which an earlier attempt generated, are left out.
+        Tokens after the prompt, which an earlier attempt generated, are left out.
         """
         if row not in self._rows:
             return
@@ -118,7 +121,7 @@ class PromptLogprobs:
         reading.found += token_logprobs(logits, [asked])[0]
 
     def take(self, row: int) -> list[TokenLogprobs | None] | None:
-        """Of the whole prompt, once; None where nobody asks for them."""
+        """Return those of a whole prompt, once; None if its request does not ask for them."""
         reading = self._rows.pop(row, None)
         if reading is None:
             return None

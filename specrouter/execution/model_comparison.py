@@ -1,7 +1,7 @@
-"""ModelComparison: the total variation between models, at places that both have computed anyway.
+"""The total variation between models, at positions that both have computed anyway.
 
 These are nodes of verified trees, and the ends of prompts, which the target reads before drafters
-do. The profiler makes a prior of acceptance of it (SpecRouter, Equation 5).
+do. The profiler derives a prior of acceptance from it (SpecRouter, Equation 5).
 """
 
 import itertools
@@ -18,9 +18,9 @@ from specrouter.cycle import Ints
 from specrouter.execution.runtime import Runtime
 from specrouter.profile.snapshot import Pair
 
-_NODES = 4  # of a verified tree, whose distributions are compared
-PROMPT_POSITIONS = 3  # of the end of a prompt, for the same
-_EVERY = 4  # a pair is compared in one of so many cycles: distributions cost time
+_NODES = 4  # nodes of a verification whose distributions are compared
+PROMPT_POSITIONS = 3  # last positions of a prompt that are compared
+_EVERY = 4  # a pair is compared in every fourth cycle, because distributions cost time
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class ModelComparison:
         self._prompt_ends: dict[int, _PromptEnd] = {}
 
     def keep_prompt_ends(self, result: VerifyResult) -> None:
-        """The target has read prompts to their ends: what drafters are compared with later."""
+        """Keep the target's logits at the ends of prompts, to compare drafters with later."""
         for row in result.tree.rows.tolist():
             if row in result.earlier:
                 logits = result.earlier[row][-PROMPT_POSITIONS:].clone()
@@ -48,8 +48,10 @@ class ModelComparison:
                 self._prompt_ends[row] = _PromptEnd(logits, length)
 
     def prompt_ends(self, rows: Ints) -> tuple[Ints, Ints]:
-        """[R] each: the first and, one less, the last of a prompt's tokens after which the target's
-        logits are kept; 0 and 0 where there are none."""
+        """Return [R] first and [R] end (exclusive) of the prompt positions with kept logits.
+
+        Both are 0 for rows without any.
+        """
         places = np.zeros((2, len(rows)), dtype=np.int64)
         for index, row in enumerate(rows.tolist()):
             end = self._prompt_ends.get(row)
@@ -60,8 +62,11 @@ class ModelComparison:
     def compare_prompt_ends(
         self, drafter: str, rows: Ints, ends: Ints, counts: Ints, logits: Tensor
     ) -> None:
-        """`logits` [sum(counts), V]: a model's own, after each of the `counts[i]` tokens before
-        token `ends[i]`, all of them within `prompt_ends`."""
+        """Compare a model's logits with the target's, at positions within `prompt_ends`.
+
+        `logits` [sum(counts), V]: the model's, after each of the `counts[i]` tokens before token
+        `ends[i]` of row i.
+        """
         theirs = []
         for row, end, count in zip(rows.tolist(), ends.tolist(), counts.tolist(), strict=True):
             if count:
@@ -77,15 +82,15 @@ class ModelComparison:
     def compare(
         self, draft: DraftResult, drafter: str, verifier: str, result: VerifyResult
     ) -> None:
-        """The total variation between drafter and verifier, at nodes that both computed."""
-        if not len(draft.logits):  # of a drafter without a model
+        """Record the total variation between drafter and verifier, at nodes that both computed."""
+        if not len(draft.logits):  # the drafter has no model
             return
         pair = (drafter, verifier)
         self._cycles[pair] += 1
         if self._cycles[pair] % _EVERY != 1:
             return
         index = np.searchsorted(result.tree.rows, draft.tree.rows)
-        # Now these rows, now those; roots before what comes after them.
+        # Other rows each time; roots before deeper nodes.
         chosen = np.roll(np.arange(len(index)), -_NODES * (self._cycles[pair] // _EVERY))[:_NODES]
         walks = {
             own: result.walk(index[own]) for own in chosen.tolist() if result.sound[index[own]]
@@ -98,7 +103,7 @@ class ModelComparison:
                 continue
             node = ROOT if depth == 0 else int(walk[depth - 1])
             place = draft.place(own, node)
-            if place >= 0:  # its drafter has computed it
+            if place >= 0:  # the drafter has computed it
                 ours.append(draft.logits[place])
                 theirs.append(result.logits[int(result.places[row, node + 1])])
         if ours:
@@ -107,7 +112,7 @@ class ModelComparison:
 
 
 def total_variation(p_logits: Tensor, q_logits: Tensor) -> float:
-    """Mean of 1/2 sum |p - q| over rows. [n, V] each. SpecRouter, Equation 5."""
+    """Return the mean over n of 1/2 sum |p - q|, for logits [n, V]; SpecRouter, Equation 5."""
     p = torch.softmax(p_logits.float(), dim=-1)
     q = torch.softmax(q_logits.float(), dim=-1)
     return float((p - q).abs().sum(dim=-1).mean()) / 2

@@ -1,10 +1,10 @@
-"""ModelStates: the models in use and their KV states, through a cycle and its failures.
+"""The models in use and their KV states, in a cycle and after failures.
 
-Contract: a model is used inside `stage`, which loads it and opens its state; what goes wrong there
-is put down to the model, as a `StageError`. What a stage has added to a state is told by `touch`,
-and `settle` leaves of it what was committed, whatever happened in between.
+Contract: a model is used inside `stage`, which loads it and opens its state; an error there becomes
+the model's `StageError`. `touch` registers the nodes that a stage has added to a state, and
+`settle` keeps the committed ones of them, after failures too.
 
-Not here: what models compute, and what a failure costs the requests.
+Not here: the models' computation, and the effect of a failure on requests.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ from statemgr import BLOCK_SLOTS, ModelState, StateManager
 
 
 class StageError(Exception):
-    """A model failed, or could not be had."""
+    """Error for a model that failed, or could not be loaded."""
 
     def __init__(self, model: str, error: Exception) -> None:
         super().__init__(model)
@@ -37,7 +37,7 @@ class StageError(Exception):
 
 @contextmanager
 def put_down_to(model: str) -> Iterator[None]:
-    """What goes wrong inside is the model's."""
+    """Raise errors of the enclosed work as the model's `StageError`."""
     try:
         yield
     except StageError:
@@ -48,17 +48,17 @@ def put_down_to(model: str) -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False)
 class _Touched:
-    """Rows of a state that a cycle has added to."""
-
     state: ModelState
     rows: Ints
-    fed: FedTree | None  # None: nothing of it is of use
+    fed: FedTree | None  # None: none of the nodes can be used
 
 
 class ModelStates:
-    """Args:
-    guard: told of every forward of a model other than the target.
-    faults: around what models keep of a cycle.
+    """The models that are open, with their KV states.
+
+    Args:
+        guard: watches every forward of a model other than the target.
+        faults: catches failures to find the nodes to keep.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class ModelStates:
         self._clock = clock
         self._guard = guard
         self._faults = faults
-        self.hidden: HiddenLayers = ()  # of the target, that drafters read
+        self.hidden: HiddenLayers = ()  # the target's layers whose hidden states drafters read
         self._rollback = RollbackProcessor()
         self._loaded: dict[str, PackedModel] = {}  # the models that the states belong to
         self._touched: list[_Touched] = []  # in this cycle
@@ -86,8 +86,7 @@ class ModelStates:
 
     @contextmanager
     def cycle(self) -> Iterator[None]:
-        """A cycle: what is committed at its beginning is where its models go back to, and at its
-        end they keep what was committed in it."""
+        """Enclose a cycle; at its end, models keep only tokens that are committed."""
         self.begin()
         try:
             yield
@@ -95,13 +94,13 @@ class ModelStates:
             self.settle()
 
     def begin(self) -> None:
-        """A cycle begins, which `settle` ends."""
+        """Begin a cycle, which `settle` ends."""
         self._bases = self._manager.counts.copy()
         self._touched = []
 
     @contextmanager
     def stage(self, name: str, rows: Ints) -> Iterator[ActiveModel]:
-        """A model in use for `rows`, with its state. Raises `StageError` for what goes wrong."""
+        """Yield a loaded model with its state, for `rows`; raise `StageError` on any failure."""
         state: ModelState | None = None
         try:
             self._make_room(name)
@@ -115,18 +114,20 @@ class ModelStates:
         except Exception as error:
             if state is not None:
                 broken = error.rows if isinstance(error, NonFiniteLogits) else rows[:0]
-                for row in broken.tolist():  # its keys and values may be no numbers either
+                for row in broken.tolist():  # its keys and values may have NaN, too
                     state.free(row)
                 self.touch(state, rows, None)
             raise StageError(name, error) from error
 
     def touch(self, state: ModelState, rows: Ints, fed: FedTree | None) -> None:
-        """A stage has added `fed` to these rows of a state; None: nothing of it is of use."""
+        """Register the nodes that a stage has added to a state; None: none of them can be used."""
         self._touched.append(_Touched(state, rows, fed))
 
     def settle(self) -> None:
-        """Every model that took part keeps what was committed, and nothing else. Where it cannot be
-        told what of a cycle's tokens was committed, the model reads those again."""
+        """Roll back every model that took part to the committed tokens.
+
+        If the committed ones of a cycle's nodes cannot be found, the model reads those again.
+        """
         manager = self._manager
         for touched in self._touched:
             state, rows, kept = touched.state, touched.rows, NOTHING
@@ -140,54 +141,54 @@ class ModelStates:
     # Between cycles
 
     def is_open(self, name: str) -> bool:
-        """Whether a model can be used at once: it has run, and is still held."""
+        """Return whether a model can be used at once: it has run, and was not evicted."""
         return name in self._loaded and self._pool.is_loaded(name)
 
     def prepare(self, name: str) -> None:
-        """Loads a model and takes its times, or finds those that were kept of it."""
+        """Load a model and time it, or read the times that were kept of it."""
         with self.stage(name, np.zeros(0, dtype=np.int64)):
             pass
 
     def forget_evicted(self) -> None:
-        """Frees the caches of models that the pool no longer holds."""
+        """Free the KV caches of models that the pool has evicted."""
         for name in [name for name in self._loaded if not self._pool.is_loaded(name)]:
             self._drop(name)
 
     def slots_of(self, rows: Ints) -> Ints:
-        """[R] keys that a query of each row reads, in whole steps."""
+        """Return [R]: the keys that a query of each row reads, in multiples of `CONTEXT_STEP`."""
         lengths = self._manager.counts[rows] + CATCH_UP_TOKENS
         padded: Ints = -(-lengths // CONTEXT_STEP) * CONTEXT_STEP
         return padded
 
     def slots_for(self, tokens: int) -> int:
-        """The same of a row with so many tokens."""
+        """Return the same for a row with `tokens` tokens."""
         return -(-(tokens + CATCH_UP_TOKENS) // CONTEXT_STEP) * CONTEXT_STEP
 
     def lag(self, name: str, rows: Ints) -> Ints:
-        """[R] committed tokens that a model has not read, the last one not counted."""
+        """Return [R]: the committed tokens that a model has not read, without the last one."""
         state = self._manager.state(name)
         unread = self._manager.counts[rows] - 1
         return unread if state is None else unread - state.lengths(rows)
 
     def _make_room(self, name: str) -> None:
-        """What is evicted is gone before the model is loaded, its KV memory included."""
+        """Evict models if necessary, and free their KV memory, before a model is loaded."""
         if not self._pool.is_loaded(name):
             self._pool.make_room(name)
             self.forget_evicted()
 
     def _drop(self, name: str) -> None:
-        """Forgets a model and its cache, of which nothing is left to settle either."""
+        """Drop a model's KV cache, and its rows that are to be settled."""
         state = self._manager.state(name)
         self._touched = [touched for touched in self._touched if touched.state is not state]
         self._manager.drop_state(name)
         self._loaded.pop(name, None)
 
     def _open(self, name: str, model: PackedModel) -> ModelState:
-        if self._loaded.get(name) is not model:  # evicted and loaded again, maybe elsewhere
+        if self._loaded.get(name) is not model:  # loaded again, perhaps on another device
             self._drop(name)
             is_target = name == self._pool.target
             around = nullcontext if is_target else partial(self._guard.inside, name)
-            model.watch = lambda _tokens, _attended: around()  # its profile may hang, too
+            model.watch = lambda _tokens, _attended: around()  # also while it is timed
             self._times.learn(name, model)
             model.watch = self._clock.watch(name, model.device, around)
             if is_target and self.hidden:

@@ -1,8 +1,8 @@
-"""ModelTimes: where the curves of models come from, and where they are kept.
+"""The time curves of models, and the cache that keeps them between processes.
 
 A model that is used for the first time is timed (`time_profile`), unless an earlier process has
-kept its times and they are still true. What serving learns beyond that is not kept: it may be of
-an hour in which the machine had other work.
+kept its times and they are still valid. Times learned while serving are not kept, because the
+machine may have had other work then.
 """
 
 import logging
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class ModelTimes:
-    """Args: `is_fresh`: models are timed anew, whatever was kept."""
+    """Times of the models of a pool; `is_fresh`: models are timed anew, without the cache."""
 
     def __init__(
         self, pool: ModelPool, profiler: PerformanceProfiler, is_fresh: bool = False
@@ -32,11 +32,13 @@ class ModelTimes:
         self._profiler = profiler
         self._cache = TimeCache(cache_dir() / "times")
         self._is_fresh = is_fresh
-        self._keys: dict[str, str] = {}  # of what each model's curve was last taken of
+        self._keys: dict[str, str] = {}  # keys of the models as they were last timed
 
     def learn(self, name: str, model: PackedModel) -> None:
-        """Tells the profiler how long a model's forwards take, if it does not know of the model as
-        it is now: one that is loaded again may be elsewhere. Runs some of them."""
+        """Give the profiler a model's time curve, unless it has that of the model as it is now.
+
+        A model that is loaded again may be on another device. Runs some forwards.
+        """
         key = key_of(model, self._pool.path(name))
         if self._keys.get(name) == key:
             return
@@ -53,14 +55,14 @@ class ModelTimes:
 
 
 class TimeCache:
-    """One file per key in a folder, which need not exist. A file of no use costs a profile."""
+    """A cache with one file per key, in a folder that need not exist; bad files are ignored."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._kept = JsonCache(folder, "times")
 
     def load(self, key: str) -> TimeRegression | None:
-        """None where nothing of use is kept; the warning says why, if there is a file."""
+        """Return the kept times, or None; for an unusable file, a warning gives the reason."""
         return self._kept.load(key, _times)
 
     def store(self, key: str, times: TimeRegression) -> None:
@@ -69,5 +71,5 @@ class TimeCache:
 
 def _times(kept: Any) -> TimeRegression:
     times = TimeRegression.from_json(kept)
-    times.curve()  # of what can be read and makes no sense
+    times.curve()  # raises for values that can be parsed but are invalid
     return times

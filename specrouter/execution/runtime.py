@@ -1,4 +1,4 @@
-"""Runtime: what all parts of the execution work with."""
+"""The objects that all parts of the execution share, with the drafters."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -49,7 +49,7 @@ class Runtime(RuntimeParts):
 
 
 def sampler_for(pool: ModelPool) -> Callable[[int, int], Sampler]:
-    """With kernels for plain rows where a member's backend has them, which are imported then."""
+    """Return the sampler's class: the fused one if a member's attention backend has kernels."""
     if not any(pool.plan(name).attention.is_fused for name in pool.models):
         return Sampler
     from processors.fused_sampler import FusedSampler

@@ -1,4 +1,4 @@
-"""RuntimeParts: what drafters, and all else of the execution, work with."""
+"""The objects that drafters and all other parts of the execution share."""
 
 import time
 from dataclasses import dataclass, field
@@ -16,17 +16,17 @@ from statemgr import StateManager
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ExecutionSettings:
-    """How cycles are run.
+    """Settings of the execution.
 
     Attributes:
         prefill_chunk: the most tokens that one forward of a drafter reads.
-        window: the most output positions of a row that a cycle may look at.
-        guard: told of every forward of a model other than the target.
-        prefix_cache: what requests have read is kept for others.
-        fresh_times: models are timed anew, whatever an earlier process has kept.
-        fingerprint: of what texts depend on.
-        output_store_tokens: of earlier outputs, that are kept to be quoted.
-        faults: around what no request may depend on.
+        window: the most output positions of a row that a cycle uses.
+        guard: watches every forward of a model other than the target.
+        fresh_times: models are timed anew, without the times of earlier processes.
+        prefix_cache: tokens that requests have read are kept for others.
+        faults: catches failures of work that no request may depend on.
+        fingerprint: see `specrouter.engine.fingerprint`.
+        output_store_tokens: most tokens of earlier outputs that are kept for text drafters.
     """
 
     prefill_chunk: int
@@ -65,10 +65,10 @@ class RuntimeParts:
         *,
         times: int = 1,
     ) -> None:
-        """Tells the profiler the engine's own time in a stage that ends now; see its
-        `record_stage`. For after the results have been waited for.
+        """Record the engine's own time in a stage that ends now, without forwards.
 
-        `started_s`: of `time.perf_counter`.
+        It is called after the stage has waited for its results. `started_s`: its start by
+        `time.perf_counter`; for the others see `PerformanceProfiler.record_stage`.
         """
         ended_s = time.perf_counter()
         with self.faults.part("timing"):

@@ -1,12 +1,12 @@
-"""ShadowEvaluator: how well an idle drafter would have drafted, along committed text.
+"""Shadow evaluation: an idle drafter scores committed tokens, to learn its acceptance.
 
-Noise is shared, and a request has one output, whoever drafts it. So whether a drafter's first
-choice would have been accepted can be told for every token that is there, by one forward of the
-drafter over what it has missed and without the target: the token is either what the drafter itself
-chooses under the noise of that place, or it is not. A forward of a small model over sixteen tokens
-says as much as six cycles that draft with it, and has it caught up should it be chosen.
+Models share their noise, so a request's output does not depend on its drafters. One forward of the
+drafter over the tokens that it lacks thus shows, for each of them and without the target, whether
+its first choice would have been accepted: whether it chooses the same token under the noise of that
+position. A forward of a small model over 16 tokens gives as much information as six cycles that
+draft with it, and the model has then caught up.
 
-Not here: who is evaluated, and when (`specrouter.routing.shadow_policy`).
+Not here: which drafter is evaluated, and when (`specrouter.routing.shadow_policy`).
 """
 
 import time
@@ -17,7 +17,7 @@ from processors import Contexts, NonFiniteLogits, PrefillProcessor
 from specrouter.cycle import Ints, ShadowEvaluation
 from specrouter.execution.runtime import Runtime
 
-_WIDTH = 3  # best tokens of each place that calibration learns of
+_WIDTH = 3  # best tokens of each position that are recorded for calibration
 
 
 class ShadowEvaluator:
@@ -31,20 +31,22 @@ class ShadowEvaluator:
         self._prefill = PrefillProcessor(runtime.settings.prefill_chunk)
 
     def evaluable(self, model: str, rows: Ints) -> Ints:
-        """[R] output tokens that a drafter could be evaluated on: it has not read them yet, and
-        what was chosen there can be chosen again."""
+        """Return [R]: the output tokens that a drafter can be evaluated on.
+
+        It has not read them yet, and their choice can be repeated.
+        """
         if not self._states.is_open(model):
             return np.zeros_like(rows)
         missed = np.minimum(self._states.lag(model, rows), self.repeatable(rows))
         return np.maximum(missed, 0)
 
     def repeatable(self, rows: Ints) -> Ints:
-        """[R] output tokens whose choice could be made again."""
+        """Return [R]: the output tokens whose choice can be repeated."""
         able = self._rows.sampler.can_look_back(rows)
         return np.where(able, self._rows.output_positions(rows), 0)
 
     def run(self, evaluation: ShadowEvaluation) -> None:
-        """Tells the profiler. Raises `StageError` where the drafter fails."""
+        """Evaluate a drafter on a row for the profiler; raise `StageError` if it fails."""
         name, rows = evaluation.model, np.array([evaluation.row], dtype=np.int64)
         tails = np.minimum(self.evaluable(name, rows), evaluation.tokens)
         if tails[0] <= 0:

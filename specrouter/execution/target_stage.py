@@ -1,7 +1,7 @@
-"""TargetStage: the target verifies drafts, and reads prompts, in one pass.
+"""The target's pass of a cycle, which verifies drafts and reads prompts.
 
-Contract: what fails for one row is told in `CycleResult.errors`, and other rows go on. Where the
-target fails, `StageError` is raised. Nothing is committed here.
+Contract: a failure for one row is noted in `CycleResult.errors`, and does not affect other rows. If
+the target fails, `StageError` is raised. Nothing is committed here.
 """
 
 from collections.abc import Sequence
@@ -37,25 +37,27 @@ class TargetStage:
     def verify(
         self, plan: CyclePlan, drafts: Sequence[GroupDraft], result: CycleResult
     ) -> VerifyResult | None:
-        """What the target says of a plan's rows; None where there are none."""
+        """Return the target's verification of a plan's rows, or None if there are no rows."""
         rows, positions = self._positions(plan, result)
         if not len(rows) and not len(plan.prefill_rows):
             return None
         offered = [draft.result for draft in drafts if draft.result is not None]
-        if result.errors:  # rows that have ended are in no pack
+        if result.errors:  # rows that have failed are left out of the pack
             offered = [own for one in offered if len((own := one.of_rows(rows)).tree.rows)]
         drafted = [rows[:0], *(one.tree.rows for one in offered)]
         undrafted = TokenTree.empty(np.setdiff1d(rows, np.concatenate(drafted)))
         tree = join([*(one.tree for one in offered), undrafted])
         chunks = PrefillChunks(plan.prefill_rows, plan.prefill_counts)
         request = VerifyRequest(tree=tree, output_positions=positions, chunks=chunks)
-        with self._faults.part("rows"):  # a request whose log-probabilities are forgotten ends
+        with self._faults.part("rows"):  # without them, a request that asks for logprobs ends
             request = self._with_earlier(request, chunks)
         return self._verified(request)
 
     def _positions(self, plan: CyclePlan, result: CycleResult) -> tuple[Ints, Ints]:
-        """The rows that decode, ascending, and the positions of their next tokens among their
-        output. Together, and one by one if that fails: a row that it fails for ends."""
+        """Return the decoding rows, ascending, and the output positions of their next tokens.
+
+        If that fails for all rows together, it is tried row by row; rows that fail end.
+        """
         grouped = [group.rows for group in plan.groups]
         rows = np.sort(np.concatenate([plan.prefill_rows[:0], *grouped]))
         with self._faults.part("rows"):
@@ -69,7 +71,7 @@ class TargetStage:
         return np.concatenate(sound), np.concatenate(places)
 
     def _verified(self, request: VerifyRequest) -> VerifyResult:
-        """Raises `StageError` where the target fails."""
+        """Run the target's pass; raise `StageError` if it fails."""
         rows = request.tree.rows
         with self._states.stage(self._target, rows) as active:
             verified = self._verify.verify(active, request)
@@ -79,7 +81,7 @@ class TargetStage:
         return verified
 
     def _with_earlier(self, asked: VerifyRequest, chunks: PrefillChunks) -> VerifyRequest:
-        """And the places before roots whose logits are of use."""
+        """Return the request with the positions before roots whose logits are needed."""
         rows, is_asked = asked.tree.rows, self._rows.prompt_logprobs.asked
         behind = self._states.lag(self._target, rows)
         of_chunks = np.where(is_asked(chunks.rows), chunks.counts, 0)
@@ -90,11 +92,12 @@ class TargetStage:
         )
 
     def _earlier(self, behind: Ints, asked: NDArray[np.bool_]) -> Ints:
-        """[B] places before the roots whose logits are of use: a prompt's end, which drafters will
-        be compared with when they read it, or all of it.
+        """Return [B]: the number of positions before each root whose logits are needed.
+
+        These are the end of a prompt, which drafters are compared at later, or all of it.
 
         Args:
             behind: [B] tokens that are read before each root.
-            asked: [B] whether the log-probabilities of the row's prompt are wanted.
+            asked: [B] True for rows with a request for prompt log-probabilities.
         """
         return np.where(asked, behind, np.minimum(behind, PROMPT_POSITIONS))

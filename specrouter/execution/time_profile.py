@@ -1,7 +1,7 @@
-"""A model's times before it serves anything: a short profile.
+"""A short profile of a model's forward times, before it serves requests.
 
-Contract: `profile_model` runs forwards of several sizes on a state of its own, and touches no
-other. What it needs beside the model is freed when it returns.
+Contract: `profile_model` runs forwards of several sizes on a state of its own, and changes no other
+state. Its memory is freed when it returns.
 
 Not here: where profiles are kept (`model_times`), what serving learns (`time_regression`).
 """
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from modelpool.packed_model import PackedModel
 
 
-# Rows x tokens of each: trees of one request, and batches. Sizes beyond `_SURE_TOKENS` are timed as
-# long as a forward costs at most `_CHEAP` times what one token does.
+# (rows, tokens of each): trees of one request, and batches. Sizes beyond `_SURE_TOKENS` are timed
+# while a forward takes at most `_CHEAP` times as long as that of one token.
 _SHAPES = (
     *((1, 1), (4, 1), (1, 6), (8, 1), (1, 12), (16, 1), (1, 24)),
     *((16, 2), (16, 3), (16, 4), (16, 8), (16, 16), (16, 32), (16, 64)),
 )
 _SURE_TOKENS = 128
 _CHEAP = 8.0
-_LONG_SHAPES = ((4, 4), (4, 16))  # with which attention's slope is measured
+_LONG_SHAPES = ((4, 4), (4, 16))  # for the slope of attention
 _SHORT_SLOTS = 128
 _LONG_SLOTS = 2048
-_LONG_BYTES = 2**27  # of that state, at most, if it allows twice the short context at all
+_LONG_BYTES = 2**27  # size limit of that state, unless it allows less than twice `_SHORT_SLOTS`
 _MOST_ROUNDS = 12
 _CHECKED = (1, 6, 16)  # tokens of the forwards that check a kept curve, twice each
-_TOO_SLOW = 0.93  # share of the curve's time that a forward may take before the curve is dropped
-_SETTLED = 0.03  # relative change of an estimate by a round that changes nothing
+_TOO_SLOW = 0.93  # a kept curve is dropped if a forward takes less than this share of its time
+_SETTLED = 0.03  # largest relative change of an estimate in a round that ends the profile
 
 
 def profile_model(
@@ -48,15 +48,17 @@ def profile_model(
     budget_s: float = 3.0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[TimeSample, ...]:
-    """Times of forwards over 1 to 1024 tokens, for `TimeRegression.profiled`.
+    """Return the times of forwards over 1 to 1024 tokens, for `TimeRegression.profiled`.
 
-    Sizes beyond 128 are timed as long as they are cheap: decoding gains nothing by a pass that
-    takes many times as long as one token's. Every round runs each size once, so that a burst of
-    other work meets all sizes alike. Ends when the times have settled, or with the forward during
-    which the budget is spent; of a model too slow for one round the largest sizes are missing.
+    Sizes beyond 128 are timed while they are cheap: decoding gains nothing from a pass that takes
+    many times as long as one token's. Every round runs each size once, so that a burst of other
+    work affects all sizes alike. Ends when the times have settled, or after the forward during
+    which the budget is spent; for a model too slow for one round, the largest sizes are missing.
 
     Args:
-        clock: seconds.
+        model: the model to time.
+        budget_s: most seconds to use.
+        clock: returns seconds.
 
     Raises:
         torch.OutOfMemoryError: no room for the state, some 128 MiB or that of 3000 tokens.
@@ -87,10 +89,10 @@ def profile_model(
 def is_too_slow(
     curve: TimeCurve, model: "PackedModel", clock: Callable[[], float] = time.perf_counter
 ) -> bool:
-    """Was a kept curve taken while other work slowed the machine?
+    """Return whether a kept curve was measured while other work slowed the machine.
 
-    A few forwards of some sizes: one that takes clearly less than the curve says tells so, since
-    noise only slows. Takes a third of a second for a model of 500M parameters on a CPU.
+    It runs a few forwards of some sizes: one that takes clearly less than the curve predicts shows
+    that, because noise only slows. Takes 1/3 s for a model of 500M parameters on a CPU.
     """
     with torch.inference_mode():
         trials = [trial for trial in _trials(model)[0] if trial.tokens in _CHECKED]
@@ -121,7 +123,7 @@ class _Trial:
 
     @property
     def computed(self) -> int:
-        """With what fills the forward up."""
+        """Tokens of the forward, padding included."""
         return int(filled_size(self.tokens, self.model.sizes))
 
     @property
@@ -129,9 +131,9 @@ class _Trial:
         return min(self.times_ms, default=math.inf)  # noise only slows
 
     def run(self, clock: Callable[[], float]) -> float:
-        """Milliseconds of a forward, making its view included."""
+        """Run one forward; return its milliseconds, with the construction of its view."""
         rows, device = np.arange(self.rows), self.model.device
-        # Slots that hold anything finite take as long to attend to as real ones.
+        # Attention takes the same time over slots with any finite values.
         self._append(0, self.cached)
         ids = torch.arange(self.tokens, device=device) * 7919 % self.model.vocab_size
         _synchronise(self.model)
@@ -148,15 +150,17 @@ class _Trial:
         return elapsed_s * 1000
 
     def _append(self, first: int, count: int) -> tuple[Ints, Ints]:
-        """Flat slots and positions of the next `count` tokens of each row."""
+        """Append `count` tokens to each row; return their flat slots and positions."""
         positions = np.tile(np.arange(first, first + count), self.rows)
         rows, counts = np.arange(self.rows), np.full(self.rows, count)
         return self.state.append(rows, counts, np.zeros_like(positions), positions), positions
 
 
 def _trials(model: "PackedModel") -> tuple[list[_Trial], list[_Trial]]:
-    """At a short context, and two of these sizes at a long one, if there is one; and those of more
-    tokens than every model is timed with."""
+    """Return the trials that are always run, and those of more tokens, smallest first.
+
+    The first ones have a short context, and two more a long one if memory and model allow it.
+    """
     longest = min(_SHORT_SLOTS, model.max_positions)
     rows = max(rows for rows, _ in _SHAPES)
     state = ModelState(model.kv_layers, rows, _SHORT_SLOTS, recurrent=model.recurrent_layers)
@@ -183,7 +187,7 @@ def _trials(model: "PackedModel") -> tuple[list[_Trial], list[_Trial]]:
 
 
 def _is_settled(before: Sequence[float], trials: Sequence[_Trial]) -> bool:
-    """`before`: of the trials that there were."""
+    """Return whether a round changed no estimate and added no trial; `before`: estimates then."""
     now = [trial.estimate_ms for trial in trials[: len(before)]]
     same = all(abs(a - b) <= _SETTLED * b for a, b in zip(before, now, strict=True))
     return same and len(before) == len(trials)
