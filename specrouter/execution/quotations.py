@@ -1,11 +1,12 @@
-"""Quotations: drafts without a model, by themselves and in the place of a chain's.
+"""Drafts of a text drafter, which replace a chain's draft or stand alone.
 
-Whatever a group's chain is, texts are looked up too. Beside a chain, a row whose quotation promises
-more accepted tokens than the chain was planned for, and at least one, takes that as its draft: the
-models need not draft for it. Where nobody else drafts, as many tokens are verified as pay.
+Texts are looked up in every cycle, with any chain. With a drafting chain, a row takes the tokens of
+the text drafter if they promise more accepted tokens than the chain was planned for, and at least
+one; the chain's models then do not draft for this row. Where the target would decode alone, as many
+tokens are verified as pay.
 
-What a quotation promises is what those as probable have turned out to be worth. The first token of
-each look teaches, verified or not: the next token of the text says whether it was right.
+The worth of a token is the acceptance of earlier tokens with such a probability. The first token of
+each look-up teaches, verified or not: the next token of the text shows whether it was right.
 """
 
 from collections import Counter, defaultdict
@@ -22,14 +23,14 @@ from specrouter.execution.group_draft import GroupDraft
 from specrouter.execution.runtime import Runtime
 from specrouter.profile.snapshot import TreeKey
 
-# Cycles in which nothing paid for a row, from which on it is looked for in one of so many.
+# (n, k): after n cycles in which nothing paid for a row, one cycle of k looks up its text.
 _EVERY = ((48, 8), (12, 4), (4, 2), (0, 1))
-_AT_ONCE = 16  # tokens that are learned from together
-_LEAST = 0.05  # probability of all tokens of a quotation that a selector may pick of
+_AT_ONCE = 16  # tokens in a batch of learning
+_LEAST = 0.05  # lowest product of probabilities in a draft whose nodes a selector picks
 
 
 class _Found(NamedTuple):
-    """The first token of a look, and where it would stand in the row's text."""
+    """The first token of a look-up, and its place in the row's text."""
 
     key: TreeKey
     place: int
@@ -42,17 +43,17 @@ class Quotations:
         self._runtime = runtime
         self._rows = runtime.rows
         self._manager = runtime.manager
-        self._vain = Counter[int]()  # cycles in a row in which nothing paid, by row
+        self._vain = Counter[int]()  # consecutive cycles in which nothing paid, by row
         self._found: dict[int, _Found] = {}  # by row
         self._seen = defaultdict[TreeKey, list[tuple[float, bool]]](list)
 
     def forget(self, row: int) -> None:
-        """The row's request has ended."""
+        """Forget a row whose request has ended."""
         self._vain.pop(row, None)
         self._found.pop(row, None)
 
     def instead(self, group: ChainGroup) -> tuple[list[GroupDraft], ChainGroup]:
-        """The draft of the rows that quote, if there are any, and the group without them."""
+        """Return the draft of the rows that quote, if any, and the group without them."""
         quoted: GroupDraft | None = None
         with self._runtime.faults.part("drafting"):
             quoted = self._better(group)
@@ -63,7 +64,7 @@ class Quotations:
         return [quoted], replace(group, rows=np.setdiff1d(group.rows, quoted.rows))
 
     def _better(self, group: ChainGroup) -> GroupDraft | None:
-        """None where nothing quoted is worth it, which is the rule, and takes little time."""
+        """Return the draft that is better than the group's own, or None, the usual result."""
         name, planned = group.quotes, group.predicted
         if name is None or name in group.chain or planned is None:
             return None
@@ -73,7 +74,7 @@ class Quotations:
         positions = self._rows.output_positions(group.rows).tolist()
         limits = self._rows.remaining(group.rows) - 1  # a row's last token is the target's own
         ms, paths, worths = group.quoted_ms, list[list[Quoted]](), list[list[float]]()
-        # A token that promises less than this costs more time than it saves.
+        # A token with a lower chance costs more time than it saves.
         least = _LEAST if ms is None else group.requests * float((ms[2] - ms[1]) / ms[0])
         for row, position, limit in zip(
             group.rows.tolist(), positions, limits.tolist(), strict=True
@@ -107,7 +108,7 @@ class Quotations:
     def _looked(
         self, key: TreeKey, drafter: Drafter, row: int, position: int, most: int, least: float
     ) -> list[Quoted]:
-        """What is quoted for a row, as far as its grammar allows; the last look teaches."""
+        """Learn from the row's last look-up; return a new one, as far as its grammar allows."""
         text, last = self._manager.committed(row), self._found.pop(row, None)
         if last is not None and last.place < len(text):
             self._learn(last, int(text[last.place]) == last.token)
@@ -128,7 +129,7 @@ class Quotations:
             self._runtime.profiler.record_choices(found.key, stated, accepted)
 
     def _with_room(self, rows: Ints, counts: Ints) -> list[int]:
-        """As many of the tokens as there is KV memory for."""
+        """Return the numbers of tokens that fit in KV memory."""
         self._manager.grow(rows, self._manager.counts[rows] + counts, partly=True)
         fitting: list[int] = np.minimum(counts, self._manager.room(rows)).tolist()
         return fitting
@@ -142,7 +143,7 @@ class Quotations:
         worths: list[list[float]],
         counts: list[int],
     ) -> GroupDraft:
-        """The first `counts[i]` tokens of each row's path; rows without any are left out."""
+        """Return a draft of the first `counts[i]` tokens of each row's path, if there are any."""
         chosen = [index for index, count in enumerate(counts) if count]
         rows, sizes = group.rows[chosen], np.array([counts[index] for index in chosen])
         tokens, shares = np.zeros((2, len(rows), int(sizes.max())))
@@ -182,7 +183,7 @@ class Quotations:
 
 
 def _allowed(path: list[Quoted], grammar: TokenGrammar) -> list[Quoted]:
-    """As far as a grammar lets it."""
+    """Return the beginning of a path that a grammar allows."""
     if not grammar.binds_drafts:
         return path
     tokens = tuple(token for token, _ in path)
@@ -191,15 +192,18 @@ def _allowed(path: list[Quoted], grammar: TokenGrammar) -> list[Quoted]:
 
 
 def _productive(worths: list[list[float]], ms: Floats, requests: int) -> list[int]:
-    """Of each row's path, how many tokens are verified so that all `requests` together gain the
-    most tokens per millisecond; `ms` [K + 1] by tokens."""
+    """Return the number of tokens of each row's path that brings the most tokens per millisecond.
+
+    The tokens and the time are those of all `requests` together; `ms` [K + 1] is the time by the
+    number of tokens.
+    """
     counts, best = [0] * len(worths), requests / float(ms[0])
     found, tokens = list(counts), float(requests)
     nodes = sorted(
         ((one, row) for row, path in enumerate(worths) for one in path), key=lambda node: -node[0]
     )
     for count, (gain, row) in enumerate(nodes[: len(ms) - 1], start=1):
-        tokens += gain  # a token is never worth more than the one before it
+        tokens += gain  # worths fall along a path, so a row's earlier tokens come first
         found[row] += 1
         if tokens / float(ms[count]) > best:
             best, counts = tokens / float(ms[count]), list(found)

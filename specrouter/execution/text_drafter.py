@@ -1,7 +1,7 @@
-"""TextDrafter: drafts from texts that are there already, without a model.
+"""TextDrafter: drafts without a model, from what followed the same tokens before.
 
-`ngram` reads a request's own text; `suffix` also its tenant's earlier outputs, which are kept as
-rows close. Both go on for as long as a quotation is likely to be right.
+`ngram` reads the request's own text; `suffix` also earlier outputs of its tenant, which are kept
+when rows close. Both extend a draft as long as it is likely to be right.
 """
 
 import time
@@ -14,7 +14,7 @@ from specrouter.request.params import MAX_TREE_TOKENS
 from specrouter.request.spec import RequestSpec
 from statemgr import OutputStore, SuffixTable
 
-_LEAD = 16  # tokens before an output that are kept with it: whom it may follow again
+_LEAD = 16  # tokens before an output that are kept with it, so that its beginning is found
 
 
 class TextDrafter(Drafter):
@@ -59,7 +59,7 @@ class SuffixDrafter(TextDrafter):
             self._kept[row] = tenant, len(request.committed)
 
     def close(self, row: int) -> None:
-        """A row's new output is kept for later ones of its tenant, led by what came before it."""
+        """Keep the row's new output, and `_LEAD` tokens before it, for its tenant."""
         super().close(row)
         tenant, kept = self._kept.pop(row, ("", None))
         if kept is None or self.outputs is None:
@@ -70,6 +70,9 @@ class SuffixDrafter(TextDrafter):
 
 
 def tenant_of(request: RequestSpec) -> str | None:
-    """Whose outputs a request may quote, and its own output is kept for; None: nobody's. As for
-    prefixes: who gives no salt is one tenant, and a service with keys gives each key its own."""
+    """Return the tenant whose outputs a request may quote and adds to, or None.
+
+    As for cached prefixes, requests without a salt are one tenant, and a service with keys gives
+    each key a salt.
+    """
     return (request.params.cache_salt or "") if request.reuses_outputs else None
