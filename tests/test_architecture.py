@@ -71,8 +71,8 @@ WEB = {"fastapi", "starlette", "uvicorn"}
 TOP_LEVEL = {
     ".ci", ".dockerignore", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "Dockerfile",
     "LICENSE", "Makefile", "README.md", "SECURITY.md", "checks", "conftest.py",
-    "configs", "constraints.txt", "deploy", "docs", "examples", "modelpool", "processors", "pyproject.toml",
-    "research", "setup.py", "specrouter", "statemgr", "test_support", "tests",
+    "configs", "constraints.txt", "deploy", "docs", "examples", "modelpool", "processors",
+    "pyproject.toml", "research", "setup.py", "specrouter", "statemgr", "test_support", "tests",
 }  # fmt: skip
 
 
